@@ -1,0 +1,1 @@
+"""What every process of a run shares: messages, codec, fragments, the relay and the registry."""

@@ -1,0 +1,70 @@
+"""What can go wrong, in three families with three treatments.
+
+* The peer is wrong: :class:`RemoteProtocolError`. Drop the message, count it, tell the sender, go on.
+* We are wrong: :class:`LocalProtocolError`. Crash with the trace written; the supervisor restarts us.
+* The world is wrong: :class:`Unavailable`. Bounded, jittered retry, in shells only.
+
+Expected outcomes, such as a stale contribution, are no errors: they are values with a reason
+(:class:`broker.messages.Resolution`).
+"""
+
+from __future__ import annotations
+
+
+class AtollError(Exception):
+    """Base of every error raised on purpose; never raised itself."""
+
+
+class RemoteProtocolError(AtollError):
+    """A peer sent something that breaks the protocol.
+
+    Attributes:
+        reason: One word from :class:`broker.messages.Reason`, sent back to the peer and counted.
+        field: The header field or buffer that is wrong.
+        got: What was found, shortened for the log.
+        expected: What would have been right.
+    """
+
+    def __init__(self, reason: str, *, field: str, got: object, expected: object) -> None:
+        self.reason = reason
+        self.field = field
+        self.got = _short(got)
+        self.expected = _short(expected)
+        super().__init__(f"{reason}: {field} is {self.got}, expected {self.expected}")
+
+
+class LocalProtocolError(AtollError):
+    """Our own code tried something that the protocol forbids: a bug here, not at the peer."""
+
+
+class ConfigError(AtollError):
+    """A setting cannot work.
+
+    Attributes:
+        field: The setting's name, as it stands in the file or on the command line.
+        value: What it was set to.
+        cure: What would be right.
+    """
+
+    def __init__(self, field: str, value: object, cure: str) -> None:
+        self.field = field
+        self.value = value
+        self.cure = cure
+        super().__init__(f"{field} = {value!r}: {cure}")
+
+
+class Unavailable(AtollError):
+    """Redis, the disk or the network did not do what was asked.
+
+    Attributes:
+        definite: True when the operation certainly did not happen; False when it may have.
+    """
+
+    def __init__(self, message: str, *, definite: bool) -> None:
+        self.definite = definite
+        super().__init__(message)
+
+
+def _short(value: object, limit: int = 80) -> str:
+    text = value if isinstance(value, str) else repr(value)
+    return text if len(text) <= limit else text[: limit - 3] + "..."
