@@ -91,8 +91,10 @@ def partition(tensors: tuple[TensorSpec, ...], num_fragments: int) -> FragmentMa
     fragment at the end; local ones are in none. The result depends on the set of tensors alone, not on their order.
 
     Raises:
-        ValueError: If two tensors share a name, or nothing is left to synchronise.
+        ValueError: If two tensors share a name, nothing is left to synchronise, or ``num_fragments`` is below 1.
     """
+    if num_fragments < 1:
+        raise ValueError(f"num_fragments is {num_fragments}, must be at least 1")
     ordered = sorted(tensors, key=lambda t: (-t.size, t.name))
     names = [t.name for t in ordered]
     if len(set(names)) != len(names):

@@ -68,12 +68,12 @@ class IntervalSet:
     def overlaps(self, start: int, end: int) -> bool:
         """Whether any integer of ``[start, end)`` is in the set."""
         i = bisect_right(self._ends, start)
-        return i < len(self._starts) and self._starts[i] < end
+        return start < end and i < len(self._starts) and self._starts[i] < end
 
     def covers(self, start: int, end: int) -> bool:
         """Whether every integer of ``[start, end)`` is in the set."""
         i = bisect_right(self._starts, start) - 1
-        return i >= 0 and end <= self._ends[i]
+        return start >= end or (i >= 0 and end <= self._ends[i])
 
     @property
     def end(self) -> int:

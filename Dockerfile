@@ -1,0 +1,36 @@
+# One image for every process: the command says which. Plain Dockerfile syntax: any builder can build it.
+#
+#   docker build -t atoll .
+#   docker build -t atoll --build-arg BASE_IMAGE=registry.example.com/python:3.12-slim .
+#
+# The base image needs Python 3.11 or newer with venv. Nothing runs as root, and nothing is written outside
+# /var/lib/atoll (the store and checkpoints) and /tmp.
+ARG BASE_IMAGE=python:3.12-slim
+
+FROM ${BASE_IMAGE} AS build
+WORKDIR /build
+COPY requirements.lock ./
+# Every file is verified against the hashes in the lock. The tools of development are taken out again.
+RUN python3 -m venv /opt/atoll \
+    && /opt/atoll/bin/pip install --no-cache-dir --disable-pip-version-check --require-hashes -r requirements.lock \
+    && /opt/atoll/bin/pip uninstall --yes --quiet mypy ruff uv pytest pytest-timeout hypothesis
+
+ARG BASE_IMAGE
+FROM ${BASE_IMAGE}
+RUN groupadd --system --gid 10001 atoll \
+    && useradd --system --uid 10001 --gid atoll --home-dir /tmp --no-create-home atoll \
+    && mkdir -p /var/lib/atoll \
+    && chown atoll:atoll /var/lib/atoll
+COPY --from=build /opt/atoll /opt/atoll
+WORKDIR /srv/atoll
+COPY . .
+ENV PATH=/opt/atoll/bin:$PATH \
+    ATOLL_NO_VENV=1 \
+    HOME=/tmp \
+    JAX_COMPILATION_CACHE_DIR=/tmp/jax \
+    PYTHONDONTWRITEBYTECODE=1 \
+    PYTHONUNBUFFERED=1
+USER 10001:10001
+VOLUME /var/lib/atoll
+ENTRYPOINT ["python3", "-m", "ops"]
+CMD ["--help"]

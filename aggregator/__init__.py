@@ -1,0 +1,1 @@
+"""Merges pseudo-gradients into versions: rounds, weights, the outer step, the ledger and the store."""

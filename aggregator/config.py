@@ -1,0 +1,82 @@
+"""The aggregator's settings: the learning rule, the rounds, and the limits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from broker.errors import ConfigError
+from broker.liveness import LivenessConfig
+from broker.messages import Codec
+from broker.settings import setting
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AggregatorConfig:
+    """One aggregator. Every field is a flag of ``atoll aggregator`` and a key of the table ``[aggregator]``."""
+
+    run_id: str = setting("atoll", "name of the run; messages of other runs are refused", flag="--run")
+    broker: str = setting("tcp://127.0.0.1:7001", "control address of the broker; its bulk port is the next one")
+    redis_url: str = setting("", "where Redis listens; empty: take REDIS_URL, else redis://127.0.0.1:6379")
+    store: Path = setting(Path("store"), "directory of durable versions, locked while in use")
+    tape: Path | None = setting(None, "file for the event tape (JSON lines); none: no tape")
+    report: Path | None = setting(None, "file for the final report; none: only the log")
+    record_payloads: bool = setting(False, "keep every merged payload beside the tape (as large as all traffic)")
+
+    islands: int = setting(4, "islands expected: how data is shared out, and what one fleet step means")
+    total_tokens: int = setting(0, "tokens to train before the run ends by itself; 0: no end", flag="--tokens")
+    seed: int = setting(0, "of model initialisation and data order")
+
+    fragments: int = setting(8, "fragments the model is cut into (P)")
+    sync_interval: int = setting(24, "inner steps between two merges of one fragment (H)")
+    rounds_in_flight: int = setting(2, "rounds open at once, at least; more are opened where journeys are long")
+    quorum: int = setting(1, "fresh contributions that may close a round (K); fewer live islands lower it")
+    overlap: int = setting(2, "inner steps an island may run between capture and adoption (tau)")
+    grace_factor: float = setting(0.9, "share of the spare overlap time spent waiting for stragglers (gamma)")
+    round_timeout_s: float = setting(30.0, "a round closes after this long with what is there")
+    max_staleness: int = setting(8, "versions that the oldest step of a contribution may be behind")
+    staleness_exponent: float = setting(0.5, "a in the weight (1 + staleness) ** -a; 0 is the paper's rule")
+
+    outer_learning_rate: float = setting(0.7, "of the outer Nesterov step")
+    outer_momentum: float = setting(0.5, "of the outer Nesterov step; 0 for plain SGD")
+    keep: float = setting(1.0, "share of local progress that survives an adoption; 0 is the paper's overwrite")
+    codec: Codec = setting(Codec.BF16, "how pseudo-gradients travel")
+    version_codec: Codec = setting(Codec.F32, "how versions travel")
+
+    heartbeat_interval_s: float = setting(0.5, "seconds between heartbeats of an island")
+    suspect_after_s: float = setting(2.0, "silence after which status calls an island suspect")
+    dead_after_s: float = setting(6.0, "silence after which no round waits for an island")
+    held_bytes: int = setting(1 << 30, "bytes of contributions kept before islands are told to send again")
+    max_message_bytes: int = setting(1 << 30, "largest message accepted")
+
+    def __post_init__(self) -> None:
+        at_least_one = ("islands", "fragments", "sync_interval", "rounds_in_flight", "quorum", "overlap", "max_staleness")
+        for name in at_least_one:
+            if getattr(self, name) < 1:
+                raise ConfigError(name, getattr(self, name), "must be at least 1")
+        if self.quorum > self.islands:
+            raise ConfigError("quorum", self.quorum, f"must not exceed islands = {self.islands}, or no round closes by it")
+        if self.fragments > self.sync_interval:
+            cure = f"must not exceed sync_interval = {self.sync_interval}: at most one fragment falls due per inner step"
+            raise ConfigError("fragments", self.fragments, cure)
+        for name in ("total_tokens", "staleness_exponent", "grace_factor", "outer_momentum"):
+            if getattr(self, name) < 0:
+                raise ConfigError(name, getattr(self, name), "must not be negative")
+        if self.outer_momentum >= 1:
+            raise ConfigError("outer_momentum", self.outer_momentum, "must be below 1, or steps grow without bound")
+        if self.outer_learning_rate <= 0:
+            raise ConfigError("outer_learning_rate", self.outer_learning_rate, "must be above 0, 0.7 is usual")
+        if not 0 <= self.keep <= 1:
+            raise ConfigError("keep", self.keep, "must lie between 0 (overwrite) and 1 (keep every step)")
+        if self.round_timeout_s <= 0:
+            raise ConfigError("round_timeout_s", self.round_timeout_s, "must be above 0, 30 is usual")
+        _ = self.liveness  # checks its own relations
+
+    @property
+    def liveness(self) -> LivenessConfig:
+        """The allowances for silence."""
+        return LivenessConfig(
+            heartbeat_interval_s=self.heartbeat_interval_s,
+            suspect_after_s=self.suspect_after_s,
+            dead_after_s=self.dead_after_s,
+        )

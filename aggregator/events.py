@@ -1,0 +1,188 @@
+"""What goes into the aggregator's state machine, and what comes out.
+
+Anything that takes time is an action whose completion is another event: ``Plant`` and ``Merge`` end in ``Computed``,
+``Persist`` in ``Persisted`` or ``PersistFailed``, ``SaveRun`` in ``RunSaved``. The core accepts any event meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from broker.fragments import FragmentManifest
+from broker.messages import Envelope, Merged, Message, Payload, Reason
+from broker.ranges import StepRange
+
+# --- in -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flaw:
+    """What the driver found wrong in a payload: the core never looks into one."""
+
+    reason: Reason
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Received:
+    """A well-formed message arrived."""
+
+    envelope: Envelope
+    flaw: Flaw | None = None
+    payload_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Computed:
+    """The parameters of ``fragment_version`` are in memory; ``digest`` names their bytes."""
+
+    fragment_id: int
+    fragment_version: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Persisted:
+    """A commit is durable everywhere it must be."""
+
+    fragment_id: int
+    fragment_version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PersistFailed:
+    """A commit is not durable; nothing was published. The core asks again after a while."""
+
+    fragment_id: int
+    fragment_version: int
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSaved:
+    """The run record with this serial number, and so every earlier one, is durable."""
+
+    serial: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSaveFailed:
+    """The run record could not be written."""
+
+    serial: int
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tick:
+    """The time that :meth:`aggregator.core.Aggregator.next_deadline_s` asked for has come."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stop:
+    """The operator ends the run now (Ctrl-C, SIGTERM): nothing is flushed."""
+
+
+Event = Received | Computed | Persisted | PersistFailed | RunSaved | RunSaveFailed | Tick | Stop
+
+# --- out ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Send:
+    """Send ``message`` to one party."""
+
+    to: str
+    message: Message
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plant:
+    """Decode version 0 of a fragment from a seed. Completion: :class:`Computed`."""
+
+    fragment_id: int
+    payload: Payload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One contribution in a merge, with its final weights."""
+
+    island_id: str
+    steps: StepRange
+    payload: Payload
+    token_weight: float
+    staleness_weight: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Merge:
+    """Merge ``parts`` in this order and take the outer step. Completion: :class:`Computed`."""
+
+    round_id: int
+    fragment_id: int
+    fragment_version: int
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Commit:
+    """All that becomes durable at once with one fragment version; ``ledger`` is the fragment's slice of the books."""
+
+    fragment_id: int
+    fragment_version: int
+    epoch: int
+    digest: str
+    round_id: int
+    contributions: tuple[Merged, ...]
+    ledger: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Persist:
+    """Write a commit with the parameters and the momentum last computed for its fragment."""
+
+    commit: Commit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveRun:
+    """Replace the run record: epoch, manifest, members and their incarnations. Completion: :class:`RunSaved`."""
+
+    serial: int
+    record: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Publish:
+    """Send the newest durable version of a fragment to the broker. First publications are announced in status."""
+
+    fragment_id: int
+    fragment_version: int
+    digest: str
+    contributions: tuple[Merged, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifested:
+    """The fragments are fixed; the driver can now check payloads against them."""
+
+    manifest: FragmentManifest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Note:
+    """A decision with its reason, for the log, the tape and the events stream."""
+
+    name: str
+    fields: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """The run is over: everything is flushed, durable and announced. The driver may exit."""
+
+
+Action = Send | Plant | Merge | Persist | SaveRun | Publish | Manifested | Note | Finished

@@ -1,0 +1,258 @@
+"""Every token's fate, per island and fragment: trained = merged + wasted + in flight, always.
+
+Unit: token x fragment. An island that trained n tokens has trained them on every fragment; fragment p hands them
+over in its own rounds. The books are kept per *life* (incarnation) of an island. What a life trained and neither
+merged, nor lost by a recorded cause, nor still has on its way is *in flight* while it lives and ``island_lost`` after.
+
+The slice of one fragment is written in the same commit as each of its versions, so that after a restart the books
+agree with the parameters exactly; what was refused since is refused again when it is sent again.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from broker.messages import Reason
+from broker.ranges import IntervalSet, StepRange
+
+
+@dataclass(slots=True)
+class Account:
+    """One life of one island on one fragment."""
+
+    merged: IntervalSet = field(default_factory=IntervalSet)
+    refused: IntervalSet = field(default_factory=IntervalSet)
+    merged_tokens: int = 0
+    merged_to: tuple[int, int] = (0, 0)  #: the furthest merged step, and the token counter there
+    wasted_tokens: Counter[str] = field(default_factory=Counter)
+    waiting: dict[tuple[int, int], StepRange] = field(default_factory=dict)  #: arrived, not merged yet
+
+    @property
+    def handed_over(self) -> tuple[int, int]:
+        """The furthest step that arrived here for good, and the token counter there."""
+        return max([self.merged_to, *((r.to_step, r.to_tokens) for r in self.waiting.values())])
+
+    def overlaps(self, steps: StepRange) -> bool:
+        """Whether any of these steps arrived before, whatever became of them."""
+        return (
+            self.merged.overlaps(steps.from_step, steps.to_step)
+            or self.refused.overlaps(steps.from_step, steps.to_step)
+            or any(a < steps.to_step and steps.from_step < b for a, b in self.waiting)
+        )
+
+
+@dataclass(slots=True)
+class Life:
+    """One incarnation of an island: where its counters began, how far it has reported, and its accounts."""
+
+    start_step: int
+    start_tokens: int
+    last_step: int
+    last_tokens: int
+    accounts: dict[int, Account]
+    ended: bool = False
+
+    @property
+    def trained_tokens(self) -> int:
+        """Tokens this life has reported."""
+        return self.last_tokens - self.start_tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Books:
+    """A balance: token x fragment counts, each fragment weighted by its parameters, in tokens.
+
+    The parts are integers in units of ``1 / scale`` tokens, so that the balance is checked exactly.
+    """
+
+    trained: int
+    merged: int
+    wasted: Mapping[str, int]
+    in_flight: int
+    scale: int
+
+    def balanced(self) -> bool:
+        """Whether nothing is counted twice or forgotten; ``in_flight`` is counted on its own, see :meth:`Ledger.books`."""
+        return self.trained == self.merged + sum(self.wasted.values()) + self.in_flight
+
+    def tokens(self) -> dict[str, Any]:
+        """Returns whole tokens that still add up: what rounding leaves over goes to the largest remainders."""
+        parts = {"merged": self.merged, "in_flight": self.in_flight, **{f"wasted.{k}": v for k, v in self.wasted.items()}}
+        total = round(self.trained / self.scale)
+        whole = {k: v // self.scale for k, v in parts.items()}
+        left = total - sum(whole.values())
+        by_remainder = sorted(parts, key=lambda k: (-(parts[k] % self.scale), k))
+        for key in by_remainder[: max(0, left)]:
+            whole[key] += 1
+        wasted = {k.removeprefix("wasted."): v for k, v in whole.items() if k.startswith("wasted.") and v}
+        return {"trained": total, "merged": whole["merged"], "wasted": wasted, "in_flight": whole["in_flight"]}
+
+
+class Ledger:
+    """The books of one run. Fragment weights are their parameter counts; frozen fragments do not count."""
+
+    def __init__(self, weights: Mapping[int, int]) -> None:
+        self._weights = dict(weights)
+        self._lives: dict[str, dict[int, Life]] = {}
+
+    # --- writing ---------------------------------------------------------------------------------------------
+
+    def begin(self, island_id: str, incarnation: int, start_step: int, start_tokens: int) -> None:
+        """Opens the books of a new life and ends the earlier ones."""
+        lives = self._lives.setdefault(island_id, {})
+        for life in lives.values():
+            life.ended = True
+        if incarnation not in lives:
+            accounts = {p: Account() for p in self._weights}
+            lives[incarnation] = Life(start_step, start_tokens, start_step, start_tokens, accounts)
+
+    def end(self, island_id: str) -> None:
+        """Ends the current life of an island that left."""
+        for life in self._lives.get(island_id, {}).values():
+            life.ended = True
+
+    def report(self, island_id: str, incarnation: int, step: int, tokens: int) -> None:
+        """Takes note of an island's counters; they never go back."""
+        life = self._lives[island_id][incarnation]
+        if step > life.last_step:
+            life.last_step, life.last_tokens = step, max(tokens, life.last_tokens)
+
+    def wait(self, island_id: str, incarnation: int, fragment_id: int, steps: StepRange) -> None:
+        """Takes in a contribution that arrived."""
+        account = self.account(island_id, incarnation, fragment_id)
+        assert not account.overlaps(steps), f"{island_id} fragment {fragment_id}: {steps} arrived before"
+        account.waiting[(steps.from_step, steps.to_step)] = steps
+        self.report(island_id, incarnation, steps.to_step, steps.to_tokens)
+
+    def merge(self, island_id: str, incarnation: int, fragment_id: int, steps: StepRange) -> None:
+        """Moves a waiting contribution to the merged ones."""
+        account = self.account(island_id, incarnation, fragment_id)
+        del account.waiting[(steps.from_step, steps.to_step)]
+        account.merged.add(steps.from_step, steps.to_step)
+        account.merged_tokens += steps.tokens
+        account.merged_to = max(account.merged_to, (steps.to_step, steps.to_tokens))
+
+    def refuse(self, island_id: str, incarnation: int, fragment_id: int, steps: StepRange, cause: Reason) -> None:
+        """Books a contribution as wasted, whether it waited or is refused on arrival."""
+        account = self.account(island_id, incarnation, fragment_id)
+        account.waiting.pop((steps.from_step, steps.to_step), None)
+        account.refused.add(steps.from_step, steps.to_step)
+        account.wasted_tokens[cause] += steps.tokens
+        self.report(island_id, incarnation, steps.to_step, steps.to_tokens)
+
+    def overwritten(self, island_id: str, incarnation: int, tokens: Iterable[int]) -> None:
+        """Takes note of what adoptions with keep < 1 dropped, per fragment, over the life of the island."""
+        life = self._lives[island_id][incarnation]
+        for fragment_id, count in enumerate(tokens):
+            if count and fragment_id in life.accounts:
+                account = life.accounts[fragment_id]
+                account.wasted_tokens[Reason.OVERWRITTEN] = max(count, account.wasted_tokens[Reason.OVERWRITTEN])
+
+    # --- reading ---------------------------------------------------------------------------------------------
+
+    def life(self, island_id: str, incarnation: int) -> Life:
+        """The life named; KeyError if it never joined."""
+        return self._lives[island_id][incarnation]
+
+    def lives(self) -> Mapping[str, Mapping[int, Life]]:
+        """Every life by island and incarnation."""
+        return self._lives
+
+    def account(self, island_id: str, incarnation: int, fragment_id: int) -> Account:
+        """The account named; KeyError if the island or the fragment is unknown."""
+        return self._lives[island_id][incarnation].accounts[fragment_id]
+
+    def resume_point(self, island_id: str) -> tuple[int, int]:
+        """Returns (step, tokens) where the next life starts: the highest hand-over that arrived, over all fragments."""
+        best = (0, 0)
+        for life in self._lives.get(island_id, {}).values():
+            ends = (account.handed_over for account in life.accounts.values())
+            best = max([best, (life.start_step, life.start_tokens), *ends])
+        return best
+
+    def trained_tokens(self) -> int:
+        """Tokens trained by all lives, as last reported."""
+        return sum(life.trained_tokens for lives in self._lives.values() for life in lives.values())
+
+    def books(self, island_id: str | None = None) -> Books:
+        """Returns the balance of one island, or of all.
+
+        What is in flight is counted by fragment as the tokens reported beyond those accounted for; it can only come
+        out negative when something was counted twice, which :meth:`check` refuses.
+        """
+        scale = sum(self._weights.values())
+        trained = merged = in_flight = 0
+        wasted: Counter[str] = Counter()
+        for name, lives in self._lives.items():
+            if island_id is not None and name != island_id:
+                continue
+            for life in lives.values():
+                trained += life.trained_tokens * scale
+                for fragment_id, account in life.accounts.items():
+                    weight = self._weights[fragment_id]
+                    merged += account.merged_tokens * weight
+                    for cause, tokens in account.wasted_tokens.items():
+                        wasted[cause] += tokens * weight
+                    waiting = sum(r.tokens for r in account.waiting.values())
+                    spent = account.merged_tokens + sum(account.wasted_tokens.values()) + waiting
+                    rest = life.trained_tokens - spent
+                    in_flight += waiting * weight
+                    if life.ended:
+                        wasted[Reason.ISLAND_LOST] += rest * weight
+                    else:
+                        in_flight += rest * weight
+        causes = {cause: tokens for cause, tokens in sorted(wasted.items()) if tokens}
+        return Books(trained=trained, merged=merged, wasted=causes, in_flight=in_flight, scale=scale)
+
+    def check(self) -> None:
+        """Raises AssertionError if any account holds more than its island trained."""
+        for island_id, lives in self._lives.items():
+            for incarnation, life in lives.items():
+                for fragment_id, account in life.accounts.items():
+                    waiting = sum(r.tokens for r in account.waiting.values())
+                    spent = account.merged_tokens + sum(account.wasted_tokens.values()) + waiting
+                    where = f"{island_id}.{incarnation} fragment {fragment_id}"
+                    assert spent <= life.trained_tokens, f"{where}: {spent} tokens spent of {life.trained_tokens}"
+
+    # --- durability ------------------------------------------------------------------------------------------
+
+    def slice(self, fragment_id: int) -> dict[str, Any]:
+        """Returns one fragment's accounts as plain data for its commit; what waits is not in it."""
+        rows: dict[str, Any] = {}
+        for island_id, lives in self._lives.items():
+            for incarnation, life in lives.items():
+                account = life.accounts[fragment_id]
+                rows.setdefault(island_id, {})[str(incarnation)] = {
+                    "life": [life.start_step, life.start_tokens, life.last_step, life.last_tokens, life.ended],
+                    "merged": [list(i) for i in account.merged],
+                    "merged_tokens": account.merged_tokens,
+                    "merged_to": list(account.merged_to),
+                    "refused": [list(i) for i in account.refused],
+                    "wasted": {str(k): v for k, v in account.wasted_tokens.items()},
+                }
+        return rows
+
+    def restore(self, fragment_id: int, rows: Mapping[str, Any]) -> None:
+        """Reads one fragment's slice back; the furthest counters seen in any slice hold."""
+        for island_id, lives in rows.items():
+            for incarnation, row in lives.items():
+                start_step, start_tokens, last_step, last_tokens, ended = row["life"]
+                known = self._lives.setdefault(island_id, {})
+                life = known.get(int(incarnation))
+                if life is None:
+                    accounts = {p: Account() for p in self._weights}
+                    life = Life(start_step, start_tokens, last_step, last_tokens, accounts, ended)
+                    known[int(incarnation)] = life
+                if last_step > life.last_step:
+                    life.last_step, life.last_tokens = last_step, last_tokens
+                life.ended = life.ended or ended
+                life.accounts[fragment_id] = Account(
+                    merged=IntervalSet((a, b) for a, b in row["merged"]),
+                    refused=IntervalSet((a, b) for a, b in row["refused"]),
+                    merged_tokens=row["merged_tokens"],
+                    merged_to=tuple(row["merged_to"]),
+                    wasted_tokens=Counter(row["wasted"]),
+                )

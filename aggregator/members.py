@@ -1,0 +1,123 @@
+"""Who is in the run: ids, incarnations, data shares, liveness, and what each island last said."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from broker.liveness import Liveness, LivenessConfig, liveness
+from broker.messages import Heartbeat, Resolution, Share
+
+#: Rounds in a row that an island may miss before rounds stop waiting for it.
+MISSES_BEFORE_UNRESPONSIVE = 2
+
+
+@dataclass(slots=True)
+class Member:
+    """One island, through all its incarnations."""
+
+    island_id: str
+    index: int  #: of its data share
+    hint: str
+    incarnation: int
+    nonce: str  #: of the process that joined last
+    tokens_per_step: int
+    last_seen_s: float
+    left: bool = False
+    missed_rounds: int = 0  #: in a row; an island that contributes again starts over
+    heartbeat: Heartbeat | None = None  #: the last one of this incarnation
+    resolutions: list[Resolution] = field(default_factory=list)  #: to tell with the next state
+    refusals: dict[str, int] = field(default_factory=dict)  #: reason -> count, over all incarnations
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the island has ended its training loop, for the flush."""
+        return self.heartbeat is not None and self.heartbeat.stopped
+
+    @property
+    def ready(self) -> bool:
+        """Whether it holds every fragment, so that it can train."""
+        return self.heartbeat is not None and all(v >= 0 for v in self.heartbeat.versions)
+
+
+class Members:
+    """The islands of a run. Everything that must survive a restart is in :meth:`record`."""
+
+    def __init__(self, config: LivenessConfig, expected: int) -> None:
+        self._config = config
+        self._expected = expected
+        self._members: dict[str, Member] = {}
+        self.share_epoch = 0
+
+    def __iter__(self) -> Iterator[Member]:
+        return iter([self._members[i] for i in sorted(self._members)])
+
+    def get(self, island_id: str) -> Member | None:
+        """The member of that id, or None."""
+        return self._members.get(island_id)
+
+    def by_nonce(self, nonce: str) -> Member | None:
+        """The member whose current process introduced itself with ``nonce``."""
+        return next((m for m in self._members.values() if m.nonce == nonce), None)
+
+    def admit(self, island_id: str, hint: str, nonce: str, tokens_per_step: int, now_s: float) -> Member:
+        """Takes an island in, or in again under the next incarnation, which fences all earlier ones.
+
+        An island that names no id gets the one that its hint had before, else the next free one.
+        """
+        name = island_id or self._named_by(hint) or self._next_free()
+        member = self._members.get(name)
+        if member is None:
+            index = len(self._members)
+            member = Member(name, index, hint, 0, nonce, tokens_per_step, now_s)
+            self._members[name] = member
+            if index >= self._expected:
+                self.share_epoch += 1  # one share more: everybody's share changes
+        member.incarnation += 1
+        member.nonce, member.hint, member.tokens_per_step = nonce, hint or member.hint, tokens_per_step
+        member.last_seen_s, member.left, member.missed_rounds = now_s, False, 0
+        member.heartbeat = None
+        member.resolutions.clear()
+        return member
+
+    def share(self, member: Member) -> Share:
+        """Returns a member's part of the data; the shares of all members are disjoint."""
+        count = max(self._expected, len(self._members))
+        return Share(index=member.index, count=count, share_epoch=self.share_epoch)
+
+    def state(self, member: Member, now_s: float) -> Liveness:
+        """Says how alive a member is."""
+        return Liveness.LEFT if member.left else liveness(now_s - member.last_seen_s, self._config)
+
+    def live(self, now_s: float) -> list[Member]:
+        """Members that are not dead and have not left, by id."""
+        return [m for m in self if self.state(m, now_s) in (Liveness.ALIVE, Liveness.SUSPECT)]
+
+    def responsive(self, now_s: float) -> frozenset[str]:
+        """Ids of the live members that rounds wait for."""
+        return frozenset(m.island_id for m in self.live(now_s) if m.missed_rounds < MISSES_BEFORE_UNRESPONSIVE)
+
+    def next_death_s(self, now_s: float) -> float | None:
+        """Returns when the next live member would be dead if it stayed silent."""
+        return min((m.last_seen_s + self._config.dead_after_s for m in self.live(now_s)), default=None)
+
+    def record(self) -> dict[str, Any]:
+        """Returns what must survive a restart, as plain data."""
+        rows = {
+            m.island_id: [m.index, m.hint, m.incarnation, m.nonce, m.tokens_per_step, m.left] for m in self
+        }
+        return {"members": rows, "share_epoch": self.share_epoch}
+
+    def restore(self, record: Mapping[str, Any], now_s: float) -> None:
+        """Reads :meth:`record` back; every known member counts as live for a while."""
+        self.share_epoch = record["share_epoch"]
+        for name, (index, hint, incarnation, nonce, tokens_per_step, left) in record["members"].items():
+            self._members[name] = Member(name, index, hint, incarnation, nonce, tokens_per_step, now_s, left)
+
+    def _named_by(self, hint: str) -> str | None:
+        return next((m.island_id for m in self if hint and m.hint == hint), None)
+
+    def _next_free(self) -> str:
+        taken = set(self._members)
+        return next(name for i in range(len(taken) + 1) if (name := f"island-{i}") not in taken)

@@ -1,0 +1,163 @@
+"""When fragments fall due: a clock of inner steps, estimated from heartbeats (design, section 4.1).
+
+An island's step counter is reported once per heartbeat and with each contribution; in between it is extrapolated
+at the island's own pace, for a bounded time. A fragment is due when the *lower median* of the recently advancing
+islands has run H inner steps since the fragment's last round: one very fast or very slow island does not
+set the pace, and a frozen one stops counting. Fragments start H / P steps apart and keep their distance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class Pace:
+    """How far one island is, as last reported."""
+
+    inner_step: int
+    reported_at_s: float
+    advanced_at_s: float
+    step_time_s: float | None
+
+
+class StepClock:
+    """Estimates every island's inner step at any moment."""
+
+    def __init__(self, heartbeat_interval_s: float) -> None:
+        self._heartbeat_interval_s = heartbeat_interval_s
+        self._paces: dict[str, Pace] = {}
+
+    def report(self, island_id: str, inner_step: int, now_s: float, step_time_s: float | None = None) -> None:
+        """Takes note of a counter read off the island itself; older news than what is known is ignored."""
+        pace = self._paces.get(island_id)
+        if pace is None:
+            self._paces[island_id] = Pace(inner_step, now_s, now_s, step_time_s)
+            return
+        if step_time_s is not None:
+            pace.step_time_s = step_time_s
+        if inner_step > pace.inner_step:
+            pace.inner_step, pace.reported_at_s, pace.advanced_at_s = inner_step, now_s, now_s
+        elif inner_step == pace.inner_step:
+            # Still within the same step: what was extrapolated beyond it has not happened.
+            pace.reported_at_s = max(pace.reported_at_s, now_s - (pace.step_time_s or 0.0))
+
+    def forget(self, island_id: str) -> None:
+        """Drops an island that left, died or starts anew."""
+        self._paces.pop(island_id, None)
+
+    def estimate(self, island_id: str, now_s: float) -> float:
+        """Returns the island's inner step at ``now_s``; it never runs ahead of a report for long."""
+        pace = self._paces[island_id]
+        if not pace.step_time_s:
+            return float(pace.inner_step)
+        elapsed_s = min(max(0.0, now_s - pace.reported_at_s), self._allowance_s(pace))
+        return pace.inner_step + elapsed_s / pace.step_time_s
+
+    def step_time_s(self, island_id: str) -> float | None:
+        """The island's seconds per inner step, if it has reported any."""
+        pace = self._paces.get(island_id)
+        return pace.step_time_s if pace else None
+
+    def advancing(self, now_s: float) -> list[str]:
+        """Returns the islands whose counter grew lately, sorted."""
+        return sorted(i for i, p in self._paces.items() if p.step_time_s and now_s - p.advanced_at_s <= self._allowance_s(p))
+
+    def median_step_time_s(self, now_s: float) -> float | None:
+        """Returns the upper median of the advancing islands' step times: the pace of the lower median island."""
+        times = sorted(p.step_time_s for i in self.advancing(now_s) if (p := self._paces[i]).step_time_s)
+        return times[len(times) // 2] if times else None
+
+    def _allowance_s(self, pace: Pace) -> float:
+        return max(3 * self._heartbeat_interval_s, 4 * (pace.step_time_s or 0.0))
+
+
+class Pacer:
+    """Decides which fragment is due, keeping each near H inner steps between its rounds."""
+
+    def __init__(self, fragment_ids: Iterable[int], sync_interval_steps: int, clock: StepClock) -> None:
+        self._clock = clock
+        self._interval = sync_interval_steps
+        self._fragment_ids = tuple(fragment_ids)
+        self._spacing = sync_interval_steps / len(self._fragment_ids)
+        # Step of each island at which the current interval of the fragment began.
+        self._began: dict[int, dict[str, float]] = {p: {} for p in self._fragment_ids}
+        # Fragment k is first due after (k + 1) * H / P steps: so much of an interval counts as done at the start.
+        self._head_start = {p: sync_interval_steps - (k + 1) * self._spacing for k, p in enumerate(self._fragment_ids)}
+
+    @property
+    def spacing_steps(self) -> float:
+        """H / P: inner steps between two rounds of different fragments."""
+        return self._spacing
+
+    def progress(self, fragment_id: int, now_s: float) -> float:
+        """Returns the lower median of inner steps run since the fragment's last round; 0 while nobody advances."""
+        islands = self._clock.advancing(now_s)
+        if not islands:
+            return 0.0
+        steps = sorted(self._steps(fragment_id, island_id, now_s) for island_id in islands)
+        return steps[(len(steps) - 1) // 2]
+
+    def most_overdue(self, now_s: float, busy: frozenset[int]) -> int | None:
+        """Returns the due fragment that waits longest, or None; ``busy`` ones are not considered."""
+        due = [(self.progress(p, now_s), -p) for p in self._fragment_ids if p not in busy]
+        progress, negated = max(due, default=(0.0, 0))
+        return -negated if due and progress >= self._interval else None
+
+    def opened(self, fragment_id: int, now_s: float) -> None:
+        """Starts the fragment's next interval; what it was late by, up to one spacing, counts towards it."""
+        late = min(max(0.0, self.progress(fragment_id, now_s) - self._interval), self._spacing)
+        began = self._began[fragment_id]
+        began.clear()
+        for island_id in self._clock.advancing(now_s):
+            began[island_id] = self._clock.estimate(island_id, now_s) - late
+
+    def forget(self, island_id: str) -> None:
+        """Drops an island whose step counter starts anew."""
+        for began in self._began.values():
+            began.pop(island_id, None)
+
+    def due_in_s(self, fragment_id: int, now_s: float) -> float | None:
+        """Returns seconds until the fragment falls due at the current paces; None while nobody advances."""
+        waits: list[float] = []
+        for island_id in self._clock.advancing(now_s):
+            step_time_s = self._clock.step_time_s(island_id) or 0.0
+            waits.append((self._interval - self._steps(fragment_id, island_id, now_s)) * step_time_s)
+        if not waits:
+            return None
+        waits.sort()
+        # The lower median has H steps once all but (n - 1) // 2 islands have them.
+        return max(0.0, waits[len(waits) - 1 - (len(waits) - 1) // 2])
+
+    def _steps(self, fragment_id: int, island_id: str, now_s: float) -> float:
+        began = self._began[fragment_id]
+        if island_id not in began:
+            # A newcomer agrees with those who are here; the first ones start in the fragment's phase.
+            known = sorted(
+                self._clock.estimate(i, now_s) - began[i] for i in self._clock.advancing(now_s) if i in began
+            )
+            progress = known[(len(known) - 1) // 2] if known else self._head_start[fragment_id]
+            began[island_id] = self._clock.estimate(island_id, now_s) - progress
+        return self._clock.estimate(island_id, now_s) - began[island_id]
+
+
+class MovingAverage:
+    """An exponential average of samples clipped to four times itself, so that one outage does not spoil it."""
+
+    __slots__ = ("_rate", "value")
+
+    def __init__(self, rate: float = 0.2) -> None:
+        self._rate = rate
+        self.value: float | None = None
+
+    def add(self, sample: float) -> None:
+        """Takes one sample."""
+        if self.value is None:
+            self.value = sample
+        else:
+            self.value += self._rate * (min(sample, 4 * self.value) - self.value)
+
+    def get(self, default: float = 0.0) -> float:
+        """The average, or ``default`` before the first sample."""
+        return default if self.value is None else self.value

@@ -1,0 +1,96 @@
+"""One round of one fragment: who was asked, who answered, with what; and when it may close.
+
+States and edges::
+
+    COLLECTING --quorum of fresh answers--> GRACE --decision--> CLOSED
+         \\________________decision (complete, timeout)_________/
+
+A contribution that arrives for an earlier round is *held*: it takes part in the next round of its fragment without
+counting towards the quorum. Whatever a contribution is, it is admitted before it comes here (:mod:`aggregator.admission`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from aggregator.quorum import Decision, RoundView, Verdict, Waits, decide, effective_quorum
+from broker.messages import Merged, Payload, TrainedOn
+from broker.ranges import StepRange
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Admitted:
+    """A contribution that waits to be merged."""
+
+    island_id: str
+    incarnation: int
+    round_id: int
+    fragment_id: int
+    steps: StepRange
+    trained_on: tuple[TrainedOn, ...]
+    payload: Payload
+    payload_bytes: int
+    arrived_at_s: float
+
+
+@dataclass(slots=True)
+class Round:
+    """An open round; see the module's docstring."""
+
+    round_id: int
+    fragment_id: int
+    opened_at_s: float
+    asked: frozenset[str]
+    flush: bool = False
+    answered: set[str] = field(default_factory=set)  #: asked islands that contributed or said "nothing"
+    contributions: list[Admitted] = field(default_factory=list)
+    quorum_met_at_s: float | None = None
+    closed: bool = False
+    merged: tuple[Merged, ...] = ()  #: what is being merged, once closed
+
+    def offer(self, contribution: Admitted) -> bool:
+        """Takes a contribution in; returns whether it is fresh, that is, answers this very round."""
+        assert not self.closed, f"round {self.round_id} is closed"
+        self.contributions.append(contribution)
+        fresh = contribution.round_id == self.round_id
+        if fresh:
+            self.answered.add(contribution.island_id)
+        return fresh
+
+    def answer_nothing(self, island_id: str) -> None:
+        """Takes note that an island has no step to hand over."""
+        self.answered.add(island_id)
+
+    def is_fresh(self, contribution: Admitted) -> bool:
+        """Whether a contribution answers this very round."""
+        return contribution.round_id == self.round_id
+
+    def owing(self, responsive: Iterable[str]) -> frozenset[str]:
+        """Asked islands among ``responsive`` that have not answered yet."""
+        return (self.asked & frozenset(responsive)) - self.answered
+
+    def look(self, now_s: float, responsive: frozenset[str], live: int, waits: Waits) -> Decision:
+        """Says whether the round would close now, and when to ask again."""
+        fresh = frozenset(c.island_id for c in self.contributions if self.is_fresh(c))
+        if self.quorum_met_at_s is None and len(fresh) >= effective_quorum(waits.quorum, live):
+            self.quorum_met_at_s = now_s
+        view = RoundView(
+            opened_at_s=self.opened_at_s,
+            fresh=fresh,
+            held=frozenset(c.island_id for c in self.contributions) - fresh,
+            owing=self.owing(responsive),
+            quorum_met_at_s=self.quorum_met_at_s,
+            flush=self.flush,
+        )
+        return decide(now_s, view, live, waits)
+
+    def decide(self, now_s: float, responsive: frozenset[str], live: int, waits: Waits) -> Decision:
+        """Decides whether to close, and closes."""
+        decision = self.look(now_s, responsive, live, waits)
+        self.closed = decision.verdict is not Verdict.WAIT
+        return decision
+
+    def in_merge_order(self) -> list[Admitted]:
+        """The contributions by island and step: float addition is not associative, so the order is fixed."""
+        return sorted(self.contributions, key=lambda c: (c.island_id, c.incarnation, c.steps.from_step))

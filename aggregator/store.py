@@ -1,0 +1,292 @@
+"""The durable store of one aggregator: every version is on disk before any island can see it.
+
+The layout is in :mod:`aggregator.store_files`. Whatever is replaced is written beside its place, flushed and renamed,
+and its directory flushed: a crash at any point leaves the old or the new, and at most a ``.tmp`` file, which the next
+:meth:`Store.open` removes. Per fragment the newest versions are kept, and version 0 for ever: the loss before
+training is measured on it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+import socket
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from aggregator.commit_file import Damaged, read_commit, read_header, write_all, write_commit
+from aggregator.events import Commit
+from aggregator.outer import FragmentState, Vector
+from aggregator.records import ledger_line
+from aggregator.store_files import (
+    commit_path,
+    fragment_ids,
+    ledger_path,
+    mapped,
+    pack_run,
+    read_newest,
+    read_run,
+    read_seed,
+    run_path,
+    versions,
+)
+from broker.errors import LocalProtocolError, Unavailable
+
+_LOG = logging.getLogger(__name__)
+_TEMPORARY = ".tmp"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """What a store holds.
+
+    Attributes:
+        run: The run record; None in a new store.
+        fragments: Fragment id -> its newest whole version.
+        damaged: Newer versions that are not whole. They stay where they are until newer ones replace them; whether
+            to go on without them is for the core to decide, since a peer may have seen them.
+    """
+
+    run: Mapping[str, Any] | None
+    fragments: Mapping[int, tuple[Commit, FragmentState]]
+    damaged: tuple[Damaged, ...]
+
+
+class Store:
+    """The one writer of a directory. Methods block on the disk; call them from one thread at a time.
+
+    Order of use: :meth:`open`, :meth:`load`, then commits and run records, :meth:`close`. Every method raises
+    Unavailable, with a cure, when the disk does not do its part. ``definite`` says that the old state still stands;
+    after any failure the same call again is safe, and settles it.
+    """
+
+    def __init__(self, directory: Path, lock_fd: int, keep: int) -> None:
+        self._directory = directory
+        self._lock_fd = lock_fd
+        self._keep = keep
+        self._loaded = False
+        self._newest: dict[int, Commit] = {}  #: fragment -> newest whole version
+        self._damaged: defaultdict[int, set[int]] = defaultdict(set)  #: fragment -> versions not whole
+
+    @classmethod
+    def open(cls, directory: Path, *, keep: int = 2) -> Self:
+        """Creates the directory if need be, locks it, and removes what an earlier process left half-written.
+
+        Args:
+            directory: Of this aggregator alone.
+            keep: Newest versions to keep per fragment: with two, one that the disk damages has a predecessor.
+
+        Raises:
+            Unavailable: Also when another process has the store open.
+        """
+        if keep < 1:
+            raise ValueError(f"keep = {keep}: must be at least 1, the newest version")
+        with mapped(f"cannot open the store {directory}", definite=True):
+            (directory / "fragments").mkdir(parents=True, exist_ok=True)
+            for created in (directory, directory.parent):
+                _flush_directory(created)
+            lock_fd = _locked(directory / "lock")
+            try:
+                for pattern in (f"*{_TEMPORARY}", f"fragments/*/*{_TEMPORARY}"):
+                    for leftover in directory.glob(pattern):
+                        leftover.unlink()
+            except OSError:
+                os.close(lock_fd)
+                raise
+        return cls(directory, lock_fd, keep)
+
+    def close(self) -> None:
+        """Gives the store up. Nothing is written: whatever was accepted is durable already."""
+        if self._lock_fd >= 0:
+            os.close(self._lock_fd)
+            self._lock_fd = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # --- reading ---------------------------------------------------------------------------------------------
+
+    def load(self) -> Loaded:
+        """Returns the newest whole state, verified; completes the ledger file where a crash cut it short.
+
+        Raises:
+            Damaged: If the run record is.
+        """
+        run = read_run(self._directory)
+        fragments: dict[int, tuple[Commit, FragmentState]] = {}
+        damaged: list[Damaged] = []
+        for fragment_id in fragment_ids(self._directory):
+            for version in versions(self._directory, fragment_id):
+                try:
+                    fragments[fragment_id] = read_commit(commit_path(self._directory, fragment_id, version))
+                except Damaged as err:
+                    damaged.append(err)
+                    self._damaged[fragment_id].add(version)
+                    continue
+                self._newest[fragment_id] = fragments[fragment_id][0]
+                break
+        self._complete_ledger()
+        self._loaded = True
+        return Loaded(run=run, fragments=fragments, damaged=tuple(damaged))
+
+    def newest_params(self, fragment_id: int) -> Vector:
+        """Returns the parameters of the newest whole version, float32."""
+        return read_newest(self._directory, fragment_id)[1]
+
+    def seed_params(self, fragment_id: int) -> Vector:
+        """Returns the parameters of version 0, float32."""
+        return read_seed(self._directory, fragment_id)[1]
+
+    # --- writing ---------------------------------------------------------------------------------------------
+
+    def save_run(self, record: Mapping[str, Any]) -> None:
+        """Replaces the run record: plain data with at least the keys named in :mod:`aggregator.records`."""
+        content = pack_run(record)
+        self._replace(run_path(self._directory), lambda fd: write_all(fd, memoryview(content)))
+
+    def commit(self, commit: Commit, state: FragmentState) -> None:
+        """Makes one fragment version durable: once this returns, it may be published.
+
+        Raises:
+            LocalProtocolError: If versions would go back, or one that is on disk would get other bytes.
+        """
+        if not self._loaded:
+            raise LocalProtocolError(f"the store {self._directory} must be loaded before anything is committed to it")
+        newest = self._newest.get(commit.fragment_id, commit)
+        if commit.fragment_version <= newest.fragment_version and _key(commit) != _key(newest):
+            asked = f"version {commit.fragment_version} ({commit.digest}) of fragment {commit.fragment_id}"
+            stands = f"version {newest.fragment_version} ({newest.digest})"
+            raise LocalProtocolError(f"{asked} cannot follow {stands}: versions only grow")
+        path = commit_path(self._directory, commit.fragment_id, commit.fragment_version)
+        with mapped(f"cannot create {path.parent}", definite=True):
+            if not path.parent.is_dir():
+                path.parent.mkdir()
+                _flush_directory(path.parent.parent)
+        self._replace(path, lambda fd: write_commit(fd, commit, state))
+        self._newest[commit.fragment_id] = commit
+        self._damaged[commit.fragment_id].discard(commit.fragment_version)
+        self._append_to_ledger([commit])
+        self._prune(commit.fragment_id)
+
+    def _replace(self, path: Path, write: Callable[[int], None]) -> None:
+        """Puts what ``write`` writes in the place of ``path``, whole and durable."""
+        if self._lock_fd < 0:
+            raise LocalProtocolError(f"the store {self._directory} is closed, {path.name} cannot be written")
+        temporary = path.with_name(path.name + _TEMPORARY)
+        try:
+            with mapped(f"cannot write {path}", definite=True):
+                fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+                try:
+                    write(fd)
+                    os.fsync(fd)
+                finally:
+                    os.close(fd)
+                os.replace(temporary, path)
+        except BaseException:
+            with suppress(OSError):  # on a full disk, half a file takes the space that somebody is trying to free
+                temporary.unlink(missing_ok=True)
+            raise
+        with mapped(f"cannot flush {path.parent}", definite=False):
+            _flush_directory(path.parent)
+
+    def _append_to_ledger(self, commits: Iterable[Commit]) -> None:
+        """Adds a line per commit, all or none, durably: afterwards the commit may be pruned."""
+        lines = "".join(json.dumps(ledger_line(commit), separators=(",", ":")) + "\n" for commit in commits)
+        path = ledger_path(self._directory)
+        with mapped(f"cannot append to {path}", definite=False):
+            fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+            try:
+                size = os.fstat(fd).st_size
+                try:
+                    write_all(fd, memoryview(lines.encode()))
+                    os.fsync(fd)
+                except OSError:
+                    os.ftruncate(fd, size)
+                    raise
+            finally:
+                os.close(fd)
+
+    def _complete_ledger(self) -> None:
+        """Cuts a torn end off the ledger file, and adds the versions on disk that have no line."""
+        path = ledger_path(self._directory)
+        known: set[tuple[int, int, str]] = set()
+        with mapped(f"cannot repair {path}", definite=False):
+            if path.exists():
+                with path.open("r+b") as file:
+                    for number, line in enumerate(file, start=1):
+                        if not line.endswith(b"\n"):
+                            file.truncate(file.tell() - len(line))
+                            os.fsync(file.fileno())
+                            break
+                        try:
+                            row = json.loads(line)
+                            known.add((row["fragment_id"], row["fragment_version"], row["digest"]))
+                        except (ValueError, KeyError, TypeError):
+                            _LOG.warning("store.ledger_line_damaged path=%s line=%d", path, number)
+            else:
+                path.touch()
+                _flush_directory(path.parent)
+        missing = [commit for commit in self._commits_on_disk() if _key(commit) not in known]
+        if missing:
+            self._append_to_ledger(sorted(missing, key=lambda commit: (commit.round_id, _key(commit))))
+
+    def _commits_on_disk(self) -> Iterable[Commit]:
+        for fragment_id in fragment_ids(self._directory):
+            for version in versions(self._directory, fragment_id):
+                if version not in self._damaged[fragment_id]:
+                    with suppress(Damaged):  # an older version, of which only the header is looked at here
+                        yield read_header(commit_path(self._directory, fragment_id, version)).commit
+
+    def _prune(self, fragment_id: int) -> None:
+        """Removes versions older than the newest ``keep`` whole ones, but version 0."""
+        present = versions(self._directory, fragment_id)
+        whole = [version for version in present if version not in self._damaged[fragment_id]]
+        oldest_kept = whole[: self._keep][-1]
+        for version in present:
+            if 0 < version < oldest_kept:
+                path = commit_path(self._directory, fragment_id, version)
+                try:
+                    path.unlink()
+                except OSError as err:
+                    # The commit stands, and the next one tries again: nothing to fail for, but something to say.
+                    _LOG.warning("store.prune_failed path=%s error=%r", path, err.strerror)
+
+
+def _key(commit: Commit) -> tuple[int, int, str]:
+    return commit.fragment_id, commit.fragment_version, commit.digest
+
+
+def _locked(path: Path) -> int:
+    """Returns the descriptor that holds the lock; the operating system drops it when this process ends, however."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
+    except BlockingIOError as err:
+        holder = os.pread(fd, 200, 0).decode(errors="replace") or "another process"
+        os.close(fd)
+        cure = "stop that process, or choose another directory"
+        raise Unavailable(f"the store {path.parent} is in use by {holder}; {cure}", definite=True) from err
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _flush_directory(path: Path) -> None:
+    """Makes the names in a directory durable."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,138 @@
+"""What one aggregator can merge, step and store: ``python -m benchmarks.merge --parameters 25000000 --islands 8``.
+
+Every figure stands beside a reference taken in the same run, since machines differ and drift: for merging the plain
+``numpy.average`` over a stack, for the outer step the same optax update jitted over the whole vector, for the store a
+plain write and fsync of as many bytes. Variants alternate within each repetition; the best of each counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+
+from aggregator.events import Commit, Part
+from aggregator.merge import merge_fragment
+from aggregator.outer import FragmentState, Vector, make_outer_step
+from aggregator.store import Store
+from broker.fragments import Kind, TensorSpec
+from broker.messages import Codec
+from broker.ranges import StepRange
+from broker.tensors import encode_tensor, fragment_digest
+
+STEPS = StepRange(from_step=0, to_step=24, from_tokens=0, to_tokens=24_000)
+
+
+def best_of(repetitions: int, variants: dict[str, Callable[[], object]]) -> dict[str, float]:
+    """Returns the shortest time of each variant in seconds, after one call to warm up; variants alternate."""
+    best = dict.fromkeys(variants, float("inf"))
+    for repetition in range(repetitions + 1):
+        for name, variant in variants.items():
+            begin_s = time.perf_counter()
+            variant()
+            if repetition:
+                best[name] = min(best[name], time.perf_counter() - begin_s)
+    return best
+
+
+def merging(deltas: list[Vector], repetitions: int) -> dict[str, float]:
+    """Times a merge by kind and codec, in seconds."""
+    variants: dict[str, Callable[[], object]] = {}
+    for codec in Codec:
+        parts = [
+            Part(
+                island_id=f"island-{i}",
+                steps=STEPS,
+                payload=(encode_tensor(delta, codec),),
+                token_weight=1.0 + i,
+                staleness_weight=1.0,
+            )
+            for i, delta in enumerate(deltas)
+        ]
+        for kind in (Kind.MEAN, Kind.RDA):
+            tensors = (TensorSpec(name="x", shape=deltas[0].shape, dtype="float32", kind=kind),)
+            variants[f"{kind} {codec}"] = lambda t=tensors, p=parts: merge_fragment(t, p)  # type: ignore[misc]
+    weights = [1.0 + i for i in range(len(deltas))]
+    variants["reference: numpy.average"] = lambda: np.average(np.stack(deltas), axis=0, weights=weights)
+    return best_of(repetitions, variants)
+
+
+def stepping(state: FragmentState, merged: Vector, repetitions: int) -> dict[str, float]:
+    """Times an outer step, in seconds."""
+    optimizer = optax.sgd(0.7, momentum=0.5, nesterov=True)
+
+    @jax.jit
+    def whole(params: Any, trace: Any, delta: Any) -> Any:
+        opt_state = (optax.TraceState(trace=trace), *optimizer.init(params)[1:])
+        updates, opt_state = optimizer.update(delta, opt_state, params)
+        return optax.apply_updates(params, updates), opt_state[0].trace
+
+    step = make_outer_step(0.7, 0.5)
+    return best_of(
+        repetitions,
+        {
+            "outer step": lambda: step(state, merged),
+            "reference: jitted whole": lambda: [np.array(a) for a in whole(state.params, state.momentum, merged)],
+        },
+    )
+
+
+def storing(state: FragmentState, directory: Path, repetitions: int) -> dict[str, float]:
+    """Times a durable commit, in seconds."""
+    commit = Commit(
+        fragment_id=0,
+        fragment_version=state.version,
+        epoch=1,
+        digest=fragment_digest(state.params),
+        round_id=1,
+        contributions=(),
+        ledger={},
+    )
+
+    def plain() -> None:
+        with (directory / "plain").open("wb") as file:
+            file.write(state.params.data)
+            file.write(state.momentum.data)
+            file.flush()
+            os.fsync(file.fileno())
+
+    with Store.open(directory / "store") as store:
+        store.load()
+        return best_of(repetitions, {"commit": lambda: store.commit(commit, state), "reference: write, fsync": plain})
+
+
+def main() -> None:
+    """Prints one JSON object: seconds, and ratios to the reference of the same kind."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--parameters", type=int, default=10_000_000)
+    parser.add_argument("--islands", type=int, default=4)
+    parser.add_argument("--repetitions", type=int, default=5)
+    args = parser.parse_args()
+    rng = np.random.default_rng(0)
+    deltas = [rng.standard_normal(args.parameters, dtype=np.float32) for _ in range(args.islands)]
+    state = FragmentState(params=deltas[0], momentum=deltas[-1], version=1)
+    with tempfile.TemporaryDirectory(dir=".") as directory:
+        sections = {
+            "merge": merging(deltas, args.repetitions),
+            "outer": stepping(state, deltas[0], args.repetitions),
+            "store": storing(state, Path(directory), args.repetitions),
+        }
+    for section in sections.values():
+        reference = next(seconds for name, seconds in section.items() if name.startswith("reference"))
+        for name in list(section):
+            section[f"{name}, times faster"] = round(reference / section[name], 2)
+            section[name] = round(section[name], 4)
+    print(json.dumps({"parameters": args.parameters, "islands": args.islands, **sections}, indent=2))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,78 @@
+"""The broker's settings: addresses and limits."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+from broker.codec import Limits
+from broker.errors import ConfigError
+from broker.liveness import LivenessConfig
+from broker.relay_events import RelayConfig
+from broker.settings import setting
+
+DEFAULT_PORT = 7001
+DEFAULT_REDIS_URL = "redis://127.0.0.1:6379"
+
+_MIB = 1 << 20
+_RUN_ID = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerConfig:
+    """One broker. Every field is a flag of ``atoll broker`` and a key of the table ``[broker]``."""
+
+    run_id: str = setting("atoll", "name of the run; messages of other runs are refused", flag="--run")
+    host: str = setting("127.0.0.1", "address to listen on; 0.0.0.0 takes connections from other machines")
+    port: int = setting(DEFAULT_PORT, "control port; the bulk port is the next one; 0 picks two free ports")
+    redis_url: str = setting("", f"where Redis listens; empty: take REDIS_URL, else {DEFAULT_REDIS_URL}")
+    report_interval_s: float = setting(0.5, "seconds between two writes of membership and counters to Redis")
+
+    # One fragment of a large model is a message, and a model may be a single fragment.
+    max_message_bytes: int = setting(
+        1024 * _MIB, "largest message accepted; a larger single buffer loses its connection"
+    )
+    max_header_bytes: int = setting(4 * _MIB, "largest message header, and so the largest control message, accepted")
+    peer_queue_bytes: int = setting(1024 * _MIB, "bytes of contributions of one island that may wait here")
+    total_queue_bytes: int = setting(4096 * _MIB, "bytes of contributions of all islands that may wait here")
+    max_peers: int = setting(10_000, "islands, and processes about to join, known at a time")
+    forget_after_s: float = setting(60.0, "silence after which an island is forgotten here (Redis still lists it)")
+
+    liveness: LivenessConfig = field(default_factory=LivenessConfig)
+
+    def __post_init__(self) -> None:
+        if not _RUN_ID.fullmatch(self.run_id):
+            raise ConfigError("run_id", self.run_id, "must be 1 to 64 of the characters A-Z a-z 0-9 . _ -")
+        if not self.host:
+            raise ConfigError("host", self.host, "must be an address of this machine, or 0.0.0.0 for all of them")
+        if not 0 <= self.port <= 65_534:
+            raise ConfigError("port", self.port, "must be from 1 to 65534 (the bulk port is the next one), or 0")
+        if self.report_interval_s <= 0:
+            raise ConfigError("report_interval_s", self.report_interval_s, "must be above 0, 0.5 is usual")
+        if self.forget_after_s < self.liveness.dead_after_s:
+            cure = f"must be at least dead_after_s ({self.liveness.dead_after_s:g})"
+            raise ConfigError("forget_after_s", self.forget_after_s, cure)
+        if self.peer_queue_bytes < self.max_message_bytes:
+            cure = f"must be at least max_message_bytes ({self.max_message_bytes}), or a large message never fits"
+            raise ConfigError("peer_queue_bytes", self.peer_queue_bytes, cure)
+        self.limits()  # these check what concerns them
+        self.relay()
+
+    def limits(self) -> Limits:
+        """What the codec accepts on the bulk channel."""
+        return Limits(max_header_bytes=self.max_header_bytes, max_message_bytes=self.max_message_bytes)
+
+    def control_limits(self) -> Limits:
+        """What the codec accepts on the control channel: a header and nothing behind it."""
+        return Limits(max_header_bytes=self.max_header_bytes, max_message_bytes=self.max_header_bytes, max_buffers=1)
+
+    def relay(self) -> RelayConfig:
+        """The relay's share of these settings."""
+        return RelayConfig(
+            run_id=self.run_id,
+            peer_queue_bytes=self.peer_queue_bytes,
+            total_queue_bytes=self.total_queue_bytes,
+            max_peers=self.max_peers,
+            forget_after_s=self.forget_after_s,
+            leader_silent_s=self.liveness.dead_after_s,
+        )

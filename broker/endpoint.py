@@ -1,0 +1,327 @@
+"""One connection to a broker: whole messages in and out of one DEALER socket, and the socket options of both sides.
+
+Shell. It decides nothing: what to send, and when to send it again, is up to the cores. What it promises:
+
+* ``send`` never blocks for ever. A message is handed to a live connection, or ``send`` says that it was not.
+* ``recv`` never fails because of what a peer sent. What cannot be read is counted and given to a callback.
+* Buffers are not copied in either direction.
+
+A routing id is left to ZeroMQ, which draws a new one per connection: an id of our own would make the broker refuse
+our new connection for as long as it believes in the old one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+import zmq
+import zmq.asyncio
+
+from broker.codec import DEFAULT_LIMITS, Limits, Origin, decode, encode, kind_of, peek
+from broker.errors import ConfigError, LocalProtocolError, RemoteProtocolError, Unavailable
+from broker.messages import Channel, Envelope
+
+log = logging.getLogger(__name__)
+
+#: What is done with a message that cannot be read: its error, and what is known of its sender.
+OnUnreadable = Callable[[RemoteProtocolError, Origin], None]
+
+_TCP = re.compile(r"tcp://(?P<host>\[[0-9A-Fa-f:.%\w]+\]|[^\s:;/\[\]]+):(?P<port>[0-9]{1,5})", re.ASCII)
+_IPC_PATH_BYTES = 107 - len(".bulk")  # sockaddr_un holds 107 and a zero
+
+
+# --- addresses --------------------------------------------------------------------------------------------------
+
+
+def check_address(address: str, *, field: str = "broker") -> str:
+    """Returns a control address that this project can use: ``tcp://HOST:PORT`` or ``ipc://PATH``.
+
+    Args:
+        address: As configured. An IPv6 host stands in brackets.
+        field: The setting it comes from, named in the error.
+
+    Raises:
+        ConfigError: If it is anything else, or its port leaves no room for the bulk port.
+    """
+    if address.startswith("ipc://"):
+        path = address.removeprefix("ipc://")
+        if not path or len(path.encode()) > _IPC_PATH_BYTES:
+            raise ConfigError(field, address, f"the path must have 1 to {_IPC_PATH_BYTES} bytes")
+        return address
+    match = _TCP.fullmatch(address)
+    if match is None:
+        raise ConfigError(field, address, "must be tcp://HOST:PORT or ipc://PATH, such as tcp://hub:7001")
+    if not 1 <= int(match["port"]) <= 65_534:
+        raise ConfigError(field, address, "the port must be 1 to 65534: the next one is the bulk port")
+    return address
+
+
+def bulk_address(control_address: str, *, field: str = "broker") -> str:
+    """Returns the address of the bulk channel: the next port, or the same path with ``.bulk`` behind it.
+
+    Raises:
+        ConfigError: As :func:`check_address`.
+    """
+    match = _TCP.fullmatch(check_address(control_address, field=field))
+    if match is None:
+        return control_address + ".bulk"
+    return f"tcp://{match['host']}:{int(match['port']) + 1}"
+
+
+def channel_address(control_address: str, channel: Channel, *, field: str = "broker") -> str:
+    """Returns the address of either channel.
+
+    Raises:
+        ConfigError: As :func:`check_address`.
+    """
+    if channel is Channel.BULK:
+        return bulk_address(control_address, field=field)
+    return check_address(control_address, field=field)
+
+
+# --- socket options, for both sides -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SocketOptions:
+    """What the sockets of one channel are set to, at brokers and at their clients. The reasons are in PROTOCOL.md.
+
+    Attributes:
+        high_water_mark: Messages queued per connection and direction.
+        linger_s: How long closing waits for what is queued.
+        ping_every_s: Interval of ZeroMQ's own heartbeats.
+        ping_timeout_s: Silence after which ZeroMQ gives a connection up. An answer waits behind the frame that is
+            being sent, so this must exceed the time of the largest frame on the slowest link, or that frame never
+            arrives.
+    """
+
+    high_water_mark: int
+    linger_s: float
+    ping_every_s: float
+    ping_timeout_s: float
+
+    def apply(self, socket: zmq.Socket[Any], max_frame_bytes: int) -> None:
+        """Sets the options; to be called before the socket is bound or connected."""
+        socket.set_hwm(self.high_water_mark)
+        socket.linger = round(1000 * self.linger_s)
+        socket.set(zmq.HEARTBEAT_IVL, round(1000 * self.ping_every_s))
+        socket.set(zmq.HEARTBEAT_TIMEOUT, round(1000 * self.ping_timeout_s))
+        socket.set(zmq.HEARTBEAT_TTL, round(1000 * self.ping_timeout_s))
+        socket.set(zmq.HANDSHAKE_IVL, 10_000)
+        socket.set(zmq.MAXMSGSIZE, max_frame_bytes)
+        socket.set(zmq.IPV6, 1)
+        # Below ZeroMQ's pings, the kernel's: they work beside a frame that takes minutes, and keep a NAT's entry alive.
+        socket.set(zmq.TCP_KEEPALIVE, 1)
+        socket.set(zmq.TCP_KEEPALIVE_IDLE, 15)
+        socket.set(zmq.TCP_KEEPALIVE_INTVL, 5)
+        socket.set(zmq.TCP_KEEPALIVE_CNT, 4)
+        socket.set(zmq.TCP_MAXRT, 60_000)
+
+
+CONTROL_OPTIONS = SocketOptions(high_water_mark=1000, linger_s=1.0, ping_every_s=2.0, ping_timeout_s=6.0)
+BULK_OPTIONS = SocketOptions(high_water_mark=4, linger_s=0.0, ping_every_s=15.0, ping_timeout_s=600.0)
+
+
+def configure_socket(socket: zmq.Socket[Any], channel: Channel, limits: Limits = DEFAULT_LIMITS) -> None:
+    """Sets the options of a channel on a socket, at either side, before it is bound or connected."""
+    if channel is Channel.BULK:
+        BULK_OPTIONS.apply(socket, limits.max_message_bytes)
+    else:
+        # ZeroMQ ends the connection when a frame exceeds its maximum. The room between the limit and the maximum is
+        # for what is merely too large: it is read, and refused with a reason.
+        CONTROL_OPTIONS.apply(socket, 4 * limits.max_header_bytes)
+
+
+# --- the endpoint -----------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True, kw_only=True)
+class Traffic:
+    """What went through an endpoint since it was opened; bytes are those of frames, without ZeroMQ's own."""
+
+    sent: int = 0  # messages given to a live connection
+    unsent: int = 0  # messages dropped, for want of a connection or of room
+    received: int = 0  # messages read
+    unreadable: int = 0  # messages refused by the codec
+    bytes_up: int = 0
+    bytes_down: int = 0
+
+
+class Endpoint:
+    """A client's connection to one channel of a broker.
+
+    ZeroMQ connects in the background, and again after every loss, waiting 0.1 s at first and 5 s at most. Messages
+    that were queued in a connection when it broke are gone: the protocol repeats what matters.
+
+    Any number of tasks may send; one task receives.
+
+    Args:
+        context: Of the process; it must outlive the endpoint.
+        control_address: The broker's; the bulk address follows from it.
+        channel: Which of the two to connect to.
+        limits: Of what is sent and received.
+        bulk_wait_s: How long ``send`` waits for room on the bulk channel; on the control channel it never does.
+        on_unreadable: Told of each message that cannot be read. By default they are counted and logged.
+
+    Raises:
+        ConfigError: If the address is malformed.
+    """
+
+    def __init__(
+        self,
+        context: zmq.asyncio.Context,
+        control_address: str,
+        channel: Channel,
+        *,
+        limits: Limits = DEFAULT_LIMITS,
+        bulk_wait_s: float = 5.0,
+        on_unreadable: OnUnreadable | None = None,
+    ) -> None:
+        self.address = channel_address(control_address, channel)
+        self.channel = channel
+        self.traffic = Traffic()
+        self._limits = limits
+        self._wait_s = bulk_wait_s if channel is Channel.BULK else 0.0
+        self._on_unreadable = on_unreadable
+        self._context = context
+        self._socket: zmq.asyncio.Socket | None = None
+        # While one task polls for room, pyzmq queues what another one sends, even if told not to wait.
+        self._sending = asyncio.Lock()
+
+    async def __aenter__(self) -> Self:
+        """Opens the socket and starts connecting.
+
+        Raises:
+            ConfigError: If ZeroMQ does not take the address.
+            LocalProtocolError: If it is open already.
+        """
+        if self._socket is not None:
+            raise LocalProtocolError(f"endpoint {self.address} is open already: close it before it is opened again")
+        socket = self._context.socket(zmq.DEALER)
+        configure_socket(socket, self.channel, self._limits)
+        socket.set(zmq.RECONNECT_IVL, 100)
+        socket.set(zmq.RECONNECT_IVL_MAX, 5_000)
+        socket.set(zmq.CONNECT_TIMEOUT, 10_000)
+        # Queue for a live connection only: else heartbeats pile up while the broker is away, and arrive stale.
+        socket.set(zmq.IMMEDIATE, 1)
+        try:
+            socket.connect(self.address)
+        except zmq.ZMQError as err:
+            socket.close(linger=0)
+            raise ConfigError("broker", self.address, f"ZeroMQ cannot connect to it: {err}") from err
+        self._socket = socket
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Closes the socket; ZeroMQ sends what is queued for at most the channel's linger time.
+
+        Tasks that use the endpoint must have ended: pyzmq cancels what waits on a socket that closes.
+        """
+        socket, self._socket = self._socket, None
+        if socket is not None:
+            socket.close()
+
+    async def ready(self, timeout_s: float) -> bool:
+        """Waits until a connection stands and has room; returns False when the time is over."""
+        async with self._sending:
+            return await self._poll(zmq.POLLOUT, timeout_s)
+
+    async def send(self, envelope: Envelope) -> bool:
+        """Hands a message to the connection.
+
+        With no connection, or at the high-water mark, a control message is dropped at once and a bulk message after
+        ``bulk_wait_s``; both are counted. Buffers are sent from where they are: they must not be written to until the
+        broker's or aggregator's answer shows that they have arrived.
+
+        Returns:
+            True if a live connection took it (which does not mean that it arrives); False if it was dropped.
+
+        Raises:
+            LocalProtocolError: If the message belongs on the other channel, exceeds the limits or does not encode.
+            Unavailable: If the socket fails.
+        """
+        kind = kind_of(envelope.message)
+        if envelope.message.channel is not self.channel:
+            raise LocalProtocolError(f"{kind} belongs on the {envelope.message.channel} channel, not on {self.channel}")
+        frames = encode(envelope)
+        nbytes = sum(memoryview(frame).nbytes for frame in frames)
+        if len(frames[0]) > self._limits.max_header_bytes or nbytes > self._limits.max_message_bytes:
+            sizes = f"{len(frames[0])} bytes of header, {nbytes} in all"
+            cure = "raise max_header_bytes or max_message_bytes everywhere, or use more fragments"
+            raise LocalProtocolError(f"{kind} has {sizes}, which every peer would refuse: {cure}")
+        deadline_s = time.monotonic() + self._wait_s
+        async with self._sending:
+            while True:
+                try:
+                    await self._open_socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
+                except zmq.Again:
+                    left_s = deadline_s - time.monotonic()
+                    if left_s > 0 and await self._poll(zmq.POLLOUT, left_s):
+                        continue
+                    self.traffic.unsent += 1
+                    return False
+                except zmq.ZMQError as err:
+                    raise Unavailable(f"sending {kind} to {self.address} failed: {err}", definite=True) from err
+                self.traffic.sent += 1
+                self.traffic.bytes_up += nbytes
+                return True
+
+    async def recv(self, timeout_s: float) -> Envelope | None:
+        """Returns the next message; None when the time is over, or when what came could not be read.
+
+        Checksums are not looked at: see :func:`broker.codec.verify`.
+
+        Raises:
+            Unavailable: If the socket fails.
+        """
+        # A poll that finds something returns without a pause; under a steady stream nobody else would ever run.
+        await asyncio.sleep(0)
+        if not await self._poll(zmq.POLLIN, timeout_s):
+            return None
+        try:
+            frames = await self._open_socket.recv_multipart(zmq.NOBLOCK, copy=False)
+        except zmq.Again:
+            return None
+        except zmq.ZMQError as err:
+            raise Unavailable(f"receiving from {self.address} failed: {err}", definite=True) from err
+        self.traffic.bytes_down += sum(len(frame) for frame in frames)
+        try:
+            envelope = decode(frames, self._limits)
+        except RemoteProtocolError as error:
+            self.traffic.unreadable += 1
+            origin = peek(frames, self._limits)
+            if self._on_unreadable is not None:
+                self._on_unreadable(error, origin)
+            else:
+                log.warning(
+                    "message.unreadable address=%s sender=%s kind=%s reason=%s field=%s got=%s",
+                    *(self.address, origin.sender, origin.kind, error.reason, error.field, error.got),
+                )
+            return None
+        self.traffic.received += 1
+        return envelope
+
+    @property
+    def _open_socket(self) -> zmq.asyncio.Socket:
+        if self._socket is None:
+            raise LocalProtocolError(f"endpoint {self.address} is closed: use it inside `async with`")
+        return self._socket
+
+    async def _poll(self, events: int, timeout_s: float) -> bool:
+        # Polling with a time limit, then receiving, loses nothing; cancelling a receive can lose a message.
+        timeout_ms = max(0, math.ceil(1000 * timeout_s))
+        try:
+            # pyzmq's type stub leaves the second argument out.
+            return bool(await self._open_socket.poll(timeout_ms, events))  # type: ignore[call-arg]
+        except zmq.ZMQError as err:
+            raise Unavailable(f"polling {self.address} failed: {err}", definite=True) from err

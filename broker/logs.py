@@ -1,0 +1,159 @@
+"""Logs: one line per event worth reading, as text for people or as JSON for machines.
+
+``log.info("round.committed", round=31, fragment=2)`` becomes::
+
+    12:03:04.512 aggregator round.committed round=31 fragment=2                                       on a terminal
+    {"time": "2026-01-31T12:03:04.512+00:00", "process": "aggregator", "level": "info", ...}          elsewhere
+
+Events are names with dots, from the general to the particular; what varies stands in fields. Standard ``logging``
+does the work below, so other libraries' records come out in the same form.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import logging
+import math
+import os
+import sys
+from typing import Any, TextIO
+
+_FIELDS = "atoll_fields"  # the attribute of a LogRecord that carries the fields
+_MARKS = {logging.WARNING: "warning ", logging.ERROR: "error ", logging.CRITICAL: "error "}
+
+
+class Log:
+    """Writes events with fields to one named logger."""
+
+    __slots__ = ("_logger",)
+
+    def __init__(self, logger: logging.Logger) -> None:
+        self._logger = logger
+
+    def debug(self, event: str, /, **fields: Any) -> None:
+        """Details for someone who looks for a fault; off by default."""
+        self._write(logging.DEBUG, event, fields)
+
+    def info(self, event: str, /, **fields: Any) -> None:
+        """Something that was meant to happen."""
+        self._write(logging.INFO, event, fields)
+
+    def warning(self, event: str, /, **fields: Any) -> None:
+        """Something that was not meant to happen, and that was dealt with."""
+        self._write(logging.WARNING, event, fields)
+
+    def error(self, event: str, /, **fields: Any) -> None:
+        """Something that somebody must deal with."""
+        self._write(logging.ERROR, event, fields)
+
+    def exception(self, event: str, /, **fields: Any) -> None:
+        """An error, with the traceback of the exception being handled."""
+        self._write(logging.ERROR, event, fields, trace=True)
+
+    def _write(self, level: int, event: str, fields: dict[str, Any], *, trace: bool = False) -> None:
+        if self._logger.isEnabledFor(level):
+            self._logger.log(level, "%s", event, extra={_FIELDS: fields}, exc_info=trace, stacklevel=3)
+
+
+def get(name: str) -> Log:
+    """Returns the log of a module: ``log = logs.get(__name__)``."""
+    return Log(logging.getLogger(name))
+
+
+def configure(
+    process: str,
+    json: bool | None = None,
+    *,
+    level: int = logging.INFO,
+    stream: TextIO | None = None,
+) -> None:
+    """Sends every record of this process to ``stream``, replacing what was configured before.
+
+    Args:
+        process: This process's name, which stands on every line: ``broker``, ``aggregator``, an island's id.
+        json: Lines as JSON objects or as text; if not given, text exactly when the stream is a terminal. The
+            environment variable ATOLL_LOG=text or ATOLL_LOG=json decides in its place, for files that people read.
+        level: The lowest level that is written.
+        stream: Standard error if not given; standard output is for results.
+    """
+    stream = sys.stderr if stream is None else stream
+    if json is None:
+        wanted = os.environ.get("ATOLL_LOG")
+        json = wanted == "json" if wanted in ("text", "json") else not stream.isatty()
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(JsonFormatter(process) if json else TextFormatter(process))
+    root = logging.getLogger()
+    for old in root.handlers[:]:
+        root.removeHandler(old)
+    root.addHandler(handler)
+    root.setLevel(level)
+
+
+class TextFormatter(logging.Formatter):
+    """``12:03:04.512 aggregator round.committed round=31``; warnings and errors say so before the event."""
+
+    def __init__(self, process: str) -> None:
+        super().__init__()
+        self._process = process
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Returns the record as one line, and its traceback, if any, below."""
+        moment = datetime.datetime.fromtimestamp(record.created)
+        fields = getattr(record, _FIELDS, {})
+        words = [f"{moment:%H:%M:%S}.{moment.microsecond // 1000:03d}", self._process]
+        words.append(_MARKS.get(record.levelno, "") + _one_line(record.getMessage()))
+        words += [f"{key}={_text(value)}" for key, value in fields.items()]
+        line = " ".join(words)
+        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object per line: time (UTC), process, level, logger, event, then the fields."""
+
+    def __init__(self, process: str) -> None:
+        super().__init__()
+        self._process = process
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Returns the record as one JSON object; a field never replaces one of the five fixed keys."""
+        moment = datetime.datetime.fromtimestamp(record.created, tz=datetime.UTC)
+        line: dict[str, Any] = dict(getattr(record, _FIELDS, {}))
+        fixed = {
+            "time": moment.isoformat(timespec="milliseconds"),
+            "process": self._process,
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "event": record.getMessage(),
+        }
+        line = fixed | {(f"field_{key}" if key in fixed else key): value for key, value in line.items()}
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(_finite(line), default=str)
+
+
+def _text(value: Any) -> str:
+    """A field as text: numbers short, anything with spaces in quotes, so that a line can be split again."""
+    if isinstance(value, bool) or value is None:
+        return str(value).lower()  # "none" reads better than an empty field
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, tuple | list | set | frozenset):
+        return ",".join(_text(each) for each in value) or "none"
+    text = str(value)
+    return json.dumps(text, ensure_ascii=False) if not text or any(c in text for c in ' "\n\r\t=') else text
+
+
+def _one_line(text: str) -> str:
+    return text.replace("\n", "\\n")
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no NaN and no infinity: they become text."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, dict):
+        return {str(key): _finite(each) for key, each in value.items()}
+    if isinstance(value, tuple | list):
+        return [_finite(each) for each in value]
+    return value

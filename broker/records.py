@@ -1,0 +1,115 @@
+"""What stands in Redis about a run, as plain values: written by broker and aggregator, read by status.
+
+The keys and the operations are in :mod:`broker.registry`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberRecord:
+    """An island as its last heartbeat, or its last word, described it ``heard_ago_s`` seconds ago."""
+
+    island_id: str
+    incarnation: int
+    inner_step: int
+    tokens: int
+    loss: float | None = None
+    step_time_s: float | None = None
+    sync_share: float = 0.0
+    bytes_up: int = 0
+    bytes_down: int = 0
+    stopped: bool = False
+    left: bool = False
+    heard_ago_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FragmentRecord:
+    """The newest durable version of a fragment, committed ``committed_ago_s`` seconds ago.
+
+    Attributes:
+        digest: As in :class:`broker.messages.Version`.
+        merged_tokens: Tokens merged into this fragment so far, over all versions.
+        contributors: Islands of the round that made this version; empty for version 0.
+    """
+
+    fragment_id: int
+    version: int
+    epoch: int
+    digest: str
+    merged_tokens: int
+    contributors: tuple[str, ...]
+    committed_ago_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunTotals:
+    """Where a run stands as a whole; ``trained = merged + wasted + in flight`` in tokens.
+
+    Attributes:
+        wasted_tokens: Cause -> tokens.
+        rounds: Number of contributors -> rounds that closed with so many.
+        loss: Mean of the islands' training losses, None while there is none.
+        progress: Part of ``target_tokens`` that is trained, 0 to 1; 0 for a run without an end.
+    """
+
+    phase: str
+    trained_tokens: int
+    merged_tokens: int
+    in_flight_tokens: int
+    target_tokens: int
+    progress: float
+    loss: float | None = None
+    model_version: int = 0
+    wasted_tokens: Mapping[str, int] = field(default_factory=dict)
+    rounds: Mapping[int, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerRecord:
+    """The broker's own counters since it started, and the allowances by which status judges silence."""
+
+    suspect_after_s: float
+    dead_after_s: float
+    peers: int
+    received_messages: int
+    received_bytes: int
+    sent_messages: int
+    sent_bytes: int
+    queued_bytes: int
+    held_bytes: int
+    dropped: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lease:
+    """Who leads a shard, after an attempt to lead it: ``granted`` says whether that succeeded."""
+
+    granted: bool
+    holder: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """All that Redis knows about a run, as it stands there; times are seconds of the clock of Redis."""
+
+    run_id: str
+    now_s: float
+    heard_at_s: Mapping[str, float]
+    members: Mapping[str, Mapping[str, Any]]
+    fragments: Mapping[int, Mapping[str, Any]]
+    totals: Mapping[str, Any]
+    broker: Mapping[str, Any]
+    refusals: Mapping[str, Mapping[str, Mapping[str, int]]]  # source -> island -> reason -> count
+    leases: Mapping[int, Mapping[str, Any]]
+
+    @property
+    def empty(self) -> bool:
+        """Whether nobody has written anything about this run."""
+        return not (self.heard_at_s or self.fragments or self.totals or self.broker)

@@ -1,0 +1,335 @@
+"""What a run writes to Redis, and how it is read back: membership, model versions, leases, totals, events.
+
+Redis serves people and elections; no training data passes through it, and nothing here is believed over an
+aggregator's store. All keys of a run begin with ``atoll:{run_id}:``
+
+    members             sorted set   island id -> when its last heartbeat came, by the clock of Redis
+    member:{island}     hash         field of MemberRecord -> JSON
+    model               hash         fragment id -> JSON of FragmentRecord; (epoch, version) only grows
+    totals              hash         field of RunTotals -> JSON
+    broker              hash         field of BrokerRecord -> JSON, with ``written_at``
+    refusals:{source}   hash         island id -> JSON of reason -> count, as counted by source
+    lease:{shard}       hash         holder, epoch, renewed_at; changed by compare-and-set alone
+    events              stream       capped; one JSON object in the field ``event``
+
+and ``atoll:runs`` is a sorted set of run ids. All times are those of Redis: writers say how long ago something was, so
+that ages come out right even if the clocks of two hosts do not agree. Everything but the leases vanishes a week after
+its last write.
+
+Every operation writes state, not changes of state, and may be repeated; a failure is
+:class:`~broker.errors.Unavailable`, after one attempt: whoever calls decides when to try again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import socket
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, TypeVar, cast
+from urllib.parse import urlsplit
+
+import redis.asyncio as aioredis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError, ResponseError
+
+from broker.errors import ConfigError, Unavailable
+from broker.records import BrokerRecord, FragmentRecord, Lease, MemberRecord, RunTotals, Snapshot
+
+__all__ = ["BrokerRecord", "FragmentRecord", "Lease", "MemberRecord", "Registry", "RunTotals", "Snapshot", "shown"]
+
+T = TypeVar("T")
+
+KEEP_S = 7 * 24 * 3600
+MAX_EVENTS = 10_000
+RUNS = "atoll:runs"
+
+#: A registry that is slower than this is as good as gone: nobody waits for it.
+CONNECT_TIMEOUT_S = 0.5
+ANSWER_TIMEOUT_S = 1.0
+
+
+#: Writes records of fragments unless a later version stands there: a deposed aggregator may still be writing.
+_WRITE_FRAGMENTS = """
+local written = 0
+for i = 2, #ARGV, 4 do
+  local held = redis.call('HGET', KEYS[1], ARGV[i])
+  local later = false
+  if held then
+    local epoch, version = tonumber(ARGV[i + 1]), tonumber(ARGV[i + 2])
+    held = cjson.decode(held)
+    later = held.epoch > epoch or (held.epoch == epoch and held.version > version)
+  end
+  if not later then
+    redis.call('HSET', KEYS[1], ARGV[i], ARGV[i + 3])
+    written = written + 1
+  end
+end
+redis.call('EXPIRE', KEYS[1], ARGV[1])
+return written
+"""
+
+#: The one place where a lease changes. A missing lease goes to whoever asks, and whoever holds it keeps it; only a
+#: candidate (ARGV[3] = 1) with a higher epoch takes it over.
+_LEASE = """
+local held = redis.call('HMGET', KEYS[1], 'holder', 'epoch')
+local granted = not held[1] or (held[1] == ARGV[1] and held[2] == ARGV[2])
+if not granted and ARGV[3] == '1' then
+  granted = tonumber(ARGV[2]) > tonumber(held[2])
+end
+if granted then
+  local time = redis.call('TIME')
+  local now = string.format('%d.%06d', tonumber(time[1]), tonumber(time[2]))
+  redis.call('HSET', KEYS[1], 'holder', ARGV[1], 'epoch', ARGV[2], 'renewed_at', now)
+  return {1, ARGV[1], ARGV[2]}
+end
+return {0, held[1], held[2]}
+"""
+
+
+class Registry:
+    """One run's keys over one connection; opened by the first operation, and again after a failure.
+
+    Operations may not overlap: each process has one task that writes.
+    """
+
+    def __init__(self, url: str, run_id: str) -> None:
+        """Prepares a connection; nothing is sent yet.
+
+        Raises:
+            ConfigError: ``url`` is no address of a Redis server.
+        """
+        self.run_id = run_id
+        self.address = shown(url)
+        try:
+            self._redis = aioredis.Redis.from_url(
+                url,
+                decode_responses=True,
+                socket_connect_timeout=CONNECT_TIMEOUT_S,
+                socket_timeout=ANSWER_TIMEOUT_S,
+                # The default repeats up to ten times whatever failed, with pauses, appending to a stream included.
+                retry=Retry(NoBackoff(), 0),
+                max_connections=2,
+            )
+        except ValueError as err:
+            cure = f"is no address of Redis ({err}); write redis://HOST:PORT"
+            raise ConfigError("redis_url", shown(url), cure) from err
+        self._write_fragments = self._redis.register_script(_WRITE_FRAGMENTS)
+        self._lease = self._redis.register_script(_LEASE)
+
+    async def aclose(self) -> None:
+        """Closes the connection."""
+        await self._redis.aclose()
+
+    # --- written by the broker ---
+
+    async def write_members(self, records: Sequence[MemberRecord]) -> None:
+        """Writes what was last heard of some islands."""
+        if not records:
+            return
+
+        async def write() -> None:
+            now_s = await self._now_s()
+            async with self._redis.pipeline(transaction=True) as pipe:
+                for record in records:
+                    fields = _fields(record, without=("island_id", "heard_ago_s"))
+                    pipe.zadd(self._key("members"), {record.island_id: now_s - record.heard_ago_s})
+                    pipe.hset(self._key("member", record.island_id), mapping=fields)
+                    pipe.expire(self._key("member", record.island_id), KEEP_S)
+                pipe.expire(self._key("members"), KEEP_S)
+                await pipe.execute()
+
+        await self._attempt(write)
+
+    async def write_broker(self, record: BrokerRecord) -> None:
+        """Writes the broker's counters, and the run into the list of runs."""
+
+        async def write() -> None:
+            now_s = await self._now_s()
+            async with self._redis.pipeline(transaction=True) as pipe:
+                pipe.hset(self._key("broker"), mapping=_fields(record) | {"written_at": json.dumps(now_s)})
+                pipe.expire(self._key("broker"), KEEP_S)
+                pipe.zadd(RUNS, {self.run_id: now_s})
+                pipe.zremrangebyscore(RUNS, "-inf", now_s - KEEP_S)
+                await pipe.execute()
+
+        await self._attempt(write)
+
+    async def write_refusals(self, source: str, refusals: Mapping[str, Mapping[str, int]]) -> None:
+        """Writes how often ``source`` (the broker or an aggregator) refused what, by island and reason."""
+        if not refusals:
+            return
+        mapping: dict[Any, Any] = {island: json.dumps(dict(reasons)) for island, reasons in refusals.items()}
+
+        async def write() -> None:
+            async with self._redis.pipeline(transaction=True) as pipe:
+                pipe.hset(self._key("refusals", source), mapping=mapping)
+                pipe.expire(self._key("refusals", source), KEEP_S)
+                await pipe.execute()
+
+        await self._attempt(write)
+
+    # --- written by the aggregator ---
+
+    async def write_fragments(self, records: Sequence[FragmentRecord]) -> int:
+        """Writes what fragments have become; returns how many records were not older than those that stand there."""
+        if not records:
+            return 0
+
+        async def write() -> int:
+            now_s = await self._now_s()
+            arguments: list[Any] = [KEEP_S]
+            for record in records:
+                value = dataclasses.asdict(record) | {"committed_at": now_s - record.committed_ago_s}
+                del value["fragment_id"], value["committed_ago_s"]
+                arguments += [record.fragment_id, record.epoch, record.version, json.dumps(value)]
+            return int(await self._write_fragments(keys=[self._key("model")], args=arguments))
+
+        return await self._attempt(write)
+
+    async def write_totals(self, totals: RunTotals) -> None:
+        """Writes where the run stands."""
+
+        async def write() -> None:
+            async with self._redis.pipeline(transaction=True) as pipe:
+                pipe.hset(self._key("totals"), mapping=_fields(totals))
+                pipe.expire(self._key("totals"), KEEP_S)
+                await pipe.execute()
+
+        await self._attempt(write)
+
+    async def append_events(self, events: Sequence[Mapping[str, Any]]) -> None:
+        """Appends to the stream of events, whose oldest entries fall out beyond about ``MAX_EVENTS``.
+
+        The only operation that is not the same when repeated: give events a number of their own, if copies
+        after an :class:`Unavailable` that is not ``definite`` matter.
+        """
+        if not events:
+            return
+
+        async def write() -> None:
+            async with self._redis.pipeline(transaction=True) as pipe:
+                for event in events:
+                    entry = {"event": json.dumps(dict(event), default=str)}
+                    pipe.xadd(self._key("events"), cast(Any, entry), maxlen=MAX_EVENTS, approximate=True)
+                pipe.expire(self._key("events"), KEEP_S)
+                await pipe.execute()
+
+        await self._attempt(write)
+
+    async def acquire_lease(self, shard: int, *, holder: str, epoch: int) -> Lease:
+        """Tries to lead a shard: granted if nobody does, if ``holder`` does under this epoch, or to a higher epoch."""
+        return await self._change_lease(shard, holder, epoch, candidate=True)
+
+    async def renew_lease(self, shard: int, *, holder: str, epoch: int) -> Lease:
+        """Says that ``holder`` still leads; puts the lease back if Redis lost it. Never takes it from another."""
+        return await self._change_lease(shard, holder, epoch, candidate=False)
+
+    async def _change_lease(self, shard: int, holder: str, epoch: int, *, candidate: bool) -> Lease:
+        async def change() -> Lease:
+            arguments: list[Any] = [holder, epoch, int(candidate)]
+            granted, by, under = await self._lease(keys=[self._key("lease", str(shard))], args=arguments)
+            return Lease(granted=bool(granted), holder=str(by), epoch=int(under))
+
+        return await self._attempt(change)
+
+    # --- read by status ---
+
+    async def read(self) -> Snapshot:
+        """Reads all that is known about the run."""
+        return await self._attempt(self._read)
+
+    async def _read(self) -> Snapshot:
+        sources = ("broker", "aggregator")
+        async with self._redis.pipeline(transaction=True) as pipe:
+            pipe.time()
+            pipe.zrange(self._key("members"), 0, -1, withscores=True)
+            for name in ("model", "totals", "broker"):
+                pipe.hgetall(self._key(name))
+            for source in sources:
+                pipe.hgetall(self._key("refusals", source))
+            pipe.hgetall(self._key("lease", "0"))
+            time, members, model, totals, broker, *refusals, lease = await pipe.execute()
+        islands = [island for island, _ in members]
+        hashes: list[dict[str, str]] = []
+        if islands:
+            async with self._redis.pipeline(transaction=False) as pipe:
+                for island in islands:
+                    pipe.hgetall(self._key("member", island))
+                hashes = await pipe.execute()
+        return Snapshot(
+            run_id=self.run_id,
+            now_s=_seconds(time),
+            heard_at_s=dict(members),
+            members={island: _values(each) for island, each in zip(islands, hashes, strict=True)},
+            fragments={int(p): json.loads(each) for p, each in model.items()},
+            totals=_values(totals),
+            broker=_values(broker),
+            refusals={source: _values(each) for source, each in zip(sources, refusals, strict=True)},
+            leases={0: lease} if lease else {},
+        )
+
+    async def read_events(self, count: int = 100) -> list[dict[str, Any]]:
+        """Reads the newest events, oldest first."""
+
+        async def read() -> list[dict[str, Any]]:
+            entries: Any = await self._redis.xrevrange(self._key("events"), count=count)
+            return [json.loads(entry["event"]) for _, entry in reversed(entries)]
+
+        return await self._attempt(read)
+
+    async def known_runs(self) -> list[str]:
+        """Lists runs that have been written to within the last week, the latest first."""
+
+        async def read() -> list[str]:
+            return [str(run) for run in await self._redis.zrevrange(RUNS, 0, -1)]
+
+        return await self._attempt(read)
+
+    # --- below ---
+
+    def _key(self, *parts: str) -> str:
+        return ":".join(("atoll", self.run_id, *parts))
+
+    async def _now_s(self) -> float:
+        return _seconds(await self._redis.time())
+
+    async def _attempt(self, operation: Callable[[], Awaitable[T]]) -> T:
+        """Runs an operation once; maps whatever Redis or the network has to say to :class:`Unavailable`."""
+        try:
+            # The socket's own timeouts start anew with each byte; this one does not.
+            async with asyncio.timeout(CONNECT_TIMEOUT_S + ANSWER_TIMEOUT_S):
+                return await operation()
+        except (RedisError, OSError, TimeoutError) as err:
+            # A refused connection or a server's own error: it was not done. Silence: who knows.
+            refused = isinstance(err.__cause__ or err.__context__, ConnectionRefusedError | socket.gaierror)
+            definite = refused or isinstance(err, ResponseError)
+            why = str(err) or f"no answer within {CONNECT_TIMEOUT_S + ANSWER_TIMEOUT_S:g} s"
+            message = f"Redis at {self.address} does not serve: {why}"
+            raise Unavailable(message, definite=definite) from err
+        except json.JSONDecodeError as err:
+            message = f"Redis at {self.address} holds something under atoll:{self.run_id}: that is not ours: {err}"
+            raise Unavailable(message, definite=True) from err
+
+
+def shown(url: str) -> str:
+    """Returns the address without its password, fit for logs."""
+    parts = urlsplit(url)
+    if "@" not in parts.netloc:
+        return url
+    return parts._replace(netloc="***@" + parts.netloc.rpartition("@")[2]).geturl()
+
+
+def _fields(record: Any, without: tuple[str, ...] = ()) -> dict[Any, Any]:
+    """Returns a record as the fields of a hash, each in JSON."""
+    return {name: json.dumps(value) for name, value in dataclasses.asdict(record).items() if name not in without}
+
+
+def _values(fields: Mapping[str, str]) -> dict[str, Any]:
+    return {name: json.loads(value) for name, value in fields.items()}
+
+
+def _seconds(time: tuple[int, int]) -> float:
+    return int(time[0]) + int(time[1]) / 1e6

@@ -1,0 +1,443 @@
+"""The broker's decisions, without sockets and without a clock: who is who, what goes where, what is refused.
+
+The driver (:mod:`broker.server`, or the simulator) turns what happens into events, hands them to :meth:`Relay.handle`
+with the time, and carries out the actions that come back, in order. It calls again with :class:`Tick` at
+:meth:`Relay.next_deadline_s`. Same events, same actions.
+
+*Peers.* A peer is a sender's newest incarnation, with the routing id of its connection on each channel. Ids are
+learned from what arrives, so a broker that starts empty knows everyone again after one heartbeat each, and
+a peer that reconnects under a new routing id replaces its half-open predecessor. A lower incarnation is fenced.
+Aggregators are known by :class:`~broker.messages.Attach`: what comes as ``aggregator`` over a connection that is not
+attached under the highest epoch seen is refused.
+
+*Ways.* Every kind has one way; nothing is chosen by the sender but the island that an aggregator addresses::
+
+    Join Heartbeat Nothing Leave   island -> aggregator of shard 0      control   repeated; dropped if nobody takes it
+    Seed Contribution              island -> the fragment's shard       bulk      queued in bytes; beyond that refused
+    Want                           island -> here: credit for one       bulk
+    Version                        aggregator -> here: kept             bulk      the newest of each fragment
+    Attach AttachBulk              aggregator -> here: who leads        both
+    Welcome FleetState Refused     aggregator -> the island in ``to``   control   repeated; dropped if nobody takes it
+
+*Backpressure.* The driver sends or, at a high-water mark, answers a :class:`Send` with :class:`Blocked`. A contribution
+then waits in a queue bounded in bytes; a version does not wait at all: the island's credit stands again, and whatever
+version is the newest when the island takes more is what it gets. Control messages never wait behind bulk bytes: what
+cannot be sent is dropped and counted, since all of them are repeated. Nothing a peer sends makes this object grow
+beyond its limits.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from broker import messages as m
+from broker.codec import kind_of
+from broker.directory import JOINING, MAX_SHARDS, UNKNOWN, Directory, Leader, Peer
+from broker.messages import AGGREGATOR, BROKER, Channel, Envelope, Reason, Role
+from broker.queues import ContributionQueue, Queued, VersionShelf
+from broker.relay_events import (
+    Blocked,
+    Note,
+    Observe,
+    Received,
+    Rejected,
+    RelayAction,
+    RelayConfig,
+    RelayCounters,
+    RelayEvent,
+    Send,
+    Tick,
+    Unreachable,
+)
+
+__all__ = [
+    "Relay",
+    "RelayConfig",
+    "RelayCounters",
+    "RelayEvent",
+    "Received",
+    "Rejected",
+    "Blocked",
+    "Unreachable",
+    "Tick",
+    "RelayAction",
+    "Send",
+    "Observe",
+    "Note",
+]
+
+#: Why a message is refused: the reason, and a detail for people. None: it is taken.
+Refusal = tuple[Reason, str] | None
+
+#: Where a refusal is addressed whose sender could not be read.
+NOBODY = m.joining("unknown")
+
+
+class Relay:
+    """Routes the messages of one run; see the module's docstring for the rules."""
+
+    def __init__(self, config: RelayConfig) -> None:
+        self.config = config
+        self.counters = RelayCounters()
+        self._who = Directory(max_peers=config.max_peers)
+        self._owner: dict[int, int] = {}  # fragment -> shard, filled by Attach
+        self._shelf = VersionShelf()
+        self._queue = ContributionQueue(per_sender_bytes=config.peer_queue_bytes, total_bytes=config.total_queue_bytes)
+        self._blocked_peers: dict[str, None] = {}  # a set in order: whose bulk connection takes nothing now
+        self._blocked_shards: dict[int, None] = {}
+        self._retry_at_s: float | None = None
+        self._sweep_at_s: float | None = None
+        self._sequence = 0
+        self._actions: list[RelayAction] = []
+
+    # --- what the driver calls ---
+
+    def handle(self, event: RelayEvent, now_s: float) -> list[RelayAction]:
+        """Takes in one event and returns what to do about it, in order."""
+        match event:
+            case Received():
+                self.counters.received_messages += 1
+                self.counters.received_bytes += event.size_bytes
+                refusal = self._receive(event, now_s)
+                if refusal is not None:
+                    self._refuse_message(event.channel, event.peer, event.envelope, refusal)
+            case Rejected():
+                refusal = event.reason, event.detail
+                self._refuse(event.channel, event.peer, event.sender, event.kind, event.sequence, refusal)
+            case Blocked():
+                self._unsend(event)
+                self._put_back(event, now_s)
+            case Unreachable():
+                self._unsend(event)
+                self._who.close(event.channel, event.peer)
+                self._give_up(event)
+            case Tick():
+                pass
+        self._advance(now_s)
+        actions, self._actions = self._actions, []
+        return actions
+
+    def next_deadline_s(self) -> float | None:
+        """When to call with :class:`Tick` at the latest; None when nothing is waited for."""
+        due = [each for each in (self._retry_at_s, self._sweep_at_s) if each is not None]
+        due += [each.heard_s + self.config.leader_silent_s for each in self._who.leaders.values() if each.leads]
+        return min(due, default=None)
+
+    @property
+    def queued_bytes(self) -> int:
+        """Bytes of contributions that wait for an aggregator."""
+        return self._queue.queued_bytes
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of versions that are kept: about one model."""
+        return self._shelf.held_bytes
+
+    @property
+    def num_peers(self) -> int:
+        """Islands known, and those joining."""
+        return len(self._who.peers)
+
+    # --- what arrives ---
+
+    def _receive(self, event: Received, now_s: float) -> Refusal:
+        refusal = self._improper(event)
+        if refusal is not None:
+            return refusal
+        match event.envelope.message:
+            case m.Attach() | m.AttachBulk() as attach:
+                return self._attach(event, attach, now_s)
+            case _ if event.envelope.sender == AGGREGATOR:
+                return self._from_aggregator(event, now_s)
+            case _:
+                return self._from_island(event, now_s)
+
+    def _improper(self, event: Received) -> Refusal:
+        """Says why this sender may not send this kind over this channel in this run.
+
+        Until connections are bound to keys, a sender's name is all there is to tell its role.
+        """
+        envelope, kind = event.envelope, type(event.envelope.message)
+        sender = envelope.sender
+        if envelope.run_id != self.config.run_id:
+            return Reason.WRONG_RUN, f"run is {envelope.run_id}, this broker serves {self.config.run_id}"
+        if sender == BROKER:
+            return Reason.WRONG_ROLE, f"sender is {BROKER}, a name that no peer may have"
+        role = Role.AGGREGATOR if sender == AGGREGATOR else Role.ISLAND
+        may_send = kind.role is role or (kind is m.Refused and role is Role.AGGREGATOR)
+        if not may_send:
+            return Reason.WRONG_ROLE, f"{kind_of(kind)} may not come from {sender}"
+        if kind.channel is not event.channel:
+            return Reason.WRONG_ROLE, f"{kind_of(kind)} belongs on the {kind.channel} port, not on {event.channel}"
+        if sender.startswith(JOINING) and kind is not m.Join:
+            return Reason.UNKNOWN_ISLAND, f"{kind_of(kind)} needs an island id: join first"
+        return None
+
+    def _from_island(self, event: Received, now_s: float) -> Refusal:
+        envelope = event.envelope
+        name, incarnation = envelope.sender, envelope.incarnation
+        peer = self._who.peers.get(name)
+        if peer is not None and incarnation < peer.incarnation:
+            return Reason.FENCED, f"incarnation {incarnation} of {name} has ended: {peer.incarnation} has joined"
+        if peer is None and self._who.full:
+            return Reason.QUEUE_FULL, f"the broker knows {self.num_peers} peers and takes no more (max_peers)"
+        if peer is None or incarnation > peer.incarnation:
+            peer = self._enter(name, incarnation, now_s)
+        peer.heard_s = now_s
+        if self._who.connect(peer, event.channel, event.peer):
+            self._blocked_peers.pop(name, None)  # a new connection starts empty
+        match envelope.message:
+            case m.Want(versions=versions):
+                peer.want, peer.credit = versions, True
+                self._serve(peer)
+            case m.Contribution(fragment_id=p) | m.Seed(fragment_id=p):
+                # An unknown fragment goes to shard 0, which has the manifest and refuses it for good.
+                return self._contribute(self._owner.get(p, 0), Queued(envelope=envelope, size_bytes=event.size_bytes))
+            case message:
+                if isinstance(message, m.Heartbeat | m.Leave):
+                    self._actions.append(Observe(envelope=envelope))
+                leader = self._who.leading(0)  # shard 0 keeps membership
+                to = leader.routes.get(Channel.CONTROL) if leader is not None else None
+                self._send_control(to, envelope, event.size_bytes, missing="no_leader")
+        return None
+
+    def _from_aggregator(self, event: Received, now_s: float) -> Refusal:
+        envelope, message = event.envelope, event.envelope.message
+        leader = self._who.leader_behind(event.channel, event.peer)
+        highest = leader.epoch if leader is not None else self._who.highest_epoch
+        epoch = getattr(message, "epoch", highest)  # a refusal carries none
+        if epoch < highest:
+            return Reason.FENCED, f"epoch {epoch} has ended, {highest} leads"
+        if leader is None:
+            return (
+                Reason.NOT_LEADER,
+                f"nobody is attached over this connection: attach on the {event.channel} port first",
+            )
+        leader.heard_s = now_s
+        match message:
+            case m.Version():
+                if self._shelf.offer(envelope, message, event.size_bytes):
+                    for peer in self._who.peers.values():
+                        self._serve(peer)
+                else:
+                    self.counters.dropped["old_version"] += 1
+                return None
+            case m.Welcome(island_id=island_id, incarnation=incarnation):
+                known = self._who.peers.get(island_id)
+                if known is not None and incarnation > known.incarnation:
+                    self._enter(island_id, incarnation, now_s)  # from here on its earlier lives are fenced
+                self._actions.append(Observe(envelope=envelope))
+            case m.Refused(reason=reason):
+                self._count_refusal(envelope.to if envelope.to in self._who.peers else UNKNOWN, reason)
+            case _:
+                pass
+        route = self._who.route_to(envelope.to, Channel.CONTROL)
+        self._send_control(route, envelope, event.size_bytes, missing="no_such_peer")
+        return None
+
+    # --- towards aggregators ---
+
+    def _attach(self, event: Received, message: m.Attach | m.AttachBulk, now_s: float) -> Refusal:
+        shard, epoch = message.shard, message.epoch
+        if shard >= MAX_SHARDS:
+            return Reason.IMPLAUSIBLE, f"shard is {shard}, must be below {MAX_SHARDS}"
+        leader = self._who.leaders.get(shard)
+        if leader is not None and epoch < leader.epoch:
+            return Reason.FENCED, f"epoch {epoch} of shard {shard} has ended, {leader.epoch} leads"
+        if leader is None or epoch > leader.epoch or not leader.leads:
+            if leader is not None:
+                self._who.disconnect_all(leader)
+            leader = self._who.leaders[shard] = Leader(shard=shard, epoch=epoch, heard_s=now_s)
+            self._actions.append(Note(event="relay.leader_attached", fields={"shard": shard, "epoch": epoch}))
+        leader.heard_s = now_s
+        is_new = self._who.connect(leader, event.channel, event.peer)
+        match message:
+            case m.Attach(versions=versions):
+                self._owner.update(dict.fromkeys(range(len(versions)), shard))
+                held = m.Attached(versions=self._shelf.versions(len(versions)))
+                self._reply(event.channel, event.peer, AGGREGATOR, held)
+            case m.AttachBulk():
+                if is_new:
+                    self._blocked_shards.pop(shard, None)
+                self._forward_queue(leader)
+        return None
+
+    def _contribute(self, shard: int, item: Queued) -> Refusal:
+        """Sends a contribution on or queues it; or says why neither."""
+        leader = self._who.leading(shard)
+        if leader is None:
+            return Reason.NOT_LEADER, f"no aggregator leads shard {shard} now: send it again later"
+        if self._queue.holds(item):
+            self.counters.dropped["copy_in_queue"] += 1
+            return None
+        route = leader.routes.get(Channel.BULK)
+        if route is not None and shard not in self._blocked_shards:
+            self._send(Channel.BULK, route, item.envelope, item.size_bytes)
+            return None
+        full = self._queue.full_for(item)
+        if full is not None:
+            return Reason.QUEUE_FULL, full
+        self._queue.push(shard, item)
+        return None
+
+    def _forward_queue(self, leader: Leader) -> None:
+        route = leader.routes.get(Channel.BULK)
+        if route is not None and leader.shard not in self._blocked_shards:
+            for item in self._queue.drain(leader.shard):
+                self._send(Channel.BULK, route, item.envelope, item.size_bytes)
+
+    def _lose(self, leader: Leader) -> None:
+        """Gives up on a silent aggregator: whoever waits for it is told, and sends again to the next one."""
+        leader.leads = False
+        self._who.disconnect_all(leader)
+        self._blocked_shards.pop(leader.shard, None)
+        waiting = self._queue.drain(leader.shard)
+        fields = {"shard": leader.shard, "epoch": leader.epoch, "waiting": len(waiting)}
+        self._actions.append(Note(event="relay.leader_lost", fields=fields, warning=True))
+        refusal = Reason.NOT_LEADER, f"the aggregator of shard {leader.shard} fell silent: send it again later"
+        for item in waiting:
+            route = self._who.route_to(item.envelope.sender, Channel.CONTROL)
+            if route is not None:
+                self._refuse_message(Channel.CONTROL, route, item.envelope, refusal)
+
+    # --- towards islands ---
+
+    def _enter(self, name: str, incarnation: int, now_s: float) -> Peer:
+        """Makes a peer, in place of its earlier incarnation if it has one."""
+        old = self._who.peers.get(name)
+        if old is not None:
+            fields = {"island": name, "ended": old.incarnation, "incarnation": incarnation}
+            self._actions.append(Note(event="relay.island_fenced", fields=fields))
+        self._blocked_peers.pop(name, None)
+        if self._sweep_at_s is None:
+            self._sweep_at_s = now_s + self.config.forget_after_s
+        return self._who.enter(name, incarnation, now_s)
+
+    def _serve(self, peer: Peer) -> None:
+        """Spends a peer's credit, if there is anything new to spend it on."""
+        route = peer.routes.get(Channel.BULK)
+        if not peer.credit or route is None or peer.name in self._blocked_peers:
+            return
+        held = self._shelf.choose(peer.want, peer.served)
+        if held is None:
+            return
+        peer.credit = False
+        peer.transfers += 1
+        peer.served[held.version.fragment_id] = peer.transfers
+        self._send(Channel.BULK, route, held.envelope, held.size_bytes)
+
+    # --- what could not be sent, and time ---
+
+    def _put_back(self, event: Blocked, now_s: float) -> None:
+        match event.envelope.message:
+            case m.Version(fragment_id=p):
+                peer = self._who.peers.get(self._who.name_of(event.channel, event.peer) or "")
+                if peer is None:
+                    return
+                peer.credit = True
+                peer.served.pop(p, None)  # it still comes first
+                self._blocked_peers[peer.name] = None
+            case m.Contribution(fragment_id=p) | m.Seed(fragment_id=p):
+                shard = self._owner.get(p, 0)
+                self._queue.put_back(shard, Queued(envelope=event.envelope, size_bytes=event.size_bytes))
+                self._blocked_shards[shard] = None
+            case _:
+                self.counters.dropped["blocked"] += 1
+                return
+        if self._retry_at_s is None:
+            self._retry_at_s = now_s + self.config.retry_s
+
+    def _give_up(self, event: Unreachable) -> None:
+        """A contribution waits for the aggregator's next connection; an island asks again over its own."""
+        match event.envelope.message:
+            case m.Contribution(fragment_id=p) | m.Seed(fragment_id=p):
+                item = Queued(envelope=event.envelope, size_bytes=event.size_bytes)
+                self._queue.put_back(self._owner.get(p, 0), item)
+            case _:
+                self.counters.dropped["unreachable"] += 1
+
+    def _advance(self, now_s: float) -> None:
+        """Does what has fallen due."""
+        for leader in self._who.leaders.values():
+            if leader.leads and now_s >= leader.heard_s + self.config.leader_silent_s:
+                self._lose(leader)
+        if self._retry_at_s is not None and now_s >= self._retry_at_s:
+            self._retry_at_s = None
+            peers, self._blocked_peers = self._blocked_peers, {}
+            for name in peers:
+                self._serve(self._who.peers[name])
+            shards, self._blocked_shards = self._blocked_shards, {}
+            for shard in shards:
+                self._forward_queue(self._who.leaders[shard])
+        if self._sweep_at_s is not None and now_s >= self._sweep_at_s:
+            for peer in self._who.forget_silent(now_s, self.config.forget_after_s):
+                self._blocked_peers.pop(peer.name, None)
+                self.counters.refused.pop(peer.name, None)
+                if not peer.is_joining:
+                    fields = {"island": peer.name, "silent_s": round(now_s - peer.heard_s, 1)}
+                    self._actions.append(Note(event="relay.island_forgotten", fields=fields))
+            # Often enough that nobody is remembered for more than a quarter longer than configured.
+            self._sweep_at_s = now_s + self.config.forget_after_s / 4 if self._who.peers else None
+
+    # --- sending and refusing ---
+
+    def _send(self, channel: Channel, peer: bytes, envelope: Envelope, size_bytes: int) -> None:
+        self.counters.sent_messages += 1
+        self.counters.sent_bytes += size_bytes
+        self._actions.append(Send(channel=channel, peer=peer, envelope=envelope, size_bytes=size_bytes))
+
+    def _unsend(self, event: Blocked | Unreachable) -> None:
+        self.counters.sent_messages -= 1
+        self.counters.sent_bytes -= event.size_bytes
+
+    def _send_control(self, route: bytes | None, envelope: Envelope, size_bytes: int, *, missing: str) -> None:
+        if route is None:
+            self.counters.dropped[missing] += 1
+        else:
+            self._send(Channel.CONTROL, route, envelope, size_bytes)
+
+    def _reply(self, channel: Channel, peer: bytes, to: str, message: m.Message) -> None:
+        self._sequence += 1
+        envelope = Envelope(
+            run_id=self.config.run_id, sender=BROKER, incarnation=0, sequence=self._sequence, to=to, message=message
+        )
+        self._send(channel, peer, envelope, 0)
+
+    def _refuse_message(self, channel: Channel, peer: bytes, envelope: Envelope, refusal: tuple[Reason, str]) -> None:
+        self._refuse(channel, peer, envelope.sender, kind_of(envelope.message), envelope.sequence, refusal)
+
+    def _refuse(
+        self, channel: Channel, peer: bytes, claimed: str, kind: str, sequence: int, refusal: tuple[Reason, str]
+    ) -> None:
+        """Counts a refusal, notes it now and then, and tells the sender why.
+
+        Args:
+            channel: Where the message came from, with ``peer``.
+            peer: Routing id.
+            claimed: The sender that the message named, if it could be read: believed only if it is a known peer.
+            kind: Of the message, or empty.
+            sequence: Of the message, or -1.
+            refusal: Reason and detail.
+        """
+        reason, detail = refusal
+        name = self._who.name_of(channel, peer) or (claimed if claimed in self._who.peers else UNKNOWN)
+        times = self._count_refusal(name, reason)
+        if _is_power_of_ten(times):
+            fields = {"sender": name, "kind": kind, "reason": reason, "times": times, "detail": detail}
+            self._actions.append(Note(event="relay.refused", fields=fields, warning=True))
+        if kind == kind_of(m.Refused):
+            return  # two peers must not refuse each other's refusals for ever
+        control = self._who.control_beside(channel, peer)
+        if control is not None:
+            channel, peer = Channel.CONTROL, control
+        refused = m.Refused(kind=kind, sequence=sequence, reason=reason, detail=detail)
+        self._reply(channel, peer, claimed or (name if name != UNKNOWN else NOBODY), refused)
+
+    def _count_refusal(self, name: str, reason: Reason) -> int:
+        counts = self.counters.refused.setdefault(name, Counter())
+        counts[reason] += 1
+        return counts[reason]
+
+
+def _is_power_of_ten(n: int) -> bool:
+    return str(n).rstrip("0") == "1"

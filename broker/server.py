@@ -1,0 +1,312 @@
+"""The broker daemon: two ROUTER sockets around a :class:`~broker.relay.Relay`.
+
+Shell. Each message is decoded as far as its header, handed to the relay, and what the relay answers is done at once,
+without waiting: a send that would block goes back to the relay as an event. So nothing that a peer does, and nothing
+that Redis does (:mod:`broker.reporter` has a task of its own), holds up anybody else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import errno
+import ipaddress
+import signal
+import socket
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, assert_never
+
+import zmq
+import zmq.asyncio
+
+from broker import logs, settings
+from broker.codec import Limits, decode, encode, peek
+from broker.config import DEFAULT_REDIS_URL, BrokerConfig
+from broker.endpoint import configure_socket
+from broker.errors import ConfigError, RemoteProtocolError
+from broker.messages import Channel, Reason
+from broker.registry import Registry
+from broker.relay import (
+    Blocked,
+    Note,
+    Observe,
+    Received,
+    Rejected,
+    Relay,
+    RelayEvent,
+    Send,
+    Tick,
+    Unreachable,
+)
+from broker.reporter import Reporter
+
+log = logs.get(__name__)
+
+#: What is still queued for islands when the broker ends is sent for so long; all of it is repeated by its senders.
+LINGER_MS = 200
+#: The last report to Redis may take so long.
+LAST_REPORT_S = 0.8
+#: How often two adjacent free ports are looked for when the port is 0.
+PORT_ATTEMPTS = 50
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listening:
+    """Where a broker listens: what clients connect to, and the ports."""
+
+    address: str
+    control_port: int
+    bulk_port: int
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the flags of ``atoll broker``."""
+    settings.add_config_flag(parser)
+    settings.add_flags(parser, BrokerConfig)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serves until SIGTERM or SIGINT, then returns 0.
+
+    Raises:
+        ConfigError: A setting cannot work, such as a port that is taken.
+    """
+    logs.configure("broker")
+    config = settings.load(BrokerConfig, args, "broker")
+    asyncio.run(_until_signalled(config))
+    return 0
+
+
+async def _until_signalled(config: BrokerConfig) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    await serve(config, stop=stop)
+
+
+async def serve(
+    config: BrokerConfig, *, stop: asyncio.Event, ready: Callable[[Listening], None] = lambda _: None
+) -> None:
+    """Serves until ``stop`` is set.
+
+    Args:
+        config: Resolved settings.
+        stop: Ends the broker within about a second.
+        ready: Called once, as soon as both ports accept connections.
+
+    Raises:
+        ConfigError: An address cannot be listened on, or ``redis_url`` is none.
+    """
+    registry = Registry(config.redis_url or DEFAULT_REDIS_URL, config.run_id)
+    context = zmq.asyncio.Context(io_threads=2)
+    broker = _Broker(config, registry)
+    try:
+        listening = broker.bind(context)
+        log.info(
+            "broker.ready",
+            run=config.run_id,
+            address=listening.address,
+            bulk=listening.bulk_port,
+            redis=registry.address,
+        )
+        ready(listening)
+        await broker.run(stop)
+    finally:
+        broker.close()
+        await registry.aclose()
+        context.term()
+    log.info("broker.ended", run=config.run_id)
+
+
+class _Broker:
+    """Sockets and the relay between them."""
+
+    def __init__(self, config: BrokerConfig, registry: Registry) -> None:
+        self._config = config
+        self._clock = time.monotonic
+        self._relay = Relay(config.relay())
+        self._reporter = Reporter(
+            registry, self._relay, liveness=config.liveness, interval_s=config.report_interval_s, clock=self._clock
+        )
+        self._limits: dict[Channel, Limits] = {
+            Channel.CONTROL: config.control_limits(),
+            Channel.BULK: config.limits(),
+        }
+        self._sockets: dict[Channel, zmq.asyncio.Socket] = {}
+        self._woken = asyncio.Event()  # the relay's next deadline may have changed
+        self._waiting_until_s: float | None = None
+
+    # --- sockets ---
+
+    def bind(self, context: zmq.asyncio.Context) -> Listening:
+        """Opens both ports.
+
+        Raises:
+            ConfigError: One of them is taken, or the host is no address of this machine.
+        """
+        host, port = _resolved(self._config.host), self._config.port
+        for attempt in range(PORT_ATTEMPTS):
+            try:
+                control = self._open(context, Channel.CONTROL, host, port)
+                control_port = int(bytes(control.get(zmq.LAST_ENDPOINT)).rstrip(b"\0").rpartition(b":")[2])
+                self._open(context, Channel.BULK, host, control_port + 1)
+            except zmq.ZMQError as err:
+                self.close()
+                # Port 0 gave a control port whose neighbour is taken, or that has none: try another.
+                if port != 0 or attempt == PORT_ATTEMPTS - 1 or err.errno not in (errno.EADDRINUSE, errno.EINVAL):
+                    raise _cannot_listen(self._config, err) from err
+            else:
+                return Listening(
+                    address=f"tcp://{host}:{control_port}", control_port=control_port, bulk_port=control_port + 1
+                )
+        raise AssertionError("the last attempt returns or raises")
+
+    def _open(self, context: zmq.asyncio.Context, channel: Channel, host: str, port: int) -> zmq.asyncio.Socket:
+        sock = self._sockets[channel] = context.socket(zmq.ROUTER)
+        configure_socket(sock, channel, self._limits[channel])
+        sock.set(zmq.ROUTER_MANDATORY, 1)  # a send that nobody takes must not vanish silently
+        sock.set(zmq.IPV6, int(":" in host))  # the name of an IPv4 address must stay one for bind
+        sock.bind(f"tcp://{host}:{port}")
+        return sock
+
+    def close(self) -> None:
+        """Closes the sockets; what is queued in them is sent for ``LINGER_MS`` at most."""
+        for sock in self._sockets.values():
+            sock.close(linger=LINGER_MS)
+        self._sockets.clear()
+
+    # --- tasks ---
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Serves until ``stop`` is set; if one of the tasks fails, all end and its error is raised."""
+        async with asyncio.TaskGroup() as group:
+            tasks = [
+                group.create_task(self._receive(Channel.CONTROL), name="control"),
+                group.create_task(self._receive(Channel.BULK), name="bulk"),
+                group.create_task(self._keep_time(), name="time"),
+                group.create_task(self._reporter.run(), name="reporter"),
+            ]
+            await stop.wait()
+            for task in tasks:
+                task.cancel()
+        try:
+            async with asyncio.timeout(LAST_REPORT_S):
+                await self._reporter.write()  # so that status knows who left last
+        except TimeoutError:
+            log.warning("redis.lost", detail=f"no answer to the last report within {LAST_REPORT_S} s")
+
+    async def _receive(self, channel: Channel) -> None:
+        sock, limits = self._sockets[channel], self._limits[channel]
+        while True:
+            peer, *frames = await sock.recv_multipart(copy=False)
+            self._handle(_event(channel, peer.bytes, frames, limits))
+            # A message that is there already is returned without a pause; without one here, the busier channel would
+            # keep the other from running.
+            await asyncio.sleep(0)
+
+    async def _keep_time(self) -> None:
+        while True:
+            deadline_s = self._waiting_until_s = self._relay.next_deadline_s()
+            self._woken.clear()
+            try:
+                async with asyncio.timeout(None if deadline_s is None else max(0.0, deadline_s - self._clock())):
+                    await self._woken.wait()
+            except TimeoutError:
+                self._handle(Tick())
+
+    # --- what the relay wants done ---
+
+    def _handle(self, event: RelayEvent) -> None:
+        """Hands an event to the relay, carries out what it answers, and hands back what could not be sent."""
+        now_s = self._clock()
+        actions = deque(self._relay.handle(event, now_s))
+        while actions:
+            match actions.popleft():
+                case Send() as send:
+                    failure = self._send(send)
+                    if failure is not None:
+                        actions.extend(self._relay.handle(failure, now_s))
+                case Observe(envelope=envelope):
+                    self._reporter.membership.observe(envelope, now_s)
+                case Note(event=name, fields=fields, warning=warning):
+                    (log.warning if warning else log.info)(name, **fields)
+                case other:
+                    assert_never(other)
+        deadline_s = self._relay.next_deadline_s()
+        if deadline_s is not None and (self._waiting_until_s is None or deadline_s < self._waiting_until_s):
+            self._woken.set()
+
+    def _send(self, send: Send) -> Blocked | Unreachable | None:
+        # With NOBLOCK, and nobody polling for room, pyzmq has tried before it returns: the future is done.
+        frames = [send.peer, *encode(send.envelope)]
+        sent: Any = self._sockets[send.channel].send_multipart(frames, zmq.NOBLOCK, copy=False)
+        error = sent.exception()
+        if error is None:
+            return None
+        failure: type[Blocked] | type[Unreachable]
+        if isinstance(error, zmq.Again):
+            failure = Blocked
+        elif isinstance(error, zmq.ZMQError) and error.errno == errno.EHOSTUNREACH:
+            failure = Unreachable
+        else:
+            raise error
+        return failure(channel=send.channel, peer=send.peer, envelope=send.envelope, size_bytes=send.size_bytes)
+
+
+def _event(channel: Channel, peer: bytes, frames: list[Any], limits: Limits) -> Received | Rejected:
+    """Decodes what came, as far as the header; buffers stay the views of frames that they are."""
+    try:
+        envelope = decode(frames, limits)
+    except RemoteProtocolError as err:
+        origin = peek(frames, limits)
+        return Rejected(
+            channel=channel,
+            peer=peer,
+            reason=Reason(err.reason),
+            detail=f"{err.field} is {err.got}, expected {err.expected}",
+            kind=origin.kind,
+            sequence=origin.sequence,
+            sender=origin.sender,
+        )
+    return Received(channel=channel, peer=peer, envelope=envelope, size_bytes=sum(len(frame) for frame in frames))
+
+
+# --- addresses ------------------------------------------------------------------------------------------------------
+
+
+def _resolved(host: str) -> str:
+    """Returns the address to bind: ZeroMQ takes no names of hosts there, and IPv6 in brackets.
+
+    Raises:
+        ConfigError: No such host.
+    """
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except OSError as err:
+        cure = f"is no address ({err.strerror}); give one of this machine, or 0.0.0.0 for all of them"
+        raise ConfigError("host", host, cure) from err
+    address = str(min(found, key=lambda each: each[0] != socket.AF_INET)[4][0])  # IPv4 first
+    return (
+        f"[{address}]"
+        if isinstance(ipaddress.ip_address(address.partition("%")[0]), ipaddress.IPv6Address)
+        else address
+    )
+
+
+def _cannot_listen(config: BrokerConfig, err: zmq.ZMQError) -> ConfigError:
+    ports = f"{config.port} and {config.port + 1}" if config.port else "any"
+    match err.errno:
+        case errno.EADDRINUSE:
+            cure = f"a process listens on one of {ports} at {config.host} already: end it, or take another --port"
+        case errno.EACCES:
+            cure = f"this user may not listen on {ports}: take a --port above 1023"
+        case errno.EADDRNOTAVAIL | errno.ENODEV:
+            cure = "this machine has no such address: give one of its own with --host, or 0.0.0.0 for all of them"
+            return ConfigError("host", config.host, cure)
+        case _:
+            cure = f"ZeroMQ cannot listen there: {err.strerror}"
+    return ConfigError("port", config.port, cure)

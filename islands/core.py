@@ -1,0 +1,564 @@
+"""The island's state machine: when to hand over, what to adopt, what to say. Pure; it never waits.
+
+Per fragment::
+
+    IDLE --asked, copy at hand--> CAPTURING --Captured--> IDLE             (the contribution is outstanding)
+    IDLE --version arrives------> PREPARING --Prepared--> READY --installed at a boundary--> IDLE
+
+A fragment does one thing at a time: between preparing a version and installing it no copy is captured, so the shift
+that was prepared stays right. Copies taken before an installation are dropped by it.
+
+Every trained step of a fragment is handed over at most once: ``handed`` only grows, and a capture takes the range
+from there to the boundary of its copy (design, section 4.2).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, assert_never
+
+from broker.fragments import FragmentManifest, TensorSpec
+from broker.messages import (
+    AGGREGATOR,
+    BROKER,
+    Contribution,
+    Fate,
+    FleetState,
+    Heartbeat,
+    Join,
+    Leave,
+    Nothing,
+    Outstanding,
+    Phase,
+    Reason,
+    Refused,
+    Resolution,
+    RunSettings,
+    Seed,
+    Share,
+    TrainedOn,
+    Version,
+    Want,
+    Welcome,
+)
+from broker.ranges import StepRange
+from islands.events import (
+    Action,
+    Boundary,
+    Capture,
+    Captured,
+    EncodeSeed,
+    Event,
+    Fail,
+    Joined,
+    Leaving,
+    Note,
+    Prepare,
+    Prepared,
+    Received,
+    RefreshOptimizer,
+    SeedEncoded,
+    Send,
+    Tick,
+    Vitals,
+    Watch,
+)
+
+JOIN_AGAIN_S = (0.5, 5.0)  # first and longest pause between joins
+RESEND_S = (2.0, 30.0)  # the same for a contribution, a seed or a Want that nothing was heard of
+NOTHING_AGAIN_S = 1.0
+
+
+class Stage(StrEnum):
+    """What an island is doing with a fragment."""
+
+    IDLE = "idle"
+    CAPTURING = "capturing"
+    PREPARING = "preparing"
+    READY = "ready"
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A moment in an island's training: its two counters."""
+
+    step: int
+    tokens: int
+
+
+@dataclass(slots=True)
+class Backoff:
+    """When to try again: at once, then after pauses that double."""
+
+    first_s: float
+    longest_s: float
+    due_at_s: float = 0.0
+    pause_s: float = 0.0
+
+    def tried(self, now_s: float) -> None:
+        """Takes note of an attempt."""
+        self.pause_s = min(self.longest_s, 2 * self.pause_s) if self.pause_s else self.first_s
+        self.due_at_s = now_s + self.pause_s
+
+    def due(self, now_s: float) -> bool:
+        """Whether the pause is over."""
+        return now_s >= self.due_at_s
+
+
+def _resend() -> Backoff:
+    return Backoff(*RESEND_S)
+
+
+@dataclass(slots=True)
+class Pending:
+    """A contribution whose fate is not known yet; its bytes are kept until it is."""
+
+    message: Contribution
+    backoff: Backoff = field(default_factory=_resend)
+
+
+@dataclass(slots=True)
+class Fragment:
+    """One fragment of the local parameters."""
+
+    handed: Point  #: everything before was handed over, or dropped
+    stage: Stage = Stage.IDLE
+    version: int = -1  #: in the local parameters
+    trained_on: list[TrainedOn] = field(default_factory=list)  #: of the steps since ``handed``, up to ``counted``
+    counted: int = 0  #: inner step up to which ``trained_on`` counts
+    copy: Point | None = None
+    capturing: StepRange | None = None
+    incoming: Version | None = None  #: while PREPARING or READY
+    incoming_keep: float = 1.0
+    newer: Version | None = None  #: arrived meanwhile
+    overwrite: bool = False  #: adopt the next version with keep = 0
+    asked: int | None = None  #: the open round to answer
+    answered: int = 0  #: the last round answered
+    nothing_at_s: float | None = None  #: when the last answer was "nothing"
+    outstanding: dict[tuple[int, int], Pending] = field(default_factory=dict)
+    overwritten_tokens: int = 0
+    seed: Backoff = field(default_factory=_resend)
+    seeding: bool = False
+
+    @property
+    def newest(self) -> int:
+        """The newest version that has arrived; -1 asks for whatever there is."""
+        if self.overwrite and self.incoming is None and self.newer is None:
+            return -1
+        versions = [v.fragment_version for v in (self.incoming, self.newer) if v is not None]
+        return max([self.version, *versions])
+
+    def count(self, step: int) -> None:
+        """Books the steps up to ``step`` on the version now in the local parameters."""
+        if step > self.counted:
+            self.trained_on.append(TrainedOn(fragment_version=self.version, steps=step - self.counted))
+            self.counted = step
+
+
+class Island:
+    """One life of one island.
+
+    Args:
+        island_id: The id to ask for; empty for the next free one.
+        hint: A name that survives a restart.
+        nonce: Random, different in each life.
+        tensors: Every tensor that is not local.
+        tokens_per_step: Tokens in one inner step.
+    """
+
+    def __init__(
+        self, *, island_id: str, hint: str, nonce: str, tensors: tuple[TensorSpec, ...], tokens_per_step: int
+    ) -> None:
+        self.island_id = island_id
+        self.incarnation = 0
+        self.nonce = nonce
+        self.manifest: FragmentManifest | None = None
+        self.settings: RunSettings | None = None
+        self.share: Share | None = None
+        self.fragments: dict[int, Fragment] = {}
+        self.phase = Phase.SEEDING
+        self.done = False  #: the training loop should end
+        self.finished = False  #: everything is handed over and the final versions are installed
+        self.at = Point(0, 0)
+        self.vitals = Vitals(loss=None, step_time_s=None, sync_share=0.0, bytes_up=0, bytes_down=0)
+        self.published: tuple[int, ...] = ()  #: the newest versions there are, as last heard
+
+        self._join = Join(
+            nonce=nonce, island_id=island_id, hint=hint, tensors=tensors, tokens_per_step=tokens_per_step
+        )
+        self._join_backoff = Backoff(*JOIN_AGAIN_S)
+        self._heartbeat_at_s: float | None = None
+        self._want = _resend()
+        self._watched: frozenset[int] = frozenset()
+        self._due_soon: frozenset[int] = frozenset()
+        self._stopped = False
+        self._news = (0, -1)  # epoch and sequence of the newest FleetState
+        self.heard_at_s: float | None = None
+        self._progress = (0, 0, 1.0)  # trained_tokens, own tokens then, fleet_ratio
+        self._progress_tokens = 0.0
+
+    # --- the interface of the drivers -------------------------------------------------------------------------
+
+    @property
+    def joined(self) -> bool:
+        """Whether the island is a member of the run."""
+        return self.incarnation > 0
+
+    @property
+    def startable(self) -> bool:
+        """Whether every fragment has its first version ready to be installed."""
+        return self.joined and all(f.stage is Stage.READY or f.version >= 0 for f in self.fragments.values())
+
+    def start(self, now_s: float) -> list[Action]:
+        """Returns the first actions."""
+        actions: list[Action] = []
+        self._advance(now_s, actions)
+        return actions
+
+    def handle(self, event: Event, now_s: float) -> list[Action]:
+        """Takes one event in and returns what to do, in order."""
+        actions: list[Action] = []
+        match event:
+            case Received():
+                self._received(event, now_s, actions)
+            case Boundary():
+                self._boundary(event, now_s, actions)
+            case Vitals():
+                self.vitals = event
+            case Captured():
+                self._captured(event, now_s, actions)
+            case Prepared():
+                fragment = self.fragments[event.fragment_id]
+                if fragment.stage is Stage.PREPARING:
+                    fragment.stage = Stage.READY
+            case SeedEncoded():
+                self.fragments[event.fragment_id].seeding = False
+                seed = Seed(fragment_id=event.fragment_id, payload=event.payload)
+                actions.append(Send(to=AGGREGATOR, message=seed))
+            case Tick():
+                pass
+            case Leaving():
+                leave = Leave(inner_step=self.at.step, tokens=self.at.tokens, reason=event.reason)
+                if self.joined:
+                    actions.append(Send(to=AGGREGATOR, message=leave))
+                return actions
+            case _:
+                assert_never(event)
+        self._advance(now_s, actions)
+        return actions
+
+    def next_deadline_s(self) -> float | None:
+        """Returns when to send :class:`Tick`, if nothing else happens before."""
+        if not self.joined:
+            return self._join_backoff.due_at_s
+        return self._heartbeat_at_s
+
+    def schedule_tokens(self, own_tokens: int) -> float:
+        """Returns the fleet's progress in tokens, for learning-rate schedules; it never decreases.
+
+        Tokens the fleet had trained when last reported, plus own tokens since times the fleet's ratio: a rejoining
+        island is on the right point at once, and an outage of everybody else does not freeze the rate.
+        """
+        trained, own_then, ratio = self._progress
+        self._progress_tokens = max(self._progress_tokens, trained + (own_tokens - own_then) * ratio)
+        return self._progress_tokens
+
+    # --- messages ---------------------------------------------------------------------------------------------
+
+    def _received(self, event: Received, now_s: float, actions: list[Action]) -> None:
+        message = event.envelope.message
+        match message:
+            case Welcome():
+                self._welcome(message, now_s, actions)
+            case FleetState():
+                news = (message.epoch, event.envelope.sequence)
+                if self.joined and news > self._news:
+                    self._news = news
+                    self.heard_at_s = now_s
+                    self._fleet_state(message, now_s, actions)
+            case Version():
+                self._version(message, event.flaw, now_s, actions)
+            case Refused():
+                self._refused(message, actions)
+            case _:
+                actions.append(self._note("message.unexpected", kind=type(message).__name__))
+
+    def _welcome(self, welcome: Welcome, now_s: float, actions: list[Action]) -> None:
+        if welcome.nonce != self.nonce or welcome.incarnation <= self.incarnation:
+            return
+        again = self.joined
+        self.island_id, self.incarnation = welcome.island_id, welcome.incarnation
+        self.settings, self.share = welcome.settings, welcome.share
+        self._news = (welcome.epoch, -1)
+        if not again:
+            self.manifest = FragmentManifest(welcome.fragments)
+            self.at = Point(welcome.start_step, welcome.start_tokens)
+            self.fragments = {
+                p: Fragment(handed=self.at, counted=self.at.step) for p in range(len(self.manifest))
+            }
+            self.published = tuple(-1 for _ in self.fragments)
+            actions.append(
+                Joined(
+                    island_id=self.island_id,
+                    incarnation=self.incarnation,
+                    manifest=self.manifest,
+                    start_step=welcome.start_step,
+                    start_tokens=welcome.start_tokens,
+                )
+            )
+        self._heartbeat_at_s = now_s
+        self._want = _resend()
+        self._send_want(now_s, actions)
+
+    def _fleet_state(self, state: FleetState, now_s: float, actions: list[Action]) -> None:
+        self.phase, self.share, self.published = state.phase, state.share, state.versions
+        self._progress = (state.trained_tokens, self.at.tokens, state.fleet_ratio)
+        if state.phase in (Phase.FLUSHING, Phase.ENDED):
+            self.done = True
+        self._due_soon = frozenset(p for p in state.due_soon if p in self.fragments)
+        for resolution in state.resolutions:
+            self._resolve(resolution, now_s, actions)
+        open_rounds = {r.fragment_id: r.round_id for r in state.rounds}
+        for p, fragment in self.fragments.items():
+            round_id = open_rounds.get(p)
+            if round_id is None or round_id < fragment.answered:
+                fragment.asked = None
+            elif round_id > fragment.answered:
+                fragment.asked = round_id
+            elif fragment.nothing_at_s is not None and now_s >= fragment.nothing_at_s + NOTHING_AGAIN_S:
+                fragment.asked = round_id  # the last answer, "nothing", seems lost
+        for p in state.seed:
+            seeded = self.fragments.get(p)
+            if seeded is not None and not seeded.seeding and seeded.seed.due(now_s):
+                seeded.seeding = True
+                seeded.seed.tried(now_s)
+                actions.append(EncodeSeed(fragment_id=p))
+        if self._lacking() and self._want.due(now_s):
+            self._send_want(now_s, actions)
+
+    def _version(self, version: Version, flaw: str, now_s: float, actions: list[Action]) -> None:
+        fragment = self.fragments.get(version.fragment_id)
+        if fragment is None or version.fragment_version <= fragment.newest:
+            return
+        if flaw:
+            actions.append(self._note("version.refused", fragment=version.fragment_id, detail=flaw))
+            return  # the next Want asks for it again
+        for merged in version.contributions:
+            if (merged.island_id, merged.incarnation) == (self.island_id, self.incarnation):
+                fragment.outstanding.pop((merged.steps.from_step, merged.steps.to_step), None)
+        fragment.newer = version
+        self._want = _resend()
+        self._send_want(now_s, actions)
+
+    def _refused(self, refused: Refused, actions: list[Action]) -> None:
+        fields = {"kind": refused.kind, "reason": str(refused.reason), "detail": refused.detail}
+        actions.append(self._note("message.refused", **fields))
+        match refused.reason:
+            case Reason.UNKNOWN_ISLAND if self.joined:
+                self._rejoin(actions)
+            case Reason.FENCED:
+                cure = "give every island an id of its own, or let the other process end first"
+                actions.append(Fail(reason=f"another process has joined as {self.island_id!r}", cure=cure))
+            case Reason.MANIFEST | Reason.PROTOCOL_VERSION | Reason.WRONG_RUN:
+                actions.append(Fail(reason=str(refused.reason), cure=refused.detail))
+            case _:
+                pass  # whatever was refused is sent again in time, or its resolution says why not
+
+    def _rejoin(self, actions: list[Action]) -> None:
+        """The aggregator does not know this life: joins as the next one, from here, with nothing to hand over."""
+        self.nonce = f"{self.nonce.split('.')[0]}.{self.incarnation}"
+        self._join = Join(
+            nonce=self.nonce,
+            island_id=self.island_id,
+            hint=self._join.hint,
+            tensors=self._join.tensors,
+            tokens_per_step=self._join.tokens_per_step,
+        )
+        self._join_backoff = Backoff(*JOIN_AGAIN_S)
+        self.incarnation = 0
+        for fragment in self.fragments.values():
+            fragment.outstanding.clear()
+            fragment.overwrite = True
+        actions.append(self._note("island.rejoins", step=self.at.step))
+
+    def _resolve(self, resolution: Resolution, now_s: float, actions: list[Action]) -> None:
+        fragment = self.fragments.get(resolution.fragment_id)
+        key = (resolution.from_step, resolution.to_step)
+        pending = fragment.outstanding.get(key) if fragment is not None else None
+        if fragment is None or pending is None:
+            return
+        match resolution.fate:
+            case Fate.WAITING:
+                pending.backoff = _resend()
+                pending.backoff.tried(now_s)
+            case Fate.MERGED:
+                del fragment.outstanding[key]
+            case Fate.UNKNOWN | Fate.RETRY:
+                if pending.backoff.due(now_s):
+                    pending.backoff.tried(now_s)
+                    actions.append(Send(to=AGGREGATOR, message=pending.message))
+            case Fate.REFUSED:
+                del fragment.outstanding[key]
+                self._lost(resolution, actions)
+            case _:
+                assert_never(resolution.fate)
+
+    def _lost(self, resolution: Resolution, actions: list[Action]) -> None:
+        """A contribution was refused for good: where the local parameters are to blame, takes the global ones."""
+        actions.append(
+            self._note(
+                "contribution.refused",
+                fragment=resolution.fragment_id,
+                from_step=resolution.from_step,
+                to_step=resolution.to_step,
+                reason=str(resolution.reason),
+                detail=resolution.detail,
+            )
+        )
+        if resolution.reason is Reason.STALE:
+            self.fragments[resolution.fragment_id].overwrite = True
+        elif resolution.reason is Reason.NOT_FINITE:
+            for fragment in self.fragments.values():
+                fragment.overwrite = True
+            actions.append(RefreshOptimizer())
+        self._want = _resend()  # the version wanted may be one that is here already
+
+    # --- training ---------------------------------------------------------------------------------------------
+
+    def _boundary(self, boundary: Boundary, now_s: float, actions: list[Action]) -> None:
+        self.at = Point(boundary.inner_step, boundary.tokens)
+        for p in boundary.installed:
+            self._installed(self.fragments[p])
+        for p in boundary.copied:
+            self.fragments[p].copy = self.at
+        if boundary.stopped and not self._stopped:
+            self._stopped = True
+            self._heartbeat_at_s = now_s
+
+    def _installed(self, fragment: Fragment) -> None:
+        assert fragment.stage is Stage.READY and fragment.incoming is not None, fragment
+        fragment.count(self.at.step)
+        if fragment.incoming_keep == 0:
+            fragment.overwritten_tokens += self.at.tokens - fragment.handed.tokens if fragment.version >= 0 else 0
+            fragment.handed = self.at
+            fragment.trained_on.clear()
+        fragment.version = fragment.incoming.fragment_version
+        fragment.incoming, fragment.copy, fragment.stage = None, None, Stage.IDLE
+
+    def _captured(self, event: Captured, now_s: float, actions: list[Action]) -> None:
+        p, fragment = event.fragment_id, self.fragments[event.fragment_id]
+        assert fragment.stage is Stage.CAPTURING and fragment.capturing is not None, fragment
+        steps, fragment.capturing, fragment.stage = fragment.capturing, None, Stage.IDLE
+        if not self.joined:
+            return  # lost its membership meanwhile
+        contribution = Contribution(
+            round_id=fragment.answered,
+            fragment_id=p,
+            steps=steps,
+            trained_on=_joined(fragment.trained_on),
+            payload=event.payload,
+        )
+        fragment.trained_on.clear()
+        pending = Pending(contribution)
+        pending.backoff.tried(now_s)
+        fragment.outstanding[(steps.from_step, steps.to_step)] = pending
+        actions.append(Send(to=AGGREGATOR, message=contribution))
+
+    # --- time -------------------------------------------------------------------------------------------------
+
+    def _advance(self, now_s: float, actions: list[Action]) -> None:
+        """Does whatever the state and the time now call for; called after every event."""
+        if not self.joined:
+            if self._join_backoff.due(now_s):
+                self._join_backoff.tried(now_s)
+                actions.append(Send(to=AGGREGATOR, message=self._join))
+            return
+        for p, fragment in self.fragments.items():
+            if fragment.stage is Stage.IDLE and fragment.newer is not None:
+                self._prepare(fragment, actions)
+            if fragment.stage is Stage.IDLE and fragment.asked is not None and fragment.copy is not None:
+                self._answer(p, fragment, fragment.copy, now_s, actions)
+        asked = frozenset(p for p, f in self.fragments.items() if f.asked is not None)
+        watched = frozenset() if self._stopped else self._due_soon | asked
+        if watched != self._watched:
+            self._watched = watched
+            actions.append(Watch(fragments=watched))
+        if self._heartbeat_at_s is not None and now_s >= self._heartbeat_at_s:
+            self._heartbeat(now_s, actions)
+        if self.phase is Phase.ENDED and self._stopped and not self._lacking():
+            self.finished = all(f.stage is Stage.IDLE for f in self.fragments.values())
+
+    def _prepare(self, fragment: Fragment, actions: list[Action]) -> None:
+        assert fragment.newer is not None and self.settings is not None
+        # Nothing trained since the last hand-over and nothing to come: the global parameters, exactly.
+        settled = self._stopped and fragment.handed == self.at
+        first = fragment.version < 0
+        keep = 0.0 if fragment.overwrite or settled or first else self.settings.keep
+        fragment.incoming, fragment.newer, fragment.incoming_keep = fragment.newer, None, keep
+        fragment.overwrite, fragment.stage = False, Stage.PREPARING
+        actions.append(Prepare(version=fragment.incoming, keep=keep))
+
+    def _answer(self, p: int, fragment: Fragment, copy: Point, now_s: float, actions: list[Action]) -> None:
+        """Answers an open round from the copy at hand: with a contribution, or with "nothing"."""
+        assert fragment.asked is not None
+        fragment.answered, fragment.asked = fragment.asked, None
+        if copy.step == fragment.handed.step or fragment.overwrite:
+            fragment.nothing_at_s = now_s
+            nothing = Nothing(round_id=fragment.answered, fragment_id=p)
+            actions.append(Send(to=AGGREGATOR, message=nothing))
+            return
+        fragment.nothing_at_s = None
+        fragment.count(copy.step)
+        fragment.capturing = StepRange(
+            from_step=fragment.handed.step,
+            to_step=copy.step,
+            from_tokens=fragment.handed.tokens,
+            to_tokens=copy.tokens,
+        )
+        fragment.handed, fragment.stage = copy, Stage.CAPTURING
+        actions.append(Capture(fragment_id=p, step=copy.step))
+
+    def _heartbeat(self, now_s: float, actions: list[Action]) -> None:
+        assert self.settings is not None
+        self._heartbeat_at_s = now_s + self.settings.heartbeat_interval_s
+        outstanding = tuple(
+            Outstanding(fragment_id=p, from_step=from_step, to_step=to_step)
+            for p, fragment in self.fragments.items()
+            for from_step, to_step in fragment.outstanding
+        )
+        beat = Heartbeat(
+            inner_step=self.at.step,
+            tokens=self.at.tokens,
+            loss=self.vitals.loss,
+            step_time_s=self.vitals.step_time_s,
+            sync_share=self.vitals.sync_share,
+            bytes_up=self.vitals.bytes_up,
+            bytes_down=self.vitals.bytes_down,
+            versions=tuple(f.version for f in self.fragments.values()),
+            overwritten_tokens=tuple(f.overwritten_tokens for f in self.fragments.values()),
+            outstanding=outstanding,
+            stopped=self._stopped,
+        )
+        actions.append(Send(to=AGGREGATOR, message=beat))
+
+    def _lacking(self) -> bool:
+        """Whether a newer version is published than the one here or on its way into the parameters."""
+        return any(self.published[p] > f.newest for p, f in self.fragments.items())
+
+    def _send_want(self, now_s: float, actions: list[Action]) -> None:
+        self._want.tried(now_s)
+        actions.append(Send(to=BROKER, message=Want(versions=tuple(f.newest for f in self.fragments.values()))))
+
+    def _note(self, name: str, **fields: Any) -> Note:
+        return Note(name=name, fields=fields)
+
+
+def _joined(parts: list[TrainedOn]) -> tuple[TrainedOn, ...]:
+    """Returns the parts with neighbours of the same version added up."""
+    joined: list[TrainedOn] = []
+    for part in parts:
+        if joined and joined[-1].fragment_version == part.fragment_version:
+            part = TrainedOn(fragment_version=part.fragment_version, steps=joined.pop().steps + part.steps)
+        joined.append(part)
+    return tuple(joined)

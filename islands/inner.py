@@ -1,0 +1,173 @@
+"""The inner optimizer and the train step: from a JAX loss function to a :class:`islands.task.Task`.
+
+One inner step, with gradient g, inner-optimizer transform T and rate r:
+
+    u, state <- T(clip(g), state, params);   params <- params - r * u
+
+The rate does not live in the optimizer: it follows the progress of the whole run (:class:`islands.task.Schedule`),
+while the optimizer's own step count serves bias correction and the ramp of a fresh optimizer. Reference: DiLoCo,
+https://arxiv.org/abs/2311.08105, section 3 (AdamW inside), and design.md 4.7.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from broker.errors import ConfigError
+from islands.task import Batch, DataShare, OptState, Params, Schedule, Task
+
+#: (schedule, steps of this optimizer) -> rate; all of them float32 scalars under ``jit``.
+LearningRate = Callable[[Schedule, jax.Array], jax.Array]
+
+
+class InnerState(NamedTuple):
+    """State of the inner optimizer: a tree of arrays, so a checkpoint and a donor copy hold it whole."""
+
+    num_steps: jax.Array  # int32 scalar: steps this optimizer has run; 0 after fresh_optimizer
+    transform: optax.OptState  # float32 moments, shaped like the parameters
+
+
+def warm_up_cosine(peak: float, *, warm_up_steps: int, ramp_steps: int = 0, final: float = 0.1) -> LearningRate:
+    """Returns the rate that warms up, then follows a cosine over global progress; ramped for a fresh optimizer.
+
+    With s = schedule.step, S = schedule.total_steps, W = warm_up_steps and t the optimizer's own steps:
+
+        rate = peak * min(1, (s + 1) / W) * (final + (1 - final) * (1 + cos(pi * (s - W) / (S - W))) / 2)
+                    * min(1, (t + 1) / ramp_steps)
+
+    The cosine is clamped to [0, pi], and 1 while S is unknown (0). The ramp lets Adam's second moment settle in an
+    island that comes back without its state, long after the run's own warm-up.
+
+    Args:
+        peak: Highest rate.
+        warm_up_steps: W; inner steps.
+        ramp_steps: Inner steps of a fresh optimizer to its full rate.
+        final: Share of the peak at the end.
+
+    Raises:
+        ConfigError: If no rate can be built of these.
+    """
+    if not (math.isfinite(peak) and peak > 0):
+        raise ConfigError("learning_rate", peak, "must be a positive number, such as 0.001")
+    if warm_up_steps < 0 or ramp_steps < 0:
+        name, value = ("warm_up_steps", warm_up_steps) if warm_up_steps < 0 else ("ramp_steps", ramp_steps)
+        raise ConfigError(name, value, "must be 0 or more inner steps")
+    if not 0 <= final <= 1:
+        raise ConfigError("final", final, "must be a share of the peak, from 0 to 1")
+
+    def rate(schedule: Schedule, num_steps: jax.Array) -> jax.Array:
+        step = jnp.asarray(schedule.step, jnp.float32)
+        total = jnp.asarray(schedule.total_steps, jnp.float32)
+        warm_up = jnp.minimum(1.0, (step + 1) / max(warm_up_steps, 1))
+        progress = jnp.clip((step - warm_up_steps) / jnp.maximum(total - warm_up_steps, 1.0), 0.0, 1.0)
+        cosine = final + (1 - final) * (1 + jnp.cos(jnp.pi * progress)) / 2
+        ramp = jnp.minimum(1.0, (num_steps.astype(jnp.float32) + 1) / max(ramp_steps, 1))
+        return peak * warm_up * jnp.where(total > 0, cosine, 1.0) * ramp
+
+    return rate
+
+
+def adamw(
+    *, b1: float = 0.9, b2: float = 0.95, eps: float = 1e-8, weight_decay: float = 0.1, clip_norm: float = 1.0
+) -> optax.GradientTransformation:
+    """Returns AdamW without a rate: clip by global norm, Adam direction, decoupled decay of matrices.
+
+    Defaults are those of the Decoupled DiLoCo paper's inner optimizer as far as stated (AdamW, clipping at 1), the
+    rest GPT-3's (Brown et al., 2020, appendix B). Tensors with fewer than two dimensions are not decayed.
+    """
+    return optax.chain(
+        optax.clip_by_global_norm(clip_norm),
+        optax.scale_by_adam(b1=b1, b2=b2, eps=eps),
+        optax.add_decayed_weights(weight_decay, mask=lambda params: jax.tree.map(lambda p: p.ndim >= 2, params)),
+    )
+
+
+def jax_task(
+    *,
+    init: Callable[[jax.Array], Params],
+    loss: Callable[[Params, Batch], jax.Array],
+    data: Callable[[DataShare], Iterator[Batch]],
+    evaluate: Callable[[Params], float],
+    tokens_per_step: int,
+    optimizer: optax.GradientTransformation | None = None,
+    learning_rate: LearningRate | None = None,
+    kinds: Mapping[str, str] | None = None,
+    unit_axes: Mapping[str, int] | None = None,
+    describe: str = "",
+) -> Task:
+    """Returns the task that minimises a JAX loss function.
+
+    Args:
+        init: Random key -> parameters: any tree of floating-point arrays, float32 or bfloat16. Traced once.
+        loss: (params, batch) -> scalar mean loss in nats per token, differentiable in every leaf.
+        data: share -> batches (:class:`islands.task.Task`).
+        evaluate: params -> held-out loss.
+        tokens_per_step: Tokens in one batch.
+        optimizer: An optax transformation. With ``learning_rate`` its updates are multiplied by minus the rate;
+            without, they are added as they are (``optax.sgd(0.1)``). Default: :func:`adamw`. It sees float32
+            gradients, parameters and state, whatever the parameters' dtype; only the result is cast back.
+        learning_rate: (schedule, optimizer steps) -> rate; such as :func:`warm_up_cosine`.
+        kinds: See :class:`islands.task.Task`.
+        unit_axes: See :class:`islands.task.Task`.
+        describe: The number of parameters is put before it.
+
+    Raises:
+        ConfigError: If neither an optimizer nor a rate is given, or a parameter is not a floating-point array.
+    """
+    if optimizer is None and learning_rate is None:
+        raise ConfigError("learning_rate", None, "the default optimizer needs one: warm_up_cosine(0.001, ...)")
+    transform = adamw() if optimizer is None else optimizer
+    shapes = jax.eval_shape(init, jax.random.key(0))
+    for path, leaf in jax.tree_util.tree_leaves_with_path(shapes):
+        if not jnp.issubdtype(leaf.dtype, jnp.floating):
+            cure = "jax_task trains floating-point leaves only: close over the others, or build a Task yourself"
+            raise ConfigError("params" + jax.tree_util.keystr(path), str(leaf.dtype), cure)
+
+    def fresh_optimizer(params: Params) -> InnerState:
+        return InnerState(jnp.zeros((), jnp.int32), transform.init(_float32(params)))
+
+    def train(
+        params: Params, opt_state: InnerState, batch: Batch, schedule: Schedule
+    ) -> tuple[Params, InnerState, jax.Array]:
+        value, gradients = jax.value_and_grad(loss)(params, batch)
+        wide = _float32(params)
+        updates, inner = transform.update(_float32(gradients), opt_state.transform, wide)
+        scale = 1.0 if learning_rate is None else -learning_rate(schedule, opt_state.num_steps)
+        stepped = jax.tree.map(lambda p, w, u: (w + scale * u).astype(p.dtype), params, wide, updates)
+        return stepped, InnerState(opt_state.num_steps + 1, inner), value
+
+    def start(seed: jax.Array) -> tuple[Params, InnerState]:
+        params = init(jax.random.key(seed))
+        return params, fresh_optimizer(params)
+
+    jitted_start = jax.jit(start)
+    jitted_train = jax.jit(train, donate_argnums=(0, 1))
+
+    def inner_step(params: Params, opt_state: OptState, batch: Batch, schedule: Schedule) -> tuple[Any, Any, Any]:
+        # Of one type whatever the caller counts with: an int here and a float there would compile the step twice.
+        dynamic = Schedule(np.float32(schedule.step), np.float32(schedule.total_steps))  # type: ignore[arg-type]
+        return jitted_train(params, opt_state, batch, dynamic)  # type: ignore[no-any-return]
+
+    num_parameters = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes))
+    return Task(
+        init=lambda seed: jitted_start(np.uint32(seed % 2**32)),
+        train=inner_step,
+        data=data,
+        evaluate=evaluate,
+        tokens_per_step=tokens_per_step,
+        fresh_optimizer=jax.jit(fresh_optimizer),
+        kinds=kinds or {},
+        unit_axes=unit_axes or {},
+        describe=f"{num_parameters:,} parameters" + (f", {describe}" if describe else ""),
+    )
+
+
+def _float32(tree: Params) -> Params:
+    return jax.tree.map(lambda x: x.astype(jnp.float32), tree)

@@ -1,0 +1,150 @@
+"""What an island trains: one value that holds a model, its data and its inner optimizer.
+
+``task = "package.module:function"`` names a function that returns a :class:`Task`; its keyword arguments are the
+options of the table ``[task]``. :mod:`islands.inner` builds a task from a JAX loss function; ``examples/`` has one
+with Equinox and one in plain numpy. This module does not import JAX, and neither does a task that does not need it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from broker.errors import ConfigError
+
+#: Parameters, optimizer state and batches are the task's own; an island knows parameters as a tree of arrays.
+Params = Any
+OptState = Any
+Batch = Any
+
+
+class Schedule(NamedTuple):
+    """How far the whole run is, counted in this island's own steps: what learning rates follow (design: publish).
+
+    Attributes:
+        step: Inner steps this island would have run, had it been there at its pace from the start; never decreases.
+        total_steps: The same at the end of the run; 0 when it is not known: the rate stays constant after warm-up.
+    """
+
+    step: int
+    total_steps: int
+
+
+@dataclass(slots=True, kw_only=True)
+class DataShare:
+    """This island's part of the data: a live view, which the island's loop writes and data generators read.
+
+    The loop changes ``index``, ``count`` and ``share_epoch`` between two batches, on the thread that trains: a
+    generator that reads them anew at each batch never sees half a change.
+
+    Attributes:
+        index: Which part, from 0.
+        count: How many parts there are; may change while training.
+        share_epoch: Grows whenever parts change hands.
+        cursor: The inner step to start from, read once. Batch number ``cursor`` of a share is always the same.
+        seed: Of the data order; the same on all islands.
+    """
+
+    index: int
+    count: int
+    share_epoch: int = 0
+    cursor: int = 0
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """A model, its data and its inner optimizer, as functions.
+
+    Attributes:
+        init: seed -> parameters and optimizer state. The same seed gives the same parameters everywhere.
+        train: One inner step: (params, opt_state, batch, schedule) -> (params, opt_state, loss). Under JAX it is
+            jitted, donates the first two, takes the schedule's numbers as dynamic values and returns the loss, in
+            nats per token, as a device scalar.
+        data: share -> batches without end, from ``share.cursor`` on; batch k is a pure function of the share and k.
+        evaluate: params -> held-out loss in nats per token, over a fixed set of examples.
+        tokens_per_step: Tokens in one batch: the unit of progress, weights and the ledger.
+        fresh_optimizer: params -> optimizer state of an optimizer that has seen no step.
+        kinds: Regular expression over parameter names -> ``rda``, ``mean``, ``local`` or ``frozen``; the first that is
+            found in a name wins, other names go by the default rules of :mod:`islands.partition`.
+        unit_axes: Regular expression -> how many leading axes of a tensor count layers or experts.
+        describe: One line: parameters, tokens per step, vocabulary.
+    """
+
+    init: Callable[[int], tuple[Params, OptState]]
+    train: Callable[[Params, OptState, Batch, Schedule], tuple[Params, OptState, Any]]
+    data: Callable[[DataShare], Iterator[Batch]]
+    evaluate: Callable[[Params], float]
+    tokens_per_step: int
+    fresh_optimizer: Callable[[Params], OptState]
+    kinds: Mapping[str, str] = field(default_factory=dict)
+    unit_axes: Mapping[str, int] = field(default_factory=dict)
+    describe: str = ""
+
+    def __post_init__(self) -> None:
+        """Checks what can be checked without calling anything.
+
+        Raises:
+            ConfigError: If a step trains no tokens.
+        """
+        if self.tokens_per_step < 1:
+            cure = "must be at least 1; count examples where there are no tokens"
+            raise ConfigError("tokens_per_step", self.tokens_per_step, cure)
+
+
+def load_task(path: str, options: Mapping[str, Any]) -> Task:
+    """Returns ``function(**options)`` of ``path = "package.module:function"``.
+
+    Raises:
+        ConfigError: If there is no such module, function or option, an option is missing, or the function returns
+            something else; or if the function refuses an option. Its other exceptions are passed on.
+    """
+    module_name, colon, function_name = path.partition(":")
+    if not (module_name and colon and function_name):
+        raise ConfigError("task", path, "must read package.module:function, such as islands.language:task")
+    function = getattr(_import(module_name, path), function_name, None)
+    if not callable(function):
+        cure = f"module {module_name} has no function {function_name}: name one that returns an islands.task.Task"
+        raise ConfigError("task", path, cure)
+    _check_options(path, inspect.signature(function), options)
+    try:
+        task = function(**options)
+    except ConfigError as err:
+        # A task knows its options by name, not the table they stand in.
+        raise ConfigError(f"task.{err.field}", err.value, err.cure) from err
+    if not isinstance(task, Task):
+        raise ConfigError("task", path, f"returned {type(task).__name__}: it must return an islands.task.Task")
+    return task
+
+
+def _import(module_name: str, path: str) -> Any:
+    """Imports the module, telling a task that is not there from one whose own imports are not."""
+    try:
+        return importlib.import_module(module_name)
+    except ModuleNotFoundError as err:
+        missing = err.name or module_name
+        if module_name == missing or module_name.startswith(missing + "."):
+            cure = f"there is no module {missing}: check the name, and that PYTHONPATH holds the folder it is in"
+        else:
+            cure = f"module {module_name} imports {missing}, which is not installed: pip install it, on every island"
+        raise ConfigError("task", path, cure) from err
+
+
+def _check_options(path: str, signature: inspect.Signature, options: Mapping[str, Any]) -> None:
+    """Binds the options to the signature, so that a wrong one is named before the function runs."""
+    by_name = {
+        name: p
+        for name, p in signature.parameters.items()
+        if p.kind in (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    }
+    takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in signature.parameters.values())
+    known = ", ".join(by_name) or "none"
+    for name, value in options.items():
+        if name not in by_name and not takes_any:
+            raise ConfigError(f"task.{name}", value, f"{path} has no such option; it has: {known}")
+    for name, parameter in by_name.items():
+        if parameter.default is inspect.Parameter.empty and name not in options:
+            raise ConfigError(f"task.{name}", None, f"{path} needs this option; it has: {known}")

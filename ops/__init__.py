@@ -1,0 +1,1 @@
+"""Programs: the command line, whole runs on one machine, status, export, virtual time."""

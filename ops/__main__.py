@@ -1,0 +1,22 @@
+"""``python3 -m ops COMMAND``, from a bare checkout with any Python: only the standard library, and old syntax."""
+
+import os
+import shutil
+import sys
+
+if sys.version_info < (3, 11):  # noqa: UP036  a system's python3 is often older than the one we ask for
+    for _name in ("python3.14", "python3.13", "python3.12", "python3.11"):
+        if shutil.which(_name):
+            os.execvp(_name, [_name, "-m", "ops", *sys.argv[1:]])
+    sys.exit(
+        "atoll: needs Python 3.11 or newer, this is {}.{}; install it (Debian, Ubuntu: apt install python3.11 "
+        "python3.11-venv) and run python3.11 -m ops ...".format(*sys.version_info)
+    )
+
+from ops import launcher  # a newer syntax from here on
+
+launcher.enter_environment()
+
+from ops.cli import main  # noqa: E402  needs the environment
+
+sys.exit(main(prog="python3 -m ops"))

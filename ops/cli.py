@@ -1,0 +1,179 @@
+"""The command line: which commands there are, and what their errors look like.
+
+Each command lives in its own module, which has ``add_arguments(parser)`` and ``run(args) -> int``. It is imported when
+it is called for and not before, so that ``status`` does not wait for JAX, and a numpy island never loads it.
+
+Exit codes: 0 done; 1 it failed, and a line says why; 2 the settings or the command line are wrong; 130 interrupted.
+A command may document more (``up --help``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from broker.errors import ConfigError, Unavailable
+from broker.settings import nearest
+
+DESCRIPTION = """\
+Atoll trains one model on islands of machines that are far apart, unequal and unreliable
+(asynchronous Decoupled DiLoCo in JAX)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """One command.
+
+    Attributes:
+        module: Where its ``add_arguments`` and ``run`` are.
+        summary: One line of help.
+        example: Arguments that show what it is for.
+        hidden: Left out of the overview: other commands call it.
+        passes_on: Unknown arguments are no error: the command gets them as ``args.rest``.
+    """
+
+    module: str
+    summary: str
+    example: str
+    hidden: bool = False
+    passes_on: bool = False
+
+
+COMMANDS: dict[str, Command] = {
+    "up": Command(
+        module="ops.up",
+        summary="a whole run on this machine: Redis, broker, aggregator, islands; progress, then a report",
+        example="--islands 4 --tokens 2000000 --pace 0.05,0.05,0.05,0.4",
+    ),
+    "test": Command(
+        module="ops.test",
+        summary="everything CI runs: lint, types, the test suite",
+        example="tests/unit -k settings",
+        passes_on=True,
+    ),
+    "broker": Command(
+        module="broker.server",
+        summary="the broker daemon, which everybody connects to",
+        example="--config config.toml --host 0.0.0.0 --port 7001",
+    ),
+    "aggregator": Command(
+        module="aggregator.daemon",
+        summary="the aggregator daemon, which merges and versions the model",
+        example="--broker tcp://hub:7001 --store /var/lib/atoll --islands 4",
+    ),
+    "island": Command(
+        module="islands.daemon",
+        summary="one island daemon, which trains",
+        example="--broker tcp://hub:7001 --run demo",
+    ),
+    "status": Command(
+        module="ops.status",
+        summary="who is in the run, at which step, and which versions there are",
+        example="--watch",
+    ),
+    "export": Command(
+        module="ops.export",
+        summary="writes the newest global model as safetensors, also while the run goes on",
+        example="runs/20260131-120304 --out model.safetensors",
+    ),
+    "evaluate": Command(
+        module="ops.evaluate",
+        summary="prints the held-out loss of a safetensors model as JSON",
+        example="--config runs/20260131-120304/config.toml --model model.safetensors",
+        hidden=True,
+    ),
+}
+
+
+def main(argv: Sequence[str] | None = None, *, prog: str = "atoll") -> int:
+    """Runs one command and returns its exit code.
+
+    Args:
+        argv: The arguments without the program's name; those of this process if not given.
+        prog: How the program was called, for help.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        status = _run(arguments, prog)
+        sys.stdout.flush()
+        return status
+    except ConfigError as err:
+        print(f"atoll: {err}", file=sys.stderr)
+        return 2
+    except Unavailable as err:
+        print(f"atoll: {err}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # the reader of our output went away, as in `atoll status | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _run(arguments: Sequence[str], prog: str) -> int:
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(overview(prog))
+        return 0 if arguments else 2
+    if arguments[0] == "--version":
+        print(version())
+        return 0
+    name = arguments[0]
+    if name not in COMMANDS:
+        visible = [each for each, command in COMMANDS.items() if not command.hidden]
+        raise ConfigError("command", name, f"is none; {nearest(name, visible)}")
+    module = importlib.import_module(COMMANDS[name].module)
+    parser = parser_of(name, prog=prog)
+    module.add_arguments(parser)
+    args, rest = parser.parse_known_args(arguments[1:])
+    if rest and not COMMANDS[name].passes_on:
+        raise ConfigError("argument", rest[0], _cure_of_flag(rest[0], parser))
+    args.rest = rest
+    return int(module.run(args))
+
+
+def _cure_of_flag(given: str, parser: argparse.ArgumentParser) -> str:
+    """Says which flag was probably meant, or where they are listed."""
+    known = [word.rstrip(",") for word in parser.format_help().split() if word.startswith("--")]
+    close = difflib.get_close_matches(given.partition("=")[0], known, n=1)
+    return f"is no flag; did you mean {close[0]}?" if close else f"is not understood; see {parser.prog} --help"
+
+
+def parser_of(name: str, *, prog: str = "atoll") -> argparse.ArgumentParser:
+    """Returns the parser of a command with its help and example, before the command's module adds its flags."""
+    command = COMMANDS[name]
+    return argparse.ArgumentParser(
+        prog=f"{prog} {name}",
+        description=command.summary[0].upper() + command.summary[1:] + ".",
+        epilog=f"example:\n  {prog} {name} {command.example}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+
+
+def overview(prog: str) -> str:
+    """Returns the help of the program as a whole."""
+    visible = {name: command for name, command in COMMANDS.items() if not command.hidden}
+    width = max(map(len, visible))
+    lines = [f"usage: {prog} COMMAND ...", "", DESCRIPTION, "", "commands:"]
+    lines += [f"  {name:{width}}  {command.summary}" for name, command in visible.items()]
+    lines += ["", f"{prog} COMMAND --help says more. To see it work: {prog} up"]
+    return "\n".join(lines)
+
+
+def version() -> str:
+    """Returns the program's name and version; a checkout is named as such."""
+    from importlib import metadata
+
+    try:
+        return f"atoll {metadata.version('atoll')}"
+    except metadata.PackageNotFoundError:
+        return "atoll (checkout)"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

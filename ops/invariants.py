@@ -1,0 +1,152 @@
+"""What must always hold (design, section 10), checked by an observer that sees every process at once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from aggregator.events import Commit, Merge, Publish
+from broker.ranges import IntervalSet
+from islands.core import Stage
+from islands.events import Fail
+
+if TYPE_CHECKING:
+    from ops.simulate import SimAggregator, SimIsland, Simulation
+
+
+class InvariantViolation(AssertionError):
+    """An invariant of the design does not hold; the message names it."""
+
+
+def require(holds: bool, invariant: int, message: str) -> None:
+    """Raises :class:`InvariantViolation` unless ``holds``."""
+    if not holds:
+        raise InvariantViolation(f"invariant {invariant}: {message}")
+
+
+class Invariants:
+    """The observer of one simulated run."""
+
+    def __init__(self, tokens_per_step: int) -> None:
+        self._tokens_per_step = tokens_per_step
+        self._durable: dict[tuple[int, int], Commit] = {}
+        self._published: dict[tuple[int, int], str] = {}
+        self._newest: dict[int, int] = {}
+        self._epoch = 0
+        self._merged: dict[tuple[str, int, int], IntervalSet] = {}
+        self.merged_tokens: Counter[int] = Counter()
+        self._versions_seen: dict[str, tuple[int, ...]] = {}
+        self.trained_tokens: dict[tuple[str, int], int] = {}
+
+    # --- told by the drivers ----------------------------------------------------------------------------------
+
+    def merging(self, merge: Merge) -> None:
+        """A merge starts: the payloads must be what the parts claim."""
+        for part in merge.parts:
+            island_id, _, fragment_id, steps = part.payload
+            require(part.island_id == island_id and merge.fragment_id == fragment_id, 2, f"{part} holds {part.payload}")
+            require(part.steps == steps, 2, f"{part.steps} holds {steps}")
+
+    def persisted(self, commit: Commit) -> None:
+        """A commit is durable."""
+        key = commit.fragment_id, commit.fragment_version
+        known = self._durable.get(key)
+        if known is not None and commit.fragment_version > 0:
+            # Written twice only by a successor that never saw the first: which then must not have been published.
+            require(key not in self._published or known.digest == commit.digest, 1, f"{key} committed twice")
+            self._forget(known)
+        self._durable[key] = commit
+        for merged in commit.contributions:
+            of = self._merged.setdefault((merged.island_id, merged.incarnation, commit.fragment_id), IntervalSet())
+            overlaps = of.overlaps(merged.steps.from_step, merged.steps.to_step)
+            require(not overlaps, 2, f"{merged.island_id} fragment {commit.fragment_id} {merged.steps} merged twice")
+            of.add(merged.steps.from_step, merged.steps.to_step)
+            self.merged_tokens[commit.fragment_id] += merged.steps.tokens
+        weights = sum(m.merge_weight for m in commit.contributions)
+        require(weights <= 1 + 1e-9, 2, f"merge weights of {key} add up to {weights}")
+
+    def publishing(self, publish: Publish, epoch: int) -> None:
+        """A version is about to be sent."""
+        key = publish.fragment_id, publish.fragment_version
+        require(key in self._durable, 3, f"{key} is published before it is durable")
+        require(self._durable[key].digest == publish.digest, 1, f"{key} is published with other bytes than stored")
+        require(self._published.setdefault(key, publish.digest) == publish.digest, 1, f"{key} names two byte strings")
+        newest = self._newest.get(publish.fragment_id, -1)
+        require(publish.fragment_version >= newest, 1, f"version of {key} goes back from {newest}")
+        self._newest[publish.fragment_id] = publish.fragment_version
+        require(epoch >= self._epoch, 5, f"epoch {epoch} publishes after {self._epoch}")
+        self._epoch = epoch
+
+    def after_aggregator_event(self, aggregator: SimAggregator) -> None:
+        """The ledger must balance after every event."""
+        ledger = aggregator.core.ledger
+        ledger.check()
+        require(ledger.books().balanced(), 4, f"the books do not balance: {ledger.books()}")
+        waiting = aggregator.core.waiting_bytes()
+        require(waiting <= aggregator.core.config.held_bytes, 9, f"{waiting} bytes wait")
+
+    def after_island_event(self, island: SimIsland) -> None:
+        """Versions in an island's parameters only grow; its ranges never overlap."""
+        core = island.core
+        if core.joined:
+            self.trained_tokens[(core.island_id, core.incarnation)] = island.tokens
+        versions = tuple(f.version for f in core.fragments.values())
+        before = self._versions_seen.get(island.address, tuple(-1 for _ in versions))
+        require(all(a >= b for a, b in zip(versions, before, strict=False)), 1, f"{island.address} went back: {before} {versions}")
+        self._versions_seen[island.address] = versions
+        for p, fragment in core.fragments.items():
+            require(fragment.handed.step <= island.step, 2, f"{island.address} handed over steps it has not run")
+            require(fragment.counted <= island.step, 2, f"{island.address} fragment {p} counts steps it has not run")
+
+    def island_killed(self, island: SimIsland) -> None:
+        """An island's process is gone."""
+        self._versions_seen.pop(island.address, None)
+
+    def island_failed(self, island: SimIsland, fail: Fail) -> None:
+        """An island gave up: only a process that was replaced may."""
+        newer = island.simulation.islands[island.plan.island_id] is not island
+        require(newer, 7, f"{island.address} gave up: {fail.reason}")
+
+    # --- at the end -------------------------------------------------------------------------------------------
+
+    def at_end(self, simulation: Simulation) -> None:
+        """What must hold when a run has ended and everybody is calm."""
+        core = simulation.aggregator.core
+        require(core.manifest is not None, 6, "nobody ever joined")
+        assert core.manifest is not None
+        for p in core.manifest.moving:
+            require(core.fragments[p].version > 0, 6, f"fragment {p} never grew")
+        for island in simulation.islands.values():
+            if not island.alive:
+                continue
+            life = core.ledger.life(island.core.island_id, island.core.incarnation)
+            require(life.last_tokens == island.tokens, 4, f"{island.address} trained {island.tokens}, books {life}")
+            for p in core.manifest.moving:
+                fragment = island.core.fragments[p]
+                require(not fragment.outstanding, 8, f"{island.address} fragment {p} never heard of {fragment.outstanding}")
+                require(fragment.stage is Stage.IDLE, 6, f"{island.address} fragment {p} is {fragment.stage}")
+                require(fragment.version == core.fragments[p].version, 6, f"{island.address} misses versions of {p}")
+                account = core.ledger.account(island.core.island_id, island.core.incarnation, p)
+                spent = account.merged_tokens + sum(account.wasted_tokens.values())
+                require(not account.waiting, 4, f"{island.address} fragment {p} still waits: {account.waiting}")
+                trained = life.trained_tokens
+                require(spent == trained, 4, f"{island.address} fragment {p}: {spent} accounted for of {trained}")
+        books = core.ledger.books()
+        require(books.in_flight == 0, 4, f"{books.in_flight} in flight after the flush: {books}")
+        for p in core.manifest.moving:
+            merged = sum(
+                life.accounts[p].merged_tokens for lives in core.ledger.lives().values() for life in lives.values()
+            )
+            require(merged == self.merged_tokens[p], 4, f"fragment {p}: ledger {merged}, commits {self.merged_tokens[p]}")
+
+    def _forget(self, commit: Commit) -> None:
+        for merged in commit.contributions:
+            key = merged.island_id, merged.incarnation, commit.fragment_id
+            steps = merged.steps
+            kept = [i for i in self._merged[key] if not i[0] <= steps.from_step < i[1]]
+            cut = next(i for i in self._merged[key] if i[0] <= steps.from_step < i[1])
+            pieces = [(cut[0], steps.from_step), (steps.to_step, cut[1])]
+            self._merged[key] = IntervalSet([*kept, *((a, b) for a, b in pieces if a < b)])
+            self.merged_tokens[commit.fragment_id] -= steps.tokens
+
+

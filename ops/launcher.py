@@ -1,0 +1,254 @@
+"""Builds ``.venv`` from requirements.lock at first use, and when the lock has changed; standard library only.
+
+The environment carries a stamp, ``.venv/atoll.stamp``: ``building`` from before its first file exists, and the lock's
+SHA-256 once everything is installed. So a build that was interrupted is seen and begun again. A changed lock is
+installed over the old one, and so is a ``.venv`` without a stamp, which somebody else made: that one is never
+deleted (``updating``). Concurrent starts wait for each other on ``.venv.lock``.
+
+Packages are installed by uv where it is on PATH; else pip installs uv first, and then uv the rest (measured: 11 s
+instead of 27 s by pip alone); else by pip. All three verify the hashes of the lock.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+BUILDING = "building"
+UPDATING = "updating"
+#: What uv and pip print when there is no way to the package index.
+_OFFLINE_SIGNS = (
+    "Name or service not known",
+    "name resolution",
+    "dns error",
+    "error sending request",
+    "Connection",
+    "connection error",
+    "timed out",
+    "Network is unreachable",
+    "Failed to fetch",
+)
+
+
+class LauncherError(Exception):
+    """The environment cannot be built; the message says what to do."""
+
+
+def enter_environment() -> None:
+    """Returns if this interpreter may run Atoll as it is; otherwise replaces this process by one in ``.venv``.
+
+    No environment is built where none is wanted: with ATOLL_NO_VENV=1 (containers), where ``ops`` is installed rather
+    than checked out (no requirements.lock beside it), and inside a current ``.venv``.
+    """
+    lock = ROOT / "requirements.lock"
+    if os.environ.get("ATOLL_NO_VENV") == "1" or not lock.is_file():
+        return
+    environment = ROOT / ".venv"
+    wanted = lock_digest(lock)
+    if not is_ready(environment, wanted):
+        try:
+            with _one_builder(ROOT / ".venv.lock"):
+                if not is_ready(environment, wanted):
+                    build(environment, lock)
+        except LauncherError as err:
+            sys.exit(f"atoll: {err}")
+        except KeyboardInterrupt:
+            print("\natoll: interrupted; the next start builds .venv again", file=sys.stderr)
+            sys.exit(130)
+    elif os.path.samefile(sys.prefix, environment):
+        return
+    python = os.fspath(environment / "bin" / "python")
+    # The checkout comes before site-packages, where an unrelated package named ops may be.
+    search = os.pathsep.join([os.fspath(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    os.execve(python, [python, "-m", "ops", *sys.argv[1:]], os.environ | {"PYTHONPATH": search})
+
+
+def lock_digest(lock: Path) -> str:
+    """Returns what a finished environment's stamp says: the lock's SHA-256."""
+    return hashlib.sha256(lock.read_bytes()).hexdigest()
+
+
+def is_ready(environment: Path, wanted: str) -> bool:
+    """Says whether the environment is whole and as the lock wants it (``wanted``: from :func:`lock_digest`)."""
+    return read_stamp(environment) == wanted and (environment / "bin" / "python").exists()
+
+
+def read_stamp(environment: Path) -> str | None:
+    """Returns the stamp's text, or None if there is none."""
+    try:
+        return (environment / "atoll.stamp").read_text().strip()
+    except OSError:
+        return None
+
+
+def write_stamp(environment: Path, text: str) -> None:
+    """Replaces the stamp in one step."""
+    temporary = environment / "atoll.stamp.new"
+    temporary.write_text(text + "\n")
+    temporary.replace(environment / "atoll.stamp")
+
+
+def build(environment: Path, lock: Path) -> None:
+    """Makes ``environment`` match ``lock``; on return its stamp says so.
+
+    Raises:
+        LauncherError: With the cure: nothing to make environments with, no network, no space, no permission.
+    """
+    started_s = time.monotonic()
+    python = environment / "bin" / "python"
+    try:
+        stamp = read_stamp(environment)
+        if stamp == BUILDING or (environment.exists() and not python.exists()):
+            _discard(environment)
+        fresh = not environment.exists()
+        reason = "the last build was interrupted" if stamp == BUILDING else "first use" if fresh else "the lock changed"
+        _say(f"{reason}: installing into {environment} (about 800 MB)")
+        environment.mkdir(exist_ok=True)
+        write_stamp(environment, BUILDING if fresh else UPDATING)
+        uv = shutil.which("uv")
+        if fresh:
+            _create(environment, with_pip=uv is None)
+        _install(environment, lock, uv)
+        write_stamp(environment, lock_digest(lock))
+    except OSError as err:
+        raise LauncherError(f"cannot write {err.filename or environment} ({err.strerror}); {_cure_of(err)}") from err
+    _say(f"ready after {time.monotonic() - started_s:.0f} s")
+
+
+def _cure_of(err: OSError) -> str:
+    if err.errno in (28, 122):  # ENOSPC, EDQUOT
+        return "free about 1 GB"
+    return "make the checkout writable, or install the packages elsewhere and set ATOLL_NO_VENV=1"
+
+
+def _discard(environment: Path) -> None:
+    """Removes an environment; renamed first, so that an interrupted removal leaves no half of it under its name."""
+    for old in [*environment.parent.glob(environment.name + ".old-*")]:
+        shutil.rmtree(old, ignore_errors=True)
+    if environment.is_symlink():
+        environment.unlink()
+    elif environment.exists():
+        aside = environment.with_name(f"{environment.name}.old-{os.getpid()}")
+        environment.rename(aside)
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _create(environment: Path, *, with_pip: bool) -> None:
+    options = [] if with_pip else ["--without-pip"]
+    failed = _run("creating it", [sys.executable, "-m", "venv", *options, os.fspath(environment)])
+    if failed is not None:
+        version = f"{sys.version_info[0]}.{sys.version_info[1]}"
+        raise LauncherError(
+            f"python3 -m venv failed; install what it needs (Debian, Ubuntu: apt install python{version}-venv) "
+            f"and start again. It said: {_last_line(failed)}"
+        )
+
+
+def _install(environment: Path, lock: Path, uv: str | None) -> None:
+    python = os.fspath(environment / "bin" / "python")
+    pip = [python, "-m", "pip", "install", "--require-hashes", "--disable-pip-version-check"]
+    pinned = ["--require-hashes", "-r", os.fspath(lock)]
+    num_packages = sum(1 for _ in _requirements(lock))
+    if uv is None and not os.access(environment / "bin" / "uv", os.X_OK):
+        only_uv = environment / "uv.lock"
+        only_uv.write_text("".join(text for name, text in _requirements(lock) if name == "uv"))
+        # Without a wheel for this platform pip would try to compile it: then pip does the whole work instead.
+        _run("fetching the installer", [*pip, "--only-binary", ":all:", "-r", os.fspath(only_uv)])
+    installer = uv or os.fspath(environment / "bin" / "uv")
+    title = f"installing {num_packages} packages"
+    failed: str | None = "there is no uv"
+    if os.access(installer, os.X_OK):
+        failed = _run(title, [installer, "pip", "install", "--python", python, *pinned])
+    if failed is not None and (environment / "bin" / "pip").exists():  # pip has its own configuration: mirrors, proxies
+        failed = _run(f"{title} with pip", [*pip, "-r", os.fspath(lock)])
+    if failed is None:
+        return
+    if any(sign in failed for sign in _OFFLINE_SIGNS):
+        raise LauncherError(
+            "the package index cannot be reached; go online for the first start, or point pip at a mirror "
+            f"(PIP_INDEX_URL) and start again. It said: {_last_line(failed)}"
+        )
+    raise LauncherError(f"installing failed; correct it and start again. It said:\n{failed}")
+
+
+def _requirements(lock: Path) -> Iterator[tuple[str, str]]:
+    """Yields each requirement's name and whole text, hashes included."""
+    name, text = "", ""
+    for line in [*lock.read_text().splitlines(keepends=True), "end"]:
+        begins = not line.startswith((" ", "#"))
+        if begins and name:
+            yield name, text
+        if begins:
+            name, text = line.partition("==")[0], ""
+        text += line
+
+
+def _run(title: str, command: Sequence[str]) -> str | None:
+    """Runs a command with its progress on standard error; returns None, or its last lines if it failed."""
+    terminal = sys.stderr.isatty()
+    started_s = time.monotonic()
+    tail: collections.deque[str] = collections.deque(maxlen=12)
+    if not terminal:
+        _say(title)
+    environment = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONHOME")}
+    process = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        errors="replace", env=environment,
+    )  # fmt: skip
+    assert process.stdout is not None
+    reader = threading.Thread(target=tail.extend, args=(process.stdout,), daemon=True)
+    reader.start()
+    try:
+        while True:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=0.2)
+                break
+            if terminal:
+                elapsed_s = time.monotonic() - started_s
+                print(f"\ratoll: {title} ... {elapsed_s:3.0f} s", end="", file=sys.stderr, flush=True)
+    except BaseException:
+        process.kill()
+        process.wait()
+        raise
+    if terminal:
+        print(file=sys.stderr)
+    reader.join(timeout=5)
+    return None if process.returncode == 0 else "".join(tail).strip() or f"exit status {process.returncode}"
+
+
+@contextlib.contextmanager
+def _one_builder(path: Path) -> Iterator[None]:
+    """Holds an exclusive lock on ``path``; the kernel gives it back however this process ends."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as err:
+        raise LauncherError(f"cannot write {path} ({err.strerror}); {_cure_of(err)}") from err
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            _say("another start is building .venv; waiting for it")
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _last_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else ""
+
+
+def _say(text: str) -> None:
+    print(f"atoll: {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,280 @@
+"""What ``up`` is going to do: every setting resolved, and the processes that follow from them. Starts nothing.
+
+One file, ``config.toml`` in the run directory, then says everything: each daemon is started with ``--config`` on it,
+and whoever wants to repeat the run uses it with another ``--run-dir``. Only the address of a Redis that ``up`` starts
+is not in it, since that server ends with the run: daemons get it as REDIS_URL.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from aggregator.config import AggregatorConfig
+from broker import settings
+from broker.config import BrokerConfig
+from broker.errors import ConfigError
+from broker.settings import setting
+from islands.config import IslandConfig
+from ops.processes import ProcessSpec
+
+ROOT = Path(__file__).resolve().parent.parent
+
+#: What trains visibly in under five minutes on two cores.
+DEFAULT_TOKENS = 2_000_000
+
+#: Settings that follow from the run directory, or that each process gets for itself.
+_DECIDED_HERE = frozenset({"broker", "host", "port", "store", "tape", "report", "island_id", "pace"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpConfig:
+    """What only ``up`` needs to know; every field is a flag of it and a key of the table ``[up]``."""
+
+    run_dir: Path | None = setting(None, "directory of the run, new or empty (default runs/ and the time)")
+    port: int = setting(0, "control port of the broker, its bulk port is the next one; 0 picks free ones")
+    redis_port: int = setting(0, "port of the Redis that is started; 0 picks 6379 if it is free")
+    pace: tuple[float, ...] = setting((), "seconds that an inner step takes at least: one for all, or one per island")
+    model: str | None = setting(None, "size of the default task's model: tiny, small or medium; short for [task] model")
+    data: tuple[str, ...] = setting((), "text files, folders, .npy or .bin token arrays; short for [task] data")
+    task_options: Mapping[str, Any] = field(
+        default_factory=dict, metadata={"help": "options of the task, over those of [task]", "flag": "--task-option"}
+    )
+
+    def __post_init__(self) -> None:
+        for name in ("port", "redis_port"):
+            if not 0 <= getattr(self, name) <= 65_534:
+                raise ConfigError(name, getattr(self, name), "must be from 1 to 65534, or 0 to pick a free one")
+        for seconds in self.pace:
+            if seconds < 0:
+                raise ConfigError("pace", seconds, "must be a number of seconds, 0 or more")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A resolved run.
+
+    Attributes:
+        run_dir: Absolute; holds everything that the run writes.
+        redis_url: Where Redis listens, or will.
+        redis_port: Of the Redis to be started; None: it runs already.
+        task: Options of the task.
+    """
+
+    run_dir: Path
+    up: UpConfig
+    broker: BrokerConfig
+    aggregator: AggregatorConfig
+    island: IslandConfig
+    task: Mapping[str, Any]
+    redis_url: str
+    redis_port: int | None
+
+    @property
+    def run_id(self) -> str:
+        """The run's name."""
+        return self.aggregator.run_id
+
+    @property
+    def island_ids(self) -> tuple[str, ...]:
+        """Names of the islands that ``up`` starts."""
+        width = len(str(self.aggregator.islands - 1))
+        return tuple(f"island-{i:0{width}}" for i in range(self.aggregator.islands))
+
+    @property
+    def config_file(self) -> Path:
+        """The resolved configuration, as every process reads it."""
+        return self.run_dir / "config.toml"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of ``up``: its own, and those of the aggregator, the broker and the islands."""
+    settings.add_config_flag(parser)
+    taken = settings.add_flags(parser, UpConfig)
+    for cls in (AggregatorConfig, IslandConfig, BrokerConfig):
+        taken |= settings.add_flags(parser, cls, skip=taken | _DECIDED_HERE)
+
+
+def resolve(args: argparse.Namespace, *, run_dir: Path, port: int, redis_url: str, redis_port: int | None) -> Plan:
+    """Returns the plan of a run; flags win over the file, the file over defaults.
+
+    Args:
+        args: Flags as :func:`add_arguments` declares them.
+        run_dir: Absolute; need not exist.
+        port: The broker's control port; it and the next one are free.
+        redis_url: Where Redis listens, or will.
+        redis_port: Of the Redis to be started; None: it runs already.
+
+    Raises:
+        ConfigError: A setting cannot work, in the words of whichever part it belongs to.
+    """
+    tables = _tables(args)
+    up = up_config(args)
+    run = {"run_id": _run_id_of(run_dir)} | tables.get("run", {})
+    run |= {"broker": f"tcp://127.0.0.1:{port}", "redis_url": redis_url}
+    decided: dict[str, dict[str, Any]] = {
+        "broker": {"host": "127.0.0.1", "port": port},
+        "aggregator": {
+            "store": run_dir / "store",
+            "tape": run_dir / "events.jsonl",
+            "report": run_dir / "aggregator-report.json",
+        },
+        "island": {},
+    }
+    usual = {"aggregator": {"total_tokens": DEFAULT_TOKENS}}
+    # The address of Redis is settled: neither the flag nor the environment may change it any more.
+    flags = argparse.Namespace(**{**vars(args), "redis_url": redis_url})
+
+    def part(cls: Any, name: str) -> Any:
+        known = {each.name for each in settings.settings_of(cls)}
+        shared = {key: value for key, value in run.items() if key in known}
+        table = usual.get(name, {}) | shared | tables.get(name, {}) | decided[name]
+        mine = argparse.Namespace(**{key: value for key, value in vars(flags).items() if key not in _DECIDED_HERE})
+        return settings.from_sources(cls, table, mine, where=name)
+
+    plan = Plan(
+        run_dir=run_dir,
+        up=up,
+        broker=part(BrokerConfig, "broker"),
+        aggregator=part(AggregatorConfig, "aggregator"),
+        island=part(IslandConfig, "island"),
+        task=_task_options(tables.get("task", {}), up),
+        redis_url=redis_url,
+        redis_port=redis_port,
+    )
+    if len(up.pace) not in (0, 1, plan.aggregator.islands):
+        cure = f"must be one number, or one for each of the {plan.aggregator.islands} islands"
+        raise ConfigError("pace", ",".join(f"{each:g}" for each in up.pace), cure)
+    return plan
+
+
+def up_config(args: argparse.Namespace) -> UpConfig:
+    """Returns the settings of ``up`` itself."""
+    return settings.load(UpConfig, args, "up", environment={})
+
+
+def given_redis_url(args: argparse.Namespace) -> str | None:
+    """Returns the address of a Redis that runs already, if a flag, REDIS_URL or the file names one."""
+    tables = _tables(args)
+    named = [tables.get(name, {}).get("redis_url") for name in ("run", "aggregator", "broker")]
+    return args.redis_url or os.environ.get("REDIS_URL") or next(filter(None, named), None)
+
+
+def _tables(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    return settings.read_file(args.config) if args.config is not None else {}
+
+
+def _run_id_of(run_dir: Path) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]", "-", run_dir.name)[:64] or "atoll"
+
+
+def _task_options(table: Mapping[str, Any], up: UpConfig) -> dict[str, Any]:
+    """The options of [task], over them the short forms, over those ``--task-option``; paths of data absolute."""
+    options = dict(table)
+    if up.model is not None:
+        options["model"] = up.model
+    if up.data:
+        options["data"] = list(up.data)
+    options |= {key: _as_toml(value) for key, value in up.task_options.items()}
+    if isinstance(options.get("data"), list):
+        options["data"] = [os.path.abspath(os.path.expanduser(path)) for path in options["data"]]
+    return options
+
+
+def _as_toml(value: Any) -> Any:
+    """Reads the text of a flag as TOML would: 3 is a number, true a truth value, anything else text."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return value
+
+
+# --- what follows -------------------------------------------------------------------------------------------------
+
+
+def config_toml(plan: Plan) -> str:
+    """Returns the resolved configuration; what the parts share stands in [run] alone."""
+    parts = {
+        "broker": settings.to_table(plan.broker),
+        "aggregator": settings.to_table(plan.aggregator),
+        "island": settings.to_table(plan.island),
+    }
+    shared: dict[str, Any] = {}
+    for key in settings.RUN_KEYS:
+        values = [table[key] for table in parts.values() if key in table]
+        if values and all(value == values[0] for value in values):
+            shared[key] = values[0]
+    own = {name: {k: v for k, v in table.items() if k not in shared} for name, table in parts.items()}
+    up = settings.to_table(plan.up)
+    for name in ("run_dir", "model", "data", "task_options"):  # the place of this file, and what stands in [task]
+        up.pop(name, None)
+    if plan.redis_port is not None:
+        shared.pop("redis_url", None)
+    heading = "The resolved configuration of this run: every process reads it.\nTo repeat it: up --config THIS"
+    return settings.dump({"run": shared, **own, "task": plan.task, "up": up}, heading=heading)
+
+
+def processes(
+    plan: Plan, *, environment: Mapping[str, str], island_environment: Mapping[str, str]
+) -> list[ProcessSpec]:
+    """Returns the processes of the run but for Redis, in the order in which to start them.
+
+    Args:
+        plan: The run.
+        environment: Variables of all of them.
+        island_environment: Variables that the numeric ones get besides.
+    """
+    numeric = {**environment, **island_environment}
+    cpus = sorted(os.sched_getaffinity(0))
+    config = ["--config", os.fspath(plan.config_file)]
+    specs = [
+        ProcessSpec(name="broker", command=our_command("broker", *config), environment=environment, stop_order=1),
+        ProcessSpec(
+            name="aggregator",
+            command=our_command("aggregator", *config),
+            environment=numeric,
+            ends_by_itself=True,
+        ),
+    ]
+    for index, island_id in enumerate(plan.island_ids):
+        own = ["--island-id", island_id]
+        if plan.up.pace:
+            own += ["--pace", str(plan.up.pace[index % len(plan.up.pace)])]
+        specs.append(
+            ProcessSpec(
+                name=island_id,
+                command=our_command("island", *config, *own),
+                environment=numeric,
+                # Pinned: the flags of XLA alone do not keep its threads to one processor.
+                cpus=(cpus[index % len(cpus)],),
+                ends_by_itself=True,
+            )
+        )
+    return specs
+
+
+def our_command(*arguments: str) -> list[str]:
+    """Returns the command that runs this very program with this interpreter, whatever the current directory holds."""
+    return [sys.executable, "-P", "-m", "ops", *arguments]
+
+
+def our_environment(redis_url: str) -> dict[str, str]:
+    """Returns the variables under which :func:`our_command` finds this program, and the user's own modules."""
+    places = [os.fspath(ROOT)] if (ROOT / "pyproject.toml").is_file() else []  # installed, it is found anyway
+    places += [os.getcwd(), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {
+        "ATOLL_NO_VENV": "1",
+        "ATOLL_LOG": "text",  # into files that people read
+        "PYTHONPATH": os.pathsep.join(places),
+        "PYTHONUNBUFFERED": "1",
+        "REDIS_URL": redis_url,
+    }

@@ -1,0 +1,73 @@
+"""``test``: everything CI runs, in the order in which it fails fastest: lint, format, types, the test suite."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from broker.errors import ConfigError
+
+ROOT = Path(__file__).resolve().parent.parent
+
+GATES: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("lint", ("ruff", "check", ".")),
+    ("format", ("ruff", "format", "--check", ".")),
+    ("types", ("mypy",)),
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of ``test``."""
+    parser.add_argument("--gates", action="store_true", help="lint, format and types only")
+    parser.epilog = f"{parser.epilog}\n\nWith arguments of pytest only those tests are run."
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs what was asked for; returns 0 if all of it passed, else the first failure's exit status.
+
+    Raises:
+        ConfigError: This is no checkout, or the tools are not installed.
+    """
+    if not (ROOT / "tests").is_dir():
+        raise ConfigError("tests", os.fspath(ROOT), "has no tests: run this in a checkout of the sources")
+    if args.rest:
+        return _run("pytest", args.rest)
+    failed = 0
+    for name, command in GATES:
+        started_s = time.monotonic()
+        status = _run(command[0], command[1:])
+        print(f"{name}: {'passed' if status == 0 else 'FAILED'} in {time.monotonic() - started_s:.1f} s", flush=True)
+        failed = failed or status
+    if failed or args.gates:
+        return failed
+    return _run("pytest", [])
+
+
+def _run(module: str, arguments: Sequence[str]) -> int:
+    """Runs ``python -m module`` in its own process group and leaves nothing of it behind."""
+    environment = os.environ | {"ATOLL_NO_VENV": "1"}  # tests start our commands with this interpreter, as it is
+    process = subprocess.Popen([sys.executable, "-m", module, *arguments], cwd=ROOT, env=environment, process_group=0)
+    previous = signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        return process.wait()
+    except KeyboardInterrupt:
+        os.killpg(process.pid, signal.SIGINT)  # pytest then says where it was
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=10)
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _interrupt(number: int, frame: object) -> None:
+    raise KeyboardInterrupt

@@ -1,0 +1,386 @@
+"""``up``: a whole run on this machine, from an empty directory to a report, in one command.
+
+Starts Redis (unless one is named), a broker, an aggregator and the islands; restarts what dies; shows how the run goes;
+ends when the aggregator has flushed and ended; evaluates the model before and after; reports. All of it happens on one
+thread, on which the lives of all processes hang (:mod:`ops.child`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import datetime
+import hashlib
+import json
+import os
+import platform
+import signal
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from broker.errors import ConfigError, Unavailable
+from broker.redis_server import server
+from broker.registry import Registry
+from ops import plan as planning
+from ops.cluster import Change, LocalCluster, are_free, free_ports, one_thread_environment, wait_until_listening
+from ops.display import Display, Rate, progress_of, trained_tokens
+from ops.export import Which, export
+from ops.plan import Plan
+from ops.processes import ProcessSpec, last_lines
+from ops.report import Report, RunFacts, build_report, render
+from ops.status import Status, status_of
+from ops.supervision import RestartPolicy
+
+POLL_S = 0.1
+STATUS_EVERY_S = 1.0
+#: Islands hear of the end of the run from the broker, and leave by themselves within this.
+LEAVE_WITHIN_S = 3.0
+
+_EPILOG = """
+exit status:
+  0    the run trained its tokens, and the report is complete
+  1    a process could not be kept alive, or the model could not be evaluated; the report has what is known
+  2    a setting is wrong
+  130  interrupted by Ctrl-C (143 by SIGTERM, 129 by SIGHUP); the report has what was done until then"""
+
+
+class Interrupted(Exception):
+    """A signal asked for the end; ``number`` says which."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        super().__init__(f"interrupted by {signal.Signals(number).name}")
+
+
+class GaveUp(Exception):
+    """A process could not be kept alive."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of ``up``."""
+    parser.add_argument(
+        "--json", action="store_true", help="the report as one JSON object, on standard output's last line"
+    )
+    planning.add_arguments(parser)
+    parser.epilog = f"{parser.epilog}\n{_EPILOG}"
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs from start to report; returns the exit status that ``--help`` lists.
+
+    Raises:
+        ConfigError: A setting cannot work; nothing was started.
+        Unavailable: The run directory cannot be written, or there is no Redis; nothing is left running.
+    """
+    started_s = time.monotonic()
+    plan = prepare(args)
+    run_ = _Run(plan=plan, started_s=started_s)
+    with Signals() as signals, Display() as display:
+        status = run_.train(display, signals)
+        losses: tuple[float | None, float | None] = (None, None)
+        if status == 0:
+            try:
+                losses = evaluate(plan, display, signals)
+            except (GaveUp, Unavailable, ConfigError) as err:
+                status, run_.note = 1, f"not evaluated: {err}"
+                display.note(run_.note)
+            except Interrupted as err:
+                status, run_.note = 128 + err.number, str(err)
+    report = run_.report(status, losses)
+    _write(plan.run_dir / "report.json", json.dumps(report, indent=2) + "\n")
+    print(json.dumps(report) if args.json else render(report), flush=True)
+    return status
+
+
+# --- before -------------------------------------------------------------------------------------------------------
+
+
+def prepare(args: argparse.Namespace) -> Plan:
+    """Settles every setting, then makes the run directory and writes ``config.toml`` into it.
+
+    Raises:
+        ConfigError: A setting cannot work, a port is in use, or the directory is; nothing was written.
+        Unavailable: There is no Redis server, or the directory cannot be written.
+    """
+    up = planning.up_config(args)
+    redis_url, redis_port = planning.given_redis_url(args), None
+    if redis_url is None:
+        redis_port = _redis_port(up.redis_port)
+        redis_url = f"redis://127.0.0.1:{redis_port}"
+    if up.port and not are_free(range(up.port, up.port + 2)):
+        raise ConfigError("port", up.port, f"it or {up.port + 1} is in use; choose another, or 0 for free ones")
+    run_dir = _unused_directory(up.run_dir)
+    port = up.port or free_ports(2)
+    plan = planning.resolve(args, run_dir=run_dir, port=port, redis_url=redis_url, redis_port=redis_port)
+    try:
+        (run_dir / "logs").mkdir(parents=True)
+    except OSError as err:
+        cure = "choose another --run-dir"
+        raise Unavailable(f"cannot make {run_dir} ({err.strerror}); {cure}", definite=True) from err
+    _write(plan.config_file, planning.config_toml(plan))
+    return plan
+
+
+def _redis_port(wanted: int) -> int:
+    """The port asked for, or Redis' own, where ``status`` looks first, or any that is free."""
+    if wanted and not are_free([wanted]):
+        raise ConfigError("redis_port", wanted, "is in use; choose another, or 0, or name that Redis with --redis-url")
+    return wanted or (6379 if are_free([6379]) else free_ports(1))
+
+
+def _unused_directory(wanted: Path | None) -> Path:
+    """Returns an absolute path that does not exist, or is an empty directory."""
+    if wanted is None:
+        stem = Path("runs", f"{datetime.datetime.now():%Y%m%d-%H%M%S}").absolute()
+        names = (stem, *(stem.with_name(f"{stem.name}-{n}") for n in range(2, 1000)))
+        return next(each for each in names if not each.exists())
+    path = wanted.expanduser().absolute()
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise ConfigError("run_dir", str(wanted), "is in use; choose a new one (nothing is ever overwritten)")
+    return path
+
+
+def _write(path: Path, text: str) -> None:
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        temporary.write_text(text)
+        temporary.replace(path)
+    except OSError as err:
+        raise Unavailable(f"cannot write {path} ({err.strerror}); check space and permissions", definite=True) from err
+
+
+# --- during -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True, kw_only=True)
+class _Run:
+    """A run in progress: what the supervisor sees of it."""
+
+    plan: Plan
+    started_s: float
+    note: str = ""
+    first_step_s: float | None = None
+    ended_s: float | None = None
+    restarts: dict[str, int] = field(default_factory=dict)
+
+    def train(self, display: Display, signals: Signals) -> int:
+        """Starts everything, waits for the end, whichever it is, and ends everything; returns the exit status."""
+        with LocalCluster(self.plan.run_dir / "logs") as cluster, asyncio.Runner() as loop:
+            try:
+                self._start(cluster, display)
+                self._watch(cluster, loop, display, signals)
+            except (GaveUp, Unavailable) as err:
+                self.note = str(err).partition("\n")[0]
+                display.note(str(err))
+                return 1
+            except Interrupted as err:
+                self.note = str(err)
+                display.note(f"{err}; ending every process")
+                return 128 + err.number
+            finally:
+                self.ended_s = time.monotonic()
+                cluster.stop()
+                self.restarts = {name: cluster.restarts(name) for name in self._names()}
+        return 0
+
+    def _names(self) -> list[str]:
+        return ["redis", "broker", "aggregator", *self.plan.island_ids]
+
+    def _start(self, cluster: LocalCluster, display: Display) -> None:
+        plan = self.plan
+        display.note(f"run {plan.run_id} in {plan.run_dir}")
+        if plan.redis_port is not None:
+            command = server(port=plan.redis_port, directory=plan.run_dir).command
+            cluster.start([ProcessSpec(name="redis", command=command, stop_order=2)])
+            if not wait_until_listening(plan.redis_port):
+                end = last_lines(cluster.log_of("redis"))
+                raise Unavailable(f"Redis did not start on port {plan.redis_port}; its log ends:\n{end}", definite=True)
+        environment = planning.our_environment(plan.redis_url)
+        numeric = one_thread_environment() | _compilation_cache()
+        cluster.start(planning.processes(plan, environment=environment, island_environment=numeric))
+        display.note(f"status from elsewhere: python3 -m ops status --redis {plan.redis_url} --run {plan.run_id}")
+
+    def _watch(self, cluster: LocalCluster, loop: asyncio.Runner, display: Display, signals: Signals) -> None:
+        """Returns when the aggregator has ended the run.
+
+        Raises:
+            GaveUp: A process could not be kept alive.
+            Interrupted: A signal came.
+        """
+        registry = Registry(self.plan.redis_url, self.plan.run_id)
+        rate = Rate()
+        next_status_s = 0.0
+        try:
+            while not self._happened(cluster, display):
+                signals.check()
+                now_s = time.monotonic()
+                if now_s >= next_status_s:
+                    next_status_s = now_s + STATUS_EVERY_S
+                    status = self._status(registry, loop)
+                    if status is not None:
+                        progress = progress_of(status, rate.update(now_s, trained_tokens(status)))
+                        if self.first_step_s is None and progress.max_inner_step > 0:
+                            self.first_step_s = now_s - self.started_s
+                        display.show(status, progress, now_s)
+                time.sleep(POLL_S)
+            leave_by_s = time.monotonic() + LEAVE_WITHIN_S
+            while cluster.running() & set(self.plan.island_ids) and time.monotonic() < leave_by_s:
+                self._happened(cluster, display)
+                signals.check()
+                time.sleep(POLL_S)
+        finally:
+            loop.run(registry.aclose())
+
+    def _happened(self, cluster: LocalCluster, display: Display) -> bool:
+        """Tells what became of the processes; returns whether the aggregator has ended the run."""
+        ended = False
+        for event in cluster.poll():
+            match event.change:
+                case Change.GAVE_UP:
+                    raise GaveUp(event.detail)
+                case Change.DIED | Change.STARTED:
+                    display.note(event.detail)
+                case Change.ENDED:
+                    ended = ended or event.process == "aggregator"
+        return ended
+
+    @staticmethod
+    def _status(registry: Registry, loop: asyncio.Runner) -> Status | None:
+        """The status by Redis; None while it does not answer, which stops nothing but this display."""
+        try:
+            snapshot = loop.run(registry.read())
+        except Unavailable:
+            return None
+        return None if snapshot.empty else status_of(snapshot, snapshot.now_s)
+
+    def report(self, status: int, losses: tuple[float | None, float | None]) -> Report:
+        """Returns the report, from the aggregator's own file and what was seen here."""
+        ended_s = self.ended_s if self.ended_s is not None else time.monotonic()
+        facts = RunFacts(
+            run_id=self.plan.run_id,
+            run_dir=os.fspath(self.plan.run_dir),
+            exit=status,
+            wall_s=ended_s - self.started_s,
+            first_step_s=self.first_step_s,
+            restarts=self.restarts,
+            note=self.note,
+        )
+        return build_report(self._counted(), facts, loss_before=losses[0], loss_after=losses[1])
+
+    def _counted(self) -> dict[str, Any] | None:
+        path = self.plan.aggregator.report
+        try:
+            counted = json.loads(path.read_text()) if path is not None else None
+        except (OSError, ValueError):
+            return None
+        return counted if isinstance(counted, dict) else None
+
+
+def _compilation_cache() -> dict[str, str]:
+    """Returns variables that make JAX keep what it compiles, for the other islands and for the next run.
+
+    In the user's cache directory, apart for each kind of processor: what is compiled for one may crash another.
+    """
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    directory = os.environ.get("JAX_COMPILATION_CACHE_DIR") or os.path.join(home, "atoll", f"jax-{_processor()}")
+    return {
+        "JAX_COMPILATION_CACHE_DIR": directory,
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+    }
+
+
+def _processor() -> str:
+    """Names the kind of processor: a digest of its features."""
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        features = "".join(sorted({line for line in lines if line.startswith(("flags", "Features", "model name"))}))
+        return hashlib.sha256(features.encode()).hexdigest()[:12]
+    return platform.machine() or "unknown"
+
+
+# --- signals ------------------------------------------------------------------------------------------------------
+
+
+class Signals:
+    """Remembers the first of SIGINT, SIGTERM and SIGHUP; a context manager.
+
+    Nothing is raised where the signal arrives, which may be anywhere, even inside an event loop that swallows
+    exceptions: :meth:`check` raises where it is asked to. Everything here asks several times a second.
+    """
+
+    def __init__(self) -> None:
+        self._received: int | None = None
+        self._previous: dict[int, Any] = {}
+
+    def __enter__(self) -> Signals:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            self._previous[number] = signal.signal(number, self._receive)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def _receive(self, number: int, frame: object) -> None:
+        if self._received is None:
+            self._received = number
+
+    def check(self) -> None:
+        """Raises Interrupted if one of the signals has come."""
+        if self._received is not None:
+            raise Interrupted(self._received)
+
+
+# --- after --------------------------------------------------------------------------------------------------------
+
+
+def evaluate(plan: Plan, display: Display, signals: Signals) -> tuple[float, float]:
+    """Returns the held-out loss of version 0 and of the newest model, which is left as ``model.safetensors``.
+
+    The two are judged at the same time, in processes of their own: this one never loads JAX.
+
+    Raises:
+        GaveUp: An evaluation failed; the message has the end of its log.
+        Interrupted: A signal came.
+        Unavailable: The store cannot be read.
+    """
+    display.note("evaluating the model before and after")
+    before, after = plan.run_dir / "seed.safetensors", plan.run_dir / "model.safetensors"
+    export(plan.run_dir, before, which=Which.SEED)
+    export(plan.run_dir, after)
+    environment = planning.our_environment(plan.redis_url) | one_thread_environment() | _compilation_cache()
+    logs = plan.run_dir / "logs"
+    specs = [
+        ProcessSpec(
+            name=name,
+            command=planning.our_command(
+                "evaluate", "--config", os.fspath(plan.config_file), "--model", os.fspath(path)
+            ),
+            environment=environment,
+            ends_by_itself=True,
+        )
+        for name, path in (("evaluate-before", before), ("evaluate-after", after))
+    ]
+    with LocalCluster(logs, policy=RestartPolicy(young_deaths=1, settled_after_s=float("inf"))) as cluster:
+        cluster.start(specs)
+        while cluster.running():
+            signals.check()
+            for event in cluster.poll():
+                if event.change is Change.GAVE_UP:
+                    raise GaveUp(event.detail)
+            time.sleep(POLL_S)
+    before.unlink()
+    first, second = (_loss_in(logs / f"{spec.name}.log") for spec in specs)
+    return first, second
+
+
+def _loss_in(log: Path) -> float:
+    line = last_lines(log, 1)
+    try:
+        return float(json.loads(line)["loss"])
+    except (ValueError, KeyError, TypeError) as err:
+        raise GaveUp(f"{log} should end with the loss, not with {line!r}") from err

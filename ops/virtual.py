@@ -1,0 +1,88 @@
+"""Virtual time: a seeded event queue and a modelled network. Nothing here knows what the messages mean."""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+class EventQueue:
+    """Calls functions at virtual times; ties are broken by the order in which they were scheduled."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self._heap: list[tuple[float, int, Callable[[], None]]] = []
+        self._count = 0
+
+    def at(self, time_s: float, call: Callable[[], None]) -> None:
+        """Schedules ``call``; a time in the past means now."""
+        self._count += 1
+        heapq.heappush(self._heap, (max(time_s, self.now_s), self._count, call))
+
+    def after(self, delay_s: float, call: Callable[[], None]) -> None:
+        """Schedules ``call`` in ``delay_s``."""
+        self.at(self.now_s + delay_s, call)
+
+    def run_until(self, end_s: float, done: Callable[[], bool] = lambda: False) -> bool:
+        """Runs events up to ``end_s``, or until ``done()``; returns whether it was done."""
+        while self._heap and not done():
+            if self._heap[0][0] > end_s:
+                self.now_s = end_s
+                break
+            self.now_s, _, call = heapq.heappop(self._heap)
+            call()
+        return done()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkModel:
+    """How messages travel between two processes.
+
+    Attributes:
+        delay_s: Least and greatest one-way delay; each message draws its own, so that messages overtake each other.
+        loss: Probability that a message never arrives.
+        duplication: Probability that it arrives twice.
+        bytes_per_s: Rate for payloads; 0 for infinite.
+    """
+
+    delay_s: tuple[float, float] = (0.001, 0.005)
+    loss: float = 0.0
+    duplication: float = 0.0
+    bytes_per_s: float = 0.0
+
+    def arrivals_s(self, rng: random.Random, size_bytes: int) -> list[float]:
+        """Returns the delays after which copies of one message arrive: none, one, or two."""
+        copies = 1 + (rng.random() < self.duplication)
+        if rng.random() < self.loss:
+            copies -= 1
+        transfer_s = size_bytes / self.bytes_per_s if self.bytes_per_s else 0.0
+        return [rng.uniform(*self.delay_s) + transfer_s for _ in range(copies)]
+
+
+@dataclass(slots=True)
+class Alarm:
+    """The one timer of a driver: re-armed after each event, old settings are ignored when they ring."""
+
+    queue: EventQueue
+    ring: Callable[[], None]
+    set_for_s: float | None = None
+    generation: int = 0
+
+    def arm(self, at_s: float | None) -> None:
+        """Sets the time of the next ring; None for never."""
+        if at_s == self.set_for_s:
+            return
+        self.set_for_s = at_s
+        self.generation += 1
+        if at_s is None:
+            return
+        generation = self.generation
+
+        def ring() -> None:
+            if generation == self.generation:
+                self.set_for_s = None
+                self.ring()
+
+        self.queue.at(at_s, ring)

@@ -1,0 +1,507 @@
+"""The store on a real disk: what survives a kill, a torn or damaged file, a full disk, a second opener."""
+
+import errno
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from aggregator import store_files
+from aggregator.commit_file import Damaged
+from aggregator.events import Commit
+from aggregator.outer import FragmentState
+from aggregator.records import manifest_from_rows, manifest_to_rows
+from aggregator.store import Store
+from aggregator.store_files import commit_path, read_newest, read_run, read_seed, versions
+from broker.errors import LocalProtocolError, Unavailable
+from broker.fragments import FragmentManifest, Kind, TensorSpec
+from broker.messages import Merged
+from broker.ranges import StepRange
+from broker.tensors import fragment_digest
+
+LEDGER = {"island-0": {"1": {"merged": [[0, 24]], "wasted": {"stale": 7}}}}
+
+
+def state_of(version, size=1000, seed=0):
+    rng = np.random.default_rng(1000 * seed + version)
+    params, momentum = (rng.standard_normal(size, dtype=np.float32) for _ in range(2))
+    return FragmentState(params=params, momentum=momentum, version=version)
+
+
+def commit_of(state, fragment_id=0, **changes):
+    merged = Merged(
+        island_id="island-0",
+        incarnation=1,
+        steps=StepRange(from_step=0, to_step=24, from_tokens=0, to_tokens=24_000),
+        staleness=0.25,
+        token_weight=1e6,
+        staleness_weight=0.9,
+        merge_weight=0.9,
+        fresh=True,
+    )
+    fields = {
+        "fragment_id": fragment_id,
+        "fragment_version": state.version,
+        "epoch": 1,
+        "digest": fragment_digest(state.params),
+        "round_id": 10 * state.version + fragment_id,
+        "contributions": (merged,) if state.version else (),
+        "ledger": LEDGER,
+    }
+    return Commit(**(fields | changes))
+
+
+def fill(directory, newest=3, fragments=(0,)):
+    with Store.open(directory) as store:
+        store.load()
+        for version in range(newest + 1):
+            for fragment_id in fragments:
+                state = state_of(version, seed=fragment_id)
+                store.commit(commit_of(state, fragment_id), state)
+
+
+def load(directory):
+    with Store.open(directory) as store:
+        return store.load()
+
+
+def ledger_versions(directory):
+    rows = [json.loads(line) for line in (directory / "ledger.jsonl").read_text().splitlines()]
+    return [(row["fragment_id"], row["fragment_version"]) for row in rows]
+
+
+# --- what is kept ---------------------------------------------------------------------------------------------------
+
+
+def test_a_new_store_is_empty(tmp_path):
+    loaded = load(tmp_path / "new" / "store")
+    assert (loaded.run, dict(loaded.fragments), loaded.damaged) == (None, {}, ())
+
+
+def test_the_newest_version_comes_back_bit_by_bit_with_momentum_and_books(tmp_path):
+    fill(tmp_path, newest=3, fragments=(0, 7))
+    loaded = load(tmp_path)
+    assert sorted(loaded.fragments) == [0, 7]
+    for fragment_id in (0, 7):
+        commit, state = loaded.fragments[fragment_id]
+        expected = state_of(3, seed=fragment_id)
+        assert commit == commit_of(expected, fragment_id)
+        assert np.array_equal(state.params, expected.params)
+        assert np.array_equal(state.momentum, expected.momentum)
+        assert state.version == 3
+    assert loaded.damaged == ()
+
+
+def test_the_newest_two_versions_are_kept_and_the_seed_for_ever(tmp_path):
+    fill(tmp_path, newest=6)
+    assert versions(tmp_path, 0) == [6, 5, 0]
+    assert np.array_equal(read_seed(tmp_path, 0)[1], state_of(0).params)
+    assert np.array_equal(read_newest(tmp_path, 0)[1], state_of(6).params)
+
+
+def test_an_empty_fragment_can_be_stored(tmp_path):
+    state = state_of(0, size=0)
+    with Store.open(tmp_path) as store:
+        store.load()
+        store.commit(commit_of(state), state)
+    assert load(tmp_path).fragments[0][1].params.size == 0
+
+
+def test_the_run_record_comes_back_and_is_replaced(tmp_path):
+    manifest = FragmentManifest(
+        ((TensorSpec(name="a", shape=(2, 3), dtype="bfloat16", kind=Kind.RDA, unit_axes=1),), ())
+    )
+    record = {"run_id": "demo", "manifest": manifest_to_rows(manifest), "members": {"island-0": [0, "", 3]}}
+    with Store.open(tmp_path) as store:
+        store.save_run({"run_id": "old"})
+        store.save_run(record)
+    assert load(tmp_path).run == record
+    assert manifest_from_rows(read_run(tmp_path)["manifest"]) == manifest
+
+
+def test_repeating_a_commit_is_safe_and_leaves_the_same_state(tmp_path):
+    fill(tmp_path, newest=2)
+    with Store.open(tmp_path) as store:
+        store.load()
+        store.commit(commit_of(state_of(2)), state_of(2))
+    assert versions(tmp_path, 0) == [2, 1, 0]
+
+
+def test_the_ledger_file_has_one_line_per_version_with_who_and_how_much(tmp_path):
+    fill(tmp_path, newest=4)
+    assert ledger_versions(tmp_path) == [(0, v) for v in range(5)]
+    last = json.loads((tmp_path / "ledger.jsonl").read_text().splitlines()[-1])
+    (merged,) = last["contributions"]
+    assert (merged["island_id"], merged["staleness"], merged["merge_weight"]) == ("island-0", 0.25, 0.9)
+    assert "ledger" not in last
+
+
+# --- what must not happen -------------------------------------------------------------------------------------------
+
+
+def test_versions_never_go_back_nor_change_their_bytes(tmp_path):
+    fill(tmp_path, newest=3)
+    with Store.open(tmp_path) as store:
+        store.load()
+        for state in (state_of(2), state_of(3, seed=5)):
+            with pytest.raises(LocalProtocolError, match="versions only grow"):
+                store.commit(commit_of(state), state)
+    assert np.array_equal(read_newest(tmp_path, 0)[1], state_of(3).params)
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [({"digest": "0" * 32}, "is committed as 000"), ({"fragment_version": 5}, "comes with the arrays of version 1")],
+)
+def test_a_commit_that_does_not_name_its_arrays_is_refused_and_leaves_no_trace(tmp_path, changes, problem):
+    with Store.open(tmp_path) as store:
+        store.load()
+        with pytest.raises(LocalProtocolError, match=problem):
+            store.commit(commit_of(state_of(1), **changes), state_of(1))
+    assert list((tmp_path / "fragments" / "000").iterdir()) == []
+
+
+def test_a_store_is_loaded_before_it_is_written_and_closed_for_good(tmp_path):
+    store = Store.open(tmp_path)
+    with pytest.raises(LocalProtocolError, match="must be loaded"):
+        store.commit(commit_of(state_of(0)), state_of(0))
+    store.load()
+    store.close()
+    store.close()
+    with pytest.raises(LocalProtocolError, match="is closed"):
+        store.commit(commit_of(state_of(0)), state_of(0))
+
+
+# --- damage ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("keep_bytes", [0, 5, 30, 200, 1000, 5000, 8000])
+def test_a_torn_newest_version_is_passed_over_and_reported(tmp_path, keep_bytes):
+    fill(tmp_path, newest=3)
+    path = commit_path(tmp_path, 0, 3)
+    os.truncate(path, keep_bytes)
+    loaded = load(tmp_path)
+    assert loaded.fragments[0][0].fragment_version == 2
+    (damaged,) = loaded.damaged
+    assert damaged.path == path
+    assert "ends" in damaged.problem or "holds" in damaged.problem
+    assert path.exists()
+
+
+@pytest.mark.parametrize("place", [*np.linspace(0, 0.999, 23)])
+def test_a_flipped_bit_anywhere_is_noticed(tmp_path, place):
+    fill(tmp_path, newest=3)
+    path = commit_path(tmp_path, 0, 3)
+    content = bytearray(path.read_bytes())
+    content[int(len(content) * place)] ^= 0x10
+    path.write_bytes(content)
+    loaded = load(tmp_path)
+    assert loaded.fragments[0][0].fragment_version == 2
+    assert len(loaded.damaged) == 1
+
+
+def test_bytes_behind_the_end_are_damage_too(tmp_path):
+    fill(tmp_path, newest=3)
+    with commit_path(tmp_path, 0, 3).open("ab") as file:
+        file.write(b"x")
+    assert load(tmp_path).fragments[0][0].fragment_version == 2
+
+
+def test_a_damaged_version_is_written_again_and_pruned_like_any_other(tmp_path):
+    fill(tmp_path, newest=3)
+    os.truncate(commit_path(tmp_path, 0, 3), 100)
+    with Store.open(tmp_path) as store:
+        store.load()
+        other = state_of(3, seed=9)
+        store.commit(commit_of(other), other)
+    assert np.array_equal(load(tmp_path).fragments[0][1].params, other.params)
+    fill_up = [state_of(4), state_of(5)]
+    with Store.open(tmp_path) as store:
+        store.load()
+        for state in fill_up:
+            store.commit(commit_of(state), state)
+    assert versions(tmp_path, 0) == [5, 4, 0]
+
+
+def test_a_damaged_version_does_not_push_out_the_whole_one_before_it(tmp_path):
+    fill(tmp_path, newest=3)
+    os.truncate(commit_path(tmp_path, 0, 3), 100)
+    with Store.open(tmp_path) as store:
+        store.load()
+        for version in (30, 31):  # a new lineage, above the highest seen
+            store.commit(commit_of(state_of(version)), state_of(version))
+            assert versions(tmp_path, 0) == {30: [30, 3, 2, 0], 31: [31, 30, 0]}[version]
+
+
+def test_a_fragment_without_any_whole_version_is_reported_and_missing(tmp_path):
+    fill(tmp_path, newest=0)
+    os.truncate(commit_path(tmp_path, 0, 0), 100)
+    loaded = load(tmp_path)
+    assert dict(loaded.fragments) == {}
+    assert len(loaded.damaged) == 1
+    with pytest.raises(Unavailable, match="holds no whole version of fragment 0"):
+        read_newest(tmp_path, 0)
+
+
+@pytest.mark.parametrize("content", [b"", b"junk", b"\x80", b"\x93\x01\x02\x03"])
+def test_a_damaged_run_record_is_an_error_with_a_cure(tmp_path, content):
+    fill(tmp_path)
+    (tmp_path / "run.msgpack").write_bytes(content)
+    with pytest.raises(Damaged, match="restore it from a copy"):
+        load(tmp_path)
+
+
+def test_a_flipped_bit_in_the_run_record_is_noticed(tmp_path):
+    with Store.open(tmp_path) as store:
+        store.save_run({"run_id": "demo"})
+    content = bytearray((tmp_path / "run.msgpack").read_bytes())
+    content[-1] ^= 1
+    (tmp_path / "run.msgpack").write_bytes(content)
+    with pytest.raises(Damaged, match="does not fit its checksum"):
+        load(tmp_path)
+
+
+def test_a_version_pruned_between_listing_and_opening_is_replaced_by_a_newer_one(tmp_path, monkeypatch):
+    fill(tmp_path, newest=3)
+    read_params = store_files.read_params
+
+    def pruned_at_first(path):
+        monkeypatch.setattr(store_files, "read_params", read_params)
+        fill_from = [state_of(v) for v in (4, 5, 6)]
+        with Store.open(tmp_path) as store:
+            store.load()
+            for state in fill_from:
+                store.commit(commit_of(state), state)
+        return read_params(path)
+
+    monkeypatch.setattr(store_files, "read_params", pruned_at_first)
+    assert read_newest(tmp_path, 0)[0].fragment_version == 6
+
+
+# --- the ledger file ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lost_bytes", [1, 20, 300, 700, 10**6])
+def test_lines_lost_at_the_end_of_the_ledger_are_written_again_from_the_commits(tmp_path, lost_bytes):
+    fill(tmp_path, newest=1, fragments=(0, 1))
+    path = tmp_path / "ledger.jsonl"
+    whole = path.read_bytes()
+    os.truncate(path, max(0, len(whole) - lost_bytes))
+    load(tmp_path)
+    assert path.read_bytes() == whole
+    load(tmp_path)
+    assert path.read_bytes() == whole
+
+
+def test_a_damaged_line_in_the_middle_of_the_ledger_costs_that_line_only(tmp_path, caplog):
+    fill(tmp_path, newest=5)
+    path = tmp_path / "ledger.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    lines[2] = "#" + lines[2]
+    path.write_text("".join(lines))
+    load(tmp_path)
+    assert path.read_text() == "".join(lines)
+    assert "line=3" in caplog.text
+
+
+# --- the disk says no -----------------------------------------------------------------------------------------------
+
+
+def failing_write(after_bytes, code):
+    """Stands in for os.write: takes some bytes, then fails as a full disk does."""
+    real, left = os.write, [after_bytes]
+
+    def write(fd, data):
+        if left[0] <= 0:
+            raise OSError(code, os.strerror(code))
+        taken = real(fd, data[: left[0]])
+        left[0] -= taken
+        return taken
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("code", "cure"), [(errno.ENOSPC, "free space"), (errno.EDQUOT, "quota"), (errno.EIO, "check")]
+)
+@pytest.mark.parametrize("after_bytes", [0, 100, 3000, 7000])
+def test_a_failed_write_did_not_happen_and_says_what_to_do(tmp_path, monkeypatch, code, cure, after_bytes):
+    fill(tmp_path, newest=3)
+    with Store.open(tmp_path) as store:
+        store.load()
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "write", failing_write(after_bytes, code))
+            with pytest.raises(Unavailable, match=cure) as failure:
+                store.commit(commit_of(state_of(4)), state_of(4))
+        assert failure.value.definite
+        assert versions(tmp_path, 0) == [3, 2, 0]
+        assert list(tmp_path.rglob("*.tmp")) == []
+        store.commit(commit_of(state_of(4)), state_of(4))
+    assert load(tmp_path).fragments[0][0].fragment_version == 4
+    assert ledger_versions(tmp_path) == [(0, v) for v in range(5)]
+
+
+def test_a_full_disk_between_commit_and_ledger_line_is_settled_by_asking_again(tmp_path, monkeypatch):
+    fill(tmp_path, newest=3)
+    with Store.open(tmp_path) as store:
+        store.load()
+        size = commit_path(tmp_path, 0, 3).stat().st_size
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "write", failing_write(size + 40, errno.ENOSPC))
+            with pytest.raises(Unavailable) as failure:
+                store.commit(commit_of(state_of(4)), state_of(4))
+        assert not failure.value.definite
+        assert ledger_versions(tmp_path) == [(0, v) for v in range(4)]
+        store.commit(commit_of(state_of(4)), state_of(4))
+    assert ledger_versions(tmp_path) == [(0, v) for v in range(5)]
+
+
+def test_a_directory_that_cannot_be_flushed_leaves_the_outcome_open(tmp_path, monkeypatch):
+    fill(tmp_path, newest=3)
+    real, calls = os.fsync, []
+
+    def second_fails(fd):
+        calls.append(fd)
+        if len(calls) == 2:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        real(fd)
+
+    with Store.open(tmp_path) as store:
+        store.load()
+        monkeypatch.setattr(os, "fsync", second_fails)
+        with pytest.raises(Unavailable) as failure:
+            store.commit(commit_of(state_of(4)), state_of(4))
+        assert not failure.value.definite
+        store.commit(commit_of(state_of(4)), state_of(4))
+    assert ledger_versions(tmp_path) == [(0, v) for v in range(5)]
+
+
+def test_the_limit_on_file_sizes_is_an_error_with_a_cure(tmp_path):
+    """The kernel itself refuses here, in the middle of an array."""
+    state = state_of(0, size=100_000)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with Store.open(tmp_path) as store:
+        store.load()
+        resource.setrlimit(resource.RLIMIT_FSIZE, (500_000, hard))
+        try:
+            with pytest.raises(Unavailable, match="ulimit -f") as failure:
+                store.commit(commit_of(state), state)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        assert failure.value.definite
+        store.commit(commit_of(state), state)
+
+
+def test_a_store_whose_place_is_taken_by_a_file_is_an_error_with_a_cure(tmp_path):
+    (tmp_path / "store").write_text("")
+    with pytest.raises(Unavailable, match="cannot open the store"):
+        Store.open(tmp_path / "store")
+
+
+def test_a_version_that_cannot_be_removed_does_not_fail_the_commit(tmp_path, monkeypatch, caplog):
+    fill(tmp_path, newest=3)
+
+    def refuse(self, missing_ok=False):
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    with Store.open(tmp_path) as store:
+        store.load()
+        with monkeypatch.context() as patch:
+            patch.setattr("pathlib.Path.unlink", refuse)
+            store.commit(commit_of(state_of(4)), state_of(4))
+        assert "store.prune_failed" in caplog.text
+        store.commit(commit_of(state_of(5)), state_of(5))
+    assert versions(tmp_path, 0) == [5, 4, 0]
+
+
+# --- other processes ------------------------------------------------------------------------------------------------
+
+#: Commits version 4 and stops for ever at the point named: {point} wraps a function of the operating system.
+VICTIM = """
+import os, sys
+sys.path.insert(0, {tests!r})
+import test_aggregator_store as t
+from pathlib import Path
+
+def stop_here(*args, **kwargs):
+    print("here", flush=True)
+    sys.stdin.read()
+
+store = t.Store.open(Path({directory!r}))
+store.load()
+real_write, written = os.write, 0
+
+def write(fd, data):
+    global written
+    if written >= {stop_after_bytes}:
+        stop_here()
+    n = real_write(fd, data[:1000])
+    written += n
+    return n
+
+if {stop_after_bytes} >= 0:
+    os.write = write
+if {stop_in!r}:
+    setattr(os, {stop_in!r}, stop_here)
+state = t.state_of(4)
+store.commit(t.commit_of(state), state)
+"""
+
+
+def kill_in_commit(directory, *, stop_after_bytes=-1, stop_in=""):
+    code = VICTIM.format(
+        tests=os.path.dirname(__file__), directory=str(directory), stop_after_bytes=stop_after_bytes, stop_in=stop_in
+    )
+    victim = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=os.environ | {"PYTHONPATH": os.getcwd()},
+    )
+    try:
+        assert victim.stdout.readline() == b"here\n"
+        with pytest.raises(Unavailable, match=f"in use by process {victim.pid} on .*; stop that process"):
+            Store.open(directory)
+    finally:
+        victim.kill()
+        victim.wait()
+        victim.stdin.close()
+        victim.stdout.close()
+    assert victim.returncode == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("stop", [{"stop_after_bytes": 3000}, {"stop_in": "replace"}])
+def test_a_kill_before_the_rename_leaves_the_version_before_and_no_litter(tmp_path, stop):
+    fill(tmp_path, newest=3)
+    kill_in_commit(tmp_path, **stop)
+    assert len(list(tmp_path.rglob("*.tmp"))) == 1
+    loaded = load(tmp_path)
+    assert loaded.fragments[0][0].fragment_version == 3
+    assert loaded.damaged == ()
+    assert list(tmp_path.rglob("*.tmp")) == []
+
+
+def test_a_kill_between_the_rename_and_the_ledger_line_keeps_the_version_and_its_line(tmp_path):
+    fill(tmp_path, newest=3)
+    kill_in_commit(tmp_path, stop_after_bytes=commit_path(tmp_path, 0, 3).stat().st_size)
+    assert ledger_versions(tmp_path) == [(0, v) for v in range(4)]
+    assert load(tmp_path).fragments[0][0].fragment_version == 4
+    assert ledger_versions(tmp_path) == [(0, v) for v in range(5)]
+
+
+def test_two_openers_in_one_process_exclude_each_other_until_the_first_closes(tmp_path):
+    with Store.open(tmp_path), pytest.raises(Unavailable, match="is in use by") as refused:
+        Store.open(tmp_path)
+    assert refused.value.definite
+    Store.open(tmp_path).close()
+
+
+def test_reading_needs_no_lock(tmp_path):
+    fill(tmp_path, newest=3)
+    with Store.open(tmp_path):
+        assert read_newest(tmp_path, 0)[0].fragment_version == 3

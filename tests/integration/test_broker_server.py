@@ -1,0 +1,538 @@
+"""The broker over real sockets, with a real Redis, and without one."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import msgpack
+import numpy as np
+import pytest
+import xxhash
+import zmq
+import zmq.asyncio
+
+from broker import messages as m
+from broker import redis_server
+from broker.codec import encode
+from broker.config import BrokerConfig
+from broker.endpoint import Endpoint
+from broker.errors import ConfigError
+from broker.messages import AGGREGATOR, BROKER, PROTOCOL_VERSION, Channel, Encoded, Envelope, Reason
+from broker.ranges import StepRange
+from broker.registry import Registry
+from broker.server import serve
+
+RUN = "demo"
+WAIT_S = 20.0  # for anything that must happen; nothing here depends on how long it takes
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def config(**changes):
+    nowhere = f"redis://127.0.0.1:{free_port()}"
+    return BrokerConfig(**({"run_id": RUN, "port": 0, "redis_url": nowhere, "report_interval_s": 0.05} | changes))
+
+
+# --- messages -------------------------------------------------------------------------------------------------------
+
+
+def encoded(array):
+    data = memoryview(np.ascontiguousarray(array)).cast("B")
+    return Encoded(codec=m.Codec.F32, shape=array.shape, checksum=xxhash.xxh3_64_intdigest(data), data=data)
+
+
+def beat(step=1):
+    return m.Heartbeat(
+        inner_step=step,
+        tokens=step * 10,
+        loss=2.5,
+        step_time_s=0.1,
+        sync_share=0.0,
+        bytes_up=0,
+        bytes_down=0,
+        versions=(),
+        overwritten_tokens=(),
+        outstanding=(),
+        stopped=False,
+    )
+
+
+def contribution(array, from_step=0, fragment_id=0):
+    steps = StepRange(from_step=from_step, to_step=from_step + 1, from_tokens=from_step, to_tokens=from_step + 1)
+    trained_on = (m.TrainedOn(fragment_version=0, steps=1),)
+    payload = (encoded(array),)
+    return m.Contribution(round_id=1, fragment_id=fragment_id, steps=steps, trained_on=trained_on, payload=payload)
+
+
+def version(array, fragment_version=1, epoch=1):
+    return m.Version(
+        epoch=epoch,
+        fragment_id=0,
+        fragment_version=fragment_version,
+        digest="0" * 32,
+        contributions=(),
+        payload=(encoded(array),),
+    )
+
+
+# --- clients --------------------------------------------------------------------------------------------------------
+
+
+class Client:
+    """Both endpoints of one sender."""
+
+    def __init__(self, stack, context, address, name, incarnation):
+        self.name, self.incarnation = name, incarnation
+        self.endpoints = {channel: Endpoint(context, address, channel) for channel in Channel}
+        self.sequence = 0
+        self._stack = stack
+
+    async def open(self):
+        for endpoint in self.endpoints.values():
+            await self._stack.enter_async_context(endpoint)
+            assert await endpoint.ready(WAIT_S)
+        return self
+
+    async def send(self, message, run=RUN):
+        self.sequence += 1
+        envelope = Envelope(
+            run_id=run,
+            sender=self.name,
+            incarnation=self.incarnation,
+            sequence=self.sequence,
+            to=BROKER if isinstance(message, m.Want | m.Version | m.Attach | m.AttachBulk) else AGGREGATOR,
+            message=message,
+        )
+        assert await self.endpoints[message.channel].send(envelope)
+
+    async def reply(self, island, message):
+        self.sequence += 1
+        envelope = Envelope(
+            run_id=RUN, sender=self.name, incarnation=0, sequence=self.sequence, to=island, message=message
+        )
+        assert await self.endpoints[message.channel].send(envelope)
+
+    async def receive(self, kind, channel=None):
+        """The next message of a kind; others are passed over."""
+        ends_s = time.monotonic() + WAIT_S
+        while True:
+            envelope = await self.endpoints[channel or kind.channel].recv(0.5)
+            if envelope is not None and isinstance(envelope.message, kind):
+                return envelope
+            assert time.monotonic() < ends_s, f"{self.name} received no {kind.__name__}"
+
+    async def attach(self, versions=(-1,), epoch=1):
+        await self.send(m.AttachBulk(shard=0, epoch=epoch))
+        await self.send(m.Attach(shard=0, epoch=epoch, versions=versions))
+        return (await self.receive(m.Attached)).message
+
+
+class Bench:
+    """A broker that runs in this process, and its clients."""
+
+    def __init__(self, stack, context, listening):
+        self._stack, self._context = stack, context
+        self.listening = listening
+
+    async def client(self, name, incarnation=1):
+        client = Client(self._stack, self._context, self.listening.address, name, incarnation)
+        return await client.open()
+
+    async def aggregator(self, **changes):
+        aggregator = await self.client(AGGREGATOR, incarnation=0)
+        await aggregator.attach(**changes)
+        # The bulk port is another socket: a version that is kept shows that it has been heard there too.
+        return aggregator
+
+    def raw(self, channel):
+        """A bare DEALER, for what no endpoint would send."""
+        port = self.listening.bulk_port if channel is Channel.BULK else self.listening.control_port
+        sock = self._context.socket(zmq.DEALER)
+        sock.linger = 0
+        self._stack.callback(sock.close)
+        sock.connect(f"tcp://127.0.0.1:{port}")
+        return sock
+
+
+def on_a_broker(settings, use):
+    """Runs ``use(bench)`` beside a broker with ``settings``, then ends the broker."""
+
+    async def main():
+        stop, ready = asyncio.Event(), asyncio.get_running_loop().create_future()
+        broker = asyncio.create_task(serve(settings, stop=stop, ready=ready.set_result))
+        context = zmq.asyncio.Context()
+        try:
+            async with contextlib.AsyncExitStack() as stack:
+                await asyncio.wait([broker, ready], return_when=asyncio.FIRST_COMPLETED)
+                if broker.done():
+                    return await broker
+                return await use(Bench(stack, context, ready.result()))
+        finally:
+            stop.set()
+            await asyncio.wait([broker])
+            context.term()
+            broker.result()
+
+    return asyncio.run(main())
+
+
+async def refused(sock):
+    """The refusal that a bare socket receives."""
+    assert await sock.poll(1000 * WAIT_S), "no refusal came"
+    header = msgpack.unpackb((await sock.recv_multipart())[0])
+    assert header["kind"] == "refused"
+    return header["body"]
+
+
+async def until(condition, what):
+    """Waits until the coroutine function ``condition`` returns something true, and returns it."""
+    ends_s = time.monotonic() + WAIT_S
+    while not (found := await condition()):
+        assert time.monotonic() < ends_s, f"never came: {what}"
+        await asyncio.sleep(0.01)
+    return found
+
+
+# --- routing --------------------------------------------------------------------------------------------------------
+
+
+def test_contributions_and_versions_pass_unchanged():
+    async def use(bench):
+        aggregator, island = await bench.aggregator(), await bench.client("a")
+        await island.send(beat())
+        assert (await aggregator.receive(m.Heartbeat)).sender == "a"
+        delta = np.random.default_rng(0).normal(size=(300, 1000)).astype(np.float32)
+        await island.send(contribution(delta))
+        got = (await aggregator.receive(m.Contribution)).message
+        assert bytes(got.payload[0].data) == delta.tobytes()
+        await island.send(m.Want(versions=(-1,)))
+        await aggregator.send(version(delta + 1))
+        got = (await island.receive(m.Version)).message
+        assert bytes(got.payload[0].data) == (delta + 1).tobytes()
+        assert (await aggregator.attach(versions=(1,))).versions == (1,)
+
+    on_a_broker(config(), use)
+
+
+def test_the_next_incarnation_takes_over_and_the_last_one_is_told():
+    async def use(bench):
+        aggregator = await bench.aggregator()
+        first, second = await bench.client("a", 1), await bench.client("a", 2)
+        await first.send(beat(1))
+        await aggregator.receive(m.Heartbeat)
+        await second.send(beat(2))
+        assert (await aggregator.receive(m.Heartbeat)).incarnation == 2
+        await first.send(beat(3))
+        assert (await first.receive(m.Refused)).message.reason is Reason.FENCED
+
+    on_a_broker(config(), use)
+
+
+def test_bulk_that_nobody_takes_holds_up_no_control_message():
+    """The aggregator stops reading: contributions queue up to their limit, then come back; heartbeats still pass."""
+    settings = config(max_header_bytes=1 << 16, max_message_bytes=8 << 20, peer_queue_bytes=8 << 20)
+
+    async def use(bench):
+        aggregator, island = await bench.aggregator(), await bench.client("a")
+        await island.send(beat(0))
+        await aggregator.receive(m.Heartbeat)
+        delta = np.zeros(1 << 20, np.float32)  # 4 MiB: TCP's buffers hold few of them
+        sent = 0
+
+        async def push():
+            nonlocal sent
+            while True:
+                sent += 1
+                await island.send(contribution(delta, from_step=sent))
+
+        async with asyncio.TaskGroup() as group:
+            pushing = group.create_task(push())
+            refusal = (await island.receive(m.Refused)).message
+            assert (refusal.kind, refusal.reason) == ("contribution", Reason.QUEUE_FULL)
+            await island.send(beat(7))
+            while (await aggregator.receive(m.Heartbeat)).message.inner_step != 7:
+                pass
+            pushing.cancel()
+        # It reads again: what waited arrives, in order.
+        steps = [(await aggregator.receive(m.Contribution)).message.steps.from_step for _ in range(3)]
+        assert steps == [1, 2, 3]
+
+    on_a_broker(settings, use)
+
+
+def test_an_aggregator_that_reconnects_gets_what_waited_for_it():
+    async def use(bench):
+        island = await bench.client("a")
+        await island.send(beat())
+        first = await bench.aggregator()
+        for endpoint in first.endpoints.values():
+            await endpoint.__aexit__(None, None, None)
+            await endpoint.__aenter__()
+            assert await endpoint.ready(WAIT_S)
+        await island.send(contribution(np.ones(4, np.float32)))
+        await first.attach()
+        await first.receive(m.Contribution)
+
+    on_a_broker(config(), use)
+
+
+# --- bad input ------------------------------------------------------------------------------------------------------
+
+
+def frames_of(message, *, name="a", run=RUN):
+    envelope = Envelope(run_id=run, sender=name, incarnation=1, sequence=5, to=AGGREGATOR, message=message)
+    return encode(envelope)
+
+
+def with_header(frames, **changes):
+    header = msgpack.unpackb(frames[0]) | changes
+    return [msgpack.packb(header), *frames[1:]]
+
+
+BAD = {
+    "noise": (Channel.CONTROL, [b"\xc1 this is no msgpack"], Reason.MALFORMED),
+    "nothing": (Channel.BULK, [b""], Reason.MALFORMED),
+    "another protocol version": (
+        Channel.CONTROL,
+        with_header(frames_of(beat()), v=PROTOCOL_VERSION + 1),
+        Reason.PROTOCOL_VERSION,
+    ),
+    "an unknown kind": (Channel.CONTROL, with_header(frames_of(beat()), kind="surprise"), Reason.UNKNOWN_KIND),
+    "an unknown field": (Channel.CONTROL, with_header(frames_of(beat()), extra=1), Reason.MALFORMED),
+    "another run": (Channel.CONTROL, frames_of(beat(), run="other"), Reason.WRONG_RUN),
+    "a header that is too large": (Channel.CONTROL, [b"x" * 100_000], Reason.OVERSIZE),
+    "too much in all": (Channel.BULK, frames_of(beat()) + [b"x" * 200_000] * 2, Reason.OVERSIZE),
+    "a missing buffer": (
+        Channel.BULK,
+        frames_of(contribution(np.ones(4, np.float32)))[:1],
+        Reason.MALFORMED,
+    ),
+    "a short buffer": (
+        Channel.BULK,
+        [frames_of(contribution(np.ones(4, np.float32)))[0], b"short"],
+        Reason.MALFORMED,
+    ),
+    "tensors on the control port": (
+        Channel.CONTROL,
+        frames_of(contribution(np.ones(4, np.float32))),
+        Reason.WRONG_ROLE,
+    ),
+    "a heartbeat on the bulk port": (Channel.BULK, frames_of(beat()), Reason.WRONG_ROLE),
+    "an island that poses as the broker": (
+        Channel.CONTROL,
+        frames_of(m.Attached(versions=()), name=BROKER),
+        Reason.WRONG_ROLE,
+    ),
+    "an island that attaches": (
+        Channel.CONTROL,
+        frames_of(m.Attach(shard=0, epoch=9, versions=())),
+        Reason.WRONG_ROLE,
+    ),
+    "an aggregator that did not attach": (
+        Channel.BULK,
+        with_header(frames_of(version(np.ones(4, np.float32)), name=AGGREGATOR), inc=0),
+        Reason.NOT_LEADER,
+    ),
+}
+SMALL = {"max_header_bytes": 1 << 16, "max_message_bytes": 300_000, "peer_queue_bytes": 300_000}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_bad_input_is_refused_with_its_reason_and_the_run_goes_on(what):
+    channel, frames, reason = BAD[what]
+
+    async def use(bench):
+        aggregator, island = await bench.aggregator(), await bench.client("b")
+        garbage = bench.raw(channel)
+        await garbage.send_multipart(frames)
+        body = await refused(garbage)
+        assert body["reason"] == reason
+        assert body["detail"]
+        await island.send(beat())
+        assert (await aggregator.receive(m.Heartbeat)).sender == "b"
+
+    on_a_broker(config(**SMALL), use)
+
+
+def test_a_frame_beyond_all_limits_costs_its_connection_only():
+    async def use(bench):
+        aggregator, island = await bench.aggregator(), await bench.client("b")
+        garbage = bench.raw(Channel.CONTROL)
+        events = garbage.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        await garbage.send(b"x" * (8 << 20))
+        assert await events.poll(1000 * WAIT_S), "the connection still stands"
+        garbage.disable_monitor()
+        events.close(linger=0)
+        await island.send(beat())
+        assert (await aggregator.receive(m.Heartbeat)).sender == "b"
+
+    on_a_broker(config(**SMALL), use)
+
+
+# --- Redis ----------------------------------------------------------------------------------------------------------
+
+
+class Redis:
+    """A server that can be started, again and empty, on one port."""
+
+    def __init__(self, directory):
+        self.found = redis_server.server(port=free_port(), directory=directory)
+        self.process = None
+
+    def start(self):
+        self.process = subprocess.Popen(self.found.command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    def stop(self):
+        if self.process is not None:
+            self.process.kill()  # works on a suspended process too
+            self.process.wait()
+            self.process = None
+
+
+@pytest.fixture
+def redis(tmp_path):
+    server = Redis(tmp_path)
+    yield server
+    server.stop()
+
+
+async def in_redis(url, condition, what):
+    """Waits until what stands in Redis about the run meets a condition; returns it."""
+    registry = Registry(url, RUN)
+
+    async def look():
+        with contextlib.suppress(Exception):
+            found = await registry.read()
+            return found if condition(found) else None
+
+    try:
+        return await until(look, what)
+    finally:
+        await registry.aclose()
+
+
+def test_membership_and_refusals_reach_redis_and_come_back_after_it_was_away(redis):
+    async def use(bench):
+        url = redis.found.url
+        aggregator, island = await bench.aggregator(), await bench.client("a")
+        await island.send(beat(3))  # no Redis yet: routing does not care
+        await aggregator.receive(m.Heartbeat)
+        await island.send(beat(4), run="other")
+        await island.receive(m.Refused)
+        redis.start()
+        found = await in_redis(url, lambda s: "a" in s.members and s.refusals["broker"], "a in Redis")
+        assert found.members["a"]["inner_step"] == 3
+        assert found.refusals["broker"] == {"a": {"wrong_run": 1}}
+        assert found.broker["peers"] == 1
+        redis.stop()
+        await island.send(beat(5))
+        await aggregator.receive(m.Heartbeat)  # nobody waited for Redis
+        redis.start()  # empty
+        found = await in_redis(url, lambda s: "a" in s.members, "a in Redis again")
+        assert found.members["a"]["inner_step"] == 5
+        await island.send(m.Leave(inner_step=6, tokens=60, reason="done"))
+        await in_redis(url, lambda s: s.members["a"]["left"], "the farewell")
+
+    on_a_broker(config(redis_url=redis.found.url), use)
+
+
+def test_a_redis_that_hangs_delays_nobody(redis):
+    redis.start()
+
+    async def use(bench):
+        aggregator, island = await bench.aggregator(), await bench.client("a")
+        await island.send(beat(0))
+        await in_redis(redis.found.url, lambda s: "a" in s.members, "a in Redis")
+        redis.process.send_signal(signal.SIGSTOP)
+        for step in range(1, 200):
+            await island.send(beat(step))
+            while (await aggregator.receive(m.Heartbeat)).message.inner_step != step:
+                pass
+
+    on_a_broker(config(redis_url=redis.found.url), use)
+
+
+def test_the_last_word_of_an_island_is_written_when_the_broker_ends(redis):
+    redis.start()
+    asyncio.run(in_redis(redis.found.url, lambda _: True, "Redis"))
+    settings = config(redis_url=redis.found.url, report_interval_s=3600.0)  # one report at the start, one at the end
+
+    async def use(bench):
+        aggregator, island = await bench.aggregator(), await bench.client("a")
+        await in_redis(redis.found.url, lambda s: s.broker, "the first report")
+        await island.send(m.Leave(inner_step=6, tokens=60, reason="done"))
+        await aggregator.receive(m.Leave)
+
+    on_a_broker(settings, use)
+    found = asyncio.run(in_redis(redis.found.url, lambda s: s.members, "the last report"))
+    assert found.members["a"]["left"] is True
+
+
+# --- the process ----------------------------------------------------------------------------------------------------
+
+
+def test_a_port_that_is_taken_is_named_with_a_cure():
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        port = holder.getsockname()[1]
+        with pytest.raises(ConfigError, match=rf"port = {port}: a process listens .* another --port"):
+            on_a_broker(config(port=port), None)
+
+
+def test_a_host_that_is_not_ours_is_named_with_a_cure():
+    with pytest.raises(ConfigError, match=r"host = '192\.0\.2\.1': this machine has no such address"):
+        on_a_broker(config(host="192.0.2.1"), None)
+    with pytest.raises(ConfigError, match="host = 'no such host'"):
+        on_a_broker(config(host="no such host"), None)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "localhost"])
+def test_a_host_may_be_a_wildcard_or_a_name(host):
+    async def use(bench):
+        address = f"tcp://127.0.0.1:{bench.listening.control_port}"
+        bench.listening = replace(bench.listening, address=address)
+        aggregator = await bench.aggregator()
+        assert (await aggregator.attach()).versions == (-1,)
+
+    on_a_broker(config(host=host), use)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_broker_cleanly_even_if_redis_hangs(number, redis):
+    redis.start()
+    asyncio.run(in_redis(redis.found.url, lambda _: True, "Redis"))
+    command = [sys.executable, "-m", "ops.cli", "broker", "--run", RUN, "--port", "0"]
+    environment = {**os.environ, "REDIS_URL": redis.found.url, "ATOLL_LOG": "text"}
+    broker = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
+    try:
+        line = broker.stderr.readline()
+        assert "broker.ready" in line, line
+        assert f"run={RUN}" in line
+        redis.process.send_signal(signal.SIGSTOP)
+        broker.send_signal(number)
+        rest = broker.stderr.read()
+        assert broker.wait(timeout=WAIT_S) == 0, rest
+        assert "broker.ended" in rest
+        assert "Traceback" not in rest
+    finally:
+        broker.kill()
+        broker.wait()
+        broker.stderr.close()
+
+
+def test_bad_settings_end_the_process_with_their_cure():
+    command = [sys.executable, "-m", "ops.cli", "broker", "--port", "70000"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=False)
+    assert done.returncode == 2
+    assert done.stderr == "atoll: port = 70000: must be from 1 to 65534 (the bulk port is the next one), or 0\n"

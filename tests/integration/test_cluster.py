@@ -1,0 +1,189 @@
+"""The supervisor with real, tiny processes: nothing outlives it, and what dies comes back."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+
+from ops.cluster import Change, LocalCluster, are_free, free_ports, one_thread_environment, wait_until_listening
+from ops.processes import ProcessSpec, last_lines
+from ops.supervision import RestartPolicy
+
+EAGER = RestartPolicy(first_delay_s=0.0, settled_after_s=0.0)
+
+
+def shell(name, script, **options):
+    return ProcessSpec(name=name, command=["sh", "-c", script], **options)
+
+
+def is_alive(pid):
+    """Says whether a process runs; a zombie does not."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait_for(condition, within_s=10.0):
+    ends_s = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < ends_s, "it did not happen in time"
+        time.sleep(0.01)
+
+
+def poll_until(cluster, change, within_s=10.0):
+    seen = []
+    wait_for(lambda: seen.extend(cluster.poll()) or any(event.change is change for event in seen), within_s)
+    return seen
+
+
+def read_pids(path, count):
+    wait_for(lambda: path.exists() and len(path.read_text().split()) >= count)
+    return [int(word) for word in path.read_text().split()]
+
+
+def test_a_killed_process_is_restarted_and_counted(tmp_path):
+    with LocalCluster(tmp_path, policy=EAGER) as cluster:
+        cluster.start([shell("island", "exec sleep 100")])
+        first = cluster.pid("island")
+        os.kill(first, signal.SIGKILL)
+        events = poll_until(cluster, Change.STARTED)
+        assert "was killed by signal 9" in events[0].detail
+        assert cluster.pid("island") != first
+        assert cluster.restarts("island") == 1
+
+
+def test_a_process_that_cannot_start_is_given_up_with_its_last_words(tmp_path):
+    policy = RestartPolicy(first_delay_s=0.0, max_delay_s=0.0, young_deaths=3)
+    with LocalCluster(tmp_path, policy=policy) as cluster:
+        cluster.start([shell("aggregator", "echo no store; exit 7")])
+        events = poll_until(cluster, Change.GAVE_UP)
+        assert [event.change for event in events].count(Change.STARTED) == 2
+        assert "ended with status 7, 3 times in a row" in events[-1].detail
+        assert "no store" in events[-1].detail
+        assert cluster.running() == set()
+
+
+def test_a_program_that_does_not_exist_is_given_up_at_once(tmp_path):
+    with LocalCluster(tmp_path) as cluster:
+        cluster.start([ProcessSpec(name="x", command=["no-such-program-of-atoll"])])
+        events = poll_until(cluster, Change.GAVE_UP)
+        assert "cannot start no-such-program-of-atoll: No such file" in events[-1].detail
+
+
+def test_work_that_is_done_is_not_begun_again(tmp_path):
+    with LocalCluster(tmp_path) as cluster:
+        cluster.start([shell("aggregator", "exit 0", ends_by_itself=True)])
+        assert poll_until(cluster, Change.ENDED)[-1].process == "aggregator"
+        assert cluster.running() == set()
+
+
+def test_stopping_goes_in_order_and_kills_what_refuses(tmp_path):
+    # Each says when it stops; "stubborn" ignores the request, and its own child would, too.
+    notes = tmp_path / "notes"
+    with LocalCluster(tmp_path) as cluster:
+        polite = "trap 'echo {0} >> {1}; exit 0' TERM; echo up; while :; do sleep 0.01; done"
+        cluster.start(
+            [
+                shell("redis", polite.format("redis", notes), stop_order=2),
+                shell("island", polite.format("island", notes), stop_order=0),
+                shell("stubborn", "trap '' TERM; echo up; while :; do sleep 0.01; done", stop_order=1),
+            ]
+        )
+        for name in ("redis", "island", "stubborn"):
+            wait_for(lambda name=name: "up" in last_lines(tmp_path / f"{name}.log"))
+        started_s = time.monotonic()
+        assert cluster.stop(within_s=1.5) == ["stubborn"]
+        assert time.monotonic() - started_s < 5.0
+        assert notes.read_text().split() == ["island", "redis"]
+        assert cluster.poll() == []
+
+
+def test_grandchildren_end_with_their_process(tmp_path):
+    pids = tmp_path / "pids"
+    with LocalCluster(tmp_path, policy=EAGER) as cluster:
+        cluster.start([shell("island", f"sleep 100 & echo $! >> {pids}; wait")])
+        grandchild = read_pids(pids, 1)[0]
+        os.kill(cluster.pid("island"), signal.SIGKILL)
+        poll_until(cluster, Change.STARTED)
+        wait_for(lambda: not is_alive(grandchild))
+
+
+UP = """
+import pathlib, sys, time
+from ops.cluster import LocalCluster
+from ops.processes import ProcessSpec
+
+folder = pathlib.Path(sys.argv[1])
+script = f"trap '' TERM INT HUP; sleep 100 & echo $$ $! >> {folder}/pids; wait; sleep 100"
+with LocalCluster(folder) as cluster:
+    cluster.start([ProcessSpec(name=f"island-{i}", command=["sh", "-c", script]) for i in range(2)])
+    if "two guards" in sys.argv:
+        import os, signal
+        os.kill(cluster._guard._process.pid, signal.SIGKILL)
+        cluster._guard._process.wait()
+    print("ready", flush=True)
+    while True:
+        cluster.poll()
+        time.sleep(0.05)
+"""
+
+
+@pytest.mark.parametrize("trouble", ["", "two guards"])
+def test_nothing_survives_a_kill_of_the_supervisor_not_even_grandchildren(tmp_path, trouble):
+    up = subprocess.Popen([sys.executable, "-c", textwrap.dedent(UP), str(tmp_path), trouble], stdout=subprocess.PIPE)
+    try:
+        assert up.stdout.readline() == b"ready\n"
+        pids = read_pids(tmp_path / "pids", 4)
+        assert all(map(is_alive, pids))
+        if trouble:  # the next poll replaces the guard that was killed
+            wait_for(lambda: "guard.py" in children_of(up.pid))
+    finally:
+        up.kill()
+        up.wait()
+        up.stdout.close()
+    wait_for(lambda: not any(map(is_alive, pids)))
+
+
+def children_of(pid):
+    with open(f"/proc/{pid}/task/{pid}/children") as file:
+        children = file.read().split()
+    commands = []
+    for child in children:
+        with open(f"/proc/{child}/cmdline") as file:
+            commands.append(file.read())
+    return " ".join(commands)
+
+
+def test_a_process_gets_its_processors_and_its_environment(tmp_path):
+    cpu = min(os.sched_getaffinity(0))
+    script = "import os; print(os.sched_getaffinity(0), os.environ['OMP_NUM_THREADS'], os.getpid() == os.getpgid(0))"
+    spec = ProcessSpec(
+        name="island",
+        command=[sys.executable, "-c", script],
+        environment=one_thread_environment({"XLA_FLAGS": "--mine"}),
+        cpus=(cpu,),
+        ends_by_itself=True,
+    )
+    with LocalCluster(tmp_path) as cluster:
+        cluster.start([spec])
+        poll_until(cluster, Change.ENDED)
+    assert last_lines(tmp_path / "island.log") == f"{{{cpu}}} 1 True"
+    assert spec.environment["XLA_FLAGS"].startswith("--mine --xla_cpu_multi_thread_eigen=false")
+
+
+def test_free_ports_are_adjacent_and_taken_ones_are_seen():
+    first = free_ports(2)
+    assert are_free(range(first, first + 2))
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", first + 1))
+        listener.listen()
+        assert not are_free(range(first, first + 2))
+        assert wait_until_listening(first + 1)
+    assert not wait_until_listening(first, within_s=0.0)

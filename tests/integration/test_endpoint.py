@@ -1,0 +1,418 @@
+"""The endpoint on real sockets, against a bare ROUTER that stands for the broker."""
+
+import asyncio
+import contextlib
+import logging
+import socket as sockets
+
+import msgpack
+import numpy as np
+import pytest
+import zmq
+import zmq.asyncio
+
+from broker.codec import Limits, decode, encode, verify
+from broker.endpoint import Endpoint, bulk_address, channel_address, check_address, configure_socket
+from broker.errors import ConfigError, LocalProtocolError
+from broker.messages import Attached, Channel, Codec, Contribution, Envelope, Leave, Reason, Want
+from broker.ranges import StepRange
+from broker.tensors import decode_tensor, encode_tensor
+
+PATIENCE_S = 10.0  # for what is bound to happen; never waited for in full unless the test fails
+LEAVE = Leave(inner_step=3, tokens=12, reason="done")
+
+
+def envelope(message, *, sequence=1, sender="island-0", to="broker"):
+    return Envelope(run_id="demo", sender=sender, incarnation=1, sequence=sequence, to=to, message=message)
+
+
+def contribution(array, codec=Codec.F32):
+    steps = StepRange(from_step=0, to_step=4, from_tokens=0, to_tokens=64)
+    return Contribution(round_id=1, fragment_id=0, steps=steps, trained_on=(), payload=(encode_tensor(array, codec),))
+
+
+@contextlib.asynccontextmanager
+async def context():
+    """A context that must terminate: a socket left open hangs here, until the test's time limit."""
+    opened = zmq.asyncio.Context()
+    try:
+        yield opened
+    finally:
+        opened.term()
+
+
+@contextlib.asynccontextmanager
+async def bound(ctx, channel, address="tcp://127.0.0.1:0", limits=None):
+    """A ROUTER bound on loopback, and the control address that leads a client to it."""
+    router = ctx.socket(zmq.ROUTER)
+    configure_socket(router, channel, limits or Limits())
+    router.linger = 0
+    router.bind(address)
+    at = router.get(zmq.LAST_ENDPOINT).decode()
+    if channel is Channel.BULK and at.startswith("tcp"):
+        host, port = at.rsplit(":", 1)
+        at = f"{host}:{int(port) - 1}"  # nothing listens there, and nothing of these tests asks
+    try:
+        yield router, at.removesuffix(".bulk")
+    finally:
+        router.close()
+
+
+@contextlib.asynccontextmanager
+async def linked(channel, *, address="tcp://127.0.0.1:0", limits=None, **arguments):
+    async with (
+        context() as ctx,
+        bound(ctx, channel, address, limits) as (router, at),
+        Endpoint(ctx, at, channel, limits=limits or Limits(), **arguments) as endpoint,
+    ):
+        assert await endpoint.ready(PATIENCE_S)
+        yield router, endpoint
+
+
+async def received(router):
+    return await asyncio.wait_for(router.recv_multipart(), PATIENCE_S)
+
+
+def run(main):
+    asyncio.run(main)
+
+
+# --- messages ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("transport", ["tcp", "ipc"])
+def test_a_message_goes_up_and_its_answer_comes_down(transport, tmp_path):
+    async def main():
+        address = "tcp://127.0.0.1:0" if transport == "tcp" else f"ipc://{tmp_path}/broker"
+        async with linked(Channel.CONTROL, address=address) as (router, endpoint):
+            sent = envelope(LEAVE, sequence=7)
+            assert await endpoint.send(sent)
+            routing_id, header = await received(router)
+            assert decode([header]) == sent
+            answer = envelope(Attached(versions=(1, -1)), sender="broker", to="island-0")
+            await router.send_multipart([routing_id, *encode(answer)])
+            assert await endpoint.recv(PATIENCE_S) == answer
+            traffic = endpoint.traffic
+            assert (traffic.sent, traffic.received, traffic.bytes_up) == (1, 1, len(header))
+            assert traffic.bytes_down == len(encode(answer)[0])
+
+    run(main())
+
+
+@pytest.mark.parametrize("codec", list(Codec))
+def test_megabytes_go_both_ways_unharmed(codec):
+    async def main():
+        array = np.random.default_rng(0).standard_normal((1024, 1024), dtype=np.float32)
+        async with linked(Channel.BULK) as (router, endpoint):
+            message = contribution(array, codec)
+            assert await endpoint.send(envelope(message))
+            routing_id, *frames = await received(router)
+            await router.send_multipart([routing_id, *frames])  # and back as it came
+            returned = await endpoint.recv(PATIENCE_S)
+            verify(returned)
+            np.testing.assert_array_equal(decode_tensor(returned.message.payload[0]), decode_tensor(message.payload[0]))
+            assert endpoint.traffic.bytes_up == endpoint.traffic.bytes_down > message.payload[0].data.nbytes
+
+    run(main())
+
+
+def test_a_quiet_line_gives_none_when_the_time_is_over():
+    async def main():
+        async with linked(Channel.CONTROL) as (_, endpoint):
+            assert await endpoint.recv(0.0) is None
+            assert await endpoint.recv(0.01) is None
+            assert endpoint.traffic.unreadable == 0
+
+    run(main())
+
+
+def test_a_steady_stream_does_not_starve_other_tasks():
+    async def main():
+        async with linked(Channel.CONTROL) as (router, endpoint):
+            assert await endpoint.send(envelope(LEAVE))
+            routing_id, _ = await received(router)
+            answer = encode(envelope(Attached(versions=()), sender="broker", to="island-0"))
+            for _ in range(200):
+                await router.send_multipart([routing_id, *answer])
+            turns = 0
+
+            async def other():
+                nonlocal turns
+                while True:
+                    turns += 1
+                    await asyncio.sleep(0)
+
+            task = asyncio.create_task(other())
+            for _ in range(200):
+                assert await endpoint.recv(PATIENCE_S) is not None
+            task.cancel()
+            assert turns >= 200
+
+    run(main())
+
+
+# --- what cannot be read ----------------------------------------------------------------------------------------
+
+
+def header(**changes):
+    return msgpack.packb(msgpack.unpackb(encode(envelope(LEAVE, sender="broker"))[0]) | changes)
+
+
+UNREADABLE = {
+    "garbage": ([b"\xff\xfe"], Reason.MALFORMED),
+    "version": ([header(v=2)], Reason.PROTOCOL_VERSION),
+    "kind": ([header(kind="update")], Reason.UNKNOWN_KIND),
+    "field": ([header(body={"mood": "good"})], Reason.MALFORMED),
+    "extra frame": ([header(), b"1234"], Reason.MALFORMED),
+    "oversize": ([bytes(2000)], Reason.OVERSIZE),
+    "empty": ([b""], Reason.MALFORMED),
+}
+
+
+@pytest.mark.parametrize("frames", UNREADABLE)
+def test_what_cannot_be_read_is_reported_and_the_line_lives_on(frames):
+    frames, reason = UNREADABLE[frames]
+
+    async def main():
+        seen = []
+        limits = Limits(max_header_bytes=1000)
+        arguments = {"limits": limits, "on_unreadable": lambda error, origin: seen.append((error, origin))}
+        async with linked(Channel.CONTROL, **arguments) as (router, endpoint):
+            assert await endpoint.send(envelope(LEAVE))
+            routing_id, _ = await received(router)
+            good = envelope(Attached(versions=()), sender="broker", to="island-0")
+            await router.send_multipart([routing_id, *frames])
+            await router.send_multipart([routing_id, *encode(good)])
+            assert await endpoint.recv(PATIENCE_S) is None
+            assert await endpoint.recv(PATIENCE_S) == good
+            ((error, origin),) = seen
+            assert error.reason == reason
+            assert origin.sender in ("", "broker")
+            assert (endpoint.traffic.unreadable, endpoint.traffic.received) == (1, 1)
+
+    run(main())
+
+
+def test_what_cannot_be_read_is_logged_when_nobody_is_told(caplog):
+    async def main():
+        async with linked(Channel.CONTROL) as (router, endpoint):
+            assert await endpoint.send(envelope(LEAVE))
+            routing_id, _ = await received(router)
+            await router.send_multipart([routing_id, header(kind="update")])
+            assert await endpoint.recv(PATIENCE_S) is None
+
+    with caplog.at_level(logging.WARNING):
+        run(main())
+    assert "message.unreadable" in caplog.text
+    assert "reason=unknown_kind" in caplog.text
+
+
+def test_a_frame_beyond_the_maximum_of_zeromq_ends_the_connection_and_a_new_one_follows():
+    async def main():
+        limits = Limits(max_header_bytes=1000, max_message_bytes=1000)
+        async with context() as ctx, bound(ctx, Channel.CONTROL) as (router, at):
+            async with Endpoint(ctx, at, Channel.CONTROL, limits=limits) as endpoint:
+                assert await endpoint.ready(PATIENCE_S)
+                assert await endpoint.send(envelope(LEAVE))
+                first_id, _ = await received(router)
+                await router.send_multipart([first_id, bytes(4001)])
+                second_id = first_id
+                while second_id == first_id:  # until it has noticed, messages still go down the old connection
+                    await endpoint.ready(PATIENCE_S)
+                    await endpoint.send(envelope(LEAVE))
+                    with contextlib.suppress(TimeoutError):
+                        second_id, _ = await asyncio.wait_for(router.recv_multipart(), 0.1)
+                assert endpoint.traffic.unreadable == 0
+
+    run(main())
+
+
+# --- nobody there, and full queues --------------------------------------------------------------------------------
+
+
+def test_with_nobody_there_a_control_message_is_dropped_at_once_and_counted():
+    async def main():
+        async with context() as ctx, Endpoint(ctx, unused_address(), Channel.CONTROL) as endpoint:
+            assert not await endpoint.ready(0.01)
+            for _ in range(3):
+                assert not await endpoint.send(envelope(LEAVE))
+            assert (endpoint.traffic.unsent, endpoint.traffic.sent, endpoint.traffic.bytes_up) == (3, 0, 0)
+
+    run(main())
+
+
+def test_with_nobody_there_a_bulk_message_is_given_back_after_a_bounded_wait():
+    async def main():
+        async with context() as ctx, Endpoint(ctx, unused_address(), Channel.BULK, bulk_wait_s=0.01) as endpoint:
+            assert not await endpoint.send(envelope(Want(versions=(0,))))
+            assert endpoint.traffic.unsent == 1
+
+    run(main())
+
+
+def test_a_bulk_message_waits_for_a_broker_that_comes():
+    async def main():
+        address = unused_address()
+        async with context() as ctx, Endpoint(ctx, address, Channel.BULK, bulk_wait_s=PATIENCE_S) as endpoint:
+            sending = asyncio.create_task(endpoint.send(envelope(Want(versions=(0,)))))
+            assert not await endpoint.recv(0.01)  # lets the task start
+            async with bound(ctx, Channel.BULK, bulk_address(address)) as (router, _):
+                assert await sending
+                assert len(await received(router)) == 2
+
+    run(main())
+
+
+def test_at_the_high_water_mark_bulk_messages_are_given_back_and_those_taken_arrive_whole():
+    async def main():
+        array = np.ones(2 << 20, np.float32)  # 8 MB: a few of them fill every buffer of the system
+        message = contribution(array)
+        async with linked(Channel.BULK, bulk_wait_s=0.05) as (router, endpoint):
+            taken = 0
+            while await endpoint.send(envelope(message, sequence=taken)):
+                taken += 1
+                assert taken < 100, "nothing stops a sender that nobody listens to"
+            assert endpoint.traffic.unsent == 1
+            for sequence in range(taken):
+                _, *frames = await received(router)
+                arrived = decode(frames)
+                verify(arrived)
+                assert arrived.sequence == sequence
+            assert await endpoint.ready(PATIENCE_S)
+            assert await endpoint.send(envelope(message, sequence=taken))
+
+    run(main())
+
+
+def test_after_a_broker_was_away_messages_go_to_the_new_one_and_no_stale_ones():
+    async def main():
+        async with context() as ctx:
+            async with contextlib.AsyncExitStack() as first:
+                router, address = await first.enter_async_context(bound(ctx, Channel.CONTROL))
+                endpoint = await first.enter_async_context(Endpoint(ctx, address, Channel.CONTROL))
+                assert await endpoint.ready(PATIENCE_S)
+                router.close()
+                while await endpoint.send(envelope(LEAVE, sequence=0)):
+                    await endpoint.recv(0.01)  # gives the loss time to be noticed
+                async with bound(ctx, Channel.CONTROL, address) as (second, _):
+                    assert await endpoint.ready(PATIENCE_S)
+                    assert await endpoint.send(envelope(LEAVE, sequence=1))
+                    _, frame = await received(second)
+                    assert decode([frame]).sequence == 1
+
+    run(main())
+
+
+def test_a_message_can_be_sent_while_another_task_waits_for_the_connection():
+    async def main():
+        address = unused_address()
+        async with context() as ctx, Endpoint(ctx, address, Channel.CONTROL) as endpoint:
+            waiting = asyncio.create_task(endpoint.ready(PATIENCE_S))
+            await endpoint.recv(0.0)  # lets the task start
+            sending = asyncio.create_task(endpoint.send(envelope(LEAVE)))
+            async with bound(ctx, Channel.CONTROL, address) as (router, _):
+                assert await waiting
+                assert await sending
+                assert len(await received(router)) == 2
+
+    run(main())
+
+
+# --- our own mistakes -------------------------------------------------------------------------------------------
+
+
+def test_a_message_for_the_other_channel_is_our_own_error():
+    async def main():
+        async with linked(Channel.CONTROL) as (_, endpoint):
+            with pytest.raises(LocalProtocolError, match="want belongs on the bulk channel"):
+                await endpoint.send(envelope(Want(versions=())))
+
+    run(main())
+
+
+def test_a_message_that_peers_would_refuse_for_its_size_is_our_own_error():
+    async def main():
+        limits = Limits(max_header_bytes=1000, max_message_bytes=1000)
+        async with linked(Channel.BULK, limits=limits) as (_, endpoint):
+            with pytest.raises(LocalProtocolError, match="max_message_bytes"):
+                await endpoint.send(envelope(contribution(np.zeros(1000, np.float32))))
+
+    run(main())
+
+
+def test_an_endpoint_is_used_inside_its_async_with_only():
+    async def main():
+        async with context() as ctx:
+            endpoint = Endpoint(ctx, unused_address(), Channel.CONTROL)
+            with pytest.raises(LocalProtocolError, match="async with"):
+                await endpoint.send(envelope(LEAVE))
+            async with endpoint:
+                with pytest.raises(LocalProtocolError, match="open already"):
+                    await endpoint.__aenter__()
+            with pytest.raises(LocalProtocolError, match="async with"):
+                await endpoint.recv(0.0)
+
+    run(main())
+
+
+# --- addresses --------------------------------------------------------------------------------------------------
+
+
+def unused_address():
+    """A control address on loopback where nothing listens, with the next port free too, a moment ago."""
+    while True:
+        with sockets.socket() as control, sockets.socket() as bulk:
+            control.bind(("127.0.0.1", 0))
+            port = control.getsockname()[1]
+            with contextlib.suppress(OSError, OverflowError):
+                bulk.bind(("127.0.0.1", port + 1))
+                return f"tcp://127.0.0.1:{port}"
+
+
+@pytest.mark.parametrize(
+    ("control", "bulk"),
+    [
+        ("tcp://hub:7001", "tcp://hub:7002"),
+        ("tcp://hub.example.org:7001", "tcp://hub.example.org:7002"),
+        ("tcp://[::1]:7001", "tcp://[::1]:7002"),
+        ("tcp://[fe80::1%eth0]:1", "tcp://[fe80::1%eth0]:2"),
+        ("tcp://*:65534", "tcp://*:65535"),
+        ("ipc:///run/atoll/broker", "ipc:///run/atoll/broker.bulk"),
+    ],
+)
+def test_the_bulk_port_is_the_next_one(control, bulk):
+    assert bulk_address(control) == bulk
+    assert channel_address(control, Channel.BULK) == bulk
+    assert channel_address(control, Channel.CONTROL) == check_address(control) == control
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "",
+        "hub",
+        "hub:7001",
+        "tcp://hub",
+        "tcp://:7001",
+        "tcp://hub:",
+        "tcp://hub:0",
+        "tcp://hub:65535",
+        "tcp://hub:99999",
+        "tcp://hub:70a1",
+        "tcp://hub:7001/x",
+        "tcp://a;b:7001",
+        "tcp://::1:7001",
+        "tcp://hub :7001",
+        "tcp://hub:7001\n",
+        "udp://hub:7001",
+        "inproc://hub",
+        "ipc://",
+        "ipc://" + "x" * 103,
+    ],
+)
+def test_a_malformed_address_names_its_setting_and_says_what_would_be_right(address):
+    with pytest.raises(ConfigError) as caught:
+        bulk_address(address, field="bind")
+    assert caught.value.field == "bind"
+    assert caught.value.value == address
+    assert "must" in caught.value.cure

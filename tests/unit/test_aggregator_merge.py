@@ -1,0 +1,253 @@
+"""Merging, against the formulas written out in float64."""
+
+import math
+import tracemalloc
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aggregator.events import Part
+from aggregator.merge import BLOCK, merge_fragment
+from broker.errors import LocalProtocolError
+from broker.fragments import Kind, TensorSpec
+from broker.messages import Codec
+from broker.ranges import StepRange
+from broker.tensors import encode_tensor
+
+STEPS = StepRange(from_step=0, to_step=24, from_tokens=0, to_tokens=24_000)
+
+
+def spec(shape, kind=Kind.RDA, unit_axes=0, name="x"):
+    return TensorSpec(name=name, shape=shape, dtype="float32", kind=kind, unit_axes=unit_axes)
+
+
+def part(*arrays, w=1.0, lam=1.0, codec=Codec.F32, island_id="a"):
+    payload = tuple(encode_tensor(np.asarray(array, np.float32), codec) for array in arrays)
+    return Part(island_id=island_id, steps=STEPS, payload=payload, token_weight=w, staleness_weight=lam)
+
+
+def random(shape, seed, scale=1.0):
+    return (np.random.default_rng(seed).standard_normal(shape) * scale).astype(np.float32)
+
+
+def twin_mean(deltas, w, lam):
+    w, lam = np.asarray(w, np.float64), np.asarray(lam, np.float64)
+    return sum(wi * li * d.astype(np.float64) for wi, li, d in zip(w, lam, deltas, strict=True)) / w.sum()
+
+
+def twin_rda(deltas, w, lam):
+    """The formula of the design, for one unit; plain, in float64, on whole stacks."""
+    w, lam = np.asarray(w, np.float64), np.asarray(lam, np.float64)
+    rows = [d.astype(np.float64).ravel() for d in deltas]
+    lengths = np.array([np.linalg.norm(row) for row in rows])
+    units = [row / n if n else row for row, n in zip(rows, lengths, strict=True)]
+    direction = sum(a * u for a, u in zip(w * lam, units, strict=True))
+    radius = float((w * lam * lengths).sum() / w.sum())
+    share = w / w.sum()
+    mean = twin_mean(deltas, w, lam).ravel()
+    radius = min(radius, np.linalg.norm(mean) / math.sqrt((share**2).sum()))
+    return (radius * direction / np.linalg.norm(direction)).reshape(deltas[0].shape)
+
+
+@pytest.mark.parametrize("codec", Codec)
+@pytest.mark.parametrize("size", [1, 1000, BLOCK - 1, BLOCK, 2 * BLOCK + 33])
+def test_the_weighted_mean_equals_the_formula_for_every_size_and_codec(size, codec):
+    deltas = [random(size, seed) for seed in range(4)]
+    w, lam = [4.0, 1.0, 2.5, 3.0], [1.0, 0.5, 0.7, 1.0]
+    parts = [part(d, w=wi, lam=li, codec=codec) for d, wi, li in zip(deltas, w, lam, strict=True)]
+    seen = deltas if codec is Codec.F32 else [d.astype(ml_dtypes.bfloat16).astype(np.float32) for d in deltas]
+    merged = merge_fragment([spec((size,), Kind.MEAN)], parts)
+    np.testing.assert_allclose(merged.delta, twin_mean(seen, w, lam), rtol=1e-5, atol=1e-6)  # 4 float32 additions
+    assert merged.norm == pytest.approx(np.linalg.norm(twin_mean(seen, w, lam)), rel=1e-5)
+
+
+@pytest.mark.parametrize("codec", Codec)
+@pytest.mark.parametrize("size", [8, 1000, BLOCK, 2 * BLOCK + 33])
+def test_radial_directional_averaging_equals_the_formula_for_every_size_and_codec(size, codec):
+    deltas = [random(size, seed, scale) for seed, scale in enumerate((1.0, 5.0, 0.2))]
+    w, lam = [4.0, 1.0, 2.5], [1.0, 0.5, 0.7]
+    parts = [part(d, w=wi, lam=li, codec=codec) for d, wi, li in zip(deltas, w, lam, strict=True)]
+    seen = deltas if codec is Codec.F32 else [d.astype(ml_dtypes.bfloat16).astype(np.float32) for d in deltas]
+    merged = merge_fragment([spec((size,))], parts)
+    np.testing.assert_allclose(merged.delta, twin_rda(seen, w, lam), rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("shape", [(3, 5), (4, 2, 300), (2, BLOCK + 3), (1000, 7)])
+def test_each_unit_of_a_stacked_tensor_is_merged_by_itself(shape):
+    growth = np.arange(1, shape[0] + 1).reshape(-1, *[1] * (len(shape) - 1))
+    deltas = [random(shape, seed) * growth for seed in (1, 2, 3)]
+    merged = merge_fragment([spec(shape, unit_axes=1)], [part(d) for d in deltas]).delta.reshape(shape)
+    for unit in range(shape[0]):
+        expected = twin_rda([d[unit].astype(np.float32) for d in deltas], [1, 1, 1], [1, 1, 1])
+        assert np.linalg.norm(merged[unit] - expected) < 1e-5 * np.linalg.norm(expected)
+
+
+def test_two_unit_axes_count_layers_and_experts():
+    deltas = [random((2, 3, 40), seed) for seed in (1, 2)]
+    stacked = merge_fragment([spec((2, 3, 40), unit_axes=2)], [part(d) for d in deltas])
+    flat = merge_fragment([spec((6, 40), unit_axes=1)], [part(d.reshape(6, 40)) for d in deltas])
+    assert np.array_equal(stacked.delta, flat.delta)
+
+
+def test_tensors_of_a_fragment_follow_each_other_in_manifest_order_each_by_its_kind():
+    specs = [
+        spec((4,), Kind.MEAN, name="a"),
+        spec((2, 3), Kind.FROZEN, name="b"),
+        spec((3, 3), name="c"),
+        spec((), Kind.MEAN),
+    ]
+    arrays = [[random(s.shape, 10 * seed + i) for i, s in enumerate(specs)] for seed in (1, 2)]
+    merged = merge_fragment(specs, [part(*a, w=w) for a, w in zip(arrays, (1.0, 3.0), strict=True)])
+    np.testing.assert_allclose(
+        merged.delta[:4], twin_mean([a[0] for a in arrays], [1, 3], [1, 1]), rtol=1e-5, atol=1e-6
+    )
+    assert not merged.delta[4:10].any()
+    np.testing.assert_allclose(
+        merged.delta[10:19], twin_rda([a[2] for a in arrays], [1, 3], [1, 1]).ravel(), rtol=1e-5, atol=1e-6
+    )
+    assert merged.delta[19] == pytest.approx((arrays[0][3] + 3 * arrays[1][3]) / 4, rel=1e-5)
+    assert merged.norms[0] == pytest.approx(np.linalg.norm(np.concatenate([arrays[0][i].ravel() for i in (0, 2, 3)])))
+
+
+@pytest.mark.parametrize("kind", [Kind.MEAN, Kind.RDA])
+def test_a_single_fresh_contribution_is_taken_as_it_is_and_a_stale_one_shrunk(kind):
+    delta = random((30, 40), 1)
+    assert np.array_equal(merge_fragment([spec((30, 40), kind)], [part(delta, w=7.0)]).delta, delta.ravel())
+    stale = merge_fragment([spec((30, 40), kind)], [part(delta, w=7.0, lam=0.5)])
+    assert np.array_equal(stale.delta, delta.ravel() * np.float32(0.5))
+
+
+def test_contributions_without_weight_change_nothing():
+    delta = random(50, 1)
+    merged = merge_fragment([spec((50,))], [part(delta), part(random(50, 2), w=0.0)])
+    assert np.array_equal(merged.delta, delta)
+    assert not merge_fragment([spec((50,))], [part(delta, w=0.0)]).delta.any()
+
+
+def test_zero_contributions_are_zero_and_shorten_the_rest():
+    zero, delta = np.zeros(50, np.float32), random(50, 1)
+    nothing = merge_fragment([spec((50,))], [part(zero), part(zero)])
+    assert (nothing.norm, nothing.cosine) == (0.0, None)
+    half = merge_fragment([spec((50,))], [part(zero), part(delta)])
+    np.testing.assert_allclose(half.delta, delta / 2, rtol=1e-5)
+
+
+def test_what_cancels_exactly_moves_nothing():
+    delta = random(5_000, 1)
+    assert merge_fragment([spec((5_000,))], [part(delta), part(-delta)]).norm == 0.0
+
+
+def test_directions_that_cancel_leave_the_mean_not_amplified_rounding_noise():
+    delta = random(5_000, 1)
+    merged = merge_fragment(
+        [spec((2, 2_500), unit_axes=1)], [part(delta.reshape(2, -1)), part(-3 * delta.reshape(2, -1))]
+    )
+    np.testing.assert_allclose(merged.delta, -delta, rtol=1e-5, atol=1e-6)
+    assert merged.norm == pytest.approx(merged.mean_norm)
+
+
+def test_one_cancelled_unit_leaves_the_others_to_their_rule():
+    first, second = random((2, 300), 1), random((2, 300), 2)
+    second[1] = -2 * first[1]
+    merged = merge_fragment([spec((2, 300), unit_axes=1)], [part(first), part(second)]).delta.reshape(2, 300)
+    np.testing.assert_allclose(merged[0], twin_rda([first[0], second[0]], [1, 1], [1, 1]), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(merged[1], -first[1] / 2, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-25, 1e25, 1e30])
+def test_lengths_survive_where_their_squares_leave_the_range_of_float32(scale):
+    deltas = [random(100, seed) for seed in (1, 2)]
+    merged = merge_fragment([spec((100,))], [part(d * np.float32(scale)) for d in deltas])
+    expected = twin_rda(deltas, [1, 1], [1, 1])
+    np.testing.assert_allclose(merged.delta.astype(np.float64) / scale, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_contribution_far_shorter_than_its_peers_does_no_harm():
+    delta = random(100, 1)
+    merged = merge_fragment([spec((100,))], [part(delta), part(random(100, 2) * np.float32(1e-42))])
+    assert np.isfinite(merged.delta).all()
+    assert merged.norm == pytest.approx(np.linalg.norm(delta) / 2, rel=1e-5)
+
+
+@settings(deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    weights=st.lists(st.tuples(st.floats(0.01, 100), st.floats(0.01, 1)), min_size=1, max_size=6),
+    likeness=st.floats(-1, 1),
+)
+def test_the_result_is_never_longer_than_the_cap_nor_than_the_longest_contribution(seed, weights, likeness):
+    common = random(200, seed)
+    parts = [part(likeness * common + random(200, seed + 1 + i), w=w, lam=lam) for i, (w, lam) in enumerate(weights)]
+    merged = merge_fragment([spec((200,))], parts)
+    share = np.array([w for w, _ in weights]) / sum(w for w, _ in weights)
+    assert merged.norm <= merged.mean_norm / math.sqrt((share**2).sum()) * (1 + 1e-5)
+    assert merged.norm <= max(merged.norms) * (1 + 1e-5)
+    assert merged.norm == pytest.approx(np.linalg.norm(merged.delta), rel=1e-5)
+
+
+@settings(deadline=None)
+@given(seed=st.integers(0, 10**6), lam=st.floats(0.05, 1), kind=st.sampled_from([Kind.MEAN, Kind.RDA]))
+def test_a_round_that_is_stale_as_a_whole_moves_the_model_less_by_exactly_that(seed, lam, kind):
+    deltas = [random(64, seed + i) for i in range(3)]
+    fresh = merge_fragment([spec((64,), kind)], [part(d, w=i + 1.0) for i, d in enumerate(deltas)])
+    stale = merge_fragment([spec((64,), kind)], [part(d, w=i + 1.0, lam=lam) for i, d in enumerate(deltas)])
+    np.testing.assert_allclose(stale.delta, fresh.delta * lam, rtol=1e-4, atol=1e-5)
+
+
+def test_the_cosine_tells_agreement_from_independence_from_opposition():
+    a, b = np.zeros(4, np.float32), np.zeros(4, np.float32)
+    a[0], b[1] = 1, 2
+    by_kind = [merge_fragment([spec((4,), kind)], [part(a), part(b)]) for kind in (Kind.MEAN, Kind.RDA)]
+    assert [m.cosine for m in by_kind] == pytest.approx([0, 0])
+    assert merge_fragment([spec((4,))], [part(a), part(3 * a), part(a)]).cosine == pytest.approx(1)
+    assert merge_fragment([spec((4,))], [part(a), part(-a)]).cosine == pytest.approx(-1)
+    assert merge_fragment([spec((4,))], [part(a)]).cosine is None
+
+
+def test_the_same_payloads_in_the_same_order_give_the_same_bytes():
+    parts = [part(random(BLOCK + 7, seed), w=seed + 1.0) for seed in range(3)]
+    first, second = (merge_fragment([spec((BLOCK + 7,))], parts) for _ in range(2))
+    assert first.delta.tobytes() == second.delta.tobytes()
+
+
+def test_views_of_received_frames_need_not_be_aligned():
+    delta = random(33, 1)
+    whole = part(delta)
+    frame = memoryview(b"\0" + bytes(whole.payload[0].data))[1:]
+    shifted = Part(
+        island_id="a",
+        steps=STEPS,
+        payload=(type(whole.payload[0])(codec=Codec.F32, shape=(33,), checksum=0, data=frame),),
+        token_weight=1.0,
+        staleness_weight=1.0,
+    )
+    expected = merge_fragment([spec((33,))], [whole, whole]).delta
+    assert np.array_equal(merge_fragment([spec((33,))], [shifted, shifted]).delta, expected)
+
+
+def test_memory_is_one_accumulator_whatever_the_number_of_contributions():
+    size = 1_000_000
+    shared = part(random(size, 1), codec=Codec.BF16)
+    tracemalloc.start()
+    merge_fragment([spec((size,))], [shared] * 16)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 4 * size + 3 * 4 * BLOCK
+
+
+@pytest.mark.parametrize(
+    ("parts", "problem"),
+    [
+        ([], "without contributions"),
+        ([part(np.zeros(4), w=-1.0)], "weights of a"),
+        ([part(np.zeros(4), lam=math.nan)], "weights of a"),
+        ([part(np.zeros(4), np.zeros(4))], "sent 2 buffers for 1 tensors"),
+        ([part(np.zeros(5), island_id="b")], "x from b has 20 bytes as f32, its shape takes 16"),
+    ],
+)
+def test_what_the_door_should_have_refused_is_our_own_error(parts, problem):
+    with pytest.raises(LocalProtocolError, match=problem):
+        merge_fragment([spec((4,))], parts)

@@ -1,0 +1,113 @@
+"""The outer step, against plain optax and against the formula."""
+
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from aggregator.outer import CHUNK, FragmentState, make_outer_step, seeded
+from broker.errors import ConfigError, LocalProtocolError
+
+#: Fused multiply-adds round once where the plain formula rounds twice: an ulp or two on values around 1.
+TOLERANCE = {"rtol": 3e-6, "atol": 3e-6}
+STEP = make_outer_step(0.7, 0.5)
+
+
+def random(size, seed):
+    return np.random.default_rng(seed).standard_normal(size, dtype=np.float32)
+
+
+def nesterov(params, trace, merged, eta, mu):
+    trace = merged + mu * trace
+    return params - eta * (merged + mu * trace), trace
+
+
+def test_ten_steps_equal_plain_optax_on_the_tree():
+    tree = {"a": jnp.asarray(random((7, 5), 1)), "b": {"c": jnp.asarray(random(11, 2))}}
+    optimizer = optax.sgd(0.7, momentum=0.5, nesterov=True)
+    opt_state = optimizer.init(tree)
+    state = seeded(np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)]))
+    for seed in range(10):
+        merged = jax.tree.map(lambda leaf, s=seed: jnp.asarray(random(leaf.shape, 100 + s)), tree)
+        state = STEP(state, np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(merged)]))
+        updates, opt_state = optimizer.update(merged, opt_state, tree)
+        tree = optax.apply_updates(tree, updates)
+        flat = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
+        np.testing.assert_allclose(state.params, flat, **TOLERANCE)
+    assert state.version == 10
+
+
+@pytest.mark.parametrize(("eta", "mu"), [(0.7, 0.9), (1.0, 0.0)])
+def test_any_size_equals_the_formula(eta, mu):
+    step = make_outer_step(eta, mu)
+    for size in (1, 2, 100, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK + 17):
+        params, trace, merged = (random(size, seed) for seed in (1, 2, 3))
+        state = step(FragmentState(params=params, momentum=trace, version=4), merged)
+        expected_params, expected_trace = nesterov(params, trace, merged, np.float32(eta), np.float32(mu))
+        np.testing.assert_allclose(state.params, expected_params, **TOLERANCE)
+        np.testing.assert_allclose(state.momentum, expected_trace, **TOLERANCE)
+        assert state.version == 5
+
+
+def test_the_old_state_stays_as_it_was_since_its_bytes_may_be_on_their_way():
+    old = FragmentState(params=random(CHUNK + 5, 1), momentum=random(CHUNK + 5, 2), version=0)
+    copies = old.params.copy(), old.momentum.copy()
+    new = STEP(old, random(CHUNK + 5, 3))
+    STEP(new, random(CHUNK + 5, 4))
+    assert np.array_equal(old.params, copies[0])
+    assert np.array_equal(old.momentum, copies[1])
+    assert not np.shares_memory(new.params, old.params)
+
+
+def test_results_are_plain_contiguous_writable_float32():
+    state = STEP(seeded(random(10, 1)), random(10, 2))
+    for array in (state.params, state.momentum):
+        assert type(array) is np.ndarray
+        assert array.dtype == np.float32
+        assert array.flags.c_contiguous
+        assert array.flags.owndata
+
+
+def test_read_only_input_and_other_threads_are_fine():
+    merged = np.frombuffer(random(10, 2).tobytes(), np.float32)
+    results = []
+    thread = threading.Thread(target=lambda: results.append(STEP(seeded(random(10, 1)), merged)))
+    thread.start()
+    thread.join()
+    assert np.array_equal(results[0].params, STEP(seeded(random(10, 1)), merged).params)
+
+
+def test_equal_input_gives_equal_bytes():
+    first, second = (STEP(seeded(random(CHUNK + 99, 1)), random(CHUNK + 99, 2)) for _ in range(2))
+    assert first.params.tobytes() == second.params.tobytes()
+
+
+def test_one_compilation_serves_every_size():
+    step = make_outer_step(0.6, 0.4)
+    step(seeded(random(3, 1)), random(3, 2))
+    with jax.log_compiles(False), jax.no_tracing():  # raises if anything is traced again
+        for size in (1, 1000, CHUNK, CHUNK + 1):
+            step(seeded(random(size, 1)), random(size, 2))
+
+
+def test_an_empty_fragment_still_gets_a_version():
+    empty = np.zeros(0, np.float32)
+    assert STEP(seeded(empty), empty).version == 1
+
+
+@pytest.mark.parametrize("merged", [np.zeros(3, np.float32), np.zeros((2, 2), np.float32), np.zeros(4)])
+def test_arrays_that_do_not_fit_are_refused_by_name(merged):
+    with pytest.raises(LocalProtocolError, match=r"merged of an outer step is .*, must be float32 of shape \(4,\)"):
+        STEP(seeded(np.zeros(4, np.float32)), merged)
+
+
+@pytest.mark.parametrize(
+    ("eta", "mu", "field"),
+    [(0.0, 0.5, "outer_learning_rate"), (0.7, 1.0, "outer_momentum"), (0.7, -0.1, "outer_momentum")],
+)
+def test_settings_that_cannot_work_are_refused(eta, mu, field):
+    with pytest.raises(ConfigError, match=field):
+        make_outer_step(eta, mu)

@@ -1,0 +1,160 @@
+"""What a contribution weighs."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aggregator.staleness import Trained, mean_staleness, merge_weights, oldest_staleness, staleness_weight
+from broker.messages import TrainedOn
+
+
+def trained(island_id="a", tokens=100, steps=10, staleness=0.0):
+    return Trained(island_id=island_id, tokens=tokens, steps=steps, staleness=staleness)
+
+
+def on(version, steps):
+    return TrainedOn(fragment_version=version, steps=steps)
+
+
+ROUNDS = st.lists(
+    st.builds(
+        Trained,
+        island_id=st.sampled_from("abcdef"),
+        tokens=st.integers(1, 10**9),
+        steps=st.integers(1, 10**4),
+        staleness=st.floats(0, 100),
+    ),
+    min_size=1,
+    max_size=12,
+)
+EXPONENTS = st.floats(0, 4)
+
+
+def test_fresh_steps_weigh_one_and_the_default_exponent_takes_the_root():
+    assert staleness_weight(0, 0.5) == 1.0
+    assert staleness_weight(3, 0.5) == pytest.approx(0.5)
+
+
+def test_exponent_zero_is_the_rule_of_the_paper():
+    assert staleness_weight(7, 0) == 1.0
+
+
+@pytest.mark.parametrize(("staleness", "exponent"), [(-1, 0.5), (math.nan, 0.5), (1, -0.5), (1, math.inf)])
+def test_a_weight_of_nonsense_is_an_error_that_names_it(staleness, exponent):
+    with pytest.raises(ValueError, match="must be finite and at least 0"):
+        staleness_weight(staleness, exponent)
+
+
+def test_a_range_that_straddles_an_adoption_is_a_little_stale_not_a_whole_version():
+    assert mean_staleness([on(6, 2), on(7, 22)], 7) == pytest.approx(2 / 24)
+    assert oldest_staleness([on(6, 2), on(7, 22)], 7) == 1
+
+
+@pytest.mark.parametrize(
+    ("trained_on", "problem"),
+    [([], "is empty"), ([on(3, 0)], "0 steps on version 3"), ([on(9, 4)], "names version 9, the newest is 8")],
+)
+def test_impossible_histories_are_errors_that_name_the_part(trained_on, problem):
+    for measure in (mean_staleness, oldest_staleness):
+        with pytest.raises(ValueError, match=problem):
+            measure(trained_on, 8)
+
+
+def test_token_weight_is_amount_times_rate():
+    one, two = merge_weights([trained("a", tokens=100, steps=10), trained("b", tokens=300, steps=10)], 0.5)
+    assert (one.token_weight, two.token_weight) == (1_000, 9_000)
+    assert (one.merge_weight, two.merge_weight) == pytest.approx((0.1, 0.9))
+
+
+def test_one_stale_contribution_alone_moves_less_than_one_fresh_one_alone():
+    (fresh,) = merge_weights([trained(staleness=0)], 0.5)
+    (stale,) = merge_weights([trained(staleness=3)], 0.5)
+    assert (fresh.merge_weight, stale.merge_weight) == (1.0, 0.5)
+
+
+def test_of_three_islands_none_has_more_than_half():
+    weights = merge_weights([trained("a", tokens=1_000), trained("b", tokens=100), trained("c", tokens=200)], 0.5)
+    assert [w.merge_weight for w in weights] == pytest.approx([0.5, 0.1, 0.4])
+
+
+def test_two_islands_are_not_capped():
+    big, small = merge_weights([trained("a", tokens=300), trained("b", tokens=100)], 0.5)
+    assert (big.merge_weight, small.merge_weight) == pytest.approx((0.9, 0.1))
+
+
+def test_an_island_with_two_ranges_in_a_round_is_capped_on_their_sum():
+    offered = [trained("a", tokens=600), trained("b"), trained("a", tokens=200, staleness=3), trained("c")]
+    weights = merge_weights(offered, 0.5)
+    assert [w.token_weight for w in weights] == pytest.approx([1_800, 1_000, 200, 1_000])
+    assert weights[0].merge_weight + weights[2].token_weight / 4_000 == pytest.approx(0.5)
+
+
+def test_two_ranges_of_one_island_and_one_of_another_are_two_islands():
+    weights = merge_weights([trained("a", tokens=900), trained("a", tokens=900), trained("b")], 0)
+    assert sum(w.merge_weight for w in weights[:2]) > 0.9
+
+
+def test_a_round_without_a_token_weighs_nothing():
+    (weight,) = merge_weights([trained(tokens=0)], 0.5)
+    assert weight.merge_weight == 0.0
+
+
+@pytest.mark.parametrize("wrong", [[], [trained(steps=0)], [trained(tokens=-1)]])
+def test_weights_of_nothing_are_an_error(wrong):
+    with pytest.raises(ValueError, match=r"without contributions|counts"):
+        merge_weights(wrong, 0.5)
+
+
+@given(ROUNDS, EXPONENTS)
+def test_merge_weights_never_add_up_to_more_than_one_and_to_one_when_all_are_fresh(offered, exponent):
+    weights = merge_weights(offered, exponent)
+    total = math.fsum(w.merge_weight for w in weights)
+    assert total <= 1 + 1e-12
+    fresh = [trained(t.island_id, t.tokens, t.steps) for t in offered]
+    assert math.fsum(w.merge_weight for w in merge_weights(fresh, exponent)) == pytest.approx(1)
+
+
+@given(ROUNDS, EXPONENTS)
+def test_staleness_shrinks_the_step_and_leaves_the_token_weights_alone(offered, exponent):
+    staler = [trained(t.island_id, t.tokens, t.steps, t.staleness + 1) for t in offered]
+    before, after = merge_weights(offered, exponent), merge_weights(staler, exponent)
+    for old, new in zip(before, after, strict=True):
+        assert new.token_weight == old.token_weight
+        assert new.merge_weight <= old.merge_weight
+
+
+@given(ROUNDS)
+def test_with_three_islands_or_more_none_has_more_than_half_of_the_token_weights(offered):
+    weights = merge_weights(offered, 0.5)
+    total = math.fsum(w.token_weight for w in weights)
+    islands = {t.island_id for t in offered}
+    for island in islands if len(islands) >= 3 else ():
+        own = math.fsum(w.token_weight for w, t in zip(weights, offered, strict=True) if t.island_id == island)
+        assert own <= total / 2 * (1 + 1e-12)
+
+
+@given(ROUNDS)
+def test_the_cap_equals_the_obvious_iteration(offered):
+    """The twin: cut whoever exceeds half of the sum to half of it, until nobody does."""
+    islands = sorted({t.island_id for t in offered})
+    raw = {i: math.fsum(t.tokens**2 / t.steps for t in offered if t.island_id == i) for i in islands}
+    capped = dict(raw)
+    if len(islands) >= 3:
+        for _ in range(200):
+            total = math.fsum(capped.values())
+            capped = {i: min(w, total / 2) for i, w in capped.items()}
+    weights = merge_weights(offered, 0.5)
+    for island in islands:
+        own = math.fsum(w.token_weight for w, t in zip(weights, offered, strict=True) if t.island_id == island)
+        assert own == pytest.approx(capped[island], rel=1e-9)
+
+
+@given(ROUNDS, st.randoms(use_true_random=False))
+def test_weights_do_not_depend_on_the_order_of_contributions(offered, random):
+    order = list(range(len(offered)))
+    random.shuffle(order)
+    shuffled = merge_weights([offered[i] for i in order], 0.5)
+    straight = merge_weights(offered, 0.5)
+    assert shuffled == tuple(straight[i] for i in order)

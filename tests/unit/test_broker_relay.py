@@ -1,0 +1,715 @@
+"""The relay's rules, event by event; its driver is the test."""
+
+import dataclasses
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from broker import messages as m
+from broker.directory import MAX_SHARDS, UNKNOWN
+from broker.errors import ConfigError
+from broker.messages import AGGREGATOR, BROKER, Channel, Envelope, Reason
+from broker.ranges import StepRange
+from broker.relay import (
+    Blocked,
+    Note,
+    Observe,
+    Received,
+    Rejected,
+    Relay,
+    RelayConfig,
+    Send,
+    Tick,
+    Unreachable,
+)
+
+RUN = "demo"
+CONFIG = RelayConfig(run_id=RUN, peer_queue_bytes=200, total_queue_bytes=300, max_peers=50)
+
+
+# --- messages -------------------------------------------------------------------------------------------------------
+
+
+def beat(step=0):
+    return m.Heartbeat(
+        inner_step=step,
+        tokens=step * 10,
+        loss=None,
+        step_time_s=None,
+        sync_share=0.0,
+        bytes_up=0,
+        bytes_down=0,
+        versions=(),
+        overwritten_tokens=(),
+        outstanding=(),
+        stopped=False,
+    )
+
+
+def contribution(fragment_id=0, from_step=0, to_step=1):
+    steps = StepRange(from_step=from_step, to_step=to_step, from_tokens=from_step * 10, to_tokens=to_step * 10)
+    return m.Contribution(round_id=1, fragment_id=fragment_id, steps=steps, trained_on=(), payload=())
+
+
+def version(fragment_id=0, fragment_version=0, epoch=1):
+    return m.Version(
+        epoch=epoch,
+        fragment_id=fragment_id,
+        fragment_version=fragment_version,
+        digest="00",
+        contributions=(),
+        payload=(),
+    )
+
+
+def join(nonce="n"):
+    return m.Join(nonce=nonce, island_id="", hint="", tensors=(), tokens_per_step=10)
+
+
+def welcome(island_id, incarnation, nonce="n"):
+    settings_ = m.RunSettings(
+        sync_interval_steps=4,
+        keep=1.0,
+        codec=m.Codec.F32,
+        heartbeat_interval_s=0.5,
+        total_tokens=0,
+        tokens_per_fleet_step=10,
+        seed=0,
+    )
+    return m.Welcome(
+        nonce=nonce,
+        island_id=island_id,
+        incarnation=incarnation,
+        epoch=1,
+        fragments=(),
+        settings=settings_,
+        share=m.Share(index=0, count=1, share_epoch=0),
+        start_step=0,
+        start_tokens=0,
+    )
+
+
+def fleet_state(epoch=1):
+    return m.FleetState(
+        epoch=epoch,
+        phase=m.Phase.RUNNING,
+        rounds=(),
+        due_soon=(),
+        versions=(),
+        resolutions=(),
+        seed=(),
+        trained_tokens=0,
+        fleet_ratio=1.0,
+        share=m.Share(index=0, count=1, share_epoch=0),
+    )
+
+
+# --- the driver -----------------------------------------------------------------------------------------------------
+
+
+class Driver:
+    """Hands events to a relay and remembers the last actions."""
+
+    def __init__(self, config=CONFIG):
+        self.relay = Relay(config)
+        self.now_s = 100.0
+        self.sequence = 0
+        self.actions = []
+
+    def event(self, event):
+        self.actions = self.relay.handle(event, self.now_s)
+        return self.actions
+
+    def receive(self, sender, message, *, route=None, channel=None, incarnation=None, to="", run=RUN, nbytes=100):
+        """What ``sender`` sends over its usual connection."""
+        self.sequence += 1
+        channel = channel or message.channel
+        if incarnation is None:
+            incarnation = 0 if sender == AGGREGATOR or sender.startswith("join:") else 1
+        route = route or f"{sender}/{incarnation}/{channel}".encode()
+        envelope = Envelope(
+            run_id=run, sender=sender, incarnation=incarnation, sequence=self.sequence, to=to, message=message
+        )
+        return self.event(Received(channel=channel, peer=route, envelope=envelope, size_bytes=nbytes))
+
+    def attach(self, versions=(-1, -1), epoch=1, shard=0):
+        self.receive(AGGREGATOR, m.Attach(shard=shard, epoch=epoch, versions=versions))
+        return self.receive(AGGREGATOR, m.AttachBulk(shard=shard, epoch=epoch))
+
+    def block(self, send):
+        return self.event(
+            Blocked(channel=send.channel, peer=send.peer, envelope=send.envelope, size_bytes=send.size_bytes)
+        )
+
+    def unreachable(self, send):
+        return self.event(
+            Unreachable(channel=send.channel, peer=send.peer, envelope=send.envelope, size_bytes=send.size_bytes)
+        )
+
+    def tick(self, now_s):
+        self.now_s = now_s
+        return self.event(Tick())
+
+    @property
+    def sends(self):
+        return [action for action in self.actions if isinstance(action, Send)]
+
+    @property
+    def sent(self):
+        """(routing id, message) of what was sent."""
+        return [(send.peer, send.envelope.message) for send in self.sends]
+
+    @property
+    def notes(self):
+        return [action.event for action in self.actions if isinstance(action, Note)]
+
+    def refusal(self):
+        """The one refusal sent; fails if there is none or something else."""
+        (send,) = self.sends
+        assert isinstance(send.envelope.message, m.Refused), send
+        assert send.envelope.sender == BROKER
+        return send
+
+    def reason(self):
+        return self.refusal().envelope.message.reason
+
+
+@pytest.fixture
+def driver():
+    return Driver()
+
+
+@pytest.fixture
+def led(driver):
+    driver.attach()
+    return driver
+
+
+# --- who is who -----------------------------------------------------------------------------------------------------
+
+
+def test_heartbeat_reaches_the_aggregator_and_is_observed(led):
+    led.receive("a", beat())
+    assert led.sent == [(b"aggregator/0/control", beat())]
+    assert [type(action) for action in led.actions] == [Observe, Send]
+
+
+def test_answer_reaches_the_island_over_its_control_connection(led):
+    led.receive("a", beat())
+    led.receive("b", beat())
+    led.receive(AGGREGATOR, fleet_state(), to="b")
+    assert led.sent == [(b"b/1/control", fleet_state())]
+
+
+def test_joiner_is_addressed_by_its_nonce(led):
+    led.receive("join:n", join())
+    assert led.sent == [(b"aggregator/0/control", join())]
+    led.receive(AGGREGATOR, welcome("a", 1), to="join:n")
+    assert led.sent == [(b"join:n/0/control", welcome("a", 1))]
+
+
+def test_joiner_may_only_join(led):
+    led.receive("join:n", beat())
+    assert led.reason() is Reason.UNKNOWN_ISLAND
+
+
+def test_a_reconnect_under_the_same_incarnation_moves_the_address(led):
+    led.receive("a", beat(), route=b"old")
+    led.receive("a", beat(), route=b"new")
+    led.receive(AGGREGATOR, fleet_state(), to="a")
+    assert led.sent == [(b"new", fleet_state())]
+
+
+def test_a_lower_incarnation_is_fenced_and_told_over_its_own_connection(led):
+    led.receive("a", beat(), incarnation=2)
+    led.receive("a", beat(), incarnation=1)
+    assert led.reason() is Reason.FENCED
+    assert led.refusal().peer == b"a/1/control"
+    led.receive(AGGREGATOR, fleet_state(), to="a")
+    assert led.sent == [(b"a/2/control", fleet_state())]
+
+
+def test_a_welcome_fences_earlier_incarnations_before_the_new_one_is_heard(led):
+    led.receive("a", beat(), incarnation=1)
+    led.receive("join:n", join())
+    led.receive(AGGREGATOR, welcome("a", 2), to="join:n")
+    led.receive("a", beat(), incarnation=1)
+    assert led.reason() is Reason.FENCED
+
+
+def test_a_repeated_welcome_of_an_earlier_life_fences_nobody(led):
+    led.receive("a", beat(), incarnation=2)
+    led.receive(AGGREGATOR, welcome("a", 1), to="join:n")
+    led.receive("a", beat(), incarnation=2)
+    assert led.sent == [(b"aggregator/0/control", beat())]
+
+
+def test_message_for_an_unknown_island_is_dropped_and_counted(led):
+    led.receive(AGGREGATOR, fleet_state(), to="nobody")
+    assert led.sent == []
+    assert led.relay.counters.dropped == {"no_such_peer": 1}
+
+
+def test_silent_peer_is_forgotten_and_known_again_when_it_speaks(led):
+    led.receive("a", beat())
+    led.receive("a", m.Want(versions=()))
+    assert led.relay.num_peers == 1
+    led.tick(100.0 + CONFIG.forget_after_s)
+    assert led.relay.num_peers == 0
+    assert "relay.island_forgotten" in led.notes
+    led.attach(epoch=2)
+    led.receive("a", beat())
+    assert led.sent == [(b"aggregator/0/control", beat())]
+
+
+def test_no_more_than_max_peers_are_known():
+    driver = Driver(dataclasses.replace(CONFIG, max_peers=2))
+    for nonce in ("x", "y"):
+        driver.receive(f"join:{nonce}", join(nonce))
+    driver.receive("join:z", join("z"))
+    assert driver.reason() is Reason.QUEUE_FULL
+    assert driver.relay.num_peers == 2
+
+
+# --- who may send what ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("sender", "message"),
+    [
+        ("a", fleet_state()),
+        ("a", welcome("a", 1)),
+        ("a", m.Attach(shard=0, epoch=9, versions=())),
+        ("a", m.Attached(versions=())),
+        (AGGREGATOR, beat()),
+        (AGGREGATOR, join()),
+        (AGGREGATOR, m.Attached(versions=())),
+        (BROKER, m.Attached(versions=())),
+    ],
+    ids=lambda each: each if isinstance(each, str) else type(each).__name__,
+)
+def test_kind_from_the_wrong_role_is_refused(led, sender, message):
+    led.receive(sender, message)
+    assert led.reason() is Reason.WRONG_ROLE
+
+
+def test_kind_on_the_wrong_channel_is_refused(led):
+    led.receive("a", beat(), channel=Channel.BULK)
+    assert led.reason() is Reason.WRONG_ROLE
+    led.receive("a", contribution(), channel=Channel.CONTROL)
+    assert led.reason() is Reason.WRONG_ROLE
+
+
+def test_message_of_another_run_is_refused_and_makes_no_peer(led):
+    led.receive("a", beat(), run="other")
+    assert led.reason() is Reason.WRONG_RUN
+    assert led.relay.num_peers == 0
+
+
+def test_a_refusal_names_what_was_refused(led):
+    led.receive("a", beat())
+    led.receive("a", contribution(), channel=Channel.CONTROL)
+    refused = led.refusal()
+    assert refused.envelope.message.kind == "contribution"
+    assert refused.envelope.message.sequence == led.sequence
+    assert refused.envelope.to == "a"
+
+
+def test_refusals_of_bulk_messages_go_to_the_control_connection(led):
+    led.receive("a", beat())
+    led.receive("a", m.Want(versions=()))
+    led.receive("a", beat(), channel=Channel.BULK)
+    assert (led.refusal().channel, led.refusal().peer) == (Channel.CONTROL, b"a/1/control")
+
+
+def test_a_refused_refusal_is_not_answered(led):
+    refused = m.Refused(kind="", sequence=-1, reason=Reason.MALFORMED, detail="")
+    led.receive("a", refused)
+    assert led.sent == []
+    assert led.relay.counters.refused == {UNKNOWN: {Reason.WRONG_ROLE: 1}}
+
+
+def test_a_refusal_by_the_aggregator_reaches_the_island_and_its_counter(led):
+    led.receive("a", beat())
+    refused = m.Refused(kind="heartbeat", sequence=3, reason=Reason.UNKNOWN_ISLAND, detail="join first")
+    led.receive(AGGREGATOR, refused, to="a")
+    assert led.sent == [(b"a/1/control", refused)]
+    assert led.relay.counters.refused == {"a": {Reason.UNKNOWN_ISLAND: 1}}
+
+
+def test_undecodable_input_is_refused_to_its_connection_and_counted(led):
+    led.event(Rejected(channel=Channel.BULK, peer=b"?", reason=Reason.MALFORMED, detail="header is 3"))
+    assert led.refusal().peer == b"?"
+    assert led.refusal().envelope.message.detail == "header is 3"
+    led.receive("a", beat())
+    led.event(Rejected(channel=Channel.CONTROL, peer=b"a/1/control", reason=Reason.OVERSIZE, detail="", kind="join"))
+    assert led.relay.counters.refused == {UNKNOWN: {Reason.MALFORMED: 1}, "a": {Reason.OVERSIZE: 1}}
+
+
+def test_a_claimed_sender_is_believed_only_if_it_is_known(led):
+    for n in range(100):
+        claim = f"ghost-{n}"
+        led.event(Rejected(channel=Channel.CONTROL, peer=b"?", reason=Reason.CHECKSUM, detail="", sender=claim))
+    assert led.relay.counters.refused == {UNKNOWN: {Reason.CHECKSUM: 100}}
+
+
+def test_repeated_refusals_are_noted_at_powers_of_ten(led):
+    noted = []
+    for n in range(1, 1001):
+        led.event(Rejected(channel=Channel.CONTROL, peer=b"?", reason=Reason.MALFORMED, detail=""))
+        if led.notes:
+            noted.append(n)
+    assert noted == [1, 10, 100, 1000]
+
+
+# --- aggregators ----------------------------------------------------------------------------------------------------
+
+
+def test_attach_is_answered_with_the_versions_held(driver):
+    driver.attach(versions=(4, 7, -1))
+    driver.receive(AGGREGATOR, version(1, 7))
+    driver.receive(AGGREGATOR, m.Attach(shard=0, epoch=1, versions=(4, 7, -1)))
+    assert driver.sent == [(b"aggregator/0/control", m.Attached(versions=(-1, 7, -1)))]
+
+
+def test_aggregator_that_has_not_attached_is_refused(driver):
+    driver.receive(AGGREGATOR, fleet_state(), to="a")
+    assert driver.reason() is Reason.NOT_LEADER
+    driver.receive(AGGREGATOR, version())
+    assert driver.reason() is Reason.NOT_LEADER
+    assert driver.relay.held_bytes == 0
+
+
+def test_attachment_holds_per_connection(led):
+    led.receive(AGGREGATOR, version(), route=b"somebody else")
+    assert led.reason() is Reason.NOT_LEADER
+
+
+def test_lower_epochs_are_fenced(led):
+    led.receive(AGGREGATOR, m.Attach(shard=0, epoch=3, versions=()), route=b"new")
+    assert "relay.leader_attached" in led.notes
+    for message, route in [
+        (m.Attach(shard=0, epoch=2, versions=()), None),
+        (m.AttachBulk(shard=0, epoch=2), None),
+        (fleet_state(epoch=2), b"new"),
+        (fleet_state(epoch=2), None),
+        (version(epoch=2), None),
+    ]:
+        led.receive(AGGREGATOR, message, route=route)
+        assert led.reason() is Reason.FENCED, message
+
+
+def test_epoch_stays_fenced_after_its_leader_fell_silent(led):
+    led.attach(epoch=3)
+    led.tick(led.now_s + CONFIG.leader_silent_s)
+    assert "relay.leader_lost" in led.notes
+    led.receive(AGGREGATOR, m.Attach(shard=0, epoch=2, versions=()))
+    assert led.reason() is Reason.FENCED
+    led.receive(AGGREGATOR, m.Attach(shard=0, epoch=3, versions=()))
+    assert isinstance(led.sent[0][1], m.Attached)
+
+
+def test_absurd_shard_is_refused(driver):
+    driver.receive(AGGREGATOR, m.Attach(shard=MAX_SHARDS, epoch=1, versions=()))
+    assert driver.reason() is Reason.IMPLAUSIBLE
+
+
+def test_without_a_leader_control_is_dropped_and_contributions_come_back(driver):
+    driver.receive("a", beat())
+    assert driver.sent == []
+    assert [type(action) for action in driver.actions] == [Observe]  # Redis hears of it all the same
+    assert driver.relay.counters.dropped == {"no_leader": 1}
+    driver.receive("a", contribution())
+    assert driver.reason() is Reason.NOT_LEADER
+    assert Reason.NOT_LEADER in m.RETRY_REASONS
+
+
+def test_contributions_follow_the_fragment_to_its_shard(driver):
+    driver.receive(AGGREGATOR, m.Attach(shard=0, epoch=1, versions=(0,)), route=b"c0")
+    driver.receive(AGGREGATOR, m.AttachBulk(shard=0, epoch=1), route=b"b0")
+    driver.receive("a", contribution(fragment_id=0))
+    assert driver.sends[0].peer == b"b0"
+    driver.receive("a", contribution(fragment_id=99))  # unknown: shard 0 says so
+    assert driver.sends[0].peer == b"b0"
+
+
+# --- backpressure towards the aggregator ----------------------------------------------------------------------------
+
+
+def test_blocked_contributions_wait_in_order_and_are_tried_again(led):
+    led.receive("a", contribution(from_step=0), nbytes=50)
+    (first,) = led.sends
+    led.block(first)
+    assert led.relay.queued_bytes == 50
+    led.receive("b", contribution(), nbytes=50)
+    assert led.sent == []
+    assert led.relay.queued_bytes == 100
+    assert led.relay.next_deadline_s() == pytest.approx(led.now_s + CONFIG.retry_s)
+    led.tick(led.now_s + CONFIG.retry_s)
+    assert [send.envelope.sender for send in led.sends] == ["a", "b"]
+    assert led.relay.queued_bytes == 0
+
+
+def test_order_survives_a_retry_that_fails_for_all(led):
+    led.receive("a", contribution(), nbytes=50)
+    led.block(led.sends[0])
+    led.receive("b", contribution(), nbytes=50)
+    led.tick(led.now_s + CONFIG.retry_s)
+    for send in led.sends:
+        led.block(send)
+    led.tick(led.now_s + CONFIG.retry_s)
+    assert [send.envelope.sender for send in led.sends] == ["a", "b"]
+
+
+def test_one_island_cannot_fill_the_queue_for_the_others(led):
+    led.receive("a", contribution(from_step=0, to_step=1), nbytes=150)
+    led.block(led.sends[0])
+    led.receive("a", contribution(from_step=1, to_step=2), nbytes=100)  # 250 of 200 bytes
+    assert led.reason() is Reason.QUEUE_FULL
+    led.receive("b", contribution(), nbytes=100)
+    assert led.sent == []  # queued
+    led.receive("c", contribution(), nbytes=100)  # 350 of 300 bytes in total
+    assert led.reason() is Reason.QUEUE_FULL
+    assert led.relay.queued_bytes == 250
+
+
+def test_a_contribution_larger_than_the_limit_still_finds_an_empty_queue(led):
+    led.receive("a", contribution(), nbytes=1000)
+    led.block(led.sends[0])
+    led.tick(led.now_s + CONFIG.retry_s)
+    assert len(led.sends) == 1
+
+
+def test_a_copy_of_what_waits_already_takes_no_room(led):
+    led.receive("a", contribution(), nbytes=50)
+    led.block(led.sends[0])
+    led.receive("a", contribution(), nbytes=50)
+    assert led.sent == []
+    assert led.relay.queued_bytes == 50
+    assert led.relay.counters.dropped == {"copy_in_queue": 1}
+
+
+def test_what_waits_for_a_leader_that_falls_silent_comes_back(led):
+    led.receive("a", beat())
+    led.receive("a", contribution(), nbytes=50)
+    led.unreachable(led.sends[0])
+    assert led.relay.queued_bytes == 50
+    led.tick(led.now_s + CONFIG.leader_silent_s)
+    assert led.reason() is Reason.NOT_LEADER
+    assert led.relay.queued_bytes == 0
+
+
+def test_contribution_to_a_vanished_connection_waits_for_the_next(led):
+    led.receive("a", contribution())
+    led.unreachable(led.sends[0])
+    assert led.relay.queued_bytes == 100
+    led.receive(AGGREGATOR, m.AttachBulk(shard=0, epoch=1), route=b"again")
+    assert [send.peer for send in led.sends] == [b"again"]
+    assert led.relay.queued_bytes == 0
+
+
+def test_a_blocked_control_message_is_dropped_and_counted(led):
+    led.receive("a", beat())
+    before = led.relay.next_deadline_s()
+    led.block(led.sends[0])
+    assert led.sent == []
+    assert led.relay.counters.dropped == {"blocked": 1}
+    assert led.relay.next_deadline_s() == before
+
+
+def test_bytes_sent_do_not_count_what_bounced(led):
+    led.receive("a", contribution(), nbytes=70)
+    before = led.relay.counters.sent_bytes
+    led.block(led.sends[0])
+    assert led.relay.counters.sent_bytes == before - 70
+
+
+# --- versions by credit ---------------------------------------------------------------------------------------------
+
+
+def test_a_want_is_answered_with_one_version(led):
+    led.receive(AGGREGATOR, version(0, 3))
+    led.receive(AGGREGATOR, version(1, 5))
+    led.receive("a", m.Want(versions=()))
+    assert led.sent == [(b"a/1/bulk", version(0, 3))]
+    led.receive(AGGREGATOR, version(1, 6))
+    assert led.sent == []  # the credit is spent
+    led.receive("a", m.Want(versions=(3, -1)))
+    assert led.sent == [(b"a/1/bulk", version(1, 6))]
+
+
+def test_a_want_waits_until_something_newer_comes(led):
+    led.receive(AGGREGATOR, version(0, 3))
+    led.receive("a", m.Want(versions=(3, -1)))
+    assert led.sent == []
+    led.receive(AGGREGATOR, version(0, 4))
+    assert led.sent == [(b"a/1/bulk", version(0, 4))]
+
+
+def test_a_later_want_replaces_the_earlier_one(led):
+    led.receive("a", m.Want(versions=(3,)))
+    led.receive("a", m.Want(versions=(4,)))
+    led.receive(AGGREGATOR, version(0, 4))
+    assert led.sent == []
+    led.receive(AGGREGATOR, version(0, 5))
+    assert len(led.sends) == 1
+    led.receive(AGGREGATOR, version(0, 6))
+    assert led.sent == []
+
+
+def test_a_newer_version_replaces_one_not_begun(led):
+    led.receive("a", m.Want(versions=()))
+    led.receive(AGGREGATOR, version(0, 1))
+    led.block(led.sends[0])
+    led.receive(AGGREGATOR, version(0, 2))
+    assert led.sent == []  # still blocked
+    led.tick(led.now_s + CONFIG.retry_s)
+    assert led.sent == [(b"a/1/bulk", version(0, 2))]
+    assert led.relay.queued_bytes == 0
+
+
+def test_no_fragment_is_starved_on_a_link_slower_than_versions_appear(led):
+    for p in range(4):
+        led.receive(AGGREGATOR, version(p, 0))
+    served = []
+    for n in range(1, 13):
+        led.receive("a", m.Want(versions=(-1, -1, -1, -1)))
+        served.append(led.sends[0].envelope.message.fragment_id)
+        for p in (0, 1):  # these two change all the time
+            led.receive(AGGREGATOR, version(p, n))
+    assert sorted(served[:4]) == sorted(served[4:8]) == sorted(served[8:]) == [0, 1, 2, 3]
+
+
+def test_an_older_or_repeated_version_is_not_kept(led):
+    led.receive(AGGREGATOR, version(0, 3))
+    led.receive(AGGREGATOR, version(0, 3))
+    led.receive(AGGREGATOR, version(0, 2))
+    led.receive("a", m.Want(versions=()))
+    assert led.sent == [(b"a/1/bulk", version(0, 3))]
+    assert led.relay.counters.dropped == {"old_version": 2}
+    assert led.relay.held_bytes == 100
+
+
+def test_the_same_version_of_a_later_epoch_is_kept_and_sent_to_nobody_who_has_it(led):
+    led.receive(AGGREGATOR, version(0, 3))
+    led.receive("a", m.Want(versions=(3,)))
+    led.attach(epoch=2)
+    led.receive(AGGREGATOR, version(0, 3, epoch=2))
+    assert led.sent == []
+    assert led.relay.held_bytes == 100
+
+
+def test_a_new_connection_is_not_blocked_by_its_predecessor(led):
+    led.receive("a", m.Want(versions=()))
+    led.receive(AGGREGATOR, version(0, 1))
+    led.block(led.sends[0])
+    led.receive("a", m.Want(versions=()), route=b"new")
+    assert led.sent == [(b"new", version(0, 1))]
+
+
+def test_an_unreachable_island_loses_its_connection_and_nothing_else(led):
+    led.receive("a", beat())
+    led.receive("a", m.Want(versions=()))
+    led.receive(AGGREGATOR, version(0, 1))
+    led.unreachable(led.sends[0])
+    assert led.sent == []
+    led.receive(AGGREGATOR, fleet_state(), to="a")
+    assert led.sent == [(b"a/1/control", fleet_state())]
+    led.receive("a", m.Want(versions=()))
+    assert led.sent == [(b"a/1/bulk", version(0, 1))]
+
+
+def test_an_empty_broker_heals_from_what_it_hears():
+    """After a restart: attach, see what is missing, publish it again; islands ask again."""
+    driver = Driver()
+    driver.receive("a", m.Want(versions=(2,)))
+    driver.receive(AGGREGATOR, m.AttachBulk(shard=0, epoch=5))
+    driver.receive(AGGREGATOR, m.Attach(shard=0, epoch=5, versions=(3,)))
+    assert driver.sent == [(b"aggregator/0/control", m.Attached(versions=(-1,)))]
+    driver.receive(AGGREGATOR, version(0, 3, epoch=5))
+    assert driver.sent == [(b"a/1/bulk", version(0, 3, epoch=5))]
+
+
+# --- limits ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["peer_queue_bytes", "max_peers", "forget_after_s", "leader_silent_s", "retry_s"])
+def test_limits_must_be_positive(name):
+    with pytest.raises(ConfigError, match=f"{name} = 0: must be above 0"):
+        dataclasses.replace(CONFIG, **{name: 0})
+
+
+def test_the_total_must_hold_the_share_of_one():
+    with pytest.raises(ConfigError, match="at least peer_queue_bytes"):
+        RelayConfig(run_id=RUN, peer_queue_bytes=10, total_queue_bytes=9)
+
+
+SENDERS = st.sampled_from(["a", "b", "c", "join:x", "join:y", AGGREGATOR, BROKER])
+MESSAGES = st.one_of(
+    st.builds(beat, st.integers(0, 3)),
+    st.builds(join),
+    st.builds(contribution, st.integers(0, 2), st.just(0), st.integers(1, 3)),
+    st.builds(version, st.integers(0, 2), st.integers(0, 5), st.integers(1, 3)),
+    st.builds(fleet_state, st.integers(1, 3)),
+    st.builds(m.Want, versions=st.lists(st.integers(-1, 5), max_size=3).map(tuple)),
+    st.builds(m.Attach, shard=st.just(0), epoch=st.integers(1, 3), versions=st.just((-1, -1))),
+    st.builds(m.AttachBulk, shard=st.just(0), epoch=st.integers(1, 3)),
+    st.just(m.Leave(inner_step=1, tokens=10, reason="")),
+    st.just(m.Refused(kind="", sequence=-1, reason=Reason.MALFORMED, detail="")),
+)
+STEPS = st.lists(
+    st.tuples(
+        SENDERS,
+        MESSAGES,
+        st.integers(1, 3),  # incarnation
+        st.sampled_from(["deliver", "block", "lose"]),
+        st.sampled_from([0.0, 0.001, 0.1, 3.0, 30.0]),
+        st.integers(1, 120),
+    ),
+    max_size=60,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(steps=STEPS)
+def test_whatever_comes_limits_hold_and_nobody_is_sent_what_it_did_not_ask_for(steps):
+    driver = Driver(dataclasses.replace(CONFIG, max_peers=4))
+    driver.attach()
+    largest = 120
+    wants = {}
+    for sender, message, incarnation, fate, pause_s, nbytes in steps:
+        driver.now_s += pause_s
+        island = sender not in (AGGREGATOR, BROKER) and not sender.startswith("join:")
+        driver.receive(
+            sender,
+            message,
+            incarnation=incarnation if island else 0,
+            to="a" if sender == AGGREGATOR else "",
+            nbytes=nbytes,
+        )
+        if isinstance(message, m.Want) and island:
+            wants[sender, incarnation] = message.versions
+        queue = list(driver.sends)
+        while queue:
+            send = queue.pop(0)
+            sent = send.envelope.message
+            if isinstance(sent, m.Version):
+                name, life, _ = send.peer.decode().split("/")
+                had = wants[name, int(life)]
+                assert sent.fragment_version > (had[sent.fragment_id] if sent.fragment_id < len(had) else -1)
+            if fate == "block":
+                driver.block(send)
+            elif fate == "lose":
+                driver.unreachable(send)
+            else:
+                if isinstance(sent, m.Version):
+                    del wants[name, int(life)]  # one transfer for one want
+                continue
+            queue += driver.sends
+        assert driver.relay.queued_bytes <= CONFIG.total_queue_bytes + largest
+        assert driver.relay.num_peers <= 4
+        assert driver.relay.held_bytes <= 3 * largest
+        assert set(driver.relay.counters.refused) <= {"a", "b", "c", "join:x", "join:y", AGGREGATOR, UNKNOWN}
+        deadline_s = driver.relay.next_deadline_s()
+        assert deadline_s is None or deadline_s > driver.now_s - 1e-9

@@ -1,0 +1,120 @@
+"""The command line: every command has help and an example, and errors are one line with a cure."""
+
+import importlib.util
+import subprocess
+import sys
+import types
+
+import pytest
+
+from broker.errors import ConfigError, Unavailable
+from ops import cli
+
+
+@pytest.fixture
+def command(monkeypatch):
+    """Adds a command ``probe`` whose ``run`` the test supplies."""
+
+    def add(run, *, passes_on=False):
+        module = types.ModuleType("atoll_probe")
+        module.add_arguments = lambda parser: parser.add_argument("--count", type=int, default=1)
+        module.run = run
+        monkeypatch.setitem(sys.modules, "atoll_probe", module)
+        probe = cli.Command(module="atoll_probe", summary="probes", example="--count 2", passes_on=passes_on)
+        monkeypatch.setitem(cli.COMMANDS, "probe", probe)
+
+    return add
+
+
+def test_a_command_gets_its_arguments_and_returns_its_code(command):
+    command(lambda args: args.count)
+    assert cli.main(["probe", "--count", "7"]) == 7
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "words"),
+    [
+        (ConfigError("port", 70000, "must be below 65535"), 2, "atoll: port = 70000: must be below 65535\n"),
+        (Unavailable("Redis is away; start it", definite=True), 1, "atoll: Redis is away; start it\n"),
+        (KeyboardInterrupt(), 130, ""),
+    ],
+)
+def test_expected_errors_are_one_line_and_a_code(command, capsys, error, code, words):
+    def run(args):
+        raise error
+
+    command(run)
+    assert cli.main(["probe"]) == code
+    assert capsys.readouterr().err == words
+
+
+def test_a_bug_keeps_its_traceback(command):
+    command(lambda args: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        cli.main(["probe"])
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["statsu"], "command = 'statsu': is none; did you mean status?"),
+        (["xyzzy"], "is none; there are up, test, broker"),
+        (["probe", "--cuont", "2"], "argument = '--cuont': is no flag; did you mean --count?"),
+        (["probe", "stray"], "argument = 'stray': is not understood; see atoll probe --help"),
+    ],
+)
+def test_what_was_mistyped_is_suggested(command, capsys, argv, words):
+    command(lambda args: 0)
+    assert cli.main(argv) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_a_command_may_take_arguments_for_another_program(command):
+    seen = []
+    command(lambda args: seen.append(args.rest) or 0, passes_on=True)
+    assert cli.main(["probe", "-k", "settings", "tests/unit"]) == 0
+    assert seen == [["-k", "settings", "tests/unit"]]
+
+
+def test_the_overview_lists_every_command_that_people_call(capsys):
+    assert cli.main(["--help"]) == 0
+    text = capsys.readouterr().out
+    for name, command in cli.COMMANDS.items():
+        assert (f"  {name} " in text) is not command.hidden
+    assert cli.main([]) == 2
+
+
+def test_the_version_is_said(capsys):
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("atoll ")
+
+
+@pytest.mark.parametrize("name", sorted(cli.COMMANDS))
+def test_every_command_has_help_with_an_example(name, capsys):
+    module = cli.COMMANDS[name].module
+    if importlib.util.find_spec(module) is None:
+        pytest.skip(f"{module} does not exist yet")
+    with pytest.raises(SystemExit) as caught:
+        cli.main([name, "--help"])
+    assert caught.value.code == 0
+    text = capsys.readouterr().out
+    assert f"example:\n  atoll {name} {cli.COMMANDS[name].example}" in text
+
+
+@pytest.mark.parametrize("name", ["status", "broker", "up", "test", "island"])
+def test_help_does_not_load_jax(name):
+    if importlib.util.find_spec(cli.COMMANDS[name].module) is None:
+        pytest.skip("does not exist yet")
+    lines = ["import sys", "from ops.cli import main", f"try: main(['{name}', '--help'])"]
+    lines += ["finally: assert 'jax' not in sys.modules"]
+    script = "\n".join(lines)
+    subprocess.run([sys.executable, "-c", script], check=True, stdout=subprocess.DEVNULL, timeout=30)
+
+
+def test_output_into_a_closed_pipe_is_no_error():
+    script = "import sys; from ops.cli import main; sys.exit(main(['--help']))"
+    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process.stdout.close()
+    complaint = process.stderr.read()
+    process.stderr.close()
+    assert (process.wait(timeout=30), complaint) == (0, b"")

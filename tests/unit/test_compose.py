@@ -1,0 +1,139 @@
+"""Containers and services: the files are structurally right, and every command in them parses with our own flags."""
+
+import argparse
+import configparser
+import importlib.util
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from ops import cli
+from ops.cli import COMMANDS, parser_of
+
+ROOT = Path(__file__).resolve().parents[2]
+COMPOSE = (ROOT / "docker-compose.yml").read_text()
+REGION = (ROOT / "examples" / "compose.region.yml").read_text()
+DOCKERFILE = (ROOT / "Dockerfile").read_text()
+UNIT = (ROOT / "examples" / "atoll-island.service").read_text()
+
+
+def services(text):
+    """Service name -> its lines. The files keep to block maps with two spaces and JSON lists, which this relies on."""
+    assert "\t" not in text
+    body = re.search(r"^services:\n(.*?)(?=^\S|\Z)", text, re.M | re.S).group(1)
+    parts = re.split(r"^  ([a-z]+):\n", body, flags=re.M)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def value(block, key):
+    """The JSON list that stands behind ``key:``, its variables replaced by their defaults."""
+    found = re.search(rf"^ +{key}: (\[.*\])$", block, re.M)
+    assert found, f"{key} is missing in {block}"
+    text = re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", found.group(1))
+    return json.loads(re.sub(r"\$\{\w+:\?[^}]*\}", "tcp://hub:7001", text))
+
+
+def parse(arguments):
+    """Parses a command of ours as ``atoll`` would; fails on anything unknown."""
+    name, *rest = arguments
+    module = COMMANDS[name].module
+    if importlib.util.find_spec(module) is None:
+        pytest.skip(f"{module} does not exist yet")
+    parser = parser_of(name)
+    cli.importlib.import_module(module).add_arguments(parser)
+    args, unknown = parser.parse_known_args(rest)
+    assert unknown == []
+    assert isinstance(args, argparse.Namespace)
+    return args
+
+
+def test_the_whole_run_has_all_its_services():
+    assert list(services(COMPOSE)) == ["redis", "broker", "aggregator", "island"]
+    assert list(services(REGION)) == ["island"]
+
+
+@pytest.mark.parametrize("service", ["broker", "aggregator", "island"])
+def test_commands_in_compose_are_commands_of_ours(service):
+    arguments = value(services(COMPOSE)[service], "command")
+    assert arguments[0] == service
+    parse(arguments)
+
+
+def test_the_region_starts_an_island_of_ours():
+    parse(value(services(REGION)["island"], "command"))
+
+
+def test_the_aggregator_is_healthy_when_status_says_so():
+    check = value(services(COMPOSE)["aggregator"], "test")
+    assert check[:4] == ["CMD", "python3", "-m", "ops"]
+    parse(check[4:])
+
+
+@pytest.mark.parametrize("text", [COMPOSE, REGION], ids=["whole", "region"])
+def test_every_service_is_checked_for_health_and_shut_in(text):
+    shared = text[: text.index("services:")]
+    for name, block in services(text).items():
+        assert "healthcheck:" in block, name
+        assert value(block, "test")[0] == "CMD", name
+        for wanted in ("read_only: true", 'cap_drop: ["ALL"]', "no-new-privileges:true", "tmpfs:"):
+            assert wanted in block or ("<<: *atoll" in block and wanted in shared), (name, wanted)
+
+
+def test_services_wait_for_what_they_need():
+    blocks = services(COMPOSE)
+    assert "redis: { condition: service_healthy }" in blocks["broker"]
+    assert "broker: { condition: service_healthy }" in blocks["aggregator"]
+    assert "broker: { condition: service_healthy }" in blocks["island"]
+
+
+def test_islands_can_be_scaled_because_nothing_names_one_of_them():
+    for text in (COMPOSE, REGION):
+        block = services(text)["island"]
+        assert "container_name" not in text
+        assert "hostname" not in block
+        assert "ports:" not in block
+        assert not any(each.startswith("--id") for each in value(block, "command"))
+
+
+def test_health_checks_in_python_compile():
+    for text in (COMPOSE, REGION):
+        for block in services(text).values():
+            check = value(block, "test")
+            if "-c" in check:
+                compile(check[check.index("-c") + 1], "healthcheck", "exec")
+
+
+def test_the_store_is_on_a_volume_that_the_image_gives_to_its_user():
+    assert "store:/var/lib/atoll" in services(COMPOSE)["aggregator"]
+    assert re.search(r"^volumes:\n  store:$", COMPOSE, re.M)
+    assert "chown atoll:atoll /var/lib/atoll" in DOCKERFILE
+
+
+def test_the_image_needs_no_special_builder_and_runs_as_nobody_special():
+    assert not DOCKERFILE.startswith("# syntax")
+    assert "--mount" not in DOCKERFILE
+    assert "<<" not in DOCKERFILE
+    assert DOCKERFILE.count("FROM ${BASE_IMAGE}") == 2
+    assert re.search(r"^USER 10001:10001$", DOCKERFILE, re.M)
+    assert "--require-hashes" in DOCKERFILE
+    assert 'ENTRYPOINT ["python3", "-m", "ops"]' in DOCKERFILE
+
+
+def test_what_the_image_copies_is_let_through_to_the_builder():
+    ignore = (ROOT / ".dockerignore").read_text().splitlines()
+    for needed in ("requirements.lock", "pyproject.toml", "broker", "islands", "aggregator", "ops", "examples"):
+        assert f"!{needed}" in ignore
+
+
+def test_the_systemd_unit_starts_an_island_of_ours_and_does_not_retry_wrong_settings():
+    unit = configparser.RawConfigParser(strict=False)
+    unit.optionxform = str
+    unit.read_string(UNIT)
+    words = shlex.split(unit["Service"]["ExecStart"])
+    assert Path(words[0]).name == "atoll"
+    parse(words[1:])
+    assert unit["Service"]["RestartPreventExitStatus"] == "2"
+    assert unit["Service"]["DynamicUser"] == "yes"

@@ -1,0 +1,101 @@
+"""The live display: what is computed from a status, as lines and as a table."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from broker.liveness import Liveness
+from ops.display import RATE_WINDOW_S, Display, Rate, line, progress_of, table
+from ops.status import FragmentStatus, IslandStatus, Status
+
+
+def island(state=Liveness.ALIVE, **changes):
+    usual = {
+        "state": state,
+        "incarnation": 1,
+        "inner_step": 10,
+        "tokens": 5120,
+        "loss": 2.0,
+        "step_time_s": 0.1,
+        "last_seen_s": 0.2,
+        "sync_share": 0.004,
+        "bytes_up": 1000,
+        "bytes_down": 2000,
+        "refusals": {},
+    }
+    return IslandStatus(**usual | changes)
+
+
+def status(islands, totals=None, fragments=None):
+    return Status(
+        run_id="demo",
+        islands=islands,
+        fragments=fragments or {},
+        totals=totals or {},
+        broker_age_s=0.1,
+        broker_is_silent=False,
+    )
+
+
+RUNNING = status(
+    {"a": island(), "b": island(Liveness.DEAD, loss=3.0), "c": island(Liveness.LEFT)},
+    totals={"phase": "running", "trained_tokens": 40_000, "merged_tokens": 30_000, "target_tokens": 100_000},
+    fragments={p: FragmentStatus(version=3 + p, age_s=1.0, contributors=("a",), merged_tokens=1) for p in range(2)},
+)
+
+
+def test_progress_counts_islands_versions_tokens_and_the_time_left():
+    progress = progress_of(RUNNING, rate=2000.0)
+    assert (progress.alive, progress.known) == (1, 2)
+    assert progress.versions == (3, 4)
+    assert progress.fraction == 0.4
+    assert progress.remaining_s == 30.0
+    assert progress.loss == 2.5
+
+
+def test_before_anything_is_known_nothing_is_made_up():
+    progress = progress_of(status({}), rate=None)
+    assert (progress.phase, progress.versions, progress.loss, progress.remaining_s) == ("starting", None, None, None)
+    assert line(progress) == "starting   0%  0 of 0 islands  merged 0"
+
+
+def test_a_line_says_all_of_it():
+    words = line(progress_of(RUNNING, rate=2000.0))
+    assert words == (
+        "running  40%  1 of 2 islands  versions 3-4  merged 30,000  tokens/s 2,000  loss 2.500  left 30.0 s"
+    )
+
+
+def test_the_rate_is_that_of_the_last_seconds():
+    rate = Rate()
+    assert rate.update(0.0, 0) is None
+    assert rate.update(10.0, 1000) == 100.0
+    assert rate.update(10.0 + RATE_WINDOW_S, 1000) == pytest.approx(0.0)
+
+
+def test_a_count_that_went_back_starts_the_rate_anew():
+    rate = Rate()
+    rate.update(0.0, 1000)
+    assert rate.update(1.0, 500) is None
+    assert rate.update(2.0, 600) == 100.0
+
+
+def test_without_a_terminal_lines_come_every_few_seconds():
+    stream = io.StringIO()
+    with Display(stream, every_s=5.0) as display:
+        for second in range(11):
+            display.show(RUNNING, progress_of(RUNNING, None), float(second))
+        display.note("island [a] died")
+    lines = stream.getvalue().splitlines()
+    assert len(lines) == 4
+    assert lines[-1] == "atoll: island [a] died"
+
+
+def test_the_table_has_a_row_for_each_island():
+    console = Console(file=io.StringIO(), width=120)
+    console.print(table(RUNNING, progress_of(RUNNING, 2000.0)))
+    text = console.file.getvalue()
+    assert [text.count(f"\n{name} ") for name in "abc"] == [1, 1, 1]
+    assert "100 ms" in text
+    assert "tokens/s 2,000" in text

@@ -1,0 +1,120 @@
+"""Shares of the data: disjoint, shuffled, and a function of the cursor alone."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker.errors import ConfigError
+from islands.data import Windows, batches, evenly, sequence_numbers, shuffled
+from islands.task import DataShare
+
+CONTEXT = 4
+
+
+def windows_of(*lengths, vocabulary=2**16):
+    """Arrays of consecutive numbers, so that a window shows where it came from."""
+    arrays, start = [], 0
+    for length in lengths:
+        arrays.append(np.arange(start, start + length, dtype=np.uint16))
+        start += length
+    return Windows(arrays, CONTEXT, vocabulary=vocabulary, sources="numbers")
+
+
+def firsts(batch):
+    return batch[:, 0].tolist()
+
+
+def test_windows_share_one_token_with_their_neighbour_and_none_across_arrays():
+    windows = windows_of(9, 3, 6)  # 2 windows, none, 1 window
+    assert len(windows) == 3
+    assert windows.take(np.array([0, 1, 2])).tolist() == [[0, 1, 2, 3, 4], [4, 5, 6, 7, 8], [12, 13, 14, 15, 16]]
+
+
+@pytest.mark.parametrize(("vocabulary", "dtype"), [(256, "uint8"), (257, "uint16"), (70_000, "uint32")])
+def test_a_batch_has_the_smallest_dtype_of_the_vocabulary(vocabulary, dtype):
+    tokens = np.arange(9, dtype=np.int64)
+    assert Windows([tokens], CONTEXT, vocabulary=vocabulary, sources="x").take(np.array([0])).dtype == dtype
+
+
+@pytest.mark.parametrize("bad", [256, -1])
+def test_a_token_outside_the_vocabulary_is_refused_when_it_is_met(bad):
+    tokens = np.array([1, 2, 3, 4, 5, 6, 7, 8, bad], np.int64)
+    windows = Windows([tokens], CONTEXT, vocabulary=256, sources="tokens.npy")
+    windows.take(np.array([0]))
+    with pytest.raises(ConfigError, match=f"tokens.npy.*token id {bad}.*vocabulary = 256"):
+        windows.take(np.array([1]))
+
+
+def test_arrays_without_a_window_are_refused():
+    with pytest.raises(ConfigError, match=r"holds 4 tokens at most in one piece; context \+ 1 = 5"):
+        windows_of(4, 2)
+
+
+@given(size=st.integers(1, 3000), seed=st.integers(0, 2**64 - 1), epoch=st.integers(0, 1000))
+def test_every_epoch_is_a_permutation(size, seed, epoch):
+    positions = shuffled(np.arange(size, dtype=np.int64) + epoch * size, size, seed=seed)
+    assert sorted(positions.tolist()) == list(range(size))
+
+
+def test_epochs_and_seeds_are_shuffled_differently():
+    size = 1000
+    numbers = np.arange(size, dtype=np.int64)
+    orders = [shuffled(numbers + e * size, size, seed=s) for e, s in [(0, 0), (1, 0), (0, 1)]]
+    for i, one in enumerate(orders):
+        # A random permutation has one fixed point on average, and one agreement with another one.
+        assert np.count_nonzero(one == numbers) < 10
+        for other in orders[i + 1 :]:
+            assert np.count_nonzero(one == other) < 10
+        # Neighbours end up far apart: the mean distance of two random positions is a third of the size.
+        assert np.abs(np.diff(one)).mean() == pytest.approx(size / 3, rel=0.1)
+
+
+@given(
+    share_count=st.integers(1, 7), batch=st.integers(1, 5), cursors=st.lists(st.integers(0, 30), min_size=7, max_size=7)
+)
+def test_shares_are_disjoint_whatever_the_cursors(share_count, batch, cursors):
+    trained = [
+        number
+        for index in range(share_count)
+        for cursor in range(cursors[index])
+        for number in sequence_numbers(cursor, index, share_count, batch=batch).tolist()
+    ]
+    assert len(set(trained)) == len(trained)
+
+
+def test_together_the_shares_train_each_window_once_per_epoch():
+    windows = windows_of(CONTEXT * 24 + 1)
+    seen = []
+    for index in range(3):
+        share = DataShare(index=index, count=3, seed=5)
+        for batch in islice(batches(windows, share, batch=2), 4):
+            seen += firsts(batch)
+    assert sorted(seen) == list(range(0, CONTEXT * 24, CONTEXT))
+
+
+def test_the_cursor_is_the_only_state():
+    windows = windows_of(CONTEXT * 50 + 1)
+    whole = [firsts(b) for b in islice(batches(windows, DataShare(index=1, count=4), batch=3), 20)]
+    resumed = [firsts(b) for b in islice(batches(windows, DataShare(index=1, count=4, cursor=13), batch=3), 7)]
+    assert resumed == whole[13:]
+
+
+def test_a_share_that_changes_is_read_at_the_next_batch():
+    windows = windows_of(CONTEXT * 200 + 1)
+    share = DataShare(index=0, count=2)
+    live = batches(windows, share, batch=2)
+    next(live)
+    share.index, share.count, share.share_epoch = 4, 5, 1
+    expected = next(batches(windows, DataShare(index=4, count=5, cursor=1), batch=2))
+    assert firsts(next(live)) == firsts(expected)
+
+
+def test_evaluation_runs_over_evenly_spaced_windows_from_the_first_to_the_last():
+    windows = windows_of(CONTEXT * 101 + 1)
+    assert evenly(windows, 5).tolist() == [0, 25, 50, 75, 100]
+    assert evenly(windows, 1000).tolist() == list(range(101))

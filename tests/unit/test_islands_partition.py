@@ -1,0 +1,226 @@
+"""Names, kinds and units of a parameter tree, and trees taken apart and put together."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import OrderedDict
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+from broker.errors import ConfigError
+from broker.fragments import Kind, partition
+from islands.partition import describe_kinds, tensor_specs
+from islands.tree import TreeNames, _plain_leaves, _plain_map, flatten, unflatten
+
+
+class Pair(NamedTuple):
+    left: object
+    right: object
+
+
+def zeros(*shape, dtype="float32"):
+    return np.zeros(shape, dtype)
+
+
+def mixed_tree():
+    """Every container that is walked without JAX, keys out of order, and an empty one."""
+    return {
+        "z": [zeros(1), (zeros(2), zeros(3))],
+        "a": Pair(zeros(4), {"y": zeros(5), "x": zeros(6)}),
+        "m": OrderedDict(second=zeros(7), first=zeros(8)),
+        "none": None,
+    }
+
+
+def kinds_of(tree, **options):
+    return {spec.name: str(spec.kind) for spec in tensor_specs(tree, **options)}
+
+
+def test_names_are_the_same_with_and_without_jax():
+    tree = mixed_tree()
+    plain = dict(_plain_leaves(tree, ()))
+    assert list(plain) == list(flatten(tree))
+    assert list(plain) == ["a/left", "a/right/x", "a/right/y", "m/second", "m/first", "z/0", "z/1/0", "z/1/1"]
+    assert all(plain[name] is leaf for name, leaf in flatten(tree).items())
+
+
+def test_rebuilding_without_jax_gives_what_jax_gives():
+    tree = mixed_tree()
+    ours = _plain_map(lambda leaf: leaf + 1, tree)
+    theirs = jax.tree.map(lambda leaf: leaf + 1, tree)
+    assert jax.tree.structure(ours) == jax.tree.structure(theirs)
+    assert all(np.array_equal(a, b) for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True))
+    assert list(ours["m"]) == ["second", "first"]
+
+
+def test_importing_the_task_side_does_not_import_jax():
+    code = (
+        "import sys, numpy as np, islands.task, islands.tree, islands.partition, islands.data, islands.corpus\n"
+        "specs = islands.partition.tensor_specs({'layers': [{'w': np.zeros((64, 64), 'f4')}]})\n"
+        "assert [s.name for s in specs] == ['layers/0/w'], specs\n"
+        "assert 'jax' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
+
+
+def test_flatten_and_unflatten_are_inverse_for_numpy_jax_and_bfloat16():
+    tree = {"w": jnp.ones((2, 3), jnp.bfloat16), "b": [np.arange(3.0), np.ones(2, ml_dtypes.bfloat16)]}
+    again = unflatten(tree, flatten(tree))
+    assert jax.tree.structure(again) == jax.tree.structure(tree)
+    assert all(a is b for a, b in zip(jax.tree.leaves(again), jax.tree.leaves(tree), strict=True))
+    assert [spec.dtype for spec in tensor_specs(tree)] == ["float64", "bfloat16", "bfloat16"]
+
+
+def test_replacing_some_leaves_keeps_the_others():
+    tree = {"a": zeros(2), "b": zeros(3)}
+    replaced = TreeNames(tree).replace(tree, {"b": np.ones(3)})
+    assert replaced["a"] is tree["a"]
+    assert replaced["b"].sum() == 3
+    with pytest.raises(KeyError, match="no parameter is named c"):
+        TreeNames(tree).replace(tree, {"c": zeros(1)})
+    with pytest.raises(KeyError, match="no value is given for b"):
+        unflatten(tree, {"a": zeros(2)})
+
+
+def test_a_tied_array_has_one_name_and_is_put_back_in_both_places():
+    shared = zeros(64, 64)
+    tree = {"embed": shared, "output": shared, "bias": zeros(3)}
+    names = TreeNames(tree)
+    assert names.names == ("bias", "embed")
+    assert [spec.name for spec in tensor_specs(tree)] == ["bias", "embed"]
+    new = np.ones((64, 64))
+    rebuilt = names.replace(tree, {"embed": new})
+    assert rebuilt["embed"] is new
+    assert rebuilt["output"] is new
+    # Once trained the two are different objects; the names were settled at the start.
+    assert list(names.leaves({"embed": zeros(1), "output": zeros(1), "bias": zeros(1)})) == ["bias", "embed"]
+
+
+def test_two_leaves_of_one_path_are_refused():
+    with pytest.raises(ConfigError, match=r"two leaves have this path"):
+        flatten({"a/b": zeros(1), "a": {"b": zeros(1)}})
+
+
+def test_a_leaf_that_is_no_array_is_refused_by_name():
+    with pytest.raises(ConfigError, match=r"params layers/0 = 'float': every leaf is an array"):
+        flatten({"layers": [1.0]})
+
+
+def test_a_tree_that_lost_a_leaf_is_refused():
+    names = TreeNames({"a": zeros(1), "b": zeros(1)})
+    with pytest.raises(ConfigError, match="must stay the same"):
+        names.leaves({"a": zeros(1)})
+
+
+def test_kinds_by_default():
+    tree = {
+        "embed": zeros(256, 64),
+        "token_embedding": {"weight": zeros(256, 64)},
+        "lm_head": {"kernel": zeros(64, 256)},
+        "layers": [
+            {
+                "attention": {"query": zeros(64, 64), "norm": zeros(64)},
+                "mlp": {"gate": zeros(64, 64), "router": zeros(64, 64), "tiny": zeros(31, 33), "least": zeros(32, 32)},
+                "heads": zeros(64, 64),
+            }
+        ],
+        "step": zeros(dtype="int32"),
+        "mask": zeros(64, 64, dtype="bool"),
+        "empty": zeros(0, 64),
+        "batch_stats": {"mean": zeros(64)},
+        "norm": {"running_var": zeros(64, 64)},
+        "scale": zeros(),
+    }
+    assert kinds_of(tree) == {
+        "batch_stats/mean": "local",
+        "embed": "mean",
+        "empty": "local",
+        "layers/0/attention/norm": "mean",
+        "layers/0/attention/query": "rda",
+        "layers/0/heads": "rda",
+        "layers/0/mlp/gate": "rda",
+        "layers/0/mlp/least": "rda",
+        "layers/0/mlp/router": "mean",
+        "layers/0/mlp/tiny": "mean",
+        "lm_head/kernel": "mean",
+        "mask": "local",
+        "norm/running_var": "local",
+        "scale": "mean",
+        "step": "local",
+        "token_embedding/weight": "mean",
+    }
+
+
+def test_a_random_key_is_local():
+    assert kinds_of({"key": jax.random.key(0), "w": jnp.zeros((64, 64))}) == {"key": "local", "w": "rda"}
+
+
+def test_patterns_override_kinds_and_the_first_wins():
+    tree = {"backbone": {"w": zeros(64, 64), "head": zeros(64, 64)}, "top": zeros(64, 64)}
+    kinds = {"^backbone/head": "rda", "^backbone": "frozen", "top": "mean"}
+    assert kinds_of(tree, kinds=kinds) == {"backbone/head": "rda", "backbone/w": "frozen", "top": "mean"}
+
+
+@pytest.mark.parametrize(
+    ("kinds", "message"),
+    [
+        ({"w": "average"}, "must be one of rda, mean, frozen, local"),
+        ({"(": "mean"}, "is no regular expression"),
+        ({"embedd": "mean"}, "is found in no parameter name; there are: count, w"),
+        ({"count": "mean"}, "only floating-point arrays"),
+    ],
+)
+def test_kinds_that_cannot_work_are_refused_with_the_cure(kinds, message):
+    with pytest.raises(ConfigError, match=message):
+        tensor_specs({"w": zeros(64, 64), "count": zeros(3, dtype="int32")}, kinds)
+
+
+def test_stacked_layers_and_experts_count_as_units():
+    stacked = {
+        "layers": {
+            "query": zeros(4, 64, 64),
+            "norm": zeros(4, 64),
+            "experts": {"up": zeros(4, 8, 64, 32), "down": zeros(4, 8, 32, 64)},
+        },
+        "plain": {"experts": {"up": zeros(8, 64, 32), "down": zeros(8, 32, 64)}},
+    }
+    units = {s.name: (s.unit_axes, str(s.kind)) for s in tensor_specs(stacked)}
+    assert units == {
+        "layers/experts/down": (2, "rda"),
+        "layers/experts/up": (2, "rda"),
+        "layers/norm": (1, "mean"),  # one unit has one dimension
+        "layers/query": (1, "rda"),
+        "plain/experts/down": (1, "rda"),
+        "plain/experts/up": (1, "rda"),
+    }
+
+
+def test_a_list_of_layers_and_a_lone_matrix_are_not_stacked():
+    tree = {"layers": [{"w": zeros(64, 64)}, {"w": zeros(64, 64)}], "net": {"layers": {"w": zeros(64, 32)}}}
+    assert {s.unit_axes for s in tensor_specs(tree)} == {0}
+    unequal = {"layers": {"weight": zeros(64, 32), "bias": zeros(32)}}
+    assert {s.unit_axes for s in tensor_specs(unequal)} == {0}
+
+
+def test_unit_axes_can_be_given():
+    tree = {"stack": zeros(4, 64, 64)}
+    assert tensor_specs(tree, unit_axes={"stack": 1})[0].unit_axes == 1
+    with pytest.raises(ConfigError, match="at most 3"):
+        tensor_specs(tree, unit_axes={"stack": 4})
+
+
+def test_kinds_are_described_and_the_specs_make_a_manifest():
+    specs = tensor_specs({"embed": zeros(256, 64), "w": zeros(64, 64), "steps": zeros(1, dtype="int32")})
+    assert describe_kinds(specs).splitlines() == [
+        "rda: 1 tensors, 4,096 elements: w",
+        "mean: 1 tensors, 16,384 elements: embed",
+        "local: 1 tensors, 1 elements: steps",
+    ]
+    assert set(partition(specs, 2).tensors()) == {"embed", "w"}
+    assert {t.kind for t in specs} == {Kind.RDA, Kind.MEAN, Kind.LOCAL}

@@ -1,0 +1,92 @@
+"""Logs: text that people can read and split again, or JSON that is always JSON."""
+
+import io
+import json
+import logging
+
+import pytest
+
+from broker import logs
+
+
+@pytest.fixture(autouse=True)
+def _restore_logging():
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+def written(monkeypatch=None, **options):
+    stream = io.StringIO()
+    logs.configure("aggregator", stream=stream, **options)
+    return stream
+
+
+def test_a_text_line_has_time_process_event_and_fields():
+    stream = written(json=False)
+    logs.get("core").info("round.committed", round=31, late=0.123456789, islands=("a", "b"), why="two words", none=None)
+    clock, rest = stream.getvalue().split(" ", 1)
+    assert len(clock) == len("12:03:04.512")
+    assert rest == ('aggregator round.committed round=31 late=0.123457 islands=a,b why="two words" none=none\n')
+
+
+def test_warnings_and_errors_say_so():
+    stream = written(json=False)
+    logs.get("core").warning("redis.lost")
+    logs.get("core").error("disk.full")
+    lines = stream.getvalue().splitlines()
+    assert lines[0].endswith("aggregator warning redis.lost")
+    assert lines[1].endswith("aggregator error disk.full")
+
+
+def test_a_json_line_has_fixed_keys_that_fields_cannot_replace():
+    stream = written(json=True)
+    logs.get("core").info("round.committed", event="mine", round=31, bad=float("nan"), path=logs, deep={"x": (1.5,)})
+    line = json.loads(stream.getvalue(), parse_constant=lambda text: pytest.fail(f"{text} is not JSON"))
+    assert line["event"] == "round.committed"
+    assert line["field_event"] == "mine"
+    assert (line["process"], line["level"], line["logger"]) == ("aggregator", "info", "core")
+    assert (line["round"], line["bad"], line["deep"]) == (31, "nan", {"x": [1.5]})
+    assert line["time"].endswith("+00:00")
+
+
+def test_no_terminal_means_json_unless_the_environment_says_text(monkeypatch):
+    monkeypatch.delenv("ATOLL_LOG", raising=False)
+    stream = written()
+    logs.get("core").info("started")
+    assert json.loads(stream.getvalue())["event"] == "started"
+    monkeypatch.setenv("ATOLL_LOG", "text")
+    stream = written()
+    logs.get("core").info("started")
+    assert stream.getvalue().endswith("aggregator started\n")
+
+
+def test_debug_is_off_by_default():
+    stream = written(json=False)
+    logs.get("core").debug("detail")
+    assert stream.getvalue() == ""
+
+
+def test_a_newline_in_a_value_stays_on_its_line():
+    stream = written(json=False)
+    logs.get("core").info("odd", text="a\nb")
+    assert stream.getvalue().count("\n") == 1
+
+
+@pytest.mark.parametrize("json_lines", [False, True])
+def test_exceptions_come_with_their_traceback(json_lines):
+    stream = written(json=json_lines)
+    try:
+        raise ValueError("boom")
+    except ValueError:
+        logs.get("core").exception("crashed", round=3)
+    assert "ValueError: boom" in stream.getvalue()
+    assert "crashed" in stream.getvalue()
+
+
+def test_other_libraries_come_out_in_the_same_form():
+    stream = written(json=False)
+    logging.getLogger("somebody").warning("said %s", "this")
+    assert stream.getvalue().endswith("aggregator warning said this\n")

@@ -1,0 +1,81 @@
+"""What a stranger gets: our own packages under their names, a lock that pins everything, no private address."""
+
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import ops
+
+ROOT = Path(__file__).resolve().parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+LOCK = (ROOT / "requirements.lock").read_text()
+
+
+def test_the_checkout_wins_over_an_unrelated_package_named_ops(tmp_path):
+    decoy = tmp_path / "ops"
+    decoy.mkdir()
+    (decoy / "__init__.py").write_text("raise ImportError('this is the other ops')\n")
+    # As the launcher starts it: the checkout first on the path, whatever else is installed and wherever we stand.
+    environment = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}", "ATOLL_NO_VENV": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", "ops", "--help"], cwd="/", env=environment, capture_output=True, text=True, timeout=30
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Atoll trains one model" in done.stdout
+    assert Path(ops.__file__).parent == ROOT / "ops"
+
+
+def test_every_dependency_and_tool_is_pinned_with_hashes():
+    pinned = dict(re.findall(r"^([a-z0-9-]+)==(\S+)", LOCK, re.M))
+    groups = PROJECT["dependency-groups"]
+    wanted = [*PROJECT["project"]["dependencies"], *groups["test"], *(d for d in groups["dev"] if isinstance(d, str))]
+    names = {re.match(r"[A-Za-z0-9_.-]+", each).group().lower().replace("_", "-") for each in wanted}
+    assert names <= pinned.keys()
+    for block in re.split(r"^(?=[a-z0-9-]+==)", LOCK, flags=re.M)[1:]:
+        assert "--hash=sha256:" in block, block.splitlines()[0]
+
+
+def test_the_lock_names_no_address():
+    assert "://" not in LOCK
+    assert "--index-url" not in LOCK
+    assert "--find-links" not in LOCK
+
+
+def test_every_dependency_has_a_reason_beside_it():
+    lines = (ROOT / "pyproject.toml").read_text().splitlines()
+    start = lines.index("dependencies = [")
+    for line in lines[start + 1 : lines.index("]", start)]:
+        assert "#" in line, line
+
+
+def test_the_wheel_holds_all_packages_that_are_imported():
+    packages = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+    assert packages == ["broker", "islands", "aggregator", "ops"]
+    for package in packages:
+        assert (ROOT / package / "__init__.py").is_file(), package
+        assert (ROOT / package / "py.typed").is_file(), package
+    assert PROJECT["project"]["scripts"]["atoll"] == "ops.cli:main"
+
+
+@pytest.mark.parametrize(
+    "name", ["LICENSE", "CONTRIBUTING.md", "CHANGELOG.md", "Dockerfile", "docker-compose.yml", ".ci/run"]
+)
+def test_the_files_that_people_look_for_are_there(name):
+    assert (ROOT / name).stat().st_size > 200
+
+
+def test_the_license_is_the_one_that_is_declared():
+    text = " ".join((ROOT / "LICENSE").read_text().split())
+    assert "Apache License Version 2.0, January 2004" in text
+    assert "END OF TERMS AND CONDITIONS" in text
+    assert PROJECT["project"]["license"] == "Apache-2.0"
+
+
+def test_what_ci_runs_is_executable():
+    assert os.access(ROOT / ".ci" / "run", os.X_OK)
+    subprocess.run(["bash", "-n", str(ROOT / ".ci" / "run")], check=True, timeout=10)

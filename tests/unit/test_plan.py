@@ -1,0 +1,114 @@
+"""What ``up`` resolves its flags and file to, and the processes that follow, without starting any."""
+
+import argparse
+import os
+import tomllib
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("islands.config")
+
+from broker import settings
+from broker.config import BrokerConfig
+from broker.errors import ConfigError
+from ops import plan as planning
+
+
+def parsed(*words):
+    parser = argparse.ArgumentParser()
+    planning.add_arguments(parser)
+    return parser.parse_args(words)
+
+
+def resolved(*words, redis_port=6379, run_dir=Path("/runs/demo one")):
+    return planning.resolve(
+        parsed(*words), run_dir=run_dir, port=7101, redis_url="redis://127.0.0.1:6379", redis_port=redis_port
+    )
+
+
+def test_paths_and_addresses_follow_from_the_run_directory():
+    plan = resolved()
+    assert plan.run_id == "demo-one"
+    assert plan.aggregator.store == Path("/runs/demo one/store")
+    assert plan.aggregator.tape == Path("/runs/demo one/events.jsonl")
+    assert (plan.broker.host, plan.broker.port) == ("127.0.0.1", 7101)
+    assert plan.aggregator.broker == plan.island.broker == "tcp://127.0.0.1:7101"
+    assert plan.aggregator.total_tokens == planning.DEFAULT_TOKENS
+
+
+def test_flags_win_over_the_file(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text(
+        '[run]\nrun_id = "mine"\n[aggregator]\nislands = 3\nquorum = 2\n[task]\nmodel = "tiny"\nbatch = 4\n'
+        "[up]\npace = [0.1]\n"
+    )
+    plan = resolved("--config", str(path), "--islands", "2", "--model", "medium", "--task-option", "batch=9", "deep=x")
+    assert (plan.run_id, plan.aggregator.islands, plan.aggregator.quorum) == ("mine", 2, 2)
+    assert plan.task == {"model": "medium", "batch": 9, "deep": "x"}
+    assert plan.up.pace == (0.1,)
+
+
+def test_the_resolved_file_gives_every_process_the_same_settings_again(tmp_path):
+    plan = resolved("--islands", "3", "--data", "here", "--codec", "f32")
+    path = tmp_path / "config.toml"
+    path.write_text(planning.config_toml(plan))
+    args = argparse.Namespace(config=path)
+    environment = {"REDIS_URL": plan.redis_url}
+    assert settings.load(BrokerConfig, args, "broker", environment=environment) == plan.broker
+    for cls, name, wanted in (
+        (type(plan.aggregator), "aggregator", plan.aggregator),
+        (type(plan.island), "island", plan.island),
+    ):
+        assert settings.load(cls, args, name, environment=environment) == wanted
+    tables = tomllib.loads(path.read_text())
+    assert tables["task"]["data"] == [os.path.abspath("here")]
+    assert "run_dir" not in tables["up"]
+
+
+@pytest.mark.parametrize("redis_port", [None, 6379])
+def test_the_address_of_a_redis_that_ends_with_the_run_is_not_kept(redis_port):
+    run = tomllib.loads(planning.config_toml(resolved(redis_port=redis_port)))["run"]
+    assert ("redis_url" in run) is (redis_port is None)
+
+
+def test_there_is_a_process_for_everything_and_islands_are_pinned_and_paced():
+    plan = resolved("--islands", "3", "--pace", "0.1,0.2,0.3")
+    specs = planning.processes(plan, environment={"A": "1"}, island_environment={"B": "2"})
+    assert [spec.name for spec in specs] == ["broker", "aggregator", "island-0", "island-1", "island-2"]
+    assert [spec.ends_by_itself for spec in specs] == [False, True, True, True, True]
+    assert specs[0].environment == {"A": "1"}
+    cpus = sorted(os.sched_getaffinity(0))
+    for index, spec in enumerate(specs[2:]):
+        assert spec.cpus == (cpus[index % len(cpus)],)
+        assert spec.command[-2:] == ["--pace", f"0.{index + 1}"]
+        assert spec.environment == {"A": "1", "B": "2"}
+
+
+def test_one_pace_is_for_all_and_another_number_of_them_is_refused():
+    specs = planning.processes(resolved("--pace", "0.5"), environment={}, island_environment={})
+    assert all(spec.command[-1] == "0.5" for spec in specs[2:])
+    with pytest.raises(ConfigError, match=r"pace = '1,2,3': must be one number, or one for each of the 4 islands"):
+        resolved("--pace", "1,2,3")
+
+
+@pytest.mark.parametrize(("words", "field"), [(("--pace", "-1"), "pace"), (("--port", "70000"), "port")])
+def test_settings_of_up_itself_are_checked(words, field):
+    with pytest.raises(ConfigError) as caught:
+        resolved(*words)
+    assert caught.value.field == field
+
+
+def test_ids_sort_as_numbers_do():
+    assert resolved("--islands", "11").island_ids[:2] == ("island-00", "island-01")
+
+
+def test_a_redis_that_runs_is_taken_from_flag_environment_or_file(tmp_path, monkeypatch):
+    monkeypatch.delenv("REDIS_URL", raising=False)
+    assert planning.given_redis_url(parsed()) is None
+    path = tmp_path / "mine.toml"
+    path.write_text('[run]\nredis_url = "redis://file"\n')
+    assert planning.given_redis_url(parsed("--config", str(path))) == "redis://file"
+    monkeypatch.setenv("REDIS_URL", "redis://environment")
+    assert planning.given_redis_url(parsed("--config", str(path))) == "redis://environment"
+    assert planning.given_redis_url(parsed("--redis-url", "redis://flag")) == "redis://flag"

@@ -1,0 +1,122 @@
+"""PROTOCOL.md names all that the code knows, with its type, and its examples decode."""
+
+import dataclasses
+import json
+import re
+import types
+import typing
+from enum import StrEnum
+from pathlib import Path
+
+import msgpack
+import numpy as np
+import pytest
+
+from broker.codec import KINDS, Limits, decode, encode, verify
+from broker.endpoint import BULK_OPTIONS, CONTROL_OPTIONS
+from broker.fragments import Kind
+from broker.messages import PROTOCOL_VERSION, RETRY_REASONS, Channel, Codec, Contribution, Fate, Phase, Reason, Refused
+from broker.tensors import decode_tensor
+
+DOCUMENT = (Path(__file__).parents[2] / "broker" / "PROTOCOL.md").read_text()
+HEADINGS = {
+    title: body for title, body in re.findall(r"^### ([a-z_]+)\n(.*?)(?=^#|\Z)", DOCUMENT, re.MULTILINE | re.DOTALL)
+}
+EXAMPLES = re.findall(r"```json\n(.*?)```\n```hex\n(.*?)```", DOCUMENT, re.DOTALL)
+
+
+def snake(cls):
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
+
+
+def type_word(hint, name):
+    """How the document writes an annotation."""
+    if name == "payload":
+        return "payload"
+    if typing.get_origin(hint) is tuple:
+        return f"[{type_word(typing.get_args(hint)[0], name)}]"
+    if isinstance(hint, types.UnionType):
+        return f"{type_word(typing.get_args(hint)[0], name)} or null"
+    if hint is str:
+        return "text"
+    return hint.__name__ if hint in (int, float, bool) else snake(hint)
+
+
+def parts_of(cls):
+    """Every dataclass that occurs in the fields of ``cls``, at any depth."""
+    found = set()
+    for hint in typing.get_type_hints(cls).values():
+        while typing.get_origin(hint) is tuple:
+            hint = typing.get_args(hint)[0]
+        if dataclasses.is_dataclass(hint):
+            found |= {hint} | parts_of(hint)
+    return found
+
+
+PARTS = set().union(*(parts_of(cls) for cls in KINDS.values()))
+
+
+def rows(text):
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:1] == "|"]
+
+
+def section(number):
+    return re.search(rf"^## {number}\. .*?(?=^## |\Z)", DOCUMENT, re.MULTILINE | re.DOTALL)[0]
+
+
+@pytest.mark.parametrize("cls", [*KINDS.values(), *sorted(PARTS, key=snake)], ids=snake)
+def test_every_field_of_every_kind_and_part_is_described_with_its_type(cls):
+    hints = typing.get_type_hints(cls)
+    described = [row[:2] for row in rows(HEADINGS[snake(cls)])[2:]]
+    assert described == [[f"`{f.name}`", type_word(hints[f.name], f.name)] for f in dataclasses.fields(cls)]
+
+
+def test_nothing_is_described_that_does_not_exist():
+    assert set(HEADINGS) == set(KINDS) | {snake(part) for part in PARTS}
+
+
+def test_every_kind_is_listed_with_its_sender_and_channel():
+    listed = {row[0].strip("`"): row for row in rows(section(4).split("###")[0])[2:]}
+    assert listed.keys() == KINDS.keys()
+    for kind, cls in KINDS.items():
+        assert listed[kind][3] == cls.channel
+        assert cls.role in listed[kind][1]
+
+
+def test_every_reason_is_listed_and_those_to_be_retried_are_marked():
+    listed = {row[0].strip("`"): row[2] for row in rows(section(7))[2:]}
+    assert list(listed) == list(Reason)
+    assert {reason for reason, again in listed.items() if again == "yes"} == RETRY_REASONS
+
+
+@pytest.mark.parametrize("enum", [Codec, Kind, Phase, Fate], ids=snake)
+def test_every_word_of_every_enum_is_listed(enum):
+    assert issubclass(enum, StrEnum)
+    (words,) = [row[1] for row in rows(section(6)) if row[0].split()[0] == snake(enum)]
+    assert re.findall(r"`(\w+)`", words) == list(enum)
+
+
+def test_limits_queues_and_version_are_those_of_the_code():
+    assert {row[0].strip("`"): int(row[1]) for row in rows(section(8))[2:]} == dataclasses.asdict(Limits())
+    for name, marks, linger in [(row[0], row[1], row[3]) for row in rows(section(10))[2:]]:
+        options = BULK_OPTIONS if name.endswith(Channel.BULK) else CONTROL_OPTIONS
+        assert (int(marks), linger) == (options.high_water_mark, f"{options.linger_s:g} s")
+    assert f"The wire protocol, version {PROTOCOL_VERSION}" in DOCUMENT
+
+
+@pytest.mark.parametrize(("written", "frames"), EXAMPLES)
+def test_every_example_is_what_the_codec_reads_and_writes(written, frames):
+    frames = [bytes.fromhex(line) for line in frames.split()]
+    assert msgpack.unpackb(frames[0]) == json.loads(written)
+    received = decode(frames)
+    verify(received)
+    assert [bytes(frame) for frame in encode(received)] == frames
+
+
+def test_the_examples_hold_what_they_are_said_to_hold():
+    heartbeat, contribution, refused = (decode([bytes.fromhex(f) for f in frames.split()]) for _, frames in EXAMPLES)
+    assert heartbeat.message.versions == (2, -1)
+    assert isinstance(contribution.message, Contribution)
+    np.testing.assert_array_equal(decode_tensor(contribution.message.payload[0]), [[1, -2.5]])
+    assert isinstance(refused.message, Refused)
+    assert refused.message.sequence == contribution.sequence

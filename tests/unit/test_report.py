@@ -1,0 +1,78 @@
+"""The report: exactly the keys that were promised, from whatever the aggregator managed to write."""
+
+import json
+
+from ops.report import RunFacts, build_report, is_balanced, render
+
+COUNTED = {
+    "tokens": {"trained": 1000, "merged": 900, "in_flight": 40, "wasted": {"stale": 50, "island_lost": 10}},
+    "versions": {10: 3, 2: 4},
+    "rounds": {"2": 1, "4": 6},
+    "participation": 0.93,
+    "staleness_mean": 0.25,
+    "islands": {
+        "island-0": {
+            "inner_steps": 10,
+            "tokens": 700,
+            "sync_share": 0.004,
+            "bytes_up": 1_200_000,
+            "bytes_down": 999,
+            "incarnations": 1,
+        },
+        "far": {"inner_steps": 5, "tokens": 300, "sync_share": None, "bytes_up": 1, "bytes_down": 2, "incarnations": 3},
+    },
+    "phase": "ended",
+    "refusals": {"stale": 2},
+}
+FACTS = RunFacts(
+    run_id="demo", run_dir="/runs/demo", exit=0, wall_s=252.0, first_step_s=8.5, restarts={"island-0": 1, "broker": 2}
+)
+
+
+def test_the_report_has_the_keys_that_were_promised():
+    report = build_report(COUNTED, FACTS, loss_before=5.5, loss_after=2.2)
+    assert report["loss"] == {"before": 5.5, "after": 2.2}
+    assert report["tokens"] == COUNTED["tokens"]
+    assert report["versions"] == {"2": 4, "10": 3}
+    assert report["rounds"] == {"2": 1, "4": 6}
+    assert (report["participation"], report["wall_s"], report["exit"]) == (0.93, 252.0, 0)
+    assert set(report["islands"]["island-0"]) == {
+        *("inner_steps", "tokens", "sync_share", "bytes_up", "bytes_down", "restarts")
+    }
+    assert json.loads(json.dumps(report)) == report
+
+
+def test_restarts_are_the_supervisors_count_and_elsewhere_the_incarnations():
+    report = build_report(COUNTED, FACTS, loss_before=None, loss_after=None)
+    assert report["islands"]["island-0"]["restarts"] == 1
+    assert report["islands"]["far"]["restarts"] == 2
+    assert report["restarts"] == {"broker": 2}
+
+
+def test_an_aggregator_that_wrote_nothing_still_gives_a_report():
+    facts = RunFacts(run_id="demo", run_dir="/r", exit=1, wall_s=3.0, note="broker ended with status 2")
+    report = build_report(None, facts, loss_before=None, loss_after=None)
+    assert report["tokens"] == {"trained": 0, "merged": 0, "in_flight": 0, "wasted": {}}
+    assert is_balanced(report)
+    text = render(report)
+    assert "run demo: broker ended with status 2 after 3.0 s" in text
+    assert "not evaluated" in text
+
+
+def test_tokens_that_do_not_add_up_are_pointed_out():
+    counted = {**COUNTED, "tokens": {**COUNTED["tokens"], "merged": 901}}
+    report = build_report(counted, FACTS, loss_before=None, loss_after=None)
+    assert not is_balanced(report)
+    assert "do not add up" in render(report)
+
+
+def test_the_text_says_what_people_ask_first():
+    text = render(build_report(COUNTED, FACTS, loss_before=5.5, loss_after=2.2))
+    assert "run demo: finished after 4 min 12 s" in text
+    assert "5.500 -> 2.200 nats per token (-60.0%)" in text
+    assert "1,000 trained = 900 merged (90.0%) + 60 wasted (island_lost 10, stale 50) + 40 in flight" in text
+    assert "2 fragments at version 3 to 4" in text
+    assert "7: 6 with 4, 1 with 2 contributors" in text
+    assert "93% of the live islands in a version; mean staleness 0.25 versions" in text
+    assert "broker 2" in text
+    assert "island-0         10           700     0.40%     1.2 MB      999 B         1" in text

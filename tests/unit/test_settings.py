@@ -1,0 +1,209 @@
+"""Settings: TOML tables and flags become frozen dataclasses, or a one-line error that says what to do."""
+
+import argparse
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker.errors import ConfigError
+from broker.settings import add_config_flag, add_flags, dump, from_sources, load, read_file, setting, to_table
+
+
+class Colour(StrEnum):
+    RED = "red"
+    BLUE = "blue"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inner:
+    dead_after_s: float = setting(6.0, "silence")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    run_id: str = setting("atoll", "name", flag="--run")
+    count: int = setting(4, "how many, 100 % of them")
+    rate: float = setting(0.7, "how fast")
+    wide: bool = setting(False, "or narrow")
+    colour: Colour = setting(Colour.RED, "paint")
+    store: Path = setting(Path("store"), "where")
+    tape: Path | None = setting(None, "tape")
+    pace: tuple[float, ...] = setting((), "paces")
+    data: tuple[Path, ...] = setting((), "inputs")
+    options: Mapping[str, Any] = field(default_factory=dict)
+    inner: Inner = Inner()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Needy:
+    key: str
+    redis_url: str = setting("", "where")
+
+
+def parse(*words, cls=Sample):
+    parser = argparse.ArgumentParser()
+    add_config_flag(parser)
+    add_flags(parser, cls)
+    return parser.parse_args(words)
+
+
+def test_without_sources_the_defaults_hold():
+    assert from_sources(Sample, {}, parse()) == Sample()
+
+
+def test_flags_win_over_the_own_table_which_wins_over_run(tmp_path):
+    path = tmp_path / "config.toml"
+    path.write_text('[run]\nrun_id = "a"\ndead_after_s = 9.0\n[broker]\ncount = 5\nrate = 0.1\nrun_id = "b"\n')
+    config = load(Sample, parse("--config", str(path), "--rate", "0.2"), "broker", environment={})
+    assert (config.run_id, config.count, config.rate, config.inner.dead_after_s) == ("b", 5, 0.2, 9.0)
+
+
+def test_every_type_is_read_from_flags():
+    flags = """--run x --count 1_000 --rate 1e-3 --wide --colour blue --store s --tape t --pace 0.05,0.1 1
+               --data a,b c --options model=tiny --dead-after-s 7"""
+    args = parse(*flags.split())
+    assert from_sources(Sample, {}, args) == Sample(
+        run_id="x",
+        count=1000,
+        rate=0.001,
+        wide=True,
+        colour=Colour.BLUE,
+        store=Path("s"),
+        tape=Path("t"),
+        pace=(0.05, 0.1, 1.0),
+        data=(Path("a,b"), Path("c")),
+        options={"model": "tiny"},
+        inner=Inner(dead_after_s=7.0),
+    )
+
+
+def test_a_truth_value_can_be_switched_off_by_flag():
+    assert from_sources(Sample, {"wide": True}, parse("--no-wide")).wide is False
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        ({"cuont": 5}, "[broker] cuont = 5: is no setting; did you mean count?"),
+        ({"xyzzy": 5}, "is no setting; there are run_id, count"),
+        ({"count": "5"}, "count = '5': must be a whole number"),
+        ({"count": True}, "count = True: must be a whole number"),
+        ({"count": 1.0}, "must be a whole number"),
+        ({"rate": float("nan")}, "rate = nan: must be a number"),
+        ({"wide": 1}, "must be true or false"),
+        ({"colour": "green"}, "must be one of red, blue"),
+        ({"pace": 0.1}, "must be a list, each item a number"),
+        ({"pace": ["x"]}, "pace = 'x': must be a number"),
+        ({"options": 3}, "must be a table"),
+        ({"store": 3}, "must be a path in quotes"),
+    ],
+)
+def test_a_wrong_table_is_refused_with_field_value_and_cure(table, words):
+    with pytest.raises(ConfigError) as caught:
+        from_sources(Sample, table, where="broker")
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--count", "five"), "count = 'five': must be a whole number"),
+        (("--pace", "0.1,x"), "pace = 'x': must be a number"),
+        (("--rate", "nan"), "rate = nan: must be a number"),
+        (("--options", "model"), "options = 'model': must be KEY=VALUE"),
+        (("--colour", "green"), "must be one of red, blue"),
+    ],
+)
+def test_a_wrong_flag_gets_the_same_error_as_a_wrong_line(flags, words):
+    with pytest.raises(ConfigError) as caught:
+        from_sources(Sample, {}, parse(*flags))
+    assert words in str(caught.value)
+
+
+def test_a_setting_without_default_is_asked_for():
+    with pytest.raises(ConfigError, match=r"key = None: is needed; give --key"):
+        from_sources(Needy, {})
+
+
+def test_the_environment_supplies_addresses_and_a_flag_still_wins():
+    environment = {"REDIS_URL": "redis://there", "KEY": "not an address"}
+    assert load(Needy, parse("--key", "k", cls=Needy), "up", environment=environment).redis_url == "redis://there"
+    args = parse("--key", "k", "--redis-url", "redis://here", cls=Needy)
+    assert load(Needy, args, "up", environment=environment).redis_url == "redis://here"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[brokre]\n", "[brokre] = "),
+        ("[brokre]\n", "did you mean broker?"),
+        ("[run]\nislands = 3\n", "[run] islands = 3: is no setting"),
+        ("port = 3\n", "port"),
+        ("[run\n", "is not TOML"),
+    ],
+)
+def test_a_wrong_file_is_refused(tmp_path, text, words):
+    path = tmp_path / "config.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        read_file(path)
+    assert words in str(caught.value)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(ConfigError, match=r"none\.toml.*cannot be read \(No such file"):
+        read_file(tmp_path / "none.toml")
+
+
+def test_some_fields_can_be_left_out_of_the_flags():
+    parser = argparse.ArgumentParser()
+    first = add_flags(parser, Inner)
+    second = add_flags(parser, Sample, skip=first)
+    assert first == {"dead_after_s"}
+    assert "dead_after_s" not in second
+    assert "count" in second
+
+
+def test_help_shows_defaults_choices_and_percent_signs():
+    parser = argparse.ArgumentParser()
+    add_flags(parser, Sample)
+    text = " ".join(parser.format_help().split())
+    assert "how many, 100 % of them (default 4)" in text
+    assert "paint (red | blue) (default red)" in text
+    assert "--wide, --no-wide" in text
+
+
+def test_a_dumped_config_reads_back_to_the_same_value(tmp_path):
+    config = Sample(
+        run_id='quoted "x" \\ \x7f é\n',
+        rate=1e-07,
+        colour=Colour.BLUE,
+        pace=(0.05, 1.0),
+        data=(Path("/a b"),),
+        options={"model": "tiny", "deep": {"odd key": [1, True]}},
+    )
+    text = dump({"broker": to_table(config)}, heading="Resolved.\nBy a test.")
+    assert text.startswith("# Resolved.\n# By a test.\n\n[broker]\n")
+    assert from_sources(Sample, tomllib.loads(text)["broker"]) == config
+
+
+@given(
+    st.dictionaries(
+        st.text(max_size=8),
+        st.recursive(
+            st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False) | st.text(max_size=8),
+            lambda each: st.lists(each, max_size=3) | st.dictionaries(st.text(max_size=4), each, max_size=3),
+            max_leaves=6,
+        ),
+        max_size=4,
+    )
+)
+def test_whatever_is_dumped_is_toml_with_the_same_content(table):
+    assert tomllib.loads(dump({"task": table})) == {"task": table}

@@ -1,0 +1,184 @@
+"""Status from what stands in Redis, and how it is shown."""
+
+import argparse
+import io
+import json
+
+import pytest
+from rich.console import Console
+
+from broker.errors import ConfigError
+from broker.liveness import Liveness
+from broker.records import Snapshot
+from ops import status
+from ops.status import status_of, to_json
+
+NOW_S = 1_000_000.0
+
+
+def member(**changes):
+    return {
+        "incarnation": 1,
+        "inner_step": 10,
+        "tokens": 5120,
+        "loss": 3.25,
+        "step_time_s": 0.2,
+        "sync_share": 0.004,
+        "bytes_up": 2_500_000,
+        "bytes_down": 999,
+        "stopped": False,
+        "left": False,
+    } | changes
+
+
+def snapshot(**changes):
+    values = {
+        "run_id": "demo",
+        "now_s": NOW_S,
+        "heard_at_s": {"b": NOW_S - 0.3, "a": NOW_S - 3.0, "c": NOW_S - 60.0, "d": NOW_S - 4000.0},
+        "members": {"a": member(), "b": member(loss=None), "c": member(loss=float("nan")), "d": member(left=True)},
+        "fragments": {
+            1: {
+                "version": 4,
+                "epoch": 1,
+                "digest": "ab",
+                "merged_tokens": 4096,
+                "contributors": ["a", "b"],
+                "committed_at": NOW_S - 12.5,
+            }
+        },
+        "totals": {
+            "phase": "running",
+            "trained_tokens": 20_480,
+            "merged_tokens": 16_384,
+            "in_flight_tokens": 4000,
+            "target_tokens": 40_960,
+            "progress": 0.5,
+            "loss": 3.25,
+            "model_version": 4,
+            "wasted_tokens": {"stale": 96},
+            "rounds": {"2": 4},
+        },
+        "broker": {"suspect_after_s": 2.0, "dead_after_s": 6.0, "written_at": NOW_S - 0.4},
+        "refusals": {
+            "broker": {"a": {"queue_full": 2}, "(unknown)": {"malformed": 7}},
+            "aggregator": {"a": {"queue_full": 1, "stale": 1}},
+        },
+        "leases": {},
+    }
+    return Snapshot(**(values | changes))
+
+
+def shown(what):
+    out = io.StringIO()
+    Console(file=out, width=status.PLAIN_WIDTH, highlight=False).print(status.render(what))
+    return out.getvalue()
+
+
+def test_states_follow_from_the_time_since_an_island_was_heard():
+    found = status_of(snapshot(), NOW_S)
+    assert {name: each.state for name, each in found.islands.items()} == {
+        "a": Liveness.SUSPECT,
+        "b": Liveness.ALIVE,
+        "c": Liveness.DEAD,
+        "d": Liveness.LEFT,
+    }
+    assert found.islands["a"].last_seen_s == pytest.approx(3.0)
+    assert found.totals["islands"] == {"alive": 1, "suspect": 1, "dead": 1, "left": 1}
+
+
+def test_the_allowances_of_the_run_decide_not_the_defaults():
+    slow = {"suspect_after_s": 20.0, "dead_after_s": 90.0, "written_at": NOW_S}
+    found = status_of(snapshot(broker=slow), NOW_S)
+    assert found.islands["a"].state is Liveness.ALIVE
+    assert found.islands["c"].state is Liveness.SUSPECT
+
+
+def test_ages_are_never_negative_when_a_clock_was_set_back():
+    found = status_of(snapshot(), NOW_S - 100.0)
+    assert found.islands["b"].last_seen_s == 0.0
+    assert found.fragments[1].age_s == 0.0
+
+
+def test_refusals_of_broker_and_aggregator_are_added_up():
+    found = status_of(snapshot(), NOW_S)
+    assert found.islands["a"].refusals == {"queue_full": 3, "stale": 1}
+    assert found.islands["b"].refusals == {}
+    assert found.totals["refusals"] == {"malformed": 7, "queue_full": 3, "stale": 1}
+
+
+def test_json_has_the_documented_keys_and_is_strict():
+    document = to_json(status_of(snapshot(), NOW_S))
+    text = json.dumps(document, allow_nan=False)  # raises for NaN
+    assert json.loads(text) == document
+    assert set(document) == {"islands", "fragments", "totals"}
+    assert set(document["islands"]["a"]) >= {
+        "state",
+        "inner_step",
+        "tokens",
+        "loss",
+        "step_time_s",
+        "last_seen_s",
+        "refusals",
+    }
+    assert document["islands"]["a"]["state"] == "suspect"
+    assert document["islands"]["c"]["loss"] is None  # was not a number
+    assert document["fragments"]["1"] == {
+        "version": 4,
+        "age_s": 12.5,
+        "contributors": ["a", "b"],
+        "merged_tokens": 4096,
+    }
+    assert document["totals"]["trained_tokens"] == 20_480
+
+
+def test_text_tells_the_run_its_islands_and_fragments():
+    found = status_of(snapshot(), NOW_S)
+    assert status.headline(found) == (
+        "run demo: 1 alive, 1 suspect, 1 dead, 1 left; running 50% of 40,960 tokens; "
+        "trained 20,480 = merged 16,384 + wasted 96 + in flight 4,000; loss 3.2500; "
+        "refused malformed 7, queue_full 3, stale 1"
+    )
+    text = shown(found)
+    rows = [line.split() for line in text.splitlines()]
+    assert ["a", "suspect", "10", "5,120", "3.2500", "0.200", "s", "3.0", "s", "0.40%", "2.5", "MB", "999", "B"] in [
+        row[:14] for row in rows
+    ]
+    assert ["1", "4", "12.5", "s", "4,096", "a,", "b"] in rows
+    assert "\x1b" not in text
+
+
+def test_text_says_when_the_broker_has_fallen_silent():
+    text = shown(status_of(snapshot(), NOW_S + 30.0))
+    assert "The broker last wrote 30.4 s ago" in text
+    assert "The broker has never written" in shown(status_of(snapshot(broker={}), NOW_S))
+    assert "The broker" not in shown(status_of(snapshot(), NOW_S))
+
+
+def test_a_run_that_has_only_begun_is_shown_too():
+    bare = snapshot(heard_at_s={"a": NOW_S}, members={}, fragments={}, totals={}, refusals={})
+    assert "run demo: 1 alive" in shown(status_of(bare, NOW_S))
+    empty = snapshot(heard_at_s={}, members={}, fragments={}, totals={}, refusals={}, broker={})
+    assert empty.empty
+    assert "no islands" in shown(status_of(empty, NOW_S))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.04, "0.0 s"), (59.94, "59.9 s"), (60.0, "1 min 00 s"), (3599.0, "59 min 59 s"), (7320.0, "2 h 02 min")],
+)
+def test_age_is_short(seconds, text):
+    assert status.age(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "text"), [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (2_500_000, "2.5 MB"), (10**13, "10.0 TB")]
+)
+def test_size_is_short(nbytes, text):
+    assert status.size(nbytes) == text
+
+
+@pytest.mark.parametrize("interval", [0.0, -1.0, float("nan")])
+def test_watch_needs_an_interval(interval):
+    with pytest.raises(ConfigError, match="watch"):
+        status.run(argparse.Namespace(run=None, redis=None, json=False, watch=interval))

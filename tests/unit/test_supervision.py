@@ -1,0 +1,58 @@
+"""The supervisor's verdicts, without a process."""
+
+import pytest
+
+from ops.supervision import Ended, GiveUp, Restart, RestartPolicy, Supervision
+
+POLICY = RestartPolicy(first_delay_s=1.0, max_delay_s=5.0, settled_after_s=10.0, young_deaths=5)
+
+
+def died(supervision, *, status=1, lived_s=0.0, ends_by_itself=False, now_s=100.0):
+    return supervision.died("x", status=status, lived_s=lived_s, ends_by_itself=ends_by_itself, now_s=now_s)
+
+
+def test_status_zero_is_the_end_only_of_a_process_that_ends_by_itself():
+    assert died(Supervision(POLICY), status=0, ends_by_itself=True) == Ended()
+    assert isinstance(died(Supervision(POLICY), status=0), Restart)
+
+
+def test_wrong_settings_are_not_tried_again():
+    verdict = died(Supervision(POLICY), status=2)
+    assert verdict == GiveUp(reason="x ended with status 2: its settings are wrong")
+
+
+def test_delays_double_up_to_the_limit_and_then_it_is_given_up():
+    supervision = Supervision(POLICY)
+    verdicts = [died(supervision) for _ in range(5)]
+    assert [verdict.at_s for verdict in verdicts[:4]] == [101.0, 102.0, 104.0, 105.0]
+    assert verdicts[4] == GiveUp(reason="x ended with status 1, 5 times in a row within 10 s")
+    assert supervision.restarts("x") == 4
+
+
+def test_a_process_that_is_killed_now_and_then_is_restarted_for_ever():
+    supervision = Supervision(POLICY)
+    for life in range(100):
+        verdict = died(supervision, status=-9, lived_s=11.0)
+        assert verdict == Restart(at_s=101.0, reason="x was killed by signal 9 after 11.0 s")
+        assert supervision.restarts("x") == life + 1
+
+
+def test_a_settled_life_forgets_the_deaths_before_it():
+    supervision = Supervision(POLICY)
+    for _ in range(4):
+        died(supervision)
+    assert died(supervision, lived_s=10.0) == Restart(at_s=101.0, reason="x ended with status 1 after 10.0 s")
+    assert isinstance(died(supervision), Restart)
+
+
+def test_processes_are_counted_apart():
+    supervision = Supervision(POLICY)
+    died(supervision)
+    assert supervision.restarts("x") == 1
+    assert supervision.restarts("y") == 0
+
+
+@pytest.mark.parametrize("deaths", [1, 4])
+def test_the_same_events_give_the_same_verdicts(deaths):
+    first, second = Supervision(POLICY), Supervision(POLICY)
+    assert [died(first) for _ in range(deaths)] == [died(second) for _ in range(deaths)]
