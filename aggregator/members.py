@@ -100,7 +100,8 @@ class Members:
 
     def next_death_s(self, now_s: float) -> float | None:
         """Returns when the next live member would be dead if it stayed silent."""
-        return min((m.last_seen_s + self._config.dead_after_s for m in self.live(now_s)), default=None)
+        # A millisecond late rather than early: rounding must not wake the caller before :meth:`state` agrees.
+        return min((m.last_seen_s + self._config.dead_after_s + 0.001 for m in self.live(now_s)), default=None)
 
     def record(self) -> dict[str, Any]:
         """Returns what must survive a restart, as plain data."""

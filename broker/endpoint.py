@@ -1,4 +1,4 @@
-"""One connection to a broker: whole messages in and out of one DEALER socket, and the socket options of both sides.
+"""One connection to a broker: whole messages in and out of one DEALER socket.
 
 Shell. It decides nothing: what to send, and when to send it again, is up to the cores. What it promises:
 
@@ -15,12 +15,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import zmq
 import zmq.asyncio
@@ -28,119 +27,22 @@ import zmq.asyncio
 from broker.codec import DEFAULT_LIMITS, Limits, Origin, decode, encode, kind_of, peek
 from broker.errors import ConfigError, LocalProtocolError, RemoteProtocolError, Unavailable
 from broker.messages import Channel, Envelope
+from broker.sockets import Line, bulk_address, channel_address, check_address, configure_socket
+
+__all__ = [
+    "Endpoint",
+    "OnUnreadable",
+    "Traffic",
+    "bulk_address",
+    "channel_address",
+    "check_address",
+    "configure_socket",
+]
 
 log = logging.getLogger(__name__)
 
 #: What is done with a message that cannot be read: its error, and what is known of its sender.
 OnUnreadable = Callable[[RemoteProtocolError, Origin], None]
-
-_TCP = re.compile(r"tcp://(?P<host>\[[0-9A-Fa-f:.%\w]+\]|[^\s:;/\[\]]+):(?P<port>[0-9]{1,5})", re.ASCII)
-_IPC_PATH_BYTES = 107 - len(".bulk")  # sockaddr_un holds 107 and a zero
-
-
-# --- addresses --------------------------------------------------------------------------------------------------
-
-
-def check_address(address: str, *, field: str = "broker") -> str:
-    """Returns a control address that this project can use: ``tcp://HOST:PORT`` or ``ipc://PATH``.
-
-    Args:
-        address: As configured. An IPv6 host stands in brackets.
-        field: The setting it comes from, named in the error.
-
-    Raises:
-        ConfigError: If it is anything else, or its port leaves no room for the bulk port.
-    """
-    if address.startswith("ipc://"):
-        path = address.removeprefix("ipc://")
-        if not path or len(path.encode()) > _IPC_PATH_BYTES:
-            raise ConfigError(field, address, f"the path must have 1 to {_IPC_PATH_BYTES} bytes")
-        return address
-    match = _TCP.fullmatch(address)
-    if match is None:
-        raise ConfigError(field, address, "must be tcp://HOST:PORT or ipc://PATH, such as tcp://hub:7001")
-    if not 1 <= int(match["port"]) <= 65_534:
-        raise ConfigError(field, address, "the port must be 1 to 65534: the next one is the bulk port")
-    return address
-
-
-def bulk_address(control_address: str, *, field: str = "broker") -> str:
-    """Returns the address of the bulk channel: the next port, or the same path with ``.bulk`` behind it.
-
-    Raises:
-        ConfigError: As :func:`check_address`.
-    """
-    match = _TCP.fullmatch(check_address(control_address, field=field))
-    if match is None:
-        return control_address + ".bulk"
-    return f"tcp://{match['host']}:{int(match['port']) + 1}"
-
-
-def channel_address(control_address: str, channel: Channel, *, field: str = "broker") -> str:
-    """Returns the address of either channel.
-
-    Raises:
-        ConfigError: As :func:`check_address`.
-    """
-    if channel is Channel.BULK:
-        return bulk_address(control_address, field=field)
-    return check_address(control_address, field=field)
-
-
-# --- socket options, for both sides -----------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SocketOptions:
-    """What the sockets of one channel are set to, at brokers and at their clients. The reasons are in PROTOCOL.md.
-
-    Attributes:
-        high_water_mark: Messages queued per connection and direction.
-        linger_s: How long closing waits for what is queued.
-        ping_every_s: Interval of ZeroMQ's own heartbeats.
-        ping_timeout_s: Silence after which ZeroMQ gives a connection up. An answer waits behind the frame that is
-            being sent, so this must exceed the time of the largest frame on the slowest link, or that frame never
-            arrives.
-    """
-
-    high_water_mark: int
-    linger_s: float
-    ping_every_s: float
-    ping_timeout_s: float
-
-    def apply(self, socket: zmq.Socket[Any], max_frame_bytes: int) -> None:
-        """Sets the options; to be called before the socket is bound or connected."""
-        socket.set_hwm(self.high_water_mark)
-        socket.linger = round(1000 * self.linger_s)
-        socket.set(zmq.HEARTBEAT_IVL, round(1000 * self.ping_every_s))
-        socket.set(zmq.HEARTBEAT_TIMEOUT, round(1000 * self.ping_timeout_s))
-        socket.set(zmq.HEARTBEAT_TTL, round(1000 * self.ping_timeout_s))
-        socket.set(zmq.HANDSHAKE_IVL, 10_000)
-        socket.set(zmq.MAXMSGSIZE, max_frame_bytes)
-        socket.set(zmq.IPV6, 1)
-        # Below ZeroMQ's pings, the kernel's: they work beside a frame that takes minutes, and keep a NAT's entry alive.
-        socket.set(zmq.TCP_KEEPALIVE, 1)
-        socket.set(zmq.TCP_KEEPALIVE_IDLE, 15)
-        socket.set(zmq.TCP_KEEPALIVE_INTVL, 5)
-        socket.set(zmq.TCP_KEEPALIVE_CNT, 4)
-        socket.set(zmq.TCP_MAXRT, 60_000)
-
-
-CONTROL_OPTIONS = SocketOptions(high_water_mark=1000, linger_s=1.0, ping_every_s=2.0, ping_timeout_s=6.0)
-BULK_OPTIONS = SocketOptions(high_water_mark=4, linger_s=0.0, ping_every_s=15.0, ping_timeout_s=600.0)
-
-
-def configure_socket(socket: zmq.Socket[Any], channel: Channel, limits: Limits = DEFAULT_LIMITS) -> None:
-    """Sets the options of a channel on a socket, at either side, before it is bound or connected."""
-    if channel is Channel.BULK:
-        BULK_OPTIONS.apply(socket, limits.max_message_bytes)
-    else:
-        # ZeroMQ ends the connection when a frame exceeds its maximum. The room between the limit and the maximum is
-        # for what is merely too large: it is read, and refused with a reason.
-        CONTROL_OPTIONS.apply(socket, 4 * limits.max_header_bytes)
-
-
-# --- the endpoint -----------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True, kw_only=True)
@@ -151,6 +53,7 @@ class Traffic:
     unsent: int = 0  # messages dropped, for want of a connection or of room
     received: int = 0  # messages read
     unreadable: int = 0  # messages refused by the codec
+    renewals: int = 0  # connections made anew, because ZeroMQ had given up
     bytes_up: int = 0
     bytes_down: int = 0
 
@@ -158,8 +61,9 @@ class Traffic:
 class Endpoint:
     """A client's connection to one channel of a broker.
 
-    ZeroMQ connects in the background, and again after every loss, waiting 0.1 s at first and 5 s at most. Messages
-    that were queued in a connection when it broke are gone: the protocol repeats what matters.
+    ZeroMQ connects in the background, and again after a loss, waiting 0.1 s at first and 5 s at most; where it gives
+    up, the endpoint connects anew, as long as it is used. Messages that were queued in a connection when it broke
+    are gone: the protocol repeats what matters.
 
     Any number of tasks may send; one task receives.
 
@@ -169,6 +73,7 @@ class Endpoint:
         channel: Which of the two to connect to.
         limits: Of what is sent and received.
         bulk_wait_s: How long ``send`` waits for room on the bulk channel; on the control channel it never does.
+        renew_after_s: How long there may be no connection before it is made anew.
         on_unreadable: Told of each message that cannot be read. By default they are counted and logged.
 
     Raises:
@@ -183,6 +88,7 @@ class Endpoint:
         *,
         limits: Limits = DEFAULT_LIMITS,
         bulk_wait_s: float = 5.0,
+        renew_after_s: float = 30.0,
         on_unreadable: OnUnreadable | None = None,
     ) -> None:
         self.address = channel_address(control_address, channel)
@@ -192,7 +98,9 @@ class Endpoint:
         self._wait_s = bulk_wait_s if channel is Channel.BULK else 0.0
         self._on_unreadable = on_unreadable
         self._context = context
+        self._renew_after_s = renew_after_s
         self._socket: zmq.asyncio.Socket | None = None
+        self._line: Line | None = None
         # While one task polls for room, pyzmq queues what another one sends, even if told not to wait.
         self._sending = asyncio.Lock()
 
@@ -212,12 +120,16 @@ class Endpoint:
         socket.set(zmq.CONNECT_TIMEOUT, 10_000)
         # Queue for a live connection only: else heartbeats pile up while the broker is away, and arrive stale.
         socket.set(zmq.IMMEDIATE, 1)
+        # ZeroMQ would answer a frame above its maximum by giving the connection up; the codec refuses it with a reason.
+        socket.set(zmq.MAXMSGSIZE, -1)
+        line = Line(socket, self.address, self._renew_after_s)
         try:
-            socket.connect(self.address)
-        except zmq.ZMQError as err:
+            line.connect(time.monotonic())
+        except ConfigError:
+            line.close()
             socket.close(linger=0)
-            raise ConfigError("broker", self.address, f"ZeroMQ cannot connect to it: {err}") from err
-        self._socket = socket
+            raise
+        self._socket, self._line = socket, line
         return self
 
     async def __aexit__(
@@ -228,6 +140,9 @@ class Endpoint:
         Tasks that use the endpoint must have ended: pyzmq cancels what waits on a socket that closes.
         """
         socket, self._socket = self._socket, None
+        line, self._line = self._line, None
+        if line is not None:
+            line.close()
         if socket is not None:
             socket.close()
 
@@ -265,6 +180,7 @@ class Endpoint:
                 try:
                     await self._open_socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
                 except zmq.Again:
+                    self._look_after_line()
                     left_s = deadline_s - time.monotonic()
                     if left_s > 0 and await self._poll(zmq.POLLOUT, left_s):
                         continue
@@ -318,10 +234,23 @@ class Endpoint:
         return self._socket
 
     async def _poll(self, events: int, timeout_s: float) -> bool:
-        # Polling with a time limit, then receiving, loses nothing; cancelling a receive can lose a message.
-        timeout_ms = max(0, math.ceil(1000 * timeout_s))
-        try:
-            # pyzmq's type stub leaves the second argument out.
-            return bool(await self._open_socket.poll(timeout_ms, events))  # type: ignore[call-arg]
-        except zmq.ZMQError as err:
-            raise Unavailable(f"polling {self.address} failed: {err}", definite=True) from err
+        """Waits until the socket is ready for ``events``, and looks after its connection meanwhile."""
+        deadline_s = time.monotonic() + timeout_s
+        while True:
+            self._look_after_line()
+            left_s = min(deadline_s - time.monotonic(), self._renew_after_s)
+            # Polling with a time limit, then receiving, loses nothing; cancelling a receive can lose a message.
+            timeout_ms = max(0, math.ceil(1000 * left_s))
+            try:
+                # pyzmq's type stub leaves the second argument out.
+                if await self._open_socket.poll(timeout_ms, events):  # type: ignore[call-arg]
+                    return True
+            except zmq.ZMQError as err:
+                raise Unavailable(f"polling {self.address} failed: {err}", definite=True) from err
+            if time.monotonic() >= deadline_s:
+                return False
+
+    def _look_after_line(self) -> None:
+        if self._line is not None and self._line.watch(time.monotonic()):
+            self.traffic.renewals += 1
+            log.warning("connection.renewed address=%s after_s=%g", self.address, self._renew_after_s)

@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import difflib
-import json
 import math
 import os
 import tomllib
@@ -342,7 +341,7 @@ def _describe(base: Any) -> str:
     return _WORDS.get(base, str(base))
 
 
-# --- writing ----------------------------------------------------------------------------------------------------
+# --- back to a table --------------------------------------------------------------------------------------------
 
 
 def to_table(config: Any) -> dict[str, Any]:
@@ -355,45 +354,6 @@ def to_table(config: Any) -> dict[str, Any]:
         elif value is not None:
             table[each.name] = value
     return table
-
-
-def dump(tables: Mapping[str, Table], *, heading: str = "") -> str:
-    """Returns the tables as TOML that :func:`read_file` reads back to the same values.
-
-    Written by hand: the standard library reads TOML and does not write it, and what settings can hold (text, numbers,
-    truth values, paths, enums, lists and small tables of these) takes fewer lines than a dependency takes to justify.
-    """
-    lines = [f"# {line}" for line in heading.splitlines()]
-    for name, table in tables.items():
-        lines += ([""] if lines else []) + [f"[{name}]"]
-        lines += [f"{_key(key)} = {_toml(value)}" for key, value in table.items() if value is not None]
-    return "\n".join(lines) + "\n"
-
-
-def _key(name: str) -> str:
-    bare = name.isascii() and name.replace("_", "").replace("-", "").isalnum()
-    return name if bare else _toml(name)
-
-
-def _toml(value: Any) -> str:
-    match value:
-        case bool():
-            return "true" if value else "false"
-        case Enum():
-            return _toml(value.value)
-        case int():
-            return str(value)
-        case float():
-            return repr(value)  # inf, -inf, nan and 1e-05 are TOML too
-        case str():
-            return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-        case os.PathLike():
-            return _toml(os.fspath(value))
-        case Mapping():
-            return "{ " + ", ".join(f"{_key(str(key))} = {_toml(each)}" for key, each in value.items()) + " }"
-        case list() | tuple():
-            return "[" + ", ".join(_toml(each) for each in value) + "]"
-    raise TypeError(f"a setting cannot hold {type(value).__name__}")
 
 
 def _plain(value: Any) -> str:

@@ -287,7 +287,7 @@ class Island:
     def _welcome(self, welcome: Welcome, now_s: float, actions: list[Action]) -> None:
         if welcome.nonce != self.nonce or welcome.incarnation <= self.incarnation:
             return
-        again = self.joined
+        again = self.manifest is not None
         self.island_id, self.incarnation = welcome.island_id, welcome.incarnation
         self.settings, self.share = welcome.settings, welcome.share
         self._news = (welcome.epoch, -1)

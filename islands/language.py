@@ -1,4 +1,19 @@
-"""The default task: the transformer of :mod:`islands.model` on bytes of text."""
+"""The default task: the transformer of :mod:`islands.model` on bytes of text.
+
+Measured on one core of a 2-core machine without other work, 512 tokens (8 x 64) per inner step, float32:
+
+    model              parameters    inner step    compiles in
+    tiny                  123,200         10 ms          2.4 s
+    small                 885,888         42 ms          2.6 s
+    small, 4 experts    2,657,408        125 ms          3.7 s
+    medium              5,180,672        245 ms          3.3 s
+
+Defaults are for four islands on two cores. Four windows of 128 tokens cost half as much again as eight of 64, and
+after equal time left the loss higher (1.53 against 1.45 nats). Merged synchronously every 24 steps (outer rate 0.7,
+momentum 0.5), four islands of ``small`` go from 5.58 nats to 2.13 in 240 inner steps each and to 1.7 in 600; a
+learning rate of 0.001 or 0.002 makes no difference there. One island alone, after 2,500 steps, held-out: 1.43 nats at
+0.001, 1.45 at 0.002, 1.55 at 0.004.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +40,7 @@ def task(
     data: Sequence[str] = (),
     batch: int = 8,
     context: int = 64,
-    learning_rate: float = 2e-3,
+    learning_rate: float = 1e-3,
     warm_up_steps: int = 50,
     ramp_steps: int = 20,
     weight_decay: float = 0.1,

@@ -7,7 +7,6 @@ thread: not after an exception, and not after kill -9 (see :mod:`ops.child` and 
 
 from __future__ import annotations
 
-import os
 import random
 import socket
 import time
@@ -221,24 +220,3 @@ def _lowest_outgoing_port() -> int:
         return int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     except (OSError, ValueError, IndexError):
         return 32_768  # Linux's default
-
-
-# --- one thread per island --------------------------------------------------------------------------------------
-
-
-def one_thread_environment(environment: dict[str, str] | None = None) -> dict[str, str]:
-    """Returns variables that keep a process's numeric libraries to one thread that sleeps when idle.
-
-    Several islands share this machine: thread pools that spin made a 1.85 ms kernel take 13 ms.
-    """
-    ours = os.environ if environment is None else environment
-    flags = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
-    return {
-        "XLA_FLAGS": f"{ours.get('XLA_FLAGS', '')} {flags}".strip(),
-        "OMP_NUM_THREADS": "1",
-        "OMP_WAIT_POLICY": "passive",
-        "OPENBLAS_NUM_THREADS": "1",
-        "MKL_NUM_THREADS": "1",
-        "NUMEXPR_NUM_THREADS": "1",
-        "JAX_PLATFORMS": ours.get("JAX_PLATFORMS", "cpu"),
-    }

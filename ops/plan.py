@@ -22,6 +22,7 @@ from broker import settings
 from broker.config import BrokerConfig
 from broker.errors import ConfigError
 from broker.settings import setting
+from broker.toml import dump
 from islands.config import IslandConfig
 from ops.processes import ProcessSpec
 
@@ -220,7 +221,7 @@ def config_toml(plan: Plan) -> str:
     if plan.redis_port is not None:
         shared.pop("redis_url", None)
     heading = "The resolved configuration of this run: every process reads it.\nTo repeat it: up --config THIS"
-    return settings.dump({"run": shared, **own, "task": plan.task, "up": up}, heading=heading)
+    return dump({"run": shared, **own, "task": plan.task, "up": up}, heading=heading)
 
 
 def processes(

@@ -9,13 +9,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import datetime
-import hashlib
 import json
 import os
-import platform
-import signal
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,12 +21,14 @@ from broker.errors import ConfigError, Unavailable
 from broker.redis_server import server
 from broker.registry import Registry
 from ops import plan as planning
-from ops.cluster import Change, LocalCluster, are_free, free_ports, one_thread_environment, wait_until_listening
+from ops.cluster import Change, LocalCluster, are_free, free_ports, wait_until_listening
 from ops.display import Display, Rate, progress_of, trained_tokens
 from ops.export import Which, export
+from ops.numeric import compilation_cache, one_thread_environment
 from ops.plan import Plan
 from ops.processes import ProcessSpec, last_lines
 from ops.report import Report, RunFacts, build_report, render
+from ops.signals import Interrupted, Signals
 from ops.status import Status, status_of
 from ops.supervision import RestartPolicy
 
@@ -45,14 +43,6 @@ exit status:
   1    a process could not be kept alive, or the model could not be evaluated; the report has what is known
   2    a setting is wrong
   130  interrupted by Ctrl-C (143 by SIGTERM, 129 by SIGHUP); the report has what was done until then"""
-
-
-class Interrupted(Exception):
-    """A signal asked for the end; ``number`` says which."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-        super().__init__(f"interrupted by {signal.Signals(number).name}")
 
 
 class GaveUp(Exception):
@@ -199,7 +189,7 @@ class _Run:
                 end = last_lines(cluster.log_of("redis"))
                 raise Unavailable(f"Redis did not start on port {plan.redis_port}; its log ends:\n{end}", definite=True)
         environment = planning.our_environment(plan.redis_url)
-        numeric = one_thread_environment() | _compilation_cache()
+        numeric = one_thread_environment() | compilation_cache()
         cluster.start(planning.processes(plan, environment=environment, island_environment=numeric))
         display.note(f"status from elsewhere: python3 -m ops status --redis {plan.redis_url} --run {plan.run_id}")
 
@@ -279,62 +269,6 @@ class _Run:
         return counted if isinstance(counted, dict) else None
 
 
-def _compilation_cache() -> dict[str, str]:
-    """Returns variables that make JAX keep what it compiles, for the other islands and for the next run.
-
-    In the user's cache directory, apart for each kind of processor: what is compiled for one may crash another.
-    """
-    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    directory = os.environ.get("JAX_COMPILATION_CACHE_DIR") or os.path.join(home, "atoll", f"jax-{_processor()}")
-    return {
-        "JAX_COMPILATION_CACHE_DIR": directory,
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
-    }
-
-
-def _processor() -> str:
-    """Names the kind of processor: a digest of its features."""
-    with contextlib.suppress(OSError):
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        features = "".join(sorted({line for line in lines if line.startswith(("flags", "Features", "model name"))}))
-        return hashlib.sha256(features.encode()).hexdigest()[:12]
-    return platform.machine() or "unknown"
-
-
-# --- signals ------------------------------------------------------------------------------------------------------
-
-
-class Signals:
-    """Remembers the first of SIGINT, SIGTERM and SIGHUP; a context manager.
-
-    Nothing is raised where the signal arrives, which may be anywhere, even inside an event loop that swallows
-    exceptions: :meth:`check` raises where it is asked to. Everything here asks several times a second.
-    """
-
-    def __init__(self) -> None:
-        self._received: int | None = None
-        self._previous: dict[int, Any] = {}
-
-    def __enter__(self) -> Signals:
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            self._previous[number] = signal.signal(number, self._receive)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
-
-    def _receive(self, number: int, frame: object) -> None:
-        if self._received is None:
-            self._received = number
-
-    def check(self) -> None:
-        """Raises Interrupted if one of the signals has come."""
-        if self._received is not None:
-            raise Interrupted(self._received)
-
-
 # --- after --------------------------------------------------------------------------------------------------------
 
 
@@ -352,7 +286,7 @@ def evaluate(plan: Plan, display: Display, signals: Signals) -> tuple[float, flo
     before, after = plan.run_dir / "seed.safetensors", plan.run_dir / "model.safetensors"
     export(plan.run_dir, before, which=Which.SEED)
     export(plan.run_dir, after)
-    environment = planning.our_environment(plan.redis_url) | one_thread_environment() | _compilation_cache()
+    environment = planning.our_environment(plan.redis_url) | one_thread_environment() | compilation_cache()
     logs = plan.run_dir / "logs"
     specs = [
         ProcessSpec(

@@ -10,7 +10,8 @@ import time
 
 import pytest
 
-from ops.cluster import Change, LocalCluster, are_free, free_ports, one_thread_environment, wait_until_listening
+from ops.cluster import Change, LocalCluster, are_free, free_ports, wait_until_listening
+from ops.numeric import one_thread_environment
 from ops.processes import ProcessSpec, last_lines
 from ops.supervision import RestartPolicy
 
@@ -118,6 +119,7 @@ def test_grandchildren_end_with_their_process(tmp_path):
 UP = """
 import pathlib, sys, time
 from ops.cluster import LocalCluster
+from ops.numeric import one_thread_environment
 from ops.processes import ProcessSpec
 
 folder = pathlib.Path(sys.argv[1])

@@ -207,22 +207,44 @@ def test_what_cannot_be_read_is_logged_when_nobody_is_told(caplog):
     assert "reason=unknown_kind" in caplog.text
 
 
-def test_a_frame_beyond_the_maximum_of_zeromq_ends_the_connection_and_a_new_one_follows():
+def test_a_frame_beyond_every_limit_is_read_and_refused_as_well():
     async def main():
         limits = Limits(max_header_bytes=1000, max_message_bytes=1000)
-        async with context() as ctx, bound(ctx, Channel.CONTROL) as (router, at):
-            async with Endpoint(ctx, at, Channel.CONTROL, limits=limits) as endpoint:
+        async with linked(Channel.CONTROL, limits=limits) as (router, endpoint):
+            assert await endpoint.send(envelope(LEAVE))
+            routing_id, _ = await received(router)
+            await router.send_multipart([routing_id, bytes(100_000)])
+            assert await endpoint.recv(PATIENCE_S) is None
+            assert endpoint.traffic.unreadable == 1
+            assert await endpoint.send(envelope(LEAVE))
+            assert (await received(router))[0] == routing_id  # over the same connection
+
+    run(main())
+
+
+def test_a_connection_that_zeromq_has_given_up_is_made_anew():
+    """A stranger with another security mechanism is answered by ZeroMQ with giving up for ever."""
+    greeting = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"CURVE".ljust(20, b"\0") + bytes(32)
+
+    async def main():
+        met = asyncio.Event()
+
+        async def stranger(reader, writer):
+            writer.write(greeting)
+            await reader.read()  # until the client hangs up
+            writer.close()
+            met.set()
+
+        server = await asyncio.start_server(stranger, "127.0.0.1", 0)
+        address = f"tcp://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        async with context() as ctx, Endpoint(ctx, address, Channel.CONTROL, renew_after_s=0.05) as endpoint:
+            async with server:
+                await asyncio.wait_for(met.wait(), PATIENCE_S)
+            async with bound(ctx, Channel.CONTROL, address) as (router, _):
                 assert await endpoint.ready(PATIENCE_S)
                 assert await endpoint.send(envelope(LEAVE))
-                first_id, _ = await received(router)
-                await router.send_multipart([first_id, bytes(4001)])
-                second_id = first_id
-                while second_id == first_id:  # until it has noticed, messages still go down the old connection
-                    await endpoint.ready(PATIENCE_S)
-                    await endpoint.send(envelope(LEAVE))
-                    with contextlib.suppress(TimeoutError):
-                        second_id, _ = await asyncio.wait_for(router.recv_multipart(), 0.1)
-                assert endpoint.traffic.unreadable == 0
+                assert len(await received(router)) == 2
+                assert endpoint.traffic.renewals >= 1
 
     run(main())
 
@@ -286,19 +308,21 @@ def test_at_the_high_water_mark_bulk_messages_are_given_back_and_those_taken_arr
 
 def test_after_a_broker_was_away_messages_go_to_the_new_one_and_no_stale_ones():
     async def main():
-        async with context() as ctx:
-            async with contextlib.AsyncExitStack() as first:
-                router, address = await first.enter_async_context(bound(ctx, Channel.CONTROL))
-                endpoint = await first.enter_async_context(Endpoint(ctx, address, Channel.CONTROL))
+        async with (
+            context() as ctx,
+            bound(ctx, Channel.CONTROL) as (first, address),
+            Endpoint(ctx, address, Channel.CONTROL) as endpoint,
+        ):
+            assert await endpoint.ready(PATIENCE_S)
+            first.close()
+            while await endpoint.send(envelope(LEAVE, sequence=0)):
+                await endpoint.recv(0.01)  # gives the loss time to be noticed
+            async with bound(ctx, Channel.CONTROL, address) as (second, _):
                 assert await endpoint.ready(PATIENCE_S)
-                router.close()
-                while await endpoint.send(envelope(LEAVE, sequence=0)):
-                    await endpoint.recv(0.01)  # gives the loss time to be noticed
-                async with bound(ctx, Channel.CONTROL, address) as (second, _):
-                    assert await endpoint.ready(PATIENCE_S)
-                    assert await endpoint.send(envelope(LEAVE, sequence=1))
-                    _, frame = await received(second)
-                    assert decode([frame]).sequence == 1
+                assert await endpoint.send(envelope(LEAVE, sequence=1))
+                _, frame = await received(second)
+                assert decode([frame]).sequence == 1
+                assert endpoint.traffic.renewals == 0
 
     run(main())
 

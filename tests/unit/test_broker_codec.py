@@ -606,13 +606,15 @@ def decode_or_refuse(frames):
     """Decodes; what passes must encode to the same value, what does not must be refused and peek must not fail."""
     try:
         received = decode(frames)
-    except RemoteProtocolError as error:
-        assert str(error).isprintable()
-        assert Reason(error.reason)
-        peek(frames)
-        return None
-    assert decode(encode(received)) == received
-    return received
+    except RemoteProtocolError as refused:
+        error = refused
+    else:
+        assert decode(encode(received)) == received
+        return received
+    assert str(error).isprintable()
+    assert Reason(error.reason)
+    peek(frames)
+    return None
 
 
 @settings(max_examples=500, deadline=None)

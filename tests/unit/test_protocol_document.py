@@ -13,15 +13,13 @@ import numpy as np
 import pytest
 
 from broker.codec import KINDS, Limits, decode, encode, verify
-from broker.endpoint import BULK_OPTIONS, CONTROL_OPTIONS
 from broker.fragments import Kind
 from broker.messages import PROTOCOL_VERSION, RETRY_REASONS, Channel, Codec, Contribution, Fate, Phase, Reason, Refused
+from broker.sockets import BULK_OPTIONS, CONTROL_OPTIONS
 from broker.tensors import decode_tensor
 
 DOCUMENT = (Path(__file__).parents[2] / "broker" / "PROTOCOL.md").read_text()
-HEADINGS = {
-    title: body for title, body in re.findall(r"^### ([a-z_]+)\n(.*?)(?=^#|\Z)", DOCUMENT, re.MULTILINE | re.DOTALL)
-}
+HEADINGS = dict(re.findall(r"^### ([a-z_]+)\n(.*?)(?=^#|\Z)", DOCUMENT, re.MULTILINE | re.DOTALL))
 EXAMPLES = re.findall(r"```json\n(.*?)```\n```hex\n(.*?)```", DOCUMENT, re.DOTALL)
 
 

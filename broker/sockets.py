@@ -1,0 +1,190 @@
+"""Addresses of the two channels, the options of their sockets, and whether a client's connection stands.
+
+Shell, and shared by both sides of a connection. The reasons behind the numbers are in PROTOCOL.md, section 10.
+"""
+
+from __future__ import annotations
+
+import errno
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import zmq
+import zmq.asyncio
+from zmq.utils.monitor import parse_monitor_message
+
+from broker.codec import DEFAULT_LIMITS, Limits
+from broker.errors import ConfigError
+from broker.messages import Channel
+
+_TCP = re.compile(r"tcp://(?P<host>\[[0-9A-Fa-f:.%\w]+\]|[^\s:;/\[\]]+):(?P<port>[0-9]{1,5})", re.ASCII)
+_IPC_PATH_BYTES = 107 - len(".bulk")  # sockaddr_un holds 107 and a zero
+
+
+# --- addresses --------------------------------------------------------------------------------------------------
+
+
+def check_address(address: str, *, field: str = "broker") -> str:
+    """Returns a control address that this project can use: ``tcp://HOST:PORT`` or ``ipc://PATH``.
+
+    Args:
+        address: As configured. An IPv6 host stands in brackets.
+        field: The setting it comes from, named in the error.
+
+    Raises:
+        ConfigError: If it is anything else, or its port leaves no room for the bulk port.
+    """
+    if address.startswith("ipc://"):
+        path = address.removeprefix("ipc://")
+        if not path or len(path.encode()) > _IPC_PATH_BYTES:
+            raise ConfigError(field, address, f"the path must have 1 to {_IPC_PATH_BYTES} bytes")
+        return address
+    match = _TCP.fullmatch(address)
+    if match is None:
+        raise ConfigError(field, address, "must be tcp://HOST:PORT or ipc://PATH, such as tcp://hub:7001")
+    if not 1 <= int(match["port"]) <= 65_534:
+        raise ConfigError(field, address, "the port must be 1 to 65534: the next one is the bulk port")
+    return address
+
+
+def bulk_address(control_address: str, *, field: str = "broker") -> str:
+    """Returns the address of the bulk channel: the next port, or the same path with ``.bulk`` behind it.
+
+    Raises:
+        ConfigError: As :func:`check_address`.
+    """
+    match = _TCP.fullmatch(check_address(control_address, field=field))
+    if match is None:
+        return control_address + ".bulk"
+    return f"tcp://{match['host']}:{int(match['port']) + 1}"
+
+
+def channel_address(control_address: str, channel: Channel, *, field: str = "broker") -> str:
+    """Returns the address of either channel.
+
+    Raises:
+        ConfigError: As :func:`check_address`.
+    """
+    if channel is Channel.BULK:
+        return bulk_address(control_address, field=field)
+    return check_address(control_address, field=field)
+
+
+# --- socket options, for both sides -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SocketOptions:
+    """What the sockets of one channel are set to, at brokers and at their clients. The reasons are in PROTOCOL.md.
+
+    Attributes:
+        high_water_mark: Messages queued per connection and direction.
+        linger_s: How long closing waits for what is queued.
+        ping_every_s: Interval of ZeroMQ's own heartbeats.
+        ping_timeout_s: Silence after which ZeroMQ gives a connection up. An answer waits behind the frame that is
+            being sent, so this must exceed the time of the largest frame on the slowest link, or that frame never
+            arrives.
+    """
+
+    high_water_mark: int
+    linger_s: float
+    ping_every_s: float
+    ping_timeout_s: float
+
+    def apply(self, socket: zmq.Socket[Any], max_frame_bytes: int) -> None:
+        """Sets the options; to be called before the socket is bound or connected."""
+        socket.set_hwm(self.high_water_mark)
+        socket.linger = round(1000 * self.linger_s)
+        socket.set(zmq.HEARTBEAT_IVL, round(1000 * self.ping_every_s))
+        socket.set(zmq.HEARTBEAT_TIMEOUT, round(1000 * self.ping_timeout_s))
+        socket.set(zmq.HEARTBEAT_TTL, round(1000 * self.ping_timeout_s))
+        socket.set(zmq.HANDSHAKE_IVL, 10_000)
+        socket.set(zmq.MAXMSGSIZE, max_frame_bytes)
+        socket.set(zmq.IPV6, 1)
+        # Below ZeroMQ's pings, the kernel's: they work beside a frame that takes minutes, and keep a NAT's entry alive.
+        socket.set(zmq.TCP_KEEPALIVE, 1)
+        socket.set(zmq.TCP_KEEPALIVE_IDLE, 15)
+        socket.set(zmq.TCP_KEEPALIVE_INTVL, 5)
+        socket.set(zmq.TCP_KEEPALIVE_CNT, 4)
+        socket.set(zmq.TCP_MAXRT, 60_000)
+
+
+CONTROL_OPTIONS = SocketOptions(high_water_mark=1000, linger_s=1.0, ping_every_s=2.0, ping_timeout_s=6.0)
+BULK_OPTIONS = SocketOptions(high_water_mark=4, linger_s=0.0, ping_every_s=15.0, ping_timeout_s=600.0)
+
+
+def configure_socket(socket: zmq.Socket[Any], channel: Channel, limits: Limits = DEFAULT_LIMITS) -> None:
+    """Sets the options of a channel on a socket, at either side, before it is bound or connected."""
+    if channel is Channel.BULK:
+        BULK_OPTIONS.apply(socket, limits.max_message_bytes)
+    else:
+        # ZeroMQ ends the connection when a frame exceeds its maximum. The room between the limit and the maximum is
+        # for what is merely too large: it is read, and refused with a reason.
+        CONTROL_OPTIONS.apply(socket, 4 * limits.max_header_bytes)
+
+
+# --- whether a connection stands --------------------------------------------------------------------------------
+
+
+class Line:
+    """The one connection of a client's socket, made anew when ZeroMQ has given it up.
+
+    ZeroMQ reconnects after a loss, but not after what it takes for a violation of its own protocol: another security
+    mechanism, a stranger on the broker's port. Then it forgets the connection without a word. Only its monitor shows
+    the difference between such a socket, one that is still trying, and one that is merely full.
+
+    Args:
+        socket: Not yet connected.
+        address: Where to connect it.
+        renew_after_s: How long there may be no connection before it is made anew; longer than a handshake takes.
+    """
+
+    __slots__ = ("_address", "_down_since_s", "_monitor", "_renew_after_s", "_socket", "_watcher")
+
+    def __init__(self, socket: zmq.asyncio.Socket, address: str, renew_after_s: float) -> None:
+        self._socket = socket
+        self._address = address
+        self._renew_after_s = renew_after_s
+        self._down_since_s: float | None = None
+        watched = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+        self._watcher = socket.get_monitor_socket(watched)
+        # Read without asyncio: the monitor is asked, never waited for.
+        self._monitor: zmq.Socket[bytes] = zmq.Socket.shadow(self._watcher.underlying)
+
+    def connect(self, now_s: float) -> None:
+        """Starts connecting.
+
+        Raises:
+            ConfigError: If ZeroMQ does not take the address.
+        """
+        try:
+            self._socket.connect(self._address)
+        except zmq.ZMQError as err:
+            raise ConfigError("broker", self._address, f"ZeroMQ cannot connect to it: {err}") from err
+        self._down_since_s = now_s
+
+    def watch(self, now_s: float) -> bool:
+        """Takes in what the monitor has seen; makes the connection anew when that is due, and says whether it did."""
+        while self._monitor.poll(0):
+            event = parse_monitor_message(self._monitor.recv_multipart(zmq.NOBLOCK))["event"]
+            self._down_since_s = None if event == zmq.EVENT_HANDSHAKE_SUCCEEDED else now_s
+        if self._down_since_s is None or now_s - self._down_since_s < self._renew_after_s:
+            return False
+        try:
+            self._socket.disconnect(self._address)
+        except zmq.ZMQError as err:
+            if err.errno != errno.ENOENT:  # which says that ZeroMQ has forgotten it: our very case
+                raise
+        self.connect(now_s)
+        return True
+
+    @property
+    def stands(self) -> bool:
+        """Whether there was a connection when :meth:`watch` looked."""
+        return self._down_since_s is None
+
+    def close(self) -> None:
+        """Ends the watch, before the socket is closed."""
+        self._socket.disable_monitor()
+        self._watcher.close(linger=0)

@@ -1,0 +1,73 @@
+"""Random troubles from a seed: the plans that the simulation tests run."""
+
+from __future__ import annotations
+
+import random
+
+from aggregator.config import AggregatorConfig
+from ops.simulate import IslandPlan, SimulationPlan
+from ops.virtual import LinkModel
+
+
+def random_plan(seed: int) -> SimulationPlan:
+    """Returns a small fleet with random speeds, links, settings and faults; the same seed gives the same plan.
+
+    Troubles (loss, duplication, disk errors, crashes) end two thirds through the run, so that what the design promises
+    "in the end" can be checked at the end.
+    """
+    rng = random.Random(f"plan {seed}")
+    num_islands = rng.randint(1, 6)
+    seconds = rng.uniform(15.0, 30.0)
+    calm_after_s = seconds * 2 / 3
+    islands = tuple(_random_island(rng, f"island-{i}", calm_after_s) for i in range(num_islands))
+    tokens_per_step = 100
+    rate = sum(tokens_per_step / i.step_time_s for i in islands)
+    fragments = rng.choice([1, 2, 4, 8])
+    config = AggregatorConfig(
+        islands=num_islands,
+        total_tokens=int(rate * seconds),
+        fragments=fragments,
+        sync_interval=fragments * rng.choice([1, 2, 4]),
+        quorum=rng.randint(1, num_islands),
+        overlap=rng.choice([1, 2, 4]),
+        round_timeout_s=rng.choice([3.0, 10.0]),
+        max_staleness=rng.choice([1, 2, 8]),
+        keep=rng.choice([1.0, 1.0, 1.0, 0.0, 0.5]),
+        held_bytes=rng.choice([1 << 30, 1 << 30, 200_000]),
+    )
+    slowest_s = rng.choice([0.005, 0.05, 0.5])
+    link = LinkModel(
+        delay_s=(0.001, slowest_s),
+        loss=rng.choice([0.0, 0.02, 0.2]),
+        duplication=rng.choice([0.0, 0.05, 0.3]),
+        bytes_per_s=rng.choice([0.0, 0.0, 1e6]),
+    )
+    return SimulationPlan(
+        seed=seed,
+        islands=islands,
+        config=config,
+        link=link,
+        persist_failure=rng.choice([0.0, 0.0, 0.1]),
+        aggregator_crashes_at_s=_moments(rng, 0.3, calm_after_s),
+        broker_crashes_at_s=_moments(rng, 0.3, calm_after_s),
+        calm_after_s=calm_after_s,
+        tokens_per_step=tokens_per_step,
+    )
+
+
+def _random_island(rng: random.Random, island_id: str, calm_after_s: float) -> IslandPlan:
+    return IslandPlan(
+        island_id=island_id,
+        step_time_s=rng.choice([0.02, 0.05, 0.05, 0.1, 0.8]),
+        jitter=rng.choice([0.0, 0.1, 0.5]),
+        joins_at_s=rng.choice([0.0, 0.0, 0.0, rng.uniform(0.0, calm_after_s)]),
+        crashes_at_s=_moments(rng, 0.3, calm_after_s),
+        restart_s=rng.choice([0.2, 1.0, 8.0]),
+        leaves_at_s=rng.uniform(0.0, calm_after_s) if rng.random() < 0.1 and island_id != "island-0" else None,
+    )
+
+
+def _moments(rng: random.Random, chance: float, end_s: float) -> tuple[float, ...]:
+    if rng.random() >= chance:
+        return ()
+    return tuple(sorted(rng.uniform(0.0, end_s) for _ in range(rng.randint(1, 3))))
