@@ -80,6 +80,8 @@ from broker.messages import (
 
 ATTACH_INTERVAL_S = 1.0
 SAVE_RETRY_S = 1.0
+#: A flush that does not get all it waits for in so many round timeouts ends without it.
+FLUSH_TIMEOUTS = 5
 #: How long an ended run stays up for islands that still fetch the last versions.
 LINGER_S = 10.0
 
@@ -225,7 +227,8 @@ class Aggregator:
                 # One millisecond late rather than early: an estimate that falls short would tick again at once.
                 deadlines.append(now_s + soonest + 0.001)
         if self._flush_began_s is not None:
-            deadlines.append(self._flush_began_s + self.config.round_timeout_s)
+            ends = (self._flush_began_s + n * self.config.round_timeout_s for n in (1, FLUSH_TIMEOUTS))
+            deadlines += [end_s for end_s in ends if end_s > now_s]
         return min((d for d in deadlines if d is not None), default=None)
 
     @property
@@ -269,12 +272,14 @@ class Aggregator:
             member.left = False
         match message:
             case Heartbeat():
-                self._heartbeat(member, message, now_s, actions)
+                self._heartbeat(member, message, envelope.sequence, now_s, actions)
             case Nothing():
                 round_ = self._open_rounds.get(message.round_id)
                 if round_ is not None and not round_.closed:
                     round_.answer_nothing(member.island_id)
                     member.missed_rounds = 0
+                    if round_.flush:
+                        member.emptied[message.fragment_id] = envelope.sequence
             case Leave():
                 self._leave(member, message, actions)
             case Seed():
@@ -344,7 +349,9 @@ class Aggregator:
         )
         actions.append(Send(to=joining(member.nonce), message=welcome))
 
-    def _heartbeat(self, member: Member, beat: Heartbeat, now_s: float, actions: list[Action]) -> None:
+    def _heartbeat(
+        self, member: Member, beat: Heartbeat, sequence: int, now_s: float, actions: list[Action]
+    ) -> None:
         if len(beat.versions) != len(self.fragments) or len(beat.overwritten_tokens) != len(self.fragments):
             return  # of another manifest: cannot be an island of this run
         life = self.ledger.life(member.island_id, member.incarnation)
@@ -364,6 +371,8 @@ class Aggregator:
         elif member.ready:
             self.clock.report(member.island_id, beat.inner_step, now_s, beat.step_time_s)
         self._begin_flush_if_due(now_s, actions)
+        if self.phase is Phase.FLUSHING and beat.stopped:
+            self._close_gaps(member, beat, sequence)
         for item in beat.outstanding:
             member.resolutions.append(self._resolve(member, item))
         self._tell(member, now_s, actions)
@@ -400,6 +409,10 @@ class Aggregator:
             self._refuse(event, Reason.UNKNOWN_FRAGMENT, f"no fragment {contribution.fragment_id} falls due", actions)
             return
         name, p, steps = member.island_id, contribution.fragment_id, contribution.steps
+        if self.phase is Phase.ENDED:
+            over = Admission(fate=Fate.REFUSED, reason=Reason.RUN_ENDED, detail="the run is over", first=False)
+            self._answer(member, contribution, over, now_s, actions)
+            return
         admission = admit(
             contribution,
             flaw=event.flaw,
@@ -502,6 +515,8 @@ class Aggregator:
                 fate = Fate.MERGED
             elif account.refused.covers(*steps):
                 fate, reason = Fate.REFUSED, Reason.OVERLAP
+        if fate is Fate.UNKNOWN and self.phase is Phase.ENDED:
+            fate, reason = Fate.REFUSED, Reason.RUN_ENDED
         return Resolution(fragment_id=p, from_step=steps[0], to_step=steps[1], fate=fate, reason=reason)
 
     def _attached(self, attached: Attached, now_s: float, actions: list[Action]) -> None:
@@ -530,6 +545,7 @@ class Aggregator:
             merged = fragment.round.merged
             for part in merged:
                 self.ledger.merge(part.island_id, part.incarnation, event.fragment_id, part.steps)
+            fragment.round.contributions.clear()  # their bytes are in the new version: nobody needs them any more
         fragment.stage = Stage.PERSISTING
         fragment.commit = Commit(
             fragment_id=event.fragment_id,
@@ -685,7 +701,7 @@ class Aggregator:
         round_ = fragment.round
         if fragment.stage is not Stage.COLLECTING or round_ is None:
             return
-        responsive = self.members.responsive(now_s)
+        responsive = self._waited_for(round_, now_s)
         live = len(self.members.live(now_s))
         decision = round_.decide(now_s, responsive, live, self._waits(now_s))
         if decision.verdict is Verdict.WAIT:
@@ -820,17 +836,59 @@ class Aggregator:
         running = [m for m in self.members.live(now_s) if m.ready and not m.stopped]
         if running and now_s < self._flush_began_s + self.config.round_timeout_s:
             return
+        patient = now_s < self._flush_began_s + FLUSH_TIMEOUTS * self.config.round_timeout_s
+        settled = True
         for p in self._moving():
             fragment = self.fragments[p]
-            if not fragment.flushed and fragment.stage is Stage.IDLE:
+            if fragment.stage is not Stage.IDLE:
+                settled = False
+                continue
+            missing = patient and self._missing(p, now_s)
+            settled = settled and fragment.flushed and not missing
+            # What a closed flush round did not bring is asked for again, at the pace of heartbeats.
+            again = missing and now_s >= fragment.closed_at_s + self.config.heartbeat_interval_s
+            if (again or not fragment.flushed) and len(self._busy()) < self.config.rounds_in_flight:
                 self._open(p, now_s, actions, flush=True)
-        if all(self.fragments[p].flushed and self.fragments[p].stage is Stage.IDLE for p in self._moving()):
+        if settled:
+            self._give_up_the_rest(actions)
             self.phase = Phase.ENDED
             self._flush_began_s, self._linger_until_s = None, now_s + LINGER_S
             books = self.ledger.books().tokens()
             actions.append(self._note("run.ended", **books))
             for member in self.members.live(now_s):
                 self._tell(member, now_s, actions)
+
+    def _give_up_the_rest(self, actions: list[Action]) -> None:
+        """What is not merged when the run ends never will be: it is booked as wasted."""
+        for p in self._moving():
+            for held in self.fragments[p].held:
+                self._refuse_waiting(held, Reason.RUN_ENDED, "it came after the flush", actions)
+            self.fragments[p].held.clear()
+        lost = self.ledger.books().tokens()["in_flight"]
+        if lost:
+            actions.append(self._note("run.flush_incomplete", lost_tokens=lost))
+        for member in self.members:
+            self.ledger.end(member.island_id)
+
+    def _close_gaps(self, member: Member, beat: Heartbeat, sequence: int) -> None:
+        """Books what a stopped island has handed over, waits for nothing about, and nobody remembers.
+
+        It had nothing left when it answered the flush, and has nothing outstanding in a heartbeat sent after that: the
+        fate of the rest was known to an earlier life of the aggregator and lost with it.
+        """
+        pending = {item.fragment_id for item in beat.outstanding}
+        for p, emptied in member.emptied.items():
+            if sequence > emptied and p not in pending:
+                self.ledger.close_gap(member.island_id, member.incarnation, p)
+
+    def _missing(self, p: int, now_s: float) -> bool:
+        """Whether a live island has trained steps on this fragment whose fate is still open."""
+        for member in self.members.live(now_s):
+            if member.stopped:
+                life = self.ledger.life(member.island_id, member.incarnation)
+                if life.accounts[p].spent_tokens < life.trained_tokens:
+                    return True
+        return False
 
     def _finish(self, reason: str, actions: list[Action]) -> None:
         if not self.finished:
@@ -981,7 +1039,14 @@ class Aggregator:
 
     def _peek(self, round_: Round, now_s: float) -> float | None:
         live = len(self.members.live(now_s))
-        return round_.look(now_s, self.members.responsive(now_s), live, self._waits(now_s)).recheck_at_s or now_s
+        return round_.look(now_s, self._waited_for(round_, now_s), live, self._waits(now_s)).recheck_at_s or now_s
+
+    def _waited_for(self, round_: Round, now_s: float) -> frozenset[str]:
+        """Returns the islands that hold up a round: the responsive ones; all live ones where that leaves nobody."""
+        responsive = self.members.responsive(now_s)
+        if round_.flush or not round_.asked & responsive:
+            return frozenset(m.island_id for m in self.members.live(now_s))
+        return responsive
 
     def _rounds_allowed(self, now_s: float) -> int:
         step_s = self.clock.median_step_time_s(now_s) or 0.0

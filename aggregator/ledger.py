@@ -31,6 +31,11 @@ class Account:
     waiting: dict[tuple[int, int], StepRange] = field(default_factory=dict)  #: arrived, not merged yet
 
     @property
+    def spent_tokens(self) -> int:
+        """Tokens whose fate is sealed: merged or wasted."""
+        return self.merged_tokens + sum(self.wasted_tokens.values())
+
+    @property
     def handed_over(self) -> tuple[int, int]:
         """The furthest step that arrived here for good, and the token counter there."""
         return max([self.merged_to, *((r.to_step, r.to_tokens) for r in self.waiting.values())])
@@ -151,6 +156,14 @@ class Ledger:
                 account = life.accounts[fragment_id]
                 account.wasted_tokens[Reason.OVERWRITTEN] = max(count, account.wasted_tokens[Reason.OVERWRITTEN])
 
+    def close_gap(self, island_id: str, incarnation: int, fragment_id: int) -> None:
+        """Books as ``unrecorded`` what was trained, is not on its way, and has no known fate."""
+        life = self._lives[island_id][incarnation]
+        account = life.accounts[fragment_id]
+        gap = life.trained_tokens - account.spent_tokens
+        if gap > 0 and not account.waiting:
+            account.wasted_tokens[Reason.UNRECORDED] += gap
+
     # --- reading ---------------------------------------------------------------------------------------------
 
     def life(self, island_id: str, incarnation: int) -> Life:
@@ -183,7 +196,7 @@ class Ledger:
         What is in flight is counted by fragment as the tokens reported beyond those accounted for; it can only come
         out negative when something was counted twice, which :meth:`check` refuses.
         """
-        scale = sum(self._weights.values())
+        scale = sum(self._weights.values()) or 1  # no fragment is known before the first island has joined
         trained = merged = in_flight = 0
         wasted: Counter[str] = Counter()
         for name, lives in self._lives.items():
@@ -197,8 +210,7 @@ class Ledger:
                     for cause, tokens in account.wasted_tokens.items():
                         wasted[cause] += tokens * weight
                     waiting = sum(r.tokens for r in account.waiting.values())
-                    spent = account.merged_tokens + sum(account.wasted_tokens.values()) + waiting
-                    rest = life.trained_tokens - spent
+                    rest = life.trained_tokens - account.spent_tokens - waiting
                     in_flight += waiting * weight
                     if life.ended:
                         wasted[Reason.ISLAND_LOST] += rest * weight
@@ -213,7 +225,7 @@ class Ledger:
             for incarnation, life in lives.items():
                 for fragment_id, account in life.accounts.items():
                     waiting = sum(r.tokens for r in account.waiting.values())
-                    spent = account.merged_tokens + sum(account.wasted_tokens.values()) + waiting
+                    spent = account.spent_tokens + waiting
                     where = f"{island_id}.{incarnation} fragment {fragment_id}"
                     assert spent <= life.trained_tokens, f"{where}: {spent} tokens spent of {life.trained_tokens}"
 

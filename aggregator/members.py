@@ -28,6 +28,7 @@ class Member:
     missed_rounds: int = 0  #: in a row; an island that contributes again starts over
     heartbeat: Heartbeat | None = None  #: the last one of this incarnation
     resolutions: list[Resolution] = field(default_factory=list)  #: to tell with the next state
+    emptied: dict[int, int] = field(default_factory=dict)  #: fragment -> sequence of its "nothing" in the flush
     refusals: dict[str, int] = field(default_factory=dict)  #: reason -> count, over all incarnations
 
     @property
@@ -79,6 +80,7 @@ class Members:
         member.last_seen_s, member.left, member.missed_rounds = now_s, False, 0
         member.heartbeat = None
         member.resolutions.clear()
+        member.emptied.clear()
         return member
 
     def share(self, member: Member) -> Share:

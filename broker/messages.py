@@ -76,6 +76,7 @@ class Reason(StrEnum):
     OVERLAP = "overlap"  # some of these steps were handed over already
     NOT_FINITE = "not_finite"
     IMPLAUSIBLE = "implausible"  # counters that do not fit each other or the declared tokens per step
+    RUN_ENDED = "run_ended"  # the run is over: nothing is merged any more
     # a contribution, for now: send it again
     QUEUE_FULL = "queue_full"
     NOT_LEADER = "not_leader"

@@ -119,8 +119,8 @@ def configure_socket(socket: zmq.Socket[Any], channel: Channel, limits: Limits =
     if channel is Channel.BULK:
         BULK_OPTIONS.apply(socket, limits.max_message_bytes)
     else:
-        # ZeroMQ ends the connection when a frame exceeds its maximum. The room between the limit and the maximum is
-        # for what is merely too large: it is read, and refused with a reason.
+        # ZeroMQ ends the connection over a frame that exceeds its maximum. The room between the limit and the maximum
+        # is for what is merely too large: it is read, and refused with a reason.
         CONTROL_OPTIONS.apply(socket, 4 * limits.max_header_bytes)
 
 

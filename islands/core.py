@@ -66,7 +66,9 @@ from islands.events import (
 )
 
 JOIN_AGAIN_S = (0.5, 5.0)  # first and longest pause between joins
-RESEND_S = (2.0, 30.0)  # the same for a contribution, a seed or a Want that nothing was heard of
+RESEND_S = (2.0, 8.0)  # the same for a contribution, a seed or a Want that nothing was heard of, on a fast link
+#: On a slow one: pauses in multiples of a contribution's journey as measured, lest copies queue behind each other.
+RESEND_JOURNEYS = (3.0, 12.0)
 NOTHING_AGAIN_S = 1.0
 
 
@@ -106,16 +108,14 @@ class Backoff:
         return now_s >= self.due_at_s
 
 
-def _resend() -> Backoff:
-    return Backoff(*RESEND_S)
-
-
 @dataclass(slots=True)
 class Pending:
     """A contribution whose fate is not known yet; its bytes are kept until it is."""
 
     message: Contribution
-    backoff: Backoff = field(default_factory=_resend)
+    backoff: Backoff
+    sent_at_s: float
+    sent_once: bool = True
 
 
 @dataclass(slots=True)
@@ -138,7 +138,7 @@ class Fragment:
     nothing_at_s: float | None = None  #: when the last answer was "nothing"
     outstanding: dict[tuple[int, int], Pending] = field(default_factory=dict)
     overwritten_tokens: int = 0
-    seed: Backoff = field(default_factory=_resend)
+    seed: Backoff = field(default_factory=lambda: Backoff(*RESEND_S))
     seeding: bool = False
 
     @property
@@ -154,6 +154,12 @@ class Fragment:
         if step > self.counted:
             self.trained_on.append(TrainedOn(fragment_version=self.version, steps=step - self.counted))
             self.counted = step
+
+    def drop(self, at: Point) -> None:
+        """Gives up the steps not handed over before ``at``."""
+        self.overwritten_tokens += at.tokens - self.handed.tokens
+        self.handed, self.counted = at, at.step
+        self.trained_on.clear()
 
 
 class Island:
@@ -189,7 +195,8 @@ class Island:
         )
         self._join_backoff = Backoff(*JOIN_AGAIN_S)
         self._heartbeat_at_s: float | None = None
-        self._want = _resend()
+        self._journey_s = 0.0  # average time until the aggregator is known to have a contribution
+        self._want = self._patience()
         self._watched: frozenset[int] = frozenset()
         self._due_soon: frozenset[int] = frozenset()
         self._stopped = False
@@ -308,7 +315,7 @@ class Island:
                 )
             )
         self._heartbeat_at_s = now_s
-        self._want = _resend()
+        self._want = self._patience()
         self._send_want(now_s, actions)
 
     def _fleet_state(self, state: FleetState, now_s: float, actions: list[Action]) -> None:
@@ -348,7 +355,7 @@ class Island:
             if (merged.island_id, merged.incarnation) == (self.island_id, self.incarnation):
                 fragment.outstanding.pop((merged.steps.from_step, merged.steps.to_step), None)
         fragment.newer = version
-        self._want = _resend()
+        self._want = self._patience()
         self._send_want(now_s, actions)
 
     def _refused(self, refused: Refused, actions: list[Action]) -> None:
@@ -390,19 +397,34 @@ class Island:
             return
         match resolution.fate:
             case Fate.WAITING:
-                pending.backoff = _resend()
+                self._arrived(pending, now_s)
+                pending.backoff = self._patience()
                 pending.backoff.tried(now_s)
             case Fate.MERGED:
+                self._arrived(pending, now_s)
                 del fragment.outstanding[key]
             case Fate.UNKNOWN | Fate.RETRY:
                 if pending.backoff.due(now_s):
                     pending.backoff.tried(now_s)
+                    pending.sent_once = False
                     actions.append(Send(to=AGGREGATOR, message=pending.message))
             case Fate.REFUSED:
                 del fragment.outstanding[key]
                 self._lost(resolution, actions)
             case _:
                 assert_never(resolution.fate)
+
+    def _arrived(self, pending: Pending, now_s: float) -> None:
+        """Measures a journey that needed no second attempt, once."""
+        if pending.sent_once:
+            pending.sent_once = False
+            sample_s = now_s - pending.sent_at_s
+            self._journey_s = sample_s if not self._journey_s else 0.8 * self._journey_s + 0.2 * sample_s
+
+    def _patience(self) -> Backoff:
+        """Returns how long to wait before something is sent again, on a link as it has shown itself."""
+        first_s, longest_s = (max(s, n * self._journey_s) for s, n in zip(RESEND_S, RESEND_JOURNEYS, strict=True))
+        return Backoff(first_s, longest_s)
 
     def _lost(self, resolution: Resolution, actions: list[Action]) -> None:
         """A contribution was refused for good: where the local parameters are to blame, takes the global ones."""
@@ -422,7 +444,7 @@ class Island:
             for fragment in self.fragments.values():
                 fragment.overwrite = True
             actions.append(RefreshOptimizer())
-        self._want = _resend()  # the version wanted may be one that is here already
+        self._want = self._patience()  # the version wanted may be one that is here already
 
     # --- training ---------------------------------------------------------------------------------------------
 
@@ -432,17 +454,15 @@ class Island:
             self._installed(self.fragments[p])
         for p in boundary.copied:
             self.fragments[p].copy = self.at
-        if boundary.stopped and not self._stopped:
+        if boundary.stopped:
             self._stopped = True
-            self._heartbeat_at_s = now_s
+            self._heartbeat_at_s = now_s  # the flush waits for what it says
 
     def _installed(self, fragment: Fragment) -> None:
         assert fragment.stage is Stage.READY and fragment.incoming is not None, fragment
         fragment.count(self.at.step)
         if fragment.incoming_keep == 0:
-            fragment.overwritten_tokens += self.at.tokens - fragment.handed.tokens if fragment.version >= 0 else 0
-            fragment.handed = self.at
-            fragment.trained_on.clear()
+            fragment.drop(self.at)
         fragment.version = fragment.incoming.fragment_version
         fragment.incoming, fragment.copy, fragment.stage = None, None, Stage.IDLE
 
@@ -460,7 +480,7 @@ class Island:
             payload=event.payload,
         )
         fragment.trained_on.clear()
-        pending = Pending(contribution)
+        pending = Pending(contribution, self._patience(), sent_at_s=now_s)
         pending.backoff.tried(now_s)
         fragment.outstanding[(steps.from_step, steps.to_step)] = pending
         actions.append(Send(to=AGGREGATOR, message=contribution))
@@ -487,7 +507,7 @@ class Island:
         if self._heartbeat_at_s is not None and now_s >= self._heartbeat_at_s:
             self._heartbeat(now_s, actions)
         if self.phase is Phase.ENDED and self._stopped and not self._lacking():
-            self.finished = all(f.stage is Stage.IDLE for f in self.fragments.values())
+            self.finished = all(f.stage is Stage.IDLE and not f.outstanding for f in self.fragments.values())
 
     def _prepare(self, fragment: Fragment, actions: list[Action]) -> None:
         assert fragment.newer is not None and self.settings is not None
@@ -503,7 +523,9 @@ class Island:
         """Answers an open round from the copy at hand: with a contribution, or with "nothing"."""
         assert fragment.asked is not None
         fragment.answered, fragment.asked = fragment.asked, None
-        if copy.step == fragment.handed.step or fragment.overwrite:
+        if fragment.overwrite:
+            fragment.drop(copy)  # spoilt: never handed over, and gone with the next version
+        if copy.step == fragment.handed.step:
             fragment.nothing_at_s = now_s
             nothing = Nothing(round_id=fragment.answered, fragment_id=p)
             actions.append(Send(to=AGGREGATOR, message=nothing))

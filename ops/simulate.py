@@ -395,6 +395,8 @@ class Simulation:
 
     def crash_aggregator(self) -> None:
         """Kills the aggregator; its successor reads the same disk."""
+        if not self.aggregator.alive:
+            return
         self.aggregator.kill()
         life = self.aggregator.life + 1
 
@@ -406,6 +408,8 @@ class Simulation:
 
     def crash_broker(self) -> None:
         """Kills the broker; the next one knows nothing."""
+        if not self.broker.alive:
+            return
         self.broker.kill()
 
         def restart() -> None:

@@ -1,0 +1,131 @@
+"""Whole runs in virtual time with random speeds, links and faults; the design's invariants hold after every event.
+
+A failing seed N reproduces with ``python3 -m ops test tests/sim --seeds N:N+1`` and prints the story of the run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from aggregator.config import AggregatorConfig
+from broker.messages import Phase
+from ops.faults import random_plan
+from ops.invariants import InvariantViolation
+from ops.simulate import IslandPlan, Simulation, SimulationPlan
+from ops.virtual import LinkModel
+
+#: Virtual seconds within which any plan must end; long where one slow island is left alone with a large target.
+LIMIT_S = 2000.0
+
+
+def run(plan: SimulationPlan) -> Simulation:
+    """Runs a plan to its end; a violated invariant carries the last decisions of the run."""
+    simulation = Simulation(plan)
+    try:
+        ended = simulation.run(LIMIT_S)
+        assert ended, f"not ended after {LIMIT_S} virtual seconds: {simulation.aggregator.core.phase}"
+        simulation.invariants.at_end(simulation)
+    except AssertionError as err:
+        story = "\n".join(f"{at_s:10.4f} {who} {name} {fields}"[:300] for at_s, who, name, fields in simulation.trace[-40:])
+        raise AssertionError(f"{err}\n{plan}\n...\n{story}") from err
+    return simulation
+
+
+def steady(num_islands: int = 4, **config: object) -> SimulationPlan:
+    """A calm fleet of equal islands."""
+    islands = tuple(IslandPlan(island_id=f"island-{i}", step_time_s=0.05) for i in range(num_islands))
+    settings = {"islands": num_islands, "total_tokens": 40_000 * num_islands, **config}
+    return SimulationPlan(seed=1, islands=islands, config=AggregatorConfig(**settings))  # type: ignore[arg-type]
+
+
+def test_a_random_run_keeps_every_invariant(sim_seed: int) -> None:
+    run(random_plan(sim_seed))
+
+
+def test_the_same_seed_gives_the_same_run_to_the_last_decision() -> None:
+    first, second = run(random_plan(7)), run(random_plan(7))
+    assert first.trace == second.trace
+    assert first.queue.now_s == second.queue.now_s
+
+
+def test_another_seed_gives_another_run() -> None:
+    plan = random_plan(7)
+    assert run(plan).trace != run(replace(plan, seed=8)).trace
+
+
+def test_a_calm_fleet_merges_every_token_of_every_island() -> None:
+    core = run(steady()).aggregator.core
+    books = core.ledger.books().tokens()
+    assert books["merged"] == books["trained"]
+    assert books["wasted"] == {}
+    assert min(core.versions) > 0
+
+
+def test_a_calm_fleet_is_in_every_version_before_the_flush() -> None:
+    simulation = run(steady())
+    closed = [fields for _, _, name, fields in simulation.trace if name == "round.closed"]
+    complete = [fields for fields in closed if "complete: 4 of 4" in fields]
+    assert len(complete) >= 0.95 * len(closed)
+
+
+def test_rounds_keep_their_interval_on_a_fast_network() -> None:
+    """Pacing, not the link, sets H: 400 steps at H = 24 are 16 or 17 rounds per fragment, and one flush."""
+    core = run(steady()).aggregator.core
+    assert all(15 <= version <= 19 for version in core.versions), core.versions
+
+
+@pytest.mark.parametrize("slow_s", [0.2, 0.4, 0.8])
+def test_a_slow_island_takes_part_without_slowing_the_others(slow_s: float) -> None:
+    plan = steady()
+    slow = replace(plan.islands[3], step_time_s=slow_s)
+    simulation = run(replace(plan, islands=(*plan.islands[:3], slow)))
+    steps = {i.plan.island_id: i.step for i in simulation.islands.values()}
+    end_s = simulation.queue.now_s
+    assert steps["island-0"] >= 0.95 * (end_s - slow_s - 1.0) / 0.05
+    account = simulation.aggregator.core.ledger.books("island-3").tokens()
+    assert account["merged"] == account["trained"] > 0
+
+
+def test_a_fleet_whose_aggregator_dies_goes_on_where_it_was() -> None:
+    plan = replace(steady(), aggregator_crashes_at_s=(5.0, 12.0))
+    simulation = run(plan)
+    core = simulation.aggregator.core
+    assert core.epoch == 3
+    books = core.ledger.books().tokens()
+    assert books["merged"] == books["trained"]
+
+
+def test_a_fleet_whose_broker_dies_loses_nothing() -> None:
+    books = run(replace(steady(), broker_crashes_at_s=(5.0, 12.0))).aggregator.core.ledger.books().tokens()
+    assert books["merged"] == books["trained"]
+
+
+def test_a_killed_island_comes_back_and_only_its_own_last_steps_are_lost() -> None:
+    plan = steady()
+    crashing = replace(plan.islands[2], crashes_at_s=(6.0,), restart_s=1.0)
+    simulation = run(replace(plan, islands=(*plan.islands[:2], crashing, plan.islands[3])))
+    books = simulation.aggregator.core.ledger.books()
+    wasted = books.tokens()["wasted"]
+    assert set(wasted) == {"island_lost"}
+    # At most one interval of H = 24 steps, and what was on its way.
+    assert wasted["island_lost"] <= 30 * plan.tokens_per_step
+
+
+def test_one_message_in_five_lost_costs_time_and_few_tokens() -> None:
+    plan = replace(steady(), link=LinkModel(delay_s=(0.001, 0.02), loss=0.2, duplication=0.2))
+    simulation = run(plan)
+    books = simulation.aggregator.core.ledger.books().tokens()
+    assert simulation.aggregator.core.phase is Phase.ENDED
+    # What arrives after several attempts may be too old; everything else is repaired.
+    assert books["merged"] >= 0.9 * books["trained"]
+    assert set(books["wasted"]) <= {"stale", "overwritten"}
+
+
+def test_a_violation_names_its_invariant() -> None:
+    simulation = Simulation(steady())
+    simulation.run(5.0)
+    simulation.aggregator.core.ledger.life("island-0", 1).last_tokens = 0
+    with pytest.raises((InvariantViolation, AssertionError), match="island-0"):
+        simulation.run(10.0)
