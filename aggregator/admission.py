@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from aggregator.events import Flaw
 from aggregator.ledger import Account, Life
-from broker.messages import RETRY_REASONS, Contribution, Fate, Reason
+from broker.messages import RETRY_REASONS, Contribution, Fate, Reason, TrainedOn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +54,7 @@ def admit(
     if newest > current_version:
         detail = f"trained on version {newest}, the newest is {current_version}"
         return Admission(fate=Fate.REFUSED, reason=Reason.FUTURE_VERSION, detail=detail)
-    stale = too_stale(contribution, current_version, max_staleness)
+    stale = too_stale(contribution.trained_on, current_version, max_staleness)
     if stale:
         return Admission(fate=Fate.REFUSED, reason=Reason.STALE, detail=stale)
     if payload_bytes > free_bytes:
@@ -62,9 +63,9 @@ def admit(
     return Admission(fate=Fate.WAITING)
 
 
-def too_stale(contribution: Contribution, current_version: int, max_staleness: int) -> str:
+def too_stale(trained_on: Sequence[TrainedOn], current_version: int, max_staleness: int) -> str:
     """Says why a contribution is too old to be merged into ``current_version``; empty if it is not."""
-    oldest = min(t.fragment_version for t in contribution.trained_on)
+    oldest = min(t.fragment_version for t in trained_on)
     if current_version - oldest <= max_staleness:
         return ""
     return f"oldest step was trained on version {oldest}, {current_version - oldest} behind; the limit is {max_staleness}"

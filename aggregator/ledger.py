@@ -170,6 +170,10 @@ class Ledger:
         """The life named; KeyError if it never joined."""
         return self._lives[island_id][incarnation]
 
+    def knows(self, island_id: str, incarnation: int) -> bool:
+        """Whether that life ever began."""
+        return incarnation in self._lives.get(island_id, {})
+
     def lives(self) -> Mapping[str, Mapping[int, Life]]:
         """Every life by island and incarnation."""
         return self._lives

@@ -58,6 +58,9 @@ class Members:
         """The member of that id, or None."""
         return self._members.get(island_id)
 
+    def __getitem__(self, island_id: str) -> Member:
+        return self._members[island_id]
+
     def by_nonce(self, nonce: str) -> Member | None:
         """The member whose current process introduced itself with ``nonce``."""
         return next((m for m in self._members.values() if m.nonce == nonce), None)

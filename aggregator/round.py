@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from aggregator.quorum import Decision, RoundView, Verdict, Waits, decide, effective_quorum
+from aggregator.quorum import Decision, RoundView, Waits, decide, effective_quorum
 from broker.messages import Merged, Payload, TrainedOn
 from broker.ranges import StepRange
 
@@ -31,7 +31,6 @@ class Admitted:
     trained_on: tuple[TrainedOn, ...]
     payload: Payload
     payload_bytes: int
-    arrived_at_s: float
 
 
 @dataclass(slots=True)
@@ -46,12 +45,10 @@ class Round:
     answered: set[str] = field(default_factory=set)  #: asked islands that contributed or said "nothing"
     contributions: list[Admitted] = field(default_factory=list)
     quorum_met_at_s: float | None = None
-    closed: bool = False
     merged: tuple[Merged, ...] = ()  #: what is being merged, once closed
 
     def offer(self, contribution: Admitted) -> bool:
         """Takes a contribution in; returns whether it is fresh, that is, answers this very round."""
-        assert not self.closed, f"round {self.round_id} is closed"
         self.contributions.append(contribution)
         fresh = contribution.round_id == self.round_id
         if fresh:
@@ -84,12 +81,6 @@ class Round:
             flush=self.flush,
         )
         return decide(now_s, view, live, waits)
-
-    def decide(self, now_s: float, responsive: frozenset[str], live: int, waits: Waits) -> Decision:
-        """Decides whether to close, and closes."""
-        decision = self.look(now_s, responsive, live, waits)
-        self.closed = decision.verdict is not Verdict.WAIT
-        return decision
 
     def in_merge_order(self) -> list[Admitted]:
         """The contributions by island and step: float addition is not associative, so the order is fixed."""

@@ -70,6 +70,7 @@ RESEND_S = (2.0, 8.0)  # the same for a contribution, a seed or a Want that noth
 #: On a slow one: pauses in multiples of a contribution's journey as measured, lest copies queue behind each other.
 RESEND_JOURNEYS = (3.0, 12.0)
 NOTHING_AGAIN_S = 1.0
+FENCED_FOR_S = 1.0
 
 
 class Stage(StrEnum):
@@ -202,6 +203,7 @@ class Island:
         self._stopped = False
         self._news = (0, -1)  # epoch and sequence of the newest FleetState
         self.heard_at_s: float | None = None
+        self._fenced_since_s: float | None = None
         self._progress = (0, 0, 1.0)  # trained_tokens, own tokens then, fleet_ratio
         self._progress_tokens = 0.0
 
@@ -283,11 +285,12 @@ class Island:
                 if self.joined and news > self._news:
                     self._news = news
                     self.heard_at_s = now_s
+                    self._fenced_since_s = None
                     self._fleet_state(message, now_s, actions)
             case Version():
                 self._version(message, event.flaw, now_s, actions)
             case Refused():
-                self._refused(message, actions)
+                self._refused(message, now_s, actions)
             case _:
                 actions.append(self._note("message.unexpected", kind=type(message).__name__))
 
@@ -358,15 +361,20 @@ class Island:
         self._want = self._patience()
         self._send_want(now_s, actions)
 
-    def _refused(self, refused: Refused, actions: list[Action]) -> None:
+    def _refused(self, refused: Refused, now_s: float, actions: list[Action]) -> None:
         fields = {"kind": refused.kind, "reason": str(refused.reason), "detail": refused.detail}
         actions.append(self._note("message.refused", **fields))
         match refused.reason:
             case Reason.UNKNOWN_ISLAND if self.joined:
                 self._rejoin(actions)
             case Reason.FENCED:
-                cure = "give every island an id of its own, or let the other process end first"
-                actions.append(Fail(reason=f"another process has joined as {self.island_id!r}", cure=cure))
+                # One refusal may mean a message that was still on its way when this island joined anew; who is
+                # fenced for good hears nothing else.
+                if self._fenced_since_s is None:
+                    self._fenced_since_s = now_s
+                elif now_s >= self._fenced_since_s + FENCED_FOR_S:
+                    cure = "give every island an id of its own, or let the other process end first"
+                    actions.append(Fail(reason=f"another process has joined as {self.island_id!r}", cure=cure))
             case Reason.MANIFEST | Reason.PROTOCOL_VERSION | Reason.WRONG_RUN:
                 actions.append(Fail(reason=str(refused.reason), cure=refused.detail))
             case _:

@@ -79,11 +79,11 @@ class Invariants:
 
     def after_aggregator_event(self, aggregator: SimAggregator) -> None:
         """The ledger must balance after every event."""
-        ledger = aggregator.core.ledger
+        ledger = aggregator.core.run.ledger
         ledger.check()
         require(ledger.books().balanced(), 4, f"the books do not balance: {ledger.books()}")
-        waiting = aggregator.core.waiting_bytes()
-        require(waiting <= aggregator.core.config.held_bytes, 9, f"{waiting} bytes wait")
+        waiting = aggregator.core.run.waiting_bytes()
+        require(waiting <= aggregator.core.run.config.held_bytes, 9, f"{waiting} bytes wait")
 
     def after_island_event(self, island: SimIsland) -> None:
         """Versions in an island's parameters only grow; its ranges never overlap."""
@@ -112,32 +112,32 @@ class Invariants:
     def at_end(self, simulation: Simulation) -> None:
         """What must hold when a run has ended and everybody is calm."""
         core = simulation.aggregator.core
-        require(core.manifest is not None, 6, "nobody ever joined")
-        assert core.manifest is not None
-        for p in core.manifest.moving:
-            require(core.fragments[p].version > 0, 6, f"fragment {p} never grew")
+        require(core.run.manifest is not None, 6, "nobody ever joined")
+        assert core.run.manifest is not None
+        for p in core.run.manifest.moving:
+            require(core.run.fragments[p].version > 0, 6, f"fragment {p} never grew")
         for island in simulation.islands.values():
             if not island.alive:
                 continue
-            life = core.ledger.life(island.core.island_id, island.core.incarnation)
+            life = core.run.ledger.life(island.core.island_id, island.core.incarnation)
             require(life.last_tokens == island.tokens, 4, f"{island.address} trained {island.tokens}, books {life}")
-            for p in core.manifest.moving:
+            for p in core.run.manifest.moving:
                 fragment = island.core.fragments[p]
                 require(not fragment.outstanding, 8, f"{island.address} fragment {p} never heard of {fragment.outstanding}")
                 require(fragment.stage is Stage.IDLE, 6, f"{island.address} fragment {p} is {fragment.stage}")
-                require(fragment.version == core.fragments[p].version, 6, f"{island.address} misses versions of {p}")
-                account = core.ledger.account(island.core.island_id, island.core.incarnation, p)
+                require(fragment.version == core.run.fragments[p].version, 6, f"{island.address} misses versions of {p}")
+                account = core.run.ledger.account(island.core.island_id, island.core.incarnation, p)
                 spent = account.merged_tokens + sum(account.wasted_tokens.values())
                 require(not account.waiting, 4, f"{island.address} fragment {p} still waits: {account.waiting}")
                 trained = life.trained_tokens
                 # A flush may run out of patience where the pool for contributions is smaller than one round needs.
                 gave_up = any(name == "run.flush_incomplete" for _, _, name, _ in simulation.trace)
                 require(spent == trained or gave_up, 4, f"{island.address} fragment {p}: {spent} accounted for of {trained}")
-        books = core.ledger.books()
+        books = core.run.ledger.books()
         require(books.in_flight == 0, 4, f"{books.in_flight} in flight after the flush: {books}")
-        for p in core.manifest.moving:
+        for p in core.run.manifest.moving:
             merged = sum(
-                life.accounts[p].merged_tokens for lives in core.ledger.lives().values() for life in lives.values()
+                life.accounts[p].merged_tokens for lives in core.run.ledger.lives().values() for life in lives.values()
             )
             require(merged == self.merged_tokens[p], 4, f"fragment {p}: ledger {merged}, commits {self.merged_tokens[p]}")
 

@@ -234,7 +234,7 @@ class SimAggregator:
                     self.send(action.to, action.message)
                 case agg.Plant():
                     digest = f"seed {action.fragment_id} of {action.payload}"
-                    self.later(self.simulation.plan.merge_s, lambda a=action, d=digest: self.compute(a.fragment_id, 0, d))  # type: ignore[misc]
+                    self.later(self.simulation.plan.merge_s, lambda a=action, d=digest: self.compute(a.fragment_id, 0, d))
                 case agg.Merge():
                     digest = f"{action.fragment_id}.{action.fragment_version}: " + " ".join(
                         str(part.payload) for part in action.parts
@@ -249,9 +249,9 @@ class SimAggregator:
                 case agg.SaveRun():
                     self.later(self.simulation.plan.persist_s, lambda a=action: self.save_run(a))  # type: ignore[misc]
                 case agg.Publish():
-                    self.simulation.invariants.publishing(action, self.core.epoch)
+                    self.simulation.invariants.publishing(action, self.core.run.epoch)
                     version = m.Version(
-                        epoch=self.core.epoch,
+                        epoch=self.core.run.epoch,
                         fragment_id=action.fragment_id,
                         fragment_version=action.fragment_version,
                         digest=action.digest,
@@ -364,7 +364,7 @@ class Simulation:
     def ended(self) -> bool:
         """Whether the run is over for everybody who is still there."""
         live = [i for i in self.islands.values() if i.alive]
-        return self.aggregator.core.phase is m.Phase.ENDED and bool(live) and all(i.core.finished for i in live)
+        return self.aggregator.core.run.phase is m.Phase.ENDED and bool(live) and all(i.core.finished for i in live)
 
     # --- faults -----------------------------------------------------------------------------------------------
 
@@ -427,9 +427,8 @@ class Simulation:
 
     def to_broker(self, process: SimIsland | SimAggregator, to: str, message: m.Message, sequence: int) -> None:
         """Carries a message from a process to the broker."""
-        is_island = isinstance(process, SimIsland)
         sender, incarnation = m.AGGREGATOR, 0
-        if is_island:
+        if isinstance(process, SimIsland):
             incarnation = process.core.incarnation
             sender = process.core.island_id if process.core.joined else m.joining(process.core.nonce)
         envelope = m.Envelope(
@@ -468,7 +467,7 @@ class Simulation:
     def size(self, message: m.Message) -> int:
         """Modelled bytes of a message."""
         if isinstance(message, m.Contribution | m.Version | m.Seed):
-            manifest = self.aggregator.core.manifest
+            manifest = self.aggregator.core.run.manifest
             return 4 * manifest.sizes[message.fragment_id] if manifest is not None else 0
         return 200
 

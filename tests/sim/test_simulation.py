@@ -25,7 +25,7 @@ def run(plan: SimulationPlan) -> Simulation:
     simulation = Simulation(plan)
     try:
         ended = simulation.run(LIMIT_S)
-        assert ended, f"not ended after {LIMIT_S} virtual seconds: {simulation.aggregator.core.phase}"
+        assert ended, f"not ended after {LIMIT_S} virtual seconds: {simulation.aggregator.core.run.phase}"
         simulation.invariants.at_end(simulation)
     except AssertionError as err:
         story = "\n".join(f"{at_s:10.4f} {who} {name} {fields}"[:300] for at_s, who, name, fields in simulation.trace[-40:])
@@ -57,10 +57,10 @@ def test_another_seed_gives_another_run() -> None:
 
 def test_a_calm_fleet_merges_every_token_of_every_island() -> None:
     core = run(steady()).aggregator.core
-    books = core.ledger.books().tokens()
+    books = core.run.ledger.books().tokens()
     assert books["merged"] == books["trained"]
     assert books["wasted"] == {}
-    assert min(core.versions) > 0
+    assert min(core.run.versions) > 0
 
 
 def test_a_calm_fleet_is_in_every_version_before_the_flush() -> None:
@@ -73,7 +73,7 @@ def test_a_calm_fleet_is_in_every_version_before_the_flush() -> None:
 def test_rounds_keep_their_interval_on_a_fast_network() -> None:
     """Pacing, not the link, sets H: 400 steps at H = 24 are 16 or 17 rounds per fragment, and one flush."""
     core = run(steady()).aggregator.core
-    assert all(15 <= version <= 19 for version in core.versions), core.versions
+    assert all(15 <= version <= 19 for version in core.run.versions), core.run.versions
 
 
 @pytest.mark.parametrize("slow_s", [0.2, 0.4, 0.8])
@@ -84,7 +84,7 @@ def test_a_slow_island_takes_part_without_slowing_the_others(slow_s: float) -> N
     steps = {i.plan.island_id: i.step for i in simulation.islands.values()}
     end_s = simulation.queue.now_s
     assert steps["island-0"] >= 0.95 * (end_s - slow_s - 1.0) / 0.05
-    account = simulation.aggregator.core.ledger.books("island-3").tokens()
+    account = simulation.aggregator.core.run.ledger.books("island-3").tokens()
     assert account["merged"] == account["trained"] > 0
 
 
@@ -92,13 +92,13 @@ def test_a_fleet_whose_aggregator_dies_goes_on_where_it_was() -> None:
     plan = replace(steady(), aggregator_crashes_at_s=(5.0, 12.0))
     simulation = run(plan)
     core = simulation.aggregator.core
-    assert core.epoch == 3
-    books = core.ledger.books().tokens()
+    assert core.run.epoch == 3
+    books = core.run.ledger.books().tokens()
     assert books["merged"] == books["trained"]
 
 
 def test_a_fleet_whose_broker_dies_loses_nothing() -> None:
-    books = run(replace(steady(), broker_crashes_at_s=(5.0, 12.0))).aggregator.core.ledger.books().tokens()
+    books = run(replace(steady(), broker_crashes_at_s=(5.0, 12.0))).aggregator.core.run.ledger.books().tokens()
     assert books["merged"] == books["trained"]
 
 
@@ -106,7 +106,7 @@ def test_a_killed_island_comes_back_and_only_its_own_last_steps_are_lost() -> No
     plan = steady()
     crashing = replace(plan.islands[2], crashes_at_s=(6.0,), restart_s=1.0)
     simulation = run(replace(plan, islands=(*plan.islands[:2], crashing, plan.islands[3])))
-    books = simulation.aggregator.core.ledger.books()
+    books = simulation.aggregator.core.run.ledger.books()
     wasted = books.tokens()["wasted"]
     assert set(wasted) == {"island_lost"}
     # At most one interval of H = 24 steps, and what was on its way.
@@ -116,8 +116,8 @@ def test_a_killed_island_comes_back_and_only_its_own_last_steps_are_lost() -> No
 def test_one_message_in_five_lost_costs_time_and_few_tokens() -> None:
     plan = replace(steady(), link=LinkModel(delay_s=(0.001, 0.02), loss=0.2, duplication=0.2))
     simulation = run(plan)
-    books = simulation.aggregator.core.ledger.books().tokens()
-    assert simulation.aggregator.core.phase is Phase.ENDED
+    books = simulation.aggregator.core.run.ledger.books().tokens()
+    assert simulation.aggregator.core.run.phase is Phase.ENDED
     # What arrives after several attempts may be too old; everything else is repaired.
     assert books["merged"] >= 0.9 * books["trained"]
     assert set(books["wasted"]) <= {"stale", "overwritten"}
@@ -126,6 +126,6 @@ def test_one_message_in_five_lost_costs_time_and_few_tokens() -> None:
 def test_a_violation_names_its_invariant() -> None:
     simulation = Simulation(steady())
     simulation.run(5.0)
-    simulation.aggregator.core.ledger.life("island-0", 1).last_tokens = 0
+    simulation.aggregator.core.run.ledger.life("island-0", 1).last_tokens = 0
     with pytest.raises((InvariantViolation, AssertionError), match="island-0"):
         simulation.run(10.0)

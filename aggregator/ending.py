@@ -1,0 +1,120 @@
+"""How a run ends: islands stop stepping, every fragment is flushed with everybody, the rest is given up (design 4.9)."""
+
+from __future__ import annotations
+
+from aggregator.events import Finished
+from aggregator.members import Member
+from aggregator.membership import Membership
+from aggregator.rounds import Rounds
+from aggregator.run import Run, Stage
+from broker.messages import Heartbeat, Phase, Reason
+
+#: A flush that does not get all it waits for in so many round timeouts ends without it.
+FLUSH_TIMEOUTS = 5
+#: How long an ended run stays up for islands that still fetch the last versions.
+LINGER_S = 10.0
+
+
+class Ending:
+    """The flush, and what comes after."""
+
+    def __init__(self, run: Run, membership: Membership, rounds: Rounds) -> None:
+        self._run = run
+        self._membership = membership
+        self._rounds = rounds
+        self._flush_began_s: float | None = None
+        self._linger_until_s: float | None = None
+        self.finished = False
+
+    def deadlines_s(self) -> list[float]:
+        """Returns the moments at which :meth:`advance` may have something to do."""
+        deadlines = [] if self._linger_until_s is None else [self._linger_until_s]
+        if self._flush_began_s is not None:
+            ends = (self._flush_began_s + n * self._run.config.round_timeout_s for n in (1, FLUSH_TIMEOUTS))
+            deadlines += [end_s for end_s in ends if end_s > self._run.now_s]
+        return deadlines
+
+    def advance(self) -> None:
+        """Begins the flush at the target, carries it on, and ends the run when it is done."""
+        run = self._run
+        target = run.config.total_tokens
+        if run.phase is Phase.RUNNING and target and run.ledger.trained_tokens() >= target:
+            run.phase = Phase.FLUSHING
+            self._flush_began_s = run.now_s
+            run.note("run.flushing", trained_tokens=run.ledger.trained_tokens(), target=target)
+            self._membership.tell_all()
+        if run.phase is Phase.FLUSHING:
+            self._flush()
+        elif run.phase is Phase.ENDED and self._linger_until_s is not None:
+            gone = not run.members.live(run.now_s)
+            if gone or run.now_s >= self._linger_until_s:
+                self.finish("every island has left" if gone else "islands were given time to leave")
+
+    def finish(self, reason: str) -> None:
+        """Ends this process's work, whether the run has ended or not."""
+        if not self.finished:
+            self.finished = True
+            self._run.note("aggregator.finished", reason=reason, phase=str(self._run.phase))
+            self._run.emit(Finished())
+
+    def close_gaps(self, member: Member, beat: Heartbeat, sequence: int) -> None:
+        """Books what a stopped island has handed over, waits for nothing about, and nobody remembers.
+
+        It had nothing left when it answered the flush, and has nothing outstanding in a heartbeat sent after that: the
+        fate of the rest was known to an earlier life of the aggregator and lost with it.
+        """
+        if self._run.phase is not Phase.FLUSHING or not beat.stopped:
+            return
+        pending = {item.fragment_id for item in beat.outstanding}
+        for p, emptied in member.emptied.items():
+            if sequence > emptied and p not in pending:
+                self._run.ledger.close_gap(member.island_id, member.incarnation, p)
+
+    def _flush(self) -> None:
+        run, config = self._run, self._run.config
+        assert self._flush_began_s is not None
+        running = [m for m in run.members.live(run.now_s) if m.ready and not m.stopped]
+        if running and run.now_s < self._flush_began_s + config.round_timeout_s:
+            return
+        patient = run.now_s < self._flush_began_s + FLUSH_TIMEOUTS * config.round_timeout_s
+        settled = True
+        for p in run.moving:
+            fragment = run.fragments[p]
+            if fragment.stage is not Stage.IDLE:
+                settled = False
+                continue
+            missing = patient and self._missing(p)
+            settled = settled and fragment.flushed and not missing
+            # What a closed flush round did not bring is asked for again, at the pace of heartbeats.
+            again = missing and run.now_s >= fragment.closed_at_s + config.heartbeat_interval_s
+            if (again or not fragment.flushed) and len(run.busy) < config.rounds_in_flight:
+                self._rounds.open(p, flush=True)
+        if settled:
+            self._give_up_the_rest()
+            run.phase = Phase.ENDED
+            self._flush_began_s, self._linger_until_s = None, run.now_s + LINGER_S
+            run.note("run.ended", **run.ledger.books().tokens())
+            self._membership.tell_all()
+
+    def _missing(self, p: int) -> bool:
+        """Whether a live island has trained steps on this fragment whose fate is still open."""
+        run = self._run
+        for member in run.members.live(run.now_s):
+            if member.stopped:
+                life = run.ledger.life(member.island_id, member.incarnation)
+                if life.accounts[p].spent_tokens < life.trained_tokens:
+                    return True
+        return False
+
+    def _give_up_the_rest(self) -> None:
+        """What is not merged when the run ends never will be: it is booked as wasted."""
+        run = self._run
+        for p in run.moving:
+            for held in run.fragments[p].held:
+                self._rounds.refuse_waiting(held, Reason.RUN_ENDED, "it came after the flush")
+            run.fragments[p].held.clear()
+        lost = run.ledger.books().tokens()["in_flight"]
+        if lost:
+            run.note("run.flush_incomplete", lost_tokens=lost)
+        for member in run.members:
+            run.ledger.end(member.island_id)

@@ -1,0 +1,256 @@
+"""Joins, heartbeats and farewells; and what each island is told: its answer is always the whole state it needs."""
+
+from __future__ import annotations
+
+from aggregator.events import Received, Send
+from aggregator.members import Member
+from aggregator.run import Run, Stage
+from broker.fragments import FragmentManifest, Kind, TensorSpec, partition
+from broker.messages import (
+    Fate,
+    FleetState,
+    Heartbeat,
+    Join,
+    Leave,
+    OpenRound,
+    Outstanding,
+    Phase,
+    Reason,
+    Refused,
+    Resolution,
+    RunSettings,
+    Welcome,
+    joining,
+)
+
+
+class Membership:
+    """Who is in, and what they are told."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._welcomes: list[tuple[int, str]] = []  # (serial of the run record to wait for, island id)
+        self.seeder: tuple[str, int] | None = None  #: island and incarnation that is asked for version 0
+        self._due_in_s: dict[int, float] = {}
+        self._due_asked_at_s = float("-inf")
+
+    # --- joining ----------------------------------------------------------------------------------------------
+
+    def join(self, join: Join) -> None:
+        """Admits an island under its next incarnation, once that is durable; or refuses it with the difference."""
+        run = self._run
+        known = run.members.by_nonce(join.nonce)
+        if known is not None:  # a repetition: the same answer, once it is durable
+            if not self._waits(known):
+                self._welcome(known)
+            return
+        refusal = self._refusal(join)
+        if refusal:
+            run.count_refusal(Reason.MANIFEST)
+            run.note("join.refused", island=join.island_id or join.hint, detail=refusal)
+            refused = Refused(kind="join", sequence=-1, reason=Reason.MANIFEST, detail=refusal)
+            run.emit(Send(to=joining(join.nonce), message=refused))
+            return
+        member = run.members.admit(join.island_id, join.hint, join.nonce, join.tokens_per_step, run.now_s)
+        start_step, start_tokens = run.ledger.resume_point(member.island_id)
+        run.ledger.begin(member.island_id, member.incarnation, start_step, start_tokens)
+        run.clock.forget(member.island_id)
+        assert run.pacer is not None
+        run.pacer.forget(member.island_id)
+        self._welcomes.append((run.save(), member.island_id))
+        run.note(
+            "island.joined",
+            island=member.island_id,
+            incarnation=member.incarnation,
+            start_step=start_step,
+            islands=len(run.members.live(run.now_s)),
+        )
+
+    def saved(self, serial: int) -> None:
+        """The run record of that serial is durable: whoever waited for it is welcome."""
+        ready = [island_id for waits_for, island_id in self._welcomes if waits_for <= serial]
+        self._welcomes = [each for each in self._welcomes if each[0] > serial]
+        for island_id in ready:
+            self._welcome(self._run.members[island_id])
+
+    def _refusal(self, join: Join) -> str:
+        """Says why an island's tensors do not fit the run; the first island's tensors fix the fragments."""
+        run = self._run
+        if run.manifest is None:
+            try:
+                run.adopt_manifest(partition(join.tensors, run.config.fragments))
+            except ValueError as err:
+                return str(err)
+        assert run.manifest is not None
+        return first_difference(run.manifest, join.tensors)
+
+    def _welcome(self, member: Member) -> None:
+        run, c = self._run, self._run.config
+        assert run.manifest is not None
+        life = run.ledger.life(member.island_id, member.incarnation)
+        settings = RunSettings(
+            sync_interval_steps=c.sync_interval,
+            keep=c.keep,
+            codec=c.codec,
+            heartbeat_interval_s=c.heartbeat_interval_s,
+            total_tokens=c.total_tokens,
+            tokens_per_fleet_step=max(1, member.tokens_per_step * c.islands),
+            seed=c.seed,
+        )
+        welcome = Welcome(
+            nonce=member.nonce,
+            island_id=member.island_id,
+            incarnation=member.incarnation,
+            epoch=run.epoch,
+            fragments=run.manifest.fragments,
+            settings=settings,
+            share=run.members.share(member),
+            start_step=life.start_step,
+            start_tokens=life.start_tokens,
+        )
+        run.emit(Send(to=joining(member.nonce), message=welcome))
+
+    def _waits(self, member: Member) -> bool:
+        return any(island_id == member.island_id for _, island_id in self._welcomes)
+
+    # --- hearing ----------------------------------------------------------------------------------------------
+
+    def heartbeat(self, member: Member, beat: Heartbeat, event: Received) -> bool:
+        """Takes in an island's counters; returns whether they can be true."""
+        run = self._run
+        if len(beat.versions) != len(run.fragments) or len(beat.overwritten_tokens) != len(run.fragments):
+            detail = f"it speaks of {len(beat.versions)} fragments, the run has {len(run.fragments)}"
+            self.refuse(event, Reason.MANIFEST, detail)
+            return False
+        life = run.ledger.life(member.island_id, member.incarnation)
+        most = life.start_tokens + max(0, beat.inner_step - life.start_step) * member.tokens_per_step
+        if beat.inner_step < life.start_step or (member.tokens_per_step and beat.tokens > most):
+            detail = f"it claims {beat.tokens} tokens at step {beat.inner_step}, at most {most} are possible"
+            self.refuse(event, Reason.IMPLAUSIBLE, detail)
+            return False
+        member.heartbeat = beat
+        run.ledger.report(member.island_id, member.incarnation, beat.inner_step, beat.tokens)
+        run.ledger.overwritten(member.island_id, member.incarnation, beat.overwritten_tokens)
+        if beat.stopped:
+            run.clock.forget(member.island_id)
+        elif member.ready:
+            run.clock.report(member.island_id, beat.inner_step, run.now_s, beat.step_time_s)
+        member.resolutions += [self.resolve(member, item) for item in beat.outstanding]
+        return True
+
+    def leave(self, member: Member, leave: Leave) -> None:
+        """Lets an island go: nothing more is expected of it."""
+        run = self._run
+        if member.left:
+            return
+        member.left = True
+        run.ledger.report(member.island_id, member.incarnation, leave.inner_step, leave.tokens)
+        run.ledger.end(member.island_id)
+        run.clock.forget(member.island_id)
+        run.note("island.left", island=member.island_id, step=leave.inner_step, reason=leave.reason)
+        run.save()
+
+    def resolve(self, member: Member, item: Outstanding) -> Resolution:
+        """Says what became of one contribution that its island asks about."""
+        run, p = self._run, item.fragment_id
+        fate, reason = Fate.UNKNOWN, None
+        if p in run.moving:
+            account = run.ledger.account(member.island_id, member.incarnation, p)
+            steps = item.from_step, item.to_step
+            if steps in account.waiting or run.fragments[p].in_commit(member.island_id, member.incarnation, steps[0]):
+                fate = Fate.WAITING
+            elif account.merged.covers(*steps):
+                fate = Fate.MERGED
+            elif account.refused.covers(*steps):
+                fate, reason = Fate.REFUSED, Reason.OVERLAP
+        if fate is Fate.UNKNOWN and run.phase is Phase.ENDED:
+            fate, reason = Fate.REFUSED, Reason.RUN_ENDED
+        return Resolution(fragment_id=p, from_step=item.from_step, to_step=item.to_step, fate=fate, reason=reason)
+
+    def refuse(self, event: Received, reason: Reason, detail: str) -> None:
+        """Tells the sender of a message why it was not taken, and counts it."""
+        envelope = event.envelope
+        self._run.count_refusal(reason, self._run.members.get(envelope.sender))
+        kind = type(envelope.message).__name__.lower()
+        self._run.note("message.refused", sender=envelope.sender, kind=kind, reason=reason, detail=detail)
+        refused = Refused(kind=kind, sequence=envelope.sequence, reason=reason, detail=detail)
+        self._run.emit(Send(to=envelope.sender, message=refused))
+
+    # --- telling ----------------------------------------------------------------------------------------------
+
+    def tell_all(self) -> None:
+        """Sends every live island the state it needs."""
+        for member in self._run.members.live(self._run.now_s):
+            self.tell(member)
+
+    def tell(self, member: Member) -> None:
+        """Sends an island the state it needs; resolutions gathered since the last time go with it."""
+        run = self._run
+        if self._waits(member):
+            return  # it does not know its id yet
+        rounds = tuple(
+            OpenRound(round_id=r.round_id, fragment_id=r.fragment_id)
+            for r in run.open_rounds.values()
+            if member.island_id not in r.answered
+        )
+        newest = {(r.fragment_id, r.from_step, r.to_step): r for r in member.resolutions}
+        member.resolutions.clear()
+        state = FleetState(
+            epoch=run.epoch,
+            phase=run.phase,
+            rounds=rounds,
+            due_soon=self._due_soon(member),
+            versions=run.versions,
+            resolutions=tuple(newest.values()),
+            seed=self._seed_wanted(member),
+            trained_tokens=run.ledger.trained_tokens(),
+            fleet_ratio=self._fleet_ratio(member),
+            share=run.members.share(member),
+        )
+        run.emit(Send(to=member.island_id, message=state))
+
+    def _due_soon(self, member: Member) -> tuple[int, ...]:
+        """Returns the fragments that open before this island's next boundary but one, or the next announcement."""
+        run = self._run
+        if run.pacer is None or run.phase is not Phase.RUNNING:
+            return ()
+        if not 0 <= run.now_s - self._due_asked_at_s < run.config.heartbeat_interval_s / 20:
+            self._due_asked_at_s = run.now_s
+            waits = {p: run.pacer.due_in_s(p, run.now_s) for p in run.moving}
+            self._due_in_s = {p: wait_s for p, wait_s in waits.items() if wait_s is not None}
+        own_s = run.clock.step_time_s(member.island_id) or 0.0
+        fleet_s = run.median_step_s
+        horizon_s = 2 * max(own_s, fleet_s) + run.pacer.spacing_steps * fleet_s
+        return tuple(p for p, wait_s in self._due_in_s.items() if wait_s <= horizon_s)
+
+    def _seed_wanted(self, member: Member) -> tuple[int, ...]:
+        run = self._run
+        if run.phase is not Phase.SEEDING or self.seeder != (member.island_id, member.incarnation):
+            return ()
+        return tuple(p for p, f in run.fragments.items() if f.version < 0 and f.stage is Stage.IDLE)
+
+    def _fleet_ratio(self, member: Member) -> float:
+        """Returns tokens the fleet trains while this island trains one, from step times."""
+        run = self._run
+        rates: dict[str, float] = {}
+        for island_id in run.clock.advancing(run.now_s):
+            step_time_s = run.clock.step_time_s(island_id)
+            if step_time_s:
+                rates[island_id] = run.members[island_id].tokens_per_step / step_time_s
+        own = rates.get(member.island_id)
+        return sum(rates.values()) / own if own else float(max(1, len(rates)))
+
+
+def first_difference(manifest: FragmentManifest, tensors: tuple[TensorSpec, ...]) -> str:
+    """Says how an island's tensors differ from the run's; empty if they agree. Its own dtype is its own business."""
+    ours = manifest.tensors()
+    theirs = {t.name: t for t in tensors if t.kind is not Kind.LOCAL}
+    for name in sorted(ours.keys() | theirs.keys()):
+        a, b = ours.get(name), theirs.get(name)
+        if a is None or b is None:
+            return f"tensor {name!r} is {'unknown to the run' if a is None else 'missing'}: use the run's model settings"
+        for attribute in ("shape", "kind", "unit_axes"):
+            mine, its = getattr(a, attribute), getattr(b, attribute)
+            if mine != its:
+                return f"tensor {name!r} has {attribute} {its}, the run has {mine}: use the run's model settings"
+    return ""

@@ -1,0 +1,196 @@
+"""What an aggregator knows about its run: the state that the parts of the core share.
+
+The parts (:mod:`aggregator.membership`, :mod:`aggregator.seeding`, :mod:`aggregator.rounds`, :mod:`aggregator.ending`)
+read and change one :class:`Run` while one event is handled. What they want done is put into its outbox, in order;
+:class:`aggregator.core.Aggregator` empties it. ``now_s`` is the clock reading that came with the event.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from aggregator.config import AggregatorConfig
+from aggregator.events import Action, Commit, Manifested, Note, SaveRun
+from aggregator.journeys import Journeys
+from aggregator.ledger import Ledger
+from aggregator.members import Member, Members
+from aggregator.pacing import Pacer, StepClock
+from aggregator.records import manifest_from_rows, manifest_to_rows
+from aggregator.round import Admitted, Round
+from broker.fragments import FragmentManifest
+from broker.messages import Contribution, Merged, Phase, Reason
+
+#: Added to round ids at a restart: an answer to a round before it must not count as fresh after it.
+ROUND_IDS_PER_LIFE = 1_000_000
+
+
+class Stage(StrEnum):
+    """Where a fragment is between two versions."""
+
+    IDLE = "idle"
+    COLLECTING = "collecting"
+    COMPUTING = "computing"
+    PERSISTING = "persisting"
+
+
+@dataclass(slots=True)
+class Fragment:
+    """One fragment's versions and its current round."""
+
+    stage: Stage = Stage.IDLE
+    version: int = -1  #: the newest durable one
+    digest: str = ""
+    contributions: tuple[Merged, ...] = ()  #: of the newest durable version
+    round: Round | None = None  #: while COLLECTING; while COMPUTING and PERSISTING what it brought
+    closed_at_s: float = 0.0
+    commit: Commit | None = None  #: while PERSISTING
+    persist_again_at_s: float | None = None
+    held: list[Admitted] = field(default_factory=list)
+    flushed: bool = False
+    published_at_s: float | None = None
+    republish_after_s: float = 1.0
+
+    def in_commit(self, island_id: str, incarnation: int, from_step: int) -> bool:
+        """Whether a contribution is in the version that is being made durable right now."""
+        parts = self.commit.contributions if self.commit else ()
+        return any((m.island_id, m.incarnation, m.steps.from_step) == (island_id, incarnation, from_step) for m in parts)
+
+
+class Run:
+    """The state of one run; see the module's docstring.
+
+    Attributes:
+        epoch: Of this life of the aggregator: one more than the last.
+        open_rounds: Rounds that wait for answers, by id.
+        refusals: Messages refused, by reason.
+        rounds_by_contributors: Versions committed, by how many islands are in them.
+        participation: Share of live islands in each version of this life.
+        staleness: Mean staleness of each version of this life.
+    """
+
+    def __init__(self, config: AggregatorConfig, now_s: float) -> None:
+        self.config = config
+        self.now_s = now_s
+        self.outbox: list[Action] = []
+        self.phase = Phase.SEEDING
+        self.epoch = 1
+        self.manifest: FragmentManifest | None = None
+        self.fragments: dict[int, Fragment] = {}
+        self.members = Members(config.liveness, config.islands)
+        self.ledger = Ledger({})
+        self.clock = StepClock(config.heartbeat_interval_s)
+        self.pacer: Pacer | None = None
+        self.journeys = Journeys(config)
+        self.open_rounds: dict[int, Round] = {}
+        self.refusals: Counter[str] = Counter()
+        self.rounds_by_contributors: Counter[int] = Counter()
+        self.participation: list[float] = []
+        self.staleness: list[float] = []
+        self.saved_serial = 0  # of the newest run record asked for
+        self._last_round_id = 0
+
+    # --- what to do -------------------------------------------------------------------------------------------
+
+    def emit(self, *actions: Action) -> None:
+        """Puts actions into the outbox."""
+        self.outbox.extend(actions)
+
+    def note(self, name: str, **fields: Any) -> None:
+        """Records a decision with its reason."""
+        self.outbox.append(Note(name=name, fields=fields))
+
+    def save(self) -> int:
+        """Asks for the run record to be written; returns its serial number."""
+        self.saved_serial += 1
+        record = {
+            "run_id": self.config.run_id,
+            "epoch": self.epoch,
+            "manifest": None if self.manifest is None else manifest_to_rows(self.manifest),
+            "last_round_id": self._last_round_id,
+            **self.members.record(),
+        }
+        self.emit(SaveRun(serial=self.saved_serial, record=record))
+        return self.saved_serial
+
+    def count_refusal(self, reason: Reason, member: Member | None = None) -> None:
+        """Counts a refusal, for the sender too if it is a member."""
+        self.refusals[reason] += 1
+        if member is not None:
+            member.refusals[reason] = member.refusals.get(reason, 0) + 1
+
+    # --- what is ----------------------------------------------------------------------------------------------
+
+    @property
+    def moving(self) -> tuple[int, ...]:
+        """Ids of the fragments that fall due."""
+        return self.manifest.moving if self.manifest is not None else ()
+
+    @property
+    def busy(self) -> frozenset[int]:
+        """Fragments with a round in any stage."""
+        return frozenset(p for p, f in self.fragments.items() if f.stage is not Stage.IDLE)
+
+    @property
+    def versions(self) -> tuple[int, ...]:
+        """The newest published version per fragment, -1 for none: version 0 is published whole or not at all."""
+        if self.phase is Phase.SEEDING:
+            return tuple(-1 for _ in self.fragments)
+        return tuple(self.fragments[p].version for p in sorted(self.fragments))
+
+    @property
+    def median_step_s(self) -> float:
+        """Median inner step time of the advancing islands in seconds, 0 while unknown."""
+        return self.clock.median_step_time_s(self.now_s) or 0.0
+
+    def waiting_bytes(self) -> int:
+        """Bytes of the contributions that wait in open rounds or are held; bounded by the configuration."""
+        total = 0
+        for fragment in self.fragments.values():
+            waiting = fragment.held + (fragment.round.contributions if fragment.round is not None else [])
+            total += sum(c.payload_bytes for c in waiting)
+        return total
+
+    def next_round_id(self) -> int:
+        """Returns a round id that was never used before."""
+        self._last_round_id += 1
+        return self._last_round_id
+
+    def in_commit(self, member: Member, contribution: Contribution) -> bool:
+        """Whether a contribution is booked as merged, in a version that is not durable yet."""
+        fragment = self.fragments[contribution.fragment_id]
+        return fragment.in_commit(member.island_id, member.incarnation, contribution.steps.from_step)
+
+    # --- beginning --------------------------------------------------------------------------------------------
+
+    def adopt_manifest(self, manifest: FragmentManifest) -> None:
+        """Fixes the fragments of the run."""
+        self.manifest = manifest
+        self.fragments = {p: Fragment() for p in range(len(manifest))}
+        self.ledger = Ledger({p: manifest.sizes[p] for p in manifest.moving})
+        self.pacer = Pacer(manifest.moving, self.config.sync_interval, self.clock)
+        self.emit(Manifested(manifest=manifest))
+
+    def restore(self, record: Mapping[str, Any], commits: Mapping[int, Commit]) -> None:
+        """Goes on from what an earlier life left in the store; a version 0 that is not whole was never published."""
+        self.epoch = record["epoch"] + 1
+        self.members.restore(record, self.now_s)
+        last_round_id = max([record["last_round_id"], *(c.round_id for c in commits.values())])
+        self._last_round_id = last_round_id + ROUND_IDS_PER_LIFE
+        if record["manifest"] is None:
+            return
+        self.adopt_manifest(manifest_from_rows(record["manifest"]))
+        if set(commits) == set(self.fragments):
+            for p, commit in commits.items():
+                fragment = self.fragments[p]
+                fragment.version, fragment.digest = commit.fragment_version, commit.digest
+                fragment.contributions = commit.contributions
+                if p in self.moving:
+                    self.ledger.restore(p, commit.ledger)
+            self.phase = Phase.RUNNING
+        for member in self.members:
+            if not self.ledger.knows(member.island_id, member.incarnation):
+                self.ledger.begin(member.island_id, member.incarnation, *self.ledger.resume_point(member.island_id))

@@ -1,0 +1,55 @@
+"""Version 0: it comes whole from one island; if that one dies half-way, what it sent is dropped for the next one's."""
+
+from __future__ import annotations
+
+from aggregator.events import Plant, Received
+from aggregator.members import Member
+from aggregator.membership import Membership
+from aggregator.run import Run, Stage
+from broker.messages import Phase, Reason, Seed
+
+
+class Seeding:
+    """Gets version 0 from one island."""
+
+    def __init__(self, run: Run, membership: Membership) -> None:
+        self._run = run
+        self._membership = membership
+        self._began_at_s = run.now_s
+
+    def choose(self) -> None:
+        """Asks the first live island for everything, unless one that lives is asked already."""
+        run = self._run
+        live = {(m.island_id, m.incarnation): m for m in run.members.live(run.now_s)}
+        if not live or not run.fragments or self._membership.seeder in live:
+            return
+        member = min(live.values(), key=lambda m: m.index)
+        self._membership.seeder = member.island_id, member.incarnation
+        for fragment in run.fragments.values():
+            fragment.version, fragment.stage = -1, Stage.IDLE
+            fragment.commit, fragment.persist_again_at_s = None, None
+        run.note("seeder.chosen", island=member.island_id, incarnation=member.incarnation)
+        self._membership.tell(member)
+
+    def seed(self, member: Member, seed: Seed, event: Received) -> None:
+        """Takes one fragment of version 0, from the island that was asked."""
+        run = self._run
+        if self._membership.seeder != (member.island_id, member.incarnation) or run.phase is not Phase.SEEDING:
+            return  # asked of somebody else by now, or done: a late copy
+        fragment = run.fragments.get(seed.fragment_id)
+        if fragment is None:
+            self._membership.refuse(event, Reason.UNKNOWN_FRAGMENT, f"no fragment {seed.fragment_id}")
+        elif event.flaw is not None:
+            self._membership.refuse(event, event.flaw.reason, event.flaw.detail)
+        elif fragment.stage is Stage.IDLE and fragment.version < 0:
+            fragment.stage = Stage.COMPUTING
+            run.emit(Plant(fragment_id=seed.fragment_id, payload=seed.payload))
+
+    def complete(self) -> bool:
+        """Whether all of version 0 is durable; the run begins then."""
+        run = self._run
+        if any(f.version < 0 for f in run.fragments.values()):
+            return False
+        run.phase = Phase.RUNNING
+        run.note("run.seeded", fragments=len(run.fragments), seconds=round(run.now_s - self._began_at_s, 3))
+        return True
