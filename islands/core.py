@@ -14,8 +14,6 @@ from there to the boundary of its copy (design, section 4.2).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any, assert_never
 
 from broker.fragments import FragmentManifest, TensorSpec
@@ -37,7 +35,6 @@ from broker.messages import (
     RunSettings,
     Seed,
     Share,
-    TrainedOn,
     Version,
     Want,
     Welcome,
@@ -64,103 +61,13 @@ from islands.events import (
     Vitals,
     Watch,
 )
+from islands.fragment import RESEND_S, Backoff, Fragment, Pending, Point, Stage
 
 JOIN_AGAIN_S = (0.5, 5.0)  # first and longest pause between joins
-RESEND_S = (2.0, 8.0)  # the same for a contribution, a seed or a Want that nothing was heard of, on a fast link
 #: On a slow one: pauses in multiples of a contribution's journey as measured, lest copies queue behind each other.
 RESEND_JOURNEYS = (3.0, 12.0)
 NOTHING_AGAIN_S = 1.0
 FENCED_FOR_S = 1.0
-
-
-class Stage(StrEnum):
-    """What an island is doing with a fragment."""
-
-    IDLE = "idle"
-    CAPTURING = "capturing"
-    PREPARING = "preparing"
-    READY = "ready"
-
-
-@dataclass(frozen=True, slots=True)
-class Point:
-    """A moment in an island's training: its two counters."""
-
-    step: int
-    tokens: int
-
-
-@dataclass(slots=True)
-class Backoff:
-    """When to try again: at once, then after pauses that double."""
-
-    first_s: float
-    longest_s: float
-    due_at_s: float = 0.0
-    pause_s: float = 0.0
-
-    def tried(self, now_s: float) -> None:
-        """Takes note of an attempt."""
-        self.pause_s = min(self.longest_s, 2 * self.pause_s) if self.pause_s else self.first_s
-        self.due_at_s = now_s + self.pause_s
-
-    def due(self, now_s: float) -> bool:
-        """Whether the pause is over."""
-        return now_s >= self.due_at_s
-
-
-@dataclass(slots=True)
-class Pending:
-    """A contribution whose fate is not known yet; its bytes are kept until it is."""
-
-    message: Contribution
-    backoff: Backoff
-    sent_at_s: float
-    sent_once: bool = True
-
-
-@dataclass(slots=True)
-class Fragment:
-    """One fragment of the local parameters."""
-
-    handed: Point  #: everything before was handed over, or dropped
-    stage: Stage = Stage.IDLE
-    version: int = -1  #: in the local parameters
-    trained_on: list[TrainedOn] = field(default_factory=list)  #: of the steps since ``handed``, up to ``counted``
-    counted: int = 0  #: inner step up to which ``trained_on`` counts
-    copy: Point | None = None
-    capturing: StepRange | None = None
-    incoming: Version | None = None  #: while PREPARING or READY
-    incoming_keep: float = 1.0
-    newer: Version | None = None  #: arrived meanwhile
-    overwrite: bool = False  #: adopt the next version with keep = 0
-    asked: int | None = None  #: the open round to answer
-    answered: int = 0  #: the last round answered
-    nothing_at_s: float | None = None  #: when the last answer was "nothing"
-    outstanding: dict[tuple[int, int], Pending] = field(default_factory=dict)
-    overwritten_tokens: int = 0
-    seed: Backoff = field(default_factory=lambda: Backoff(*RESEND_S))
-    seeding: bool = False
-
-    @property
-    def newest(self) -> int:
-        """The newest version that has arrived; -1 asks for whatever there is."""
-        if self.overwrite and self.incoming is None and self.newer is None:
-            return -1
-        versions = [v.fragment_version for v in (self.incoming, self.newer) if v is not None]
-        return max([self.version, *versions])
-
-    def count(self, step: int) -> None:
-        """Books the steps up to ``step`` on the version now in the local parameters."""
-        if step > self.counted:
-            self.trained_on.append(TrainedOn(fragment_version=self.version, steps=step - self.counted))
-            self.counted = step
-
-    def drop(self, at: Point) -> None:
-        """Gives up the steps not handed over before ``at``."""
-        self.overwritten_tokens += at.tokens - self.handed.tokens
-        self.handed, self.counted = at, at.step
-        self.trained_on.clear()
 
 
 class Island:
@@ -191,9 +98,7 @@ class Island:
         self.vitals = Vitals(loss=None, step_time_s=None, sync_share=0.0, bytes_up=0, bytes_down=0)
         self.published: tuple[int, ...] = ()  #: the newest versions there are, as last heard
 
-        self._join = Join(
-            nonce=nonce, island_id=island_id, hint=hint, tensors=tensors, tokens_per_step=tokens_per_step
-        )
+        self._join = Join(nonce=nonce, island_id=island_id, hint=hint, tensors=tensors, tokens_per_step=tokens_per_step)
         self._join_backoff = Backoff(*JOIN_AGAIN_S)
         self._heartbeat_at_s: float | None = None
         self._journey_s = 0.0  # average time until the aggregator is known to have a contribution
@@ -304,9 +209,7 @@ class Island:
         if not again:
             self.manifest = FragmentManifest(welcome.fragments)
             self.at = Point(welcome.start_step, welcome.start_tokens)
-            self.fragments = {
-                p: Fragment(handed=self.at, counted=self.at.step) for p in range(len(self.manifest))
-            }
+            self.fragments = {p: Fragment(handed=self.at, counted=self.at.step) for p in range(len(self.manifest))}
             self.published = tuple(-1 for _ in self.fragments)
             actions.append(
                 Joined(
@@ -467,7 +370,8 @@ class Island:
             self._heartbeat_at_s = now_s  # the flush waits for what it says
 
     def _installed(self, fragment: Fragment) -> None:
-        assert fragment.stage is Stage.READY and fragment.incoming is not None, fragment
+        assert fragment.stage is Stage.READY, fragment
+        assert fragment.incoming is not None
         fragment.count(self.at.step)
         if fragment.incoming_keep == 0:
             fragment.drop(self.at)
@@ -476,7 +380,8 @@ class Island:
 
     def _captured(self, event: Captured, now_s: float, actions: list[Action]) -> None:
         p, fragment = event.fragment_id, self.fragments[event.fragment_id]
-        assert fragment.stage is Stage.CAPTURING and fragment.capturing is not None, fragment
+        assert fragment.stage is Stage.CAPTURING, fragment
+        assert fragment.capturing is not None
         steps, fragment.capturing, fragment.stage = fragment.capturing, None, Stage.IDLE
         if not self.joined:
             return  # lost its membership meanwhile
@@ -484,10 +389,9 @@ class Island:
             round_id=fragment.answered,
             fragment_id=p,
             steps=steps,
-            trained_on=_joined(fragment.trained_on),
+            trained_on=fragment.take_trained_on(),
             payload=event.payload,
         )
-        fragment.trained_on.clear()
         pending = Pending(contribution, self._patience(), sent_at_s=now_s)
         pending.backoff.tried(now_s)
         fragment.outstanding[(steps.from_step, steps.to_step)] = pending
@@ -518,7 +422,8 @@ class Island:
             self.finished = all(f.stage is Stage.IDLE and not f.outstanding for f in self.fragments.values())
 
     def _prepare(self, fragment: Fragment, actions: list[Action]) -> None:
-        assert fragment.newer is not None and self.settings is not None
+        assert fragment.newer is not None
+        assert self.settings is not None
         # Nothing trained since the last hand-over and nothing to come: the global parameters, exactly.
         settled = self._stopped and fragment.handed == self.at
         first = fragment.version < 0
@@ -582,13 +487,3 @@ class Island:
 
     def _note(self, name: str, **fields: Any) -> Note:
         return Note(name=name, fields=fields)
-
-
-def _joined(parts: list[TrainedOn]) -> tuple[TrainedOn, ...]:
-    """Returns the parts with neighbours of the same version added up."""
-    joined: list[TrainedOn] = []
-    for part in parts:
-        if joined and joined[-1].fragment_version == part.fragment_version:
-            part = TrainedOn(fragment_version=part.fragment_version, steps=joined.pop().steps + part.steps)
-        joined.append(part)
-    return tuple(joined)

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 
 from aggregator.events import Commit, Merge, Publish
 from broker.ranges import IntervalSet
-from islands.core import Stage
 from islands.events import Fail
+from islands.fragment import Stage
 
 if TYPE_CHECKING:
-    from ops.simulate import SimAggregator, SimIsland, Simulation
+    from ops.simulate import Simulation
+    from ops.simulated import SimAggregator, SimIsland
 
 
 class InvariantViolation(AssertionError):
@@ -92,7 +93,11 @@ class Invariants:
             self.trained_tokens[(core.island_id, core.incarnation)] = island.tokens
         versions = tuple(f.version for f in core.fragments.values())
         before = self._versions_seen.get(island.address, tuple(-1 for _ in versions))
-        require(all(a >= b for a, b in zip(versions, before, strict=False)), 1, f"{island.address} went back: {before} {versions}")
+        require(
+            all(a >= b for a, b in zip(versions, before, strict=False)),
+            1,
+            f"{island.address} went back: {before} {versions}",
+        )
         self._versions_seen[island.address] = versions
         for p, fragment in core.fragments.items():
             require(fragment.handed.step <= island.step, 2, f"{island.address} handed over steps it has not run")
@@ -123,23 +128,28 @@ class Invariants:
             require(life.last_tokens == island.tokens, 4, f"{island.address} trained {island.tokens}, books {life}")
             for p in core.run.manifest.moving:
                 fragment = island.core.fragments[p]
-                require(not fragment.outstanding, 8, f"{island.address} fragment {p} never heard of {fragment.outstanding}")
-                require(fragment.stage is Stage.IDLE, 6, f"{island.address} fragment {p} is {fragment.stage}")
-                require(fragment.version == core.run.fragments[p].version, 6, f"{island.address} misses versions of {p}")
+                where = f"{island.address} fragment {p}"
+                require(not fragment.outstanding, 8, f"{where} never heard of {fragment.outstanding}")
+                require(fragment.stage is Stage.IDLE, 6, f"{where} is {fragment.stage}")
+                require(fragment.version == core.run.fragments[p].version, 6, f"{where} misses versions")
                 account = core.run.ledger.account(island.core.island_id, island.core.incarnation, p)
                 spent = account.merged_tokens + sum(account.wasted_tokens.values())
-                require(not account.waiting, 4, f"{island.address} fragment {p} still waits: {account.waiting}")
+                require(not account.waiting, 4, f"{where} still waits: {account.waiting}")
                 trained = life.trained_tokens
                 # A flush may run out of patience where the pool for contributions is smaller than one round needs.
                 gave_up = any(name == "run.flush_incomplete" for _, _, name, _ in simulation.trace)
-                require(spent == trained or gave_up, 4, f"{island.address} fragment {p}: {spent} accounted for of {trained}")
+                require(
+                    spent == trained or gave_up, 4, f"{island.address} fragment {p}: {spent} accounted for of {trained}"
+                )
         books = core.run.ledger.books()
         require(books.in_flight == 0, 4, f"{books.in_flight} in flight after the flush: {books}")
         for p in core.run.manifest.moving:
             merged = sum(
                 life.accounts[p].merged_tokens for lives in core.run.ledger.lives().values() for life in lives.values()
             )
-            require(merged == self.merged_tokens[p], 4, f"fragment {p}: ledger {merged}, commits {self.merged_tokens[p]}")
+            require(
+                merged == self.merged_tokens[p], 4, f"fragment {p}: ledger {merged}, commits {self.merged_tokens[p]}"
+            )
 
     def _forget(self, commit: Commit) -> None:
         for merged in commit.contributions:
@@ -150,5 +160,3 @@ class Invariants:
             pieces = [(cut[0], steps.from_step), (steps.to_step, cut[1])]
             self._merged[key] = IntervalSet([*kept, *((a, b) for a, b in pieces if a < b)])
             self.merged_tokens[commit.fragment_id] -= steps.tokens
-
-

@@ -28,7 +28,9 @@ def run(plan: SimulationPlan) -> Simulation:
         assert ended, f"not ended after {LIMIT_S} virtual seconds: {simulation.aggregator.core.run.phase}"
         simulation.invariants.at_end(simulation)
     except AssertionError as err:
-        story = "\n".join(f"{at_s:10.4f} {who} {name} {fields}"[:300] for at_s, who, name, fields in simulation.trace[-40:])
+        story = "\n".join(
+            f"{at_s:10.4f} {who} {name} {fields}"[:300] for at_s, who, name, fields in simulation.trace[-40:]
+        )
         raise AssertionError(f"{err}\n{plan}\n...\n{story}") from err
     return simulation
 

@@ -1,0 +1,112 @@
+"""What an island remembers of one fragment: what is in the local parameters, and what was handed over."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from broker.messages import Contribution, TrainedOn, Version
+from broker.ranges import StepRange
+
+#: First and longest pause before a contribution, a seed or a Want that nothing was heard of is sent again.
+RESEND_S = (2.0, 8.0)
+
+
+class Stage(StrEnum):
+    """What an island is doing with a fragment."""
+
+    IDLE = "idle"
+    CAPTURING = "capturing"
+    PREPARING = "preparing"
+    READY = "ready"
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A moment in an island's training: its two counters."""
+
+    step: int
+    tokens: int
+
+
+@dataclass(slots=True)
+class Backoff:
+    """When to try again: at once, then after pauses that double."""
+
+    first_s: float
+    longest_s: float
+    due_at_s: float = 0.0
+    pause_s: float = 0.0
+
+    def tried(self, now_s: float) -> None:
+        """Takes note of an attempt."""
+        self.pause_s = min(self.longest_s, 2 * self.pause_s) if self.pause_s else self.first_s
+        self.due_at_s = now_s + self.pause_s
+
+    def due(self, now_s: float) -> bool:
+        """Whether the pause is over."""
+        return now_s >= self.due_at_s
+
+
+@dataclass(slots=True)
+class Pending:
+    """A contribution whose fate is not known yet; its bytes are kept until it is."""
+
+    message: Contribution
+    backoff: Backoff
+    sent_at_s: float
+    sent_once: bool = True
+
+
+@dataclass(slots=True)
+class Fragment:
+    """One fragment of the local parameters."""
+
+    handed: Point  #: everything before was handed over, or dropped
+    stage: Stage = Stage.IDLE
+    version: int = -1  #: in the local parameters
+    trained_on: list[TrainedOn] = field(default_factory=list)  #: of the steps since ``handed``, up to ``counted``
+    counted: int = 0  #: inner step up to which ``trained_on`` counts
+    copy: Point | None = None
+    capturing: StepRange | None = None
+    incoming: Version | None = None  #: while PREPARING or READY
+    incoming_keep: float = 1.0
+    newer: Version | None = None  #: arrived meanwhile
+    overwrite: bool = False  #: adopt the next version with keep = 0
+    asked: int | None = None  #: the open round to answer
+    answered: int = 0  #: the last round answered
+    nothing_at_s: float | None = None  #: when the last answer was "nothing"
+    outstanding: dict[tuple[int, int], Pending] = field(default_factory=dict)
+    overwritten_tokens: int = 0
+    seed: Backoff = field(default_factory=lambda: Backoff(*RESEND_S))
+    seeding: bool = False
+
+    @property
+    def newest(self) -> int:
+        """The newest version that has arrived; -1 asks for whatever there is."""
+        if self.overwrite and self.incoming is None and self.newer is None:
+            return -1
+        versions = [v.fragment_version for v in (self.incoming, self.newer) if v is not None]
+        return max([self.version, *versions])
+
+    def count(self, step: int) -> None:
+        """Books the steps up to ``step`` on the version now in the local parameters."""
+        if step > self.counted:
+            self.trained_on.append(TrainedOn(fragment_version=self.version, steps=step - self.counted))
+            self.counted = step
+
+    def drop(self, at: Point) -> None:
+        """Gives up the steps not handed over before ``at``."""
+        self.overwritten_tokens += at.tokens - self.handed.tokens
+        self.handed, self.counted = at, at.step
+        self.trained_on.clear()
+
+    def take_trained_on(self) -> tuple[TrainedOn, ...]:
+        """Returns, and forgets, on which versions the steps since ``handed`` were run; equal neighbours added up."""
+        joined: list[TrainedOn] = []
+        for part in self.trained_on:
+            if joined and joined[-1].fragment_version == part.fragment_version:
+                part = TrainedOn(fragment_version=part.fragment_version, steps=joined.pop().steps + part.steps)
+            joined.append(part)
+        self.trained_on.clear()
+        return tuple(joined)
