@@ -34,8 +34,9 @@ def admit(
 ) -> Admission:
     """Decides on one contribution of a known island to a known fragment.
 
-    Copies are recognised first, so that re-sending is always safe; then the counters, the payload, the versions
-    and the space are judged. Counters come before the rest: what a refusal wastes is booked by them. ``RETRY`` means the island should send the same bytes again.
+    Copies are recognised first, so that re-sending is always safe; then the counters, the payload, the versions and
+    the space are judged. Counters come before the rest: what a refusal wastes is booked by them. ``RETRY`` means that
+    the island should send the same bytes again.
     """
     steps = contribution.steps
     copy = _recognise(contribution, account)
@@ -68,7 +69,9 @@ def too_stale(trained_on: Sequence[TrainedOn], current_version: int, max_stalene
     oldest = min(t.fragment_version for t in trained_on)
     if current_version - oldest <= max_staleness:
         return ""
-    return f"oldest step was trained on version {oldest}, {current_version - oldest} behind; the limit is {max_staleness}"
+    return (
+        f"oldest step was trained on version {oldest}, {current_version - oldest} behind; the limit is {max_staleness}"
+    )
 
 
 def _recognise(contribution: Contribution, account: Account) -> Admission | None:

@@ -50,14 +50,26 @@ class AggregatorConfig:
     max_message_bytes: int = setting(1 << 30, "largest message accepted")
 
     def __post_init__(self) -> None:
-        at_least_one = ("islands", "fragments", "sync_interval", "rounds_in_flight", "quorum", "overlap", "max_staleness")
+        at_least_one = (
+            "islands",
+            "fragments",
+            "sync_interval",
+            "rounds_in_flight",
+            "quorum",
+            "overlap",
+            "max_staleness",
+        )
         for name in at_least_one:
             if getattr(self, name) < 1:
                 raise ConfigError(name, getattr(self, name), "must be at least 1")
         if self.quorum > self.islands:
-            raise ConfigError("quorum", self.quorum, f"must not exceed islands = {self.islands}, or no round closes by it")
+            raise ConfigError(
+                "quorum", self.quorum, f"must not exceed islands = {self.islands}, or no round closes by it"
+            )
         if self.fragments > self.sync_interval:
-            cure = f"must not exceed sync_interval = {self.sync_interval}: at most one fragment falls due per inner step"
+            cure = (
+                f"must not exceed sync_interval = {self.sync_interval}: at most one fragment falls due per inner step"
+            )
             raise ConfigError("fragments", self.fragments, cure)
         for name in ("total_tokens", "staleness_exponent", "grace_factor", "outer_momentum"):
             if getattr(self, name) < 0:

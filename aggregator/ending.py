@@ -1,4 +1,7 @@
-"""How a run ends: islands stop stepping, every fragment is flushed with everybody, the rest is given up (design 4.9)."""
+"""How a run ends: islands stop stepping, every fragment is flushed with everybody, the rest is given up.
+
+Design: section 4.9.
+"""
 
 from __future__ import annotations
 

@@ -36,7 +36,10 @@ class Received:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Computed:
-    """The parameters of ``fragment_version`` are in memory; ``digest`` names their bytes."""
+    """The parameters of ``fragment_version`` are in memory; ``digest`` names their bytes.
+
+    Reported for the newest order of a fragment only: what an abandoned seed brings is never heard of.
+    """
 
     fragment_id: int
     fragment_version: int

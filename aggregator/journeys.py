@@ -1,4 +1,7 @@
-"""How long rounds take, measured: the waits they are given, and how many may be open at once (design, section 4.1, 4.5)."""
+"""How long rounds take, measured: the waits they are given, and how many may be open at once.
+
+Design: sections 4.1 and 4.5.
+"""
 
 from __future__ import annotations
 

@@ -50,6 +50,31 @@ class Account:
 
 
 @dataclass(slots=True)
+class Tally:
+    """How well the islands keep together: sums over the versions of one fragment, or of all."""
+
+    rounds: Counter[int] = field(default_factory=Counter)  #: number of contributors -> versions
+    participation_sum: float = 0.0
+    staleness_sum: float = 0.0
+
+    def count(self, contributors: int, participation: float, staleness: float) -> None:
+        """Takes one version in."""
+        self.rounds[contributors] += 1
+        self.participation_sum += participation
+        self.staleness_sum += staleness
+
+    @property
+    def participation(self) -> float | None:
+        """Mean share of the live islands in a version; None before the first."""
+        return self.participation_sum / self.rounds.total() if self.rounds else None
+
+    @property
+    def staleness(self) -> float | None:
+        """Mean staleness of what was merged, in versions; None before the first."""
+        return self.staleness_sum / self.rounds.total() if self.rounds else None
+
+
+@dataclass(slots=True)
 class Life:
     """One incarnation of an island: where its counters began, how far it has reported, and its accounts."""
 
@@ -80,12 +105,16 @@ class Books:
     scale: int
 
     def balanced(self) -> bool:
-        """Whether nothing is counted twice or forgotten; ``in_flight`` is counted on its own, see :meth:`Ledger.books`."""
+        """Whether nothing is counted twice or forgotten: trained = merged + wasted + in flight."""
         return self.trained == self.merged + sum(self.wasted.values()) + self.in_flight
 
     def tokens(self) -> dict[str, Any]:
         """Returns whole tokens that still add up: what rounding leaves over goes to the largest remainders."""
-        parts = {"merged": self.merged, "in_flight": self.in_flight, **{f"wasted.{k}": v for k, v in self.wasted.items()}}
+        parts = {
+            "merged": self.merged,
+            "in_flight": self.in_flight,
+            **{f"wasted.{k}": v for k, v in self.wasted.items()},
+        }
         total = round(self.trained / self.scale)
         whole = {k: v // self.scale for k, v in parts.items()}
         left = total - sum(whole.values())
@@ -102,6 +131,7 @@ class Ledger:
     def __init__(self, weights: Mapping[int, int]) -> None:
         self._weights = dict(weights)
         self._lives: dict[str, dict[int, Life]] = {}
+        self._tallies = {p: Tally() for p in self._weights}
 
     # --- writing ---------------------------------------------------------------------------------------------
 
@@ -156,6 +186,10 @@ class Ledger:
                 account = life.accounts[fragment_id]
                 account.wasted_tokens[Reason.OVERWRITTEN] = max(count, account.wasted_tokens[Reason.OVERWRITTEN])
 
+    def count(self, fragment_id: int, contributors: int, participation: float, staleness: float) -> None:
+        """Counts a version of a fragment, in its own tally."""
+        self._tallies[fragment_id].count(contributors, participation, staleness)
+
     def close_gap(self, island_id: str, incarnation: int, fragment_id: int) -> None:
         """Books as ``unrecorded`` what was trained, is not on its way, and has no known fate."""
         life = self._lives[island_id][incarnation]
@@ -189,6 +223,15 @@ class Ledger:
             ends = (account.handed_over for account in life.accounts.values())
             best = max([best, (life.start_step, life.start_tokens), *ends])
         return best
+
+    def tally(self) -> Tally:
+        """Returns the tally over all fragments."""
+        total = Tally()
+        for tally in self._tallies.values():
+            total.rounds += tally.rounds
+            total.participation_sum += tally.participation_sum
+            total.staleness_sum += tally.staleness_sum
+        return total
 
     def trained_tokens(self) -> int:
         """Tokens trained by all lives, as last reported."""
@@ -236,7 +279,7 @@ class Ledger:
     # --- durability ------------------------------------------------------------------------------------------
 
     def slice(self, fragment_id: int) -> dict[str, Any]:
-        """Returns one fragment's accounts as plain data for its commit; what waits is not in it."""
+        """Returns one fragment's accounts and tally as plain data for its commit; what waits is not in it."""
         rows: dict[str, Any] = {}
         for island_id, lives in self._lives.items():
             for incarnation, life in lives.items():
@@ -249,11 +292,16 @@ class Ledger:
                     "refused": [list(i) for i in account.refused],
                     "wasted": {str(k): v for k, v in account.wasted_tokens.items()},
                 }
-        return rows
+        tally = self._tallies[fragment_id]
+        counted = [{str(n): k for n, k in tally.rounds.items()}, tally.participation_sum, tally.staleness_sum]
+        return {"accounts": rows, "tally": counted}
 
-    def restore(self, fragment_id: int, rows: Mapping[str, Any]) -> None:
+    def restore(self, fragment_id: int, kept: Mapping[str, Any]) -> None:
         """Reads one fragment's slice back; the furthest counters seen in any slice hold."""
-        for island_id, lives in rows.items():
+        rounds, participation_sum, staleness_sum = kept["tally"]
+        counted = Counter({int(n): k for n, k in rounds.items()})
+        self._tallies[fragment_id] = Tally(counted, participation_sum, staleness_sum)
+        for island_id, lives in kept["accounts"].items():
             for incarnation, row in lives.items():
                 start_step, start_tokens, last_step, last_tokens, ended = row["life"]
                 known = self._lives.setdefault(island_id, {})

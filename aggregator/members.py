@@ -110,9 +110,7 @@ class Members:
 
     def record(self) -> dict[str, Any]:
         """Returns what must survive a restart, as plain data."""
-        rows = {
-            m.island_id: [m.index, m.hint, m.incarnation, m.nonce, m.tokens_per_step, m.left] for m in self
-        }
+        rows = {m.island_id: [m.index, m.hint, m.incarnation, m.nonce, m.tokens_per_step, m.left] for m in self}
         return {"members": rows, "share_epoch": self.share_epoch}
 
     def restore(self, record: Mapping[str, Any], now_s: float) -> None:

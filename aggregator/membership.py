@@ -248,7 +248,9 @@ def first_difference(manifest: FragmentManifest, tensors: tuple[TensorSpec, ...]
     for name in sorted(ours.keys() | theirs.keys()):
         a, b = ours.get(name), theirs.get(name)
         if a is None or b is None:
-            return f"tensor {name!r} is {'unknown to the run' if a is None else 'missing'}: use the run's model settings"
+            return (
+                f"tensor {name!r} is {'unknown to the run' if a is None else 'missing'}: use the run's model settings"
+            )
         for attribute in ("shape", "kind", "unit_axes"):
             mine, its = getattr(a, attribute), getattr(b, attribute)
             if mine != its:

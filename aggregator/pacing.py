@@ -62,7 +62,9 @@ class StepClock:
 
     def advancing(self, now_s: float) -> list[str]:
         """Returns the islands whose counter grew lately, sorted."""
-        return sorted(i for i, p in self._paces.items() if p.step_time_s and now_s - p.advanced_at_s <= self._allowance_s(p))
+        return sorted(
+            i for i, p in self._paces.items() if p.step_time_s and now_s - p.advanced_at_s <= self._allowance_s(p)
+        )
 
     def median_step_time_s(self, now_s: float) -> float | None:
         """Returns the upper median of the advancing islands' step times: the pace of the lower median island."""

@@ -6,7 +6,7 @@ States and edges::
          \\________________decision (complete, timeout)_________/
 
 A contribution that arrives for an earlier round is *held*: it takes part in the next round of its fragment without
-counting towards the quorum. Whatever a contribution is, it is admitted before it comes here (:mod:`aggregator.admission`).
+counting towards the quorum. A contribution is admitted before it comes here (:mod:`aggregator.admission`).
 """
 
 from __future__ import annotations
@@ -46,6 +46,8 @@ class Round:
     contributions: list[Admitted] = field(default_factory=list)
     quorum_met_at_s: float | None = None
     merged: tuple[Merged, ...] = ()  #: what is being merged, once closed
+    closed_because: str = ""
+    missing: list[str] = field(default_factory=list)  #: who was waited for when it closed
 
     def offer(self, contribution: Admitted) -> bool:
         """Takes a contribution in; returns whether it is fresh, that is, answers this very round."""

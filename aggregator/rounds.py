@@ -11,6 +11,8 @@ and contributions are admitted at any time: into the open round, or held for the
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from aggregator.admission import Admission, admit, too_stale
 from aggregator.events import (
     Commit,
@@ -243,11 +245,10 @@ class Rounds:
             fragment.round, fragment.stage, fragment.flushed = None, Stage.IDLE, round_.flush
             return
         run.note("round.closed", **facts, missing=missing)
+        round_.closed_because, round_.missing = decision.reason, missing
         fragment.stage = Stage.COMPUTING
         version = fragment.version + 1
-        merge = Merge(
-            round_id=round_.round_id, fragment_id=round_.fragment_id, fragment_version=version, parts=parts
-        )
+        merge = Merge(round_id=round_.round_id, fragment_id=round_.fragment_id, fragment_version=version, parts=parts)
         run.emit(merge)
 
     def _weigh(self, round_: Round, fragment: Fragment) -> tuple[Part, ...]:
@@ -302,9 +303,8 @@ class Rounds:
             return  # a seed that was given up meanwhile
         assert event.fragment_version == fragment.version + 1, (event, fragment.version)
         round_ = fragment.round
-        for part in round_.merged if round_ is not None else ():
-            run.ledger.merge(part.island_id, part.incarnation, p, part.steps)
         if round_ is not None:
+            self._book(p, round_)
             round_.contributions.clear()  # their bytes are in the new version: nobody needs them any more
         fragment.stage = Stage.PERSISTING
         fragment.commit = Commit(
@@ -317,6 +317,15 @@ class Rounds:
             ledger=run.ledger.slice(p) if p in run.moving else {},
         )
         run.emit(Persist(commit=fragment.commit))
+
+    def _book(self, p: int, round_: Round) -> None:
+        """Books what a round has merged."""
+        run = self._run
+        for merged in round_.merged:
+            run.ledger.merge(merged.island_id, merged.incarnation, p, merged.steps)
+        islands = {m.island_id for m in round_.merged}
+        live = {m.island_id for m in run.members.live(run.now_s)} | islands
+        run.ledger.count(p, len(islands), len(islands) / len(live), _mean_staleness(round_.merged))
 
     def persisted(self, event: Persisted) -> bool:
         """A commit is durable: the version exists. Returns whether it is one of version 0."""
@@ -332,18 +341,13 @@ class Rounds:
         fragment.flushed = round_.flush
         run.journeys.committed(round_.opened_at_s, fragment.closed_at_s, run.now_s)
         self.publish(event.fragment_id)
-        self._count(commit, round_)
+        self._note_commit(commit, round_)
         return False
 
-    def _count(self, commit: Commit, round_: Round) -> None:
+    def _note_commit(self, commit: Commit, round_: Round) -> None:
         run = self._run
         islands = {m.island_id for m in commit.contributions}
         live = {m.island_id for m in run.members.live(run.now_s)} | islands
-        steps = sum(m.steps.steps for m in commit.contributions)
-        staleness = sum(m.staleness * m.steps.steps for m in commit.contributions) / steps
-        run.rounds_by_contributors[len(islands)] += 1
-        run.participation.append(len(islands) / len(live))
-        run.staleness.append(staleness)
         run.note(
             "version.committed",
             fragment=commit.fragment_id,
@@ -352,8 +356,10 @@ class Rounds:
             islands=len(islands),
             live=len(live),
             tokens=sum(m.steps.tokens for m in commit.contributions),
-            staleness_mean=round(staleness, 3),
+            staleness_mean=round(_mean_staleness(commit.contributions), 3),
             staleness_max=round(max(m.staleness for m in commit.contributions), 3),
+            reason=round_.closed_because,
+            missing=round_.missing,
             took_s=round(run.now_s - round_.opened_at_s, 4),
             digest=commit.digest,
             contributions=[_plain(m) for m in commit.contributions],
@@ -412,6 +418,10 @@ class Rounds:
         if round_.flush or not round_.asked & responsive:
             return frozenset(m.island_id for m in self._run.members.live(self._run.now_s))
         return responsive
+
+
+def _mean_staleness(merged: Sequence[Merged]) -> float:
+    return sum(m.staleness * m.steps.steps for m in merged) / sum(m.steps.steps for m in merged)
 
 
 def _plain(m: Merged) -> dict[str, object]:

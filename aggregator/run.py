@@ -57,7 +57,9 @@ class Fragment:
     def in_commit(self, island_id: str, incarnation: int, from_step: int) -> bool:
         """Whether a contribution is in the version that is being made durable right now."""
         parts = self.commit.contributions if self.commit else ()
-        return any((m.island_id, m.incarnation, m.steps.from_step) == (island_id, incarnation, from_step) for m in parts)
+        return any(
+            (m.island_id, m.incarnation, m.steps.from_step) == (island_id, incarnation, from_step) for m in parts
+        )
 
 
 class Run:
@@ -67,9 +69,6 @@ class Run:
         epoch: Of this life of the aggregator: one more than the last.
         open_rounds: Rounds that wait for answers, by id.
         refusals: Messages refused, by reason.
-        rounds_by_contributors: Versions committed, by how many islands are in them.
-        participation: Share of live islands in each version of this life.
-        staleness: Mean staleness of each version of this life.
     """
 
     def __init__(self, config: AggregatorConfig, now_s: float) -> None:
@@ -87,9 +86,6 @@ class Run:
         self.journeys = Journeys(config)
         self.open_rounds: dict[int, Round] = {}
         self.refusals: Counter[str] = Counter()
-        self.rounds_by_contributors: Counter[int] = Counter()
-        self.participation: list[float] = []
-        self.staleness: list[float] = []
         self.saved_serial = 0  # of the newest run record asked for
         self._last_round_id = 0
 

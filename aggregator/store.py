@@ -162,7 +162,10 @@ class Store:
         if not self._loaded:
             raise LocalProtocolError(f"the store {self._directory} must be loaded before anything is committed to it")
         newest = self._newest.get(commit.fragment_id, commit)
-        if commit.fragment_version <= newest.fragment_version and _key(commit) != _key(newest):
+        # An island that dies half-way through seeding leaves fragments of a version 0 that nobody has seen; the core
+        # asks for another one's only while version 0 is not whole.
+        seeded_anew = commit.fragment_version == newest.fragment_version == 0
+        if commit.fragment_version <= newest.fragment_version and _key(commit) != _key(newest) and not seeded_anew:
             asked = f"version {commit.fragment_version} ({commit.digest}) of fragment {commit.fragment_id}"
             stands = f"version {newest.fragment_version} ({newest.digest})"
             raise LocalProtocolError(f"{asked} cannot follow {stands}: versions only grow")

@@ -235,8 +235,8 @@ class Join:
 class Heartbeat:
     """Says that the island lives, how far it is, and what it still waits for. Answered by :class:`FleetState`.
 
-    ``versions[p]`` is the version of fragment p in the local parameters, -1 for none; ``overwritten_tokens[p]`` counts tokens that
-    adoptions with keep < 1 dropped, over this incarnation.
+    ``versions[p]`` is the version of fragment p in the local parameters, -1 for none; ``overwritten_tokens[p]`` counts
+    tokens that adoptions with keep < 1 dropped, over this incarnation.
     """
 
     channel: ClassVar[Channel] = Channel.CONTROL

@@ -56,6 +56,8 @@ class RunTotals:
         rounds: Number of contributors -> rounds that closed with so many.
         loss: Mean of the islands' training losses, None while there is none.
         progress: Part of ``target_tokens`` that is trained, 0 to 1; 0 for a run without an end.
+        participation: Mean share of the live islands in a version, None before the first.
+        staleness_mean: Mean staleness of what was merged, in versions, None before the first.
     """
 
     phase: str
@@ -68,6 +70,8 @@ class RunTotals:
     model_version: int = 0
     wasted_tokens: Mapping[str, int] = field(default_factory=dict)
     rounds: Mapping[int, int] = field(default_factory=dict)
+    participation: float | None = None
+    staleness_mean: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

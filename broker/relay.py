@@ -227,8 +227,6 @@ class Relay:
                 if known is not None and incarnation > known.incarnation:
                     self._enter(island_id, incarnation, now_s)  # from here on its earlier lives are fenced
                 self._actions.append(Observe(envelope=envelope))
-            case m.Refused(reason=reason):
-                self._count_refusal(envelope.to if envelope.to in self._who.peers else UNKNOWN, reason)
             case _:
                 pass
         route = self._who.route_to(envelope.to, Channel.CONTROL)

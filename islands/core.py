@@ -140,6 +140,7 @@ class Island:
                 self._boundary(event, now_s, actions)
             case Vitals():
                 self.vitals = event
+                return actions  # for the next heartbeat, whenever that is: it also needs a boundary that is up to date
             case Captured():
                 self._captured(event, now_s, actions)
             case Prepared():

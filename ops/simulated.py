@@ -155,6 +155,7 @@ class SimAggregator:
         self.rng = random.Random(f"{simulation.plan.seed}/{self.address}")
         disk, now_s = simulation.disk, simulation.queue.now_s
         self.core = Aggregator(simulation.plan.config, now_s=now_s, record=disk.record, commits=disk.commits)
+        self.ordered: dict[int, str] = {}  # digest last asked for, per fragment
         self.computed: dict[int, str] = {}  # digest last computed, per fragment
         self.sequence = 0
         self.alarm = Alarm(simulation.queue, lambda: self.handle(agg.Tick()))
@@ -175,11 +176,13 @@ class SimAggregator:
                     self.send(action.to, action.message)
                 case agg.Plant():
                     digest = f"seed {action.fragment_id} of {action.payload}"
+                    self.ordered[action.fragment_id] = digest
                     self.later(plan.merge_s, partial(self.compute, action.fragment_id, 0, digest))
                 case agg.Merge():
                     merged = " ".join(str(part.payload) for part in action.parts)
                     digest = f"{action.fragment_id}.{action.fragment_version}: {merged}"
                     self.simulation.invariants.merging(action)
+                    self.ordered[action.fragment_id] = digest
                     self.later(plan.merge_s, partial(self.compute, action.fragment_id, action.fragment_version, digest))
                 case agg.Persist():
                     self.later(plan.persist_s, partial(self.persist, action.commit))
@@ -207,7 +210,9 @@ class SimAggregator:
         self.simulation.queue.after(self.rng.uniform(*delay_s), lambda: call() if self.alive else None)
 
     def compute(self, fragment_id: int, fragment_version: int, digest: str) -> None:
-        """A merge is in memory."""
+        """A merge or a seed is in memory, if it is still the newest order of its fragment."""
+        if self.ordered[fragment_id] != digest:
+            return
         self.computed[fragment_id] = digest
         self.handle(agg.Computed(fragment_id=fragment_id, fragment_version=fragment_version, digest=digest))
 
@@ -218,7 +223,8 @@ class SimAggregator:
         if not calm and self.rng.random() < self.simulation.plan.persist_failure:
             self.handle(agg.PersistFailed(fragment_id=p, fragment_version=version, detail="disk full"))
             return
-        assert commit.digest == self.computed[commit.fragment_id]
+        if self.computed[commit.fragment_id] != commit.digest:
+            return  # of a seed that was given up
         self.simulation.disk.commits[commit.fragment_id] = commit
         self.simulation.invariants.persisted(commit)
         self.handle(agg.Persisted(fragment_id=p, fragment_version=version))

@@ -330,12 +330,12 @@ def test_a_refused_refusal_is_not_answered(led):
     assert led.relay.counters.refused == {UNKNOWN: {Reason.WRONG_ROLE: 1}}
 
 
-def test_a_refusal_by_the_aggregator_reaches_the_island_and_its_counter(led):
+def test_a_refusal_by_the_aggregator_reaches_the_island_and_is_counted_there_alone(led):
     led.receive("a", beat())
     refused = m.Refused(kind="heartbeat", sequence=3, reason=Reason.UNKNOWN_ISLAND, detail="join first")
     led.receive(AGGREGATOR, refused, to="a")
     assert led.sent == [(b"a/1/control", refused)]
-    assert led.relay.counters.refused == {"a": {Reason.UNKNOWN_ISLAND: 1}}
+    assert led.relay.counters.refused == {}
 
 
 def test_undecodable_input_is_refused_to_its_connection_and_counted(led):

@@ -1,0 +1,55 @@
+"""The core's decisions as log lines: which are worth reading, and how often the same one is."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from aggregator.events import Note
+from broker import logs
+
+log = logs.get(__name__)
+
+#: Several of these in every round: the round's own line, at its commit, says what matters of them.
+_DETAILS = frozenset({"round.opened", "round.closed", "contribution.accepted", "contribution.held"})
+#: Not meant to happen; each is dealt with.
+_WARNINGS = frozenset(
+    {
+        "contribution.refused",
+        "contribution.retry",
+        "join.refused",
+        "message.refused",
+        "message.unexpected",
+        "run_record.failed",
+        "version.not_durable",
+    }
+)
+#: Fields for the tape and for machines: a list as long as the fleet says nothing in a log.
+_LONG = frozenset({"contributions"})
+
+
+class NoteLog:
+    """Writes notes to the log; a repeated complaint about one island comes at its 1st, 10th, 100th, .. time only."""
+
+    def __init__(self) -> None:
+        self._times: Counter[tuple[Any, ...]] = Counter()
+
+    def write(self, note: Note) -> Mapping[str, Any] | None:
+        """Logs a note; returns its fields without the long ones if it is worth reading, else None."""
+        fields = {name: value for name, value in note.fields.items() if name not in _LONG}
+        if note.name in _DETAILS:
+            log.debug(note.name, **fields)
+            return None
+        if note.name not in _WARNINGS:
+            log.info(note.name, **fields)
+            return fields
+        about = fields.get("island") or fields.get("sender")
+        key = (note.name, about, fields.get("reason") or fields.get("kind"))
+        self._times[key] += 1
+        if str(self._times[key]).rstrip("0") != "1":
+            log.debug(note.name, **fields)
+            return None
+        fields["times"] = self._times[key]
+        log.warning(note.name, **fields)
+        return fields

@@ -1,0 +1,325 @@
+"""One aggregator: the pump around :class:`aggregator.core.Aggregator`, and everything that it drives.
+
+Shell. Events from sockets, threads and the timer pass through one queue into the core, one at a time, and what it
+answers is done in order. Nothing in the pump waits: what takes time is handed on (:mod:`aggregator.workshop`,
+:mod:`aggregator.wire`) and comes back as an event, so heartbeats are answered during a merge as at any other time.
+
+:class:`ops.simulate.SimAggregator` is the same pump in virtual time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import time
+from collections.abc import Callable, Coroutine
+from contextlib import ExitStack
+from typing import Any, assert_never
+
+import zmq.asyncio
+
+from aggregator import summary
+from aggregator.config import AggregatorConfig
+from aggregator.core import Aggregator
+from aggregator.events import (
+    Action,
+    Event,
+    Finished,
+    Manifested,
+    Merge,
+    Note,
+    Persist,
+    Persisted,
+    Plant,
+    Publish,
+    Received,
+    SaveRun,
+    Send,
+    Stop,
+    Tick,
+)
+from aggregator.notes import NoteLog
+from aggregator.recording import Recorder
+from aggregator.reporter import Reporter, Snapshot
+from aggregator.store import Loaded, Store
+from aggregator.summary import Traffic
+from aggregator.tape import Tape, event_line, note_line, start_line
+from aggregator.wire import Wire
+from aggregator.workshop import Workshop
+from broker import logs
+from broker.config import DEFAULT_REDIS_URL
+from broker.errors import ConfigError, Unavailable
+from broker.registry import Registry
+
+log = logs.get(__name__)
+
+TAPE_FLUSH_S = 0.5
+#: The last report to Redis may take so long.
+LAST_REPORT_S = 0.8
+#: Events that may wait for the core; then the sockets wait, and the broker's queues hold what comes.
+MAX_EVENTS = 1000
+#: The timer's resolution: a deadline that has passed already must not keep the loop from the sockets.
+MIN_WAIT_S = 0.0005
+
+
+async def serve(
+    config: AggregatorConfig, *, stop: asyncio.Event, ready: Callable[[Aggregator], None] = lambda _: None
+) -> None:
+    """Runs the aggregator until the run has ended or ``stop`` is set; then writes the report.
+
+    Args:
+        config: Resolved settings.
+        stop: Ends the aggregator within about a second, wherever the run stands.
+        ready: Called once with the core, when the store is loaded; for tests to look at.
+
+    Raises:
+        ConfigError: A setting cannot work, such as a store that belongs to another run.
+        Unavailable: The store cannot be used.
+    """
+    with ExitStack() as stack:
+        tape = None
+        if config.tape is not None:
+            tape = Tape(config.tape)
+            stack.callback(tape.close)
+        store = stack.enter_context(Store.open(config.store))
+        loaded = _load(store, config)
+        registry = Registry(config.redis_url or DEFAULT_REDIS_URL, config.run_id)
+        context = zmq.asyncio.Context()
+        stack.callback(context.term)
+        service = _Service(config, context, store, loaded, tape, registry)
+        log.info(
+            "aggregator.ready",
+            run=config.run_id,
+            broker=config.broker,
+            store=str(config.store),
+            epoch=service.core.run.epoch,
+            redis=registry.address,
+        )
+        ready(service.core)
+        try:
+            await service.run(stop)
+        except BaseExceptionGroup as group:
+            # A task met something that somebody must put right: that is what is to be said, not which task it was.
+            curable = group.subgroup((ConfigError, Unavailable))
+            if curable is None:
+                raise
+            raise _first(curable) from group
+        finally:
+            service.close()
+            await registry.aclose()
+    log.info("aggregator.ended", run=config.run_id, phase=service.core.run.phase)
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    first = group.exceptions[0]
+    return _first(first) if isinstance(first, BaseExceptionGroup) else first
+
+
+def _load(store: Store, config: AggregatorConfig) -> Loaded:
+    """Returns what the store holds, if this run can go on from it.
+
+    Raises:
+        ConfigError: It belongs to another run.
+        Unavailable: It is damaged beyond what a restart may pass over.
+    """
+    loaded = store.load()
+    for damaged in loaded.damaged:
+        log.error("store.damaged", path=str(damaged.path), problem=damaged.problem)
+    if loaded.run is None:
+        return loaded
+    if loaded.run["run_id"] != config.run_id:
+        cure = f"holds the run {loaded.run['run_id']!r}: give --run {loaded.run['run_id']}, or another --store"
+        raise ConfigError("store", str(config.store), cure)
+    lost = {int(d.path.parent.name) for d in loaded.damaged if d.path.parent.name.isdecimal()} - set(loaded.fragments)
+    if lost:
+        # Seeding anew over versions that islands have seen would be another run under the same name.
+        which = ", ".join(map(str, sorted(lost)))
+        what = f"the store {config.store} holds no whole version of fragment {which}"
+        raise Unavailable(f"{what}; restore it from a copy, or start a new run with another --store", definite=True)
+    return loaded
+
+
+class _Service:
+    """The core, its pump, and the tasks around it."""
+
+    def __init__(
+        self,
+        config: AggregatorConfig,
+        context: zmq.asyncio.Context,
+        store: Store,
+        loaded: Loaded,
+        tape: Tape | None,
+        registry: Registry,
+    ) -> None:
+        self._config = config
+        self._clock = time.monotonic
+        self._events: asyncio.Queue[Event] = asyncio.Queue(MAX_EVENTS)
+        self._group = asyncio.TaskGroup()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._tape = tape
+        commits = {p: commit for p, (commit, _) in loaded.fragments.items()}
+        now_s = self._clock()
+        if tape is not None:
+            tape.write(start_line(config, now_s, loaded.run, commits))
+        self.core = Aggregator(config, now_s=now_s, record=loaded.run, commits=commits)
+        self._wire = Wire(context, config, self._events.put)
+        self._workshop = Workshop(
+            config,
+            store,
+            {p: state for p, (_, state) in loaded.fragments.items()},
+            deliver=self._events.put,
+            spawn=self._spawn,
+            recorder=_recorder(config),
+        )
+        self._traffic = Traffic()
+        self._notes = NoteLog()
+        self._committed_at_s: dict[int, float] = {}
+        self._reporter = Reporter(
+            registry, collect=self._snapshot, holder=f"{socket.gethostname()}:{os.getpid()}", clock=self._clock
+        )
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Runs until the core has finished; if a task fails, all end and its error is raised, in a group."""
+        try:
+            async with self._wire, self._group:
+                self._spawn(self._wire.receive_control())
+                self._spawn(self._wire.receive_bulk())
+                self._spawn(self._wire.publish_versions())
+                self._spawn(self._workshop.warm_up())
+                self._spawn(self._reporter.run())
+                self._spawn(self._flush_tape())
+                self._spawn(self._stop_when(stop))
+                await self._pump()
+                # Threads are not waited for here: a merge or a write whose completion the core never hears of is
+                # what a crash would have left as well.
+                for task in self._tasks:
+                    task.cancel()
+        finally:
+            self._write_report()
+        try:
+            async with asyncio.timeout(LAST_REPORT_S):
+                await self._reporter.write()  # so that status knows how it ended
+        except TimeoutError:
+            log.warning("redis.lost", detail=f"no answer to the last report within {LAST_REPORT_S} s")
+
+    def close(self) -> None:
+        """Waits for what the threads are at; the store may be closed afterwards."""
+        self._workshop.close()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._group.create_task(work, name=getattr(work, "__qualname__", None))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # --- the pump -------------------------------------------------------------------------------------------------
+
+    async def _pump(self) -> None:
+        now_s = self._clock()
+        await self._perform(self.core.start(now_s), now_s)
+        while not self.core.finished:
+            event = await self._next_event()
+            now_s = self._clock()
+            self._observe(event, now_s)
+            await self._perform(self.core.handle(event, now_s), now_s)
+
+    async def _next_event(self) -> Event:
+        """Returns what has happened, or Tick at the core's next deadline."""
+        if not self._events.empty():
+            await asyncio.sleep(0)  # under a steady stream nobody else would ever run
+            return self._events.get_nowait()
+        now_s = self._clock()
+        deadline_s = self.core.next_deadline_s(now_s)
+        try:
+            async with asyncio.timeout(None if deadline_s is None else max(MIN_WAIT_S, deadline_s - now_s)):
+                return await self._events.get()
+        except TimeoutError:
+            return Tick()
+
+    def _observe(self, event: Event, now_s: float) -> None:
+        """Takes down what the core is about to hear."""
+        if self._tape is not None:
+            self._tape.write(event_line(event, now_s))
+        match event:
+            case Received(envelope=envelope):
+                self._traffic.observe(envelope)
+            case Persisted(fragment_id=p):
+                self._committed_at_s[p] = now_s
+                self._reporter.changed()
+            case _:
+                pass
+
+    async def _perform(self, actions: list[Action], now_s: float) -> None:
+        """Carries actions out, in order; none of them is waited for."""
+        for action in actions:
+            match action:
+                case Send():
+                    await self._wire.send(action.to, action.message)
+                case Publish():
+                    self._wire.publish(action, self.core.run.epoch, self._workshop.durable[action.fragment_id])
+                case Plant():
+                    self._workshop.plant(action)
+                case Merge():
+                    self._workshop.merge(action)
+                case Persist():
+                    self._workshop.persist(action)
+                case SaveRun():
+                    self._workshop.save_run(action)
+                case Manifested(manifest=manifest):
+                    self._wire.expect(manifest)
+                    self._workshop.manifest = manifest
+                case Note():
+                    self._note(action, now_s)
+                case Finished():
+                    pass  # the pump looks for itself
+                case _:
+                    assert_never(action)
+
+    def _note(self, note: Note, now_s: float) -> None:
+        if self._tape is not None:
+            self._tape.write(note_line(note, now_s))
+        worth_reading = self._notes.write(note)
+        if worth_reading is not None:
+            self._reporter.note(note.name, worth_reading)
+
+    # --- around it --------------------------------------------------------------------------------------------------
+
+    async def _stop_when(self, stop: asyncio.Event) -> None:
+        await stop.wait()
+        await self._events.put(Stop())
+
+    async def _flush_tape(self) -> None:
+        while self._tape is not None:
+            await asyncio.sleep(TAPE_FLUSH_S)
+            await asyncio.to_thread(self._tape.flush)
+
+    def _snapshot(self) -> Snapshot:
+        now_s = self._clock()
+        return Snapshot(
+            epoch=self.core.run.epoch,
+            fragments=summary.fragments(self.core.run, self._committed_at_s, now_s),
+            totals=summary.totals(self.core.run, now_s),
+            refusals=summary.refusals(self.core.run),
+        )
+
+    def _write_report(self) -> None:
+        path = self._config.report
+        if path is None:
+            return
+        temporary = path.with_name(path.name + ".tmp")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            temporary.write_text(json.dumps(summary.report(self.core.run, self._traffic), indent=1) + "\n")
+            os.replace(temporary, path)
+        except OSError as err:
+            log.error("report.failed", path=str(path), detail=err.strerror, cure="the log and Redis have the same")
+
+
+def _recorder(config: AggregatorConfig) -> Recorder | None:
+    """Returns what keeps merged payloads, beside the tape; ConfigError if there is no tape to be beside."""
+    if not config.record_payloads:
+        return None
+    if config.tape is None:
+        raise ConfigError("record_payloads", True, "keeps payloads beside the tape: give --tape FILE too")
+    return Recorder(config.tape.with_suffix(".payloads"))

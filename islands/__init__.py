@@ -1,0 +1,44 @@
+"""Islands: where training happens. The interface of a training loop that joins a run, and what a task is made of.
+
+    import islands
+
+    with islands.join("tcp://hub:7001", params, run="demo") as island:
+        params, opt_state = island.restore(params, opt_state)
+        ...
+
+Names are loaded when they are first asked for: nothing here imports JAX until :func:`jax_task` or its parts are used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from islands.inner import adamw, jax_task, warm_up_cosine
+    from islands.loop import Island, join
+    from islands.task import DataShare, Schedule, Task, load_task
+
+__all__ = ["join", "Island", "Task", "Schedule", "DataShare", "load_task", "jax_task", "adamw", "warm_up_cosine"]
+
+_MODULE_OF = {
+    "join": "islands.loop",
+    "Island": "islands.loop",
+    "Task": "islands.task",
+    "Schedule": "islands.task",
+    "DataShare": "islands.task",
+    "load_task": "islands.task",
+    "jax_task": "islands.inner",
+    "adamw": "islands.inner",
+    "warm_up_cosine": "islands.inner",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'islands' has no attribute {name!r}")
+    return getattr(importlib.import_module(_MODULE_OF[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

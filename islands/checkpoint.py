@@ -1,0 +1,199 @@
+"""An island's own checkpoints: the inner optimizer's state, and the parameters that are never synchronised.
+
+The global model is the run's business; what only this island has is worth a file, so that a restart does not begin with
+an optimizer that has seen nothing. One file per island, replaced as a whole::
+
+    b"ATOLLCK1"  [length of the header, 8 bytes, little-endian]  [header: msgpack map]  [array]...
+
+The header lists each array's name, dtype, shape, length and xxh3_64 checksum. A file that is damaged, or of another
+model or optimizer, is left alone and the island starts fresh: a checkpoint is a convenience, never a condition.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes  # noqa: F401  (numpy finds bfloat16 by name once this is imported)
+import msgpack
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from broker.errors import Unavailable
+from islands import placement
+from islands.exchange import Position, Snapshot
+from islands.tree import Tree, _leaves, _map
+
+_MAGIC = b"ATOLLCK1"
+_MAX_HEADER_BYTES = 64 << 20
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """What was read back: arrays by name, on the host.
+
+    Attributes:
+        incarnation: The life that wrote it.
+        at: Its counters then.
+        cursor: The data cursor that it was given.
+        state: Leaves of the optimizer's state, in the order of the tree: (name, sort, array).
+        local: Unsynchronised parameters, likewise.
+    """
+
+    incarnation: int
+    at: Position
+    cursor: int
+    state: tuple[tuple[str, str, Array], ...]
+    local: tuple[tuple[str, str, Array], ...]
+
+
+def file_of(directory: Path, island_id: str) -> Path:
+    """Returns where an island keeps its checkpoint; several islands may share a directory."""
+    return directory / f"{island_id}.checkpoint"
+
+
+# --- writing ----------------------------------------------------------------------------------------------------
+
+
+def save(path: Path, snapshot: Snapshot, local_names: Sequence[str], at: Position, incarnation: int) -> int:
+    """Writes a checkpoint and makes it durable; the old one stands until then. Returns its bytes.
+
+    Waits until a device has computed what the snapshot holds: not for the training thread, nor the event loop.
+
+    Raises:
+        Unavailable: The file cannot be written; the old one is untouched.
+    """
+    state = [(name, sort_of(leaf), placement.to_host(leaf)) for name, leaf in _leaves(snapshot.state)]
+    local = [(n, sort_of(x), placement.to_host(x)) for n, x in zip(local_names, snapshot.local, strict=True)]
+    arrays = [np.ascontiguousarray(array) for _, _, array in (*state, *local)]
+    buffers = [array.reshape(-1).view(np.uint8).data for array in arrays]
+    rows = [
+        [name, sort, str(array.dtype), list(original.shape), len(buffer), xxhash.xxh3_64_intdigest(buffer)]
+        for (name, sort, original), array, buffer in zip((*state, *local), arrays, buffers, strict=True)
+    ]
+    header = msgpack.packb(
+        {
+            "incarnation": incarnation,
+            "step": at.step,
+            "tokens": at.tokens,
+            "cursor": snapshot.cursor,
+            "state": rows[: len(state)],
+            "local": rows[len(state) :],
+        }
+    )
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(temporary, "wb") as file:
+            file.write(_MAGIC + len(header).to_bytes(8, "little") + header)
+            for buffer in buffers:
+                file.write(buffer)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        _sync_directory(path.parent)
+    except OSError as err:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        cure = "make room or choose another --state-dir"
+        raise Unavailable(f"cannot write the checkpoint {path} ({err.strerror}): {cure}", definite=True) from err
+    return len(_MAGIC) + 8 + len(header) + sum(map(len, buffers))
+
+
+def _sync_directory(directory: Path) -> None:
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+# --- reading ----------------------------------------------------------------------------------------------------
+
+
+def load(path: Path) -> Checkpoint | None:
+    """Reads a checkpoint; None if there is none.
+
+    Raises:
+        Unavailable: It cannot be read, or is damaged; the message says how.
+    """
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as err:
+        raise Unavailable(f"cannot read the checkpoint {path} ({err.strerror})", definite=True) from err
+    try:
+        return _parsed(memoryview(content))
+    except (ValueError, KeyError, TypeError, msgpack.UnpackException) as err:
+        raise Unavailable(f"the checkpoint {path} is damaged ({err})", definite=True) from err
+
+
+def _parsed(content: memoryview) -> Checkpoint:
+    start = len(_MAGIC) + 8
+    if bytes(content[: len(_MAGIC)]) != _MAGIC:
+        raise ValueError("it does not begin as a checkpoint does")
+    length = int.from_bytes(content[len(_MAGIC) : start], "little")
+    if length > min(_MAX_HEADER_BYTES, len(content)):
+        raise ValueError(f"its header of {length} bytes is cut off")
+    header = msgpack.unpackb(content[start : start + length])
+    offset = start + length
+    groups: dict[str, list[tuple[str, str, Array]]] = {"state": [], "local": []}
+    for group, entries in groups.items():
+        for name, sort, dtype, shape, nbytes, checksum in header[group]:
+            data = content[offset : offset + nbytes]
+            offset += nbytes
+            if len(data) != nbytes or xxhash.xxh3_64_intdigest(data) != checksum:
+                raise ValueError(f"{group} {name} is cut off or changed")
+            entries.append((name, sort, np.frombuffer(data, np.dtype(dtype)).reshape(shape)))
+    return Checkpoint(
+        incarnation=int(header["incarnation"]),
+        at=Position(int(header["step"]), int(header["tokens"])),
+        cursor=int(header["cursor"]),
+        state=tuple(groups["state"]),
+        local=tuple(groups["local"]),
+    )
+
+
+# --- into trees -------------------------------------------------------------------------------------------------
+
+
+def sort_of(leaf: Any) -> str:
+    """Names what a leaf is, for comparison: its dtype (a random key's included), or its Python type."""
+    return str(leaf.dtype) if hasattr(leaf, "dtype") else type(leaf).__name__
+
+
+def misfit(saved: Sequence[tuple[str, str, Array]], named: Sequence[tuple[str, Any]]) -> str:
+    """Says how saved arrays differ from the leaves they should replace; empty if they fit."""
+    if len(saved) != len(named):
+        return f"{len(saved)} arrays were saved, {len(named)} are needed"
+    for (name, sort, array), (wanted, leaf) in zip(saved, named, strict=True):
+        key = sort.startswith("key<")  # saved as its data, whose shape has one more dimension
+        shape = tuple(getattr(leaf, "shape", ()))
+        found = array.shape[: len(shape)] if key else array.shape
+        if (name, sort, found) != (wanted, sort_of(leaf), shape):
+            return f"saved was {name} {sort}{list(found)}, needed is {wanted} {sort_of(leaf)}{list(shape)}"
+    return ""
+
+
+def leaves_of(tree: Tree) -> list[tuple[str, Any]]:
+    """Returns the leaves of any tree with their names; unlike parameters, they may be plain numbers."""
+    return list(_leaves(tree))
+
+
+def restored(tree: Tree, saved: Sequence[tuple[str, str, Array]]) -> Tree:
+    """Returns ``tree`` with its leaves replaced by saved ones that fit, each in the place of the one it replaces."""
+    arrays = iter([array for _, _, array in saved])
+    return _map(lambda leaf: placement.from_host(next(arrays), leaf), tree)
+
+
+def copied(tree: Tree) -> Tree:
+    """Returns ``tree`` with its arrays copied, on the device where they are; only dispatched there."""
+    copies = iter(placement.copy([leaf for _, leaf in _leaves(tree)]))
+    return _map(lambda leaf: next(copies), tree)

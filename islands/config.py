@@ -1,0 +1,45 @@
+"""The island daemon's settings."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from broker.codec import Limits
+from broker.errors import ConfigError
+from broker.settings import setting
+from broker.sockets import check_address
+
+_RUN_ID = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IslandConfig:
+    """One island. Every field is a flag of ``atoll island`` and a key of the table ``[island]``."""
+
+    run_id: str = setting("atoll", "name of the run to join", flag="--run")
+    broker: str = setting("tcp://127.0.0.1:7001", "control address of the broker; its bulk port is the next one")
+    island_id: str = setting("", "this island's name; empty: the run assigns one, the same again to the same host")
+    task: str = setting("islands.language:task", "what to train: package.module:function, returning a Task")
+    pace: float = setting(0.0, "seconds that an inner step takes at least: plays slower hardware")
+
+    state_dir: Path | None = setting(None, "directory for checkpoints of the inner optimizer; none: no checkpoints")
+    checkpoint_interval_s: float = setting(60.0, "seconds between two checkpoints")
+    join_timeout_s: float = setting(120.0, "silence of the run after which joining it, or its end, is given up")
+    max_message_bytes: int = setting(1 << 30, "largest message accepted")
+
+    def __post_init__(self) -> None:
+        if not _RUN_ID.fullmatch(self.run_id):
+            raise ConfigError("run_id", self.run_id, "must be 1 to 64 of the characters A-Z a-z 0-9 . _ -")
+        check_address(self.broker)
+        if self.pace < 0:
+            raise ConfigError("pace", self.pace, "must be a number of seconds, 0 or more")
+        for name in ("checkpoint_interval_s", "join_timeout_s"):
+            if getattr(self, name) <= 0:
+                raise ConfigError(name, getattr(self, name), "must be above 0")
+        self.limits()  # checks what concerns it
+
+    def limits(self) -> Limits:
+        """What the codec accepts."""
+        return Limits(max_message_bytes=self.max_message_bytes)

@@ -1,0 +1,187 @@
+"""The island daemon: trains a :class:`islands.task.Task` with the public interface of :mod:`islands.loop`, nothing else.
+
+Exit codes: 0 the run has ended; 1 it failed, and may be started again; 2 settings are wrong, or the run refuses this
+island: starting it again would not help; 128 + n ended by signal n, after saying goodbye.
+
+Where JAX keeps what it compiles is JAX's own setting (``JAX_COMPILATION_CACHE_DIR``); nothing here imports JAX.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import time
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import islands
+from broker import logs, settings
+from islands.config import IslandConfig
+from islands.task import OptState, Params, Task, load_task
+
+log = logs.get(__name__)
+
+SAY_EVERY_S = 5.0
+#: Sleeping for the pace is cut into pieces, so that a signal is noticed.
+LONGEST_NAP_S = 0.1
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the flags of ``atoll island``; options of the task stand in the table [task] of the file."""
+    settings.add_config_flag(parser)
+    settings.add_flags(parser, IslandConfig)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Trains until the run ends or a signal comes; returns the exit code.
+
+    Raises:
+        ConfigError: A setting cannot work, or the run refuses this island.
+        Unavailable: The run stayed silent.
+    """
+    config = settings.load(IslandConfig, args, "island")
+    logs.configure(config.island_id or "island")
+    options = settings.read_file(args.config).get("task", {}) if args.config is not None else {}
+    with _Signals() as signals:
+        try:
+            train(config, load_task(config.task, options), check=signals.check)
+        except _Signalled as err:
+            log.info("island.ended", reason=str(err))
+            return 128 + err.number
+    return 0
+
+
+def train(config: IslandConfig, task: Task, *, check: Callable[[], None] = lambda: None) -> Params:
+    """Trains a task as one island of a run, from joining to the end; returns the run's final parameters.
+
+    Args:
+        config: Resolved settings.
+        task: What to train.
+        check: Called often; what it raises ends the training, and the island leaves.
+
+    Raises:
+        ConfigError: The run refuses this island.
+        Unavailable: The run stayed silent.
+    """
+    log.info("island.starts", task=config.task, model=task.describe, broker=config.broker, run=config.run_id)
+    params, opt_state = task.init(0)
+    check()
+    with islands.join(
+        config.broker,
+        params,
+        run=config.run_id,
+        kinds=task.kinds,
+        unit_axes=task.unit_axes,
+        island_id=config.island_id,
+        tokens_per_step=task.tokens_per_step,
+        state_dir=config.state_dir,
+        checkpoint_interval_s=config.checkpoint_interval_s,
+        timeout_s=config.join_timeout_s,
+        max_message_bytes=config.max_message_bytes,
+        init=lambda seed: task.init(seed)[0],
+        check=check,
+    ) as island:
+        params, opt_state = island.restore(params, opt_state)
+        return _loop(island, task, params, opt_state, config.pace, check)
+
+
+def _loop(
+    island: islands.Island,
+    task: Task,
+    params: Params,
+    opt_state: OptState,
+    pace_s: float,
+    check: Callable[[], None],
+) -> Params:
+    progress = _Progress(island)
+    previous: Any = None
+    for batch in task.data(island.share):
+        step_ends_s = time.monotonic() + pace_s
+        params, opt_state, loss = task.train(params, opt_state, batch, island.schedule)
+        # One step in flight keeps a device busy; more would only make what is copied older.
+        _wait_for(previous)
+        previous = loss
+        params = island.step(params, tokens=task.tokens_per_step, loss=loss, state=(opt_state, island.inner_step + 1))
+        if island.reset_optimizer:
+            log.warning("island.optimizer_reset", step=island.inner_step, reason="parameters were not finite")
+            opt_state = task.fresh_optimizer(params)
+        check()
+        if island.done:
+            break
+        progress.say(loss)
+        _sleep_until(step_ends_s, check)
+    progress.say(previous, now=True)
+    return island.close(params)
+
+
+def _wait_for(loss: Any) -> None:
+    if hasattr(loss, "block_until_ready"):
+        loss.block_until_ready()
+
+
+def _sleep_until(at_s: float, check: Callable[[], None]) -> None:
+    while (left_s := at_s - time.monotonic()) > 0:
+        time.sleep(min(left_s, LONGEST_NAP_S))
+        check()
+
+
+class _Progress:
+    """One line every few seconds."""
+
+    def __init__(self, island: islands.Island) -> None:
+        self._island = island
+        self._said_at_s, self._tokens = time.monotonic(), island.tokens
+
+    def say(self, loss: Any, *, now: bool = False) -> None:
+        """Says how far the island is, if it is time; reads the loss, and so waits for a device, only then."""
+        now_s, island = time.monotonic(), self._island
+        passed_s = now_s - self._said_at_s
+        if loss is None or not (now or passed_s >= SAY_EVERY_S):
+            return
+        log.info(
+            "island.progress",
+            step=island.inner_step,
+            loss=round(float(loss), 4),
+            tokens=island.tokens,
+            tokens_per_s=round((island.tokens - self._tokens) / max(passed_s, 1e-3)),
+            sync_share=round(island.sync_share, 5),
+            versions=island.versions,
+        )
+        self._said_at_s, self._tokens = now_s, island.tokens
+
+
+class _Signalled(Exception):
+    """A signal asked for the end."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        super().__init__(f"signal {signal.Signals(number).name}")
+
+
+class _Signals:
+    """Remembers the first signal that asks for the end, and raises it where :meth:`check` is called.
+
+    Not where it arrives: that may be anywhere, even inside a callback that swallows exceptions.
+    """
+
+    def __init__(self) -> None:
+        self._received: int | None = None
+        self._previous: dict[int, Any] = {}
+
+    def __enter__(self) -> _Signals:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            self._previous[number] = signal.signal(number, self._receive)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        self._received = self._received or number
+
+    def check(self) -> None:
+        """Raises if a signal has come."""
+        if self._received is not None:
+            raise _Signalled(self._received)

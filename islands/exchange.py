@@ -1,0 +1,163 @@
+"""What passes between the training thread and the communication thread, and how little it takes.
+
+Neither thread ever waits for the other while training goes on. Each field has one writer; what is in it is immutable,
+and replaced as a whole. Two deques carry what must not be missed: installations to the training thread, moments back.
+
+The order in which the training thread writes matters: a moment first, then the counters. The communication
+thread reads them the other way round, so that it never believes in a step whose moment it has not seen.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from broker.messages import RunSettings, Share
+
+Array = npt.NDArray[Any]
+Leaf = Any
+
+#: So many moments with nothing but copies may wait, and for so long: each holds device memory.
+MOST_WAITING, WAKE_EVERY_S = 2, 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """The training thread's two counters, over all lives of the island."""
+
+    step: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Install:
+    """A version, ready to be installed.
+
+    Attributes:
+        fragment_id: Of the fragment.
+        fragment_version: Which version of it.
+        keep: Share of the local progress that survives.
+        placed: Per tensor, what :func:`islands.placement.install` adds, or with ``keep = 0`` puts in place.
+        shift: The same on the host, before it was placed.
+        dtypes: Of the local parameters.
+    """
+
+    fragment_id: int
+    fragment_version: int
+    keep: float
+    placed: tuple[Leaf, ...]
+    shift: tuple[Array, ...]
+    dtypes: tuple[np.dtype[Any], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """Versions that are installed at one boundary, together.
+
+    ``fresh_optimizer``: the local state was spoilt, and after this the inner optimizer must start afresh.
+    """
+
+    installs: tuple[Install, ...]
+    fresh_optimizer: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """Copies for a checkpoint: the caller's state, and parameters that are never synchronised."""
+
+    state: Any  # the optimizer's tree, its leaves copied
+    cursor: int
+    local: tuple[Leaf, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """What the training thread did between two inner steps: first it installed, then it copied.
+
+    Attributes:
+        at: Counters of the boundary.
+        installed: Each with the parameters that it replaced, which the reference needs; none with ``keep = 0``.
+        copied: Fragment -> copies of its leaves.
+        snapshot: For a checkpoint, if one was asked for.
+        stopped: No further step will be run.
+    """
+
+    at: Position
+    installed: tuple[tuple[Install, tuple[Leaf, ...]], ...] = ()
+    copied: Mapping[int, tuple[Leaf, ...]] = field(default_factory=dict)
+    snapshot: Snapshot | None = None
+    stopped: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Membership:
+    """What the run said when this island joined."""
+
+    island_id: str
+    incarnation: int
+    start: Position
+    settings: RunSettings
+    num_fragments: int
+    moving: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class Exchange:
+    """The shared state of the two threads."""
+
+    # Written by the communication thread.
+    membership: Membership | None = None
+    share: Share | None = None
+    ready: deque[Batch] = field(default_factory=deque)
+    watched: frozenset[int] = frozenset()  #: copy these at each boundary
+    urgent: frozenset[int] = frozenset()  #: rounds wait for copies of these
+    snapshot_wanted: bool = False
+    startable: bool = False  #: version 0 of every fragment is ready
+    done: bool = False  #: the training loop should end
+    finished: bool = False  #: everything is handed over and the final versions are installed
+    heard_at_s: float | None = None  #: when the run last said anything, monotonic
+    doing: str = "connecting to the broker"  #: for people who wait
+    error: BaseException | None = None  #: what ended the communication thread
+    news: threading.Event = field(default_factory=threading.Event)  #: something above has changed
+
+    # Written by the training thread.
+    position: Position = Position(0, 0)
+    moments: deque[Moment] = field(default_factory=deque)
+    losses: deque[Any] = field(default_factory=lambda: deque(maxlen=4))  #: of the last steps, perhaps on a device
+    step_time_s: float | None = None  #: moving average of the time between two steps
+    sync_share: float = 0.0  #: part of the training thread's time spent in here
+    wake: Callable[[], None] = lambda: None  #: tells the communication thread of a moment; set by it once
+
+    waked_at_s: float = 0.0
+
+    def tell(self, moment: Moment, now_s: float) -> None:
+        """Hands a moment over, and wakes the communication thread if it waits for this.
+
+        Copies that nobody has asked for yet are found when something else happens. Only they must not pile up.
+        """
+        self.moments.append(moment)
+        wanted = moment.installed or moment.stopped or moment.snapshot or not self.urgent.isdisjoint(moment.copied)
+        if wanted or (len(self.moments) > MOST_WAITING and now_s > self.waked_at_s + WAKE_EVERY_S):
+            self.waked_at_s = now_s
+            self.wake()
+
+
+def newest_ready(losses: deque[Any]) -> float | None:
+    """Returns the newest loss that is computed already; None if there is none, or it is not finite.
+
+    Called by the communication thread: reading a device value that is ready costs microseconds, waiting for one could
+    take a step.
+    """
+    for loss in reversed(losses.copy()):
+        ready = getattr(loss, "is_ready", None)
+        if ready is not None and (loss.is_deleted() or not ready()):
+            continue
+        value = float(loss)
+        return value if np.isfinite(value) else None
+    return None

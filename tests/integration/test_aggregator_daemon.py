@@ -1,0 +1,656 @@
+"""The aggregator over real sockets with a real broker: bad input, crashes, Redis coming and going, an orderly end."""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import msgpack
+import numpy as np
+import pytest
+
+from aggregator.events import Note
+from aggregator.store import Store
+from aggregator.tape import event_line, note_line, read_event, read_lines, read_start
+from broker import messages as m
+from broker import redis_server
+from broker.codec import encode
+from broker.errors import ConfigError, Unavailable
+from broker.fragments import Kind, TensorSpec
+from broker.messages import PROTOCOL_VERSION, Channel, Codec, Envelope, Fate, Reason
+from broker.registry import Registry
+from broker.tensors import encode_tensor
+from tests.aggregator_bench import (
+    RUN,
+    TOKENS_PER_STEP,
+    WAIT_S,
+    aggregator_config,
+    free_port,
+    initial,
+    on_a_bench,
+    until,
+)
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+
+def at_version(bench, version):
+    return lambda: bench.core.run.versions and min(bench.core.run.versions) >= version
+
+
+async def seeded(bench, tmp_path, **changes):
+    """An aggregator and one island that has all of version 0, and answers no round by itself yet."""
+    await bench.aggregator(aggregator_config(tmp_path, broker=bench.address, **changes))
+    island = await bench.island("a")
+    island.answering = False
+    await until(lambda: island.began_s is not None, "version 0")
+    await until(lambda: island.step >= 8, "a few steps")
+    await until(lambda: bench.core.run.members.get("a").ready, "a heartbeat with version 0")
+    return island
+
+
+async def goes_on(bench, island):
+    """A good contribution that follows is merged."""
+    island.answering = True
+    before = bench.core.run.versions
+    await until(lambda: any(each.fate is Fate.MERGED for each in island.fates), "a contribution that is merged")
+    await until(lambda: bench.core.run.versions > before, "a version after the bad input")
+    assert bench.core.run.ledger.books().balanced()
+
+
+# --- bad contributions --------------------------------------------------------------------------------------------
+
+
+def refuse_wrong_shape(island):
+    return island.contribution(0, arrays=[np.zeros((3, 3), np.float32) for _ in island.manifest.fragments[0]])
+
+
+def refuse_a_missing_tensor(island):
+    return island.contribution(1, arrays=island.delta(1)[:-1])
+
+
+def refuse_not_finite(island):
+    arrays = island.delta(0)
+    arrays[0][-1, -1] = np.inf
+    return island.contribution(0, arrays=arrays)
+
+
+def refuse_nan_in_bf16(island):
+    arrays = island.delta(0)
+    arrays[0][0, 0] = np.nan
+    return island.contribution(0, arrays=arrays, codec=Codec.BF16)
+
+
+def refuse_a_future_version(island):
+    return island.contribution(0, version=7)
+
+
+def refuse_counters_that_lie(island):
+    good = island.contribution(0)
+    return replace(good, steps=replace(good.steps, to_tokens=good.steps.from_tokens + TOKENS_PER_STEP + 1))
+
+
+BAD_CONTRIBUTIONS = {
+    refuse_wrong_shape: Reason.WRONG_SHAPE,
+    refuse_a_missing_tensor: Reason.WRONG_SHAPE,
+    refuse_not_finite: Reason.NOT_FINITE,
+    refuse_nan_in_bf16: Reason.NOT_FINITE,
+    refuse_a_future_version: Reason.FUTURE_VERSION,
+    refuse_counters_that_lie: Reason.IMPLAUSIBLE,
+}
+
+
+@pytest.mark.parametrize("make", BAD_CONTRIBUTIONS, ids=lambda make: make.__name__)
+def test_a_bad_contribution_is_refused_with_its_reason_and_the_run_goes_on(make, tmp_path):
+    reason = BAD_CONTRIBUTIONS[make]
+
+    async def use(bench):
+        island = await seeded(bench, tmp_path)
+        bad = make(island)
+        island.sent.clear()  # it is over and done with: no heartbeat asks about it
+        await island.send(bad)
+        key = (bad.fragment_id, bad.steps.from_step, bad.steps.to_step)
+        told = await until(lambda: island.resolutions.get(key), "its resolution")
+        assert (told.fate, told.reason) == (Fate.REFUSED, reason)
+        assert told.detail
+        assert bench.core.run.refusals == {reason: 1}
+        assert bench.core.run.members.get("a").refusals == {reason: 1}
+        await goes_on(bench, island)
+
+    on_a_bench(use)
+
+
+def test_an_unknown_fragment_is_refused_with_its_reason(tmp_path):
+    async def use(bench):
+        island = await seeded(bench, tmp_path)
+        sequence = await island.send(replace(island.contribution(0), fragment_id=99))
+        island.sent.clear()
+        refused = await until(lambda: island.refused, "the refusal")
+        assert (refused[0].kind, refused[0].sequence, refused[0].reason) == (
+            "contribution",
+            sequence,
+            Reason.UNKNOWN_FRAGMENT,
+        )
+        assert bench.core.run.refusals[Reason.UNKNOWN_FRAGMENT] == 1
+        await goes_on(bench, island)
+
+    on_a_bench(use)
+
+
+def test_damaged_bytes_are_asked_for_again_and_then_merged(tmp_path):
+    async def use(bench):
+        island = await seeded(bench, tmp_path)
+        good = island.contribution(0)
+        first = good.payload[0]
+        damaged = bytearray(first.data)
+        damaged[3] ^= 1
+        await island.send(replace(good, payload=(replace(first, data=bytes(damaged)), *good.payload[1:])))
+        key = (0, good.steps.from_step, good.steps.to_step)
+        told = await until(lambda: [each for each in island.fates if each.reason], "its resolution")
+        assert (told[0].fate, told[0].reason) == (Fate.RETRY, Reason.CHECKSUM)
+        await island.send(good)
+        island.answering = True
+        await until(lambda: island.fate(*key) is Fate.MERGED, "the same contribution, merged")
+        assert bench.core.run.versions[0] >= 1
+
+    on_a_bench(use)
+
+
+def test_a_duplicate_is_recognised_and_counts_once(tmp_path):
+    async def use(bench):
+        island = await seeded(bench, tmp_path)
+        good = island.contribution(0)
+        key = (0, good.steps.from_step, good.steps.to_step)
+        await island.send(good)
+        await island.send(good)
+        await until(lambda: island.fate(*key) is Fate.WAITING, "word that it waits")
+        island.answering = True
+        await until(lambda: island.fate(*key) is Fate.MERGED, "word that it is merged")
+        told = len(island.fates)
+        await island.send(good)  # long after
+        await until(lambda: len(island.fates) > told, "an answer to the late copy")
+        account = bench.core.run.ledger.account("a", 1, 0)
+        assert account.merged.covers(key[1], key[2])
+        assert account.merged_tokens == len(account.merged) * TOKENS_PER_STEP
+        assert not bench.core.run.refusals
+        # In part it is no copy: those steps would count twice.
+        island.answering = False
+        ends = island.next_step[0] + 1
+        steps = replace(good.steps, to_step=ends, to_tokens=island.tokens(ends))
+        trained_on = (m.TrainedOn(fragment_version=0, steps=steps.steps),)
+        await island.send(replace(good, steps=steps, trained_on=trained_on))
+        overlap = (0, key[1], ends)
+        await until(lambda: overlap in island.resolutions, "the overlap's resolution")
+        assert island.resolutions[overlap].reason is Reason.OVERLAP
+
+    on_a_bench(use)
+
+
+def test_a_contribution_that_is_too_stale_is_refused_with_its_reason(tmp_path):
+    async def use(bench):
+        island = await seeded(bench, tmp_path, max_staleness=1)
+        island.answering = True
+        await until(at_version(bench, 3), "version 3")
+        island.answering = False
+        await until(lambda: island.versions[0].fragment_version >= 3, "version 3 at the island")
+        stale = island.contribution(0, version=0)
+        key = (0, stale.steps.from_step, stale.steps.to_step)
+        await island.send(stale)
+        told = await until(lambda: island.resolutions.get(key), "its resolution")
+        assert (told.fate, told.reason) == (Fate.REFUSED, Reason.STALE)
+        wasted = bench.core.run.ledger.books().tokens()["wasted"]
+        assert set(wasted) == {"stale"}
+        island.fates.clear()
+        await goes_on(bench, island)
+
+    on_a_bench(use)
+
+
+def test_a_seed_of_the_wrong_dtype_or_not_finite_is_refused_and_a_good_one_begins_the_run(tmp_path):
+    async def use(bench):
+        await bench.aggregator(aggregator_config(tmp_path, broker=bench.address))
+        island = await bench.island("a")
+        island.seeding = False
+        await until(lambda: island.state is not None and island.state.seed, "the request for version 0")
+        await island.seed(0, Codec.BF16)
+        await until(lambda: len(island.refused) == 1, "the refusal")
+        assert (island.refused[0].kind, island.refused[0].reason) == ("seed", Reason.WRONG_DTYPE)
+        arrays = [initial(t) for t in island.manifest.fragments[0]]
+        arrays[0].flat[0] = -np.inf
+        await island.send(m.Seed(fragment_id=0, payload=tuple(encode_tensor(a, Codec.F32) for a in arrays)))
+        await until(lambda: len(island.refused) == 2, "the second refusal")
+        assert island.refused[1].reason is Reason.NOT_FINITE
+        assert bench.core.run.refusals == {Reason.WRONG_DTYPE: 1, Reason.NOT_FINITE: 1}
+        island.seeding = True
+        await goes_on(bench, island)
+
+    on_a_bench(use)
+
+
+def test_an_island_with_another_model_is_refused_with_the_difference(tmp_path):
+    other = (TensorSpec(name="embed", shape=(61, 20), dtype="float32", kind=Kind.MEAN),)
+
+    async def use(bench):
+        island = await seeded(bench, tmp_path)
+        stranger = await bench.island("b", tensors=other)
+        await until(lambda: stranger.refused, "the refusal")
+        assert stranger.refused[0].reason is Reason.MANIFEST
+        assert "'embed' has shape (61, 20), the run has (60, 20)" in stranger.refused[0].detail
+        await goes_on(bench, island)
+
+    on_a_bench(use)
+
+
+def test_a_message_of_somebody_who_never_joined_is_refused(tmp_path):
+    async def use(bench):
+        island = await seeded(bench, tmp_path)
+        ghost = await bench.island("ghost", live=False)
+        ghost.incarnation = 3
+        bench.background(ghost._receive(Channel.CONTROL))
+        await ghost.send(m.Nothing(round_id=1, fragment_id=0))
+        await until(lambda: ghost.refused, "the refusal")
+        assert ghost.refused[0].reason is Reason.UNKNOWN_ISLAND
+        assert "join again" in ghost.refused[0].detail
+        await goes_on(bench, island)
+
+    on_a_bench(use)
+
+
+# --- bad frames ---------------------------------------------------------------------------------------------------
+
+
+def frames(island, message):
+    envelope = Envelope(
+        run_id=RUN, sender="a", incarnation=island.incarnation, sequence=99, to="aggregator", message=message
+    )
+    return encode(envelope)
+
+
+def with_header(parts, **changes):
+    return [msgpack.packb(msgpack.unpackb(parts[0]) | changes), *parts[1:]]
+
+
+BAD_FRAMES = {
+    "noise": (lambda island: [b"\xc1 no msgpack"], Reason.MALFORMED),
+    "another protocol version": (
+        lambda island: with_header(frames(island, island.contribution(0)), v=PROTOCOL_VERSION + 1),
+        Reason.PROTOCOL_VERSION,
+    ),
+    "an unknown kind": (
+        lambda island: with_header(frames(island, island.contribution(0)), kind="surprise"),
+        Reason.UNKNOWN_KIND,
+    ),
+    "a dtype that no codec has": (
+        lambda island: with_header(
+            [frames(island, island.contribution(0))[0], b"12345678"],
+            buffers=[{"codec": "f64", "shape": [1], "nbytes": 8, "checksum": 0}],
+        ),
+        Reason.MALFORMED,
+    ),
+    "a short buffer": (lambda island: [*frames(island, island.contribution(0))[:-1], b"short"], Reason.MALFORMED),
+    "too much in all": (lambda island: [*frames(island, island.contribution(0)), b"x" * (9 << 20)], Reason.OVERSIZE),
+}
+
+
+@pytest.mark.parametrize("what", BAD_FRAMES)
+def test_bad_frames_are_refused_with_their_reason_and_the_run_goes_on(what, tmp_path):
+    make, reason = BAD_FRAMES[what]
+    limits = {"max_header_bytes": 1 << 16, "max_message_bytes": 8 << 20, "peer_queue_bytes": 16 << 20}
+
+    async def use(bench):
+        island = await seeded(bench, tmp_path)
+        bad = make(island)
+        island.sent.clear()
+        island.next_step = dict.fromkeys(island.next_step, 0)  # nothing of it was taken
+        garbage = bench.raw(Channel.BULK)
+        # In frames that single are within what ZeroMQ lets through.
+        await garbage.send_multipart([part for each in bad for part in _cut(each)])
+        assert await garbage.poll(1000 * WAIT_S), "no refusal came"
+        body = msgpack.unpackb((await garbage.recv_multipart())[0])["body"]
+        assert body["reason"] == reason
+        assert body["detail"]
+        await goes_on(bench, island)
+
+    on_a_bench(use, broker=limits)
+
+
+def _cut(frame, size=4 << 20):
+    view = memoryview(frame).cast("B")
+    return [view[start : start + size] for start in range(0, len(view), size)] or [b""]
+
+
+# --- the tape -----------------------------------------------------------------------------------------------------
+
+
+def test_the_tape_of_a_run_played_again_gives_the_same_decisions(tmp_path):
+    tape = tmp_path / "events.jsonl"
+
+    async def use(bench):
+        settings = aggregator_config(tmp_path, broker=bench.address, tape=tape, islands=2)
+        end = await bench.aggregator(settings)
+        islands = [await bench.island(name) for name in ("a", "b")]
+        await until(at_version(bench, 2), "version 2")
+        await islands[0].send(replace(islands[0].contribution(0), fragment_id=99))
+        await until(lambda: bench.core.run.refusals, "a refusal")
+        await end()
+        await bench.aggregator(settings)  # a second life on the same tape
+        before = bench.core.run.versions
+        await until(lambda: bench.core.run.versions > before, "a version of the second life")
+
+    on_a_bench(use)
+    lives, core, expected = 0, None, []
+    for line in read_lines(tape):
+        if "tape" in line:
+            assert not expected, "the first life decided more than its tape says"
+            lives, core = lives + 1, read_start(line)
+            expected = [a for a in core.start(line["now_s"]) if isinstance(a, Note)]
+        elif "event" in line:
+            assert not expected, f"not on the tape: {expected}"
+            event = read_event(line)
+            assert event_line(event, line["now_s"]) == line
+            expected = [a for a in core.handle(event, line["now_s"]) if isinstance(a, Note)]
+        else:
+            again = json.loads(json.dumps(note_line(expected.pop(0), line["now_s"])))
+            assert again == line
+    assert lives == 2
+    assert core.run.epoch == 2
+
+
+# --- crash and restart --------------------------------------------------------------------------------------------
+
+
+class Process:
+    """An aggregator in a process of its own."""
+
+    def __init__(self, bench, tmp_path, **flags):
+        given = {
+            "run": RUN,
+            "broker": bench.address,
+            "store": tmp_path / "store",
+            "report": tmp_path / "report.json",
+            "islands": 1,
+            "fragments": 2,
+            "sync-interval": 4,
+            "heartbeat-interval-s": 0.2,
+            "codec": "f32",
+            "redis-url": f"redis://127.0.0.1:{free_port()}",
+        } | flags
+        command = [sys.executable, "-m", "ops.cli", "aggregator"]
+        self._command = command + [str(word) for name, value in given.items() for word in (f"--{name}", value)]
+        self._process = None
+
+    def __enter__(self):
+        self.start()
+        return self
+
+    def __exit__(self, *_):
+        if self._process is not None:
+            self._process.kill()
+            self.end()
+
+    def start(self):
+        environment = {**os.environ, "ATOLL_LOG": "text"}
+        self._process = subprocess.Popen(self._command, stderr=subprocess.PIPE, text=True, env=environment)
+
+    def signal(self, number):
+        self._process.send_signal(number)
+
+    def end(self):
+        """Waits for the end; returns exit status and log."""
+        process, self._process = self._process, None
+        try:
+            _, text = process.communicate(timeout=WAIT_S)
+        finally:
+            process.kill()
+            process.communicate()
+        return process.returncode, text
+
+
+def test_a_killed_aggregator_comes_back_with_its_versions_under_a_higher_epoch(tmp_path):
+    async def use(bench):
+        with Process(bench, tmp_path) as process:
+            island = await bench.island("a")
+            await until(lambda: island.state and min(island.state.versions, default=0) >= 2, "version 2")
+            merged = await until(
+                lambda: [key for key in island.sent if island.fate(*key) is Fate.MERGED], "word of a merge"
+            )
+            process.signal(signal.SIGKILL)
+            process.end()
+            published = island.state.versions
+            process.start()
+            await until(lambda: island.state.epoch > 1, "an answer of the next life")
+            state = island.state
+            assert state.epoch == 2
+            assert state.phase is m.Phase.RUNNING
+            assert all(now >= then for now, then in zip(state.versions, published, strict=True))
+            del island.resolutions[merged[0]]
+            await island.send(island.sent[merged[0]])  # as one does whose answer was lost
+            await until(lambda: island.fate(*merged[0]) is Fate.MERGED, "that it was merged before")
+            await until(lambda: min(island.state.versions) > max(published), "further versions")
+            digests = {}
+            for each in island.history:  # across the crash, a version names one byte string
+                key = (each.fragment_id, each.fragment_version)
+                assert digests.setdefault(key, each.digest) == each.digest
+            process.signal(signal.SIGTERM)
+            status, text = await asyncio.to_thread(process.end)
+        assert status == 0, text
+        report = json.loads((tmp_path / "report.json").read_text())
+        tokens = report["tokens"]
+        assert tokens["trained"] == tokens["merged"] + sum(tokens["wasted"].values()) + tokens["in_flight"]
+        assert min(report["versions"].values()) > max(published)
+
+    on_a_bench(use)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_aggregator_with_a_partial_report(number, tmp_path):
+    async def use(bench):
+        with Process(bench, tmp_path, tape=tmp_path / "events.jsonl") as process:
+            island = await bench.island("a")
+            await until(lambda: island.state and min(island.state.versions, default=0) >= 1, "version 1")
+            process.signal(number)
+            status, text = await asyncio.to_thread(process.end)
+        assert status == 0, text
+        assert "Traceback" not in text
+        assert "aggregator.ended" in text
+        assert text.count("version.committed") >= 2
+        report = json.loads((tmp_path / "report.json").read_text())
+        assert report["phase"] == "running"
+        assert report["islands"]["a"]["inner_steps"] > 0
+        assert report["islands"]["a"]["bytes_up"] > 0
+        assert report["rounds"]["1"] >= 2
+        assert report["participation"] == 1.0
+        notes = [line.get("note") for line in read_lines(tmp_path / "events.jsonl")]
+        assert notes[-1] == "aggregator.finished"
+
+    on_a_bench(use)
+
+
+def test_a_run_ends_by_itself_when_its_tokens_are_trained(tmp_path):
+    async def use(bench):
+        settings = aggregator_config(tmp_path, broker=bench.address, total_tokens=400, report=tmp_path / "report.json")
+        await bench.aggregator(settings)
+        island = await bench.island("a")
+        await until(lambda: island.state and island.state.phase is m.Phase.FLUSHING, "the flush")
+        island.stop()
+        await until(lambda: island.state.phase is m.Phase.ENDED, "the end")
+        await island.send(m.Leave(inner_step=island.step, tokens=island.tokens(island.step), reason="done"))
+        await until(lambda: bench.core.finished, "the aggregator's own end")
+        await until(lambda: (tmp_path / "report.json").exists(), "the report")
+        report = json.loads((tmp_path / "report.json").read_text())
+        assert report["phase"] == "ended"
+        assert report["tokens"]["in_flight"] == 0
+        assert report["tokens"]["trained"] == report["tokens"]["merged"] == island.tokens(island.step)
+
+    on_a_bench(use)
+
+
+def test_a_disk_that_fails_delays_versions_and_nothing_else(tmp_path, monkeypatch):
+    commit = Store.commit
+
+    def failing(self, what, state):
+        if what.fragment_version == 2:
+            raise Unavailable("cannot write: No space left on device; free space", definite=True)
+        commit(self, what, state)
+
+    async def use(bench):
+        island = await seeded(bench, tmp_path)
+        with monkeypatch.context() as patch:
+            patch.setattr(Store, "commit", failing)
+            island.answering = True
+            held_up = list(bench.run.fragments.values())
+            await until(lambda: all(f.commit and f.commit.fragment_version == 2 for f in held_up), "merges")
+            await until(lambda: any(f.persist_again_at_s for f in held_up), "a failure")
+            beats = bench.core.run.ledger.trained_tokens()
+            await until(lambda: island.state.trained_tokens > beats, "an answer to a heartbeat")
+            assert bench.core.run.versions == island.state.versions == (1, 1)
+            assert all(v.fragment_version < 2 for v in island.history)
+        await until(at_version(bench, 3), "the versions that were held up, and further ones")
+        assert bench.core.run.ledger.books().balanced()
+
+    on_a_bench(use)
+
+
+# --- settings -----------------------------------------------------------------------------------------------------
+
+
+def test_a_store_of_another_run_is_refused_with_a_cure(tmp_path):
+    async def use(bench):
+        end = await bench.aggregator(aggregator_config(tmp_path, broker=bench.address))
+        await until(lambda: bench.core.leading, "the first run record")
+        await end()
+        with pytest.raises(ConfigError, match="holds the run 'demo': give --run demo, or another --store"):
+            await bench.serve(aggregator_config(tmp_path, broker=bench.address, run_id="other"))
+
+    on_a_bench(use)
+
+
+def test_a_store_without_a_whole_version_is_not_seeded_anew(tmp_path):
+    async def use(bench):
+        settings = aggregator_config(tmp_path, broker=bench.address)
+        end = await bench.aggregator(settings)
+        island = await bench.island("a")
+        await until(at_version(bench, 2), "version 2")
+        island.answering = False
+        await end()
+        for path in (tmp_path / "store" / "fragments" / "000").glob("*.commit"):
+            path.write_bytes(b"ruined")
+        with pytest.raises(Unavailable, match="no whole version of fragment 0; restore it from a copy"):
+            await bench.serve(settings)
+
+    on_a_bench(use)
+
+
+def test_payloads_are_not_recorded_without_a_tape_to_be_beside(tmp_path):
+    async def use(bench):
+        with pytest.raises(ConfigError, match=r"record_payloads = True: .* give --tape FILE"):
+            await bench.serve(aggregator_config(tmp_path, broker=bench.address, record_payloads=True))
+
+    on_a_bench(use)
+
+
+def test_a_fragment_that_fits_no_message_ends_the_process_with_its_cure(tmp_path):
+    async def use(bench):
+        settings = aggregator_config(tmp_path, broker=bench.address, max_message_bytes=5000)
+        await bench.island("a")
+        with pytest.raises(ConfigError, match=r"max_message_bytes = 5000: must be at least .* use more fragments"):
+            await bench.serve(settings)
+
+    on_a_bench(use)
+
+
+def test_bad_settings_end_the_process_with_their_cure():
+    command = [sys.executable, "-m", "ops.cli", "aggregator", "--quorum", "9", "--islands", "4"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=False)
+    assert done.returncode == 2
+    assert done.stderr == "atoll: quorum = 9: must not exceed islands = 4, or no round closes by it\n"
+
+
+# --- Redis --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def redis(tmp_path):
+    """A server that is not started yet."""
+    directory = tmp_path / "redis"
+    directory.mkdir()
+    server = RedisProcess(directory)
+    yield server
+    server.stop()
+
+
+class RedisProcess:
+    def __init__(self, directory):
+        self.found = redis_server.server(port=free_port(), directory=directory)
+        self._process = None
+
+    def start(self):
+        self._process = subprocess.Popen(self.found.command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    def stop(self):
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+
+async def in_redis(url, condition, what):
+    """Waits until what stands in Redis about the run meets a condition; returns it."""
+    registry = Registry(url, RUN)
+    ends_s = time.monotonic() + WAIT_S
+    try:
+        while True:
+            with contextlib.suppress(Unavailable):
+                found = await registry.read()
+                if condition(found):
+                    return found, await registry.read_events()
+            assert time.monotonic() < ends_s, f"never came: {what}"
+            await asyncio.sleep(0.02)
+    finally:
+        await registry.aclose()
+
+
+def test_redis_hears_of_versions_totals_refusals_and_the_lease_again_after_it_was_away(tmp_path, redis):
+    url = redis.found.url
+
+    async def use(bench):
+        end = await bench.aggregator(aggregator_config(tmp_path, broker=bench.address, redis_url=url))
+        island = await bench.island("a")
+        await until(at_version(bench, 1), "version 1 without a Redis")
+        redis.start()
+        found, events = await in_redis(url, lambda s: len(s.fragments) == 2 and s.totals, "the model in Redis")
+        assert found.fragments[0]["version"] >= 1
+        assert found.fragments[0]["contributors"] == ["a"]
+        assert found.fragments[0]["merged_tokens"] > 0
+        rows = [json.loads(line) for line in (tmp_path / "store" / "ledger.jsonl").read_text().splitlines()]
+        digests = {row["fragment_version"]: row["digest"] for row in rows if row["fragment_id"] == 0}
+        assert found.fragments[0]["digest"] == digests[found.fragments[0]["version"]]
+        assert found.totals["phase"] == "running"
+        assert found.totals["loss"] == 2.0
+        assert found.totals["participation"] == 1.0
+        assert found.totals["staleness_mean"] >= 0
+        assert found.leases[0]["epoch"] == "1"
+        assert {"island.joined", "run.seeded", "version.committed"} <= {each["event"] for each in events}
+        redis.stop()
+        before = bench.core.run.versions
+        await until(lambda: bench.core.run.versions > before, "training that goes on without it")
+        await island.send(replace(island.contribution(0), fragment_id=99))
+        island.sent.clear()
+        await until(lambda: bench.core.run.refusals, "a refusal")
+        redis.start()  # empty
+        found, _ = await in_redis(
+            url, lambda s: s.fragments and s.refusals["aggregator"] and s.leases, "everything, again"
+        )
+        assert found.fragments[0]["version"] >= before[0]
+        assert found.refusals["aggregator"] == {"a": {"unknown_fragment": 1}}
+        await end()
+        found, events = await in_redis(url, lambda s: s.totals, "the last report")
+        assert found.totals["trained_tokens"] == bench.core.run.ledger.books().tokens()["trained"]
+        assert events[-1]["event"] == "aggregator.finished"
+
+    on_a_bench(use)

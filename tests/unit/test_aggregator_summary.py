@@ -1,0 +1,105 @@
+"""What the aggregator tells others: the report and the records for Redis, also before anything has happened."""
+
+import json
+
+from aggregator.config import AggregatorConfig
+from aggregator.core import Aggregator
+from aggregator.events import Note, Received, RunSaved
+from aggregator.notes import NoteLog
+from aggregator.summary import Traffic, fragments, refusals, report, totals
+from broker import messages as m
+from broker.directory import UNKNOWN
+from broker.fragments import Kind, TensorSpec
+
+TENSORS = tuple(TensorSpec(name=f"w{i}", shape=(4, 5), dtype="float32", kind=Kind.RDA) for i in range(2))
+
+
+def core():
+    made = Aggregator(AggregatorConfig(run_id="demo", fragments=2, sync_interval=2, total_tokens=1000), now_s=0.0)
+    made.start(0.0)
+    made.handle(RunSaved(serial=1), 0.0)
+    return made
+
+
+def received(message, sender="island-0", incarnation=1):
+    envelope = m.Envelope(
+        run_id="demo", sender=sender, incarnation=incarnation, sequence=1, to="aggregator", message=message
+    )
+    return Received(envelope=envelope)
+
+
+def joined(made):
+    join = m.Join(nonce="n1", island_id="", hint="", tensors=TENSORS, tokens_per_step=10)
+    made.handle(received(join, "join:n1", 0), 0.1)
+    return made
+
+
+def beat(step, bytes_up=0, bytes_down=0):
+    return m.Heartbeat(
+        inner_step=step,
+        tokens=step * 10,
+        loss=3.0,
+        step_time_s=0.1,
+        sync_share=0.002,
+        bytes_up=bytes_up,
+        bytes_down=bytes_down,
+        versions=(-1, -1),
+        overwritten_tokens=(0, 0),
+        outstanding=(),
+        stopped=False,
+    )
+
+
+def test_a_report_of_a_run_that_nobody_joined_is_whole():
+    made = report(core().run, Traffic())
+    assert made["tokens"] == {"trained": 0, "merged": 0, "wasted": {}, "in_flight": 0}
+    assert made["islands"] == made["versions"] == made["rounds"] == made["refusals"] == {}
+    assert made["participation"] is None
+    json.dumps(made, allow_nan=False)
+
+
+def test_an_island_is_reported_over_all_its_lives():
+    made, traffic = joined(core()), Traffic()
+    for incarnation, counters in ((1, (5, 50)), (1, (7, 70)), (2, (3, 30))):
+        traffic.observe(received(beat(4, *counters), incarnation=incarnation).envelope)
+    made.handle(received(beat(4)), 0.2)
+    island = report(made.run, traffic)["islands"]["island-0"]
+    assert island == {
+        "inner_steps": 4,
+        "tokens": 40,
+        "sync_share": 0.002,
+        "bytes_up": 10,
+        "bytes_down": 100,
+        "incarnations": 1,
+    }
+
+
+def test_totals_add_up_and_know_the_target():
+    made = joined(core())
+    made.handle(received(beat(4)), 0.2)
+    found = totals(made.run, 0.3)
+    assert (found.trained_tokens, found.in_flight_tokens, found.progress, found.loss) == (40, 40, 0.04, 3.0)
+    assert fragments(made.run, {}, 0.3) == []  # nothing is published before all of version 0 is there
+
+
+def test_refusals_of_strangers_stand_under_one_name():
+    made = joined(core())
+    made.handle(received(m.Nothing(round_id=1, fragment_id=0), sender="ghost"), 0.2)
+    made.handle(received(beat(4), incarnation=9), 0.2)
+    lying = received(beat(4)).envelope.message
+    made.handle(received(m.Heartbeat(**{f: getattr(lying, f) for f in lying.__slots__} | {"tokens": 41})), 0.2)
+    assert refusals(made.run) == {
+        "island-0": {"implausible": 1, "unknown_island": 1},
+        UNKNOWN: {"unknown_island": 1},
+    }
+
+
+def test_a_repeated_complaint_is_logged_now_and_then_and_each_round_once(caplog):
+    caplog.set_level("INFO")
+    notes = NoteLog()
+    refusal = Note(name="contribution.refused", fields={"island": "a", "reason": "stale"})
+    assert [notes.write(refusal) is not None for _ in range(12)] == [n in (0, 9) for n in range(12)]
+    assert notes.write(Note(name="round.opened", fields={"round": 1})) is None
+    committed = Note(name="version.committed", fields={"round": 1, "contributions": [{}]})
+    assert notes.write(committed) == {"round": 1}
+    assert [r.getMessage() for r in caplog.records] == ["contribution.refused"] * 2 + ["version.committed"]
