@@ -16,6 +16,9 @@ from pathlib import Path
 
 from broker.errors import ConfigError, Unavailable
 
+#: The file in a server's directory that keeps what it held.
+SNAPSHOT = "status.rdb"
+
 #: Servers that speak Redis' protocol, as they are called on PATH; the first one found is taken.
 PROGRAMS = ("redis-server", "valkey-server")
 
@@ -62,8 +65,9 @@ def _bundled() -> Path | None:
 
 
 def server(*, port: int, directory: str | os.PathLike[str], program: list[str] | None = None) -> RedisServer:
-    """Returns how to run a server for one run on this machine: loopback only, nothing written to disk.
+    """Returns how to run a server for one run on this machine: loopback only.
 
+    It leaves a snapshot in ``directory`` when it ends, so that the status of a finished run can still be asked for.
     Losing what it holds is harmless: broker and aggregator write everything again.
 
     Args:
@@ -88,8 +92,8 @@ def server(*, port: int, directory: str | os.PathLike[str], program: list[str] |
         "bind": "127.0.0.1",
         "protected-mode": "yes",
         "dir": os.fspath(directory),
-        "dbfilename": "unused.rdb",
-        "save": "",  # no snapshots
+        "dbfilename": SNAPSHOT,
+        "save": "60 1",  # also at its end
         "appendonly": "no",
         "daemonize": "no",
         "loglevel": "warning",

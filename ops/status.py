@@ -14,8 +14,9 @@ import math
 import os
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
@@ -27,6 +28,7 @@ from broker.config import DEFAULT_REDIS_URL
 from broker.errors import ConfigError, Unavailable
 from broker.liveness import Liveness, LivenessConfig, liveness
 from broker.registry import Registry, Snapshot
+from ops.archive import address_in, served
 
 #: Where lines are cut when the output is no terminal: a file has no width, and log viewers wrap by themselves.
 PLAIN_WIDTH = 140
@@ -276,6 +278,8 @@ def size(nbytes: int) -> str:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the flags of ``atoll status``."""
+    directory_help = "directory of a run that `up` started on this machine, live or finished (default: ask --redis)"
+    parser.add_argument("run_dir", metavar="RUN_DIR", nargs="?", type=Path, help=directory_help)
     parser.add_argument("--run", metavar="TEXT", help="name of the run (default: the one that was written to last)")
     url_help = f"where Redis listens (default: REDIS_URL, else {DEFAULT_REDIS_URL})"
     parser.add_argument("--redis", metavar="URL", help=url_help)
@@ -292,18 +296,35 @@ def run(args: argparse.Namespace) -> int:
     """
     if args.watch is not None and not args.watch > 0:
         raise ConfigError("watch", args.watch, "must be a number of seconds above 0")
-    url = args.redis or os.environ.get("REDIS_URL") or DEFAULT_REDIS_URL
     console = Console(highlight=False, width=None if sys.stdout.isatty() else PLAIN_WIDTH)
     try:
-        if args.watch is None:
-            _print(asyncio.run(_fetch(url, args.run)), console, as_json=args.json)
-        else:
-            with contextlib.suppress(KeyboardInterrupt):  # the way to end it
-                asyncio.run(_watch(url, args.run, args.watch, console, as_json=args.json))
+        with _address(args) as url:
+            if args.watch is None:
+                _print(asyncio.run(_fetch(url, args.run)), console, as_json=args.json)
+            else:
+                with contextlib.suppress(KeyboardInterrupt):  # the way to end it
+                    asyncio.run(_watch(url, args.run, args.watch, console, as_json=args.json))
     except Unavailable as err:
         print(f"atoll: {err}", file=sys.stderr)
         return 1
     return 0
+
+
+@contextlib.contextmanager
+def _address(args: argparse.Namespace) -> Iterator[str]:
+    """Yields the Redis to ask: the one named; or a run directory's own, while it lives and from its snapshot after."""
+    own = None if args.run_dir is None else address_in(args.run_dir)
+    if own is None:
+        yield args.redis or os.environ.get("REDIS_URL") or DEFAULT_REDIS_URL
+        return
+    args.run = own.run_id
+    try:
+        asyncio.run(_fetch(own.url, own.run_id))
+    except Unavailable:
+        with served(args.run_dir) as served_url:
+            yield served_url
+    else:
+        yield own.url
 
 
 async def _fetch(url: str, run_id: str | None) -> Status:

@@ -21,6 +21,7 @@ from broker.errors import ConfigError, Unavailable
 from broker.redis_server import server
 from broker.registry import Registry
 from ops import plan as planning
+from ops.archive import ADDRESS_FILE
 from ops.cluster import Change, LocalCluster, are_free, free_ports, wait_until_listening
 from ops.display import Display, Rate, progress_of, trained_tokens
 from ops.export import Which, export
@@ -183,6 +184,7 @@ class _Run:
         plan = self.plan
         display.note(f"run {plan.run_id} in {plan.run_dir}")
         if plan.redis_port is not None:
+            _write(plan.run_dir / ADDRESS_FILE, f"{plan.redis_url} {plan.run_id}\n")
             command = server(port=plan.redis_port, directory=plan.run_dir).command
             cluster.start([ProcessSpec(name="redis", command=command, stop_order=2)])
             if not wait_until_listening(plan.redis_port):
@@ -191,7 +193,7 @@ class _Run:
         environment = planning.our_environment(plan.redis_url)
         numeric = one_thread_environment() | compilation_cache()
         cluster.start(planning.processes(plan, environment=environment, island_environment=numeric))
-        display.note(f"status from elsewhere: python3 -m ops status --redis {plan.redis_url} --run {plan.run_id}")
+        display.note(f"status from elsewhere, now and later: python3 -m ops status {plan.run_dir}")
 
     def _watch(self, cluster: LocalCluster, loop: asyncio.Runner, display: Display, signals: Signals) -> None:
         """Returns when the aggregator has ended the run.

@@ -1,0 +1,72 @@
+"""What the Redis of a finished run left behind: served again for one question.
+
+``up`` starts a Redis of its own, which ends with the run and leaves a snapshot in the run directory. Asked for the
+status of that directory, we start a server on a copy of the snapshot, ask it, and end it: the answer still comes from
+Redis alone, by the same code as for a live run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from broker.errors import ConfigError, Unavailable
+from broker.redis_server import SNAPSHOT, server
+from ops.cluster import free_ports, wait_until_listening
+
+#: In the run directory: address and run id in the run's own Redis.
+ADDRESS_FILE = "redis-url"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Address:
+    """Where a run's own Redis listens, or listened, and the run's name in it."""
+
+    url: str
+    run_id: str
+
+
+def address_in(run_dir: Path) -> Address | None:
+    """Returns the address in a run directory; None where the run used a Redis that was there before.
+
+    Raises:
+        ConfigError: It is no run directory.
+    """
+    if not (run_dir / "config.toml").is_file():
+        raise ConfigError("RUN_DIR", str(run_dir), "must be the directory of a run that `up` started")
+    try:
+        url, run_id = (run_dir / ADDRESS_FILE).read_text().split()
+    except (OSError, ValueError):
+        return None
+    return Address(url=url, run_id=run_id)
+
+
+@contextlib.contextmanager
+def served(run_dir: Path) -> Iterator[str]:
+    """Serves a finished run's snapshot on loopback, and yields the address.
+
+    Raises:
+        Unavailable: There is no snapshot, or the server does not start.
+    """
+    snapshot = run_dir / SNAPSHOT
+    if not snapshot.is_file():
+        cure = (
+            "is the run still starting, or was its Redis killed? report.json and aggregator-report.json may have more"
+        )
+        raise Unavailable(f"{run_dir} has no {SNAPSHOT}: {cure}", definite=True)
+    with tempfile.TemporaryDirectory(prefix="atoll-status-") as directory:
+        shutil.copy(snapshot, directory)
+        port = free_ports(1)
+        found = server(port=port, directory=directory)
+        with subprocess.Popen(found.command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+            try:
+                if not wait_until_listening(port):
+                    raise Unavailable(f"Redis did not start on {snapshot}: is it damaged?", definite=True)
+                yield found.url
+            finally:
+                process.kill()  # it has nothing to save
