@@ -48,6 +48,10 @@ def admit(
     if account.overlaps(steps):
         detail = f"steps [{steps.from_step}, {steps.to_step}) were handed over before, in part"
         return Admission(fate=Fate.REFUSED, reason=Reason.OVERLAP, detail=detail)
+    trained = life.trained_tokens_by(steps.to_step, steps.to_tokens)
+    if account.known_tokens + steps.tokens > trained:
+        detail = f"{steps.tokens} tokens more than the {account.known_tokens} known, of {trained} trained"
+        return Admission(fate=Fate.REFUSED, reason=Reason.IMPLAUSIBLE, detail=detail)
     if flaw is not None:
         fate = Fate.RETRY if flaw.reason in RETRY_REASONS else Fate.REFUSED
         return Admission(fate=fate, reason=flaw.reason, detail=flaw.detail)
@@ -76,13 +80,15 @@ def too_stale(trained_on: Sequence[TrainedOn], current_version: int, max_stalene
 
 def _recognise(contribution: Contribution, account: Account) -> Admission | None:
     steps = contribution.steps
+    if steps.steps <= 0:
+        return None  # nothing at all is part of everything
     if (steps.from_step, steps.to_step) in account.waiting:
         return Admission(fate=Fate.WAITING, detail="a copy of one that waits", first=False)
     if account.merged.covers(steps.from_step, steps.to_step):
         return Admission(fate=Fate.MERGED, detail="a copy of one that was merged", first=False)
     if account.refused.covers(steps.from_step, steps.to_step):
-        detail = "a copy of one that was refused"
-        return Admission(fate=Fate.REFUSED, reason=Reason.OVERLAP, detail=detail, first=False)
+        reason = account.why_refused(steps.from_step, steps.to_step)
+        return Admission(fate=Fate.REFUSED, reason=reason, detail="a copy of one that was refused", first=False)
     return None
 
 

@@ -182,7 +182,7 @@ class Aggregator:
             case Nothing():
                 self._rounds.nothing(member, message, envelope.sequence)
             case Leave():
-                self._membership.leave(member, message)
+                self._membership.leave(member, message, event)
             case Seed():
                 self._seeding.seed(member, message, event)
             case Contribution():

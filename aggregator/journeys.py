@@ -29,7 +29,7 @@ class Journeys:
 
     def opened(self, round_id: int, now_s: float) -> None:
         """Remembers a round, so that what arrives for it is timed even after it has closed."""
-        self._opened_at_s[round_id] = now_s
+        self._opened_at_s[round_id] = now_s  # again after an outage
         if len(self._opened_at_s) > REMEMBERED:
             self._opened_at_s.popitem(last=False)
 

@@ -18,6 +18,9 @@ from typing import Any
 from broker.messages import Reason
 from broker.ranges import IntervalSet, StepRange
 
+#: Refused ranges of an account whose reason is still told to an island that missed it; more than are ever outstanding.
+REASONS_REMEMBERED = 32
+
 
 @dataclass(slots=True)
 class Account:
@@ -29,6 +32,7 @@ class Account:
     merged_to: tuple[int, int] = (0, 0)  #: the furthest merged step, and the token counter there
     wasted_tokens: Counter[str] = field(default_factory=Counter)
     waiting: dict[tuple[int, int], StepRange] = field(default_factory=dict)  #: arrived, not merged yet
+    why: dict[tuple[int, int], Reason] = field(default_factory=dict)  #: of the latest refusals, for who asks again
 
     @property
     def spent_tokens(self) -> int:
@@ -36,9 +40,18 @@ class Account:
         return self.merged_tokens + sum(self.wasted_tokens.values())
 
     @property
+    def known_tokens(self) -> int:
+        """Tokens that arrived or were dropped: spent, or waiting to be."""
+        return self.spent_tokens + sum(r.tokens for r in self.waiting.values())
+
+    @property
     def handed_over(self) -> tuple[int, int]:
         """The furthest step that arrived here for good, and the token counter there."""
         return max([self.merged_to, *((r.to_step, r.to_tokens) for r in self.waiting.values())])
+
+    def why_refused(self, from_step: int, to_step: int) -> Reason:
+        """Why a refused range was refused, as long as that is remembered."""
+        return self.why.get((from_step, to_step), Reason.OVERLAP)
 
     def overlaps(self, steps: StepRange) -> bool:
         """Whether any of these steps arrived before, whatever became of them."""
@@ -89,6 +102,10 @@ class Life:
     def trained_tokens(self) -> int:
         """Tokens this life has reported."""
         return self.last_tokens - self.start_tokens
+
+    def trained_tokens_by(self, step: int, tokens: int) -> int:
+        """Tokens this life will have reported once it reports these counters; see :meth:`Ledger.report`."""
+        return (max(tokens, self.last_tokens) if step > self.last_step else self.last_tokens) - self.start_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,6 +192,9 @@ class Ledger:
         account = self.account(island_id, incarnation, fragment_id)
         account.waiting.pop((steps.from_step, steps.to_step), None)
         account.refused.add(steps.from_step, steps.to_step)
+        account.why[(steps.from_step, steps.to_step)] = cause
+        if len(account.why) > REASONS_REMEMBERED:
+            del account.why[next(iter(account.why))]
         account.wasted_tokens[cause] += steps.tokens
         self.report(island_id, incarnation, steps.to_step, steps.to_tokens)
 
@@ -271,8 +291,7 @@ class Ledger:
         for island_id, lives in self._lives.items():
             for incarnation, life in lives.items():
                 for fragment_id, account in life.accounts.items():
-                    waiting = sum(r.tokens for r in account.waiting.values())
-                    spent = account.spent_tokens + waiting
+                    spent = account.known_tokens
                     where = f"{island_id}.{incarnation} fragment {fragment_id}"
                     assert spent <= life.trained_tokens, f"{where}: {spent} tokens spent of {life.trained_tokens}"
 

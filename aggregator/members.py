@@ -25,6 +25,7 @@ class Member:
     tokens_per_step: int
     last_seen_s: float
     left: bool = False
+    start: tuple[int, int] = (0, 0)  #: step and token counter at which this incarnation began
     missed_rounds: int = 0  #: in a row; an island that contributes again starts over
     heartbeat: Heartbeat | None = None  #: the last one of this incarnation
     resolutions: list[Resolution] = field(default_factory=list)  #: to tell with the next state
@@ -110,14 +111,18 @@ class Members:
 
     def record(self) -> dict[str, Any]:
         """Returns what must survive a restart, as plain data."""
-        rows = {m.island_id: [m.index, m.hint, m.incarnation, m.nonce, m.tokens_per_step, m.left] for m in self}
+        rows = {
+            m.island_id: [m.index, m.hint, m.incarnation, m.nonce, m.tokens_per_step, m.left, list(m.start)]
+            for m in self
+        }
         return {"members": rows, "share_epoch": self.share_epoch}
 
     def restore(self, record: Mapping[str, Any], now_s: float) -> None:
         """Reads :meth:`record` back; every known member counts as live for a while."""
         self.share_epoch = record["share_epoch"]
-        for name, (index, hint, incarnation, nonce, tokens_per_step, left) in record["members"].items():
-            self._members[name] = Member(name, index, hint, incarnation, nonce, tokens_per_step, now_s, left)
+        for name, (index, hint, incarnation, nonce, tokens_per_step, left, start) in record["members"].items():
+            member = Member(name, index, hint, incarnation, nonce, tokens_per_step, now_s, left, tuple(start))
+            self._members[name] = member
 
     def _named_by(self, hint: str) -> str | None:
         return next((m.island_id for m in self if hint and m.hint == hint), None)

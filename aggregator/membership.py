@@ -52,8 +52,12 @@ class Membership:
             run.emit(Send(to=joining(join.nonce), message=refused))
             return
         member = run.members.admit(join.island_id, join.hint, join.nonce, join.tokens_per_step, run.now_s)
-        start_step, start_tokens = run.ledger.resume_point(member.island_id)
+        member.start = start_step, start_tokens = run.ledger.resume_point(member.island_id)
         run.ledger.begin(member.island_id, member.incarnation, start_step, start_tokens)
+        if run.phase is Phase.ENDED:
+            run.ledger.end(member.island_id)  # the books are closed: what it trains now is lost
+        for round_ in run.open_rounds.values():
+            round_.answer_nothing(member.island_id)  # its earlier life was asked; this one starts with nothing
         run.clock.forget(member.island_id)
         assert run.pacer is not None
         run.pacer.forget(member.island_id)
@@ -122,11 +126,9 @@ class Membership:
             detail = f"it speaks of {len(beat.versions)} fragments, the run has {len(run.fragments)}"
             self.refuse(event, Reason.MANIFEST, detail)
             return False
-        life = run.ledger.life(member.island_id, member.incarnation)
-        most = life.start_tokens + max(0, beat.inner_step - life.start_step) * member.tokens_per_step
-        if beat.inner_step < life.start_step or (member.tokens_per_step and beat.tokens > most):
-            detail = f"it claims {beat.tokens} tokens at step {beat.inner_step}, at most {most} are possible"
-            self.refuse(event, Reason.IMPLAUSIBLE, detail)
+        lie = self._impossible(member, beat.inner_step, beat.tokens) or self._overdrawn(member, beat)
+        if lie:
+            self.refuse(event, Reason.IMPLAUSIBLE, lie)
             return False
         member.heartbeat = beat
         run.ledger.report(member.island_id, member.incarnation, beat.inner_step, beat.tokens)
@@ -138,13 +140,36 @@ class Membership:
         member.resolutions += [self.resolve(member, item) for item in beat.outstanding]
         return True
 
-    def leave(self, member: Member, leave: Leave) -> None:
+    def _impossible(self, member: Member, inner_step: int, tokens: int) -> str:
+        """Says why an island cannot have trained so many tokens in so many steps; empty if it can."""
+        life = self._run.ledger.life(member.island_id, member.incarnation)
+        most = life.start_tokens + max(0, inner_step - life.start_step) * member.tokens_per_step
+        if inner_step < life.start_step or (member.tokens_per_step and tokens > most):
+            return f"it claims {tokens} tokens at step {inner_step}, at most {most} are possible"
+        return ""
+
+    def _overdrawn(self, member: Member, beat: Heartbeat) -> str:
+        """Says for which fragment an island would have dropped more than it has not handed over; empty for none."""
+        life = self._run.ledger.life(member.island_id, member.incarnation)
+        trained = life.trained_tokens_by(beat.inner_step, beat.tokens)
+        for p, account in life.accounts.items():
+            known = account.known_tokens - account.wasted_tokens[Reason.OVERWRITTEN]
+            if known + beat.overwritten_tokens[p] > trained:
+                dropped = beat.overwritten_tokens[p]
+                return f"it claims to have dropped {dropped} tokens of fragment {p}: {known} of {trained} are known"
+        return ""
+
+    def leave(self, member: Member, leave: Leave, event: Received) -> None:
         """Lets an island go: nothing more is expected of it."""
         run = self._run
         if member.left:
             return
         member.left = True
-        run.ledger.report(member.island_id, member.incarnation, leave.inner_step, leave.tokens)
+        lie = self._impossible(member, leave.inner_step, leave.tokens)
+        if lie:
+            self.refuse(event, Reason.IMPLAUSIBLE, lie)  # it goes all the same, with the counters known before
+        else:
+            run.ledger.report(member.island_id, member.incarnation, leave.inner_step, leave.tokens)
         run.ledger.end(member.island_id)
         run.clock.forget(member.island_id)
         run.note("island.left", island=member.island_id, step=leave.inner_step, reason=leave.reason)
@@ -162,7 +187,7 @@ class Membership:
             elif account.merged.covers(*steps):
                 fate = Fate.MERGED
             elif account.refused.covers(*steps):
-                fate, reason = Fate.REFUSED, Reason.OVERLAP
+                fate, reason = Fate.REFUSED, account.why_refused(*steps)
         if fate is Fate.UNKNOWN and run.phase is Phase.ENDED:
             fate, reason = Fate.REFUSED, Reason.RUN_ENDED
         return Resolution(fragment_id=p, from_step=item.from_step, to_step=item.to_step, fate=fate, reason=reason)

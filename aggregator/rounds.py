@@ -35,6 +35,8 @@ from broker.messages import Attached, Contribution, Fate, Merged, Nothing, Phase
 
 PERSIST_RETRY_S = 1.0
 REPUBLISH_AFTER_S = 1.0
+#: Answers to Attach come every second; a broker that is silent for longer was away.
+BROKER_SILENT_S = 2.5
 
 #: Reasons that cast doubt on the counters themselves: nothing is booked by them.
 _UNBOOKED = (Reason.IMPLAUSIBLE, Reason.OVERLAP)
@@ -46,6 +48,8 @@ class Rounds:
     def __init__(self, run: Run, membership: Membership) -> None:
         self._run = run
         self._membership = membership
+        self._attached_at_s = run.now_s  # when the broker answered last
+        self._broker_holds = False  # any version, then
 
     # --- answers ----------------------------------------------------------------------------------------------
 
@@ -124,9 +128,10 @@ class Rounds:
                 run.count_refusal(admission.reason, member)
                 if admission.reason not in _UNBOOKED:
                     run.ledger.refuse(member.island_id, member.incarnation, p, steps, admission.reason)
-                round_ = run.open_rounds.get(contribution.round_id)
-                if round_ is not None:
-                    round_.answer_nothing(member.island_id)  # its answer is in, worth nothing
+            round_ = run.open_rounds.get(contribution.round_id)
+            if round_ is not None and (refused or admission.reason is Reason.QUEUE_FULL):
+                # Its answer is in, worth nothing; or there is room for it only once this round has closed.
+                round_.answer_nothing(member.island_id)
             run.note(
                 "contribution.refused" if refused else "contribution.retry",
                 island=member.island_id,
@@ -300,7 +305,7 @@ class Rounds:
         run, p = self._run, event.fragment_id
         fragment = run.fragments[p]
         if fragment.stage is not Stage.COMPUTING:
-            return  # a seed that was given up meanwhile
+            return
         assert event.fragment_version == fragment.version + 1, (event, fragment.version)
         round_ = fragment.round
         if round_ is not None:
@@ -312,7 +317,7 @@ class Rounds:
             fragment_version=event.fragment_version,
             epoch=run.epoch,
             digest=event.digest,
-            round_id=round_.round_id if round_ is not None else 0,
+            round_id=round_.round_id if round_ is not None else run.seeding_id,
             contributions=round_.merged if round_ is not None else (),
             ledger=run.ledger.slice(p) if p in run.moving else {},
         )
@@ -391,15 +396,33 @@ class Rounds:
     def attached(self, attached: Attached) -> None:
         """Publishes again what the broker lacks: it came back empty, or a version was lost on the way."""
         run = self._run
+        held = dict(enumerate(attached.versions))
+        before_s, self._attached_at_s = self._attached_at_s, run.now_s
+        emptied = self._broker_holds and not any(version >= 0 for version in attached.versions)
+        self._broker_holds = any(version >= 0 for version in attached.versions)
         if run.phase is Phase.SEEDING:
             return
-        held = dict(enumerate(attached.versions))
+        if emptied or run.now_s - before_s > BROKER_SILENT_S:
+            self._start_over(before_s)
         for p, fragment in run.fragments.items():
             if held.get(p, -1) >= fragment.version:
                 fragment.republish_after_s = REPUBLISH_AFTER_S
             elif fragment.published_at_s is None or run.now_s - fragment.published_at_s >= fragment.republish_after_s:
                 fragment.republish_after_s *= 2  # a slow link may still be busy with the last copy
                 self.publish(p)
+
+    def _start_over(self, lost_at_s: float) -> None:
+        """Nobody could answer while the broker was away: islands count as just heard, open rounds as just opened.
+
+        Otherwise every open round would close with the first island that is back, and the others be missed.
+        """
+        run = self._run
+        for member in run.members.live(lost_at_s):
+            member.last_seen_s, member.missed_rounds = run.now_s, 0
+        for round_ in run.open_rounds.values():
+            round_.opened_at_s, round_.quorum_met_at_s = run.now_s, None
+            run.journeys.opened(round_.round_id, run.now_s)
+        run.note("broker.back", open_rounds=len(run.open_rounds))
 
     # --- measures ---------------------------------------------------------------------------------------------
 

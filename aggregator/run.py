@@ -86,8 +86,10 @@ class Run:
         self.journeys = Journeys(config)
         self.open_rounds: dict[int, Round] = {}
         self.refusals: Counter[str] = Counter()
+        self.seeding_id = 0  # of the present attempt at version 0, the round id of its commits
         self.saved_serial = 0  # of the newest run record asked for
         self._last_round_id = 0
+        self._median_step_s = 0.0
 
     # --- what to do -------------------------------------------------------------------------------------------
 
@@ -139,8 +141,9 @@ class Run:
 
     @property
     def median_step_s(self) -> float:
-        """Median inner step time of the advancing islands in seconds, 0 while unknown."""
-        return self.clock.median_step_time_s(self.now_s) or 0.0
+        """Median inner step time of the advancing islands in seconds; the last known while none advances, first 0."""
+        self._median_step_s = self.clock.median_step_time_s(self.now_s) or self._median_step_s
+        return self._median_step_s
 
     def waiting_bytes(self) -> int:
         """Bytes of the contributions that wait in open rounds or are held; bounded by the configuration."""
@@ -179,7 +182,7 @@ class Run:
         if record["manifest"] is None:
             return
         self.adopt_manifest(manifest_from_rows(record["manifest"]))
-        if set(commits) == set(self.fragments):
+        if set(commits) == set(self.fragments) and _whole(commits):
             for p, commit in commits.items():
                 fragment = self.fragments[p]
                 fragment.version, fragment.digest = commit.fragment_version, commit.digest
@@ -189,4 +192,11 @@ class Run:
             self.phase = Phase.RUNNING
         for member in self.members:
             if not self.ledger.knows(member.island_id, member.incarnation):
-                self.ledger.begin(member.island_id, member.incarnation, *self.ledger.resume_point(member.island_id))
+                self.ledger.begin(member.island_id, member.incarnation, *member.start)
+            if member.left:
+                self.ledger.end(member.island_id)
+
+
+def _whole(commits: Mapping[int, Commit]) -> bool:
+    """Whether version 0 came from one island: its commits share an id, unless a later version proves it published."""
+    return any(c.fragment_version > 0 for c in commits.values()) or len({c.round_id for c in commits.values()}) == 1

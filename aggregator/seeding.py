@@ -23,11 +23,13 @@ class Seeding:
         live = {(m.island_id, m.incarnation): m for m in run.members.live(run.now_s)}
         if not live or not run.fragments or self._membership.seeder in live:
             return
+        if any(f.stage is not Stage.IDLE for f in run.fragments.values()):
+            return  # what is computed or written now must not be taken for the next island's
         member = min(live.values(), key=lambda m: m.index)
         self._membership.seeder = member.island_id, member.incarnation
+        run.seeding_id = run.next_round_id()
         for fragment in run.fragments.values():
-            fragment.version, fragment.stage = -1, Stage.IDLE
-            fragment.commit, fragment.persist_again_at_s = None, None
+            fragment.version = -1
         run.note("seeder.chosen", island=member.island_id, incarnation=member.incarnation)
         self._membership.tell(member)
 

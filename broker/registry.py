@@ -298,10 +298,18 @@ class Registry:
 
     async def _attempt(self, operation: Callable[[], Awaitable[T]]) -> T:
         """Runs an operation once; maps whatever Redis or the network has to say to :class:`Unavailable`."""
+        task = asyncio.current_task()
+        assert task is not None
+        cancels = task.cancelling()
         try:
             # The socket's own timeouts start anew with each byte; this one does not.
             async with asyncio.timeout(CONNECT_TIMEOUT_S + ANSWER_TIMEOUT_S):
-                return await operation()
+                result = await operation()
+                if task.cancelling() > cancels:
+                    # The client sends with asyncio.wait_for, which in Python 3.11 loses a cancellation that comes as
+                    # the sending ends (cpython issue 86296): a task that reports for ever would never end.
+                    raise asyncio.CancelledError
+                return result
         except (RedisError, OSError, TimeoutError) as err:
             # A refused connection or a server's own error: it was not done. Silence: who knows.
             refused = isinstance(err.__cause__ or err.__context__, ConnectionRefusedError | socket.gaierror)

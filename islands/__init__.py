@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from islands.inner import adamw, jax_task, warm_up_cosine
-    from islands.loop import Island, join
+    from islands.joining import join
+    from islands.loop import Island
     from islands.task import DataShare, Schedule, Task, load_task
 
 __all__ = ["join", "Island", "Task", "Schedule", "DataShare", "load_task", "jax_task", "adamw", "warm_up_cosine"]
 
 _MODULE_OF = {
-    "join": "islands.loop",
+    "join": "islands.joining",
     "Island": "islands.loop",
     "Task": "islands.task",
     "Schedule": "islands.task",

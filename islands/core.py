@@ -221,6 +221,10 @@ class Island:
                     start_tokens=welcome.start_tokens,
                 )
             )
+        else:
+            start = Point(welcome.start_step, welcome.start_tokens)
+            for fragment in self.fragments.values():
+                fragment.begin_again(start)
         self._heartbeat_at_s = now_s
         self._want = self._patience()
         self._send_want(now_s, actions)
@@ -255,6 +259,8 @@ class Island:
         fragment = self.fragments.get(version.fragment_id)
         if fragment is None or version.fragment_version <= fragment.newest:
             return
+        if version.fragment_version < fragment.version:
+            return  # a late copy, while the version here is wanted once more: versions never go back
         if flaw:
             actions.append(self._note("version.refused", fragment=version.fragment_id, detail=flaw))
             return  # the next Want asks for it again
@@ -410,7 +416,7 @@ class Island:
         for p, fragment in self.fragments.items():
             if fragment.stage is Stage.IDLE and fragment.newer is not None:
                 self._prepare(fragment, actions)
-            if fragment.stage is Stage.IDLE and fragment.asked is not None and fragment.copy is not None:
+            if fragment.asked is not None and fragment.copy is not None and fragment.answerable(self.at):
                 self._answer(p, fragment, fragment.copy, now_s, actions)
         asked = frozenset(p for p, f in self.fragments.items() if f.asked is not None)
         watched = frozenset() if self._stopped else self._due_soon | asked
@@ -439,7 +445,7 @@ class Island:
         fragment.answered, fragment.asked = fragment.asked, None
         if fragment.overwrite:
             fragment.drop(copy)  # spoilt: never handed over, and gone with the next version
-        if copy.step == fragment.handed.step:
+        if copy.step <= fragment.handed.step:
             fragment.nothing_at_s = now_s
             nothing = Nothing(round_id=fragment.answered, fragment_id=p)
             actions.append(Send(to=AGGREGATOR, message=nothing))

@@ -1,4 +1,4 @@
-"""The island daemon: trains a :class:`islands.task.Task` with the public interface of :mod:`islands.loop`, nothing else.
+"""The island daemon: trains a :class:`islands.task.Task` through the interface of :mod:`islands.loop`, nothing else.
 
 Exit codes: 0 the run has ended; 1 it failed, and may be started again; 2 settings are wrong, or the run refuses this
 island: starting it again would not help; 128 + n ended by signal n, after saying goodbye.
@@ -9,6 +9,9 @@ Where JAX keeps what it compiles is JAX's own setting (``JAX_COMPILATION_CACHE_D
 from __future__ import annotations
 
 import argparse
+import contextlib
+import ctypes
+import gc
 import signal
 import time
 from collections.abc import Callable
@@ -43,6 +46,7 @@ def run(args: argparse.Namespace) -> int:
     config = settings.load(IslandConfig, args, "island")
     logs.configure(config.island_id or "island")
     options = settings.read_file(args.config).get("task", {}) if args.config is not None else {}
+    _keep_freed_memory()
     with _Signals() as signals:
         try:
             train(config, load_task(config.task, options), check=signals.check)
@@ -50,6 +54,20 @@ def run(args: argparse.Namespace) -> int:
             log.info("island.ended", reason=str(err))
             return 128 + err.number
     return 0
+
+
+def _keep_freed_memory() -> None:
+    """Tells glibc to keep what is freed, up to 2 GB, instead of returning it to the kernel at once.
+
+    Each training step frees its temporaries and allocates them again. Giving pages back takes milliseconds under the
+    allocator's lock, which the training thread then waits for in the middle of a boundary: a quarter of one percent of
+    its time instead of three quarters, on two processors shared by four islands.
+    """
+    trim_threshold, mmap_threshold = -1, -3  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD of malloc.h
+    with contextlib.suppress(AttributeError, OSError):  # another C library
+        libc = ctypes.CDLL(None)
+        libc.mallopt(trim_threshold, (1 << 31) - 1)
+        libc.mallopt(mmap_threshold, 32 << 20)  # the most that glibc accepts
 
 
 def train(config: IslandConfig, task: Task, *, check: Callable[[], None] = lambda: None) -> Params:
@@ -83,6 +101,7 @@ def train(config: IslandConfig, task: Task, *, check: Callable[[], None] = lambd
         check=check,
     ) as island:
         params, opt_state = island.restore(params, opt_state)
+        gc.freeze()  # what is loaded by now stays: looking through it again and again took 10 ms each time
         return _loop(island, task, params, opt_state, config.pace, check)
 
 

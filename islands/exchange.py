@@ -23,8 +23,8 @@ from broker.messages import RunSettings, Share
 Array = npt.NDArray[Any]
 Leaf = Any
 
-#: So many moments with nothing but copies may wait, and for so long: each holds device memory.
-MOST_WAITING, WAKE_EVERY_S = 2, 0.02
+#: So many moments that nobody waits for may pile up, and then the other thread is woken, at most this often.
+MOST_WAITING, WAKE_EVERY_S = 8, 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,7 @@ class Exchange:
     # Written by the training thread.
     position: Position = Position(0, 0)
     moments: deque[Moment] = field(default_factory=deque)
-    losses: deque[Any] = field(default_factory=lambda: deque(maxlen=4))  #: of the last steps, perhaps on a device
+    losses: deque[Any] = field(default_factory=deque)  #: of the steps since they were last looked at
     step_time_s: float | None = None  #: moving average of the time between two steps
     sync_share: float = 0.0  #: part of the training thread's time spent in here
     wake: Callable[[], None] = lambda: None  #: tells the communication thread of a moment; set by it once
@@ -137,27 +137,34 @@ class Exchange:
     waked_at_s: float = 0.0
 
     def tell(self, moment: Moment, now_s: float) -> None:
-        """Hands a moment over, and wakes the communication thread if it waits for this.
+        """Hands a moment over, and wakes the communication thread if something waits for this.
 
-        Copies that nobody has asked for yet are found when something else happens. Only they must not pile up.
+        What nobody waits for is seen with the next message or heartbeat. A thread that wakes up may take this one's
+        processor, and did: waking it for each moment doubled the time of a step on a busy machine.
         """
         self.moments.append(moment)
-        wanted = moment.installed or moment.stopped or moment.snapshot or not self.urgent.isdisjoint(moment.copied)
+        wanted = moment.stopped or not self.urgent.isdisjoint(moment.copied)
         if wanted or (len(self.moments) > MOST_WAITING and now_s > self.waked_at_s + WAKE_EVERY_S):
             self.waked_at_s = now_s
             self.wake()
 
 
-def newest_ready(losses: deque[Any]) -> float | None:
-    """Returns the newest loss that is computed already; None if there is none, or it is not finite.
+def take_newest(losses: deque[Any]) -> float | None:
+    """Returns the newest loss that is computed already, and drops it and all before; None if there is none.
 
     Called by the communication thread: reading a device value that is ready costs microseconds, waiting for one could
-    take a step.
+    take a step. Dropping one is left to it as well, because JAX gives the GIL away in that moment.
     """
-    for loss in reversed(losses.copy()):
-        ready = getattr(loss, "is_ready", None)
-        if ready is not None and (loss.is_deleted() or not ready()):
+    waiting: list[Any] = []
+    while losses:
+        loss = losses.pop()
+        deleted, ready = getattr(loss, "is_deleted", None), getattr(loss, "is_ready", None)
+        if deleted is not None and deleted():
             continue
-        value = float(loss)
-        return value if np.isfinite(value) else None
+        if ready is None or ready():
+            losses.clear()
+            losses.extend(reversed(waiting))
+            return float(loss)
+        waiting.append(loss)
+    losses.extend(reversed(waiting))
     return None

@@ -89,11 +89,26 @@ class Fragment:
         versions = [v.fragment_version for v in (self.incoming, self.newer) if v is not None]
         return max([self.version, *versions])
 
+    def answerable(self, at: Point) -> bool:
+        """Whether an open round can be answered now, ``at`` being the last boundary.
+
+        A copy that was handed over already says nothing of the steps since: answering "nothing" would be a lie, and
+        cost this island the round. The next boundary brings a new copy.
+        """
+        if self.stage is not Stage.IDLE or self.copy is None:
+            return False
+        return self.overwrite or self.copy.step > self.handed.step or self.handed.step >= at.step
+
     def count(self, step: int) -> None:
         """Books the steps up to ``step`` on the version now in the local parameters."""
         if step > self.counted:
             self.trained_on.append(TrainedOn(fragment_version=self.version, steps=step - self.counted))
             self.counted = step
+
+    def begin_again(self, start: Point) -> None:
+        """Starts the books of a new life at ``start``: what an earlier one dropped or handed over is in its own."""
+        self.overwritten_tokens = 0
+        self.handed = max(self.handed, start, key=lambda point: point.step)
 
     def drop(self, at: Point) -> None:
         """Gives up the steps not handed over before ``at``."""

@@ -12,7 +12,7 @@ from broker.tensors import check_payload, decode_tensor, fragment_digest
 def flaw_in(envelope: Envelope, manifest: FragmentManifest) -> str:
     """Says what is wrong with the payload of a version; empty if nothing is.
 
-    Checksums, the number of tensors and their shapes, and, where it travelled in float32, the digest that names its bytes.
+    Checksums, the number of tensors, their shapes and, where it travelled in float32, the digest that names its bytes.
     """
     version = envelope.message
     assert isinstance(version, Version)

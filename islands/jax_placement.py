@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -18,52 +18,34 @@ Array = npt.NDArray[Any]
 
 
 @jax.jit
-def _copies(leaves: list[jax.Array]) -> list[jax.Array]:
+def copy(leaves: list[jax.Array]) -> list[jax.Array]:
+    """Dispatches copies of leaves that are on the same devices."""
     return [jnp.copy(leaf) for leaf in leaves]
 
 
-@functools.cache
-def _installer(keep: float, shardings: tuple[Any, ...] | None) -> Callable[..., list[jax.Array]]:
-    """Returns the jitted installation; where ``shardings`` are given, its results have exactly these."""
+def install(
+    leaves: list[jax.Array], shifts: list[jax.Array], keep: float, shardings: tuple[Any, ...]
+) -> list[jax.Array]:
+    """Dispatches ``keep * leaf + shift`` for leaves that are on the same devices.
 
+    Args:
+        leaves: The parameters.
+        shifts: In their shapes.
+        keep: In (0, 1].
+        shardings: Those of the leaves, of the results too; None for uncommitted ones, whose results are uncommitted.
+    """
+    return _installer(keep, shardings)(leaves, shifts)
+
+
+@functools.cache
+def _installer(keep: float, shardings: tuple[Any, ...]) -> Callable[..., list[jax.Array]]:
     def install(leaves: list[jax.Array], shifts: list[jax.Array]) -> list[jax.Array]:
         return [adopted(leaf, shift, keep) for leaf, shift in zip(leaves, shifts, strict=True)]
 
-    if shardings is None:
+    if shardings[0] is None:
         return jax.jit(install)
+    # Stated rather than left to the compiler: an equal placement under another name would retrace the train step.
     return jax.jit(install, out_shardings=list(shardings))
-
-
-def copy(leaves: Sequence[jax.Array]) -> list[jax.Array]:
-    """Dispatches copies, one call for all leaves on the same devices."""
-    return _grouped(leaves, lambda indices, _: _copies([leaves[i] for i in indices]))
-
-
-def install(leaves: Sequence[jax.Array], shifts: Sequence[jax.Array], keep: float) -> list[jax.Array]:
-    """Dispatches ``keep * leaf + shift``; every result has the dtype and sharding of its leaf."""
-
-    def call(indices: list[int], committed: bool) -> list[jax.Array]:
-        # Stated rather than left to the compiler: an equal placement under another name would retrace the train step.
-        shardings = tuple(leaves[i].sharding for i in indices) if committed else None
-        return _installer(keep, shardings)([leaves[i] for i in indices], [shifts[i] for i in indices])
-
-    return _grouped(leaves, call)
-
-
-def _grouped(leaves: Sequence[jax.Array], call: Callable[[list[int], bool], list[jax.Array]]) -> list[jax.Array]:
-    """Calls once per set of devices: one computation cannot mix them, nor committed with uncommitted arrays."""
-    groups: dict[tuple[bool, Any], list[int]] = {}
-    for i, leaf in enumerate(leaves):
-        committed = leaf.committed
-        groups.setdefault((committed, leaf.sharding.device_set if committed else None), []).append(i)
-    if len(groups) == 1:
-        (((committed, _), indices),) = groups.items()
-        return call(indices, committed)
-    results: list[Any] = [None] * len(leaves)
-    for (committed, _), indices in groups.items():
-        for i, result in zip(indices, call(indices, committed), strict=True):
-            results[i] = result
-    return results
 
 
 def put(value: Array | jax.Array, sharding: Any) -> jax.Array:

@@ -16,133 +16,33 @@ does when nothing is due is a few attribute reads; when something is, it dispatc
 from __future__ import annotations
 
 import atexit
-import contextlib
-import fcntl
-import os
-import secrets
-import socket
-import tempfile
 import time
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Callable
 from types import TracebackType
-from typing import IO, Any, Literal, Self
+from typing import Any, Literal, Self
 
 from broker import logs
 from broker.errors import ConfigError, LocalProtocolError, Unavailable
 from islands import checkpoint, core, placement
 from islands.config import IslandConfig
 from islands.exchange import Exchange, Install, Membership, Moment, Position, Snapshot
-from islands.partition import describe_kinds, tensor_specs
-from islands.placement import Leaf, Parameters
+from islands.placement import Leaf
+from islands.seat import Seat
 from islands.session import Session
 from islands.task import DataShare, Schedule
 from islands.tree import Tree
+from islands.workshop import Workshop
 
 log = logs.get(__name__)
 
-#: While the caller waits (joining, closing): how often to look for signals, and to say what is waited for.
-LOOK_EVERY_S, SAY_EVERY_S = 0.2, 5.0
+#: While the caller waits: how often to look for signals.
+LOOK_EVERY_S = 0.2
 #: Of the step times' moving average.
 STEP_TIME_MEMORY = 0.9
 
 
-def join(
-    address: str,
-    params: Tree,
-    *,
-    run: str = "atoll",
-    kinds: Mapping[str, str] | None = None,
-    unit_axes: Mapping[str, int] | None = None,
-    island_id: str = "",
-    tokens_per_step: int = 0,
-    state_dir: str | os.PathLike[str] | None = None,
-    checkpoint_interval_s: float = 60.0,
-    timeout_s: float = 120.0,
-    max_message_bytes: int = 1 << 30,
-    init: Callable[[int], Tree] | None = None,
-    check: Callable[[], None] = lambda: None,
-) -> Island:
-    """Joins a run; returns once version 0 of every fragment is here.
-
-    Args:
-        address: The broker's control address, such as ``tcp://hub:7001``.
-        params: The tree that the optimizer treats as master: any nest of JAX or numpy arrays. If this island is the
-            first, these values become version 0; otherwise only structure, shapes, dtypes and placement count.
-        run: The run's name.
-        kinds: Regular expression over parameter names -> ``rda``, ``mean``, ``local`` or ``frozen``
-            (:mod:`islands.partition`).
-        unit_axes: Regular expression -> leading axes that count layers or experts.
-        island_id: The name to have. Empty: the run assigns one, and the same again after a restart on this host.
-        tokens_per_step: Tokens in one inner step. Where it is given, the run checks counters against it, and knows
-            this island's pace in tokens.
-        state_dir: Directory for checkpoints of ``state`` as given to :meth:`Island.step`; None: no checkpoints.
-        checkpoint_interval_s: Seconds between two of them.
-        timeout_s: Silence of the run after which joining is given up; also of the end, in :meth:`Island.close`.
-        max_message_bytes: Largest message accepted.
-        init: seed -> initial parameters. Where it is given, version 0 is made with the run's own seed.
-        check: Called several times a second while this waits; what it raises ends the waiting.
-
-    Raises:
-        ConfigError: The run refused this island, or an argument cannot work; names the tensor or field and the cure.
-        Unavailable: The run stayed silent.
-    """
-    config = IslandConfig(
-        run_id=run,
-        broker=address,
-        island_id=island_id,
-        state_dir=None if state_dir is None else Path(state_dir),
-        checkpoint_interval_s=checkpoint_interval_s,
-        join_timeout_s=timeout_s,
-        max_message_bytes=max_message_bytes,
-    )
-    if tokens_per_step < 0:
-        raise ConfigError(
-            "tokens_per_step", tokens_per_step, "must be the tokens of one inner step, or 0 to leave it open"
-        )
-    specs = tensor_specs(params, kinds, unit_axes)
-    for line in describe_kinds(specs).splitlines():
-        log.info("island.kinds", kind=line)
-    seat = None if island_id else _Seat.take(run)
-    machine = core.Island(
-        island_id=island_id,
-        hint="" if seat is None else seat.name,
-        nonce=secrets.token_hex(8),
-        tensors=tuple(spec for spec in specs if spec.kind != "local"),
-        tokens_per_step=tokens_per_step,
-    )
-    parameters, exchange = Parameters(params), Exchange()
-    session = Session(config, machine, params, parameters, exchange, init)
-    session.start()
-    try:
-        _wait_until_startable(exchange, config, check)
-    except BaseException:
-        session.leave("gave up joining")
-        raise
-    return Island(config, machine, session, parameters, exchange, tokens_per_step, check, seat)
-
-
-def _wait_until_startable(exchange: Exchange, config: IslandConfig, check: Callable[[], None]) -> None:
-    began_s = time.monotonic()
-    say_at_s = began_s + 1.0
-    while not exchange.startable:
-        if exchange.error is not None:
-            raise exchange.error
-        check()
-        now_s = time.monotonic()
-        if now_s - max(began_s, exchange.heard_at_s or 0.0) > config.join_timeout_s:
-            cure = "start the broker and the aggregator of the run there, or check the address and the firewall between"
-            silence = f"{config.broker} was silent for {config.join_timeout_s:g} s while {exchange.doing}"
-            raise Unavailable(f"cannot join run {config.run_id}: {silence}; {cure}", definite=True)
-        if now_s >= say_at_s:
-            say_at_s = now_s + SAY_EVERY_S
-            log.info("island.waiting", broker=config.broker, detail=exchange.doing, waited_s=round(now_s - began_s, 1))
-        exchange.news.wait(LOOK_EVERY_S)
-        exchange.news.clear()
-
-
 class Island:
-    """A place in a run, held by a training loop. Made by :func:`join`; all methods belong to the thread that trains.
+    """A place in a run, held by a training loop; made by :func:`islands.join`. Its methods belong to one thread.
 
     As a context manager it leaves the run on the way out, so that nobody waits for it.
 
@@ -159,21 +59,23 @@ class Island:
 
     def __init__(
         self,
+        *,
         config: IslandConfig,
         machine: core.Island,
         session: Session,
-        parameters: Parameters,
+        workshop: Workshop,
         exchange: Exchange,
         tokens_per_step: int,
         check: Callable[[], None],
-        seat: _Seat | None,
+        seat: Seat | None,
     ) -> None:
         assert exchange.membership is not None
         assert exchange.share is not None
         self._config = config
         self._machine = machine
         self._session = session
-        self._parameters = parameters
+        self._workshop = workshop
+        self._parameters = workshop.parameters
         self._exchange = exchange
         self._tokens_per_step = tokens_per_step
         self._check = check
@@ -215,7 +117,7 @@ class Island:
             raise LocalProtocolError("restore was called twice: call it once, before the first step")
         self.restored = "fresh"
         params = self._boundary(params, None)
-        self._session.forget_initial()
+        self._workshop.forget_initial()
         path = self._session.checkpoint_file
         detail = "no --state-dir" if path is None else "no checkpoint yet"
         if path is not None:
@@ -230,8 +132,7 @@ class Island:
         return params, opt_state
 
     def _from_checkpoint(self, saved: checkpoint.Checkpoint, params: Tree, opt_state: Any) -> tuple[Tree, Any, str]:
-        leaves = self._parameters.leaves(params)
-        own = [(self._parameters.names[i], leaves[i]) for i in self._parameters.local]
+        own = list(zip(self._parameters.local, self._parameters.of_none(params), strict=True))
         misfit = checkpoint.misfit(saved.state, checkpoint.leaves_of(opt_state)) or checkpoint.misfit(saved.local, own)
         if misfit:
             return params, opt_state, f"the checkpoint is of another model or optimizer: {misfit}"
@@ -373,8 +274,7 @@ class Island:
 
     def _boundary(self, params: Tree, state: tuple[Any, int] | None, *, stopped: bool = False) -> Tree:
         """What is done between two steps: install what is ready, then copy what is watched."""
-        exchange, parameters = self._exchange, self._parameters
-        leaves = parameters.leaves(params)
+        exchange, parameters, placements = self._exchange, self._parameters, self._workshop.placements
         installed: dict[int, list[Leaf]] = {}
         told: list[tuple[Install, tuple[Leaf, ...]]] = []
         while exchange.ready:
@@ -382,26 +282,26 @@ class Island:
             self.reset_optimizer |= batch.fresh_optimizer
             for install in batch.installs:
                 p = install.fragment_id
-                before = parameters.of_fragment(leaves, p)
-                installed[p] = placement.install(before, install.placed, install.keep)
+                before = parameters.of_fragment(params, p)
+                installed[p] = placements[p].install(before, install.placed, install.keep)
                 told.append((install, tuple(before) if install.keep else ()))
                 self._versions[p] = install.fragment_version
-        if installed:
-            params = parameters.replace(params, installed)
         wanted = exchange.watched
         if stopped:
             # Everything at the last step; after that, what late installations have made of it.
             wanted = frozenset(installed if self._stopped else self._membership.moving)
             self._stopped = True
         copied = {
-            p: tuple(placement.copy(installed[p] if p in installed else parameters.of_fragment(leaves, p)))
+            p: tuple(placements[p].copy(installed[p] if p in installed else parameters.of_fragment(params, p)))
             for p in sorted(wanted)
         }
+        if installed:
+            params = parameters.replace(params, installed)
         snapshot = None
         if exchange.snapshot_wanted and state is not None:
             exchange.snapshot_wanted = False
             opt_state, cursor = state
-            local = tuple(placement.copy([leaves[i] for i in parameters.local]))
+            local = tuple(placement.copy(parameters.of_none(params)))
             snapshot = Snapshot(state=checkpoint.copied(opt_state), cursor=int(cursor), local=local)
         moment = Moment(
             at=Position(self.inner_step, self.tokens),
@@ -422,40 +322,10 @@ class Island:
         if self.restored is None:
             raise LocalProtocolError("call restore before the first step: the run's parameters are to be trained")
         self._first_step_at_s = now_s
-        self._session.place_from(self._parameters.leaves(params))
+        self._workshop.place_from(params)
 
     def _take_share(self) -> None:
         share = self._exchange.share
         assert share is not None
         self._share = share
         self.share.index, self.share.count, self.share.share_epoch = share.index, share.count, share.share_epoch
-
-
-class _Seat:
-    """A name that survives a restart, and that no other process of this host has meanwhile: host name and number.
-
-    The lowest number whose lock file is free. Where there is no place for a lock, there is no such name.
-    """
-
-    def __init__(self, name: str, file: IO[bytes]) -> None:
-        self.name = name
-        self._file = file
-
-    @classmethod
-    def take(cls, run: str) -> _Seat | None:
-        """Returns a free seat, or None if locks cannot be taken here."""
-        host, directory = socket.gethostname(), Path(tempfile.gettempdir())
-        for number in range(1000):
-            try:
-                file = open(directory / f"atoll-{os.getuid()}-{run}-{number}.lock", "wb")  # noqa: SIM115
-            except OSError:
-                return None
-            with contextlib.suppress(OSError):
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return cls(f"{host}/{number}", file)
-            file.close()
-        return None
-
-    def release(self) -> None:
-        """Lets another process have it."""
-        self._file.close()

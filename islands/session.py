@@ -1,8 +1,7 @@
 """The communication thread of an island: the driver of :class:`islands.core.Island` over real sockets.
 
-Shell. One thread with one event loop owns the core, both connections and every copy that waits to be encoded. What
-computes or waits (encoding, decoding, the device, the disk) runs in worker threads and comes back as an event, one job at a time
-per fragment and in the order of its causes, so that heartbeats go on whatever the size of the model.
+Shell. One thread with one event loop owns the core, both connections (:mod:`islands.wire`) and every copy that waits to
+be encoded; what computes or waits is done in other threads (:mod:`islands.workshop`) and comes back as an event.
 
 The training thread appears as :class:`islands.exchange.Moment` values, and as two counters that are read before each
 event: the core always knows where training stands. :class:`ops.simulate.SimIsland` is the same driver in virtual time.
@@ -12,38 +11,30 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import threading
 import time
-from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack
+from collections import Counter
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, assert_never
 
-import zmq.asyncio
-
 from broker import logs
-from broker.endpoint import Endpoint
 from broker.errors import ConfigError, Unavailable
-from broker.messages import Channel, Contribution, Envelope, Heartbeat, Message, Reason, Version, Want, joining
-from islands import checkpoint, events, placement
+from broker.messages import Channel, Envelope, Message, Reason, Version, joining
+from islands import checkpoint, events
 from islands.config import IslandConfig
 from islands.core import Island
-from islands.exchange import Batch, Exchange, Install, Membership, Moment, Position, newest_ready
-from islands.inspection import flaw_in
-from islands.placement import Leaf, Parameters, Site, site_of
-from islands.reference import Reference, encode_seed
-from islands.tree import Tree
+from islands.exchange import Batch, Exchange, Install, Membership, Moment, Position, take_newest
+from islands.placement import Leaf
+from islands.wire import Wire
+from islands.workshop import Workshop
 
 log = logs.get(__name__)
 
-#: How long a receive waits before it looks again; nothing depends on it.
-POLL_S = 1.0
 #: The last word may take so long; the broker notices silence by itself.
 GOODBYE_S = 0.5
-#: Threads for tensors; most of the time they wait for the device.
-WORKERS = 8
 
 
 class Session:
@@ -52,49 +43,33 @@ class Session:
     Args:
         config: Addresses and intervals.
         core: Fresh; touched by this session's thread alone, but for :meth:`Island.schedule_tokens`.
-        params: The initial parameters: their structure and, unless ``init`` is given, version 0 if this island is
-            asked for it. They must stay valid until :attr:`Exchange.startable`.
-        init: seed -> initial parameters, called if this island is asked for version 0.
+        workshop: With the initial parameters.
         exchange: Shared with the training thread.
     """
 
-    def __init__(
-        self,
-        config: IslandConfig,
-        core: Island,
-        params: Tree,
-        parameters: Parameters,
-        exchange: Exchange,
-        init: Callable[[int], Tree] | None,
-    ) -> None:
+    def __init__(self, config: IslandConfig, core: Island, workshop: Workshop, exchange: Exchange) -> None:
         self._config = config
         self._core = core
-        self._parameters = parameters
+        self._workshop = workshop
         self._exchange = exchange
-        self._initial: list[Leaf] | None = parameters.leaves(params)
-        self._init = init
         self._thread = threading.Thread(target=self._main, name="atoll-island", daemon=True)
+        self._bell: SimpleQueue[bool] = SimpleQueue()
+        self._leave_reason: str | None = None
         self._clock = time.monotonic
 
         # Touched by the communication thread only.
+        self._wire = Wire(config)
         self._loop: asyncio.AbstractEventLoop
         self._tasks: asyncio.TaskGroup
-        self._endpoints: dict[Channel, Endpoint] = {}
-        self._outboxes = {channel: _Outbox() for channel in Channel}
-        self._sequence = 0
-        self._timer: asyncio.TimerHandle | None = None
         self._leaving: asyncio.Event
-        self._leave_reason: str | None = None
-        self._workers = ThreadPoolExecutor(WORKERS, "atoll-tensors")
-        self._inspector = ThreadPoolExecutor(1, "atoll-versions")
-        self._turn: defaultdict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
-        self._references: tuple[Reference, ...] = ()
+        self._timer: asyncio.TimerHandle | None = None
+        self._sequence = 0
         self._copies: dict[int, tuple[int, tuple[Leaf, ...]]] = {}  # fragment -> (step, leaves)
-        self._sites: dict[int, tuple[Site, ...]] = {}
         self._warm = False  # everything that a boundary calls is compiled
         self._recovering = False
         self._held: dict[int, Install] = {}  # of a recovery, until every fragment is there
-        self._snapshot_at_s = 0.0
+        self._loss: float | None = None  # as last seen; None if it is not finite
+        self._snapshot_at_s = math.inf
         self._saving = False
         self._notes: Counter[tuple[str, str]] = Counter()
 
@@ -111,14 +86,12 @@ class Session:
         if self._thread.is_alive():
             self._thread.join(within_s)
 
-    def place_from(self, leaves: Sequence[Leaf]) -> None:
-        """Notes where the parameters are kept from now on: a loop may start from numpy and go on with JAX."""
-        membership = self._exchange.membership
-        assert membership is not None
-        # Replaced as a whole: the worker threads read it.
-        self._sites = {
-            p: tuple(map(site_of, self._parameters.of_fragment(leaves, p))) for p in range(membership.num_fragments)
-        }
+    @property
+    def checkpoint_file(self) -> Path | None:
+        """This island's checkpoint, if it keeps one."""
+        if self._config.state_dir is None:
+            return None
+        return checkpoint.file_of(self._config.state_dir, self._core.island_id)
 
     # --- the thread -------------------------------------------------------------------------------------------
 
@@ -128,53 +101,45 @@ class Session:
             asyncio.run(self._serve())
         except BaseExceptionGroup as group:
             error = _first(group)
-        except (Exception, asyncio.CancelledError) as err:
+        except (Exception, asyncio.CancelledError) as err:  # noqa: BLE001 (raised in the training thread)
             error = err
         finally:
-            self._workers.shutdown(wait=False, cancel_futures=True)
-            self._inspector.shutdown(wait=False, cancel_futures=True)
+            self._workshop.close()
             if error is None and self._leave_reason is None:
                 error = Unavailable("the island's communication ended without a reason", definite=False)
             self._exchange.error = error
             self._exchange.wake = lambda: None
+            self._bell.put(False)
             self._exchange.news.set()
 
     async def _serve(self) -> None:
         self._loop, self._leaving = asyncio.get_running_loop(), asyncio.Event()
-        self._exchange.wake = self._wake
-        context = zmq.asyncio.Context()
-        try:
-            async with AsyncExitStack() as stack:
-                for channel in Channel:
-                    endpoint = Endpoint(context, self._config.broker, channel, limits=self._config.limits())
-                    self._endpoints[channel] = await stack.enter_async_context(endpoint)
-                async with asyncio.TaskGroup() as self._tasks:
-                    await self._converse()
-        finally:
-            context.term()
+        self._exchange.wake = lambda: self._bell.put(True)
+        threading.Thread(target=self._listen, name="atoll-bell", daemon=True).start()
+        async with self._wire, asyncio.TaskGroup() as self._tasks:
+            self._spawn(self._join())
+            for channel in Channel:
+                self._spawn(self._receive(channel))
+                self._spawn(self._wire.send(channel))
+            if self._leave_reason is None:
+                await self._leaving.wait()
+            self._catch_up()
+            self._perform(self._core.handle(events.Leaving(reason=self._leave_reason or "ended"), self._clock()))
+            await self._wire.emptied(Channel.CONTROL, GOODBYE_S)
+            if self._timer is not None:
+                self._timer.cancel()
+            for task in asyncio.all_tasks() - {asyncio.current_task()}:
+                task.cancel()
 
-    async def _converse(self) -> None:
-        """Runs until the island is to leave; a failure of any task ends all of them."""
-        running = [self._tasks.create_task(self._connect(), name="connect")]
-        for channel, endpoint in self._endpoints.items():
-            running.append(self._tasks.create_task(self._receive(endpoint), name=f"receive {channel}"))
-            running.append(
-                self._tasks.create_task(self._send(endpoint, self._outboxes[channel]), name=f"send {channel}")
-            )
-        if self._leave_reason is None:
-            await self._leaving.wait()
-        self._catch_up()
-        self._perform(self._core.handle(events.Leaving(reason=self._leave_reason or "ended"), self._clock()))
-        await self._outboxes[Channel.CONTROL].emptied(GOODBYE_S)
-        if self._timer is not None:
-            self._timer.cancel()
-        for task in asyncio.all_tasks() - {asyncio.current_task()}:
-            task.cancel()
+    def _listen(self) -> None:
+        """Wakes the event loop when the bell rings: a thread of its own, so that the training thread keeps the GIL.
 
-    def _wake(self) -> None:
-        """Called by the training thread."""
-        with contextlib.suppress(RuntimeError):  # the loop has just ended
-            self._loop.call_soon_threadsafe(self._woken)
+        Writing to the loop's own socket gives it away for a moment, which on a busy processor took milliseconds to get
+        back (measured: most of the time of a step). Putting something into a queue does not.
+        """
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            while self._bell.get():
+                self._loop.call_soon_threadsafe(self._woken)
 
     def _woken(self) -> None:
         if self._leave_reason is not None:
@@ -190,38 +155,28 @@ class Session:
         """Runs a callback of the event loop; its failure ends the session as that of a task would."""
         try:
             call()
-        except Exception as err:
-            self._tasks.create_task(_raise(err), name="failed callback")
+        except Exception as err:  # noqa: BLE001 (raised in a task)
+            self._spawn(_raise(err))
 
-    # --- connections ------------------------------------------------------------------------------------------
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        self._tasks.create_task(work)
 
-    async def _connect(self) -> None:
-        """Joins as soon as the control connection stands: a join into nothing would be repeated only later."""
-        control = self._endpoints[Channel.CONTROL]
-        while not await control.ready(POLL_S):
-            pass
+    # --- messages ---------------------------------------------------------------------------------------------
+
+    async def _join(self) -> None:
+        """Begins as soon as there is a connection: a join into nothing would be repeated only later."""
+        await self._wire.connected()
         self._exchange.doing = "waiting for the run's aggregator to answer"
         self._exchange.news.set()
         self._perform(self._core.start(self._clock()))
         self._after()
 
-    async def _receive(self, endpoint: Endpoint) -> None:
+    async def _receive(self, channel: Channel) -> None:
         while True:
-            envelope = await endpoint.recv(POLL_S)
-            if envelope is None:
-                continue
+            envelope = await self._wire.receive(channel)
             self._exchange.heard_at_s = self._clock()
-            flaw = ""
-            manifest = self._core.manifest
-            if isinstance(envelope.message, Version) and manifest is not None:
-                flaw = await self._loop.run_in_executor(self._inspector, flaw_in, envelope, manifest)
+            flaw = await self._workshop.inspect(envelope) if isinstance(envelope.message, Version) else ""
             self._handle(events.Received(envelope=envelope, flaw=flaw))
-
-    async def _send(self, endpoint: Endpoint, outbox: _Outbox) -> None:
-        while True:
-            # What could not be sent is repeated in time by the core; nothing is kept for a broker that is away.
-            await endpoint.send(await outbox.next())
-            outbox.sent()
 
     def _post(self, to: str, message: Message) -> None:
         core = self._core
@@ -234,7 +189,7 @@ class Session:
             to=to,
             message=message,
         )
-        self._outboxes[message.channel].put(envelope)
+        self._wire.post(envelope)
 
     # --- the core ---------------------------------------------------------------------------------------------
 
@@ -254,12 +209,15 @@ class Session:
             self._boundary(exchange.moments.popleft())
         if core.joined and position.step > core.at.step:
             self._perform(core.handle(events.Boundary(inner_step=position.step, tokens=position.tokens), now_s))
-        self._ask_for_snapshot(now_s)
+        if now_s >= self._snapshot_at_s and not self._saving:
+            self._snapshot_at_s = now_s + self._config.checkpoint_interval_s
+            exchange.snapshot_wanted = True
 
     def _boundary(self, moment: Moment) -> None:
         for install, before in moment.installed:
             self._copies.pop(install.fragment_id, None)
-            self._spawn(self._settle(install, before))  # ahead of whatever the core asks of this fragment next
+            # Ahead of whatever the core asks of this fragment next.
+            self._spawn(self._workshop.settle(install, before))
         self._copies.update({p: (moment.at.step, leaves) for p, leaves in moment.copied.items()})
         if moment.snapshot is not None:
             self._saving = True
@@ -320,13 +278,16 @@ class Session:
             self._timer = self._loop.call_at(at_s, self._guarded, lambda: self._handle(events.Tick()))
 
     def _vitals(self) -> events.Vitals:
-        exchange, traffic = self._exchange, [endpoint.traffic for endpoint in self._endpoints.values()]
+        exchange = self._exchange
+        loss = take_newest(exchange.losses)
+        if loss is not None:
+            self._loss = loss if math.isfinite(loss) else None
         return events.Vitals(
-            loss=newest_ready(exchange.losses),
+            loss=self._loss,
             step_time_s=exchange.step_time_s,
             sync_share=exchange.sync_share,
-            bytes_up=sum(each.bytes_up for each in traffic),
-            bytes_down=sum(each.bytes_down for each in traffic),
+            bytes_up=self._wire.bytes_up,
+            bytes_down=self._wire.bytes_down,
         )
 
     def _note(self, name: str, fields: Mapping[str, Any]) -> None:
@@ -345,20 +306,17 @@ class Session:
             case Reason.WRONG_RUN:
                 return ConfigError("run", self._config.run_id, fail.cure)
             case Reason.PROTOCOL_VERSION:
-                return ConfigError(
-                    "broker", self._config.broker, f"{fail.cure}: use one version of this program everywhere"
-                )
+                cure = f"{fail.cure}: use one version of this program everywhere"
+                return ConfigError("broker", self._config.broker, cure)
             case _:
                 return ConfigError("island_id", self._core.island_id, f"{fail.reason}: {fail.cure}")
 
-    # --- fragments --------------------------------------------------------------------------------------------
+    # --- what actions lead to ---------------------------------------------------------------------------------
 
     def _joined(self, joined: events.Joined) -> None:
         core, exchange = self._core, self._exchange
         assert core.settings is not None
-        assert self._initial is not None
-        self._parameters.assign(joined.manifest)
-        self._references = tuple(Reference(tensors) for tensors in joined.manifest.fragments)
+        self._workshop.open(joined.manifest)
         start = Position(joined.start_step, joined.start_tokens)
         exchange.position = start  # the training thread writes it only once it has a membership
         exchange.share = core.share
@@ -372,9 +330,9 @@ class Session:
         )
         exchange.doing = "waiting for version 0"
         exchange.news.set()
-        self.place_from(self._initial)
-        self._snapshot_at_s = self._clock() + self._config.checkpoint_interval_s
-        self._spawn(self._warm_up(self._initial))
+        if self._config.state_dir is not None:
+            self._snapshot_at_s = self._clock() + self._config.checkpoint_interval_s
+        self._spawn(self._warm_up(core.settings.keep))
         log.info(
             "island.joined",
             island=joined.island_id,
@@ -384,59 +342,26 @@ class Session:
             fragments=len(joined.manifest),
         )
 
-    async def _warm_up(self, leaves: list[Leaf]) -> None:
-        assert self._core.manifest is not None
-        assert self._core.settings is not None
-        for p, tensors in enumerate(self._core.manifest.fragments):
-            chosen = self._parameters.of_fragment(leaves, p)
-            await self._loop.run_in_executor(
-                self._workers, placement.warm_up, chosen, tensors, self._core.settings.keep
-            )
+    async def _warm_up(self, keep: float) -> None:
+        await self._workshop.warm_up(keep)
         self._warm = True
         self._after()
 
-    async def _in_turn(self, fragment_id: int, function: Callable[..., Any], *args: Any) -> Any:
-        """Runs a job on a fragment in a worker thread, after those that were asked for before it."""
-        async with self._turn[fragment_id]:
-            return await self._loop.run_in_executor(self._workers, function, *args)
-
-    async def _settle(self, install: Install, before: tuple[Leaf, ...]) -> None:
-        reference = self._references[install.fragment_id]
-
-        def settle() -> None:
-            replaced = [placement.to_host(leaf) for leaf in before]
-            reference.installed(install.shift, install.keep, install.dtypes, replaced)
-
-        await self._in_turn(install.fragment_id, settle)
-
-    async def _capture(self, p: int, copies: tuple[Leaf, ...]) -> None:
+    async def _seed(self, fragment_id: int) -> None:
         assert self._core.settings is not None
-        codec, reference = self._core.settings.codec, self._references[p]
-        payload = await self._in_turn(p, lambda: reference.capture([placement.to_host(leaf) for leaf in copies], codec))
-        self._handle(events.Captured(fragment_id=p, payload=payload))
+        payload = await self._workshop.seed(fragment_id, self._core.settings.seed)
+        self._handle(events.SeedEncoded(fragment_id=fragment_id, payload=payload))
+
+    async def _capture(self, fragment_id: int, copies: tuple[Leaf, ...]) -> None:
+        assert self._core.settings is not None
+        payload = await self._workshop.capture(fragment_id, copies, self._core.settings.codec)
+        self._handle(events.Captured(fragment_id=fragment_id, payload=payload))
 
     async def _prepare(self, action: events.Prepare) -> None:
-        version, keep = action.version, action.keep
-        p = version.fragment_id
-        reference = self._references[p]
-
-        def prepare() -> Install:
-            sites = self._sites[p]
-            dtypes = tuple(site.dtype for site in sites)
-            shift = reference.shift(version.payload, keep, dtypes)
-            return Install(
-                fragment_id=p,
-                fragment_version=version.fragment_version,
-                keep=keep,
-                placed=tuple(placement.place(shift, sites, keep)),
-                shift=shift,
-                dtypes=dtypes,
-            )
-
-        install = await self._in_turn(p, prepare)
+        install = await self._workshop.prepare(action.version, action.keep)
         # The core first: the training thread may install it as soon as it can see it.
         self._catch_up()
-        prepared = events.Prepared(fragment_id=p, fragment_version=version.fragment_version)
+        prepared = events.Prepared(fragment_id=install.fragment_id, fragment_version=install.fragment_version)
         self._perform(self._core.handle(prepared, self._clock()))
         self._offer(install)
         self._after()
@@ -447,117 +372,30 @@ class Session:
         What is not finite spreads to every fragment with the next step. So the global parameters that replace a
         spoilt state wait for each other, and for a fresh optimizer.
         """
+        fragments = self._core.fragments.values()
+        batch = Batch(installs=(install,))
         if self._recovering and install.keep == 0:
             self._held[install.fragment_id] = install
-            if len(self._held) < len(self._references):
+            if len(self._held) < len(fragments):
                 return
             batch = Batch(installs=tuple(self._held.values()), fresh_optimizer=True)
             self._held.clear()
             self._recovering = False
-        else:
-            batch = Batch(installs=(install,))
         self._exchange.ready.append(batch)
-        ready = sum(fragment.newest >= 0 for fragment in self._core.fragments.values())
-        self._exchange.doing = f"waiting for version 0: {ready} of {len(self._references)} fragments are here"
+        here = sum(fragment.newest >= 0 for fragment in fragments)
+        self._exchange.doing = f"waiting for version 0: {here} of {len(fragments)} fragments are here"
         self._exchange.news.set()
 
-    async def _seed(self, fragment_id: int) -> None:
-        """Encodes version 0 from this island's initial parameters."""
-        core = self._core
-        assert core.manifest is not None
-        assert core.settings is not None
-        tensors, seed = core.manifest.fragments[fragment_id], core.settings.seed
-
-        def encode() -> Any:
-            leaves = self._seed_leaves(seed)
-            return encode_seed(
-                tensors, [placement.to_host(x) for x in self._parameters.of_fragment(leaves, fragment_id)]
-            )
-
-        # All in turn: the first one makes the parameters.
-        payload = await self._in_turn(-1, encode)
-        self._handle(events.SeedEncoded(fragment_id=fragment_id, payload=payload))
-
-    def _seed_leaves(self, seed: int) -> list[Leaf]:
-        if self._init is not None:
-            self._initial = self._parameters.leaves(self._init(seed))
-            self._init = None
-        leaves = self._initial
-        if leaves is None:
-            cure = "the run has lost version 0 after it began: start it again under another name"
-            raise ConfigError("run", self._config.run_id, cure)
-        return leaves
-
-    def forget_initial(self) -> None:
-        """Called by the training thread, which is about to train: the initial parameters may be donated now."""
-        self._initial = None
-
-    # --- checkpoints ------------------------------------------------------------------------------------------
-
-    @property
-    def checkpoint_file(self) -> Path | None:
-        """This island's checkpoint, if it keeps one."""
-        if self._config.state_dir is None:
-            return None
-        return checkpoint.file_of(self._config.state_dir, self._core.island_id)
-
-    def _ask_for_snapshot(self, now_s: float) -> None:
-        if self._config.state_dir is not None and not self._saving and now_s >= self._snapshot_at_s:
-            self._snapshot_at_s = now_s + self._config.checkpoint_interval_s
-            self._exchange.snapshot_wanted = True
-
     async def _save(self, moment: Moment) -> None:
-        path, snapshot = self.checkpoint_file, moment.snapshot
+        path = self.checkpoint_file
         assert path is not None
-        assert snapshot is not None
-        names = [self._parameters.names[i] for i in self._parameters.local]
         try:
-            nbytes = await self._loop.run_in_executor(
-                self._inspector, checkpoint.save, path, snapshot, names, moment.at, self._core.incarnation
-            )
+            nbytes = await self._workshop.save(path, moment, self._core.incarnation)
             log.debug("checkpoint.saved", step=moment.at.step, bytes=nbytes)
         except Unavailable as err:
             log.warning("checkpoint.failed", detail=str(err), retry_s=self._config.checkpoint_interval_s)
         finally:
             self._saving = False
-
-    def _spawn(self, work: Any) -> None:
-        self._tasks.create_task(work)
-
-
-class _Outbox:
-    """Messages on their way to one connection, in order; a message that a newer one replaces is taken out."""
-
-    def __init__(self) -> None:
-        self._waiting: list[Envelope] = []
-        self._more = asyncio.Event()
-        self._empty = asyncio.Event()
-        self._empty.set()
-
-    def put(self, envelope: Envelope) -> None:
-        message = envelope.message
-        if isinstance(message, Want | Heartbeat):  # the newest says it all
-            self._waiting = [e for e in self._waiting if type(e.message) is not type(message)]
-        elif isinstance(message, Contribution) and any(e.message is message for e in self._waiting):
-            return
-        self._waiting.append(envelope)
-        self._more.set()
-        self._empty.clear()
-
-    async def next(self) -> Envelope:
-        while not self._waiting:
-            self._more.clear()
-            await self._more.wait()
-        return self._waiting.pop(0)
-
-    def sent(self) -> None:
-        if not self._waiting:
-            self._empty.set()
-
-    async def emptied(self, within_s: float) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(within_s):
-                await self._empty.wait()
 
 
 async def _raise(error: BaseException) -> None:

@@ -15,35 +15,44 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from broker import settings
+from broker.config import DEFAULT_REDIS_URL
 from broker.errors import ConfigError, Unavailable
 from broker.redis_server import SNAPSHOT, server
 from ops.cluster import free_ports, wait_until_listening
 
-#: In the run directory: address and run id in the run's own Redis.
+#: In the run directory: address and run id in the Redis that was started for it.
 ADDRESS_FILE = "redis-url"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
-    """Where a run's own Redis listens, or listened, and the run's name in it."""
+    """Where a run's Redis listens, or listened, and the run's name in it.
+
+    Attributes:
+        own: Redis was started for this run, ended with it, and left a snapshot; otherwise it was there before.
+    """
 
     url: str
     run_id: str
+    own: bool
 
 
-def address_in(run_dir: Path) -> Address | None:
-    """Returns the address in a run directory; None where the run used a Redis that was there before.
+def address_in(run_dir: Path) -> Address:
+    """Returns the address in a run directory.
 
     Raises:
         ConfigError: It is no run directory.
     """
-    if not (run_dir / "config.toml").is_file():
+    config = run_dir / "config.toml"
+    if not config.is_file():
         raise ConfigError("RUN_DIR", str(run_dir), "must be the directory of a run that `up` started")
     try:
         url, run_id = (run_dir / ADDRESS_FILE).read_text().split()
     except (OSError, ValueError):
-        return None
-    return Address(url=url, run_id=run_id)
+        run = settings.read_file(config).get("run", {})
+        return Address(url=run.get("redis_url", DEFAULT_REDIS_URL), run_id=run.get("run_id", ""), own=False)
+    return Address(url=url, run_id=run_id, own=True)
 
 
 @contextlib.contextmanager

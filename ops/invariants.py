@@ -82,7 +82,9 @@ class Invariants:
         """The ledger must balance after every event."""
         ledger = aggregator.core.run.ledger
         ledger.check()
-        require(ledger.books().balanced(), 4, f"the books do not balance: {ledger.books()}")
+        books = ledger.books()
+        if not books.balanced():  # the message costs more than the check
+            require(False, 4, f"the books do not balance: {books}")
         waiting = aggregator.core.run.waiting_bytes()
         require(waiting <= aggregator.core.run.config.held_bytes, 9, f"{waiting} bytes wait")
 

@@ -119,6 +119,10 @@ def resolve(args: argparse.Namespace, *, run_dir: Path, port: int, redis_url: st
     tables = _tables(args)
     up = up_config(args)
     run = {"run_id": _run_id_of(run_dir)} | tables.get("run", {})
+    if args.config is not None and run["run_id"] == _run_id_of(args.config.absolute().parent):
+        # The file is that of an earlier run, named after its directory. Its repetition is a run of its own: in a Redis
+        # that both use, older versions under one name would never replace the earlier run's.
+        run["run_id"] = _run_id_of(run_dir)
     run |= {"broker": f"tcp://127.0.0.1:{port}", "redis_url": redis_url}
     decided: dict[str, dict[str, Any]] = {
         "broker": {"host": "127.0.0.1", "port": port},

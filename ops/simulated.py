@@ -22,7 +22,6 @@ from broker.relay import Send as RelaySend
 from broker.relay import Tick as RelayTick
 from islands import core as isl
 from islands import events as ie
-from islands.fragment import Stage
 from ops.virtual import Alarm
 
 if TYPE_CHECKING:
@@ -130,8 +129,7 @@ class SimIsland:
             self.copies.pop(p, None)
         assert self.core.manifest is not None
         wanted = self.core.manifest.moving if self.stopped else sorted(self.watched)
-        busy = {p for p, f in self.core.fragments.items() if f.stage is Stage.CAPTURING}
-        copied = tuple(p for p in wanted if p not in busy)
+        copied = tuple(wanted)
         self.copies.update(dict.fromkeys(copied, self.step))
         self.handle(
             ie.Boundary(

@@ -312,19 +312,23 @@ def run(args: argparse.Namespace) -> int:
 
 @contextlib.contextmanager
 def _address(args: argparse.Namespace) -> Iterator[str]:
-    """Yields the Redis to ask: the one named; or a run directory's own, while it lives and from its snapshot after."""
-    own = None if args.run_dir is None else address_in(args.run_dir)
-    if own is None:
+    """Yields the Redis to ask: the one named; or a run directory's, while it lives and from its snapshot after."""
+    if args.run_dir is None:
         yield args.redis or os.environ.get("REDIS_URL") or DEFAULT_REDIS_URL
         return
-    args.run = own.run_id
+    kept = address_in(args.run_dir)
+    args.run = kept.run_id
+    if not kept.own:
+        yield args.redis or kept.url
+        return
     try:
-        asyncio.run(_fetch(own.url, own.run_id))
+        asyncio.run(_fetch(kept.url, kept.run_id))
     except Unavailable:
+        print(f"atoll: the run's Redis has ended; this is what it left in {args.run_dir}", file=sys.stderr)
         with served(args.run_dir) as served_url:
             yield served_url
     else:
-        yield own.url
+        yield kept.url
 
 
 async def _fetch(url: str, run_id: str | None) -> Status:

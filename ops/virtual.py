@@ -27,13 +27,13 @@ class EventQueue:
 
     def run_until(self, end_s: float, done: Callable[[], bool] = lambda: False) -> bool:
         """Runs events up to ``end_s``, or until ``done()``; returns whether it was done."""
-        while self._heap and not done():
-            if self._heap[0][0] > end_s:
-                self.now_s = end_s
-                break
+        while not done():
+            if not self._heap or self._heap[0][0] > end_s:
+                self.now_s = max(self.now_s, end_s)
+                return False
             self.now_s, _, call = heapq.heappop(self._heap)
             call()
-        return done()
+        return True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

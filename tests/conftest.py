@@ -14,6 +14,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--seeds", default="0:200", help="range of simulated seeds, FIRST:LAST; one seed N is N:N+1 (default: 0:200)"
     )
+    parser.addoption(
+        "--regenerate-transcripts",
+        action="store_true",
+        help="write what happened into tests/transcripts instead of comparing; review the diff",
+    )
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -99,8 +99,11 @@ def test_a_fleet_whose_aggregator_dies_goes_on_where_it_was() -> None:
     assert books["merged"] == books["trained"]
 
 
-def test_a_fleet_whose_broker_dies_loses_nothing() -> None:
-    books = run(replace(steady(), broker_crashes_at_s=(5.0, 12.0))).aggregator.core.run.ledger.books().tokens()
+def test_a_fleet_whose_broker_dies_loses_nothing_and_stays_together() -> None:
+    simulation = run(replace(steady(), broker_crashes_at_s=(5.0, 12.0)))
+    ledger = simulation.aggregator.core.run.ledger
+    books = ledger.books().tokens()
+    assert (ledger.tally().participation or 0) >= 0.95
     assert books["merged"] == books["trained"]
 
 
@@ -120,8 +123,9 @@ def test_one_message_in_five_lost_costs_time_and_few_tokens() -> None:
     simulation = run(plan)
     books = simulation.aggregator.core.run.ledger.books().tokens()
     assert simulation.aggregator.core.run.phase is Phase.ENDED
-    # What arrives after several attempts may be too old; everything else is repaired.
-    assert books["merged"] >= 0.9 * books["trained"]
+    # What arrives after several attempts may be too old, and then the island drops what it has since (5 seeds:
+    # 84 to 92 %); everything else is repaired.
+    assert books["merged"] >= 0.8 * books["trained"]
     assert set(books["wasted"]) <= {"stale", "overwritten"}
 
 

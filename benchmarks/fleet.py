@@ -1,0 +1,169 @@
+"""The processes that a benchmark measures: Redis, one broker and one aggregator, exactly as ``up`` starts them.
+
+What stands against them here is scripted (:mod:`benchmarks.scripted`) or a real island (:mod:`benchmarks.stopwatch`).
+Nothing survives the ``with`` block, nor the process that holds it (:mod:`ops.child`).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from aggregator.config import AggregatorConfig
+from broker import settings, toml
+from broker.config import BrokerConfig
+from broker.errors import Unavailable
+from broker.redis_server import server
+from ops.cluster import Change, LocalCluster, free_ports, wait_until_listening
+from ops.numeric import compilation_cache, one_thread_environment
+from ops.plan import our_command, our_environment
+from ops.processes import ProcessSpec, last_lines
+
+RUN = "benchmark"
+ROOT = Path(__file__).resolve().parent.parent
+#: Under which :func:`module_command` finds this checkout.
+ROOT_ENVIRONMENT = {"PYTHONPATH": os.fspath(ROOT), "PYTHONUNBUFFERED": "1"}
+STOP_WITHIN_S = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peak:
+    """The most memory that a process has held, in bytes: VmHWM, since ru_maxrss is inherited from the parent."""
+
+    broker_bytes: int
+    aggregator_bytes: int
+
+
+class Hub:
+    """Redis, broker and aggregator of one run.
+
+    Args:
+        directory: Existing and empty; everything is written in it.
+        cpus: Processors that they may use; empty: any.
+        aggregator: Settings of the aggregator beyond addresses and files.
+    """
+
+    def __init__(self, directory: Path, *, cpus: tuple[int, ...] = (), **aggregator: Any) -> None:
+        port, redis_port = free_ports(2), free_ports(1)
+        self.address = f"tcp://127.0.0.1:{port}"
+        self.tape = directory / "events.jsonl"
+        self.report = directory / "report.json"
+        self.config_file = directory / "config.toml"
+        self._directory = directory
+        self._redis = server(port=redis_port, directory=directory)
+        self._redis_port = redis_port
+        self._cpus = cpus
+        broker = BrokerConfig(run_id=RUN, port=port, redis_url=self._redis.url)
+        self.config = AggregatorConfig(
+            run_id=RUN,
+            broker=self.address,
+            redis_url=self._redis.url,
+            store=directory / "store",
+            tape=self.tape,
+            report=self.report,
+            **aggregator,
+        )
+        tables = {"broker": settings.to_table(broker), "aggregator": settings.to_table(self.config)}
+        self.config_file.write_text(toml.dump(tables, heading="Settings of a benchmark"))
+        (directory / "logs").mkdir()
+        self.cluster = LocalCluster(directory / "logs")
+
+    def __enter__(self) -> Self:
+        """Starts the three; the broker accepts connections on return.
+
+        Raises:
+            Unavailable: One of them did not start; the message has the end of its log.
+        """
+        self.cluster.__enter__()
+        try:
+            self._start("redis", self._redis.command, self._redis_port, stop_order=2)
+            config = ["--config", os.fspath(self.config_file)]
+            self._start("broker", our_command("broker", *config), int(self.address.rpartition(":")[2]), stop_order=1)
+            self.start([self._spec("aggregator", our_command("aggregator", *config), ends_by_itself=True)])
+        except BaseException:
+            self.cluster.__exit__(None, None, None)
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Ends everything; report and tape are complete afterwards."""
+        try:
+            self.cluster.stop(within_s=STOP_WITHIN_S)
+        finally:
+            self.cluster.__exit__(kind, error, trace)
+
+    def start(self, specs: Iterable[ProcessSpec]) -> None:
+        """Starts further processes beside them."""
+        self.cluster.start(specs)
+
+    def numeric_environment(self) -> dict[str, str]:
+        """Returns the variables that ``up`` gives to numeric processes."""
+        return our_environment(self._redis.url) | one_thread_environment() | compilation_cache()
+
+    def peak(self) -> Peak:
+        """Returns the memory held at most so far.
+
+        Raises:
+            Unavailable: One of the processes has ended.
+        """
+        self.check()
+        return Peak(broker_bytes=self._peak_of("broker"), aggregator_bytes=self._peak_of("aggregator"))
+
+    def check(self) -> None:
+        """Raises Unavailable if a process has died: a restarted one would be measured as if nothing had happened."""
+        for event in self.cluster.poll():
+            if event.change is not Change.ENDED:
+                end = last_lines(self.cluster.log_of(event.process))
+                raise Unavailable(f"{event.detail}; its log ends:\n{end}", definite=True)
+
+    def _start(self, name: str, command: list[str], port: int, *, stop_order: int) -> None:
+        self.start([self._spec(name, command, stop_order=stop_order)])
+        if not wait_until_listening(port):
+            end = last_lines(self.cluster.log_of(name))
+            raise Unavailable(f"{name} did not start on port {port}; its log ends:\n{end}", definite=True)
+
+    def _spec(self, name: str, command: list[str], **options: Any) -> ProcessSpec:
+        environment = self.numeric_environment()
+        return ProcessSpec(name=name, command=command, environment=environment, cpus=self._cpus, **options)
+
+    def _peak_of(self, name: str) -> int:
+        pid = self.cluster.pid(name)
+        assert pid is not None, f"{name} does not run"
+        return peak_bytes(pid)
+
+
+def module_command(module: str, *arguments: str) -> list[str]:
+    """Returns the command that runs a module of this checkout with this interpreter."""
+    return [sys.executable, "-P", "-m", module, *arguments]
+
+
+def peak_bytes(pid: int) -> int:
+    """Returns VmHWM of a process, in bytes.
+
+    Raises:
+        Unavailable: There is no such process.
+    """
+    try:
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return 1024 * int(line.split()[1])
+    except OSError as err:
+        raise Unavailable(f"process {pid} has no status to read ({err.strerror}): it has ended", definite=True) from err
+    raise Unavailable(f"process {pid} has no VmHWM: it is ending", definite=True)
+
+
+@contextmanager
+def group(log_dir: Path, specs: Iterable[ProcessSpec]) -> Iterator[LocalCluster]:
+    """Runs processes beside the body of a ``with`` block, and ends them with it."""
+    log_dir.mkdir(exist_ok=True)
+    with LocalCluster(log_dir) as cluster:
+        cluster.start(specs)
+        yield cluster

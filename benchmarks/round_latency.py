@@ -1,0 +1,270 @@
+"""Outer round latency, and the memory of aggregator and broker, against model size and number of islands.
+
+A real broker and a real aggregator (with its disk and Redis) serve scripted islands over real sockets. A round moves
+one fragment, 1/P of the model: it is *opened*, every island hands over its pseudo-gradient, the aggregator merges,
+steps and writes (fsync included), the version is *committed*, then *received* by the islands. Beside each round, in
+turn, the same bytes take the same way by themselves, over raw TCP and over ZeroMQ (benchmarks/carriers.py): latency is
+shown in multiples of that. Memory is VmHWM less that of the same process under a model of almost no parameters, in
+multiples of the model's float32 bytes. Besides the model, both may hold bounded pools: here the contributions of the
+open round, one message per island, and what is in sockets, a few messages whatever the number of islands. The columns
+"less round" leave the first out; with ``--strict`` the exit status is 1 unless
+
+    aggregator <= 3 x model + pools,    broker <= 1 x model + pools,    pools = (islands + 10) messages of one fragment
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import tempfile
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from aggregator.tape import read_lines
+from benchmarks import output
+from benchmarks.carriers import Kind, carrier
+from benchmarks.fleet import Hub, Peak
+from benchmarks.output import Column, Printer, median
+from benchmarks.scripted import SPACING_STEPS, Arrival, Payloads, model, scripted_fleet
+from broker.errors import ConfigError, Unavailable
+from broker.messages import Codec
+
+MIB = 1 << 20
+WARM_UP_ROUNDS = 3
+#: Messages of one fragment that may be in the sockets of a process, both high-water marks and one being copied each.
+SOCKET_MESSAGES = 10
+#: A model that weighs nothing, to find out what the processes take without one.
+NO_MODEL = 48
+
+COLUMNS = (
+    Column(key="parameters", title="parameters", form=",d"),
+    Column(key="islands", title="islands"),
+    Column(key="codecs", title="up/down"),
+    Column(key="latency_ms", title="latency ms", form=",.1f"),
+    Column(key="collect_ms", title="collect", form=",.1f"),
+    Column(key="merge_ms", title="merge", form=",.1f"),
+    Column(key="persist_ms", title="persist", form=",.1f"),
+    Column(key="deliver_ms", title="deliver", form=",.1f"),
+    Column(key="tcp_ms", title="TCP ms", form=",.1f"),
+    Column(key="times_tcp", title="x TCP", form=".1f"),
+    Column(key="zeromq_ms", title="ZeroMQ ms", form=",.1f"),
+    Column(key="times_zeromq", title="x ZeroMQ", form=".1f"),
+    Column(key="aggregator_models", title="aggr. x model", form=".2f"),
+    Column(key="aggregator_lean_models", title="less round", form=".2f"),
+    Column(key="broker_models", title="broker x model", form=".2f"),
+    Column(key="broker_lean_models", title="less round", form=".2f"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One line of the table."""
+
+    parameters: int
+    islands: int
+    fragments: int
+    codec: Codec
+    rounds: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stages:
+    """When one round passed its stages, in seconds of the monotonic clock that all processes share."""
+
+    opened_s: float
+    closed_s: float
+    computed_s: float
+    committed_s: float
+    received_s: float  # by the last island
+    first_received_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What one case gave: rounds after the warm-up, seconds of the carriers, memory."""
+
+    payloads: Payloads
+    stages: list[Stages]
+    carriers_s: Mapping[Kind, list[float]]
+    peak: Peak
+
+
+def run_case(case: Case, directory: Path, *, carriers: bool = True) -> Measured:
+    """Runs one case in an empty directory."""
+    payloads = Payloads(model(case.parameters), case.fragments, case.codec)
+    up_bytes = sum(memoryview(each.data).nbytes for each in payloads.delta(0))
+    down_bytes = 4 * payloads.manifest.sizes[0]
+    shape = {"islands": case.islands, "up_bytes": up_bytes, "down_bytes": down_bytes}
+    frames = len(payloads.manifest.fragments[0])
+    hub = Hub(
+        directory,
+        islands=case.islands,
+        fragments=case.fragments,
+        sync_interval=case.fragments * SPACING_STEPS,
+        codec=case.codec,
+        round_timeout_s=120.0,
+    )
+    with ExitStack() as stack:
+        stack.enter_context(hub)
+        others = {
+            kind: stack.enter_context(carrier(kind, directory / "carriers", frames=frames, **shape))
+            for kind in (Kind if carriers else ())
+        }
+        seconds: dict[Kind, list[float]] = {kind: [] for kind in others}
+
+        async def drive() -> list[Arrival]:
+            async with scripted_fleet([hub.address] * case.islands, payloads) as fleet:
+                await fleet.seeded()
+                for number in range(WARM_UP_ROUNDS + case.rounds):
+                    await fleet.round()
+                    hub.check()
+                    for kind, other in others.items():
+                        # In this thread: the islands wait, and nothing else may run beside it.
+                        took_s = other.round()
+                        if number >= WARM_UP_ROUNDS:
+                            seconds[kind].append(took_s)
+                return [arrival for island in fleet.islands for arrival in island.arrivals]
+
+        arrivals = asyncio.run(drive())
+        peak = hub.peak()
+    stages = stages_of(hub.tape, arrivals)
+    overlap = any(after.opened_s < before.received_s for before, after in pairwise(stages))
+    if overlap or len(stages) != WARM_UP_ROUNDS + case.rounds:
+        what = f"{len(stages)} rounds were seen, {WARM_UP_ROUNDS + case.rounds} were run"
+        raise Unavailable(f"{what}, or some overlapped: their times mean nothing, run it again", definite=True)
+    return Measured(payloads=payloads, stages=stages[WARM_UP_ROUNDS:], carriers_s=seconds, peak=peak)
+
+
+def stages_of(tape: Path, arrivals: list[Arrival]) -> list[Stages]:
+    """Returns the stages of every round, in order: all from the tape, but for the receipt, which islands noted."""
+    opened: dict[int, float] = {}
+    closed: dict[int, float] = {}
+    computed: dict[tuple[int, int], float] = {}
+    received: dict[tuple[int, int], list[float]] = {}
+    for arrival in arrivals:
+        received.setdefault((arrival.fragment_id, arrival.fragment_version), []).append(arrival.at_s)
+    stages = []
+    for line in read_lines(tape):
+        now_s, fields = line.get("now_s", 0.0), line.get("fields", {})
+        match line.get("note") or line.get("event"):
+            case "round.opened":
+                opened[fields["round"]] = now_s
+            case "round.closed":
+                closed[fields["round"]] = now_s
+            case "computed":
+                computed[line["fragment_id"], line["fragment_version"]] = now_s
+            case "version.committed":
+                version = fields["fragment"], fields["version"]
+                if version not in received:
+                    continue
+                stages.append(
+                    Stages(
+                        opened_s=opened[fields["round"]],
+                        closed_s=closed[fields["round"]],
+                        computed_s=computed[version],
+                        committed_s=now_s,
+                        received_s=max(received[version]),
+                        first_received_s=min(received[version]),
+                    )
+                )
+            case _:
+                pass
+    return stages
+
+
+def row_of(case: Case, measured: Measured, base: Peak) -> dict[str, Any]:
+    """Returns the line of one case: medians over its rounds."""
+    stages, payloads = measured.stages, measured.payloads
+    model_bytes = 4 * payloads.parameters
+    up_bytes = sum(memoryview(each.data).nbytes for each in payloads.delta(0))
+    down_bytes = 4 * payloads.manifest.sizes[0]
+    round_bytes = case.islands * up_bytes
+    sockets_bytes = SOCKET_MESSAGES * max(up_bytes, down_bytes)
+    aggregator_bytes = measured.peak.aggregator_bytes - base.aggregator_bytes
+    broker_bytes = measured.peak.broker_bytes - base.broker_bytes
+    latency_s = median(each.received_s - each.opened_s for each in stages)
+    tcp_s, zeromq_s = (median(measured.carriers_s.get(kind, ())) for kind in Kind)
+    return {
+        "parameters": payloads.parameters,
+        "islands": case.islands,
+        "fragments": case.fragments,
+        "codecs": f"{case.codec}/f32",
+        "rounds": len(stages),
+        "latency_ms": 1e3 * latency_s,
+        "first_island_ms": 1e3 * median(each.first_received_s - each.opened_s for each in stages),
+        "collect_ms": 1e3 * median(each.closed_s - each.opened_s for each in stages),
+        "merge_ms": 1e3 * median(each.computed_s - each.closed_s for each in stages),
+        "persist_ms": 1e3 * median(each.committed_s - each.computed_s for each in stages),
+        "deliver_ms": 1e3 * median(each.received_s - each.committed_s for each in stages),
+        "tcp_ms": 1e3 * tcp_s,
+        "times_tcp": latency_s / tcp_s,
+        "zeromq_ms": 1e3 * zeromq_s,
+        "times_zeromq": latency_s / zeromq_s,
+        "aggregator_mib": measured.peak.aggregator_bytes / MIB,
+        "aggregator_base_mib": base.aggregator_bytes / MIB,
+        "aggregator_models": aggregator_bytes / model_bytes,
+        "aggregator_lean_models": (aggregator_bytes - round_bytes) / model_bytes,
+        "aggregator_within": aggregator_bytes <= 3 * model_bytes + round_bytes + sockets_bytes,
+        "broker_mib": measured.peak.broker_bytes / MIB,
+        "broker_base_mib": base.broker_bytes / MIB,
+        "broker_models": broker_bytes / model_bytes,
+        "broker_lean_models": (broker_bytes - round_bytes) / model_bytes,
+        "broker_within": broker_bytes <= model_bytes + round_bytes + sockets_bytes,
+    }
+
+
+def measure(args: argparse.Namespace) -> int:
+    """Runs every case; with ``--strict`` returns 1 if one of them exceeds its bound of memory."""
+    parameters, islands, codecs = args.parameters, args.islands, args.codec or [Codec.BF16, Codec.F32]
+    rounds = args.rounds
+    if args.quick:
+        parameters, islands, codecs, rounds = (1_000_000,), (2,), [Codec.BF16], 3
+    if 48 % args.fragments:
+        raise ConfigError("fragments", args.fragments, "must divide 48, the number of tensors, so that all are equal")
+    printer = Printer(COLUMNS, as_json=args.json)
+    within = True
+
+    def run(case: Case, *, carriers: bool = True) -> Measured:
+        printer.say(f"{case.parameters:,} parameters, {case.islands} islands, {case.codec} up")
+        with tempfile.TemporaryDirectory(prefix="atoll-latency-", dir=args.dir) as directory:
+            return run_case(case, Path(directory), carriers=carriers)
+
+    none = Case(parameters=NO_MODEL, islands=2, fragments=args.fragments, codec=Codec.F32, rounds=rounds)
+    base = run(none, carriers=False).peak
+    for count in parameters:
+        for m in islands:
+            for codec in codecs:
+                case = Case(parameters=count, islands=m, fragments=args.fragments, codec=codec, rounds=rounds)
+                row = row_of(case, run(case), base)
+                within = within and row["aggregator_within"] and row["broker_within"]
+                printer.add(row)
+    printer.close()
+    if not within:
+        printer.say("a process held more than its bound, see aggregator_within and broker_within of --json")
+    return int(args.strict and not within)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Parses, measures, prints."""
+    example = "--parameters 1M,10M --islands 1,4,16 --codec bf16"
+    parser = output.parser_of("round_latency", __doc__, example)
+    output.add_arguments(parser)
+    parser.add_argument("--parameters", type=output.numbers, default=(1_000_000, 10_000_000, 100_000_000))
+    parser.add_argument("--islands", type=output.numbers, default=(1, 4, 16))
+    parser.add_argument("--fragments", type=int, default=8, help="P: a round moves 1/P of the model (8)")
+    parser.add_argument("--codec", type=Codec, action="append", help="of pseudo-gradients; repeatable (bf16 and f32)")
+    parser.add_argument("--rounds", type=int, default=16, help="rounds measured per case, after 3 to warm up (16)")
+    parser.add_argument(
+        "--strict", action="store_true", help="fail if memory exceeds its bound; from 10M parameters on"
+    )
+    parser.add_argument("--dir", default=None, help="where temporary stores are written: a real disk, to be honest")
+    return output.guarded(measure, parser.parse_args(argv))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,317 @@
+"""Islands that do everything an island does on the wire, and train nothing.
+
+They run in lock step, a closed loop: all of them report that an interval has passed, the aggregator opens the round
+that has fallen due, each hands over the same bytes, and when every one of them has the new version the next interval
+is over. So rounds never overlap, and a round takes as long as it takes, whatever its size.
+
+Steps are a script: the aggregator paces rounds by reported inner steps, and a step time beyond all waiting keeps it
+from counting on steps that were not reported.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import zmq.asyncio
+
+from benchmarks.fleet import RUN
+from broker import messages as m
+from broker.endpoint import Endpoint
+from broker.errors import Unavailable
+from broker.fragments import FragmentManifest, Kind, TensorSpec, partition
+from broker.messages import AGGREGATOR, BROKER, Channel, Codec, Encoded, Envelope
+from broker.ranges import StepRange
+from broker.tensors import encode_tensor
+
+#: Inner steps between two rounds of different fragments: round n falls due at step n times this. Islands stop a little
+#: before, and then step a little beyond it together: the aggregator opens a round on the word of half of them, and
+#: takes it as said for the others where they were last.
+SPACING_STEPS = 1000
+MARGIN_STEPS = 10
+STEP_TIME_S = 1e6
+HEARTBEAT_S = 0.5
+GIVE_UP_S = 180.0
+
+TENSORS = 48
+COLUMNS = 1024
+
+
+def model(parameters: int) -> tuple[TensorSpec, ...]:
+    """Returns 48 equal matrices merged by RDA, with at least so many parameters in all (a dozen layers of four)."""
+    rows = -(-parameters // (TENSORS * COLUMNS))
+    columns = COLUMNS if rows > 1 else -(-parameters // TENSORS)
+    return tuple(
+        TensorSpec(name=f"layers/{i:02}/weight", shape=(rows, columns), dtype="float32", kind=Kind.RDA)
+        for i in range(TENSORS)
+    )
+
+
+class Payloads:
+    """What scripted islands send: one seed and one pseudo-gradient per fragment, the same for all of them.
+
+    Args:
+        tensors: The model.
+        fragments: How many fragments it is cut into (P).
+        codec: Of pseudo-gradients.
+    """
+
+    def __init__(self, tensors: tuple[TensorSpec, ...], fragments: int, codec: Codec) -> None:
+        self.tensors = tensors
+        self.manifest: FragmentManifest = partition(tensors, fragments)
+        # All fragments hold equal matrices: one buffer serves them all, and this process stays small.
+        largest = max(self.manifest.fragments, key=len)
+        values = np.random.default_rng(0).standard_normal((len(largest), *largest[0].shape), dtype=np.float32)
+        values *= np.float32(1e-3)
+        self._seed = [encode_tensor(each, Codec.F32) for each in values]
+        self._delta = [encode_tensor(each, codec) for each in values]
+
+    @property
+    def parameters(self) -> int:
+        """Of the whole model."""
+        return sum(self.manifest.sizes)
+
+    def seed(self, p: int) -> tuple[Encoded, ...]:
+        """Version 0 of a fragment, float32."""
+        return tuple(self._seed[: len(self.manifest.fragments[p])])
+
+    def delta(self, p: int) -> tuple[Encoded, ...]:
+        """A pseudo-gradient of a fragment."""
+        return tuple(self._delta[: len(self.manifest.fragments[p])])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrival:
+    """A version that reached an island, at ``at_s`` of the monotonic clock, which all processes share."""
+
+    island_id: str
+    fragment_id: int
+    fragment_version: int
+    at_s: float
+
+
+class ScriptedIsland:
+    """One island."""
+
+    def __init__(self, context: zmq.asyncio.Context, address: str, name: str, payloads: Payloads) -> None:
+        self.name = name
+        self.versions: dict[int, int] = {}
+        self.arrivals: list[Arrival] = []
+        self.told = asyncio.Event()  # something came
+        self.states = 0  # answers to heartbeats, and announcements
+        self.endpoints = {channel: Endpoint(context, address, channel) for channel in Channel}
+        self._payloads = payloads
+        self._nonce = f"{name}-{time.monotonic_ns()}"
+        self._welcome: m.Welcome | None = None
+        self._sequence = 0
+        self._step = 0
+        self._next_step = [0] * len(payloads.manifest)
+        self._answered: set[int] = set()
+        self._seeded: set[int] = set()
+
+    @property
+    def complete(self) -> bool:
+        """Whether it holds some version of every fragment."""
+        return len(self.versions) == len(self._payloads.manifest)
+
+    @property
+    def merges(self) -> int:
+        """Versions made since version 0 that it knows of, over all fragments."""
+        return sum(self.versions.values())
+
+    async def live(self) -> None:
+        """Joins, then answers whatever comes, until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._receive(Channel.CONTROL))
+            tasks.create_task(self._receive(Channel.BULK))
+            while self._welcome is None:
+                await self._send(
+                    m.Join(
+                        nonce=self._nonce,
+                        island_id=self.name,
+                        hint="",
+                        tensors=self._payloads.tensors,
+                        tokens_per_step=1,
+                    )
+                )
+                await asyncio.sleep(0.1)
+            # Once, and after each arrival: a second one while a version is on its way would fetch it twice.
+            await self._want()
+            while True:
+                await self.beat()
+                await asyncio.sleep(HEARTBEAT_S)
+
+    async def advance(self, step: int) -> None:
+        """Reports that training has come to ``step``."""
+        self._step = step
+        await self.beat()
+
+    async def beat(self) -> None:
+        """Sends a heartbeat."""
+        traffic = self.endpoints[Channel.BULK].traffic
+        await self._send(
+            m.Heartbeat(
+                inner_step=self._step,
+                tokens=self._step,
+                loss=None,
+                step_time_s=STEP_TIME_S,
+                sync_share=0.0,
+                bytes_up=traffic.bytes_up,
+                bytes_down=traffic.bytes_down,
+                versions=self._held(),
+                overwritten_tokens=(0,) * len(self._payloads.manifest),
+                outstanding=(),
+                stopped=False,
+            )
+        )
+
+    def _held(self) -> tuple[int, ...]:
+        return tuple(self.versions.get(p, -1) for p in range(len(self._payloads.manifest)))
+
+    async def _want(self) -> None:
+        await self._send(m.Want(versions=self._held()))
+
+    async def _send(self, message: Any) -> None:
+        self._sequence += 1
+        welcome = self._welcome
+        envelope = Envelope(
+            run_id=RUN,
+            sender=self.name if welcome is not None else m.joining(self._nonce),
+            incarnation=0 if welcome is None else welcome.incarnation,
+            sequence=self._sequence,
+            to=BROKER if isinstance(message, m.Want) else AGGREGATOR,
+            message=message,
+        )
+        await self.endpoints[message.channel].send(envelope)
+
+    async def _receive(self, channel: Channel) -> None:
+        while True:
+            envelope = await self.endpoints[channel].recv(1.0)
+            if envelope is not None:
+                await self._take(envelope.message)
+
+    async def _take(self, message: m.Message) -> None:
+        match message:
+            case m.Welcome() if self._welcome is None:
+                if message.fragments != self._payloads.manifest.fragments:
+                    raise Unavailable("the aggregator cut the model into other fragments than expected", definite=True)
+                self._welcome = message
+            case m.FleetState():
+                self.states += 1
+                self.told.set()
+                for p in message.seed:
+                    if p not in self._seeded:
+                        self._seeded.add(p)
+                        await self._send(m.Seed(fragment_id=p, payload=self._payloads.seed(p)))
+                for each in message.rounds:
+                    await self._answer(each)
+            case m.Version(fragment_id=p, fragment_version=version):
+                arrival = Arrival(island_id=self.name, fragment_id=p, fragment_version=version, at_s=time.monotonic())
+                self.arrivals.append(arrival)
+                self.versions[p] = version
+                self.told.set()
+                await self._want()
+            case m.Refused():
+                raise Unavailable(
+                    f"{self.name}: its {message.kind} was refused: {message.reason}, {message.detail}", definite=True
+                )
+            case _:
+                pass
+
+    async def _answer(self, opened: m.OpenRound) -> None:
+        p, begins = opened.fragment_id, self._next_step[opened.fragment_id]
+        if opened.round_id in self._answered or not self.complete or self._step <= begins:
+            return  # the last: opened on the word of the others, before this one's step was told
+        self._answered.add(opened.round_id)
+        self._next_step[p] = self._step
+        steps = StepRange(from_step=begins, to_step=self._step, from_tokens=begins, to_tokens=self._step)
+        await self._send(
+            m.Contribution(
+                round_id=opened.round_id,
+                fragment_id=p,
+                steps=steps,
+                trained_on=(m.TrainedOn(fragment_version=self.versions[p], steps=steps.steps),),
+                payload=self._payloads.delta(p),
+            )
+        )
+
+
+class ScriptedFleet:
+    """All islands of a run; see :func:`scripted_fleet`."""
+
+    def __init__(self, islands: list[ScriptedIsland]) -> None:
+        self.islands = islands
+        self._rounds = 0
+
+    async def seeded(self) -> None:
+        """Returns when every island holds version 0; raises Unavailable if that never comes."""
+        await self._all(lambda island: island.complete, "version 0 did not reach every island")
+        await self._report(0)  # the aggregator counts steps from the first report of an island that has everything
+
+    async def round(self) -> None:
+        """Runs one round, from the report of a passed interval to the last island's receipt of the version.
+
+        Raises:
+            Unavailable: The version did not come.
+        """
+        self._rounds += 1
+        due_at = self._rounds * SPACING_STEPS
+        await self._report(due_at - MARGIN_STEPS)
+        for island in self.islands:
+            await island.advance(due_at + MARGIN_STEPS)
+        # Each round makes one version of one fragment, whichever it is.
+        await self._all(lambda island: island.merges >= self._rounds, "the version did not reach every island")
+
+    async def _report(self, step: int) -> None:
+        """Returns when the aggregator knows that every island is at ``step``.
+
+        Answers do not say what they answer. Two may be on their way for other reasons, so the third is to one of these.
+        """
+        heard = {island.name: island.states for island in self.islands}
+        for island in self.islands:
+            for _ in range(3):
+                await island.advance(step)
+        await self._all(lambda island: island.states >= heard[island.name] + 3, "heartbeats were not answered")
+
+    async def _all(self, reached: Callable[[ScriptedIsland], bool], what: str) -> None:
+        try:
+            async with asyncio.timeout(GIVE_UP_S):
+                for island in self.islands:
+                    while not reached(island):
+                        island.told.clear()
+                        await island.told.wait()
+        except TimeoutError as err:
+            cure = f"within {GIVE_UP_S:g} s: see the logs of broker and aggregator"
+            raise Unavailable(f"{what} {cure}", definite=False) from err
+
+
+@asynccontextmanager
+async def scripted_fleet(addresses: list[str], payloads: Payloads) -> AsyncIterator[ScriptedFleet]:
+    """Joins one island per address and ends them with the block; an error of an island ends the block too.
+
+    Args:
+        addresses: Control address of the broker, or of what stands before it, for each island.
+        payloads: What they send.
+    """
+    context = zmq.asyncio.Context(io_threads=2)
+    try:
+        async with AsyncExitStack() as stack, asyncio.TaskGroup() as tasks:
+            islands = [
+                ScriptedIsland(context, address, f"island-{i:02}", payloads) for i, address in enumerate(addresses)
+            ]
+            for island in islands:
+                for endpoint in island.endpoints.values():
+                    await stack.enter_async_context(endpoint)
+            living = [tasks.create_task(island.live(), name=island.name) for island in islands]
+            try:
+                yield ScriptedFleet(islands)
+            finally:
+                for each in living:
+                    each.cancel()
+    finally:
+        context.term()

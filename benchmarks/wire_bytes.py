@@ -1,0 +1,165 @@
+"""Bytes on the wire per island and round, against the closed form.
+
+Each island reaches a real broker through a TCP forwarder of its own, which counts what passes; it shares no code with
+the rest. A round moves one fragment of S parameters (the model over P), and the closed form of one island is
+
+    up   = S * b + header        b = 2 bytes for bf16, 4 for f32
+    down = S * 4 + header        a version that every island takes
+
+with headers of 250 bytes, 75 for each tensor and, in a version, 200 for each island that is in it. The bulk channel
+must agree within 2 % where a model has a million parameters or more. The control channel (heartbeats twice a second,
+announcements of rounds, each with the state an island needs) is shown by itself, in bytes per second and island.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import tempfile
+import time
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks import output
+from benchmarks.counting import CountingForwarder
+from benchmarks.fleet import Hub
+from benchmarks.output import Column, Printer
+from benchmarks.scripted import SPACING_STEPS, Payloads, model, scripted_fleet
+from broker.errors import ConfigError
+from broker.messages import Channel, Codec
+
+ELEMENT_BYTES = {Codec.BF16: 2, Codec.F32: 4}
+#: Per tensor: its entry in the header (codec, shape, length, checksum) and ZeroMQ's 9 bytes of frame.
+TENSOR_HEADER_BYTES = 75
+#: Per message: protocol, run, addresses, and the fields of its kind.
+MESSAGE_HEADER_BYTES = 250
+#: Per island in a version: who contributed which steps with what weight.
+CONTRIBUTOR_BYTES = 200
+TOLERANCE = 0.02
+
+COLUMNS = (
+    Column(key="parameters", title="parameters", form=",d"),
+    Column(key="islands", title="islands"),
+    Column(key="codecs", title="up/down"),
+    Column(key="up_bytes", title="up, bytes", form=",.0f"),
+    Column(key="up_form_bytes", title="closed form", form=",.0f"),
+    Column(key="up_ratio", title="ratio", form=".4f"),
+    Column(key="down_bytes", title="down, bytes", form=",.0f"),
+    Column(key="down_form_bytes", title="closed form", form=",.0f"),
+    Column(key="down_ratio", title="ratio", form=".4f"),
+    Column(key="counters_ratio", title="own counters", form=".4f"),
+    Column(key="control_bytes_per_s", title="control B/s", form=",.0f"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClosedForm:
+    """What one island should send and receive in one round, in bytes."""
+
+    up_bytes: int
+    down_bytes: int
+
+
+def closed_form(parameters: int, tensors: int, islands: int, codec: Codec) -> ClosedForm:
+    """Returns the bytes of one fragment of so many parameters in so many tensors."""
+    header = MESSAGE_HEADER_BYTES + tensors * TENSOR_HEADER_BYTES
+    return ClosedForm(
+        up_bytes=parameters * ELEMENT_BYTES[codec] + header,
+        down_bytes=parameters * 4 + header + islands * CONTRIBUTOR_BYTES,
+    )
+
+
+def run_case(parameters: int, islands: int, codec: Codec, args: argparse.Namespace, rounds: int) -> dict[str, Any]:
+    """Runs one case and returns its line."""
+    payloads = Payloads(model(parameters), args.fragments, codec)
+    form = closed_form(payloads.manifest.sizes[0], len(payloads.manifest.fragments[0]), islands, codec)
+
+    async def drive(broker: str) -> tuple[list[CountingForwarder], int, float]:
+        async with AsyncExitStack() as stack:
+            ways = [await stack.enter_async_context(CountingForwarder(broker)) for _ in range(islands)]
+            fleet = await stack.enter_async_context(scripted_fleet([way.address for way in ways], payloads))
+            await fleet.seeded()
+            await fleet.round()
+            traffic = [island.endpoints[Channel.BULK].traffic for island in fleet.islands]
+            before = sum(each.bytes_up + each.bytes_down for each in traffic)
+            for way in ways:
+                way.reset()
+            began_s = time.monotonic()
+            for _ in range(rounds):
+                await fleet.round()
+            took_s = time.monotonic() - began_s
+            counted = sum(each.bytes_up + each.bytes_down for each in traffic) - before
+            return ways, counted, took_s
+
+    with tempfile.TemporaryDirectory(prefix="atoll-bytes-", dir=args.dir) as directory:
+        hub = Hub(
+            Path(directory),
+            islands=islands,
+            fragments=args.fragments,
+            sync_interval=args.fragments * SPACING_STEPS,
+            codec=codec,
+            round_timeout_s=120.0,
+        )
+        with hub:
+            ways, own_bytes, took_s = asyncio.run(drive(hub.address))
+    share = islands * rounds
+    up = sum(way.counted[Channel.BULK].up_bytes for way in ways) / share
+    down = sum(way.counted[Channel.BULK].down_bytes for way in ways) / share
+    control = sum(each.up_bytes + each.down_bytes for way in ways for each in [way.counted[Channel.CONTROL]])
+    return {
+        "parameters": payloads.parameters,
+        "islands": islands,
+        "fragments": args.fragments,
+        "rounds": rounds,
+        "codecs": f"{codec}/f32",
+        "up_bytes": up,
+        "up_form_bytes": form.up_bytes,
+        "up_ratio": up / form.up_bytes,
+        "down_bytes": down,
+        "down_form_bytes": form.down_bytes,
+        "down_ratio": down / form.down_bytes,
+        "counters_ratio": own_bytes / (share * (up + down)),
+        "control_bytes_per_s": control / islands / took_s,
+        "agrees": max(abs(up / form.up_bytes - 1), abs(down / form.down_bytes - 1)) <= TOLERANCE,
+    }
+
+
+def measure(args: argparse.Namespace) -> int:
+    """Runs every case; returns 1 if one of a million parameters or more is off by more than 2 %."""
+    parameters, islands, codecs, rounds = args.parameters, args.islands, [Codec.BF16, Codec.F32], args.rounds
+    if args.quick:
+        parameters, islands, codecs, rounds = (1_000_000,), (2,), [Codec.BF16], 3
+    if 48 % args.fragments:
+        raise ConfigError("fragments", args.fragments, "must divide 48, the number of tensors, so that all are equal")
+    printer = Printer(COLUMNS, as_json=args.json)
+    agree = True
+    for count in parameters:
+        for m in islands:
+            for codec in codecs:
+                printer.say(f"{count:,} parameters, {m} islands, {codec} up")
+                row = run_case(count, m, codec, args, rounds)
+                agree = agree and (row["agrees"] or count < 1_000_000)
+                printer.add(row)
+    printer.close()
+    if not agree:
+        printer.say(f"measured and closed form differ by more than {TOLERANCE:.0%}")
+    return 0 if agree else 1
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Parses, measures, prints."""
+    parser = output.parser_of("wire_bytes", __doc__, "--parameters 1M,10M --islands 2,8")
+    output.add_arguments(parser)
+    parser.add_argument("--parameters", type=output.numbers, default=(100_000, 1_000_000, 10_000_000))
+    parser.add_argument("--islands", type=output.numbers, default=(2, 8))
+    parser.add_argument("--fragments", type=int, default=8, help="P: a round moves 1/P of the model (8)")
+    parser.add_argument("--rounds", type=int, default=24, help="rounds counted per case, after one to warm up (24)")
+    parser.add_argument("--dir", default=None, help="where temporary stores are written")
+    return output.guarded(measure, parser.parse_args(argv))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

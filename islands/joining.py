@@ -1,0 +1,131 @@
+"""Joining a run: everything between the arguments of :func:`join` and the first version of the parameters."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from broker import logs
+from broker.errors import ConfigError, Unavailable
+from islands import core
+from islands.config import IslandConfig
+from islands.exchange import Exchange
+from islands.loop import LOOK_EVERY_S, Island
+from islands.partition import describe_kinds, tensor_specs
+from islands.seat import Seat
+from islands.session import Session
+from islands.tree import Tree
+from islands.workshop import Workshop
+
+log = logs.get(__name__)
+
+#: How often to say what is waited for, and after which time to begin.
+SAY_EVERY_S, SAY_FIRST_S = 5.0, 1.0
+
+
+def join(
+    address: str,
+    params: Tree,
+    *,
+    run: str = "atoll",
+    kinds: Mapping[str, str] | None = None,
+    unit_axes: Mapping[str, int] | None = None,
+    island_id: str = "",
+    tokens_per_step: int = 0,
+    state_dir: str | os.PathLike[str] | None = None,
+    checkpoint_interval_s: float = 60.0,
+    timeout_s: float = 120.0,
+    max_message_bytes: int = 1 << 30,
+    init: Callable[[int], Tree] | None = None,
+    check: Callable[[], None] = lambda: None,
+) -> Island:
+    """Joins a run; returns once version 0 of every fragment is here.
+
+    Args:
+        address: The broker's control address, such as ``tcp://hub:7001``.
+        params: The tree that the optimizer treats as master: any nest of JAX or numpy arrays. If this island is the
+            first, these values become version 0; otherwise only structure, shapes, dtypes and placement count.
+        run: The run's name.
+        kinds: Regular expression over parameter names -> ``rda``, ``mean``, ``local`` or ``frozen``
+            (:mod:`islands.partition`).
+        unit_axes: Regular expression -> leading axes that count layers or experts.
+        island_id: The name to have. Empty: the run assigns one, and the same again after a restart on this host.
+        tokens_per_step: Tokens in one inner step. Where it is given, the run checks counters against it, and knows
+            this island's pace in tokens.
+        state_dir: Directory for checkpoints of ``state`` as given to :meth:`Island.step`; None: no checkpoints.
+        checkpoint_interval_s: Seconds between two of them.
+        timeout_s: Silence of the run after which joining is given up; also of the end, in :meth:`Island.close`.
+        max_message_bytes: Largest message accepted.
+        init: seed -> initial parameters. Where it is given, version 0 is made with the run's own seed.
+        check: Called several times a second while this waits; what it raises ends the waiting.
+
+    Raises:
+        ConfigError: The run refused this island, or an argument cannot work; names the tensor or field and the cure.
+        Unavailable: The run stayed silent.
+    """
+    config = IslandConfig(
+        run_id=run,
+        broker=address,
+        island_id=island_id,
+        state_dir=None if state_dir is None else Path(state_dir),
+        checkpoint_interval_s=checkpoint_interval_s,
+        join_timeout_s=timeout_s,
+        max_message_bytes=max_message_bytes,
+    )
+    if tokens_per_step < 0:
+        raise ConfigError(
+            "tokens_per_step", tokens_per_step, "must be the tokens of one inner step, or 0 to leave it open"
+        )
+    specs = tensor_specs(params, kinds, unit_axes)
+    for line in describe_kinds(specs).splitlines():
+        log.info("island.kinds", kind=line)
+    seat = None if island_id else Seat.take(run)
+    machine = core.Island(
+        island_id=island_id,
+        hint="" if seat is None else seat.name,
+        nonce=secrets.token_hex(8),
+        tensors=tuple(spec for spec in specs if spec.kind != "local"),
+        tokens_per_step=tokens_per_step,
+    )
+    workshop, exchange = Workshop(params, init), Exchange()
+    session = Session(config, machine, workshop, exchange)
+    session.start()
+    try:
+        _wait_until_startable(exchange, config, check)
+    except BaseException:
+        session.leave("gave up joining")
+        if seat is not None:
+            seat.release()
+        raise
+    return Island(
+        config=config,
+        machine=machine,
+        session=session,
+        workshop=workshop,
+        exchange=exchange,
+        tokens_per_step=tokens_per_step,
+        check=check,
+        seat=seat,
+    )
+
+
+def _wait_until_startable(exchange: Exchange, config: IslandConfig, check: Callable[[], None]) -> None:
+    began_s = time.monotonic()
+    say_at_s = began_s + SAY_FIRST_S
+    while not exchange.startable:
+        if exchange.error is not None:
+            raise exchange.error
+        check()
+        now_s = time.monotonic()
+        if now_s - max(began_s, exchange.heard_at_s or 0.0) > config.join_timeout_s:
+            cure = "start the broker and the aggregator of the run there, or check the address and the firewall between"
+            silence = f"{config.broker} was silent for {config.join_timeout_s:g} s while {exchange.doing}"
+            raise Unavailable(f"cannot join run {config.run_id}: {silence}; {cure}", definite=True)
+        if now_s >= say_at_s:
+            say_at_s = now_s + SAY_EVERY_S
+            log.info("island.waiting", broker=config.broker, detail=exchange.doing, waited_s=round(now_s - began_s, 1))
+        exchange.news.wait(LOOK_EVERY_S)
+        exchange.news.clear()

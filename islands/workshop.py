@@ -1,0 +1,175 @@
+"""What takes an island's host time: encoding, decoding, placing, waiting for the device, writing checkpoints.
+
+Shell around :mod:`islands.reference` and :mod:`islands.placement`. Every job runs in a worker thread and is awaited by
+the communication thread, so that heartbeats go on whatever the size of the model. Jobs on one fragment run one after
+the other, in the order in which they were asked for: that is what keeps its reference right.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+from broker.errors import LocalProtocolError
+from broker.fragments import FragmentManifest
+from broker.messages import Codec, Encoded, Envelope, Version
+from islands import checkpoint, placement
+from islands.exchange import Install, Moment
+from islands.inspection import flaw_in
+from islands.placement import Leaf, Parameters, Placement
+from islands.reference import Reference, encode_seed
+from islands.task import Params
+
+T = TypeVar("T")
+
+#: Threads for tensors. Most of the time they wait for the device, where a step may take seconds.
+WORKERS = 8
+_INITIAL = -1  # whose turn it is to make the initial parameters
+
+
+class Workshop:
+    """The tensors of one island, as the communication thread sees them.
+
+    Args:
+        params: The initial parameters: their structure and, unless ``init`` is given, version 0 if this island is
+            asked for it. They must stay valid until :meth:`forget_initial`.
+        init: seed -> initial parameters; called at most once.
+    """
+
+    def __init__(self, params: Params, init: Callable[[int], Params] | None) -> None:
+        self.parameters = Parameters(params)
+        self.placements: tuple[Placement, ...] = ()  #: by fragment; replaced as a whole, and so safe to read anywhere
+        self._initial: Params | None = params
+        self._init = init
+        self._manifest: FragmentManifest | None = None
+        self._references: tuple[Reference, ...] = ()
+        self._turns: defaultdict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._workers = ThreadPoolExecutor(WORKERS, "atoll-tensors")
+        # Apart from the others, which may all be waiting for a device: messages and the disk do not.
+        self._clerk = ThreadPoolExecutor(1, "atoll-files")
+
+    # --- setting up -------------------------------------------------------------------------------------------
+
+    def open(self, manifest: FragmentManifest) -> None:
+        """Takes note of the fragments, when the run has told them."""
+        self._manifest = manifest
+        self._references = tuple(Reference(tensors) for tensors in manifest.fragments)
+        self.parameters.assign(manifest)
+        self.place_from(self._initial)
+
+    def place_from(self, params: Params) -> None:
+        """Notes where the parameters are kept from now on: a loop may start from numpy and go on with JAX.
+
+        Raises:
+            ConfigError: If the structure, shapes or dtypes are not those of the join.
+        """
+        self.parameters.check(params)
+        fragments = range(len(self._references))
+        self.placements = tuple(Placement(self.parameters.of_fragment(params, p)) for p in fragments)
+
+    async def warm_up(self, keep: float) -> None:
+        """Compiles what the training thread will call at its boundaries."""
+        params = self._initial
+        for p, here in enumerate(self.placements):
+            await self._work(here.warm_up, self.parameters.of_fragment(params, p), keep)
+
+    def forget_initial(self) -> None:
+        """Lets go of the initial parameters, which the training thread is about to donate."""
+        self._initial = None
+
+    def close(self) -> None:
+        """Ends the threads; what they are doing is finished, what waits for them is dropped."""
+        self._workers.shutdown(wait=False, cancel_futures=True)
+        self._clerk.shutdown(wait=False, cancel_futures=True)
+
+    # --- jobs -------------------------------------------------------------------------------------------------
+
+    async def seed(self, fragment_id: int, seed: int) -> tuple[Encoded, ...]:
+        """Returns a fragment of version 0, from the initial parameters of the run's seed.
+
+        Raises:
+            LocalProtocolError: If the initial parameters are gone: the run had begun.
+        """
+
+        def encode() -> tuple[Encoded, ...]:
+            if self._init is not None:
+                self._initial, self._init = self._init(seed), None
+            params = self._initial
+            if params is None or self._manifest is None:
+                raise LocalProtocolError("the run asks for version 0 after it began: start a new one")
+            leaves = self.parameters.of_fragment(params, fragment_id)
+            return encode_seed(self._manifest.fragments[fragment_id], [placement.to_host(leaf) for leaf in leaves])
+
+        return await self._in_turn(_INITIAL, encode)
+
+    async def inspect(self, envelope: Envelope) -> str:
+        """Returns what is wrong with a version; empty if nothing is."""
+        if self._manifest is None:
+            return "it came before the run had said which fragments there are"
+        return await self._in_thread(self._clerk, flaw_in, envelope, self._manifest)
+
+    async def prepare(self, version: Version, keep: float) -> Install:
+        """Returns a version, placed so that installing it is one addition."""
+        p = version.fragment_id
+        reference = self._references[p]
+
+        def prepare() -> Install:
+            here = self.placements[p]
+            shift = reference.shift(version.payload, keep, here.dtypes)
+            return Install(
+                fragment_id=p,
+                fragment_version=version.fragment_version,
+                keep=keep,
+                placed=tuple(here.place(shift, keep)),
+                shift=shift,
+                dtypes=here.dtypes,
+            )
+
+        return await self._in_turn(p, prepare)
+
+    async def settle(self, install: Install, before: tuple[Leaf, ...]) -> None:
+        """Moves the reference to where an installation has put the parameters; ``before`` is what they were."""
+        reference = self._references[install.fragment_id]
+
+        def settle() -> None:
+            replaced = [placement.to_host(leaf) for leaf in before]
+            reference.installed(install.shift, install.keep, install.dtypes, replaced)
+
+        await self._in_turn(install.fragment_id, settle)
+
+    async def capture(self, fragment_id: int, copies: tuple[Leaf, ...], codec: Codec) -> tuple[Encoded, ...]:
+        """Returns the encoded pseudo-gradient of a fragment's copies, and advances its reference."""
+        reference = self._references[fragment_id]
+
+        def capture() -> tuple[Encoded, ...]:
+            return reference.capture([placement.to_host(leaf) for leaf in copies], codec)
+
+        return await self._in_turn(fragment_id, capture)
+
+    async def save(self, path: Path, moment: Moment, incarnation: int) -> int:
+        """Writes a checkpoint; returns its bytes.
+
+        Raises:
+            Unavailable: The file cannot be written.
+        """
+        snapshot = moment.snapshot
+        assert snapshot is not None
+        names = self.parameters.local
+        return await self._in_thread(self._clerk, checkpoint.save, path, snapshot, names, moment.at, incarnation)
+
+    # --- threads ----------------------------------------------------------------------------------------------
+
+    async def _in_turn(self, key: int, job: Callable[[], T]) -> T:
+        async with self._turns[key]:
+            return await self._work(job)
+
+    async def _work(self, job: Callable[..., T], *args: Any) -> T:
+        return await self._in_thread(self._workers, job, *args)
+
+    @staticmethod
+    async def _in_thread(pool: ThreadPoolExecutor, job: Callable[..., T], *args: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(pool, job, *args)

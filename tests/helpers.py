@@ -1,0 +1,540 @@
+"""Drivers for tests of the pure cores: nothing here opens a socket, reads a clock or sleeps.
+
+* :class:`Desk` is one aggregator core alone. The test plays every island by hand, message by message.
+* :class:`LinkedCluster` wires island cores, the relay and the aggregator core back to back in memory, so that a test
+  exercises both sides of every conversation by moving ``now_s``.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from aggregator import events as agg
+from aggregator.config import AggregatorConfig
+from aggregator.core import Aggregator
+from broker import messages as m
+from broker.fragments import Kind, TensorSpec
+from broker.ranges import StepRange
+from broker.relay import Blocked, Relay, RelayConfig, Unreachable
+from broker.relay import Received as RelayReceived
+from broker.relay import Send as RelaySend
+from broker.relay import Tick as RelayTick
+from islands import events as ie
+from islands.core import Island
+
+T = TypeVar("T")
+
+TOKENS_PER_STEP = 10
+
+
+def tensors(num_fragments: int = 2) -> tuple[TensorSpec, ...]:
+    """One tensor for each fragment, all of one size."""
+    return tuple(TensorSpec(name=f"w{i}", shape=(8, 8), dtype="float32", kind=Kind.RDA) for i in range(num_fragments))
+
+
+def steps(from_step: int, to_step: int, tokens_per_step: int = TOKENS_PER_STEP) -> StepRange:
+    """A range of an island that trained the same number of tokens in every step."""
+    return StepRange(
+        from_step=from_step,
+        to_step=to_step,
+        from_tokens=from_step * tokens_per_step,
+        to_tokens=to_step * tokens_per_step,
+    )
+
+
+def config(**settings: Any) -> AggregatorConfig:
+    """Settings for tests: one fragment, H = 4, unless said otherwise."""
+    return AggregatorConfig(**{"run_id": "demo", "fragments": 1, "sync_interval": 4, "islands": 3, **settings})
+
+
+@dataclass(slots=True)
+class Disk:
+    """What survives a crash of the aggregator."""
+
+    record: dict[str, Any] | None = None
+    commits: dict[int, agg.Commit] = field(default_factory=dict)
+
+
+class Desk:
+    """One aggregator core, driven by hand.
+
+    Merges and writes complete at once unless ``computes`` or ``writes`` is False; then they pile up in ``computing``
+    and ``writing``, for :meth:`compute` and :meth:`write` to complete.
+
+    Attributes:
+        log: Every action since the last :meth:`take`.
+    """
+
+    def __init__(self, *, disk: Disk | None = None, now_s: float = 0.0, **settings: Any) -> None:
+        self.config = settings.pop("config", None) or config(**settings)
+        self.disk = disk or Disk()
+        self.now_s = now_s
+        self.computes = self.writes = True
+        self.computing: deque[agg.Plant | agg.Merge] = deque()
+        self.writing: deque[agg.Persist | agg.SaveRun] = deque()
+        self.log: list[agg.Action] = []
+        self.sequence = 0
+        self.incarnations: dict[str, int] = {}
+        self.core = Aggregator(self.config, now_s=now_s, record=self.disk.record, commits=self.disk.commits)
+        self._perform(self.core.start(now_s))
+
+    @property
+    def run(self) -> Any:
+        """Everything the core knows."""
+        return self.core.run
+
+    # --- events -----------------------------------------------------------------------------------------------
+
+    def feed(self, event: agg.Event) -> list[agg.Action]:
+        """Hands one event to the core; returns every action that followed, completions included."""
+        before = len(self.log)
+        self._perform(self.core.handle(event, self.now_s))
+        return self.log[before:]
+
+    def tick(self, at_s: float | None = None) -> list[agg.Action]:
+        """Moves the time and tells the core."""
+        self.now_s = self.now_s if at_s is None else at_s
+        return self.feed(agg.Tick())
+
+    def run_to(self, at_s: float) -> list[agg.Action]:
+        """Moves the time from deadline to deadline, as a driver would."""
+        before = len(self.log)
+        for _ in range(10_000):
+            deadline_s = self.core.next_deadline_s(self.now_s)
+            if deadline_s is None or deadline_s > at_s:
+                self.now_s = at_s
+                return self.log[before:]
+            self.now_s = max(self.now_s, deadline_s)
+            self.feed(agg.Tick())
+        raise AssertionError(f"the core asks to be woken again and again at {self.now_s}")
+
+    def say(
+        self,
+        island_id: str,
+        message: m.Message,
+        *,
+        incarnation: int | None = None,
+        flaw: agg.Flaw | None = None,
+        payload_bytes: int = 256,
+    ) -> list[agg.Action]:
+        """Lets an island say something."""
+        self.sequence += 1
+        envelope = m.Envelope(
+            run_id=self.config.run_id,
+            sender=island_id,
+            incarnation=self.incarnations.get(island_id, 0) if incarnation is None else incarnation,
+            sequence=self.sequence,
+            to=m.AGGREGATOR,
+            message=message,
+        )
+        size = payload_bytes if isinstance(message, m.Contribution | m.Seed) else 0
+        return self.feed(agg.Received(envelope=envelope, flaw=flaw, payload_bytes=size))
+
+    # --- what islands say -------------------------------------------------------------------------------------
+
+    def join(self, island_id: str, *, nonce: str = "", hint: str = "", model: Any = None) -> list[agg.Action]:
+        """Joins as ``island_id``, as a new process unless ``nonce`` is one that joined before."""
+        life = self.incarnations.get(island_id, 0) + 1
+        nonce = nonce or f"{island_id}-{life}"
+        join = m.Join(
+            nonce=nonce,
+            island_id=island_id,
+            hint=hint,
+            tensors=model or tensors(self.config.fragments),
+            tokens_per_step=TOKENS_PER_STEP,
+        )
+        said = self.say(m.joining(nonce), join, incarnation=0)
+        for welcome in sent(said, m.Welcome):
+            self.incarnations[welcome.island_id] = welcome.incarnation
+        return said
+
+    def beat(self, island_id: str, step: int, *, versions: tuple[int, ...] | None = None, **more: Any) -> list[Any]:
+        """Sends a heartbeat."""
+        fields: dict[str, Any] = {
+            "tokens": step * TOKENS_PER_STEP,
+            "loss": None,
+            "step_time_s": 0.1,
+            "sync_share": 0.0,
+            "bytes_up": 0,
+            "bytes_down": 0,
+            "versions": self.run.versions if versions is None else versions,
+            "overwritten_tokens": tuple(0 for _ in self.run.fragments),
+            "outstanding": (),
+            "stopped": False,
+        }
+        return self.say(island_id, m.Heartbeat(inner_step=step, **{**fields, **more}))
+
+    def offer(
+        self,
+        island_id: str,
+        from_step: int,
+        to_step: int,
+        *,
+        fragment: int = 0,
+        base: int | None = None,
+        round_id: int | None = None,
+        trained_on: tuple[m.TrainedOn, ...] | None = None,
+        steps_: StepRange | None = None,
+        **more: Any,
+    ) -> list[agg.Action]:
+        """Hands over a range of steps, trained on ``base`` (default: the newest), in the open round of the fragment."""
+        state = self.run.fragments.get(fragment, None)
+        base = base if base is not None else state.version if state else 0
+        open_ = [r.round_id for r in self.run.open_rounds.values() if r.fragment_id == fragment]
+        contribution = m.Contribution(
+            round_id=round_id if round_id is not None else (open_ or [0])[0],
+            fragment_id=fragment,
+            steps=steps_ or steps(from_step, to_step),
+            trained_on=trained_on or (m.TrainedOn(fragment_version=base, steps=to_step - from_step),),
+            payload=(island_id, from_step, to_step),
+        )
+        return self.say(island_id, contribution, **more)
+
+    def nothing(self, island_id: str, round_id: int | None = None, fragment: int = 0) -> list[agg.Action]:
+        """Says that there is nothing to hand over in an open round."""
+        open_ = [r.round_id for r in self.run.open_rounds.values() if r.fragment_id == fragment]
+        return self.say(island_id, m.Nothing(round_id=round_id or open_[0], fragment_id=fragment))
+
+    def gather(self, *island_ids: str) -> None:
+        """Joins islands, gets version 0 from the first, and lets all of them report step 0."""
+        for island_id in island_ids:
+            self.join(island_id)
+        for p in range(len(self.run.fragments)):
+            self.say(island_ids[0], m.Seed(fragment_id=p, payload=f"seed {p} of {island_ids[0]}"))
+        for island_id in island_ids:
+            self.beat(island_id, 0)
+
+    def open_round(self, *island_ids: str, step: int) -> int:
+        """Lets islands report ``step``, which makes fragment 0 due; returns the id of its round."""
+        for island_id in island_ids:
+            self.beat(island_id, step)
+        open_ = [r.round_id for r in self.run.open_rounds.values() if r.fragment_id == 0]
+        assert open_, f"nothing is due at step {step}"
+        return int(open_[-1])
+
+    # --- slow completions, crashes ----------------------------------------------------------------------------
+
+    def compute(self) -> list[agg.Action]:
+        """Completes the oldest merge or planting."""
+        action = self.computing.popleft()
+        version = action.fragment_version if isinstance(action, agg.Merge) else 0
+        digest = f"{action.fragment_id}.{version}"
+        return self.feed(agg.Computed(fragment_id=action.fragment_id, fragment_version=version, digest=digest))
+
+    def write(self, fails: str = "") -> list[agg.Action]:
+        """Completes the oldest write, or lets it fail."""
+        action = self.writing.popleft()
+        if isinstance(action, agg.SaveRun):
+            if fails:
+                return self.feed(agg.RunSaveFailed(serial=action.serial, detail=fails))
+            self.disk.record = dict(action.record)
+            return self.feed(agg.RunSaved(serial=action.serial))
+        p, version = action.commit.fragment_id, action.commit.fragment_version
+        if fails:
+            return self.feed(agg.PersistFailed(fragment_id=p, fragment_version=version, detail=fails))
+        self.disk.commits[p] = action.commit
+        return self.feed(agg.Persisted(fragment_id=p, fragment_version=version))
+
+    def restarted(self, **settings: Any) -> Desk:
+        """The next life of the aggregator, from what is on the disk."""
+        made = Desk(disk=self.disk, now_s=self.now_s, **(settings or {"config": self.config}))
+        made.incarnations, made.sequence = dict(self.incarnations), self.sequence
+        return made
+
+    def take(self) -> list[agg.Action]:
+        """Returns the log and empties it."""
+        log, self.log = self.log, []
+        return log
+
+    def _perform(self, actions: Iterable[agg.Action]) -> None:
+        for action in actions:
+            self.log.append(action)
+            match action:
+                case agg.Plant() | agg.Merge():
+                    self.computing.append(action)
+                    if self.computes:
+                        self.compute()
+                case agg.Persist() | agg.SaveRun():
+                    self.writing.append(action)
+                    if self.writes:
+                        self.write()
+                case _:
+                    pass
+
+
+def of(actions: Iterable[Any], kind: type[T]) -> list[T]:
+    """Actions of one kind."""
+    return [a for a in actions if isinstance(a, kind)]
+
+
+def sent(actions: Iterable[Any], kind: type[T], to: str | None = None) -> list[T]:
+    """Messages of one kind among actions, to anybody or to one party."""
+    return [a.message for a in of(actions, agg.Send) if isinstance(a.message, kind) and to in (None, a.to)]
+
+
+def notes(actions: Iterable[Any], name: str) -> list[dict[str, Any]]:
+    """Fields of the notes of one name."""
+    return [dict(a.fields) for a in actions if isinstance(a, agg.Note | ie.Note) and a.name == name]
+
+
+def resolutions(actions: Iterable[Any], to: str) -> list[m.Resolution]:
+    """What one island is told about its contributions."""
+    return [r for state in sent(actions, m.FleetState, to) for r in state.resolutions]
+
+
+# --- both sides -----------------------------------------------------------------------------------------------
+
+
+class LinkedIsland:
+    """An island core with a training thread that steps when the test says so."""
+
+    def __init__(self, cluster: LinkedCluster, island_id: str, life: int) -> None:
+        self.cluster, self.island_id = cluster, island_id
+        self.address = f"{island_id}/{life}".encode()
+        self.core = Island(
+            island_id=island_id,
+            hint="",
+            nonce=f"{island_id}-{life}",
+            tensors=tensors(cluster.config.fragments),
+            tokens_per_step=TOKENS_PER_STEP,
+        )
+        self.alive, self.stopped, self.step, self.sequence = True, False, 0, 0
+        self.watched: frozenset[int] = frozenset()
+        self.ready: list[int] = []
+        self.failed: ie.Fail | None = None
+        self.keeps: list[float] = []  #: of every version prepared, in order
+        self.refreshes = 0
+        self.perform(self.core.start(cluster.now_s))
+
+    def handle(self, event: ie.Event) -> None:
+        """Feeds one event to the core."""
+        if self.alive:
+            self.perform(self.core.handle(event, self.cluster.now_s))
+
+    def train(self, num_steps: int = 1) -> None:
+        """Runs inner steps, each followed by a boundary."""
+        for _ in range(num_steps):
+            if self.stopped:
+                if self.ready:
+                    self.boundary()
+                    self.cluster.settle()
+                continue
+            self.step += 1
+            vitals = ie.Vitals(loss=1.0, step_time_s=0.1, sync_share=0.0, bytes_up=0, bytes_down=0)
+            self.handle(vitals)
+            self.stopped = self.core.done
+            self.boundary()
+            self.cluster.settle()
+
+    def boundary(self) -> None:
+        """Installs what is ready, then copies what is watched; everything at the last one."""
+        installed, self.ready = tuple(self.ready), []
+        assert self.core.manifest is not None
+        copied = self.core.manifest.moving if self.stopped else tuple(sorted(self.watched))
+        boundary = ie.Boundary(
+            inner_step=self.step,
+            tokens=self.step * TOKENS_PER_STEP,
+            installed=installed,
+            copied=copied,
+            stopped=self.stopped,
+        )
+        self.handle(boundary)
+
+    def perform(self, actions: Iterable[ie.Action]) -> None:
+        """Carries actions out; what takes time is complete at once, but for installations."""
+        for action in actions:
+            match action:
+                case ie.Send():
+                    self.sequence += 1
+                    self.cluster.from_island(self, action)
+                case ie.Joined():
+                    self.step = action.start_step
+                case ie.Watch():
+                    self.watched = action.fragments
+                case ie.Capture(fragment_id=p):
+                    self.handle(ie.Captured(fragment_id=p, payload=(self.island_id, p, action.step)))
+                case ie.Prepare(version=version):
+                    self.keeps.append(action.keep)
+                    self.ready.append(version.fragment_id)
+                    prepared = ie.Prepared(fragment_id=version.fragment_id, fragment_version=version.fragment_version)
+                    self.handle(prepared)
+                case ie.EncodeSeed(fragment_id=p):
+                    self.handle(ie.SeedEncoded(fragment_id=p, payload=f"seed {p} of {self.island_id}"))
+                case ie.RefreshOptimizer():
+                    self.refreshes += 1
+                case ie.Fail():
+                    self.failed, self.alive = action, False
+                case ie.Note():
+                    self.cluster.notes.append((self.island_id, action))
+
+
+class LinkedCluster:
+    """Islands, relay and aggregator in one process; messages arrive at once, in order, unless ``lose`` takes them.
+
+    Attributes:
+        lose: Says of a message, with sender and addressee, whether it is lost.
+    """
+
+    def __init__(self, *island_ids: str, **settings: Any) -> None:
+        self.now_s = 0.0
+        self.config = config(**{"islands": max(1, len(island_ids)), **settings})
+        self.notes: list[tuple[str, Any]] = []
+        self.lose: Callable[[str, str, m.Message], bool] = lambda sender, to, message: False
+        self.relay = Relay(RelayConfig(run_id=self.config.run_id))
+        self.flaw: Callable[[m.Message], agg.Flaw | None] = lambda message: None
+        self._queue: deque[Callable[[], None]] = deque()
+        self._sequence = 0
+        self.desk = Desk(config=self.config)
+        self._attach()
+        self.islands: dict[str, LinkedIsland] = {}
+        self._processes: dict[bytes, LinkedIsland] = {}
+        self._lives: dict[str, int] = {}
+        for island_id in island_ids:
+            self.start_island(island_id)
+        self.settle()
+        self.run_to(0.6)
+        for island in self.islands.values():
+            island.boundary()
+        self.run_to(1.2)
+
+    @property
+    def aggregator(self) -> Aggregator:
+        """The aggregator core of now."""
+        return self.desk.core
+
+    def __getitem__(self, island_id: str) -> LinkedIsland:
+        return self.islands[island_id]
+
+    def start_island(self, island_id: str) -> LinkedIsland:
+        """Starts a process of an island, in place of an earlier one."""
+        if island_id in self.islands:
+            self.islands[island_id].alive = False
+        self._lives[island_id] = self._lives.get(island_id, 0) + 1
+        island = self.islands[island_id] = LinkedIsland(self, island_id, self._lives[island_id])
+        self._processes[island.address] = island
+        self.settle()
+        return island
+
+    def restart_aggregator(self) -> None:
+        """Kills the aggregator; its successor reads the same disk."""
+        self.desk.now_s = self.now_s
+        self.desk = self.desk.restarted()
+        self._attach()
+        self.settle()
+
+    def restart_broker(self) -> None:
+        """Kills the broker; the next one knows nothing."""
+        self.relay = Relay(RelayConfig(run_id=self.config.run_id))
+
+    def run_to(self, at_s: float) -> None:
+        """Moves the time from deadline to deadline of all parties."""
+        for _ in range(100_000):
+            self.settle()
+            due = [self.aggregator.next_deadline_s(self.now_s), self.relay.next_deadline_s()]
+            due += [i.core.next_deadline_s() for i in self.islands.values() if i.alive]
+            next_s = min((each for each in due if each is not None), default=at_s)
+            if next_s > at_s:
+                self.now_s = self.desk.now_s = at_s
+                return
+            self.now_s = self.desk.now_s = max(self.now_s, next_s)
+            self._to_aggregator(agg.Tick())
+            self._relay(RelayTick())
+            for island in list(self.islands.values()):
+                island.handle(ie.Tick())
+        raise AssertionError(f"somebody asks to be woken again and again at {self.now_s}")
+
+    def train(self, num_steps: int, *island_ids: str, step_s: float = 0.1) -> None:
+        """Lets islands (all, unless named) run steps of ``step_s`` side by side."""
+        for _ in range(num_steps):
+            self.run_to(self.now_s + step_s)
+            for island in [self.islands[i] for i in island_ids or sorted(self.islands)]:
+                if island.alive:
+                    island.train()
+
+    def from_island(self, island: LinkedIsland, send: ie.Send) -> None:
+        """Carries a message of an island to the relay."""
+        core = island.core
+        sender = core.island_id if core.joined else m.joining(core.nonce)
+        envelope = m.Envelope(
+            run_id=self.config.run_id,
+            sender=sender,
+            incarnation=core.incarnation,
+            sequence=island.sequence,
+            to=send.to,
+            message=send.message,
+        )
+        self._carry(island.address, envelope)
+
+    def settle(self) -> None:
+        """Delivers messages until none is under way."""
+        for _ in range(100_000):
+            if not self._queue:
+                return
+            self._queue.popleft()()
+        raise AssertionError("messages go round and round")
+
+    # --- wiring -----------------------------------------------------------------------------------------------
+
+    def _attach(self) -> None:
+        self._from_aggregator(self.desk.take())
+        self._to_aggregator(agg.Tick())
+
+    def _to_aggregator(self, event: agg.Event) -> None:
+        self.desk.now_s = self.now_s
+        self._from_aggregator(self.desk.feed(event))
+
+    def _from_aggregator(self, actions: Iterable[agg.Action]) -> None:
+        for action in actions:
+            match action:
+                case agg.Send():
+                    self._send(action.to, action.message)
+                case agg.Publish():
+                    version = m.Version(
+                        epoch=self.aggregator.run.epoch,
+                        fragment_id=action.fragment_id,
+                        fragment_version=action.fragment_version,
+                        digest=action.digest,
+                        contributions=action.contributions,
+                        payload=action.digest,
+                    )
+                    self._send(m.BROKER, version)
+                case agg.Note():
+                    self.notes.append((m.AGGREGATOR, action))
+                case _:
+                    pass
+
+    def _send(self, to: str, message: m.Message) -> None:
+        self._sequence += 1
+        envelope = m.Envelope(
+            run_id=self.config.run_id,
+            sender=m.AGGREGATOR,
+            incarnation=0,
+            sequence=self._sequence,
+            to=to,
+            message=message,
+        )
+        self._carry(b"aggregator", envelope)
+
+    def _carry(self, peer: bytes, envelope: m.Envelope) -> None:
+        if self.lose(envelope.sender, envelope.to, envelope.message):
+            return
+        event = RelayReceived(channel=envelope.message.channel, peer=peer, envelope=envelope, size_bytes=100)
+        self._queue.append(lambda: self._relay(event))
+
+    def _relay(self, event: RelayReceived | RelayTick | Blocked | Unreachable) -> None:
+        for action in self.relay.handle(event, self.now_s):
+            if isinstance(action, RelaySend):
+                self._queue.append(lambda send=action: self._deliver(send))  # type: ignore[misc]
+
+    def _deliver(self, send: RelaySend) -> None:
+        if send.peer == b"aggregator":
+            flaw = self.flaw(send.envelope.message)
+            size = 256 if isinstance(send.envelope.message, m.Contribution | m.Seed) else 0
+            self._to_aggregator(agg.Received(envelope=send.envelope, flaw=flaw, payload_bytes=size))
+            return
+        process = self._processes.get(send.peer)
+        if process is not None:
+            process.handle(ie.Received(envelope=send.envelope))

@@ -1,0 +1,112 @@
+"""Every benchmark runs from the command line with ``--quick``, and says what it should. No figure is judged here."""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks import island_waiting, output, round_latency, wire_bytes
+from broker.errors import Unavailable
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def rows(measure, capsys, *flags):
+    assert measure.main(["--quick", "--json", *flags]) == 0
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+@pytest.mark.slow
+def test_round_latency_shows_every_stage_beside_both_carriers_and_the_memory_bounds(capsys, tmp_path):
+    (row,) = rows(round_latency, capsys, "--dir", str(tmp_path))
+    stages = row["collect_ms"] + row["merge_ms"] + row["persist_ms"] + row["deliver_ms"]
+    assert row["rounds"] == 3
+    assert all(row[f"{stage}_ms"] > 0 for stage in ("collect", "merge", "persist", "deliver", "tcp", "zeromq"))
+    assert row["latency_ms"] == pytest.approx(stages, rel=0.5)  # medians of parts do not add up exactly
+    assert row["aggregator_models"] > 0
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_bytes_on_the_wire_agree_with_the_closed_form_within_two_percent(capsys, tmp_path):
+    (row,) = rows(wire_bytes, capsys, "--dir", str(tmp_path))
+    assert row["up_ratio"] == pytest.approx(1, abs=wire_bytes.TOLERANCE)
+    assert row["down_ratio"] == pytest.approx(1, abs=wire_bytes.TOLERANCE)
+    assert row["counters_ratio"] == pytest.approx(1, abs=wire_bytes.TOLERANCE)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_island_waiting_shows_a_fleet_beside_training_alone(capsys, tmp_path):
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("the measured island needs a processor of its own")
+    alone, fleet = rows(island_waiting, capsys, "--dir", str(tmp_path))
+    assert (alone["islands"], alone["speed"], alone["sync_share"]) == (0, 1.0, None)
+    assert fleet["islands"] == 1
+    assert 0 < fleet["sync_share"] < 1
+    assert fleet["rounds_per_s"] > 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_merge_prints_one_object_with_ratios():
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.merge",
+        "--parameters",
+        "100000",
+        "--islands",
+        "2",
+        "--repetitions",
+        "1",
+    ]
+    printed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True, timeout=50).stdout
+    assert {"merge", "outer", "store"} <= json.loads(printed).keys()
+
+
+@pytest.mark.parametrize("measure", [round_latency, wire_bytes, island_waiting])
+def test_help_of_every_benchmark_has_an_example(measure, capsys):
+    with pytest.raises(SystemExit):
+        measure.main(["--help"])
+    assert "example:\n  python -m benchmarks." in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("text", ["", "0", "ten", "1M,-2"])
+def test_a_list_of_sizes_that_makes_no_sense_is_refused(text):
+    with pytest.raises(Exception, match="must be positive numbers"):
+        output.numbers(text)
+
+
+def test_fragments_that_do_not_divide_the_tensors_are_refused_with_the_cure(capsys):
+    assert round_latency.main(["--quick", "--fragments", "7"]) == 2
+    assert "must divide 48" in capsys.readouterr().err
+
+
+def test_an_error_from_within_a_group_of_tasks_is_said_in_one_line(capsys):
+    def measure(args):
+        raise ExceptionGroup("tasks", [ExceptionGroup("inner", [Unavailable("the hub is gone", definite=True)])])
+
+    assert output.guarded(measure, argparse.Namespace()) == 1
+    assert capsys.readouterr().err == "error: the hub is gone\n"
+
+
+def test_other_errors_from_within_a_group_are_not_hidden():
+    def measure(args):
+        raise ExceptionGroup("tasks", [ZeroDivisionError()])
+
+    with pytest.raises(ExceptionGroup):
+        output.guarded(measure, argparse.Namespace())
+
+
+def test_a_table_aligns_its_columns_and_shows_none_as_a_dash():
+    columns = [output.Column(key="a", title="name"), output.Column(key="b", title="x", form=".1f")]
+    assert output.table([{"a": "long name", "b": 1.25}, {"a": "b", "b": None}], columns).splitlines() == [
+        "|      name |   x |",
+        "|----------:|----:|",
+        "| long name | 1.2 |",
+        "|         b |   - |",
+    ]

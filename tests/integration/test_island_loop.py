@@ -1,0 +1,394 @@
+"""The interface of a training loop against a real broker and a real aggregator, over loopback."""
+
+import asyncio
+import contextlib
+import socket
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import islands
+from aggregator import service
+from aggregator.config import AggregatorConfig
+from aggregator.store import Store
+from broker.config import BrokerConfig
+from broker.errors import ConfigError, LocalProtocolError, Unavailable
+from broker.server import serve as serve_broker
+
+RUN = "demo"
+WAIT_S = 40.0  # for what must happen; nothing here depends on how long it takes
+TOKENS = 10  # per inner step
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class Hub:
+    """A broker and an aggregator in a thread of their own."""
+
+    def __init__(self, store, **changes):
+        self.core = self.address = None
+        self._store, self._changes = store, changes
+        self._ready, self._failure = threading.Event(), None
+        self._thread = threading.Thread(target=self._main, name="hub", daemon=True)
+
+    def __enter__(self):
+        self._thread.start()
+        assert self._ready.wait(WAIT_S)
+        if self._failure is not None:
+            raise self._failure
+        return self
+
+    def __exit__(self, *_):
+        self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join(WAIT_S)
+        assert not self._thread.is_alive()
+        if self._failure is not None:
+            raise self._failure
+
+    def config(self):
+        usual = {"islands": 1, "fragments": 2, "sync_interval": 4, "total_tokens": 0, "heartbeat_interval_s": 0.05}
+        return AggregatorConfig(
+            run_id=RUN,
+            broker=self.address,
+            redis_url=f"redis://127.0.0.1:{free_port()}",
+            store=self._store,
+            **(usual | self._changes),
+        )
+
+    def _main(self):
+        try:
+            asyncio.run(self._serve())
+        except BaseException as err:  # noqa: BLE001 (raised in the test)
+            self._failure = err
+            self._ready.set()
+
+    async def _serve(self):
+        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+        broker_stop, listening = asyncio.Event(), self._loop.create_future()
+        broker = BrokerConfig(run_id=RUN, port=0, redis_url=f"redis://127.0.0.1:{free_port()}")
+        async with asyncio.TaskGroup() as group:
+            group.create_task(serve_broker(broker, stop=broker_stop, ready=listening.set_result))
+            self.address = (await listening).address
+            await service.serve(self.config(), stop=self._stop, ready=self._started)
+            await self._stop.wait()
+            broker_stop.set()
+
+    def _started(self, core):
+        self.core = core
+        self._ready.set()
+
+    def member(self, island_id):
+        return self.core.run.members.get(island_id)
+
+
+@pytest.fixture
+def hub(tmp_path):
+    with Hub(tmp_path / "store") as running:
+        yield running
+
+
+def stored(path):
+    """The newest parameters in a store, by tensor name."""
+    with Store.open(path) as store:
+        loaded = store.load()
+    arrays = {}
+    for p, (_, state) in loaded.fragments.items():
+        start = 0
+        for row in loaded.run["manifest"][p]:
+            name, shape = row[0], tuple(row[1])
+            size = int(np.prod(shape, dtype=int))
+            arrays[name] = state.params[start : start + size].reshape(shape)
+            start += size
+    return arrays
+
+
+def params_of(value=1.0, dtype=np.float32):
+    return {"w": np.full((40, 30), value, dtype), "b": np.full(30, value, dtype)}
+
+
+def join(hub, params, **options):
+    return islands.join(hub.address, params, run=RUN, timeout_s=WAIT_S, **({"tokens_per_step": TOKENS} | options))
+
+
+def numpy_step(params, by=0.01):
+    return {name: x - np.float32(by) for name, x in params.items()}
+
+
+def train(island, params, train_step=numpy_step, *, until=lambda: False, pause_s=0.002, **options):
+    """A loop of one's own, until the run is done or ``until()``; returns the parameters."""
+    ends_s = time.monotonic() + WAIT_S
+    while not island.done and not until():
+        assert time.monotonic() < ends_s
+        params = train_step(params)
+        params = island.step(params, tokens=TOKENS, loss=1.0, **options)
+        time.sleep(pause_s)  # plays the work of a step
+    return params
+
+
+def newest(hub):
+    return [f.version for f in hub.core.run.fragments.values()]
+
+
+# --- a whole run ------------------------------------------------------------------------------------------------
+
+
+def test_a_numpy_loop_trains_to_the_end_and_gets_the_runs_parameters(tmp_path):
+    with Hub(tmp_path / "store", total_tokens=2_000) as hub:
+        given = params_of()
+        with join(hub, given) as island:
+            assert (island.id, island.share.index, island.share.count, island.share.cursor) == ("island-0", 0, 1, 0)
+            params, opt_state = island.restore(given, {"m": 1})
+            assert (opt_state, island.restored) == ({"m": 1}, "fresh")
+            params = train(island, params)
+            final = island.close(params)
+            assert island.schedule.total_steps == 200
+            assert island.schedule.step >= 199
+        books = hub.core.run.ledger.books().tokens()
+    assert books["trained"] == books["merged"] == island.tokens
+    assert min(island.versions) > 1
+    for name, expected in stored(tmp_path / "store").items():
+        assert np.array_equal(final[name], expected), "the global parameters, to the last bit"
+        assert final[name].dtype == np.float32
+        assert np.all(final[name] < given[name]), "it descended"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_jax_loops_with_donating_steps_train_together_and_are_never_traced_again(tmp_path, dtype):
+    traces = []
+
+    def descend(params):
+        traces.append(None)
+        return jax.tree.map(lambda x: (x - 0.01).astype(x.dtype), params)
+
+    step = jax.jit(descend, donate_argnums=0)
+    results, failures = {}, []
+
+    def loop(name, value):
+        try:
+            params = jax.tree.map(lambda x: jnp.asarray(x, dtype), params_of(value))
+            with join(hub, params, island_id=name) as island:
+                params, _ = island.restore(params)
+                params = train(island, params, step)
+                results[name] = (island.close(params), island.versions, island.tokens)
+        except BaseException as err:
+            failures.append(err)
+            raise
+
+    with Hub(tmp_path / "store", islands=2, total_tokens=3_000) as hub:
+        threads = [threading.Thread(target=loop, args=each) for each in (("a", 1.0), ("b", 2.0))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(WAIT_S)
+        assert not failures
+        books = hub.core.run.ledger.books().tokens()
+    assert len(traces) == 1
+    assert books["merged"] + sum(books["wasted"].values()) == books["trained"] == sum(r[2] for r in results.values())
+    for name, expected in stored(tmp_path / "store").items():
+        for final, versions, _ in results.values():
+            assert str(final[name].dtype) == dtype
+            assert np.array_equal(np.asarray(final[name]), expected.astype(final[name].dtype))
+            assert min(versions) > 1
+
+
+def test_version_0_comes_from_the_first_island_or_from_init_with_the_runs_seed(tmp_path):
+    with Hub(tmp_path / "store", seed=5) as hub:
+        given = params_of(1.0)
+        with join(hub, given, init=lambda seed: params_of(float(seed))) as first:
+            params, _ = first.restore(given)
+            assert params["w"][0, 0] == 5.0
+            assert first.share.seed == 5
+            with join(hub, params_of(9.0)) as second:
+                assert second.id == "island-1"
+                theirs, _ = second.restore(params_of(9.0))
+                assert np.array_equal(theirs["w"], params["w"])
+
+
+def test_the_same_object_comes_back_while_nothing_is_installed(hub):
+    given = params_of()
+    with join(hub, given) as island:
+        params, _ = island.restore(given)
+        assert params is not given
+        assert params["w"] is not given["w"]
+        trained = numpy_step(params)
+        assert island.step(trained, tokens=TOKENS) is trained
+
+
+# --- refusals -----------------------------------------------------------------------------------------------------
+
+
+def test_a_model_that_differs_is_refused_with_the_tensor_and_the_cure(hub):
+    with join(hub, params_of()) as island:
+        island.restore(params_of())
+        other = {**params_of(), "w": np.zeros((40, 31), np.float32)}
+        with pytest.raises(ConfigError, match=r"tensor 'w' has shape \(40, 31\), the run has \(40, 30\)"):
+            join(hub, other)
+
+
+def test_silence_ends_the_attempt_to_join_and_names_the_address():
+    address = f"tcp://127.0.0.1:{free_port()}"
+    with pytest.raises(Unavailable, match=rf"cannot join run {RUN}: {address} was silent for 0.3 s while connecting"):
+        islands.join(address, params_of(), run=RUN, timeout_s=0.3)
+
+
+def test_what_check_raises_ends_the_waiting():
+    class Stop(Exception):
+        pass
+
+    def check():
+        raise Stop
+
+    with pytest.raises(Stop):
+        islands.join(f"tcp://127.0.0.1:{free_port()}", params_of(), run=RUN, check=check)
+
+
+def test_a_second_process_under_the_same_id_fences_the_first(hub):
+    with contextlib.suppress(ConfigError), join(hub, params_of(), island_id="twin") as first:
+        params, _ = first.restore(params_of())
+        with join(hub, params_of(), island_id="twin") as second:
+            theirs, _ = second.restore(params_of())
+            with pytest.raises(ConfigError, match="another process has joined as 'twin': give every island an id"):
+                train(first, params)
+            second.step(numpy_step(theirs), tokens=TOKENS)
+
+
+def test_a_loop_that_is_used_wrongly_is_told_what_to_do(hub):
+    with join(hub, params_of()) as island:
+        with pytest.raises(LocalProtocolError, match="call restore before the first step"):
+            island.step(params_of(), tokens=TOKENS)
+        params, _ = island.restore(params_of())
+        with pytest.raises(LocalProtocolError, match="restore was called twice"):
+            island.restore(params)
+        with pytest.raises(ConfigError, match=r"tokens = 11: island\.join was told 10 tokens_per_step"):
+            island.step(params, tokens=11)
+    with pytest.raises(LocalProtocolError, match="has left its run"):
+        island.step(params, tokens=TOKENS)
+
+
+# --- coming and going ---------------------------------------------------------------------------------------------
+
+
+def test_an_exception_in_the_loop_leaves_the_run_in_order(hub):
+    island = join(hub, params_of())
+
+    def loop():
+        with island:
+            params, _ = island.restore(params_of())
+            train(island, params, until=lambda: island.inner_step >= 20)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        loop()
+    ends_s = time.monotonic() + WAIT_S
+    while not hub.member(island.id).left:
+        assert time.monotonic() < ends_s
+        time.sleep(0.01)
+
+
+def test_closing_before_the_end_leaves_at_once_and_returns_what_it_was_given(hub):
+    with join(hub, params_of()) as island:
+        params, _ = island.restore(params_of())
+        params = train(island, params, until=lambda: island.inner_step >= 5)
+        assert island.close(params) is params
+
+
+def test_a_restarted_island_goes_on_where_it_was_with_its_own_optimizer_state(hub, tmp_path):
+    options = {"state_dir": tmp_path / "state", "checkpoint_interval_s": 0.05}
+    path = tmp_path / "state" / "island-0.checkpoint"
+    fresh = {"m": np.zeros(3, np.float32)}
+    with join(hub, params_of(), **options) as island:
+        params, opt_state = island.restore(params_of(), fresh)
+        assert (opt_state, island.restored, island.restored_cursor) == (fresh, "fresh", None)
+        state = ({"m": np.full(3, 7, np.float32)}, 42)
+        train(island, params, until=lambda: path.exists() and min(newest(hub)) > 1, state=state)
+        before = island.inner_step
+    with join(hub, params_of(), **options) as island:
+        assert island.id == "island-0", "the same host gets the same id again"
+        assert 0 < island.share.cursor <= before
+        params, opt_state = island.restore(params_of(), fresh)
+        assert (island.restored, island.restored_cursor) == ("checkpoint", 42)
+        assert np.array_equal(opt_state["m"], np.full(3, 7))
+        assert params["w"][0, 0] < 1, "the run's parameters, not the initial ones"
+    with join(hub, params_of(), **options) as island:
+        other = {"m": np.zeros(4, np.float32)}
+        _, opt_state = island.restore(params_of(), other)
+        assert (opt_state, island.restored) == (other, "fresh")
+
+
+def test_parameters_that_are_never_synchronised_stay_local_and_come_from_the_checkpoint(hub, tmp_path):
+    options = {"state_dir": tmp_path, "checkpoint_interval_s": 0.05}
+
+    def with_stats(value):
+        return {**params_of(), "batch_stats": {"mean": np.full(4, value, np.float32)}}
+
+    with join(hub, with_stats(1.0), **options) as island:
+        params, _ = island.restore(with_stats(1.0), ())
+        assert params["batch_stats"]["mean"][0] == 1
+        params["batch_stats"]["mean"] = np.full(4, 3, np.float32)
+        train(island, params, lambda p: p, until=lambda: any(tmp_path.glob("*.checkpoint")), state=((), 0))
+    with join(hub, with_stats(1.0), **options) as island:
+        params, _ = island.restore(with_stats(1.0), ())
+        assert island.restored == "checkpoint"
+        assert np.all(params["batch_stats"]["mean"] == 3)
+
+
+def test_the_data_share_changes_between_batches_when_an_island_joins(hub):
+    with join(hub, params_of()) as first:
+        params, _ = first.restore(params_of())
+        with join(hub, params_of()) as second:
+            second.restore(params_of())
+            assert (second.share.index, second.share.count) == (1, 2)
+            params = train(first, params, until=lambda: first.share.count == 2)
+            assert (first.share.index, first.share.share_epoch) == (0, 1)
+
+
+def test_parameters_that_are_not_finite_are_replaced_all_at_once_and_the_optimizer_is_reset(hub):
+    with join(hub, params_of()) as island:
+        params, _ = island.restore(params_of())
+        params = train(island, params, until=lambda: min(newest(hub)) > 1)
+        params = {name: np.full_like(x, np.nan) for name, x in params.items()}
+        params = train(island, params, until=lambda: island.reset_optimizer)
+        assert all(np.isfinite(x).all() for x in params.values())
+        healthy = newest(hub)
+        params = train(island, params, until=lambda: min(a - b for a, b in zip(newest(hub), healthy, strict=True)) > 1)
+        assert not island.reset_optimizer
+        assert all(np.isfinite(x).all() for x in params.values())
+
+
+def test_a_silent_run_ends_closing_too(tmp_path):
+    with Hub(tmp_path / "store", total_tokens=200) as hub:
+        island = join(hub, params_of())
+        params, _ = island.restore(params_of())
+        params = train(island, params)
+        island._config = replace(island._config, join_timeout_s=0.3)  # after a join that may take longer
+    # Broker and aggregator are gone; whatever was installed is what there is.
+    assert island.close(params).keys() == params.keys()
+
+
+# --- JAX is for those who use it ----------------------------------------------------------------------------------
+
+
+def test_a_numpy_loop_never_imports_jax(hub):
+    code = f"""
+import sys
+import numpy as np
+import islands
+params = {{"w": np.ones((40, 30), np.float32), "b": np.ones(30, np.float32)}}
+with islands.join({hub.address!r}, params, run={RUN!r}) as island:
+    params, _ = island.restore(params)
+    while min(island.versions) < 1:
+        params = island.step({{n: x - np.float32(0.01) for n, x in params.items()}}, tokens=10, loss=0.5)
+assert "jax" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=WAIT_S)

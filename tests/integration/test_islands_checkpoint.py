@@ -1,0 +1,109 @@
+"""Checkpoints of an island on a real disk: whole, damaged, of another model, and when there is no room."""
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import optax
+import pytest
+
+from broker.errors import Unavailable
+from islands import checkpoint
+from islands.exchange import Position, Snapshot
+
+AT = Position(120, 5000)
+
+
+def state_of(value=1.0):
+    params = {"w": jnp.full((3, 2), value), "b": jnp.full(2, value, jnp.bfloat16)}
+    adam = optax.adam(1e-3)
+    opt_state = adam.update(params, adam.init(params), params)[1]
+    return {"adam": opt_state, "key": jax.random.key(int(value)), "scale": value, "host": np.arange(3)}
+
+
+def save(path, state, local=()):
+    snapshot = Snapshot(state=checkpoint.copied(state), cursor=77, local=tuple(local))
+    return checkpoint.save(path, snapshot, [f"local/{i}" for i in range(len(local))], AT, 4)
+
+
+def assert_same(a, b):
+    def value(leaf):
+        is_key = hasattr(leaf, "dtype") and str(leaf.dtype).startswith("key<")
+        return np.asarray(jax.random.key_data(leaf) if is_key else leaf)
+
+    assert jax.tree.structure(a) == jax.tree.structure(b)
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        assert checkpoint.sort_of(x) == checkpoint.sort_of(y)
+        assert np.array_equal(value(x), value(y))
+
+
+def test_an_optimizer_state_with_keys_numbers_and_bfloat16_comes_back_as_it_was(tmp_path):
+    path = checkpoint.file_of(tmp_path / "new" / "folder", "island-3")
+    state = state_of(2.0)
+    stats = np.full(4, 3, ml_dtypes.bfloat16)
+    assert save(path, state, [stats]) == path.stat().st_size
+    found = checkpoint.load(path)
+    assert (found.incarnation, found.at, found.cursor) == (4, AT, 77)
+    fresh = state_of(1.0)
+    assert checkpoint.misfit(found.state, checkpoint.leaves_of(fresh)) == ""
+    assert_same(checkpoint.restored(fresh, found.state), state)
+    assert checkpoint.misfit(found.local, [("local/0", stats)]) == ""
+    assert [entry.name for entry in path.parent.iterdir()] == ["island-3.checkpoint"]
+
+
+def test_copies_for_a_checkpoint_outlive_the_donation_of_the_state():
+    state = state_of(2.0)
+    kept = checkpoint.copied(state)
+    jax.jit(lambda x: jax.tree.map(lambda y: y * 2, x), donate_argnums=0)(state["adam"])
+    assert_same(kept["adam"], state_of(2.0)["adam"])
+
+
+def test_a_state_of_another_shape_name_or_sort_does_not_fit(tmp_path):
+    path = tmp_path / "c"
+    save(path, {"m": np.zeros(3, np.float32)})
+    saved = checkpoint.load(path).state
+    for other, says in [
+        ({"m": np.zeros(4, np.float32)}, r"saved was m float32[3], needed is m float32[4]"),
+        ({"m": np.zeros(3, np.float16)}, "needed is m float16[3]"),
+        ({"v": np.zeros(3, np.float32)}, "needed is v"),
+        ({}, "1 arrays were saved, 0 are needed"),
+    ]:
+        assert says in checkpoint.misfit(saved, checkpoint.leaves_of(other))
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (lambda data: data[:-1], "is cut off or changed"),
+        (lambda data: data[:12], "damaged"),
+        (lambda data: b"", "does not begin as a checkpoint does"),
+        (lambda data: data[:8] + b"\xff" * 8 + data[16:], "is cut off"),
+        (lambda data: data[:-3] + b"\x01" + data[-2:], "m is cut off or changed"),
+        (lambda data: data[:16] + b"\xc1" * 8 + data[24:], "damaged"),
+    ],
+)
+def test_a_damaged_file_is_refused_with_words(tmp_path, damage, says):
+    path = tmp_path / "c"
+    save(path, {"m": np.zeros(30, np.float32)})
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(Unavailable, match=says):
+        checkpoint.load(path)
+
+
+def test_no_file_is_no_checkpoint(tmp_path):
+    assert checkpoint.load(tmp_path / "none") is None
+
+
+def test_a_failed_write_leaves_the_old_checkpoint_and_says_what_to_do(tmp_path, monkeypatch):
+    path = tmp_path / "c"
+    save(path, {"m": np.zeros(3, np.float32)})
+    before = path.read_bytes()
+
+    def full(_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("islands.checkpoint.os.fsync", full)
+    with pytest.raises(Unavailable, match=r"No space left on device\): make room"):
+        save(path, {"m": np.ones(3, np.float32)})
+    assert path.read_bytes() == before
+    assert [entry.name for entry in tmp_path.iterdir()] == ["c"]

@@ -1,0 +1,266 @@
+"""A real ``up`` for tests: started as a user would, watched through its files and /proc, and killed piece by piece.
+
+Everything is waited for by condition, with limits that only a broken program meets. Processes are found among the
+descendants of the one that we started, and signalled by their ids.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from aggregator.tape import read_lines
+
+ROOT = Path(__file__).resolve().parent.parent
+NUMPY_TASK = "examples.numpy_task:task"
+#: For whatever takes seconds on a machine at rest.
+PATIENCE_S = 90.0
+
+Line = dict[str, Any]
+
+
+def command(*arguments: object) -> list[str]:
+    """Returns the command line of ``python3 -m ops`` in this environment."""
+    return [sys.executable, "-P", "-m", "ops", *map(str, arguments)]
+
+
+def environment(**more: str) -> dict[str, str]:
+    """Returns our variables without those that would lead to somebody else's Redis."""
+    kept = {name: value for name, value in os.environ.items() if name != "REDIS_URL"}
+    return kept | {"ATOLL_NO_VENV": "1", "PYTHONPATH": str(ROOT), "ATOLL_LOG": "text"} | more
+
+
+def ops(*arguments: object, within_s: float = PATIENCE_S, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Runs one command to its end."""
+    return subprocess.run(
+        command(*arguments), env=environment(**variables), capture_output=True, text=True, timeout=within_s
+    )
+
+
+def wait_for(
+    condition: Callable[[], Any],
+    what: str,
+    within_s: float = PATIENCE_S,
+    *,
+    evidence: Callable[[], str] = lambda: "",
+) -> Any:
+    """Returns the first true value of ``condition``; fails with ``evidence`` if there is none in time."""
+    ends_s = time.monotonic() + within_s
+    while not (value := condition()):
+        assert time.monotonic() < ends_s, f"in {within_s:g} s there was no {what}\n{evidence()}"
+        time.sleep(0.02)
+    return value
+
+
+def json_lines(path: Path) -> list[Line]:
+    """Returns the objects in a file of JSON lines; none if there is no file yet."""
+    return list(read_lines(path)) if path.exists() else []
+
+
+# --- processes ------------------------------------------------------------------------------------------------------
+
+
+def is_alive(pid: int) -> bool:
+    """Says whether a process runs; a zombie does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def descendants(pid: int) -> dict[int, str]:
+    """Returns the ids of all processes below ``pid``, with their command lines."""
+    found: dict[int, str] = {}
+    with contextlib.suppress(OSError):
+        for child in map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()):
+            with contextlib.suppress(OSError):
+                found[child] = Path(f"/proc/{child}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+            found |= descendants(child)
+    return found
+
+
+class Process:
+    """A command of ours that runs: its output in files, nothing of it left when the ``with`` block ends."""
+
+    def __init__(self, folder: Path, *arguments: object, **variables: str) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.out_file, self.err_file = folder / "out", folder / "err"
+        with self.out_file.open("wb") as out, self.err_file.open("wb") as err:
+            self._process = subprocess.Popen(
+                command(*arguments),
+                env=environment(**variables),
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                start_new_session=True,  # a group of its own, as a shell gives it
+            )
+
+    def __enter__(self) -> Process:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process.poll() is None:
+            self._process.kill()
+        self._process.wait()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def out(self) -> str:
+        return self.out_file.read_text()
+
+    @property
+    def err(self) -> str:
+        return self.err_file.read_text()
+
+    def is_running(self) -> bool:
+        return self._process.poll() is None
+
+    def signal(self, number: int) -> None:
+        self._process.send_signal(number)
+
+    def signal_group(self, number: int) -> None:
+        os.killpg(self.pid, number)
+
+    def wait(self, within_s: float = PATIENCE_S) -> int:
+        """Returns the exit status; negative if a signal ended it."""
+        return self._process.wait(within_s)
+
+
+class Up(Process):
+    """``up`` with the light task, in a directory of its own."""
+
+    def __init__(self, run_dir: Path, *flags: object, task: str | None = NUMPY_TASK, **variables: str) -> None:
+        self.run_dir = run_dir
+        chosen = ["--task", task] if task is not None else []
+        outputs = run_dir.with_name(f"{run_dir.name}-output")
+        super().__init__(outputs, "up", *chosen, "--run-dir", run_dir, *flags, **variables)
+
+    def __enter__(self) -> Up:
+        return self
+
+    def process(self, name: str) -> int | None:
+        """Returns the id of ``redis``, ``broker``, ``aggregator`` or an island, if it runs."""
+        # A Redis server shows its address in place of its arguments: "redis-server 127.0.0.1:6379", or "valkey-server".
+        mark = {"redis": "-server 127.0.0.1:", "broker": " ops broker ", "aggregator": " ops aggregator "}
+        for pid, line in descendants(self.pid).items():
+            # Until it has become its command (ops/child.py), the process is not yet what we look for.
+            if "child.py" not in line and mark.get(name, f" --island-id {name} ") in f"{line} ":
+                return pid
+        return None
+
+    def kill(self, name: str) -> int:
+        """Kills one process as a power cut would; returns its id."""
+        pid = wait_for(lambda: self.process(name), f"process {name}")
+        os.kill(pid, signal.SIGKILL)
+        return int(pid)
+
+    def restarted(self, name: str, old: int) -> int:
+        """Returns the id of the process that took the place of ``old``."""
+        return int(wait_for(lambda: (pid := self.process(name)) != old and pid, f"new {name}"))
+
+    def versions(self) -> dict[int, int]:
+        """Returns the newest durable version of each fragment, from the ledger on disk."""
+        newest: dict[int, int] = {}
+        for row in self.ledger():
+            newest[row["fragment_id"]] = row["fragment_version"]
+        return newest
+
+    def wait_for_progress(self, versions: int = 1) -> None:
+        """Returns when every fragment has got so many versions more."""
+        before = self.versions()
+        goal = {p: version + versions for p, version in before.items()}
+
+        def reached() -> bool:
+            assert self.is_running(), f"up ended early:\n{self.err}\n{self.out}"
+            now = self.versions()
+            return bool(now) and all(now[p] >= goal.get(p, versions) for p in now)
+
+        wait_for(reached, f"{versions} more versions after {before}", evidence=lambda: self.err)
+
+    def ledger(self) -> list[Line]:
+        return json_lines(self.run_dir / "store" / "ledger.jsonl")
+
+    def tape(self) -> list[Line]:
+        return json_lines(self.run_dir / "events.jsonl")
+
+    def notes(self, name: str) -> list[Line]:
+        """Returns what the aggregator noted under a name, with the time as ``now_s``."""
+        return [{"now_s": each["now_s"], **each["fields"]} for each in self.tape() if each.get("note") == name]
+
+    def report(self) -> Line:
+        return dict(json.loads((self.run_dir / "report.json").read_text()))
+
+
+# --- what always holds ----------------------------------------------------------------------------------------------
+
+
+def check_versions(ledger: Iterable[Mapping[str, Any]]) -> None:
+    """Versions grow by one, and none has two contents."""
+    newest: dict[int, int] = {}
+    for row in ledger:
+        p, version = row["fragment_id"], row["fragment_version"]
+        assert version == newest.get(p, -1) + 1, f"fragment {p} went from {newest.get(p)} to {version}"
+        newest[p] = version
+
+
+def check_ranges(ledger: Iterable[Mapping[str, Any]]) -> None:
+    """No step of an island's life is merged twice on a fragment."""
+    seen: dict[tuple[str, int, int], list[tuple[int, int]]] = {}
+    for row in ledger:
+        for each in row["contributions"]:
+            key = each["island_id"], each["incarnation"], row["fragment_id"]
+            a, b = each["steps"]["from_step"], each["steps"]["to_step"]
+            assert all(b <= c or d <= a for c, d in seen.get(key, [])), f"{key}: [{a}, {b}) is merged twice"
+            seen.setdefault(key, []).append((a, b))
+
+
+def end_by_signal(up: Up, number: int, send: Callable[[int], None]) -> Line:
+    """Interrupts a run that goes on; returns its report, after what every interrupted run must show."""
+    below = descendants(up.pid)
+    assert len(below) >= 6, below  # a guard, Redis, broker, aggregator, two islands
+    send(number)
+    assert up.wait(within_s=5.0) == 128 + number  # what users were promised, not a measurement
+    assert not any(map(is_alive, below)), up.err
+    report = json.loads(up.out.splitlines()[-1])
+    assert report == up.report()
+    assert report["exit"] == 128 + number
+    assert report["note"] == f"interrupted by {signal.Signals(number).name}"
+    assert report["phase"] == "running"
+    assert report["tokens"]["merged"] > 0
+    check_report(report, ended=False)
+    check_versions(up.ledger())
+    check_ranges(up.ledger())
+    return dict(report)
+
+
+def merged_shares(ledger: Iterable[Mapping[str, Any]], report: Mapping[str, Any]) -> dict[str, float]:
+    """Returns island -> share of its trained tokens that is merged, averaged over the fragments."""
+    merged: dict[str, int] = {}
+    for row in ledger:
+        for each in row["contributions"]:
+            tokens = each["steps"]["to_tokens"] - each["steps"]["from_tokens"]
+            merged[each["island_id"]] = merged.get(each["island_id"], 0) + tokens
+    fragments = len(report["versions"])
+    return {name: merged.get(name, 0) / (fragments * each["tokens"]) for name, each in report["islands"].items()}
+
+
+def check_report(report: Mapping[str, Any], *, ended: bool = True) -> None:
+    """The books balance, and after the end nothing is on its way."""
+    tokens = report["tokens"]
+    assert tokens["trained"] == tokens["merged"] + sum(tokens["wasted"].values()) + tokens["in_flight"], tokens
+    assert tokens["trained"] == sum(each["tokens"] for each in report["islands"].values())
+    if ended:
+        assert tokens["in_flight"] == 0
+        assert all(version > 0 for version in report["versions"].values()), report["versions"]
+        assert sum(report["rounds"].values()) == sum(report["versions"].values())

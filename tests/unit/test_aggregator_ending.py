@@ -1,0 +1,175 @@
+"""How a run ends: the flush with everybody, and what is given up."""
+
+from aggregator.events import Finished, Flaw, Merge, Stop
+from broker.messages import FleetState, Leave, Outstanding, Phase, Reason
+from tests.helpers import Desk, notes, of, sent
+
+
+def flushing(*island_ids, step=4, **settings):
+    """A run whose islands have reached the target at ``step`` and been told so."""
+    made = Desk(**{"total_tokens": 10 * step * len(island_ids), "islands": len(island_ids), **settings})
+    made.gather(*island_ids)
+    for island_id in island_ids:
+        made.beat(island_id, step)
+    assert made.run.phase is Phase.FLUSHING
+    return made
+
+
+def test_islands_are_told_to_stop_when_the_target_is_reached():
+    made = Desk(total_tokens=80)
+    made.gather("a", "b")
+    made.beat("a", 4)
+    said = made.beat("b", 4)
+    assert {sent(said, FleetState, i)[-1].phase for i in "ab"} == {Phase.FLUSHING}
+    assert notes(said, "run.flushing")[0]["target"] == 80
+
+
+def test_the_flush_waits_for_islands_that_still_run_their_last_step():
+    made = flushing("a", "b")
+    made.offer("a", 0, 4)
+    made.beat("a", 4, stopped=True)
+    assert not made.run.open_rounds
+    made.beat("b", 5, stopped=True)
+    assert all(r.flush for r in made.run.open_rounds.values())
+    assert made.run.open_rounds
+
+
+def test_a_flush_asks_everybody_and_ends_when_all_is_accounted_for():
+    made = flushing("a", "b", quorum=1)
+    made.offer("a", 0, 4)
+    made.offer("b", 0, 4)
+    made.beat("a", 6, stopped=True)
+    made.beat("b", 6, stopped=True)
+    made.offer("a", 4, 6)
+    made.run_to(5.0)
+    assert made.run.phase is Phase.FLUSHING, "a quorum does not close a flush"
+    said = made.offer("b", 4, 6)
+    assert made.run.phase is Phase.ENDED
+    assert notes(said, "run.ended") == [{"trained": 120, "merged": 120, "wasted": {}, "in_flight": 0}]
+
+
+def test_what_a_flush_round_did_not_bring_is_asked_for_again():
+    made = flushing("a")
+    made.offer("a", 0, 4)
+    made.beat("a", 6, stopped=True)
+    made.nothing("a")  # although it has two steps left: its copy was not at hand
+    made.beat("a", 6, stopped=True, outstanding=(Outstanding(fragment_id=0, from_step=4, to_step=6),))
+    assert made.run.phase is Phase.FLUSHING
+    made.now_s = 1.0
+    made.beat("a", 6, stopped=True, outstanding=(Outstanding(fragment_id=0, from_step=4, to_step=6),))
+    made.offer("a", 4, 6)
+    assert made.run.phase is Phase.ENDED
+    assert made.run.ledger.books().tokens()["merged"] == 60
+
+
+def test_what_nobody_remembers_is_booked_as_unrecorded():
+    made = flushing("a")
+    made.offer("a", 0, 4)
+    made.beat("a", 6, stopped=True)
+    made.nothing("a")
+    made.beat("a", 6, stopped=True)  # sent after the "nothing", with nothing outstanding
+    made.run_to(2.0)
+    assert made.run.phase is Phase.ENDED
+    assert made.run.ledger.books().tokens()["wasted"] == {"unrecorded": 20}
+
+
+def test_a_flush_that_does_not_get_everything_ends_all_the_same():
+    made = flushing("a", "b", round_timeout_s=2.0, dead_after_s=100.0)
+    made.offer("a", 0, 4)
+    made.offer("b", 0, 4)
+    made.beat("a", 6, stopped=True)
+    made.offer("a", 4, 6)
+    made.run_to(30.0)  # b hangs
+    assert made.run.phase is Phase.ENDED
+    books = made.run.ledger.books()
+    assert books.in_flight == 0
+    assert books.balanced()
+
+
+def test_an_island_that_dies_in_the_flush_is_not_waited_for():
+    made = flushing("a", "b", quorum=2)
+    made.now_s = 5.0
+    made.beat("a", 4, stopped=True)
+    made.offer("a", 0, 4)
+    made.run_to(7.0)
+    made.nothing("a")
+    assert made.run.phase is Phase.ENDED
+    assert made.run.ledger.books().tokens() == {
+        "trained": 80,
+        "merged": 40,
+        "wasted": {"island_lost": 40},
+        "in_flight": 0,
+    }
+
+
+def test_refused_tokens_are_accounted_for_and_do_not_hold_up_the_end():
+    made = flushing("a")
+    made.offer("a", 0, 4, flaw=Flaw(reason=Reason.NOT_FINITE, detail="NaN"))
+    made.beat("a", 4, stopped=True)
+    made.nothing("a")
+    made.run_to(1.1)
+    assert made.run.phase is Phase.ENDED
+    assert made.run.ledger.books().tokens()["wasted"] == {"not_finite": 40}
+
+
+def test_an_island_that_joins_an_ended_run_leaves_nothing_in_flight():
+    made = flushing("a")
+    made.offer("a", 0, 4)
+    made.beat("a", 4, stopped=True)
+    made.nothing("a")
+    assert made.run.phase is Phase.ENDED
+    made.join("b")
+    made.beat("b", 1)  # one step, before it heard that the run is over
+    assert made.run.ledger.books().tokens()["in_flight"] == 0
+    assert made.run.ledger.books().tokens()["wasted"] == {"island_lost": 10}
+
+
+def test_an_ended_run_stays_until_every_island_has_left():
+    made = flushing("a")
+    made.offer("a", 0, 4)
+    made.beat("a", 4, stopped=True)
+    made.nothing("a")
+    assert not made.core.finished
+    said = made.say("a", Leave(inner_step=4, tokens=40, reason="done"))
+    assert of(said, Finished)
+    assert notes(said, "aggregator.finished")[0]["reason"] == "every island has left"
+
+
+def test_an_ended_run_does_not_wait_for_ever():
+    made = flushing("a", dead_after_s=1000.0)
+    made.offer("a", 0, 4)
+    made.beat("a", 4, stopped=True)
+    made.nothing("a")
+    assert not of(made.run_to(9.9), Finished)
+    assert of(made.run_to(10.1), Finished)
+
+
+def test_a_stop_ends_everything_at_once_and_only_once():
+    made = Desk()
+    made.gather("a")
+    assert notes(made.feed(Stop()), "aggregator.finished")[0]["reason"] == "stopped by the operator"
+    assert made.core.finished
+    assert not of(made.feed(Stop()), Finished)
+    assert made.core.next_deadline_s(0.0) is None
+
+
+def test_a_run_without_a_target_never_flushes():
+    made = Desk(total_tokens=0)
+    made.gather("a")
+    made.beat("a", 10_000_000)
+    assert made.run.phase is Phase.RUNNING
+
+
+def test_every_fragment_is_flushed_a_few_at_a_time():
+    made = Desk(total_tokens=40, fragments=4, sync_interval=8, rounds_in_flight=2)
+    made.gather("a")
+    made.beat("a", 1)
+    made.beat("a", 4)
+    made.beat("a", 4, stopped=True)
+    merges = []
+    for _ in range(8):
+        assert len(made.run.open_rounds) <= 2
+        for round_ in list(made.run.open_rounds.values()):
+            merges += of(made.offer("a", 0, 4, fragment=round_.fragment_id), Merge)
+    assert made.run.phase is Phase.ENDED
+    assert sorted(m.fragment_id for m in merges) == [0, 1, 2, 3]

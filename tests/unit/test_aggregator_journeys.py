@@ -1,0 +1,65 @@
+"""How long rounds take, and what follows: waits, and how many rounds are open at once."""
+
+import pytest
+
+from aggregator.journeys import REMEMBERED, Journeys
+from tests.helpers import config
+
+
+def journeys(**settings):
+    return Journeys(config(**{"sync_interval": 24, "overlap": 2, "grace_factor": 0.5, **settings}))
+
+
+def test_the_grace_window_shrinks_by_what_quorum_and_publication_take():
+    made = journeys()
+    assert made.waits(1.0).grace_s == 1.0  # gamma * tau * step
+    made.quorum_met(0.4)
+    made.committed(opened_at_s=0.0, closed_at_s=0.5, now_s=1.1)
+    assert made.waits(1.0).grace_s == pytest.approx(0.5 * (2.0 - 0.4 - 0.6))
+
+
+def test_the_wait_for_arrivals_is_their_ninetieth_percentile():
+    made = journeys()
+    made.opened(1, 0.0)
+    for i in range(1, 11):
+        made.arrived(1, i / 10)
+    assert made.arrivals_p90_s() == 0.9
+    assert made.waits(1.0).arrivals_s == 0.9
+
+
+def test_no_wait_for_arrivals_is_longer_than_half_an_interval():
+    made = journeys()
+    made.opened(1, 0.0)
+    made.arrived(1, 1000.0)
+    assert made.waits(0.1).arrivals_s == pytest.approx(12 * 0.1)
+
+
+def test_late_arrivals_of_closed_rounds_count_too_and_those_of_unknown_rounds_do_not():
+    made = journeys()
+    for round_id in range(REMEMBERED + 1):
+        made.opened(round_id, float(round_id))
+    made.arrived(0, 500.0)  # forgotten by now
+    assert made.arrivals_p90_s() == 0.0
+    made.arrived(1, 500.0)
+    assert made.arrivals_p90_s() == 499.0
+
+
+def test_nothing_is_known_before_the_first_round():
+    waits = journeys(quorum=2).waits(0.0)
+    assert (waits.quorum, waits.grace_s, waits.arrivals_s, waits.timeout_s) == (2, 0.0, 0.0, 30.0)
+
+
+def test_longer_journeys_open_more_rounds_and_never_more_than_there_are_fragments():
+    made = journeys(rounds_in_flight=2)
+    assert made.rounds_allowed(8, 0.1) == 2
+    made.committed(opened_at_s=0.0, closed_at_s=1.0, now_s=1.2)
+    # 12 steps of 0.1 s, 8 fragments in 24 steps: four are under way at any time, and one opens.
+    assert made.rounds_allowed(8, 0.1) == 5
+    assert made.rounds_allowed(2, 0.01) == 2
+    assert made.rounds_allowed(8, 0.0) == 2
+
+
+def test_journeys_longer_than_an_interval_use_every_fragment():
+    made = journeys()
+    made.committed(opened_at_s=0.0, closed_at_s=50.0, now_s=60.0)
+    assert made.rounds_allowed(8, 0.1) == 8

@@ -1,0 +1,258 @@
+"""The books against a model that follows every token by itself."""
+
+import json
+from collections import Counter
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from aggregator.ledger import REASONS_REMEMBERED, Books, Ledger
+from broker.messages import Reason
+from broker.ranges import StepRange
+from tests.helpers import steps
+
+WEIGHTS = {0: 3, 1: 5}
+ISLANDS = ("a", "b")
+
+
+def ledger(*island_ids):
+    made = Ledger(WEIGHTS)
+    for island_id in island_ids:
+        made.begin(island_id, 1, 0, 0)
+    return made
+
+
+class LedgerAgainstTokens(RuleBasedStateMachine):
+    """Each (island, incarnation, fragment, token) has one fate in the model; the ledger must count the same."""
+
+    def __init__(self):
+        super().__init__()
+        self.ledger = Ledger(WEIGHTS)
+        self.fates = {}  # (island, incarnation, fragment) -> {token: fate or None}
+        self.at = {}  # island -> (step, token)
+        self.handed = {}  # (island, fragment) -> (step, token) of the present life
+        self.incarnation = Counter()
+        self.gone = set()
+
+    @initialize()
+    def join_all(self):
+        for island_id in ISLANDS:
+            self.incarnation[island_id] = 1
+            self.ledger.begin(island_id, 1, 0, 0)
+            self.at[island_id] = 0, 0
+            for p in WEIGHTS:
+                self.handed[island_id, p] = 0, 0
+                self.fates[island_id, 1, p] = {}
+
+    def account(self, island_id, p):
+        return self.ledger.account(island_id, self.incarnation[island_id], p)
+
+    @rule(island_id=st.sampled_from(ISLANDS), count=st.integers(1, 5), tokens=st.integers(0, 7))
+    def train(self, island_id, count, tokens):
+        step, token = self.at[island_id]
+        self.at[island_id] = step + count, token + tokens
+        for p in WEIGHTS:
+            fates = self.fates[island_id, self.incarnation[island_id], p]
+            fates.update(dict.fromkeys(range(token, token + tokens)))
+        self.ledger.report(island_id, self.incarnation[island_id], *self.at[island_id])
+
+    @rule(
+        island_id=st.sampled_from(ISLANDS), p=st.sampled_from(sorted(WEIGHTS)), fate=st.sampled_from(["wait", "stale"])
+    )
+    def hand_over(self, island_id, p, fate):
+        (start, first), (end, last) = self.handed[island_id, p], self.at[island_id]
+        if end == start:
+            return
+        self.handed[island_id, p] = end, last
+        of = StepRange(from_step=start, to_step=end, from_tokens=first, to_tokens=last)
+        if fate == "wait":
+            self.ledger.wait(island_id, self.incarnation[island_id], p, of)
+        else:
+            self.ledger.refuse(island_id, self.incarnation[island_id], p, of, Reason.STALE)
+            self.settle(island_id, self.incarnation[island_id], p, of, "stale")
+
+    @rule(data=st.data(), merges=st.booleans())
+    def decide(self, data, merges):
+        waiting = [
+            (island_id, incarnation, p, of)
+            for island_id, lives in self.ledger.lives().items()
+            for incarnation, life in lives.items()
+            for p, account in life.accounts.items()
+            for of in account.waiting.values()
+        ]
+        if waiting:
+            island_id, incarnation, p, of = data.draw(st.sampled_from(waiting))
+            if merges:
+                self.ledger.merge(island_id, incarnation, p, of)
+            else:
+                self.ledger.refuse(island_id, incarnation, p, of, Reason.RUN_ENDED)
+            self.settle(island_id, incarnation, p, of, "merged" if merges else "run_ended")
+
+    @rule(island_id=st.sampled_from(ISLANDS), p=st.sampled_from(sorted(WEIGHTS)))
+    def overwrite(self, island_id, p):
+        (_, first), (end, last) = self.handed[island_id, p], self.at[island_id]
+        self.handed[island_id, p] = end, last
+        fates = self.fates[island_id, self.incarnation[island_id], p]
+        fates.update(dict.fromkeys(range(first, last), "overwritten"))
+        dropped = sum(fate == "overwritten" for fate in fates.values())
+        counts = [dropped if q == p else 0 for q in sorted(WEIGHTS)]
+        self.ledger.overwritten(island_id, self.incarnation[island_id], counts)
+
+    @rule(island_id=st.sampled_from(ISLANDS))
+    def crash_and_join_again(self, island_id):
+        start = self.ledger.resume_point(island_id)
+        # The highest hand-over that arrived for good, over all fragments and lives.
+        assert start <= self.at[island_id]
+        self.incarnation[island_id] += 1
+        self.ledger.begin(island_id, self.incarnation[island_id], *start)
+        self.at[island_id] = start
+        for p in WEIGHTS:
+            self.handed[island_id, p] = start
+            self.fates[island_id, self.incarnation[island_id], p] = {}
+
+    @precondition(lambda self: not any(a.waiting for a in self.accounts()))
+    @rule()
+    def write_and_read_back(self):
+        rows = {p: json.loads(json.dumps(self.ledger.slice(p))) for p in WEIGHTS}
+        restored = Ledger(WEIGHTS)
+        for p, row in rows.items():
+            restored.restore(p, row)
+        assert restored.books() == self.ledger.books()
+        assert {p: restored.slice(p) for p in WEIGHTS} == {p: self.ledger.slice(p) for p in WEIGHTS}
+        assert all(restored.resume_point(i) == self.ledger.resume_point(i) for i in ISLANDS)
+        self.ledger = restored
+
+    def accounts(self):
+        return [a for lives in self.ledger.lives().values() for life in lives.values() for a in life.accounts.values()]
+
+    def settle(self, island_id, incarnation, p, of, fate):
+        self.fates[island_id, incarnation, p].update(dict.fromkeys(range(of.from_tokens, of.to_tokens), fate))
+
+    @invariant()
+    def every_token_is_counted_once(self):
+        self.ledger.check()
+        books = self.ledger.books()
+        assert books.balanced()
+        counted = Counter()
+        for (island_id, incarnation, p), fates in self.fates.items():
+            for fate in fates.values():
+                lost = fate is None and incarnation < self.incarnation[island_id]
+                counted[fate or ("lost" if lost else "in_flight")] += WEIGHTS[p]
+        # The model calls these lost; they arrived, and are in flight until they are merged or refused.
+        waiting_of_the_dead = sum(
+            of.tokens * WEIGHTS[p]
+            for island_id, lives in self.ledger.lives().items()
+            for life in lives.values()
+            if life.ended
+            for p, account in life.accounts.items()
+            for of in account.waiting.values()
+        )
+        assert books.merged == counted["merged"]
+        assert books.wasted.get("stale", 0) == counted["stale"]
+        assert books.wasted.get("run_ended", 0) == counted["run_ended"]
+        assert books.wasted.get("overwritten", 0) == counted["overwritten"]
+        assert books.wasted.get("island_lost", 0) == counted["lost"] - waiting_of_the_dead
+        assert books.in_flight == counted["in_flight"] + waiting_of_the_dead
+        assert books.trained == sum(counted.values())
+
+
+TestLedgerAgainstTokens = LedgerAgainstTokens.TestCase
+TestLedgerAgainstTokens.settings = settings(max_examples=60, stateful_step_count=30)
+
+
+def test_counters_never_go_back():
+    made = ledger("a")
+    made.report("a", 1, 10, 100)
+    made.report("a", 1, 4, 900)
+    assert made.trained_tokens() == 100
+
+
+def test_a_contribution_reports_the_counters_that_its_heartbeat_has_not():
+    made = ledger("a")
+    made.wait("a", 1, 0, steps(0, 4))
+    assert made.life("a", 1).trained_tokens == 40
+    assert made.life("a", 1).trained_tokens_by(6, 60) == 60
+    assert made.life("a", 1).trained_tokens_by(4, 90) == 40
+
+
+def test_the_same_steps_are_never_taken_in_twice():
+    made = ledger("a")
+    made.wait("a", 1, 0, steps(0, 4))
+    with pytest.raises(AssertionError, match="arrived before"):
+        made.wait("a", 1, 0, steps(2, 6))
+
+
+def test_steps_never_handed_over_are_lost_with_their_island():
+    made = ledger("a")
+    made.report("a", 1, 10, 100)
+    made.wait("a", 1, 0, steps(0, 4))
+    made.merge("a", 1, 0, steps(0, 4))
+    made.begin("a", 2, *made.resume_point("a"))
+    books = made.books()
+    assert made.life("a", 2).start_step == 4
+    assert books.merged == 40 * 3
+    assert books.wasted == {"island_lost": 100 * 8 - 40 * 3}
+    assert books.in_flight == 0
+
+
+def test_what_waits_of_a_dead_island_is_still_in_flight_and_may_be_merged():
+    made = ledger("a")
+    made.wait("a", 1, 0, steps(0, 4))
+    made.end("a")
+    assert made.books().in_flight == 40 * 3
+    made.merge("a", 1, 0, steps(0, 4))
+    assert made.books().merged == 40 * 3
+
+
+def test_more_spent_than_trained_is_noticed():
+    made = ledger("a")
+    made.overwritten("a", 1, [5, 0])
+    with pytest.raises(AssertionError, match=r"a\.1 fragment 0: 5 tokens spent of 0"):
+        made.check()
+
+
+def test_a_gap_is_closed_once_and_only_when_nothing_waits():
+    made = ledger("a")
+    made.report("a", 1, 10, 100)
+    made.wait("a", 1, 0, steps(4, 8))
+    made.close_gap("a", 1, 0)
+    assert made.books().wasted == {}
+    made.merge("a", 1, 0, steps(4, 8))
+    made.close_gap("a", 1, 0)
+    made.close_gap("a", 1, 0)
+    assert made.books().wasted == {"unrecorded": 60 * 3}
+
+
+def test_a_refusal_is_remembered_with_its_reason_for_a_while():
+    made = ledger("a")
+    made.refuse("a", 1, 0, steps(0, 4), Reason.NOT_FINITE)
+    account = made.account("a", 1, 0)
+    assert account.why_refused(0, 4) is Reason.NOT_FINITE
+    for i in range(REASONS_REMEMBERED):
+        made.refuse("a", 1, 0, steps(4 + i, 5 + i), Reason.STALE)
+    assert account.why_refused(0, 4) is Reason.OVERLAP
+    assert len(account.why) == REASONS_REMEMBERED
+
+
+def test_books_of_one_island_leave_the_others_out():
+    made = ledger("a", "b")
+    made.report("a", 1, 10, 100)
+    made.report("b", 1, 10, 70)
+    assert made.books("a").tokens()["trained"] == 100
+    assert made.books().tokens()["trained"] == 170
+
+
+@pytest.mark.parametrize("merged", range(9))
+def test_whole_tokens_still_add_up(merged):
+    books = Books(
+        trained=8, merged=merged, wasted={"stale": (8 - merged) // 2}, in_flight=8 - merged - (8 - merged) // 2, scale=8
+    )
+    assert books.balanced()
+    tokens = books.tokens()
+    assert tokens["trained"] == tokens["merged"] + sum(tokens["wasted"].values()) + tokens["in_flight"] == 1
+
+
+def test_an_unbalanced_book_says_so():
+    assert not Books(trained=8, merged=7, wasted={}, in_flight=0, scale=1).balanced()

@@ -1,0 +1,99 @@
+"""Ids, incarnations, shares and liveness."""
+
+import pytest
+
+from aggregator.members import MISSES_BEFORE_UNRESPONSIVE, Members
+from broker.liveness import Liveness, LivenessConfig
+
+CONFIG = LivenessConfig(heartbeat_interval_s=0.5, suspect_after_s=2.0, dead_after_s=6.0)
+
+
+def members(*names, expected=2):
+    made = Members(CONFIG, expected)
+    for name in names:
+        made.admit(name, "", f"nonce-{name}", 10, 0.0)
+    return made
+
+
+def test_an_island_without_a_name_gets_the_next_free_one():
+    made = members("island-0", "island-2")
+    assert made.admit("", "", "n", 10, 0.0).island_id == "island-1"
+    assert made.admit("", "", "m", 10, 0.0).island_id == "island-3"
+
+
+def test_a_hint_gives_back_the_name_it_had():
+    made = members()
+    first = made.admit("", "host-a", "n1", 10, 0.0)
+    made.admit("", "host-b", "n2", 10, 0.0)
+    again = made.admit("", "host-a", "n3", 10, 5.0)
+    assert again is first
+    assert again.incarnation == 2
+
+
+def test_an_empty_hint_is_nobodys():
+    made = members()
+    assert made.admit("", "", "n1", 10, 0.0).island_id != made.admit("", "", "n2", 10, 0.0).island_id
+
+
+def test_a_new_life_forgets_what_the_old_one_said_and_missed():
+    made = members("a")
+    member = made["a"]
+    member.missed_rounds, member.left, member.heartbeat = 5, True, object()
+    member.emptied[0] = 3
+    made.admit("a", "", "other", 20, 9.0)
+    assert (member.incarnation, member.nonce, member.tokens_per_step) == (2, "other", 20)
+    assert (member.missed_rounds, member.left, member.heartbeat, member.emptied) == (0, False, None, {})
+    assert made.by_nonce("other") is member
+    assert made.by_nonce("nonce-a") is None
+
+
+def test_shares_are_disjoint_and_change_when_more_islands_come_than_expected():
+    made = members("a", "b", expected=2)
+    assert [(s.index, s.count, s.share_epoch) for s in map(made.share, made)] == [(0, 2, 0), (1, 2, 0)]
+    made.admit("c", "", "n", 10, 0.0)
+    assert [(s.index, s.count, s.share_epoch) for s in map(made.share, made)] == [(0, 3, 1), (1, 3, 1), (2, 3, 1)]
+
+
+@pytest.mark.parametrize(("silent_s", "state"), [(1.9, "alive"), (2.0, "suspect"), (5.9, "suspect"), (6.0, "dead")])
+def test_silence_makes_an_island_suspect_and_then_dead(silent_s, state):
+    made = members("a")
+    assert made.state(made["a"], silent_s) is Liveness(state)
+    assert bool(made.live(silent_s)) is (state != "dead")
+
+
+def test_who_left_is_not_live_however_fresh():
+    made = members("a")
+    made["a"].left = True
+    assert made.state(made["a"], 0.0) is Liveness.LEFT
+    assert made.live(0.0) == []
+
+
+def test_rounds_wait_for_islands_that_missed_fewer_than_two():
+    made = members("a", "b")
+    made["a"].missed_rounds = MISSES_BEFORE_UNRESPONSIVE - 1
+    made["b"].missed_rounds = MISSES_BEFORE_UNRESPONSIVE
+    assert made.responsive(0.0) == {"a"}
+
+
+def test_the_next_death_is_named_late_enough_that_it_has_happened():
+    made = members("a", "b")
+    made["b"].last_seen_s = 3.0
+    at_s = made.next_death_s(5.0)
+    assert at_s == pytest.approx(6.0, abs=0.01)
+    assert [m.island_id for m in made.live(at_s)] == ["b"]
+    assert members().next_death_s(0.0) is None
+
+
+def test_a_record_restores_everybody_as_live_for_a_while():
+    made = members("a", "b", expected=1)
+    made["a"].start = (40, 400)
+    made["b"].left = True
+    made.admit("a", "host", "again", 10, 0.0)
+    restored = Members(CONFIG, 1)
+    restored.restore(made.record(), 100.0)
+    assert restored.record() == made.record()
+    assert [m.island_id for m in restored.live(105.0)] == ["a"]
+    assert restored.live(106.0) == []
+    assert restored["a"].incarnation == 2
+    assert restored.by_nonce("again") is restored["a"]
+    assert restored.get("nobody") is None

@@ -1,0 +1,263 @@
+"""Joins, heartbeats and farewells, and what islands are told."""
+
+from dataclasses import replace
+
+import pytest
+
+from aggregator.core import Aggregator
+from aggregator.events import RunSaved, SaveRun, Tick
+from aggregator.membership import first_difference
+from broker.fragments import Kind, TensorSpec, partition
+from broker.messages import (
+    BROKER,
+    Attach,
+    Fate,
+    FleetState,
+    Leave,
+    Outstanding,
+    Reason,
+    Refused,
+    Welcome,
+)
+from tests.helpers import Desk, config, notes, of, resolutions, sent, tensors
+
+
+def desk(*island_ids, **settings):
+    made = Desk(**settings)
+    made.gather(*(island_ids or ("a", "b")))
+    made.take()
+    return made
+
+
+# --- joining --------------------------------------------------------------------------------------------------
+
+
+def test_an_island_is_welcome_only_once_its_incarnation_is_durable():
+    made = Desk()
+    made.writes = False
+    assert not sent(made.join("a"), Welcome)
+    (welcome,) = sent(made.write(), Welcome, "join:a-1")
+    assert (welcome.island_id, welcome.incarnation, welcome.start_step) == ("a", 1, 0)
+
+
+def test_the_incarnation_given_away_is_in_the_record_that_was_saved():
+    made = Desk()
+    (save,) = of(made.join("a"), SaveRun)
+    assert save.record["members"]["a"][2] == 1
+
+
+def test_nothing_is_said_before_the_epoch_is_durable():
+    core = Aggregator(config(), now_s=0.0)
+    (save, _) = core.start(0.0)
+    assert isinstance(save, SaveRun)
+    assert core.handle(Tick(), 5.0) == []
+    assert core.next_deadline_s(5.0) is None
+    assert sent(core.handle(RunSaved(serial=save.serial), 5.0), Attach, BROKER)
+
+
+def test_a_repeated_join_gets_the_same_answer():
+    made = Desk()
+    (first,) = sent(made.join("a", nonce="n"), Welcome)
+    (second,) = sent(made.join("a", nonce="n"), Welcome)
+    assert first == second
+
+
+def test_a_repeated_join_is_not_answered_before_the_first_is_durable():
+    made = Desk()
+    made.writes = False
+    made.join("a", nonce="n")
+    assert not sent(made.join("a", nonce="n"), Welcome)
+    assert len(sent(made.write(), Welcome)) == 1
+
+
+def test_a_record_that_could_not_be_written_is_written_again_and_answers_then():
+    made = Desk()
+    made.writes = False
+    made.join("a")
+    assert not sent(made.write(fails="no space"), Welcome)
+    assert of(made.run_to(1.1), SaveRun)
+    assert len(sent(made.write(), Welcome)) == 1
+
+
+def test_a_new_process_gets_the_next_incarnation_and_goes_on_where_the_last_one_arrived():
+    made = desk("a")
+    made.open_round("a", step=4)
+    made.offer("a", 0, 4)
+    made.beat("a", 7)
+    (welcome,) = sent(made.join("a"), Welcome)
+    assert (welcome.incarnation, welcome.start_step, welcome.start_tokens) == (2, 4, 40)
+
+
+def test_the_first_island_fixes_the_tensors_and_others_must_agree():
+    made = Desk(fragments=2)
+    made.join("a")
+    other = (*tensors(1), replace(tensors(2)[1], shape=(9, 9)))
+    (refused,) = sent(made.join("b", model=other), Refused, "join:b-1")
+    assert refused.reason is Reason.MANIFEST
+    assert "w1" in refused.detail
+    assert "(9, 9)" in refused.detail
+    assert made.run.refusals[Reason.MANIFEST] == 1
+    assert made.run.members.get("b") is None
+
+
+def test_a_model_without_anything_to_synchronise_is_refused():
+    made = Desk()
+    frozen = tuple(replace(t, kind=Kind.FROZEN) for t in tensors(1))
+    (refused,) = sent(made.join("a", model=frozen), Refused)
+    assert "no tensor is left" in refused.detail
+
+
+@pytest.mark.parametrize(
+    ("change", "detail"),
+    [
+        ({"shape": (1, 2)}, "has shape (1, 2), the run has (8, 8)"),
+        ({"kind": Kind.MEAN}, "has kind mean, the run has rda"),
+        ({"unit_axes": 1}, "has unit_axes 1, the run has 0"),
+        ({"name": "x"}, "is missing"),
+    ],
+)
+def test_differences_between_models_are_named(change, detail):
+    manifest = partition(tensors(2), 2)
+    first, second = tensors(2)
+    assert detail in first_difference(manifest, (replace(first, **change), second))
+
+
+def test_dtypes_and_local_tensors_are_each_islands_own_business():
+    manifest = partition(tensors(2), 2)
+    local = TensorSpec(name="batch_mean", shape=(3,), dtype="float32", kind=Kind.LOCAL)
+    mixed = tuple(replace(t, dtype="bfloat16") for t in tensors(2))
+    assert first_difference(manifest, (*mixed, local)) == ""
+    assert "unknown to the run" in first_difference(manifest, (*tensors(2), replace(local, kind=Kind.RDA)))
+
+
+# --- hearing --------------------------------------------------------------------------------------------------
+
+
+def test_a_stranger_is_told_to_join():
+    (refused,) = sent(desk().beat("nobody", 0), Refused, "nobody")
+    assert refused.reason is Reason.UNKNOWN_ISLAND
+    assert "join again" in refused.detail
+
+
+def test_an_incarnation_from_the_future_is_told_to_join():
+    made = desk()
+    made.incarnations["a"] = 9
+    assert sent(made.beat("a", 0), Refused, "a")[0].reason is Reason.UNKNOWN_ISLAND
+
+
+def test_an_earlier_incarnation_is_not_heard():
+    made = desk()
+    made.join("a")
+    made.incarnations["a"] = 1
+    made.now_s = 3.0
+    assert not sent(made.beat("a", 400), FleetState)
+    assert made.run.refusals[Reason.FENCED] == 1
+    assert made.run.ledger.trained_tokens() == 0
+
+
+@pytest.mark.parametrize(
+    ("step", "counters"),
+    [
+        (4, {"tokens": 41}),
+        (4, {"overwritten_tokens": (41,)}),
+    ],
+)
+def test_counters_that_cannot_be_true_are_refused_and_not_booked(step, counters):
+    made = desk()
+    (refused,) = sent(made.beat("a", step, **counters), Refused, "a")
+    assert refused.reason is Reason.IMPLAUSIBLE
+    assert made.run.ledger.trained_tokens() == 0
+    made.run.ledger.check()
+
+
+def test_a_heartbeat_cannot_claim_to_have_dropped_what_it_handed_over():
+    made = desk()
+    made.open_round("a", "b", step=4)
+    made.offer("a", 0, 4)
+    (refused,) = sent(made.beat("a", 6, overwritten_tokens=(21,)), Refused, "a")
+    assert "dropped 21 tokens of fragment 0: 40 of 60 are known" in refused.detail
+    assert not sent(made.beat("a", 6, overwritten_tokens=(20,)), Refused)
+    made.run.ledger.check()
+    assert made.run.ledger.books("a").tokens()["wasted"] == {"overwritten": 20}
+
+
+def test_a_step_counter_behind_the_incarnations_start_is_refused():
+    made = desk("a")
+    made.open_round("a", step=4)
+    made.offer("a", 0, 4)
+    made.join("a")
+    assert sent(made.beat("a", 3), Refused, "a")[0].reason is Reason.IMPLAUSIBLE
+
+
+def test_a_heartbeat_about_other_fragments_is_refused():
+    (refused,) = sent(desk().beat("a", 0, versions=(0, 0, 0)), Refused, "a")
+    assert refused.reason is Reason.MANIFEST
+    assert "3 fragments, the run has 1" in refused.detail
+
+
+def test_what_is_asked_about_and_never_arrived_is_unknown():
+    asked = (Outstanding(fragment_id=0, from_step=0, to_step=4), Outstanding(fragment_id=9, from_step=0, to_step=4))
+    said = resolutions(desk().beat("a", 4, outstanding=asked), "a")
+    assert [r.fate for r in said] == [Fate.UNKNOWN, Fate.UNKNOWN]
+
+
+# --- telling --------------------------------------------------------------------------------------------------
+
+
+def test_a_heartbeat_is_answered_with_the_whole_state():
+    made = desk("a", "b")
+    made.open_round("a", "b", step=4)
+    (state,) = sent(made.beat("b", 4), FleetState, "b")
+    assert (state.epoch, state.phase, state.versions) == (1, "running", (0,))
+    assert (state.trained_tokens, state.fleet_ratio) == (80, 2.0)
+    assert (state.share.index, state.share.count) == (1, 3)
+    assert [r.fragment_id for r in state.rounds] == [0]
+
+
+def test_the_fleets_ratio_counts_tokens_and_not_islands():
+    made = desk("a", "b")
+    made.beat("a", 4, step_time_s=0.1)
+    (state,) = sent(made.beat("b", 1, step_time_s=0.4), FleetState, "b")
+    assert state.fleet_ratio == pytest.approx(5.0)  # a trains four while b trains one, and b itself
+
+
+def test_rounds_are_announced_before_they_open():
+    made = desk("a", sync_interval=8)
+    made.now_s = 0.2
+    assert sent(made.beat("a", 2), FleetState, "a")[-1].due_soon == (0,)  # one fragment: the spacing is all of H
+    wide = desk("a", sync_interval=40, fragments=4)
+    wide.now_s = 0.5
+    assert sent(wide.beat("a", 5), FleetState, "a")[-1].due_soon == (0,)  # in 5 steps; the next in 15
+
+
+# --- farewells ------------------------------------------------------------------------------------------------
+
+
+def test_an_island_that_leaves_is_not_missed_and_its_last_counters_are_booked():
+    made = desk("a", "b")
+    said = made.say("a", Leave(inner_step=3, tokens=30, reason="spot instance reclaimed"))
+    (note,) = notes(said, "island.left")
+    assert note["reason"] == "spot instance reclaimed"
+    assert [m.island_id for m in made.run.members.live(0.0)] == ["b"]
+    assert made.run.ledger.books().tokens()["wasted"] == {"island_lost": 30}
+
+
+def test_a_farewell_cannot_end_a_run_by_a_lie():
+    made = desk("a", "b", total_tokens=1000)
+    said = made.say("a", Leave(inner_step=3, tokens=10**12, reason="bye"))
+    assert sent(said, Refused, "a")[0].reason is Reason.IMPLAUSIBLE
+    assert made.run.phase == "running"
+    assert made.run.ledger.trained_tokens() == 0
+    assert made.run.members["a"].left
+
+
+def test_a_second_farewell_changes_nothing():
+    made = desk("a", "b")
+    leave = Leave(inner_step=3, tokens=30, reason="bye")
+    made.say("a", leave)
+    assert not notes(made.say("a", leave), "island.left")
+
+
+def test_the_aggregator_attaches_once_a_second():
+    made = desk("a")
+    assert len(sent(made.run_to(5.05), Attach, BROKER)) == 5

@@ -1,0 +1,205 @@
+"""Pacing against an oracle: fleets whose every step is known exactly, stepped by the test."""
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aggregator.pacing import MovingAverage, Pacer, StepClock
+
+HEARTBEAT_S = 0.5
+
+
+class Fleet:
+    """Islands of constant speed whose counters are reported once per heartbeat."""
+
+    def __init__(self, step_times_s, interval=8, fragments=4):
+        self.clock = StepClock(HEARTBEAT_S)
+        self.pacer = Pacer(range(fragments), interval, self.clock)
+        self.step_times_s = dict(step_times_s)
+        self.frozen_at_s = {}
+        self.began_at_s = dict.fromkeys(step_times_s, 0.0)
+        self.opened = []  # (time, fragment)
+
+    def step(self, island_id, now_s):
+        """The exact truth: whole steps run so far."""
+        until_s = min(now_s, self.frozen_at_s.get(island_id, now_s))
+        return int((until_s - self.began_at_s[island_id]) / self.step_times_s[island_id] + 1e-9)
+
+    def run(self, seconds, start_s=0.0, tick_s=0.01):
+        ticks = range(round(seconds / tick_s))
+        for i in ticks:
+            now_s = start_s + i * tick_s
+            for n, island_id in enumerate(sorted(self.step_times_s)):
+                if (i + 7 * n) % round(HEARTBEAT_S / tick_s) == 0 and now_s >= self.began_at_s[island_id]:
+                    self.clock.report(island_id, self.step(island_id, now_s), now_s, self.step_times_s[island_id])
+            due = self.pacer.most_overdue(now_s, frozenset())
+            if due is not None:
+                self.pacer.opened(due, now_s)
+                self.opened.append((now_s, due))
+
+    def gaps(self, fragment, after_s=0.0):
+        times = [at_s for at_s, p in self.opened if p == fragment and at_s >= after_s]
+        return [b - a for a, b in itertools.pairwise(times)]
+
+
+@pytest.mark.parametrize("step_s", [0.05, 0.1, 0.7])
+def test_every_fragment_comes_round_after_its_interval(step_s):
+    fleet = Fleet({"a": step_s, "b": step_s, "c": step_s})
+    fleet.run(60 * step_s * 2)
+    for p in range(4):
+        gaps = fleet.gaps(p, after_s=10 * step_s)
+        assert len(gaps) >= 8
+        # Heartbeats round counters down to whole steps, and ticks are 10 ms: off by at most a step and a tick.
+        assert all(abs(gap - 8 * step_s) <= step_s + 0.011 for gap in gaps), gaps
+        assert sum(gaps) / len(gaps) == pytest.approx(8 * step_s, rel=0.03)
+
+
+def test_fragments_start_one_spacing_apart_and_stay_apart():
+    fleet = Fleet({"a": 0.1, "b": 0.1})
+    fleet.run(30.0)
+    assert [p for _, p in fleet.opened[:8]] == [0, 1, 2, 3, 0, 1, 2, 3]
+    times = [at_s for at_s, _ in fleet.opened]
+    gaps = [b - a for a, b in itertools.pairwise(times)]
+    assert all(0.08 <= gap <= 0.32 for gap in gaps), gaps  # 2 steps of 0.1 s, give or take a step and a tick
+
+
+def test_the_lower_median_sets_the_pace():
+    fleet = Fleet({"a": 0.05, "b": 0.1, "c": 0.2}, fragments=1)
+    fleet.run(40.0)
+    assert sum(fleet.gaps(0)) / len(fleet.gaps(0)) == pytest.approx(8 * 0.1, rel=0.05)
+
+
+def test_of_two_islands_the_slower_sets_the_pace():
+    fleet = Fleet({"a": 0.05, "b": 0.1}, fragments=1)
+    fleet.run(40.0)
+    assert sum(fleet.gaps(0)) / len(fleet.gaps(0)) == pytest.approx(8 * 0.1, rel=0.05)
+
+
+def test_one_very_slow_or_fast_island_does_not_set_the_pace():
+    fleet = Fleet({"a": 0.1, "b": 0.1, "c": 0.1, "d": 3.0, "e": 0.005}, fragments=1)
+    fleet.run(40.0)
+    assert sum(fleet.gaps(0)) / len(fleet.gaps(0)) == pytest.approx(8 * 0.1, rel=0.05)
+
+
+def test_a_frozen_island_stops_counting_and_the_others_go_on():
+    fleet = Fleet({"a": 0.1, "b": 0.1}, fragments=1)
+    fleet.frozen_at_s["b"] = 10.0
+    fleet.run(40.0)
+    assert fleet.clock.advancing(39.0) == ["a"]
+    later = fleet.gaps(0, after_s=14.0)
+    assert sum(later) / len(later) == pytest.approx(0.8, rel=0.05)
+
+
+def test_nothing_is_due_while_nobody_advances():
+    fleet = Fleet({"a": 0.1}, fragments=1)
+    fleet.frozen_at_s["a"] = 0.2  # found out by the second heartbeat after that
+    fleet.run(20.0)
+    assert fleet.opened == []
+    assert fleet.pacer.progress(0, 20.0) == 0.0
+    assert fleet.pacer.due_in_s(0, 20.0) is None
+
+
+def test_a_newcomer_agrees_with_those_who_are_there():
+    fleet = Fleet({"a": 0.1, "b": 0.1}, fragments=1)
+    fleet.run(10.0)
+    before = fleet.pacer.progress(0, 10.0)
+    fleet.clock.report("c", 70_000, 10.0, 0.1)
+    assert fleet.pacer.progress(0, 10.0) == pytest.approx(before, abs=1e-6)
+    fleet.clock.report("d", 0, 10.0, 0.1)
+    assert fleet.pacer.progress(0, 10.0) == pytest.approx(before, abs=1e-6)
+
+
+def test_a_counter_that_starts_anew_does_not_hold_the_fleet_up():
+    fleet = Fleet({"a": 0.1, "b": 0.1}, fragments=1)
+    fleet.run(10.0)
+    before = fleet.pacer.progress(0, 10.0)
+    fleet.clock.forget("b")
+    fleet.pacer.forget("b")
+    fleet.clock.report("b", 3, 10.0, 0.1)
+    assert fleet.pacer.progress(0, 10.0) == pytest.approx(before, abs=1e-6)
+
+
+def test_busy_fragments_are_passed_over():
+    clock = StepClock(HEARTBEAT_S)
+    pacer = Pacer(range(2), 8, clock)
+    clock.report("a", 0, 0.0, 0.1)
+    assert pacer.progress(1, 0.0) == 0.0
+    assert pacer.progress(0, 0.0) == 4.0
+    clock.report("a", 9, 0.9, 0.1)
+    assert pacer.most_overdue(0.9, frozenset()) == 0
+    assert pacer.most_overdue(0.9, frozenset({0})) == 1
+    assert pacer.most_overdue(0.9, frozenset({0, 1})) is None
+
+
+def test_a_late_round_is_caught_up_by_at_most_one_spacing():
+    clock = StepClock(HEARTBEAT_S)
+    pacer = Pacer(range(2), 8, clock)
+    clock.report("a", 0, 0.0, 0.1)
+    pacer.progress(0, 0.0)
+    clock.report("a", 30, 3.0, 0.1)
+    pacer.opened(0, 3.0)
+    assert pacer.progress(0, 3.0) == pytest.approx(4.0)  # H / P, although it was 26 steps late
+
+
+def test_an_estimate_stays_within_the_step_that_was_reported_twice():
+    clock = StepClock(HEARTBEAT_S)
+    clock.report("a", 5, 0.0, 1.0)
+    clock.report("a", 5, 0.9, 1.0)
+    assert clock.estimate("a", 0.9) == pytest.approx(5.9)
+    clock.report("a", 5, 2.0, 1.0)
+    assert clock.estimate("a", 2.0) == pytest.approx(6.0)
+
+
+def test_older_news_does_not_set_a_counter_back():
+    clock = StepClock(HEARTBEAT_S)
+    clock.report("a", 9, 1.0, 0.1)
+    clock.report("a", 4, 1.1, 0.1)
+    assert clock.estimate("a", 1.0) == 9.0
+
+
+def test_extrapolation_ends_after_a_while():
+    clock = StepClock(HEARTBEAT_S)
+    clock.report("a", 0, 0.0, 0.1)
+    assert clock.estimate("a", 100.0) == pytest.approx(15.0)  # three heartbeats of 0.5 s
+
+
+def test_an_island_without_a_step_time_counts_nowhere():
+    clock = StepClock(HEARTBEAT_S)
+    clock.report("a", 4, 0.0)
+    assert clock.advancing(0.0) == []
+    assert clock.estimate("a", 9.0) == 4.0
+    assert clock.median_step_time_s(0.0) is None
+    assert clock.step_time_s("nobody") is None
+
+
+def test_the_median_step_time_is_the_pace_of_the_lower_median_island():
+    clock = StepClock(HEARTBEAT_S)
+    for island_id, step_s in {"a": 0.1, "b": 0.2, "c": 0.4, "d": 0.8}.items():
+        clock.report(island_id, 1, 0.0, step_s)
+    assert clock.median_step_time_s(0.0) == 0.4
+
+
+@given(st.lists(st.floats(0.02, 2.0), min_size=1, max_size=6), st.integers(1, 4), st.floats(0.0, 3.0))
+def test_a_fragment_is_due_after_the_time_named_and_not_much_before(step_times_s, fragments, now_s):
+    clock = StepClock(60.0)  # no pause in what is extrapolated
+    pacer = Pacer(range(fragments), 8, clock)
+    for i, step_s in enumerate(step_times_s):
+        clock.report(f"island-{i}", 0, 0.0, step_s)
+    for p in range(fragments):
+        pacer.progress(p, 0.0)
+    for p in range(fragments):
+        wait_s = pacer.due_in_s(p, now_s)
+        assert wait_s is not None
+        assert pacer.progress(p, now_s + wait_s + 1e-6) >= 8 - 1e-3
+        if wait_s > 0:
+            assert pacer.progress(p, now_s + wait_s - 1e-6) <= 8 + 1e-3
+
+
+def test_a_moving_average_clips_an_outage():
+    average = MovingAverage(rate=0.5)
+    assert average.get(default=3.0) == 3.0
+    average.add(1.0)
+    average.add(1000.0)
+    assert average.get() == 2.5  # 1 + (4 - 1) / 2

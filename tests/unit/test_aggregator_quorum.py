@@ -1,0 +1,205 @@
+"""When a round closes: every row of the truth table, and what holds for all of them."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aggregator.quorum import RoundView, Verdict, Waits, decide, effective_quorum
+from aggregator.round import Admitted, Round
+from broker.messages import TrainedOn
+from tests.helpers import steps
+
+WAITS = Waits(quorum=2, grace_s=1.0, arrivals_s=0.0, timeout_s=30.0)
+EVERYBODY = frozenset("abcd")
+
+
+def view(fresh="", held="", owing=None, met=None, opened=0.0, flush=False):
+    missing = EVERYBODY - frozenset(fresh) if owing is None else frozenset(owing)
+    return RoundView(
+        opened_at_s=opened,
+        fresh=frozenset(fresh),
+        held=frozenset(held),
+        owing=missing,
+        quorum_met_at_s=met,
+        flush=flush,
+    )
+
+
+def test_a_round_waits_below_its_quorum_until_the_timeout():
+    decision = decide(5.0, view("a"), 4, WAITS)
+    assert decision.verdict is Verdict.WAIT
+    assert decision.recheck_at_s == 30.0
+    assert decision.reason == "below quorum 2: 1 of 4 live islands"
+
+
+def test_a_round_waits_in_its_grace_window_and_says_until_when():
+    decision = decide(5.5, view("ab", met=5.0), 4, WAITS)
+    assert (decision.verdict, decision.recheck_at_s) == (Verdict.WAIT, 6.0)
+    assert decision.reason == "in grace window: 2 of 4 live islands"
+
+
+def test_a_round_closes_at_the_very_end_of_its_grace_window():
+    decision = decide(6.0, view("ab", met=5.0), 4, WAITS)
+    assert decision.verdict is Verdict.CLOSE
+    assert decision.reason == "quorum 2 met and grace window over: 2 of 4 live islands"
+
+
+def test_a_round_closes_at_once_when_nobody_owes_an_answer():
+    decision = decide(0.1, view("abcd", owing="", met=0.1), 4, WAITS)
+    assert (decision.verdict, decision.reason) == (Verdict.CLOSE, "complete: 4 of 4 live islands")
+
+
+def test_a_round_is_cancelled_when_everybody_has_nothing():
+    decision = decide(0.1, view(owing=""), 4, WAITS)
+    assert decision.verdict is Verdict.CANCEL
+    assert "nobody has anything to hand over" in decision.reason
+
+
+def test_a_round_closes_at_the_timeout_with_what_is_there_and_names_who_is_missing():
+    decision = decide(30.0, view("a"), 4, WAITS)
+    assert decision.verdict is Verdict.CLOSE
+    assert decision.reason == "timeout: 1 of 4 live islands, missing b, c, d"
+
+
+def test_a_round_is_cancelled_at_the_timeout_with_nothing():
+    decision = decide(30.0, view(), 4, WAITS)
+    assert (decision.verdict, decision.reason) == (Verdict.CANCEL, "timeout with nothing: missing a, b, c, d")
+
+
+def test_held_contributions_take_part_at_the_timeout_but_never_close_a_round():
+    held = view(held="abc")
+    assert decide(29.0, held, 4, WAITS).verdict is Verdict.WAIT
+    assert decide(30.0, held, 4, WAITS).verdict is Verdict.CLOSE
+    assert decide(30.0, held, 4, WAITS).reason.startswith("timeout: 0 of 4 live islands and 3 held over")
+
+
+def test_a_flush_waits_beyond_quorum_and_grace():
+    decision = decide(20.0, view("abc", met=1.0, flush=True), 4, WAITS)
+    assert decision.verdict is Verdict.WAIT
+    assert "flush waits for 1" in decision.reason
+    assert decide(30.0, view("abc", met=1.0, flush=True), 4, WAITS).verdict is Verdict.CLOSE
+
+
+def test_a_lowered_quorum_is_said():
+    waits = Waits(quorum=3, grace_s=0.0, arrivals_s=0.0, timeout_s=30.0)
+    assert decide(1.0, view("a", owing="b"), 2, waits).reason == "below quorum 3, lowered to 2: 1 of 2 live islands"
+
+
+def test_the_wait_for_usual_arrivals_runs_from_the_opening():
+    waits = Waits(quorum=1, grace_s=0.0, arrivals_s=4.0, timeout_s=30.0)
+    decision = decide(11.0, view("a", opened=10.0, met=10.5), 4, waits)
+    assert (decision.verdict, decision.recheck_at_s) == (Verdict.WAIT, 14.0)
+
+
+def test_no_wait_outlasts_the_timeout():
+    waits = Waits(quorum=1, grace_s=100.0, arrivals_s=0.0, timeout_s=30.0)
+    assert decide(1.0, view("a", met=1.0), 4, waits).recheck_at_s == 30.0
+
+
+@pytest.mark.parametrize(("quorum", "live", "effective"), [(1, 4, 1), (4, 4, 4), (4, 2, 2), (4, 0, 1), (1, 0, 1)])
+def test_the_quorum_shrinks_to_the_live_islands_and_never_below_one(quorum, live, effective):
+    assert effective_quorum(quorum, live) == effective
+
+
+names = st.frozensets(st.sampled_from("abcdef"))
+seconds = st.floats(0.0, 100.0)
+
+
+@given(names, names, names, st.integers(0, 6), seconds, seconds, seconds, seconds, st.integers(1, 6), st.booleans())
+def test_no_decision_breaks_the_rules(fresh, held, owing, live, now_s, met_s, grace_s, arrivals_s, quorum, flush):
+    waits = Waits(quorum=quorum, grace_s=grace_s, arrivals_s=arrivals_s, timeout_s=50.0)
+    met = min(met_s, now_s) if len(fresh) >= effective_quorum(quorum, live) else None
+    seen = view(fresh, held, owing - fresh, met, flush=flush)
+    decision = decide(now_s, seen, live, waits)
+    assert decision.reason
+    if decision.verdict is Verdict.CLOSE:
+        assert fresh | held, "an empty round has nothing to merge"
+        if now_s < 50.0 and seen.owing:
+            assert len(fresh) >= effective_quorum(quorum, live), "closed early, below the quorum"
+            assert not flush
+    if decision.verdict is Verdict.CANCEL:
+        assert not fresh | held, "what arrived must be merged"
+    if decision.verdict is Verdict.WAIT:
+        assert seen.owing
+        assert now_s < 50.0
+        # Asked again at the named moment, the same round decides: no call is needed in between.
+        assert now_s < decision.recheck_at_s <= 50.0
+        again = decide(decision.recheck_at_s, seen, live, waits)
+        assert again.verdict is not Verdict.WAIT
+    else:
+        assert decision.recheck_at_s is None
+
+
+@given(names, names, st.integers(1, 6))
+def test_a_held_contribution_never_brings_a_close_forward(fresh, held, quorum):
+    waits = Waits(quorum=quorum, grace_s=1.0, arrivals_s=0.0, timeout_s=50.0)
+    owing = frozenset("z")
+    with_held = decide(3.0, view(fresh, held, owing, met=2.5), 7, waits)
+    without = decide(3.0, view(fresh, "", owing, met=2.5), 7, waits)
+    assert (with_held.verdict, with_held.recheck_at_s) == (without.verdict, without.recheck_at_s)
+
+
+# --- the round that asks --------------------------------------------------------------------------------------
+
+
+def admitted(island_id, round_id=7, from_step=0):
+    return Admitted(
+        island_id=island_id,
+        incarnation=1,
+        round_id=round_id,
+        fragment_id=0,
+        steps=steps(from_step, from_step + 4),
+        trained_on=(TrainedOn(fragment_version=0, steps=4),),
+        payload=None,
+        payload_bytes=1,
+    )
+
+
+def a_round(asked="abc"):
+    return Round(round_id=7, fragment_id=0, opened_at_s=0.0, asked=frozenset(asked))
+
+
+def test_the_grace_window_starts_when_the_quorum_is_met_and_not_later():
+    round_ = a_round()
+    round_.offer(admitted("a"))
+    assert round_.look(1.0, frozenset("abc"), 3, WAITS).recheck_at_s == 30.0
+    round_.offer(admitted("b"))
+    assert round_.look(2.0, frozenset("abc"), 3, WAITS).recheck_at_s == 3.0
+    assert round_.look(2.9, frozenset("abc"), 3, WAITS).recheck_at_s == 3.0
+    assert round_.look(3.0, frozenset("abc"), 3, WAITS).verdict is Verdict.CLOSE
+
+
+def test_an_answer_to_an_earlier_round_is_not_fresh_and_its_island_still_owes_one():
+    round_ = a_round()
+    assert not round_.offer(admitted("a", round_id=6))
+    assert round_.owing(frozenset("abc")) == frozenset("abc")
+    assert round_.offer(admitted("a", from_step=4))
+    assert round_.owing(frozenset("abc")) == frozenset("bc")
+
+
+def test_an_island_that_stops_responding_is_not_owed_to():
+    assert a_round().owing(frozenset("ab")) == frozenset("ab")
+
+
+def test_two_ranges_of_one_island_are_one_island_towards_the_quorum():
+    round_ = a_round()
+    round_.offer(admitted("a"))
+    round_.offer(admitted("a", from_step=4))
+    assert "below quorum 2: 1 of" in round_.look(1.0, frozenset("abc"), 3, WAITS).reason
+
+
+def test_contributions_are_merged_in_the_order_of_islands_and_steps():
+    round_ = a_round()
+    for contribution in (admitted("b"), admitted("a", from_step=4), admitted("a")):
+        round_.offer(contribution)
+    assert [(c.island_id, c.steps.from_step) for c in round_.in_merge_order()] == [("a", 0), ("a", 4), ("b", 0)]
+
+
+def test_a_quorum_that_shrank_and_grew_again_is_waited_for_again():
+    round_ = a_round()
+    round_.offer(admitted("a"))
+    assert "grace" in round_.look(1.0, frozenset("abc"), 1, WAITS).reason
+    assert "below quorum" in round_.look(1.5, frozenset("abc"), 3, WAITS).reason
+    assert not math.isnan(round_.quorum_met_at_s)

@@ -1,0 +1,408 @@
+"""Rounds from opening to publication, on one aggregator core whose islands the test plays by hand."""
+
+import itertools
+
+import pytest
+
+from aggregator.events import Computed, Flaw, Merge, Persist, Persisted, Publish
+from broker.messages import AGGREGATOR, Attached, Fate, FleetState, Leave, OpenRound, Outstanding, Reason, TrainedOn
+from broker.ranges import StepRange
+from tests.helpers import Desk, notes, of, resolutions, sent
+
+
+def desk(*island_ids, **settings):
+    made = Desk(**settings)
+    made.gather(*(island_ids or ("a", "b", "c")))
+    made.take()
+    return made
+
+
+def merged(made, fragment=0):
+    return {m.island_id: m for m in made.run.fragments[fragment].contributions}
+
+
+def close_by_grace(made, at_s):
+    """Lets the wait for stragglers pass."""
+    return made.run_to(at_s)
+
+
+# --- opening --------------------------------------------------------------------------------------------------
+
+
+def test_a_round_opens_when_the_fleet_has_run_its_interval_and_everybody_is_asked():
+    made = desk()
+    assert not notes(made.beat("a", 4), "round.opened")
+    said = made.beat("b", 4)  # the lower median of 4, 4 and 0
+    (note,) = notes(said, "round.opened")
+    assert (note["asked"], note["held"]) == (3, 0)
+    asked = OpenRound(round_id=note["round"], fragment_id=0)
+    assert [sent(said, FleetState, island_id)[-1].rounds for island_id in "abc"] == [(asked,)] * 3
+
+
+def test_an_island_that_lacks_a_fragment_is_not_asked():
+    made = desk("a", "b")
+    made.join("late")
+    made.beat("late", 0, versions=(-1,))
+    made.open_round("a", "b", step=4)
+    (round_,) = made.run.open_rounds.values()
+    assert round_.asked == {"a", "b"}
+
+
+def test_who_has_answered_is_not_told_of_the_round_again():
+    made = desk()
+    made.open_round("a", "b", "c", step=4)
+    made.offer("a", 0, 4)
+    assert sent(made.beat("a", 4), FleetState, "a")[-1].rounds == ()
+    assert len(sent(made.beat("b", 4), FleetState, "b")[-1].rounds) == 1
+
+
+def test_no_more_rounds_are_open_than_allowed_and_each_on_a_fragment_of_its_own():
+    made = desk("a", fragments=4, sync_interval=4, rounds_in_flight=2)
+    made.beat("a", 40)
+    open_ = list(made.run.open_rounds.values())
+    assert len({r.fragment_id for r in open_}) == len(open_) == 2
+
+
+def test_a_new_life_does_not_owe_what_its_earlier_one_was_asked():
+    made = desk("a", "b", quorum=2)
+    made.open_round("a", "b", step=4)
+    made.offer("a", 0, 4)
+    assert made.run.versions == (0,)
+    made.join("b")  # after a crash: it starts at the global parameters, with nothing to hand over
+    assert made.run.versions == (1,)
+    assert merged(made).keys() == {"a"}
+
+
+# --- closing --------------------------------------------------------------------------------------------------
+
+
+def test_a_round_closes_when_everybody_has_answered():
+    made = desk()
+    made.open_round("a", "b", "c", step=4)
+    made.offer("a", 0, 4)
+    made.nothing("b")
+    assert made.run.versions == (0,)
+    made.offer("c", 0, 4)
+    assert made.run.versions == (1,)
+    assert merged(made).keys() == {"a", "c"}
+
+
+def test_a_round_closes_at_quorum_and_grace_without_the_last():
+    made = desk(quorum=2)
+    made.open_round("a", "b", "c", step=4)
+    made.offer("a", 0, 4)
+    made.offer("b", 0, 4)
+    assert made.run.versions == (0,)
+    said = close_by_grace(made, 5.0)
+    (note,) = notes(said, "round.closed")
+    assert "quorum 2 met and grace window over: 2 of 3" in note["reason"]
+    assert note["missing"] == ["c"]
+
+
+def test_a_round_below_its_quorum_closes_at_the_timeout_with_what_is_there():
+    made = desk(quorum=3, round_timeout_s=5.0)
+    made.open_round("a", "b", "c", step=4)
+    made.offer("a", 0, 4)
+    assert not notes(made.run_to(4.9), "round.closed")
+    assert "timeout" in notes(made.run_to(5.1), "round.closed")[0]["reason"]
+
+
+def test_a_round_without_any_contribution_is_cancelled_and_no_version_is_made():
+    made = desk("a", "b")
+    made.open_round("a", "b", step=4)
+    made.nothing("a")
+    said = made.nothing("b")
+    assert "nobody has anything" in notes(said, "round.cancelled")[0]["reason"]
+    assert made.run.versions == (0,)
+    assert not of(said, Merge)
+
+
+def test_a_cancelled_fragment_falls_due_again():
+    made = desk("a")
+    first = made.open_round("a", step=4)
+    made.nothing("a")
+    assert made.open_round("a", step=8) > first
+
+
+def test_the_quorum_shrinks_to_the_live_islands():
+    made = desk(quorum=3, round_timeout_s=60.0)
+    made.open_round("a", "b", "c", step=4)
+    made.now_s = 5.0
+    made.beat("a", 4)
+    made.offer("a", 0, 4)
+    said = made.run_to(7.0)  # b and c fell silent at 0 and are dead at 6
+    assert notes(said, "round.closed")[0]["reason"].startswith("complete: 1 of 1")
+
+
+def test_an_island_that_leaves_is_not_waited_for():
+    made = desk("a", "b", quorum=2)
+    made.open_round("a", "b", step=4)
+    made.offer("a", 0, 4)
+    made.say("b", Leave(inner_step=4, tokens=40, reason="spot"))
+    assert made.run.versions == (1,)
+
+
+def test_two_missed_rounds_and_an_island_is_not_waited_for_until_it_contributes_again():
+    made = desk("a", "b", quorum=1, dead_after_s=1000.0, round_timeout_s=30.0)
+    for i in range(2):
+        made.open_round("a", "b", step=4 * (i + 1))
+        made.offer("a", 4 * i, 4 * (i + 1))
+        made.run_to(made.now_s + 3.0)
+    assert made.run.members["b"].missed_rounds == 2
+    made.open_round("a", "b", step=12)
+    made.offer("a", 8, 12)
+    assert made.run.versions == (3,), "closed at once: nobody else is waited for"
+    made.offer("b", 0, 12, base=2, round_id=1)
+    assert made.run.members["b"].missed_rounds == 0
+    made.open_round("a", "b", step=16)
+    made.offer("a", 12, 16)
+    assert made.run.versions == (3,), "b is waited for again"
+
+
+def test_where_all_islands_are_unresponsive_all_are_waited_for():
+    made = desk("a", quorum=1, dead_after_s=1000.0, round_timeout_s=5.0)
+    for i in range(3):
+        made.open_round("a", step=4 * (i + 1))
+        made.run_to(made.now_s + 5.1)
+    made.open_round("a", step=16)
+    assert made.run.members["a"].missed_rounds >= 2
+    made.offer("a", 0, 16)
+    assert made.run.versions == (1,)
+
+
+def test_the_core_asks_to_be_woken_for_each_thing_that_time_decides():
+    made = desk("a", "b", quorum=2, round_timeout_s=5.0, heartbeat_interval_s=1.0)
+    made.open_round("a", "b", step=4)
+    made.run_to(5.0)  # from deadline to deadline, without another event
+    assert not made.run.open_rounds
+
+
+# --- held contributions ---------------------------------------------------------------------------------------
+
+
+def test_a_late_contribution_is_held_and_joins_the_next_round_without_counting_towards_its_quorum():
+    made = desk("a", "b", quorum=2, round_timeout_s=3.0)
+    first = made.open_round("a", "b", step=4)
+    made.offer("a", 0, 4)
+    made.run_to(3.1)
+    assert made.run.versions == (1,)
+    said = made.offer("b", 0, 4, base=0, round_id=first)
+    assert notes(said, "contribution.held")
+    made.open_round("a", "b", step=8)
+    made.offer("a", 4, 8)
+    assert made.run.versions == (1,), "two contributors, but one answer: below the quorum of 2"
+    made.offer("b", 4, 8, base=0)
+    assert made.run.versions == (2,)
+    by_start = {(m.island_id, m.steps.from_step): m for m in made.run.fragments[0].contributions}
+    assert {key: m.fresh for key, m in by_start.items()} == {("a", 4): True, ("b", 0): False, ("b", 4): True}
+    assert by_start["b", 0].staleness == 1.0
+
+
+def test_what_became_too_old_while_it_was_held_is_refused_when_the_round_closes():
+    made = desk("a", "b", quorum=2, max_staleness=1, round_timeout_s=3.0)
+    made.computes = False
+    made.open_round("a", "b", step=4)
+    made.offer("a", 0, 4)
+    made.run_to(3.1)
+    made.offer("b", 0, 4, base=0)  # held while version 1 is computed
+    made.compute()
+    made.computes = True
+    made.run.fragments[0].version = 2  # as if another version had come between
+    made.open_round("a", "b", step=8)
+    made.offer("a", 4, 8)
+    said = made.nothing("b")
+    refused = notes(said, "contribution.refused")
+    assert [(n["island"], n["reason"]) for n in refused] == [("b", Reason.STALE)]
+    told = made.beat("b", 8, outstanding=(Outstanding(fragment_id=0, from_step=0, to_step=4),))
+    assert {r.reason for r in resolutions(told, "b")} == {Reason.STALE}
+    assert made.run.ledger.account("b", 1, 0).wasted_tokens == {"stale": 40}
+
+
+def test_contributions_that_come_while_a_version_is_made_wait_for_the_next():
+    made = desk("a", "b")
+    made.computes = made.writes = False
+    made.open_round("a", "b", step=4)
+    made.offer("a", 0, 4)
+    made.offer("b", 0, 4)
+    assert notes(made.offer("a", 4, 6), "contribution.held")
+    made.compute()
+    assert notes(made.offer("a", 6, 8), "contribution.held")
+    made.write()
+    assert made.run.versions == (1,)
+    assert merged(made)["a"].steps.to_step == 4
+    assert [c.steps.from_step for c in made.run.fragments[0].held] == [4, 6]
+
+
+def test_held_bytes_are_limited_and_freed_by_merging():
+    made = desk("a", "b", held_bytes=500)
+    made.open_round("a", "b", step=4)
+    made.offer("a", 0, 4, payload_bytes=300)
+    (resolution,) = resolutions(made.offer("b", 0, 4, payload_bytes=300), "b")
+    assert (resolution.fate, resolution.reason) == (Fate.RETRY, Reason.QUEUE_FULL)
+    assert made.run.versions == (1,), "the round does not wait for what it has no room for"
+    assert made.run.waiting_bytes() == 0
+    assert notes(made.offer("b", 0, 4, base=0, payload_bytes=300), "contribution.held")
+
+
+# --- weights --------------------------------------------------------------------------------------------------
+
+
+def test_weights_end_to_end():
+    """n * n / s times (1 + staleness) ** -0.5, over the sum of n * n / s; checked by hand."""
+    made = desk("a", "b")
+    made.open_round("a", "b", step=4)
+    made.offer("a", 0, 4)
+    made.offer("b", 0, 4)
+    made.open_round("a", "b", step=8)
+    made.offer("a", 4, 8)  # 40 tokens, 4 steps, fresh: w = 400
+    half = StepRange(from_step=4, to_step=8, from_tokens=40, to_tokens=60)
+    old = (TrainedOn(fragment_version=0, steps=3), TrainedOn(fragment_version=1, steps=1))
+    said = made.offer("b", 4, 8, steps_=half, trained_on=old)  # 20 tokens, 4 steps: w = 100, staleness 3 / 4
+    (merge,) = of(said, Merge)
+    assert [(p.island_id, p.token_weight) for p in merge.parts] == [("a", 400.0), ("b", 100.0)]
+    assert merge.parts[1].staleness_weight == pytest.approx(1.75**-0.5)
+    weights = {m.island_id: m.merge_weight for m in made.run.fragments[0].contributions}
+    assert weights["a"] == pytest.approx(0.8)
+    assert weights["b"] == pytest.approx(0.2 * 1.75**-0.5)
+    (note,) = notes(said, "version.committed")
+    assert note["staleness_mean"] == pytest.approx(0.375)
+    assert note["tokens"] == 60
+
+
+def test_of_three_islands_none_has_more_than_half():
+    made = desk()
+    made.open_round("a", "b", "c", step=4)
+    tiny = StepRange(from_step=0, to_step=4, from_tokens=0, to_tokens=4)
+    made.offer("a", 0, 4)
+    made.offer("b", 0, 4, steps_=tiny)
+    made.offer("c", 0, 4, steps_=tiny)
+    assert merged(made)["a"].merge_weight == pytest.approx(0.5)
+
+
+# --- durability before publication ----------------------------------------------------------------------------
+
+
+def test_nothing_is_published_before_it_is_durable():
+    made = desk("a")
+    made.writes = False
+    made.open_round("a", step=4)
+    said = made.offer("a", 0, 4)
+    assert [type(a) for a in said if type(a) in (Merge, Persist, Publish)] == [Merge, Persist]
+    assert made.run.versions == (0,)
+    assert sent(made.beat("a", 5), FleetState, "a")[-1].versions == (0,)
+    (publish,) = of(made.write(), Publish)
+    assert (publish.fragment_version, publish.digest) == (1, "0.1")
+    assert made.run.versions == (1,)
+
+
+def test_a_contribution_in_a_version_that_is_not_durable_is_still_waiting():
+    made = desk("a")
+    made.writes = False
+    made.open_round("a", step=4)
+    made.offer("a", 0, 4)
+    asked = (Outstanding(fragment_id=0, from_step=0, to_step=4),)
+    assert [r.fate for r in resolutions(made.beat("a", 5, outstanding=asked), "a")] == [Fate.WAITING]
+    assert [r.fate for r in resolutions(made.offer("a", 0, 4, base=0), "a")] == [Fate.WAITING]
+    made.write()
+    assert [r.fate for r in resolutions(made.beat("a", 5, outstanding=asked), "a")] == [Fate.MERGED]
+
+
+def test_a_commit_that_failed_is_asked_for_again_and_published_once_it_is_durable():
+    made = desk("a", dead_after_s=100.0)
+    made.writes = False
+    made.open_round("a", step=4)
+    made.offer("a", 0, 4)
+    commit = made.writing[0].commit
+    said = made.write(fails="no space left on device")
+    (note,) = notes(said, "version.not_durable")
+    assert note["detail"] == "no space left on device"
+    assert not of(made.run_to(0.9), Persist)
+    (again,) = of(made.run_to(1.1), Persist)
+    assert again.commit is commit
+    assert of(made.write(), Publish)
+    assert made.run.versions == (1,)
+
+
+def test_reports_of_other_versions_change_nothing():
+    made = desk("a")
+    before = made.run.versions
+    assert not of(made.feed(Persisted(fragment_id=0, fragment_version=9)), Publish)
+    assert not of(made.feed(Computed(fragment_id=0, fragment_version=9, digest="x")), Persist)
+    assert made.run.versions == before
+
+
+def test_a_version_names_what_is_in_it_and_the_commit_the_books_with_it():
+    made = desk("a", "b")
+    made.open_round("a", "b", step=4)
+    made.offer("a", 0, 4)
+    made.nothing("b")
+    commit = made.disk.commits[0]
+    assert [c.island_id for c in commit.contributions] == ["a"]
+    assert commit.ledger["accounts"]["a"]["1"]["merged"] == [[0, 4]]
+    assert commit.round_id == 2  # the first id went to the seeding
+
+
+# --- the broker's copy ----------------------------------------------------------------------------------------
+
+
+def attached(made, *versions):
+    return of(made.say(AGGREGATOR, Attached(versions=versions)), Publish)
+
+
+def test_a_broker_that_came_back_empty_gets_everything_again():
+    made = desk("a", fragments=2)
+    made.now_s = 5.0
+    assert [p.fragment_id for p in attached(made, -1, 0)] == [0]
+    assert attached(made, 0, 0) == []
+
+
+def test_a_slow_link_is_not_flooded_with_copies():
+    made = desk("a")
+    times = []
+    for i in range(80):
+        made.now_s = 5.0 + i / 10
+        times += [made.now_s for _ in attached(made, -1)]
+    assert [round(b - a, 1) for a, b in itertools.pairwise(times)] == [2.0, 4.0]
+    assert attached(made, 0) == []
+    made.now_s = 15.0
+    assert len(attached(made, -1)) == 1
+
+
+def test_a_round_that_spans_an_outage_of_the_broker_waits_for_everybody_anew():
+    made = desk("a", "b", quorum=1, round_timeout_s=3.0)
+    made.open_round("a", "b", step=4)
+    opened_at_s = made.now_s
+    attached(made, *made.run.versions)
+    made.now_s = opened_at_s + 20.0  # neither island, nor any answer to Attach, was heard meanwhile
+    attached(made, -1)
+    made.offer("a", 0, 4)
+    assert made.run.open_rounds, "the round closed with the first island that came back"
+    made.offer("b", 0, 4)
+    assert not made.run.open_rounds
+    assert {c.island_id for c in made.run.fragments[0].contributions} == {"a", "b"}
+
+
+# --- bad answers ----------------------------------------------------------------------------------------------
+
+
+def test_a_copy_is_answered_and_taken_in_once():
+    made = desk("a", "b")
+    made.open_round("a", "b", step=4)
+    made.offer("a", 0, 4)
+    assert [r.fate for r in resolutions(made.offer("a", 0, 4), "a")] == [Fate.WAITING]
+    (round_,) = made.run.open_rounds.values()
+    assert len(round_.contributions) == 1
+
+
+def test_nothing_for_a_round_that_is_over_is_ignored():
+    made = desk("a")
+    assert not notes(made.nothing("a", round_id=77), "round.cancelled")
+
+
+def test_a_damaged_contribution_may_come_again_and_still_counts_as_fresh():
+    made = desk("a", "b", quorum=2)
+    made.open_round("a", "b", step=4)
+    made.offer("a", 0, 4, flaw=Flaw(reason=Reason.CHECKSUM, detail="of w0"))
+    made.offer("a", 0, 4)
+    made.offer("b", 0, 4)
+    assert {m.island_id: m.fresh for m in merged(made).values()} == {"a": True, "b": True}

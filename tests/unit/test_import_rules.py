@@ -1,0 +1,103 @@
+"""Who imports whom: read from the sources, and asked of an interpreter."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+OURS = {"broker", "islands", "aggregator", "ops"}
+MAY_IMPORT = {
+    "broker": set(),
+    "islands": {"broker"},
+    "aggregator": {"broker"},
+    "ops": {"broker", "islands", "aggregator"},
+}
+
+#: Modules without socket, file, clock, environment, hidden randomness or logging.
+PURE = [
+    "broker/errors",
+    "broker/ranges",
+    "broker/liveness",
+    "broker/fragments",
+    "broker/messages",
+    "broker/schema",
+    "broker/codec",
+    "broker/queues",
+    "broker/directory",
+    "broker/relay",
+    "broker/relay_events",
+    "islands/core",
+    "islands/events",
+    "islands/fragment",
+    "aggregator/core",
+    "aggregator/run",
+    "aggregator/rounds",
+    "aggregator/round",
+    "aggregator/membership",
+    "aggregator/members",
+    "aggregator/seeding",
+    "aggregator/ending",
+    "aggregator/quorum",
+    "aggregator/pacing",
+    "aggregator/journeys",
+    "aggregator/ledger",
+    "aggregator/admission",
+    "aggregator/staleness",
+    "aggregator/events",
+    "aggregator/records",
+    "ops/virtual",
+    "ops/faults",
+    "ops/simulate",
+    "ops/simulated",
+    "ops/invariants",
+]
+SHELL = {"asyncio", "zmq", "redis", "socket", "time", "os", "logging", "threading", "subprocess", "secrets", "io"}
+
+MODULES = sorted(path for package in OURS for path in (ROOT / package).rglob("*.py"))
+
+
+def imports(path):
+    """Top-level names and full names that a module imports while it runs, wherever in it."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            names.add(node.module)
+    return names
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_package_imports_only_what_it_may(path):
+    package = path.relative_to(ROOT).parts[0]
+    used = {name.split(".")[0] for name in imports(path)} & OURS
+    assert used <= MAY_IMPORT[package] | {package}
+
+
+@pytest.mark.parametrize("name", PURE)
+def test_a_pure_module_imports_no_shell(name):
+    path = ROOT / f"{name}.py"
+    assert not {each.split(".")[0] for each in imports(path)} & SHELL
+    for each in imports(path):
+        local = each.replace(".", "/")
+        if local.split("/")[0] in OURS and (ROOT / f"{local}.py").exists():
+            assert local in PURE or local in ("aggregator/config", "broker/settings"), f"{name} imports {local}"
+
+
+@pytest.mark.parametrize("name", PURE)
+def test_a_pure_module_draws_no_hidden_randomness(name):
+    for node in ast.walk(ast.parse((ROOT / f"{name}.py").read_text())):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "random":
+            assert node.attr == "Random", f"{name}: random.{node.attr}"
+
+
+@pytest.mark.parametrize(
+    "name", ["islands", "islands.core", "aggregator.core", "aggregator.daemon", "broker.server", "ops.cli"]
+)
+def test_what_a_light_process_imports_does_not_import_jax(name):
+    code = f"import sys, {name}; sys.exit(sorted({{'jax', 'optax'}} & set(sys.modules)) or None)"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=50)

@@ -1,0 +1,39 @@
+"""The island's settings refuse what cannot work, with the field, the value and the cure."""
+
+import subprocess
+import sys
+
+import pytest
+
+from broker.errors import ConfigError
+from islands.config import IslandConfig
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"run_id": "my run"}, "run_id = 'my run': must be 1 to 64 of the characters"),
+        ({"broker": "hub:7001"}, "broker = 'hub:7001': must be tcp://HOST:PORT"),
+        ({"pace": -1.0}, "pace = -1.0: must be a number of seconds, 0 or more"),
+        ({"checkpoint_interval_s": 0.0}, "checkpoint_interval_s = 0.0: must be above 0"),
+        ({"join_timeout_s": -5.0}, "join_timeout_s = -5.0: must be above 0"),
+        ({"max_message_bytes": 1}, "max_message_bytes = 1: must be at least max_header_bytes"),
+    ],
+)
+def test_a_wrong_setting_is_refused_with_the_cure(wrong, says):
+    with pytest.raises(ConfigError) as error:
+        IslandConfig(**wrong)
+    assert str(error.value).startswith(says)
+
+
+def test_importing_the_interface_and_the_daemon_does_not_import_jax():
+    code = "import sys, islands, islands.config, islands.daemon; islands.join; assert 'jax' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
+
+
+def test_everything_that_the_package_offers_exists():
+    import islands
+
+    assert all(getattr(islands, name) is not None for name in islands.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = islands.nothing

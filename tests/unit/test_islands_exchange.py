@@ -1,0 +1,79 @@
+"""What passes between the training thread and the communication thread."""
+
+from collections import deque
+
+import numpy as np
+
+from islands.exchange import MOST_WAITING, WAKE_EVERY_S, Exchange, Moment, Position, take_newest
+
+
+class DeviceScalar:
+    """A loss on a device, as JAX shows it."""
+
+    def __init__(self, value, *, ready=True, deleted=False):
+        self.value, self.ready, self.deleted = value, ready, deleted
+
+    def is_ready(self):
+        return self.ready
+
+    def is_deleted(self):
+        return self.deleted
+
+    def __float__(self):
+        assert self.ready, "reading it would wait for the device"
+        assert not self.deleted
+        return self.value
+
+
+def test_the_newest_loss_that_is_ready_is_taken_and_newer_ones_are_left_for_later():
+    late = DeviceScalar(3.0, ready=False)
+    losses = deque([DeviceScalar(1.0), DeviceScalar(2.0), late])
+    assert take_newest(losses) == 2.0
+    assert list(losses) == [late]
+    late.ready = True
+    assert take_newest(losses) == 3.0
+    assert take_newest(losses) is None
+
+
+def test_a_loss_that_was_donated_or_is_still_computed_is_not_read():
+    assert take_newest(deque([DeviceScalar(1.0, ready=False), DeviceScalar(2.0, deleted=True)])) is None
+
+
+def test_plain_numbers_are_losses_too():
+    assert take_newest(deque([1, np.float32(0.5)])) == 0.5
+
+
+def exchange():
+    woken = []
+    found = Exchange()
+    found.wake = lambda: woken.append(True)
+    return found, woken
+
+
+def moment(step, **fields):
+    return Moment(at=Position(step, step), **fields)
+
+
+def test_the_other_thread_is_woken_for_what_a_round_waits_for_and_at_the_end():
+    found, woken = exchange()
+    found.urgent = frozenset({2})
+    found.tell(moment(1, copied={1: ()}), 10.0)
+    assert not woken
+    found.tell(moment(2, copied={1: (), 2: ()}), 10.1)
+    assert len(woken) == 1
+    found.tell(moment(3, stopped=True), 10.2)
+    assert len(woken) == 2
+    assert [m.at.step for m in found.moments] == [1, 2, 3]
+
+
+def test_moments_that_nobody_waits_for_do_not_pile_up_and_do_not_wake_it_at_every_step():
+    found, woken = exchange()
+    steps = 1000
+    for step in range(steps):
+        found.tell(moment(step, copied={0: ()}), 10.0 + step * 0.001)
+    assert 0.5 * steps * 0.001 / WAKE_EVERY_S <= len(woken) <= steps * 0.001 / WAKE_EVERY_S + 1
+    assert len(found.moments) == steps  # nobody took them here
+    found.moments.clear()
+    for step in range(MOST_WAITING):
+        found.tell(moment(step, copied={0: ()}), 100.0)
+    assert len(woken) <= steps * 0.001 / WAKE_EVERY_S + 1

@@ -1,0 +1,200 @@
+"""What the training thread does at a boundary: copies and installations under JAX, in numpy, and in mixed trees."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
+
+from broker.errors import ConfigError
+from broker.fragments import FragmentManifest
+from islands import placement
+from islands.partition import tensor_specs
+from islands.placement import Parameters, Placement
+from islands.reference import adopted, wide_dtype
+
+
+def parameters(tree, cuts=(1,)):
+    """A tree with its tensors cut into fragments at the given places."""
+    specs = tensor_specs(tree)
+    moving = tuple(s for s in specs if s.kind != "local")
+    edges = (0, *cuts, len(moving))
+    found = Parameters(tree)
+    found.assign(FragmentManifest(tuple(moving[a:b] for a, b in itertools.pairwise(edges))))
+    return found
+
+
+def shifts(leaves, value=0.5):
+    return [np.full(x.shape, value, wide_dtype(np.dtype(x.dtype))) for x in leaves]
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_a_copy_outlives_the_donation_of_its_original(dtype):
+    leaves = [jnp.arange(1000, dtype=dtype), jnp.ones((3, 4), dtype)]
+    copies = Placement(leaves).copy(leaves)
+    train = jax.jit(lambda xs: [x * 0 for x in xs], donate_argnums=0)
+    train(leaves)
+    assert all(x.is_deleted() for x in leaves)
+    assert np.array_equal(copies[0], np.arange(1000).astype(dtype))
+    assert [c.dtype for c in copies] == [dtype] * 2
+
+
+def test_a_copy_outlives_writing_to_a_numpy_original():
+    leaves = [np.zeros(5, np.float32)]
+    copies = Placement(leaves).copy(leaves)
+    leaves[0] += 1
+    assert np.array_equal(copies[0], np.zeros(5))
+
+
+@pytest.mark.parametrize("committed", [False, True])
+@pytest.mark.parametrize("keep", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_a_jitted_donating_step_is_not_traced_again_after_an_installation(committed, keep, dtype):
+    traces = []
+
+    @jax.jit
+    def start():
+        return {"w": jnp.ones((8, 4), dtype), "b": jnp.zeros(4, dtype)}
+
+    def step(params):
+        traces.append(None)
+        return jax.tree.map(lambda x: x * 2, params)
+
+    train = jax.jit(step, donate_argnums=0)
+    params = start()
+    if committed:
+        params = jax.device_put(params, SingleDeviceSharding(jax.devices()[0]))
+    found = parameters(params)
+    params = train(params)
+    compiled = train._cache_size()
+    for p in (0, 1):
+        leaves = found.of_fragment(params, p)
+        here = Placement(leaves)
+        placed = here.place(shifts(leaves), keep)
+        params = found.replace(params, {p: here.install(leaves, placed, keep)})
+    params = train(params)
+    assert (len(traces), train._cache_size()) == (1, compiled)
+    assert {x.dtype for x in jax.tree.leaves(params)} == {jnp.dtype(dtype)}
+    expected = {0.0: 0.5, 0.5: 1.5, 1.0: 2.5}[keep] * 2  # w was 2 after the first step
+    assert np.all(np.asarray(params["w"], np.float32) == expected)
+
+
+def test_named_shardings_are_kept():
+    mesh = jax.make_mesh((1,), ("data",))
+    sharding = NamedSharding(mesh, PartitionSpec("data"))
+    leaves = [jax.device_put(np.ones((4, 2), np.float32), sharding)]
+    here = Placement(leaves)
+    for keep in (0.0, 1.0):
+        (installed,) = here.install(leaves, here.place(shifts(leaves), keep), keep)
+        assert installed.sharding == sharding
+        assert installed.committed
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_the_host_computes_an_installation_to_the_same_bits_as_the_device(dtype):
+    random = np.random.default_rng(0)
+    local = random.standard_normal(100_000).astype(dtype)
+    shift = (1e-2 * random.standard_normal(100_000)).astype(np.float32)
+    leaves = [jnp.asarray(local)]
+    here = Placement(leaves)
+    (installed,) = here.install(leaves, here.place([shift], 1.0), 1.0)
+    assert np.array_equal(np.asarray(installed), adopted(local, shift, 1.0))
+
+
+def test_a_tree_of_numpy_and_jax_leaves_is_copied_and_installed_leaf_by_leaf():
+    leaves = [
+        np.ones(3, np.float32),
+        jnp.ones(3, jnp.bfloat16),
+        jax.device_put(np.ones(2, np.float32), jax.devices()[0]),
+    ]
+    here = Placement(leaves)
+    assert [type(x) is np.ndarray for x in here.copy(leaves)] == [True, False, False]
+    installed = here.install(leaves, here.place(shifts(leaves), 1.0), 1.0)
+    assert [x.dtype for x in installed] == [x.dtype for x in leaves]
+    assert [getattr(x, "committed", None) for x in installed] == [None, False, True]
+    assert all(np.all(np.asarray(x, np.float32) == 1.5) for x in installed)
+
+
+def test_installed_numpy_parameters_may_be_written_to():
+    leaves = [np.ones(3, np.float32)]
+    here = Placement(leaves)
+    values = np.zeros(3, np.float32)
+    values.flags.writeable = False  # as views of received messages are
+    (installed,) = here.install(leaves, here.place([values], 0.0), 0.0)
+    installed += 1
+    assert np.all(values == 0)
+
+
+def test_fragments_are_read_from_any_registered_tree_and_only_theirs_are_replaced():
+    tree = {"layers": [{"w": jnp.ones((2, 2))}, {"w": jnp.zeros((2, 2))}], "b": (jnp.ones(3),)}
+    found = parameters(tree)
+    (first,) = found.of_fragment(tree, 0)
+    assert first is tree["b"][0]
+    replaced = found.replace(tree, {0: [jnp.zeros(3)]})
+    assert replaced["layers"][1]["w"] is tree["layers"][1]["w"]
+    assert np.all(np.asarray(replaced["b"][0]) == 0)
+
+
+def test_a_tree_whose_nodes_hide_their_children_is_flattened_instead():
+    @jax.tree_util.register_pytree_node_class
+    class Hidden:
+        def __init__(self, w):
+            self._w = w
+
+        def tree_flatten(self):
+            return (self._w,), None
+
+        @classmethod
+        def tree_unflatten(cls, _, children):
+            return cls(*children)
+
+    tree = {"a": Hidden(jnp.ones(3)), "b": jnp.zeros(3)}
+    found = parameters(tree)
+    assert found.of_fragment(tree, 0)[0] is tree["a"]._w
+
+
+def test_tied_leaves_get_the_same_new_array():
+    shared = jnp.ones((4, 4))
+    tree = {"embed": shared, "body": jnp.zeros(3), "head": shared}
+    found = parameters(tree)
+    assert len(found.of_fragment(tree, 0)) + len(found.of_fragment(tree, 1)) == 2
+    which = 0 if found.of_fragment(tree, 0)[0] is shared else 1
+    replaced = found.replace(tree, {which: [jnp.full((4, 4), 2.0)]})
+    assert replaced["embed"] is replaced["head"]
+
+
+def test_a_changed_shape_structure_or_dtype_is_named_with_the_cure():
+    found = parameters({"a": np.ones(3, np.float32), "b": np.ones(2, np.float32)})
+    with pytest.raises(ConfigError, match=r"params b = 'float32\[3\]': it joined as float32\[2\]"):
+        found.check({"a": np.ones(3, np.float32), "b": np.ones(3, np.float32)})
+    with pytest.raises(ConfigError, match="float16"):
+        found.check({"a": np.ones(3, np.float16), "b": np.ones(2, np.float32)})
+    with pytest.raises(ConfigError, match="structure must stay the same"):
+        found.check({"a": np.ones(3, np.float32)})
+
+
+def test_a_donated_array_is_reported_as_such():
+    x = jnp.ones(3)
+    x.delete()
+    with pytest.raises(ConfigError, match=r"donated after island\.step"):
+        placement.to_host(x)
+
+
+@pytest.mark.parametrize(
+    "leaf", [jnp.ones(3, jnp.bfloat16), np.ones(3, ml_dtypes.bfloat16), np.int64(3), 5, 0.25, jnp.zeros((), jnp.int32)]
+)
+def test_any_leaf_goes_to_the_host_and_back(leaf):
+    back = placement.from_host(np.array(placement.to_host(leaf)), leaf)
+    assert type(back) is type(leaf) or isinstance(back, np.ndarray | np.generic)
+    assert np.array_equal(np.asarray(back), np.asarray(leaf))
+    assert getattr(back, "dtype", None) == getattr(leaf, "dtype", None)
+
+
+def test_random_keys_go_to_the_host_as_data_and_come_back_as_keys():
+    key = jax.random.key(7)
+    back = placement.from_host(placement.to_host(key), key)
+    assert back.dtype == key.dtype
+    assert jax.random.uniform(back) == jax.random.uniform(key)

@@ -1,0 +1,166 @@
+"""The reference of a fragment: what is handed over, what survives an adoption, and what rounding must not become."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from broker.errors import LocalProtocolError
+from broker.fragments import Kind, TensorSpec
+from broker.messages import Codec
+from broker.tensors import decode_tensor, encode_tensor
+from islands.reference import Reference, adopted, encode_seed, wide_dtype
+
+F32, BF16 = np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16)
+SHAPES = ((70, 1000), (17,), ())  # more than a block, less than one, a scalar
+TENSORS = tuple(TensorSpec(name=f"t{i}", shape=s, dtype="", kind=Kind.MEAN) for i, s in enumerate(SHAPES))
+
+
+def arrays(random, scale=1.0, dtype=F32):
+    return [np.asarray(scale * random.standard_normal(shape), np.float32).astype(dtype) for shape in SHAPES]
+
+
+def version(values, codec=Codec.F32):
+    return tuple(encode_tensor(np.asarray(v, np.float32), codec) for v in values)
+
+
+class Fragment:
+    """Local parameters and their reference, adopting and capturing as an island does."""
+
+    def __init__(self, theta, dtype):
+        self.dtypes = (dtype,) * len(SHAPES)
+        self.reference = Reference(TENSORS)
+        self.local = []
+        self.adopt(theta, keep=0.0)
+
+    def adopt(self, theta, keep=1.0, trained_meanwhile=()):
+        shift = self.reference.shift(version(theta), keep, self.dtypes)
+        for leaf, step in zip(self.local, trained_meanwhile, strict=False):
+            leaf += step  # between preparing and installing the island goes on
+        before = self.local
+        if keep == 0:
+            self.local = [np.array(s, d) for s, d in zip(shift, self.dtypes, strict=True)]
+            before = []
+        else:
+            self.local = [np.asarray(adopted(x, s, keep)) for x, s in zip(before, shift, strict=True)]
+        self.reference.installed(shift, keep, self.dtypes, before)
+
+    def capture(self, codec=Codec.F32):
+        return [decode_tensor(e) for e in self.reference.capture([x.copy() for x in self.local], codec)]
+
+    def progress(self):
+        locals_ = [x.astype(np.float64).reshape(-1) for x in self.local]
+        return [x - r for x, r in zip(locals_, self.reference.values, strict=True)]
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16])
+@pytest.mark.parametrize("codec", list(Codec))
+def test_adopting_again_and_again_without_training_leaves_a_pseudo_gradient_of_exactly_zero(dtype, codec):
+    random = np.random.default_rng(0)
+    fragment = Fragment(arrays(random), dtype)
+    for _ in range(30):
+        fragment.adopt(arrays(random, scale=random.uniform(0.1, 10)))
+        assert all(
+            np.all(x == r.reshape(x.shape)) for x, r in zip(fragment.local, fragment.reference.values, strict=True)
+        )
+    assert not any(np.any(delta) for delta in fragment.capture(codec))
+
+
+def test_rounding_errors_of_bfloat16_do_not_add_up_over_adoptions():
+    random = np.random.default_rng(1)
+    fragment = Fragment(arrays(random), BF16)
+    for _ in range(30):
+        theta = arrays(random)
+        fragment.adopt(theta)
+    for local, target in zip(fragment.local, theta, strict=True):
+        error = np.abs(local.astype(np.float32) - target)
+        assert np.all(error <= 1.001 * 2.0**-8 * np.abs(target) + 1e-6), "one rounding to 8 bits, and nothing else"
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(F32, 1e-6), (BF16, 0.0)])
+def test_what_was_trained_survives_an_adoption_and_is_handed_over_once(dtype, tolerance):
+    """In bfloat16 progress is to the last bit what it was; in float32 the reference itself rounds, by one unit."""
+    random = np.random.default_rng(2)
+    fragment = Fragment(arrays(random), dtype)
+    fragment.local = [(x + np.asarray(0.25, dtype)).astype(dtype) for x in fragment.local]
+    trained = fragment.progress()
+    fragment.adopt(arrays(random))
+    for before, after in zip(trained, fragment.progress(), strict=True):
+        assert np.max(np.abs(before - after)) <= max(tolerance, 2.0**-22)
+    delta = fragment.capture()
+    for handed, progress in zip(delta, trained, strict=True):
+        assert np.allclose(-handed.reshape(-1), progress, atol=1e-6)
+    assert not any(np.any(np.abs(again) > 1e-6) for again in fragment.capture()), "nothing is handed over twice"
+
+
+def test_what_the_codec_rounds_away_stays_in_the_progress():
+    random = np.random.default_rng(3)
+    fragment = Fragment(arrays(random), F32)
+    step = arrays(random, scale=1e-3)
+    total = [np.zeros(shape) for shape in SHAPES]
+    for _ in range(50):
+        fragment.local = [x + s for x, s in zip(fragment.local, step, strict=True)]
+        total = [t - d for t, d in zip(total, fragment.capture(Codec.BF16), strict=True)]
+    for handed, each in zip(total, step, strict=True):
+        assert np.allclose(handed, 50.0 * each, rtol=2e-3, atol=1e-5), "one rounding in all, not fifty"
+
+
+def test_training_that_goes_on_while_a_version_is_prepared_is_kept():
+    random = np.random.default_rng(4)
+    fragment = Fragment(arrays(random), F32)
+    theta = arrays(random)
+    fragment.adopt(theta, trained_meanwhile=[np.ones(s, np.float32) for s in SHAPES])
+    for local, target in zip(fragment.local, theta, strict=True):
+        assert np.allclose(local, target + 1, atol=1e-5)
+
+
+@pytest.mark.parametrize(("keep", "left"), [(0.0, 0.0), (0.5, 0.5), (1.0, 1.0)])
+def test_keep_is_the_share_of_the_progress_that_survives(keep, left):
+    random = np.random.default_rng(5)
+    fragment = Fragment(arrays(random), F32)
+    fragment.local = [x + np.float32(1) for x in fragment.local]
+    theta = arrays(random)
+    fragment.adopt(theta, keep=keep)
+    for local, target, progress in zip(fragment.local, theta, fragment.progress(), strict=True):
+        assert np.allclose(local, target + left, atol=1e-5)
+        assert np.allclose(progress, left, atol=1e-5)
+
+
+def test_overwriting_heals_a_reference_that_is_not_finite():
+    random = np.random.default_rng(6)
+    fragment = Fragment(arrays(random), F32)
+    fragment.local = [np.full_like(x, np.nan) for x in fragment.local]
+    assert all(np.isnan(delta).all() for delta in fragment.capture(Codec.BF16)), (
+        "the aggregator will find and refuse it"
+    )
+    fragment.adopt(arrays(random), keep=1.0)
+    assert all(np.isnan(x).all() for x in fragment.local)
+    theta = arrays(random)
+    fragment.adopt(theta, keep=0.0)
+    assert not any(np.any(delta) for delta in fragment.capture())
+    assert all(np.array_equal(x, t) for x, t in zip(fragment.local, theta, strict=True))
+
+
+def test_a_seed_is_a_copy_in_float32():
+    leaves = [np.ones(shape, BF16) for shape in SHAPES]
+    payload = encode_seed(TENSORS, leaves)
+    leaves[0][:] = 7
+    assert [e.codec for e in payload] == [Codec.F32] * 3
+    assert [e.shape for e in payload] == list(SHAPES)
+    assert np.all(decode_tensor(payload[0]) == 1)
+
+
+def test_another_shape_is_named_with_the_cure():
+    fragment = Fragment(arrays(np.random.default_rng(7)), F32)
+    fragment.local[1] = np.zeros(3, np.float32)
+    with pytest.raises(LocalProtocolError, match=r"t1 has the shape \(3,\), it joined with \(17,\): parameters keep"):
+        fragment.capture()
+
+
+def test_nothing_is_captured_before_the_first_version():
+    with pytest.raises(LocalProtocolError, match="before its first version"):
+        Reference(TENSORS).capture(arrays(np.random.default_rng(8)), Codec.F32)
+
+
+def test_float64_parameters_are_shifted_in_float64():
+    assert wide_dtype(np.dtype(np.float64)) == np.float64
+    assert wide_dtype(np.dtype(np.float16)) == wide_dtype(BF16) == np.float32

@@ -1,0 +1,94 @@
+"""The event queue, the link model and the alarm that drive runs in virtual time."""
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ops.faults import random_plan
+from ops.virtual import Alarm, EventQueue, LinkModel
+
+
+def test_events_happen_in_the_order_of_their_times_and_then_of_scheduling():
+    queue, seen = EventQueue(), []
+    for name, at_s in [("c", 2.0), ("a", 1.0), ("b", 1.0)]:
+        queue.at(at_s, lambda name=name: seen.append((queue.now_s, name)))
+    queue.run_until(9.0)
+    assert seen == [(1.0, "a"), (1.0, "b"), (2.0, "c")]
+
+
+def test_a_time_in_the_past_means_now():
+    queue, seen = EventQueue(), []
+    queue.at(5.0, lambda: queue.at(1.0, lambda: seen.append(queue.now_s)))
+    queue.run_until(9.0)
+    assert seen == [5.0]
+
+
+def test_the_queue_stops_at_the_end_and_keeps_what_comes_later():
+    queue, seen = EventQueue(), []
+    queue.after(3.0, lambda: seen.append(queue.now_s))
+    assert not queue.run_until(2.0)
+    assert (queue.now_s, seen) == (2.0, [])
+    queue.run_until(4.0)
+    assert seen == [3.0]
+
+
+def test_the_queue_stops_when_it_is_done():
+    queue, seen = EventQueue(), []
+    for i in range(5):
+        queue.at(i, lambda i=i: seen.append(i))
+    assert queue.run_until(9.0, lambda: len(seen) == 2)
+    assert seen == [0, 1]
+
+
+def test_a_perfect_link_delivers_once_within_its_delays():
+    link = LinkModel(delay_s=(0.1, 0.2), bytes_per_s=1000.0)
+    for seed in range(50):
+        (arrival_s,) = link.arrivals_s(random.Random(seed), 500)
+        assert 0.6 <= arrival_s <= 0.7
+
+
+@pytest.mark.parametrize(
+    ("loss", "duplication", "mean"), [(0.0, 0.0, 1.0), (0.3, 0.0, 0.7), (0.0, 0.3, 1.3), (0.3, 0.3, 1.0)]
+)
+def test_copies_come_as_often_as_configured(loss, duplication, mean):
+    link, rng = LinkModel(loss=loss, duplication=duplication), random.Random(0)
+    copies = [len(link.arrivals_s(rng, 0)) for _ in range(4000)]
+    assert sum(copies) / 4000 == pytest.approx(mean, abs=0.04)  # five standard errors
+    assert set(copies) <= {0, 1, 2}
+
+
+def test_an_alarm_rings_once_at_its_last_setting():
+    queue, rings = EventQueue(), []
+    alarm = Alarm(queue, lambda: rings.append(queue.now_s))
+    alarm.arm(5.0)
+    alarm.arm(3.0)
+    alarm.arm(4.0)
+    queue.run_until(9.0)
+    assert rings == [4.0]
+
+
+def test_an_alarm_can_be_turned_off_and_set_to_the_same_time_again():
+    queue, rings = EventQueue(), []
+    alarm = Alarm(queue, lambda: rings.append(queue.now_s))
+    alarm.arm(3.0)
+    alarm.arm(None)
+    queue.run_until(4.0)
+    assert rings == []
+    alarm.arm(5.0)
+    queue.run_until(6.0)
+    alarm.arm(5.0)  # it has rung: a time in the past means now
+    queue.run_until(7.0)
+    assert rings == [5.0, 6.0]
+
+
+@given(st.integers(0, 10_000))
+def test_every_random_plan_is_valid_calm_at_the_end_and_the_same_again(seed):
+    plan = random_plan(seed)
+    assert plan == random_plan(seed)
+    assert 1 <= len(plan.islands) <= 6
+    moments = [*plan.aggregator_crashes_at_s, *plan.broker_crashes_at_s]
+    moments += [at_s for island in plan.islands for at_s in island.crashes_at_s]
+    assert all(0 <= at_s <= plan.calm_after_s for at_s in moments)
+    assert any(island.leaves_at_s is None for island in plan.islands), "somebody stays to the end"
