@@ -124,7 +124,10 @@ class Watch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capture:
-    """Encode reference minus copy for the copy taken at ``step``; advance the reference. Completion: :class:`Captured`."""
+    """Encode reference minus copy, for the copy taken at ``step``; advance the reference.
+
+    Completion: :class:`Captured`.
+    """
 
     fragment_id: int
     step: int
