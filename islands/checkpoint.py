@@ -27,7 +27,7 @@ import xxhash
 from broker.errors import Unavailable
 from islands import placement
 from islands.exchange import Position, Snapshot
-from islands.tree import Tree, _leaves, _map
+from islands.tree import Tree, map_leaves, named_leaves
 
 _MAGIC = b"ATOLLCK1"
 _MAX_HEADER_BYTES = 64 << 20
@@ -69,7 +69,7 @@ def save(path: Path, snapshot: Snapshot, local_names: Sequence[str], at: Positio
     Raises:
         Unavailable: The file cannot be written; the old one is untouched.
     """
-    state = [(name, sort_of(leaf), placement.to_host(leaf)) for name, leaf in _leaves(snapshot.state)]
+    state = [(name, sort_of(leaf), placement.to_host(leaf)) for name, leaf in named_leaves(snapshot.state)]
     local = [(n, sort_of(x), placement.to_host(x)) for n, x in zip(local_names, snapshot.local, strict=True)]
     arrays = [np.ascontiguousarray(array) for _, _, array in (*state, *local)]
     buffers = [array.reshape(-1).view(np.uint8).data for array in arrays]
@@ -184,16 +184,16 @@ def misfit(saved: Sequence[tuple[str, str, Array]], named: Sequence[tuple[str, A
 
 def leaves_of(tree: Tree) -> list[tuple[str, Any]]:
     """Returns the leaves of any tree with their names; unlike parameters, they may be plain numbers."""
-    return list(_leaves(tree))
+    return list(named_leaves(tree))
 
 
 def restored(tree: Tree, saved: Sequence[tuple[str, str, Array]]) -> Tree:
     """Returns ``tree`` with its leaves replaced by saved ones that fit, each in the place of the one it replaces."""
     arrays = iter([array for _, _, array in saved])
-    return _map(lambda leaf: placement.from_host(next(arrays), leaf), tree)
+    return map_leaves(lambda leaf: placement.from_host(next(arrays), leaf), tree)
 
 
 def copied(tree: Tree) -> Tree:
     """Returns ``tree`` with its arrays copied, on the device where they are; only dispatched there."""
-    copies = iter(placement.copy([leaf for _, leaf in _leaves(tree)]))
-    return _map(lambda leaf: next(copies), tree)
+    copies = iter(placement.copy([leaf for _, leaf in named_leaves(tree)]))
+    return map_leaves(lambda leaf: next(copies), tree)

@@ -12,14 +12,13 @@ import argparse
 import contextlib
 import ctypes
 import gc
-import signal
 import time
 from collections.abc import Callable
-from types import FrameType
 from typing import Any
 
 import islands
 from broker import logs, settings
+from broker.signals import Interrupted, Signals
 from islands.config import IslandConfig
 from islands.task import OptState, Params, Task, load_task
 
@@ -47,10 +46,10 @@ def run(args: argparse.Namespace) -> int:
     logs.configure(config.island_id or "island")
     options = settings.read_file(args.config).get("task", {}) if args.config is not None else {}
     _keep_freed_memory()
-    with _Signals() as signals:
+    with Signals() as signals:
         try:
             train(config, load_task(config.task, options), check=signals.check)
-        except _Signalled as err:
+        except Interrupted as err:
             log.info("island.ended", reason=str(err))
             return 128 + err.number
     return 0
@@ -168,39 +167,3 @@ class _Progress:
             versions=island.versions,
         )
         self._said_at_s, self._tokens = now_s, island.tokens
-
-
-class _Signalled(Exception):
-    """A signal asked for the end."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-        super().__init__(f"signal {signal.Signals(number).name}")
-
-
-class _Signals:
-    """Remembers the first signal that asks for the end, and raises it where :meth:`check` is called.
-
-    Not where it arrives: that may be anywhere, even inside a callback that swallows exceptions.
-    """
-
-    def __init__(self) -> None:
-        self._received: int | None = None
-        self._previous: dict[int, Any] = {}
-
-    def __enter__(self) -> _Signals:
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            self._previous[number] = signal.signal(number, self._receive)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
-
-    def _receive(self, number: int, frame: FrameType | None) -> None:
-        self._received = self._received or number
-
-    def check(self) -> None:
-        """Raises if a signal has come."""
-        if self._received is not None:
-            raise _Signalled(self._received)

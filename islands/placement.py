@@ -19,7 +19,7 @@ import numpy.typing as npt
 from broker.errors import ConfigError
 from broker.fragments import FragmentManifest
 from islands.reference import adopted, wide_dtype
-from islands.tree import Tree, TreeNames, _children
+from islands.tree import Tree, TreeNames, children_of
 
 Array = npt.NDArray[Any]
 Leaf = Any  #: an array of numpy or JAX
@@ -159,7 +159,7 @@ def _step(key: Any) -> Callable[[Any], Any]:
 
 def _plain_ways(node: Any, way: Way) -> Iterator[tuple[Way, Leaf]]:
     """The same for a nest of plain containers, without JAX."""
-    children = _children(node)
+    children = children_of(node)
     if children is None:
         yield way, node
         return

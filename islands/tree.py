@@ -38,7 +38,7 @@ class TreeNames:
         seen: dict[int, str] = {}
         used: set[str] = set()
         self._name_of_leaf: list[str] = []
-        for name, leaf in _leaves(tree):
+        for name, leaf in named_leaves(tree):
             if not (hasattr(leaf, "shape") and hasattr(leaf, "dtype")):
                 cure = "every leaf is an array (Equinox: eqx.filter(model, eqx.is_array)); make it one or leave it out"
                 raise ConfigError(f"params {name}", type(leaf).__name__, cure)
@@ -57,7 +57,7 @@ class TreeNames:
             ConfigError: If the tree has another number of leaves.
         """
         found: dict[str, Any] = {}
-        leaves = list(_leaves(tree))
+        leaves = list(named_leaves(tree))
         if len(leaves) != len(self._name_of_leaf):
             cure = f"it had {len(self._name_of_leaf)} when the island joined; the structure must stay the same"
             raise ConfigError("params", f"{len(leaves)} leaves", cure)
@@ -75,7 +75,7 @@ class TreeNames:
         if unknown:
             raise KeyError(f"no parameter is named {', '.join(sorted(unknown))}")
         names = iter(self._name_of_leaf)
-        return _map(lambda leaf: leaves.get(next(names), leaf), tree)
+        return map_leaves(lambda leaf: leaves.get(next(names), leaf), tree)
 
 
 def flatten(tree: Tree) -> dict[str, Any]:
@@ -100,7 +100,7 @@ def unflatten(like: Tree, leaves: Mapping[str, Any]) -> Tree:
     return names.replace(like, leaves)
 
 
-def _leaves(tree: Tree) -> Iterator[tuple[str, Any]]:
+def named_leaves(tree: Tree) -> Iterator[tuple[str, Any]]:
     """Yields (name, leaf) in the order of JAX: keys of plain dicts sorted, everything else as it stands."""
     jax = sys.modules.get("jax")
     if jax is None:
@@ -110,8 +110,8 @@ def _leaves(tree: Tree) -> Iterator[tuple[str, Any]]:
         yield "/".join(_key_name(key) for key in path), leaf
 
 
-def _map(function: Callable[[Any], Any], tree: Tree) -> Tree:
-    """Rebuilds ``tree`` with ``function`` applied to the leaves, in the order of :func:`_leaves`."""
+def map_leaves(function: Callable[[Any], Any], tree: Tree) -> Tree:
+    """Rebuilds ``tree`` with ``function`` applied to the leaves, in the order of :func:`named_leaves`."""
     jax = sys.modules.get("jax")
     return _plain_map(function, tree) if jax is None else jax.tree_util.tree_map(function, tree)
 
@@ -124,7 +124,7 @@ def _key_name(key: Any) -> str:
     return str(key)
 
 
-def _children(node: Any) -> list[tuple[Any, Any]] | None:
+def children_of(node: Any) -> list[tuple[Any, Any]] | None:
     """(key, child) of a plain container, in order; None for a leaf."""
     if node is None:
         return []
@@ -141,7 +141,7 @@ def _children(node: Any) -> list[tuple[Any, Any]] | None:
 
 
 def _plain_leaves(node: Any, path: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
-    children = _children(node)
+    children = children_of(node)
     if children is None:
         yield "/".join(path), node
         return
@@ -150,7 +150,7 @@ def _plain_leaves(node: Any, path: tuple[str, ...]) -> Iterator[tuple[str, Any]]
 
 
 def _plain_map(function: Callable[[Any], Any], node: Any) -> Any:
-    children = _children(node)
+    children = children_of(node)
     if children is None:
         return function(node)
     if node is None:

@@ -252,6 +252,8 @@ def processes(
     ]
     for index, island_id in enumerate(plan.island_ids):
         own = ["--island-id", island_id]
+        if plan.island.state_dir is None:  # a restarted island goes on with its own optimizer state
+            own += ["--state-dir", os.fspath(plan.run_dir / "islands")]
         if plan.up.pace:
             own += ["--pace", str(plan.up.pace[index % len(plan.up.pace)])]
         specs.append(

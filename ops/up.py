@@ -20,6 +20,7 @@ from typing import Any
 from broker.errors import ConfigError, Unavailable
 from broker.redis_server import server
 from broker.registry import Registry
+from broker.signals import Interrupted, Signals
 from ops import plan as planning
 from ops.archive import ADDRESS_FILE
 from ops.cluster import Change, LocalCluster, are_free, free_ports, wait_until_listening
@@ -29,7 +30,6 @@ from ops.numeric import compilation_cache, one_thread_environment
 from ops.plan import Plan
 from ops.processes import ProcessSpec, last_lines
 from ops.report import Report, RunFacts, build_report, render
-from ops.signals import Interrupted, Signals
 from ops.status import Status, status_of
 from ops.supervision import RestartPolicy
 

@@ -48,7 +48,6 @@ def test_island_waiting_shows_a_fleet_beside_training_alone(capsys, tmp_path):
     assert (alone["islands"], alone["speed"], alone["sync_share"]) == (0, 1.0, None)
     assert fleet["islands"] == 1
     assert 0 < fleet["sync_share"] < 1
-    assert fleet["rounds_per_s"] > 0
     assert list(tmp_path.iterdir()) == []
 
 

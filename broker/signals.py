@@ -18,7 +18,7 @@ class Signals:
     """Remembers the first of SIGINT, SIGTERM and SIGHUP; a context manager.
 
     Nothing is raised where the signal arrives, which may be anywhere, even inside an event loop that swallows
-    exceptions: :meth:`check` raises where it is asked to. Everything here asks several times a second.
+    exceptions: :meth:`check` raises where it is asked to. Whoever uses it asks several times a second.
     """
 
     def __init__(self) -> None:
