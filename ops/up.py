@@ -10,8 +10,10 @@ from __future__ import annotations
 import argparse
 import asyncio
 import datetime
+import fcntl
 import json
 import os
+import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,6 +35,8 @@ from ops.report import Report, RunFacts, build_report, render
 from ops.status import Status, status_of
 from ops.supervision import RestartPolicy
 
+#: Where ``status`` looks first.
+DEFAULT_REDIS_PORT = 6379
 POLL_S = 0.1
 STATUS_EVERY_S = 1.0
 #: Islands hear of the end of the run from the broker, and leave by themselves within this.
@@ -119,7 +123,22 @@ def _redis_port(wanted: int) -> int:
     """The port asked for, or Redis' own, where ``status`` looks first, or any that is free."""
     if wanted and not are_free([wanted]):
         raise ConfigError("redis_port", wanted, "is in use; choose another, or 0, or name that Redis with --redis-url")
-    return wanted or (6379 if are_free([6379]) else free_ports(1))
+    return wanted or (DEFAULT_REDIS_PORT if _claimed(DEFAULT_REDIS_PORT) else free_ports(1))
+
+
+def _claimed(port: int) -> bool:
+    """Takes a port for as long as this process lives; False if it is in use, or another run is about to use it.
+
+    Without this, two runs started in the same moment would both find it free.
+    """
+    path = Path(tempfile.gettempdir(), f"atoll-{os.getuid()}-redis-{port}.lock")
+    lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)  # closed, and so released, by our end
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(lock)
+        return False
+    return are_free([port])
 
 
 def _unused_directory(wanted: Path | None) -> Path:
