@@ -20,6 +20,14 @@ from ops.virtual import LinkModel
 LIMIT_S = 2000.0
 
 
+#: Seeds beyond the default range that once found a bug.
+KEPT_SEEDS = (
+    229,  # one slow island left alone with a large target: ends, if late
+    384,  # a message of an earlier incarnation fenced the process that had rejoined
+    435,  # a seeder died while its seed waited to be written again
+)
+
+
 def run(plan: SimulationPlan) -> Simulation:
     """Runs a plan to its end; a violated invariant carries the last decisions of the run."""
     simulation = Simulation(plan)
@@ -44,6 +52,11 @@ def steady(num_islands: int = 4, **config: object) -> SimulationPlan:
 
 def test_a_random_run_keeps_every_invariant(sim_seed: int) -> None:
     run(random_plan(sim_seed))
+
+
+@pytest.mark.parametrize("seed", KEPT_SEEDS)
+def test_a_seed_that_found_a_bug_stays_mended(seed: int) -> None:
+    run(random_plan(seed))
 
 
 def test_the_same_seed_gives_the_same_run_to_the_last_decision() -> None:
