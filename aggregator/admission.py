@@ -29,6 +29,7 @@ def admit(
     current_version: int,
     max_staleness: int,
     tokens_per_step: int,
+    most_steps: int,
     free_bytes: int,
     payload_bytes: int,
 ) -> Admission:
@@ -42,7 +43,7 @@ def admit(
     copy = _recognise(contribution, account)
     if copy is not None:
         return copy
-    implausible = _implausible(contribution, life, tokens_per_step)
+    implausible = _implausible(contribution, life, tokens_per_step, most_steps)
     if implausible:
         return Admission(fate=Fate.REFUSED, reason=Reason.IMPLAUSIBLE, detail=implausible)
     if account.overlaps(steps):
@@ -92,7 +93,7 @@ def _recognise(contribution: Contribution, account: Account) -> Admission | None
     return None
 
 
-def _implausible(contribution: Contribution, life: Life, tokens_per_step: int) -> str:
+def _implausible(contribution: Contribution, life: Life, tokens_per_step: int, most_steps: int) -> str:
     steps = contribution.steps
     trained = sum(t.steps for t in contribution.trained_on)
     if steps.steps <= 0 or steps.tokens < 0:
@@ -101,9 +102,11 @@ def _implausible(contribution: Contribution, life: Life, tokens_per_step: int) -
         return f"trained_on accounts for {trained} steps of {steps.steps}"
     if steps.from_step < life.start_step:
         return f"starts at step {steps.from_step}, before this incarnation began at {life.start_step}"
-    if tokens_per_step and steps.tokens > steps.steps * tokens_per_step:
+    if steps.to_step > most_steps:
+        return f"ends at step {steps.to_step}, at most {most_steps} are possible by now"
+    if steps.tokens > steps.steps * tokens_per_step:
         return f"{steps.tokens} tokens in {steps.steps} steps of {tokens_per_step}"
     most = life.start_tokens + (steps.to_step - life.start_step) * tokens_per_step
-    if tokens_per_step and steps.to_tokens > most:
+    if steps.to_tokens > most:
         return f"token counter {steps.to_tokens} at step {steps.to_step}, at most {most} are possible"
     return ""

@@ -39,6 +39,7 @@ class AggregatorConfig:
 
     outer_learning_rate: float = setting(0.7, "of the outer Nesterov step")
     outer_momentum: float = setting(0.5, "of the outer Nesterov step; 0 for plain SGD")
+    max_tokens_per_step: int = setting(1 << 24, "most tokens that an island may claim for one inner step")
     keep: float = setting(1.0, "share of local progress that survives an adoption; 0 is the paper's overwrite")
     codec: Codec = setting(Codec.BF16, "how pseudo-gradients travel")
     version_codec: Codec = setting(Codec.F32, "how versions travel")
@@ -58,6 +59,8 @@ class AggregatorConfig:
             "quorum",
             "overlap",
             "max_staleness",
+            "max_tokens_per_step",
+            "held_bytes",
         )
         for name in at_least_one:
             if getattr(self, name) < 1:

@@ -199,7 +199,7 @@ class Ledger:
         self.report(island_id, incarnation, steps.to_step, steps.to_tokens)
 
     def overwritten(self, island_id: str, incarnation: int, tokens: Iterable[int]) -> None:
-        """Takes note of what adoptions with keep < 1 dropped, per fragment, over the life of the island."""
+        """Takes note of what adoptions with keep = 0 dropped, per fragment, over the life of the island."""
         life = self._lives[island_id][incarnation]
         for fragment_id, count in enumerate(tokens):
             if count and fragment_id in life.accounts:

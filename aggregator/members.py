@@ -22,10 +22,11 @@ class Member:
     hint: str
     incarnation: int
     nonce: str  #: of the process that joined last
-    tokens_per_step: int
+    tokens_per_step: int  #: as declared; 0: left open
     last_seen_s: float
     left: bool = False
     start: tuple[int, int] = (0, 0)  #: step and token counter at which this incarnation began
+    counted_at_s: float = 0.0  #: when its counters were last believed
     missed_rounds: int = 0  #: in a row; an island that contributes again starts over
     heartbeat: Heartbeat | None = None  #: the last one of this incarnation
     resolutions: list[Resolution] = field(default_factory=list)  #: to tell with the next state
@@ -55,6 +56,10 @@ class Members:
     def __iter__(self) -> Iterator[Member]:
         return iter([self._members[i] for i in sorted(self._members)])
 
+    def __len__(self) -> int:
+        """How many islands ever joined."""
+        return len(self._members)
+
     def get(self, island_id: str) -> Member | None:
         """The member of that id, or None."""
         return self._members.get(island_id)
@@ -81,7 +86,7 @@ class Members:
                 self.share_epoch += 1  # one share more: everybody's share changes
         member.incarnation += 1
         member.nonce, member.hint, member.tokens_per_step = nonce, hint or member.hint, tokens_per_step
-        member.last_seen_s, member.left, member.missed_rounds = now_s, False, 0
+        member.last_seen_s, member.counted_at_s, member.left, member.missed_rounds = now_s, now_s, False, 0
         member.heartbeat = None
         member.resolutions.clear()
         member.emptied.clear()
@@ -122,6 +127,7 @@ class Members:
         self.share_epoch = record["share_epoch"]
         for name, (index, hint, incarnation, nonce, tokens_per_step, left, start) in record["members"].items():
             member = Member(name, index, hint, incarnation, nonce, tokens_per_step, now_s, left, tuple(start))
+            member.counted_at_s = now_s
             self._members[name] = member
 
     def _named_by(self, hint: str) -> str | None:

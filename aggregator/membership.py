@@ -23,6 +23,9 @@ from broker.messages import (
     joining,
 )
 
+#: Islands that a run remembers at the most; each that ever joined costs a row in every commit.
+MOST_MEMBERS = 10_000
+
 
 class Membership:
     """Who is in, and what they are told."""
@@ -45,10 +48,11 @@ class Membership:
                 self._welcome(known)
             return
         refusal = self._refusal(join)
-        if refusal:
-            run.count_refusal(Reason.MANIFEST)
-            run.note("join.refused", island=join.island_id or join.hint, detail=refusal)
-            refused = Refused(kind="join", sequence=-1, reason=Reason.MANIFEST, detail=refusal)
+        if refusal is not None:
+            reason, detail = refusal
+            run.count_refusal(reason)
+            run.note("join.refused", island=join.island_id or join.hint, reason=reason, detail=detail)
+            refused = Refused(kind="join", sequence=-1, reason=reason, detail=detail)
             run.emit(Send(to=joining(join.nonce), message=refused))
             return
         member = run.members.admit(join.island_id, join.hint, join.nonce, join.tokens_per_step, run.now_s)
@@ -77,16 +81,23 @@ class Membership:
         for island_id in ready:
             self._welcome(self._run.members[island_id])
 
-    def _refusal(self, join: Join) -> str:
-        """Says why an island's tensors do not fit the run; the first island's tensors fix the fragments."""
+    def _refusal(self, join: Join) -> tuple[Reason, str] | None:
+        """Says why an island cannot take part; the first island's tensors fix the fragments."""
         run = self._run
+        most = run.config.max_tokens_per_step
+        if join.tokens_per_step > most:
+            detail = f"tokens_per_step is {join.tokens_per_step}: the aggregator allows {most} (max_tokens_per_step)"
+            return Reason.IMPLAUSIBLE, detail
+        if len(run.members) >= MOST_MEMBERS and run.members.get(join.island_id) is None:
+            return Reason.QUEUE_FULL, f"{MOST_MEMBERS} islands have joined, the run takes no more"
         if run.manifest is None:
             try:
                 run.adopt_manifest(partition(join.tensors, run.config.fragments))
             except ValueError as err:
-                return str(err)
+                return Reason.MANIFEST, str(err)
         assert run.manifest is not None
-        return first_difference(run.manifest, join.tensors)
+        difference = first_difference(run.manifest, join.tensors)
+        return (Reason.MANIFEST, difference) if difference else None
 
     def _welcome(self, member: Member) -> None:
         run, c = self._run, self._run.config
@@ -130,7 +141,7 @@ class Membership:
         if lie:
             self.refuse(event, Reason.IMPLAUSIBLE, lie)
             return False
-        member.heartbeat = beat
+        member.heartbeat, member.counted_at_s = beat, run.now_s
         run.ledger.report(member.island_id, member.incarnation, beat.inner_step, beat.tokens)
         run.ledger.overwritten(member.island_id, member.incarnation, beat.overwritten_tokens)
         if beat.stopped:
@@ -142,9 +153,12 @@ class Membership:
 
     def _impossible(self, member: Member, inner_step: int, tokens: int) -> str:
         """Says why an island cannot have trained so many tokens in so many steps; empty if it can."""
-        life = self._run.ledger.life(member.island_id, member.incarnation)
-        most = life.start_tokens + max(0, inner_step - life.start_step) * member.tokens_per_step
-        if inner_step < life.start_step or (member.tokens_per_step and tokens > most):
+        run = self._run
+        life = run.ledger.life(member.island_id, member.incarnation)
+        if not life.start_step <= inner_step <= run.most_steps(member):
+            return f"it claims step {inner_step}, from {life.start_step} to {run.most_steps(member)} are possible"
+        most = life.start_tokens + (inner_step - life.start_step) * run.most_tokens_per_step(member)
+        if tokens > most:
             return f"it claims {tokens} tokens at step {inner_step}, at most {most} are possible"
         return ""
 
@@ -261,9 +275,14 @@ class Membership:
         for island_id in run.clock.advancing(run.now_s):
             step_time_s = run.clock.step_time_s(island_id)
             if step_time_s:
-                rates[island_id] = run.members[island_id].tokens_per_step / step_time_s
+                rates[island_id] = self._tokens_per_step(run.members[island_id]) / step_time_s
         own = rates.get(member.island_id)
         return sum(rates.values()) / own if own else float(max(1, len(rates)))
+
+    def _tokens_per_step(self, member: Member) -> float:
+        """Returns what an island declared; where it left that open, what it has trained so far."""
+        life = self._run.ledger.life(member.island_id, member.incarnation)
+        return member.tokens_per_step or life.trained_tokens / max(1, life.last_step - life.start_step)
 
 
 def first_difference(manifest: FragmentManifest, tensors: tuple[TensorSpec, ...]) -> str:

@@ -74,6 +74,7 @@ class Rounds:
             return
         steps = contribution.steps
         run.ledger.wait(member.island_id, member.incarnation, p, steps)
+        member.counted_at_s = run.now_s
         run.clock.report(member.island_id, steps.to_step, run.now_s)
         run.journeys.arrived(contribution.round_id, run.now_s)
         member.missed_rounds = 0
@@ -113,7 +114,8 @@ class Rounds:
             account=run.ledger.account(member.island_id, member.incarnation, p),
             current_version=run.fragments[p].version,
             max_staleness=run.config.max_staleness,
-            tokens_per_step=member.tokens_per_step,
+            tokens_per_step=run.most_tokens_per_step(member),
+            most_steps=run.most_steps(member),
             free_bytes=run.config.held_bytes - run.waiting_bytes(),
             payload_bytes=event.payload_bytes,
         )

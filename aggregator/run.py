@@ -27,6 +27,10 @@ from broker.messages import Contribution, Merged, Phase, Reason
 #: Added to round ids at a restart: an answer to a round before it must not count as fresh after it.
 ROUND_IDS_PER_LIFE = 1_000_000
 
+#: No training loop runs faster than this, not even one that does nothing. Counters that grow faster are lies, which
+#: could end a run or overflow a sum.
+STEPS_PER_S, STEPS_AT_ONCE = 1_000_000, 100_000
+
 
 class Stage(StrEnum):
     """Where a fragment is between two versions."""
@@ -152,6 +156,16 @@ class Run:
             waiting = fragment.held + (fragment.round.contributions if fragment.round is not None else [])
             total += sum(c.payload_bytes for c in waiting)
         return total
+
+    def most_steps(self, member: Member) -> int:
+        """Returns the highest inner step that an island can have reached by now: what is beyond is a lie."""
+        life = self.ledger.life(member.island_id, member.incarnation)
+        since_s = self.now_s - member.counted_at_s
+        return life.last_step + STEPS_AT_ONCE + int(since_s * STEPS_PER_S)
+
+    def most_tokens_per_step(self, member: Member) -> int:
+        """Returns what an island has declared, or what the configuration allows."""
+        return member.tokens_per_step or self.config.max_tokens_per_step
 
     def next_round_id(self) -> int:
         """Returns a round id that was never used before."""

@@ -84,7 +84,7 @@ async def serve(
             tape = Tape(config.tape)
             stack.callback(tape.close)
         store = stack.enter_context(Store.open(config.store))
-        loaded = _load(store, config)
+        loaded = load_for(store, config)
         registry = Registry(config.redis_url or DEFAULT_REDIS_URL, config.run_id)
         context = zmq.asyncio.Context()
         stack.callback(context.term)
@@ -117,7 +117,7 @@ def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
     return _first(first) if isinstance(first, BaseExceptionGroup) else first
 
 
-def _load(store: Store, config: AggregatorConfig) -> Loaded:
+def load_for(store: Store, config: AggregatorConfig) -> Loaded:
     """Returns what the store holds, if this run can go on from it.
 
     Raises:
@@ -132,6 +132,17 @@ def _load(store: Store, config: AggregatorConfig) -> Loaded:
     if loaded.run["run_id"] != config.run_id:
         cure = f"holds the run {loaded.run['run_id']!r}: give --run {loaded.run['run_id']}, or another --store"
         raise ConfigError("store", str(config.store), cure)
+    for damaged in loaded.damaged:
+        p, version = damaged.path.parent.name, damaged.path.stem
+        whole = loaded.fragments.get(int(p)) if p.isdecimal() else None
+        if whole is not None and version.isdecimal() and int(version) > whole[0].fragment_version:
+            # Islands may have seen it. Made again with other bytes, it would part them from this run for good.
+            kept = whole[0].fragment_version
+            cure = (
+                f"is damaged ({damaged.problem}): restore it from a copy; or remove it to go on from version {kept}, "
+                "and restart the islands"
+            )
+            raise ConfigError("store", str(damaged.path), cure)
     lost = {int(d.path.parent.name) for d in loaded.damaged if d.path.parent.name.isdecimal()} - set(loaded.fragments)
     if lost:
         # Seeding anew over versions that islands have seen would be another run under the same name.
@@ -243,7 +254,9 @@ class _Service:
             self._tape.write(event_line(event, now_s))
         match event:
             case Received(envelope=envelope):
-                self._traffic.observe(envelope)
+                member = self.core.run.members.get(envelope.sender)
+                if member is not None and member.incarnation == envelope.incarnation:
+                    self._traffic.observe(envelope)
             case Persisted(fragment_id=p):
                 self._committed_at_s[p] = now_s
                 self._reporter.changed()

@@ -88,16 +88,6 @@ def mean_staleness(trained_on: Sequence[TrainedOn], current_version: int) -> flo
     return sum(part.steps * (current_version - part.fragment_version) for part in trained_on) / steps
 
 
-def oldest_staleness(trained_on: Sequence[TrainedOn], current_version: int) -> int:
-    """Returns how many versions behind ``current_version`` the oldest step was run: what ``max_staleness`` limits.
-
-    Raises:
-        ValueError: As :func:`mean_staleness`.
-    """
-    _check(trained_on, current_version)
-    return current_version - min(part.fragment_version for part in trained_on)
-
-
 def merge_weights(contributions: Sequence[Trained], exponent: float) -> tuple[Weight, ...]:
     """Returns the weight of each contribution of one round, in the order given.
 

@@ -32,7 +32,8 @@ class Traffic:
 def report(run: Run, traffic: Traffic) -> dict[str, Any]:
     """Returns the report, complete or not, ready for ``json.dumps``.
 
-    Counters of rounds cover this life of the aggregator, those of tokens and versions the whole run.
+    Refusals are those of this life of the aggregator, and bytes those of the islands' lives that it has heard from.
+    All else covers the whole run: tokens, steps, rounds and what follows from them are restored from the commits.
     """
     return {
         "tokens": run.ledger.books().tokens(),

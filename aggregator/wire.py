@@ -102,6 +102,10 @@ class Wire:
         if largest > self._config.max_message_bytes:
             cure = f"must be at least {largest} for the largest fragment; raise it everywhere, or use more fragments"
             raise ConfigError("max_message_bytes", self._config.max_message_bytes, cure)
+        round_bytes = 4 * max(manifest.sizes) * self._config.islands
+        if round_bytes > self._config.held_bytes:
+            cure = f"must be at least {round_bytes}, one round of the largest fragment, or no round could complete"
+            raise ConfigError("held_bytes", self._config.held_bytes, cure)
         self._manifest = manifest
 
     # --- in -----------------------------------------------------------------------------------------------------

@@ -81,7 +81,7 @@ class Reason(StrEnum):
     QUEUE_FULL = "queue_full"
     NOT_LEADER = "not_leader"
     # waste that nobody refused
-    OVERWRITTEN = "overwritten"  # steps dropped by adopting with keep < 1
+    OVERWRITTEN = "overwritten"  # steps dropped by adopting with keep = 0
     ISLAND_LOST = "island_lost"  # trained by an incarnation that ended before handing them over
     UNRECORDED = "unrecorded"  # a gap whose cause was lost with an aggregator
 
@@ -236,7 +236,7 @@ class Heartbeat:
     """Says that the island lives, how far it is, and what it still waits for. Answered by :class:`FleetState`.
 
     ``versions[p]`` is the version of fragment p in the local parameters, -1 for none; ``overwritten_tokens[p]`` counts
-    tokens that adoptions with keep < 1 dropped, over this incarnation.
+    tokens that adoptions with keep = 0 dropped, over this incarnation.
     """
 
     channel: ClassVar[Channel] = Channel.CONTROL

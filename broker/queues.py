@@ -160,10 +160,6 @@ class ContributionQueue:
                 self._by_sender[sender] = left
         return items
 
-    def waits(self, shard: int) -> bool:
-        """Whether anything waits for a shard."""
-        return shard in self._lanes
-
     def _lane(self, shard: int) -> _Lane:
         return self._lanes.setdefault(shard, _Lane())
 

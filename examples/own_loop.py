@@ -88,7 +88,8 @@ def main() -> None:
     params = init(jax.random.key(0), {"f32": jnp.float32, "bf16": jnp.bfloat16}[args.dtype])
     opt_state = optimizer.init(float32(params))
 
-    island = islands.join(args.address, params, run=args.run, kinds={"embed|head": "mean"})  # (1)
+    kinds = {"embed|head": "mean"}
+    island = islands.join(args.address, params, run=args.run, kinds=kinds, tokens_per_step=BATCH)  # (1)
     params, opt_state = island.restore(params, opt_state)  # (2) the run's parameters; our optimizer state, if there is
     for step, batch in enumerate(data(island.share), start=island.share.cursor):  # (3) our part of the data
         params, opt_state, value = train(params, opt_state, batch, island.schedule_step)  # (4) the run's progress

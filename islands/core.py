@@ -106,6 +106,7 @@ class Island:
         self._watched: frozenset[int] = frozenset()
         self._due_soon: frozenset[int] = frozenset()
         self._stopped = False
+        self._clean_from: int | None = 0  # parameters are finite from this step on; None while they are replaced
         self._news = (0, -1)  # epoch and sequence of the newest FleetState
         self.heard_at_s: float | None = None
         self._fenced_since_s: float | None = None
@@ -358,7 +359,10 @@ class Island:
         )
         if resolution.reason is Reason.STALE:
             self.fragments[resolution.fragment_id].overwrite = True
-        elif resolution.reason is Reason.NOT_FINITE:
+        elif resolution.reason is Reason.NOT_FINITE and self._clean_from is not None:
+            if resolution.from_step < self._clean_from:
+                return  # captured before the recovery, and refused after it
+            self._clean_from = None
             for fragment in self.fragments.values():
                 fragment.overwrite = True
             actions.append(RefreshOptimizer())
@@ -370,6 +374,8 @@ class Island:
         self.at = Point(boundary.inner_step, boundary.tokens)
         for p in boundary.installed:
             self._installed(self.fragments[p])
+        if self._clean_from is None and not any(f.awaits_overwrite for f in self.fragments.values()):
+            self._clean_from = self.at.step
         for p in boundary.copied:
             self.fragments[p].copy = self.at
         if boundary.stopped:

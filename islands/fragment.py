@@ -89,6 +89,11 @@ class Fragment:
         versions = [v.fragment_version for v in (self.incoming, self.newer) if v is not None]
         return max([self.version, *versions])
 
+    @property
+    def awaits_overwrite(self) -> bool:
+        """Whether the local parameters of this fragment are still to be replaced by the global ones."""
+        return self.overwrite or (self.incoming is not None and self.incoming_keep == 0)
+
     def answerable(self, at: Point) -> bool:
         """Whether an open round can be answered now, ``at`` being the last boundary.
 

@@ -250,7 +250,10 @@ class Island:
     def schedule(self) -> Schedule:
         """How far the whole run is, in this island's own steps; what learning rates follow."""
         settings = self._membership.settings
-        unit = max(1, settings.tokens_per_fleet_step)
+        unit = settings.tokens_per_fleet_step
+        if not self._tokens_per_step:  # left open when joining: the average so far says it
+            steps = max(1, self.inner_step - self._membership.start.step)
+            unit = max(1, (self.tokens - self._membership.start.tokens) * self._share.count // steps)
         # Of the core, which belongs to the other thread, this reads one value that is replaced as a whole.
         step = int(self._machine.schedule_tokens(self.tokens) / unit)
         return Schedule(step=step, total_steps=settings.total_tokens // unit)

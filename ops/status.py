@@ -33,6 +33,9 @@ from ops.archive import address_in, served
 #: Where lines are cut when the output is no terminal: a file has no width, and log viewers wrap by themselves.
 PLAIN_WIDTH = 140
 
+#: An aggregator renews its lease about twice a second; one that did not for so long has ended, hangs, or lost Redis.
+LEADER_WITHIN_S = 10.0
+
 _STYLES = {Liveness.ALIVE: "green", Liveness.SUSPECT: "yellow", Liveness.DEAD: "red", Liveness.LEFT: "dim"}
 
 
@@ -71,6 +74,8 @@ class Status:
         broker_age_s: Since the broker last wrote; None if it never did. Ages of islands are no younger than this.
         totals: What the aggregator counted, with ``islands`` (state -> how many), ``refusals`` (reason -> messages,
             whoever sent them) and ``broker_age_s``.
+        leader: The aggregator that holds the lease, as host and process; empty if nobody ever took it.
+        leader_age_s: Since it renewed the lease; None with no leader.
     """
 
     run_id: str
@@ -79,6 +84,8 @@ class Status:
     totals: Mapping[str, Any]
     broker_age_s: float | None
     broker_is_silent: bool
+    leader: str = ""
+    leader_age_s: float | None = None
 
 
 def status_of(snapshot: Snapshot, now_s: float) -> Status:
@@ -111,6 +118,7 @@ def status_of(snapshot: Snapshot, now_s: float) -> Status:
     }
     written_at = snapshot.broker.get("written_at")
     broker_age_s = None if written_at is None else max(0.0, now_s - written_at)
+    lease = snapshot.leases.get(0, {})
     states = Counter(str(each.state) for each in islands.values())
     totals = {
         **snapshot.totals,
@@ -125,7 +133,19 @@ def status_of(snapshot: Snapshot, now_s: float) -> Status:
         totals=totals,
         broker_age_s=broker_age_s,
         broker_is_silent=broker_age_s is None or broker_age_s >= dead_s,
+        leader=str(lease.get("holder", "")),
+        leader_age_s=max(0.0, now_s - float(lease["renewed_at"])) if lease else None,
     )
+
+
+def leaderless(status: Status, within_s: float) -> str:
+    """Says why a run has no leader that renewed its lease within so many seconds; empty if it has one."""
+    if status.leader_age_s is None:
+        return f"run {status.run_id} has no leader: no aggregator has taken its lease"
+    if status.leader_age_s > within_s:
+        since = f"{age(status.leader_age_s)} ago, the limit is {age(within_s)}"
+        return f"run {status.run_id} has no leader: aggregator {status.leader} renewed its lease {since}"
+    return ""
 
 
 def _refusals_by_sender(snapshot: Snapshot) -> dict[str, Counter[str]]:
@@ -286,19 +306,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object, on one line")
     watch_help = "again and again, until interrupted (default: every second)"
     parser.add_argument("--watch", metavar="SECONDS", type=float, nargs="?", const=1.0, help=watch_help)
+    leader_help = (
+        "a check for supervisors, in one line: status 1 unless an aggregator renewed its lease within so many seconds "
+        f"(default: {LEADER_WITHIN_S:g})"
+    )
+    parser.add_argument("--leader", metavar="SECONDS", type=float, nargs="?", const=LEADER_WITHIN_S, help=leader_help)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints the status of a run; returns 0, or 1 with a line on standard error.
+    """Prints the status of a run, or of its leader alone; returns 0, or 1 with a line on standard error.
 
     Raises:
-        ConfigError: ``--redis`` is no address, or ``--watch`` no interval.
+        ConfigError: ``--redis`` is no address, ``--watch`` no interval, or ``--leader`` no limit or one among others.
     """
     if args.watch is not None and not args.watch > 0:
         raise ConfigError("watch", args.watch, "must be a number of seconds above 0")
+    if args.leader is not None and not args.leader > 0:
+        raise ConfigError("leader", args.leader, "must be a number of seconds above 0")
+    if args.leader is not None and (args.json or args.watch is not None):
+        raise ConfigError("leader", args.leader, "is a check of its own: leave out --json and --watch")
     console = Console(highlight=False, width=None if sys.stdout.isatty() else PLAIN_WIDTH)
     try:
         with _address(args) as url:
+            if args.leader is not None:
+                return _check_leader(asyncio.run(_fetch(url, args.run)), args.leader)
             if args.watch is None:
                 _print(asyncio.run(_fetch(url, args.run)), console, as_json=args.json)
             else:
@@ -378,6 +409,16 @@ async def _watch(url: str, run_id: str | None, interval_s: float, console: Conso
                 else:
                     _print(status, console, as_json=as_json)
             await asyncio.sleep(interval_s)
+
+
+def _check_leader(status: Status, within_s: float) -> int:
+    why = leaderless(status, within_s)
+    if why:
+        print(f"atoll: {why}", file=sys.stderr)
+        return 1
+    assert status.leader_age_s is not None
+    print(f"run {status.run_id} is led by {status.leader}, which renewed its lease {age(status.leader_age_s)} ago")
+    return 0
 
 
 def _print(status: Status, console: Console, *, as_json: bool) -> None:

@@ -13,12 +13,14 @@ import pytest
 
 from aggregator import store_files
 from aggregator.commit_file import Damaged
+from aggregator.config import AggregatorConfig
 from aggregator.events import Commit
 from aggregator.outer import FragmentState
 from aggregator.records import manifest_from_rows, manifest_to_rows
+from aggregator.service import load_for
 from aggregator.store import Store
 from aggregator.store_files import commit_path, read_newest, read_run, read_seed, versions
-from broker.errors import LocalProtocolError, Unavailable
+from broker.errors import ConfigError, LocalProtocolError, Unavailable
 from broker.fragments import FragmentManifest, Kind, TensorSpec
 from broker.messages import Merged
 from broker.ranges import StepRange
@@ -178,6 +180,20 @@ def test_a_store_is_loaded_before_it_is_written_and_closed_for_good(tmp_path):
 
 
 # --- damage ---------------------------------------------------------------------------------------------------------
+
+
+def test_an_aggregator_does_not_go_on_behind_a_damaged_newest_version(tmp_path):
+    """Islands may have seen it: made again with other bytes it would part them from the run."""
+    fill(tmp_path, newest=3)
+    with Store.open(tmp_path) as store:
+        store.load()
+        store.save_run({"run_id": "atoll"})
+    os.truncate(commit_path(tmp_path, 0, 3), 1000)
+    with Store.open(tmp_path) as store, pytest.raises(ConfigError, match="from version 2, and restart the islands"):
+        load_for(store, AggregatorConfig(store=tmp_path))
+    commit_path(tmp_path, 0, 3).unlink()  # the operator's explicit order
+    with Store.open(tmp_path) as store:
+        assert load_for(store, AggregatorConfig(store=tmp_path)).fragments[0][0].fragment_version == 2
 
 
 @pytest.mark.parametrize("keep_bytes", [0, 5, 30, 200, 1000, 5000, 8000])

@@ -18,6 +18,7 @@ def ask(of, trained_on=None, ledger=None, **facts):
         "current_version": 5,
         "max_staleness": 2,
         "tokens_per_step": 10,
+        "most_steps": 1000,
         "free_bytes": 1000,
         "payload_bytes": 100,
         **facts,
@@ -158,9 +159,17 @@ def test_a_damaged_payload_is_asked_for_again():
     assert (admission.fate, admission.reason) == (Fate.RETRY, Reason.CHECKSUM)
 
 
-def test_an_island_without_declared_tokens_per_step_is_not_held_to_any():
-    ledger = books()
-    assert ask(tokens(0, 4, 0, 12345), tokens_per_step=0, ledger=ledger).fate is Fate.WAITING
+def test_steps_that_cannot_have_been_run_by_now_are_implausible():
+    said = ask(steps(0, 8), most_steps=7)
+    assert said.reason is Reason.IMPLAUSIBLE
+    assert "at most 7" in said.detail
+
+
+def test_an_island_without_declared_tokens_per_step_is_held_to_what_the_configuration_allows():
+    made = Desk(islands=1, max_tokens_per_step=50)
+    made.join("a")
+    made.run.members["a"].tokens_per_step = 0
+    assert made.run.most_tokens_per_step(made.run.members["a"]) == 50
 
 
 # --- the way back to the sender -------------------------------------------------------------------------------

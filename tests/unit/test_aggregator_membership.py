@@ -13,6 +13,7 @@ from broker.messages import (
     Attach,
     Fate,
     FleetState,
+    Join,
     Leave,
     Outstanding,
     Reason,
@@ -249,6 +250,32 @@ def test_a_farewell_cannot_end_a_run_by_a_lie():
     assert made.run.phase == "running"
     assert made.run.ledger.trained_tokens() == 0
     assert made.run.members["a"].left
+
+
+def test_a_heartbeat_cannot_end_a_run_by_a_step_that_nobody_can_have_reached():
+    made = desk("a", "b", total_tokens=1000)
+    said = made.beat("a", 2**40)
+    assert sent(said, Refused, "a")[0].reason is Reason.IMPLAUSIBLE
+    assert made.run.phase == "running"
+    assert made.run.ledger.trained_tokens() == 0
+
+
+def test_an_island_that_was_long_unheard_may_have_run_many_steps():
+    made = desk("a")
+    made.now_s += 60.0
+    made.beat("a", 50_000)
+    assert made.run.ledger.life("a", 1).last_step == 50_000
+
+
+def test_more_tokens_per_step_than_the_configuration_allows_are_refused_at_the_door():
+    made = desk("a", max_tokens_per_step=1000)
+    nonce = "b-1"
+    join = Join(nonce=nonce, island_id="b", hint="", tensors=made.run.manifest.fragments[0], tokens_per_step=2**62)
+    said = made.say(f"join:{nonce}", join)
+    (refused,) = sent(said, Refused)
+    assert refused.reason is Reason.IMPLAUSIBLE
+    assert "max_tokens_per_step" in refused.detail
+    assert made.run.members.get("b") is None
 
 
 def test_a_second_farewell_changes_nothing():

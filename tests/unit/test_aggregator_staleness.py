@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aggregator.staleness import Trained, mean_staleness, merge_weights, oldest_staleness, staleness_weight
+from aggregator.staleness import Trained, mean_staleness, merge_weights, staleness_weight
 from broker.messages import TrainedOn
 
 
@@ -49,7 +49,6 @@ def test_a_weight_of_nonsense_is_an_error_that_names_it(staleness, exponent):
 
 def test_a_range_that_straddles_an_adoption_is_a_little_stale_not_a_whole_version():
     assert mean_staleness([on(6, 2), on(7, 22)], 7) == pytest.approx(2 / 24)
-    assert oldest_staleness([on(6, 2), on(7, 22)], 7) == 1
 
 
 @pytest.mark.parametrize(
@@ -57,9 +56,8 @@ def test_a_range_that_straddles_an_adoption_is_a_little_stale_not_a_whole_versio
     [([], "is empty"), ([on(3, 0)], "0 steps on version 3"), ([on(9, 4)], "names version 9, the newest is 8")],
 )
 def test_impossible_histories_are_errors_that_name_the_part(trained_on, problem):
-    for measure in (mean_staleness, oldest_staleness):
-        with pytest.raises(ValueError, match=problem):
-            measure(trained_on, 8)
+    with pytest.raises(ValueError, match=problem):
+        mean_staleness(trained_on, 8)
 
 
 def test_token_weight_is_amount_times_rate():

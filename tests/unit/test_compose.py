@@ -12,6 +12,7 @@ import pytest
 
 from ops import cli
 from ops.cli import COMMANDS, parser_of
+from ops.status import LEADER_WITHIN_S
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPOSE = (ROOT / "docker-compose.yml").read_text()
@@ -66,10 +67,45 @@ def test_the_region_starts_an_island_of_ours():
     parse(value(services(REGION)["island"], "command"))
 
 
-def test_the_aggregator_is_healthy_when_status_says_so():
-    check = value(services(COMPOSE)["aggregator"], "test")
+def test_the_aggregator_is_healthy_when_it_leads_its_run():
+    block = services(COMPOSE)["aggregator"]
+    check = value(block, "test")
     assert check[:4] == ["CMD", "python3", "-m", "ops"]
-    parse(check[4:])
+    args = parse(check[4:])
+    assert args.leader == LEADER_WITHIN_S
+    assert not args.json  # the two exclude each other
+    assert args.watch is None
+    assert args.run_dir is None
+    assert args.run == parse(value(block, "command")).run_id
+
+
+def test_every_command_is_about_the_same_run_and_its_name_is_a_variable():
+    for text in (COMPOSE, REGION):
+        for name, block in services(text).items():
+            if name != "redis":
+                assert '"--run", "${ATOLL_RUN:-compose}"' in block, name
+                assert '"--run", "compose"' not in block, name
+    # A store holds one run, and optimizer state is of one run: neither is found under another name.
+    assert '"/var/lib/atoll/store/${ATOLL_RUN:-compose}"' in COMPOSE
+    for text in (COMPOSE, REGION):
+        assert '"/var/lib/atoll/island/${ATOLL_RUN:-compose}"' in services(text)["island"]
+
+
+def test_ports_are_published_to_this_host_alone_unless_told_otherwise():
+    assert value(services(COMPOSE)["broker"], "ports") == ["127.0.0.1:7001:7001", "127.0.0.1:7002:7002"]
+    assert COMPOSE.count("    ports: ") == 1
+    assert COMPOSE.count("${ATOLL_BIND:-127.0.0.1}") == 2
+    assert "#   ATOLL_BIND " in COMPOSE
+
+
+@pytest.mark.parametrize("text", [COMPOSE, REGION], ids=["whole", "region"])
+def test_islands_keep_their_optimizer_state_on_a_volume(text):
+    block = services(text)["island"]
+    args = parse(value(block, "command"))
+    assert Path(args.state_dir).is_relative_to("/var/lib/atoll")
+    # The directory that the image gives to its user: a volume over any other one would be root's.
+    assert value(block, "volumes") == ["islands:/var/lib/atoll"]
+    assert re.search(r"^volumes:\n(?:  \w+:\n)*  islands:$", text, re.M)
 
 
 @pytest.mark.parametrize("text", [COMPOSE, REGION], ids=["whole", "region"])
@@ -108,7 +144,7 @@ def test_health_checks_in_python_compile():
 
 def test_the_store_is_on_a_volume_that_the_image_gives_to_its_user():
     assert "store:/var/lib/atoll" in services(COMPOSE)["aggregator"]
-    assert re.search(r"^volumes:\n  store:$", COMPOSE, re.M)
+    assert re.search(r"^volumes:\n  store:\n", COMPOSE, re.M)
     assert "chown atoll:atoll /var/lib/atoll" in DOCKERFILE
 
 
@@ -134,6 +170,8 @@ def test_the_systemd_unit_starts_an_island_of_ours_and_does_not_retry_wrong_sett
     unit.read_string(UNIT)
     words = shlex.split(unit["Service"]["ExecStart"])
     assert Path(words[0]).name == "atoll"
-    parse(words[1:])
+    args = parse(words[1:])
+    assert str(args.state_dir) == "%S/atoll"
+    assert unit["Service"]["StateDirectory"] == "atoll"  # %S/atoll belongs to its user
     assert unit["Service"]["RestartPreventExitStatus"] == "2"
     assert unit["Service"]["DynamicUser"] == "yes"

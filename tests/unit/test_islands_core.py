@@ -25,7 +25,7 @@ from islands.events import (
     Tick,
     Watch,
 )
-from islands.fragment import Backoff, Stage
+from islands.fragment import Backoff, Pending, Stage
 from tests.helpers import TOKENS_PER_STEP, LinkedCluster, notes, of, tensors
 
 SETTINGS = m.RunSettings(
@@ -462,6 +462,20 @@ def test_after_not_finite_every_fragment_takes_the_global_parameters_and_a_fresh
     said = hand.resolve(contribution, m.Fate.REFUSED, m.Reason.NOT_FINITE)
     assert of(said, RefreshOptimizer)
     assert [of(hand.version(0, p), Prepare)[0].keep for p in range(2)] == [0.0, 0.0]
+
+
+def test_contributions_from_before_a_recovery_do_not_start_another():
+    hand = Hand(fragments=2)
+    first, second = hand.hand_over(4, 1, p=0), hand.hand_over(4, 2, p=1)
+    assert of(hand.resolve(first, m.Fate.REFUSED, m.Reason.NOT_FINITE), RefreshOptimizer)
+    assert not of(hand.resolve(second, m.Fate.REFUSED, m.Reason.NOT_FINITE), RefreshOptimizer)
+    for p in range(2):
+        hand.version(1, p)
+    hand.boundary(1, installed=(0, 1))
+    late = m.Resolution(fragment_id=1, from_step=0, to_step=4, fate=m.Fate.REFUSED, reason=m.Reason.NOT_FINITE)
+    hand.core.fragments[1].outstanding[(0, 4)] = Pending(second, Backoff(1.0, 1.0), sent_at_s=0.0)
+    assert not of(hand.state(resolutions=(late,)), RefreshOptimizer)
+    assert not any(f.overwrite for f in hand.core.fragments.values())
 
 
 @pytest.mark.parametrize("reason", [m.Reason.OVERLAP, m.Reason.IMPLAUSIBLE, m.Reason.RUN_ENDED])

@@ -181,4 +181,72 @@ def test_size_is_short(nbytes, text):
 @pytest.mark.parametrize("interval", [0.0, -1.0, float("nan")])
 def test_watch_needs_an_interval(interval):
     with pytest.raises(ConfigError, match="watch"):
-        status.run(argparse.Namespace(run=None, redis=None, json=False, watch=interval))
+        status.run(arguments("--watch", str(interval)))
+
+
+# --- the leader ------------------------------------------------------------------------------------------------------
+
+
+def arguments(*words):
+    parser = argparse.ArgumentParser()
+    status.add_arguments(parser)
+    return parser.parse_args(words)
+
+
+def leases(renewed_ago_s):
+    """A lease as Redis returns it: text throughout."""
+    return {0: {"holder": "hub:7", "epoch": "2", "renewed_at": f"{NOW_S - renewed_ago_s:.6f}"}}
+
+
+@pytest.fixture
+def check(monkeypatch, capsys):
+    """Runs the check against a snapshot; returns its exit status, and its one line."""
+
+    def call(found, *words):
+        async def fetch(url, run_id):
+            return status_of(found, NOW_S)
+
+        monkeypatch.setattr(status, "_fetch", fetch)
+        code = status.run(arguments("--leader", *words))
+        said = capsys.readouterr()
+        assert (said.out == "") == (code != 0)
+        line = said.out + said.err
+        assert line.count("\n") == 1
+        return code, line.strip()
+
+    return call
+
+
+def test_a_run_with_a_leader_passes_the_check_until_the_lease_is_old(check):
+    assert check(snapshot(leases=leases(0.4))) == (0, "run demo is led by hub:7, which renewed its lease 0.4 s ago")
+    assert check(snapshot(leases=leases(9.9)))[0] == 0
+    assert check(snapshot(leases=leases(-3.0)))[0] == 0  # a clock was set back
+    assert check(snapshot(leases=leases(10.1))) == (
+        1,
+        "atoll: run demo has no leader: aggregator hub:7 renewed its lease 10.1 s ago, the limit is 10.0 s",
+    )
+
+
+def test_the_limit_on_the_lease_can_be_given(check):
+    assert check(snapshot(leases=leases(4.0)), "5")[0] == 0
+    assert check(snapshot(leases=leases(4.0)), "3")[0] == 1
+
+
+def test_a_run_that_only_its_broker_has_written_about_has_no_leader(check):
+    broker_alone = snapshot(heard_at_s={}, members={}, fragments={}, totals={}, refusals={})
+    assert not broker_alone.empty
+    assert check(broker_alone) == (1, "atoll: run demo has no leader: no aggregator has taken its lease")
+
+
+@pytest.mark.parametrize(
+    ("words", "cure"),
+    [
+        (["0"], "seconds above 0"),
+        (["nan"], "seconds above 0"),
+        (["--json"], "leave out --json and --watch"),
+        (["--watch"], "leave out --json and --watch"),
+    ],
+)
+def test_the_check_of_the_leader_refuses_what_it_cannot_do(words, cure):
+    with pytest.raises(ConfigError, match=cure):
+        status.run(arguments("--leader", *words))
