@@ -23,6 +23,7 @@ from typing import Any, Literal, Self
 
 from broker import logs
 from broker.errors import ConfigError, LocalProtocolError, Unavailable
+from broker.signals import Interrupted
 from islands import checkpoint, core, placement
 from islands.config import IslandConfig
 from islands.exchange import Exchange, Install, Membership, Moment, Position, Snapshot
@@ -237,7 +238,15 @@ class Island:
     def __exit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.leave("closed" if exc_type is None else f"failed: {exc_type.__name__}")
+        match exc:
+            case None:
+                self.leave("closed")
+            case Interrupted():
+                self.leave(str(exc))
+            case KeyboardInterrupt():
+                self.leave("interrupted")
+            case _:
+                self.leave(f"failed: {type(exc).__name__}")
 
     # --- what a loop may want to know -------------------------------------------------------------------------
 

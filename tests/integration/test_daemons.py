@@ -127,7 +127,7 @@ def test_islands_get_names_from_the_run(region):
 
 def test_an_island_that_leaves_holds_nobody_up(region):
     assert region.leaver_exit == 128 + signal.SIGTERM
-    assert 'island.ended reason="signal SIGTERM"' in region.left_log
+    assert 'island.ended reason="interrupted by SIGTERM"' in region.left_log
     left = next(n for n, row in enumerate(region.notes("island.left")) if row["island"] == region.leaver)
     assert left == 0
     lines = json_lines(region.folder / "tape.jsonl")
