@@ -24,7 +24,9 @@ class AggregatorConfig:
     record_payloads: bool = setting(False, "keep every merged payload beside the tape (as large as all traffic)")
 
     islands: int = setting(4, "islands expected: how data is shared out, and what one fleet step means")
-    total_tokens: int = setting(0, "tokens to train before the run ends by itself; 0: no end", flag="--tokens")
+    total_tokens: int = setting(
+        0, "tokens after which the run ends by itself, at the next heartbeat; 0: no end", flag="--tokens"
+    )
     seed: int = setting(0, "of model initialisation and data order")
 
     fragments: int = setting(8, "fragments the model is cut into (P)")

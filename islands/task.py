@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -100,7 +101,7 @@ def load_task(path: str, options: Mapping[str, Any]) -> Task:
 
     Raises:
         ConfigError: If there is no such module, function or option, an option is missing, or the function returns
-            something else; or if the function refuses an option. Its other exceptions are passed on.
+            something else; if the function refuses an option; or if the task's own code fails, with the line where.
     """
     module_name, colon, function_name = path.partition(":")
     if not (module_name and colon and function_name):
@@ -115,6 +116,8 @@ def load_task(path: str, options: Mapping[str, Any]) -> Task:
     except ConfigError as err:
         # A task knows its options by name, not the table they stand in.
         raise ConfigError(f"task.{err.field}", err.value, err.cure) from err
+    except Exception as err:
+        raise _broken(path, err) from err
     if not isinstance(task, Task):
         raise ConfigError("task", path, f"returned {type(task).__name__}: it must return an islands.task.Task")
     return task
@@ -131,6 +134,14 @@ def _import(module_name: str, path: str) -> Any:
         else:
             cure = f"module {module_name} imports {missing}, which is not installed: pip install it, on every island"
         raise ConfigError("task", path, cure) from err
+    except Exception as err:
+        raise _broken(path, err) from err
+
+
+def _broken(path: str, err: Exception) -> ConfigError:
+    """The error of a task's own code, with the line it comes from: starting it again would not help."""
+    frame = traceback.extract_tb(err.__traceback__)[-1]
+    return ConfigError("task", path, f"{type(err).__name__}: {err} ({frame.filename}, line {frame.lineno})")
 
 
 def _check_options(path: str, signature: inspect.Signature, options: Mapping[str, Any]) -> None:

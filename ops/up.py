@@ -43,6 +43,8 @@ STATUS_EVERY_S = 1.0
 LEAVE_WITHIN_S = 3.0
 
 _EPILOG = """
+Without --tokens the run ends after 2,000,000: at the next heartbeat, half a second later, and the flush after that.
+
 exit status:
   0    the run trained its tokens, and the report is complete
   1    a process could not be kept alive, or the model could not be evaluated; the report has what is known
@@ -183,7 +185,7 @@ class _Run:
                 self._start(cluster, display)
                 self._watch(cluster, loop, display, signals)
             except (GaveUp, Unavailable) as err:
-                self.note = str(err).partition("\n")[0]
+                self.note = str(err).partition("; the end of ")[0].partition("\n")[0]
                 display.note(str(err))
                 return 1
             except Interrupted as err:

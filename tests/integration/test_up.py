@@ -108,7 +108,7 @@ def test_the_report_has_everything_that_was_promised(runs):
 def test_json_is_the_last_line_of_standard_output_and_progress_is_elsewhere(runs):
     assert json.loads(runs.first.out) == runs.first.report()
     assert runs.first.out.count("\n") == 1
-    assert "tokens/s" in runs.first.err
+    assert "merged" in runs.first.err  # a line every few seconds: a short run may have just the first one
     assert "versions" in runs.first.err
 
 

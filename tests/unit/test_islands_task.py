@@ -180,3 +180,10 @@ def test_a_file_that_is_no_model_is_refused(tiny, tmp_path):
     for path in (tmp_path / "model.safetensors", tmp_path / "absent.safetensors"):
         with pytest.raises(ConfigError, match="cannot be read as safetensors"):
             evaluate_file(tiny, path)
+
+
+def test_a_task_whose_own_code_fails_is_named_with_the_line(tmp_path, monkeypatch):
+    (tmp_path / "broken_task.py").write_text("def task():\n    return jax_taks()\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match=r"NameError: name 'jax_taks' is not defined \(.*broken_task.py, line 2\)"):
+        load_task("broken_task:task", {})
