@@ -65,7 +65,6 @@ class Reason(StrEnum):
     # joining
     UNKNOWN_ISLAND = "unknown_island"  # not a member: join (again) first
     FENCED = "fenced"  # a later incarnation of this island has joined
-    ID_IN_USE = "id_in_use"
     MANIFEST = "manifest"  # the tensors differ from those of the run
     # a contribution, finally
     UNKNOWN_FRAGMENT = "unknown_fragment"

@@ -28,8 +28,7 @@ def require(holds: bool, invariant: int, message: str) -> None:
 class Invariants:
     """The observer of one simulated run."""
 
-    def __init__(self, tokens_per_step: int) -> None:
-        self._tokens_per_step = tokens_per_step
+    def __init__(self) -> None:
         self._durable: dict[tuple[int, int], Commit] = {}
         self._published: dict[tuple[int, int], str] = {}
         self._newest: dict[int, int] = {}
@@ -37,7 +36,7 @@ class Invariants:
         self._merged: dict[tuple[str, int, int], IntervalSet] = {}
         self.merged_tokens: Counter[int] = Counter()
         self._versions_seen: dict[str, tuple[int, ...]] = {}
-        self.trained_tokens: dict[tuple[str, int], int] = {}
+        self._trained_tokens: dict[tuple[str, int], int] = {}
 
     # --- told by the drivers ----------------------------------------------------------------------------------
 
@@ -92,7 +91,7 @@ class Invariants:
         """Versions in an island's parameters only grow; its ranges never overlap."""
         core = island.core
         if core.joined:
-            self.trained_tokens[(core.island_id, core.incarnation)] = island.tokens
+            self._trained_tokens[(core.island_id, core.incarnation)] = island.tokens
         versions = tuple(f.version for f in core.fragments.values())
         before = self._versions_seen.get(island.address, tuple(-1 for _ in versions))
         require(
@@ -123,6 +122,13 @@ class Invariants:
         assert core.run.manifest is not None
         for p in core.run.manifest.moving:
             require(core.run.fragments[p].version > 0, 6, f"fragment {p} never grew")
+        for (island_id, incarnation), tokens in self._trained_tokens.items():
+            if not core.run.ledger.knows(island_id, incarnation):
+                # Welcomed by an aggregator that died before version 0 was whole: there was nothing to train yet.
+                require(tokens == 0, 4, f"{island_id}.{incarnation} trained {tokens}, nothing is booked")
+                continue
+            booked = core.run.ledger.life(island_id, incarnation).last_tokens
+            require(booked <= tokens, 4, f"{island_id}.{incarnation} trained {tokens}, booked are {booked}")
         for island in simulation.islands.values():
             if not island.alive:
                 continue

@@ -117,7 +117,7 @@ def is_balanced(report: Report) -> bool:
 
 def render(report: Report) -> str:
     """Returns the report as text for people."""
-    head = f"run {report['run']['id']}: {report['note'] or 'finished'} after {age(report['wall_s'])}"
+    head = f"run {report['run']['id']}: {report['note'] or 'finished'}, after {age(report['wall_s'])}"
     lines = [head, ""]
     lines += [f"  {label:14}{text}" for label, text in _summary(report)]
     if report["islands"]:

@@ -92,7 +92,7 @@ class Simulation:
         self.queue = EventQueue()
         self.rng = random.Random(plan.seed)
         self.disk = Disk()
-        self.invariants = Invariants(plan.tokens_per_step)
+        self.invariants = Invariants()
         self.trace: list[tuple[float, str, str, str]] = []
         self.broker = SimBroker(self)
         self.aggregator = SimAggregator(self, 0)

@@ -112,7 +112,7 @@ def test_json_is_the_last_line_of_standard_output_and_progress_is_elsewhere(runs
 
 
 def test_without_json_the_report_is_for_people(runs):
-    assert "run again: finished after" in runs.again.out
+    assert "run again: finished, after" in runs.again.out
     assert "held-out loss" in runs.again.out
     assert "island-3" in runs.again.out
     assert "(100.0%) + 0 wasted + 0 in flight" in runs.again.out

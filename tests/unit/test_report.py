@@ -55,7 +55,7 @@ def test_an_aggregator_that_wrote_nothing_still_gives_a_report():
     assert report["tokens"] == {"trained": 0, "merged": 0, "in_flight": 0, "wasted": {}}
     assert is_balanced(report)
     text = render(report)
-    assert "run demo: broker ended with status 2 after 3.0 s" in text
+    assert "run demo: broker ended with status 2, after 3.0 s" in text
     assert "not evaluated" in text
 
 
@@ -68,7 +68,7 @@ def test_tokens_that_do_not_add_up_are_pointed_out():
 
 def test_the_text_says_what_people_ask_first():
     text = render(build_report(COUNTED, FACTS, loss_before=5.5, loss_after=2.2))
-    assert "run demo: finished after 4 min 12 s" in text
+    assert "run demo: finished, after 4 min 12 s" in text
     assert "5.500 -> 2.200 nats per token (-60.0%)" in text
     assert "1,000 trained = 900 merged (90.0%) + 60 wasted (island_lost 10, stale 50) + 40 in flight" in text
     assert "2 fragments at version 3 to 4" in text
