@@ -38,6 +38,7 @@ class AggregatorConfig:
     round_timeout_s: float = setting(30.0, "a round closes after this long with what is there")
     max_staleness: int = setting(8, "versions that the oldest step of a contribution may be behind")
     staleness_exponent: float = setting(0.5, "a in the weight (1 + staleness) ** -a; 0 is the paper's rule")
+    presence_exponent: float = setting(0.0, "b in (share of live islands in the round) ** b, on every weight; 0: none")
 
     outer_learning_rate: float = setting(0.7, "of the outer Nesterov step")
     outer_momentum: float = setting(0.5, "of the outer Nesterov step; 0 for plain SGD")
@@ -76,7 +77,7 @@ class AggregatorConfig:
                 f"must not exceed sync_interval = {self.sync_interval}: at most one fragment falls due per inner step"
             )
             raise ConfigError("fragments", self.fragments, cure)
-        for name in ("total_tokens", "staleness_exponent", "grace_factor", "outer_momentum"):
+        for name in ("total_tokens", "staleness_exponent", "presence_exponent", "grace_factor", "outer_momentum"):
             if getattr(self, name) < 0:
                 raise ConfigError(name, getattr(self, name), "must not be negative")
         if self.outer_momentum >= 1:
@@ -85,6 +86,9 @@ class AggregatorConfig:
             raise ConfigError("outer_learning_rate", self.outer_learning_rate, "must be above 0, 0.7 is usual")
         if not 0 <= self.keep <= 1:
             raise ConfigError("keep", self.keep, "must lie between 0 (overwrite) and 1 (keep every step)")
+        if self.version_codec.blockwise:
+            cure = "must be f32 or bf16: what rounding takes from a version nothing brings back; choose it as codec"
+            raise ConfigError("version_codec", str(self.version_codec), cure)
         if self.round_timeout_s <= 0:
             raise ConfigError("round_timeout_s", self.round_timeout_s, "must be above 0, 30 is usual")
         _ = self.liveness  # checks its own relations

@@ -16,9 +16,10 @@ oppose each other, full length along what little is left would be a step into no
 which is the RDA length itself for orthogonal contributions of one length, and falls to zero as they cancel.
 
 Contributions are never stacked: memory is the result and a few blocks, whatever the number of islands. Each encoded
-payload is read once for ``mean`` and twice for ``rda`` (lengths first, then directions). Contributions are folded in
-the order given, block by block, without a threaded BLAS call, so that the same payloads in the same order give the
-same bytes again.
+payload is read once for ``mean`` and twice for ``rda`` (lengths first, then directions), and decoded block by block on
+the way; codecs may differ from island to island, and the result is, to the last bit, that of the decoded tensors.
+Contributions are folded in the order given, block by block, without a threaded BLAS call, so that the same payloads in
+the same order give the same bytes again.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import cast
 
-import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
 from aggregator.events import Part
 from broker.errors import LocalProtocolError
 from broker.fragments import Kind, TensorSpec
-from broker.messages import Codec, Encoded
+from broker.lengths import encoded_bytes
+from broker.tensors import Elements
 
 Vector = NDArray[np.float32]
 
@@ -49,8 +50,6 @@ LANE = 1 << 13
 
 #: Directions that cancel to less than this share of their terms are rounding noise (float32 leaves about 1e-7).
 CANCELLED = 1e-4
-
-_WIRE_DTYPE = {Codec.F32: np.dtype("<f4"), Codec.BF16: np.dtype(ml_dtypes.bfloat16)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +77,8 @@ def merge_fragment(tensors: Sequence[TensorSpec], parts: Sequence[Part]) -> Merg
 
     Args:
         tensors: The fragment, in manifest order.
-        parts: At least one, in the order to fold: payloads of one buffer per tensor, f32 or bf16, with final weights.
+        parts: At least one, in the order to fold: payloads of one buffer per tensor, in any codec, with final
+            weights.
 
     Raises:
         LocalProtocolError: If a payload does not fit the tensors, or a weight is negative or not finite: such
@@ -98,9 +98,10 @@ def merge_fragment(tensors: Sequence[TensorSpec], parts: Sequence[Part]) -> Merg
         if tensor.kind is Kind.FROZEN or not tensor.size:
             continue
         units = math.prod(tensor.shape[: tensor.unit_axes]) if tensor.kind is Kind.RDA else 1
-        sources = [_view(part.payload[index]).reshape(units, -1) for part in parts]
-        for rows in _strips(units, tensor.size // units):
-            strip = _Strip([source[rows] for source in sources], region.reshape(units, -1)[rows], scratch)
+        columns = tensor.size // units
+        sources = [Elements(part.payload[index]) for part in parts]
+        for rows in _strips(units, columns):
+            strip = _Strip(sources, rows.start * columns, region.reshape(units, columns)[rows], scratch)
             mean, lengths = strip.weighted_mean(weights)
             out = mean if tensor.kind is Kind.MEAN else strip.radial_directional(shares, weights, mean, lengths)
             squares += np.square(lengths).sum(axis=1)
@@ -120,11 +121,19 @@ class _Strip:
     """Some whole units of one tensor, from every contribution: k rows of n elements each, in blocks.
 
     Either one row longer than a block, or as many short rows as fill one, so that a stacked tensor of many small
-    units costs no more than a plain one.
+    units costs no more than a plain one. Either way a block is a range of the tensor's elements without gaps, whatever
+    the boundaries of units and of the blocks that share a scale.
+
+    Args:
+        sources: The tensor, as each contribution has it.
+        first: Element of the tensor with which the strip begins.
+        out: Where the result of the strip belongs, float32 [k, n].
+        scratch: Two blocks.
     """
 
-    def __init__(self, sources: list[NDArray[np.generic]], out: Vector, scratch: tuple[Vector, Vector]) -> None:
+    def __init__(self, sources: list[Elements], first: int, out: Vector, scratch: tuple[Vector, Vector]) -> None:
         self._sources = sources
+        self._first = first
         self._out = out
         self._tile, self._term = scratch
 
@@ -190,7 +199,7 @@ class _Strip:
             block = self._out[:, start : start + BLOCK]
             term = self._term[: block.size].reshape(block.shape)
             for i, source in enumerate(self._sources):
-                tile = _tile(source[:, start : start + BLOCK], self._tile)
+                tile = source.read(self._first + start, self._tile[: block.size]).reshape(block.shape)
                 if squares is not None:
                     squares[i] += _squares(tile)
                 if i == 0:
@@ -206,20 +215,6 @@ def _strips(rows: int, columns: int) -> Iterator[slice]:
     """Cuts units into strips: one long unit, or as many short ones as fill a block."""
     height = max(1, BLOCK // columns)
     return (slice(start, min(start + height, rows)) for start in range(0, rows, height))
-
-
-def _view(encoded: Encoded) -> NDArray[np.generic]:
-    """Returns the elements of a buffer as they are on the wire, without a copy."""
-    return cast(NDArray[np.generic], np.frombuffer(encoded.data, _WIRE_DTYPE[encoded.codec]))
-
-
-def _tile(elements: NDArray[np.generic], scratch: Vector) -> Vector:
-    """Returns a tile as float32: itself, or decoded into scratch memory."""
-    if elements.dtype == np.float32:
-        return cast(Vector, elements)
-    tile = scratch[: elements.size].reshape(elements.shape)
-    np.copyto(tile, elements)
-    return tile
 
 
 def _squares(tile: Vector) -> NDArray[np.float64]:
@@ -255,7 +250,7 @@ def _check(tensors: Sequence[TensorSpec], parts: Sequence[Part]) -> None:
         if len(part.payload) != len(tensors):
             raise LocalProtocolError(f"{part.island_id} sent {len(part.payload)} buffers for {len(tensors)} tensors")
         for tensor, encoded in zip(tensors, part.payload, strict=True):
-            got, expected = memoryview(encoded.data).nbytes, tensor.size * _WIRE_DTYPE[encoded.codec].itemsize
+            got, expected = memoryview(encoded.data).nbytes, encoded_bytes(encoded.codec, tensor.size)
             if got != expected:
                 what = f"{tensor.name} from {part.island_id}"
                 raise LocalProtocolError(f"{what} has {got} bytes as {encoded.codec}, its shape takes {expected}")

@@ -30,7 +30,7 @@ from aggregator.membership import Membership
 from aggregator.quorum import Verdict, Waits
 from aggregator.round import Admitted, Round
 from aggregator.run import Fragment, Run, Stage
-from aggregator.staleness import Trained, mean_staleness, merge_weights
+from aggregator.staleness import Trained, mean_staleness, merge_weights, presence_factor
 from broker.messages import Attached, Contribution, Fate, Merged, Nothing, Phase, Reason, Resolution
 
 PERSIST_RETRY_S = 1.0
@@ -275,7 +275,11 @@ class Rounds:
             Trained(island_id=c.island_id, tokens=c.steps.tokens, steps=c.steps.steps, staleness=s)
             for c, s in zip(kept, staleness, strict=True)
         ]
-        weighed = list(zip(kept, staleness, merge_weights(trained, run.config.staleness_exponent), strict=True))
+        present = {c.island_id for c in kept}
+        live = {m.island_id for m in run.members.live(run.now_s)} | present
+        presence = presence_factor(len(present), len(live), run.config.presence_exponent)
+        weights = merge_weights(trained, run.config.staleness_exponent, presence)
+        weighed = list(zip(kept, staleness, weights, strict=True))
         round_.merged = tuple(
             Merged(
                 island_id=c.island_id,

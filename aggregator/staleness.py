@@ -88,10 +88,24 @@ def mean_staleness(trained_on: Sequence[TrainedOn], current_version: int) -> flo
     return sum(part.steps * (current_version - part.fragment_version) for part in trained_on) / steps
 
 
-def merge_weights(contributions: Sequence[Trained], exponent: float) -> tuple[Weight, ...]:
+def presence_factor(present: int, live: int, exponent: float) -> float:
+    """Returns ``(present / live) ** exponent``: how much of a step a round takes when islands are missing from it.
+
+    With RDA a merge has full length whoever is in it, so a round of one island among eight moves the model as far as a
+    round of all, on an eighth of the evidence. An absent island counts as much as one that is there.
+
+    Args:
+        present: Islands in the round, at least 1.
+        live: Live islands, at least ``present``.
+        exponent: 0 takes full steps always; 1 makes the step proportional.
+    """
+    return float((present / live) ** exponent)
+
+
+def merge_weights(contributions: Sequence[Trained], exponent: float, presence: float = 1.0) -> tuple[Weight, ...]:
     """Returns the weight of each contribution of one round, in the order given.
 
-    With w the capped token weights, lambda the staleness weights:
+    With w the capped token weights, lambda the staleness weights times ``presence``:
         merge_weight = w * lambda / sum(w)
 
     All are 0 when no contribution holds a token.
@@ -99,6 +113,7 @@ def merge_weights(contributions: Sequence[Trained], exponent: float) -> tuple[We
     Args:
         contributions: At least one.
         exponent: Of :func:`staleness_weight`.
+        presence: From :func:`presence_factor`.
 
     Raises:
         ValueError: If there is no contribution, or one has no steps or fewer than no tokens.
@@ -113,7 +128,7 @@ def merge_weights(contributions: Sequence[Trained], exponent: float) -> tuple[We
     total = math.fsum(token_weights)
     weights = []
     for trained, token_weight in zip(contributions, token_weights, strict=True):
-        discount = staleness_weight(trained.staleness, exponent)
+        discount = staleness_weight(trained.staleness, exponent) * presence
         merge_weight = token_weight / total * discount if total else 0.0
         weights.append(Weight(token_weight=token_weight, staleness_weight=discount, merge_weight=merge_weight))
     return tuple(weights)

@@ -20,14 +20,12 @@ import msgpack
 import xxhash
 
 from broker.errors import ConfigError, LocalProtocolError, RemoteProtocolError
+from broker.lengths import encoded_bytes
 from broker.messages import MESSAGE_TYPES, PROTOCOL_VERSION, Codec, Encoded, Envelope, Message, Reason
 from broker.schema import MAX_DIMENSIONS, MAX_ITEMS, MAX_TEXT, Record, Unfit, address, counter, identifier
 
 #: Whatever has the buffer protocol: bytes, memoryview, zmq.Frame.
 Buffer = Any
-
-#: Bytes per element.
-ITEM_BYTES = {Codec.F32: 4, Codec.BF16: 2}
 
 #: Kind, as written in headers, to message type: ``fleet_state`` is :class:`broker.messages.FleetState`.
 KINDS: dict[str, type[Message]] = {re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower(): cls for cls in MESSAGE_TYPES}
@@ -238,7 +236,7 @@ def _read_buffer(entry: Any, frame: memoryview) -> Encoded:
     if type(checksum) is not int or not 0 <= checksum <= _CHECKSUM_MAX:
         raise Unfit(checksum, "an integer from 0 to 2**64 - 1", at="checksum")
     # Python integers do not overflow, so a product of absurd dimensions is absurd and equals no length.
-    nbytes = math.prod(shape) * ITEM_BYTES[codec]
+    nbytes = encoded_bytes(codec, math.prod(shape))
     if entry["nbytes"] != nbytes or type(entry["nbytes"]) is not int:
         raise Unfit(entry["nbytes"], f"{nbytes} for {codec} and this shape", at="nbytes")
     if frame.nbytes != nbytes:

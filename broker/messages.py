@@ -40,6 +40,17 @@ class Codec(StrEnum):
 
     F32 = "f32"
     BF16 = "bf16"
+    INT8 = "int8"
+    INT4 = "int4"
+
+    @property
+    def blockwise(self) -> bool:
+        """Whether elements are small integers that share a scale, 256 at a time.
+
+        For contributions only: what is rounded away from one is handed over with the next. From a version it would be
+        lost, and the islands would train on other parameters than the aggregator steps from.
+        """
+        return self in (Codec.INT8, Codec.INT4)
 
 
 class Phase(StrEnum):
@@ -201,7 +212,7 @@ class Merged:
     steps: StepRange
     staleness: float
     token_weight: float  # n * n / s, capped at half of the round's sum
-    staleness_weight: float  # (1 + staleness) ** -a
+    staleness_weight: float  # (1 + staleness) ** -a, times (share of live islands in the round) ** b
     merge_weight: float  # their product over the sum of token weights
     fresh: bool  # False: held over from an earlier round
 

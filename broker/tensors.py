@@ -2,26 +2,31 @@
 
 Pure, and careful with memory: a model of 100 M parameters is 400 MB in float32, and every needless pass or copy costs
 as much as a network hop. Elements are little-endian on the wire, as they are in the memory of every host JAX runs on.
+
+Whatever the codec, everything here reads tensors through :class:`Elements`, a range at a time: merging, norms and
+decoding then see the same float32 values, to the last bit. Block-wise integers are :mod:`broker.blockwise`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from typing import Any, cast
+from collections.abc import Sequence
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from broker.blockwise import Quantised, quantise
 from broker.errors import LocalProtocolError, RemoteProtocolError
 from broker.fragments import TensorSpec
+from broker.lengths import encoded_bytes
 from broker.messages import Codec, Encoded, Reason
 
 Float32Array = npt.NDArray[np.float32]
 
-#: The element type of a codec's bytes.
+#: The element type of a codec's bytes, where elements have some of their own.
 _WIRE_DTYPE: dict[Codec, np.dtype[Any]] = {
     Codec.F32: np.dtype(np.float32),
     Codec.BF16: np.dtype(ml_dtypes.bfloat16),
@@ -35,7 +40,10 @@ def encode_tensor(array: Float32Array, codec: Codec) -> Encoded:
 
     With ``f32`` and contiguous memory the bytes are a view of the array: it must not be written to while the result
     is in use. bf16 rounds to nearest, ties to even; infinities and NaN stay what they are, and what exceeds the
-    largest bf16 (by rounding, above 3.3961e38) becomes infinite.
+    largest bf16 (by rounding, above 3.3961e38) becomes infinite. int8 and int4 round to half a scale of the element's
+    block, absmax / 127 and absmax / 7; one value that is not finite takes its block of 256 with it.
+
+    Besides the result, memory is allocated for a copy of what is not contiguous, and for a block of int8 or int4.
 
     Args:
         array: float32, of any shape.
@@ -46,11 +54,63 @@ def encode_tensor(array: Float32Array, codec: Codec) -> Encoded:
     """
     if array.dtype != np.float32:
         raise LocalProtocolError(f"array has dtype {array.dtype}, must be float32: convert it before it is encoded")
-    # What is not finite is for the receiver to find and refuse, no reason for a warning.
-    with np.errstate(over="ignore", invalid="ignore"):
-        written = np.asarray(array, dtype=_WIRE_DTYPE[codec], order="C")  # ascontiguousarray would reshape scalars
-    data = _bytes_of(written)
+    if codec.blockwise:
+        data = quantise(np.asarray(array, order="C").reshape(-1), codec).data
+    else:
+        # What is not finite is for the receiver to find and refuse, no reason for a warning.
+        with np.errstate(over="ignore", invalid="ignore"):
+            written = np.asarray(array, dtype=_WIRE_DTYPE[codec], order="C")  # ascontiguousarray would reshape scalars
+        data = _bytes_of(written)
     return Encoded(codec=codec, shape=array.shape, checksum=xxhash.xxh3_64_intdigest(data), data=data)
+
+
+class Elements:
+    """The elements of an encoded tensor as float32, a range at a time; its bytes are read where they lie.
+
+    Args:
+        encoded: What was received.
+
+    Attributes:
+        size: Elements in all.
+
+    Raises:
+        LocalProtocolError: If the bytes are not as many as the shape takes; the codec refuses such buffers.
+    """
+
+    __slots__ = ("_plain", "_quantised", "size")
+
+    def __init__(self, encoded: Encoded) -> None:
+        self.size = math.prod(encoded.shape)
+        got, expected = memoryview(encoded.data).nbytes, encoded_bytes(encoded.codec, self.size)
+        if got != expected:
+            have = f"{got} bytes as {encoded.codec}"
+            raise LocalProtocolError(f"a tensor has {have}, its shape {list(encoded.shape)} takes {expected}")
+        self._quantised: Quantised | None = None
+        if encoded.codec.blockwise:
+            self._quantised = Quantised(np.frombuffer(encoded.data, np.uint8), encoded.codec, self.size)
+            self._plain = np.empty(0, np.float32)
+        else:
+            self._plain = np.frombuffer(encoded.data, _WIRE_DTYPE[encoded.codec])
+
+    def read(self, start: int, scratch: Float32Array) -> Float32Array:
+        """Returns the elements from ``start`` on, as many as ``scratch`` holds.
+
+        Args:
+            start: Of the range, which must not reach beyond the end.
+            scratch: float32, flat and contiguous, of a size that fits the cache.
+
+        Returns:
+            With ``f32`` a read-only view of the bytes, perhaps unaligned; otherwise ``scratch``, filled.
+        """
+        if self._quantised is not None:
+            self._quantised.read(start, scratch)
+            return scratch
+        plain = self._plain[start : start + scratch.size]
+        if plain.dtype == np.float32:
+            return plain
+        # A bf16 is the upper half of a float32: shifting is exact, and twice as fast as converting.
+        np.left_shift(plain.view(np.uint16), 16, out=scratch.view(np.uint32), dtype=np.uint32)
+        return scratch
 
 
 def decode_tensor(encoded: Encoded) -> Float32Array:
@@ -58,11 +118,12 @@ def decode_tensor(encoded: Encoded) -> Float32Array:
 
     With ``f32`` it is a read-only view of the received bytes where their alignment allows it; otherwise a new array.
     """
-    elements = _elements(encoded)
-    if encoded.codec is Codec.F32 and elements.flags.aligned:
-        view = cast(Float32Array, elements.reshape(encoded.shape))
-        view.flags.writeable = False
-        return view
+    if encoded.codec is Codec.F32:
+        elements = np.frombuffer(encoded.data, np.float32)
+        if elements.flags.aligned:
+            view = elements.reshape(encoded.shape)
+            view.flags.writeable = False
+            return view
     out = np.empty(encoded.shape, np.float32)
     decode_into(encoded, out)
     return out
@@ -82,9 +143,12 @@ def decode_into(encoded: Encoded, out: Float32Array) -> None:
     if out.dtype != np.float32 or out.size != size or not out.flags.c_contiguous:
         have = f"{out.dtype} of shape {out.shape}{'' if out.flags.c_contiguous else ', not contiguous'}"
         raise LocalProtocolError(f"out is {have}, must be contiguous float32 of {size} elements")
-    flat = out.reshape(-1)
-    for start, block in _blocks(encoded):
-        _widen(block, flat[start : start + block.size])
+    flat, elements = out.reshape(-1), Elements(encoded)
+    for start in range(0, size, _BLOCK):
+        block = flat[start : start + _BLOCK]
+        values = elements.read(start, block)
+        if values is not block:
+            block[:] = values
 
 
 def squared_norm(encoded: Encoded) -> float:
@@ -94,14 +158,12 @@ def squared_norm(encoded: Encoded) -> float:
     beyond 1e19 or all below 1e-19), the block is taken again in float64, which holds the square of every float32.
     """
     total = 0.0
-    scratch = np.empty(_BLOCK, np.float32)
+    elements = Elements(encoded)
+    scratch = np.empty(min(elements.size, _BLOCK), np.float32)
     # An element that is not finite is what we are looking for, no reason for a warning.
     with np.errstate(over="ignore", invalid="ignore", under="ignore"):
-        for _, block in _blocks(encoded):
-            values = block
-            if encoded.codec is not Codec.F32:
-                values = scratch[: block.size]
-                _widen(block, values)
+        for start in range(0, elements.size, _BLOCK):
+            values = elements.read(start, scratch[: elements.size - start])
             squares = float(np.dot(values, values))
             if not 1e-30 < squares < math.inf:
                 exact = values.astype(np.float64)
@@ -133,7 +195,7 @@ def check_payload(
     Args:
         payload: As received; the codec has checked that lengths fit shapes.
         specs: ``manifest.fragments[fragment_id]``.
-        codecs: Versions and seeds must be float32, contributions may be in any.
+        codecs: Seeds must be float32 and versions not block-wise, contributions may be in any.
 
     Raises:
         RemoteProtocolError: With reason ``wrong_shape`` (also for too many or too few tensors) or ``wrong_dtype``.
@@ -172,22 +234,3 @@ def fragment_digest(*parts: Float32Array) -> str:
 def _bytes_of(array: npt.NDArray[Any]) -> memoryview:
     """Returns the memory of a contiguous array; by way of uint8, as bf16 has no buffer format of its own."""
     return array.reshape(-1).view(np.uint8).data
-
-
-def _elements(encoded: Encoded) -> npt.NDArray[Any]:
-    return np.frombuffer(encoded.data, dtype=_WIRE_DTYPE[encoded.codec])
-
-
-def _blocks(encoded: Encoded) -> Iterator[tuple[int, npt.NDArray[Any]]]:
-    """Yields the elements as written, a block at a time, each with the index of its first element."""
-    elements = _elements(encoded)
-    for start in range(0, elements.size, _BLOCK):
-        yield start, elements[start : start + _BLOCK]
-
-
-def _widen(block: npt.NDArray[Any], out: Float32Array) -> None:
-    if block.dtype == ml_dtypes.bfloat16:
-        # A bf16 is the upper half of a float32: shifting is exact, and twice as fast as converting.
-        np.left_shift(block.view(np.uint16), 16, out=out.view(np.uint32), dtype=np.uint32)
-    else:
-        out[:] = block

@@ -8,11 +8,14 @@ from broker.fragments import FragmentManifest
 from broker.messages import Codec, Envelope, Reason, Version
 from broker.tensors import check_payload, decode_tensor, fragment_digest
 
+_VERSION_CODECS = frozenset(codec for codec in Codec if not codec.blockwise)
+
 
 def flaw_in(envelope: Envelope, manifest: FragmentManifest) -> str:
     """Says what is wrong with the payload of a version; empty if nothing is.
 
-    Checksums, the number of tensors, their shapes and, where it travelled in float32, the digest that names its bytes.
+    Checksums, the number of tensors, their shapes and codecs and, where it travelled in float32, the digest that names
+    its bytes.
     """
     version = envelope.message
     assert isinstance(version, Version)
@@ -20,7 +23,7 @@ def flaw_in(envelope: Envelope, manifest: FragmentManifest) -> str:
         return f"{Reason.UNKNOWN_FRAGMENT}: fragment {version.fragment_id} of {len(manifest)}"
     try:
         verify(envelope)
-        check_payload(version.payload, manifest.fragments[version.fragment_id])
+        check_payload(version.payload, manifest.fragments[version.fragment_id], codecs=_VERSION_CODECS)
     except RemoteProtocolError as err:
         return str(err)
     if all(encoded.codec is Codec.F32 for encoded in version.payload):

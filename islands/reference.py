@@ -2,10 +2,13 @@
 
 With local parameters L, reference r and global parameters Theta, tensor by tensor, r and Theta in float32:
 
-    capture    Delta = r - L                     r <- r - decode(encode(Delta))
+    capture    Delta = r - L                     r <- r - decode(encode(Delta))         (error feedback)
     adopt      shift = Theta - keep * r          L' = round(keep * L + shift)          r <- L' - keep * (L - r)
 
-L - r is the island's progress: what it trained and has not handed over, with what the codec rounded away before.
+L - r is the island's progress: what it trained and has not handed over, with what the codec rounded away before. That
+the codec's errors stay in it is error feedback, and needs no buffer of its own: after any number of captures, what was
+handed over differs from what was trained by one rounding, not by the sum of all. Without it (``feedback=False``, for
+the laboratory's comparison) r <- L, and what was rounded away is lost.
 
 *What a cast rounds away on installing is not progress.* L' has the dtype of the parameters, so it misses
 Theta + keep * (L - r) by some rounding error e, large in bfloat16. Were r simply set to Theta, e would be handed over
@@ -74,7 +77,7 @@ class Reference:
         self._tensors = tuple(tensors)
         self.values: list[Float32Array] = []  #: float32, flat, one per tensor
 
-    def capture(self, local: Sequence[Array], codec: Codec) -> tuple[Encoded, ...]:
+    def capture(self, local: Sequence[Array], codec: Codec, *, feedback: bool = True) -> tuple[Encoded, ...]:
         """Returns the encoded pseudo-gradient and advances the reference by what was encoded.
 
         One float32 array the size of a tensor is allocated at a time, besides what is encoded.
@@ -82,6 +85,8 @@ class Reference:
         Args:
             local: A copy of the local parameters.
             codec: Of the pseudo-gradient.
+            feedback: Whether what the codec rounds away stays in the progress, as it must in production. Without, the
+                reference moves to ``local`` itself, and it is lost: only to show the difference.
 
         Raises:
             LocalProtocolError: If nothing was installed yet, or a shape has changed.
@@ -97,10 +102,14 @@ class Reference:
                 for here in _blocks(flat.size):
                     delta[here] = reference[here] - _widened(flat[here])
                 encoded = encode_tensor(delta.reshape(tensor.shape), codec)
+                payload.append(encoded)
+                if not feedback:
+                    for here in _blocks(flat.size):
+                        reference[here] = _widened(flat[here])
+                    continue
                 if codec is not Codec.F32:  # in float32 the payload is a view of delta
                     decode_into(encoded, delta)
                 np.subtract(reference, delta, out=reference)
-                payload.append(encoded)
         return tuple(payload)
 
     def shift(self, payload: Sequence[Encoded], keep: float, dtypes: Sequence[np.dtype[Any]]) -> tuple[Array, ...]:

@@ -3,7 +3,6 @@
 import math
 import tracemalloc
 
-import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -15,7 +14,7 @@ from broker.errors import LocalProtocolError
 from broker.fragments import Kind, TensorSpec
 from broker.messages import Codec
 from broker.ranges import StepRange
-from broker.tensors import encode_tensor
+from broker.tensors import decode_tensor, encode_tensor
 
 STEPS = StepRange(from_step=0, to_step=24, from_tokens=0, to_tokens=24_000)
 
@@ -58,7 +57,7 @@ def test_the_weighted_mean_equals_the_formula_for_every_size_and_codec(size, cod
     deltas = [random(size, seed) for seed in range(4)]
     w, lam = [4.0, 1.0, 2.5, 3.0], [1.0, 0.5, 0.7, 1.0]
     parts = [part(d, w=wi, lam=li, codec=codec) for d, wi, li in zip(deltas, w, lam, strict=True)]
-    seen = deltas if codec is Codec.F32 else [d.astype(ml_dtypes.bfloat16).astype(np.float32) for d in deltas]
+    seen = [decode_tensor(p.payload[0]) for p in parts]
     merged = merge_fragment([spec((size,), Kind.MEAN)], parts)
     np.testing.assert_allclose(merged.delta, twin_mean(seen, w, lam), rtol=1e-5, atol=1e-6)  # 4 float32 additions
     assert merged.norm == pytest.approx(np.linalg.norm(twin_mean(seen, w, lam)), rel=1e-5)
@@ -70,9 +69,29 @@ def test_radial_directional_averaging_equals_the_formula_for_every_size_and_code
     deltas = [random(size, seed, scale) for seed, scale in enumerate((1.0, 5.0, 0.2))]
     w, lam = [4.0, 1.0, 2.5], [1.0, 0.5, 0.7]
     parts = [part(d, w=wi, lam=li, codec=codec) for d, wi, li in zip(deltas, w, lam, strict=True)]
-    seen = deltas if codec is Codec.F32 else [d.astype(ml_dtypes.bfloat16).astype(np.float32) for d in deltas]
+    seen = [decode_tensor(p.payload[0]) for p in parts]
     merged = merge_fragment([spec((size,))], parts)
     np.testing.assert_allclose(merged.delta, twin_rda(seen, w, lam), rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("kind", [Kind.MEAN, Kind.RDA])
+@pytest.mark.parametrize(
+    ("shape", "unit_axes"),
+    [((7,), 0), ((1000, 7), 1), ((3, 100), 1), ((2, BLOCK + 3), 1), ((5, 3, 301), 2), ((2 * BLOCK + 301,), 0)],
+)
+@pytest.mark.parametrize(
+    "codecs", [[Codec.BF16] * 3, [Codec.INT8] * 3, [Codec.INT4] * 3, [Codec.INT4, Codec.F32, Codec.INT8, Codec.BF16]]
+)
+def test_codecs_fold_as_their_decoded_tensors_do_to_the_last_bit_also_mixed(codecs, shape, unit_axes, kind):
+    """Units, and the blocks that are folded, begin and end anywhere in the blocks that share a scale."""
+    deltas = [random(shape, seed) for seed in range(len(codecs))]
+    weighted = [{"w": seed + 1.0, "lam": 1 / (seed + 1)} for seed in range(len(codecs))]
+    parts = [part(d, codec=codec, **how) for d, codec, how in zip(deltas, codecs, weighted, strict=True)]
+    decoded = [part(decode_tensor(p.payload[0]), **how) for p, how in zip(parts, weighted, strict=True)]
+    tensors = [spec(shape, kind, unit_axes)]
+    merged, expected = merge_fragment(tensors, parts), merge_fragment(tensors, decoded)
+    assert merged.delta.tobytes() == expected.delta.tobytes()
+    assert (merged.norm, merged.norms, merged.cosine) == (expected.norm, expected.norms, expected.cosine)
 
 
 @pytest.mark.parametrize("shape", [(3, 5), (4, 2, 300), (2, BLOCK + 3), (1000, 7)])
@@ -213,14 +232,15 @@ def test_the_same_payloads_in_the_same_order_give_the_same_bytes():
     assert first.delta.tobytes() == second.delta.tobytes()
 
 
-def test_views_of_received_frames_need_not_be_aligned():
+@pytest.mark.parametrize("codec", Codec)
+def test_views_of_received_frames_need_not_be_aligned(codec):
     delta = random(33, 1)
-    whole = part(delta)
+    whole = part(delta, codec=codec)
     frame = memoryview(b"\0" + bytes(whole.payload[0].data))[1:]
     shifted = Part(
         island_id="a",
         steps=STEPS,
-        payload=(type(whole.payload[0])(codec=Codec.F32, shape=(33,), checksum=0, data=frame),),
+        payload=(type(whole.payload[0])(codec=codec, shape=(33,), checksum=0, data=frame),),
         token_weight=1.0,
         staleness_weight=1.0,
     )
@@ -228,9 +248,10 @@ def test_views_of_received_frames_need_not_be_aligned():
     assert np.array_equal(merge_fragment([spec((33,))], [shifted, shifted]).delta, expected)
 
 
-def test_memory_is_one_accumulator_whatever_the_number_of_contributions():
+@pytest.mark.parametrize("codec", Codec)
+def test_memory_is_one_accumulator_whatever_the_number_of_contributions(codec):
     size = 1_000_000
-    shared = part(random(size, 1), codec=Codec.BF16)
+    shared = part(random(size, 1), codec=codec)
     tracemalloc.start()
     merge_fragment([spec((size,))], [shared] * 16)
     peak = tracemalloc.get_traced_memory()[1]
@@ -246,6 +267,7 @@ def test_memory_is_one_accumulator_whatever_the_number_of_contributions():
         ([part(np.zeros(4), lam=math.nan)], "weights of a"),
         ([part(np.zeros(4), np.zeros(4))], "sent 2 buffers for 1 tensors"),
         ([part(np.zeros(5), island_id="b")], "x from b has 20 bytes as f32, its shape takes 16"),
+        ([part(np.zeros(5), codec=Codec.INT4)], "x from a has 7 bytes as int4, its shape takes 6"),
     ],
 )
 def test_what_the_door_should_have_refused_is_our_own_error(parts, problem):

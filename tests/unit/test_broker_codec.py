@@ -13,10 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker import codec, messages
-from broker.codec import KINDS, Limits, Origin, decode, encode, kind_of, peek, verify
+from broker import messages
+from broker.codec import DEFAULT_LIMITS, KINDS, Limits, Origin, decode, encode, kind_of, peek, verify
 from broker.errors import ConfigError, LocalProtocolError, RemoteProtocolError
 from broker.fragments import Kind, TensorSpec
+from broker.lengths import encoded_bytes
 from broker.messages import (
     MESSAGE_TYPES,
     Attached,
@@ -122,7 +123,7 @@ def raw(example=EXAMPLES[0]):
     return msgpack.unpackb(bytes(encode(example)[0]))
 
 
-def refusal(header, *buffers, limits=codec.DEFAULT_LIMITS):
+def refusal(header, *buffers, limits=DEFAULT_LIMITS):
     """What decoding a header (a dict, or packed bytes) with these buffers raises."""
     packed = header if isinstance(header, bytes) else msgpack.packb(header)
     with pytest.raises(RemoteProtocolError) as caught:
@@ -155,7 +156,7 @@ def step_ranges(draw):
 def buffers(draw):
     shape = tuple(draw(st.lists(st.integers(0, 4), max_size=3)))
     wire = draw(st.sampled_from(list(Codec)))
-    nbytes = math.prod(shape) * codec.ITEM_BYTES[wire]
+    nbytes = encoded_bytes(wire, math.prod(shape))
     data = draw(st.binary(min_size=nbytes, max_size=nbytes))
     return Encoded(codec=wire, shape=shape, checksum=draw(st.integers(0, 2**64 - 1)), data=data)
 
@@ -466,6 +467,20 @@ def test_a_bad_entry_for_a_buffer_is_malformed(field, value):
 @pytest.mark.parametrize("shape", [[1, 3], [2**62, 2**62], [2**63 - 1] * 32, [0], [2**33, 2**31]])
 def test_a_shape_that_does_not_fit_the_bytes_is_malformed_and_allocates_nothing(shape):
     assert refusal_of_buffer(shape=shape).field == "buffers[0].nbytes"
+
+
+@pytest.mark.parametrize(("codec", "right"), [("f32", 8), ("bf16", 4), ("int8", 6), ("int4", 5)])
+@pytest.mark.parametrize("claimed", [0, 1, 4, 5, 6, 7, 8, 9, 2**63 - 1])
+def test_a_buffer_is_read_only_at_the_exact_length_that_its_codec_takes(codec, right, claimed):
+    header, *_ = encode(envelope(contribution(payload=(encode_tensor(np.zeros((1, 2), np.float32), Codec.F32),))))
+    header = msgpack.unpackb(bytes(header))
+    header["buffers"][0] |= {"codec": codec, "nbytes": claimed}
+    if claimed == right:
+        received = decode([msgpack.packb(header), bytes(right)])
+        assert received.message.payload[0].codec == codec
+        assert refusal(header, bytes(right + 1)).field == "buffers[0]"
+    else:
+        assert refusal(header, bytes(min(claimed, 16))).field == "buffers[0].nbytes"
 
 
 def test_a_frame_shorter_than_its_header_says_is_malformed():

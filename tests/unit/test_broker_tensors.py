@@ -40,7 +40,9 @@ def test_shapes_survive(shape, codec):
     decoded = decode_tensor(encode_tensor(array, codec))
     assert decoded.dtype == np.float32
     assert decoded.shape == shape
-    np.testing.assert_array_equal(decoded, array)
+    # All are within one block, of a scale of at most max / 7; see test_broker_blockwise for the rest.
+    tolerance = np.abs(array).max(initial=0) / 14 * 1.001 if codec.blockwise else 0
+    np.testing.assert_allclose(decoded, array, rtol=0, atol=tolerance)
 
 
 def test_f32_is_exact_to_the_bit_and_shares_the_memory():

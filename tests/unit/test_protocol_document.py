@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import re
 import types
 import typing
@@ -14,9 +15,10 @@ import pytest
 
 from broker.codec import KINDS, Limits, decode, encode, verify
 from broker.fragments import Kind
+from broker.lengths import encoded_bytes
 from broker.messages import PROTOCOL_VERSION, RETRY_REASONS, Channel, Codec, Contribution, Fate, Phase, Reason, Refused
 from broker.sockets import BULK_OPTIONS, CONTROL_OPTIONS
-from broker.tensors import decode_tensor
+from broker.tensors import decode_tensor, encode_tensor
 
 DOCUMENT = (Path(__file__).parents[2] / "broker" / "PROTOCOL.md").read_text()
 HEADINGS = dict(re.findall(r"^### ([a-z_]+)\n(.*?)(?=^#|\Z)", DOCUMENT, re.MULTILINE | re.DOTALL))
@@ -100,6 +102,31 @@ def test_limits_queues_and_version_are_those_of_the_code():
         options = BULK_OPTIONS if name.endswith(Channel.BULK) else CONTROL_OPTIONS
         assert (int(marks), linger) == (options.high_water_mark, f"{options.linger_s:g} s")
     assert f"The wire protocol, version {PROTOCOL_VERSION}" in DOCUMENT
+
+
+LENGTHS = {
+    "4 n": lambda n: 4 * n,
+    "2 n": lambda n: 2 * n,
+    "4 ceil(n / 256) + n": lambda n: 4 * math.ceil(n / 256) + n,
+    "4 ceil(n / 256) + ceil(n / 2)": lambda n: 4 * math.ceil(n / 256) + math.ceil(n / 2),
+}
+
+
+@pytest.mark.parametrize("codec", Codec)
+def test_frames_are_as_long_as_the_table_of_codecs_says(codec):
+    (form,) = [row[2] for row in rows(section(2)) if row[0] == f"`{codec}`"]
+    for n in (0, 1, 3, 255, 256, 257, 1000):
+        assert LENGTHS[form](n) == encoded_bytes(codec, n)
+
+
+def test_the_blockwise_example_is_what_is_written_and_read():
+    listed = re.findall(r"^(int\d)  ([0-9a-f ]+)$", section(2), re.MULTILINE)
+    assert [name for name, _ in listed] == [Codec.INT8, Codec.INT4]
+    values = np.array([1, -2, 7], np.float32)
+    for name, written in listed:
+        encoded = encode_tensor(values, Codec(name))
+        assert bytes(encoded.data) == bytes.fromhex(written)
+        np.testing.assert_allclose(decode_tensor(encoded), values, atol=7 / 127 / 2)
 
 
 @pytest.mark.parametrize(("written", "frames"), EXAMPLES)

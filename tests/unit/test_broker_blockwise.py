@@ -1,0 +1,286 @@
+"""Block-wise integers, against a twin that goes through them one by one."""
+
+import math
+import struct
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from broker import blockwise
+from broker.errors import LocalProtocolError
+from broker.lengths import BLOCK_ELEMENTS, block_count, encoded_bytes
+from broker.messages import Codec, Encoded
+from broker.tensors import Elements, decode_into, decode_tensor, encode_tensor, is_finite, squared_norm
+
+BLOCKWISE = [codec for codec in Codec if codec.blockwise]
+LARGEST = {Codec.INT8: 127, Codec.INT4: 7}
+SIZES = [0, 1, 2, 255, 256, 257, 511, 512, 513, 1000]
+MANY = (
+    2 * blockwise._CHUNK + 3 * BLOCK_ELEMENTS + 17
+)  # several chunks, the last one short, its last block short and odd
+#: An element is off by half a scale, and by the float32 roundings of quotient and product, 2**-17 of a code each.
+BOUND = 0.5 + 2**-16
+
+FINITE = st.floats(width=32, allow_nan=False, allow_infinity=False)
+
+
+def random_values(size, seed=0):
+    return np.random.default_rng(seed).standard_normal(size, dtype=np.float32)
+
+
+def received(codec, data, elements):
+    return Encoded(codec=codec, shape=(elements,), checksum=0, data=data)
+
+
+def scales_of(encoded):
+    return np.frombuffer(encoded.data, "<f4", count=block_count(math.prod(encoded.shape)))
+
+
+def twin_encode(values, codec):
+    """The section of PROTOCOL.md, in Python, an element at a time."""
+    scales, codes = b"", []
+    for start in range(0, len(values), 256):
+        block = values[start : start + 256]
+        absmax = max(abs(x) for x in block)
+        scale = absmax / np.float32(LARGEST[codec])
+        scales += struct.pack("<f", scale)
+        codes += [round(float(x / scale)) if absmax else 0 for x in block]
+    if codec is Codec.INT8:
+        return scales + struct.pack(f"<{len(codes)}b", *codes)
+    codes += [0] * (len(codes) % 2)
+    return scales + bytes((low & 15) | (high & 15) << 4 for low, high in zip(codes[::2], codes[1::2], strict=True))
+
+
+def twin_decode(data, codec, elements):
+    """Likewise. float64 holds the product exactly, so that it is rounded once."""
+    blocks = -(-elements // 256)
+    scales = struct.unpack(f"<{blocks}f", data[: 4 * blocks])
+    body = data[4 * blocks :]
+    if codec is Codec.INT8:
+        codes = struct.unpack(f"<{elements}b", body)
+    else:
+        nibbles = [nibble for byte in body for nibble in (byte & 15, byte >> 4)]
+        codes = [n - 16 if n > 7 else n for n in nibbles][:elements]
+    with np.errstate(all="ignore"):
+        return np.array([code * scales[i // 256] for i, code in enumerate(codes)], np.float64).astype(np.float32)
+
+
+# --- lengths ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("codec", "elements", "expected"),
+    [
+        (Codec.F32, 0, 0),
+        (Codec.F32, 7, 28),
+        (Codec.BF16, 7, 14),
+        (Codec.INT8, 0, 0),
+        (Codec.INT8, 1, 5),
+        (Codec.INT8, 256, 260),
+        (Codec.INT8, 257, 265),
+        (Codec.INT4, 0, 0),
+        (Codec.INT4, 1, 5),
+        (Codec.INT4, 2, 5),
+        (Codec.INT4, 256, 132),
+        (Codec.INT4, 257, 137),
+    ],
+)
+def test_a_length_is_scales_and_codes_to_the_byte(codec, elements, expected):
+    assert encoded_bytes(codec, elements) == expected
+
+
+def test_elements_cost_the_bits_that_are_promised_and_absurd_numbers_of_them_do_not_overflow():
+    promised = {Codec.F32: 32, Codec.BF16: 16, Codec.INT8: 8.125, Codec.INT4: 4.125}
+    assert {codec: encoded_bytes(codec, 2**20) * 8 / 2**20 for codec in Codec} == promised
+    assert encoded_bytes(Codec.INT4, 2**200) == 2**200 // 256 * 132
+
+
+@pytest.mark.parametrize("codec", list(Codec))
+@pytest.mark.parametrize("size", SIZES)
+def test_what_is_encoded_has_exactly_that_length(codec, size):
+    assert memoryview(encode_tensor(random_values(size), codec).data).nbytes == encoded_bytes(codec, size)
+
+
+@pytest.mark.parametrize("codec", list(Codec))
+@pytest.mark.parametrize("extra", [-1, 1])
+def test_bytes_of_another_length_are_not_decoded(codec, extra):
+    data = bytes(encoded_bytes(codec, 300) + extra)
+    for read in (Elements, squared_norm, lambda e: decode_into(e, np.empty(300, np.float32))):
+        with pytest.raises(LocalProtocolError, match=f"a tensor has {len(data)} bytes as {codec}"):
+            read(received(codec, data, 300))
+
+
+# --- encoding ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("codec", BLOCKWISE)
+@pytest.mark.parametrize("size", SIZES)
+def test_the_bytes_are_those_of_the_twin(codec, size):
+    values = random_values(size) * np.repeat(np.float32(10) ** np.arange(-2, 2), 256)[:size].astype(np.float32)
+    encoded = encode_tensor(values, codec)
+    assert bytes(encoded.data) == twin_encode(values, codec)
+    assert decode_tensor(encoded).tobytes() == twin_decode(bytes(encoded.data), codec, size).tobytes()
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(FINITE, max_size=600), st.sampled_from(BLOCKWISE))
+def test_no_element_is_off_by_more_than_half_the_scale_of_its_block(values, codec):
+    values = np.array(values, np.float32)
+    encoded = encode_tensor(values, codec)
+    scales = np.repeat(scales_of(encoded).astype(np.float64), 256)[: values.size]
+    decoded = decode_tensor(encoded)
+    assert np.isfinite(decoded).all()
+    assert (np.abs(decoded.astype(np.float64) - values) <= BOUND * scales).all()
+    absmax = np.maximum.reduceat(np.abs(values), range(0, values.size, 256)) if values.size else values
+    # Rounded by half a unit, raised to the smallest normal number, or lowered by a unit beside the largest.
+    expected = np.where(absmax == 0, 0, np.maximum(absmax / LARGEST[codec], np.finfo(np.float32).smallest_normal))
+    np.testing.assert_allclose(scales_of(encoded), expected, rtol=2**-22)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(FINITE, max_size=600), st.sampled_from(BLOCKWISE))
+def test_encoding_again_what_was_decoded_changes_at_most_the_last_bits(values, codec):
+    once = decode_tensor(encode_tensor(np.array(values, np.float32), codec))
+    again = decode_tensor(encode_tensor(once, codec))
+    np.testing.assert_allclose(again, once, rtol=1e-6, atol=np.finfo(np.float32).smallest_normal)
+
+
+@pytest.mark.parametrize("codec", BLOCKWISE)
+def test_multiples_of_the_scale_are_exact_and_ties_go_to_even(codec):
+    largest = LARGEST[codec]
+    integers = np.arange(-largest, largest + 1, dtype=np.float32)
+    np.testing.assert_array_equal(decode_tensor(encode_tensor(integers, codec)), integers)
+    ties = np.array([largest, 0.5, 1.5, 2.5, -0.5, -1.5, -2.5], np.float32)
+    np.testing.assert_array_equal(decode_tensor(encode_tensor(ties, codec)), [largest, 0, 2, 2, 0, -2, -2])
+
+
+@pytest.mark.parametrize("codec", BLOCKWISE)
+def test_rounding_is_symmetric(codec):
+    values = random_values(1000)
+    np.testing.assert_array_equal(
+        decode_tensor(encode_tensor(-values, codec)), -decode_tensor(encode_tensor(values, codec))
+    )
+
+
+@pytest.mark.parametrize(("codec", "expected"), [(Codec.INT8, 0.0070), (Codec.INT4, 0.1263)])
+def test_the_error_on_normally_distributed_values_is_what_the_documents_say(codec, expected):
+    values = random_values(1 << 20)
+    error = np.linalg.norm(decode_tensor(encode_tensor(values, codec)) - values) / np.linalg.norm(values)
+    assert error == pytest.approx(expected, rel=0.01)
+
+
+@pytest.mark.parametrize("codec", BLOCKWISE)
+def test_one_large_value_costs_only_its_own_block_resolution(codec):
+    values = random_values(1024)
+    values[300] = 1e6
+    decoded = decode_tensor(encode_tensor(values, codec))
+    assert not decoded[256:300].any()
+    others = np.r_[0:256, 512:1024]
+    assert np.abs(decoded[others] - values[others]).max() < 0.5 * np.abs(values[others]).max() / LARGEST[codec] * 1.001
+
+
+@pytest.mark.parametrize("codec", BLOCKWISE)
+def test_blocks_of_zeros_have_the_scale_zero_and_stay_zeros(codec):
+    encoded = encode_tensor(np.array([0.0, -0.0] * 200, np.float32), codec)
+    assert not any(encoded.data)
+    assert not decode_tensor(encoded).any()
+    assert squared_norm(encoded) == 0
+
+
+@pytest.mark.parametrize("codec", BLOCKWISE)
+@pytest.mark.parametrize("absmax", [1e-45, 1e-40, 1.1754944e-38, 1e-36, 3.4028235e38, 3.402e38])
+def test_the_smallest_and_the_largest_floats_stay_finite_and_within_half_a_scale(codec, absmax):
+    values = np.float32(absmax) * np.linspace(-1, 1, 256, dtype=np.float32)
+    encoded = encode_tensor(values, codec)
+    decoded = decode_tensor(encoded).astype(np.float64)
+    assert is_finite(encoded)
+    assert np.abs(decoded - values).max() <= BOUND * scales_of(encoded)[0]
+
+
+@pytest.mark.parametrize("codec", BLOCKWISE)
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_a_block_with_a_value_that_is_not_finite_is_nan_as_a_whole_and_no_other_is(codec, bad):
+    values = random_values(1000)
+    values[300] = bad
+    encoded = encode_tensor(values, codec)
+    assert np.isfinite(scales_of(encoded)).tolist() == [True, False, True, True]
+    decoded = decode_tensor(encoded)
+    assert np.isnan(decoded[256:512]).all()
+    assert np.isfinite(np.delete(decoded, np.s_[256:512])).all()
+    assert not math.isfinite(squared_norm(encoded))
+
+
+@pytest.mark.parametrize("codec", BLOCKWISE)
+def test_blocks_are_of_the_flattened_tensor_whatever_its_shape(codec):
+    values = random_values(30 * 100)
+    assert encode_tensor(values.reshape(30, 100), codec).data == encode_tensor(values, codec).data
+
+
+@pytest.mark.parametrize("codec", BLOCKWISE)
+def test_chunks_leave_no_seam(codec):
+    values = random_values(MANY)
+    encoded = encode_tensor(values, codec)
+    pieces = [encode_tensor(values[i : i + 256], codec) for i in range(0, MANY, 256)]
+    blocks = len(pieces)
+    assert bytes(encoded.data[: 4 * blocks]) == b"".join(bytes(piece.data[:4]) for piece in pieces)
+    assert bytes(encoded.data[4 * blocks :]) == b"".join(bytes(piece.data[4:]) for piece in pieces)
+    assert decode_tensor(encoded).tobytes() == b"".join(decode_tensor(piece).tobytes() for piece in pieces)
+
+
+# --- decoding ---------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data(), st.integers(0, 700), st.sampled_from(BLOCKWISE))
+def test_whatever_bytes_arrive_are_decoded_as_the_twin_does(data, elements, codec):
+    length = encoded_bytes(codec, elements)
+    seed = data.draw(st.integers(0, 2**32 - 1))
+    hostile = np.random.default_rng(seed).bytes(length)  # scales of any sign and size, infinities, NaN; every code
+    encoded = received(codec, hostile, elements)
+    decoded = decode_tensor(encoded)
+    np.testing.assert_array_equal(decoded, twin_decode(hostile, codec, elements))
+    assert is_finite(encoded) == bool(np.isfinite(decoded).all())
+
+
+@pytest.mark.parametrize(("codec", "code", "byte"), [(Codec.INT8, -128, 0x80), (Codec.INT4, -8, 0x88)])
+def test_the_code_that_no_encoder_writes_is_multiplied_like_the_others(codec, code, byte):
+    data = struct.pack("<f", 0.5) + bytes([byte] * (encoded_bytes(codec, 4) - 4))
+    np.testing.assert_array_equal(decode_tensor(received(codec, data, 4)), [code / 2] * 4)
+
+
+def test_the_half_byte_behind_an_odd_tensor_is_written_as_zero_and_not_read():
+    encoded = encode_tensor(np.array([1, -2, 7], np.float32), Codec.INT4)
+    assert bytes(encoded.data) == struct.pack("<f", 1.0) + b"\xe1\x07"
+    assert decode_tensor(received(Codec.INT4, struct.pack("<f", 1.0) + b"\xe1\xf7", 3)).tolist() == [1, -2, 7]
+
+
+@pytest.mark.parametrize("scale", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("codec", BLOCKWISE)
+def test_a_scale_that_is_not_finite_is_found_even_where_every_code_is_zero(codec, scale):
+    data = struct.pack("<2f", 1.0, scale) + bytes(encoded_bytes(codec, 300) - 8)
+    assert not is_finite(received(codec, data, 300))
+
+
+@pytest.mark.parametrize("codec", BLOCKWISE)
+def test_finite_scales_that_lead_beyond_float32_are_found(codec):
+    data = struct.pack("<f", 3e38) + bytes([0x77] * (encoded_bytes(codec, 10) - 4))
+    assert not is_finite(received(codec, data, 10))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.sampled_from(list(Codec)), st.integers(0, 1500), st.integers(0, 1500))
+def test_any_range_of_elements_is_that_of_the_whole(codec, one, other):
+    start, stop = sorted((one, other))
+    encoded = encode_tensor(random_values(1500), codec)
+    got = Elements(encoded).read(start, np.empty(stop - start, np.float32))
+    assert got.tobytes() == decode_tensor(encoded)[start:stop].tobytes()
+
+
+@pytest.mark.parametrize("codec", BLOCKWISE)
+def test_received_bytes_need_not_be_aligned(codec):
+    encoded = encode_tensor(random_values(1000), codec)
+    shifted = received(codec, memoryview(b"x" + bytes(encoded.data))[1:], 1000)
+    assert decode_tensor(shifted).tobytes() == decode_tensor(encoded).tobytes()
+    assert squared_norm(shifted) == squared_norm(encoded)
