@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpy.typing as npt
 import optax
 
 from broker.errors import ConfigError
@@ -96,6 +97,9 @@ def jax_task(
     data: Callable[[DataShare], Iterator[Batch]],
     evaluate: Callable[[Params], float],
     tokens_per_step: int,
+    losses: Callable[[Params], npt.NDArray[np.float32]] | None = None,
+    bytes_per_token: float = 0.0,
+    corpus: str = "",
     optimizer: optax.GradientTransformation | None = None,
     learning_rate: LearningRate | None = None,
     kinds: Mapping[str, str] | None = None,
@@ -110,6 +114,9 @@ def jax_task(
         data: share -> batches (:class:`islands.task.Task`).
         evaluate: params -> held-out loss.
         tokens_per_step: Tokens in one batch.
+        losses: params -> held-out loss of each sequence (:class:`islands.task.Task`).
+        bytes_per_token: Of the held-out text; 0 when it is not known.
+        corpus: Digest of the data; empty when it is not known.
         optimizer: An optax transformation. With ``learning_rate`` its updates are multiplied by minus the rate;
             without, they are added as they are (``optax.sgd(0.1)``). Default: :func:`adamw`. It sees float32
             gradients, parameters and state, whatever the parameters' dtype; only the result is cast back.
@@ -152,7 +159,7 @@ def jax_task(
 
     def inner_step(params: Params, opt_state: OptState, batch: Batch, schedule: Schedule) -> tuple[Any, Any, Any]:
         # Of one type whatever the caller counts with: an int here and a float there would compile the step twice.
-        dynamic = Schedule(np.float32(schedule.step), np.float32(schedule.total_steps))  # type: ignore[arg-type]
+        dynamic = Schedule(_dynamic(schedule.step), _dynamic(schedule.total_steps))
         return jitted_train(params, opt_state, batch, dynamic)  # type: ignore[no-any-return]
 
     num_parameters = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes))
@@ -162,11 +169,19 @@ def jax_task(
         data=data,
         evaluate=evaluate,
         tokens_per_step=tokens_per_step,
+        losses=losses,
+        bytes_per_token=bytes_per_token,
+        corpus=corpus,
         fresh_optimizer=jax.jit(fresh_optimizer),
         kinds=kinds or {},
         unit_axes=unit_axes or {},
         describe=f"{num_parameters:,} parameters" + (f", {describe}" if describe else ""),
     )
+
+
+def _dynamic(count: Any) -> Any:
+    """Returns the count as float32: on the host what was there, or traced; traced is what ``jax.vmap`` hands over."""
+    return count.astype(jnp.float32) if isinstance(count, jax.Array) else np.float32(count)
 
 
 def _float32(tree: Params) -> Params:

@@ -9,10 +9,14 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import math
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from broker.errors import ConfigError
 
@@ -73,6 +77,12 @@ class Task:
             found in a name wins, other names go by the default rules of :mod:`islands.partition`.
         unit_axes: Regular expression -> how many leading axes of a tensor count layers or experts.
         describe: One line: parameters, tokens per step, vocabulary.
+        losses: params -> mean loss in nats per token of each held-out sequence, float32 (sequences,), always the same
+            sequences in the same order; ``evaluate`` is their mean. Two models' losses are paired by sequence, which
+            tells a small difference from chance. None when the task cannot say.
+        bytes_per_token: Of the held-out text: a loss divided by it is in nats per byte, which compares models of
+            unlike vocabularies. 1 for a model of bytes; 0 when it is not known.
+        corpus: Digest of the data, train and held out, so that results can say on what; empty when it is not known.
     """
 
     init: Callable[[int], tuple[Params, OptState]]
@@ -84,16 +94,21 @@ class Task:
     kinds: Mapping[str, str] = field(default_factory=dict)
     unit_axes: Mapping[str, int] = field(default_factory=dict)
     describe: str = ""
+    losses: Callable[[Params], npt.NDArray[np.float32]] | None = None
+    bytes_per_token: float = 0.0
+    corpus: str = ""
 
     def __post_init__(self) -> None:
         """Checks what can be checked without calling anything.
 
         Raises:
-            ConfigError: If a step trains no tokens.
+            ConfigError: If a step trains no tokens, or ``bytes_per_token`` is negative or not finite.
         """
         if self.tokens_per_step < 1:
             cure = "must be at least 1; count examples where there are no tokens"
             raise ConfigError("tokens_per_step", self.tokens_per_step, cure)
+        if not 0 <= self.bytes_per_token < math.inf:
+            raise ConfigError("bytes_per_token", self.bytes_per_token, "must be positive, or 0 when it is not known")
 
 
 def load_task(path: str, options: Mapping[str, Any]) -> Task:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 import types
 from itertools import islice
@@ -13,6 +14,9 @@ from safetensors.numpy import save_file
 
 from broker.errors import ConfigError
 from islands import language
+from islands import model as transformer
+from islands.corpus import load_corpus
+from islands.data import Windows, evenly
 from islands.evaluate import evaluate_file, place
 from islands.task import DataShare, Schedule, Task, load_task
 from islands.tree import flatten
@@ -113,10 +117,99 @@ def test_the_default_task_learns(tiny):
     assert tiny.evaluate(params) == tiny.evaluate(params)
 
 
+def test_islands_stacked_under_vmap_take_the_steps_they_take_one_by_one(tiny):
+    """A laboratory trains all its islands in one program; the schedule's numbers differ between them."""
+    islands, steps = 3, 4
+    shares = [tiny.data(DataShare(index=i, count=islands)) for i in range(islands)]
+    batches = [[next(share) for share in shares] for _ in range(steps)]
+    schedules = [[Schedule(step + 10 * i, 100 + i) for i in range(islands)] for step in range(steps)]
+
+    def stacked(trees):
+        return jax.tree.map(lambda *leaves: np.stack(leaves), *trees)
+
+    together = jax.jit(jax.vmap(tiny.train, in_axes=(0, 0, 0, 0)))
+    params, state = stacked([tiny.init(i) for i in range(islands)])
+    for batch, schedule in zip(batches, schedules, strict=True):
+        params, state, losses = together(params, state, np.stack(batch), stacked(schedule))
+
+    for i in range(islands):
+        alone, alone_state = tiny.init(i)
+        for step in range(steps):
+            alone, alone_state, loss = tiny.train(alone, alone_state, batches[step][i], schedules[step][i])
+        # Batched matrix products add in another order. Where a gradient is close to 0, Adam turns the difference into
+        # one of the step itself: 4 steps of at most 0.0008 each.
+        assert float(losses[i]) == pytest.approx(float(loss), rel=1e-4)
+        for name, expected in flatten(alone).items():
+            np.testing.assert_allclose(flatten(params)[name][i], expected, rtol=1e-4, atol=1e-5, err_msg=name)
+        assert int(state.num_steps[i]) == int(alone_state.num_steps) == steps
+
+
 def test_the_default_task_describes_itself(tiny):
     assert tiny.describe == "123,200 parameters, 128 tokens per step, vocabulary 256"
     assert tiny.tokens_per_step == 128
     assert sum(x.size for x in jax.tree.leaves(tiny.init(0)[0])) == 123_200
+
+
+def test_the_loss_of_each_held_out_sequence_is_told_and_their_mean_is_the_loss(tiny):
+    params, _ = tiny.init(0)
+    losses = tiny.losses(params)
+    assert losses.shape == (16,)  # 512 tokens in sequences of 32
+    assert losses.dtype == np.float32
+    assert tiny.evaluate(params) == pytest.approx(losses.mean(dtype=np.float64), rel=1e-12)
+    assert np.array_equal(losses, tiny.losses(params))
+    assert losses.std() > 0
+
+
+@pytest.mark.parametrize("experts", [0, 4])
+def test_held_out_losses_are_those_of_the_model_however_many_fill_a_batch(text, experts):
+    """22 sequences in batches of 4: the last one is filled up, which an expert's places do not notice."""
+    options = {"model": "tiny", "data": [text], "context": 32, "experts": experts, "batch": 4}
+    params, _ = language.task(**options).init(0)
+    losses = language.task(**options, held_out_tokens=22 * 32).losses(params)
+    assert losses.shape == (22,)
+    config = transformer.ModelConfig(vocabulary=256, experts=experts, **transformer.PRESETS["tiny"])
+    windows = Windows(load_corpus([text]).held_out, 32, vocabulary=256, sources="")
+    numbers = evenly(windows, 22)
+    for start in range(0, 22, 4):
+        expected = float(transformer.cross_entropy(params, windows.take(numbers[start : start + 4]), config))
+        if experts == 0 or start < 20:  # two sequences by themselves have other places in the experts than among four
+            assert losses[start : start + 4].mean() == pytest.approx(expected, rel=1e-5)
+
+
+def test_all_of_what_is_held_out_is_evaluated_when_it_is_less_than_asked_for(text):
+    task = language.task(model="tiny", data=[text], context=64, held_out_tokens=10**9)
+    held_out = sum(len(a) - 1 for a in load_corpus([text]).held_out)
+    assert task.losses(task.init(0)[0]).shape == (held_out // 64,)
+
+
+def test_a_model_of_pieces_learns_and_says_how_long_they_are(text, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    task = language.task(model="tiny", data=["python:optax"], bpe=512, batch=4, context=32, held_out_tokens=512)
+    assert 1.5 < task.bytes_per_token < 5
+    assert task.describe.endswith(f"128 tokens per step, vocabulary 512, {task.bytes_per_token:.2f} bytes per token")
+    params, state = task.init(0)
+    before = task.evaluate(params)
+    assert before == pytest.approx(np.log(512), abs=0.1)
+    for step, batch in enumerate(islice(task.data(DataShare(index=0, count=1)), 60)):
+        params, state, _ = task.train(params, state, batch, Schedule(step, 60))
+    assert task.evaluate(params) < 0.95 * before
+
+
+def test_a_task_says_on_what_it_trains(tiny, text):
+    assert tiny.corpus == load_corpus([text]).digest
+    assert a_task().corpus == ""
+
+
+def test_a_byte_is_a_byte_and_of_other_tokens_nothing_is_known(tiny):
+    assert tiny.bytes_per_token == 1
+    assert a_task().bytes_per_token == 0
+    assert a_task().losses is None
+
+
+@pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf")])
+def test_a_length_that_no_token_has_is_refused(value):
+    with pytest.raises(ConfigError, match="bytes_per_token"):
+        dataclasses.replace(a_task(), bytes_per_token=value)
 
 
 def test_a_mixture_of_experts_is_one_setting(text):
@@ -138,6 +231,8 @@ def test_a_mixture_of_experts_is_one_setting(text):
         ({"learning_rate": -1.0}, "learning_rate = -1.0"),
         ({"experts": 2, "top_k": 5}, "top_k = 5"),
         ({"vocabulary": 100}, "vocabulary = 100"),
+        ({"bpe": 100}, "bpe = 100: must be 0, for bytes, or from 512"),
+        ({"data": ["python:no_such_package"]}, "data = 'python:no_such_package': no package is imported as"),
         ({"data": ["/no/such/path"]}, "data = '/no/such/path': does not exist"),
     ],
 )

@@ -1,0 +1,218 @@
+"""Byte-pair vocabularies: what goes in comes out, the same text makes the same pieces, and a cache that may break."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker.errors import ConfigError
+from islands import vocabulary as vocabularies
+from islands.vocabulary import cache_folder, remembered, train
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCES = Path(sysconfig.get_path("stdlib"), "asyncio")
+TEXTS = [file.read_bytes() for file in sorted(SOURCES.glob("*.py"))]
+PIECES = train(TEXTS, 1024)
+
+
+# --- lossless -------------------------------------------------------------------------------------------------
+
+
+@given(st.binary(max_size=2000))
+def test_any_bytes_come_back_as_they_were(text):
+    assert PIECES.decode(PIECES.encode(text)) == text
+
+
+@given(st.text(alphabet=st.sampled_from(" \t\n\r\0▁␊é<unk>s0_(\u2028\ufeff"), max_size=200))
+def test_whitespace_and_the_marks_of_the_library_come_back_as_they_were(text):
+    assert PIECES.decode(PIECES.encode(text)).decode() == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"\n",
+        b"    leading and trailing   \n\n\n",
+        b"\tif x:\r\n\t\treturn\x0c",
+        b" " * 20_000,
+        b"x" * 20_000 + b"\n" * 9_000,
+        bytes(range(256)) * 40,
+        b"not utf-8: \xff\xfe\xc3(",
+        "mixed ▁ marks ␊ and 漢字".encode(),
+    ],
+    ids=repr,
+)
+def test_awkward_text_comes_back_as_it_was(text):
+    assert PIECES.decode(PIECES.encode(text)) == text
+
+
+def test_text_that_is_not_utf_8_survives_being_a_str():
+    read = b"caf\xe9 \xff".decode("utf-8", "surrogateescape")
+    assert PIECES.decode(PIECES.encode(read)) == b"caf\xe9 \xff"
+
+
+def test_sources_come_back_as_they_were_and_take_fewer_tokens_than_bytes():
+    text = b"\0".join(TEXTS)
+    tokens = PIECES.encode(text)
+    assert tokens.dtype == np.uint16
+    assert tokens.ndim == 1
+    assert 0 < tokens.min() <= tokens.max() < PIECES.size == 1024
+    assert PIECES.decode(tokens) == text
+    assert PIECES.bytes_per_token(tokens) == pytest.approx(len(text) / len(tokens))
+    assert PIECES.bytes_per_token(tokens) > 2.5
+    assert PIECES.bytes_per_token(tokens[:0]) == 0
+
+
+def test_text_may_be_cut_after_any_newline():
+    text = b"".join(TEXTS)
+    by_line = np.concatenate([PIECES.encode(line) for line in text.splitlines(keepends=True)])
+    assert np.array_equal(PIECES.encode(text), by_line)
+
+
+def test_all_bytes_are_pieces_and_no_piece_is_there_twice():
+    assert {bytes([byte]) for byte in range(256)} <= set(PIECES.pieces)
+    assert len(set(PIECES.pieces)) == 1024
+    assert PIECES.pieces[0] == b""
+    assert b"        " in PIECES.pieces  # indentation
+    assert b"):\n" in PIECES.pieces
+    assert b" the" in PIECES.pieces
+    assert all(piece.find(b"\n") in (-1, len(piece) - 1) for piece in PIECES.pieces)
+
+
+# --- training -------------------------------------------------------------------------------------------------
+
+
+def test_another_process_trains_the_same_vocabulary_and_prints_nothing():
+    program = (
+        "import sys; from pathlib import Path; from islands.vocabulary import train;"
+        "print(train([f.read_bytes() for f in sorted(Path(sys.argv[1]).glob('*.py'))], 1024).digest)"
+    )
+    command = [sys.executable, "-c", program, str(SOURCES)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.stdout == PIECES.digest + "\n"
+    assert done.stderr == ""
+
+
+def test_other_text_trains_another_vocabulary():
+    assert train(TEXTS[:-3], 1024).digest != PIECES.digest
+
+
+def test_long_text_is_sampled_all_over(monkeypatch):
+    monkeypatch.setattr(vocabularies, "SAMPLE_BYTES", 2**19)
+    start, end = (b"".join(b"%s%d " % (word, i % 7) for i in range(30_000)) for word in (b"beginning", b"conclusion"))
+    found = train([start, *TEXTS, end], 600).pieces
+    assert b" beginning" in found
+    assert b" conclusion" in found
+
+
+def test_a_line_without_end_is_trained_on_too():
+    """The library would drop it: longer than its longest sentence."""
+    line = b" ".join(b"neverending%d" % (i % 1000) for i in range(20_000))
+    assert b" neverending" in train([line, *TEXTS], 600).pieces
+
+
+@pytest.mark.parametrize("size", [1, 511, 65_537, -4096])
+def test_a_size_out_of_bounds_is_refused(size):
+    with pytest.raises(ConfigError, match=f"bpe = {size}: must be 0, for bytes, or from 512 to 65536"):
+        train(TEXTS, size)
+
+
+@pytest.mark.parametrize("text", [b"", b"too little text\n", b"ab" * 5000])
+def test_text_with_too_few_pairs_is_refused_with_the_number_it_has(text):
+    with pytest.raises(ConfigError, match=r"bpe = 4096: \d+ bytes of text have pairs for \d+ pieces only"):
+        train([text], 4096)
+
+
+# --- on disk --------------------------------------------------------------------------------------------------
+
+
+class Builder:
+    """Counts how often it had to build."""
+
+    def __init__(self, content=b"content"):
+        self.content, self.built = content, 0
+
+    def __call__(self):
+        self.built += 1
+        return self.content
+
+
+def test_what_was_built_is_remembered(tmp_path):
+    build = Builder()
+    assert [remembered(tmp_path / "deep" / "er", "vocabulary-1", build) for _ in range(3)] == [b"content"] * 3
+    assert build.built == 1
+    assert remembered(None, "vocabulary-1", build) == b"content"
+    assert build.built == 2
+
+
+@pytest.mark.parametrize("damage", [lambda b: b[:-1], lambda b: b"", lambda b: b[:20] + b"!" + b[21:]])
+def test_a_damaged_file_is_built_again(tmp_path, damage):
+    build = Builder()
+    remembered(tmp_path, "tokens-1", build)
+    path = tmp_path / "tokens-1"
+    path.write_bytes(damage(path.read_bytes()))
+    assert remembered(tmp_path, "tokens-1", build) == remembered(tmp_path, "tokens-1", build) == b"content"
+    assert build.built == 2
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["lock", "tokens-1"]
+
+
+def test_a_folder_that_cannot_be_used_costs_only_time(tmp_path):
+    (tmp_path / "file").write_bytes(b"in the way")
+    build = Builder()
+    assert remembered(tmp_path / "file", "tokens-1", build) == b"content"
+    assert build.built == 1
+
+
+def test_what_fails_to_be_built_leaves_nothing(tmp_path):
+    def fails():
+        raise ConfigError("bpe", 1, "no")
+
+    with pytest.raises(ConfigError):
+        remembered(tmp_path, "tokens-1", fails)
+    assert remembered(tmp_path, "tokens-1", Builder()) == b"content"
+
+
+def test_only_the_files_used_last_are_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(vocabularies, "_CACHED_FILES", 2)
+    (tmp_path / "another's").write_bytes(b"stays")
+    for number in range(4):
+        remembered(tmp_path, f"tokens-{number}", Builder())
+    assert len(list(tmp_path.glob("tokens-*"))) == 2
+    assert (tmp_path / "tokens-3").exists()
+    assert (tmp_path / "another's").exists()
+
+
+def test_four_processes_that_start_together_build_once(tmp_path):
+    program = (
+        "import sys; from pathlib import Path; from islands.vocabulary import remembered\n"
+        "def build():\n"
+        "    print('built', flush=True)\n"
+        "    return bytes(10**6)\n"
+        "assert remembered(Path(sys.argv[1]), 'tokens-1', build) == bytes(10**6)"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    started = [subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) for _ in range(4)]
+    assert "".join(process.communicate(timeout=60)[0] for process in started) == "built\n"
+    assert [process.returncode for process in started] == [0] * 4
+
+
+def test_a_vocabulary_read_back_is_the_one_that_was_trained(tmp_path):
+    first, second = (train(TEXTS, 1024, cache=tmp_path) for _ in range(2))
+    assert len(list(tmp_path.glob("vocabulary-1024-*"))) == 1
+    assert first.digest == second.digest == PIECES.digest
+
+
+def test_the_cache_is_where_the_user_keeps_caches(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache_folder() == tmp_path / "atoll"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert cache_folder() == tmp_path / ".cache" / "atoll"
