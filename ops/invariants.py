@@ -9,6 +9,7 @@ from aggregator.events import Commit, Merge, Publish
 from broker.ranges import IntervalSet
 from islands.events import Fail
 from islands.fragment import Stage
+from ops.work import Claim
 
 if TYPE_CHECKING:
     from ops.simulate import Simulation
@@ -43,9 +44,14 @@ class Invariants:
     def merging(self, merge: Merge) -> None:
         """A merge starts: the payloads must be what the parts claim."""
         for part in merge.parts:
-            island_id, _, fragment_id, steps = part.payload
-            require(part.island_id == island_id and merge.fragment_id == fragment_id, 2, f"{part} holds {part.payload}")
-            require(part.steps == steps, 2, f"{part.steps} holds {steps}")
+            claim = part.payload
+            if isinstance(claim, Claim):
+                same = (part.island_id, merge.fragment_id, part.steps) == (
+                    claim.island_id,
+                    claim.fragment_id,
+                    claim.steps,
+                )
+                require(same, 2, f"{part} of fragment {merge.fragment_id} holds {claim}")
 
     def persisted(self, commit: Commit) -> None:
         """A commit is durable."""

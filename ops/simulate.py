@@ -1,14 +1,16 @@
 """A whole run in virtual time: the production island, relay and aggregator cores behind a modelled network and disk.
 
 One process, one seeded event queue, no sockets, no clock: the same seed and configuration give the same run, byte for
-byte. Training only counts steps here, so that a fleet costs microseconds per step, and every payload says exactly which
-steps are in it. Invariants (design, section 10) are checked after every event by :class:`ops.invariants.Invariants`,
-which sees everything. The processes themselves are in :mod:`ops.simulated`.
+byte. What the processes do with parameters is plugged in (:mod:`ops.work`): steps are only counted, so that a fleet
+costs microseconds per step, or the laboratory really trains. Invariants (design, section 10) are checked after every
+event by :class:`ops.invariants.Invariants`, which sees everything. The processes themselves are in
+:mod:`ops.simulated`.
 """
 
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -16,14 +18,19 @@ from typing import Any
 from aggregator import events as agg
 from aggregator.config import AggregatorConfig
 from broker import messages as m
-from broker.fragments import Kind, TensorSpec
+from broker.fragments import FragmentManifest, Kind, TensorSpec
 from broker.relay import Received as RelayReceived
 from broker.relay import Send as RelaySend
 from broker.relay import Unreachable
+from broker.tensors import payload_bytes
 from islands import events as ie
 from ops.invariants import Invariants
 from ops.simulated import SimAggregator, SimBroker, SimIsland
 from ops.virtual import EventQueue, LinkModel
+from ops.work import Counting, Works
+
+#: (virtual time, process, name of the decision, fields).
+OnNote = Callable[[float, str, str, Mapping[str, Any]], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +43,9 @@ class IslandPlan:
         joins_at_s: When its first process starts.
         crashes_at_s: When its process is killed; it comes back ``restart_s`` later.
         leaves_at_s: When it ends on purpose; None for never.
+        pauses: Times (from when, for how long) at which it does not step, while its process lives.
+        outages: Times (from when, for how long) at which nothing passes its link.
+        link: Its own link; None for that of the plan.
     """
 
     island_id: str
@@ -45,6 +55,21 @@ class IslandPlan:
     crashes_at_s: tuple[float, ...] = ()
     restart_s: float = 1.0
     leaves_at_s: float | None = None
+    pauses: tuple[tuple[float, float], ...] = ()
+    outages: tuple[tuple[float, float], ...] = ()
+    link: LinkModel | None = None
+
+    def stepped_at_s(self, now_s: float, step_s: float) -> float:
+        """Returns when a step that begins now and takes ``step_s`` ends: a pause stretches it."""
+        ends_at_s = now_s + step_s
+        for at_s, for_s in self.pauses:
+            if at_s < ends_at_s and at_s + for_s > now_s:
+                ends_at_s += at_s + for_s - max(now_s, at_s)
+        return ends_at_s
+
+    def reachable(self, now_s: float) -> bool:
+        """Whether its link works."""
+        return not any(at_s <= now_s < at_s + for_s for at_s, for_s in self.outages)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,13 +107,22 @@ class Disk:
 
     record: dict[str, Any] | None = None
     commits: dict[int, agg.Commit] = field(default_factory=dict)
+    manifest: FragmentManifest | None = None
 
 
 class Simulation:
-    """One run of a :class:`SimulationPlan`."""
+    """One run of a :class:`SimulationPlan`.
 
-    def __init__(self, plan: SimulationPlan) -> None:
+    Args:
+        plan: What happens.
+        works: What the processes do with parameters; counting steps if not given.
+        on_note: Takes every decision; by default they are kept in ``trace``.
+    """
+
+    def __init__(self, plan: SimulationPlan, works: Works | None = None, on_note: OnNote | None = None) -> None:
         self.plan = plan
+        self.works = works or Counting(plan.model(), plan.tokens_per_step)
+        self.note = on_note or self.keep
         self.queue = EventQueue()
         self.rng = random.Random(plan.seed)
         self.disk = Disk()
@@ -170,11 +204,19 @@ class Simulation:
 
     # --- the network ------------------------------------------------------------------------------------------
 
-    def link(self) -> LinkModel:
-        """The links as they are now: faultless once the plan's troubles are over."""
-        if self.queue.now_s <= self.plan.calm_after_s:
-            return self.plan.link
-        return LinkModel(delay_s=self.plan.link.delay_s, bytes_per_s=self.plan.link.bytes_per_s)
+    def arrivals_s(self, process: SimIsland | SimAggregator, size_bytes: int) -> list[float]:
+        """Returns the delays after which copies of a message get through to or from a process, if any does.
+
+        Links are faultless once the plan's troubles are over.
+        """
+        link = self.plan.link
+        if isinstance(process, SimIsland):
+            if not process.plan.reachable(self.queue.now_s):
+                return []
+            link = process.plan.link or link
+        if self.queue.now_s > self.plan.calm_after_s:
+            link = LinkModel(delay_s=link.delay_s, bytes_per_s=link.bytes_per_s)
+        return link.arrivals_s(self.rng, size_bytes)
 
     def to_broker(self, process: SimIsland | SimAggregator, to: str, message: m.Message, sequence: int) -> None:
         """Carries a message from a process to the broker."""
@@ -193,7 +235,7 @@ class Simulation:
         event = RelayReceived(
             channel=message.channel, peer=process.address.encode(), envelope=envelope, size_bytes=self.size(message)
         )
-        for delay_s in self.link().arrivals_s(self.rng, event.size_bytes):
+        for delay_s in self.arrivals_s(process, event.size_bytes):
             self.queue.after(delay_s, lambda: self.broker.handle(event))
 
     def from_broker(self, broker: SimBroker, action: RelaySend) -> None:
@@ -205,23 +247,27 @@ class Simulation:
             )
             self.queue.after(0.0, lambda: broker.handle(gone))
             return
-        for delay_s in self.link().arrivals_s(self.rng, action.size_bytes):
+        for delay_s in self.arrivals_s(process, action.size_bytes):
             self.queue.after(delay_s, lambda: self.deliver(process, action.envelope))
 
     def deliver(self, process: SimIsland | SimAggregator, envelope: m.Envelope) -> None:
         """Hands a message to a process."""
         if isinstance(process, SimIsland):
             process.handle(ie.Received(envelope=envelope))
-        else:
-            process.handle(agg.Received(envelope=envelope, payload_bytes=self.size(envelope.message)))
+            return
+        message = envelope.message
+        flaw = process.work.flaw(envelope) if isinstance(message, m.Contribution | m.Seed) else None
+        process.handle(agg.Received(envelope=envelope, flaw=flaw, payload_bytes=self.size(message)))
 
     def size(self, message: m.Message) -> int:
-        """Modelled bytes of a message."""
+        """Bytes of a message: of what was encoded, or as many as float32 would take."""
         if isinstance(message, m.Contribution | m.Version | m.Seed):
+            if isinstance(message.payload, tuple):
+                return payload_bytes(message.payload)
             manifest = self.aggregator.core.run.manifest
             return 4 * manifest.sizes[message.fragment_id] if manifest is not None else 0
         return 200
 
-    def note(self, who: str, name: str, fields: Any) -> None:
+    def keep(self, now_s: float, who: str, name: str, fields: Mapping[str, Any]) -> None:
         """Keeps a decision for whoever reads the story of a failed seed."""
-        self.trace.append((round(self.queue.now_s, 6), who, name, str(dict(fields))))
+        self.trace.append((round(now_s, 6), who, name, str(dict(fields))))

@@ -36,7 +36,7 @@ class SimIsland:
         self.address = f"{plan.island_id}/{life}"
         self.alive = True
         self.stopped = False
-        self.tokens_per_step = simulation.plan.tokens_per_step
+        self.work = simulation.works.island(plan.island_id, life)
         self.step = self.tokens = self.start_step = 0
         self.ready: list[int] = []
         self.copies: dict[int, int] = {}
@@ -47,8 +47,8 @@ class SimIsland:
             island_id=plan.island_id,
             hint="",
             nonce=f"{plan.island_id}-{life}",
-            tensors=simulation.plan.model(),
-            tokens_per_step=self.tokens_per_step,
+            tensors=self.work.tensors,
+            tokens_per_step=self.work.tokens_per_step,
         )
         self.sequence = 0
         self.alarm = Alarm(simulation.queue, lambda: self.handle(ie.Tick()))
@@ -70,23 +70,29 @@ class SimIsland:
                 case ie.Joined():
                     self.step = self.start_step = action.start_step
                     self.tokens = action.start_tokens
+                    self.work.joined(self.core)
                 case ie.Watch():
                     self.watched = action.fragments
                 case ie.Capture():
                     assert self.copies[action.fragment_id] == action.step, "a capture names a copy that is gone"
                     steps = self.core.fragments[action.fragment_id].capturing
-                    payload = (self.core.island_id, self.core.incarnation, action.fragment_id, steps)
+                    assert steps is not None
+                    payload = self.work.capture(action.fragment_id, steps)
                     done = ie.Captured(fragment_id=action.fragment_id, payload=payload)
                     queue.after(self.rng.uniform(*plan.capture_s), partial(self.handle, done))
                 case ie.Prepare():
+                    self.work.prepare(action.version, action.keep)
                     queue.after(self.rng.uniform(*plan.capture_s), partial(self.prepared, action.version))
                 case ie.EncodeSeed():
-                    seeded = ie.SeedEncoded(fragment_id=action.fragment_id, payload=self.address)
+                    payload = self.work.seed(action.fragment_id)
+                    seeded = ie.SeedEncoded(fragment_id=action.fragment_id, payload=payload)
                     queue.after(self.rng.uniform(*plan.capture_s), partial(self.handle, seeded))
                 case ie.Fail():
                     self.simulation.invariants.island_failed(self, action)
                     self.kill()
-                case ie.RefreshOptimizer() | ie.Note():
+                case ie.RefreshOptimizer():
+                    self.work.refresh_optimizer()
+                case ie.Note():
                     pass
         if self.core.startable and not self.training and self.alive:
             self.training = True
@@ -107,14 +113,17 @@ class SimIsland:
         """Starts an inner step."""
         spread = self.plan.jitter * self.plan.step_time_s
         step_s = max(1e-3, self.rng.uniform(self.plan.step_time_s - spread, self.plan.step_time_s + spread))
-        self.simulation.queue.after(step_s, self.stepped)
+        ends_at_s = self.plan.stepped_at_s(self.simulation.queue.now_s, step_s)
+        self.simulation.queue.at(ends_at_s, self.stepped)
 
     def stepped(self) -> None:
         """An inner step ended."""
         if not self.alive:
             return
+        assert self.core.share is not None
+        self.work.train(self.tokens, self.core.share)
         self.step += 1
-        self.tokens += self.tokens_per_step
+        self.tokens += self.work.tokens_per_step
         self.stopped = self.core.done
         vitals = ie.Vitals(loss=1.0, step_time_s=self.plan.step_time_s, sync_share=0.0, bytes_up=0, bytes_down=0)
         self.core.handle(vitals, self.simulation.queue.now_s)
@@ -127,9 +136,12 @@ class SimIsland:
         installed, self.ready = tuple(self.ready), []
         for p in installed:
             self.copies.pop(p, None)
+            self.work.install(p)
         assert self.core.manifest is not None
         wanted = self.core.manifest.moving if self.stopped else sorted(self.watched)
         copied = tuple(wanted)
+        for p in copied:
+            self.work.copy(p)
         self.copies.update(dict.fromkeys(copied, self.step))
         self.handle(
             ie.Boundary(
@@ -140,6 +152,7 @@ class SimIsland:
     def kill(self) -> None:
         """Ends the process without a word."""
         self.alive = False
+        self.work.end()
         self.alarm.arm(None)
 
 
@@ -153,8 +166,12 @@ class SimAggregator:
         self.rng = random.Random(f"{simulation.plan.seed}/{self.address}")
         disk, now_s = simulation.disk, simulation.queue.now_s
         self.core = Aggregator(simulation.plan.config, now_s=now_s, record=disk.record, commits=disk.commits)
-        self.ordered: dict[int, str] = {}  # digest last asked for, per fragment
+        self.work = simulation.works.aggregator()
+        if disk.manifest is not None:
+            self.work.manifested(disk.manifest)
+        self.ordered: dict[int, int] = {}  # number of the newest order, per fragment
         self.computed: dict[int, str] = {}  # digest last computed, per fragment
+        self.orders = 0
         self.sequence = 0
         self.alarm = Alarm(simulation.queue, lambda: self.handle(agg.Tick()))
         self.perform(self.core.start(now_s))
@@ -173,15 +190,10 @@ class SimAggregator:
                 case agg.Send():
                     self.send(action.to, action.message)
                 case agg.Plant():
-                    digest = f"seed {action.fragment_id} of {action.payload}"
-                    self.ordered[action.fragment_id] = digest
-                    self.later(plan.merge_s, partial(self.compute, action.fragment_id, 0, digest))
+                    self.order(action.fragment_id, 0, self.work.plant(action))
                 case agg.Merge():
-                    merged = " ".join(str(part.payload) for part in action.parts)
-                    digest = f"{action.fragment_id}.{action.fragment_version}: {merged}"
                     self.simulation.invariants.merging(action)
-                    self.ordered[action.fragment_id] = digest
-                    self.later(plan.merge_s, partial(self.compute, action.fragment_id, action.fragment_version, digest))
+                    self.order(action.fragment_id, action.fragment_version, self.work.merge(action))
                 case agg.Persist():
                     self.later(plan.persist_s, partial(self.persist, action.commit))
                 case agg.SaveRun():
@@ -194,12 +206,15 @@ class SimAggregator:
                         fragment_version=action.fragment_version,
                         digest=action.digest,
                         contributions=action.contributions,
-                        payload=action.digest,
+                        payload=self.work.payload(action.fragment_id, action.digest),
                     )
                     self.send(m.BROKER, version)
                 case agg.Note():
-                    self.simulation.note(self.address, action.name, action.fields)
-                case agg.Manifested() | agg.Finished():
+                    self.simulation.note(self.simulation.queue.now_s, self.address, action.name, action.fields)
+                case agg.Manifested():
+                    self.simulation.disk.manifest = action.manifest
+                    self.work.manifested(action.manifest)
+                case agg.Finished():
                     pass
         self.alarm.arm(self.core.next_deadline_s(self.simulation.queue.now_s) if self.alive else None)
 
@@ -207,9 +222,16 @@ class SimAggregator:
         """Runs ``call`` after a random delay, if the process lives then."""
         self.simulation.queue.after(self.rng.uniform(*delay_s), lambda: call() if self.alive else None)
 
-    def compute(self, fragment_id: int, fragment_version: int, digest: str) -> None:
+    def order(self, fragment_id: int, fragment_version: int, digest: str) -> None:
+        """A merge or a seed has begun, and replaces what its fragment was waiting for."""
+        self.orders += 1
+        self.ordered[fragment_id] = self.orders
+        plan = self.simulation.plan
+        self.later(plan.merge_s, partial(self.compute, fragment_id, fragment_version, digest, self.orders))
+
+    def compute(self, fragment_id: int, fragment_version: int, digest: str, order: int) -> None:
         """A merge or a seed is in memory, if it is still the newest order of its fragment."""
-        if self.ordered[fragment_id] != digest:
+        if self.ordered[fragment_id] != order:
             return
         self.computed[fragment_id] = digest
         self.handle(agg.Computed(fragment_id=fragment_id, fragment_version=fragment_version, digest=digest))
@@ -223,6 +245,7 @@ class SimAggregator:
             return
         if self.computed[commit.fragment_id] != commit.digest:
             return  # of a seed that was given up
+        self.work.persist(commit)
         self.simulation.disk.commits[commit.fragment_id] = commit
         self.simulation.invariants.persisted(commit)
         self.handle(agg.Persisted(fragment_id=p, fragment_version=version))

@@ -1,0 +1,210 @@
+"""What the processes of a simulated run do with parameters: count steps, or really train.
+
+The drivers in :mod:`ops.simulated` decide when; behind these two protocols is what. Counting costs microseconds a step
+and lets every payload say exactly which steps are in it, which the invariants check. Training
+(:mod:`ops.lab.training`) does what the real workshops do, with the same functions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from aggregator.events import Commit, Flaw, Merge, Plant
+from broker.fragments import FragmentManifest, TensorSpec
+from broker.messages import Envelope, Payload, Share, Version
+from broker.ranges import StepRange
+from islands.core import Island
+
+
+class IslandWork(Protocol):
+    """The parameters of one life of one island; calls come in the order of the events that cause them."""
+
+    @property
+    def tensors(self) -> tuple[TensorSpec, ...]:
+        """Every tensor that is not local."""
+        ...
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens in one inner step."""
+        ...
+
+    def joined(self, core: Island) -> None:
+        """The core knows its fragments, its share and where its counters start."""
+        ...
+
+    def seed(self, fragment_id: int) -> Payload:
+        """Returns a fragment of version 0."""
+        ...
+
+    def train(self, own_tokens: int, share: Share) -> None:
+        """Runs one inner step; ``own_tokens`` were trained before it."""
+        ...
+
+    def copy(self, fragment_id: int) -> None:
+        """Copies a fragment; a copy that was there before is forgotten."""
+        ...
+
+    def capture(self, fragment_id: int, steps: StepRange) -> Payload:
+        """Returns the pseudo-gradient of the copy, and moves the reference by what was encoded."""
+        ...
+
+    def prepare(self, version: Version, keep: float) -> None:
+        """Makes a version ready to be installed."""
+        ...
+
+    def install(self, fragment_id: int) -> None:
+        """Installs the version that was prepared last."""
+        ...
+
+    def refresh_optimizer(self) -> None:
+        """The local state was spoilt: starts with a fresh inner optimizer."""
+        ...
+
+    def end(self) -> None:
+        """The process is gone."""
+        ...
+
+
+class AggregatorWork(Protocol):
+    """The global parameters of one life of the aggregator."""
+
+    def manifested(self, manifest: FragmentManifest) -> None:
+        """The fragments are known."""
+        ...
+
+    def flaw(self, envelope: Envelope) -> Flaw | None:
+        """Returns what is wrong with the payload of a contribution or a seed."""
+        ...
+
+    def plant(self, action: Plant) -> str:
+        """Makes version 0 of a fragment, in memory; returns the digest."""
+        ...
+
+    def merge(self, action: Merge) -> str:
+        """Makes the next version of a fragment, in memory; returns the digest."""
+        ...
+
+    def persist(self, commit: Commit) -> None:
+        """What was made last for this fragment is durable now."""
+        ...
+
+    def payload(self, fragment_id: int, digest: str) -> Payload:
+        """Returns the newest durable version as it is published."""
+        ...
+
+
+class Works(Protocol):
+    """Makes the work of each process when it starts."""
+
+    def island(self, island_id: str, life: int) -> IslandWork:
+        """Returns the work of a new process of an island."""
+        ...
+
+    def aggregator(self) -> AggregatorWork:
+        """Returns the work of a new process of the aggregator; what earlier ones persisted is there."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """A payload that says which steps are in it."""
+
+    island_id: str
+    incarnation: int
+    fragment_id: int
+    steps: StepRange
+
+
+@dataclass(slots=True)
+class CountingIsland:
+    """Steps are only counted."""
+
+    address: str
+    tensors: tuple[TensorSpec, ...]
+    tokens_per_step: int
+    core: Island | None = None
+
+    def joined(self, core: Island) -> None:
+        """See :class:`IslandWork`."""
+        self.core = core
+
+    def seed(self, fragment_id: int) -> Payload:
+        """A name instead of a tensor: nothing in the cores looks into a payload."""
+        return f"{fragment_id} of {self.address}"
+
+    def train(self, own_tokens: int, share: Share) -> None:
+        """Takes no time."""
+
+    def copy(self, fragment_id: int) -> None:
+        """There is nothing to copy."""
+
+    def capture(self, fragment_id: int, steps: StepRange) -> Payload:
+        """Returns a :class:`Claim`."""
+        assert self.core is not None
+        return Claim(
+            island_id=self.core.island_id,
+            incarnation=self.core.incarnation,
+            fragment_id=fragment_id,
+            steps=steps,
+        )
+
+    def prepare(self, version: Version, keep: float) -> None:
+        """There is nothing to prepare."""
+
+    def install(self, fragment_id: int) -> None:
+        """There is nothing to install."""
+
+    def refresh_optimizer(self) -> None:
+        """There is none."""
+
+    def end(self) -> None:
+        """There is nothing to give back."""
+
+
+class CountingAggregator:
+    """Digests are names that say what was merged."""
+
+    def manifested(self, manifest: FragmentManifest) -> None:
+        """See :class:`AggregatorWork`."""
+
+    def flaw(self, envelope: Envelope) -> Flaw | None:
+        """A name has no flaw."""
+
+    def plant(self, action: Plant) -> str:
+        """Returns a name."""
+        return f"seed {action.payload}"
+
+    def merge(self, action: Merge) -> str:
+        """Returns a name."""
+        merged = " ".join(str(part.payload) for part in action.parts)
+        return f"{action.fragment_id}.{action.fragment_version}: {merged}"
+
+    def persist(self, commit: Commit) -> None:
+        """The simulation's disk keeps the commit, and there is nothing else."""
+
+    def payload(self, fragment_id: int, digest: str) -> Payload:
+        """Returns the digest: it says all there is."""
+        return digest
+
+
+@dataclass(frozen=True, slots=True)
+class Counting:
+    """Makes works that count.
+
+    Attributes:
+        tensors: The model.
+        tokens_per_step: Tokens in one inner step.
+    """
+
+    tensors: tuple[TensorSpec, ...]
+    tokens_per_step: int
+
+    def island(self, island_id: str, life: int) -> IslandWork:
+        """See :class:`Works`."""
+        return CountingIsland(f"{island_id}/{life}", self.tensors, self.tokens_per_step)
+
+    def aggregator(self) -> AggregatorWork:
+        """See :class:`Works`."""
+        return CountingAggregator()
