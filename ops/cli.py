@@ -76,6 +76,11 @@ COMMANDS: dict[str, Command] = {
         summary="who is in the run, at which step, and which versions there are",
         example="--watch",
     ),
+    "lab": Command(
+        module="ops.lab.command",
+        summary="learning experiments in virtual time: real training at any fleet shape, on one machine",
+        example="run examples/lab/first.toml",
+    ),
     "export": Command(
         module="ops.export",
         summary="writes the newest global model as safetensors, also while the run goes on",

@@ -57,6 +57,14 @@ PURE = [
     "ops/simulate",
     "ops/simulated",
     "ops/invariants",
+    "ops/lab/records",
+    "ops/lab/statistics",
+    "ops/lab/curves",
+    "ops/lab/cells",
+    "ops/lab/comparisons",
+    "ops/lab/markdown",
+    "ops/lab/chapter",
+    "ops/lab/results",
 ]
 SHELL = {"asyncio", "zmq", "redis", "socket", "time", "os", "logging", "threading", "subprocess", "secrets", "io"}
 

@@ -1,0 +1,1 @@
+"""The laboratory: learning experiments in virtual time, their records, and the report that follows from them."""

@@ -1,0 +1,84 @@
+"""Where the records of experiments stand: ``DIRECTORY/EXPERIMENT.jsonl``, one line per run. Decides nothing."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+from pathlib import Path
+
+from aggregator.store_files import mapped
+from broker.errors import ConfigError
+from ops.lab.records import Record, parse
+
+_LOG = logging.getLogger(__name__)
+
+
+def path_of(directory: Path, experiment: str) -> Path:
+    """Where the records of an experiment are."""
+    return directory / f"{experiment}.jsonl"
+
+
+def append(directory: Path, record: Record) -> None:
+    """Adds one record durably, in one write. Several processes may append to one file at a time.
+
+    A torn end that an earlier writer left is cut off first: its run was never reported as finished.
+
+    Raises:
+        Unavailable: It was not written, or may not have been.
+    """
+    path = path_of(directory, record.experiment)
+    line = f"{record.to_json()}\n".encode()
+    with mapped(f"cannot append to {path}", definite=False):
+        directory.mkdir(parents=True, exist_ok=True)
+        with path.open("a+b", buffering=0) as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            line = _mended(file.fileno(), path) + line
+            os.write(file.fileno(), line)
+            os.fsync(file.fileno())
+
+
+def _mended(fd: int, path: Path) -> bytes:
+    """Cuts off a torn end; returns the line end that a whole last line lacks."""
+    size = os.fstat(fd).st_size
+    if size == 0 or os.pread(fd, 1, size - 1) == b"\n":
+        return b""
+    content = os.pread(fd, size, 0)
+    _, torn = parse(content.decode(errors="replace"), name=str(path))
+    if not torn:
+        return b"\n"
+    os.ftruncate(fd, content.rfind(b"\n") + 1)
+    return b""
+
+
+def read(path: Path) -> tuple[Record, ...]:
+    """Returns the records of one file in order; none if there is no such file.
+
+    Raises:
+        ConfigError: A line is no record, or is one of another experiment.
+        Unavailable: The file cannot be read.
+    """
+    with mapped(f"cannot read {path}", definite=True):
+        if not path.exists():
+            return ()
+        content = path.read_bytes()
+    records, torn = parse(content.decode(errors="replace"), name=str(path))
+    if torn:
+        _LOG.warning("lab.record_torn path=%s bytes=%d: its run has to be run again", path, len(torn.encode()))
+    for number, record in enumerate(records, start=1):
+        if record.experiment != path.stem:
+            cure = f"stands in the records of {path.stem}; move it to its own file"
+            raise ConfigError(f"{path}:{number}: experiment", record.experiment, cure)
+    return records
+
+
+def read_all(directory: Path) -> tuple[Record, ...]:
+    """Returns the records of all files of a directory, by file name; none if there is no such directory.
+
+    Raises:
+        ConfigError: A line is no record.
+        Unavailable: A file cannot be read.
+    """
+    with mapped(f"cannot list {directory}", definite=True):
+        paths = sorted(directory.glob("*.jsonl"))
+    return tuple(record for path in paths for record in read(path))

@@ -1,0 +1,294 @@
+"""What the page of results says about one experiment, as a pure function of the experiment and its records."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from ops.lab.cells import Cell, cell_key, grouped, label, not_run, rank, scalar, tunings, varying
+from ops.lab.comparisons import Comparison, Finding, correction, findings
+from ops.lab.curves import REACH
+from ops.lab.markdown import count, details, duration, gap, share, table
+from ops.lab.records import Record, Stage
+from ops.lab.statistics import Interval, interval, trend
+
+
+class Tune(Protocol):
+    """What was tuned, by its dotted name."""
+
+    @property
+    def name(self) -> str: ...
+
+
+class Experiment(Protocol):
+    """What the report needs to know of an experiment; ``cells`` gives the fields of each declared cell."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def question(self) -> str: ...
+    @property
+    def notes(self) -> str: ...
+    @property
+    def comparisons(self) -> tuple[Comparison, ...]: ...
+    @property
+    def command(self) -> str: ...
+    @property
+    def tune(self) -> Tune | None: ...
+    def cells(self) -> Sequence[Cell]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plot:
+    """A plot that the page shows; ``file`` is relative to it."""
+
+    title: str
+    file: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Findings:
+    """An experiment with all that its records say."""
+
+    experiment: Experiment
+    records: tuple[Record, ...]
+    found: tuple[Finding, ...]
+
+    @property
+    def final(self) -> tuple[Record, ...]:
+        """The runs that are reported."""
+        return tuple(record for record in self.records if record.stage is Stage.FINAL)
+
+
+def findings_of(experiment: Experiment, records: Iterable[Record]) -> Findings:
+    """Returns an experiment with those of the records that are its own, and its verdicts.
+
+    Which run finished first depends on the machine, so the records are brought into an order of their own.
+    """
+    own = [record for record in records if record.experiment == experiment.name]
+    names = sorted({name for record in own for name in record.cell})
+    own.sort(key=lambda record: (rank(record.cell, names), record.stage, record.seed, record.key))
+    return Findings(experiment=experiment, records=tuple(own), found=findings(experiment.comparisons, own))
+
+
+def chapter(each: Findings, plots: Sequence[Plot]) -> str:
+    """Returns all that the records say about one experiment, under its name as a heading."""
+    experiment = each.experiment
+    parts = [f"## {experiment.name}", f"**Question.** {experiment.question.strip()}", f"```\n{experiment.command}\n```"]
+    if not each.records:
+        parts += [f"Nothing of it was run yet: all of its {len(experiment.cells())} cells are missing."]
+        return "\n\n".join(parts)
+    if experiment.notes.strip():
+        parts += [f"**Notes.** {experiment.notes.strip()}"]
+    parts += [_provenance(each.records), _settings(each.records)]
+    if each.final:
+        parts += [_cells(each)]
+    parts += [_verdicts(each.found), _extra(each.found), _trends(each.found), _tuning(each)]
+    parts += [f"![{plot.title}]({plot.file})" for plot in plots]
+    parts += [_missing(each)]
+    return "\n\n".join(part for part in parts if part)
+
+
+def compute(records: Sequence[Record]) -> tuple[str, str, str, str]:
+    """Returns how many runs there are, their tokens, the time they took here, and the share of it in training."""
+    wall_s, train_s = (math.fsum(getattr(record, name) for record in records) for name in ("wall_s", "train_s"))
+    tokens = sum(record.tokens for record in records)
+    return str(len(records)), count(tokens), duration(wall_s), share(train_s, wall_s)
+
+
+def _provenance(records: Sequence[Record]) -> str:
+    def all_of(values: Iterable[str]) -> str:
+        return ", ".join(dict.fromkeys(value for value in values if value)) or "unknown"
+
+    runs, tokens, wall, training = compute(records)
+    tuning = sum(record.stage is Stage.TUNE for record in records)
+    build = all_of(", ".join(f"{name} {value}" for name, value in sorted(record.build.items())) for record in records)
+    return (
+        f"{runs} runs, {tuning} of them for tuning: {tokens} tokens in {wall}"
+        + (f", {training} of it inside training steps" if training else "")
+        + f". Code {all_of(record.code for record in records)}; corpus {all_of(record.corpus for record in records)}; "
+        f"{build}."
+    )
+
+
+def _settings(records: Sequence[Record]) -> str:
+    """What all runs share, folded away."""
+    flat = [_flat(record.settings) for record in records]
+    in_cells = {name for record in records for name in record.cell}
+    varied = set(varying(flat))
+    shared = [(f"`{name}`", scalar(value)) for name, value in sorted(flat[0].items()) if name not in varied | in_cells]
+    others = sorted(varied - in_cells - {"seed"})
+    body = table(("setting", "value"), shared) if shared else ""
+    if others:
+        body += f"\n\nDiffers between runs besides: {', '.join(f'`{name}`' for name in others)}."
+    return details("Settings of all runs", body.strip()) if body else ""
+
+
+def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            flat.update(_flat(value, f"{prefix}{name}."))
+        else:
+            flat[prefix + name] = json.dumps(value) if isinstance(value, list | tuple) else value
+    return flat
+
+
+def _cells(each: Findings) -> str:
+    cells = grouped(each.final, each.experiment.cells())
+    names = varying(dict(cell) for cell in cells)
+    rows = []
+    for cell, runs in cells.items():
+        fields = dict(cell)
+        sound = [run for run in runs if not run.diverged]
+        losses = interval([run.loss for run in sound]) if sound else None
+        bits = [run.loss / math.log(2) / run.bytes_per_token for run in sound if run.bytes_per_token]
+        stale = [run.staleness for run in runs if run.staleness]
+        cosines = [run.cosine for run in runs if run.cosine is not None]
+        wasted = {cause: sum(run.wasted.get(cause, 0) for run in runs) for run in runs for cause in run.wasted}
+        rows.append(
+            (
+                *(scalar(fields[name]) if name in fields else "" for name in names),
+                str(len(runs)),
+                _loss(losses),
+                f"{_mean([run.loss_se for run in sound]):.4f}" if sound else "",
+                f"{_mean(bits):.4f}" if bits else "",
+                str(len(runs) - len(sound)) if len(sound) < len(runs) else "",
+                count(_mean([run.parameters for run in runs])),
+                count(_mean([run.tokens for run in runs])),
+                share(sum(wasted.values()), sum(run.tokens for run in runs)),
+                share(_mean([run.participation for run in runs]), 1),
+                f"{_mean([s['mean'] for s in stale]):.2f}" if stale else "",
+                f"{_mean([s['p90'] for s in stale]):.2f}" if stale else "",
+                f"{_mean(cosines):.2f}" if cosines else "",
+                duration(_mean([run.virtual_s for run in runs])),
+            )
+        )
+    head = (
+        *(name.rpartition(".")[2].replace("_", " ") for name in names),
+        *(
+            ">seeds",
+            ">loss",
+            ">error over sequences",
+            ">bits per byte",
+            ">diverged",
+            ">parameters",
+            ">tokens",
+            ">wasted",
+            ">participation",
+        ),
+        *(">staleness, mean", ">p90", ">cosine", ">virtual time"),
+    )
+    return table(head, rows)
+
+
+def _loss(losses: Interval | None) -> str:
+    if losses is None:
+        return "diverged"
+    spread = f" ± {losses.half_width:.4f}" if math.isfinite(losses.half_width) else ""
+    return f"{losses.mean:.4f}{spread}"
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)
+
+
+def _verdicts(found: Sequence[Finding]) -> str:
+    rows = []
+    for finding in found:
+        claim = finding.comparison
+        margin = f"{claim.kind}, {100 * claim.margin:g} %" if claim.margin else str(claim.kind)
+        figures = [
+            f"{loss:.4f}" if math.isfinite(loss) else "" for loss in (finding.candidate_loss, finding.baseline_loss)
+        ]
+        where = finding.name if finding.name != "all" else ""
+        seeds = str(len(finding.differences))
+        verdict = f"**{finding.verdict}**" + (f": {finding.reason}" if finding.reason else "")
+        rows.append((claim.claim, where, margin, *figures, gap(finding.found), seeds, verdict))
+    if not rows:
+        return ""
+    head = ("claim", "where", "kind, margin", ">candidate", ">baseline", ">difference", ">seeds", "verdict")
+    return "\n\n".join(part for part in (table(head, rows), correction(found)) if part)
+
+
+def _extra(found: Sequence[Finding]) -> str:
+    rows = []
+    for finding in found:
+        if not finding.extra:
+            continue
+        reached = [each for each in finding.extra.values() if each is not None]
+        extrapolated = sum(each.extrapolated for each in reached)
+        missed = len(finding.extra) - len(reached)
+        remarks = [f"extrapolated for {extrapolated} of {len(finding.extra)} seeds"] if extrapolated else []
+        remarks += [f"not within {REACH:g} times the run for {missed} of {len(finding.extra)} seeds"] if missed else []
+        extra = gap(interval([each.extra for each in reached]), digits=1) if reached else "-"
+        where = finding.name if finding.name != "all" else ""
+        rows.append((finding.comparison.claim, where, extra, "; ".join(remarks)))
+    if not rows:
+        return ""
+    head = ("claim", "where", ">extra tokens for equal loss", "how")
+    caption = (
+        "Tokens that the candidate needs beyond the baseline's to reach its loss, read off the candidate's curve, or "
+        "extrapolated by the power law of its last half. With a decaying learning rate both understate the difference."
+    )
+    return f"{caption}\n\n{table(head, rows)}"
+
+
+def _trends(found: Sequence[Finding]) -> str:
+    """How the gap of each claim changes with the size of the model, where several sizes were run."""
+    lines = []
+    for claim in dict.fromkeys(finding.comparison.claim for finding in found):
+        pairs = [
+            (finding.parameters, difference)
+            for finding in found
+            if finding.comparison.claim == claim and finding.parameters
+            for difference in finding.differences.values()
+        ]
+        if len({size for size, _ in pairs}) < 2:
+            continue
+        slope = trend([size for size, _ in pairs], [difference for _, difference in pairs])
+        word = "shrinks" if slope.high < 0 else "grows" if slope.low > 0 else "shows no clear trend"
+        spread = f" ± {100 * slope.half_width:.2f}" if math.isfinite(slope.half_width) else ""
+        per = f"{100 * slope.mean:+.2f}{spread} percentage points per tenfold of parameters"
+        lines.append(f"- {claim}: the difference {word} ({per}, {len(pairs)} pairs).")
+    return "\n".join(lines)
+
+
+def _tuning(each: Findings) -> str:
+    tune = each.experiment.tune
+    if tune is None:
+        return ""
+    in_order = [run for runs in grouped(each.records, each.experiment.cells()).values() for run in runs]
+    found = tunings(in_order, [tune.name])
+    if not found:
+        return ""
+    names = varying(dict(tuning.group) for tuning in found)
+    rows = [
+        (
+            label(dict(tuning.group), names) if names else "",
+            tuning.name,
+            ", ".join(scalar(value) for value in tuning.values),
+            scalar(tuning.found.best),
+            "yes" if tuning.found.interior else "**no**",
+            "" if tuning.found.next_value is None else scalar(float(tuning.found.next_value)),
+            count(tuning.tokens),
+        )
+        for tuning in found
+    ]
+    head = ("cells", "tuned", "tried", ">best", "interior", ">next to try", ">at tokens")
+    return table(head, rows)
+
+
+def _missing(each: Findings) -> str:
+    cells = each.experiment.cells()
+    missing = not_run(cells, each.records)
+    only_tuned = [cell for cell in not_run(cells, each.final) if cell_key(cell) not in {cell_key(c) for c in missing}]
+    lines = []
+    for cells_of, words in ((missing, "Not run"), (only_tuned, "Run for tuning only")):
+        if cells_of:
+            lines += [f"**{words}** ({len(cells_of)} of {len(cells)} cells):", ""]
+            lines += [f"- {label(cell)}" for cell in cells_of] + [""]
+    return "\n".join(lines).strip()

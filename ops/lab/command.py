@@ -1,0 +1,115 @@
+"""``atoll lab``: learning experiments in virtual time.
+
+atoll lab run examples/lab/parity.toml      run it, or go on with it
+atoll lab show examples/lab/parity.toml     what has been run, what is left, what it says so far
+atoll lab report                            docs/results.md and its plots, from all records
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+from broker.errors import ConfigError
+from broker.signals import Interrupted, Signals
+from ops.lab import archive, report
+from ops.lab.cells import label
+from ops.lab.comparisons import findings
+from ops.lab.experiment import load
+from ops.lab.records import Stage
+from ops.lab.runner import Runner
+from ops.lab.schedule import agenda, current
+
+RECORDS = Path("docs/results/records")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of ``atoll lab``."""
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    run = actions.add_parser("run", help="runs experiments, or goes on where they were stopped", allow_abbrev=False)
+    show = actions.add_parser("show", help="what was run, what is left, what it says so far", allow_abbrev=False)
+    for each in (run, show):
+        each.add_argument("experiments", nargs="+", type=Path, metavar="FILE", help="such as examples/lab/parity.toml")
+        each.add_argument(
+            "--records", type=Path, default=RECORDS, metavar="DIR", help=f"where records are kept (default: {RECORDS})"
+        )
+    run.add_argument("--jobs", type=int, default=None, metavar="N", help="runs at a time (default: one per processor)")
+    run.add_argument("--budget", type=float, metavar="MINUTES", help="processor time in all, instead of the file's")
+    run.add_argument("--limit", type=float, metavar="MINUTES", help="start no run after this long")
+    run.add_argument("--accelerator", action="store_true", help="use the accelerator that JAX finds, one run at a time")
+    report.add_arguments(
+        actions.add_parser("report", help="writes docs/results.md from all records", allow_abbrev=False)
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the command; see the module's docstring."""
+    match args.action:
+        case "run":
+            return _run(args)
+        case "show":
+            return _show(args)
+        case _:
+            return report.run(args)
+
+
+def _run(args: argparse.Namespace) -> int:
+    jobs = args.jobs
+    if jobs is None:
+        jobs = 1 if args.accelerator else len(os.sched_getaffinity(0))
+    if jobs < 1:
+        raise ConfigError("--jobs", jobs, "must be at least 1")
+    complete = True
+    with Signals() as signals:
+        for path in args.experiments:
+            experiment = load(path)
+            if args.budget is not None:
+                from dataclasses import replace
+
+                experiment = replace(experiment, budget_minutes=args.budget)
+            runner = Runner(
+                experiment=experiment,
+                directory=args.records,
+                jobs=jobs,
+                say=lambda line: print(line, flush=True),
+                accelerator=args.accelerator,
+                limit_s=None if args.limit is None else 60 * args.limit,
+            )
+            try:
+                complete &= runner.run(signals.check)
+            except Interrupted:
+                print(
+                    f"{experiment.name}: stopped; what was finished is kept, and the same command goes on", flush=True
+                )
+                return 130
+    return 0 if complete else 1
+
+
+def _show(args: argparse.Namespace) -> int:
+    for path in args.experiments:
+        experiment = load(path)
+        records = current(experiment, archive.read(archive.path_of(args.records, experiment.name)))
+        left = agenda(experiment, records)
+        finals = [record for record in records if record.stage is Stage.FINAL]
+        spent = sum(record.wall_s for record in records) / 60
+        print(f"{experiment.name}: {experiment.question}")
+        print(
+            f"  {len(finals)} runs and {len(records) - len(finals)} tuning runs in {spent:.0f} processor minutes;",
+            end=" ",
+        )
+        print(f"{len(left.due)} due, at least {left.later} after them")
+        for group, value in left.tuned.items():
+            assert experiment.tune is not None
+            print(f"  {label(dict(group))}: {experiment.tune.name} = {value:g}")
+        for finding in findings(experiment.comparisons, finals):
+            found = finding.found
+            figure = (
+                ""
+                if found is None
+                else f"{100 * found.mean:+.2f} % ({100 * found.low:+.2f} to {100 * found.high:+.2f})"
+            )
+            print(
+                f"  {finding.verdict}: {finding.comparison.claim} [{finding.name}] {figure} {finding.reason}".rstrip()
+            )
+    return 0

@@ -1,0 +1,224 @@
+"""``[[compare]]`` of an experiment: what is claimed, which runs are paired to check it, what they say. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from broker.errors import ConfigError
+from broker.settings import from_sources
+from ops.lab.cells import Cell, CellKey, cell_key, contains, label, rank, varying
+from ops.lab.curves import ExtraTokens, extra_tokens
+from ops.lab.records import Record, Stage
+from ops.lab.statistics import ONE_SIDED, Interval, Kind, Verdict, holm, interval, judge, p_better, paired_differences
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """A claim about two kinds of cells of an experiment.
+
+    Attributes:
+        claim: In one sentence.
+        candidate: Fields of a cell, which select it.
+        baseline: The same of what it is compared with.
+        kind: What is claimed.
+        margin: Of candidate / baseline - 1: what still counts as equal, or has to be gained to count as better.
+        by: Fields to list verdicts by. There is a verdict for each of their values, and for each value of any other
+            field in which cells of the candidate differ.
+        ignore: Fields in which candidate and baseline may differ: rates that were tuned for each.
+        published: What was published for candidate / baseline - 1.
+        source: Where.
+    """
+
+    claim: str
+    candidate: Mapping[str, Any]
+    baseline: Mapping[str, Any]
+    kind: Kind
+    margin: float = 0.0
+    by: tuple[str, ...] = ()
+    ignore: tuple[str, ...] = ()
+    published: float | None = None
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.claim.strip():
+            raise ConfigError("claim", self.claim, "must say in a sentence what is claimed")
+        for name in ("candidate", "baseline"):
+            selection = getattr(self, name)
+            if not selection:
+                raise ConfigError(name, dict(selection), 'must select cells, as in { mode = "decoupled" }')
+            for key, value in selection.items():
+                if not isinstance(value, str | int | float | list):
+                    raise ConfigError(f"{name}.{key}", value, "must be text, a number, true, false, or a list of these")
+        if dict(self.candidate) == dict(self.baseline):
+            raise ConfigError("baseline", dict(self.baseline), "selects the same cells as candidate; change one")
+        if not 0 <= self.margin < 1:
+            raise ConfigError("margin", self.margin, "is relative and must be from 0 to below 1; 0.01 is one percent")
+        if self.kind is Kind.EQUAL and self.margin == 0:
+            raise ConfigError("margin", self.margin, "must be above 0: no two runs are exactly equal")
+        for name in self.by:
+            if name in self.ignore or name in self.candidate:
+                raise ConfigError("by", name, "is fixed or ignored by the same comparison; leave it out of one of them")
+        if self.published is not None and not self.source:
+            raise ConfigError("source", self.source, "must say where the published figure stands")
+
+
+def comparison_of(table: Mapping[str, Any]) -> Comparison:
+    """Reads one ``[[compare]]`` table.
+
+    Raises:
+        ConfigError: An unknown key, a wrong type or value, or a missing key; it names the key, the value, the cure.
+    """
+    return from_sources(Comparison, table, where="compare")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """What the records say about a claim in one group of cells.
+
+    Attributes:
+        comparison: The claim.
+        group: The fields that candidate and baseline share here; empty if nothing of the candidate was run.
+        name: The group in a few words.
+        differences: Seed -> candidate / baseline - 1 of the losses.
+        candidate_loss: Mean over those seeds, nats per token; infinite if there are none.
+        baseline_loss: The same.
+        parameters: Of the candidate's model; 0 if there are no pairs.
+        found: Mean and interval of the differences; None if there are none.
+        p_value: One-sided, of "better" claims with at least two pairs.
+        verdict: Of this group.
+        reason: What the verdict alone does not say; empty if nothing.
+        extra: Seed -> extra tokens for equal loss; None where neither curve nor power law get there.
+        cells: Of candidate and baseline, of which another seed would narrow the interval.
+    """
+
+    comparison: Comparison
+    group: Mapping[str, Any]
+    name: str
+    differences: Mapping[int, float] = field(default_factory=dict)
+    candidate_loss: float = math.inf
+    baseline_loss: float = math.inf
+    parameters: int = 0
+    found: Interval | None = None
+    p_value: float | None = None
+    verdict: Verdict = Verdict.INCONCLUSIVE
+    reason: str = ""
+    extra: Mapping[int, ExtraTokens | None] = field(default_factory=dict)
+    cells: tuple[Cell, ...] = ()
+
+
+def findings(comparisons: Iterable[Comparison], records: Sequence[Record]) -> tuple[Finding, ...]:
+    """Returns the verdicts of one experiment; "better" claims are corrected for how many there are (Holm).
+
+    Args:
+        comparisons: Of one experiment, which is the family that is corrected for.
+        records: Of the same; tuning runs do not count.
+    """
+    final = [record for record in records if record.stage is Stage.FINAL]
+    found = [finding for comparison in comparisons for finding in _findings(comparison, final)]
+    family = [i for i, finding in enumerate(found) if finding.p_value is not None]
+    stands = holm([found[i].p_value or 0.0 for i in family])
+    for i, stand in zip(family, stands, strict=True):
+        if found[i].verdict is Verdict.HOLDS and not stand:
+            reason = (
+                f"holds by itself (p = {found[i].p_value:.2g}), not as one of {len(family)} claims of its kind (Holm)"
+            )
+            found[i] = replace(found[i], verdict=Verdict.INCONCLUSIVE, reason=reason)
+    return tuple(found)
+
+
+def _findings(comparison: Comparison, records: Sequence[Record]) -> list[Finding]:
+    candidates = [record for record in records if contains(record.cell, comparison.candidate)]
+    baselines = [
+        record
+        for record in records
+        if contains(record.cell, comparison.baseline) and not contains(record.cell, comparison.candidate)
+    ]
+    if not candidates:
+        return [Finding(comparison=comparison, group={}, name="all", reason="nothing of the candidate was run")]
+    groups: dict[CellKey, list[Record]] = {}
+    for record in candidates:
+        key = cell_key(record.cell, without=(*comparison.candidate, *comparison.ignore))
+        groups.setdefault(key, []).append(record)
+    shown = dict.fromkeys((*comparison.by, *varying(dict(group) for group in groups)))
+    found = []
+    for key in sorted(groups, key=lambda key: rank(dict(key), shown)):
+        group = dict(key)
+        matching = [record for record in baselines if _matches(record.cell, group, comparison)]
+        found.append(_judged(comparison, group, label(group, shown), groups[key], matching))
+    return found
+
+
+def _matches(baseline: Cell, group: Cell, comparison: Comparison) -> bool:
+    """Says whether a baseline's cell fits a group.
+
+    A field that only one of both has is no difference: data-parallel training has no quorum, and serves for all.
+    """
+    free = {*comparison.candidate, *comparison.baseline, *comparison.ignore}
+    return contains(baseline, {name: value for name, value in group.items() if name in baseline and name not in free})
+
+
+def _judged(
+    comparison: Comparison, group: Cell, name: str, candidates: Sequence[Record], baselines: Sequence[Record]
+) -> Finding:
+    """Pairs the runs of a group by seed, and judges the differences."""
+    finding = Finding(comparison=comparison, group=group, name=name)
+    if not baselines:
+        return replace(finding, reason="nothing of the baseline was run")
+    for who, runs in (("candidate", candidates), ("baseline", baselines)):
+        seeds = [record.seed for record in runs]
+        if len(seeds) != len(set(seeds)):
+            names = ", ".join(varying(record.cell for record in runs)) or "settings outside the cell"
+            reason = f"several runs of the {who} with the same seed differ in {names}: name it in the comparison"
+            return replace(finding, reason=reason)
+    ours = {record.seed: record for record in candidates}
+    theirs = {record.seed: record for record in baselines}
+    if any(ours[seed].corpus != theirs[seed].corpus for seed in ours.keys() & theirs.keys()):
+        return replace(finding, reason="candidate and baseline saw different corpora")
+    if diverged := sorted(seed for seed in ours if ours[seed].diverged):
+        seeds_text = ", ".join(map(str, diverged))
+        sound = any(seed in theirs and not theirs[seed].diverged for seed in diverged)
+        verdict = Verdict.FAILS if sound else Verdict.INCONCLUSIVE
+        return replace(finding, verdict=verdict, reason=f"the candidate diverged (seed {seeds_text})")
+    lost = sorted(seed for seed in ours if seed in theirs and theirs[seed].diverged)
+    pairs = [seed for seed in sorted(ours.keys() & theirs.keys()) if seed not in lost]
+    reason = f"left out, since the baseline diverged: seed {', '.join(map(str, lost))}" if lost else ""
+    if not pairs:
+        return replace(finding, reason=reason or "no seed was run for both")
+    differences = paired_differences({s: ours[s].loss for s in pairs}, {s: theirs[s].loss for s in pairs})
+    found = interval(tuple(differences.values()))
+    tested = comparison.kind is Kind.BETTER and len(pairs) > 1
+    return replace(
+        finding,
+        differences=differences,
+        candidate_loss=math.fsum(ours[s].loss for s in pairs) / len(pairs),
+        baseline_loss=math.fsum(theirs[s].loss for s in pairs) / len(pairs),
+        parameters=ours[pairs[0]].parameters,
+        found=found,
+        p_value=p_better(tuple(differences.values()), comparison.margin) if tested else None,
+        verdict=judge(found, comparison.kind, comparison.margin),
+        reason=reason or ("one seed decides nothing" if len(pairs) == 1 else ""),
+        extra={s: _extra(ours[s], theirs[s]) for s in pairs if ours[s].curve and theirs[s].curve},
+        cells=(ours[pairs[0]].cell, theirs[pairs[0]].cell),
+    )
+
+
+def _extra(candidate: Record, baseline: Record) -> ExtraTokens | None:
+    """Extra tokens for the last loss of the baseline's own curve, which was read on the same sequences."""
+    tokens, _, loss = baseline.curve[-1]
+    if not tokens > 0 or not math.isfinite(loss):
+        return None
+    return extra_tokens([(n, each) for n, _, each in candidate.curve], loss=loss, tokens=tokens)
+
+
+def correction(found: Sequence[Finding]) -> str:
+    """States how "better" claims were corrected; empty if there was nothing to correct."""
+    count = sum(finding.p_value is not None for finding in found)
+    if count < 2:
+        return ""
+    return (
+        f'The {count} claims of the kind "better" were corrected together (Holm): the chance that any of them holds '
+        f"falsely is at most {ONE_SIDED:.1%}."
+    )

@@ -1,0 +1,182 @@
+"""One decoupled run: the production cores in virtual time, with real training plugged in."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from aggregator.outer import make_outer_step
+from broker.fragments import FragmentManifest
+from islands.task import Params, Task
+from islands.tree import flatten, unflatten
+from ops.lab.outcome import GANTT_ROUNDS, Outcome, Point, spread_of
+from ops.lab.settings import CellSettings, MergeRule
+from ops.lab.training import Merges, Rule, Stepper, Training
+from ops.simulate import IslandPlan, Simulation, SimulationPlan
+from ops.virtual import LinkModel
+
+#: A run that has not ended by so many times its expected duration has a bug in it.
+PATIENCE = 20.0
+
+#: Judges parameters on the way: a few sequences.
+Judge = Callable[[Params], float]
+
+
+def run(task: Task, cell: CellSettings, seed: int, judge: Judge, together: int) -> Outcome:
+    """Returns what came out of one decoupled run.
+
+    Args:
+        task: What the islands train.
+        cell: Of mode ``decoupled``.
+        seed: Of parameters, data order and the fleet's accidents.
+        judge: Called for every point of the loss curve but the last.
+        together: See :class:`ops.lab.training.Stepper`.
+
+    Raises:
+        RuntimeError: If the run does not end.
+    """
+    per_step = task.tokens_per_step
+    fleet_tokens = cell.islands * per_step
+    total_tokens = cell.steps * fleet_tokens
+    rule = Rule(
+        kinds=({".*": "mean"} if cell.merge is MergeRule.MEAN else {}) or dict(task.kinds),
+        codec=cell.codec,
+        feedback=cell.error_feedback,
+        seed=seed,
+        fleet_tokens=fleet_tokens,
+        total_tokens=total_tokens,
+    )
+    stepper = Stepper(task, together)
+    outer_step = make_outer_step(cell.outer_learning_rate, cell.outer_momentum)
+    training = Training(task, rule, stepper, outer_step)
+    journal = Journal()
+    plan = plan_of(cell, seed, total_tokens, per_step)
+    simulation = Simulation(plan, training, journal.note)
+
+    like, _ = task.init(seed)
+    curve: list[Point] = []
+    expected_s = total_tokens / sum(per_step / cell.step_time_s(i) for i in range(cell.islands))
+    for k in range(1, cell.evaluations):
+        # By tokens, not by time: the points of all modes stand at the same counts.
+        due = total_tokens * k // cell.evaluations
+
+        def reached(due: int = due) -> bool:
+            return trained(simulation) >= due or simulation.ended()
+
+        simulation.queue.run_until(PATIENCE * expected_s, reached)
+        if training.merges.durable:
+            params = global_params(like, simulation.disk.manifest, training.merges)
+            curve.append(Point(trained(simulation), simulation.queue.now_s, judge(params)))
+    if not simulation.run(PATIENCE * expected_s):
+        raise RuntimeError(f"no end after {simulation.queue.now_s:.0f} virtual seconds of {expected_s:.0f} expected")
+
+    ledger = simulation.aggregator.core.run.ledger
+    tokens = ledger.books().tokens()
+    return Outcome(
+        params=global_params(like, simulation.disk.manifest, training.merges),
+        curve=curve,
+        tokens=tokens["trained"],
+        merged_tokens=tokens["merged"],
+        wasted={str(cause): count for cause, count in tokens["wasted"].items()},
+        virtual_s=simulation.queue.now_s,
+        train_s=stepper.clock.train_s,
+        rounds=journal.rounds,
+        participation=ledger.tally().participation or 0.0,
+        staleness=spread_of(journal.staleness),
+        staleness_histogram=sorted((lag / 4, count) for lag, count in journal.lags.items()),
+        gantt=journal.gantt,
+        cosine=_mean(training.merges.cosines),
+        autocorrelation=_mean(training.merges.autocorrelations),
+    )
+
+
+def plan_of(cell: CellSettings, seed: int, total_tokens: int, per_step: int) -> SimulationPlan:
+    """Returns the fleet of a cell. The run is told to end one fleet step early: islands hear of it in mid-step."""
+    # The flush hands over what was trained until everybody has heard, about one step of each.
+    target = max(1, total_tokens - cell.islands * per_step)
+    islands = []
+    pauses = failure_pauses(cell, seed)
+    for i in range(cell.islands):
+        join = next(((from_s, until_s) for who, from_s, until_s in cell.joins if int(who) == i), None)
+        delay_s = cell.delay_s(i)
+        islands.append(
+            IslandPlan(
+                island_id=f"island-{i}",
+                step_time_s=cell.step_time_s(i),
+                jitter=cell.jitter,
+                joins_at_s=join[0] if join else 0.0,
+                leaves_at_s=join[1] if join else None,
+                pauses=pauses[i],
+                outages=tuple((at_s, for_s) for who, at_s, for_s in cell.outages if int(who) == i),
+                link=LinkModel(delay_s=(0.9 * delay_s, 1.1 * delay_s), bytes_per_s=1e6 * cell.megabytes_per_s),
+            )
+        )
+    config = replace(cell.aggregator, seed=seed, total_tokens=target)
+    return SimulationPlan(seed=seed, islands=tuple(islands), config=config)
+
+
+def failure_pauses(cell: CellSettings, seed: int) -> list[tuple[tuple[float, float], ...]]:
+    """Returns, per island, when failures of its simulated chips pause it, and for how long."""
+    if not cell.chips:
+        return [()] * cell.islands
+    from ops.fleet import FailureModel  # here: runs without failures do not need the fleet's models
+    from ops.goodput import pauses
+
+    model = FailureModel(mtbi_years=cell.mtbi_years)
+    # As long as the run may last: pauses make it longer than its steps.
+    duration_s = 4.0 * cell.steps * max(cell.step_times_s)
+    lines = pauses(model, chips=cell.chips, islands=cell.islands, duration_s=duration_s, seed=seed)
+    return [tuple((pause.at_s, pause.for_s) for pause in line) for line in lines]
+
+
+def trained(simulation: Simulation) -> int:
+    """Returns the tokens that all islands have trained."""
+    return sum(island.tokens for island in simulation.islands.values())
+
+
+def global_params(like: Params, manifest: FragmentManifest | None, merges: Merges) -> Params:
+    """Returns the durable global parameters in the task's structure and dtypes."""
+    assert manifest is not None
+    placed = dict(flatten(like))
+    for p, state in merges.durable.items():
+        start = 0
+        for tensor in manifest.fragments[p]:
+            value = state.params[start : start + tensor.size].reshape(tensor.shape)
+            placed[tensor.name] = np.asarray(value).astype(placed[tensor.name].dtype)
+            start += tensor.size
+    return unflatten(like, placed)
+
+
+@dataclass(slots=True)
+class Journal:
+    """What the aggregator's decisions say about rounds, as they are taken."""
+
+    rounds: int = 0
+    staleness: list[float] = field(default_factory=list)
+    lags: Counter[int] = field(default_factory=Counter)  #: quarters of a version -> contributions
+    gantt: list[tuple[float, float, float, int, int]] = field(default_factory=list)
+    _open: dict[int, list[float]] = field(default_factory=dict)
+
+    def note(self, now_s: float, who: str, name: str, fields: Mapping[str, Any]) -> None:
+        """Takes one decision."""
+        match name:
+            case "round.opened":
+                self._open[fields["round"]] = [now_s]
+            case "round.closed":
+                self._open[fields["round"]].append(now_s)
+            case "version.committed":
+                self.rounds += 1
+                for merged in fields["contributions"]:
+                    self.staleness.append(merged["staleness"])
+                    self.lags[round(4 * merged["staleness"])] += 1
+                opened_s, closed_s = self._open.pop(fields["round"])
+                if len(self.gantt) < GANTT_ROUNDS:
+                    self.gantt.append((opened_s, closed_s, now_s, fields["fragment"], fields["islands"]))
+
+
+def _mean(values: list[float]) -> float | None:
+    return float(np.mean(values)) if values else None

@@ -1,0 +1,235 @@
+"""An experiment: a question, the cells that answer it, and what is claimed. Read from a TOML file.
+
+question = "..."                     what the runs are to answer
+notes = "..."                        where we differ from what was published, and why
+seeds = 3                            runs of every cell, paired by seed; up to max_seeds where an interval is wider
+max_seeds = 6                        than the margin of a claim
+budget_minutes = 60                  processor time after which no further run is started
+
+[run]                                settings of every cell (ops.lab.settings)
+[grid] or [[grid]]                   settings with a list of values: their product is the cells
+[variants.NAME."a name"]             values of a grid's axis NAME that stand for several settings each
+[tune]                               a setting that is tuned for each group of cells before the cells are run
+[[compare]]                          claims (ops.lab.comparisons)
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from broker.errors import ConfigError
+from broker.settings import from_sources, refuse_unknown, setting
+from ops.lab.cells import Cell
+from ops.lab.comparisons import Comparison, comparison_of
+from ops.lab.settings import CellSettings, cell_settings
+
+_TABLES = ("run", "grid", "variants", "tune", "compare")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tune:
+    """How a setting is tuned: successive halving over its values, then beyond an edge while the best lies there.
+
+    Attributes:
+        name: Dotted name of the setting.
+        values: Those of the first rung, growing.
+        by: Fields of the cells; there is one best value for each combination of theirs.
+        rungs: Shares of the full number of steps, growing; a run on a shorter rung has its whole schedule in it.
+        keep: How many values go on from one rung to the next.
+        extend: How many values are tried beyond an edge of the last rung.
+        seed: Of all tuning runs: none of those that are reported.
+    """
+
+    name: str
+    values: tuple[float, ...]
+    by: tuple[str, ...] = ("mode",)
+    rungs: tuple[float, ...] = (1.0,)
+    keep: int = 3
+    extend: int = 2
+    seed: int = 1000
+
+    def __post_init__(self) -> None:
+        if len(self.values) < 2 or list(self.values) != sorted(set(self.values)):
+            raise ConfigError("tune.values", self.values, "must be two or more growing numbers")
+        if not self.rungs or list(self.rungs) != sorted(set(self.rungs)) or not self.rungs[0] > 0 or self.rungs[-1] > 1:
+            raise ConfigError("tune.rungs", self.rungs, "must be growing shares of the steps, such as [0.25, 1.0]")
+        if self.keep < 2:
+            raise ConfigError("tune.keep", self.keep, "must be at least 2: the best of one has no neighbours")
+        if not self.by:
+            raise ConfigError("tune.by", self.by, 'must name the fields that a rate is tuned for, such as ["mode"]')
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Head:
+    """The settings of an experiment that stand outside of its tables."""
+
+    question: str = setting("", "what the runs are to answer")
+    notes: str = setting("", "where we differ from what was published, and why")
+    seeds: int = setting(3, "runs of every cell")
+    max_seeds: int = setting(6, "runs of a cell at most")
+    budget_minutes: float = setting(60.0, "processor time after which no further run is started")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experiment:
+    """One experiment.
+
+    Attributes:
+        name: Of its file, without the suffix.
+        path: Of its file.
+        question: What the runs are to answer.
+        notes: Where we differ from what was published, and why.
+        seeds: Runs of every cell.
+        max_seeds: Runs of a cell at most.
+        budget_minutes: Processor time after which no further run is started.
+        base: Settings of every cell.
+        grids: Axis -> values, for each grid.
+        variants: Axis -> name -> settings.
+        tune: What is tuned first, if anything.
+        comparisons: What is claimed.
+    """
+
+    name: str
+    path: Path
+    question: str
+    notes: str
+    seeds: int
+    max_seeds: int
+    budget_minutes: float
+    base: Mapping[str, Any]
+    grids: tuple[Mapping[str, tuple[Any, ...]], ...]
+    variants: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
+    tune: Tune | None = None
+    comparisons: tuple[Comparison, ...] = ()
+
+    @property
+    def command(self) -> str:
+        """What regenerates its records."""
+        return f"python3 -m ops lab run {self.path.as_posix()}"
+
+    def cells(self) -> list[dict[str, Any]]:
+        """Returns the fields of every cell, without what is tuned."""
+        cells: list[dict[str, Any]] = []
+        for grid in self.grids:
+            for values in itertools.product(*grid.values()):
+                cell = dict(zip(grid, values, strict=True))
+                if cell not in cells:
+                    cells.append(cell)
+        return cells
+
+    def settings_of(self, cell: Cell, more: Mapping[str, Any] | None = None) -> CellSettings:
+        """Returns the settings of a cell; ``more`` wins over it, and it over ``[run]``.
+
+        Raises:
+            ConfigError: They do not fit together.
+        """
+        values = dict(self.base)
+        for name, value in cell.items():
+            values |= dict(self.variants[name][value]) if name in self.variants else {name: value}
+        return cell_settings(values | (more or {}))
+
+
+def load(path: Path) -> Experiment:
+    """Reads an experiment; every cell's settings are checked.
+
+    Raises:
+        ConfigError: The file cannot be read, or something in it is wrong: it names the field, the value and the cure.
+    """
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as err:
+        raise ConfigError(
+            "experiment", str(path), f"cannot be read ({err.strerror}); there are some in examples/lab"
+        ) from err
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as err:
+        raise ConfigError("experiment", str(path), f"is not TOML: {err}") from err
+    try:
+        experiment = _experiment(path, table)
+        for cell in experiment.cells():
+            _check(experiment, cell)
+    except ConfigError as err:
+        raise ConfigError(f"{path.name}: {err.field}", err.value, err.cure) from err
+    return experiment
+
+
+def _experiment(path: Path, table: dict[str, Any]) -> Experiment:
+    head = from_sources(_Head, {name: value for name, value in table.items() if name not in _TABLES}, where=path.stem)
+    if not head.question.strip():
+        raise ConfigError("question", head.question, "must say what the runs are to answer")
+    if not 1 <= head.seeds <= head.max_seeds:
+        raise ConfigError("seeds", head.seeds, f"must be from 1 to max_seeds = {head.max_seeds}")
+    variants = {axis: dict(_table(f"variants.{axis}", each)) for axis, each in table.get("variants", {}).items()}
+    grids = table.get("grid", {})
+    grids = grids if isinstance(grids, list) else [grids]
+    return Experiment(
+        name=path.stem,
+        path=path,
+        question=" ".join(head.question.split()),
+        notes=" ".join(head.notes.split()),
+        seeds=head.seeds,
+        max_seeds=head.max_seeds,
+        budget_minutes=head.budget_minutes,
+        base=_dotted(_table("run", table.get("run", {}))),
+        grids=tuple(_grid(grid, variants) for grid in grids),
+        variants={
+            axis: {n: _dotted(_table(f"variants.{axis}.{n}", v)) for n, v in each.items()}
+            for axis, each in variants.items()
+        },
+        tune=_tune(table["tune"]) if "tune" in table else None,
+        comparisons=tuple(comparison_of(each) for each in table.get("compare", [])),
+    )
+
+
+def _grid(table: Any, variants: Mapping[str, Mapping[str, Any]]) -> dict[str, tuple[Any, ...]]:
+    grid = {}
+    for name, values in _dotted(_table("grid", table)).items():
+        if not isinstance(values, list) or not values:
+            raise ConfigError(f"grid.{name}", values, "must be a list of values")
+        if name in variants:
+            for value in values:
+                refuse_unknown({value: value}, variants[name], where=f"variants.{name}")
+        grid[name] = tuple(tuple(v) if isinstance(v, list) else v for v in values)
+    return grid
+
+
+def _tune(table: Any) -> Tune:
+    return from_sources(Tune, _table("tune", table), where="tune")
+
+
+def _check(experiment: Experiment, cell: Cell) -> None:
+    """Checks the settings of a cell, whatever is tuned standing at its first value."""
+    tune = experiment.tune
+    if tune is None:
+        experiment.settings_of(cell)
+        return
+    if tune.name in cell:
+        raise ConfigError(f"grid.{tune.name}", cell[tune.name], "is tuned: leave it out of the grid, or out of [tune]")
+    for name in tune.by:
+        if name not in cell:
+            raise ConfigError("tune.by", name, f"is no axis of the grid; it has {', '.join(cell)}")
+    for rung in tune.rungs:
+        steps = math.ceil(rung * experiment.settings_of(cell).steps)
+        experiment.settings_of(cell, {tune.name: tune.values[0], "steps": steps})
+
+
+def _dotted(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns ``[run.task] model = ...`` as ``task.model``; ``task = "package.module:function"`` stays what it is."""
+    flat: dict[str, Any] = {}
+    for name, value in table.items():
+        if isinstance(value, Mapping):
+            flat |= {f"{name}.{key}": each for key, each in value.items()}
+        else:
+            flat[name] = value
+    return flat
+
+
+def _table(name: str, value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ConfigError(name, value, f"must be a table: write [{name}] and the settings below it")
+    return value

@@ -1,0 +1,264 @@
+"""The baselines: data-parallel, synchronous DiLoCo and Streaming DiLoCo, each as the plain loop that its paper prints.
+
+Every island takes the same number of steps, and everybody is at the same one. Nothing here is shared with the
+production cores but the merge and the outer step, so that what differs between a baseline and a decoupled run is how
+islands work together and nothing else. Batches are those a decoupled island would draw: of data share i of M.
+
+    data-parallel   every step: one inner step on the batches of all islands together
+    diloco          every H steps: everybody stops; Delta_i = Theta - local_i; Theta <- outer(Theta, merge(Delta));
+                    local_i <- Theta                                       (https://arxiv.org/abs/2311.08105)
+    streaming       the same fragment by fragment, p being due when t mod H = offset_p; what is sent at t is adopted at
+                    t + tau: local <- Theta' + keep * (local - r), r being what was sent
+                                                                           (https://arxiv.org/abs/2501.18512)
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aggregator.events import Part
+from aggregator.merge import merge_fragment
+from aggregator.outer import make_outer_step, seeded
+from broker.fragments import FragmentManifest, partition
+from broker.ranges import StepRange
+from broker.tensors import encode_tensor, payload_bytes
+from islands.partition import tensor_specs
+from islands.task import Batch, DataShare, Params, Schedule, Task
+from islands.tree import flatten, unflatten
+from ops.lab.outcome import Outcome, Point
+from ops.lab.settings import CellSettings, MergeRule, Mode
+from ops.lab.training import Clock, Merges
+
+Vector = NDArray[np.float32]
+Judge = Callable[[Params], float]
+
+
+@dataclass(slots=True)
+class Learner:
+    """One island of a baseline."""
+
+    params: Params
+    opt_state: Any
+    data: Iterator[Batch]
+    sent: dict[int, Vector] = field(default_factory=dict)  #: fragment -> what it was when it was sent
+
+
+def run(task: Task, cell: CellSettings, seed: int, judge: Judge) -> Outcome:
+    """Returns what came out of one run of a baseline.
+
+    Args:
+        task: What is trained.
+        cell: Of any mode but ``decoupled``.
+        seed: Of parameters, data order and step times.
+        judge: Called for every point of the loss curve but the last.
+    """
+    if cell.mode is Mode.DATA_PARALLEL:
+        return _data_parallel(task, cell, seed, judge)
+    return _diloco(task, cell, seed, judge)
+
+
+# --- data-parallel ----------------------------------------------------------------------------------------------
+
+
+def _data_parallel(task: Task, cell: CellSettings, seed: int, judge: Judge) -> Outcome:
+    params, opt_state = task.init(seed)
+    sources = [_data(task, cell, i, seed) for i in range(cell.islands)]
+    clock, pace = Clock(), _Pace(cell, seed)
+    curve: list[Point] = []
+    num_bytes = 2 * sum(np.asarray(leaf).size for leaf in flatten(params).values())  # gradients in bfloat16
+    ring_s = pace.transfer_s(num_bytes * 2 * (1 - 1 / cell.islands))
+    now_s, fleet_tokens = 0.0, cell.islands * task.tokens_per_step
+    for t in range(cell.steps):
+        batch = _joined([next(source) for source in sources])
+        schedule = Schedule(step=t, total_steps=cell.steps)
+        params, opt_state, _ = clock.run(partial(task.train, params, opt_state, batch, schedule))
+        now_s += max(pace.steps_s()) + ring_s
+        if _on_the_way(t + 1, cell):
+            curve.append(Point((t + 1) * fleet_tokens, now_s, judge(params)))
+    tokens = cell.steps * fleet_tokens
+    return Outcome(
+        params=params, curve=curve, tokens=tokens, merged_tokens=tokens, virtual_s=now_s, train_s=clock.train_s
+    )
+
+
+def _joined(batches: list[Batch]) -> Batch:
+    """Returns the batches of all islands as one: every leaf is joined along its first axis."""
+    if len(batches) == 1:
+        return batches[0]
+    flat = [flatten(batch) for batch in batches]
+    joined = {name: np.concatenate([np.asarray(each[name]) for each in flat]) for name in flat[0]}
+    return unflatten(batches[0], joined)
+
+
+# --- DiLoCo, whole or in fragments ------------------------------------------------------------------------------
+
+
+def _diloco(task: Task, cell: CellSettings, seed: int, judge: Judge) -> Outcome:
+    learners = [Learner(*task.init(seed), _data(task, cell, i, seed)) for i in range(cell.islands)]
+    kinds = {".*": "mean"} if cell.merge is MergeRule.MEAN else dict(task.kinds)
+    manifest = partition(tensor_specs(learners[0].params, kinds, task.unit_axes), cell.fragments)
+    outer = _Outer(cell, manifest, learners[0].params)
+    clock, pace = Clock(), _Pace(cell, seed)
+    overlap = cell.overlap if cell.mode is Mode.STREAMING else 0
+    keep = cell.keep if cell.mode is Mode.STREAMING else 0.0
+    curve: list[Point] = []
+    due_at: dict[int, list[int]] = {}  # step -> fragments to adopt
+    now_s, since_barrier_s = 0.0, np.zeros(cell.islands)
+    for t in range(1, cell.steps + 1):
+        schedule = Schedule(step=t - 1, total_steps=cell.steps)
+        for learner in learners:
+            _step(task, learner, schedule, clock)
+        since_barrier_s += pace.steps_s()
+        for p in due_at.pop(t, []):
+            outer.adopt(p, learners, keep)
+        last = t == cell.steps
+        if last:  # what is still under way arrives first: no step is merged twice
+            for p in sorted(p for waiting in due_at.values() for p in waiting):
+                outer.adopt(p, learners, keep)
+        due = outer.due(t, last=last)
+        for p in due:
+            outer.send(p, learners)
+            if overlap and not last:
+                due_at.setdefault(t + overlap, []).append(p)
+            else:
+                outer.adopt(p, learners, 0.0)
+        if due:
+            # Everybody waits for the slowest, and where nothing overlaps for the link as well.
+            now_s += float(since_barrier_s.max()) + (0.0 if overlap else pace.transfer_s(2 * outer.bytes_sent))
+            since_barrier_s[:] = 0.0
+        if _on_the_way(t, cell):
+            tokens = t * cell.islands * task.tokens_per_step
+            curve.append(Point(tokens, now_s + float(since_barrier_s.max()), judge(outer.params(learners[0].params))))
+    tokens = cell.steps * cell.islands * task.tokens_per_step
+    return Outcome(
+        params=outer.params(learners[0].params),
+        curve=curve,
+        tokens=tokens,
+        merged_tokens=tokens,
+        virtual_s=now_s,
+        train_s=clock.train_s,
+        rounds=outer.rounds,
+        cosine=float(np.mean(outer.merges.cosines)) if outer.merges.cosines else None,
+        autocorrelation=float(np.mean(outer.merges.autocorrelations)) if outer.merges.autocorrelations else None,
+    )
+
+
+def _step(task: Task, learner: Learner, schedule: Schedule, clock: Clock) -> None:
+    step = partial(task.train, learner.params, learner.opt_state, next(learner.data), schedule)
+    learner.params, learner.opt_state, _ = clock.run(step)
+
+
+class _Outer:
+    """The global parameters of a baseline."""
+
+    def __init__(self, cell: CellSettings, manifest: FragmentManifest, params: Params) -> None:
+        self.merges = Merges()
+        self.rounds = 0
+        self.bytes_sent = 0  #: by one island at the last barrier
+        self._cell = cell
+        self._manifest = manifest
+        self._outer_step = make_outer_step(cell.outer_learning_rate, cell.outer_momentum)
+        self._state = {p: seeded(self._vector(p, params)) for p in range(len(manifest))}
+        spacing = cell.sync_interval / len(manifest)
+        self._offsets = {p: round((p + 1) * spacing) % cell.sync_interval for p in range(len(manifest))}
+
+    def due(self, t: int, *, last: bool) -> list[int]:
+        """Returns the fragments that are sent after step ``t``; all of them after the last one."""
+        return [p for p, offset in self._offsets.items() if last or t % self._cell.sync_interval == offset]
+
+    def send(self, p: int, learners: list[Learner]) -> None:
+        """Merges what the islands have learned, and takes the outer step."""
+        parts = []
+        tensors = self._manifest.fragments[p]
+        for i, learner in enumerate(learners):
+            local = self._vector(p, learner.params)
+            learner.sent[p] = local
+            delta, payload, start = self._state[p].params - local, [], 0
+            for tensor in tensors:
+                here = delta[start : start + tensor.size].reshape(tensor.shape)
+                payload.append(encode_tensor(np.ascontiguousarray(here), self._cell.codec))
+                start += tensor.size
+            steps = StepRange(from_step=0, to_step=1, from_tokens=0, to_tokens=1)
+            part = Part(
+                island_id=f"island-{i}", steps=steps, payload=tuple(payload), token_weight=1.0, staleness_weight=1.0
+            )
+            parts.append(part)
+        merged = merge_fragment(tensors, parts)
+        self.merges.merged(p, merged.delta, merged.cosine)
+        self._state[p] = self._outer_step(self._state[p], merged.delta)
+        self.rounds += 1
+        self.bytes_sent = payload_bytes(parts[0].payload)
+
+    def adopt(self, p: int, learners: list[Learner], keep: float) -> None:
+        """Installs the global parameters of a fragment: what was trained since it was sent survives by ``keep``."""
+        theta = self._state[p].params
+        for learner in learners:
+            value = theta
+            if keep:
+                value = theta + np.float32(keep) * (self._vector(p, learner.params) - learner.sent[p])
+            learner.params = self._placed(p, learner.params, value)
+
+    def params(self, like: Params) -> Params:
+        """Returns the global parameters as a tree."""
+        for p, state in self._state.items():
+            like = self._placed(p, like, state.params)
+        return like
+
+    def _vector(self, p: int, params: Params) -> Vector:
+        leaves = flatten(params)
+        return np.concatenate([np.asarray(leaves[t.name], np.float32).reshape(-1) for t in self._manifest.fragments[p]])
+
+    def _placed(self, p: int, params: Params, vector: Vector) -> Params:
+        leaves, start = dict(flatten(params)), 0
+        for tensor in self._manifest.fragments[p]:
+            value = vector[start : start + tensor.size].reshape(tensor.shape)
+            leaves[tensor.name] = _like(leaves[tensor.name], value)
+            start += tensor.size
+        return unflatten(params, leaves)
+
+
+def _like(leaf: Any, value: Vector) -> Any:
+    """Returns ``value`` as an array of the same sort and dtype as ``leaf``."""
+    if isinstance(leaf, np.ndarray):
+        return value.astype(leaf.dtype)
+    import jax
+
+    return jax.device_put(value.astype(leaf.dtype))
+
+
+# --- time and data ----------------------------------------------------------------------------------------------
+
+
+class _Pace:
+    """Virtual step times: drawn as those of a decoupled fleet are."""
+
+    def __init__(self, cell: CellSettings, seed: int) -> None:
+        self._cell = cell
+        self._rng = random.Random(f"pace {seed}")
+
+    def steps_s(self) -> NDArray[np.float64]:
+        """Returns the duration of the next step of every island."""
+        means = (self._cell.step_time_s(i) for i in range(self._cell.islands))
+        return np.array([mean * self._rng.uniform(1 - self._cell.jitter, 1 + self._cell.jitter) for mean in means])
+
+    def transfer_s(self, num_bytes: float) -> float:
+        """Returns how long a link is busy with so many bytes, the slowest journey there and back included."""
+        journey_s = 2 * max(self._cell.delays_s)
+        rate = 1e6 * self._cell.megabytes_per_s
+        return journey_s + (num_bytes / rate if rate else 0.0)
+
+
+def _data(task: Task, cell: CellSettings, index: int, seed: int) -> Iterator[Batch]:
+    return iter(task.data(DataShare(index=index, count=cell.islands, seed=seed)))
+
+
+def _on_the_way(t: int, cell: CellSettings) -> bool:
+    """Whether a point of the loss curve is due after step ``t``."""
+    return t < cell.steps and (t * cell.evaluations) // cell.steps > ((t - 1) * cell.evaluations) // cell.steps

@@ -1,0 +1,143 @@
+"""Which plots an experiment gets, and which cells share a panel. Draws nothing itself (:mod:`ops.lab.plots`)."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from ops.lab import plots
+from ops.lab.cells import CellKey, grouped, label, varying
+from ops.lab.chapter import Findings
+from ops.lab.records import Record
+from ops.lab.statistics import Interval, Kind
+
+#: More lines than this cannot be told apart in one panel; more panels than this are a wall.
+LINES = 8
+PANELS = 9
+
+RATE, MOMENTUM = "outer_learning_rate", "outer_momentum"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Picture:
+    """A drawn plot: its title, the name of its file, its bytes."""
+
+    title: str
+    file: str
+    svg: bytes
+
+
+def of(each: Findings) -> tuple[Picture, ...]:
+    """Returns the plots of an experiment; those that its records have no data for are left out."""
+    name = each.experiment.name
+    return tuple(
+        Picture(title=f"{name}: {title}", file=f"{name}-{kind}.svg", svg=draw()) for kind, title, draw in _wanted(each)
+    )
+
+
+def _wanted(each: Findings) -> Iterator[tuple[str, str, Callable[[], bytes]]]:
+    """Yields (kind, title, how to draw it), the one that answers the question first."""
+    cells = grouped(each.final, each.experiment.cells())
+    names = varying(dict(cell) for cell in cells)
+    gaps = gaps_by_size(each)
+    if gaps:
+        margins = {claim.margin for claim in each.experiment.comparisons if claim.kind is not Kind.BETTER}
+        margin = margins.pop() if len(margins) == 1 else None
+        yield "gap-size", "gap against size", lambda: plots.gap_against_size(gaps, margin=margin)
+    if len(cells) > 1:
+        yield "loss", "loss by cell", lambda: plots.loss_by_cell(named(cells, names))
+    if grid := outer_grid(each.final):
+        yield "outer-grid", "loss by outer rate and momentum", lambda: plots.outer_grid(grid)
+    if shown := panels({cell: runs for cell, runs in cells.items() if any(len(run.curve) > 1 for run in runs)}):
+        yield "loss-tokens", "loss against tokens", lambda: plots.loss_against_tokens(shown)
+        yield "loss-time", "loss against virtual time", lambda: plots.loss_against_time(shown)
+    took_part = named({cell: runs for cell, runs in cells.items() if any(run.participation for run in runs)}, names)
+    if took_part:
+        yield "participation", "participation", lambda: plots.participation(took_part)
+    stale = named({cell: runs for cell, runs in cells.items() if any(run.staleness_histogram for run in runs)}, names)
+    if stale:
+        few = dict(list(stale.items())[:LINES])
+        of_all = f" (first {len(few)} of {len(stale)} cells)" if len(few) < len(stale) else ""
+        yield "staleness", f"staleness of contributions{of_all}", lambda: plots.staleness_histogram(few)
+    if with_rounds := [run for runs in cells.values() for run in runs if run.gantt]:
+        first = with_rounds[0]
+        of_cell = f"{label(first.cell, names)}, seed {first.seed}"
+        yield "rounds", f"the first rounds of one run ({of_cell})", lambda: plots.rounds(first)
+
+
+def named(cells: Mapping[CellKey, Sequence[Record]], names: Sequence[str]) -> dict[str, Sequence[Record]]:
+    """Returns label -> runs, a label naming those fields."""
+    return {label(dict(cell), names): runs for cell, runs in cells.items()}
+
+
+def panels(cells: Mapping[CellKey, Sequence[Record]]) -> dict[str, dict[str, Sequence[Record]]]:
+    """Returns title -> lines. Few cells share one panel; more are split by the field that needs the fewest panels.
+
+    If no field splits them so that lines can be told apart, they are split as they come; what is then beyond the last
+    panel is not drawn, and the last title says so.
+    """
+    names = varying(dict(cell) for cell in cells)
+    if len(cells) <= LINES:
+        return {"": named(cells, names)} if cells else {}
+    splits = []
+    for name in names:
+        split: dict[str, dict[CellKey, Sequence[Record]]] = {}
+        for cell, runs in cells.items():
+            title = label(dict(cell), [name]) if name in dict(cell) else f"no {name}"
+            split.setdefault(title, {})[cell] = runs
+        if len(split) <= min(PANELS, len(cells) // 2) and max(map(len, split.values())) <= LINES:
+            others = [each for each in names if each != name]
+            splits.append({title: named(part, others) for title, part in split.items()})
+    if splits:
+        return min(splits, key=len)
+    lines = list(named(cells, names).items())
+    chunks = [dict(lines[first : first + LINES]) for first in range(0, len(lines), LINES)]
+    shown = {f"cells {k * LINES + 1} to {k * LINES + len(part)}": part for k, part in enumerate(chunks[:PANELS])}
+    if len(chunks) > PANELS:
+        title, part = shown.popitem()
+        shown[f"{title} of {len(lines)}"] = part
+    return shown
+
+
+def gaps_by_size(each: Findings) -> dict[str, list[tuple[float, Interval]]]:
+    """Returns claim and group -> (parameters, gap) by size, for what was run at several sizes of the model.
+
+    A group is named by the fields that do not follow from the size.
+    """
+    found = [finding for finding in each.found if finding.found is not None]
+    sized: dict[str, list[tuple[float, Interval]]] = {}
+    for claim in dict.fromkeys(finding.comparison.claim for finding in found):
+        ours = [finding for finding in found if finding.comparison.claim == claim]
+        names = varying(finding.group for finding in ours)
+        # A field that has one value per size is the size under another name.
+        free = [name for name in names if len({(str(f.group.get(name)), f.parameters) for f in ours}) > len(
+            {f.parameters for f in ours})]  # fmt: skip
+        for finding in ours:
+            words = label(finding.group, free) if free else ""
+            points = sized.setdefault(": ".join(part for part in (claim, words) if part), [])
+            if finding.found is not None:
+                points.append((finding.parameters, finding.found))
+    several = {name: points for name, points in sized.items() if len({size for size, _ in points}) > 1}
+    return {name: sorted(points, key=lambda point: point[0]) for name, points in several.items()}
+
+
+def outer_grid(records: Sequence[Record]) -> dict[tuple[float, float], float]:
+    """Returns (outer rate, outer momentum) -> mean loss over seeds, of the runs that differ in nothing else.
+
+    There may be several families of such runs (other islands, another merge rule): the first of the largest counts.
+    Nothing if it does not have at least two rates and two momenta.
+    """
+    families: dict[str, dict[tuple[float, float], list[float]]] = {}
+    for record in records:
+        if RATE not in record.settings or MOMENTUM not in record.settings:
+            continue
+        others = {name: value for name, value in record.settings.items() if name not in (RATE, MOMENTUM, "seed")}
+        family = families.setdefault(json.dumps(others, sort_keys=True), {})
+        point = (float(record.settings[RATE]), float(record.settings[MOMENTUM]))
+        family.setdefault(point, []).append(math.inf if record.diverged else record.loss)
+    grid = max(families.values(), key=len, default={})
+    if len({rate for rate, _ in grid}) < 2 or len({momentum for _, momentum in grid}) < 2:
+        return {}
+    return {point: math.fsum(losses) / len(losses) for point, losses in grid.items()}

@@ -1,0 +1,315 @@
+"""The plots of the laboratory, as SVG. The same records give the same bytes.
+
+Matplotlib is imported when a plot is drawn and not before, so that no other command waits for it. Figures are made
+without pyplot: no window, no global state. Text stays text, which keeps the files small and their diffs readable.
+Colours are those of Okabe and Ito, which people with any colour vision can tell apart, and lines differ in style too.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from ops.lab.markdown import count
+from ops.lab.records import Record
+from ops.lab.statistics import Interval
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+#: Label -> records of one cell, one per seed.
+Series = Mapping[str, Sequence[Record]]
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
+_STYLES = ("-", "--", "-.", ":")
+
+_SETTINGS: Mapping[str, Any] = {
+    "svg.hashsalt": "atoll",  # ids of clip paths and markers: random without it
+    "svg.fonttype": "none",
+    "font.family": ["DejaVu Sans"],  # comes with Matplotlib, so that the layout is the same everywhere
+    "font.size": 8.5,
+    "axes.titlesize": 9.5,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.alpha": 0.3,
+    "grid.linewidth": 0.5,
+    "legend.frameon": False,
+    "legend.fontsize": 7.5,
+}
+
+#: Inches of one panel.
+_PANEL = (5.6, 3.3)
+_COLUMNS = 3
+
+
+def loss_against_tokens(panels: Mapping[str, Series]) -> bytes:
+    """Returns held-out loss over tokens: mean over seeds as a line, the range of seeds as a band.
+
+    Args:
+        panels: Title of a panel -> its lines, at most eight. Records without a curve are left out.
+    """
+    return _curves(panels, column=0, title="Held-out loss against tokens")
+
+
+def loss_against_time(panels: Mapping[str, Series]) -> bytes:
+    """Returns held-out loss over the virtual time of the modelled fleet, as :func:`loss_against_tokens` does."""
+    return _curves(panels, column=1, title="Held-out loss against virtual time")
+
+
+def staleness_histogram(series: Series) -> bytes:
+    """Returns the share of contributions by staleness, one line of steps for every cell, all seeds together."""
+    with _figure(1) as (figure, (axes,)):
+        for i, (name, records) in enumerate(series.items()):
+            counts: dict[float, float] = {}
+            for record in records:
+                for versions, number in record.staleness_histogram:
+                    counts[versions] = counts.get(versions, 0.0) + number
+            total = math.fsum(counts.values())
+            if not total:
+                continue
+            top = round(4 * max(counts))
+            edges = [(k - 0.5) / 4 for k in range(top + 2)]
+            shares = [100 * counts.get(k / 4, 0.0) / total for k in range(top + 1)]
+            axes.stairs(shares, edges, color=_colour(i), linestyle=_style(i), label=name, linewidth=1.4)
+        axes.set(title="Staleness of merged contributions", xlabel="staleness (versions)", ylabel="contributions (%)")
+        _legend(axes)
+        return _svg(figure)
+
+
+def loss_by_cell(series: Series) -> bytes:
+    """Returns the final held-out loss of every cell: a mark at the mean over seeds, and a dot for each of them.
+
+    Grey lines join the dots of one seed: seeds are paired, so their shape tells more than where they lie.
+    """
+    with _figure(1, size=(_PANEL[0], 0.9 + 0.24 * len(series))) as (figure, (axes,)):
+        by_seed: dict[int, list[tuple[float, int]]] = {}
+        for row, records in enumerate(series.values()):
+            for record in records:
+                if not record.diverged:
+                    by_seed.setdefault(record.seed, []).append((record.loss, row))
+        for points in by_seed.values():
+            axes.plot([loss for loss, _ in points], [row for _, row in points], color="#bbbbbb", linewidth=0.7)
+        for row, records in enumerate(series.values()):
+            losses = [record.loss for record in records if not record.diverged]
+            if not losses:
+                axes.text(0.5, row, "diverged", transform=axes.get_yaxis_transform(), ha="center", va="center")
+                continue
+            axes.plot(losses, [row] * len(losses), "o", color=COLOURS[0], markersize=4, alpha=0.6, markeredgewidth=0)
+            axes.vlines(math.fsum(losses) / len(losses), row - 0.35, row + 0.35, color=COLOURS[1], linewidth=2)
+        axes.set(title="Held-out loss: seeds and their mean", xlabel="loss (nats per token)")
+        axes.set_yticks(range(len(series)), list(series))
+        axes.set_ylim(len(series) - 0.5, -0.5)
+        return _svg(figure)
+
+
+def participation(series: Series) -> bytes:
+    """Returns a bar per cell: the share of live islands that a round merged; dots are seeds."""
+    with _figure(1, size=(_PANEL[0], 0.9 + 0.3 * len(series))) as (figure, (axes,)):
+        for row, records in enumerate(series.values()):
+            shares = [100 * record.participation for record in records]
+            axes.barh(row, math.fsum(shares) / len(shares), height=0.6, color=COLOURS[0], alpha=0.75)
+            axes.plot(shares, [row] * len(shares), "o", color="black", markersize=2.5)
+        axes.set(title="Participation", xlabel="live islands merged per round (%)", xlim=(0, 103))
+        axes.set_yticks(range(len(series)), list(series))
+        axes.invert_yaxis()
+        axes.grid(visible=False, axis="y")
+        return _svg(figure)
+
+
+def rounds(record: Record) -> bytes:
+    """Returns when the first rounds of a run were opened, closed and committed, a lane for every fragment.
+
+    A bar's colour is the number of contributors; its pale end is the way from closing to the durable commit.
+    """
+    fragments = sorted({row[3] for row in record.gantt})
+    contributors = [int(row[4]) for row in record.gantt]
+    with _figure(1, size=(_PANEL[0], 1.2 + 0.22 * len(fragments))) as (figure, (axes,)):
+        import matplotlib
+        from matplotlib.cm import ScalarMappable
+        from matplotlib.colors import BoundaryNorm
+
+        steps = list(range(min(contributors), max(contributors) + 2))
+        colours = matplotlib.colormaps["viridis_r"].resampled(max(2, len(steps) - 1))
+        norm = BoundaryNorm([each - 0.5 for each in steps], colours.N) if len(steps) > 2 else None
+        for opened_s, closed_s, committed_s, fragment, merged in record.gantt:
+            lane = fragments.index(fragment)
+            colour = colours(norm(merged)) if norm else colours(0.7)
+            # On a fast link a round is thinner than a pixel: the edge keeps it visible.
+            axes.barh(
+                lane, closed_s - opened_s, left=opened_s, height=0.7, color=colour, edgecolor=colour, linewidth=0.6
+            )
+            axes.barh(lane, committed_s - closed_s, left=closed_s, height=0.7, color=colour, alpha=0.4)
+        axes.set(title="The first rounds: opened to closed, pale until committed", xlabel="virtual time (s)")
+        axes.set_ylabel("fragment")
+        axes.set_yticks(range(len(fragments)), [f"{int(each)}" for each in fragments])
+        axes.invert_yaxis()
+        axes.grid(visible=False, axis="y")
+        if norm:
+            ticks = steps[:-1] if len(steps) < 12 else steps[:-1:4]
+            figure.colorbar(ScalarMappable(norm, colours), ax=axes, label="contributors", ticks=ticks)
+        return _svg(figure)
+
+
+def gap_against_size(series: Mapping[str, Sequence[tuple[float, Interval]]], *, margin: float | None = None) -> bytes:
+    """Returns relative gaps over parameters, with their 95 % intervals; an interval of one seed is not drawn.
+
+    Args:
+        series: Label -> (parameters, gap) by growing parameters.
+        margin: Relative; drawn as a line.
+    """
+    with _figure(1) as (figure, (axes,)):
+        axes.axhline(0, color="black", linewidth=0.8)
+        if margin:
+            axes.axhline(100 * margin, color="black", linewidth=0.8, linestyle=":", label=f"margin {100 * margin:g} %")
+        for i, (name, points) in enumerate(series.items()):
+            errors = [100 * gap.half_width if math.isfinite(gap.half_width) else 0.0 for _, gap in points]
+            sizes, means = [size for size, _ in points], [100 * gap.mean for _, gap in points]
+            axes.errorbar(
+                sizes, means, yerr=errors, color=_colour(i), linestyle=_style(i), marker="o", markersize=3.5,
+                capsize=3, linewidth=1.2, label=name,
+            )  # fmt: skip
+        ticks = sorted({size for points in series.values() for size, _ in points})
+        axes.set_xscale("log")
+        axes.set_xticks(ticks, [count(size) for size in ticks])
+        axes.set_xticks([], minor=True)
+        axes.set(title="Gap to the baseline against size", xlabel="parameters", ylabel="candidate / baseline - 1 (%)")
+        _legend(axes)
+        return _svg(figure)
+
+
+def outer_grid(losses: Mapping[tuple[float, float], float]) -> bytes:
+    """Returns a map of mean held-out loss by outer rate and outer momentum; the lowest is framed.
+
+    Args:
+        losses: (rate, momentum) -> loss in nats per token; infinite where a run diverged.
+    """
+    from matplotlib.patches import Rectangle
+
+    rates, momenta = sorted({rate for rate, _ in losses}), sorted({momentum for _, momentum in losses})
+    rows = [[losses.get((rate, momentum), math.nan) for rate in rates] for momentum in momenta]
+    finite = [loss for row in rows for loss in row if math.isfinite(loss)]
+    with _figure(1, size=(1.8 + 0.75 * len(rates), 1.3 + 0.45 * len(momenta))) as (figure, (axes,)):
+        shown = [[loss if math.isfinite(loss) else math.nan for loss in row] for row in rows]
+        corners = [[each - 0.5 for each in range(count + 1)] for count in (len(rates), len(momenta))]
+        axes.pcolormesh(*corners, shown, cmap="viridis")
+        middle = (min(finite) + max(finite)) / 2 if finite else 0.0
+        for y, row in enumerate(rows):
+            for x, loss in enumerate(row):
+                text = "" if math.isnan(loss) else f"{loss:.3f}" if math.isfinite(loss) else "diverged"
+                dark = math.isfinite(loss) and loss < middle
+                axes.text(x, y, text, ha="center", va="center", fontsize=7, color="white" if dark else "black")
+                if finite and loss == min(finite):
+                    corner = (x - 0.5, y - 0.5)
+                    axes.add_patch(Rectangle(corner, 1, 1, facecolor="none", edgecolor=COLOURS[1], linewidth=2))
+        axes.set_xticks(range(len(rates)), [f"{each:g}" for each in rates])
+        axes.set_yticks(range(len(momenta)), [f"{each:g}" for each in momenta])
+        axes.set(title="Held-out loss (nats per token)", xlabel="outer learning rate", ylabel="outer momentum")
+        axes.grid(visible=False)
+        return _svg(figure)
+
+
+# --- parts --------------------------------------------------------------------------------------------------------
+
+
+def _curves(panels: Mapping[str, Series], *, column: int, title: str) -> bytes:
+    largest = max(
+        (row[column] for series in panels.values() for records in series.values() for r in records for row in r.curve),
+        default=1.0,
+    )
+    scale, unit = _token_unit(largest) if column == 0 else _time_unit(largest)
+    with _figure(len(panels)) as (figure, all_axes):
+        for axes, (name, series) in zip(all_axes, panels.items(), strict=False):
+            for i, (cell, records) in enumerate(series.items()):
+                xs, mean, low, high = _over_seeds([record for record in records if record.curve], column)
+                if not xs:
+                    continue
+                scaled = [x / scale for x in xs]
+                axes.plot(scaled, mean, color=_colour(i), linestyle=_style(i), linewidth=1.3, label=cell)
+                axes.fill_between(scaled, low, high, color=_colour(i), alpha=0.18, linewidth=0)
+            axes.set(title=name or title, xlabel=unit, ylabel="loss (nats per token)")
+            _legend(axes)
+        if len(panels) > 1:
+            figure.suptitle(title)
+        return _svg(figure)
+
+
+def _over_seeds(records: Sequence[Record], column: int) -> tuple[list[float], list[float], list[float], list[float]]:
+    """Returns x, mean, lowest and highest loss over seeds, at the points of the first seed that all of them reached.
+
+    The first point of a run is often far above the others, at initialisation; without tokens it is left out.
+    """
+    import numpy as np
+
+    curves = []
+    for record in records:
+        points = [(row[column], row[2]) for row in record.curve if row[0] > 0 and math.isfinite(row[2])]
+        if points:
+            curves.append(points)
+    if not curves:
+        return [], [], [], []
+    first = max(points[0][0] for points in curves)
+    last = min(points[-1][0] for points in curves)
+    # Seeds end within a few steps of each other: the last common point is one of the grid.
+    xs = sorted({x for x, _ in curves[0] if first <= x <= last} | {first, last})
+    losses = np.array([np.interp(xs, [x for x, _ in points], [y for _, y in points]) for points in curves])
+    return xs, losses.mean(axis=0).tolist(), losses.min(axis=0).tolist(), losses.max(axis=0).tolist()
+
+
+@contextmanager
+def _figure(panels: int, size: tuple[float, float] | None = None) -> Iterator[tuple[Figure, list[Axes]]]:
+    """Yields a figure with so many axes under our settings; axes of the grid beyond that are invisible."""
+    from matplotlib import style
+    from matplotlib.figure import Figure
+
+    settings: Any = dict(_SETTINGS)
+    with style.context(["default", settings]):  # whatever is in this user's own matplotlibrc
+        columns = min(panels, _COLUMNS)
+        rows = math.ceil(panels / columns)
+        width, height = size or (_PANEL if panels == 1 else (3.4 * columns, 2.7 * rows))
+        figure = Figure(figsize=(width, height), layout="constrained")
+        grid = list(figure.subplots(rows, columns, squeeze=False).flat)
+        for axes in grid[panels:]:
+            axes.set_visible(False)
+        yield figure, grid[:panels]
+
+
+def _svg(figure: Figure) -> bytes:
+    """Returns the figure without date and without the version of the program that drew it."""
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+
+    FigureCanvasSVG(figure)
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": "atoll lab report"})
+    # Lines of path data end in a blank, which every tool that looks at diffs complains about.
+    return b"\n".join(line.rstrip() for line in buffer.getvalue().splitlines()) + b"\n"
+
+
+def _legend(axes: Axes) -> None:
+    if axes.get_legend_handles_labels()[1]:
+        axes.legend()
+
+
+def _colour(i: int) -> str:
+    return COLOURS[i % len(COLOURS)]
+
+
+def _style(i: int) -> str:
+    return _STYLES[i % len(_STYLES)]
+
+
+def _token_unit(largest: float) -> tuple[float, str]:
+    for scale, word in ((1e9, "billions"), (1e6, "millions"), (1e3, "thousands")):
+        if largest >= scale:
+            return scale, f"tokens trained ({word})"
+    return 1.0, "tokens trained"
+
+
+def _time_unit(largest_s: float) -> tuple[float, str]:
+    if largest_s >= 7200:
+        return 3600.0, "virtual time (h)"
+    return (60.0, "virtual time (min)") if largest_s >= 300 else (1.0, "virtual time (s)")

@@ -1,0 +1,126 @@
+"""``atoll lab report``: writes docs/results.md and its plots from the records. Decides nothing."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from aggregator.store_files import mapped
+from broker.errors import ConfigError
+from ops.lab import archive, pictures
+from ops.lab.chapter import Experiment, Findings, Plot, findings_of
+from ops.lab.experiment import load
+from ops.lab.records import Record, newest
+from ops.lab.results import Section, document
+from ops.lab.schedule import current
+
+#: Parts of the page that other commands know how to write.
+SECTIONS: tuple[Section, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What is to be written.
+
+    Attributes:
+        text: The page.
+        plots: File, relative to the page -> SVG.
+        findings: What the page says.
+    """
+
+    text: str
+    plots: dict[str, bytes]
+    findings: tuple[Findings, ...]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of ``atoll lab report``."""
+    records_help = "directory of the records (default: docs/results/records)"
+    parser.add_argument("--records", type=Path, default=Path("docs/results/records"), metavar="DIR", help=records_help)
+    out_help = "the page; plots go to a directory of its name beside it (default: docs/results.md)"
+    parser.add_argument("--out", type=Path, default=Path("docs/results.md"), metavar="FILE", help=out_help)
+    experiments_help = "directory of the experiments' files (default: examples/lab)"
+    parser.add_argument("--experiments", type=Path, default=Path("examples/lab"), metavar="DIR", help=experiments_help)
+    parser.add_argument("--json", action="store_true", help="print what was written as one JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Writes the page and its plots; returns the exit code.
+
+    Raises:
+        ConfigError: An experiment's file or a record is wrong, or there is no experiment.
+        Unavailable: Something cannot be read or written.
+    """
+    paths = sorted(args.experiments.glob("*.toml"))
+    if not paths:
+        raise ConfigError("experiments", str(args.experiments), "must be a directory with experiments (*.toml) in it")
+    experiments = [load(path) for path in paths]
+    kept = newest(archive.read_all(args.records))
+    records = [
+        record for each in experiments for record in current(each, [r for r in kept if r.experiment == each.name])
+    ]
+    report = build(experiments, records, folder=args.out.stem, sections=SECTIONS)
+    for file, svg in report.plots.items():
+        _write(args.out.parent / file, svg)
+    _write(args.out, report.text.encode())
+    for name, number in sorted(Counter(record.experiment for record in kept).items()):
+        left_out = number - sum(record.experiment == name for record in records)
+        if left_out:
+            why = f"{args.experiments} has no such experiment, or other settings now"
+            print(f"atoll: {left_out} of {number} records of {name} are left out: {why}", file=sys.stderr)
+    _print(args.out, report, as_json=args.json)
+    return 0
+
+
+def build(
+    experiments: Sequence[Experiment], records: Sequence[Record], *, folder: str, sections: Sequence[Section] = ()
+) -> Report:
+    """Returns the page and the plots of all experiments; ``folder`` is the plots' directory, relative to the page."""
+    found = tuple(findings_of(experiment, records) for experiment in experiments)
+    drawn = {each.experiment.name: pictures.of(each) for each in found}
+    plots = {
+        name: [Plot(title=each.title, file=f"{folder}/{each.file}") for each in each_drawn]
+        for name, each_drawn in drawn.items()
+    }
+    return Report(
+        text=document(found, plots, sections),
+        plots={f"{folder}/{each.file}": each.svg for each_drawn in drawn.values() for each in each_drawn},
+        findings=found,
+    )
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Replaces a file at once or not at all."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with mapped(f"cannot write {path}", definite=True):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            temporary.write_bytes(content)
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def _print(out: Path, report: Report, *, as_json: bool) -> None:
+    verdicts = Counter(str(finding.verdict) for each in report.findings for finding in each.found)
+    records = [record for each in report.findings for record in each.records]
+    if as_json:
+        document = {
+            "out": str(out),
+            "experiments": len(report.findings),
+            "records": len(records),
+            "plots": sorted(report.plots),
+            "verdicts": dict(sorted(verdicts.items())),
+            "wall_s": round(math.fsum(record.wall_s for record in records), 3),
+        }
+        print(json.dumps(document))
+        return
+    counted = ", ".join(f"{number} {verdict}" for verdict, number in sorted(verdicts.items())) or "no claims"
+    print(f"{out}: {len(report.findings)} experiments, {len(records)} runs, {len(report.plots)} plots; {counted}")

@@ -1,0 +1,195 @@
+"""Runs experiments: several runs at a time, each in a process of its own, until nothing is due or the budget is spent.
+
+Shell. What is due is decided in :mod:`ops.lab.schedule` from the records alone, after every run anew.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ops.lab import archive
+from ops.lab.cells import label
+from ops.lab.experiment import Experiment
+from ops.lab.records import Record, Stage
+from ops.lab.schedule import Run, agenda, current, estimate_s
+from ops.lab.settings import resolved
+from ops.numeric import compilation_cache, one_thread_environment
+from ops.processes import Child, ProcessSpec, last_lines, stop_in_order
+
+LOOK_EVERY_S = 0.2
+STOP_WITHIN_S = 3.0
+
+Say = Callable[[str], None]
+
+
+@dataclass(slots=True)
+class _Running:
+    run: Run
+    child: Child
+    slot: int
+    began_s: float
+
+
+@dataclass(slots=True)
+class Runner:
+    """One experiment being run.
+
+    Attributes:
+        experiment: What is asked.
+        directory: Where records are kept.
+        jobs: Runs at a time; each has a processor of its own.
+        say: Prints a line.
+        accelerator: Runs may use one: they are neither pinned nor kept to the CPU.
+        limit_s: Wall time after which no further run is started; None for no limit but the budget.
+    """
+
+    experiment: Experiment
+    directory: Path
+    jobs: int
+    say: Say
+    accelerator: bool = False
+    limit_s: float | None = None
+    _running: list[_Running] = field(default_factory=list)
+    _failed: dict[tuple[Stage, str], str] = field(default_factory=dict)
+
+    def records(self) -> list[Record]:
+        """Returns the records of this experiment that are of its present form."""
+        path = archive.path_of(self.directory, self.experiment.name)
+        return list(current(self.experiment, archive.read(path)))
+
+    def run(self, check: Callable[[], None]) -> bool:
+        """Runs what is due; returns whether nothing is left.
+
+        Args:
+            check: Called often; what it raises ends the runs that are going on, and leaves this.
+
+        Raises:
+            Unavailable: A record cannot be written.
+        """
+        began_s = time.monotonic()
+        records = self.records()
+        with tempfile.TemporaryDirectory(prefix="atoll-lab-") as scratch:
+            try:
+                while True:
+                    check()
+                    records += self._collect(Path(scratch), records)
+                    left = agenda(self.experiment, records)
+                    busy = {each.run.key for each in self._running}
+                    due = [run for run in left.due if run.key not in busy and run.key not in self._failed]
+                    over = self._over(records, began_s) if due else ""
+                    if not over:
+                        self._start(due, Path(scratch))
+                    if not self._running:
+                        self._say_end(over, len(left.due) + left.later)
+                        return not left.due and not left.later
+                    time.sleep(LOOK_EVERY_S)
+            finally:
+                stop_in_order([each.child for each in self._running], within_s=STOP_WITHIN_S)
+
+    def _over(self, records: Sequence[Record], began_s: float) -> str:
+        """Says why no further run is started; empty if there is no reason."""
+        spent_s = sum(record.wall_s for record in records)
+        if spent_s >= 60 * self.experiment.budget_minutes:
+            return f"the budget of {self.experiment.budget_minutes:.0f} processor minutes is spent"
+        if self.limit_s is not None and time.monotonic() - began_s >= self.limit_s:
+            return f"the time limit of {self.limit_s / 60:.0f} minutes is reached"
+        return ""
+
+    def _start(self, due: Sequence[Run], scratch: Path) -> None:
+        free = sorted(set(range(self.jobs)) - {each.slot for each in self._running})
+        for slot, run in zip(free, due, strict=False):
+            name = f"run-{slot}"
+            settings = resolved(run.settings)
+            job = {
+                "settings": settings,
+                "seed": run.seed,
+                "experiment": run.experiment,
+                "stage": run.stage,
+                "fields": dict(run.fields),
+            }
+            (scratch / f"{name}.job").write_text(json.dumps(job))
+            (scratch / f"{name}.json").unlink(missing_ok=True)
+            command = [
+                sys.executable,
+                "-m",
+                "ops.lab.worker",
+                str(scratch / f"{name}.job"),
+                str(scratch / f"{name}.json"),
+            ]
+            processors = sorted(os.sched_getaffinity(0))
+            spec = ProcessSpec(
+                name=name,
+                command=command,
+                environment=_environment(self.accelerator),
+                cpus=() if self.accelerator else (processors[slot % len(processors)],),
+            )
+            (scratch / f"{name}.log").unlink(missing_ok=True)
+            now_s = time.monotonic()
+            child = Child(spec, scratch / f"{name}.log", now_s=now_s)
+            self._running.append(_Running(run=run, child=child, slot=slot, began_s=now_s))
+
+    def _collect(self, scratch: Path, records: Sequence[Record]) -> list[Record]:
+        """Takes in what has ended."""
+        new: list[Record] = []
+        for each in list(self._running):
+            status = each.child.poll()
+            if status is None:
+                continue
+            self._running.remove(each)
+            result = scratch / f"run-{each.slot}.json"
+            if status != 0 or not result.exists():
+                self._failed[each.run.key] = last_lines(scratch / f"run-{each.slot}.log", 3)
+                self.say(f"{_name(each.run)}: failed with status {status}: {self._failed[each.run.key]}")
+                continue
+            record = Record.from_json(result.read_text())
+            archive.append(self.directory, record)
+            new.append(record)
+            self._say_done(record, each, [*records, *new])
+        return new
+
+    def _say_done(self, record: Record, each: _Running, records: Sequence[Record]) -> None:
+        left = agenda(self.experiment, records)
+        busy = [other.run for other in self._running]
+        waiting = [run for run in left.due if run.key not in {other.key for other in busy}]
+        times = [estimate_s(run, records) for run in (*waiting, *busy)]
+        left_s = sum(time_s for time_s in times if time_s is not None) / self.jobs
+        loss = "diverged" if record.diverged else f"loss {record.loss:.4f}"
+        rest = f"{len(waiting) + len(busy)} to go, about {_duration(left_s)}"
+        if left.later:
+            rest += f", then {left.later} that wait for a tuned rate"
+        self.say(f"{_name(each.run)}: {loss} in {record.wall_s:.0f} s; {rest}")
+
+    def _say_end(self, over: str, left: int) -> None:
+        name = self.experiment.name
+        if self._failed:
+            self.say(f"{name}: {len(self._failed)} runs failed; the others are kept")
+        elif over:
+            self.say(f"{name}: {over}; {left} runs are left. Run it again with --budget to go on")
+        else:
+            self.say(f"{name}: complete")
+
+
+def _environment(accelerator: bool) -> dict[str, str]:
+    # A run imports what this process does, from wherever that was started.
+    path = os.pathsep.join(each for each in (os.getcwd(), *sys.path) if each)
+    ours = {"PYTHONPATH": path} | compilation_cache()
+    return ours if accelerator else ours | one_thread_environment()
+
+
+def _name(run: Run) -> str:
+    stage = "tuning " if run.stage is Stage.TUNE else ""
+    seed = "" if run.stage is Stage.TUNE else f", seed {run.seed}"
+    return f"{run.experiment}: {stage}{label(run.fields)}{seed}"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

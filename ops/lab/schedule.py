@@ -1,0 +1,196 @@
+"""What to run next: decided from the experiment and the records so far, and from nothing else. Pure.
+
+So an experiment that was stopped goes on where it was, whoever stopped it; and a file of records that was copied from
+another machine counts as much as one that was made here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from broker.errors import ConfigError
+from ops.lab.cells import Cell, CellKey, cell_key
+from ops.lab.comparisons import findings
+from ops.lab.experiment import Experiment, Tune
+from ops.lab.records import Record, Stage
+from ops.lab.settings import CellSettings, key_of
+from ops.lab.statistics import interior, seeds_needed, survivors
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One run that is due.
+
+    Attributes:
+        experiment: Its name.
+        stage: Whether it tunes or counts.
+        fields: The cell, with what was tuned.
+        settings: Everything.
+        seed: Of this run.
+    """
+
+    experiment: str
+    stage: Stage
+    fields: Cell
+    settings: CellSettings
+    seed: int
+
+    @property
+    def key(self) -> tuple[Stage, str]:
+        """Under which its record is found."""
+        return self.stage, key_of(self.settings, self.seed)
+
+    @property
+    def tokens(self) -> int:
+        """About what it costs: inner steps of all islands."""
+        return self.settings.steps * self.settings.islands
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agenda:
+    """What is left to do, as far as it is known.
+
+    Attributes:
+        due: Runs that can start now, most urgent first.
+        later: Runs that will follow at least: those of cells whose tuning is not done.
+        tuned: Group -> the value chosen.
+    """
+
+    due: tuple[Run, ...]
+    later: int
+    tuned: Mapping[CellKey, float]
+
+
+def agenda(experiment: Experiment, records: Sequence[Record]) -> Agenda:
+    """Returns what to run next: tuning first, then every cell's first seed, then the second, and so on.
+
+    Args:
+        experiment: What is asked.
+        records: Of this experiment, of any age: a record whose settings have changed since is not of these cells.
+    """
+    done = {(record.stage, record.key): record for record in records}
+    due: list[Run] = []
+    tuned: dict[CellKey, float | None] = {}
+    waiting = 0
+    by_seed: dict[int, list[Run]] = {}
+    for cell in experiment.cells():
+        fields = dict(cell)
+        if experiment.tune is not None:
+            group = cell_key({name: cell[name] for name in experiment.tune.by})
+            if group not in tuned:  # on its first cell
+                wanted, tuned[group] = _tuning(experiment, experiment.tune, cell, done)
+                due += [run for run in wanted if run.key not in done]
+            value = tuned[group]
+            if value is None:
+                waiting += experiment.seeds
+                continue
+            fields[experiment.tune.name] = value
+        for seed in range(experiment.seeds):
+            by_seed.setdefault(seed, []).append(_final(experiment, fields, seed))
+    for run in _more_seeds(experiment, list(done.values())):
+        by_seed.setdefault(run.seed, []).append(run)
+    finals = [run for seed in sorted(by_seed) for run in by_seed[seed] if run.key not in done]
+    chosen = {group: value for group, value in tuned.items() if value is not None}
+    return Agenda(due=(*due, *finals), later=waiting, tuned=chosen)
+
+
+def current(experiment: Experiment, records: Iterable[Record]) -> tuple[Record, ...]:
+    """Returns the records whose settings are those that the experiment now asks for: others are of an older form."""
+    kept = []
+    for record in records:
+        # A tuning run on an early rung is shorter than its cell.
+        shorter = {"steps": record.settings.get("steps")} if record.stage is Stage.TUNE else {}
+        try:
+            cell = experiment.settings_of(record.cell, shorter)
+        except (ConfigError, KeyError):
+            continue  # of an axis or a variant that is no more
+        if record.key == key_of(cell, record.seed):
+            kept.append(record)
+    return tuple(kept)
+
+
+def _final(experiment: Experiment, fields: Cell, seed: int) -> Run:
+    settings = experiment.settings_of(fields)
+    return Run(experiment=experiment.name, stage=Stage.FINAL, fields=dict(fields), settings=settings, seed=seed)
+
+
+def _more_seeds(experiment: Experiment, records: Sequence[Record]) -> list[Run]:
+    """Returns the next seed of both sides of every claim whose interval is wider than its margin."""
+    runs: dict[tuple[Stage, str], Run] = {}
+    finals = [record for record in current(experiment, records) if record.stage is Stage.FINAL]
+    for finding in findings(experiment.comparisons, finals):
+        differences = list(finding.differences.values())
+        margin = finding.comparison.margin
+        if len(differences) < experiment.seeds:
+            continue  # the first ones are still on their way
+        if not seeds_needed(differences, margin=margin, max_seeds=experiment.max_seeds):
+            continue
+        seed = max(finding.differences) + 1
+        for fields in finding.cells:
+            run = _final(experiment, fields, seed)
+            runs[run.key] = run
+    return list(runs.values())
+
+
+def _tuning(
+    experiment: Experiment, tune: Tune, cell: Cell, done: Mapping[tuple[Stage, str], Record]
+) -> tuple[list[Run], float | None]:
+    """Returns the tuning runs of a cell's group that are due, or the value that was found."""
+    steps = experiment.settings_of(cell).steps
+
+    def run(value: float, rung: float) -> Run:
+        settings = experiment.settings_of(cell, {tune.name: value, "steps": math.ceil(rung * steps)})
+        fields = dict(cell) | {tune.name: value}
+        return Run(experiment=experiment.name, stage=Stage.TUNE, fields=fields, settings=settings, seed=tune.seed)
+
+    values = list(tune.values)
+    for rung in tune.rungs:
+        runs = [run(value, rung) for value in values]
+        missing = [each for each in runs if each.key not in done]
+        if missing:
+            return missing, None
+        records = [done[each.key] for each in runs]
+        if rung != tune.rungs[-1]:
+            values = sorted(float(each[tune.name]) for each in survivors(records, tune.keep))  # type: ignore[arg-type]
+            if not values:
+                return [], tune.values[0]  # everything diverged: the smallest rate will show it again
+            continue
+        # The last rung: beyond the edge while the best lies there, and beside it what an earlier rung dropped.
+        losses = {v: math.inf if r.diverged else r.loss for v, r in zip(values, records, strict=True)}
+        for _ in range(tune.extend + 1):
+            found = interior(list(losses), list(losses.values()))
+            if found.interior or found.next_value is None:
+                return [], found.best
+            beyond = _beside(found.best, losses, tune.values) or found.next_value
+            if len(losses) >= len(values) + tune.extend:
+                return [], found.best
+            extra = run(beyond, rung)
+            if extra.key not in done:
+                return [extra], None
+            record = done[extra.key]
+            losses[beyond] = math.inf if record.diverged else record.loss
+        return [], interior(list(losses), list(losses.values())).best
+    raise AssertionError("a tuning has at least one rung")
+
+
+def _beside(best: float, losses: Mapping[float, float], declared: Sequence[float]) -> float | None:
+    """Returns the declared neighbour of an edge that has no loss yet, if there is one."""
+    smaller = [v for v in declared if v < best and v not in losses]
+    larger = [v for v in declared if v > best and v not in losses]
+    if best == min(losses) and smaller:
+        return max(smaller)
+    if best == max(losses) and larger:
+        return min(larger)
+    return None
+
+
+def estimate_s(run: Run, records: Sequence[Record]) -> float | None:
+    """Returns about how long a run will take, from the records of runs with the same task; None if there are none."""
+    rates: list[float] = []
+    for record in records:
+        same = all(record.settings.get(f"task.{name}") == value for name, value in run.settings.options.items())
+        if same and record.wall_s and record.settings.get("task") == run.settings.task:
+            rates.append(record.wall_s / (int(record.settings["steps"]) * int(record.settings["islands"])))
+    return run.tokens * sum(rates) / len(rates) if rates else None

@@ -1,0 +1,175 @@
+"""One cell of an experiment: everything that decides a laboratory run, but its seed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from enum import StrEnum
+from typing import Any
+
+from aggregator.config import AggregatorConfig
+from broker import settings
+from broker.errors import ConfigError
+from broker.messages import Codec
+from broker.settings import setting
+
+
+class Mode(StrEnum):
+    """How islands learn together."""
+
+    DATA_PARALLEL = "data-parallel"  # gradients are averaged at every step
+    DILOCO = "diloco"  # everybody stops every H steps; one merge of the whole model
+    STREAMING = "streaming"  # fragment by fragment, everybody at the same steps, tau steps of overlap
+    DECOUPLED = "decoupled"  # the production cores in virtual time
+
+
+class MergeRule(StrEnum):
+    """How pseudo-gradients of matrices are averaged; embeddings and the like always by the mean."""
+
+    RDA = "rda"
+    MEAN = "mean"
+
+
+#: Separates the number of an island from what befalls it, in lists of events.
+_EVENT_FIELDS = {"joins": "[island, from s, until s]", "outages": "[island, from s, for s]"}
+
+
+#: What is not an experiment's subject is as in production.
+_PRODUCTION = AggregatorConfig()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CellSettings:
+    """One cell. Every field is a key of an experiment's tables ``[run]`` and ``[grid]``.
+
+    Virtual times are in seconds; an inner step takes one second unless ``step_times_s`` says otherwise.
+    """
+
+    mode: Mode = setting(Mode.DECOUPLED, "data-parallel, diloco, streaming or decoupled")
+    islands: int = setting(4, "islands (M)")
+    steps: int = setting(1500, "inner steps per island; with unequal speeds, on average")
+    task: str = setting("islands.language:task", "package.module:function that returns the task")
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    fragments: int = setting(8, "fragments the model is cut into (P)")
+    sync_interval: int = setting(24, "inner steps between two merges of one fragment (H)")
+    overlap: int = setting(2, "inner steps between capture and adoption (tau)")
+    quorum: int = setting(1, "contributions that may close a round (K); 0 for all islands")
+    grace_factor: float = setting(0.9, "share of the spare overlap time spent waiting for stragglers; 0 for no grace")
+    merge: MergeRule = setting(MergeRule.RDA, "how pseudo-gradients of matrices are averaged")
+    keep: float = setting(1.0, "share of local progress that survives an adoption")
+    outer_learning_rate: float = setting(_PRODUCTION.outer_learning_rate, "of the outer Nesterov step")
+    outer_momentum: float = setting(_PRODUCTION.outer_momentum, "of the outer Nesterov step")
+    staleness_exponent: float = setting(_PRODUCTION.staleness_exponent, "a in (1 + staleness) ** -a")
+    max_staleness: int = setting(_PRODUCTION.max_staleness, "versions the oldest step may be behind")
+    presence_exponent: float = setting(0.0, "beta in (share of the live weight present) ** beta")
+    codec: Codec = setting(Codec.F32, "how pseudo-gradients travel")
+    error_feedback: bool = setting(True, "what the codec rounds away stays in the island's progress")
+
+    step_times_s: tuple[float, ...] = setting((1.0,), "virtual seconds of an inner step, island by island, repeated")
+    jitter: float = setting(0.0, "relative spread of step times")
+    delays_s: tuple[float, ...] = setting((0.002,), "one-way delay of each island's link, repeated")
+    megabytes_per_s: float = setting(0.0, "rate of every link; 0 for infinite")
+    joins: tuple[tuple[float, ...], ...] = setting((), "who is there for a part of the run: [island, from s, until s]")
+    outages: tuple[tuple[float, ...], ...] = setting((), "whose link fails: [island, from s, for s]")
+    chips: int = setting(0, "simulated chips, whose failures pause the islands that own them; 0 for none")
+    mtbi_years: float = setting(1.0, "mean time between interruptions of one of those chips")
+
+    evaluations: int = setting(6, "points of the loss curve, the last one included")
+    held_out_sequences: int = setting(4096, "sequences that judge the final model")
+    curve_sequences: int = setting(512, "sequences that judge the model on the way")
+
+    def __post_init__(self) -> None:
+        for name in ("islands", "steps", "fragments", "sync_interval", "evaluations", "held_out_sequences"):
+            if getattr(self, name) < 1:
+                raise ConfigError(name, getattr(self, name), "must be at least 1")
+        if self.quorum > self.islands or self.quorum < 0:
+            raise ConfigError("quorum", self.quorum, f"must be 0 (all) to islands = {self.islands}")
+        for name in ("step_times_s", "delays_s"):
+            values = getattr(self, name)
+            if not values or min(values) <= 0:
+                raise ConfigError(name, values, "must hold at least one number above 0")
+        for name, form in _EVENT_FIELDS.items():
+            for event in getattr(self, name):
+                if len(event) != 3 or not 0 <= event[0] < self.islands:
+                    raise ConfigError(name, event, f"must read {form}, islands counting from 0")
+        if self.mode is Mode.STREAMING and self.overlap >= self.sync_interval:
+            cure = f"must be below sync_interval = {self.sync_interval}: a fragment is adopted before it is sent again"
+            raise ConfigError("overlap", self.overlap, cure)
+        decoupled_only = self.joins or self.outages or self.chips
+        if decoupled_only and self.mode is not Mode.DECOUPLED:
+            cure = "joins, outages and chips are for decoupled runs: the baselines would only stand still"
+            raise ConfigError("mode", str(self.mode), cure)
+        if self.mode is Mode.DILOCO and self.fragments != 1:
+            raise ConfigError("fragments", self.fragments, "must be 1 with mode = diloco: it merges the whole model")
+        _ = self.aggregator  # checks its own relations
+
+    @property
+    def aggregator(self) -> AggregatorConfig:
+        """The production settings of this cell; ``total_tokens`` and ``seed`` are for the driver to fill in."""
+        return AggregatorConfig(
+            run_id="lab",
+            islands=self.islands,
+            fragments=self.fragments,
+            sync_interval=self.sync_interval,
+            overlap=self.overlap,
+            quorum=self.quorum or self.islands,
+            grace_factor=self.grace_factor,
+            # Islands wait for nobody, so a round may take as long as the slowest island needs for H steps.
+            round_timeout_s=max(30.0, 2 * self.sync_interval * max(self.step_times_s)),
+            keep=self.keep,
+            outer_learning_rate=self.outer_learning_rate,
+            outer_momentum=self.outer_momentum,
+            staleness_exponent=self.staleness_exponent,
+            max_staleness=self.max_staleness,
+            presence_exponent=self.presence_exponent,
+            codec=self.codec,
+            heartbeat_interval_s=min(self.step_times_s) / 2,
+            suspect_after_s=2 * max(self.step_times_s) + 2,
+            dead_after_s=4 * max(self.step_times_s) + 6,
+        )
+
+    def step_time_s(self, island: int) -> float:
+        """Virtual seconds of an inner step of one island."""
+        return self.step_times_s[island % len(self.step_times_s)]
+
+    def delay_s(self, island: int) -> float:
+        """One-way delay of the link of one island."""
+        return self.delays_s[island % len(self.delays_s)]
+
+
+def cell_settings(values: Mapping[str, Any]) -> CellSettings:
+    """Returns the settings of dotted names: ``task.NAME`` is an option of the task, everything else a field.
+
+    Raises:
+        ConfigError: An unknown name, a wrong value, or a relation that does not hold.
+    """
+    options = {name.removeprefix("task."): value for name, value in values.items() if name.startswith("task.")}
+    rest = {name: value for name, value in values.items() if not name.startswith("task.")}
+    if rest.get("mode") == Mode.DILOCO:
+        rest["fragments"] = 1  # it has no others
+    return settings.from_sources(CellSettings, rest | {"options": options}, where="run")
+
+
+def resolved(cell: CellSettings) -> dict[str, Any]:
+    """Returns every setting as plain JSON values, options of the task under ``task.NAME``."""
+    plain: dict[str, Any] = {}
+    for each in fields(cell):
+        value = getattr(cell, each.name)
+        if each.name == "options":
+            plain.update({f"task.{name}": option for name, option in sorted(value.items())})
+        else:
+            plain[each.name] = str(value) if isinstance(value, StrEnum) else _listed(value)
+    return plain
+
+
+def key_of(cell: CellSettings, seed: int) -> str:
+    """Returns a digest of all that decides a run: the name under which its record is found again."""
+    text = json.dumps(resolved(cell) | {"seed": seed}, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _listed(value: Any) -> Any:
+    return [_listed(each) for each in value] if isinstance(value, tuple | list) else value

@@ -1,0 +1,282 @@
+"""What a handful of seeds can say: intervals, verdicts, corrections, trends. Pure.
+
+Two methods are compared seed by seed: both start from the same parameters and see the same text, so the difference
+d = candidate / baseline - 1 varies much less than either loss does. Of n such differences we report the mean and
+Student's 95 % interval. With one seed the interval is the whole line, and every verdict is "inconclusive": that is no
+special case below, it is what n - 1 = 0 degrees of freedom mean.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import assert_never
+
+from ops.lab.records import Record
+
+CONFIDENCE = 0.95
+
+#: Chance of a false "better". A two-sided interval of 95 % misses on one side in this share of the cases.
+ONE_SIDED = (1 - CONFIDENCE) / 2
+
+
+class Kind(StrEnum):
+    """What a comparison claims about candidate / baseline - 1."""
+
+    NOT_WORSE = "not-worse"  # at most the margin
+    BETTER = "better"  # below minus the margin
+    EQUAL = "equal"  # between minus and plus the margin
+
+
+class Verdict(StrEnum):
+    """What the data say about a claim."""
+
+    HOLDS = "holds"
+    FAILS = "fails"
+    INCONCLUSIVE = "inconclusive"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interval:
+    """A mean and how far off it may be.
+
+    Attributes:
+        mean: Of the values.
+        half_width: Of the interval around it; infinite for one value.
+        count: How many values.
+    """
+
+    mean: float
+    half_width: float
+    count: int
+
+    @property
+    def low(self) -> float:
+        """The lower end."""
+        return self.mean - self.half_width
+
+    @property
+    def high(self) -> float:
+        """The upper end."""
+        return self.mean + self.half_width
+
+
+# --- Student's distribution ---------------------------------------------------------------------------------------
+
+
+def student_cdf(t: float, freedom: int) -> float:
+    """Returns P(T <= t) for Student's T with a whole number of degrees of freedom.
+
+    Exact, as a finite sum (Abramowitz and Stegun, Handbook of Mathematical Functions, 26.7.3 and 26.7.4). SciPy would
+    do, but it is here only because JAX happens to need it.
+    """
+    angle = math.atan2(t, math.sqrt(freedom))
+    sine, cosine = math.sin(angle), math.cos(angle)
+    odd = freedom % 2
+    term = cosine if odd else 1.0
+    total = term if freedom > 1 else 0.0
+    for k in range(2 + odd, freedom, 2):  # the term of cos^k; even: 1/2, 3/4, 5/6, ..; odd: 2/3, 4/5, 6/7, ..
+        term *= (k - 1) / k * cosine * cosine
+        total += term
+    within = 2 / math.pi * (angle + sine * total) if odd else sine * total  # P(|T| <= |t|), with the sign of t
+    return (1 + within) / 2
+
+
+def student_quantile(probability: float, freedom: int) -> float:
+    """Returns the t with P(T <= t) = probability, by bisection until two neighbouring floats are left."""
+    if probability < 0.5:
+        return -student_quantile(1 - probability, freedom)
+    low, high = 0.0, 1.0
+    while student_cdf(high, freedom) < probability:
+        low, high = high, 2 * high
+    while low < (middle := (low + high) / 2) < high:
+        if student_cdf(middle, freedom) < probability:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+# --- paired differences -------------------------------------------------------------------------------------------
+
+
+def paired_differences(candidate: Mapping[int, float], baseline: Mapping[int, float]) -> dict[int, float]:
+    """Returns seed -> candidate / baseline - 1, for the seeds that both have, in order.
+
+    Args:
+        candidate: Seed -> loss.
+        baseline: Seed -> loss, above 0.
+    """
+    return {seed: candidate[seed] / baseline[seed] - 1 for seed in sorted(candidate.keys() & baseline.keys())}
+
+
+def interval(values: Sequence[float]) -> Interval:
+    """Returns the mean of independent values with Student's two-sided 95 % interval.
+
+    Raises:
+        ValueError: There are no values.
+    """
+    n = len(values)
+    if n == 0:
+        raise ValueError("an interval needs at least one value")
+    mean = math.fsum(values) / n
+    if n == 1:
+        return Interval(mean=mean, half_width=math.inf, count=1)
+    return Interval(mean=mean, half_width=student_quantile(1 - ONE_SIDED, n - 1) * _standard_error(values), count=n)
+
+
+def _standard_error(values: Sequence[float]) -> float:
+    n = len(values)
+    mean = math.fsum(values) / n
+    return math.sqrt(math.fsum((x - mean) ** 2 for x in values) / (n - 1) / n)
+
+
+def judge(found: Interval, kind: Kind, margin: float) -> Verdict:
+    """Says whether a claim holds for every value in the interval, for none, or for some."""
+    low, high = found.low, found.high
+    match kind:
+        case Kind.NOT_WORSE:
+            holds, fails = high <= margin, low > margin
+        case Kind.BETTER:
+            holds, fails = high < -margin, low >= -margin
+        case Kind.EQUAL:
+            holds, fails = -margin <= low and high <= margin, low > margin or high < -margin
+        case _:
+            assert_never(kind)
+    return Verdict.HOLDS if holds else Verdict.FAILS if fails else Verdict.INCONCLUSIVE
+
+
+def p_better(differences: Sequence[float], margin: float) -> float:
+    """Returns the chance of a mean this low if the truth were -margin: the one-sided p-value of a "better" claim.
+
+    Raises:
+        ValueError: There are fewer than two differences.
+    """
+    if len(differences) < 2:
+        raise ValueError("a p-value needs at least two differences")
+    above = math.fsum(differences) / len(differences) + margin
+    error = _standard_error(differences)
+    if error == 0:
+        return 0.0 if above < 0 else 1.0
+    return student_cdf(above / error, len(differences) - 1)
+
+
+def holm(p_values: Sequence[float], level: float = ONE_SIDED) -> tuple[bool, ...]:
+    """Returns which of several claims stand together, so that the chance of any false one is at most ``level``.
+
+    Holm's step-down rule (Scandinavian Journal of Statistics 6, 1979): the k-th smallest p-value of m, counted from
+    0, is held against level / (m - k); the first that exceeds it fails, and all larger ones with it.
+    """
+    stands = [False] * len(p_values)
+    for k, index in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
+        if p_values[index] > level / (len(p_values) - k):
+            break
+        stands[index] = True
+    return tuple(stands)
+
+
+def seeds_needed(differences: Sequence[float], *, margin: float, max_seeds: int) -> bool:
+    """Says whether another seed is to be run: the interval is wider than the margin, and there may be more.
+
+    It does not ask for the verdict. Who adds seeds until the verdict pleases finds what he looks for.
+
+    Args:
+        differences: Of the seeds so far.
+        margin: Relative, of the claim. At 0 all ``max_seeds`` are run.
+        max_seeds: Where it ends.
+    """
+    if len(differences) >= max_seeds:
+        return False
+    return len(differences) < 2 or interval(differences).half_width > margin
+
+
+# --- tuning -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tuned:
+    """The best of the values tried.
+
+    Attributes:
+        best: The value with the lowest loss; of equal ones the smallest.
+        interior: Smaller and larger values were tried and were worse.
+        next_value: What to try next if it is not interior: as far beyond the edge, in ratio, as its neighbour is
+            within. None if interior, or if no ratio can be had from values of 0 and below.
+    """
+
+    best: float
+    interior: bool
+    next_value: float | None
+
+
+def interior(values: Sequence[float], losses: Sequence[float]) -> Tuned:
+    """Returns the best value, whether it is interior to the values tried, and if not, the value to try next.
+
+    Args:
+        values: Distinct, in any order. A single one is an edge, and twice as much is tried next.
+        losses: One for each; not finite where the run diverged.
+
+    Raises:
+        ValueError: There are no values, or not as many losses.
+    """
+    tried = sorted(zip(values, losses, strict=True))
+    if not tried:
+        raise ValueError("there is nothing to choose from")
+    ranked = [loss if math.isfinite(loss) else math.inf for _, loss in tried]
+    index = ranked.index(min(ranked))
+    best = tried[index][0]
+    if 0 < index < len(tried) - 1:
+        return Tuned(best=best, interior=True, next_value=None)
+    if len(tried) == 1:
+        return Tuned(best=best, interior=False, next_value=2 * best if best > 0 else None)
+    neighbour = tried[1 if index == 0 else -2][0]
+    next_value = best * best / neighbour if min(best, neighbour) > 0 else None
+    return Tuned(best=best, interior=False, next_value=next_value)
+
+
+def survivors(records: Sequence[Record], keep: int) -> tuple[dict[str, object], ...]:
+    """Returns the cells that go on to the next rung of successive halving, best first.
+
+    Args:
+        records: All of one rung and of cells that compete: equal tokens, and the same seeds for every cell.
+        keep: How many cells go on. Diverged ones never do, so there may be fewer.
+    """
+    losses: dict[str, list[float]] = {}
+    cells: dict[str, dict[str, object]] = {}
+    for record in records:
+        key = json.dumps(dict(record.cell), sort_keys=True)
+        cells[key] = dict(record.cell)
+        losses.setdefault(key, []).append(math.inf if record.diverged else record.loss)
+    means = {key: math.fsum(each) / len(each) for key, each in losses.items()}
+    finite = [key for key, mean in means.items() if math.isfinite(mean)]
+    return tuple(cells[key] for key in sorted(finite, key=means.__getitem__)[:keep])
+
+
+# --- trends -------------------------------------------------------------------------------------------------------
+
+
+def trend(sizes: Sequence[float], gaps: Sequence[float]) -> Interval:
+    """Returns the slope of a gap per tenfold of size, with its 95 % interval, by least squares on log10(size).
+
+    Args:
+        sizes: Parameters or tokens of each gap, above 0; sizes may repeat, as they do for several seeds.
+        gaps: Relative differences, independent of each other.
+
+    Raises:
+        ValueError: All sizes are equal, so that there is no slope.
+    """
+    xs = [math.log10(size) for size in sizes]
+    n = len(xs)
+    x_mean, y_mean = math.fsum(xs) / n, math.fsum(gaps) / n
+    spread = math.fsum((x - x_mean) ** 2 for x in xs)
+    if spread == 0:
+        raise ValueError("a trend needs at least two sizes")
+    slope = math.fsum((x - x_mean) * (y - y_mean) for x, y in zip(xs, gaps, strict=True)) / spread
+    if n == 2:
+        return Interval(mean=slope, half_width=math.inf, count=n)
+    squares = math.fsum((y - y_mean - slope * (x - x_mean)) ** 2 for x, y in zip(xs, gaps, strict=True))
+    error = math.sqrt(squares / (n - 2) / spread)
+    return Interval(mean=slope, half_width=student_quantile(1 - ONE_SIDED, n - 2) * error, count=n)

@@ -1,0 +1,322 @@
+"""Really training inside virtual time: the work that :mod:`ops.work` plugs into the simulated processes.
+
+Everything that touches a tensor is production code: the task's train step, the island's reference and placement, the
+aggregator's merge and outer step. What is added is when steps run. An inner step has no effect that anybody sees until
+the next copy, so steps are put off until then (:class:`Stepper`); islands that are behind by then step together, as one
+``vmap`` where an accelerator makes that worth it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from aggregator import versions
+from aggregator.events import Commit, Flaw, Merge, Plant
+from aggregator.inspection import flaw_in
+from aggregator.outer import FragmentState, OuterStep
+from broker.fragments import FragmentManifest, TensorSpec
+from broker.messages import Codec, Envelope, Payload, Share, Version
+from broker.ranges import StepRange
+from islands import placement
+from islands.core import Island
+from islands.partition import tensor_specs
+from islands.placement import Parameters, Placement
+from islands.reference import Reference, encode_seed
+from islands.task import Batch, DataShare, Schedule, Task
+
+
+@dataclass(slots=True)
+class Clock:
+    """Wall time spent inside training steps; what is left of a run is the laboratory's own."""
+
+    train_s: float = 0.0
+    steps: int = 0
+
+    def run(self, step: Callable[[], Any]) -> Any:
+        """Calls ``step`` and waits for the result: steps are timed one by one."""
+        began_s = time.perf_counter()
+        result = step()
+        for leaf in _waitable(result):
+            leaf.block_until_ready()
+        self.train_s += time.perf_counter() - began_s
+        return result
+
+
+def _waitable(result: Any) -> list[Any]:
+    loss = result[-1]
+    return [loss] if hasattr(loss, "block_until_ready") else []
+
+
+class Stepper:
+    """Runs inner steps that were put off, those of several islands together.
+
+    Args:
+        task: What is trained.
+        together: Islands that step as one computation at most; 1 runs them one by one, which is faster on a CPU.
+    """
+
+    def __init__(self, task: Task, together: int = 1) -> None:
+        self.clock = Clock()
+        self._task = task
+        self._together = together
+        self._behind: dict[int, TrainingIsland] = {}  # in the order in which they fell behind
+        self._stacked: Any = None
+
+    def later(self, island: TrainingIsland) -> None:
+        """Notes that an island has a step to run."""
+        self._behind[id(island)] = island
+
+    def forget(self, island: TrainingIsland) -> None:
+        """Drops the steps of a process that is gone."""
+        self._behind.pop(id(island), None)
+
+    def catch_up(self, island: TrainingIsland) -> None:
+        """Runs every step of ``island`` that was put off, and what of the others' fits in with them."""
+        while island.put_off:
+            company = [island] if self._together == 1 else self._company(island)
+            if len(company) == 1:
+                self._step(island)
+            else:
+                self._step_together(company)
+            for each in company:
+                if not each.put_off:
+                    self.forget(each)
+
+    def _company(self, island: TrainingIsland) -> list[TrainingIsland]:
+        others = [each for each in self._behind.values() if each is not island and each.put_off]
+        size = min(1 + len(others), self._together)
+        size = 1 << (size.bit_length() - 1)  # few sizes, since each is compiled
+        return [island, *others[: size - 1]]
+
+    def _step(self, island: TrainingIsland) -> None:
+        batch, schedule = island.put_off.pop(0)
+        step = partial(self._task.train, island.params, island.opt_state, batch, schedule)
+        island.params, island.opt_state, _ = self.clock.run(step)
+        self.clock.steps += 1
+
+    def _step_together(self, company: list[TrainingIsland]) -> None:
+        if self._stacked is None:
+            self._stacked = _stacked_step(self._task)
+        work = [each.put_off.pop(0) for each in company]
+        trees = [(each.params, each.opt_state) for each in company]
+        batches = [batch for batch, _ in work]
+        schedules = [(np.float32(s.step), np.float32(s.total_steps)) for _, s in work]
+        results, _ = self.clock.run(partial(self._stacked, trees, batches, schedules))
+        for each, (params, state) in zip(company, results, strict=True):
+            each.params, each.opt_state = params, state
+        self.clock.steps += len(company)
+
+
+def _stacked_step(task: Task) -> Callable[..., Any]:
+    """Returns the train step for a list of islands: stacked, stepped as one, and unstacked again."""
+    import jax
+    import jax.numpy as jnp
+
+    def step(trees: list[Any], batches: list[Batch], schedules: list[tuple[Any, Any]]) -> tuple[list[Any], Any]:
+        stack = lambda *leaves: jnp.stack(leaves)  # noqa: E731
+        params, state = jax.tree.map(stack, *trees)
+        batch = jax.tree.map(stack, *batches)
+        schedule = Schedule(*jax.tree.map(stack, *schedules))
+        params, state, loss = jax.vmap(task.train)(params, state, batch, schedule)
+        each = [jax.tree.map(lambda leaf, i=i: leaf[i], (params, state)) for i in range(len(trees))]
+        return each, loss
+
+    return jax.jit(step, donate_argnums=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """What the work needs to know of a cell, beside the task.
+
+    Attributes:
+        kinds: Of tensors, over those of the task.
+        codec: Of pseudo-gradients.
+        feedback: Whether what the codec rounds away stays in the island's progress.
+        seed: Of parameters and data order.
+        fleet_tokens: Tokens of one step of the whole fleet.
+        total_tokens: Of the run, for schedules.
+    """
+
+    kinds: dict[str, str]
+    codec: Codec
+    feedback: bool
+    seed: int
+    fleet_tokens: int
+    total_tokens: int
+
+
+class TrainingIsland:
+    """The parameters of one life of one island: see :class:`ops.work.IslandWork`."""
+
+    def __init__(self, task: Task, rule: Rule, stepper: Stepper) -> None:
+        self.put_off: list[tuple[Batch, Schedule]] = []
+        self.params, self.opt_state = task.init(rule.seed)
+        self.tensors = tensor_specs(self.params, rule.kinds, task.unit_axes)
+        self.tokens_per_step = task.tokens_per_step
+        self._task, self._rule, self._stepper = task, rule, stepper
+        self._parameters = Parameters(self.params)
+        self._manifest: FragmentManifest
+        self._core: Island
+        self._references: tuple[Reference, ...] = ()
+        self._placements: tuple[Placement, ...] = ()
+        self._copies: dict[int, list[Any]] = {}
+        self._prepared: dict[int, tuple[tuple[Any, ...], float]] = {}
+        self._data: Iterator[Batch]
+        self._share: DataShare
+
+    def joined(self, core: Island) -> None:
+        """Cuts the tree into the run's fragments and opens the data."""
+        assert core.manifest is not None
+        assert core.share is not None
+        self._core, self._manifest = core, core.manifest
+        self._parameters.assign(core.manifest)
+        self._references = tuple(Reference(tensors) for tensors in core.manifest.fragments)
+        of = self._parameters.of_fragment
+        self._placements = tuple(Placement(of(self.params, p)) for p in range(len(core.manifest)))
+        share = core.share
+        self._share = DataShare(index=share.index, count=share.count, cursor=core.at.step, seed=self._rule.seed)
+        self._data = iter(self._task.data(self._share))
+
+    def seed(self, fragment_id: int) -> Payload:
+        """Returns a fragment of the initial parameters, float32."""
+        leaves = [placement.to_host(leaf) for leaf in self._parameters.of_fragment(self.params, fragment_id)]
+        return encode_seed(self._manifest.fragments[fragment_id], leaves)
+
+    def train(self, own_tokens: int, share: Share) -> None:
+        """Puts off one inner step, with the batch and the schedule of now."""
+        self._share.index, self._share.count = share.index, share.count
+        fleet_tokens = self._rule.fleet_tokens
+        step = int(self._core.schedule_tokens(own_tokens) / fleet_tokens)
+        schedule = Schedule(step=step, total_steps=self._rule.total_tokens // fleet_tokens)
+        self.put_off.append((next(self._data), schedule))
+        self._stepper.later(self)
+
+    def copy(self, fragment_id: int) -> None:
+        """Copies a fragment as it is after every step so far."""
+        self._stepper.catch_up(self)
+        leaves = self._parameters.of_fragment(self.params, fragment_id)
+        self._copies[fragment_id] = self._placements[fragment_id].copy(leaves)
+
+    def capture(self, fragment_id: int, steps: StepRange) -> Payload:
+        """Returns reference minus copy, encoded."""
+        copies = [placement.to_host(leaf) for leaf in self._copies.pop(fragment_id)]
+        reference = self._references[fragment_id]
+        return reference.capture(copies, self._rule.codec, feedback=self._rule.feedback)
+
+    def prepare(self, version: Version, keep: float) -> None:
+        """Computes what installing adds."""
+        p = version.fragment_id
+        shift = self._references[p].shift(version.payload, keep, self._placements[p].dtypes)
+        self._prepared[p] = shift, keep
+
+    def install(self, fragment_id: int) -> None:
+        """Adopts the version that was prepared."""
+        self._stepper.catch_up(self)
+        self._copies.pop(fragment_id, None)
+        shift, keep = self._prepared.pop(fragment_id)
+        here, reference = self._placements[fragment_id], self._references[fragment_id]
+        before = self._parameters.of_fragment(self.params, fragment_id)
+        installed = here.install(before, here.place(shift, keep), keep)
+        on_host = [placement.to_host(leaf) for leaf in before] if keep else []
+        reference.installed(shift, keep, here.dtypes, on_host)
+        self.params = self._parameters.replace(self.params, {fragment_id: installed})
+
+    def refresh_optimizer(self) -> None:
+        """Starts with an optimizer that has seen no step."""
+        self._stepper.catch_up(self)
+        self.opt_state = self._task.fresh_optimizer(self.params)
+
+    def end(self) -> None:
+        """Gives the parameters back: a run may see hundreds of lives."""
+        self._stepper.forget(self)
+        self.put_off.clear()
+        self.params = self.opt_state = None
+
+
+@dataclass(slots=True)
+class Merges:
+    """What is worth knowing of the merges of a run, and the global parameters as they are durable."""
+
+    durable: dict[int, FragmentState] = field(default_factory=dict)
+    cosines: list[float] = field(default_factory=list)
+    autocorrelations: list[float] = field(default_factory=list)
+    last: dict[int, np.ndarray[Any, np.dtype[np.float32]]] = field(default_factory=dict)
+
+    def merged(self, fragment_id: int, delta: np.ndarray[Any, np.dtype[np.float32]], cosine: float | None) -> None:
+        """Takes note of a merged pseudo-gradient."""
+        if cosine is not None:
+            self.cosines.append(cosine)
+        before = self.last.get(fragment_id)
+        if before is not None:
+            lengths = float(np.linalg.norm(before)) * float(np.linalg.norm(delta))
+            if lengths > 0:
+                self.autocorrelations.append(float(np.dot(before, delta)) / lengths)
+        self.last[fragment_id] = delta
+
+
+class TrainingAggregator:
+    """The global parameters: see :class:`ops.work.AggregatorWork`."""
+
+    def __init__(self, merges: Merges, outer_step: OuterStep) -> None:
+        self._merges = merges
+        self._outer_step = outer_step
+        self._manifest: FragmentManifest | None = None
+        self._pending: dict[int, versions.Made] = {}
+
+    def manifested(self, manifest: FragmentManifest) -> None:
+        """See :class:`ops.work.AggregatorWork`."""
+        self._manifest = manifest
+
+    def flaw(self, envelope: Envelope) -> Flaw | None:
+        """Returns what is wrong with a payload."""
+        return flaw_in(envelope, self._manifest)
+
+    def plant(self, action: Plant) -> str:
+        """Makes version 0."""
+        made = versions.plant(self._tensors(action.fragment_id), action)
+        self._pending[action.fragment_id] = made
+        return made.digest
+
+    def merge(self, action: Merge) -> str:
+        """Makes the next version from the newest durable one."""
+        p = action.fragment_id
+        made, merged = versions.merge(self._tensors(p), action, self._merges.durable[p], self._outer_step)
+        self._merges.merged(p, merged.delta, merged.cosine)
+        self._pending[p] = made
+        return made.digest
+
+    def persist(self, commit: Commit) -> None:
+        """What was made last is durable."""
+        made = self._pending[commit.fragment_id]
+        assert made.digest == commit.digest
+        self._merges.durable[commit.fragment_id] = made.state
+
+    def payload(self, fragment_id: int, digest: str) -> Payload:
+        """Returns the durable parameters, float32."""
+        return versions.payload_of(self._tensors(fragment_id), self._merges.durable[fragment_id], Codec.F32)
+
+    def _tensors(self, fragment_id: int) -> tuple[TensorSpec, ...]:
+        assert self._manifest is not None
+        return self._manifest.fragments[fragment_id]
+
+
+class Training:
+    """Makes works that train: see :class:`ops.work.Works`."""
+
+    def __init__(self, task: Task, rule: Rule, stepper: Stepper, outer_step: OuterStep) -> None:
+        self.merges = Merges()
+        self._task, self._rule, self._stepper, self._outer_step = task, rule, stepper, outer_step
+
+    def island(self, island_id: str, life: int) -> TrainingIsland:
+        """See :class:`ops.work.Works`."""
+        return TrainingIsland(self._task, self._rule, self._stepper)
+
+    def aggregator(self) -> TrainingAggregator:
+        """See :class:`ops.work.Works`."""
+        return TrainingAggregator(self.merges, self._outer_step)

@@ -1,0 +1,168 @@
+"""Records of laboratory runs: on a line and back, torn ends, wrong lines, many writers."""
+
+import json
+import logging
+import math
+import multiprocessing
+from dataclasses import asdict, replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker.errors import ConfigError, Unavailable
+from ops.lab import archive
+from ops.lab.records import Record, Stage, newest, parse
+from tests.synthetic import record
+
+
+def test_a_record_comes_back_as_it_was():
+    written = record(3.0123456789012345, mode="decoupled", islands=4, task__learning_rate=0.002, flag=True)
+    line = written.to_json()
+    assert "\n" not in line
+    assert Record.from_json(line) == written
+    assert Record.from_json(line).stage is Stage.FINAL
+
+
+@given(st.floats(0.1, 20), st.floats(0, 1, exclude_min=True), st.integers(0, 2**62))
+def test_numbers_keep_their_last_bit(loss, se, tokens):
+    written = replace(record(), loss=loss, loss_se=se, tokens=tokens)
+    assert Record.from_json(written.to_json()) == written
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
+def test_a_loss_that_is_not_a_number_is_infinite_null_on_disk_and_diverged(loss):
+    written = replace(record(), loss=loss, loss_se=math.nan, curve=((10, 1.0, 4.0), (20, 2.0, loss)), cosine=math.nan)
+    assert json.loads(written.to_json())["loss"] is None
+    again = Record.from_json(written.to_json())
+    assert again.loss == again.loss_se == again.curve[1][2] == math.inf
+    assert again.diverged
+    assert again.cosine is None
+
+
+def test_a_baseline_may_leave_out_what_it_does_not_have():
+    table = json.loads(record(mode="diloco").to_json())
+    for name in ("cosine", "autocorrelation", "gantt", "staleness", "staleness_histogram", "wasted"):
+        del table[name]
+    read = Record.from_json(json.dumps(table))
+    assert (read.cosine, read.gantt, read.staleness, read.wasted) == (None, (), {}, {})
+
+
+@pytest.mark.parametrize(
+    ("change", "field", "cure"),
+    [
+        ({"loss_per_byte": 1.0}, "loss_per_byte", "is no setting"),
+        ({"participaton": 1.0}, "participaton", "participation"),
+        ({"seed": "one"}, "seed", "whole number"),
+        ({"seed": 1.5}, "seed", "whole number"),
+        ({"seed": True}, "seed", "whole number"),
+        ({"stage": "middle"}, "stage", "tune, final"),
+        ({"cell": [1]}, "cell", "table"),
+        ({"cell": {"a": {"b": 1}}}, "cell.a", "text, a number"),
+        ({"staleness": {"mean": 1.0}}, "staleness", "p50"),
+        ({"curve": [[1, 2]]}, "curve", "3 numbers"),
+        ({"gantt": [[1, 2, 3, 4]]}, "gantt", "5 numbers"),
+        ({"wasted": {"stale": "many"}}, "wasted.stale", "whole number"),
+        ({"seed": None}, "seed", "needed"),
+    ],
+)
+def test_a_wrong_record_is_refused_with_field_and_cure(change, field, cure):
+    table = json.loads(record(mode="diloco").to_json()) | change
+    with pytest.raises(ConfigError) as refused:
+        Record.from_json(json.dumps(table))
+    assert field in refused.value.field
+    assert cure in refused.value.cure
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "3", "null"])
+def test_what_is_no_object_is_no_record(text):
+    with pytest.raises(ConfigError):
+        Record.from_json(text)
+
+
+# --- files --------------------------------------------------------------------------------------------------------
+
+
+def test_records_are_appended_and_read_in_order(tmp_path):
+    written = [record(seed=seed, mode="diloco") for seed in range(3)]
+    for each in written:
+        archive.append(tmp_path / "records", each)
+    assert archive.read(tmp_path / "records" / "parity.jsonl") == tuple(written)
+    assert archive.read_all(tmp_path / "records") == tuple(written)
+    assert (tmp_path / "records" / "parity.jsonl").read_text().count("\n") == 3
+
+
+def test_no_file_and_no_directory_are_no_records(tmp_path):
+    assert archive.read(tmp_path / "parity.jsonl") == ()
+    assert archive.read_all(tmp_path / "nothing") == ()
+
+
+@pytest.mark.parametrize("lost", [1, 5, 200])
+def test_a_torn_end_is_dropped_with_a_warning_and_cut_off_by_the_next_writer(tmp_path, caplog, lost):
+    for seed in range(2):
+        archive.append(tmp_path, record(seed=seed))
+    path = archive.path_of(tmp_path, "parity")
+    path.write_bytes(path.read_bytes()[: -1 - lost])
+    with caplog.at_level(logging.WARNING):
+        assert archive.read(path) == (record(seed=0),)
+    assert "lab.record_torn" in caplog.text
+    archive.append(tmp_path, record(seed=2))
+    assert archive.read(path) == (record(seed=0), record(seed=2))
+
+
+def test_a_whole_last_line_without_its_end_is_kept(tmp_path):
+    path = archive.path_of(tmp_path, "parity")
+    path.write_text(record(seed=0).to_json())
+    assert archive.read(path) == (record(seed=0),)
+    archive.append(tmp_path, record(seed=1))
+    assert archive.read(path) == (record(seed=0), record(seed=1))
+
+
+def test_a_wrong_line_in_the_middle_is_named(tmp_path):
+    path = archive.path_of(tmp_path, "parity")
+    path.write_text(f"{record().to_json()}\n{{broken\n{record(seed=1).to_json()}\n")
+    with pytest.raises(ConfigError, match=r"parity\.jsonl:2.*restore the file"):
+        archive.read(path)
+
+
+def test_a_record_in_the_file_of_another_experiment_is_refused(tmp_path):
+    archive.path_of(tmp_path, "other").write_text(record().to_json() + "\n")
+    with pytest.raises(ConfigError, match="own file"):
+        archive.read_all(tmp_path)
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "records").write_text("a file")
+    with pytest.raises(Unavailable, match="cannot append"):
+        archive.append(tmp_path / "records", record())
+
+
+def _append_ten(directory, first):
+    for seed in range(first, first + 10):
+        archive.append(directory, record(seed=seed))
+
+
+def test_several_processes_append_to_one_file(tmp_path):
+    context = multiprocessing.get_context("spawn")
+    writers = [context.Process(target=_append_ten, args=(tmp_path, 10 * i)) for i in range(2)]
+    for each in writers:
+        each.start()
+    for each in writers:
+        each.join(30)
+        assert each.exitcode == 0
+    seeds = [each.seed for each in archive.read(archive.path_of(tmp_path, "parity"))]
+    assert sorted(seeds) == list(range(20))
+
+
+def test_parsing_nothing_gives_nothing():
+    assert parse("", name="x") == ((), "")
+
+
+def test_of_runs_with_the_same_key_the_last_one_counts():
+    old, new, tuned = record(3.0), record(2.9), record(3.1, stage="tune")
+    assert newest([old, tuned, record(seed=1), new]) == (new, tuned, record(seed=1))
+
+
+def test_every_field_of_a_record_is_described():
+    for name in asdict(record()):
+        assert f"        {name}: " in Record.__doc__

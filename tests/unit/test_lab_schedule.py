@@ -1,0 +1,267 @@
+"""Experiments and what is due: from files and records alone."""
+
+from dataclasses import replace
+
+import pytest
+
+from broker.errors import ConfigError
+from ops.lab.experiment import load
+from ops.lab.records import Record, Stage
+from ops.lab.schedule import agenda, current, estimate_s
+from ops.lab.settings import Mode, cell_settings, key_of, resolved
+
+PLAIN = """
+question = "which is best?"
+seeds = 2
+max_seeds = 4
+
+[run]
+steps = 100
+islands = 2
+[run.task]
+model = "tiny"
+
+[grid]
+mode = ["decoupled", "diloco"]
+
+[[compare]]
+claim = "the same"
+candidate = { mode = "decoupled" }
+baseline = { mode = "diloco" }
+margin = 0.01
+kind = "not-worse"
+ignore = ["task.learning_rate"]
+"""
+
+TUNED = (
+    PLAIN
+    + """
+[tune]
+name = "task.learning_rate"
+values = [0.001, 0.002, 0.004]
+by = ["mode"]
+rungs = [0.25, 1.0]
+keep = 2
+"""
+)
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(text):
+        path = tmp_path / "trial.toml"
+        path.write_text(text)
+        return load(path)
+
+    return write
+
+
+def record_of(run, loss):
+    return Record(
+        experiment=run.experiment,
+        stage=run.stage,
+        cell=run.fields,
+        key=key_of(run.settings, run.seed),
+        seed=run.seed,
+        loss=loss,
+        loss_se=0.0,
+        sequences=4096,
+        bytes_per_token=1.0,
+        tokens=run.settings.steps * run.settings.islands * 512,
+        parameters=100,
+        wall_s=2.0,
+        curve=((100.0, 1.0, loss), (200.0, 2.0, loss)),
+        settings=resolved(run.settings) | {"seed": run.seed},
+    )
+
+
+def names(runs):
+    return [(run.stage, run.fields.get("mode"), run.fields.get("task.learning_rate"), run.seed) for run in runs]
+
+
+def play(experiment, loss_of):
+    """Runs everything that is ever due; returns the runs in order."""
+    records, order = [], []
+    for _ in range(200):
+        due = agenda(experiment, records).due
+        if not due:
+            return order, records
+        order.append(due[0])
+        records.append(record_of(due[0], loss_of(due[0])))
+    raise AssertionError("it never ends")
+
+
+# --- what is due --------------------------------------------------------------------------------------------------
+
+
+def test_every_cell_gets_its_first_seed_before_any_gets_its_second(write):
+    due = agenda(write(PLAIN), []).due
+    assert names(due) == [
+        (Stage.FINAL, "decoupled", None, 0),
+        (Stage.FINAL, "diloco", None, 0),
+        (Stage.FINAL, "decoupled", None, 1),
+        (Stage.FINAL, "diloco", None, 1),
+    ]
+
+
+def test_what_has_a_record_is_not_due_again(write):
+    experiment = write(PLAIN)
+    first = agenda(experiment, []).due[0]
+    assert names(agenda(experiment, [record_of(first, 1.5)]).due) == names(agenda(experiment, []).due)[1:]
+
+
+def test_seeds_are_added_to_both_sides_while_the_interval_is_wider_than_the_margin(write):
+    noise = {0: 1.00, 1: 1.05, 2: 0.97, 3: 1.01}
+    order, records = play(write(PLAIN), lambda run: noise[run.seed] if run.fields["mode"] == "decoupled" else 1.0)
+    assert [run.seed for run in order] == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert agenda(write(PLAIN), records).due == ()
+
+
+def test_no_seed_is_added_where_the_interval_is_narrow_enough(write):
+    order, _ = play(write(PLAIN), lambda run: 1.0 + 1e-5 * run.seed)
+    assert [run.seed for run in order] == [0, 0, 1, 1]
+
+
+def test_rates_are_tuned_before_any_cell_is_run_and_each_mode_gets_its_own(write):
+    best = {"decoupled": 0.002, "diloco": 0.002}
+
+    def loss(run):
+        return 1.0 + abs(run.fields["task.learning_rate"] - best[run.fields["mode"]])
+
+    order, _ = play(write(TUNED), loss)
+    tuning = [run for run in order if run.stage is Stage.TUNE]
+    assert order[: len(tuning)] == tuning or all(
+        run.fields["task.learning_rate"] == best[run.fields["mode"]] for run in order if run.stage is Stage.FINAL
+    )
+    short = [run for run in tuning if run.settings.steps == 25]
+    assert len(short) == 6  # three values for each of two modes on the first rung
+    assert all(run.seed == 1000 for run in tuning)
+    assert {run.fields["task.learning_rate"] for run in order if run.stage is Stage.FINAL} == {0.002}
+
+
+def test_tuning_goes_on_beyond_an_edge_until_the_best_is_interior(write):
+    def loss(run):
+        return 1.0 + abs(run.fields["task.learning_rate"] - 0.008)
+
+    order, _ = play(write(TUNED), loss)
+    tried = {run.fields["task.learning_rate"] for run in order if run.stage is Stage.TUNE and run.settings.steps == 100}
+    assert tried == {0.002, 0.004, 0.008, 0.016}
+    assert {run.fields["task.learning_rate"] for run in order if run.stage is Stage.FINAL} == {0.008}
+
+
+def test_a_declared_value_that_an_early_rung_dropped_is_tried_when_the_best_is_its_neighbour(write):
+    # On the short rung 0.001 seems the worst; on the long one the best lies at 0.002, whose smaller neighbour it is.
+    def loss(run):
+        rate, short = run.fields["task.learning_rate"], run.settings.steps == 25
+        return 1.0 + (abs(rate - 0.004) if short else abs(rate - 0.002))
+
+    order, _ = play(write(TUNED), loss)
+    long_rung = [
+        run.fields["task.learning_rate"]
+        for run in order
+        if run.stage is Stage.TUNE and run.settings.steps == 100 and run.fields["mode"] == "diloco"
+    ]
+    assert long_rung == [0.002, 0.004, 0.001]
+
+
+def test_tuning_ends_after_so_many_values_beyond_the_edge(write):
+    order, _ = play(write(TUNED), lambda run: 1.0 - run.fields["task.learning_rate"] / 1000)
+    rates = sorted({run.fields["task.learning_rate"] for run in order})
+    assert rates == [0.001, 0.002, 0.004, 0.008, 0.016]
+
+
+def test_cells_that_wait_for_a_rate_are_counted(write):
+    left = agenda(write(TUNED), [])
+    assert len(left.due) == 6
+    assert left.later == 4
+    assert left.tuned == {}
+
+
+def test_records_of_other_settings_are_not_of_this_experiment(write):
+    experiment = write(PLAIN)
+    first = record_of(agenda(experiment, []).due[0], 1.5)
+    longer = write(PLAIN.replace("steps = 100", "steps = 200"))
+    assert current(experiment, [first]) == (first,)
+    assert current(longer, [first]) == ()
+    of_a_lost_variant = replace(first, cell={"rule": "gone"})
+    assert current(experiment, [of_a_lost_variant]) == ()
+
+
+def test_the_time_of_a_run_is_estimated_from_runs_of_the_same_task(write):
+    experiment = write(PLAIN)
+    due = agenda(experiment, []).due
+    assert estimate_s(due[0], []) is None
+    assert estimate_s(due[1], [record_of(due[0], 1.0)]) == pytest.approx(2.0)
+
+
+# --- files --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "field", "cure"),
+    [
+        ("", "question", "must say"),
+        ('question = "q"\nsedes = 2', "sedes", "seeds"),
+        ('question = "q"\nseeds = 3\nmax_seeds = 2', "seeds", "max_seeds"),
+        ('question = "q"\n[run]\nislnds = 2', "islnds", "islands"),
+        ('question = "q"\n[grid]\nislands = 4', "grid.islands", "list"),
+        ('question = "q"\n[grid]\nmode = ["async"]', "mode", "decoupled"),
+        ('question = "q"\n[grid]\nrule = ["b"]\n[variants.rule]\na = { keep = 0.0 }', "b", "did you mean|there are a"),
+        ('question = "q"\n[grid]\nmode=["diloco"]\n[tune]\nname="keep"\nvalues=[1.0]', "tune.values", "two or more"),
+        (
+            'question = "q"\n[grid]\nmode=["diloco"]\n[tune]\nname="keep"\nvalues=[0.5,1.0]\nby=["chips"]',
+            "tune.by",
+            "axis",
+        ),
+        ('question = "q"\n[run]\noutages=[[7, 1, 1]]', "outages", "from 0"),
+        ('question = "q"\n[run]\nmode="diloco"\nchips=1000', "mode", "decoupled"),
+        ("question = ", "experiment", "TOML"),
+    ],
+)
+def test_what_is_wrong_in_a_file_is_named_with_its_cure(write, text, field, cure):
+    with pytest.raises(ConfigError, match=cure) as caught:
+        write(text)
+    assert "trial.toml" in str(caught.value)
+    assert field in str(caught.value)
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(ConfigError, match="examples/lab"):
+        load(tmp_path / "none.toml")
+
+
+def test_a_variant_stands_for_several_settings(write):
+    experiment = write(
+        'question = "q"\n[run]\nsteps = 9\n[grid]\nrule = ["a", "b"]\nislands = [2, 3]\n'
+        '[variants.rule]\na = { keep = 0.0, "task.batch" = 4 }\nb = { quorum = 0 }'
+    )
+    assert experiment.cells() == [
+        {"rule": "a", "islands": 2},
+        {"rule": "a", "islands": 3},
+        {"rule": "b", "islands": 2},
+        {"rule": "b", "islands": 3},
+    ]
+    settings = experiment.settings_of(experiment.cells()[1])
+    assert (settings.keep, settings.islands, settings.steps, dict(settings.options)) == (0.0, 3, 9, {"batch": 4})
+
+
+# --- settings -----------------------------------------------------------------------------------------------------
+
+
+def test_settings_survive_the_way_through_json():
+    cell = cell_settings({"mode": "decoupled", "task.model": "tiny", "joins": [[1, 2, 3.5]], "step_times_s": [1, 2]})
+    assert cell_settings(resolved(cell)) == cell
+    assert key_of(cell_settings(resolved(cell)), 3) == key_of(cell, 3)
+    assert key_of(cell, 3) != key_of(cell, 4)
+
+
+def test_synchronous_diloco_has_one_fragment_whatever_the_others_have():
+    assert cell_settings({"mode": "diloco", "fragments": 6}).fragments == 1
+    assert cell_settings({"mode": Mode.STREAMING, "fragments": 6}).fragments == 6
+
+
+def test_every_example_can_be_loaded(request):
+    examples = sorted((request.config.rootpath / "examples" / "lab").glob("*.toml"))
+    assert len(examples) >= 7
+    for path in examples:
+        assert load(path).cells()
