@@ -28,9 +28,12 @@ class StepClock:
     def __init__(self, heartbeat_interval_s: float) -> None:
         self._heartbeat_interval_s = heartbeat_interval_s
         self._paces: dict[str, Pace] = {}
+        # One event asks the same of every fragment at one moment: answered once. (moment, who advances, their steps)
+        self._answers: tuple[float, tuple[str, ...], dict[str, float]] | None = None
 
     def report(self, island_id: str, inner_step: int, now_s: float, step_time_s: float | None = None) -> None:
         """Takes note of a counter read off the island itself; older news than what is known is ignored."""
+        self._answers = None
         pace = self._paces.get(island_id)
         if pace is None:
             self._paces[island_id] = Pace(inner_step, now_s, now_s, step_time_s)
@@ -45,10 +48,18 @@ class StepClock:
 
     def forget(self, island_id: str) -> None:
         """Drops an island that left, died or starts anew."""
+        self._answers = None
         self._paces.pop(island_id, None)
 
     def estimate(self, island_id: str, now_s: float) -> float:
         """Returns the island's inner step at ``now_s``; it never runs ahead of a report for long."""
+        known = self._answers_at(now_s)[2]
+        step = known.get(island_id)
+        if step is None:
+            step = known[island_id] = self._estimate(island_id, now_s)
+        return step
+
+    def _estimate(self, island_id: str, now_s: float) -> float:
         pace = self._paces[island_id]
         if not pace.step_time_s:
             return float(pace.inner_step)
@@ -60,11 +71,17 @@ class StepClock:
         pace = self._paces.get(island_id)
         return pace.step_time_s if pace else None
 
-    def advancing(self, now_s: float) -> list[str]:
+    def advancing(self, now_s: float) -> tuple[str, ...]:
         """Returns the islands whose counter grew lately, sorted."""
-        return sorted(
-            i for i, p in self._paces.items() if p.step_time_s and now_s - p.advanced_at_s <= self._allowance_s(p)
-        )
+        return self._answers_at(now_s)[1]
+
+    def _answers_at(self, now_s: float) -> tuple[float, tuple[str, ...], dict[str, float]]:
+        if self._answers is None or self._answers[0] != now_s:
+            advancing = sorted(
+                i for i, p in self._paces.items() if p.step_time_s and now_s - p.advanced_at_s <= self._allowance_s(p)
+            )
+            self._answers = now_s, tuple(advancing), {}
+        return self._answers
 
     def median_step_time_s(self, now_s: float) -> float | None:
         """Returns the upper median of the advancing islands' step times: the pace of the lower median island."""

@@ -4,7 +4,7 @@ Shell. Events from sockets, threads and the timer pass through one queue into th
 answers is done in order. Nothing in the pump waits: what takes time is handed on (:mod:`aggregator.workshop`,
 :mod:`aggregator.wire`) and comes back as an event, so heartbeats are answered during a merge as at any other time.
 
-:class:`ops.simulate.SimAggregator` is the same pump in virtual time.
+:class:`ops.virtual.processes.SimAggregator` is the same pump in virtual time.
 """
 
 from __future__ import annotations

@@ -81,6 +81,16 @@ COMMANDS: dict[str, Command] = {
         summary="learning experiments in virtual time: real training at any fleet shape, on one machine",
         example="run examples/lab/first.toml",
     ),
+    "simulate": Command(
+        module="ops.goodput.command",
+        summary="goodput, uptime and waste of a fleet of up to millions of chips, from drawn failures",
+        example="--chips 1200000 --islands 8 --mode decoupled --days 30",
+    ),
+    "plan": Command(
+        module="ops.planning.command",
+        summary="what a fleet needs and does: bandwidth, utilisation, staleness, memory, goodput, cost",
+        example="--params 5B --sites 8 --step-time 1 --codec int4 --bandwidth 10",
+    ),
     "export": Command(
         module="ops.export",
         summary="writes the newest global model as safetensors, also while the run goes on",
@@ -136,7 +146,7 @@ def _run(arguments: Sequence[str], prog: str) -> int:
     module.add_arguments(parser)
     args, rest = parser.parse_known_args(arguments[1:])
     if rest and not COMMANDS[name].passes_on:
-        raise ConfigError("argument", rest[0], _cure_of_flag(rest[0], parser))
+        raise ConfigError("argument", rest[0], _cure_of_flag(rest[0], getattr(args, "parser", parser)))
     args.rest = rest
     return int(module.run(args))
 

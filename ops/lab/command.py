@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from dataclasses import replace
 from pathlib import Path
 
 from broker.errors import ConfigError
@@ -30,6 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     run = actions.add_parser("run", help="runs experiments, or goes on where they were stopped", allow_abbrev=False)
     show = actions.add_parser("show", help="what was run, what is left, what it says so far", allow_abbrev=False)
     for each in (run, show):
+        each.set_defaults(parser=each)  # knows the flags that may have been meant
         each.add_argument("experiments", nargs="+", type=Path, metavar="FILE", help="such as examples/lab/parity.toml")
         each.add_argument(
             "--records", type=Path, default=RECORDS, metavar="DIR", help=f"where records are kept (default: {RECORDS})"
@@ -65,8 +67,6 @@ def _run(args: argparse.Namespace) -> int:
         for path in args.experiments:
             experiment = load(path)
             if args.budget is not None:
-                from dataclasses import replace
-
                 experiment = replace(experiment, budget_minutes=args.budget)
             runner = Runner(
                 experiment=experiment,

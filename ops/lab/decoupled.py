@@ -16,8 +16,8 @@ from islands.tree import flatten, unflatten
 from ops.lab.outcome import GANTT_ROUNDS, Outcome, Point, spread_of
 from ops.lab.settings import CellSettings, MergeRule
 from ops.lab.training import Merges, Rule, Stepper, Training
-from ops.simulate import IslandPlan, Simulation, SimulationPlan
-from ops.virtual import LinkModel
+from ops.virtual.queue import LinkModel
+from ops.virtual.simulation import IslandPlan, Simulation, SimulationPlan
 
 #: A run that has not ended by so many times its expected duration has a bug in it.
 PATIENCE = 20.0
@@ -55,7 +55,7 @@ def run(task: Task, cell: CellSettings, seed: int, judge: Judge, together: int) 
     training = Training(task, rule, stepper, outer_step)
     journal = Journal()
     plan = plan_of(cell, seed, total_tokens, per_step)
-    simulation = Simulation(plan, training, journal.note)
+    simulation = Simulation(plan, training, journal.note, watching=False)
 
     like, _ = task.init(seed)
     curve: list[Point] = []
@@ -123,8 +123,8 @@ def failure_pauses(cell: CellSettings, seed: int) -> list[tuple[tuple[float, flo
     """Returns, per island, when failures of its simulated chips pause it, and for how long."""
     if not cell.chips:
         return [()] * cell.islands
-    from ops.fleet import FailureModel  # here: runs without failures do not need the fleet's models
-    from ops.goodput import pauses
+    from ops.goodput.fleet import FailureModel  # here: runs without failures do not need the fleet's models
+    from ops.goodput.simulation import pauses
 
     model = FailureModel(mtbi_years=cell.mtbi_years)
     # As long as the run may last: pauses make it longer than its steps.

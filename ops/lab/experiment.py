@@ -102,7 +102,7 @@ class Experiment:
     seeds: int
     max_seeds: int
     budget_minutes: float
-    base: Mapping[str, Any]
+    base: dict[str, Any]
     grids: tuple[Mapping[str, tuple[Any, ...]], ...]
     variants: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
     tune: Tune | None = None
@@ -132,7 +132,7 @@ class Experiment:
         values = dict(self.base)
         for name, value in cell.items():
             values |= dict(self.variants[name][value]) if name in self.variants else {name: value}
-        return cell_settings(values | (more or {}))
+        return cell_settings(values | dict(more or {}))
 
 
 def load(path: Path) -> Experiment:

@@ -1,4 +1,4 @@
-"""Really training inside virtual time: the work that :mod:`ops.work` plugs into the simulated processes.
+"""Really training inside virtual time: the work that :mod:`ops.virtual.work` plugs into the simulated processes.
 
 Everything that touches a tensor is production code: the task's train step, the island's reference and placement, the
 aggregator's merge and outer step. What is added is when steps run. An inner step has no effect that anybody sees until
@@ -152,7 +152,7 @@ class Rule:
 
 
 class TrainingIsland:
-    """The parameters of one life of one island: see :class:`ops.work.IslandWork`."""
+    """The parameters of one life of one island: see :class:`ops.virtual.work.IslandWork`."""
 
     def __init__(self, task: Task, rule: Rule, stepper: Stepper) -> None:
         self.put_off: list[tuple[Batch, Schedule]] = []
@@ -261,7 +261,7 @@ class Merges:
 
 
 class TrainingAggregator:
-    """The global parameters: see :class:`ops.work.AggregatorWork`."""
+    """The global parameters: see :class:`ops.virtual.work.AggregatorWork`."""
 
     def __init__(self, merges: Merges, outer_step: OuterStep) -> None:
         self._merges = merges
@@ -270,7 +270,7 @@ class TrainingAggregator:
         self._pending: dict[int, versions.Made] = {}
 
     def manifested(self, manifest: FragmentManifest) -> None:
-        """See :class:`ops.work.AggregatorWork`."""
+        """See :class:`ops.virtual.work.AggregatorWork`."""
         self._manifest = manifest
 
     def flaw(self, envelope: Envelope) -> Flaw | None:
@@ -307,16 +307,16 @@ class TrainingAggregator:
 
 
 class Training:
-    """Makes works that train: see :class:`ops.work.Works`."""
+    """Makes works that train: see :class:`ops.virtual.work.Works`."""
 
     def __init__(self, task: Task, rule: Rule, stepper: Stepper, outer_step: OuterStep) -> None:
         self.merges = Merges()
         self._task, self._rule, self._stepper, self._outer_step = task, rule, stepper, outer_step
 
     def island(self, island_id: str, life: int) -> TrainingIsland:
-        """See :class:`ops.work.Works`."""
+        """See :class:`ops.virtual.work.Works`."""
         return TrainingIsland(self._task, self._rule, self._stepper)
 
     def aggregator(self) -> TrainingAggregator:
-        """See :class:`ops.work.Works`."""
+        """See :class:`ops.virtual.work.Works`."""
         return TrainingAggregator(self.merges, self._outer_step)

@@ -11,10 +11,10 @@ import pytest
 
 from aggregator.config import AggregatorConfig
 from broker.messages import Phase
-from ops.faults import random_plan
-from ops.invariants import InvariantViolation
-from ops.simulate import IslandPlan, Simulation, SimulationPlan
-from ops.virtual import LinkModel
+from ops.virtual.faults import random_plan
+from ops.virtual.invariants import InvariantViolation
+from ops.virtual.queue import LinkModel
+from ops.virtual.simulation import IslandPlan, Simulation, SimulationPlan
 
 #: Virtual seconds within which any plan must end; long where one slow island is left alone with a large target.
 LIMIT_S = 2000.0

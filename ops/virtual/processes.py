@@ -22,10 +22,10 @@ from broker.relay import Send as RelaySend
 from broker.relay import Tick as RelayTick
 from islands import core as isl
 from islands import events as ie
-from ops.virtual import Alarm
+from ops.virtual.queue import Alarm
 
 if TYPE_CHECKING:
-    from ops.simulate import IslandPlan, Simulation
+    from ops.virtual.simulation import IslandPlan, Simulation
 
 
 class SimIsland:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 
 from aggregator.config import AggregatorConfig
-from ops.simulate import IslandPlan, SimulationPlan
-from ops.virtual import LinkModel
+from ops.virtual.queue import LinkModel
+from ops.virtual.simulation import IslandPlan, SimulationPlan
 
 
 def random_plan(seed: int) -> SimulationPlan:

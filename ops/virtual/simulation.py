@@ -1,10 +1,10 @@
 """A whole run in virtual time: the production island, relay and aggregator cores behind a modelled network and disk.
 
 One process, one seeded event queue, no sockets, no clock: the same seed and configuration give the same run, byte for
-byte. What the processes do with parameters is plugged in (:mod:`ops.work`): steps are only counted, so that a fleet
-costs microseconds per step, or the laboratory really trains. Invariants (design, section 10) are checked after every
-event by :class:`ops.invariants.Invariants`, which sees everything. The processes themselves are in
-:mod:`ops.simulated`.
+byte. What the processes do with parameters is plugged in (:mod:`ops.virtual.work`): steps are only counted, so that a
+fleet costs microseconds per step, or the laboratory really trains. Invariants (design, section 10) are checked after
+every event by :class:`ops.virtual.invariants.Invariants`, which sees everything. The processes themselves are in
+:mod:`ops.virtual.processes`.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from broker.relay import Send as RelaySend
 from broker.relay import Unreachable
 from broker.tensors import payload_bytes
 from islands import events as ie
-from ops.invariants import Invariants
-from ops.simulated import SimAggregator, SimBroker, SimIsland
-from ops.virtual import EventQueue, LinkModel
-from ops.work import Counting, Works
+from ops.virtual.invariants import Invariants
+from ops.virtual.processes import SimAggregator, SimBroker, SimIsland
+from ops.virtual.queue import EventQueue, LinkModel
+from ops.virtual.work import Counting, Works
 
 #: (virtual time, process, name of the decision, fields).
 OnNote = Callable[[float, str, str, Mapping[str, Any]], None]
@@ -117,16 +117,24 @@ class Simulation:
         plan: What happens.
         works: What the processes do with parameters; counting steps if not given.
         on_note: Takes every decision; by default they are kept in ``trace``.
+        watching: Whether the invariants are checked after every event, or only as versions are made and published.
     """
 
-    def __init__(self, plan: SimulationPlan, works: Works | None = None, on_note: OnNote | None = None) -> None:
+    def __init__(
+        self,
+        plan: SimulationPlan,
+        works: Works | None = None,
+        on_note: OnNote | None = None,
+        *,
+        watching: bool = True,
+    ) -> None:
         self.plan = plan
         self.works = works or Counting(plan.model(), plan.tokens_per_step)
         self.note = on_note or self.keep
         self.queue = EventQueue()
         self.rng = random.Random(plan.seed)
         self.disk = Disk()
-        self.invariants = Invariants()
+        self.invariants = Invariants(watching=watching)
         self.trace: list[tuple[float, str, str, str]] = []
         self.broker = SimBroker(self)
         self.aggregator = SimAggregator(self, 0)

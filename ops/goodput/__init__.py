@@ -1,0 +1,1 @@
+"""``atoll simulate``: goodput and uptime of fleets up to millions of chips."""

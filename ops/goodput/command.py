@@ -1,0 +1,107 @@
+"""``atoll simulate``: what to simulate, and how it is shown."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from broker import settings
+from broker.errors import ConfigError
+from ops.goodput import view
+from ops.goodput.fleet import FailureModel, Fleet, Mode, check_together
+from ops.goodput.published import TABLE_1
+from ops.goodput.simulation import Progress, expected_goodput, simulate
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of ``simulate``."""
+    parser.add_argument("--json", action="store_true", help="one JSON object, on one line")
+    parser.add_argument("--table", action="store_true", help="table 1 of the paper, simulated, beside what it says")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="goodput over fleet size, waste, staleness as SVG")
+    settings.add_flags(parser, Fleet)
+    settings.add_flags(parser, FailureModel)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Simulates and prints; returns the exit code.
+
+    Raises:
+        ConfigError: A setting cannot work.
+        Unavailable: The plot cannot be drawn or written.
+    """
+    model = settings.from_sources(FailureModel, {}, args)
+    if args.table:
+        for name in ("mode", "chips", "islands"):
+            if getattr(args, name) is not None:
+                raise ConfigError(name, getattr(args, name), "is set by each cell of the table: leave it out")
+        if args.plot is not None:
+            raise ConfigError("plot", str(args.plot), "is of one fleet: leave out --table")
+    fleet = settings.from_sources(Fleet, {}, args)
+    check_together(fleet, model)
+    progress = _ProgressLine()
+    if args.table:
+        cells = table(fleet, model, progress)
+        print(json.dumps(view.table_json(cells)) if args.json else view.table_text(cells))
+        return 0
+    result = simulate(fleet, model, progress)
+    if args.plot is not None:
+        view.plot(args.plot, result, curves(fleet, model, _ProgressLine("the curves")))
+    if args.json:
+        print(json.dumps(view.to_json(result), allow_nan=False))
+    else:
+        print(view.text(result))
+        if args.plot is not None:
+            print(f"plot: {args.plot}")
+    return 0
+
+
+def table(fleet: Fleet, model: FailureModel, on_progress: Progress = lambda done: None) -> list[view.Cell]:
+    """Returns table 1 of the paper with each cell simulated, for as long and from the seed that ``fleet`` says."""
+    cells = []
+    for i, (row, published) in enumerate(TABLE_1.items()):
+        for k, (chips, goodput) in enumerate(published.items()):
+            part = (i + k / len(published)) / len(TABLE_1)
+            on_progress(part)
+            one = replace(fleet, mode=Mode(row.mode), chips=chips, islands=row.islands)
+            simulated = simulate(one, model).account
+            cells.append(view.Cell(row=row, chips=chips, published=goodput, account=simulated))
+    return cells
+
+
+def curves(
+    fleet: Fleet, model: FailureModel, on_progress: Progress = lambda done: None
+) -> Mapping[str, list[tuple[int, float]]]:
+    """Returns goodput over fleet size for each mode, as (chips, goodput), by :func:`expected_goodput`."""
+    sizes = [max(int(each), fleet.islands) for each in np.geomspace(50_000, 10_000_000, 12)]
+    own = [fleet.mode] if fleet.mode is Mode.DILOCO else []  # has no closed form: drawn where it was asked for
+    modes = [Mode.DECOUPLED, *own, Mode.ELASTIC_DP, Mode.DP]
+    found: dict[str, list[tuple[int, float]]] = {}
+    for i, mode in enumerate(modes):
+        for k, chips in enumerate(sizes):
+            on_progress((i + k / len(sizes)) / len(modes))
+            goodput = expected_goodput(mode=mode, chips=chips, islands=fleet.islands, model=model)
+            found.setdefault(mode.value, []).append((chips, goodput))
+    return found
+
+
+class _ProgressLine:
+    """Says on standard error how far a simulation is, if it takes more than a second or two."""
+
+    def __init__(self, what: str = "") -> None:
+        self._what = f" {what}:" if what else ""
+        self._started_s = self._said_s = time.monotonic()
+
+    def __call__(self, done: float) -> None:
+        now_s = time.monotonic()
+        if now_s - self._said_s < 1.5 or done >= 1.0:
+            return
+        self._said_s = now_s
+        left_s = (now_s - self._started_s) * (1.0 - done) / done if done > 0.0 else 0.0
+        print(f"atoll:{self._what} simulated {done:.0%}, about {left_s:.0f} s to go", file=sys.stderr, flush=True)

@@ -1,0 +1,211 @@
+"""Goodput and uptime of a fleet of any size, from drawn failures. Pure.
+
+Chips fail, islands pause and go on (:mod:`ops.goodput.fleet`, :mod:`ops.goodput.timeline`), synchronous ones wait for
+each other (:mod:`ops.goodput.barrier`); what that leaves is counted by :mod:`ops.goodput.availability`. Where there is
+a closed form (:mod:`ops.goodput.renewal`), it stands beside what was simulated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from broker.errors import ConfigError
+from ops.goodput import renewal
+from ops.goodput.availability import Account, Dropped, account, trained_by
+from ops.goodput.barrier import coupled
+from ops.goodput.fleet import (
+    DAY_S,
+    FailureModel,
+    Fleet,
+    Mode,
+    Outage,
+    Stream,
+    check_together,
+    coordinator_outages,
+    domain_outages,
+    generator,
+    island_losses,
+    job_losses,
+    speeds,
+)
+from ops.goodput.staleness import Staleness, contributions
+from ops.goodput.timeline import Cause, TimeLine, elastic_line, rigid_line, without
+
+#: Called with the part of the work that is done, 0 to 1.
+Progress = Callable[[float], None]
+
+#: Length of a simulation where :func:`expected_goodput` has no closed form: about a second of computing.
+_ESTIMATE_EVENTS = 100_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What became of a fleet.
+
+    Attributes:
+        staleness: Of merged contributions; None where nothing was merged, or nothing can be stale (synchronous jobs).
+        closed_form: Expected goodput and uptime, where there is a closed form.
+    """
+
+    fleet: Fleet
+    model: FailureModel
+    account: Account
+    staleness: Staleness | None
+    closed_form: tuple[float, float] | None
+
+
+def simulate(fleet: Fleet, model: FailureModel, on_progress: Progress = lambda done: None) -> Result:
+    """Simulates a fleet; the same arguments give the same result.
+
+    Raises:
+        ConfigError: The two do not fit each other.
+    """
+    check_together(fleet, model)
+    coordinator = coordinator_outages(fleet, model)
+    dropped: list[Dropped] = []
+    staleness, in_step = None, 1.0
+    if fleet.mode is Mode.DECOUPLED:
+        lines = island_lines(fleet, model, on_progress)
+        staleness, dropped = contributions(lines, model, coordinator)
+        dropped += [_beyond_hold(line, coordinator, model) for line in lines]
+    elif fleet.mode is Mode.DILOCO:
+        free = island_lines(fleet, model, lambda done: on_progress(done / 2))
+        rng = generator(fleet.seed, Stream.SPEEDS)
+        paces = speeds(fleet, model, rng)
+        lines = coupled(free, paces, model, coordinator, rng, on_progress=_half(fleet, on_progress))
+    else:
+        lines = [_job_line(fleet, model, coordinator, on_progress)]
+        in_step = _in_step_share(fleet, model)
+    if fleet.mode in (Mode.DECOUPLED, Mode.DILOCO):
+        dropped += [Dropped(cause=Cause.ISLAND_LOST, at_s=line.down_from_s, lost_s=line.lost_s) for line in lines]
+    closed = None
+    if renewal.has_closed_form(fleet, model):
+        closed = renewal.goodput(fleet, model), renewal.uptime(fleet, model)
+    return Result(
+        fleet=fleet,
+        model=model,
+        account=account(lines, dropped, in_step=in_step),
+        staleness=staleness,
+        closed_form=closed,
+    )
+
+
+def island_lines(fleet: Fleet, model: FailureModel, on_progress: Progress = lambda done: None) -> list[TimeLine]:
+    """Returns the lives of elastic islands that do not wait for each other."""
+    lines = []
+    for i, domains in enumerate(domain_outages(fleet, model)):
+
+        def report(now_s: float, i: int = i) -> None:
+            on_progress((i + now_s / fleet.duration_s) / fleet.islands)
+
+        losses = island_losses(i, fleet, model, domains)
+        slices, catch_up_s = model.slices(fleet.chips_of(i)), renewal.catch_up_s(fleet, model)
+        line = elastic_line(losses, slices, model, fleet.duration_s, catch_up_s=catch_up_s, on_progress=report)
+        lines.append(line)
+        report(fleet.duration_s)
+    return lines
+
+
+def _job_line(fleet: Fleet, model: FailureModel, coordinator: list[Outage], on_progress: Progress) -> TimeLine:
+    """One synchronous job over all chips; without a coordinator it does not run."""
+    losses = job_losses(fleet, model, domain_outages(fleet, model))
+
+    def report(now_s: float) -> None:
+        on_progress(now_s / fleet.duration_s)
+
+    if fleet.mode is Mode.DP:
+        line = rigid_line(losses, model, fleet.duration_s, on_progress=report)
+    else:
+        slices = model.slices(fleet.chips)
+        line = elastic_line(losses, slices, model, fleet.duration_s, on_progress=report)
+    return without(line, coordinator, Cause.COORDINATOR)
+
+
+def _in_step_share(fleet: Fleet, model: FailureModel) -> float:
+    """Part of a step that the mean group computes while the slowest one sets the pace, from drawn step times."""
+    rng = generator(fleet.seed, Stream.SPEEDS)
+    paces = np.array(speeds(fleet, model, rng))
+    steps = paces * (1.0 + model.step_jitter * rng.standard_normal((10_000, fleet.islands)))
+    return float(np.mean(steps) / np.mean(np.max(steps, axis=1)))
+
+
+def _beyond_hold(line: TimeLine, coordinator: list[Outage], model: FailureModel) -> Dropped:
+    """What a decoupled island trained while the coordinator was away for longer than islands may go on alone."""
+    long = [each for each in coordinator if each.to_s - each.from_s > model.hold_s]
+    begin_s, end_s = np.array([each.from_s + model.hold_s for each in long]), np.array([each.to_s for each in long])
+    knots = trained_by(line)
+    return Dropped(cause=Cause.COORDINATOR, at_s=end_s, lost_s=np.interp(end_s, *knots) - np.interp(begin_s, *knots))
+
+
+def _half(fleet: Fleet, on_progress: Progress) -> Progress:
+    return lambda now_s: on_progress(0.5 + now_s / fleet.duration_s / 2)
+
+
+# --- for other parts of the program ---------------------------------------------------------------------------------
+
+
+class Pause(NamedTuple):
+    """A time in which an island does not train, in virtual seconds from the start of the run."""
+
+    at_s: float
+    for_s: float
+
+
+def pauses(
+    model: FailureModel, *, chips: int, islands: int, duration_s: float, seed: int, time_scale: float = 1.0
+) -> list[list[Pause]]:
+    """Returns the pauses of each island of a large fleet, to be played to a small one that really trains.
+
+    Args:
+        model: Of the large fleet, in its own time.
+        chips: Of the large fleet.
+        islands: Of both.
+        duration_s: Virtual seconds of the small one, all of which are covered.
+        seed: The same one as of :func:`simulate` gives the pauses behind its result.
+        time_scale: Virtual seconds per second of the large fleet; 0.01 turns a pause of 20 s into one of 0.2 s.
+
+    Returns:
+        Per island, in order of time, without overlap, none beyond ``duration_s``.
+
+    Raises:
+        ConfigError: Something of it cannot be.
+    """
+    if not time_scale > 0.0:
+        raise ConfigError("time_scale", time_scale, "must be above 0")
+    fleet = Fleet(chips=chips, islands=islands, days=duration_s / time_scale / DAY_S, seed=seed)
+    check_together(fleet, model)
+    return [
+        [Pause(at_s * time_scale, for_s * time_scale) for at_s, for_s in line.gaps()]
+        for line in island_lines(fleet, model)
+    ]
+
+
+def expected_goodput(
+    *, mode: Mode | str = Mode.DECOUPLED, chips: int, islands: int, model: FailureModel | None = None, **failures: Any
+) -> float:
+    """Returns the goodput to be expected, 0 to 1: by closed form where there is one, else from a short simulation.
+
+    Args:
+        mode: How the fleet trains.
+        chips: Of the whole fleet.
+        islands: How many share them.
+        model: How it fails.
+        failures: Fields of :class:`ops.goodput.fleet.FailureModel` that differ, such as ``mtbi_years=0.5``.
+
+    Raises:
+        ConfigError: Something of it cannot be.
+    """
+    settled = replace(model or FailureModel(), **failures)
+    fleet = Fleet(mode=Mode(mode), chips=chips, islands=islands)
+    check_together(fleet, settled)
+    if renewal.has_closed_form(fleet, settled):
+        return renewal.goodput(fleet, settled)
+    # What a simulation computes per simulated second: pauses, and rounds, which are cheap where nobody waits.
+    rounds = {Mode.DILOCO: 1.0, Mode.DECOUPLED: 0.02}.get(fleet.mode, 0.0)
+    per_s = chips / settled.chip_mtbi_s + rounds * islands / settled.interval_s
+    days = max(1.0, _ESTIMATE_EVENTS / per_s / DAY_S)
+    return simulate(replace(fleet, days=days), settled).account.goodput.value

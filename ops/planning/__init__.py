@@ -1,0 +1,1 @@
+"""``atoll plan``: what a fleet needs and does, in closed form."""

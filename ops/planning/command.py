@@ -1,0 +1,303 @@
+"""``atoll plan``: what a fleet needs and does, before anything is paid for.
+
+The pure parts are :mod:`ops.planning.planner` and what it stands on; here are the flags, the files and the output.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import tomllib
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from broker.errors import ConfigError
+from broker.messages import Codec
+from broker.settings import nearest, refuse_unknown
+from ops.goodput.simulation import expected_goodput
+from ops.planning.bandwidth_table import recompute
+from ops.planning.fleet import Fleet, Site
+from ops.planning.links import Assume, Mode
+from ops.planning.planner import plan
+from ops.planning.sizing import Model, parse_parameters, read_model
+from ops.planning.view import render, render_table, table_json, to_json
+from ops.status import PLAIN_WIDTH
+
+DEFAULT_TOKENS_PER_STEP = 1 << 18
+DEFAULT_MTBI_YEARS = 1.0
+
+_EPILOG = """
+--json prints one object: mode, bandwidth_gbps, fits, utilisation, round_s, rounds_apart_s, sync_interval_steps,
+rounds_open, staleness, memory_bytes, tokens_per_day, goodput, cost, traffic, settings, sites, assumptions, notes,
+alternatives (the other modes), published (decoupled and dp by the published assumptions) and choice (with --bandwidth).
+bandwidth_gbps is what is needed: "up" and "down" of each site (the same as "site_up", "site_down" and in "per_site"),
+"broker_up" and "broker_down", and "exact": the wider direction of a site before it was moved to a grid.
+
+--fleet FILE describes unequal sites:
+  [[island]]
+  name = "east"         # accelerators, step_time (s), gbps, ms, tokens_per_step; count = 3 for three of them
+  step_time = 1.2
+  gbps = 2.0"""
+
+_ISLAND_KEYS = ("name", "count", "accelerators", "step_time", "gbps", "ms", "tokens_per_step")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of ``atoll plan``."""
+    model = parser.add_argument_group("model")
+    model.add_argument("--params", metavar="N", help="parameters: 5e9, 5B, 125M")
+    model.add_argument("--model", type=Path, metavar="FILE", help=".safetensors, config.toml of a run, or config.json")
+    fleet = parser.add_argument_group("fleet")
+    fleet.add_argument("--fleet", type=Path, metavar="FILE", help="TOML file of unequal sites, in place of these flags")
+    fleet.add_argument("--sites", type=_number("sites", int), metavar="M", help="sites, each one island (default 2)")
+    fleet.add_argument(
+        "--step-time", type=_number("step_time", float), metavar="S", help="seconds of computing per inner step"
+    )
+    fleet.add_argument(
+        "--accelerators", type=_number("accelerators", int), metavar="N", help="accelerators of each site"
+    )
+    fleet.add_argument(
+        "--tokens-per-step", type=_number("tokens_per_step", int), metavar="N", help="of each site (default 262144)"
+    )
+    fleet.add_argument(
+        "--bandwidth", type=_number("bandwidth", float), metavar="GBPS", help="Gbit/s of each site, each way"
+    )
+    fleet.add_argument(
+        "--latency-ms", type=_number("latency_ms", float), metavar="MS", help="from a site to the hub, one way"
+    )
+    fleet.add_argument(
+        "--broker-bandwidth",
+        type=_number("broker_bandwidth", float),
+        metavar="GBPS",
+        help="Gbit/s of the broker, each way",
+    )
+    how = parser.add_argument_group("how to train")
+    how.add_argument("--mode", metavar="NAME", default="decoupled", help=f"{' | '.join(Mode)} (default decoupled)")
+    how.add_argument("--codec", metavar="NAME", help=f"of contributions: {' | '.join(Codec)} (default bf16)")
+    how.add_argument("--version-codec", metavar="NAME", help="of versions: f32 | bf16 (default f32)")
+    how.add_argument(
+        "--sync-interval", type=_number("sync_interval", int), metavar="H", help="inner steps between two merges (24)"
+    )
+    how.add_argument(
+        "--fragments", type=_number("fragments", int), metavar="P", help="fragments of the model (8; paper: 24)"
+    )
+    how.add_argument(
+        "--overlap", type=_number("overlap", int), metavar="TAU", help="inner steps until a version is needed (2)"
+    )
+    how.add_argument(
+        "--utilisation", type=_number("utilisation", float), metavar="U", help="share of time to compute (default 0.95)"
+    )
+    how.add_argument("--assume", metavar="NAME", default="atoll", help="atoll (what our programs send) | paper")
+    money = parser.add_argument_group("money, memory and failures")
+    money.add_argument("--price", type=_number("price", float), metavar="X", help="of an accelerator-hour")
+    money.add_argument(
+        "--price-per-gb", type=_number("price_per_gb", float), metavar="X", help="of a GB that leaves a site"
+    )
+    money.add_argument(
+        "--memory-gb", type=_number("memory_gb", float), metavar="GB", help="of one accelerator: checked"
+    )
+    money.add_argument(
+        "--host-memory-gb", type=_number("host_memory_gb", float), metavar="GB", help="of one host: checked"
+    )
+    money.add_argument(
+        "--mtbi-years", type=_number("mtbi_years", float), metavar="Y", help="between interruptions of a chip (1)"
+    )
+    parser.add_argument("--table", action="store_true", help="the published bandwidth tables, recomputed; nothing else")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.epilog = f"{parser.epilog}\n{_EPILOG}"
+
+
+def _number(name: str, kind: type[int] | type[float]) -> Callable[[str], float]:
+    """Returns a reader of finite numbers for argparse; whole ones may be written 1e6."""
+
+    def read(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not math.isfinite(value) or (kind is int and value != int(value)):
+            raise ConfigError(name, text, "must be a whole number" if kind is int else "must be a number")
+        return kind(value)
+
+    return read
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prints the plan and returns the exit code.
+
+    Raises:
+        ConfigError: The plan cannot work, with what would be possible.
+    """
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = PLAIN_WIDTH
+    if args.table:
+        cells = recompute()
+        if args.json:
+            print(json.dumps(table_json(cells)))
+        else:
+            console.print(render_table(cells))
+        return 0
+    model = _model(args)
+    mode = _one_of("mode", args.mode, Mode)
+    fleet = fleet_of(args, model, mode)
+    planned = plan(fleet, mode)
+    document = to_json(fleet, planned, model)
+    if args.json:
+        print(json.dumps(document, allow_nan=False))
+    else:
+        console.print(render(fleet, planned, document))
+    return 0
+
+
+# --- from flags and files -----------------------------------------------------------------------------------------
+
+
+def _model(args: argparse.Namespace) -> Model:
+    if args.model is not None and args.params is not None:
+        raise ConfigError("params", args.params, "is in --model already; give one of them")
+    if args.model is not None:
+        return read_model(args.model)
+    if args.params is None:
+        raise ConfigError("params", None, "is needed; give --params 5B, or --model FILE")
+    return parse_parameters(args.params)
+
+
+def _one_of(name: str, value: str, kind: Any) -> Any:
+    try:
+        return kind(value)
+    except ValueError:
+        raise ConfigError(name, value, f"is none; {nearest(value, [str(each) for each in kind])}") from None
+
+
+def fleet_of(args: argparse.Namespace, model: Model, mode: Mode) -> Fleet:
+    """Returns the fleet that flags, ``--fleet`` and the model's file describe; flags win."""
+
+    def given(name: str, otherwise: Any) -> Any:
+        value = getattr(args, name)
+        return value if value is not None else model.defaults.get(name, otherwise)
+
+    assume = _one_of("assume", args.assume, Assume)
+    paper = assume is Assume.PAPER
+    codec = _one_of("codec", given("codec", "bf16"), Codec)
+    version_codec = _one_of("version_codec", given("version_codec", str(codec) if paper else "f32"), Codec)
+    interval = given("sync_interval", 24)
+    fragments = given("fragments", min(24 if paper else 8, max(interval, 1)))
+    fleet = Fleet(
+        parameters=model.parameters,
+        tensors=model.tensors,
+        sites=_sites(args, given),
+        codec=codec,
+        version_codec=version_codec,
+        sync_interval_steps=interval,
+        fragments=fragments,
+        overlap_steps=given("overlap", 2),
+        utilisation=0.95 if args.utilisation is None else args.utilisation,
+        assume=assume,
+        broker_gbps=args.broker_bandwidth,
+        price_per_hour=args.price,
+        price_per_gb=args.price_per_gb,
+        accelerator_gb=args.memory_gb,
+        host_gb=args.host_memory_gb,
+    )
+    if args.overlap is not None and mode in (Mode.DECOUPLED, Mode.STREAMING):
+        _check_overlap(fleet)
+    return replace(fleet, goodput=_goodputs(fleet, args.mtbi_years))
+
+
+def _sites(args: argparse.Namespace, given: Any) -> tuple[Site, ...]:
+    tokens = given("tokens_per_step", DEFAULT_TOKENS_PER_STEP)
+    if args.fleet is not None:
+        for name in ("sites", "step_time", "accelerators", "bandwidth", "latency_ms"):
+            if getattr(args, name) is not None:
+                raise ConfigError(name, getattr(args, name), f"stands in --fleet {args.fleet}; leave the flag out")
+        return read_fleet(args.fleet, tokens)
+    count = given("sites", 2)
+    if not 1 <= count <= 100_000:
+        raise ConfigError("sites", count, "must lie between 1 and 100000")
+    if args.step_time is None:
+        raise ConfigError("step_time", None, "is needed; give --step-time in seconds, or --fleet FILE")
+    site = Site(
+        name="site",
+        step_s=args.step_time,
+        accelerators=args.accelerators,
+        gbps=args.bandwidth,
+        latency_s=(args.latency_ms or 0.0) / 1e3,
+        tokens_per_step=tokens,
+    )
+    return tuple(replace(site, name=f"site-{i}") for i in range(count))
+
+
+def read_fleet(path: Path, tokens_per_step: int = DEFAULT_TOKENS_PER_STEP) -> tuple[Site, ...]:
+    """Returns the sites of a TOML file with a table ``[[island]]`` for each.
+
+    Raises:
+        ConfigError: The file cannot be read, or a value is missing, unknown or wrong.
+    """
+    try:
+        document = tomllib.loads(path.read_text())
+    except OSError as err:
+        raise ConfigError("fleet", str(path), f"cannot be read ({err.strerror}); name a TOML file") from err
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as err:
+        raise ConfigError("fleet", str(path), f"is not TOML: {err}") from err
+    refuse_unknown(document, ("island",), where="fleet")
+    tables = document.get("island", [])
+    if not isinstance(tables, list) or not tables:
+        raise ConfigError("fleet", str(path), "must have a table [[island]] for each site")
+    sites: list[Site] = []
+    for table in tables:
+        refuse_unknown(table, _ISLAND_KEYS, where="island")
+        for key, value in table.items():
+            numbers = (int,) if key in ("count", "accelerators", "tokens_per_step") else (int, float)
+            if key != "name" and (not isinstance(value, numbers) or isinstance(value, bool)):
+                raise ConfigError(f"[island] {key}", value, "must be a number, whole where things are counted")
+        if "step_time" not in table:
+            raise ConfigError("[island] step_time", None, "is needed for each site, in seconds")
+        count = table.get("count", 1)
+        if not 1 <= count <= 100_000:
+            raise ConfigError("[island] count", count, "must lie between 1 and 100000")
+        for _ in range(count):
+            sites.append(
+                Site(
+                    name=str(table.get("name", f"site-{len(sites)}")),
+                    step_s=float(table["step_time"]),
+                    accelerators=table.get("accelerators"),
+                    gbps=table.get("gbps"),
+                    latency_s=table.get("ms", 0.0) / 1e3,
+                    tokens_per_step=table.get("tokens_per_step", tokens_per_step),
+                )
+            )
+    return tuple(sites)
+
+
+def _check_overlap(fleet: Fleet) -> None:
+    """Refuses an overlap that was asked for and cannot be kept."""
+    there_and_back_s = 2 * max(site.latency_s for site in fleet.sites)
+    fastest_s = min(site.step_s for site in fleet.sites)
+    if there_and_back_s > fleet.overlap_steps * fastest_s:
+        least = math.ceil(there_and_back_s / fastest_s)
+        cure = f"is too short: there and back takes {there_and_back_s * 1e3:g} ms of latency, at least {least} steps"
+        raise ConfigError("overlap", fleet.overlap_steps, cure)
+
+
+def _goodputs(fleet: Fleet, mtbi_years: float | None) -> dict[Mode, float | None]:
+    """Returns the expected goodput of each mode; none without the number of accelerators."""
+    if fleet.accelerators is None:
+        if mtbi_years is not None:
+            raise ConfigError("mtbi_years", mtbi_years, "says how often an accelerator fails: give --accelerators too")
+        return {}
+    years = DEFAULT_MTBI_YEARS if mtbi_years is None else mtbi_years
+    if years <= 0:
+        raise ConfigError("mtbi_years", years, "must be above 0")
+    return {mode: _goodput(mode, fleet.accelerators, len(fleet.sites), years) for mode in Mode}
+
+
+def _goodput(mode: Mode, chips: int, islands: int, mtbi_years: float) -> float:
+    """Asks the simulator. Streaming waits as DiLoCo does; data-parallel is the elastic kind, the fairer comparison."""
+    names = {Mode.STREAMING: "diloco", Mode.DP: "elastic-dp"}
+    return expected_goodput(mode=names.get(mode, str(mode)), chips=chips, islands=islands, mtbi_years=mtbi_years)

@@ -1,0 +1,188 @@
+"""A fleet as the planner sees it: its sites, what they train and how, and what of it has to travel. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from broker.errors import ConfigError
+from broker.fragments import TensorSpec
+from broker.messages import Codec
+from ops.planning.footprint import Payload, cut, wire_of
+from ops.planning.links import Assume, Load, Mode
+
+#: The aggregator's time for a round, measured (benchmarks/README.md, "Outer round latency") on two shared cores.
+ROUND_S, ROUND_PER_ISLAND_S = 6e-3, 3e-3
+MERGE_AND_PERSIST_S, MERGE_PER_ISLAND_S = 13e-9, 1.3e-9  # per parameter of the fragment
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """One site, which is one island.
+
+    Attributes:
+        name: For people.
+        step_s: Seconds per inner step, computing only.
+        accelerators: None if not known.
+        gbps: Of its link, in each direction; None if not known.
+        latency_s: One way, to the hub.
+        tokens_per_step: Of its batch.
+    """
+
+    name: str
+    step_s: float
+    accelerators: int | None = None
+    gbps: float | None = None
+    latency_s: float = 0.0
+    tokens_per_step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fleet:
+    """A fleet, what it trains, and how.
+
+    Attributes:
+        parameters: Elements that are synchronised.
+        tensors: Of the model; empty if only their number is known.
+        fragments: P, at most: a model of fewer tensors has fewer.
+        utilisation: Share of the time that accelerators should compute.
+        broker_gbps: Of the broker's link, in each direction; None: wide enough.
+        price_per_hour: Of one accelerator.
+        price_per_gb: Of bytes that leave a site.
+        accelerator_gb: Memory of one accelerator; None: not checked.
+        host_gb: Memory of one host; None: not checked.
+        goodput: Of each mode, 0 to 1; None where it is not known.
+    """
+
+    parameters: int
+    sites: tuple[Site, ...]
+    tensors: tuple[TensorSpec, ...] = ()
+    codec: Codec = Codec.BF16
+    version_codec: Codec = Codec.F32
+    sync_interval_steps: int = 24
+    fragments: int = 8
+    overlap_steps: int = 2
+    utilisation: float = 0.95
+    assume: Assume = Assume.ATOLL
+    broker_gbps: float | None = None
+    price_per_hour: float | None = None
+    price_per_gb: float | None = None
+    accelerator_gb: float | None = None
+    host_gb: float | None = None
+    goodput: Mapping[Mode, float | None] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Checks what can be checked without planning.
+
+        Raises:
+            ConfigError: A setting that no fleet can have, with what would be possible.
+        """
+        if not 1 <= self.parameters <= 10**15:
+            raise ConfigError("params", self.parameters, "must lie between 1 and 1e15, such as 125M, 5B or 5e9")
+        if not self.sites:
+            raise ConfigError("sites", 0, "must be at least 1")
+        for site in self.sites:
+            _check_site(site)
+        if not 0 < self.utilisation < 1:
+            cure = "must lie between 0 and 1, such as 0.95: all of the time would take an endless bandwidth"
+            raise ConfigError("utilisation", self.utilisation, cure)
+        for name, value in (("sync_interval", self.sync_interval_steps), ("fragments", self.fragments)):
+            if not 1 <= value <= 10_000:
+                raise ConfigError(name, value, "must lie between 1 and 10000")
+        if self.fragments > self.sync_interval_steps:
+            cure = f"must not exceed sync_interval = {self.sync_interval_steps}: at most one falls due per inner step"
+            raise ConfigError("fragments", self.fragments, cure)
+        if self.fragments > self.parameters:
+            raise ConfigError("fragments", self.fragments, f"must not exceed the {self.parameters} parameters")
+        if not 0 <= self.overlap_steps <= 10_000:
+            raise ConfigError("overlap", self.overlap_steps, "must lie between 0 and 10000 inner steps, 2 is usual")
+        if self.version_codec.blockwise and self.assume is Assume.ATOLL:
+            cure = "versions travel as f32 or bf16; int8 and int4 are for contributions (codec)"
+            raise ConfigError("version_codec", str(self.version_codec), cure)
+        for name in ("broker_gbps", "accelerator_gb", "host_gb"):
+            value = getattr(self, name)
+            if value is not None and not 1e-9 <= value <= 1e12:
+                raise ConfigError(name, value, "must be above 0")
+        for name in ("price_per_hour", "price_per_gb"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < math.inf:
+                raise ConfigError(name, value, "must be 0 or more")
+
+    @property
+    def narrowest_gbps(self) -> float | None:
+        """The bandwidth that every site has; None if some are not known."""
+        known = [site.gbps for site in self.sites if site.gbps is not None]
+        if len(known) < len(self.sites):
+            return None
+        shared = [self.broker_gbps / len(self.sites)] if self.broker_gbps is not None else []
+        return min(known + shared)
+
+    @property
+    def accelerators(self) -> int | None:
+        """Of all sites; None if some are not known."""
+        known = [site.accelerators for site in self.sites if site.accelerators is not None]
+        return sum(known) if len(known) == len(self.sites) else None
+
+
+def _check_site(site: Site) -> None:
+    if not 1e-6 <= site.step_s <= 1e6:
+        raise ConfigError("step_time", site.step_s, "must lie between 1e-6 and 1e6 seconds")
+    if site.gbps is not None and not 1e-9 <= site.gbps <= 1e9:
+        raise ConfigError("bandwidth", site.gbps, "must lie between 1e-9 and 1e9 Gbit/s")
+    if not 0 <= site.latency_s <= 3600:
+        raise ConfigError("latency_ms", site.latency_s * 1e3, "must lie between 0 and an hour")
+    if site.accelerators is not None and site.accelerators < 1:
+        raise ConfigError("accelerators", site.accelerators, "must be at least 1 for each site")
+    if site.tokens_per_step < 1:
+        raise ConfigError("tokens_per_step", site.tokens_per_step, "must be at least 1")
+
+
+def load_of(fleet: Fleet, mode: Mode) -> Load:
+    """Returns what has to travel when ``fleet`` trains in this mode."""
+    whole = mode in (Mode.DILOCO, Mode.DP)
+    payload = payload_of(fleet, 1 if whole else fleet.fragments)
+    islands = len(fleet.sites)
+    wire = wire_of(payload, codec=fleet.codec, version_codec=fleet.version_codec, islands=islands)
+    steps = sorted(site.step_s for site in fleet.sites)
+    return Load(
+        mode=mode,
+        assume=fleet.assume,
+        parameters=payload.parameters,
+        sites=islands,
+        # Rounds follow the lower median of progress (design, section 4.1); synchronous ways the slowest site.
+        step_s=steps[len(steps) // 2] if mode is Mode.DECOUPLED else steps[-1],
+        wire=wire,
+        codec=fleet.codec,
+        sync_interval_steps=1 if mode is Mode.DP else fleet.sync_interval_steps,
+        overlap_steps=fleet.overlap_steps if not whole else 0,
+        fixed_s=_fixed_s(fleet, mode, max(map(sum, payload.fragments))),
+    )
+
+
+def payload_of(fleet: Fleet, fragments: int) -> Payload:
+    """Returns the fleet's model in so many fragments."""
+    return cut(fleet.parameters, fleet.tensors, fragments)
+
+
+def _fixed_s(fleet: Fleet, mode: Mode, largest: int) -> float:
+    if fleet.assume is Assume.PAPER:
+        return 0.0
+    islands, latency_s = len(fleet.sites), max(site.latency_s for site in fleet.sites)
+    if mode is Mode.DP:
+        return 2 * (islands - 1) * latency_s
+    return 2 * latency_s + (_merging_s(islands, largest) if mode is Mode.DECOUPLED else 0.0)
+
+
+def _merging_s(islands: int, elements: int) -> float:
+    """Seconds that the aggregator takes for a round; the baselines are granted one that takes none."""
+    per_element_s = MERGE_AND_PERSIST_S + islands * MERGE_PER_ISLAND_S
+    return ROUND_S + islands * ROUND_PER_ISLAND_S + elements * per_element_s
+
+
+def merging_per_cycle_s(fleet: Fleet) -> float:
+    """Seconds in which the aggregator merges every fragment once, one after the other."""
+    if fleet.assume is Assume.PAPER:
+        return 0.0
+    fragments = payload_of(fleet, fleet.fragments).fragments
+    return sum(_merging_s(len(fleet.sites), sum(fragment)) for fragment in fragments)

@@ -1,0 +1,255 @@
+"""The plan of a fleet: bandwidth, utilisation, time, staleness, memory, tokens and cost. Pure.
+
+:func:`plan` answers for one mode and sets the others beside it; :mod:`ops.planning.choosing` goes the other way, from
+links to settings. :func:`utilisation_curve` gives arrays for plots.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from broker.errors import ConfigError
+from ops.planning.choosing import Choice, choose
+from ops.planning.fleet import Fleet, load_of, merging_per_cycle_s, payload_of
+from ops.planning.footprint import Memory, aggregator_memory, broker_memory, island_host_memory, trainer_memory, wire_of
+from ops.planning.links import Load, Mode, achieved, carried_bytes, journey_s, required
+from ops.planning.utilisation import Float64Array
+
+DAY_S = 86_400.0
+
+#: Boundaries a contribution and a version wait for, half a step each on average.
+BOUNDARY_STEPS = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """In the currency of the prices; ``per_billion_tokens`` is None where failures leave no tokens."""
+
+    accelerators_per_day: float | None
+    traffic_per_day: float | None
+    per_day: float
+    per_billion_tokens: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forecast:
+    """What one mode needs and does.
+
+    Attributes:
+        up_gbps: Needed by each site, out of it.
+        down_gbps: Needed by each site, into it.
+        broker_up_gbps: Needed by the broker, out of it: what all sites receive. 0 for a ring.
+        broker_down_gbps: Needed by the broker, into it.
+        exact_gbps: The larger one of a site before it was moved to a grid.
+        fits: Whether the links are wide enough; None where they are not known.
+        utilisation: Share of the time that accelerators compute: on the links if they are known, else as asked for.
+        round_s: From the opening of a round until its version has arrived.
+        rounds_apart_s: Between two rounds.
+        sync_interval_steps: H as it comes out: longer than asked for where links or aggregator are too slow for it.
+        rounds_open: On average.
+        staleness: Expected, in versions.
+        round_up_bytes: One site's, mean of a round (for dp of a step).
+        round_down_bytes: The same, into it.
+        traffic_gb_per_day: Bytes that leave a site, all sites and the broker together.
+        tokens_per_day: Merged ones, failures included where goodput is known.
+        goodput: 0 to 1, None where it is not known.
+    """
+
+    mode: Mode
+    up_gbps: float
+    down_gbps: float
+    broker_up_gbps: float
+    broker_down_gbps: float
+    exact_gbps: float
+    fits: bool | None
+    utilisation: float
+    round_s: float
+    rounds_apart_s: float
+    sync_interval_steps: float
+    rounds_open: float
+    staleness: float
+    round_up_bytes: float
+    round_down_bytes: float
+    traffic_gb_per_day: float
+    tokens_per_day: float
+    goodput: float | None
+    cost: Cost | None
+
+
+def forecast(fleet: Fleet, mode: Mode) -> Forecast:
+    """Returns what one mode needs and does.
+
+    Raises:
+        ConfigError: No bandwidth is enough.
+    """
+    load, islands = load_of(fleet, mode), len(fleet.sites)
+    need = required(load, fleet.utilisation)
+    gbps = fleet.narrowest_gbps
+    fits = None if gbps is None else gbps >= max(need.up_gbps, need.down_gbps) * (1 - 1e-9)
+    utilisation = fleet.utilisation if gbps is None else achieved(load, gbps)
+    if mode is Mode.DECOUPLED:
+        utilisation = 1.0
+    round_s = journey_s(load, *((need.up_gbps, need.down_gbps) if gbps is None else (gbps, gbps)))
+    interval, open_rounds, staleness = float(load.sync_interval_steps), 0.0, 0.0
+    if mode is Mode.DECOUPLED:
+        interval, staleness = _stretched(load, need.exact_gbps, gbps, round_s, merging_per_cycle_s(fleet))
+        open_rounds = load.wire.rounds * round_s / (interval * load.step_s)
+    elif mode is Mode.STREAMING:
+        staleness = load.overlap_steps / load.sync_interval_steps
+        open_rounds = min(load.wire.rounds, load.wire.rounds * round_s / load.interval_s)
+    elif mode is Mode.DILOCO:
+        open_rounds = 1.0
+    waiting = 1.0 if mode is Mode.DECOUPLED else utilisation
+    up, down = (each * load.sync_interval_steps / interval for each in carried_bytes(load))
+    steps_per_day = DAY_S * waiting / load.step_s
+    hub = not load.ring
+    traffic = islands * (up + (down if hub else 0.0)) * steps_per_day / 1e9
+    goodput = fleet.goodput.get(mode)
+    paces = [site.tokens_per_step / (site.step_s if mode is Mode.DECOUPLED else load.step_s) for site in fleet.sites]
+    tokens = sum(paces) * DAY_S * waiting * (1.0 if goodput is None else goodput)
+    per_round = load.sync_interval_steps / load.wire.rounds
+    own_up, own_down = carried_bytes(load)
+    return Forecast(
+        mode=mode,
+        up_gbps=need.up_gbps,
+        down_gbps=need.down_gbps,
+        broker_up_gbps=islands * need.down_gbps if hub else 0.0,
+        broker_down_gbps=islands * need.up_gbps if hub else 0.0,
+        exact_gbps=need.exact_gbps,
+        fits=fits,
+        utilisation=utilisation,
+        round_s=round_s,
+        rounds_apart_s=interval * load.step_s / load.wire.rounds / waiting,
+        sync_interval_steps=interval,
+        rounds_open=open_rounds,
+        staleness=staleness,
+        round_up_bytes=own_up * per_round,
+        round_down_bytes=own_down * per_round,
+        traffic_gb_per_day=traffic,
+        tokens_per_day=tokens,
+        goodput=goodput,
+        cost=_cost(fleet, traffic, tokens),
+    )
+
+
+def _stretched(
+    load: Load, needed_gbps: float, gbps: float | None, round_s: float, merging_s: float
+) -> tuple[float, float]:
+    """Returns H as it comes out on links and aggregator, and the staleness expected with it, in versions.
+
+    A step is trained on the newest version but for the time between the capture and the adoption of the one it went
+    into: journey / H of all steps are one version behind, boundaries of steps included (design, section 4.4).
+    """
+    asked = float(load.sync_interval_steps)
+    interval = max(asked, merging_s / load.step_s, round_s / load.step_s)  # one round of a fragment at a time
+    if gbps is not None:
+        interval = max(interval, asked * needed_gbps / gbps)
+    return interval, min(1.0, (round_s / load.step_s + BOUNDARY_STEPS) / interval)
+
+
+def _cost(fleet: Fleet, traffic_gb: float, tokens: float) -> Cost | None:
+    if fleet.price_per_hour is None and fleet.price_per_gb is None:
+        return None
+    accelerators = traffic = None
+    if fleet.price_per_hour is not None:
+        if fleet.accelerators is None:
+            raise ConfigError("price", fleet.price_per_hour, "is for an accelerator-hour: give --accelerators as well")
+        accelerators = fleet.accelerators * fleet.price_per_hour * 24
+    if fleet.price_per_gb is not None:
+        traffic = traffic_gb * fleet.price_per_gb
+    per_day = (accelerators or 0.0) + (traffic or 0.0)
+    return Cost(
+        accelerators_per_day=accelerators,
+        traffic_per_day=traffic,
+        per_day=per_day,
+        per_billion_tokens=per_day / tokens * 1e9 if tokens > 0 else None,
+    )
+
+
+# --- the plan -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetPlan:
+    """A mode, the others beside it (None where no bandwidth is enough, with the reason), and memory by process."""
+
+    chosen: Forecast
+    alternatives: Mapping[Mode, Forecast | str]
+    memory: Mapping[str, Memory]
+    choice: Choice | None
+
+
+def plan(fleet: Fleet, mode: Mode) -> FleetPlan:
+    """Returns the plan of a fleet; ``choice`` where its links are known.
+
+    Raises:
+        ConfigError: It cannot work, with what would be possible.
+    """
+    chosen = forecast(fleet, mode)
+    memory = memory_of(fleet, chosen)
+    others: dict[Mode, Forecast | str] = {}
+    for other in Mode:
+        if other is not mode:
+            try:
+                others[other] = forecast(fleet, other)
+            except ConfigError as err:
+                others[other] = err.cure
+    choice = None if fleet.narrowest_gbps is None or mode is Mode.DP else choose(fleet, mode)
+    return FleetPlan(chosen=chosen, alternatives=others, memory=memory, choice=choice)
+
+
+def memory_of(fleet: Fleet, chosen: Forecast) -> dict[str, Memory]:
+    """Returns process -> memory in bytes.
+
+    Raises:
+        ConfigError: It does not fit into the memory that there is, with what would.
+    """
+    islands = len(fleet.sites)
+    payload = payload_of(fleet, fleet.fragments)
+    wire = wire_of(payload, codec=fleet.codec, version_codec=fleet.version_codec, islands=islands)
+    found = {
+        "aggregator": aggregator_memory(payload, wire, islands=islands, rounds_open=chosen.rounds_open),
+        "broker": broker_memory(payload, wire, islands=islands, rounds_open=chosen.rounds_open),
+        "island_host": island_host_memory(payload, wire, rounds_open=chosen.rounds_open),
+        "island_accelerators": trainer_memory(payload.parameters),
+    }
+    if fleet.host_gb is not None:
+        for name in ("aggregator", "broker", "island_host"):
+            if found[name].expected > fleet.host_gb * 1e9:
+                least = found[name].expected / 1e9
+                cure = f"is too little for the {name}: it takes {least:.3g} GB; find that, or a smaller model"
+                raise ConfigError("host_memory_gb", fleet.host_gb, cure)
+    if fleet.accelerator_gb is not None:
+        needed = found["island_accelerators"].expected / 1e9
+        for site in fleet.sites:
+            if site.accelerators is not None and needed > site.accelerators * fleet.accelerator_gb:
+                least = math.ceil(needed / fleet.accelerator_gb)
+                cure = (
+                    f"training takes {needed:.4g} GB before activations (16 bytes a parameter): at least {least} a site"
+                )
+                raise ConfigError("accelerators", site.accelerators, cure)
+    return found
+
+
+def utilisation_curve(
+    fleet: Fleet, utilisations: Sequence[float] = tuple(np.linspace(0.05, 0.99, 95))
+) -> dict[str, Float64Array]:
+    """Returns ``utilisation`` and, for each mode by name, the Gbit/s that one site needs for it in its wider direction.
+
+    Where no bandwidth is enough the value is NaN. Decoupled islands never wait: theirs is the same everywhere.
+    """
+    curves: dict[str, Float64Array] = {"utilisation": np.asarray(utilisations, np.float64)}
+    for mode in Mode:
+        load = load_of(fleet, mode)
+        needed = []
+        for each in utilisations:
+            try:
+                needed.append(required(load, each).exact_gbps)
+            except ConfigError:
+                needed.append(math.nan)
+        curves[str(mode)] = np.asarray(needed, np.float64)
+    return curves

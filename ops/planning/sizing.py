@@ -1,0 +1,182 @@
+"""How large a model is, from a file that describes it: safetensors, a run's config.toml, or a config.json.
+
+Shell: reads files, and for a config.toml builds the task's initial parameters. Of a safetensors file only the header
+is read.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from aggregator.config import AggregatorConfig
+from broker import settings
+from broker.errors import ConfigError
+from broker.fragments import Kind, TensorSpec
+from islands.config import IslandConfig
+from islands.partition import tensor_specs
+
+_MOST_HEADER_BYTES = 100 << 20  # as the format's own readers have it
+
+_DTYPES: dict[str, np.dtype[Any]] = {
+    "F64": np.dtype(np.float64),
+    "F32": np.dtype(np.float32),
+    "F16": np.dtype(np.float16),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+    "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
+    "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
+    "I64": np.dtype(np.int64),
+    "I32": np.dtype(np.int32),
+    "I16": np.dtype(np.int16),
+    "I8": np.dtype(np.int8),
+    "U8": np.dtype(np.uint8),
+    "BOOL": np.dtype(np.bool_),
+}
+_UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "G": 10**9, "T": 10**12}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """A model as far as planning needs it.
+
+    Attributes:
+        parameters: Elements that are synchronised.
+        tensors: Empty if only their number is known.
+        source: A sentence for the assumptions.
+        defaults: Of the run that the file describes: ``sites``, ``sync_interval``, ``fragments``, ``overlap``,
+            ``codec``, ``version_codec``, ``tokens_per_step``.
+    """
+
+    parameters: int
+    tensors: tuple[TensorSpec, ...] = ()
+    source: str
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Leaf:
+    """What the partition looks at in an array."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+
+def parse_parameters(text: str) -> Model:
+    """Returns a model of so many parameters: 5e9, 5B, 125M, 1_000_000.
+
+    Raises:
+        ConfigError: It is no such number.
+    """
+    found = re.fullmatch(r"([0-9][0-9_]*\.?[0-9]*(?:[eE][+]?[0-9]{1,2})?)([KMBGT]?)", text.strip(), re.IGNORECASE)
+    number = float(found[1].replace("_", "")) * _UNITS[found[2].upper()] if found else 0.0
+    if not 1 <= number <= 1e15:
+        raise ConfigError("params", text, "must lie between 1 and 1e15, such as 125M, 5B or 5e9")
+    return Model(parameters=round(number), source=f"{round(number):,} parameters, in fragments of equal size")
+
+
+def read_model(path: Path) -> Model:
+    """Returns the model that a file describes, by the file's ending.
+
+    Raises:
+        ConfigError: It cannot be read, or describes none.
+    """
+    readers = {".safetensors": _of_safetensors, ".toml": _of_run, ".json": _of_config_json}
+    reader = readers.get(path.suffix)
+    if reader is None:
+        raise ConfigError("model", str(path), f"must end in one of {', '.join(readers)}")
+    try:
+        return reader(path)
+    except OSError as err:
+        raise ConfigError("model", str(path), f"cannot be read ({err.strerror}); name a file that can") from err
+
+
+def _synchronised(specs: tuple[TensorSpec, ...], path: Path) -> tuple[TensorSpec, ...]:
+    kept = tuple(spec for spec in specs if spec.kind in (Kind.RDA, Kind.MEAN))
+    if not kept:
+        raise ConfigError("model", str(path), "has no floating-point tensor; name a file with a model in it")
+    return kept
+
+
+def _of_safetensors(path: Path) -> Model:
+    broken = ConfigError("model", str(path), "is no safetensors file: its header does not read as one")
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if not 2 <= length <= _MOST_HEADER_BYTES:
+            raise broken
+        header = file.read(length)
+    try:
+        entries = {name: entry for name, entry in json.loads(header).items() if name != "__metadata__"}
+        leaves = {
+            name.replace(".", "/"): _Leaf(tuple(map(int, entry["shape"])), _DTYPES[entry["dtype"]])
+            for name, entry in entries.items()
+        }
+    except (ValueError, TypeError, KeyError, AttributeError) as err:
+        raise broken from err
+    tensors = _synchronised(tensor_specs(leaves), path)
+    return _with_tensors(tensors, f"header of {path.name}")
+
+
+def _with_tensors(tensors: tuple[TensorSpec, ...], source: str, **defaults: Any) -> Model:
+    parameters = sum(tensor.size for tensor in tensors)
+    words = f"{parameters:,} parameters in {len(tensors)} tensors ({source}), cut into fragments as a run cuts them"
+    return Model(parameters=parameters, tensors=tensors, source=words, defaults=defaults)
+
+
+def _of_run(path: Path) -> Model:
+    """The configuration of a run: its task is asked for initial parameters, of which only the shapes are kept."""
+    from islands.task import load_task
+
+    tables = settings.read_file(path)
+    aggregator = settings.load(AggregatorConfig, _Config(path), "aggregator", environment={})  # type: ignore[arg-type]
+    island = settings.load(IslandConfig, _Config(path), "island", environment={})  # type: ignore[arg-type]
+    task = load_task(island.task, tables.get("task", {}))
+    params, _ = task.init(aggregator.seed)
+    tensors = _synchronised(tensor_specs(params, task.kinds, task.unit_axes), path)
+    return _with_tensors(
+        tensors,
+        f"task {island.task} of {path.name}",
+        sites=aggregator.islands,
+        sync_interval=aggregator.sync_interval,
+        fragments=aggregator.fragments,
+        overlap=aggregator.overlap,
+        codec=str(aggregator.codec),
+        version_codec=str(aggregator.version_codec),
+        tokens_per_step=task.tokens_per_step,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Config:
+    """Stands for parsed flags of which only ``--config`` was given."""
+
+    config: Path
+
+
+def _of_config_json(path: Path) -> Model:
+    """A transformer's config.json: attention with grouped keys and values, gated feed-forward, dense or experts."""
+    try:
+        config = json.loads(path.read_text())
+        width, depth = int(config["hidden_size"]), int(config["num_hidden_layers"])
+        vocabulary, heads = int(config["vocab_size"]), int(config["num_attention_heads"])
+        hidden = int(config.get("moe_intermediate_size") or config["intermediate_size"])
+        head_width = int(config.get("head_dim") or width // heads)
+        key_value = int(config.get("num_key_value_heads") or heads) * head_width
+        experts = int(config.get("num_local_experts") or config.get("num_experts") or 0)
+        tied = bool(config.get("tie_word_embeddings", False))
+    except (ValueError, TypeError, KeyError, AttributeError) as err:
+        cure = f"describes no transformer ({err!r}); give --params or a safetensors file"
+        raise ConfigError("model", str(path), cure) from err
+    layer = 2 * width * heads * head_width + 2 * width * key_value + 2 * width
+    layer += width * experts + 3 * width * hidden * max(experts, 1)
+    parameters = vocabulary * width * (1 if tied else 2) + depth * layer + width
+    if parameters < 1:
+        raise ConfigError("model", str(path), "describes a model without parameters")
+    words = f"{parameters:,} parameters, estimated from {path.name}: gated feed-forward, fragments of equal size"
+    return Model(parameters=parameters, source=words)

@@ -1,0 +1,271 @@
+"""How a plan is shown: as one JSON object, and as tables for people. Values in, values out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from ops.planning.bandwidth_table import PAYLOAD_SHARE, UTILISATIONS, Cell, Method
+from ops.planning.choosing import Choice
+from ops.planning.fleet import Fleet, merging_per_cycle_s
+from ops.planning.footprint import Memory
+from ops.planning.links import Assume, Mode, assumptions
+from ops.planning.planner import FleetPlan, Forecast, forecast
+from ops.planning.sizing import Model
+from ops.status import age, size
+
+#: The default of ``max_message_bytes``.
+_MESSAGE_LIMIT_BYTES = 1 << 30
+
+
+# --- as JSON ------------------------------------------------------------------------------------------------------
+
+
+def to_json(fleet: Fleet, planned: FleetPlan, model: Model) -> dict[str, Any]:
+    """Returns the plan for ``json.dumps``; ``--help`` lists its keys."""
+    chosen = planned.chosen
+    return {
+        "mode": str(chosen.mode),
+        **_forecast_json(chosen),
+        "memory_bytes": {name: asdict(each) for name, each in planned.memory.items()},
+        "settings": {
+            "parameters": model.parameters,
+            "codec": str(fleet.codec),
+            "version_codec": str(fleet.version_codec),
+            "sync_interval": fleet.sync_interval_steps,
+            "fragments": fleet.fragments,
+            "overlap": fleet.overlap_steps,
+            "utilisation": fleet.utilisation,
+            "assume": str(fleet.assume),
+        },
+        "sites": _sites_json(fleet, chosen),
+        "alternatives": {
+            str(mode): {"refused": other} if isinstance(other, str) else _forecast_json(other)
+            for mode, other in planned.alternatives.items()
+        },
+        "published": _published(fleet),
+        "choice": None if planned.choice is None else asdict(planned.choice),
+        "assumptions": [model.source + ".", *_sentences(fleet)],
+        "notes": notes(fleet, planned),
+    }
+
+
+def _forecast_json(each: Forecast) -> dict[str, Any]:
+    site = {"up": each.up_gbps, "down": each.down_gbps}
+    return {
+        "bandwidth_gbps": {
+            **site,
+            "site_up": each.up_gbps,
+            "site_down": each.down_gbps,
+            "per_site": site,
+            "broker_up": each.broker_up_gbps,
+            "broker_down": each.broker_down_gbps,
+            "exact": each.exact_gbps,
+        },
+        "fits": each.fits,
+        "utilisation": each.utilisation,
+        "round_s": each.round_s,
+        "rounds_apart_s": each.rounds_apart_s,
+        "sync_interval_steps": each.sync_interval_steps,
+        "rounds_open": each.rounds_open,
+        "staleness": each.staleness,
+        "tokens_per_day": each.tokens_per_day,
+        "goodput": each.goodput,
+        "cost": None if each.cost is None else asdict(each.cost),
+        "traffic": {
+            "round_up_bytes": each.round_up_bytes,
+            "round_down_bytes": each.round_down_bytes,
+            "gb_per_day": each.traffic_gb_per_day,
+        },
+    }
+
+
+def _sites_json(fleet: Fleet, chosen: Forecast) -> list[dict[str, Any]]:
+    rows = []
+    for site in fleet.sites:
+        used = None if site.gbps is None else max(chosen.up_gbps, chosen.down_gbps) / site.gbps
+        rows.append({"name": site.name, "step_s": site.step_s, "gbps": site.gbps, "link_share_needed": used})
+    return rows
+
+
+def _published(fleet: Fleet) -> dict[str, Any]:
+    """What the same sites would need by the published assumptions, with P = 24 or as many as H allows."""
+    fragments = min(max(fleet.fragments, 24), fleet.sync_interval_steps, fleet.parameters)
+    theirs = replace(
+        fleet,
+        assume=Assume.PAPER,
+        fragments=fragments,
+        tensors=(),
+        sites=tuple(replace(site, gbps=None) for site in fleet.sites),
+        broker_gbps=None,
+        price_per_hour=None,
+        price_per_gb=None,
+    )
+    return {str(mode): {"gbps": forecast(theirs, mode).up_gbps} for mode in (Mode.DECOUPLED, Mode.DP)}
+
+
+def _sentences(fleet: Fleet) -> list[str]:
+    found = assumptions(fleet.assume, codec=fleet.codec, version_codec=fleet.version_codec, sites=len(fleet.sites))
+    tokens = {site.tokens_per_step for site in fleet.sites}
+    each = f"{tokens.pop():,} tokens" if len(tokens) == 1 else "Their own numbers of tokens"
+    words = [*found, f"{each} per inner step and site; rounds follow the median site, synchronous ways the slowest."]
+    if any(value is not None for value in fleet.goodput.values()):
+        words.append("Goodput is that of `atoll simulate`; data-parallel is the elastic kind, streaming as DiLoCo.")
+    else:
+        words.append("Tokens are those of a fleet without failures: give --accelerators for the expected goodput.")
+    return words
+
+
+def notes(fleet: Fleet, planned: FleetPlan) -> list[str]:
+    """Returns what deserves attention: sentences, none if all is well."""
+    chosen, found = planned.chosen, []
+    if chosen.fits is False:
+        wide = f"{max(chosen.up_gbps, chosen.down_gbps):.3g} Gbit/s"
+        effect = f"H grows to {fleet.sync_interval_steps * chosen.exact_gbps / (fleet.narrowest_gbps or 1):.0f} or more"
+        if chosen.mode is not Mode.DECOUPLED:
+            effect = f"accelerators compute {chosen.utilisation:.1%} of the time"
+        found.append(f"The narrowest link has {fleet.narrowest_gbps:.3g} of {wide} needed: {effect}.")
+    merging_s, interval_s = merging_per_cycle_s(fleet), _interval_s(fleet)
+    if chosen.mode is Mode.DECOUPLED and merging_s > interval_s:
+        found.append(
+            f"H steps take {interval_s:.3g} s, and merging every fragment once {merging_s:.3g} s at the speed measured "
+            f"on two shared cores: H grows, unless the aggregator's host is {merging_s / interval_s:.1f} times as fast."
+        )
+    largest = max(chosen.round_up_bytes, chosen.round_down_bytes)
+    if fleet.assume is Assume.ATOLL and chosen.mode is Mode.DECOUPLED and largest > _MESSAGE_LIMIT_BYTES:
+        least = math.ceil(largest * fleet.fragments / _MESSAGE_LIMIT_BYTES)
+        found.append(
+            f"A round moves {size(round(largest))}, and max_message_bytes is {size(_MESSAGE_LIMIT_BYTES)}: "
+            f"raise it, or cut the model into {least} fragments or more."
+        )
+    return found
+
+
+def _interval_s(fleet: Fleet) -> float:
+    steps = sorted(site.step_s for site in fleet.sites)
+    return fleet.sync_interval_steps * steps[len(steps) // 2]
+
+
+# --- as text ------------------------------------------------------------------------------------------------------
+
+
+def render(fleet: Fleet, planned: FleetPlan, document: Mapping[str, Any]) -> RenderableType:
+    """Returns the plan as tables: modes side by side, memory, what to choose, assumptions, what to try next."""
+    chosen = planned.chosen
+    head = f"{chosen.mode}: {len(fleet.sites)} sites, {fleet.parameters:,} parameters, {fleet.codec} up"
+    head += f", H = {fleet.sync_interval_steps}, P = {fleet.fragments}, tau = {fleet.overlap_steps}"
+    parts: list[RenderableType] = [Text(head, style="bold"), Text(), _modes_table(planned)]
+    for mode, other in planned.alternatives.items():
+        if isinstance(other, str):
+            parts.append(Text(f"{mode}: {other}", style="yellow"))
+    published = document["published"]
+    pair = f"decoupled {_gbps(published['decoupled']['gbps'])}, dp {_gbps(published['dp']['gbps'])}"
+    if fleet.assume is Assume.ATOLL:
+        parts.append(Text(f"By the published assumptions (--assume paper): {pair} Gbit/s for each site.", style="dim"))
+    parts += [Text(), _memory_table(planned.memory)]
+    if planned.choice is not None:
+        parts += [Text(), Text(_choice_text(fleet, planned.choice), style="green")]
+    parts += [Text(note, style="yellow") for note in document["notes"]]
+    parts += [Text(), Text("Assumptions", style="bold")]
+    parts += [Text(f"- {sentence}", style="dim") for sentence in document["assumptions"]]
+    return Group(*parts, Text(), Text(f"next: {_next(fleet, planned)}"))
+
+
+def _modes_table(planned: FleetPlan) -> Table:
+    forecasts = [planned.chosen, *(each for each in planned.alternatives.values() if not isinstance(each, str))]
+    table = _plain_table("", *(str(each.mode) for each in forecasts))
+    rows: list[tuple[str, Any]] = [
+        ("Gbit/s needed, site up", lambda f: _gbps(f.up_gbps)),
+        ("Gbit/s needed, site down", lambda f: _gbps(f.down_gbps)),
+        ("Gbit/s needed, broker up / down", lambda f: f"{_gbps(f.broker_up_gbps)} / {_gbps(f.broker_down_gbps)}"),
+        ("utilisation", lambda f: f"{f.utilisation:.1%}"),
+        ("time per round", lambda f: _time(f.round_s)),
+        ("rounds apart", lambda f: _time(f.rounds_apart_s)),
+        ("H as it comes out, steps", lambda f: f"{f.sync_interval_steps:.0f}"),
+        ("expected staleness, versions", lambda f: f"{f.staleness:.2f}"),
+        ("bytes per site and round, up / down", lambda f: f"{size(f.round_up_bytes)} / {size(f.round_down_bytes)}"),
+        ("expected goodput", lambda f: "-" if f.goodput is None else f"{f.goodput:.1%}"),
+        ("tokens per day", lambda f: f"{f.tokens_per_day:.3g}"),
+        ("traffic per day", lambda f: size(f.traffic_gb_per_day * 1e9)),
+    ]
+    if planned.chosen.cost is not None:
+        rows.append(("cost per day", lambda f: f"{f.cost.per_day:,.2f}"))
+        rows.append(("cost per 10^9 tokens", lambda f: _price(f.cost.per_billion_tokens)))
+    for label, show in rows:
+        table.add_row(label, *(show(each) for each in forecasts))
+    return table
+
+
+def _gbps(value: float) -> str:
+    return "-" if value == 0 else f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
+
+
+def _price(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.2f}"
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds * 1e3:.3g} ms" if seconds < 1 else age(seconds)
+
+
+def _memory_table(memory: Mapping[str, Memory]) -> Table:
+    table = _plain_table("memory of one", "expected", "bound")
+    for name, each in memory.items():
+        bound = "-" if each.bound is None else size(round(each.bound))
+        table.add_row(name.replace("_", ", "), size(round(each.expected)), bound)
+    return table
+
+
+def _choice_text(fleet: Fleet, choice: Choice) -> str:
+    needs = f"{choice.up_gbps:.3g} up and {choice.down_gbps:.3g} down of {fleet.narrowest_gbps:.3g} Gbit/s"
+    return f"For these links: {_flags(choice)} needs {needs}."
+
+
+def _flags(choice: Choice) -> str:
+    return (
+        f"--codec {choice.codec} --version-codec {choice.version_codec} "
+        f"--sync-interval {choice.sync_interval_steps} --fragments {choice.fragments}"
+    )
+
+
+def _next(fleet: Fleet, planned: FleetPlan) -> str:
+    if planned.choice is None:
+        return "give --bandwidth to see what your links allow"
+    if fleet.accelerators is None:
+        return "give --accelerators (and --price) for goodput and cost"
+    return f"atoll up {_flags(planned.choice)}"
+
+
+def table_json(cells: Sequence[Cell]) -> dict[str, Any]:
+    """Returns the published table and the recomputed one for ``json.dumps``."""
+    return {"payload_share": PAYLOAD_SHARE, "cells": [asdict(cell) for cell in cells]}
+
+
+def render_table(cells: Sequence[Cell]) -> RenderableType:
+    """Returns the published table beside the recomputed one, and what it rests on."""
+    table = _plain_table("Gbit/s: published / here", *(f"{utilisation:.0%}" for utilisation in UTILISATIONS))
+    for name in dict.fromkeys(cell.size for cell in cells):
+        for method in Method:
+            row = [cell for cell in cells if (cell.size, cell.method) == (name, method)]
+            table.add_row(f"{name} {method}", *(f"{c.published_gbps:g} / {c.gbps:.3g}" for c in row))
+    same = sum(cell.steps_apart == 0 for cell in cells)
+    basis = (
+        f"{same} of {len(cells)} cells are the same, the others one step of the grid (a factor of 1.21) apart.\n"
+        "Two islands, H = 100, a bucket per layer, fragments of 3 layers, tau = 1, FP4 at 4.125 bits, and\n"
+        f"{PAYLOAD_SHARE} of the nominal payload: that is fitted, with all of it nearly every cell is one step higher."
+    )
+    return Group(table, Text(), Text(basis))
+
+
+def _plain_table(first: str, *columns: str) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(first)
+    for title in columns:
+        table.add_column(title, justify="right")
+    return table

@@ -1,0 +1,135 @@
+"""The laboratory's command with real processes: run, killed, gone on with, reported."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ops.lab import archive
+
+ROOT = Path(__file__).resolve().parents[2]
+
+EXPERIMENT = """
+question = "Does a run that was stopped go on?"
+notes = "A numpy task: seconds."
+seeds = 2
+max_seeds = 2
+
+[run]
+steps = 60
+islands = 2
+fragments = 2
+sync_interval = 6
+task = "examples.numpy_task:task"
+
+[grid]
+mode = ["decoupled", "diloco"]
+
+[[compare]]
+claim = "Decoupled is within 50 % of synchronous DiLoCo"
+candidate = { mode = "decoupled" }
+baseline = { mode = "diloco" }
+margin = 0.5
+kind = "not-worse"
+"""
+
+
+@pytest.fixture
+def experiment(tmp_path):
+    path = tmp_path / "stopped.toml"
+    path.write_text(EXPERIMENT)
+    return path
+
+
+def lab(*arguments, **options):
+    command = [sys.executable, "-m", "ops", "lab", *map(str, arguments)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False, **options)
+
+
+@pytest.mark.timeout(150)
+def test_a_run_that_was_interrupted_goes_on_where_it_was(experiment, tmp_path):
+    records = tmp_path / "records"
+    command = [sys.executable, "-m", "ops", "lab", "run", experiment, "--records", records, "--jobs", "1"]
+    with subprocess.Popen(
+        [*map(str, command)], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        assert process.stdout is not None
+        first = process.stdout.readline()  # one run is done, the next has begun
+        assert "3 to go" in first, first
+        time.sleep(0.5)
+        process.send_signal(signal.SIGINT)
+        rest = process.stdout.read()
+        assert process.wait(timeout=20) == 130
+    assert "stopped" in rest
+    assert "Traceback" not in rest
+    kept = archive.read(records / "stopped.jsonl")
+    assert 1 <= len(kept) < 4
+
+    # A writer that was killed in the middle of a line leaves a torn end.
+    with (records / "stopped.jsonl").open("a") as file:
+        file.write('{"experiment": "stop')
+    done = lab("run", experiment, "--records", records)
+    assert done.returncode == 0, done.stderr
+    assert "complete" in done.stdout
+    found = archive.read(records / "stopped.jsonl")
+    assert len(found) == 4
+    assert found[: len(kept)] == kept
+
+    again = lab("run", experiment, "--records", records)
+    assert (again.returncode, again.stdout) == (0, "stopped: complete\n")
+
+    shown = lab("show", experiment, "--records", records)
+    assert "holds: Decoupled is within 50 %" in shown.stdout
+
+    page = tmp_path / "results.md"
+    report = lab("report", "--records", records, "--out", page, "--experiments", tmp_path)
+    assert report.returncode == 0, report.stderr
+    text = page.read_text()
+    assert "Does a run that was stopped go on?" in text
+    losses = [record.loss for record in found if record.cell["mode"] == "diloco"]
+    assert f"{sum(losses) / len(losses):.3f}" in text
+
+
+def test_a_task_that_refuses_its_options_is_named_and_the_rest_goes_on(experiment, tmp_path):
+    text = EXPERIMENT.replace("steps = 60", "steps = 6").replace(
+        '[grid]\nmode = ["decoupled", "diloco"]', '[grid]\n"task.batch" = [0, 8]'
+    )
+    experiment.write_text(text.replace('claim = "Decoupled', 'claim = "x"\n#').partition("[[compare]]")[0])
+    done = lab("run", experiment, "--records", tmp_path / "records")
+    assert done.returncode == 1
+    assert "task.batch" in done.stdout
+    assert "2 runs failed" in done.stdout
+    assert len(archive.read(tmp_path / "records" / "stopped.jsonl")) == 2
+
+
+def test_wrong_flags_are_named(experiment, tmp_path):
+    for arguments, word in (
+        (("run", experiment, "--jobs", "0"), "--jobs"),
+        (("run", tmp_path / "none.toml"), "none.toml"),
+        (("show", experiment, "--recrods", "x"), "--records"),
+    ):
+        wrong = lab(*arguments)
+        assert wrong.returncode == 2
+        assert word in wrong.stderr
+
+
+def test_nothing_is_left_running_when_the_laboratory_is_killed(experiment, tmp_path):
+    slow = EXPERIMENT.replace("steps = 60", "steps = 200000")
+    experiment.write_text(slow)
+    command = [sys.executable, "-m", "ops", "lab", "run", experiment, "--records", tmp_path / "records"]
+    process = subprocess.Popen([*map(str, command)], cwd=ROOT, stdout=subprocess.DEVNULL)
+    children: list[int] = []
+    deadline_s = time.monotonic() + 20
+    while not children and time.monotonic() < deadline_s:
+        time.sleep(0.1)
+        children = [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
+    assert children
+    process.kill()
+    process.wait()
+    while any(os.path.exists(f"/proc/{pid}") for pid in children) and time.monotonic() < deadline_s:
+        time.sleep(0.1)
+    assert not any(os.path.exists(f"/proc/{pid}") for pid in children)

@@ -1,0 +1,227 @@
+"""Failures of a fleet, and what islands and jobs make of them."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from broker.errors import ConfigError
+from ops.goodput.fleet import (
+    DAY_S,
+    FailureModel,
+    Fleet,
+    Loss,
+    Mode,
+    Outage,
+    Stream,
+    check_together,
+    domain_outages,
+    generator,
+    interruptions,
+    outages,
+)
+from ops.goodput.timeline import Cause, elastic_line, not_handed_over_s, noticed_s, rigid_line, without
+
+#: Easy to compute with by hand.
+PLAIN = FailureModel(
+    check_s=0.0, scale_down_s=20.0, scale_up_s=10.0, rejoin_wait_s=50.0, repair_s=1000.0, restart_s=80.0
+)
+
+
+def losses(*hits):
+    """Losses at given times, each of one slice that is back after 1000 s, and none after them that matters."""
+    given = [hit if isinstance(hit, Loss) else Loss(hit, 1, hit + 1000.0, 0.99) for hit in hits]
+    return itertools.chain(given, (Loss(1e12 * k, 1, 1e12 * k + 1, 0.99) for k in itertools.count(1)))
+
+
+def intervals(line):
+    return [tuple(each) for each in zip(line.from_s.tolist(), line.to_s.tolist(), strict=True)]
+
+
+# --- the state machine of an island -----------------------------------------------------------------------------
+
+
+def test_a_failure_pauses_once_to_scale_down_and_once_to_scale_up_with_fewer_slices_between():
+    line = elastic_line(losses(100.0), 10, PLAIN, 5000.0)
+    assert intervals(line) == [(0, 100), (120, 1150), (1160, 5000)]
+    assert line.share.tolist() == pytest.approx([1.0, 0.9, 1.0])
+    assert line.idle_s[Cause.PAUSED] == pytest.approx(30.0)
+
+
+def test_a_failure_during_a_pause_costs_a_slice_but_no_time():
+    line = elastic_line(losses(100.0, 110.0, 119.0), 10, PLAIN, 1000.0)
+    assert intervals(line) == [(0, 100), (120, 1000)]
+    assert line.share.tolist() == pytest.approx([1.0, 0.7])
+
+
+def test_a_returned_slice_rejoins_for_nothing_in_a_pause_that_happens_anyway():
+    line = elastic_line(losses(100.0, 1120.0), 10, PLAIN, 2000.0)
+    assert intervals(line) == [(0, 100), (120, 1120), (1140, 2000)]
+    assert line.share.tolist() == pytest.approx([1.0, 0.9, 0.9]), "one slice is back, another one has gone"
+
+
+def test_interruptions_since_the_last_check_take_effect_together_at_the_next():
+    model = FailureModel(check_s=8.0, scale_down_s=20.0)
+    line = elastic_line(losses(17.0, 23.0), 10, model, 1000.0)
+    assert intervals(line)[0] == (0, 24)
+    assert line.share.tolist()[1] == pytest.approx(0.8)
+    assert noticed_s(33.0, 30.0, 8.0) == 38.0, "checks count from when training went on"
+
+
+def test_a_failure_that_hits_a_slice_which_is_away_changes_nothing():
+    hits_away = Loss(200.0, 1, 1200.0, 0.05)  # of ten slices the first is away
+    assert intervals(elastic_line(losses(100.0, hits_away), 10, PLAIN, 1000.0)) == [(0, 100), (120, 1000)]
+
+
+def test_an_island_without_slices_is_down_until_one_is_back_and_restarts():
+    line = elastic_line(losses(100.0), 1, PLAIN, 5000.0)
+    assert intervals(line) == [(0, 100), (1180, 5000)]
+    assert line.idle_s[Cause.ISLAND_DOWN] == pytest.approx(1080.0)
+    assert line.idle_s[Cause.PAUSED] == 0.0
+    assert line.down_from_s.tolist() == [100.0]
+    assert line.lost_s.tolist() == pytest.approx([12.0]), "half of the interval of 24 s is not handed over"
+
+
+def test_a_domain_that_fails_as_a_whole_stops_an_island_at_once_whatever_the_check():
+    model = FailureModel(check_s=50.0, restart_s=80.0)
+    line = elastic_line(losses(Loss(60.0, 10, 360.0, math.inf)), 10, model, 1000.0)
+    assert intervals(line) == [(0, 60), (440, 1000)]
+
+
+def test_what_is_not_handed_over_grows_to_half_an_interval():
+    assert not_handed_over_s(0.0, 24.0) == 0.0
+    assert not_handed_over_s(12.0, 24.0) == pytest.approx(9.0)
+    assert not_handed_over_s(24.0, 24.0) == not_handed_over_s(1e6, 24.0) == pytest.approx(12.0)
+
+
+def test_a_rigid_job_restarts_whole_after_any_loss_and_waits_for_a_domain():
+    line = rigid_line(losses(100.0, 150.0, Loss(500.0, 5, 700.0, math.inf)), PLAIN, 2000.0)
+    assert intervals(line) == [(0, 100), (180, 500), (780, 2000)]
+    assert line.idle_s[Cause.PAUSED] == pytest.approx(80.0)
+    assert line.idle_s[Cause.ISLAND_DOWN] == pytest.approx(280.0)
+    assert set(line.share.tolist()) == {1.0}, "a spare replaces what is away"
+
+
+def test_a_life_ends_on_time_in_training_and_in_a_pause():
+    assert intervals(elastic_line(losses(), 10, PLAIN, 50.0)) == [(0, 50)]
+    line = elastic_line(losses(45.0), 10, PLAIN, 50.0)
+    assert intervals(line) == [(0, 45)]
+    assert line.idle_s[Cause.PAUSED] == pytest.approx(5.0)
+    assert line.gaps() == [(45.0, 5.0)]
+
+
+def test_cutting_windows_out_of_a_life_books_them_under_their_cause():
+    line = without(elastic_line(losses(100.0), 10, PLAIN, 1000.0), [(90.0, 110.0), (200.0, 300.0)], Cause.COORDINATOR)
+    assert sum(to - at for at, to in intervals(line)) == pytest.approx(1000 - 20 - 10 - 100)
+    assert line.idle_s[Cause.COORDINATOR] == pytest.approx(110.0)
+    assert line.idle_s[Cause.PAUSED] == pytest.approx(20.0)
+    assert all(not (at < 250.0 < to) for at, to in intervals(line))
+
+
+# --- draws ------------------------------------------------------------------------------------------------------
+
+
+def test_interruptions_are_a_poisson_process_at_the_rate_of_all_chips():
+    model = FailureModel(mtbi_years=1.0)
+    drawn = interruptions(1_200_000, model, generator(0, Stream.CHIPS))
+    gaps = np.diff([each.at_s for each in itertools.islice(drawn, 20_000)])
+    assert np.mean(gaps) == pytest.approx(26.3, rel=0.03)  # paper, section 4.1: 26.3 s at 1.2 M chips
+    assert np.std(gaps) == pytest.approx(np.mean(gaps), rel=0.03)
+
+
+def test_the_same_seed_draws_the_same_and_each_island_and_purpose_draws_its_own():
+    first, again = generator(3, Stream.CHIPS, 1).random(4), generator(3, Stream.CHIPS, 1).random(4)
+    assert first.tolist() == again.tolist()
+    others = [generator(4, Stream.CHIPS, 1), generator(3, Stream.CHIPS, 2), generator(3, Stream.DOMAINS, 1)]
+    assert len({first[0], *(each.random() for each in others)}) == 4
+
+
+def test_outages_take_up_repair_over_repair_plus_time_between():
+    drawn = outages(1000.0, 250.0, 1e7, generator(0, Stream.DOMAINS))
+    assert sum(each.to_s - each.from_s for each in drawn) / 1e7 == pytest.approx(0.2, rel=0.05)
+    assert all(a.to_s <= b.from_s for a, b in itertools.pairwise(drawn))
+
+
+def test_a_domain_of_several_islands_fails_for_all_of_them_at_once_and_the_last_is_smaller():
+    fleet = Fleet(islands=5, days=400.0)
+    found = domain_outages(fleet, FailureModel(domain_mtbi_days=10.0, domain_islands=2.0))
+    assert found[0] == found[1] != found[2] == found[3] != found[4]
+    assert all(found)
+
+
+def test_a_domain_below_an_island_takes_its_part_of_it():
+    found = domain_outages(Fleet(islands=2, days=100.0), FailureModel(domain_mtbi_days=5.0, domain_islands=0.25))
+    assert {each.part for of_island in found for each in of_island} == {0.25}
+    assert len(found[0]) == pytest.approx(4 * 100 / 5, rel=0.3), "four domains in an island"
+
+
+def test_without_domain_failures_there_are_none():
+    assert domain_outages(Fleet(islands=3), FailureModel()) == [[], [], []]
+
+
+def test_chips_are_shared_out_completely():
+    fleet = Fleet(chips=1003, islands=4)
+    assert [fleet.chips_of(i) for i in range(4)] == [251, 251, 251, 250]
+
+
+def test_an_outage_is_where_it_says():
+    assert Outage(from_s=1.0, to_s=2.0) == (1.0, 2.0)
+    assert Fleet(days=2.0).duration_s == 2 * DAY_S
+
+
+# --- bad settings -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("field", "settings"),
+    [
+        ("chips", {"chips": 4, "islands": 8}),
+        ("chips", {"chips": 0}),
+        ("islands", {"islands": 0}),
+        ("days", {"days": -1.0}),
+        ("days", {"days": 0.0}),
+        ("days", {"days": math.inf}),
+        ("seed", {"seed": -1}),
+    ],
+)
+def test_a_fleet_that_cannot_be_is_refused_by_field(field, settings):
+    with pytest.raises(ConfigError) as refused:
+        Fleet(**settings)
+    assert refused.value.field == field
+    assert refused.value.cure.startswith("must")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("mtbi_years", 0.0),
+        ("mtbi_years", -1.0),
+        ("mtbi_years", math.inf),
+        ("slice_chips", 0),
+        ("repair_s", -1.0),
+        ("scale_down_s", math.nan),
+        ("sync_interval", 0),
+        ("overlap", 24),
+        ("speed_spread", 18.0),
+        ("domain_mtbi_days", 0.0),
+        ("domain_islands", 1.5),
+        ("domain_islands", 0.0),
+        ("coordinator_mtbi_days", -2.0),
+    ],
+)
+def test_a_failure_model_that_cannot_be_is_refused_by_field(field, value):
+    with pytest.raises(ConfigError) as refused:
+        FailureModel(**{field: value})
+    assert refused.value.field == field
+    assert refused.value.cure.startswith("must")
+
+
+def test_a_domain_larger_than_the_fleet_is_refused():
+    with pytest.raises(ConfigError, match="domain_islands"):
+        check_together(Fleet(islands=2), FailureModel(domain_mtbi_days=1.0, domain_islands=4.0))
+
+
+def test_a_simulation_that_would_take_hours_is_refused():
+    with pytest.raises(ConfigError, match="fewer days"):
+        check_together(Fleet(chips=10**9, days=3650.0, mode=Mode.DP), FailureModel())

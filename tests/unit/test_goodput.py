@@ -1,0 +1,412 @@
+"""``atoll simulate``: accounts, closed forms as oracles, staleness, the command."""
+
+import argparse
+import json
+import math
+import sys
+import xml.etree.ElementTree as ET
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from broker.errors import ConfigError, Unavailable
+from ops.goodput import command as goodput
+from ops.goodput import renewal
+from ops.goodput.availability import BATCHES, account, batch_means, stepping_by
+from ops.goodput.barrier import coupled
+from ops.goodput.fleet import DAY_S, FailureModel, Fleet, Mode, Outage, Stream, generator
+from ops.goodput.simulation import expected_goodput, pauses, simulate
+from ops.goodput.staleness import contributions, distribution
+from ops.goodput.timeline import Cause, TimeLine
+
+NEVER = FailureModel(mtbi_years=1e9)
+
+
+def life(end_s, *intervals, down=(), lost_s=0.0):
+    """A time line from (from, to) of training; what is not down between them is a pause."""
+    training = np.array(intervals, dtype=np.float64).reshape(-1, 2)
+    downs = np.array(down, dtype=np.float64).reshape(-1, 2)
+    away_s = float(np.sum(downs[:, 1] - downs[:, 0]))
+    idle_s = dict.fromkeys(Cause, 0.0)
+    idle_s[Cause.ISLAND_DOWN] = away_s
+    idle_s[Cause.PAUSED] = end_s - float(np.sum(training[:, 1] - training[:, 0])) - away_s
+    return TimeLine(
+        duration_s=end_s,
+        from_s=training[:, 0],
+        to_s=training[:, 1],
+        share=np.ones(len(training)),
+        idle_s=idle_s,
+        down_from_s=downs[:, 0],
+        down_to_s=downs[:, 1],
+        lost_s=np.full(len(downs), lost_s),
+    )
+
+
+# --- accounts ---------------------------------------------------------------------------------------------------
+
+TROUBLES = [
+    FailureModel(),
+    FailureModel(domain_mtbi_days=1.0, domain_islands=2.0, coordinator_mtbi_days=0.5, coordinator_repair_s=7200.0),
+    FailureModel(domain_mtbi_days=0.5, domain_islands=0.5, mtbi_years=0.2),
+    FailureModel(scale_down_s=400.0, mtbi_years=5.0),  # pauses so long that contributions get too stale
+]
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+@pytest.mark.parametrize("model", TROUBLES)
+@pytest.mark.parametrize("chips", [500, 1_200_000])
+def test_goodput_and_all_waste_add_up_to_one(mode, model, chips):
+    result = simulate(Fleet(mode=mode, chips=chips, islands=4, days=2.0), model).account
+    assert result.goodput.value + sum(result.waste.values()) == pytest.approx(1.0, abs=1e-9)
+    assert all(share >= -1e-12 for share in result.waste.values())
+    assert 0.0 <= result.goodput.low <= result.goodput.value <= result.goodput.high <= 1.0
+    assert 0.0 <= result.uptime.low <= result.uptime.value <= result.uptime.high <= 1.0
+
+
+def test_every_cause_of_waste_occurs_where_it_should():
+    troubled = replace(TROUBLES[1], scale_down_s=250.0)
+    found = simulate(Fleet(chips=100_000, islands=4, days=20.0), troubled).account.waste
+    decoupled = {cause for cause, share in found.items() if share > 0.0}
+    assert decoupled == set(Cause) - {Cause.WAITING}, "a decoupled island waits for nobody"
+    for mode in (Mode.DILOCO, Mode.ELASTIC_DP, Mode.DP):
+        found = simulate(Fleet(mode=mode, chips=100_000, islands=4, days=5.0), troubled).account.waste
+        assert found[Cause.WAITING] > 0.0
+        assert found[Cause.COORDINATOR] > 0.0
+        assert found[Cause.STALE] == 0.0
+
+
+def test_uptime_is_the_time_in_which_anybody_trains():
+    lines = [life(100.0, (0, 40), (60, 70)), life(100.0, (30, 50), (90, 100))]
+    times_s, up_s = stepping_by(lines)
+    assert up_s[-1] == pytest.approx(50 + 10 + 10)
+    assert times_s[-1] == 100.0
+    assert account(lines).uptime.value == pytest.approx(0.7)
+    assert account(lines).goodput.value == pytest.approx((50 + 30) / 200)
+
+
+def test_batch_means_of_equal_batches_have_no_width():
+    assert batch_means(np.full(BATCHES, 0.25)) == batch_means(np.full(2, 0.25))
+    assert batch_means(np.full(BATCHES, 0.25)).low == 0.25
+
+
+def test_the_confidence_interval_covers_the_expectation_about_as_often_as_it_says():
+    fleet = Fleet(mode=Mode.ELASTIC_DP, chips=1_200_000, days=2.0)
+    expected = renewal.goodput(fleet, FailureModel())
+    runs = [simulate(replace(fleet, seed=seed), FailureModel()).account.goodput for seed in range(60)]
+    covered = sum(run.low <= expected <= run.high for run in runs)
+    assert 50 <= covered <= 60
+
+
+# --- closed forms as oracles --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", [Mode.DECOUPLED, Mode.ELASTIC_DP, Mode.DP])
+@pytest.mark.parametrize("chips", [150_000, 1_200_000, 5_000_000])
+@pytest.mark.parametrize(
+    "model", [FailureModel(), FailureModel(check_s=0.0, rejoin_wait_s=20.0), FailureModel(mtbi_years=0.3, check_s=20.0)]
+)
+def test_simulations_agree_with_the_closed_form(mode, chips, model):
+    result = simulate(Fleet(mode=mode, chips=chips, islands=4, days=20.0), model)
+    expected_goodput, expected_uptime = result.closed_form
+    assert result.account.goodput.value == pytest.approx(expected_goodput, abs=0.006)
+    assert result.account.uptime.value == pytest.approx(expected_uptime, abs=0.006)
+
+
+def test_slices_under_repair_are_as_many_as_m_g_infinity_says():
+    model = FailureModel(mtbi_years=0.05, rejoin_wait_s=0.0, scale_down_s=0.0, scale_up_s=0.0, check_s=0.0)
+    waste = simulate(Fleet(chips=100_000, islands=1, days=5.0), model).account.waste
+    slices, rate = model.slices(100_000), 100_000 / model.chip_mtbi_s
+    offered = rate * model.repair_s / slices  # slices in repair over slices, if all could always fail
+    assert waste[Cause.CAPACITY_AWAY] == pytest.approx(offered / (1 + offered), rel=0.02)
+    assert renewal.away_share(100_000, model) == pytest.approx(offered / (1 + offered))
+
+
+def test_an_island_of_one_slice_alternates_between_up_and_repair():
+    model = FailureModel(mtbi_years=0.02, slice_chips=64, check_s=0.0, catch_up_s=0.0)
+    result = simulate(Fleet(chips=64, islands=1, days=5000.0), replace(model, step_s=100.0)).account
+    mean_up_s, mean_down_s = model.chip_mtbi_s / 64, model.repair_s + model.restart_s
+    assert result.uptime.value == pytest.approx(mean_up_s / (mean_up_s + mean_down_s), abs=0.005)
+
+
+def test_domain_failures_take_up_repair_and_restart():
+    model = FailureModel(mtbi_years=1e9, domain_mtbi_days=0.5, domain_repair_min=60.0)
+    result = simulate(Fleet(islands=8, days=100.0), model).account
+    between_s, repair_s = 0.5 * DAY_S, 3600.0
+    up_s = between_s * math.exp(-model.restart_s / between_s)  # the next failure may come during the restart
+    assert 1.0 - result.waste[Cause.ISLAND_DOWN] == pytest.approx(up_s / (between_s + repair_s), abs=0.005)
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+def test_without_failures_and_differences_in_speed_everything_counts(mode):
+    steady = replace(NEVER, speed_spread=0.0, step_jitter=0.0)
+    result = simulate(Fleet(mode=mode, days=1.0), steady).account
+    assert result.goodput.value == pytest.approx(1.0, abs=1e-9)
+    assert result.uptime.value == pytest.approx(1.0, abs=1e-9)
+
+
+def test_one_decoupled_island_is_an_elastic_job():
+    alone, job = (
+        simulate(Fleet(mode=m, islands=1, days=5.0), FailureModel()) for m in (Mode.DECOUPLED, Mode.ELASTIC_DP)
+    )
+    barrier = simulate(Fleet(mode=Mode.DILOCO, islands=1, days=5.0), FailureModel())
+    assert alone.account.goodput == job.account.goodput
+    assert barrier.account.goodput.value == pytest.approx(job.account.goodput.value, abs=1e-6)
+
+
+def test_the_mean_of_the_greatest_of_normal_draws():
+    assert renewal.expected_slowest(1) == pytest.approx(0.0, abs=1e-9)
+    assert renewal.expected_slowest(2) == pytest.approx(1 / math.sqrt(math.pi), abs=1e-6)
+    drawn = np.random.default_rng(0).standard_normal((200_000, 8)).max(axis=1).mean()
+    assert renewal.expected_slowest(8) == pytest.approx(drawn, abs=0.005)
+
+
+def test_groups_that_keep_in_step_pay_for_the_slowest_and_decoupled_islands_do_not():
+    uneven = replace(NEVER, speed_spread=0.1, step_jitter=0.0)
+    found = {}
+    for mode in Mode:
+        runs = [simulate(Fleet(mode=mode, days=0.01, seed=seed), uneven).account.goodput.value for seed in range(40)]
+        found[mode] = np.mean(runs)
+    assert found[Mode.DECOUPLED] == pytest.approx(1.0)
+    expected = renewal.in_step_share(Fleet(), uneven)  # 0.88
+    for mode in (Mode.DP, Mode.ELASTIC_DP, Mode.DILOCO):
+        assert found[mode] == pytest.approx(expected, abs=0.015)
+
+
+def test_jitter_averages_out_between_barriers_but_not_within_steps():
+    restless = replace(NEVER, speed_spread=0.0, step_jitter=0.1)
+    every_step = simulate(Fleet(mode=Mode.DP, days=0.5), restless).account.goodput.value
+    every_interval = simulate(Fleet(mode=Mode.DILOCO, days=0.5), restless).account.goodput.value
+    assert every_step == pytest.approx(1 / 1.142, abs=0.005)
+    assert every_interval == pytest.approx(1 / (1 + 0.142 / math.sqrt(24)), abs=0.005)
+
+
+# --- barriers -----------------------------------------------------------------------------------------------------
+
+EVEN = FailureModel(step_s=1.0, sync_interval=10, step_jitter=0.0)
+
+
+def test_at_a_barrier_the_others_wait_for_the_one_that_paused():
+    lines = coupled(
+        [life(40.0, (0, 40)), life(40.0, (0, 5), (12, 40))], [1.0, 1.0], EVEN, [], generator(0, Stream.SPEEDS)
+    )
+    assert lines[0].idle_s[Cause.WAITING] == pytest.approx(7.0)
+    assert lines[1].idle_s[Cause.WAITING] == 0.0
+    assert lines[0].trained_s == lines[1].trained_s == pytest.approx(33.0)
+
+
+def test_pauses_at_the_same_barrier_hide_each_other():
+    one, other = life(40.0, (0, 2), (9, 40)), life(40.0, (0, 5), (12, 40))
+    lines = coupled([one, other], [1.0, 1.0], EVEN, [], generator(0, Stream.SPEEDS))
+    assert [line.idle_s[Cause.WAITING] for line in lines] == [0.0, 0.0]
+
+
+def test_no_barrier_opens_while_the_coordinator_is_away():
+    lines = [life(100.0, (0, 100)), life(100.0, (0, 100))]
+    after = coupled(lines, [1.0, 1.0], EVEN, [Outage(12.0, 16.0), Outage(25.0, 37.0)], generator(0, Stream.SPEEDS))
+    assert [line.idle_s[Cause.COORDINATOR] for line in after] == [pytest.approx(7.0)] * 2, "the first one is hidden"
+
+
+def test_an_island_that_goes_down_loses_what_it_trained_since_the_barrier():
+    lines = [life(100.0, (0, 100)), life(100.0, (0, 24), (60, 100), down=[(24, 60)])]
+    after = coupled(lines, [1.0, 1.0], EVEN, [], generator(0, Stream.SPEEDS))
+    assert after[1].lost_s.tolist() == pytest.approx([4.0])
+
+
+# --- staleness ----------------------------------------------------------------------------------------------------
+
+
+def staleness_of(lines, model, coordinator=()):
+    found, dropped = contributions(lines, model, list(coordinator))
+    return found, sum(float(np.sum(each.lost_s)) for each in dropped)
+
+
+def test_islands_that_never_pause_are_stale_by_overlap_over_interval():
+    found, refused = staleness_of([life(5000.0, (0, 5000))] * 3, FailureModel(sync_interval=24, overlap=2))
+    assert found.mean == pytest.approx(2 / 24, rel=0.01)
+    assert refused == 0.0
+
+
+def test_a_pause_of_one_of_many_islands_makes_its_contribution_staler():
+    model = FailureModel(sync_interval=24, overlap=2)
+    others = [life(24_000.0, (0, 24_000))] * 49
+    pausing = life(24_000.0, *((at, at + 216) for at in range(0, 24_000, 240)))
+    found, refused = staleness_of([*others, pausing], model)
+    alone, _ = staleness_of(others, model)
+    assert found.p50 == pytest.approx(alone.p50, rel=0.02)
+    assert found.mean > alone.mean
+    assert max(edge for edge, share in found.histogram.items() if share > 0.0) in (0.75, 1.0)
+    assert refused == 0.0
+
+
+def test_what_straddles_a_long_pause_is_refused_and_counted():
+    model = FailureModel(sync_interval=24, overlap=2, max_staleness=8)
+    others = [life(5000.0, (0, 5000))] * 49
+    _, refused = staleness_of([*others, life(5000.0, (0, 2000), (2300, 5000))], model)
+    # The mean fragment had 12 s before the pause that were not handed over, and gets 12 s more until it is due again.
+    assert refused == pytest.approx(24.0, rel=0.1)
+
+
+def test_an_island_that_went_down_hands_over_only_what_it_trained_since():
+    others = [life(5000.0, (0, 5000))] * 49
+    down = life(5000.0, (0, 2000), (2300, 5000), down=[(2000, 2300)])
+    found, refused = staleness_of([*others, down], FailureModel())
+    assert refused == 0.0
+    assert found.p99 < 0.1
+
+
+def test_nothing_is_merged_while_the_coordinator_is_away_and_nobody_gets_stale_by_it():
+    lines = [life(5000.0, (0, 5000))] * 2
+    found, refused = staleness_of(lines, FailureModel(), [Outage(1000.0, 3000.0)])
+    through, _ = staleness_of(lines, FailureModel())
+    assert found.contributions < 0.7 * through.contributions
+    assert found.mean <= through.mean
+    assert refused == 0.0
+
+
+def test_there_is_no_distribution_of_nothing():
+    assert distribution(np.array([])) is None
+    assert simulate(Fleet(days=1e-4), NEVER).staleness is None, "8.6 s are less than an interval"
+
+
+# --- for other parts of the program -------------------------------------------------------------------------------
+
+
+def test_pauses_are_sorted_disjoint_and_those_behind_the_goodput():
+    fleet = Fleet(chips=1_200_000, islands=8, days=1.0, seed=5)
+    found = pauses(FailureModel(), chips=fleet.chips, islands=8, duration_s=DAY_S, seed=5)
+    assert len(found) == 8
+    for of_island in found:
+        assert all(pause.for_s > 0.0 for pause in of_island)
+        ends = [pause.at_s + pause.for_s for pause in of_island]
+        assert all(end <= later.at_s for end, later in zip(ends, of_island[1:], strict=False))
+        assert ends[-1] <= DAY_S
+    paused = sum(pause.for_s for of_island in found for pause in of_island) / (8 * DAY_S)
+    assert paused == pytest.approx(simulate(fleet, FailureModel()).account.waste[Cause.PAUSED])
+
+
+def test_pauses_can_be_played_faster():
+    slow = pauses(FailureModel(), chips=600_000, islands=2, duration_s=10_000.0, seed=1)
+    fast = pauses(FailureModel(), chips=600_000, islands=2, duration_s=100.0, seed=1, time_scale=0.01)
+    assert np.allclose(np.array(slow[1]) / 100.0, np.array(fast[1]))
+
+
+def test_a_time_scale_of_zero_is_refused():
+    with pytest.raises(ConfigError, match="time_scale"):
+        pauses(FailureModel(), chips=8, islands=2, duration_s=1.0, seed=0, time_scale=0.0)
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+def test_the_expected_goodput_is_what_a_long_simulation_finds(mode):
+    expected = expected_goodput(mode=mode, chips=600_000, islands=4, mtbi_years=2.0)
+    found = simulate(Fleet(mode=mode, chips=600_000, islands=4, days=20.0, seed=9), FailureModel(mtbi_years=2.0))
+    assert expected == pytest.approx(found.account.goodput.value, abs=0.01)
+
+
+def test_the_expected_goodput_takes_domains_into_account():
+    spared = expected_goodput(mode="decoupled", chips=100_000, islands=4)
+    hit = expected_goodput(mode="decoupled", chips=100_000, islands=4, domain_mtbi_days=2.0, domain_repair_min=480.0)
+    assert hit == pytest.approx(spared * 48 / 56, abs=0.03)
+
+
+def test_the_expected_goodput_refuses_what_cannot_be():
+    with pytest.raises(ConfigError, match="chips"):
+        expected_goodput(chips=2, islands=4)
+
+
+# --- the command --------------------------------------------------------------------------------------------------
+
+
+def command(*flags):
+    parser = argparse.ArgumentParser()
+    goodput.add_arguments(parser)
+    return goodput.run(parser.parse_args(list(flags)))
+
+
+def test_the_command_prints_one_json_object(capsys):
+    assert command("--chips", "300000", "--islands", "4", "--days", "1", "--mtbi-years", "0.5", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["goodput_ci"][0] <= found["goodput"] <= found["goodput_ci"][1]
+    assert 0.0 < found["goodput"] < found["uptime"] <= 1.0
+    assert found["goodput"] + sum(found["waste"].values()) == pytest.approx(1.0)
+    assert found["parameters"]["mtbi_years"] == 0.5
+    assert found["seed"] == 0
+    assert sum(each["share"] for each in found["staleness"]["histogram"]) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+def test_the_same_seed_prints_the_same_bytes_and_another_one_others(capsys, mode):
+    printed = []
+    for seed in ("7", "7", "8"):
+        command("--mode", mode.value, "--days", "0.5", "--seed", seed, "--json")
+        printed.append(capsys.readouterr().out.replace(f'"seed": {seed}', ""))
+    assert printed[0] == printed[1] != printed[2]
+
+
+def test_the_text_names_what_was_simulated_and_every_cause(capsys):
+    command("--days", "1", "--domain-mtbi-days", "1", "--coordinator-mtbi-days", "1", "--coordinator-repair-s", "9000")
+    printed = capsys.readouterr().out
+    for words in ("1,200,000 chips in 8 islands, decoupled", "goodput", "uptime", "slices under repair", "versions"):
+        assert words in printed
+
+
+def test_a_fleet_without_waste_says_so(capsys):
+    command("--days", "0.1", "--mtbi-years", "1e9", "--islands", "1")
+    assert "none" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--chips", "4"], "chips = 4: must be at least one per island: 8"),
+        (["--days", "-3"], "days = -3.0: must be above 0"),
+        (["--mode", "magic"], "mode = 'magic': must be one of decoupled, elastic-dp, dp, diloco"),
+        (["--mtbi-years", "0"], "mtbi_years = 0.0: must be above 0"),
+        (["--islands", "many"], "islands = 'many': must be a whole number"),
+        (["--table", "--chips", "100"], "leave it out"),
+        (["--table", "--plot", "x.svg"], "leave out --table"),
+        (["--domain-mtbi-days", "1", "--domain-islands", "9"], "at most the number of islands"),
+    ],
+)
+def test_a_wrong_flag_says_field_value_and_cure(flags, words):
+    with pytest.raises(ConfigError) as refused:
+        command(*flags)
+    assert words in str(refused.value)
+
+
+def test_the_table_shows_every_cell_beside_the_published_one(capsys):
+    assert command("--table", "--days", "0.2") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 7
+    assert all(line.count(" / ") == 5 for line in lines[2:6])
+    assert command("--table", "--days", "0.2", "--json") == 0
+    assert len(json.loads(capsys.readouterr().out)["cells"]) == 20
+
+
+def test_a_long_simulation_says_how_far_it_is(monkeypatch, capsys):
+    clock = iter(range(0, 10_000, 2))
+    monkeypatch.setattr(goodput.time, "monotonic", lambda: float(next(clock)))
+    command("--days", "0.2", "--json")
+    captured = capsys.readouterr()
+    assert "s to go" in captured.err
+    json.loads(captured.out)
+
+
+def test_a_plot_without_matplotlib_says_what_to_install(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(Unavailable, match="pip install matplotlib"):
+        command("--days", "0.1", "--plot", str(tmp_path / "plot.svg"))
+
+
+def test_a_plot_is_an_svg_that_names_the_modes(tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "plot.svg"
+    assert command("--days", "0.1", "--plot", str(path)) == 0
+    text = path.read_text()
+    assert ET.fromstring(text).tag.endswith("svg")
+    assert all(words in text for words in ("elastic-dp", "staleness", "slices under repair"))
+    again = tmp_path / "again.svg"
+    command("--days", "0.1", "--plot", str(again))
+    assert again.read_text() == text
+    with pytest.raises(Unavailable, match="cannot write"):
+        command("--days", "0.1", "--plot", str(tmp_path / "nowhere" / "plot.svg"))
