@@ -1,50 +1,21 @@
-"""The plots of the laboratory, as SVG. The same records give the same bytes.
-
-Matplotlib is imported when a plot is drawn and not before, so that no other command waits for it. Figures are made
-without pyplot: no window, no global state. Text stays text, which keeps the files small and their diffs readable.
-Colours are those of Okabe and Ito, which people with any colour vision can tell apart, and lines differ in style too.
-"""
+"""The plots of the laboratory, as SVG; they are drawn on :mod:`ops.lab.canvas`."""
 
 from __future__ import annotations
 
-import io
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
+from ops.lab.canvas import COLOURS, PANEL, colour, drawing, legend, style_of, svg
 from ops.lab.markdown import count
 from ops.lab.records import Record
 from ops.lab.statistics import Interval
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+    pass
 
 #: Label -> records of one cell, one per seed.
 Series = Mapping[str, Sequence[Record]]
-
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
-_STYLES = ("-", "--", "-.", ":")
-
-_SETTINGS: Mapping[str, Any] = {
-    "svg.hashsalt": "atoll",  # ids of clip paths and markers: random without it
-    "svg.fonttype": "none",
-    "font.family": ["DejaVu Sans"],  # comes with Matplotlib, so that the layout is the same everywhere
-    "font.size": 8.5,
-    "axes.titlesize": 9.5,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.alpha": 0.3,
-    "grid.linewidth": 0.5,
-    "legend.frameon": False,
-    "legend.fontsize": 7.5,
-}
-
-#: Inches of one panel.
-_PANEL = (5.6, 3.3)
-_COLUMNS = 3
 
 
 def loss_against_tokens(panels: Mapping[str, Series]) -> bytes:
@@ -63,7 +34,7 @@ def loss_against_time(panels: Mapping[str, Series]) -> bytes:
 
 def staleness_histogram(series: Series) -> bytes:
     """Returns the share of contributions by staleness, one line of steps for every cell, all seeds together."""
-    with _figure(1) as (figure, (axes,)):
+    with drawing(1) as (figure, (axes,)):
         for i, (name, records) in enumerate(series.items()):
             counts: dict[float, float] = {}
             for record in records:
@@ -75,10 +46,10 @@ def staleness_histogram(series: Series) -> bytes:
             top = round(4 * max(counts))
             edges = [(k - 0.5) / 4 for k in range(top + 2)]
             shares = [100 * counts.get(k / 4, 0.0) / total for k in range(top + 1)]
-            axes.stairs(shares, edges, color=_colour(i), linestyle=_style(i), label=name, linewidth=1.4)
+            axes.stairs(shares, edges, color=colour(i), linestyle=style_of(i), label=name, linewidth=1.4)
         axes.set(title="Staleness of merged contributions", xlabel="staleness (versions)", ylabel="contributions (%)")
-        _legend(axes)
-        return _svg(figure)
+        legend(axes)
+        return svg(figure)
 
 
 def loss_by_cell(series: Series) -> bytes:
@@ -86,7 +57,7 @@ def loss_by_cell(series: Series) -> bytes:
 
     Grey lines join the dots of one seed: seeds are paired, so their shape tells more than where they lie.
     """
-    with _figure(1, size=(_PANEL[0], 0.9 + 0.24 * len(series))) as (figure, (axes,)):
+    with drawing(1, size=(PANEL[0], 0.9 + 0.24 * len(series))) as (figure, (axes,)):
         by_seed: dict[int, list[tuple[float, int]]] = {}
         for row, records in enumerate(series.values()):
             for record in records:
@@ -104,12 +75,12 @@ def loss_by_cell(series: Series) -> bytes:
         axes.set(title="Held-out loss: seeds and their mean", xlabel="loss (nats per token)")
         axes.set_yticks(range(len(series)), list(series))
         axes.set_ylim(len(series) - 0.5, -0.5)
-        return _svg(figure)
+        return svg(figure)
 
 
 def participation(series: Series) -> bytes:
     """Returns a bar per cell: the share of live islands that a round merged; dots are seeds."""
-    with _figure(1, size=(_PANEL[0], 0.9 + 0.3 * len(series))) as (figure, (axes,)):
+    with drawing(1, size=(PANEL[0], 0.9 + 0.3 * len(series))) as (figure, (axes,)):
         for row, records in enumerate(series.values()):
             shares = [100 * record.participation for record in records]
             axes.barh(row, math.fsum(shares) / len(shares), height=0.6, color=COLOURS[0], alpha=0.75)
@@ -118,7 +89,7 @@ def participation(series: Series) -> bytes:
         axes.set_yticks(range(len(series)), list(series))
         axes.invert_yaxis()
         axes.grid(visible=False, axis="y")
-        return _svg(figure)
+        return svg(figure)
 
 
 def rounds(record: Record) -> bytes:
@@ -128,7 +99,7 @@ def rounds(record: Record) -> bytes:
     """
     fragments = sorted({row[3] for row in record.gantt})
     contributors = [int(row[4]) for row in record.gantt]
-    with _figure(1, size=(_PANEL[0], 1.2 + 0.22 * len(fragments))) as (figure, (axes,)):
+    with drawing(1, size=(PANEL[0], 1.2 + 0.22 * len(fragments))) as (figure, (axes,)):
         import matplotlib
         from matplotlib.cm import ScalarMappable
         from matplotlib.colors import BoundaryNorm
@@ -152,7 +123,7 @@ def rounds(record: Record) -> bytes:
         if norm:
             ticks = steps[:-1] if len(steps) < 12 else steps[:-1:4]
             figure.colorbar(ScalarMappable(norm, colours), ax=axes, label="contributors", ticks=ticks)
-        return _svg(figure)
+        return svg(figure)
 
 
 def gap_against_size(series: Mapping[str, Sequence[tuple[float, Interval]]], *, margin: float | None = None) -> bytes:
@@ -162,7 +133,7 @@ def gap_against_size(series: Mapping[str, Sequence[tuple[float, Interval]]], *, 
         series: Label -> (parameters, gap) by growing parameters.
         margin: Relative; drawn as a line.
     """
-    with _figure(1) as (figure, (axes,)):
+    with drawing(1) as (figure, (axes,)):
         axes.axhline(0, color="black", linewidth=0.8)
         if margin:
             axes.axhline(100 * margin, color="black", linewidth=0.8, linestyle=":", label=f"margin {100 * margin:g} %")
@@ -170,7 +141,7 @@ def gap_against_size(series: Mapping[str, Sequence[tuple[float, Interval]]], *, 
             errors = [100 * gap.half_width if math.isfinite(gap.half_width) else 0.0 for _, gap in points]
             sizes, means = [size for size, _ in points], [100 * gap.mean for _, gap in points]
             axes.errorbar(
-                sizes, means, yerr=errors, color=_colour(i), linestyle=_style(i), marker="o", markersize=3.5,
+                sizes, means, yerr=errors, color=colour(i), linestyle=style_of(i), marker="o", markersize=3.5,
                 capsize=3, linewidth=1.2, label=name,
             )  # fmt: skip
         ticks = sorted({size for points in series.values() for size, _ in points})
@@ -178,8 +149,8 @@ def gap_against_size(series: Mapping[str, Sequence[tuple[float, Interval]]], *, 
         axes.set_xticks(ticks, [count(size) for size in ticks])
         axes.set_xticks([], minor=True)
         axes.set(title="Gap to the baseline against size", xlabel="parameters", ylabel="candidate / baseline - 1 (%)")
-        _legend(axes)
-        return _svg(figure)
+        legend(axes)
+        return svg(figure)
 
 
 def outer_grid(losses: Mapping[tuple[float, float], float]) -> bytes:
@@ -193,7 +164,7 @@ def outer_grid(losses: Mapping[tuple[float, float], float]) -> bytes:
     rates, momenta = sorted({rate for rate, _ in losses}), sorted({momentum for _, momentum in losses})
     rows = [[losses.get((rate, momentum), math.nan) for rate in rates] for momentum in momenta]
     finite = [loss for row in rows for loss in row if math.isfinite(loss)]
-    with _figure(1, size=(1.8 + 0.75 * len(rates), 1.3 + 0.45 * len(momenta))) as (figure, (axes,)):
+    with drawing(1, size=(1.8 + 0.75 * len(rates), 1.3 + 0.45 * len(momenta))) as (figure, (axes,)):
         shown = [[loss if math.isfinite(loss) else math.nan for loss in row] for row in rows]
         corners = [[each - 0.5 for each in range(count + 1)] for count in (len(rates), len(momenta))]
         axes.pcolormesh(*corners, shown, cmap="viridis")
@@ -210,7 +181,7 @@ def outer_grid(losses: Mapping[tuple[float, float], float]) -> bytes:
         axes.set_yticks(range(len(momenta)), [f"{each:g}" for each in momenta])
         axes.set(title="Held-out loss (nats per token)", xlabel="outer learning rate", ylabel="outer momentum")
         axes.grid(visible=False)
-        return _svg(figure)
+        return svg(figure)
 
 
 # --- parts --------------------------------------------------------------------------------------------------------
@@ -222,20 +193,20 @@ def _curves(panels: Mapping[str, Series], *, column: int, title: str) -> bytes:
         default=1.0,
     )
     scale, unit = _token_unit(largest) if column == 0 else _time_unit(largest)
-    with _figure(len(panels)) as (figure, all_axes):
+    with drawing(len(panels)) as (figure, all_axes):
         for axes, (name, series) in zip(all_axes, panels.items(), strict=False):
             for i, (cell, records) in enumerate(series.items()):
                 xs, mean, low, high = _over_seeds([record for record in records if record.curve], column)
                 if not xs:
                     continue
                 scaled = [x / scale for x in xs]
-                axes.plot(scaled, mean, color=_colour(i), linestyle=_style(i), linewidth=1.3, label=cell)
-                axes.fill_between(scaled, low, high, color=_colour(i), alpha=0.18, linewidth=0)
+                axes.plot(scaled, mean, color=colour(i), linestyle=style_of(i), linewidth=1.3, label=cell)
+                axes.fill_between(scaled, low, high, color=colour(i), alpha=0.18, linewidth=0)
             axes.set(title=name or title, xlabel=unit, ylabel="loss (nats per token)")
-            _legend(axes)
+            legend(axes)
         if len(panels) > 1:
             figure.suptitle(title)
-        return _svg(figure)
+        return svg(figure)
 
 
 def _over_seeds(records: Sequence[Record], column: int) -> tuple[list[float], list[float], list[float], list[float]]:
@@ -258,48 +229,6 @@ def _over_seeds(records: Sequence[Record], column: int) -> tuple[list[float], li
     xs = sorted({x for x, _ in curves[0] if first <= x <= last} | {first, last})
     losses = np.array([np.interp(xs, [x for x, _ in points], [y for _, y in points]) for points in curves])
     return xs, losses.mean(axis=0).tolist(), losses.min(axis=0).tolist(), losses.max(axis=0).tolist()
-
-
-@contextmanager
-def _figure(panels: int, size: tuple[float, float] | None = None) -> Iterator[tuple[Figure, list[Axes]]]:
-    """Yields a figure with so many axes under our settings; axes of the grid beyond that are invisible."""
-    from matplotlib import style
-    from matplotlib.figure import Figure
-
-    settings: Any = dict(_SETTINGS)
-    with style.context(["default", settings]):  # whatever is in this user's own matplotlibrc
-        columns = min(panels, _COLUMNS)
-        rows = math.ceil(panels / columns)
-        width, height = size or (_PANEL if panels == 1 else (3.4 * columns, 2.7 * rows))
-        figure = Figure(figsize=(width, height), layout="constrained")
-        grid = list(figure.subplots(rows, columns, squeeze=False).flat)
-        for axes in grid[panels:]:
-            axes.set_visible(False)
-        yield figure, grid[:panels]
-
-
-def _svg(figure: Figure) -> bytes:
-    """Returns the figure without date and without the version of the program that drew it."""
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
-
-    FigureCanvasSVG(figure)
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": "atoll lab report"})
-    # Lines of path data end in a blank, which every tool that looks at diffs complains about.
-    return b"\n".join(line.rstrip() for line in buffer.getvalue().splitlines()) + b"\n"
-
-
-def _legend(axes: Axes) -> None:
-    if axes.get_legend_handles_labels()[1]:
-        axes.legend()
-
-
-def _colour(i: int) -> str:
-    return COLOURS[i % len(COLOURS)]
-
-
-def _style(i: int) -> str:
-    return _STYLES[i % len(_STYLES)]
 
 
 def _token_unit(largest: float) -> tuple[float, str]:

@@ -20,9 +20,7 @@ from ops.lab.experiment import load
 from ops.lab.records import Record, newest
 from ops.lab.results import Section, document
 from ops.lab.schedule import current
-
-#: Parts of the page that other commands know how to write.
-SECTIONS: tuple[Section, ...] = ()
+from ops.lab.sections import sections
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     records = [
         record for each in experiments for record in current(each, [r for r in kept if r.experiment == each.name])
     ]
-    report = build(experiments, records, folder=args.out.stem, sections=SECTIONS)
+    report = build(experiments, records, folder=args.out.stem, sections=sections())
     for file, svg in report.plots.items():
         _write(args.out.parent / file, svg)
     _write(args.out, report.text.encode())
@@ -89,11 +87,9 @@ def build(
         name: [Plot(title=each.title, file=f"{folder}/{each.file}") for each in each_drawn]
         for name, each_drawn in drawn.items()
     }
-    return Report(
-        text=document(found, plots, sections),
-        plots={f"{folder}/{each.file}": each.svg for each_drawn in drawn.values() for each in each_drawn},
-        findings=found,
-    )
+    files = {f"{folder}/{each.file}": each.svg for each_drawn in drawn.values() for each in each_drawn}
+    files |= {f"{folder}/{file}": draw() for section in sections for file, draw in section.plots.items()}
+    return Report(text=document(found, plots, sections), plots=files, findings=found)
 
 
 def _write(path: Path, content: bytes) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ops.lab.chapter import Findings, Plot, chapter, compute
 from ops.lab.markdown import anchor, gap, percent, table
@@ -11,10 +11,17 @@ from ops.lab.markdown import anchor, gap, percent, table
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
-    """A part of the page that comes from elsewhere: ``body`` returns its Markdown."""
+    """A part of the page that comes from elsewhere.
+
+    Attributes:
+        title: Of the part.
+        body: Returns its Markdown.
+        plots: File, in the directory of plots -> what draws it.
+    """
 
     title: str
     body: Callable[[], str]
+    plots: Mapping[str, Callable[[], bytes]] = field(default_factory=dict)
 
 
 HEAD = """\
