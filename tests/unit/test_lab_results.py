@@ -446,6 +446,7 @@ def place(tmp_path, monkeypatch):
     for each in records_of_a_whole_experiment():
         archive.append(tmp_path / "records", each)
     monkeypatch.setattr(report, "load", lambda path: experiment(name=path.stem))
+    monkeypatch.setattr(report, "sections", tuple)  # of simulate and plan, which take seconds
     monkeypatch.setattr(report, "current", lambda _, records: [each for each in records if each.code != "old"])
     return tmp_path
 
