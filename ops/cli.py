@@ -79,7 +79,7 @@ COMMANDS: dict[str, Command] = {
     "lab": Command(
         module="ops.lab.command",
         summary="learning experiments in virtual time: real training at any fleet shape, on one machine",
-        example="run examples/lab/first.toml",
+        example="run examples/lab/parity.toml",
     ),
     "simulate": Command(
         module="ops.goodput.command",

@@ -62,6 +62,9 @@ def _run(args: argparse.Namespace) -> int:
         jobs = 1 if args.accelerator else len(os.sched_getaffinity(0))
     if jobs < 1:
         raise ConfigError("--jobs", jobs, "must be at least 1")
+    for flag, minutes in (("--budget", args.budget), ("--limit", args.limit)):
+        if minutes is not None and not minutes > 0:
+            raise ConfigError(flag, minutes, "must be above 0 minutes")
     complete = True
     with Signals() as signals:
         for path in args.experiments:

@@ -109,6 +109,7 @@ def test_a_task_that_refuses_its_options_is_named_and_the_rest_goes_on(experimen
 def test_wrong_flags_are_named(experiment, tmp_path):
     for arguments, word in (
         (("run", experiment, "--jobs", "0"), "--jobs"),
+        (("run", experiment, "--budget", "-3"), "--budget"),
         (("run", tmp_path / "none.toml"), "none.toml"),
         (("show", experiment, "--recrods", "x"), "--records"),
     ):
