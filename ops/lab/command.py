@@ -38,6 +38,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         )
     run.add_argument("--jobs", type=int, default=None, metavar="N", help="runs at a time (default: one per processor)")
     run.add_argument("--budget", type=float, metavar="MINUTES", help="processor time in all, instead of the file's")
+    run.add_argument(
+        "--max-seeds", type=int, metavar="N", help="runs of a cell at most, instead of the file's: for a first look"
+    )
     run.add_argument("--limit", type=float, metavar="MINUTES", help="start no run after this long")
     run.add_argument("--accelerator", action="store_true", help="use the accelerator that JAX finds, one run at a time")
     report.add_arguments(
@@ -65,12 +68,17 @@ def _run(args: argparse.Namespace) -> int:
     for flag, minutes in (("--budget", args.budget), ("--limit", args.limit)):
         if minutes is not None and not minutes > 0:
             raise ConfigError(flag, minutes, "must be above 0 minutes")
+    if args.max_seeds is not None and args.max_seeds < 1:
+        raise ConfigError("--max-seeds", args.max_seeds, "must be at least 1")
     complete = True
     with Signals() as signals:
         for path in args.experiments:
             experiment = load(path)
             if args.budget is not None:
                 experiment = replace(experiment, budget_minutes=args.budget)
+            if args.max_seeds is not None:
+                seeds = min(experiment.seeds, args.max_seeds)
+                experiment = replace(experiment, seeds=seeds, max_seeds=args.max_seeds)
             runner = Runner(
                 experiment=experiment,
                 directory=args.records,

@@ -23,7 +23,7 @@ from ops.lab.settings import resolved
 from ops.numeric import compilation_cache, one_thread_environment
 from ops.processes import Child, ProcessSpec, last_lines, stop_in_order
 
-LOOK_EVERY_S = 0.2
+LOOK_EVERY_S = 0.5
 STOP_WITHIN_S = 3.0
 
 Say = Callable[[str], None]
@@ -75,12 +75,14 @@ class Runner:
         """
         began_s = time.monotonic()
         records = self.records()
+        left = agenda(self.experiment, records)
         with tempfile.TemporaryDirectory(prefix="atoll-lab-") as scratch:
             try:
                 while True:
                     check()
-                    records += self._collect(Path(scratch), records)
-                    left = agenda(self.experiment, records)
+                    if new := self._collect(Path(scratch), records):
+                        records += new
+                        left = agenda(self.experiment, records)
                     busy = {each.run.key for each in self._running}
                     due = [run for run in left.due if run.key not in busy and run.key not in self._failed]
                     over = self._over(records, began_s) if due else ""
