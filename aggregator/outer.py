@@ -53,9 +53,9 @@ def make_outer_step(learning_rate: float, momentum: float) -> OuterStep:
         ConfigError: If the learning rate is not above 0, or the momentum not in [0, 1).
     """
     if not learning_rate > 0:
-        raise ConfigError("outer_learning_rate", learning_rate, "must be above 0, 0.7 is usual")
+        raise ConfigError("outer_learning_rate", learning_rate, "must be above 0, 1 is usual")
     if not 0 <= momentum < 1:
-        raise ConfigError("outer_momentum", momentum, "must be at least 0 and below 1, 0.5 is usual")
+        raise ConfigError("outer_momentum", momentum, "must be at least 0 and below 1, 0 is usual")
     update = _jitted_update(learning_rate, momentum)
 
     def outer_step(state: FragmentState, merged: Vector) -> FragmentState:

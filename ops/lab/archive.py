@@ -5,10 +5,12 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from aggregator.store_files import mapped
-from broker.errors import ConfigError
+from broker.errors import ConfigError, Unavailable
 from ops.lab.records import Record, parse
 
 _LOG = logging.getLogger(__name__)
@@ -36,6 +38,25 @@ def append(directory: Path, record: Record) -> None:
             line = _mended(file.fileno(), path) + line
             os.write(file.fileno(), line)
             os.fsync(file.fileno())
+
+
+@contextmanager
+def locked(directory: Path, experiment: str) -> Iterator[None]:
+    """Holds an experiment while it is run: two that run it at once would do everything twice.
+
+    Raises:
+        Unavailable: Somebody else holds it, or the file cannot be written.
+    """
+    path = directory / f".{experiment}.lock"
+    with mapped(f"cannot lock {path}", definite=True):
+        directory.mkdir(parents=True, exist_ok=True)
+        file = path.open("a")
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as err:
+            raise Unavailable(f"{experiment} is being run already, with records in {directory}", definite=True) from err
+        yield  # the file stays: whoever removed it would let two others lock two files of that name
 
 
 def _mended(fd: int, path: Path) -> bytes:

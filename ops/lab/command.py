@@ -18,6 +18,7 @@ from ops.lab import archive, report
 from ops.lab.cells import label
 from ops.lab.comparisons import findings
 from ops.lab.experiment import load
+from ops.lab.markdown import gap
 from ops.lab.records import Stage
 from ops.lab.runner import Runner
 from ops.lab.schedule import agenda, current
@@ -114,13 +115,7 @@ def _show(args: argparse.Namespace) -> int:
             assert experiment.tune is not None
             print(f"  {label(dict(group))}: {experiment.tune.name} = {value:g}")
         for finding in findings(experiment.comparisons, finals):
-            found = finding.found
-            figure = (
-                ""
-                if found is None
-                else f"{100 * found.mean:+.2f} % ({100 * found.low:+.2f} to {100 * found.high:+.2f})"
-            )
-            print(
-                f"  {finding.verdict}: {finding.comparison.claim} [{finding.name}] {figure} {finding.reason}".rstrip()
-            )
+            words = [f"{finding.verdict}:", finding.comparison.claim, f"[{finding.name}]"]
+            words += [] if finding.found is None else [gap(finding.found)]
+            print(" ", *words, finding.reason)
     return 0

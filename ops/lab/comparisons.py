@@ -14,6 +14,9 @@ from ops.lab.curves import ExtraTokens, extra_tokens
 from ops.lab.records import Record, Stage
 from ops.lab.statistics import ONE_SIDED, Interval, Kind, Verdict, holm, interval, judge, p_better, paired_differences
 
+#: Runs of a pair may differ in trained tokens by this share: islands end when they hear of it, not at a given step.
+EQUAL_TOKENS = 0.01
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
@@ -92,6 +95,7 @@ class Finding:
         reason: What the verdict alone does not say; empty if nothing.
         extra: Seed -> extra tokens for equal loss; None where neither curve nor power law get there.
         cells: Of candidate and baseline, of which another seed would narrow the interval.
+        seeds: Those run of both, whatever came of them.
     """
 
     comparison: Comparison
@@ -107,6 +111,7 @@ class Finding:
     reason: str = ""
     extra: Mapping[int, ExtraTokens | None] = field(default_factory=dict)
     cells: tuple[Cell, ...] = ()
+    seeds: tuple[int, ...] = ()
 
 
 def findings(comparisons: Iterable[Comparison], records: Sequence[Record]) -> tuple[Finding, ...]:
@@ -175,8 +180,12 @@ def _judged(
             return replace(finding, reason=reason)
     ours = {record.seed: record for record in candidates}
     theirs = {record.seed: record for record in baselines}
+    both = tuple(sorted(ours.keys() & theirs.keys()))
+    finding = replace(finding, seeds=both, cells=(candidates[0].cell, baselines[0].cell))
     if any(ours[seed].corpus != theirs[seed].corpus for seed in ours.keys() & theirs.keys()):
         return replace(finding, reason="candidate and baseline saw different corpora")
+    if any(abs(ours[seed].tokens / theirs[seed].tokens - 1) > EQUAL_TOKENS for seed in both if theirs[seed].tokens):
+        return replace(finding, reason=f"trained tokens differ by more than {100 * EQUAL_TOKENS:g} %")
     if diverged := sorted(seed for seed in ours if ours[seed].diverged):
         seeds_text = ", ".join(map(str, diverged))
         sound = any(seed in theirs and not theirs[seed].diverged for seed in diverged)
@@ -201,7 +210,6 @@ def _judged(
         verdict=judge(found, comparison.kind, comparison.margin),
         reason=reason or ("one seed decides nothing" if len(pairs) == 1 else ""),
         extra={s: _extra(ours[s], theirs[s]) for s in pairs if ours[s].curve and theirs[s].curve},
-        cells=(ours[pairs[0]].cell, theirs[pairs[0]].cell),
     )
 
 

@@ -95,9 +95,9 @@ def run(task: Task, cell: CellSettings, seed: int, judge: Judge, together: int) 
 
 
 def plan_of(cell: CellSettings, seed: int, total_tokens: int, per_step: int) -> SimulationPlan:
-    """Returns the fleet of a cell. The run is told to end one fleet step early: islands hear of it in mid-step."""
-    # The flush hands over what was trained until everybody has heard, about one step of each.
-    target = max(1, total_tokens - cell.islands * per_step)
+    """Returns the fleet of a cell. Its run ends early by the steps that islands take until they hear of the end."""
+    steps_unheard = 1 + int(2 * max(cell.delays_s) / min(cell.step_times_s))
+    target = max(1, total_tokens - steps_unheard * cell.islands * per_step)
     islands = []
     pauses = failure_pauses(cell, seed)
     for i in range(cell.islands):

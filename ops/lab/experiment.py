@@ -25,7 +25,7 @@ from typing import Any
 
 from broker.errors import ConfigError
 from broker.settings import from_sources, refuse_unknown, setting
-from ops.lab.cells import Cell
+from ops.lab.cells import Cell, contains
 from ops.lab.comparisons import Comparison, comparison_of
 from ops.lab.settings import CellSettings, cell_settings
 
@@ -47,7 +47,7 @@ class Tune:
     """
 
     name: str
-    values: tuple[float, ...]
+    values: tuple[Any, ...]
     by: tuple[str, ...] = ("mode",)
     rungs: tuple[float, ...] = (1.0,)
     keep: int = 3
@@ -55,7 +55,8 @@ class Tune:
     seed: int = 1000
 
     def __post_init__(self) -> None:
-        if len(self.values) < 2 or list(self.values) != sorted(set(self.values)):
+        numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in self.values)
+        if not numbers or len(self.values) < 2 or list(self.values) != sorted(set(self.values)):
             raise ConfigError("tune.values", self.values, "must be two or more growing numbers")
         if not self.rungs or list(self.rungs) != sorted(set(self.rungs)) or not self.rungs[0] > 0 or self.rungs[-1] > 1:
             raise ConfigError("tune.rungs", self.rungs, "must be growing shares of the steps, such as [0.25, 1.0]")
@@ -153,6 +154,7 @@ def load(path: Path) -> Experiment:
         experiment = _experiment(path, table)
         for cell in experiment.cells():
             _check(experiment, cell)
+        _check_claims(experiment)
     except ConfigError as err:
         raise ConfigError(f"{path.name}: {err.field}", err.value, err.cure) from err
     return experiment
@@ -208,6 +210,9 @@ def _check(experiment: Experiment, cell: Cell) -> None:
     if tune is None:
         experiment.settings_of(cell)
         return
+    if tune.seed < experiment.max_seeds:
+        cure = f"must be at least max_seeds = {experiment.max_seeds}: no reported run may have chosen its own rate"
+        raise ConfigError("tune.seed", tune.seed, cure)
     if tune.name in cell:
         raise ConfigError(f"grid.{tune.name}", cell[tune.name], "is tuned: leave it out of the grid, or out of [tune]")
     for name in tune.by:
@@ -216,6 +221,17 @@ def _check(experiment: Experiment, cell: Cell) -> None:
     for rung in tune.rungs:
         steps = math.ceil(rung * experiment.settings_of(cell).steps)
         experiment.settings_of(cell, {tune.name: tune.values[0], "steps": steps})
+
+
+def _check_claims(experiment: Experiment) -> None:
+    """Checks that every side of a claim selects a cell: one that does not would be noticed after hours."""
+    for comparison in experiment.comparisons:
+        for side in ("candidate", "baseline"):
+            selector = getattr(comparison, side)
+            if not any(contains(cell, selector) for cell in experiment.cells()):
+                raise ConfigError(
+                    f"compare.{side}", dict(selector), "selects no cell of the grid: check names and values"
+                )
 
 
 def _dotted(table: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,22 +1,25 @@
-"""The baselines: data-parallel, synchronous DiLoCo and Streaming DiLoCo, each as the plain loop that its paper prints.
+"""The baselines: data-parallel, synchronous DiLoCo and Streaming DiLoCo, each as a plain loop.
 
 Every island takes the same number of steps, and everybody is at the same one. Nothing here is shared with the
-production cores but the merge and the outer step, so that what differs between a baseline and a decoupled run is how
-islands work together and nothing else. Batches are those a decoupled island would draw: of data share i of M.
+production cores but the merge and the outer step, whose rule, rate and momentum are settings of the cell: so what
+differs between a baseline and a decoupled run is how islands work together and nothing else. (DiLoCo's own values are
+``merge = "mean"``, 0.7 and 0.9.) Batches are those a decoupled island would draw: of data share i of M.
 
     data-parallel   every step: one inner step on the batches of all islands together
     diloco          every H steps: everybody stops; Delta_i = Theta - local_i; Theta <- outer(Theta, merge(Delta));
                     local_i <- Theta                                       (https://arxiv.org/abs/2311.08105)
     streaming       the same fragment by fragment, p being due when t mod H = offset_p; what is sent at t is adopted at
-                    t + tau: local <- Theta' + keep * (local - r), r being what was sent
-                                                                           (https://arxiv.org/abs/2501.18512)
+                    t + tau: local <- mix * local + (1 - mix) * Theta'    (https://arxiv.org/abs/2501.18512)
+
+Time: an island waits where it needs what others send, for the slowest of them and for the link, and nowhere else.
+Data-parallel training pays for its ring at the end of every step: nothing overlaps there.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -47,7 +50,6 @@ class Learner:
     params: Params
     opt_state: Any
     data: Iterator[Batch]
-    sent: dict[int, Vector] = field(default_factory=dict)  #: fragment -> what it was when it was sent
 
 
 def run(task: Task, cell: CellSettings, seed: int, judge: Judge) -> Outcome:
@@ -107,42 +109,42 @@ def _diloco(task: Task, cell: CellSettings, seed: int, judge: Judge) -> Outcome:
     outer = _Outer(cell, manifest, learners[0].params)
     clock, pace = Clock(), _Pace(cell, seed)
     overlap = cell.overlap if cell.mode is Mode.STREAMING else 0
-    keep = cell.keep if cell.mode is Mode.STREAMING else 0.0
     curve: list[Point] = []
-    due_at: dict[int, list[int]] = {}  # step -> fragments to adopt
-    now_s, since_barrier_s = 0.0, np.zeros(cell.islands)
+    under_way: dict[int, list[int]] = {}  # step -> fragments to adopt
+    here_s: dict[int, float] = {}  # fragment -> when its new value is with every island
+    clocks_s = np.zeros(cell.islands)
     for t in range(1, cell.steps + 1):
         schedule = Schedule(step=t - 1, total_steps=cell.steps)
         for learner in learners:
             _step(task, learner, schedule, clock)
-        since_barrier_s += pace.steps_s()
-        for p in due_at.pop(t, []):
-            outer.adopt(p, learners, keep)
+        clocks_s += pace.steps_s()
         last = t == cell.steps
-        if last:  # what is still under way arrives first: no step is merged twice
-            for p in sorted(p for waiting in due_at.values() for p in waiting):
-                outer.adopt(p, learners, keep)
+        # At the end what is still under way arrives first: no step is merged twice.
+        arriving = sorted(p for at, waiting in under_way.items() if at == t or last for p in waiting)
+        under_way.pop(t, None)
+        for p in arriving:
+            clocks_s = np.maximum(clocks_s, here_s[p])
+            outer.adopt(p, learners, cell.mix)
         due = outer.due(t, last=last)
+        num_bytes = sum(outer.send(p, learners) for p in due)
         for p in due:
-            outer.send(p, learners)
+            here_s[p] = float(clocks_s.max()) + pace.transfer_s(2 * num_bytes)
             if overlap and not last:
-                due_at.setdefault(t + overlap, []).append(p)
+                under_way.setdefault(t + overlap, []).append(p)
             else:
                 outer.adopt(p, learners, 0.0)
-        if due:
-            # Everybody waits for the slowest, and where nothing overlaps for the link as well.
-            now_s += float(since_barrier_s.max()) + (0.0 if overlap else pace.transfer_s(2 * outer.bytes_sent))
-            since_barrier_s[:] = 0.0
+        if due and (last or not overlap):
+            clocks_s[:] = max(here_s[p] for p in due)
         if _on_the_way(t, cell):
             tokens = t * cell.islands * task.tokens_per_step
-            curve.append(Point(tokens, now_s + float(since_barrier_s.max()), judge(outer.params(learners[0].params))))
+            curve.append(Point(tokens, float(clocks_s.max()), judge(outer.params(learners[0].params))))
     tokens = cell.steps * cell.islands * task.tokens_per_step
     return Outcome(
         params=outer.params(learners[0].params),
         curve=curve,
         tokens=tokens,
         merged_tokens=tokens,
-        virtual_s=now_s,
+        virtual_s=float(clocks_s.max()),
         train_s=clock.train_s,
         rounds=outer.rounds,
         cosine=float(np.mean(outer.merges.cosines)) if outer.merges.cosines else None,
@@ -161,7 +163,6 @@ class _Outer:
     def __init__(self, cell: CellSettings, manifest: FragmentManifest, params: Params) -> None:
         self.merges = Merges()
         self.rounds = 0
-        self.bytes_sent = 0  #: by one island at the last barrier
         self._cell = cell
         self._manifest = manifest
         self._outer_step = make_outer_step(cell.outer_learning_rate, cell.outer_momentum)
@@ -173,13 +174,12 @@ class _Outer:
         """Returns the fragments that are sent after step ``t``; all of them after the last one."""
         return [p for p, offset in self._offsets.items() if last or t % self._cell.sync_interval == offset]
 
-    def send(self, p: int, learners: list[Learner]) -> None:
-        """Merges what the islands have learned, and takes the outer step."""
+    def send(self, p: int, learners: list[Learner]) -> int:
+        """Merges what the islands have learned, and takes the outer step; returns the bytes that one of them sent."""
         parts = []
         tensors = self._manifest.fragments[p]
         for i, learner in enumerate(learners):
             local = self._vector(p, learner.params)
-            learner.sent[p] = local
             delta, payload, start = self._state[p].params - local, [], 0
             for tensor in tensors:
                 here = delta[start : start + tensor.size].reshape(tensor.shape)
@@ -194,15 +194,15 @@ class _Outer:
         self.merges.merged(p, merged.delta, merged.cosine)
         self._state[p] = self._outer_step(self._state[p], merged.delta)
         self.rounds += 1
-        self.bytes_sent = payload_bytes(parts[0].payload)
+        return payload_bytes(parts[0].payload)
 
-    def adopt(self, p: int, learners: list[Learner], keep: float) -> None:
-        """Installs the global parameters of a fragment: what was trained since it was sent survives by ``keep``."""
+    def adopt(self, p: int, learners: list[Learner], mix: float) -> None:
+        """Installs the global parameters of a fragment, mixed with what is there."""
         theta = self._state[p].params
         for learner in learners:
             value = theta
-            if keep:
-                value = theta + np.float32(keep) * (self._vector(p, learner.params) - learner.sent[p])
+            if mix:
+                value = np.float32(mix) * self._vector(p, learner.params) + np.float32(1 - mix) * theta
             learner.params = self._placed(p, learner.params, value)
 
     def params(self, like: Params) -> Params:

@@ -71,17 +71,22 @@ class Runner:
             check: Called often; what it raises ends the runs that are going on, and leaves this.
 
         Raises:
-            Unavailable: A record cannot be written.
+            Unavailable: A record cannot be written, or the same experiment is being run by somebody else.
         """
+        with archive.locked(self.directory, self.experiment.name):
+            return self._run(check)
+
+    def _run(self, check: Callable[[], None]) -> bool:
         began_s = time.monotonic()
         records = self.records()
         left = agenda(self.experiment, records)
+        self._say_beginning(len(left.due), left.later)
         with tempfile.TemporaryDirectory(prefix="atoll-lab-") as scratch:
             try:
                 while True:
                     check()
                     if new := self._collect(Path(scratch), records):
-                        records += new
+                        records = list(current(self.experiment, [*records, *new]))
                         left = agenda(self.experiment, records)
                     busy = {each.run.key for each in self._running}
                     due = [run for run in left.due if run.key not in busy and run.key not in self._failed]
@@ -136,6 +141,7 @@ class Runner:
             now_s = time.monotonic()
             child = Child(spec, scratch / f"{name}.log", now_s=now_s)
             self._running.append(_Running(run=run, child=child, slot=slot, began_s=now_s))
+            self.say(f"{_name(run)}: begins")
 
     def _collect(self, scratch: Path, records: Sequence[Record]) -> list[Record]:
         """Takes in what has ended."""
@@ -155,6 +161,12 @@ class Runner:
             new.append(record)
             self._say_done(record, each, [*records, *new])
         return new
+
+    def _say_beginning(self, due: int, later: int) -> None:
+        if due or later:
+            rest = f", at least {later} after them" if later else ""
+            bounds = f"{self.jobs} at a time, {self.experiment.budget_minutes:.0f} processor minutes at most"
+            self.say(f"{self.experiment.name}: {due} runs due{rest}; {bounds}")
 
     def _say_done(self, record: Record, each: _Running, records: Sequence[Record]) -> None:
         left = agenda(self.experiment, records)

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from broker.errors import ConfigError
 from ops.lab.cells import Cell, CellKey, cell_key
 from ops.lab.comparisons import findings
 from ops.lab.experiment import Experiment, Tune
-from ops.lab.records import Record, Stage
+from ops.lab.records import Record, Stage, newest
 from ops.lab.settings import CellSettings, key_of
 from ops.lab.statistics import interior, seeds_needed, survivors
 
@@ -91,23 +92,40 @@ def agenda(experiment: Experiment, records: Sequence[Record]) -> Agenda:
             by_seed.setdefault(seed, []).append(_final(experiment, fields, seed))
     for run in _more_seeds(experiment, list(done.values())):
         by_seed.setdefault(run.seed, []).append(run)
-    finals = [run for seed in sorted(by_seed) for run in by_seed[seed] if run.key not in done]
+    # Cells that come to the same settings are one run; its record serves them all.
+    wanted_runs = {run.key: run for seed in sorted(by_seed) for run in by_seed[seed]}
+    finals = [run for key, run in wanted_runs.items() if key not in done]
     chosen = {group: value for group, value in tuned.items() if value is not None}
     return Agenda(due=(*due, *finals), later=waiting, tuned=chosen)
 
 
 def current(experiment: Experiment, records: Iterable[Record]) -> tuple[Record, ...]:
-    """Returns the records whose settings are those that the experiment now asks for: others are of an older form."""
+    """Returns the newest records whose settings are those of a cell as it is now, once for each such cell.
+
+    What a record calls its cell does not count: that was the file of its day.
+    """
+    tune = experiment.tune
     kept = []
-    for record in records:
-        # A tuning run on an early rung is shorter than its cell.
-        shorter = {"steps": record.settings.get("steps")} if record.stage is Stage.TUNE else {}
-        try:
-            cell = experiment.settings_of(record.cell, shorter)
-        except (ConfigError, KeyError):
-            continue  # of an axis or a variant that is no more
-        if record.key == key_of(cell, record.seed):
-            kept.append(record)
+    for record in newest(records):
+        groups: set[CellKey] = set()
+        for cell in experiment.cells():
+            fields = dict(cell)
+            more: dict[str, Any] = {}
+            if tune is not None:
+                fields[tune.name] = record.settings.get(tune.name)
+            if record.stage is Stage.TUNE:
+                # On behalf of the first cell of its group; on an early rung it is shorter than that.
+                group = cell_key({name: cell[name] for name in tune.by}) if tune is not None else ()
+                if tune is None or group in groups:
+                    continue
+                groups.add(group)
+                more["steps"] = record.settings.get("steps")
+            try:
+                settings = experiment.settings_of(fields, more)
+            except ConfigError:
+                continue  # not of this cell
+            if record.key == key_of(settings, record.seed):
+                kept.append(replace(record, cell=fields))
     return tuple(kept)
 
 
@@ -123,11 +141,13 @@ def _more_seeds(experiment: Experiment, records: Sequence[Record]) -> list[Run]:
     for finding in findings(experiment.comparisons, finals):
         differences = list(finding.differences.values())
         margin = finding.comparison.margin
-        if len(differences) < experiment.seeds:
+        if not finding.seeds or max(finding.seeds) + 1 < experiment.seeds:
             continue  # the first ones are still on their way
-        if not seeds_needed(differences, margin=margin, max_seeds=experiment.max_seeds):
+        # Seeds of which one side diverged count as run, and not as pairs.
+        pairs_to_be_had = experiment.max_seeds - len(finding.seeds) + len(differences)
+        if not seeds_needed(differences, margin=margin, max_seeds=pairs_to_be_had):
             continue
-        seed = max(finding.differences) + 1
+        seed = max(finding.seeds) + 1
         for fields in finding.cells:
             run = _final(experiment, fields, seed)
             runs[run.key] = run
@@ -187,10 +207,6 @@ def _beside(best: float, losses: Mapping[float, float], declared: Sequence[float
 
 
 def estimate_s(run: Run, records: Sequence[Record]) -> float | None:
-    """Returns about how long a run will take, from the records of runs with the same task; None if there are none."""
-    rates: list[float] = []
-    for record in records:
-        same = all(record.settings.get(f"task.{name}") == value for name, value in run.settings.options.items())
-        if same and record.wall_s and record.settings.get("task") == run.settings.task:
-            rates.append(record.wall_s / (int(record.settings["steps"]) * int(record.settings["islands"])))
+    """Returns about how long a run will take, from the records of the experiment; None if there are none."""
+    rates = [r.wall_s / (int(r.settings["steps"]) * int(r.settings["islands"])) for r in records if r.wall_s]
     return run.tokens * sum(rates) / len(rates) if rates else None

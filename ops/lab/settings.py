@@ -60,6 +60,7 @@ class CellSettings:
     grace_factor: float = setting(0.9, "share of the spare overlap time spent waiting for stragglers; 0 for no grace")
     merge: MergeRule = setting(MergeRule.RDA, "how pseudo-gradients of matrices are averaged")
     keep: float = setting(1.0, "share of local progress that survives an adoption")
+    mix: float = setting(0.5, "share of the local value that streaming islands keep on receipt (alpha)")
     outer_learning_rate: float = setting(_PRODUCTION.outer_learning_rate, "of the outer Nesterov step")
     outer_momentum: float = setting(_PRODUCTION.outer_momentum, "of the outer Nesterov step")
     staleness_exponent: float = setting(_PRODUCTION.staleness_exponent, "a in (1 + staleness) ** -a")
@@ -82,9 +83,16 @@ class CellSettings:
     curve_sequences: int = setting(512, "sequences that judge the model on the way")
 
     def __post_init__(self) -> None:
-        for name in ("islands", "steps", "fragments", "sync_interval", "evaluations", "held_out_sequences"):
+        counts = ("islands", "steps", "fragments", "sync_interval", "evaluations")
+        for name in (*counts, "held_out_sequences", "curve_sequences"):
             if getattr(self, name) < 1:
                 raise ConfigError(name, getattr(self, name), "must be at least 1")
+        for name in ("megabytes_per_s", "chips", "mtbi_years"):
+            if getattr(self, name) < 0:
+                raise ConfigError(name, getattr(self, name), "must not be negative")
+        for name in ("jitter", "mix"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ConfigError(name, getattr(self, name), "must lie between 0 and 1")
         if self.quorum > self.islands or self.quorum < 0:
             raise ConfigError("quorum", self.quorum, f"must be 0 (all) to islands = {self.islands}")
         for name in ("step_times_s", "delays_s"):
@@ -93,8 +101,12 @@ class CellSettings:
                 raise ConfigError(name, values, "must hold at least one number above 0")
         for name, form in _EVENT_FIELDS.items():
             for event in getattr(self, name):
-                if len(event) != 3 or not 0 <= event[0] < self.islands:
+                if len(event) != 3 or event[0] not in range(self.islands) or min(event) < 0:
                     raise ConfigError(name, event, f"must read {form}, islands counting from 0")
+        who = [event[0] for event in self.joins]
+        for event in self.joins:
+            if event[2] <= event[1] or who.count(event[0]) > 1:
+                raise ConfigError("joins", event, "must end after it begins, and an island joins once")
         if self.mode is Mode.STREAMING and self.overlap >= self.sync_interval:
             cure = f"must be below sync_interval = {self.sync_interval}: a fragment is adopted before it is sent again"
             raise ConfigError("overlap", self.overlap, cure)
@@ -157,6 +169,8 @@ def resolved(cell: CellSettings) -> dict[str, Any]:
     """Returns every setting as plain JSON values, options of the task under ``task.NAME``."""
     plain: dict[str, Any] = {}
     for each in fields(cell):
+        if each.name == "mix" and cell.mode is not Mode.STREAMING:
+            continue  # of no concern to the others, and younger than some of their records
         value = getattr(cell, each.name)
         if each.name == "options":
             plain.update({f"task.{name}": option for name, option in sorted(value.items())})

@@ -178,10 +178,16 @@ def holm(p_values: Sequence[float], level: float = ONE_SIDED) -> tuple[bool, ...
     return tuple(stands)
 
 
+#: Seeds before the first look at an interval. Who stops as soon as an interval happens to be narrow stops too early:
+#: looking from two seeds on, one in ten 95 % intervals misses (simulated), from four on one in eighteen.
+SEEDS_BEFORE_LOOKING = 4
+
+
 def seeds_needed(differences: Sequence[float], *, margin: float, max_seeds: int) -> bool:
     """Says whether another seed is to be run: the interval is wider than the margin, and there may be more.
 
-    It does not ask for the verdict. Who adds seeds until the verdict pleases finds what he looks for.
+    It does not ask for the verdict. Who adds seeds until the verdict pleases finds what he looks for. Nor does it look
+    at the interval of fewer than ``SEEDS_BEFORE_LOOKING`` seeds.
 
     Args:
         differences: Of the seeds so far.
@@ -190,7 +196,7 @@ def seeds_needed(differences: Sequence[float], *, margin: float, max_seeds: int)
     """
     if len(differences) >= max_seeds:
         return False
-    return len(differences) < 2 or interval(differences).half_width > margin
+    return len(differences) < SEEDS_BEFORE_LOOKING or interval(differences).half_width > margin
 
 
 # --- tuning -------------------------------------------------------------------------------------------------------

@@ -39,6 +39,8 @@ class SimIsland:
         self.work = simulation.works.island(plan.island_id, life)
         self.step = self.tokens = self.start_step = 0
         self.ready: list[int] = []
+        self.recovering = self.fresh_optimizer = False
+        self.held: list[int] = []  # of a recovery, until every fragment is there: as in islands.session
         self.copies: dict[int, int] = {}
         self.watched: frozenset[int] = frozenset()
         self.training = False
@@ -82,7 +84,8 @@ class SimIsland:
                     queue.after(self.rng.uniform(*plan.capture_s), partial(self.handle, done))
                 case ie.Prepare():
                     self.work.prepare(action.version, action.keep)
-                    queue.after(self.rng.uniform(*plan.capture_s), partial(self.prepared, action.version))
+                    prepared = partial(self.prepared, action.version, action.keep)
+                    queue.after(self.rng.uniform(*plan.capture_s), prepared)
                 case ie.EncodeSeed():
                     payload = self.work.seed(action.fragment_id)
                     seeded = ie.SeedEncoded(fragment_id=action.fragment_id, payload=payload)
@@ -91,7 +94,8 @@ class SimIsland:
                     self.simulation.invariants.island_failed(self, action)
                     self.kill()
                 case ie.RefreshOptimizer():
-                    self.work.refresh_optimizer()
+                    self.recovering = True
+                    self.held.clear()
                 case ie.Note():
                     pass
         if self.core.startable and not self.training and self.alive:
@@ -100,11 +104,18 @@ class SimIsland:
             self.next_step()
         self.alarm.arm(self.core.next_deadline_s() if self.alive else None)
 
-    def prepared(self, version: m.Version) -> None:
-        """A version is ready to be installed."""
+    def prepared(self, version: m.Version, keep: float) -> None:
+        """A version is ready to be installed; those of a recovery all at once, with a fresh optimizer."""
         if not self.alive:
             return
-        self.ready.append(version.fragment_id)
+        if self.recovering and keep == 0:
+            self.held.append(version.fragment_id)
+            if len(self.held) == len(self.core.fragments):
+                self.ready += self.held
+                self.held.clear()
+                self.recovering, self.fresh_optimizer = False, True
+        else:
+            self.ready.append(version.fragment_id)
         self.handle(ie.Prepared(fragment_id=version.fragment_id, fragment_version=version.fragment_version))
         if self.stopped:
             self.boundary()
@@ -137,6 +148,9 @@ class SimIsland:
         for p in installed:
             self.copies.pop(p, None)
             self.work.install(p)
+        if self.fresh_optimizer and installed:
+            self.fresh_optimizer = False
+            self.work.refresh_optimizer()
         assert self.core.manifest is not None
         wanted = self.core.manifest.moving if self.stopped else sorted(self.watched)
         copied = tuple(wanted)

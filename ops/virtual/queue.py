@@ -52,13 +52,31 @@ class LinkModel:
     duplication: float = 0.0
     bytes_per_s: float = 0.0
 
-    def arrivals_s(self, rng: random.Random, size_bytes: int) -> list[float]:
-        """Returns the delays after which copies of one message arrive: none, one, or two."""
+    def arrivals_s(self, rng: random.Random, queued_s: float = 0.0) -> list[float]:
+        """Returns the delays after which copies of one message arrive: none, one, or two.
+
+        Args:
+            rng: Of the run.
+            queued_s: Until the last byte has left, from :class:`Sender`.
+        """
         copies = 1 + (rng.random() < self.duplication)
         if rng.random() < self.loss:
             copies -= 1
-        transfer_s = size_bytes / self.bytes_per_s if self.bytes_per_s else 0.0
-        return [rng.uniform(*self.delay_s) + transfer_s for _ in range(copies)]
+        return [queued_s + rng.uniform(*self.delay_s) for _ in range(copies)]
+
+
+@dataclass(slots=True)
+class Sender:
+    """One direction of one link: what is sent waits until what was sent before has left."""
+
+    free_at_s: float = 0.0
+
+    def queued_s(self, now_s: float, size_bytes: int, bytes_per_s: float) -> float:
+        """Returns after what time the last byte of a message has left, and queues it."""
+        if not bytes_per_s:
+            return 0.0
+        self.free_at_s = max(self.free_at_s, now_s) + size_bytes / bytes_per_s
+        return self.free_at_s - now_s
 
 
 @dataclass(slots=True)

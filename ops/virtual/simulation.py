@@ -26,7 +26,7 @@ from broker.tensors import payload_bytes
 from islands import events as ie
 from ops.virtual.invariants import Invariants
 from ops.virtual.processes import SimAggregator, SimBroker, SimIsland
-from ops.virtual.queue import EventQueue, LinkModel
+from ops.virtual.queue import EventQueue, LinkModel, Sender
 from ops.virtual.work import Counting, Works
 
 #: (virtual time, process, name of the decision, fields).
@@ -141,6 +141,7 @@ class Simulation:
         self.islands: dict[str, SimIsland] = {}
         self.processes: dict[str, SimIsland | SimAggregator] = {self.aggregator.address: self.aggregator}
         self._lives: dict[str, int] = {}
+        self._senders: dict[tuple[str, str, m.Channel], Sender] = {}
         for island in plan.islands:
             self.queue.at(island.joins_at_s, partial(self.start_island, island))
             for at_s in island.crashes_at_s:
@@ -212,10 +213,11 @@ class Simulation:
 
     # --- the network ------------------------------------------------------------------------------------------
 
-    def arrivals_s(self, process: SimIsland | SimAggregator, size_bytes: int) -> list[float]:
+    def arrivals_s(self, process: SimIsland | SimAggregator, message: m.Message, direction: str) -> list[float]:
         """Returns the delays after which copies of a message get through to or from a process, if any does.
 
-        Links are faultless once the plan's troubles are over.
+        Bulk waits for bulk, control for control: they have connections of their own. Links are faultless once the
+        plan's troubles are over.
         """
         link = self.plan.link
         if isinstance(process, SimIsland):
@@ -224,7 +226,9 @@ class Simulation:
             link = process.plan.link or link
         if self.queue.now_s > self.plan.calm_after_s:
             link = LinkModel(delay_s=link.delay_s, bytes_per_s=link.bytes_per_s)
-        return link.arrivals_s(self.rng, size_bytes)
+        sender = self._senders.setdefault((process.address, direction, message.channel), Sender())
+        queued_s = sender.queued_s(self.queue.now_s, self.size(message), link.bytes_per_s)
+        return link.arrivals_s(self.rng, queued_s)
 
     def to_broker(self, process: SimIsland | SimAggregator, to: str, message: m.Message, sequence: int) -> None:
         """Carries a message from a process to the broker."""
@@ -243,7 +247,7 @@ class Simulation:
         event = RelayReceived(
             channel=message.channel, peer=process.address.encode(), envelope=envelope, size_bytes=self.size(message)
         )
-        for delay_s in self.arrivals_s(process, event.size_bytes):
+        for delay_s in self.arrivals_s(process, message, "up"):
             self.queue.after(delay_s, lambda: self.broker.handle(event))
 
     def from_broker(self, broker: SimBroker, action: RelaySend) -> None:
@@ -255,7 +259,7 @@ class Simulation:
             )
             self.queue.after(0.0, lambda: broker.handle(gone))
             return
-        for delay_s in self.arrivals_s(process, action.size_bytes):
+        for delay_s in self.arrivals_s(process, action.envelope.message, "down"):
             self.queue.after(delay_s, lambda: self.deliver(process, action.envelope))
 
     def deliver(self, process: SimIsland | SimAggregator, envelope: m.Envelope) -> None:

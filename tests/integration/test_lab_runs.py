@@ -58,9 +58,13 @@ def test_a_run_that_was_interrupted_goes_on_where_it_was(experiment, tmp_path):
         [*map(str, command)], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as process:
         assert process.stdout is not None
-        first = process.stdout.readline()  # one run is done, the next has begun
-        assert "3 to go" in first, first
-        time.sleep(0.5)
+        for line in process.stdout:
+            if "3 to go" in line:  # one run is done
+                break
+        assert "begins" in process.stdout.readline()
+        beside = lab("run", experiment, "--records", records)
+        assert beside.returncode == 1
+        assert "is being run already" in beside.stderr
         process.send_signal(signal.SIGINT)
         rest = process.stdout.read()
         assert process.wait(timeout=20) == 130

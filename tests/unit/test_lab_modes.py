@@ -1,5 +1,7 @@
 """The laboratory against plain loops: what a mode computes when nothing is unequal, late or lost."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -51,7 +53,7 @@ def task():
 
 
 def cell(**values):
-    defaults = {"steps": 60, "fragments": 2, "sync_interval": 6, "evaluations": 2}
+    defaults = {"steps": 60, "fragments": 2, "sync_interval": 6, "evaluations": 2, "mix": 1.0}
     return cell_settings(defaults | {"task": "tests:none"} | values)
 
 
@@ -128,15 +130,13 @@ def test_diloco_is_the_textbook_loop(task):
     np.testing.assert_allclose(as_vector(found.params), as_vector(theta), rtol=1e-4, atol=1e-5)
 
 
-def test_decoupled_islands_of_one_speed_learn_as_in_streaming_diloco(task):
-    ours, theirs = (run(task, cell(mode=mode, islands=4)) for mode in ("decoupled", "streaming"))
-    # Rounds fall a step apart here and there: not equal, but the same to a few percent of what was learned.
-    start = task.evaluate(task.init(0)[0])
-    assert abs(task.evaluate(ours.params) - task.evaluate(theirs.params)) < 0.05 * (
-        start - task.evaluate(theirs.params)
-    )
-    assert ours.participation > 0.99
-    assert ours.merged_tokens == ours.tokens
+def test_decoupled_islands_of_one_speed_that_overwrite_learn_as_in_streaming_diloco(task):
+    # On a fast link a version is adopted one step after its capture, and what was trained in that step is overwritten.
+    same = {"islands": 4, "overlap": 1, "keep": 0.0, "mix": 0.0}
+    ours, theirs = (run(task, cell(mode=mode, **same)) for mode in ("decoupled", "streaming"))
+    assert ours.rounds == theirs.rounds
+    learned = task.evaluate(task.init(0)[0]) - task.evaluate(theirs.params)
+    assert abs(task.evaluate(ours.params) - task.evaluate(theirs.params)) < 0.003 * learned  # as the claims ask
 
 
 def test_the_same_seed_gives_the_same_bits_and_another_seed_others(task):
@@ -178,3 +178,39 @@ def test_streaming_adopts_after_the_overlap_and_merges_no_step_twice(task):
     # With M = 1, rate 1 and keep 1 any step that were merged twice would show as twice its progress.
     found = run(task, cell(mode="streaming", islands=1, overlap=4, outer_learning_rate=1.0, outer_momentum=0.0))
     np.testing.assert_allclose(as_vector(found.params), as_vector(plain(task, 60, 1)), rtol=2e-4, atol=2e-5)
+
+
+def test_streaming_waits_where_it_needs_what_is_still_on_its_way(task):
+    # A fragment of some 3 kB; H = 6 and P = 2: one is sent every three steps, and needed two steps later.
+    def took_s(**link):
+        return run(task, cell(mode="streaming", islands=2, overlap=2, **link)).virtual_s
+
+    assert took_s() == pytest.approx(60.0, abs=0.1)
+    assert took_s(delays_s=(0.4,)) == pytest.approx(60.8, abs=0.1)  # hidden, but for the last exchange
+    assert took_s(delays_s=(2.0,)) > 90.0
+
+
+def test_diloco_pays_for_every_exchange_and_data_parallel_for_every_step(task):
+    def took_s(mode, **link):
+        return run(task, cell(mode=mode, islands=2, **link)).virtual_s
+
+    assert took_s("diloco", delays_s=(1.0,)) == pytest.approx(60 + 10 * 2.0, abs=0.1)
+    assert took_s("data-parallel", delays_s=(1.0,)) == pytest.approx(60 + 60 * 2.0, abs=0.1)
+
+
+def test_an_island_that_turns_to_nan_recovers_with_a_fresh_optimizer(task):
+    poisoned = []
+
+    def data(share):
+        for k, batch in enumerate(batches(share)):
+            if share.index == 1 and k == 20:
+                poisoned.append(k)
+                batch = np.full_like(batch, np.nan)
+            yield batch
+
+    found = run(replace(task, data=data), cell(islands=3, steps=120))
+    assert poisoned == [20]
+    assert np.isfinite(task.evaluate(found.params))
+    # What was trained between the NaN and the global parameters is lost, and no more.
+    assert 0 < found.wasted["not_finite"] + found.wasted.get("overwritten", 0) < 0.12 * found.tokens
+    assert found.tokens == found.merged_tokens + sum(found.wasted.values())

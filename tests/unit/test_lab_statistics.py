@@ -171,10 +171,12 @@ def test_another_seed_is_needed_while_the_interval_is_wider_than_the_margin():
     assert seeds_needed([], margin=0.01, max_seeds=5)
     assert seeds_needed([0.0], margin=0.01, max_seeds=5)
     assert not seeds_needed([0.0], margin=0.01, max_seeds=1)
-    wide, narrow = [0.0, 0.01, 0.02], [0.0, 0.001, 0.002]  # half-widths 0.0248 and 0.00248
+    wide, narrow = [0.0, 0.01, 0.02, 0.03], [0.0, 0.001, 0.002, 0.003]  # half-widths 0.0205 and 0.00205
     assert seeds_needed(wide, margin=0.01, max_seeds=5)
-    assert not seeds_needed(wide, margin=0.01, max_seeds=3)
+    assert not seeds_needed(wide, margin=0.01, max_seeds=4)
     assert not seeds_needed(narrow, margin=0.01, max_seeds=5)
+    # Three that happen to lie close together say little about how far apart seeds lie.
+    assert seeds_needed(narrow[:3], margin=0.01, max_seeds=5)
 
 
 # --- tuning -------------------------------------------------------------------------------------------------------

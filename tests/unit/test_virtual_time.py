@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ops.virtual.faults import random_plan
-from ops.virtual.queue import Alarm, EventQueue, LinkModel
+from ops.virtual.queue import Alarm, EventQueue, LinkModel, Sender
 
 
 def test_events_happen_in_the_order_of_their_times_and_then_of_scheduling():
@@ -43,10 +43,18 @@ def test_the_queue_stops_when_it_is_done():
 
 
 def test_a_perfect_link_delivers_once_within_its_delays():
-    link = LinkModel(delay_s=(0.1, 0.2), bytes_per_s=1000.0)
+    link = LinkModel(delay_s=(0.1, 0.2))
     for seed in range(50):
-        (arrival_s,) = link.arrivals_s(random.Random(seed), 500)
+        (arrival_s,) = link.arrivals_s(random.Random(seed), queued_s=0.5)
         assert 0.6 <= arrival_s <= 0.7
+
+
+def test_what_is_sent_waits_until_what_was_sent_before_has_left():
+    sender = Sender()
+    assert sender.queued_s(10.0, 500, 1000.0) == pytest.approx(0.5)
+    assert sender.queued_s(10.0, 500, 1000.0) == pytest.approx(1.0)
+    assert sender.queued_s(20.0, 500, 1000.0) == pytest.approx(0.5)  # idle meanwhile
+    assert sender.queued_s(20.0, 500, 0.0) == 0.0  # an infinite rate
 
 
 @pytest.mark.parametrize(
@@ -54,7 +62,7 @@ def test_a_perfect_link_delivers_once_within_its_delays():
 )
 def test_copies_come_as_often_as_configured(loss, duplication, mean):
     link, rng = LinkModel(loss=loss, duplication=duplication), random.Random(0)
-    copies = [len(link.arrivals_s(rng, 0)) for _ in range(4000)]
+    copies = [len(link.arrivals_s(rng)) for _ in range(4000)]
     assert sum(copies) / 4000 == pytest.approx(mean, abs=0.04)  # five standard errors
     assert set(copies) <= {0, 1, 2}
 
