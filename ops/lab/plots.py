@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from ops.lab.canvas import COLOURS, PANEL, colour, drawing, legend, style_of, svg
 from ops.lab.markdown import count
 from ops.lab.records import Record
 from ops.lab.statistics import Interval
-
-if TYPE_CHECKING:
-    pass
 
 #: Label -> records of one cell, one per seed.
 Series = Mapping[str, Sequence[Record]]

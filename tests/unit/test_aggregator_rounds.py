@@ -269,6 +269,18 @@ def test_weights_end_to_end():
     assert note["tokens"] == 60
 
 
+def test_a_round_that_few_islands_are_in_takes_a_shorter_step_where_that_is_asked_for():
+    shares = {}
+    for exponent in (0.0, 1.0):
+        made = desk(quorum=2, presence_exponent=exponent)
+        made.open_round("a", "b", "c", step=4)
+        made.offer("a", 0, 4)
+        made.offer("b", 0, 4)
+        close_by_grace(made, 5.0)
+        shares[exponent] = sum(m.merge_weight for m in merged(made).values())
+    assert shares == {0.0: pytest.approx(1.0), 1.0: pytest.approx(2 / 3)}
+
+
 def test_of_three_islands_none_has_more_than_half():
     made = desk()
     made.open_round("a", "b", "c", step=4)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aggregator.staleness import Trained, mean_staleness, merge_weights, staleness_weight
+from aggregator.staleness import Trained, mean_staleness, merge_weights, presence_factor, staleness_weight
 from broker.messages import TrainedOn
 
 
@@ -35,6 +35,19 @@ EXPONENTS = st.floats(0, 4)
 def test_fresh_steps_weigh_one_and_the_default_exponent_takes_the_root():
     assert staleness_weight(0, 0.5) == 1.0
     assert staleness_weight(3, 0.5) == pytest.approx(0.5)
+
+
+def test_a_full_round_takes_a_full_step_and_exponent_zero_always_does():
+    assert presence_factor(3, 3, 1.0) == 1.0
+    assert presence_factor(1, 8, 0.0) == 1.0
+    assert presence_factor(2, 8, 0.5) == pytest.approx(0.5)
+    assert presence_factor(2, 8, 1.0) == pytest.approx(0.25)
+
+
+def test_absent_islands_shrink_every_weight_alike():
+    full, shrunk = (merge_weights([trained("a"), trained("b", tokens=50)], 0.5, presence) for presence in (1.0, 0.25))
+    assert [w.merge_weight for w in shrunk] == pytest.approx([w.merge_weight / 4 for w in full])
+    assert [w.token_weight for w in shrunk] == [w.token_weight for w in full]
 
 
 def test_exponent_zero_is_the_rule_of_the_paper():
