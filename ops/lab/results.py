@@ -72,7 +72,7 @@ def _claims(experiments: Sequence[Findings], plots: Mapping[str, Sequence[Plot]]
                     "" if claim.published is None else percent(claim.published),
                     gap(finding.found),
                     str(len(finding.differences)),
-                    f"**{finding.verdict}**",
+                    f"**{finding.verdict}**" if finding.differences else "not run yet",
                     f"[{name}]({anchor(name)})",
                     f"[plot]({shown[0].file})" if shown else "",
                 )
