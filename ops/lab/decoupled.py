@@ -110,6 +110,8 @@ def plan_of(cell: CellSettings, seed: int, total_tokens: int, per_step: int) -> 
                 jitter=cell.jitter,
                 joins_at_s=join[0] if join else 0.0,
                 leaves_at_s=join[1] if join else None,
+                crashes_at_s=tuple(at_s for who, at_s in cell.crashes if int(who) == i),
+                restart_s=cell.restart_s,
                 pauses=pauses[i],
                 outages=tuple((at_s, for_s) for who, at_s, for_s in cell.outages if int(who) == i),
                 link=LinkModel(delay_s=(0.9 * delay_s, 1.1 * delay_s), bytes_per_s=1e6 * cell.megabytes_per_s),

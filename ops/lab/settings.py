@@ -33,7 +33,13 @@ class MergeRule(StrEnum):
 
 
 #: Separates the number of an island from what befalls it, in lists of events.
-_EVENT_FIELDS = {"joins": "[island, from s, until s]", "outages": "[island, from s, for s]"}
+_EVENT_FIELDS = {
+    "joins": "[island, from s, until s]",
+    "crashes": "[island, at s]",
+    "outages": "[island, from s, for s]",
+}
+#: Settings that are younger than some records: while they have their default, a cell is what it was before them.
+_YOUNGER = {"crashes": (), "restart_s": 10.0}
 
 
 #: What is not an experiment's subject is as in production.
@@ -74,6 +80,10 @@ class CellSettings:
     delays_s: tuple[float, ...] = setting((0.002,), "one-way delay of each island's link, repeated")
     megabytes_per_s: float = setting(0.0, "rate of every link; 0 for infinite")
     joins: tuple[tuple[float, ...], ...] = setting((), "who is there for a part of the run: [island, from s, until s]")
+    crashes: tuple[tuple[float, ...], ...] = setting(
+        (), "whose process dies, and starts anew with a fresh optimizer: [island, at s]"
+    )
+    restart_s: float = setting(10.0, "virtual seconds until a process that died is back")
     outages: tuple[tuple[float, ...], ...] = setting((), "whose link fails: [island, from s, for s]")
     chips: int = setting(0, "simulated chips, whose failures pause the islands that own them; 0 for none")
     mtbi_years: float = setting(1.0, "mean time between interruptions of one of those chips")
@@ -87,7 +97,7 @@ class CellSettings:
         for name in (*counts, "held_out_sequences", "curve_sequences"):
             if getattr(self, name) < 1:
                 raise ConfigError(name, getattr(self, name), "must be at least 1")
-        for name in ("megabytes_per_s", "chips", "mtbi_years"):
+        for name in ("megabytes_per_s", "chips", "mtbi_years", "restart_s"):
             if getattr(self, name) < 0:
                 raise ConfigError(name, getattr(self, name), "must not be negative")
         for name in ("jitter", "mix"):
@@ -101,7 +111,7 @@ class CellSettings:
                 raise ConfigError(name, values, "must hold at least one number above 0")
         for name, form in _EVENT_FIELDS.items():
             for event in getattr(self, name):
-                if len(event) != 3 or event[0] not in range(self.islands) or min(event) < 0:
+                if len(event) != form.count(",") + 1 or event[0] not in range(self.islands) or min(event) < 0:
                     raise ConfigError(name, event, f"must read {form}, islands counting from 0")
         who = [event[0] for event in self.joins]
         for event in self.joins:
@@ -110,9 +120,9 @@ class CellSettings:
         if self.mode is Mode.STREAMING and self.overlap >= self.sync_interval:
             cure = f"must be below sync_interval = {self.sync_interval}: a fragment is adopted before it is sent again"
             raise ConfigError("overlap", self.overlap, cure)
-        decoupled_only = self.joins or self.outages or self.chips
+        decoupled_only = self.joins or self.crashes or self.outages or self.chips
         if decoupled_only and self.mode is not Mode.DECOUPLED:
-            cure = "joins, outages and chips are for decoupled runs: the baselines would only stand still"
+            cure = "joins, crashes, outages and chips are for decoupled runs: the baselines would only stand still"
             raise ConfigError("mode", str(self.mode), cure)
         if self.mode is Mode.DILOCO and self.fragments != 1:
             raise ConfigError("fragments", self.fragments, "must be 1 with mode = diloco: it merges the whole model")
@@ -172,6 +182,8 @@ def resolved(cell: CellSettings) -> dict[str, Any]:
         if each.name == "mix" and cell.mode is not Mode.STREAMING:
             continue  # of no concern to the others, and younger than some of their records
         value = getattr(cell, each.name)
+        if each.name in _YOUNGER and value == _YOUNGER[each.name]:
+            continue
         if each.name == "options":
             plain.update({f"task.{name}": option for name, option in sorted(value.items())})
         else:

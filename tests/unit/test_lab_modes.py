@@ -214,3 +214,11 @@ def test_an_island_that_turns_to_nan_recovers_with_a_fresh_optimizer(task):
     # What was trained between the NaN and the global parameters is lost, and no more.
     assert 0 < found.wasted["not_finite"] + found.wasted.get("overwritten", 0) < 0.12 * found.tokens
     assert found.tokens == found.merged_tokens + sum(found.wasted.values())
+
+
+def test_an_island_that_dies_loses_what_it_had_not_handed_over_and_no_more(task):
+    found = run(task, cell(islands=3, steps=120, crashes=[[1, 40], [1, 80.5]], restart_s=5.0))
+    assert np.isfinite(task.evaluate(found.params))
+    assert found.tokens == found.merged_tokens + sum(found.wasted.values())
+    # At most H steps of each life, of every fragment.
+    assert 0 < found.wasted["island_lost"] <= 2 * 6 * BATCH

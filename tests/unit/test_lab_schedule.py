@@ -302,6 +302,12 @@ def test_settings_survive_the_way_through_json():
     assert key_of(cell, 3) != key_of(cell, 4)
 
 
+def test_a_setting_that_came_later_does_not_change_older_keys():
+    cell = cell_settings({"mode": "decoupled"})
+    assert "crashes" not in resolved(cell)
+    assert "crashes" in resolved(cell_settings({"mode": "decoupled", "crashes": [[0, 5.0]]}))
+
+
 def test_synchronous_diloco_has_one_fragment_whatever_the_others_have():
     assert cell_settings({"mode": "diloco", "fragments": 6}).fragments == 1
     assert cell_settings({"mode": Mode.STREAMING, "fragments": 6}).fragments == 6
