@@ -12,7 +12,7 @@ import math
 
 import numpy as np
 
-from ops.goodput.fleet import DAY_S, FailureModel, Fleet, Mode
+from ops.goodput.fleet import FailureModel, Fleet, Mode
 
 
 def away_share(chips: int, model: FailureModel) -> float:
@@ -56,11 +56,6 @@ def rigid_share(chips: int, model: FailureModel) -> float:
     rate, check_s = chips / model.chip_mtbi_s, model.check_s
     up_s = check_s / -math.expm1(-rate * check_s) if check_s > 0.0 else 1.0 / rate
     return up_s / (up_s + model.restart_s)
-
-
-def outage_share(mtbi_days: float | None, repair_s: float) -> float:
-    """Returns the part of the time in which something is away that fails every ``mtbi_days`` and then is repaired."""
-    return 0.0 if mtbi_days is None else repair_s / (mtbi_days * DAY_S + repair_s)
 
 
 def expected_slowest(count: int) -> float:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -34,7 +35,6 @@ class _Running:
     run: Run
     child: Child
     slot: int
-    began_s: float
 
 
 @dataclass(slots=True)
@@ -138,9 +138,8 @@ class Runner:
                 cpus=() if self.accelerator else (processors[slot % len(processors)],),
             )
             (scratch / f"{name}.log").unlink(missing_ok=True)
-            now_s = time.monotonic()
-            child = Child(spec, scratch / f"{name}.log", now_s=now_s)
-            self._running.append(_Running(run=run, child=child, slot=slot, began_s=now_s))
+            child = Child(spec, scratch / f"{name}.log", now_s=time.monotonic())
+            self._running.append(_Running(run=run, child=child, slot=slot))
             self.say(f"{_name(run)}: begins")
 
     def _collect(self, scratch: Path, records: Sequence[Record]) -> list[Record]:
@@ -153,8 +152,9 @@ class Runner:
             self._running.remove(each)
             result = scratch / f"run-{each.slot}.json"
             if status != 0 or not result.exists():
-                self._failed[each.run.key] = last_lines(scratch / f"run-{each.slot}.log", 3)
-                self.say(f"{_name(each.run)}: failed with status {status}: {self._failed[each.run.key]}")
+                why = _why(status, scratch / f"run-{each.slot}.log")
+                self._failed[each.run.key] = why
+                self.say(f"{_name(each.run)}: {why}; the same command tries it again")
                 continue
             record = Record.from_json(result.read_text())
             archive.append(self.directory, record)
@@ -188,6 +188,13 @@ class Runner:
             self.say(f"{name}: {over}; {left} runs are left. Run it again with --budget to go on")
         else:
             self.say(f"{name}: complete")
+
+
+def _why(status: int, log: Path) -> str:
+    """Says how a run ended that brought no record."""
+    if status < 0:
+        return f"killed by {signal.Signals(-status).name}, by hand or for want of memory"
+    return f"failed with status {status}: {last_lines(log, 3)}"
 
 
 def _environment(accelerator: bool) -> dict[str, str]:

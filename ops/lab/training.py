@@ -36,7 +36,6 @@ class Clock:
     """Wall time spent inside training steps; what is left of a run is the laboratory's own."""
 
     train_s: float = 0.0
-    steps: int = 0
 
     def run(self, step: Callable[[], Any]) -> Any:
         """Calls ``step`` and waits for the result: steps are timed one by one."""
@@ -98,7 +97,6 @@ class Stepper:
         batch, schedule = island.put_off.pop(0)
         step = partial(self._task.train, island.params, island.opt_state, batch, schedule)
         island.params, island.opt_state, _ = self.clock.run(step)
-        self.clock.steps += 1
 
     def _step_together(self, company: list[TrainingIsland]) -> None:
         if self._stacked is None:
@@ -110,7 +108,6 @@ class Stepper:
         results, _ = self.clock.run(partial(self._stacked, trees, batches, schedules))
         for each, (params, state) in zip(company, results, strict=True):
             each.params, each.opt_state = params, state
-        self.clock.steps += len(company)
 
 
 def _stacked_step(task: Task) -> Callable[..., Any]:

@@ -122,6 +122,24 @@ def test_wrong_flags_are_named(experiment, tmp_path):
         assert word in wrong.stderr
 
 
+def test_a_run_that_is_killed_is_said_to_be_and_leaves_no_record(experiment, tmp_path):
+    experiment.write_text(
+        EXPERIMENT.replace("steps = 60", "steps = 200000").replace("= 2\nmax_seeds = 2", "= 1\nmax_seeds = 1")
+    )
+    command = [sys.executable, "-m", "ops", "lab", "run", experiment, "--records", tmp_path / "records", "--jobs", "1"]
+    with subprocess.Popen([*map(str, command)], cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        killed = 0
+        for line in process.stdout:
+            if "begins" in line:
+                (child,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+                os.kill(int(child), signal.SIGKILL)
+            killed += "killed by SIGKILL" in line
+        assert process.wait(timeout=20) == 1
+    assert killed == 2
+    assert archive.read(tmp_path / "records" / "stopped.jsonl") == ()
+
+
 def test_nothing_is_left_running_when_the_laboratory_is_killed(experiment, tmp_path):
     slow = EXPERIMENT.replace("steps = 60", "steps = 200000")
     experiment.write_text(slow)
