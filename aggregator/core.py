@@ -65,6 +65,7 @@ class Aggregator:
         now_s: Monotonic seconds at the start.
         record: The run record of an earlier life of this store, or None for a new run.
         commits: The newest durable commit per fragment, with that record.
+        epoch: What the lease says; at least one more than the record's. One aggregator alone counts for itself.
 
     Attributes:
         run: Everything it knows, for whoever reports on it.
@@ -77,8 +78,10 @@ class Aggregator:
         now_s: float,
         record: Mapping[str, Any] | None = None,
         commits: Mapping[int, Commit] | None = None,
+        epoch: int = 1,
     ) -> None:
         self.run = Run(config, now_s)
+        self.run.epoch = epoch
         if record is not None:
             self.run.restore(record, commits or {})
         self._membership = Membership(self.run)
@@ -88,6 +91,8 @@ class Aggregator:
         self._durable_serial = 0
         self._save_again_at_s: float | None = None
         self._attach_at_s = now_s
+        # A standby that asks a broker about the leader must not take a pause for silence.
+        self._attach_interval_s = min(ATTACH_INTERVAL_S, config.lease_s / 4) if config.failover else ATTACH_INTERVAL_S
 
     def start(self, now_s: float) -> list[Action]:
         """Returns the first actions: the epoch becomes durable before anything is said under it."""
@@ -199,7 +204,7 @@ class Aggregator:
         if not self.leading:
             return
         if run.now_s >= self._attach_at_s:
-            self._attach_at_s = run.now_s + ATTACH_INTERVAL_S
+            self._attach_at_s = run.now_s + self._attach_interval_s
             attach = Attach(shard=0, epoch=run.epoch, versions=run.versions)
             run.emit(Send(to=BROKER, message=attach))
             run.emit(Send(to=BROKER, message=AttachBulk(shard=0, epoch=run.epoch)))

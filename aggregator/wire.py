@@ -12,15 +12,16 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from types import TracebackType
-from typing import Self
+from typing import ParamSpec, Self, TypeVar
 
 import zmq.asyncio
 
 from aggregator import versions
 from aggregator.config import AggregatorConfig
-from aggregator.events import Publish, Received
+from aggregator.events import Commit, Publish, Received
 from aggregator.inspection import flaw_in
 from aggregator.outer import FragmentState
+from aggregator.replicas import replica_of
 from broker import logs
 from broker.codec import Limits, Origin
 from broker.endpoint import Endpoint
@@ -33,14 +34,19 @@ from broker.messages import (
     Channel,
     Contribution,
     Envelope,
+    FollowBulk,
     Message,
     Refused,
+    ReplicaRun,
     Seed,
     Version,
 )
 from broker.tensors import payload_bytes
 
 log = logs.get(__name__)
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 #: How long a receive waits before it looks again; nothing depends on it.
 POLL_S = 1.0
@@ -57,13 +63,20 @@ class Wire:
         context: Of the process.
         config: Addresses, limits and the codec of versions.
         deliver: Takes what was received.
+        sender: Who speaks: the leader, or a standby under its own name.
     """
 
     def __init__(
-        self, context: zmq.asyncio.Context, config: AggregatorConfig, deliver: Callable[[Received], Awaitable[None]]
+        self,
+        context: zmq.asyncio.Context,
+        config: AggregatorConfig,
+        deliver: Callable[[Received], Awaitable[None]],
+        *,
+        sender: str = AGGREGATOR,
     ) -> None:
         self._config = config
         self._deliver = deliver
+        self._sender = sender
         header_bytes = min(_HEADER_BYTES, config.max_message_bytes)
         limits = Limits(max_header_bytes=header_bytes, max_message_bytes=config.max_message_bytes)
         self._control, self._bulk = (
@@ -73,7 +86,9 @@ class Wire:
         self._manifest: FragmentManifest | None = None
         self._sequence = 0
         self._threads = ThreadPoolExecutor(1, "payloads")
-        self._attach: AttachBulk | None = None
+        self._attach: AttachBulk | FollowBulk | None = None
+        self._runs: dict[str, ReplicaRun] = {}  # by standby
+        self._replicas: dict[tuple[str, int], tuple[Commit, int, FragmentState]] = {}  # by standby and fragment
         self._to_publish: dict[int, tuple[Publish, int, FragmentState]] = {}  # by fragment: with epoch and parameters
         self._woken = asyncio.Event()
         self._complaints: Counter[tuple[str, ...]] = Counter()
@@ -162,9 +177,9 @@ class Wire:
     async def send(self, to: str, message: Message) -> None:
         """Sends a small message at once, or drops it when the broker is away: all of them are repeated.
 
-        On the bulk channel there is one, AttachBulk, which waits its turn but goes before any version.
+        On the bulk channel there is one, AttachBulk or FollowBulk, which waits its turn but goes before any version.
         """
-        if isinstance(message, AttachBulk):
+        if isinstance(message, AttachBulk | FollowBulk):
             self._attach = message
             self._woken.set()
             return
@@ -175,37 +190,59 @@ class Wire:
         self._to_publish[action.fragment_id] = action, epoch, state
         self._woken.set()
 
+    def replicate(self, to: str, commit: Commit, epoch: int, state: FragmentState) -> None:
+        """Queues a commit for a standby; of one fragment, only the newest is sent."""
+        self._replicas[to, commit.fragment_id] = commit, epoch, state
+        self._woken.set()
+
+    def replicate_run(self, to: str, message: ReplicaRun) -> None:
+        """Queues a run record for a standby; only the newest is sent."""
+        self._runs[to] = message
+        self._woken.set()
+
     async def publish_versions(self) -> None:
-        """Sends what is queued, oldest first, until cancelled. What cannot be sent is published again by the core."""
+        """Sends what is queued, until cancelled: replicas first, since versions wait for them to be durable.
+
+        What cannot be sent is published again by the core, and replicated again while a standby lacks it.
+        """
         while True:
             await self._woken.wait()
             self._woken.clear()
-            while self._attach is not None or self._to_publish:
-                if self._attach is not None:
-                    message: Message = self._attach
-                    self._attach = None
-                else:
-                    message = await self._version(*self._to_publish.pop(next(iter(self._to_publish))))
-                await self._bulk.send(self._envelope(BROKER, message))
+            while self._attach is not None or self._runs or self._replicas or self._to_publish:
+                await self._bulk.send(self._envelope(*await self._next_bulk()))
+
+    async def _next_bulk(self) -> tuple[str, Message]:
+        """Takes what goes next, with its address."""
+        if self._attach is not None:
+            attach, self._attach = self._attach, None
+            return BROKER, attach
+        if self._runs:
+            return self._runs.popitem()
+        if self._replicas:
+            key = next(iter(self._replicas))
+            return key[0], await self._in_thread(replica_of, *self._replicas.pop(key))
+        return BROKER, await self._version(*self._to_publish.pop(next(iter(self._to_publish))))
+
+    async def _in_thread(self, call: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        return await asyncio.wrap_future(self._threads.submit(call, *args, **kwargs))
 
     async def _version(self, action: Publish, epoch: int, state: FragmentState) -> Version:
         assert self._manifest is not None
         tensors = self._manifest.fragments[action.fragment_id]
-        encoding = self._threads.submit(versions.payload_of, tensors, state, self._config.version_codec)
         return Version(
             epoch=epoch,
             fragment_id=action.fragment_id,
             fragment_version=action.fragment_version,
             digest=action.digest,
             contributions=action.contributions,
-            payload=await asyncio.wrap_future(encoding),
+            payload=await self._in_thread(versions.payload_of, tensors, state, self._config.version_codec),
         )
 
     def _envelope(self, to: str, message: Message) -> Envelope:
         self._sequence += 1
         return Envelope(
             run_id=self._config.run_id,
-            sender=AGGREGATOR,
+            sender=self._sender,
             incarnation=0,
             sequence=self._sequence,
             to=to,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from broker.messages import AGGREGATOR, Channel, joining
+from broker.messages import AGGREGATOR, Channel, joining, standing_by
 
 #: The name under which refusals are counted while the sender is not known.
 UNKNOWN = "(unknown)"
@@ -18,6 +18,7 @@ UNKNOWN = "(unknown)"
 MAX_SHARDS = 64
 
 JOINING = joining("")
+STANDBY = standing_by("")
 
 
 @dataclass(slots=True, kw_only=True)
