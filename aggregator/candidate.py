@@ -30,6 +30,8 @@ from broker.messages import Follow, Following, Replica, ReplicaRun, Stored
 
 #: A broker that was not heard for so long is not reachable, and not asked for its opinion.
 BROKER_FRESH_S = 3.0
+#: Until a standby that an ended run has left behind goes home, in seconds.
+ENDED_S = 5.0
 #: How long a lease that is missing is left to a leader that may still live, in lease times.
 MISSING_LEASES = 3
 
@@ -134,7 +136,12 @@ class Lead:
     epoch: int
 
 
-CandidateAction = Poll | Take | SendFollow | Keep | Lead | Note
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quit:
+    """The leader that was followed has ended the run: there is nothing to stand by for."""
+
+
+CandidateAction = Poll | Take | SendFollow | Keep | Lead | Quit | Note
 
 
 # --- state ------------------------------------------------------------------------------------------------------
@@ -183,6 +190,7 @@ class Candidate:
         self._began_at_s = now_s
         self._stored = dict(holding.stored)
         self._run = (holding.run_epoch, holding.run_serial)
+        self._followed_epoch = 0  # of the leader heard last in this life
         self._keeping = 0  # writes under way
         self._missing_since_s: float | None = None  # since when there is no key
         self._brokers: dict[int, tuple[float, Following]] = {}
@@ -233,7 +241,7 @@ class Candidate:
             return
         if message.epoch > self.epoch:
             self._note("leader.followed", epoch=message.epoch)
-        self.epoch = message.epoch
+        self.epoch = self._followed_epoch = message.epoch
         self._keeping += 1
         self._actions.append(Keep(message=message))
 
@@ -265,6 +273,10 @@ class Candidate:
     def _polled(self, lease: LeaseView, now_s: float) -> None:
         self._polling, self.lease = False, lease
         if self.place is not Place.FOLLOWING:
+            return
+        if lease.ended and lease.epoch == self._followed_epoch:
+            if self.name in lease.in_sync or lease.age_s >= ENDED_S:  # what is here is whole, or will not become so
+                self._actions.append(Quit())
             return
         if lease.holder:
             self._missing_since_s = None

@@ -26,6 +26,7 @@ from aggregator.candidate import (
     Lead,
     Poll,
     Polled,
+    Quit,
     SendFollow,
     Take,
     Taken,
@@ -37,6 +38,7 @@ from aggregator.events import Note, Received
 from aggregator.replicas import commit_of, record_of
 from aggregator.store import Loaded, Store
 from aggregator.wire import Wire
+from aggregator.workshop import warmed_up
 from broker import logs
 from broker.errors import RemoteProtocolError, Unavailable
 from broker.lease import LeaseKey
@@ -73,6 +75,7 @@ class Follower:
         self._group = asyncio.TaskGroup()
         self._tasks: set[asyncio.Task[None]] = set()
         self._epoch: int | None = None
+        self._ended = False
         holding = Holding(
             stored={p: (commit.fragment_version, commit.digest) for p, (commit, _) in loaded.fragments.items()},
             run_epoch=0 if loaded.run is None else loaded.run["epoch"],
@@ -87,11 +90,12 @@ class Follower:
         )
 
     async def run(self, stop: asyncio.Event) -> int | None:
-        """Follows until this process may lead, and returns the epoch; None if ``stop`` came before."""
+        """Follows until this process may lead, and returns the epoch; None if ``stop`` or the run's end came before."""
         async with self._wire, self._group:
             self._spawn(self._wire.receive_control())
             self._spawn(self._wire.receive_bulk())
             self._spawn(self._wire.publish_versions())
+            self._spawn(self._warm_up())
             stopping = asyncio.create_task(stop.wait())
             try:
                 await self._pump(stopping)
@@ -104,7 +108,7 @@ class Follower:
 
     async def _pump(self, stopping: asyncio.Task[bool]) -> None:
         await self._perform(self.core.handle(Tick(), self._clock()))
-        while self._epoch is None and not stopping.done():
+        while self._epoch is None and not self._ended and not stopping.done():
             event = await self._next_event(stopping)
             await self._perform(self.core.handle(event, self._clock()))
 
@@ -131,6 +135,9 @@ class Follower:
                     self._spawn(self._keep(message))
                 case Lead(epoch=epoch):
                     self._epoch = epoch
+                case Quit():
+                    log.info("aggregator.ended", run=self._config.run_id, by="its leader")
+                    self._ended = True
                 case Note(name=name, fields=fields):
                     (log.warning if name in _WARNINGS else log.info)(name, **fields)
                 case _:
@@ -145,6 +152,10 @@ class Follower:
                 await self._events.put(Arrived(message=message))
             case _:
                 pass  # meant for a leader, which this process may have been
+
+    async def _warm_up(self) -> None:
+        """Loads and compiles what the first merge needs, so that a takeover does not wait for it."""
+        await asyncio.to_thread(warmed_up, self._config)
 
     async def _poll(self) -> None:
         try:

@@ -20,7 +20,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Coroutine, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any, Self, assert_never
 
 import zmq.asyncio
@@ -78,7 +78,7 @@ from broker.config import DEFAULT_REDIS_URL
 from broker.directory import STANDBY
 from broker.errors import ConfigError, Unavailable
 from broker.lease import LeaseKey
-from broker.messages import Follow, standing_by
+from broker.messages import Follow, Phase, standing_by
 from broker.registry import Registry
 
 log = logs.get(__name__)
@@ -313,6 +313,9 @@ class _Service:
             return
         try:
             async with asyncio.timeout(LAST_REPORT_S):
+                if self._term is not None and self.core.run.phase is Phase.ENDED:
+                    with suppress(Unavailable):
+                        await self._term.lease.end(holder=self._term.name, epoch=self._term.epoch)
                 await self._reporter.write()  # so that status knows how it ended
         except TimeoutError:
             log.warning("redis.lost", detail=f"no answer to the last report within {LAST_REPORT_S} s")

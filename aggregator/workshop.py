@@ -48,6 +48,13 @@ Deliver = Callable[[Event], Awaitable[None]]
 Spawn = Callable[[Coroutine[Any, Any, None]], None]
 
 
+def warmed_up(config: AggregatorConfig) -> OuterStep:
+    """Returns the outer step, compiled, which takes seconds the first time in a process: a standby does it early."""
+    step = make_outer_step(config.outer_learning_rate, config.outer_momentum)
+    step(seeded(np.zeros(1, np.float32)), np.zeros(1, np.float32))  # chunks have one shape: this compiles it
+    return step
+
+
 class Workshop:
     """Carries out Plant, Merge, Persist and SaveRun.
 
@@ -94,9 +101,7 @@ class Workshop:
 
     def _warm_up_now(self) -> None:
         """In the computing thread, so that merges queue behind it."""
-        step = make_outer_step(self._config.outer_learning_rate, self._config.outer_momentum)
-        step(seeded(np.zeros(1, np.float32)), np.zeros(1, np.float32))  # chunks have one shape: this compiles it
-        self._outer_step = step
+        self._outer_step = warmed_up(self._config)
 
     def close(self) -> None:
         """Waits for what the threads are at; what is queued behind it is dropped, as by a crash."""

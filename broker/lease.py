@@ -1,6 +1,6 @@
 """The lease of an aggregator shard in Redis: one key, changed by compare-and-set alone.
 
-    lease:{shard}    hash    holder, epoch, in_sync (JSON list of names), renewed_at (clock of Redis)
+    lease:{shard}    hash    holder, epoch, in_sync (JSON list of names), renewed_at (clock of Redis); ended, at the end
 
 Leading is safe without it: a version is published only once it is durable at everyone in the *in-sync set*, and nobody
 else may take the lease. So the two things that a lease decides, who may take over and when, are decided on one key, and
@@ -41,6 +41,7 @@ elseif held[2] == ARGV[2] then
 end
 if granted then
   local stamp = string.format('%.6f', now)
+  redis.call('HDEL', KEYS[1], 'ended')
   local alone = cjson.encode({ARGV[1]})
   redis.call('HSET', KEYS[1], 'holder', ARGV[1], 'epoch', ARGV[3], 'in_sync', alone, 'renewed_at', stamp)
 end
@@ -59,6 +60,14 @@ end
 return {0, held[1], held[2]}
 """
 
+_END = """
+local held = redis.call('HMGET', KEYS[1], 'holder', 'epoch')
+if held[1] == ARGV[1] and held[2] == ARGV[2] then
+  redis.call('HSET', KEYS[1], 'ended', '1')
+end
+return 0
+"""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseView:
@@ -69,12 +78,14 @@ class LeaseView:
         epoch: Under which it leads; 0 if there is no key.
         in_sync: Who has every published version, the leader among them: who may take over.
         age_s: Since it was renewed, by the clock of Redis; below 0 where that clock was set back.
+        ended: Its holder has ended the run, and nobody need take over.
     """
 
     holder: str = ""
     epoch: int = 0
     in_sync: frozenset[str] = frozenset()
     age_s: float = 0.0
+    ended: bool = False
 
     def expired(self, lease_s: float) -> bool:
         """Whether the holder has let it run out; a clock that was set back says nothing in the holder's favour."""
@@ -89,6 +100,7 @@ class LeaseKey:
         self._key = registry.key("lease", str(shard))
         self._take = registry.script(_TAKE)
         self._renew = registry.script(_RENEW)
+        self._end = registry.script(_END)
 
     async def read(self) -> LeaseView:
         """Returns the lease as it stands."""
@@ -120,6 +132,14 @@ class LeaseKey:
 
         return await self._registry.attempt(renew)
 
+    async def end(self, *, holder: str, epoch: int) -> None:
+        """Says that the run has ended under this leader."""
+
+        async def end(_: Redis) -> None:
+            await self._end(keys=[self._key], args=[holder, epoch])
+
+        await self._registry.attempt(end)
+
 
 def view(held: dict[str, str], now_s: float) -> LeaseView:
     """Returns the fields of the key as a value."""
@@ -130,4 +150,5 @@ def view(held: dict[str, str], now_s: float) -> LeaseView:
         epoch=int(held["epoch"]),
         in_sync=frozenset(json.loads(held.get("in_sync", "[]"))),
         age_s=now_s - float(held["renewed_at"]),
+        ended=held.get("ended") == "1",
     )

@@ -177,7 +177,7 @@ class _Run:
     first_step_s: float | None = None
     ended_s: float | None = None
     restarts: dict[str, int] = field(default_factory=dict)
-    ended_by: str = "aggregator"  #: whoever led at the end
+    ended_by: str = ""  #: whoever led at the end
 
     def train(self, display: Display, signals: Signals) -> int:
         """Starts everything, waits for the end, whichever it is, and ends everything; returns the exit status."""
@@ -258,7 +258,7 @@ class _Run:
                 case Change.DIED | Change.STARTED:
                     display.note(event.detail)
                 case Change.ENDED:
-                    if event.process in self.plan.aggregator_ids:
+                    if event.process in self.plan.aggregator_ids and not self.ended_by:
                         ended, self.ended_by = True, event.process
         return ended
 

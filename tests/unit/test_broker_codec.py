@@ -313,7 +313,6 @@ def test_a_header_value_out_of_range_is_refused_and_named(key, value):
         msgpack.packb(raw()) + b"\x00",  # something behind the map
         msgpack.packb({"v": 1, "kind": "x" * 5000}),
         msgpack.packb({"v": 1, "body": list(range(65_537))}),
-        msgpack.packb({"v": 1, "body": b"binary"}),
         msgpack.packb({"v": 1, "body": bytes((2 << 20) + 1)}),  # a record above its limit
         msgpack.packb({"v": 1, "body": msgpack.ExtType(5, b"abc")}),
         msgpack.packb({"v": 1, "body": msgpack.Timestamp(1, 2)}),
