@@ -195,9 +195,8 @@ class _Service:
         """Runs until the core has finished; if a task fails, all end and its error is raised, in a group."""
         try:
             async with self._wire, self._group:
-                self._spawn(self._wire.receive_control())
-                self._spawn(self._wire.receive_bulk())
-                self._spawn(self._wire.publish_versions())
+                for work in self._wire.work():
+                    self._spawn(work)
                 self._spawn(self._workshop.warm_up())
                 self._spawn(self._reporter.run())
                 self._spawn(self._flush_tape())
@@ -268,7 +267,7 @@ class _Service:
         for action in actions:
             match action:
                 case Send():
-                    await self._wire.send(action.to, action.message)
+                    await self._wire.send(action)
                 case Publish():
                     self._wire.publish(action, self.core.run.epoch, self._workshop.durable[action.fragment_id])
                 case Plant():
