@@ -9,6 +9,7 @@ from broker.errors import ConfigError
 from broker.liveness import LivenessConfig
 from broker.messages import Codec
 from broker.settings import setting
+from broker.sockets import broker_addresses
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,7 +17,7 @@ class AggregatorConfig:
     """One aggregator. Every field is a flag of ``atoll aggregator`` and a key of the table ``[aggregator]``."""
 
     run_id: str = setting("atoll", "name of the run; messages of other runs are refused", flag="--run")
-    broker: str = setting("tcp://127.0.0.1:7001", "control address of the broker; its bulk port is the next one")
+    broker: str = setting("tcp://127.0.0.1:7001", "control address of the broker, or of each, with commas between them")
     redis_url: str = setting("", "where Redis listens; empty: take REDIS_URL, else redis://127.0.0.1:6379")
     store: Path = setting(Path("store"), "directory of durable versions, locked while in use")
     tape: Path | None = setting(None, "file for the event tape (JSON lines); none: no tape")
@@ -107,7 +108,12 @@ class AggregatorConfig:
             raise ConfigError("standby_lag_s", self.standby_lag_s, "must be above 0, 1 is usual")
         if self.round_timeout_s <= 0:
             raise ConfigError("round_timeout_s", self.round_timeout_s, "must be above 0, 30 is usual")
-        _ = self.liveness  # checks its own relations
+        _ = self.liveness, self.brokers  # these check what concerns them
+
+    @property
+    def brokers(self) -> tuple[str, ...]:
+        """The control address of each broker."""
+        return broker_addresses(self.broker)
 
     @property
     def liveness(self) -> LivenessConfig:

@@ -34,7 +34,7 @@ from aggregator.candidate import (
     Unpolled,
 )
 from aggregator.config import AggregatorConfig
-from aggregator.events import Note, Received
+from aggregator.events import Fenced, Note, Received, Send
 from aggregator.replicas import commit_of, record_of
 from aggregator.store import Loaded, Store
 from aggregator.wire import Wire
@@ -92,9 +92,8 @@ class Follower:
     async def run(self, stop: asyncio.Event) -> int | None:
         """Follows until this process may lead, and returns the epoch; None if ``stop`` or the run's end came before."""
         async with self._wire, self._group:
-            self._spawn(self._wire.receive_control())
-            self._spawn(self._wire.receive_bulk())
-            self._spawn(self._wire.publish_versions())
+            for work in self._wire.work():
+                self._spawn(work)
             self._spawn(self._warm_up())
             stopping = asyncio.create_task(stop.wait())
             try:
@@ -125,8 +124,8 @@ class Follower:
         for action in actions:
             match action:
                 case SendFollow(follow=follow):
-                    await self._wire.send(BROKER, follow)
-                    await self._wire.send(BROKER, FollowBulk(shard=follow.shard))
+                    await self._wire.send(Send(to=BROKER, message=follow))
+                    await self._wire.send(Send(to=BROKER, message=FollowBulk(shard=follow.shard)))
                 case Poll():
                     self._spawn(self._poll())
                 case Take():
@@ -143,11 +142,13 @@ class Follower:
                 case _:
                     assert_never(action)
 
-    async def _heard(self, received: Received) -> None:
+    async def _heard(self, received: Received | Fenced) -> None:
+        if isinstance(received, Fenced):
+            return  # of the time when it led
         message = received.envelope.message
         match message:
             case Following():
-                await self._events.put(Heard(broker=0, following=message))
+                await self._events.put(Heard(broker=received.broker, following=message))
             case Replica() | ReplicaRun():
                 await self._events.put(Arrived(message=message))
             case _:

@@ -21,6 +21,7 @@ from aggregator.members import Member, Members
 from aggregator.pacing import Pacer, StepClock
 from aggregator.records import manifest_from_rows, manifest_to_rows
 from aggregator.round import Admitted, Round
+from aggregator.ways import Ways
 from broker.fragments import FragmentManifest
 from broker.messages import Contribution, Merged, Phase, Reason
 
@@ -56,7 +57,6 @@ class Fragment:
     held: list[Admitted] = field(default_factory=list)
     flushed: bool = False
     published_at_s: float | None = None
-    republish_after_s: float = 1.0
 
     def in_commit(self, island_id: str, incarnation: int, from_step: int) -> bool:
         """Whether a contribution is in the version that is being made durable right now."""
@@ -85,6 +85,7 @@ class Run:
         self.fragments: dict[int, Fragment] = {}
         self.members = Members(config.liveness, config.islands)
         self.ledger = Ledger({})
+        self.ways = Ways()
         self.clock = StepClock(config.heartbeat_interval_s)
         self.pacer: Pacer | None = None
         self.journeys = Journeys(config)

@@ -32,6 +32,7 @@ from aggregator.events import (
     Action,
     Commit,
     Event,
+    Fenced,
     Finished,
     Manifested,
     Merge,
@@ -71,6 +72,7 @@ from aggregator.reporter import Reporter, Snapshot
 from aggregator.store import Loaded, Store
 from aggregator.summary import Traffic
 from aggregator.tape import Tape, event_line, note_line, start_line
+from aggregator.ways import Ways
 from aggregator.wire import Wire
 from aggregator.workshop import Workshop
 from broker import logs
@@ -78,7 +80,7 @@ from broker.config import DEFAULT_REDIS_URL
 from broker.directory import STANDBY
 from broker.errors import ConfigError, Unavailable
 from broker.lease import LeaseKey
-from broker.messages import Follow, Phase, standing_by
+from broker.messages import Follow, Phase
 from broker.registry import Registry
 
 log = logs.get(__name__)
@@ -271,6 +273,7 @@ class _Service:
         self._term = term
         self._replication = None if term is None else _replication(config, term, commits, now_s)
         self._record: SaveRun | None = None  # the newest
+        self._ways = Ways()  # by which broker standbys are reached
         self._wire = Wire(context, config, self._heard)
         self._workshop = Workshop(
             config,
@@ -294,9 +297,8 @@ class _Service:
         """Runs until the core has finished; if a task fails, all end and its error is raised, in a group."""
         try:
             async with self._wire, self._group:
-                self._spawn(self._wire.receive_control())
-                self._spawn(self._wire.receive_bulk())
-                self._spawn(self._wire.publish_versions())
+                for work in self._wire.work():
+                    self._spawn(work)
                 self._spawn(self._workshop.warm_up())
                 self._spawn(self._reporter.run())
                 self._spawn(self._flush_tape())
@@ -386,7 +388,7 @@ class _Service:
         for action in actions:
             match action:
                 case Send():
-                    await self._wire.send(action.to, action.message)
+                    await self._wire.send(action)
                 case Publish():
                     self._wire.publish(action, self.core.run.epoch, self._workshop.durable[action.fragment_id])
                 case Plant():
@@ -412,14 +414,14 @@ class _Service:
 
     # --- the standbys -----------------------------------------------------------------------------------------------
 
-    async def _heard(self, received: Received) -> None:
+    async def _heard(self, received: Received | Fenced) -> None:
         """Takes a message in: what standbys say is not for the core."""
-        message = received.envelope.message
-        if not isinstance(message, Follow):
+        if isinstance(received, Fenced) or not isinstance(received.envelope.message, Follow):
             await self._events.put(received)
         elif self._replication is not None:
             name = received.envelope.sender.removeprefix(STANDBY)
-            await self._events.put(Followed(name=name, follow=message))
+            self._ways.heard(name, received.broker)
+            await self._events.put(Followed(name=name, follow=received.envelope.message))
 
     async def _made(self, event: Event) -> None:
         """Takes a completion of the workshop in: what has become durable here is not yet durable everywhere."""
@@ -438,11 +440,11 @@ class _Service:
                 case Replicate(to=to, commit=commit):
                     state = self._workshop.state_of(commit)
                     if state is not None:
-                        self._wire.replicate(standing_by(to), commit, epoch, state)
+                        self._wire.replicate(to, self._ways.to(to), commit, epoch, state)
                 case ReplicateRun(to=to, serial=serial):
                     if self._record is not None and self._record.serial >= serial:
                         message = run_message(self._record.record, epoch, self._record.serial)
-                        self._wire.replicate_run(standing_by(to), message)
+                        self._wire.replicate_run(to, self._ways.to(to), message)
                 case Renew(in_sync=in_sync):
                     self._spawn(self._renew(self._term, in_sync))
                 case Deliver(event=event):

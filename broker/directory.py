@@ -31,6 +31,7 @@ class Peer:
         credit: Whether it may be sent one version now.
         served: Fragment -> number of this peer's transfer that carried it last.
         transfers: Versions sent to it.
+        asked_s: When it first sent what an aggregator answers, since one last answered; None: nothing is owed.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Peer:
     credit: bool = False
     served: dict[int, int] = field(default_factory=dict)
     transfers: int = 0
+    asked_s: float | None = None
 
     @property
     def is_joining(self) -> bool:

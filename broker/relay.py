@@ -71,6 +71,10 @@ __all__ = [
 #: Why a message is refused: the reason, and a detail for people. None: it is taken.
 Refusal = tuple[Reason, str] | None
 
+#: An aggregator that has not answered an island for so long leaves it to the broker to say that somebody is there;
+#: shorter than the interval of heartbeats, so that it is said in time.
+ANSWER_LATE_S = 0.4
+
 #: Where a refusal is addressed whose sender could not be read.
 NOBODY = m.joining("unknown")
 
@@ -204,7 +208,21 @@ class Relay:
                 leader = self._who.leading(0)  # shard 0 keeps membership
                 to = leader.routes.get(Channel.CONTROL) if leader is not None else None
                 self._send_control(to, envelope, event.size_bytes, missing="no_leader")
+                if isinstance(message, m.Heartbeat | m.Join):
+                    self._answer_for_nobody(event, peer, now_s, led=to is not None)
         return None
+
+    def _answer_for_nobody(self, event: Received, peer: Peer, now_s: float, *, led: bool) -> None:
+        """Tells an island that no aggregator answers that the broker lives (:mod:`islands.brokers`)."""
+        if peer.asked_s is None:
+            peer.asked_s = now_s
+        if not led or now_s - peer.asked_s >= ANSWER_LATE_S:
+            detail = "the aggregator has not answered yet" if led else "no aggregator leads shard 0 now"
+            envelope = event.envelope
+            refused = m.Refused(
+                kind=kind_of(envelope.message), sequence=envelope.sequence, reason=Reason.NOT_LEADER, detail=detail
+            )
+            self._reply(event.channel, event.peer, envelope.sender, refused)
 
     def _from_aggregator(self, event: Received, now_s: float) -> Refusal:
         envelope, message = event.envelope, event.envelope.message
@@ -234,6 +252,9 @@ class Relay:
                 self._actions.append(Observe(envelope=envelope))
             case _:
                 pass
+        addressee = self._who.peers.get(envelope.to)
+        if addressee is not None:
+            addressee.asked_s = None
         route = self._who.route_to(envelope.to, event.channel)
         if route is None:
             self.counters.dropped["no_such_peer"] += 1
