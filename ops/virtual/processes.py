@@ -14,15 +14,17 @@ from typing import TYPE_CHECKING
 from aggregator import events as agg
 from aggregator.core import Aggregator
 from broker import messages as m
-from broker.relay import Blocked, Relay, RelayConfig, Unreachable
 from broker.relay import Note as RelayNote
 from broker.relay import Observe as RelayObserve
-from broker.relay import Received as RelayReceived
+from broker.relay import Relay, RelayConfig, RelayEvent
 from broker.relay import Send as RelaySend
 from broker.relay import Tick as RelayTick
 from islands import core as isl
 from islands import events as ie
 from ops.virtual.queue import Alarm
+
+#: How often a process tries to connect to a broker that does not answer.
+CONNECT_AGAIN_S = 0.3
 
 if TYPE_CHECKING:
     from ops.virtual.simulation import IslandPlan, Simulation
@@ -51,9 +53,42 @@ class SimIsland:
             nonce=f"{plan.island_id}-{life}",
             tensors=self.work.tensors,
             tokens_per_step=self.work.tokens_per_step,
+            brokers=simulation.plan.brokers,
         )
+        self.connection = 0
+        self.connected = simulation.plan.brokers == 1  # a single broker's connection is never looked at
         self.sequence = 0
         self.alarm = Alarm(simulation.queue, lambda: self.handle(ie.Tick()))
+        if not self.connected:
+            self.connect()
+
+    def connect(self) -> None:
+        """Leaves the broker and connects to the one of the core's choice, as soon as that answers."""
+        self.connection += 1
+        self.connected = False
+        self.reach(self.connection)
+
+    def reach(self, connection: int) -> None:
+        """Tries to make a connection, again and again, unless it is given up for another one."""
+        if not self.alive or connection != self.connection or self.connected:
+            return
+        queue = self.simulation.queue
+        if self.simulation.brokers[self.core.broker].answers and self.plan.reachable(queue.now_s):
+            self.connected = True
+            queue.after(0.0, lambda: self.line(connection))
+        else:
+            queue.after(CONNECT_AGAIN_S, lambda: self.reach(connection))
+
+    def lose(self) -> None:
+        """The broker's process is gone: the connection breaks, and is tried again."""
+        connection, self.connected = self.connection, False
+        self.simulation.queue.after(0.0, lambda: self.line(connection))
+        self.simulation.queue.after(CONNECT_AGAIN_S, lambda: self.reach(connection))
+
+    def line(self, connection: int) -> None:
+        """Tells the core how its connection stands."""
+        if connection == self.connection:
+            self.handle(ie.Line(stands=self.connected))
 
     def handle(self, event: ie.Event) -> None:
         """Feeds one event to the core and carries out what it answers."""
@@ -69,6 +104,8 @@ class SimIsland:
                 case ie.Send():
                     self.sequence += 1
                     self.simulation.to_broker(self, action.to, action.message, self.sequence)
+                case ie.Connect():
+                    self.connect()
                 case ie.Joined():
                     self.step = self.start_step = action.start_step
                     self.tokens = action.start_tokens
@@ -97,7 +134,8 @@ class SimIsland:
                     self.recovering = True
                     self.held.clear()
                 case ie.Note():
-                    pass
+                    if action.name == "broker.left":
+                        self.simulation.note(queue.now_s, self.address, action.name, action.fields)
         if self.core.startable and not self.training and self.alive:
             self.training = True
             self.boundary()
@@ -176,6 +214,7 @@ class SimAggregator:
     def __init__(self, simulation: Simulation, life: int) -> None:
         self.simulation, self.life = simulation, life
         self.address = f"aggregator/{life}"
+        self.connection = 0
         self.alive = True
         self.rng = random.Random(f"{simulation.plan.seed}/{self.address}")
         disk, now_s = simulation.disk, simulation.queue.now_s
@@ -202,7 +241,7 @@ class SimAggregator:
         for action in actions:
             match action:
                 case agg.Send():
-                    self.send(action.to, action.message)
+                    self.send(action.to, action.message, action.by)
                 case agg.Plant():
                     self.order(action.fragment_id, 0, self.work.plant(action))
                 case agg.Merge():
@@ -222,7 +261,7 @@ class SimAggregator:
                         contributions=action.contributions,
                         payload=self.work.payload(action.fragment_id, action.digest),
                     )
-                    self.send(m.BROKER, version)
+                    self.send(m.BROKER, version, action.by)
                 case agg.Note():
                     self.simulation.note(self.simulation.queue.now_s, self.address, action.name, action.fields)
                 case agg.Manifested():
@@ -271,10 +310,11 @@ class SimAggregator:
             self.simulation.disk.record = dict(action.record)
         self.handle(agg.RunSaved(serial=action.serial))
 
-    def send(self, to: str, message: m.Message) -> None:
-        """Sends one message to the broker."""
+    def send(self, to: str, message: m.Message, by: int | None) -> None:
+        """Sends one message to a broker, or to each."""
         self.sequence += 1
-        self.simulation.to_broker(self, to, message, self.sequence)
+        for broker in range(self.simulation.plan.brokers) if by is None else (by,):
+            self.simulation.to_broker(self, to, message, self.sequence, broker)
 
     def kill(self) -> None:
         """Ends the process without a word."""
@@ -283,17 +323,27 @@ class SimAggregator:
 
 
 class SimBroker:
-    """One process of the broker: the driver of :class:`broker.relay.Relay` in virtual time."""
+    """One process of a broker: the driver of :class:`broker.relay.Relay` in virtual time."""
 
-    def __init__(self, simulation: Simulation) -> None:
-        self.simulation = simulation
+    def __init__(self, simulation: Simulation, place: int) -> None:
+        self.simulation, self.place = simulation, place
         self.alive = True
+        self.frozen = False
+        self.backlog: list[RelayEvent] = []  # what came while it was frozen
         self.relay = Relay(RelayConfig(run_id=simulation.plan.config.run_id))
         self.alarm = Alarm(simulation.queue, lambda: self.handle(RelayTick()))
 
-    def handle(self, event: RelayReceived | RelayTick | Unreachable | Blocked) -> None:
+    @property
+    def answers(self) -> bool:
+        """Whether a connection can be made: a frozen process takes them, but does not shake hands."""
+        return self.alive and not self.frozen
+
+    def handle(self, event: RelayEvent) -> None:
         """Feeds one event to the relay and carries out what it answers."""
         if not self.alive:
+            return
+        if self.frozen:
+            self.backlog.append(event)
             return
         for action in self.relay.handle(event, self.simulation.queue.now_s):
             match action:
@@ -303,7 +353,23 @@ class SimBroker:
                     pass
         self.alarm.arm(self.relay.next_deadline_s())
 
+    def freeze(self, for_s: float) -> None:
+        """Stops the process for a while; its connections stay, and what comes waits."""
+        if self.answers:
+            self.frozen = True
+            self.simulation.queue.after(for_s, self.thaw)
+
+    def thaw(self) -> None:
+        """Goes on, with everything that came meanwhile."""
+        self.frozen = False
+        backlog, self.backlog = self.backlog, []
+        for event in backlog:
+            self.handle(event)
+
     def kill(self) -> None:
         """Ends the process without a word."""
         self.alive = False
         self.alarm.arm(None)
+        for island in self.simulation.islands.values():
+            if island.alive and island.connected and island.core.broker == self.place and island.connection:
+                island.lose()

@@ -12,6 +12,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from functools import partial
 from typing import Any
 
@@ -72,6 +73,28 @@ class IslandPlan:
         return not any(at_s <= now_s < at_s + for_s for at_s, for_s in self.outages)
 
 
+class Trouble(StrEnum):
+    """What may happen to one broker of several."""
+
+    CRASH = "crash"  # its process dies; the next one knows nothing
+    FREEZE = "freeze"  # its process stops, its connections stand
+    CUT = "cut"  # nothing passes between it and the aggregator
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerTrouble:
+    """A trouble of the broker at one place, from when and for how long."""
+
+    trouble: Trouble
+    broker: int
+    at_s: float
+    for_s: float
+
+    def cuts(self, broker: int, now_s: float) -> bool:
+        """Whether it keeps a broker from the aggregator now."""
+        return self.trouble is Trouble.CUT and self.broker == broker and self.at_s <= now_s < self.at_s + self.for_s
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulationPlan:
     """Everything that determines a simulated run, with its seed."""
@@ -85,7 +108,9 @@ class SimulationPlan:
     persist_failure: float = 0.0
     capture_s: tuple[float, float] = (0.0005, 0.005)
     aggregator_crashes_at_s: tuple[float, ...] = ()
-    broker_crashes_at_s: tuple[float, ...] = ()
+    brokers: int = 1
+    broker_crashes_at_s: tuple[float, ...] = ()  # of the first one
+    broker_troubles: tuple[BrokerTrouble, ...] = ()
     restart_s: float = 0.5
     calm_after_s: float = 1e9
     tokens_per_step: int = 100
@@ -136,7 +161,7 @@ class Simulation:
         self.disk = Disk()
         self.invariants = Invariants(watching=watching)
         self.trace: list[tuple[float, str, str, str]] = []
-        self.broker = SimBroker(self)
+        self.brokers = [SimBroker(self, place) for place in range(plan.brokers)]
         self.aggregator = SimAggregator(self, 0)
         self.islands: dict[str, SimIsland] = {}
         self.processes: dict[str, SimIsland | SimAggregator] = {self.aggregator.address: self.aggregator}
@@ -151,7 +176,15 @@ class Simulation:
         for at_s in plan.aggregator_crashes_at_s:
             self.queue.at(at_s, self.crash_aggregator)
         for at_s in plan.broker_crashes_at_s:
-            self.queue.at(at_s, self.crash_broker)
+            self.queue.at(at_s, partial(self.crash_broker, 0, plan.restart_s))
+        for each in plan.broker_troubles:
+            match each.trouble:
+                case Trouble.CRASH:
+                    self.queue.at(each.at_s, partial(self.crash_broker, each.broker, each.for_s))
+                case Trouble.FREEZE:
+                    self.queue.at(each.at_s, partial(self.freeze_broker, each.broker, each.for_s))
+                case Trouble.CUT:
+                    pass  # looked at by each message
 
     def run(self, limit_s: float) -> bool:
         """Runs until every island has finished, at most ``limit_s`` of virtual time; returns whether it ended."""
@@ -200,16 +233,20 @@ class Simulation:
 
         self.queue.after(self.plan.restart_s, restart)
 
-    def crash_broker(self) -> None:
-        """Kills the broker; the next one knows nothing."""
-        if not self.broker.alive:
+    def crash_broker(self, place: int, restart_s: float) -> None:
+        """Kills a broker; the next one at its place knows nothing."""
+        if not self.brokers[place].alive:
             return
-        self.broker.kill()
+        self.brokers[place].kill()
 
         def restart() -> None:
-            self.broker = SimBroker(self)
+            self.brokers[place] = SimBroker(self, place)
 
-        self.queue.after(self.plan.restart_s, restart)
+        self.queue.after(restart_s, restart)
+
+    def freeze_broker(self, place: int, for_s: float) -> None:
+        """Stops a broker's process for a while."""
+        self.brokers[place].freeze(for_s)
 
     # --- the network ------------------------------------------------------------------------------------------
 
@@ -230,12 +267,19 @@ class Simulation:
         queued_s = sender.queued_s(self.queue.now_s, self.size(message), link.bytes_per_s)
         return link.arrivals_s(self.rng, queued_s)
 
-    def to_broker(self, process: SimIsland | SimAggregator, to: str, message: m.Message, sequence: int) -> None:
-        """Carries a message from a process to the broker."""
+    def to_broker(
+        self, process: SimIsland | SimAggregator, to: str, message: m.Message, sequence: int, broker: int = 0
+    ) -> None:
+        """Carries a message from a process to a broker: an island's own, or the one that an aggregator names."""
         sender, incarnation = m.AGGREGATOR, 0
         if isinstance(process, SimIsland):
             incarnation = process.core.incarnation
             sender = process.core.island_id if process.core.joined else m.joining(process.core.nonce)
+            broker = process.core.broker
+            if not process.connected:
+                return
+        elif self.cut_off(broker):
+            return
         envelope = m.Envelope(
             run_id=self.plan.config.run_id,
             sender=sender,
@@ -245,31 +289,47 @@ class Simulation:
             message=message,
         )
         event = RelayReceived(
-            channel=message.channel, peer=process.address.encode(), envelope=envelope, size_bytes=self.size(message)
+            channel=message.channel,
+            peer=f"{process.address}#{process.connection}".encode(),
+            envelope=envelope,
+            size_bytes=self.size(message),
         )
         for delay_s in self.arrivals_s(process, message, "up"):
-            self.queue.after(delay_s, lambda: self.broker.handle(event))
+            self.queue.after(delay_s, lambda: self.brokers[broker].handle(event))
+
+    def cut_off(self, broker: int) -> bool:
+        """Whether nothing passes between a broker and the aggregator now."""
+        return any(each.cuts(broker, self.queue.now_s) for each in self.plan.broker_troubles)
 
     def from_broker(self, broker: SimBroker, action: RelaySend) -> None:
         """Carries a message from the broker to a process, or says that there is none."""
-        process = self.processes.get(action.peer.decode())
-        if process is None or not process.alive:
+        address, _, connection = action.peer.decode().partition("#")
+        process = self.processes.get(address)
+        if process is None or not process.alive or connection != str(process.connection):
             gone = Unreachable(
                 channel=action.channel, peer=action.peer, envelope=action.envelope, size_bytes=action.size_bytes
             )
             self.queue.after(0.0, lambda: broker.handle(gone))
             return
+        if isinstance(process, SimAggregator) and self.cut_off(broker.place):
+            return
         for delay_s in self.arrivals_s(process, action.envelope.message, "down"):
-            self.queue.after(delay_s, lambda: self.deliver(process, action.envelope))
+            self.queue.after(delay_s, partial(self.deliver, process, process.connection, action.envelope, broker.place))
 
-    def deliver(self, process: SimIsland | SimAggregator, envelope: m.Envelope) -> None:
-        """Hands a message to a process."""
+    def deliver(self, process: SimIsland | SimAggregator, connection: int, envelope: m.Envelope, broker: int) -> None:
+        """Hands a message to a process, unless it has left the connection that this came by."""
+        if connection != process.connection:
+            return
         if isinstance(process, SimIsland):
             process.handle(ie.Received(envelope=envelope))
             return
         message = envelope.message
+        if isinstance(message, m.Refused):
+            if message.reason is m.Reason.FENCED:
+                process.handle(agg.Fenced(broker=broker, kind=message.kind, detail=message.detail))
+            return
         flaw = process.work.flaw(envelope) if isinstance(message, m.Contribution | m.Seed) else None
-        process.handle(agg.Received(envelope=envelope, flaw=flaw, payload_bytes=self.size(message)))
+        process.handle(agg.Received(envelope=envelope, flaw=flaw, payload_bytes=self.size(message), broker=broker))
 
     def size(self, message: m.Message) -> int:
         """Bytes of a message: of what was encoded, or as many as float32 would take."""
