@@ -48,6 +48,18 @@ def check_address(address: str, *, field: str = "broker") -> str:
     return address
 
 
+def split_tcp(address: str, *, field: str = "broker") -> tuple[str, int]:
+    """Returns host and port of a control address that is ``tcp://HOST:PORT``; the host without brackets.
+
+    Raises:
+        ConfigError: As :func:`check_address`, or if it is ``ipc://PATH``.
+    """
+    match = _TCP.fullmatch(check_address(address, field=field))
+    if match is None:
+        raise ConfigError(field, address, "must be tcp://HOST:PORT here")
+    return match["host"].strip("[]"), int(match["port"])
+
+
 def bulk_address(control_address: str, *, field: str = "broker") -> str:
     """Returns the address of the bulk channel: the next port, or the same path with ``.bulk`` behind it.
 

@@ -13,7 +13,7 @@ import re
 import sys
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from broker.errors import ConfigError
 from broker.settings import setting
 from broker.toml import dump
 from islands.config import IslandConfig
+from ops.links.placing import Links
 from ops.processes import ProcessSpec
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -45,6 +46,7 @@ class UpConfig:
     pace: tuple[float, ...] = setting((), "seconds that an inner step takes at least: one for all, or one per island")
     model: str | None = setting(None, "size of the default task's model: tiny, small or medium; short for [task] model")
     data: tuple[str, ...] = setting((), "text files, folders, .npy or .bin token arrays; short for [task] data")
+    link: Path | None = setting(None, "TOML file of delays, rates and faults between islands and broker, per process")
     task_options: Mapping[str, Any] = field(
         default_factory=dict, metadata={"help": "options of the task, over those of [task]", "flag": "--task-option"}
     )
@@ -67,6 +69,7 @@ class Plan:
         redis_url: Where Redis listens, or will.
         redis_port: Of the Redis to be started; None: it runs already.
         task: Options of the task.
+        links: What lies between clients and broker; None: nothing.
     """
 
     run_dir: Path
@@ -77,6 +80,7 @@ class Plan:
     task: Mapping[str, Any]
     redis_url: str
     redis_port: int | None
+    links: Links | None = None
 
     @property
     def run_id(self) -> str:
@@ -88,6 +92,11 @@ class Plan:
         """Names of the islands that ``up`` starts."""
         width = len(str(self.aggregator.islands - 1))
         return tuple(f"island-{i:0{width}}" for i in range(self.aggregator.islands))
+
+    @property
+    def clients(self) -> tuple[str, ...]:
+        """Names of the processes that connect to the broker."""
+        return ("aggregator", *self.island_ids)
 
     @property
     def config_file(self) -> Path:
@@ -162,7 +171,10 @@ def resolve(args: argparse.Namespace, *, run_dir: Path, port: int, redis_url: st
 
 def up_config(args: argparse.Namespace) -> UpConfig:
     """Returns the settings of ``up`` itself."""
-    return settings.load(UpConfig, args, "up", environment={})
+    up = settings.load(UpConfig, args, "up", environment={})
+    return (
+        up if up.link is None else replace(up, link=up.link.expanduser().absolute())
+    )  # config.toml may be used elsewhere
 
 
 def given_redis_url(args: argparse.Namespace) -> str | None:
@@ -266,7 +278,9 @@ def processes(
                 ends_by_itself=True,
             )
         )
-    return specs
+    if plan.links is None:
+        return specs
+    return [plan.links.process(our_command("links"), environment), *plan.links.reroute(specs)]
 
 
 def our_command(*arguments: str) -> list[str]:
