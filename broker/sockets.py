@@ -68,6 +68,18 @@ def broker_addresses(text: str, *, field: str = "broker") -> tuple[str, ...]:
     return found
 
 
+def split_tcp(address: str, *, field: str = "broker") -> tuple[str, int]:
+    """Returns host and port of a control address that is ``tcp://HOST:PORT``; the host without brackets.
+
+    Raises:
+        ConfigError: As :func:`check_address`, or if it is ``ipc://PATH``.
+    """
+    match = _TCP.fullmatch(check_address(address, field=field))
+    if match is None:
+        raise ConfigError(field, address, "must be tcp://HOST:PORT here")
+    return match["host"].strip("[]"), int(match["port"])
+
+
 def bulk_address(control_address: str, *, field: str = "broker") -> str:
     """Returns the address of the bulk channel: the next port, or the same path with ``.bulk`` behind it.
 

@@ -13,7 +13,7 @@ import re
 import sys
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from broker.errors import ConfigError
 from broker.settings import setting
 from broker.toml import dump
 from islands.config import IslandConfig
+from ops.links.placing import Links
 from ops.processes import ProcessSpec
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -48,6 +49,7 @@ class UpConfig:
     standbys: int = setting(0, "standby aggregators, which follow the leader and take over when it fails")
     model: str | None = setting(None, "size of the default task's model: tiny, small or medium; short for [task] model")
     data: tuple[str, ...] = setting((), "text files, folders, .npy or .bin token arrays; short for [task] data")
+    link: Path | None = setting(None, "TOML file of delays, rates and faults between islands and broker, per process")
     task_options: Mapping[str, Any] = field(
         default_factory=dict, metadata={"help": "options of the task, over those of [task]", "flag": "--task-option"}
     )
@@ -72,6 +74,7 @@ class Plan:
         redis_url: Where Redis listens, or will.
         redis_port: Of the Redis to be started; None: it runs already.
         task: Options of the task.
+        links: What lies between clients and broker; None: nothing.
     """
 
     run_dir: Path
@@ -82,6 +85,7 @@ class Plan:
     task: Mapping[str, Any]
     redis_url: str
     redis_port: int | None
+    links: Links | None = None
 
     @property
     def run_id(self) -> str:
@@ -102,6 +106,11 @@ class Plan:
     def store_of(self, aggregator_id: str) -> Path:
         """Where an aggregator keeps its versions."""
         return self.aggregator.store if aggregator_id == "aggregator" else self.run_dir / aggregator_id / "store"
+
+    @property
+    def clients(self) -> tuple[str, ...]:
+        """Names of the processes that connect to the broker."""
+        return (*self.aggregator_ids, *self.island_ids)
 
     @property
     def config_file(self) -> Path:
@@ -177,7 +186,10 @@ def resolve(args: argparse.Namespace, *, run_dir: Path, port: int, redis_url: st
 
 def up_config(args: argparse.Namespace) -> UpConfig:
     """Returns the settings of ``up`` itself."""
-    return settings.load(UpConfig, args, "up", environment={})
+    up = settings.load(UpConfig, args, "up", environment={})
+    return (
+        up if up.link is None else replace(up, link=up.link.expanduser().absolute())
+    )  # config.toml may be used elsewhere
 
 
 def given_redis_url(args: argparse.Namespace) -> str | None:
@@ -288,7 +300,9 @@ def processes(
                 ends_by_itself=True,
             )
         )
-    return specs
+    if plan.links is None:
+        return specs
+    return [plan.links.process(our_command("links"), environment), *plan.links.reroute(specs)]
 
 
 def our_command(*arguments: str) -> list[str]:

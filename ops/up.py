@@ -15,7 +15,7 @@ import json
 import os
 import tempfile
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,8 @@ from ops.archive import ADDRESS_FILE
 from ops.cluster import Change, LocalCluster, are_free, free_ports, wait_until_listening
 from ops.display import Display, Rate, progress_of, trained_tokens
 from ops.export import Which, export
+from ops.links import placing
+from ops.links.placing import Links
 from ops.numeric import compilation_cache, one_thread_environment
 from ops.plan import Plan
 from ops.processes import ProcessSpec, last_lines
@@ -112,6 +114,8 @@ def prepare(args: argparse.Namespace) -> Plan:
     run_dir = _unused_directory(up.run_dir)
     port = up.port or free_ports(2)
     plan = planning.resolve(args, run_dir=run_dir, port=port, redis_url=redis_url, redis_port=redis_port)
+    if up.link is not None:
+        plan = replace(plan, links=_links(plan, up.link))
     try:
         (run_dir / "logs").mkdir(parents=True)
     except OSError as err:
@@ -119,6 +123,17 @@ def prepare(args: argparse.Namespace) -> Plan:
         raise Unavailable(f"cannot make {run_dir} ({err.strerror}); {cure}", definite=True) from err
     _write(plan.config_file, planning.config_toml(plan))
     return plan
+
+
+def _links(plan: Plan, file: Path) -> Links:
+    """Reads the region file and finds ports for the doors of its links."""
+    described = placing.read(file)
+    taken = {plan.broker.port, plan.broker.port + 1, plan.redis_port}  # to be, by processes that are not started yet
+    count = placing.num_ports(described, plan.clients)
+    first = next(port for port in iter(lambda: free_ports(count), None) if not taken & set(range(port, port + count)))
+    return placing.place(
+        described, plan.clients, brokers=[plan.aggregator.broker], first_port=first, run_dir=plan.run_dir
+    )
 
 
 def _redis_port(wanted: int) -> int:
@@ -200,7 +215,8 @@ class _Run:
         return 0
 
     def _names(self) -> list[str]:
-        return ["redis", "broker", *self.plan.aggregator_ids, *self.plan.island_ids]
+        links = [placing.PROCESS_NAME] if self.plan.links is not None else []
+        return ["redis", "broker", *links, *self.plan.clients]
 
     def _start(self, cluster: LocalCluster, display: Display) -> None:
         plan = self.plan
@@ -212,6 +228,8 @@ class _Run:
             if not wait_until_listening(plan.redis_port):
                 end = last_lines(cluster.log_of("redis"))
                 raise Unavailable(f"Redis did not start on port {plan.redis_port}; its log ends:\n{end}", definite=True)
+        if plan.links is not None:
+            _write(plan.links.wiring_file, plan.links.started(time.monotonic()).wiring.dump())
         environment = planning.our_environment(plan.redis_url)
         numeric = one_thread_environment() | compilation_cache()
         cluster.start(planning.processes(plan, environment=environment, island_environment=numeric))
