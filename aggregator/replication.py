@@ -176,7 +176,7 @@ class Replication:
         self._standbys: dict[str, _Standby] = {}
         self._asked: frozenset[str] | None = None  # the request on its way
         self._unsure: frozenset[str] = frozenset()  # named in requests whose outcome is unknown
-        self._renew_at_s = now_s
+        self._renew_at_s = self._looked_at_s = now_s
         self._serial = 0  # of the newest run record in this store
         self._delivered_serial = 0
         self._run_since_s = now_s  # since when a record that is in this store waits for the standbys
@@ -213,8 +213,8 @@ class Replication:
         return self._advance(now_s)
 
     def next_deadline_s(self) -> float:
-        """Returns when to call :meth:`tick`: with each renewal, which is often enough for all else."""
-        return self._renew_at_s
+        """Returns when to call :meth:`tick`: as often as the lease is renewed, which is enough for all else."""
+        return self._looked_at_s + self._interval_s
 
     @property
     def standbys(self) -> tuple[str, ...]:
@@ -268,6 +268,7 @@ class Replication:
     # --- what follows -------------------------------------------------------------------------------------------
 
     def _advance(self, now_s: float) -> list[ReplicationAction]:
+        self._looked_at_s = now_s
         if not self.deposed:
             for name in [n for n, s in self._standbys.items() if now_s >= s.heard_at_s + FORGET_S]:
                 del self._standbys[name]

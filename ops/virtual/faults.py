@@ -6,6 +6,8 @@ import random
 from dataclasses import replace
 
 from aggregator.config import AggregatorConfig
+from ops.virtual.failover import RedisTrouble, StationTrouble
+from ops.virtual.failover import Trouble as StationOrRedisTrouble
 from ops.virtual.queue import LinkModel
 from ops.virtual.simulation import BrokerTrouble, IslandPlan, SimulationPlan, Trouble
 
@@ -70,6 +72,24 @@ def several_brokers(plan: SimulationPlan) -> SimulationPlan:
         for _ in range(rng.randint(0, 4))
     )
     return replace(plan, brokers=brokers, broker_troubles=troubles)
+
+
+def standing_by(plan: SimulationPlan) -> SimulationPlan:
+    """Returns the plan with one or two standby aggregators, and troubles of them and of Redis."""
+    rng = random.Random(f"standbys {plan.seed}")
+    standbys = rng.randint(1, 2)
+    kinds = [*StationTrouble, *StationTrouble, *RedisTrouble]
+    troubles = tuple(
+        StationOrRedisTrouble(
+            kind=rng.choice(kinds),
+            station=rng.randrange(1 + standbys),
+            at_s=rng.uniform(0.0, 0.8 * plan.calm_after_s),
+            for_s=min(rng.choice([0.2, 1.0, 2.5, 6.0]), 0.2 * plan.calm_after_s),
+        )
+        for _ in range(rng.randint(0, 6))
+    )
+    config = replace(plan.config, failover=True, lease_s=rng.choice([0.5, 1.0, 2.0]))
+    return replace(plan, config=config, standbys=standbys, troubles=troubles)
 
 
 def _random_island(rng: random.Random, island_id: str, calm_after_s: float) -> IslandPlan:

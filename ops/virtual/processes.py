@@ -6,13 +6,32 @@ action; where those use sockets, threads and a disk, these schedule the completi
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
+import msgpack
+
 from aggregator import events as agg
 from aggregator.core import Aggregator
+from aggregator.records import commit_to_map
+from aggregator.replicas import run_message
+from aggregator.replication import (
+    Deliver,
+    Deposed,
+    Local,
+    Renew,
+    Renewed,
+    RenewFailed,
+    Replicate,
+    ReplicateRun,
+    Replication,
+    ReplicationAction,
+    ReplicationEvent,
+)
+from aggregator.ways import Ways
 from broker import messages as m
 from broker.relay import Note as RelayNote
 from broker.relay import Observe as RelayObserve
@@ -27,6 +46,7 @@ from ops.virtual.queue import Alarm
 CONNECT_AGAIN_S = 0.3
 
 if TYPE_CHECKING:
+    from ops.virtual.failover import Station
     from ops.virtual.simulation import IslandPlan, Simulation
 
 
@@ -209,16 +229,33 @@ class SimIsland:
 
 
 class SimAggregator:
-    """One process of the aggregator: the driver of :class:`aggregator.core.Aggregator` in virtual time."""
+    """One process that leads: the driver of :class:`aggregator.core.Aggregator` in virtual time.
 
-    def __init__(self, simulation: Simulation, life: int) -> None:
-        self.simulation, self.life = simulation, life
-        self.address = f"aggregator/{life}"
+    With an epoch of the lease, :class:`aggregator.replication.Replication` stands between the disk and the core.
+    """
+
+    sender = m.AGGREGATOR
+
+    def __init__(self, simulation: Simulation, station: Station, life: int, epoch: int | None) -> None:
+        self.simulation, self.station, self.disk, self.life = simulation, station, station.disk, life
+        self.address = f"{station.name}/{life}"
         self.connection = 0
         self.alive = True
         self.rng = random.Random(f"{simulation.plan.seed}/{self.address}")
-        disk, now_s = simulation.disk, simulation.queue.now_s
-        self.core = Aggregator(simulation.plan.config, now_s=now_s, record=disk.record, commits=disk.commits)
+        disk, config, now_s = station.disk, simulation.plan.config, simulation.queue.now_s
+        self.core = Aggregator(config, now_s=now_s, record=disk.record, commits=disk.commits, epoch=epoch or 1)
+        self.replication: Replication | None = None
+        if epoch is not None:
+            self.replication = Replication(
+                name=station.name,
+                epoch=epoch,
+                lease_s=config.lease_s,
+                standby_lag_s=config.standby_lag_s,
+                commits=disk.commits,
+                now_s=now_s,
+            )
+        self.record: agg.SaveRun | None = None  # the newest asked for
+        self.ways = Ways()
         self.work = simulation.works.aggregator()
         if disk.manifest is not None:
             self.work.manifested(disk.manifest)
@@ -227,13 +264,34 @@ class SimAggregator:
         self.orders = 0
         self.sequence = 0
         self.alarm = Alarm(simulation.queue, lambda: self.handle(agg.Tick()))
-        self.perform(self.core.start(now_s))
 
-    def handle(self, event: agg.Event) -> None:
-        """Feeds one event to the core and carries out what it answers."""
+    def start(self) -> None:
+        """Begins to lead."""
+        self.perform(self.core.start(self.simulation.queue.now_s))
+
+    def handle(self, event: agg.Event | ReplicationEvent) -> None:
+        """Feeds one event to whom it is for, as soon as the process runs, and carries out what is answered."""
         if self.alive:
-            self.perform(self.core.handle(event, self.simulation.queue.now_s))
-            self.simulation.invariants.after_aggregator_event(self)
+            self.station.awake(partial(self._handle, event))
+
+    def _handle(self, event: agg.Event | ReplicationEvent) -> None:
+        if not self.alive:
+            return
+        now_s = self.simulation.queue.now_s
+        if isinstance(event, ReplicationEvent):
+            assert self.replication is not None
+            self.replicate(self.replication.handle(event, now_s))
+            self._arm()
+            return
+        if isinstance(event, agg.Tick) and self.replication is not None:
+            self.replicate(self.replication.tick(now_s))
+        if self.alive:
+            self.feed(event)
+
+    def feed(self, event: agg.Event) -> None:
+        """Feeds one event to the core and carries out what it answers."""
+        self.perform(self.core.handle(event, self.simulation.queue.now_s))
+        self.simulation.invariants.after_aggregator_event(self)
 
     def perform(self, actions: list[agg.Action]) -> None:
         """Carries out actions; what takes time ends in an event."""
@@ -249,7 +307,10 @@ class SimAggregator:
                     self.order(action.fragment_id, action.fragment_version, self.work.merge(action))
                 case agg.Persist():
                     self.later(plan.persist_s, partial(self.persist, action.commit))
+                    if self.replication is not None:
+                        self.replicate(self.replication.persist(action.commit, self.simulation.queue.now_s))
                 case agg.SaveRun():
+                    self.record = action
                     self.later(plan.persist_s, partial(self.save_run, action))
                 case agg.Publish():
                     self.simulation.invariants.publishing(action, self.core.run.epoch)
@@ -265,15 +326,58 @@ class SimAggregator:
                 case agg.Note():
                     self.simulation.note(self.simulation.queue.now_s, self.address, action.name, action.fields)
                 case agg.Manifested():
-                    self.simulation.disk.manifest = action.manifest
+                    self.disk.manifest = action.manifest
                     self.work.manifested(action.manifest)
                 case agg.Finished():
-                    pass
-        self.alarm.arm(self.core.next_deadline_s(self.simulation.queue.now_s) if self.alive else None)
+                    if self.replication is not None and self.core.run.phase is m.Phase.ENDED:
+                        self.simulation.lease.end(self.station.name, self.replication.epoch)
+        self._arm()
+
+    def _arm(self) -> None:
+        deadline_s = self.core.next_deadline_s(self.simulation.queue.now_s)
+        if self.replication is not None and not self.core.finished:
+            deadline_s = min(deadline_s or math.inf, self.replication.next_deadline_s())
+        self.alarm.arm(deadline_s if self.alive else None)
+
+    def replicate(self, actions: list[ReplicationAction]) -> None:
+        """Carries out what stands between the disk and the core, as :mod:`aggregator.service` does."""
+        assert self.replication is not None
+        epoch, lease = self.replication.epoch, self.simulation.lease
+        for action in actions:
+            match action:
+                case Replicate(to=to, commit=commit):
+                    self.send(m.standing_by(to), _replica(commit, epoch), self.ways.to(to))
+                case ReplicateRun(to=to):
+                    if self.record is not None:
+                        message = run_message(self.record.record, epoch, self.record.serial)
+                        self.send(m.standing_by(to), message, self.ways.to(to))
+                case Renew(in_sync=in_sync):
+                    name = self.station.name
+                    lease.call(
+                        self.station.place,
+                        partial(lease.renew, name, epoch, in_sync),
+                        lambda got: self.handle(Renewed(granted=got[0], holder=got[1], epoch=got[2])),
+                        partial(self.handle, RenewFailed(detail="no answer")),
+                    )
+                case Deliver(event=event):
+                    if isinstance(event, agg.Persisted):
+                        self.simulation.invariants.persisted(self.disk.commits[event.fragment_id])
+                    self.feed(event)
+                case Deposed():
+                    self.simulation.note(self.simulation.queue.now_s, self.address, "deposed", {"by": action.holder})
+                    self.kill()
+                    self.station.start()
+                    return
+                case agg.Note():
+                    self.simulation.note(self.simulation.queue.now_s, self.address, action.name, action.fields)
 
     def later(self, delay_s: tuple[float, float], call: Callable[[], None]) -> None:
-        """Runs ``call`` after a random delay, if the process lives then."""
-        self.simulation.queue.after(self.rng.uniform(*delay_s), lambda: call() if self.alive else None)
+        """Runs ``call`` after a random delay, if the process lives then, and as soon as it runs."""
+
+        def when_awake() -> None:
+            self.station.awake(lambda: call() if self.alive else None)
+
+        self.simulation.queue.after(self.rng.uniform(*delay_s), when_awake)
 
     def order(self, fragment_id: int, fragment_version: int, digest: str) -> None:
         """A merge or a seed has begun, and replaces what its fragment was waiting for."""
@@ -299,16 +403,24 @@ class SimAggregator:
         if self.computed[commit.fragment_id] != commit.digest:
             return  # of a seed that was given up
         self.work.persist(commit)
-        self.simulation.disk.commits[commit.fragment_id] = commit
-        self.simulation.invariants.persisted(commit)
-        self.handle(agg.Persisted(fragment_id=p, fragment_version=version))
+        self.disk.commits[commit.fragment_id] = commit
+        self.done(agg.Persisted(fragment_id=p, fragment_version=version))
+
+    def done(self, event: agg.Persisted | agg.RunSaved) -> None:
+        """Something is on this disk; it is durable where nobody else must have it."""
+        if self.replication is not None:
+            self.handle(Local(event=event))
+            return
+        if isinstance(event, agg.Persisted):
+            self.simulation.invariants.persisted(self.disk.commits[event.fragment_id])
+        self.handle(event)
 
     def save_run(self, action: agg.SaveRun) -> None:
         """The run record reaches the disk."""
-        newest = self.simulation.disk.record
+        newest = self.disk.record
         if newest is None or newest["epoch"] <= action.record["epoch"]:
-            self.simulation.disk.record = dict(action.record)
-        self.handle(agg.RunSaved(serial=action.serial))
+            self.disk.record = dict(action.record)
+        self.done(agg.RunSaved(serial=action.serial))
 
     def send(self, to: str, message: m.Message, by: int | None) -> None:
         """Sends one message to a broker, or to each."""
@@ -320,6 +432,19 @@ class SimAggregator:
         """Ends the process without a word."""
         self.alive = False
         self.alarm.arm(None)
+
+
+def _replica(commit: agg.Commit, epoch: int) -> m.Replica:
+    """As :func:`aggregator.replicas.replica_of`, with a name instead of arrays."""
+    return m.Replica(
+        shard=0,
+        epoch=epoch,
+        fragment_id=commit.fragment_id,
+        fragment_version=commit.fragment_version,
+        digest=commit.digest,
+        commit=msgpack.packb(commit_to_map(commit)),
+        payload=commit.digest,
+    )
 
 
 class SimBroker:
