@@ -108,8 +108,7 @@ class Invariants:
             digest = self._published.get((p, version), commit.digest)
             require(commit.digest == digest, 1, f"{station.name} leads with other bytes of {p}.{version}")
         for commit in commits.values():
-            if commit.fragment_version > 0:
-                self.persisted(commit)
+            self.persisted(commit)
 
     def after_aggregator_event(self, aggregator: SimAggregator) -> None:
         """The ledger must balance after every event."""
