@@ -156,7 +156,7 @@ class Aggregator:
         envelope, message = event.envelope, event.envelope.message
         match message:
             case Join():
-                self.run.ways.heard(envelope.sender, event.broker)
+                self.run.ways.heard(envelope, event.broker)
                 self._membership.join(message)
             case Attached():
                 self._rounds.attached(message, event.broker)
@@ -169,7 +169,7 @@ class Aggregator:
         run, envelope = self.run, event.envelope
         member = run.members.get(envelope.sender)
         if member is None or envelope.incarnation >= member.incarnation:
-            run.ways.heard(envelope.sender, event.broker)
+            run.ways.heard(envelope, event.broker)
         if member is None or envelope.incarnation > member.incarnation:
             detail = f"no island {envelope.sender!r} with incarnation {envelope.incarnation} is known: join again"
             self._membership.refuse(event, Reason.UNKNOWN_ISLAND, detail)

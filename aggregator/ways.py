@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
+from broker.messages import Envelope
+
 #: Names remembered: every member, and as many processes that are about to join.
 MOST_NAMES = 20_000
 
@@ -17,15 +19,19 @@ class Ways:
     """Sender -> place of the broker that it was last heard over."""
 
     def __init__(self) -> None:
-        self._brokers: OrderedDict[str, int] = OrderedDict()
+        self._ways: OrderedDict[str, tuple[tuple[int, int], int]] = OrderedDict()
 
-    def heard(self, name: str, broker: int) -> None:
-        """Takes note of a message."""
-        self._brokers[name] = broker
-        self._brokers.move_to_end(name)
-        if len(self._brokers) > MOST_NAMES:
-            self._brokers.popitem(last=False)
+    def heard(self, envelope: Envelope, broker: int) -> None:
+        """Takes note of a message; an older one, such as a broker sets free that was frozen, changes nothing."""
+        name, order = envelope.sender, (envelope.incarnation, envelope.sequence)
+        known = self._ways.get(name)
+        if known is None or order >= known[0]:
+            self._ways[name] = order, broker
+            self._ways.move_to_end(name)
+        if len(self._ways) > MOST_NAMES:
+            self._ways.popitem(last=False)
 
     def to(self, name: str) -> int | None:
         """Returns the broker to send by; None: each of them."""
-        return self._brokers.get(name)
+        known = self._ways.get(name)
+        return None if known is None else known[1]

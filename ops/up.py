@@ -107,10 +107,12 @@ def prepare(args: argparse.Namespace) -> Plan:
     if redis_url is None:
         redis_port = _redis_port(up.redis_port)
         redis_url = f"redis://127.0.0.1:{redis_port}"
-    if up.port and not are_free(range(up.port, up.port + 2)):
-        raise ConfigError("port", up.port, f"it or {up.port + 1} is in use; choose another, or 0 for free ones")
+    ports = 2 * up.brokers
+    if up.port and not are_free(range(up.port, up.port + ports)):
+        which = f"it or {up.port + 1}" if ports == 2 else f"one of it to {up.port + ports - 1}"
+        raise ConfigError("port", up.port, f"{which} is in use; choose another, or 0 for free ones")
     run_dir = _unused_directory(up.run_dir)
-    port = up.port or free_ports(2)
+    port = up.port or free_ports(ports)
     plan = planning.resolve(args, run_dir=run_dir, port=port, redis_url=redis_url, redis_port=redis_port)
     try:
         (run_dir / "logs").mkdir(parents=True)
@@ -199,7 +201,7 @@ class _Run:
         return 0
 
     def _names(self) -> list[str]:
-        return ["redis", "broker", "aggregator", *self.plan.island_ids]
+        return ["redis", *self.plan.broker_ports, "aggregator", *self.plan.island_ids]
 
     def _start(self, cluster: LocalCluster, display: Display) -> None:
         plan = self.plan

@@ -7,6 +7,7 @@ import pytest
 from aggregator.events import Computed, Fenced, Flaw, Merge, Persist, Persisted, Publish, Send
 from broker.messages import (
     AGGREGATOR,
+    BROKER,
     Attached,
     Fate,
     FleetState,
