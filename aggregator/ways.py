@@ -21,15 +21,20 @@ class Ways:
     def __init__(self) -> None:
         self._ways: OrderedDict[str, tuple[tuple[int, int], int]] = OrderedDict()
 
-    def heard(self, envelope: Envelope, broker: int) -> None:
-        """Takes note of a message; an older one, such as a broker sets free that was frozen, changes nothing."""
+    def heard(self, envelope: Envelope, broker: int) -> bool:
+        """Takes note of a message; says whether it is the sender's newest.
+
+        An older one, such as a broker sets free that was frozen, changes nothing.
+        """
         name, order = envelope.sender, (envelope.incarnation, envelope.sequence)
         known = self._ways.get(name)
-        if known is None or order >= known[0]:
-            self._ways[name] = order, broker
-            self._ways.move_to_end(name)
+        if known is not None and order < known[0]:
+            return False
+        self._ways[name] = order, broker
+        self._ways.move_to_end(name)
         if len(self._ways) > MOST_NAMES:
             self._ways.popitem(last=False)
+        return True
 
     def to(self, name: str) -> int | None:
         """Returns the broker to send by; None: each of them."""

@@ -27,11 +27,10 @@ class Run:
             self.up = up
             up.wait_for_progress()
             for number in (signal.SIGKILL, signal.SIGSTOP):
-                self.trouble(number)
+                place, began_s = self.trouble(number)
+                wait_for(lambda p=place, at_s=began_s: self.attached(p, at_s), f"broker {place} again")
                 up.wait_for_progress()
             self.exit = up.wait()
-        logs = "".join((run_dir / "logs" / f"island-{k}.log").read_text() for k in range(4))
-        print(*[l for l in logs.splitlines() if "broker.left" in l], sep="\n")
         self.report = json.loads(up.out.splitlines()[-1]) if up.out else {}
         self.ledger, self.tape = up.ledger(), up.tape()
 
@@ -40,14 +39,23 @@ class Run:
         beats = (line for line in self.up.tape() if line.get("kind") == "heartbeat")
         return {line["sender"]: (line["broker"], line["now_s"]) for line in beats}
 
+    def attached(self, place, after_s):
+        """Whether a broker that was gone serves the aggregator again."""
+        lines = self.up.tape()
+        back = [e["now_s"] for e in lines if e.get("note") == "broker.back" and e["fields"]["broker"] == place]
+        return any(at_s > after_s for at_s in back)
+
     def trouble(self, number):
-        """Sends a signal to a broker that some island speaks through, and waits until none does any more."""
+        """Sends a signal to a broker that some island speaks through, and waits until none does any more.
+
+        Returns:
+            The broker's place, and when that was.
+        """
         place = max(self.heard_by().values(), key=lambda each: each[1])[0]
         pid = self.up.process(f"broker-{place}")
         speaking = {island for island, (broker, _) in self.heard_by().items() if broker == place}
         assert speaking
         began_s = time.monotonic()  # the clock of the tape, on one machine
-        print(time.time())
         os.kill(pid, number)
         try:
             wait_for(
@@ -64,6 +72,7 @@ class Run:
             if line["sender"] in speaking and line["broker"] != place:
                 first.setdefault(line["sender"], line["now_s"] - began_s)
         self.moved_s[number] = first
+        return place, began_s
 
 
 @pytest.fixture(scope="module")
