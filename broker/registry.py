@@ -85,10 +85,7 @@ for i = 3, #ARGV, 3 do
   local held = tonumber(redis.call('ZSCORE', KEYS[1], island) or '-1')
   if not other or other == ARGV[2] or held <= heard or held > now then
     redis.call('ZADD', KEYS[1], string.format('%.6f', heard), island)
-    for field, value in pairs(cjson.decode(ARGV[i + 2])) do
-      redis.call('HSET', key, field, value)
-    end
-    redis.call('HSET', key, 'broker', ARGV[2])
+    redis.call('HSET', key, 'broker', ARGV[2], unpack(cjson.decode(ARGV[i + 2])))
     redis.call('EXPIRE', key, ARGV[1])
     written = written + 1
   end
@@ -161,7 +158,8 @@ class Registry:
             arguments: list[Any] = [KEEP_S, json.dumps(broker)]
             for record in records:
                 fields = _fields(record, without=("island_id", "heard_ago_s"))
-                arguments += [record.island_id, record.heard_ago_s, json.dumps(fields)]
+                pairs = [part for pair in fields.items() for part in pair]
+                arguments += [record.island_id, record.heard_ago_s, json.dumps(pairs)]
             return int(await self._write_members(keys=[self._key("members"), self._key("member", "")], args=arguments))
 
         return await self._attempt(write)
