@@ -161,7 +161,7 @@ class Aggregator:
         envelope, message = event.envelope, event.envelope.message
         match message:
             case Join():
-                self.run.ways.heard(envelope.sender, event.broker)
+                self.run.ways.heard(envelope, event.broker)
                 self._membership.join(message)
             case Attached():
                 self._rounds.attached(message, event.broker)
@@ -173,8 +173,6 @@ class Aggregator:
     def _from_member(self, event: Received, message: Heartbeat | Nothing | Leave | Seed | Contribution) -> None:
         run, envelope = self.run, event.envelope
         member = run.members.get(envelope.sender)
-        if member is None or envelope.incarnation >= member.incarnation:
-            run.ways.heard(envelope.sender, event.broker)
         if member is None or envelope.incarnation > member.incarnation:
             detail = f"no island {envelope.sender!r} with incarnation {envelope.incarnation} is known: join again"
             self._membership.refuse(event, Reason.UNKNOWN_ISLAND, detail)
@@ -183,10 +181,11 @@ class Aggregator:
             # Not answered: the address belongs to the later incarnation. The broker tells the old process.
             run.count_refusal(Reason.FENCED)
             return
+        newest = run.ways.heard(envelope, event.broker)
         member.last_seen_s = run.now_s
         match message:
             case Heartbeat():
-                member.left = False
+                member.left = member.left and not newest  # a frozen broker may have kept this one past the farewell
                 if self._membership.heartbeat(member, message, event):
                     self._ending.advance()
                     self._ending.close_gaps(member, message, envelope.sequence)

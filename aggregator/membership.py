@@ -213,7 +213,7 @@ class Membership:
         kind = type(envelope.message).__name__.lower()
         self._run.note("message.refused", sender=envelope.sender, kind=kind, reason=reason, detail=detail)
         refused = Refused(kind=kind, sequence=envelope.sequence, reason=reason, detail=detail)
-        self._run.emit(Send(to=envelope.sender, message=refused))
+        self._run.emit(Send(to=envelope.sender, message=refused, by=event.broker))
 
     # --- telling ----------------------------------------------------------------------------------------------
 

@@ -72,7 +72,6 @@ from aggregator.reporter import Reporter, Snapshot
 from aggregator.store import Loaded, Store
 from aggregator.summary import Traffic
 from aggregator.tape import Tape, event_line, note_line, start_line
-from aggregator.ways import Ways
 from aggregator.wire import Wire
 from aggregator.workshop import Workshop
 from broker import logs
@@ -273,7 +272,7 @@ class _Service:
         self._term = term
         self._replication = None if term is None else _replication(config, term, commits, now_s)
         self._record: SaveRun | None = None  # the newest
-        self._ways = Ways()  # by which broker standbys are reached
+        self._ways: dict[str, int] = {}  # by which broker each standby was heard last
         self._wire = Wire(context, config, self._heard)
         self._workshop = Workshop(
             config,
@@ -420,7 +419,7 @@ class _Service:
             await self._events.put(received)
         elif self._replication is not None:
             name = received.envelope.sender.removeprefix(STANDBY)
-            self._ways.heard(name, received.broker)
+            self._ways[name] = received.broker
             await self._events.put(Followed(name=name, follow=received.envelope.message))
 
     async def _made(self, event: Event) -> None:
@@ -440,11 +439,11 @@ class _Service:
                 case Replicate(to=to, commit=commit):
                     state = self._workshop.state_of(commit)
                     if state is not None:
-                        self._wire.replicate(to, self._ways.to(to), commit, epoch, state)
+                        self._wire.replicate(to, self._ways.get(to), commit, epoch, state)
                 case ReplicateRun(to=to, serial=serial):
                     if self._record is not None and self._record.serial >= serial:
                         message = run_message(self._record.record, epoch, self._record.serial)
-                        self._wire.replicate_run(to, self._ways.to(to), message)
+                        self._wire.replicate_run(to, self._ways.get(to), message)
                 case Renew(in_sync=in_sync):
                     self._spawn(self._renew(self._term, in_sync))
                 case Deliver(event=event):

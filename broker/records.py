@@ -76,7 +76,7 @@ class RunTotals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerRecord:
-    """The broker's own counters since it started, and the allowances by which status judges silence."""
+    """A broker's own counters since it started, and the allowances by which status judges silence."""
 
     suspect_after_s: float
     dead_after_s: float
@@ -109,11 +109,11 @@ class Snapshot:
     members: Mapping[str, Mapping[str, Any]]
     fragments: Mapping[int, Mapping[str, Any]]
     totals: Mapping[str, Any]
-    broker: Mapping[str, Any]
+    brokers: Mapping[str, Mapping[str, Any]]
     refusals: Mapping[str, Mapping[str, Mapping[str, int]]]  # source -> island -> reason -> count
     leases: Mapping[int, Mapping[str, Any]]
 
     @property
     def empty(self) -> bool:
         """Whether nobody has written anything about this run."""
-        return not (self.heard_at_s or self.fragments or self.totals or self.broker)
+        return not (self.heard_at_s or self.fragments or self.totals or self.brokers)

@@ -150,7 +150,12 @@ class _Broker:
         self._clock = time.monotonic
         self._relay = Relay(config.relay())
         self._reporter = Reporter(
-            registry, self._relay, liveness=config.liveness, interval_s=config.report_interval_s, clock=self._clock
+            registry,
+            self._relay,
+            name=config.name,
+            liveness=config.liveness,
+            interval_s=config.report_interval_s,
+            clock=self._clock,
         )
         self._limits: dict[Channel, Limits] = {
             Channel.CONTROL: config.control_limits(),
@@ -180,6 +185,7 @@ class _Broker:
                 if port != 0 or attempt == PORT_ATTEMPTS - 1 or err.errno not in (errno.EADDRINUSE, errno.EINVAL):
                     raise _cannot_listen(self._config, err) from err
             else:
+                self._reporter.name = self._config.name or f"{socket.gethostname()}:{control_port}"
                 return Listening(
                     address=f"tcp://{host}:{control_port}", control_port=control_port, bulk_port=control_port + 1
                 )

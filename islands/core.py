@@ -453,10 +453,11 @@ class Island:
 
     def _advance(self, now_s: float, actions: list[Action]) -> None:
         """Does whatever the state and the time now call for; called after every event."""
-        left = self._choice.at
+        left, patience_s = self._choice.at, self._choice.patience_s
         why = self._choice.move(now_s)
         if why is not None:
-            actions.append(self._note("broker.left", broker=left, reason=str(why), next=self._choice.at))
+            facts = {"broker": left, "reason": str(why), "next": self._choice.at}
+            actions.append(self._note("broker.left", **facts, patience_s=round(patience_s, 2)))
             actions.append(Connect(broker=self._choice.at))
         if not self.joined:
             if self._join_backoff.due(now_s):

@@ -109,10 +109,12 @@ def prepare(args: argparse.Namespace) -> Plan:
     if redis_url is None:
         redis_port = _redis_port(up.redis_port)
         redis_url = f"redis://127.0.0.1:{redis_port}"
-    if up.port and not are_free(range(up.port, up.port + 2)):
-        raise ConfigError("port", up.port, f"it or {up.port + 1} is in use; choose another, or 0 for free ones")
+    ports = 2 * up.brokers
+    if up.port and not are_free(range(up.port, up.port + ports)):
+        which = f"it or {up.port + 1}" if ports == 2 else f"one of it to {up.port + ports - 1}"
+        raise ConfigError("port", up.port, f"{which} is in use; choose another, or 0 for free ones")
     run_dir = _unused_directory(up.run_dir)
-    port = up.port or free_ports(2)
+    port = up.port or free_ports(ports)
     plan = planning.resolve(args, run_dir=run_dir, port=port, redis_url=redis_url, redis_port=redis_port)
     if up.link is not None:
         plan = replace(plan, links=_links(plan, up.link))
@@ -216,7 +218,7 @@ class _Run:
 
     def _names(self) -> list[str]:
         links = [placing.PROCESS_NAME] if self.plan.links is not None else []
-        return ["redis", "broker", *links, *self.plan.clients]
+        return ["redis", *self.plan.broker_ports, *links, *self.plan.clients]
 
     def _start(self, cluster: LocalCluster, display: Display) -> None:
         plan = self.plan

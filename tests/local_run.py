@@ -153,6 +153,8 @@ class Up(Process):
         """Returns the id of ``redis``, ``broker``, ``aggregator`` or an island, if it runs."""
         # A Redis server shows its address in place of its arguments: "redis-server 127.0.0.1:6379", or "valkey-server".
         mark = {"redis": "-server 127.0.0.1:", "broker": " ops broker ", "aggregator": " ops aggregator "}
+        if name.startswith("broker-"):  # of several
+            mark[name] = f" --broker-name {name} "
         for pid, line in descendants(self.pid).items():
             # Until it has become its command (ops/child.py), the process is not yet what we look for.
             if "child.py" not in line and mark.get(name, f" --island-id {name} ") in f"{line} ":

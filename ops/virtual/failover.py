@@ -1,8 +1,8 @@
 """Aggregators that stand by, and the Redis that holds their lease, in virtual time.
 
 A :class:`Station` is one aggregator's disk with the process that runs on it: a :class:`SimCandidate` while it stands
-by, a :class:`~ops.virtual.processes.SimAggregator` while it leads. The scripts of :mod:`broker.lease` are here again, in
-Python; the real ones are tested on a real server.
+by, a :class:`~ops.virtual.processes.SimAggregator` while it leads. The scripts of :mod:`broker.lease` are here again,
+in Python; the real ones are tested on a real server.
 """
 
 from __future__ import annotations

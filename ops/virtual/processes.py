@@ -31,7 +31,6 @@ from aggregator.replication import (
     ReplicationAction,
     ReplicationEvent,
 )
-from aggregator.ways import Ways
 from broker import messages as m
 from broker.relay import Note as RelayNote
 from broker.relay import Observe as RelayObserve
@@ -255,7 +254,7 @@ class SimAggregator:
                 now_s=now_s,
             )
         self.record: agg.SaveRun | None = None  # the newest asked for
-        self.ways = Ways()
+        self.ways: dict[str, int] = {}  # by which broker each standby was heard last
         self.work = simulation.works.aggregator()
         if disk.manifest is not None:
             self.work.manifested(disk.manifest)
@@ -346,11 +345,11 @@ class SimAggregator:
         for action in actions:
             match action:
                 case Replicate(to=to, commit=commit):
-                    self.send(m.standing_by(to), _replica(commit, epoch), self.ways.to(to))
+                    self.send(m.standing_by(to), _replica(commit, epoch), self.ways.get(to))
                 case ReplicateRun(to=to):
                     if self.record is not None:
                         message = run_message(self.record.record, epoch, self.record.serial)
-                        self.send(m.standing_by(to), message, self.ways.to(to))
+                        self.send(m.standing_by(to), message, self.ways.get(to))
                 case Renew(in_sync=in_sync):
                     name = self.station.name
                     lease.call(

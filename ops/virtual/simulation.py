@@ -341,7 +341,7 @@ class Simulation:
             return
         if isinstance(message, m.Follow):
             name = envelope.sender.removeprefix(m.standing_by(""))
-            process.ways.heard(name, broker)
+            process.ways[name] = broker
             process.handle(Followed(name=name, follow=message))
             return
         if isinstance(message, m.Refused):

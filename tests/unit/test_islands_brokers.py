@@ -156,7 +156,7 @@ def test_an_island_that_is_not_answered_asks_the_next_broker_to_join(island):
         said = island.handle(Tick(), now_s)
     assert of(said, Connect) == [Connect(broker=1 - first)]
     left = next(each for each in of(said, Note) if each.name == "broker.left")
-    assert left.fields == {"broker": first, "reason": "silent", "next": 1 - first}
+    assert left.fields == {"broker": first, "reason": "silent", "next": 1 - first, "patience_s": 2.0}
     assert len(joins(island.handle(Line(stands=True), 2.2))) == 1
 
 

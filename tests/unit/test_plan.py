@@ -37,6 +37,21 @@ def test_paths_and_addresses_follow_from_the_run_directory():
     assert plan.aggregator.total_tokens == planning.DEFAULT_TOKENS
 
 
+def test_several_brokers_have_ports_two_apart_and_everybody_knows_all_of_them():
+    plan = resolved("--brokers", "3")
+    assert plan.broker_ports == {"broker-0": 7101, "broker-1": 7103, "broker-2": 7105}
+    assert plan.island.brokers == plan.aggregator.brokers == tuple(f"tcp://127.0.0.1:{n}" for n in (7101, 7103, 7105))
+    specs = planning.processes(plan, environment={}, island_environment={})
+    flags = [each.command[-4:] for each in specs if each.name.startswith("broker-")]
+    assert flags == [["--broker-name", f"broker-{k}", "--port", f"{7101 + 2 * k}"] for k in range(3)]
+
+
+@pytest.mark.parametrize("brokers", ["0", "17"])
+def test_a_number_of_brokers_that_cannot_work_is_refused(brokers):
+    with pytest.raises(ConfigError, match="brokers"):
+        resolved("--brokers", brokers)
+
+
 def test_flags_win_over_the_file(tmp_path):
     path = tmp_path / "mine.toml"
     path.write_text(
