@@ -11,11 +11,13 @@ nothing that it does not have can be published (design, section 8).
 
 What speaks against leading:
 
-* a broker holds a newer version than this store: leading would make other bytes under the same name (``behind``);
+* a broker holds a newer version than this store, or other bytes under the same one: leading would part the run from
+  what islands have seen (``behind``);
 * no broker was heard at all: there is nobody to lead;
 * a broker heard the leader within ``lease_s``: it is Redis that it cannot reach, and it needs none to go on;
 * the lease does not name this store as in sync, or this store has never heard of the epoch that the lease has;
-* the key is missing, and a living leader was not given the time to put it back; or it is older than this store.
+* the key is missing, or older than this store since Redis has lost writes: then a leader that may still live is first
+  given the time to put it right.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from broker.messages import Follow, Following, Replica, ReplicaRun, Stored
 BROKER_FRESH_S = 3.0
 #: Until a standby that an ended run has left behind goes home, in seconds.
 ENDED_S = 5.0
-#: How long a lease that is missing is left to a leader that may still live, in lease times.
+#: How long a lease that is missing or older than the store is left to a leader that may still live, in lease times.
 MISSING_LEASES = 3
 
 
@@ -109,10 +111,17 @@ class Poll:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Take:
-    """Take the lease by compare-and-set. Completion: :class:`Taken` or :class:`Unpolled`."""
+    """Take the lease by compare-and-set. Completion: :class:`Taken` or :class:`Unpolled`.
+
+    Attributes:
+        expected_epoch: Of the lease as it was polled, 0 for no key.
+        epoch: To lead under.
+        store_epoch: Of this store's run record: a key that is older says nothing.
+    """
 
     expected_epoch: int
     epoch: int
+    store_epoch: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,7 +201,7 @@ class Candidate:
         self._run = (holding.run_epoch, holding.run_serial)
         self._followed_epoch = 0  # of the leader heard last in this life
         self._keeping = 0  # writes under way
-        self._missing_since_s: float | None = None  # since when there is no key
+        self._missing_since_s: float | None = None  # since when there is no key, or one older than this store
         self._brokers: dict[int, tuple[float, Following]] = {}
         self._tick_at_s = now_s
         self._polling = False
@@ -207,7 +216,7 @@ class Candidate:
             case Polled(lease=lease):
                 self._polled(lease, now_s)
             case Unpolled(detail=detail):
-                self._polling, self.lease = False, None
+                self._polling, self.lease, self._missing_since_s = False, None, None
                 self._object(f"Redis does not answer: {detail}")
                 if self.place is Place.TAKING:
                     self.place = Place.FOLLOWING  # if it was granted, the next poll shows this store as the holder
@@ -278,7 +287,7 @@ class Candidate:
             if self.name in lease.in_sync or lease.age_s >= ENDED_S:  # what is here is whole, or will not become so
                 self._actions.append(Quit())
             return
-        if lease.holder:
+        if not self._void(lease):
             self._missing_since_s = None
         elif self._missing_since_s is None:
             self._missing_since_s = now_s
@@ -288,12 +297,18 @@ class Candidate:
             epochs = [following.epoch for _, following in self._brokers.values()]
             self._wanted_epoch = 1 + max([lease.epoch, self.epoch, *epochs])
             self.place = Place.TAKING
-            self._actions.append(Take(expected_epoch=lease.epoch, epoch=self._wanted_epoch))
+            store_epoch = self._run[0]
+            take = Take(expected_epoch=lease.epoch, epoch=self._wanted_epoch, store_epoch=store_epoch)
+            self._actions.append(take)
+
+    def _void(self, lease: LeaseView) -> bool:
+        """Whether the lease says nothing: there is none, or one that Redis had long ago."""
+        return lease.epoch < max(1, self._run[0])
 
     def _what_speaks_against(self, lease: LeaseView, now_s: float) -> str | None:
         """Says why not to lead; None if nothing does, empty if simply somebody else leads."""
-        own = lease.holder == self.name
-        if lease.holder and not own and not lease.expired(self._lease_s):
+        own, void = lease.holder == self.name, self._void(lease)
+        if not void and not own and not lease.expired(self._lease_s):
             return ""
         if self._keeping:
             return ""  # a moment later: it may be what was published last
@@ -301,19 +316,17 @@ class Candidate:
         if not fresh:
             return "no broker answers"
         heard_s = min((f.leader_heard_ago_s for f in fresh if f.leader_heard_ago_s is not None), default=None)
-        if not own and heard_s is not None and heard_s < self._lease_s:
+        if (void or not own) and heard_s is not None and heard_s < self._lease_s:
             return ""
         newest = max((f.epoch for f in fresh), default=0)
-        if lease.holder and lease.epoch < self._run[0]:
-            return f"the lease has epoch {lease.epoch}, this store {self._run[0]}: only its leader may renew it"
-        if lease.holder and self.name not in lease.in_sync:
+        if not void and lease.in_sync and self.name not in lease.in_sync:
             return f"{lease.holder} led last, and this store was not in sync with it"
-        if lease.holder and not own and self._run[0] != lease.epoch:
+        if not void and not own and self._run[0] != lease.epoch:
             return f"this store has nothing of epoch {lease.epoch}"
         behind = self._behind(fresh)
         if behind:
             return f"behind: {behind}"
-        if not lease.holder:
+        if void:
             assert self._missing_since_s is not None
             begun = bool(self._stored) or newest > 0
             wait_s = MISSING_LEASES * self._lease_s if begun else 0.0
@@ -323,10 +336,13 @@ class Candidate:
 
     def _behind(self, brokers: list[Following]) -> str:
         for following in brokers:
-            for p, version in enumerate(following.versions):
-                have = self._stored.get(p, (-1, ""))[0]
+            for held in following.stored:
+                p, version = held.fragment_id, held.fragment_version
+                have, digest = self._stored.get(p, (-1, ""))
                 if version > have:
                     return f"a broker holds version {version} of fragment {p}, this store {have}"
+                if version == have and held.digest != digest:
+                    return f"a broker holds version {version} of fragment {p} with other bytes than this store"
         return ""
 
     def _taken(self, granted: bool) -> None:

@@ -171,6 +171,7 @@ class Follower:
                 expected_epoch=action.expected_epoch,
                 epoch=action.epoch,
                 lease_s=self._config.lease_s,
+                store_epoch=action.store_epoch,
             )
         except Unavailable as err:
             await self._events.put(Unpolled(detail=str(err)))

@@ -38,7 +38,9 @@ def commit_of(replica: Replica) -> tuple[Commit, FragmentState]:
     """
     try:
         commit = commit_from_map(msgpack.unpackb(replica.commit))
-    except (Unfit, ValueError, KeyError, TypeError, msgpack.UnpackException) as err:
+        if type(commit.digest) is not str or type(commit.ledger) is not dict:
+            raise TypeError
+    except (Unfit, ValueError, KeyError, TypeError, AttributeError, msgpack.UnpackException) as err:
         raise _unfit("commit", type(err).__name__, "the record of a commit") from err
     named = replica.fragment_id, replica.fragment_version, replica.digest
     if (commit.fragment_id, commit.fragment_version, commit.digest) != named:
@@ -53,6 +55,8 @@ def commit_of(replica: Replica) -> tuple[Commit, FragmentState]:
         decode_into(encoded, array)
         arrays.append(array)
     params, momentum = arrays
+    if params.ndim != 1 or params.shape != momentum.shape:
+        raise _unfit("payload", f"{params.shape} and {momentum.shape}", "two vectors of one size")
     if fragment_digest(params) != replica.digest:
         raise _unfit("payload", "other bytes", f"parameters with digest {replica.digest}")
     return commit, FragmentState(params=params, momentum=momentum, version=commit.fragment_version)

@@ -7,6 +7,9 @@ Two orders keep it so. A standby that has caught up is waited for **before** the
 may lead. A standby that lags is waited for **until** the lease names it no more; while Redis is away that cannot be
 asked, and then nothing is published. Requests whose outcome is unknown count as granted for both purposes.
 
+And nothing is said at all before the lease was renewed once: between taking it and speaking lies the loading of a store,
+or a process that was frozen, and a Redis that was emptied meanwhile may have given the same epoch to somebody else.
+
 Nothing here is an edge: a standby says again and again what it has (:class:`broker.messages.Follow`), and is sent what
 differs.
 """
@@ -172,11 +175,13 @@ class Replication:
         self.deposed = False
         self._interval_s, self._lag_s = lease_s / 4, standby_lag_s
         self._newest: dict[int, Commit] = dict(commits)
+        self._published = {p: _key(commit) for p, commit in commits.items()}
         self._waiting: dict[int, _Waiting] = {}
         self._standbys: dict[str, _Standby] = {}
+        self._confirmed = False  # the lease was renewed under this epoch
         self._asked: frozenset[str] | None = None  # the request on its way
         self._unsure: frozenset[str] = frozenset()  # named in requests whose outcome is unknown
-        self._renew_at_s = self._looked_at_s = now_s
+        self._renew_at_s = self._advanced_at_s = now_s
         self._serial = 0  # of the newest run record in this store
         self._delivered_serial = 0
         self._run_since_s = now_s  # since when a record that is in this store waits for the standbys
@@ -213,8 +218,8 @@ class Replication:
         return self._advance(now_s)
 
     def next_deadline_s(self) -> float:
-        """Returns when to call :meth:`tick`: as often as the lease is renewed, which is enough for all else."""
-        return self._looked_at_s + self._interval_s
+        """Returns when to call :meth:`tick`: with each renewal, which is often enough for all else."""
+        return self._renew_at_s if self._asked is None else self._advanced_at_s + self._interval_s
 
     @property
     def standbys(self) -> tuple[str, ...]:
@@ -244,6 +249,8 @@ class Replication:
     def _followed(self, name: str, follow: Follow, now_s: float) -> None:
         if follow.epoch > self.epoch:
             return  # it has another leader; the lease will say so
+        if name == self.name:
+            return  # sent while this store still stood by
         if name not in self._standbys:
             self._note("standby.came", standby=name)
         standby = self._standbys.setdefault(name, _Standby(now_s))
@@ -260,7 +267,7 @@ class Replication:
             return
         if self._redis_lost:
             self._note("lease.back")
-        self._redis_lost, self._unsure = False, frozenset()
+        self._redis_lost, self._unsure, self._confirmed = False, frozenset(), True
         for name in sorted(asked ^ self.in_sync):
             self._note("standby.in_sync" if name in asked else "standby.lags", standby=name)
         self.in_sync = asked
@@ -268,7 +275,7 @@ class Replication:
     # --- what follows -------------------------------------------------------------------------------------------
 
     def _advance(self, now_s: float) -> list[ReplicationAction]:
-        self._looked_at_s = now_s
+        self._advanced_at_s = now_s
         if not self.deposed:
             for name in [n for n, s in self._standbys.items() if now_s >= s.heard_at_s + FORGET_S]:
                 del self._standbys[name]
@@ -292,8 +299,8 @@ class Replication:
                 continue  # the run record tells it under which epoch all this stands
             sent = standby.sent.get(p)
             if sent is not None and sent.key == key:
-                if now_s < sent.at_s + sent.patience_s:
-                    continue
+                if standby.heard_at_s < sent.at_s + sent.patience_s:
+                    continue  # only one that was heard since, and still lacks it, has missed it
                 sent.at_s, sent.patience_s = now_s, min(LONGEST_RESEND_S, 2 * sent.patience_s)
             elif len(standby.sent) - (sent is not None) >= IN_FLIGHT and p != _RUN:
                 continue
@@ -305,9 +312,12 @@ class Replication:
                 self._actions.append(Replicate(to=name, commit=self._newest[p]))
 
     def _deliver(self) -> None:
+        if not self._confirmed:
+            return
         for p, waiting in list(self._waiting.items()):
             if waiting.local_at_s is not None and self._everywhere(p, _key(waiting.commit)):
                 del self._waiting[p]
+                self._published[p] = _key(waiting.commit)
                 done = Persisted(fragment_id=p, fragment_version=waiting.commit.fragment_version)
                 self._actions.append(Deliver(event=done))
         serials = [s.run_serial if (s := self._standbys.get(name)) else -1 for name in self.required]
@@ -331,12 +341,14 @@ class Replication:
         self._actions.append(Renew(in_sync=tuple(sorted(wanted))))
 
     def _caught_up(self, now_s: float) -> frozenset[str]:
-        """Who has everything that this store has, and what is on its way there."""
-        keys = {p: _key(commit) for p, commit in self._newest.items()}
+        """Who has everything that was published: what is newer waits for it, from the moment at which it is named."""
         return frozenset(
             name
             for name, s in self._standbys.items()
-            if s.follows and s.stored == keys and s.run_serial == self._serial and now_s < s.heard_at_s + self._lag_s
+            if s.follows
+            and s.run_serial >= max(1, self._delivered_serial)
+            and now_s < s.heard_at_s + self._lag_s
+            and all(s.stored.get(p) in (key, _key(self._newest[p])) for p, key in self._published.items())
         )
 
     def _lagging(self, now_s: float) -> frozenset[str]:

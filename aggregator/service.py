@@ -342,7 +342,8 @@ class _Service:
                 assert self._replication is not None
                 await self._replicate(self._replication.handle(event, now_s), now_s)
                 continue
-            if isinstance(event, Tick) and self._replication is not None:
+            if self._replication is not None and now_s >= self._replication.next_deadline_s():
+                # Whatever has happened: under a steady stream there is no tick, and the lease must not run out.
                 await self._replicate(self._replication.tick(now_s), now_s)
             await self._feed(event, now_s)
 

@@ -185,16 +185,20 @@ class Store:
         """Makes a leader's commit durable in place of whatever is here: what nobody has seen gives way to it.
 
         A store that led before may hold a newer version that was never published, or other bytes under the same one.
+        Both leave the ledger file too, so that it tells one history.
         """
-        p = commit.fragment_id
-        self._newest.pop(p, None)
+        p, version = commit.fragment_id, commit.fragment_version
+        newer = [each for each in versions(self._directory, p) if each > version]
+        held = self._newest.pop(p, None)
+        for each in newer:  # first: a crash must not leave them above what was acknowledged
+            path = commit_path(self._directory, p, each)
+            with mapped(f"cannot remove {path}", definite=False):
+                path.unlink()
+                _flush_directory(path.parent)
+            self._damaged[p].discard(each)
+        if newer or (held is not None and held.fragment_version == version and held.digest != commit.digest):
+            self._strike_from_ledger(p, version)
         self.commit(commit, state)
-        for version in versions(self._directory, p):
-            if version > commit.fragment_version:
-                path = commit_path(self._directory, p, version)
-                with mapped(f"cannot remove {path}", definite=False):
-                    path.unlink()
-                    _flush_directory(path.parent)
 
     @property
     def name(self) -> str:
@@ -243,6 +247,21 @@ class Store:
                     raise
             finally:
                 os.close(fd)
+
+    def _strike_from_ledger(self, fragment_id: int, first_version: int) -> None:
+        """Removes the lines of a fragment from a version on; the others stay as they are, byte for byte."""
+        path = ledger_path(self._directory)
+        if not path.exists():
+            return
+        kept = []
+        with mapped(f"cannot read {path}", definite=True):
+            for line in path.read_bytes().splitlines(keepends=True):
+                with suppress(ValueError, KeyError, TypeError):
+                    row = json.loads(line)
+                    if row["fragment_id"] == fragment_id and row["fragment_version"] >= first_version:
+                        continue
+                kept.append(line)
+        self._replace(path, lambda fd: write_all(fd, memoryview(b"".join(kept))))
 
     def _complete_ledger(self) -> None:
         """Cuts a torn end off the ledger file, and adds the versions on disk that have no line."""

@@ -1,16 +1,22 @@
 """The lease of an aggregator shard in Redis: one key, changed by compare-and-set alone.
 
-    lease:{shard}    hash    holder, epoch, in_sync (JSON list of names), renewed_at (clock of Redis); ended, at the end
+    lease:{shard}    hash    holder, epoch, in_sync (JSON list of names), renewed_at (clock of Redis), renewal (a number
+                             that grows within an epoch); ended, at the end
 
 Leading is safe without it: a version is published only once it is durable at everyone in the *in-sync set*, and nobody
 else may take the lease. So the two things that a lease decides, who may take over and when, are decided on one key, and
 the clock that runs out is that of Redis. Rules of the two scripts:
 
 * **take**: granted if there is no key and the caller expects none; or the key has the epoch that the caller expects,
-  and the caller is in the in-sync set, and either holds it or nobody has renewed it for ``lease_s``. The taker alone is
-  in sync then.
+  and the caller is in the in-sync set, and either holds it or nobody has renewed it for ``lease_s``. A key whose epoch
+  is lower than that of the caller's store comes from a Redis that lost writes, and counts as none. One without an
+  in-sync set is that of an aggregator that led without failover: it goes to the store that has its epoch. The taker
+  alone is in sync then.
 * **renew**: granted to the holder under its epoch, who says anew who is in sync; to a leader of a higher epoch than the
   key has, since a Redis that lost writes knows less than a leader's store; and where there is no key. Never otherwise.
+
+A renewal that was given up may still reach Redis, after later ones: a standby that they took out of the set would be
+back in it. So renewals are numbered, and one that comes after its successor is refused.
 """
 
 from __future__ import annotations
@@ -22,6 +28,7 @@ from typing import Any
 
 from redis.asyncio import Redis
 
+from broker.errors import Unavailable
 from broker.registry import Registry
 
 _TAKE = """
@@ -32,16 +39,17 @@ local granted = false
 if not held[1] then
   granted = ARGV[2] == '0'
 elseif held[2] == ARGV[2] then
-  local member = false
+  local member = not held[3] and held[2] == ARGV[5]
+  local older = tonumber(held[2]) < tonumber(ARGV[5])
   for _, name in ipairs(cjson.decode(held[3] or '[]')) do
     member = member or name == ARGV[1]
   end
   local age = now - tonumber(held[4])
-  granted = member and (held[1] == ARGV[1] or age >= tonumber(ARGV[4]) or age < 0)
+  granted = older or (member and (held[1] == ARGV[1] or age >= tonumber(ARGV[4]) or age < 0))
 end
 if granted then
   local stamp = string.format('%.6f', now)
-  redis.call('HDEL', KEYS[1], 'ended')
+  redis.call('HDEL', KEYS[1], 'ended', 'renewal')
   local alone = cjson.encode({ARGV[1]})
   redis.call('HSET', KEYS[1], 'holder', ARGV[1], 'epoch', ARGV[3], 'in_sync', alone, 'renewed_at', stamp)
 end
@@ -49,12 +57,16 @@ return granted and 1 or 0
 """
 
 _RENEW = """
-local held = redis.call('HMGET', KEYS[1], 'holder', 'epoch')
-local granted = not held[1] or (held[1] == ARGV[1] and held[2] == ARGV[2]) or tonumber(held[2]) < tonumber(ARGV[2])
+local held = redis.call('HMGET', KEYS[1], 'holder', 'epoch', 'renewal')
+local granted = not held[1] or tonumber(held[2]) < tonumber(ARGV[2])
+if held[1] == ARGV[1] and held[2] == ARGV[2] then
+  granted = tonumber(held[3] or '0') < tonumber(ARGV[4])
+end
 if granted then
   local time = redis.call('TIME')
   local stamp = string.format('%.6f', tonumber(time[1]) + tonumber(time[2]) / 1e6)
   redis.call('HSET', KEYS[1], 'holder', ARGV[1], 'epoch', ARGV[2], 'in_sync', ARGV[3], 'renewed_at', stamp)
+  redis.call('HSET', KEYS[1], 'renewal', ARGV[4])
   return {1, ARGV[1], ARGV[2]}
 end
 return {0, held[1], held[2]}
@@ -76,7 +88,8 @@ class LeaseView:
     Attributes:
         holder: Name of the leader; empty if there is no key.
         epoch: Under which it leads; 0 if there is no key.
-        in_sync: Who has every published version, the leader among them: who may take over.
+        in_sync: Who has every published version, the leader among them: who may take over. Empty if it led without
+            failover.
         age_s: Since it was renewed, by the clock of Redis; below 0 where that clock was set back.
         ended: Its holder has ended the run, and nobody need take over.
     """
@@ -93,7 +106,10 @@ class LeaseView:
 
 
 class LeaseKey:
-    """The operations on one shard's key; each is one attempt, and raises :class:`~broker.errors.Unavailable`."""
+    """The operations on one shard's key; each is one attempt, and raises :class:`~broker.errors.Unavailable`.
+
+    A leader renews through one of these for its whole term, since that counts the renewals.
+    """
 
     def __init__(self, registry: Registry, shard: int) -> None:
         self._registry = registry
@@ -101,32 +117,49 @@ class LeaseKey:
         self._take = registry.script(_TAKE)
         self._renew = registry.script(_RENEW)
         self._end = registry.script(_END)
+        self._renewals = 0
 
     async def read(self) -> LeaseView:
-        """Returns the lease as it stands."""
+        """Returns the lease as it stands; what is no lease under its name is as bad as no answer."""
 
         async def read(redis: Redis) -> LeaseView:
             async with redis.pipeline(transaction=True) as pipe:
                 pipe.hgetall(self._key)
                 pipe.time()
                 held, (seconds, micros) = await pipe.execute()
-            return view(held, int(seconds) + int(micros) / 1e6)
+            try:
+                return view(held, int(seconds) + int(micros) / 1e6)
+            except (ValueError, KeyError, TypeError) as err:
+                cure = "delete that key, and whoever leads writes it anew"
+                raise Unavailable(f"{self._key} in Redis is no lease: {err!r}; {cure}", definite=True) from err
 
         return await self._registry.attempt(read)
 
-    async def take(self, *, holder: str, expected_epoch: int, epoch: int, lease_s: float) -> bool:
-        """Tries to lead under ``epoch``; ``expected_epoch`` is that of the lease as last seen, 0 for no key."""
+    async def take(self, *, holder: str, expected_epoch: int, epoch: int, lease_s: float, store_epoch: int = 0) -> bool:
+        """Tries to lead.
+
+        Args:
+            holder: Who would.
+            expected_epoch: Of the lease as last seen, 0 for no key.
+            epoch: To lead under.
+            lease_s: After so long without a renewal others may take it.
+            store_epoch: Of the caller's run record.
+        """
 
         async def take(_: Redis) -> bool:
-            return bool(await self._take(keys=[self._key], args=[holder, expected_epoch, epoch, lease_s]))
+            arguments: list[Any] = [holder, expected_epoch, epoch, lease_s, store_epoch]
+            return bool(await self._take(keys=[self._key], args=arguments))
 
         return await self._registry.attempt(take)
 
     async def renew(self, *, holder: str, epoch: int, in_sync: Iterable[str]) -> tuple[bool, str, int]:
         """Says that ``holder`` leads and who is in sync; returns (granted, holder, epoch) as the key has them now."""
 
+        self._renewals += 1
+        number = self._renewals
+
         async def renew(_: Redis) -> tuple[bool, str, int]:
-            arguments: list[Any] = [holder, epoch, json.dumps(sorted({holder, *in_sync}))]
+            arguments: list[Any] = [holder, epoch, json.dumps(sorted({holder, *in_sync})), number]
             granted, by, under = await self._renew(keys=[self._key], args=arguments)
             return bool(granted), str(by), int(under)
 

@@ -206,7 +206,7 @@ class Resolution:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stored:
-    """The newest version of one fragment in a standby's store."""
+    """The newest version of one fragment in a standby's store, or at a broker."""
 
     fragment_id: int
     fragment_version: int
@@ -501,14 +501,14 @@ class Following:
     Attributes:
         epoch: The highest one seen of this shard, 0 for none.
         leader_heard_ago_s: Since the leader was heard last; None if nobody leads here.
-        versions: As in :class:`Attached`, of as many fragments as the broker has heard of.
+        stored: The newest version of each fragment that the broker holds.
     """
 
     channel: ClassVar[Channel] = Channel.CONTROL
     role: ClassVar[Role] = Role.BROKER
     epoch: int
     leader_heard_ago_s: float | None
-    versions: tuple[int, ...]
+    stored: tuple[Stored, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,9 +7,10 @@ in bytes, because a broker that runs out of memory takes the whole run's traffic
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from broker.messages import Contribution, Envelope, Seed, Version
+from broker.messages import Contribution, Envelope, Seed, Stored, Version
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +58,14 @@ class VersionShelf:
         return tuple(
             held.version.fragment_version if (held := self._held.get(p)) is not None else -1
             for p in range(num_fragments)
+        )
+
+    def stored(self, fragments: Collection[int]) -> tuple[Stored, ...]:
+        """What is held of these fragments, by name and bytes."""
+        return tuple(
+            Stored(fragment_id=p, fragment_version=held.version.fragment_version, digest=held.version.digest)
+            for p, held in sorted(self._held.items())
+            if p in fragments
         )
 
     def choose(self, versions: tuple[int, ...], served: dict[int, int]) -> HeldVersion | None:

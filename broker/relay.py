@@ -279,7 +279,7 @@ class Relay:
         following = m.Following(
             epoch=known.epoch if known is not None else 0,
             leader_heard_ago_s=now_s - leader.heard_s if leader is not None else None,
-            versions=self._shelf.versions(1 + max((p for p, of in self._owner.items() if of == shard), default=-1)),
+            stored=self._shelf.stored({p for p, of in self._owner.items() if of == shard}),
         )
         self._reply(event.channel, event.peer, name, following)
         route = leader.routes.get(Channel.CONTROL) if leader is not None else None

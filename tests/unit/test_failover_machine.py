@@ -1,0 +1,554 @@
+"""Failover against everything at once: cores of one leader and its standbys, a model lease, and a network that lies.
+
+No driver, no clock, no socket. Each step lets one thing happen that may happen: a message arrives, in any order; a
+request reaches Redis, however late; a write ends; a process ticks, dies, or starts again. What must hold is checked as
+it happens, and at the end everything is healed, and somebody must lead with everybody in sync.
+"""
+
+import random
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
+
+from aggregator import candidate as c
+from aggregator import replication as r
+from aggregator.events import Commit, Note, Persisted, RunSaved
+from broker.lease import LeaseView
+from broker.messages import Follow, Following, Replica, ReplicaRun, Stored
+
+LEASE_S, LAG_S = 1.0, 1.0
+FRAGMENTS = (0, 1)
+NAMES = ("a", "b", "c")
+
+
+class ModelLease:
+    """The rules of :mod:`broker.lease`, without Redis."""
+
+    def __init__(self):
+        self.key = None
+        self.offset_s = 0.0  # of its clock
+
+    def read(self, now_s):
+        if self.key is None:
+            return LeaseView()
+        key = self.key
+        age_s = now_s + self.offset_s - key["renewed_at"]
+        return LeaseView(holder=key["holder"], epoch=key["epoch"], in_sync=key["in_sync"], age_s=age_s)
+
+    def take(self, now_s, *, holder, expected_epoch, epoch, store_epoch):
+        view = self.read(now_s)
+        if self.key is None:
+            granted = expected_epoch == 0
+        else:
+            may = holder in view.in_sync and (view.holder == holder or view.expired(LEASE_S))
+            granted = view.epoch == expected_epoch and (may or view.epoch < store_epoch)
+        if granted:
+            self._write(now_s, holder, epoch, {holder}, 0)
+        return granted
+
+    def renew(self, now_s, *, holder, epoch, in_sync, number):
+        key = self.key
+        granted = key is None or key["epoch"] < epoch
+        if key is not None and (key["holder"], key["epoch"]) == (holder, epoch):
+            granted = key["renewal"] < number
+        if granted:
+            self._write(now_s, holder, epoch, {holder, *in_sync}, number)
+        return granted, self.key["holder"], self.key["epoch"]
+
+    def _write(self, now_s, holder, epoch, in_sync, number):
+        self.key = {
+            "holder": holder,
+            "epoch": epoch,
+            "in_sync": frozenset(in_sync),
+            "renewed_at": now_s + self.offset_s,
+            "renewal": number,
+        }
+
+
+@dataclass
+class Broker:
+    """As much of a relay as failover sees."""
+
+    epoch: int = 0
+    heard_at_s: float | None = None
+    held: dict = field(default_factory=dict)  #: fragment -> (epoch, version, digest)
+
+    def attach(self, epoch, now_s):
+        if epoch >= self.epoch:
+            self.epoch, self.heard_at_s = epoch, now_s
+
+    def offer(self, epoch, p, key):
+        if epoch >= self.epoch and (epoch, key[0]) > self.held.get(p, (-1, -1, ""))[:2]:
+            self.held[p] = epoch, *key
+
+    def following(self, now_s):
+        ago_s = None if self.heard_at_s is None else now_s - self.heard_at_s
+        stored = tuple(Stored(fragment_id=p, fragment_version=v, digest=d) for p, (_, v, d) in self.held.items())
+        return Following(epoch=self.epoch, leader_heard_ago_s=ago_s, stored=stored)
+
+
+class Node:
+    """One store, and the process that has it open, if one does."""
+
+    def __init__(self, name):
+        self.name = name
+        self.stored, self.run_epoch = {}, 0  # the disk
+        self.life = 0
+        self.stop()
+
+    def stop(self):
+        self.life += 1
+        self.candidate = self.replication = None
+        self.writes = []  # in the order in which the disk does them
+        self.attached, self.serial, self.run_durable, self.next = False, 0, 0, {}
+        self.renewals = 0
+
+    @property
+    def up(self):
+        return self.candidate is not None or self.replication is not None
+
+
+class World:
+    """Everything; each public method is one thing that happens.
+
+    Args:
+        forgetful: Redis may lose its data or come back with old data; then it is the broker that keeps its own, and the
+            promise is about what the broker has seen.
+    """
+
+    def __init__(self, *, forgetful=False):
+        self.forgetful = forgetful
+        self.now_s = 100.0
+        self.lease, self.broker = ModelLease(), Broker()
+        self.nodes = {name: Node(name) for name in NAMES}
+        self.messages = []  # (to, life or None, message)
+        self.requests = []  # (node, life, what): not yet executed, and asked by whom
+        self.replies = []  # (node, life, event)
+        self.parents = {}  # (fragment, key) -> key before
+        self.delivered = {}  # (fragment, version) -> digest
+        self.promised = {}  # fragment -> the newest of them
+        self.leads = []  # (epoch, stored at the time)
+        self.spoken = set()  # epochs under which something was said
+        self.snapshots = []
+        self.made = 0
+        for name in NAMES:
+            self.start(name)
+
+    # --- what may happen ---
+
+    def start(self, name):
+        node = self.nodes[name]
+        if not node.up:
+            holding = c.Holding(stored=dict(node.stored), run_epoch=node.run_epoch)
+            node.candidate = c.Candidate(
+                name=name, shard=0, lease_s=LEASE_S, yields=name != "a", holding=holding, now_s=self.now_s
+            )
+            self._candidate(node, c.Tick())
+
+    def crash(self, name, done):
+        """A process dies; of what it was writing, the first ``done`` writes still reach the disk."""
+        node = self.nodes[name]
+        for write, _ in node.writes[:done]:
+            write()
+        node.stop()
+
+    def tick(self, name):
+        node = self.nodes[name]
+        if node.candidate is not None:
+            self._candidate(node, c.Tick())
+        elif node.replication is not None:
+            if node.attached:
+                self.broker.attach(node.replication.epoch, self.now_s)
+            self._leader(node, node.replication.tick(self.now_s))
+
+    def write_ends(self, name):
+        node = self.nodes[name]
+        if node.writes:
+            write, event = node.writes.pop(0)
+            write()
+            self._event(node, event)
+
+    def message_arrives(self, index):
+        to, message = self.messages.pop(index)
+        node = self.nodes[to]
+        if isinstance(message, Replica | ReplicaRun):
+            if node.candidate is not None:
+                self._candidate(node, c.Arrived(message=message))
+        elif isinstance(message, Following):
+            if node.candidate is not None:
+                self._candidate(node, c.Heard(broker=0, following=message))
+        elif node.replication is not None:
+            name, follow = message
+            self._leader(node, node.replication.handle(r.Followed(name=name, follow=follow), self.now_s))
+
+    def request_arrives(self, index):
+        """A request reaches Redis; whoever asked may have given up long ago."""
+        name, life, what = self.requests.pop(index)
+        match what:
+            case "poll":
+                event = c.Polled(lease=self.lease.read(self.now_s))
+            case c.Take():
+                granted = self.lease.take(
+                    self.now_s,
+                    holder=name,
+                    expected_epoch=what.expected_epoch,
+                    epoch=what.epoch,
+                    store_epoch=what.store_epoch,
+                )
+                event = c.Taken(granted=granted)
+            case (r.Renew(in_sync=in_sync), epoch, number):
+                granted, holder, under = self.lease.renew(
+                    self.now_s, holder=name, epoch=epoch, in_sync=in_sync, number=number
+                )
+                event = r.Renewed(granted=granted, holder=holder, epoch=under)
+        if life == self.nodes[name].life and self._outstanding(name) == what:
+            self.replies.append((name, life, what, event))
+
+    def reply_arrives(self, index):
+        name, life, what, event = self.replies.pop(index)
+        node = self.nodes[name]
+        if life == node.life and self._outstanding(name) == what:
+            self._asked.pop(name)
+            self._event(node, event)
+
+    def give_up(self, name):
+        """A process waits for Redis no longer. The request may be executed all the same, later."""
+        node, what = self.nodes[name], self._outstanding(name)
+        if what is None:
+            return
+        del self._asked[name]
+        self._event(node, c.Unpolled(detail="no answer") if node.candidate else r.RenewFailed(detail="no answer"))
+
+    def commit(self, name, p):
+        """A round of the leader's has closed."""
+        node = self.nodes[name]
+        if node.replication is None or not node.attached or p in node.next:
+            return
+        before = node.stored.get(p, (-1, ""))
+        self.made += 1
+        key = before[0] + 1, f"{node.replication.epoch}.{self.made}"
+        self.parents[p, key] = before
+        commit = commit_of(p, key, node.replication.epoch)
+        node.next[p] = key
+
+        def write():
+            node.stored[p] = key
+
+        done = r.Local(event=Persisted(fragment_id=p, fragment_version=key[0]))
+        node.writes.append((write, done))
+        self._leader(node, node.replication.persist(commit, self.now_s))
+
+    def save_run(self, name):
+        node = self.nodes[name]
+        if node.replication is not None and node.attached:
+            self._save_run(node)
+
+    def restart_broker(self):
+        self.broker = Broker()
+
+    def jump_clock(self, by_s):
+        self.lease.offset_s += by_s
+
+    def snapshot(self):
+        self.snapshots.append(None if self.lease.key is None else dict(self.lease.key))
+
+    def lose_redis(self, index):
+        """Redis comes back empty, or with old data."""
+        old = [None, *self.snapshots]
+        self.lease.key = old[index % len(old)]
+
+    def heal(self, seconds=40.0):
+        """Lets everything happen in order for a while; fails unless somebody leads then, with everybody in sync."""
+        for name in NAMES:  # whoever waits for an answer that was lost
+            self.give_up(name)
+        for _ in range(int(seconds / 0.05)):
+            self.now_s += 0.05
+            for name in NAMES:
+                self.start(name)
+                node = self.nodes[name]
+                core = node.candidate or node.replication
+                if self.now_s >= core.next_deadline_s():
+                    self.tick(name)
+            for _ in range(200):
+                if not self._settle():
+                    break
+        leaders = [n for n in self.nodes.values() if n.attached and n.name == self.lease.key["holder"]]
+        why = {n.name: n.candidate.objection for n in self.nodes.values() if n.candidate}
+        assert leaders, (
+            f"nobody leads: {self.lease.key} {why} {[(n.name, n.run_epoch, n.stored) for n in self.nodes.values()]}"
+        )
+        assert self.lease.key["in_sync"] == set(NAMES), (self.lease.key, why)
+        stores = [(n.stored, n.run_epoch) for n in self.nodes.values()]
+        assert all(store == stores[0] for store in stores), stores
+
+    def _settle(self):
+        for name in NAMES:
+            while self.nodes[name].writes:
+                self.write_ends(name)
+        did = bool(self.messages or self.requests or self.replies)
+        for waiting, arrives in (
+            (self.requests, self.request_arrives),
+            (self.replies, self.reply_arrives),
+            (self.messages, self.message_arrives),
+        ):
+            for _ in range(len(waiting)):
+                arrives(0)
+        return did
+
+    # --- what the cores ask for ---
+
+    @property
+    def _asked(self):
+        if not hasattr(self, "_asked_by"):
+            self._asked_by = {}
+        return self._asked_by
+
+    def _outstanding(self, name):
+        life, what = self._asked.get(name, (None, None))
+        return what if life == self.nodes[name].life else None
+
+    def _ask(self, node, what):
+        self._asked[node.name] = node.life, what
+        self.requests.append((node.name, node.life, what))
+
+    def _event(self, node, event):
+        if isinstance(event, r.Local | r.Renewed | r.RenewFailed):
+            if node.replication is not None:
+                self._leader(node, node.replication.handle(event, self.now_s))
+        elif node.candidate is not None:
+            self._candidate(node, event)
+
+    def _candidate(self, node, event):
+        for action in node.candidate.handle(event, self.now_s):
+            match action:
+                case c.Poll():
+                    self._ask(node, "poll")
+                case c.Take():
+                    self._ask(node, action)
+                case c.SendFollow(follow=follow):
+                    self.messages.append((node.name, self.broker.following(self.now_s)))
+                    for each in self.nodes.values():
+                        if each.attached and each.replication.epoch == self.broker.epoch:
+                            self.messages.append((each.name, (node.name, follow)))
+                case c.Keep(message=message):
+                    node.writes.append((self._keeping(node, message), c.Kept(message=message)))
+                case c.Lead(epoch=epoch):
+                    self._lead(node, epoch)
+                case c.Quit():
+                    raise AssertionError("nobody has ended the run")
+                case Note():
+                    pass
+
+    def _keeping(self, node, message):
+        def write():
+            if isinstance(message, ReplicaRun):
+                node.run_epoch = message.epoch
+            else:
+                node.stored[message.fragment_id] = message.fragment_version, message.digest
+
+        return write
+
+    def _lead(self, node, epoch):
+        assert not node.writes, "it leads while it still stores what another leader sends"
+        if not self.forgetful:
+            assert all(epoch > each for each, _ in self.leads), f"epoch {epoch} after {[e for e, _ in self.leads]}"
+        for p, promise in self.promised.items():
+            self._check(p, promise, node.stored, f"{node.name} leads under {epoch}")
+        self.leads.append((epoch, dict(node.stored)))
+        node.candidate = None
+        commits = {p: commit_of(p, key, epoch) for p, key in node.stored.items()}
+        node.replication = r.Replication(
+            name=node.name, epoch=epoch, lease_s=LEASE_S, standby_lag_s=LAG_S, commits=commits, now_s=self.now_s
+        )
+        self._save_run(node)
+
+    def _save_run(self, node):
+        node.serial += 1
+        epoch = node.replication.epoch
+
+        def write():
+            node.run_epoch = epoch
+
+        node.writes.append((write, r.Local(event=RunSaved(serial=node.serial))))
+
+    def _leader(self, node, actions):
+        epoch = node.replication.epoch
+        for action in actions:
+            match action:
+                case r.Replicate(to=to, commit=commit):
+                    self.messages.append((to, replica(commit, epoch)))
+                case r.ReplicateRun(to=to):
+                    self.messages.append((to, ReplicaRun(shard=0, epoch=epoch, serial=node.serial, record=b"")))
+                case r.Renew():
+                    node.renewals += 1
+                    self._ask(node, (action, epoch, node.renewals))
+                case r.Deliver(event=RunSaved()):
+                    if not node.attached:
+                        assert epoch not in self.spoken, f"two spoke under {epoch}"
+                        self.spoken.add(epoch)
+                        node.attached = True
+                        self.broker.attach(epoch, self.now_s)
+                        for p, key in node.stored.items():
+                            self._publish(node, p, key)
+                case r.Deliver(event=Persisted(fragment_id=p, fragment_version=version)):
+                    key = node.next.pop(p)
+                    assert key[0] == version
+                    assert node.stored[p] == key, "published, and not on disk here"
+                    self._publish(node, p, key)
+                case r.Deposed():
+                    node.stop()
+                    self.start(node.name)
+                    return
+                case Note():
+                    pass
+
+    def _publish(self, node, p, key):
+        epoch = node.replication.epoch
+        self.broker.offer(epoch, p, key)
+        seen = self.broker.held.get(p) == (epoch, *key)
+        if self.forgetful and not seen:
+            return  # fenced: nobody has seen it
+        assert self.delivered.setdefault((p, key[0]), key[1]) == key[1], f"two contents of {p} {key}"
+        for later, stored in self.leads:
+            if later > epoch:
+                self._check(p, key, stored, f"{node.name} publishes under {epoch} though {later} leads")
+        if key[0] > self.promised.get(p, (-1, ""))[0]:
+            self.promised[p] = key
+
+    def _check(self, p, promise, stored, what):
+        have = stored.get(p, (-1, ""))
+        while have != promise:
+            assert have[0] > promise[0], f"{what}: {promise} of fragment {p} is not in {stored}"
+            have = self.parents[p, have]
+
+
+def commit_of(p, key, epoch):
+    return Commit(
+        fragment_id=p, fragment_version=key[0], epoch=epoch, digest=key[1], round_id=1, contributions=(), ledger={}
+    )
+
+
+def replica(commit, epoch):
+    return Replica(
+        shard=0,
+        epoch=epoch,
+        fragment_id=commit.fragment_id,
+        fragment_version=commit.fragment_version,
+        digest=commit.digest,
+        commit=b"",
+        payload=(),
+    )
+
+
+# --- one step, chosen by numbers --------------------------------------------------------------------------------------
+
+STEPS = {
+    "time": 8, "tick": 12, "write": 12, "message": 25, "request": 14, "reply": 14, "commit": 6, "calm": 2,
+    "save_run": 1, "lose_message": 3, "copy_message": 1, "lose_reply": 2, "give_up": 3, "crash": 1, "start": 3, "broker": 1, "clock": 1,
+    "redis": 1,
+}  # fmt: skip
+
+
+def step(world, kind, a, b):
+    """One thing happens; ``a`` and ``b`` say which."""
+    name = NAMES[a % len(NAMES)]
+    match kind:
+        case "time":
+            world.now_s += (0.05, 0.25, 0.5, 1.5, 4.0)[a % 5]
+        case "tick":
+            world.tick(name)
+        case "write":
+            world.write_ends(name)
+        case "message" if world.messages:
+            world.message_arrives(a % len(world.messages))
+        case "lose_message" if world.messages:
+            world.messages.pop(a % len(world.messages))
+        case "copy_message" if world.messages:
+            world.messages.append(world.messages[a % len(world.messages)])
+        case "request" if world.requests:
+            world.request_arrives(a % len(world.requests))
+        case "reply" if world.replies:
+            world.reply_arrives(a % len(world.replies))
+        case "lose_reply" if world.replies:
+            world.replies.pop(a % len(world.replies))
+        case "give_up":
+            world.give_up(name)
+        case "commit":
+            world.commit(name, FRAGMENTS[b % len(FRAGMENTS)])
+        case "save_run":
+            world.save_run(name)
+        case "crash":
+            world.crash(name, b % 4)
+        case "start":
+            world.start(name)
+        case "calm":  # otherwise nothing gets far
+            for _ in range(a % 30):
+                world.now_s += 0.05
+                for each in NAMES:
+                    world.tick(each)
+                world._settle()
+        case "broker" if not world.forgetful:
+            world.restart_broker()
+        case "clock":
+            world.jump_clock((-30.0, -0.5, 0.5, 30.0)[a % 4])
+        case "redis" if world.forgetful:
+            world.snapshot() if b % 3 else world.lose_redis(a)
+
+
+def run_at_random(seed, steps, *, forgetful):
+    """Returns the world after so many steps and its healing."""
+    source = random.Random(seed)
+    world = World(forgetful=forgetful)
+    kinds, weights = list(STEPS), list(STEPS.values())
+    for kind in source.choices(kinds, weights, k=steps):
+        step(world, kind, source.randrange(1 << 16), source.randrange(1 << 16))
+        if len(world.messages) > 60:
+            del world.messages[: source.randrange(60)]
+    world.heal()
+    return world
+
+
+class Failover(RuleBasedStateMachine):
+    forgetful = False
+
+    def __init__(self):
+        super().__init__()
+        self.world = World(forgetful=self.forgetful)
+
+    @rule(kind=st.sampled_from(list(STEPS)), a=st.integers(0, 255), b=st.integers(0, 5))
+    def something_happens(self, kind, a, b):
+        step(self.world, kind, a, b)
+
+    @precondition(lambda self: self.world.messages)
+    @rule(a=st.integers(0, 255))
+    def a_message_arrives(self, a):
+        step(self.world, "message", a, 0)
+
+    def teardown(self):
+        self.world.heal()
+
+
+class FailoverWithAForgetfulRedis(Failover):
+    forgetful = True
+
+
+BRIEF = settings(
+    max_examples=15, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True
+)
+TestFailover = Failover.TestCase
+TestFailover.settings = BRIEF
+TestFailoverWithAForgetfulRedis = FailoverWithAForgetfulRedis.TestCase
+TestFailoverWithAForgetfulRedis.settings = BRIEF
+
+
+@pytest.mark.parametrize("forgetful", [False, True])
+def test_nothing_published_is_lost_whatever_happens(forgetful):
+    epochs = commits = 0
+    for seed in range(6):
+        world = run_at_random(seed, 1500, forgetful=forgetful)
+        epochs, commits = epochs + len(world.leads), commits + len(world.delivered)
+    assert epochs > 20  # else it was no test
+    assert commits > 60
