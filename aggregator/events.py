@@ -27,11 +27,12 @@ class Flaw:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Received:
-    """A well-formed message arrived."""
+    """A well-formed message arrived; ``norm`` is that of its payload, None if it has none or a flaw."""
 
     envelope: Envelope
     flaw: Flaw | None = None
     payload_bytes: int = 0
+    norm: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,7 @@ import zmq.asyncio
 from aggregator import versions
 from aggregator.config import AggregatorConfig
 from aggregator.events import Publish, Received
-from aggregator.inspection import flaw_in
+from aggregator.inspection import inspect
 from aggregator.outer import FragmentState
 from broker import logs
 from broker.codec import Limits, Origin
@@ -129,11 +129,11 @@ class Wire:
             return Received(envelope=envelope)
         nbytes = payload_bytes(envelope.message.payload)
         if nbytes < INSPECT_HERE_BYTES:
-            flaw = flaw_in(envelope, self._manifest)
+            found = inspect(envelope, self._manifest)
         else:
-            looking = self._threads.submit(flaw_in, envelope, self._manifest)
-            flaw = await asyncio.wrap_future(looking)
-        return Received(envelope=envelope, flaw=flaw, payload_bytes=nbytes)
+            looking = self._threads.submit(inspect, envelope, self._manifest)
+            found = await asyncio.wrap_future(looking)
+        return Received(envelope=envelope, flaw=found.flaw, payload_bytes=nbytes, norm=found.norm)
 
     def _is_for_us(self, envelope: Envelope) -> bool:
         if envelope.run_id != self._config.run_id:

@@ -207,6 +207,10 @@ def render(status: Status) -> RenderableType:
         parts += [Text(), _island_table(status)]
     if status.fragments:
         parts += [Text(), _fragment_table(status)]
+    for name, each in status.totals.get("quarantined", {}).items():
+        what = f"{name} is quarantined for {age(each['for_s'])} more, after {each['reason']}"
+        again = f", for the {each['times']}th time in a row" if each["times"] > 1 else ""
+        parts += [Text(), Text(f"{what}{again}: its contributions are refused, rounds do not wait for it.", "yellow")]
     if status.broker_is_silent:
         since = "has never written" if status.broker_age_s is None else f"last wrote {age(status.broker_age_s)} ago"
         parts += [Text(), Text(f"The broker {since}: it has ended or lost Redis, and islands may live on.", "yellow")]

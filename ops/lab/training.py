@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from aggregator import versions
-from aggregator.events import Commit, Flaw, Merge, Plant
-from aggregator.inspection import flaw_in
+from aggregator.events import Commit, Merge, Plant
+from aggregator.inspection import Inspection, inspect
 from aggregator.outer import FragmentState, OuterStep
 from broker.fragments import FragmentManifest, TensorSpec
 from broker.messages import Codec, Envelope, Payload, Share, Version
@@ -270,9 +270,9 @@ class TrainingAggregator:
         """See :class:`ops.virtual.work.AggregatorWork`."""
         self._manifest = manifest
 
-    def flaw(self, envelope: Envelope) -> Flaw | None:
-        """Returns what is wrong with a payload."""
-        return flaw_in(envelope, self._manifest)
+    def inspect(self, envelope: Envelope) -> Inspection:
+        """Returns what a payload holds."""
+        return inspect(envelope, self._manifest)
 
     def plant(self, action: Plant) -> str:
         """Makes version 0."""

@@ -17,6 +17,7 @@ from typing import Any
 
 from aggregator import events as agg
 from aggregator.config import AggregatorConfig
+from aggregator.inspection import Inspection
 from broker import messages as m
 from broker.fragments import FragmentManifest, Kind, TensorSpec
 from broker.relay import Received as RelayReceived
@@ -268,8 +269,10 @@ class Simulation:
             process.handle(ie.Received(envelope=envelope))
             return
         message = envelope.message
-        flaw = process.work.flaw(envelope) if isinstance(message, m.Contribution | m.Seed) else None
-        process.handle(agg.Received(envelope=envelope, flaw=flaw, payload_bytes=self.size(message)))
+        has_payload = isinstance(message, m.Contribution | m.Seed)
+        found = process.work.inspect(envelope) if has_payload else Inspection()
+        received = agg.Received(envelope=envelope, flaw=found.flaw, payload_bytes=self.size(message), norm=found.norm)
+        process.handle(received)
 
     def size(self, message: m.Message) -> int:
         """Bytes of a message: of what was encoded, or as many as float32 would take."""

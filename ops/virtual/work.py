@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from aggregator.events import Commit, Flaw, Merge, Plant
+from aggregator.events import Commit, Merge, Plant
+from aggregator.inspection import Inspection
 from broker.fragments import FragmentManifest, TensorSpec
 from broker.messages import Envelope, Payload, Share, Version
 from broker.ranges import StepRange
@@ -74,8 +75,8 @@ class AggregatorWork(Protocol):
         """The fragments are known."""
         ...
 
-    def flaw(self, envelope: Envelope) -> Flaw | None:
-        """Returns what is wrong with the payload of a contribution or a seed."""
+    def inspect(self, envelope: Envelope) -> Inspection:
+        """Returns what the payload of a contribution or a seed holds."""
         ...
 
     def plant(self, action: Plant) -> str:
@@ -109,12 +110,13 @@ class Works(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """A payload that says which steps are in it."""
+    """A payload that says which steps are in it, and what an inspection of it would find."""
 
     island_id: str
     incarnation: int
     fragment_id: int
     steps: StepRange
+    inspection: Inspection
 
 
 @dataclass(slots=True)
@@ -148,6 +150,7 @@ class CountingIsland:
             incarnation=self.core.incarnation,
             fragment_id=fragment_id,
             steps=steps,
+            inspection=Inspection(norm=float(steps.steps)),
         )
 
     def prepare(self, version: Version, keep: float) -> None:
@@ -169,8 +172,10 @@ class CountingAggregator:
     def manifested(self, manifest: FragmentManifest) -> None:
         """See :class:`AggregatorWork`."""
 
-    def flaw(self, envelope: Envelope) -> Flaw | None:
-        """A name has no flaw."""
+    def inspect(self, envelope: Envelope) -> Inspection:
+        """A name has no flaw; a claim has what it claims."""
+        payload = getattr(envelope.message, "payload", None)
+        return payload.inspection if isinstance(payload, Claim) else Inspection()
 
     def plant(self, action: Plant) -> str:
         """Returns a name."""

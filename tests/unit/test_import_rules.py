@@ -49,6 +49,8 @@ PURE = [
     "aggregator/ledger",
     "aggregator/admission",
     "aggregator/staleness",
+    "aggregator/outliers",
+    "aggregator/quarantine",
     "aggregator/events",
     "aggregator/records",
     "ops/virtual/queue",
