@@ -26,6 +26,14 @@ class Flaw:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Inspection:
+    """What the driver found in a payload: a flaw, or else the Euclidean norm of all its tensors, which is finite."""
+
+    flaw: Flaw | None = None
+    norm: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Received:
     """A well-formed message arrived; ``norm`` is that of its payload, None if it has none or a flaw."""
 

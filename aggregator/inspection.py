@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
-from aggregator.events import Flaw
+from aggregator.events import Flaw, Inspection
 from broker.codec import kind_of, verify
 from broker.errors import RemoteProtocolError
 from broker.fragments import FragmentManifest
@@ -13,14 +12,6 @@ from broker.messages import Codec, Contribution, Envelope, Reason, Seed
 from broker.tensors import check_payload, squared_norm
 
 _SEED_CODECS = frozenset({Codec.F32})  # version 0 is what every later one is measured from: nothing is rounded away
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Inspection:
-    """What was found: a flaw, or else the Euclidean norm of all tensors together, which is finite."""
-
-    flaw: Flaw | None = None
-    norm: float | None = None
 
 
 def inspect(envelope: Envelope, manifest: FragmentManifest | None) -> Inspection:

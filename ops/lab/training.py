@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from aggregator import versions
-from aggregator.events import Commit, Merge, Plant
-from aggregator.inspection import Inspection, inspect
+from aggregator.events import Commit, Inspection, Merge, Plant
+from aggregator.inspection import inspect
 from aggregator.outer import FragmentState, OuterStep
 from broker.fragments import FragmentManifest, TensorSpec
 from broker.messages import Codec, Envelope, Payload, Share, Version

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 from aggregator.config import AggregatorConfig
+from ops.chaos.manners import Manner
 from ops.virtual.queue import LinkModel
 from ops.virtual.simulation import IslandPlan, SimulationPlan
 
@@ -53,6 +55,31 @@ def random_plan(seed: int) -> SimulationPlan:
         calm_after_s=calm_after_s,
         tokens_per_step=tokens_per_step,
     )
+
+
+def rogue_plan(seed: int) -> SimulationPlan:
+    """Returns the random plan of that seed with rogues among its islands, which are fewer than the honest ones.
+
+    An honest fleet of fewer than three islands is joined by others: two cannot tell which of them is right.
+    """
+    plan, rng = random_plan(seed), random.Random(f"rogues {seed}")
+    honest = plan.islands
+    for i in range(len(honest), 3):
+        honest += (_random_island(rng, f"island-{i}", plan.calm_after_s),)
+    rogues = tuple(
+        replace(
+            _random_island(rng, f"rogue-{i}", plan.calm_after_s),
+            manner=rng.choice(list(Manner)),
+            misbehaves=rng.choice([0.1, 0.5, 1.0]),
+        )
+        for i in range(rng.randint(1, (len(honest) - 1) // 2))
+    )
+    config = replace(
+        plan.config,
+        islands=len(honest) + len(rogues),
+        quarantine_s=rng.choice([0.0, 0.5, 2.0, 5.0]),
+    )
+    return replace(plan, islands=(*honest, *rogues), config=config)
 
 
 def _random_island(rng: random.Random, island_id: str, calm_after_s: float) -> IslandPlan:

@@ -30,10 +30,12 @@ class Invariants:
     """The observer of one simulated run.
 
     Args:
+        rogues: Islands that misbehave: what they claim of themselves is not checked.
         watching: Whether the books and the islands are looked at after every event, which costs more than the event.
     """
 
-    def __init__(self, *, watching: bool = True) -> None:
+    def __init__(self, *, rogues: frozenset[str] = frozenset(), watching: bool = True) -> None:
+        self._rogues = rogues
         self._watching = watching
         self._durable: dict[tuple[int, int], Commit] = {}
         self._published: dict[tuple[int, int], str] = {}
@@ -56,7 +58,12 @@ class Invariants:
                     claim.fragment_id,
                     claim.steps,
                 )
-                require(same, 2, f"{part} of fragment {merge.fragment_id} holds {claim}")
+                require(
+                    same or part.island_id in self._rogues, 2, f"{part} of fragment {merge.fragment_id} holds {claim}"
+                )
+                require(claim.inspection.flaw is None, 9, f"{part} is merged with {claim.inspection.flaw}")
+                rate = (claim.inspection.norm or 0.0) / claim.steps.steps
+                require(rate < 100, 9, f"{part} is merged {rate:.3g} times as long as honest ones")
 
     def persisted(self, commit: Commit) -> None:
         """A commit is durable."""

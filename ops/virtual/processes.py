@@ -22,7 +22,9 @@ from broker.relay import Send as RelaySend
 from broker.relay import Tick as RelayTick
 from islands import core as isl
 from islands import events as ie
+from ops.chaos.manners import Rogue
 from ops.virtual.queue import Alarm
+from ops.virtual.work import TamperedClaims
 
 if TYPE_CHECKING:
     from ops.virtual.simulation import IslandPlan, Simulation
@@ -45,6 +47,9 @@ class SimIsland:
         self.watched: frozenset[int] = frozenset()
         self.training = False
         self.rng = random.Random(f"{simulation.plan.seed}/{self.address}")
+        self.rogue = None
+        if plan.manner is not None:
+            self.rogue = Rogue(plan.manner, plan.misbehaves, TamperedClaims(), random.Random(f"rogue {self.address}"))
         self.core = isl.Island(
             island_id=plan.island_id,
             hint="",
@@ -67,8 +72,9 @@ class SimIsland:
         for action in actions:
             match action:
                 case ie.Send():
-                    self.sequence += 1
-                    self.simulation.to_broker(self, action.to, action.message, self.sequence)
+                    for message in self.rogue.outgoing(action.message) if self.rogue else (action.message,):
+                        self.sequence += 1
+                        self.simulation.to_broker(self, action.to, message, self.sequence)
                 case ie.Joined():
                     self.step = self.start_step = action.start_step
                     self.tokens = action.start_tokens

@@ -17,7 +17,6 @@ from typing import Any
 
 from aggregator import events as agg
 from aggregator.config import AggregatorConfig
-from aggregator.inspection import Inspection
 from broker import messages as m
 from broker.fragments import FragmentManifest, Kind, TensorSpec
 from broker.relay import Received as RelayReceived
@@ -25,6 +24,7 @@ from broker.relay import Send as RelaySend
 from broker.relay import Unreachable
 from broker.tensors import payload_bytes
 from islands import events as ie
+from ops.chaos.manners import Manner
 from ops.virtual.invariants import Invariants
 from ops.virtual.processes import SimAggregator, SimBroker, SimIsland
 from ops.virtual.queue import EventQueue, LinkModel, Sender
@@ -47,6 +47,8 @@ class IslandPlan:
         pauses: Times (from when, for how long) at which it does not step, while its process lives.
         outages: Times (from when, for how long) at which nothing passes its link.
         link: Its own link; None for that of the plan.
+        manner: How it misbehaves; None for not at all.
+        misbehaves: Share of its contributions that it tampers with.
     """
 
     island_id: str
@@ -59,6 +61,8 @@ class IslandPlan:
     pauses: tuple[tuple[float, float], ...] = ()
     outages: tuple[tuple[float, float], ...] = ()
     link: LinkModel | None = None
+    manner: Manner | None = None
+    misbehaves: float = 1.0
 
     def stepped_at_s(self, now_s: float, step_s: float) -> float:
         """Returns when a step that begins now and takes ``step_s`` ends: a pause stretches it."""
@@ -135,7 +139,9 @@ class Simulation:
         self.queue = EventQueue()
         self.rng = random.Random(plan.seed)
         self.disk = Disk()
-        self.invariants = Invariants(watching=watching)
+        self.invariants = Invariants(
+            rogues=frozenset(i.island_id for i in plan.islands if i.manner is not None), watching=watching
+        )
         self.trace: list[tuple[float, str, str, str]] = []
         self.broker = SimBroker(self)
         self.aggregator = SimAggregator(self, 0)
@@ -270,7 +276,7 @@ class Simulation:
             return
         message = envelope.message
         has_payload = isinstance(message, m.Contribution | m.Seed)
-        found = process.work.inspect(envelope) if has_payload else Inspection()
+        found = process.work.inspect(envelope) if has_payload else agg.Inspection()
         received = agg.Received(envelope=envelope, flaw=found.flaw, payload_bytes=self.size(message), norm=found.norm)
         process.handle(received)
 
@@ -280,7 +286,8 @@ class Simulation:
             if isinstance(message.payload, tuple):
                 return payload_bytes(message.payload)
             manifest = self.aggregator.core.run.manifest
-            return 4 * manifest.sizes[message.fragment_id] if manifest is not None else 0
+            known = manifest is not None and message.fragment_id < len(manifest)
+            return 4 * manifest.sizes[message.fragment_id] if manifest is not None and known else 0
         return 200
 
     def keep(self, now_s: float, who: str, name: str, fields: Mapping[str, Any]) -> None:

@@ -7,13 +7,13 @@ microseconds a step and lets every payload say exactly which steps are in it, wh
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import random
+from dataclasses import dataclass, replace
 from typing import Protocol
 
-from aggregator.events import Commit, Merge, Plant
-from aggregator.inspection import Inspection
+from aggregator.events import Commit, Flaw, Inspection, Merge, Plant
 from broker.fragments import FragmentManifest, TensorSpec
-from broker.messages import Envelope, Payload, Share, Version
+from broker.messages import Envelope, Payload, Reason, Share, Version
 from broker.ranges import StepRange
 from islands.core import Island
 
@@ -164,6 +164,31 @@ class CountingIsland:
 
     def end(self) -> None:
         """There is nothing to give back."""
+
+
+class TamperedClaims:
+    """Claims as a rogue would have them: what is wrong with them is what an inspection would find."""
+
+    def spoilt(self, payload: Claim) -> Claim:
+        """See :class:`ops.chaos.manners.Payloads`."""
+        return _flawed(payload, Reason.NOT_FINITE)
+
+    def scaled(self, payload: Claim, factor: float) -> Claim:
+        """See :class:`ops.chaos.manners.Payloads`."""
+        norm = payload.inspection.norm
+        return replace(payload, inspection=Inspection(norm=None if norm is None else norm * factor))
+
+    def noise(self, payload: Claim, rng: random.Random) -> Claim:
+        """Random bits are not finite somewhere, or make an enormous norm."""
+        return self.spoilt(payload) if rng.random() < 0.5 else self.scaled(payload, 1e30)
+
+    def misshapen(self, payload: Claim) -> Claim:
+        """See :class:`ops.chaos.manners.Payloads`."""
+        return _flawed(payload, Reason.WRONG_SHAPE)
+
+
+def _flawed(claim: Claim, reason: Reason) -> Claim:
+    return replace(claim, inspection=Inspection(flaw=Flaw(reason=reason, detail="tampered with")))
 
 
 class CountingAggregator:

@@ -53,6 +53,7 @@ PURE = [
     "aggregator/quarantine",
     "aggregator/events",
     "aggregator/records",
+    "ops/chaos/manners",
     "ops/virtual/queue",
     "ops/virtual/work",
     "ops/virtual/faults",
