@@ -18,7 +18,7 @@ of one fragment differ by factors. Only long ones are refused. A short one is ha
 * **Warm-up.** Until ``WARM_UP_ROUNDS`` versions hold ``WARM_UP_CONTRIBUTIONS`` contributions, norms grow with the
   learning rate and little is known: ten times the factor is allowed, against the lower median of what is known and what
   the *other* islands of the same round sent. Who is alone before anything is known is measured against version 0:
-  ``factor`` times the norm of the parameters themselves, if that is not zero.
+  ``factor`` times the length of the parameters themselves, or of as many average parameters if those are zero.
 * **The fleet is right.** Judged when the round closes, with everybody's contribution on the table. If more than half of
   the islands that are there to be counted send too much, the times have changed and not the islands: their
   contributions are shortened to the limit, and the statistics start again from what they sent. Votes of several rounds
@@ -99,20 +99,23 @@ class FragmentNorms:
         """Whether too little is known to be strict."""
         return self._rounds < WARM_UP_ROUNDS or len(self._known) < WARM_UP_CONTRIBUTIONS
 
-    def judge(self, samples: Sequence[Sample], fleet: Iterable[str], factor: float) -> tuple[Finding, ...]:
+    def judge(
+        self, samples: Sequence[Sample], fleet: Iterable[str], factor: float, *, length: float = 0.0
+    ) -> tuple[Finding, ...]:
         """Judges the contributions of a closing round, and learns from those it lets in.
 
         Args:
             samples: Of the round, in any order.
             fleet: Islands that would have a say: live, responsive and not quarantined. Those of the round have one.
             factor: The multiple of the typical length that is too long; 0 lets everything in.
+            length: Of the parameters at version 0, for want of anything better to compare with; 0 if unknown.
 
         Returns:
             A finding for each sample, in the order given.
         """
         if not factor:
             return tuple(Finding() for _ in samples)
-        limits = [self._limit(sample, samples, factor) for sample in samples]
+        limits = [self._limit(sample, samples, factor, length) for sample in samples]
         too_long = {
             s.island_id for s, limit in zip(samples, limits, strict=True) if s.norm is not None and s.norm > limit
         }
@@ -127,7 +130,7 @@ class FragmentNorms:
         self._learn([s for s, finding in zip(samples, findings, strict=True) if not finding.refused])
         return findings
 
-    def _limit(self, sample: Sample, round_: Sequence[Sample], factor: float) -> float:
+    def _limit(self, sample: Sample, round_: Sequence[Sample], factor: float, length: float) -> float:
         """Returns the greatest norm that one contribution may have."""
         if not self.warming_up:
             log_rates = [each.log_rate for each in self._known]
@@ -142,7 +145,7 @@ class FragmentNorms:
             typical = median_low(each.log_rate for each in known)
             stretch = math.log(WARM_UP_FACTORS * factor)
             return _allowed(typical + stretch, median(each.steps for each in known), sample.steps)
-        return factor * self.seed_norm if self.seed_norm else math.inf
+        return factor * length if length else math.inf
 
     def _learn(self, samples: Sequence[Sample]) -> None:
         known = [_known(sample) for sample in samples if sample.norm]

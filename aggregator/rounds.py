@@ -283,7 +283,8 @@ class Rounds:
         samples = [Sample(island_id=c.island_id, norm=c.norm, steps=c.steps.steps) for c in young]
         fleet = run.members.responsive(run.now_s) - run.quarantine.out(run.now_s)
         restarts = fragment.norms.restarts
-        findings = fragment.norms.judge(samples, fleet, run.config.outlier_factor)
+        length = run.length(round_.fragment_id)
+        findings = fragment.norms.judge(samples, fleet, run.config.outlier_factor, length=length)
         if fragment.norms.restarts > restarts:
             norms = {c.island_id: c.norm for c in young}
             run.note("norms.restarted", fragment=round_.fragment_id, round=round_.round_id, norms=norms)

@@ -7,6 +7,7 @@ read and change one :class:`Run` while one event is handled. What they want done
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -174,6 +175,17 @@ class Run:
     def eligible(self) -> frozenset[str]:
         """Ids of the live islands that are not quarantined: those that a round could consist of."""
         return frozenset(m.island_id for m in self.members.live(self.now_s)) - self.quarantine.out(self.now_s)
+
+    def length(self, fragment_id: int) -> float:
+        """Returns the norm of a fragment at version 0, at least that of as many average parameters of the model.
+
+        Fragments of biases begin at zero, and so would be measured against nothing. 0 if no norm is known.
+        """
+        if self.manifest is None:
+            return 0.0
+        squares = sum(f.norms.seed_norm**2 for f in self.fragments.values())
+        share = self.manifest.sizes[fragment_id] / sum(self.manifest.sizes)
+        return max(self.fragments[fragment_id].norms.seed_norm, math.sqrt(share * squares))
 
     def waiting_bytes(self) -> int:
         """Bytes of the contributions that wait in open rounds or are held; bounded by the configuration."""

@@ -77,9 +77,15 @@ def rogue_plan(seed: int) -> SimulationPlan:
     config = replace(
         plan.config,
         islands=len(honest) + len(rogues),
+        total_tokens=_target(plan, (*honest, *rogues)),
         quarantine_s=rng.choice([0.0, 0.5, 2.0, 5.0]),
     )
     return replace(plan, islands=(*honest, *rogues), config=config)
+
+
+def _target(plan: SimulationPlan, islands: tuple[IslandPlan, ...]) -> int:
+    """Returns the tokens that a fleet trains in the time that a random plan gives itself."""
+    return int(1.5 * plan.calm_after_s * sum(plan.tokens_per_step / i.step_time_s for i in islands))
 
 
 def _random_island(rng: random.Random, island_id: str, calm_after_s: float) -> IslandPlan:

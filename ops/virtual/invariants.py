@@ -9,7 +9,7 @@ from aggregator.events import Commit, Merge, Publish
 from broker.ranges import IntervalSet
 from islands.events import Fail
 from islands.fragment import Stage
-from ops.virtual.work import Claim
+from ops.virtual.work import SEED_NORM, Claim
 
 if TYPE_CHECKING:
     from ops.virtual.processes import SimAggregator, SimIsland
@@ -62,8 +62,10 @@ class Invariants:
                     same or part.island_id in self._rogues, 2, f"{part} of fragment {merge.fragment_id} holds {claim}"
                 )
                 require(claim.inspection.flaw is None, 9, f"{part} is merged with {claim.inspection.flaw}")
-                rate = (claim.inspection.norm or 0.0) / claim.steps.steps
-                require(rate < 100, 9, f"{part} is merged {rate:.3g} times as long as honest ones")
+                # Honest steps are 1 long. What is judged before anything is known may be as long as the parameters.
+                norm = part.staleness_weight * (claim.inspection.norm or 0.0)
+                plausible = max(100.0 * claim.steps.steps, 10.0 * SEED_NORM)
+                require(norm <= plausible, 9, f"{part} is {norm:.3g} long")
 
     def persisted(self, commit: Commit) -> None:
         """A commit is durable."""

@@ -108,6 +108,10 @@ class Works(Protocol):
         ...
 
 
+#: Of each fragment of version 0, where an honest step is 1 long.
+SEED_NORM = 50.0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
     """A payload that says which steps are in it, and what an inspection of it would find."""
@@ -200,7 +204,7 @@ class CountingAggregator:
     def inspect(self, envelope: Envelope) -> Inspection:
         """A name has no flaw; a claim has what it claims."""
         payload = getattr(envelope.message, "payload", None)
-        return payload.inspection if isinstance(payload, Claim) else Inspection()
+        return payload.inspection if isinstance(payload, Claim) else Inspection(norm=SEED_NORM)
 
     def plant(self, action: Plant) -> str:
         """Returns a name."""
