@@ -279,11 +279,11 @@ class Membership:
         for island_id in run.clock.advancing(run.now_s):
             step_time_s = run.clock.step_time_s(island_id)
             if step_time_s:
-                rates[island_id] = self._tokens_per_step(run.members[island_id]) / step_time_s
+                rates[island_id] = self.tokens_per_step(run.members[island_id]) / step_time_s
         own = rates.get(member.island_id)
         return sum(rates.values()) / own if own else float(max(1, len(rates)))
 
-    def _tokens_per_step(self, member: Member) -> float:
+    def tokens_per_step(self, member: Member) -> float:
         """Returns what an island declared; where it left that open, what it has trained so far."""
         life = self._run.ledger.life(member.island_id, member.incarnation)
         return member.tokens_per_step or life.trained_tokens / max(1, life.last_step - life.start_step)

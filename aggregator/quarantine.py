@@ -11,7 +11,7 @@ nothing has to be done when its time is over; only its contributions are refused
 
 *One incident counts once.* An island whose parameters are spoilt has several contributions under way before it can hear
 of the first refusal. So what began before the last offence was answered says nothing new. Counters that cannot be
-true, and ranges that were handed over before, have no such excuse.
+true, ranges that were handed over before and fragments that do not exist have no such excuse.
 
 Refusals that a healthy island may meet are no offences: too old, no room, damaged on the way, not the leader.
 """
@@ -28,15 +28,14 @@ STRIKES = 3
 RELEASE_AFTER = 8
 LONGEST_S = 3600.0
 
-#: What a sound island never sends, whatever happens to it.
-_LIES = frozenset({Reason.IMPLAUSIBLE, Reason.OVERLAP})
+#: What no accident to its parameters makes an island send.
+_LIES = frozenset({Reason.IMPLAUSIBLE, Reason.OVERLAP, Reason.UNKNOWN_FRAGMENT})
 OFFENCES = _LIES | frozenset(
     {
         Reason.NOT_FINITE,
         Reason.OUTLIER,
         Reason.WRONG_SHAPE,
         Reason.WRONG_DTYPE,
-        Reason.UNKNOWN_FRAGMENT,
         Reason.FUTURE_VERSION,
     }
 )

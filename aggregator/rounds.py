@@ -32,7 +32,7 @@ from aggregator.outliers import Sample
 from aggregator.quorum import Verdict, Waits
 from aggregator.round import Admitted, Round
 from aggregator.run import Fragment, Run, Stage
-from aggregator.staleness import Trained, mean_staleness, merge_weights, presence_factor
+from aggregator.staleness import Trained, mean_staleness, merge_weights, most_tokens_per_step, presence_factor
 from broker.messages import Attached, Contribution, Fate, Merged, Nothing, Phase, Reason, Resolution
 
 PERSIST_RETRY_S = 1.0
@@ -312,7 +312,9 @@ class Rounds:
         present = {c.island_id for c in kept}
         live = run.eligible() | present
         presence = presence_factor(len(present), len(live), run.config.presence_exponent)
-        weights = merge_weights(trained, run.config.staleness_exponent, presence)
+        rates = [self._membership.tokens_per_step(run.members[island_id]) for island_id in sorted(live)]
+        most = most_tokens_per_step(rates)
+        weights = merge_weights(trained, run.config.staleness_exponent, presence, most_tokens_per_step=most)
         # Shortening is one more reason why a step is smaller: all three are one factor of the length.
         weights = tuple(
             replace(w, staleness_weight=w.staleness_weight * scale, merge_weight=w.merge_weight * scale)

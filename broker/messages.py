@@ -213,7 +213,7 @@ class Merged:
     incarnation: int
     steps: StepRange
     staleness: float
-    token_weight: float  # n * n / s, capped at half of the round's sum
+    token_weight: float  # n * n / s, with n / s near the fleet's, capped at half of the round's sum
     staleness_weight: float  # (1 + staleness) ** -a, times (share of live islands in the round) ** b, and less if cut
     merge_weight: float  # their product over the sum of token weights
     fresh: bool  # False: held over from an earlier round

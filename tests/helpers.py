@@ -119,6 +119,7 @@ class Desk:
         incarnation: int | None = None,
         flaw: agg.Flaw | None = None,
         payload_bytes: int = 256,
+        norm: float | None = None,
     ) -> list[agg.Action]:
         """Lets an island say something."""
         self.sequence += 1
@@ -131,7 +132,7 @@ class Desk:
             message=message,
         )
         size = payload_bytes if isinstance(message, m.Contribution | m.Seed) else 0
-        return self.feed(agg.Received(envelope=envelope, flaw=flaw, payload_bytes=size))
+        return self.feed(agg.Received(envelope=envelope, flaw=flaw, payload_bytes=size, norm=norm))
 
     # --- what islands say -------------------------------------------------------------------------------------
 

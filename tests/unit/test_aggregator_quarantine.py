@@ -37,7 +37,7 @@ def test_contributions_that_were_under_way_when_the_first_was_refused_are_one_in
         assert not quarantine.offended("a", Reason.NOT_FINITE, from_step=from_step, at_step=24 + fragment, now_s=1.0)
 
 
-@pytest.mark.parametrize("reason", [Reason.IMPLAUSIBLE, Reason.OVERLAP])
+@pytest.mark.parametrize("reason", [Reason.IMPLAUSIBLE, Reason.OVERLAP, Reason.UNKNOWN_FRAGMENT])
 def test_lies_count_each_time(reason):
     assert offend(Quarantine(30.0), reason=reason, step=0)
 
