@@ -39,6 +39,8 @@ from typing import Any, NamedTuple
 #: Contributions remembered: eight rounds of eight islands.
 WINDOW = 64
 WARM_UP_ROUNDS, WARM_UP_CONTRIBUTIONS = 6, 16
+#: Islands in a round beyond which one of them does not move the median.
+MANY = 16
 #: Allowed in the warm-up, in factors; and the most that a wide spread may stretch the factor later.
 WARM_UP_FACTORS, SPREAD_FACTORS = 10.0, 2.5
 #: Standard deviations, estimated robustly, that are never too much.
@@ -115,7 +117,7 @@ class FragmentNorms:
         """
         if not factor:
             return tuple(Finding() for _ in samples)
-        limits = [self._limit(sample, samples, factor, length) for sample in samples]
+        limits = self._limits(samples, factor, length)
         too_long = {
             s.island_id for s, limit in zip(samples, limits, strict=True) if s.norm is not None and s.norm > limit
         }
@@ -130,22 +132,36 @@ class FragmentNorms:
         self._learn([s for s, finding in zip(samples, findings, strict=True) if not finding.refused])
         return findings
 
-    def _limit(self, sample: Sample, round_: Sequence[Sample], factor: float, length: float) -> float:
-        """Returns the greatest norm that one contribution may have."""
+    def _limits(self, samples: Sequence[Sample], factor: float, length: float) -> list[float]:
+        """Returns the greatest norm that each contribution of a round may have."""
         if not self.warming_up:
             log_rates = [each.log_rate for each in self._known]
             typical = median(log_rates)
             spread = median(abs(rate - typical) for rate in log_rates)
-            widest = math.log(SPREAD_FACTORS * factor)
-            stretch = min(max(DEVIATIONS * spread, math.log(factor)), widest)
-            return _allowed(typical + stretch, median(each.steps for each in self._known), sample.steps)
-        others = [_known(each) for each in round_ if each.island_id != sample.island_id and each.norm]
-        known = [*self._known, *others]
-        if known:
-            typical = median_low(each.log_rate for each in known)
-            stretch = math.log(WARM_UP_FACTORS * factor)
-            return _allowed(typical + stretch, median(each.steps for each in known), sample.steps)
-        return factor * length if length else math.inf
+            stretch = min(max(DEVIATIONS * spread, math.log(factor)), math.log(SPREAD_FACTORS * factor))
+            steps = median(each.steps for each in self._known)
+            return [_allowed(typical + stretch, steps, sample.steps) for sample in samples]
+        stretch = math.log(WARM_UP_FACTORS * factor)
+        limits = []
+        references: dict[str, tuple[float, float] | None] = {}
+        round_ = [(sample.island_id, _known(sample)) for sample in samples if sample.norm]
+        many = len({island_id for island_id, _ in round_}) > MANY
+        for sample in samples:
+            # Nobody is compared with itself, unless so many are there that it makes no difference.
+            apart = "" if many else sample.island_id
+            if apart not in references:
+                known = [*self._known, *(each for island_id, each in round_ if island_id != apart)]
+                references[apart] = (
+                    (median_low(each.log_rate for each in known), median(each.steps for each in known))
+                    if known
+                    else None
+                )
+            reference = references[apart]
+            if reference is None:
+                limits.append(factor * length if length else math.inf)
+            else:
+                limits.append(_allowed(reference[0] + stretch, reference[1], sample.steps))
+        return limits
 
     def _learn(self, samples: Sequence[Sample]) -> None:
         known = [_known(sample) for sample in samples if sample.norm]

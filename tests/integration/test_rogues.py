@@ -19,8 +19,8 @@ REASONS = {
     Manner.REPLAY: {"overlap"},
     Manner.GARBAGE: {"implausible", "unknown_fragment"},
 }
-#: Final losses of eight runs of this size without rogues lie between 1.42 and 1.52; before training it is 2.9.
-LOSS = 1.6
+#: Where runs of the three honest islands alone, of as many tokens as they train here, end; and how those differ.
+LOSS, NOISE = 1.24, 0.15
 
 
 class Run:
@@ -28,7 +28,7 @@ class Run:
 
     def __init__(self, run_dir):
         flags = ("--islands", 3, "--tokens", 60_000, "--pace", 0.04, "--sync-interval", 12, "--fragments", 4)
-        with Up(run_dir, *flags, "--quarantine-s", 2, "--json") as up, contextlib.ExitStack() as stack:
+        with Up(run_dir, *flags, "--quarantine-s", 60, "--json") as up, contextlib.ExitStack() as stack:
             wait_for(lambda: (run_dir / "config.toml").exists(), "configuration")
             for manner in Manner:
                 chosen = ("--manner", manner, "--island-id", f"rogue-{manner}", "--task", NUMPY_TASK, "--pace", 0.04)
@@ -58,7 +58,7 @@ def test_a_run_with_four_rogues_ends_well_and_as_good_as_without_them(run):
     check_report(run.report)
     check_versions(run.up.ledger())
     assert all(np.isfinite(tensor).all() for tensor in load_file(run.run_dir / "model.safetensors").values())
-    assert run.report["loss"]["after"] < LOSS < 0.6 * run.report["loss"]["before"]
+    assert abs(run.report["loss"]["after"] - LOSS) < NOISE, run.report["loss"]
 
 
 @pytest.mark.parametrize("manner", Manner)
@@ -76,27 +76,15 @@ def test_each_rogue_is_refused_by_reason_and_hears_it(run, manner):
 
 def test_status_shows_who_is_quarantined_until_when_and_why(run):
     kept_out = run.status["totals"]["quarantined"]
-    assert kept_out, run.status["totals"]
-    for island, each in kept_out.items():
-        assert island.startswith("rogue-")
-        assert each["for_s"] > 0
-        assert each["times"] >= 1
-        assert each["reason"]
+    assert set(kept_out) == {f"rogue-{manner}" for manner in Manner}
+    for manner in Manner:
+        each = kept_out[f"rogue-{manner}"]
+        assert 0 < each["for_s"] <= 60
+        assert (each["times"], each["reason"] in REASONS[manner]) == (1, True), each
 
 
-def test_nothing_of_the_honest_islands_is_refused_and_little_of_the_rogues_is_merged(run):
-    wasted = run.report["tokens"]["wasted"]
-    assert set(wasted) <= {
-        "quarantined",
-        "not_finite",
-        "outlier",
-        "overwritten",
-        "wrong_shape",
-        "island_lost",
-        "unrecorded",
-    }
+def test_nothing_of_the_honest_islands_is_refused_and_nothing_spoilt_is_merged(run):
     accused = {each["island"] for each in run.up.notes("contribution.refused")}
     assert all(island.startswith("rogue-") for island in accused), accused
     for row in run.up.ledger():
-        merged = {each["island_id"] for each in row["contributions"]}
-        assert not merged & {"rogue-nan", "rogue-scale"}, row
+        assert not {each["island_id"] for each in row["contributions"]} & {"rogue-nan", "rogue-scale"}, row

@@ -200,3 +200,10 @@ def test_statistics_read_back_judge_the_same(rates, cut):
     for rate in rates[cut:]:
         assert read.judge(samples(rate), ["a"], FACTOR) == kept.judge(samples(rate), ["a"], FACTOR)
     assert len(kept.record()["known"]) <= WINDOW
+
+
+def test_among_many_the_first_round_is_judged_as_among_few():
+    many = [Sample(island_id=f"i{n}", norm=24.0, steps=24) for n in range(40)]
+    liars = [Sample(island_id=f"liar{n}", norm=24e3, steps=24) for n in range(19)]
+    findings = FragmentNorms().judge([*many, *liars], [], FACTOR)
+    assert [bool(f.refused) for f in findings] == [False] * 40 + [True] * 19
