@@ -15,46 +15,14 @@ import random
 import sys
 from dataclasses import replace
 
-import numpy as np
-import xxhash
 import zmq
 
 from broker.errors import ConfigError, Unavailable
-from broker.messages import Channel, Contribution, Encoded, Envelope
-from broker.tensors import decode_tensor, encode_tensor
+from broker.messages import Channel, Contribution, Envelope
 from islands import daemon, session, wire
 from islands.config import IslandConfig
 from ops.chaos.manners import Manner, Rogue
-
-Tensors = tuple[Encoded, ...]
-
-
-class TamperedTensors:
-    """Real payloads, tampered with; checksums are right, so nothing looks damaged."""
-
-    def spoilt(self, payload: Tensors) -> Tensors:
-        """See :class:`ops.chaos.manners.Payloads`."""
-        return tuple(_changed(each, np.float32(np.nan)) for each in payload)
-
-    def scaled(self, payload: Tensors, factor: float) -> Tensors:
-        """See :class:`ops.chaos.manners.Payloads`."""
-        return tuple(_changed(each, np.float32(factor)) for each in payload)
-
-    def noise(self, payload: Tensors, rng: random.Random) -> Tensors:
-        """See :class:`ops.chaos.manners.Payloads`."""
-        noisy = []
-        for each in payload:
-            data = rng.randbytes(memoryview(each.data).nbytes)
-            noisy.append(replace(each, data=data, checksum=xxhash.xxh3_64_intdigest(data)))
-        return tuple(noisy)
-
-    def misshapen(self, payload: Tensors) -> Tensors:
-        """See :class:`ops.chaos.manners.Payloads`."""
-        return tuple(replace(each, shape=(1, *each.shape)) for each in payload)
-
-
-def _changed(encoded: Encoded, factor: np.float32) -> Encoded:
-    return encode_tensor(decode_tensor(encoded) * factor, encoded.codec)
+from ops.chaos.tampering import TamperedTensors
 
 
 def rogue_wire(manner: Manner, rate: float, seed: int) -> type[wire.Wire]:

@@ -29,6 +29,7 @@ from islands.partition import tensor_specs
 from islands.placement import Parameters, Placement
 from islands.reference import Reference, encode_seed
 from islands.task import Batch, DataShare, Schedule, Task
+from ops.chaos.tampering import TamperedTensors
 
 
 @dataclass(slots=True)
@@ -317,3 +318,7 @@ class Training:
     def aggregator(self) -> TrainingAggregator:
         """See :class:`ops.virtual.work.Works`."""
         return TrainingAggregator(self.merges, self._outer_step)
+
+    def tampered(self) -> TamperedTensors:
+        """See :class:`ops.virtual.work.Works`."""
+        return TamperedTensors()

@@ -24,7 +24,6 @@ from islands import core as isl
 from islands import events as ie
 from ops.chaos.manners import Rogue
 from ops.virtual.queue import Alarm
-from ops.virtual.work import TamperedClaims
 
 if TYPE_CHECKING:
     from ops.virtual.simulation import IslandPlan, Simulation
@@ -49,7 +48,9 @@ class SimIsland:
         self.rng = random.Random(f"{simulation.plan.seed}/{self.address}")
         self.rogue = None
         if plan.manner is not None:
-            self.rogue = Rogue(plan.manner, plan.misbehaves, TamperedClaims(), random.Random(f"rogue {self.address}"))
+            self.rogue = Rogue(
+                plan.manner, plan.misbehaves, simulation.works.tampered(), random.Random(f"rogue {self.address}")
+            )
         self.core = isl.Island(
             island_id=plan.island_id,
             hint="",

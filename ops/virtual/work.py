@@ -16,6 +16,7 @@ from broker.fragments import FragmentManifest, TensorSpec
 from broker.messages import Envelope, Payload, Reason, Share, Version
 from broker.ranges import StepRange
 from islands.core import Island
+from ops.chaos.manners import Payloads
 
 
 class IslandWork(Protocol):
@@ -105,6 +106,10 @@ class Works(Protocol):
 
     def aggregator(self) -> AggregatorWork:
         """Returns the work of a new process of the aggregator; what earlier ones persisted is there."""
+        ...
+
+    def tampered(self) -> Payloads:
+        """Returns what rogues can do to payloads."""
         ...
 
 
@@ -242,3 +247,7 @@ class Counting:
     def aggregator(self) -> AggregatorWork:
         """See :class:`Works`."""
         return CountingAggregator()
+
+    def tampered(self) -> Payloads:
+        """See :class:`Works`."""
+        return TamperedClaims()

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import signal
 
 import numpy as np
 import pytest
@@ -19,33 +20,30 @@ REASONS = {
     Manner.REPLAY: {"overlap"},
     Manner.GARBAGE: {"implausible", "unknown_fragment"},
 }
-#: Where runs of the three honest islands alone, of as many tokens as they train here, end; and how those differ.
-LOSS, NOISE = 1.24, 0.15
 
 
 class Run:
-    """A run of three islands that four rogues join, one of each manner; and what status said while they were there."""
+    """A run of three islands that four rogues join; it is ended when all of them are quarantined and status knows."""
 
     def __init__(self, run_dir):
-        flags = ("--islands", 3, "--tokens", 60_000, "--pace", 0.04, "--sync-interval", 12, "--fragments", 4)
+        flags = ("--islands", 3, "--tokens", 10_000_000, "--pace", 0.04, "--sync-interval", 12, "--fragments", 4)
         with Up(run_dir, *flags, "--quarantine-s", 60, "--json") as up, contextlib.ExitStack() as stack:
-            wait_for(lambda: (run_dir / "config.toml").exists(), "configuration")
-            for manner in Manner:
-                chosen = ("--manner", manner, "--island-id", f"rogue-{manner}", "--task", NUMPY_TASK, "--pace", 0.04)
-                rogue = Process(
-                    run_dir.with_name(f"rogue-{manner}"),
-                    *chosen,
-                    "--config",
-                    run_dir / "config.toml",
-                    module="ops.chaos.rogue",
-                )
+            wait_for(lambda: (run_dir / "config.toml").exists(), "configuration", evidence=lambda: up.err)
+            self.rogues = {manner: self.rogue(run_dir, manner) for manner in Manner}
+            for rogue in self.rogues.values():
                 stack.enter_context(rogue)
-            wait_for(lambda: len({each["island"] for each in up.notes("island.quarantined")}) == 4, "quarantines")
+            wait_for(lambda: len(up.notes("island.quarantined")) == 4, "four quarantines", evidence=lambda: up.err)
+            up.wait_for_progress()  # without them
             self.status = json.loads(ops("status", run_dir, "--json").stdout)
+            up.signal(signal.SIGINT)
             self.exit = up.wait()
-        self.up = up
-        self.report = json.loads(up.out.splitlines()[-1])
-        self.run_dir = run_dir
+        self.up, self.run_dir = up, run_dir
+
+    @staticmethod
+    def rogue(run_dir, manner):
+        own = ("--manner", manner, "--island-id", f"rogue-{manner}", "--task", NUMPY_TASK, "--pace", 0.04)
+        folder = run_dir.with_name(f"rogue-{manner}")
+        return Process(folder, *own, "--config", run_dir / "config.toml", module="ops.chaos.rogue")
 
 
 @pytest.fixture(scope="module")
@@ -53,12 +51,19 @@ def run(tmp_path_factory):
     return Run(tmp_path_factory.mktemp("rogues") / "run")
 
 
-def test_a_run_with_four_rogues_ends_well_and_as_good_as_without_them(run):
-    assert run.exit == 0, run.up.err
-    check_report(run.report)
+def test_the_islands_train_on_and_their_parameters_stay_finite(run, tmp_path):
+    assert run.exit == 130, run.up.err
+    check_report(run.up.report(), ended=False)
     check_versions(run.up.ledger())
-    assert all(np.isfinite(tensor).all() for tensor in load_file(run.run_dir / "model.safetensors").values())
-    assert abs(run.report["loss"]["after"] - LOSS) < NOISE, run.report["loss"]
+    model = tmp_path / "model.safetensors"
+    assert ops("export", run.run_dir, "--out", model).returncode == 0
+    assert all(np.isfinite(tensor).all() for tensor in load_file(model).values())
+    honest = [
+        each["body"]["loss"]
+        for each in run.up.tape()
+        if each.get("kind") == "heartbeat" and each["sender"].startswith("island-") and each["body"]["loss"]
+    ]
+    assert np.mean(honest[-6:]) < np.mean(honest[:6]), honest
 
 
 @pytest.mark.parametrize("manner", Manner)
@@ -67,8 +72,7 @@ def test_each_rogue_is_refused_by_reason_and_hears_it(run, manner):
     refused = {each["reason"] for each in run.up.notes("contribution.refused") if each["island"] == rogue}
     refused |= {each["reason"] for each in run.up.notes("message.refused") if each["sender"] == rogue}
     assert REASONS[manner] <= refused
-    log = run.run_dir.with_name(f"rogue-{manner}") / "err"
-    heard = log.read_text() + log.with_name("out").read_text()
+    heard = run.rogues[manner].err + run.rogues[manner].out
     # Of what replay sends twice its own core knows nothing; what became of the rest it is told.
     told = REASONS[manner] - {"overlap", "implausible"} or {"quarantined"}
     assert any(reason in heard for reason in told), heard
