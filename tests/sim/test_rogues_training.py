@@ -14,7 +14,7 @@ from ops.lab.training import Rule, Stepper, Training
 from ops.virtual.simulation import IslandPlan, Simulation
 
 TASK = load_task("examples.numpy_task:task", {})
-STEPS = 80
+STEPS = 60
 HONEST = 5
 
 
