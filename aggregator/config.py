@@ -46,6 +46,10 @@ class AggregatorConfig:
     outer_learning_rate: float = setting(1.0, "of the outer Nesterov step")
     outer_momentum: float = setting(0.0, "of the outer Nesterov step; 0 for plain SGD")
     max_tokens_per_step: int = setting(1 << 24, "most tokens that an island may claim for one inner step")
+    outlier_factor: float = setting(
+        10.0, "a contribution is refused at so many times the fleet's typical norm per step; 0: none is"
+    )
+    quarantine_s: float = setting(30.0, "how long an island is kept out after repeated offences, at first; 0: never")
     keep: float = setting(1.0, "share of local progress that survives an adoption; 0 is the paper's overwrite")
     codec: Codec = setting(Codec.BF16, "how pseudo-gradients travel")
     version_codec: Codec = setting(Codec.F32, "how versions travel")
@@ -88,7 +92,17 @@ class AggregatorConfig:
                 f"must not exceed sync_interval = {self.sync_interval}: at most one fragment falls due per inner step"
             )
             raise ConfigError("fragments", self.fragments, cure)
-        for name in ("total_tokens", "staleness_exponent", "presence_exponent", "grace_factor", "outer_momentum"):
+        if self.outlier_factor and self.outlier_factor < 3:
+            cure = "must be at least 3: healthy contributions differ by half; 10 is usual, 0 for none"
+            raise ConfigError("outlier_factor", self.outlier_factor, cure)
+        for name in (
+            "quarantine_s",
+            "total_tokens",
+            "staleness_exponent",
+            "presence_exponent",
+            "grace_factor",
+            "outer_momentum",
+        ):
             if getattr(self, name) < 0:
                 raise ConfigError(name, getattr(self, name), "must not be negative")
         if self.outer_momentum >= 1:

@@ -63,6 +63,7 @@ class Membership:
         for round_ in run.open_rounds.values():
             round_.answer_nothing(member.island_id)  # its earlier life was asked; this one starts with nothing
         run.clock.forget(member.island_id)
+        run.quarantine.joined(member.island_id)
         assert run.pacer is not None
         run.pacer.forget(member.island_id)
         self._welcomes.append((run.save(), member.island_id))
@@ -209,7 +210,10 @@ class Membership:
     def refuse(self, event: Received, reason: Reason, detail: str) -> None:
         """Tells the sender of a message why it was not taken, and counts it."""
         envelope = event.envelope
-        self._run.count_refusal(reason, self._run.members.get(envelope.sender))
+        member = self._run.members.get(envelope.sender)
+        self._run.count_refusal(reason, member)
+        if member is not None and member.incarnation == envelope.incarnation:
+            self._run.offence(member, reason, 0)
         kind = type(envelope.message).__name__.lower()
         self._run.note("message.refused", sender=envelope.sender, kind=kind, reason=reason, detail=detail)
         refused = Refused(kind=kind, sequence=envelope.sequence, reason=reason, detail=detail)
@@ -275,11 +279,11 @@ class Membership:
         for island_id in run.clock.advancing(run.now_s):
             step_time_s = run.clock.step_time_s(island_id)
             if step_time_s:
-                rates[island_id] = self._tokens_per_step(run.members[island_id]) / step_time_s
+                rates[island_id] = self.tokens_per_step(run.members[island_id]) / step_time_s
         own = rates.get(member.island_id)
         return sum(rates.values()) / own if own else float(max(1, len(rates)))
 
-    def _tokens_per_step(self, member: Member) -> float:
+    def tokens_per_step(self, member: Member) -> float:
         """Returns what an island declared; where it left that open, what it has trained so far."""
         life = self._run.ledger.life(member.island_id, member.incarnation)
         return member.tokens_per_step or life.trained_tokens / max(1, life.last_step - life.start_step)

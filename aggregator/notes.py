@@ -18,6 +18,7 @@ _WARNINGS = frozenset(
     {
         "contribution.refused",
         "contribution.retry",
+        "island.quarantined",
         "join.refused",
         "message.refused",
         "message.unexpected",

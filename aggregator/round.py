@@ -31,6 +31,7 @@ class Admitted:
     trained_on: tuple[TrainedOn, ...]
     payload: Payload
     payload_bytes: int
+    norm: float | None = None
 
 
 @dataclass(slots=True)

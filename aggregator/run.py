@@ -7,6 +7,7 @@ read and change one :class:`Run` while one event is handled. What they want done
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,7 +19,9 @@ from aggregator.events import Action, Commit, Manifested, Note, SaveRun
 from aggregator.journeys import Journeys
 from aggregator.ledger import Ledger
 from aggregator.members import Member, Members
+from aggregator.outliers import FragmentNorms
 from aggregator.pacing import Pacer, StepClock
+from aggregator.quarantine import Quarantine
 from aggregator.records import manifest_from_rows, manifest_to_rows
 from aggregator.round import Admitted, Round
 from aggregator.ways import Ways
@@ -55,6 +58,7 @@ class Fragment:
     commit: Commit | None = None  #: while PERSISTING
     persist_again_at_s: float | None = None
     held: list[Admitted] = field(default_factory=list)
+    norms: FragmentNorms = field(default_factory=FragmentNorms)
     flushed: bool = False
     published_at_s: float | None = None
 
@@ -91,6 +95,7 @@ class Run:
         self.journeys = Journeys(config)
         self.open_rounds: dict[int, Round] = {}
         self.refusals: Counter[str] = Counter()
+        self.quarantine = Quarantine(config.quarantine_s)
         self.seeding_id = 0  # of the present attempt at version 0, the round id of its commits
         self.saved_serial = 0  # of the newest run record asked for
         self._last_round_id = 0
@@ -115,6 +120,7 @@ class Run:
             "manifest": None if self.manifest is None else manifest_to_rows(self.manifest),
             "last_round_id": self._last_round_id,
             "ended": self.phase is Phase.ENDED,
+            "quarantine": self.quarantine.record(self.now_s),
             **self.members.record(),
         }
         self.emit(SaveRun(serial=self.saved_serial, record=record))
@@ -125,6 +131,23 @@ class Run:
         self.refusals[reason] += 1
         if member is not None:
             member.refusals[reason] = member.refusals.get(reason, 0) + 1
+
+    def offence(self, member: Member, reason: Reason, from_step: int) -> None:
+        """Takes note of what was refused to a member, from this step on: it may be one time too many."""
+        at_step = self.ledger.life(member.island_id, member.incarnation).last_step
+        kept_out = self.quarantine.offended(
+            member.island_id, reason, from_step=from_step, at_step=at_step, now_s=self.now_s
+        )
+        if kept_out:
+            detail = self.quarantine.why(member.island_id, self.now_s)
+            self.note("island.quarantined", island=member.island_id, reason=reason, detail=detail)
+            self.save()  # it must not come back by way of our own restart
+
+    def behaved(self, member: Member) -> None:
+        """Takes note of a contribution that was let in."""
+        if self.quarantine.behaved(member.island_id):
+            self.note("island.released", island=member.island_id)
+            self.save()
 
     # --- what is ----------------------------------------------------------------------------------------------
 
@@ -150,6 +173,21 @@ class Run:
         """Median inner step time of the advancing islands in seconds; the last known while none advances, first 0."""
         self._median_step_s = self.clock.median_step_time_s(self.now_s) or self._median_step_s
         return self._median_step_s
+
+    def eligible(self) -> frozenset[str]:
+        """Ids of the live islands that are not quarantined: those that a round could consist of."""
+        return frozenset(m.island_id for m in self.members.live(self.now_s)) - self.quarantine.out(self.now_s)
+
+    def length(self, fragment_id: int) -> float:
+        """Returns the norm of a fragment at version 0, at least that of as many average parameters of the model.
+
+        Fragments of biases begin at zero, and so would be measured against nothing. 0 if no norm is known.
+        """
+        if self.manifest is None:
+            return 0.0
+        squares = sum(f.norms.seed_norm**2 for f in self.fragments.values())
+        share = self.manifest.sizes[fragment_id] / sum(self.manifest.sizes)
+        return max(self.fragments[fragment_id].norms.seed_norm, math.sqrt(share * squares))
 
     def waiting_bytes(self) -> int:
         """Bytes of the contributions that wait in open rounds or are held; bounded by the configuration."""
@@ -193,6 +231,7 @@ class Run:
         """Goes on from what an earlier life left in the store; a version 0 that is not whole was never published."""
         self.epoch = max(self.epoch, record["epoch"] + 1)
         self.members.restore(record, self.now_s)
+        self.quarantine.restore(record.get("quarantine", {}), self.now_s)
         last_round_id = max([record["last_round_id"], *(c.round_id for c in commits.values())])
         self._last_round_id = last_round_id + ROUND_IDS_PER_LIFE
         if record["manifest"] is None:
@@ -205,6 +244,8 @@ class Run:
                 fragment.contributions = commit.contributions
                 if p in self.moving:
                     self.ledger.restore(p, commit.ledger)
+                    if "norms" in commit.ledger:
+                        fragment.norms = FragmentNorms.restored(commit.ledger["norms"])
             self.phase = Phase.RUNNING
             target = self.config.total_tokens
             if record.get("ended") and target and self.ledger.trained_tokens() >= target:

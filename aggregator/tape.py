@@ -53,6 +53,8 @@ from broker.settings import from_sources
 log = logs.get(__name__)
 
 FORMAT = 1
+#: What settings that are younger than some tapes must be, to decide again as was decided without them.
+_OFF = {"outlier_factor": 0.0, "quarantine_s": 0.0}
 #: Lines that may wait for a disk that hangs; a line has a few hundred bytes.
 MAX_WAITING = 100_000
 
@@ -108,6 +110,7 @@ def event_line(event: Event, now_s: float) -> dict[str, Any]:
         "payload_bytes": event.payload_bytes,
         "broker": event.broker,
         "flaw": None if event.flaw is None else [event.flaw.reason, event.flaw.detail],
+        "norm": event.norm,
     }
 
 
@@ -140,7 +143,7 @@ def read_start(line: Mapping[str, Any]) -> Aggregator:
     if line["tape"] != FORMAT:
         raise ConfigError("tape", line["tape"], f"this program reads format {FORMAT}: use the one that wrote the tape")
     commits = {row["fragment_id"]: commit_from_map(row) for row in line["commits"]}
-    config = from_sources(AggregatorConfig, line["config"], where="config of the tape")
+    config = from_sources(AggregatorConfig, _OFF | line["config"], where="config of the tape")
     return Aggregator(config, now_s=line["now_s"], record=line["record"], commits=commits)
 
 
@@ -170,6 +173,7 @@ def read_event(line: Mapping[str, Any]) -> Event:
         flaw=None if line["flaw"] is None else Flaw(reason=Reason(line["flaw"][0]), detail=line["flaw"][1]),
         payload_bytes=line["payload_bytes"],
         broker=line.get("broker", 0),  # tapes of runs with one broker may be without
+        norm=line.get("norm"),
     )
 
 

@@ -86,7 +86,9 @@ class Reason(StrEnum):
     STALE = "stale"
     OVERLAP = "overlap"  # some of these steps were handed over already
     NOT_FINITE = "not_finite"
+    OUTLIER = "outlier"  # far longer than what the fleet sends: its norm per step
     IMPLAUSIBLE = "implausible"  # counters that do not fit each other or the declared tokens per step
+    QUARANTINED = "quarantined"  # the island has offended again and again: not looked at for a while
     RUN_ENDED = "run_ended"  # the run is over: nothing is merged any more
     # a contribution, for now: send it again
     QUEUE_FULL = "queue_full"
@@ -221,8 +223,8 @@ class Merged:
     incarnation: int
     steps: StepRange
     staleness: float
-    token_weight: float  # n * n / s, capped at half of the round's sum
-    staleness_weight: float  # (1 + staleness) ** -a, times (share of live islands in the round) ** b
+    token_weight: float  # n * n / s, with n / s near the fleet's, capped at half of the round's sum
+    staleness_weight: float  # (1 + staleness) ** -a, times (share of live islands in the round) ** b, and less if cut
     merge_weight: float  # their product over the sum of token weights
     fresh: bool  # False: held over from an earlier round
 

@@ -237,6 +237,10 @@ def render(status: Status) -> RenderableType:
         parts += [Text(), _fragment_table(status)]
     if len(status.brokers) > 1:
         parts += [Text(), _broker_table(status)]
+    for name, each in status.totals.get("quarantined", {}).items():
+        what = f"{name} is quarantined for {age(each['for_s'])} more, after {each['reason']}"
+        again = f", for the {ordinal(each['times'])} time in a row" if each["times"] > 1 else ""
+        parts += [Text(), Text(f"{what}{again}: its contributions are refused, rounds do not wait for it.", "yellow")]
     if status.broker_is_silent:
         since = "has never written" if status.broker_age_s is None else f"last wrote {age(status.broker_age_s)} ago"
         who = "The broker" if len(status.brokers) < 2 else "Every broker is silent: the last one"
@@ -320,6 +324,12 @@ def age(seconds: float) -> str:
     if hours:
         return f"{hours} h {minutes % 60:02d} min"
     return f"{minutes} min {int(seconds) % 60:02d} s"
+
+
+def ordinal(number: int) -> str:
+    """Returns a number as in "the 3rd time"."""
+    ending = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{ending}"
 
 
 def size(nbytes: int) -> str:

@@ -122,6 +122,7 @@ class Desk:
         flaw: agg.Flaw | None = None,
         payload_bytes: int = 256,
         broker: int | None = None,
+        norm: float | None = None,
     ) -> list[agg.Action]:
         """Lets an island say something."""
         self.sequence += 1
@@ -135,7 +136,7 @@ class Desk:
         )
         size = payload_bytes if isinstance(message, m.Contribution | m.Seed) else 0
         by = self.by.get(island_id, 0) if broker is None else broker
-        return self.feed(agg.Received(envelope=envelope, flaw=flaw, payload_bytes=size, broker=by))
+        return self.feed(agg.Received(envelope=envelope, flaw=flaw, payload_bytes=size, norm=norm, broker=by))
 
     # --- what islands say -------------------------------------------------------------------------------------
 

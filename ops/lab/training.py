@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from aggregator import versions
-from aggregator.events import Commit, Flaw, Merge, Plant
-from aggregator.inspection import flaw_in
+from aggregator.events import Commit, Inspection, Merge, Plant
+from aggregator.inspection import inspect
 from aggregator.outer import FragmentState, OuterStep
 from broker.fragments import FragmentManifest, TensorSpec
 from broker.messages import Codec, Envelope, Payload, Share, Version
@@ -29,6 +29,7 @@ from islands.partition import tensor_specs
 from islands.placement import Parameters, Placement
 from islands.reference import Reference, encode_seed
 from islands.task import Batch, DataShare, Schedule, Task
+from ops.chaos.tampering import TamperedTensors
 
 
 @dataclass(slots=True)
@@ -270,9 +271,9 @@ class TrainingAggregator:
         """See :class:`ops.virtual.work.AggregatorWork`."""
         self._manifest = manifest
 
-    def flaw(self, envelope: Envelope) -> Flaw | None:
-        """Returns what is wrong with a payload."""
-        return flaw_in(envelope, self._manifest)
+    def inspect(self, envelope: Envelope) -> Inspection:
+        """Returns what a payload holds."""
+        return inspect(envelope, self._manifest)
 
     def plant(self, action: Plant) -> str:
         """Makes version 0."""
@@ -317,3 +318,7 @@ class Training:
     def aggregator(self) -> TrainingAggregator:
         """See :class:`ops.virtual.work.Works`."""
         return TrainingAggregator(self.merges, self._outer_step)
+
+    def tampered(self) -> TamperedTensors:
+        """See :class:`ops.virtual.work.Works`."""
+        return TamperedTensors()

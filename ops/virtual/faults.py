@@ -6,6 +6,7 @@ import random
 from dataclasses import replace
 
 from aggregator.config import AggregatorConfig
+from ops.chaos.manners import Manner
 from ops.virtual.failover import RedisTrouble, StationTrouble
 from ops.virtual.failover import Trouble as StationOrRedisTrouble
 from ops.virtual.queue import LinkModel
@@ -90,6 +91,37 @@ def standing_by(plan: SimulationPlan) -> SimulationPlan:
     )
     config = replace(plan.config, failover=True, lease_s=rng.choice([0.5, 1.0, 2.0]))
     return replace(plan, config=config, standbys=standbys, troubles=troubles)
+
+
+def rogue_plan(seed: int) -> SimulationPlan:
+    """Returns the random plan of that seed with rogues among its islands, which are fewer than the honest ones.
+
+    An honest fleet of fewer than three islands is joined by others: two cannot tell which of them is right.
+    """
+    plan, rng = random_plan(seed), random.Random(f"rogues {seed}")
+    honest = plan.islands
+    for i in range(len(honest), 3):
+        honest += (_random_island(rng, f"island-{i}", plan.calm_after_s),)
+    rogues = tuple(
+        replace(
+            _random_island(rng, f"rogue-{i}", plan.calm_after_s),
+            manner=rng.choice(list(Manner)),
+            misbehaves=rng.choice([0.1, 0.5, 1.0]),
+        )
+        for i in range(rng.randint(1, (len(honest) - 1) // 2))
+    )
+    config = replace(
+        plan.config,
+        islands=len(honest) + len(rogues),
+        total_tokens=_target(plan, (*honest, *rogues)),
+        quarantine_s=rng.choice([0.0, 0.5, 2.0, 5.0]),
+    )
+    return replace(plan, islands=(*honest, *rogues), config=config)
+
+
+def _target(plan: SimulationPlan, islands: tuple[IslandPlan, ...]) -> int:
+    """Returns the tokens that a fleet trains in the time that a random plan gives itself."""
+    return int(1.5 * plan.calm_after_s * sum(plan.tokens_per_step / i.step_time_s for i in islands))
 
 
 def _random_island(rng: random.Random, island_id: str, calm_after_s: float) -> IslandPlan:

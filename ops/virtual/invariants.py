@@ -9,7 +9,7 @@ from aggregator.events import Commit, Merge, Publish
 from broker.ranges import IntervalSet
 from islands.events import Fail
 from islands.fragment import Stage
-from ops.virtual.work import Claim
+from ops.virtual.work import SEED_NORM, Claim
 
 if TYPE_CHECKING:
     from ops.virtual.failover import Station
@@ -31,10 +31,12 @@ class Invariants:
     """The observer of one simulated run.
 
     Args:
+        rogues: Islands that misbehave: what they claim of themselves is not checked.
         watching: Whether the books and the islands are looked at after every event, which costs more than the event.
     """
 
-    def __init__(self, *, watching: bool = True) -> None:
+    def __init__(self, *, rogues: frozenset[str] = frozenset(), watching: bool = True) -> None:
+        self._rogues = rogues
         self._watching = watching
         self._durable: dict[tuple[int, int], Commit] = {}
         self._published: dict[tuple[int, int], str] = {}
@@ -58,7 +60,14 @@ class Invariants:
                     claim.fragment_id,
                     claim.steps,
                 )
-                require(same, 2, f"{part} of fragment {merge.fragment_id} holds {claim}")
+                require(
+                    same or part.island_id in self._rogues, 2, f"{part} of fragment {merge.fragment_id} holds {claim}"
+                )
+                require(claim.inspection.flaw is None, 9, f"{part} is merged with {claim.inspection.flaw}")
+                # Honest steps are 1 long. What is judged before anything is known may be as long as the parameters.
+                norm = part.staleness_weight * (claim.inspection.norm or 0.0)
+                plausible = max(100.0 * claim.steps.steps, 10.0 * SEED_NORM)
+                require(norm <= plausible, 9, f"{part} is {norm:.3g} long")
 
     def persisted(self, commit: Commit) -> None:
         """A commit is durable."""

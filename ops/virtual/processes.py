@@ -39,6 +39,7 @@ from broker.relay import Send as RelaySend
 from broker.relay import Tick as RelayTick
 from islands import core as isl
 from islands import events as ie
+from ops.chaos.manners import Rogue
 from ops.virtual.queue import Alarm
 
 #: How often a process tries to connect to a broker that does not answer.
@@ -66,6 +67,11 @@ class SimIsland:
         self.watched: frozenset[int] = frozenset()
         self.training = False
         self.rng = random.Random(f"{simulation.plan.seed}/{self.address}")
+        self.rogue = None
+        if plan.manner is not None:
+            self.rogue = Rogue(
+                plan.manner, plan.misbehaves, simulation.works.tampered(), random.Random(f"rogue {self.address}")
+            )
         self.core = isl.Island(
             island_id=plan.island_id,
             hint="",
@@ -121,8 +127,9 @@ class SimIsland:
         for action in actions:
             match action:
                 case ie.Send():
-                    self.sequence += 1
-                    self.simulation.to_broker(self, action.to, action.message, self.sequence)
+                    for message in self.rogue.outgoing(action.message) if self.rogue else (action.message,):
+                        self.sequence += 1
+                        self.simulation.to_broker(self, action.to, message, self.sequence)
                 case ie.Connect():
                     self.connect()
                 case ie.Joined():

@@ -26,6 +26,7 @@ from broker.relay import Send as RelaySend
 from broker.relay import Unreachable
 from broker.tensors import payload_bytes
 from islands import events as ie
+from ops.chaos.manners import Manner
 from ops.virtual.failover import SimCandidate, SimLease, Station, StationTrouble
 from ops.virtual.failover import Trouble as StationOrRedisTrouble
 from ops.virtual.invariants import Invariants
@@ -52,6 +53,8 @@ class IslandPlan:
         pauses: Times (from when, for how long) at which it does not step, while its process lives.
         outages: Times (from when, for how long) at which nothing passes its link.
         link: Its own link; None for that of the plan.
+        manner: How it misbehaves; None for not at all.
+        misbehaves: Share of its contributions that it tampers with.
     """
 
     island_id: str
@@ -64,6 +67,8 @@ class IslandPlan:
     pauses: tuple[tuple[float, float], ...] = ()
     outages: tuple[tuple[float, float], ...] = ()
     link: LinkModel | None = None
+    manner: Manner | None = None
+    misbehaves: float = 1.0
 
     def stepped_at_s(self, now_s: float, step_s: float) -> float:
         """Returns when a step that begins now and takes ``step_s`` ends: a pause stretches it."""
@@ -166,7 +171,9 @@ class Simulation:
         self.queue = EventQueue()
         self.rng = random.Random(plan.seed)
         self.lease = SimLease(self)
-        self.invariants = Invariants(watching=watching)
+        self.invariants = Invariants(
+            rogues=frozenset(i.island_id for i in plan.islands if i.manner is not None), watching=watching
+        )
         self.trace: list[tuple[float, str, str, str]] = []
         self.brokers = [SimBroker(self, place) for place in range(plan.brokers)]
         self.islands: dict[str, SimIsland] = {}
@@ -348,8 +355,16 @@ class Simulation:
             if message.reason is m.Reason.FENCED:
                 process.handle(agg.Fenced(broker=broker, kind=message.kind, detail=message.detail))
             return
-        flaw = process.work.flaw(envelope) if isinstance(message, m.Contribution | m.Seed) else None
-        process.handle(agg.Received(envelope=envelope, flaw=flaw, payload_bytes=self.size(message), broker=broker))
+        has_payload = isinstance(message, m.Contribution | m.Seed)
+        found = process.work.inspect(envelope) if has_payload else agg.Inspection()
+        received = agg.Received(
+            envelope=envelope,
+            flaw=found.flaw,
+            payload_bytes=self.size(message),
+            norm=found.norm,
+            broker=broker,
+        )
+        process.handle(received)
 
     def size(self, message: m.Message) -> int:
         """Bytes of a message: of what was encoded, or as many as float32 would take."""
@@ -357,7 +372,8 @@ class Simulation:
             if isinstance(message.payload, tuple):
                 return payload_bytes(message.payload)
             manifest = self.disk.manifest
-            return 4 * manifest.sizes[message.fragment_id] if manifest is not None else 0
+            known = manifest is not None and message.fragment_id < len(manifest)
+            return 4 * manifest.sizes[message.fragment_id] if manifest is not None and known else 0
         return 200
 
     def keep(self, now_s: float, who: str, name: str, fields: Mapping[str, Any]) -> None:

@@ -7,14 +7,16 @@ microseconds a step and lets every payload say exactly which steps are in it, wh
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import random
+from dataclasses import dataclass, replace
 from typing import Protocol
 
-from aggregator.events import Commit, Flaw, Merge, Plant
+from aggregator.events import Commit, Flaw, Inspection, Merge, Plant
 from broker.fragments import FragmentManifest, TensorSpec
-from broker.messages import Envelope, Payload, Share, Version
+from broker.messages import Envelope, Payload, Reason, Share, Version
 from broker.ranges import StepRange
 from islands.core import Island
+from ops.chaos.manners import Payloads
 
 
 class IslandWork(Protocol):
@@ -74,8 +76,8 @@ class AggregatorWork(Protocol):
         """The fragments are known."""
         ...
 
-    def flaw(self, envelope: Envelope) -> Flaw | None:
-        """Returns what is wrong with the payload of a contribution or a seed."""
+    def inspect(self, envelope: Envelope) -> Inspection:
+        """Returns what the payload of a contribution or a seed holds."""
         ...
 
     def plant(self, action: Plant) -> str:
@@ -106,15 +108,24 @@ class Works(Protocol):
         """Returns the work of a new process of the aggregator; what earlier ones persisted is there."""
         ...
 
+    def tampered(self) -> Payloads:
+        """Returns what rogues can do to payloads."""
+        ...
+
+
+#: Of each fragment of version 0, where an honest step is 1 long.
+SEED_NORM = 50.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """A payload that says which steps are in it."""
+    """A payload that says which steps are in it, and what an inspection of it would find."""
 
     island_id: str
     incarnation: int
     fragment_id: int
     steps: StepRange
+    inspection: Inspection
 
 
 @dataclass(slots=True)
@@ -148,6 +159,7 @@ class CountingIsland:
             incarnation=self.core.incarnation,
             fragment_id=fragment_id,
             steps=steps,
+            inspection=Inspection(norm=float(steps.steps)),
         )
 
     def prepare(self, version: Version, keep: float) -> None:
@@ -163,14 +175,41 @@ class CountingIsland:
         """There is nothing to give back."""
 
 
+class TamperedClaims:
+    """Claims as a rogue would have them: what is wrong with them is what an inspection would find."""
+
+    def spoilt(self, payload: Claim) -> Claim:
+        """See :class:`ops.chaos.manners.Payloads`."""
+        return _flawed(payload, Reason.NOT_FINITE)
+
+    def scaled(self, payload: Claim, factor: float) -> Claim:
+        """See :class:`ops.chaos.manners.Payloads`."""
+        norm = payload.inspection.norm
+        return replace(payload, inspection=Inspection(norm=None if norm is None else norm * factor))
+
+    def noise(self, payload: Claim, rng: random.Random) -> Claim:
+        """Random bits are not finite somewhere, or make an enormous norm."""
+        return self.spoilt(payload) if rng.random() < 0.5 else self.scaled(payload, 1e30)
+
+    def misshapen(self, payload: Claim) -> Claim:
+        """See :class:`ops.chaos.manners.Payloads`."""
+        return _flawed(payload, Reason.WRONG_SHAPE)
+
+
+def _flawed(claim: Claim, reason: Reason) -> Claim:
+    return replace(claim, inspection=Inspection(flaw=Flaw(reason=reason, detail="tampered with")))
+
+
 class CountingAggregator:
     """Digests are names that say what was merged."""
 
     def manifested(self, manifest: FragmentManifest) -> None:
         """See :class:`AggregatorWork`."""
 
-    def flaw(self, envelope: Envelope) -> Flaw | None:
-        """A name has no flaw."""
+    def inspect(self, envelope: Envelope) -> Inspection:
+        """A name has no flaw; a claim has what it claims."""
+        payload = getattr(envelope.message, "payload", None)
+        return payload.inspection if isinstance(payload, Claim) else Inspection(norm=SEED_NORM)
 
     def plant(self, action: Plant) -> str:
         """Returns a name."""
@@ -208,3 +247,7 @@ class Counting:
     def aggregator(self) -> AggregatorWork:
         """See :class:`Works`."""
         return CountingAggregator()
+
+    def tampered(self) -> Payloads:
+        """See :class:`Works`."""
+        return TamperedClaims()

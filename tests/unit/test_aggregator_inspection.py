@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from aggregator.inspection import flaw_in
+from aggregator.inspection import inspect
 from broker import messages as m
 from broker.fragments import FragmentManifest, Kind, TensorSpec
 from broker.messages import Codec, Reason
@@ -32,7 +32,7 @@ def contribution(tensors=None, codec=Codec.F32, fragment_id=0):
 
 def flaw(message, manifest=MANIFEST):
     envelope = m.Envelope(run_id="r", sender="a", incarnation=1, sequence=1, to="aggregator", message=message)
-    return flaw_in(envelope, manifest)
+    return inspect(envelope, manifest).flaw
 
 
 @pytest.mark.parametrize("codec", Codec)

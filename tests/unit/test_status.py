@@ -270,3 +270,14 @@ def test_a_run_that_only_its_broker_has_written_about_has_no_leader(check):
 def test_the_check_of_the_leader_refuses_what_it_cannot_do(words, cure):
     with pytest.raises(ConfigError, match=cure):
         status.run(arguments("--leader", *words))
+
+
+def test_who_is_quarantined_is_said_with_the_time_left_and_the_reason():
+    kept_out = {"b": {"for_s": 72.0, "reason": "outlier", "times": 3}}
+    plain = snapshot()
+    told = status_of(snapshot(totals={**plain.totals, "quarantined": kept_out}), NOW_S)
+    assert to_json(told)["totals"]["quarantined"] == kept_out
+    console = Console(file=io.StringIO(), width=200)
+    console.print(status.render(told))
+    text = console.file.getvalue()
+    assert "b is quarantined for 1 min 12 s more, after outlier, for the 3rd time in a row" in text
