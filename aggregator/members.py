@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from broker.liveness import Liveness, LivenessConfig, liveness
-from broker.messages import Heartbeat, Resolution, Share
+from broker.messages import Heartbeat, Resolution, Share, StateSource
 
 #: Rounds in a row that an island may miss before rounds stop waiting for it.
 MISSES_BEFORE_UNRESPONSIVE = 2
@@ -31,6 +31,7 @@ class Member:
     heartbeat: Heartbeat | None = None  #: the last one of this incarnation
     resolutions: list[Resolution] = field(default_factory=list)  #: to tell with the next state
     emptied: dict[int, int] = field(default_factory=dict)  #: fragment -> sequence of its "nothing" in the flush
+    optimizer: StateSource = StateSource.PENDING  #: what this incarnation's inner optimizer started from
     refusals: dict[str, int] = field(default_factory=dict)  #: reason -> count, over all incarnations
 
     @property
@@ -87,7 +88,7 @@ class Members:
         member.incarnation += 1
         member.nonce, member.hint, member.tokens_per_step = nonce, hint or member.hint, tokens_per_step
         member.last_seen_s, member.counted_at_s, member.left, member.missed_rounds = now_s, now_s, False, 0
-        member.heartbeat = None
+        member.heartbeat, member.optimizer = None, StateSource.PENDING
         member.resolutions.clear()
         member.emptied.clear()
         return member

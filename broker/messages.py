@@ -62,6 +62,15 @@ class Phase(StrEnum):
     ENDED = "ended"  # every fragment is flushed and durable
 
 
+class StateSource(StrEnum):
+    """Where a life of an island has the state of its inner optimizer from."""
+
+    PENDING = "pending"  # not decided yet
+    CHECKPOINT = "checkpoint"  # its own
+    DONOR = "donor"  # another island's
+    FRESH = "fresh"  # an optimizer that has seen no step
+
+
 class Reason(StrEnum):
     """Why something was refused: one word for the sender, the log, the counters and status."""
 
@@ -246,7 +255,8 @@ class Heartbeat:
     """Says that the island lives, how far it is, and what it still waits for. Answered by :class:`FleetState`.
 
     ``versions[p]`` is the version of fragment p in the local parameters, -1 for none; ``overwritten_tokens[p]`` counts
-    tokens that adoptions with keep = 0 dropped, over this incarnation.
+    tokens that adoptions with keep = 0 dropped, over this incarnation; ``optimizer`` says what its inner optimizer
+    started from.
     """
 
     channel: ClassVar[Channel] = Channel.CONTROL
@@ -262,6 +272,7 @@ class Heartbeat:
     overwritten_tokens: tuple[int, ...]
     outstanding: tuple[Outstanding, ...]
     stopped: bool
+    optimizer: StateSource = StateSource.PENDING
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -327,6 +338,51 @@ class Want:
     versions: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskDonor:
+    """Asks which island may give its optimizer state; ``tried`` were named and failed. Repeated until answered."""
+
+    channel: ClassVar[Channel] = Channel.CONTROL
+    role: ClassVar[Role] = Role.ISLAND
+    tried: tuple[str, ...]
+
+
+# --- island -> island, through the broker -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchState:
+    """To a donor: send these parts of your optimizer's state; what does not come is asked for again.
+
+    ``state_id`` is empty for the first part: whatever copy the donor holds or makes. Parts of another copy than the one
+    begun are of no use.
+    """
+
+    channel: ClassVar[Channel] = Channel.CONTROL
+    role: ClassVar[Role] = Role.ISLAND
+    state_id: str
+    parts: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatePart:
+    """Part ``part`` of ``num_parts`` of a donor's state, for who asked; ``num_parts`` 0: it has none to give.
+
+    Attributes:
+        state_id: Names the copy that it is cut from.
+        state_bytes: Of all parts together, without what fills the last one up to whole elements.
+        payload: One buffer; its bytes are of any kind, and called ``f32`` because four of them make an element.
+    """
+
+    channel: ClassVar[Channel] = Channel.BULK
+    role: ClassVar[Role] = Role.ISLAND
+    state_id: str
+    part: int
+    num_parts: int
+    state_bytes: int
+    payload: Payload
+
+
 # --- aggregator -> island -------------------------------------------------------------------------------------
 
 
@@ -383,6 +439,19 @@ class FleetState:
     trained_tokens: int
     fleet_ratio: float
     share: Share
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Donor:
+    """Answers :class:`AskDonor`: ``island_id`` may be asked for its state; empty: nobody is left who could give one.
+
+    ``wait_s`` is the silence of the donor after which to ask for another one.
+    """
+
+    channel: ClassVar[Channel] = Channel.CONTROL
+    role: ClassVar[Role] = Role.AGGREGATOR
+    island_id: str
+    wait_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -458,8 +527,12 @@ Message = (
     | Seed
     | Contribution
     | Want
+    | AskDonor
+    | FetchState
+    | StatePart
     | Welcome
     | FleetState
+    | Donor
     | Version
     | Refused
     | Attach

@@ -21,7 +21,9 @@ from broker.messages import (
     AGGREGATOR,
     BROKER,
     Contribution,
+    Donor,
     Fate,
+    FetchState,
     FleetState,
     Heartbeat,
     Join,
@@ -35,11 +37,14 @@ from broker.messages import (
     RunSettings,
     Seed,
     Share,
+    StatePart,
+    StateSource,
     Version,
     Want,
     Welcome,
 )
 from broker.ranges import StepRange
+from islands.donation import Giver, Receiver
 from islands.events import (
     Action,
     Boundary,
@@ -55,8 +60,12 @@ from islands.events import (
     Prepared,
     Received,
     RefreshOptimizer,
+    Restored,
     SeedEncoded,
     Send,
+    StateChecked,
+    StateCopied,
+    StateNeeded,
     Tick,
     Vitals,
     Watch,
@@ -97,10 +106,13 @@ class Island:
         self.at = Point(0, 0)
         self.vitals = Vitals(loss=None, step_time_s=None, sync_share=0.0, bytes_up=0, bytes_down=0)
         self.published: tuple[int, ...] = ()  #: the newest versions there are, as last heard
+        self.optimizer = StateSource.PENDING  #: what the inner optimizer started from
 
         self._join = Join(nonce=nonce, island_id=island_id, hint=hint, tensors=tensors, tokens_per_step=tokens_per_step)
         self._join_backoff = Backoff(*JOIN_AGAIN_S)
         self._heartbeat_at_s: float | None = None
+        self._receiver, self._giver = Receiver(), Giver()
+        self._optimizer_from: int | None = None  # the step at which the inner optimizer was fresh; None: never here
         self._journey_s = 0.0  # average time until the aggregator is known to have a contribution
         self._want = self._patience()
         self._watched: frozenset[int] = frozenset()
@@ -152,6 +164,15 @@ class Island:
                 self.fragments[event.fragment_id].seeding = False
                 seed = Seed(fragment_id=event.fragment_id, payload=event.payload)
                 actions.append(Send(to=AGGREGATOR, message=seed))
+            case StateNeeded():
+                self._receiver.begin(event.most_bytes, event.patience_s, now_s, actions)
+            case StateChecked():
+                self._receiver.checked(event.flaw, now_s, actions)
+            case StateCopied():
+                self._giver.copied(event.parts, event.state_bytes, now_s, actions)
+            case Restored():
+                self.optimizer = event.source
+                self._optimizer_from = self.at.step if event.source is StateSource.FRESH else None
             case Tick():
                 pass
             case Leaving():
@@ -168,7 +189,8 @@ class Island:
         """Returns when to send :class:`Tick`, if nothing else happens before."""
         if not self.joined:
             return self._join_backoff.due_at_s
-        return self._heartbeat_at_s
+        deadlines = self._heartbeat_at_s, self._receiver.next_deadline_s(), self._giver.next_deadline_s()
+        return min((at_s for at_s in deadlines if at_s is not None), default=None)
 
     def schedule_tokens(self, own_tokens: int) -> float:
         """Returns the fleet's progress in tokens, for learning-rate schedules; it never decreases.
@@ -198,6 +220,14 @@ class Island:
                 self._version(message, event.flaw, now_s, actions)
             case Refused():
                 self._refused(message, now_s, actions)
+            case Donor():
+                self._receiver.named(message, now_s, actions)
+            case FetchState():
+                state_id = f"{self.incarnation}.{self.at.step}"
+                trained = self._optimizer_trained
+                self._giver.fetch(event.envelope.sender, message, state_id, trained, now_s, actions)
+            case StatePart():
+                self._receiver.part(event.envelope.sender, message, event.flaw, now_s, actions)
             case _:
                 actions.append(self._note("message.unexpected", kind=type(message).__name__))
 
@@ -365,6 +395,7 @@ class Island:
             self._clean_from = None
             for fragment in self.fragments.values():
                 fragment.overwrite = True
+            self._optimizer_from = self.at.step
             actions.append(RefreshOptimizer())
         self._want = self._patience()  # the version wanted may be one that is here already
 
@@ -429,6 +460,10 @@ class Island:
         if watched != self._watched:
             self._watched = watched
             actions.append(Watch(fragments=watched))
+        self._giver.advance(now_s)
+        self._receiver.advance(now_s, actions)
+        if self.done:
+            self._receiver.end("the run ends", actions)
         if self._heartbeat_at_s is not None and now_s >= self._heartbeat_at_s:
             self._heartbeat(now_s, actions)
         if self.phase is Phase.ENDED and self._stopped and not self._lacking():
@@ -487,8 +522,17 @@ class Island:
             overwritten_tokens=tuple(f.overwritten_tokens for f in self.fragments.values()),
             outstanding=outstanding,
             stopped=self._stopped,
+            optimizer=self.optimizer,
         )
         actions.append(Send(to=AGGREGATOR, message=beat))
+
+    @property
+    def _optimizer_trained(self) -> bool:
+        """Whether the inner optimizer has seen a sync interval of steps, here or where its state came from."""
+        if self.settings is None or self.optimizer is StateSource.PENDING or self._stopped:
+            return False
+        since = self._optimizer_from
+        return since is None or self.at.step - since >= self.settings.sync_interval_steps
 
     def _lacking(self) -> bool:
         """Whether a newer version is published than the one here or on its way into the parameters."""

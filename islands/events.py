@@ -1,8 +1,8 @@
 """What goes into an island's state machine, and what comes out.
 
 Whatever takes time is an action whose completion is another event: ``Capture`` ends in ``Captured``, ``Prepare`` in
-``Prepared``, ``EncodeSeed`` in ``SeedEncoded``. The training thread appears only as ``Boundary`` events: what it did
-between two inner steps, told after the fact.
+``Prepared``, ``EncodeSeed`` in ``SeedEncoded``, ``CopyState`` in ``StateCopied``, ``CheckState`` in ``StateChecked``.
+The training thread appears only as ``Boundary`` events: what it did between two inner steps, told after the fact.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from broker.fragments import FragmentManifest
-from broker.messages import Envelope, Message, Payload, Version
+from broker.messages import Envelope, Message, Payload, StateSource, Version
 
 # --- in -------------------------------------------------------------------------------------------------------
 
@@ -80,6 +80,42 @@ class SeedEncoded:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StateNeeded:
+    """The training thread has no optimizer state of its own and waits, before its first step, for another island's.
+
+    Answered by :class:`Settled`, after ``patience_s`` at the latest. A state above ``most_bytes`` cannot fit.
+    """
+
+    most_bytes: int
+    patience_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateChecked:
+    """The whole state of a donor was looked at; ``flaw`` says why it does not serve, or is empty."""
+
+    flaw: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateCopied:
+    """A copy of the optimizer's state is cut into parts of :data:`islands.donation.PART_BYTES`.
+
+    No parts: the training loop shows no state.
+    """
+
+    parts: tuple[Payload, ...]
+    state_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restored:
+    """The training thread begins, with an optimizer state from ``source``."""
+
+    source: StateSource
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Tick:
     """The time that :meth:`islands.core.Island.next_deadline_s` asked for has come."""
 
@@ -91,14 +127,27 @@ class Leaving:
     reason: str
 
 
-Event = Received | Boundary | Vitals | Captured | Prepared | SeedEncoded | Tick | Leaving
+Event = (
+    Received
+    | Boundary
+    | Vitals
+    | Captured
+    | Prepared
+    | SeedEncoded
+    | StateNeeded
+    | StateChecked
+    | StateCopied
+    | Restored
+    | Tick
+    | Leaving
+)
 
 # --- out ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Send:
-    """Send ``message`` to the aggregator or the broker."""
+    """Send ``message`` to the aggregator, the broker, or another island."""
 
     to: str
     message: Message
@@ -158,6 +207,27 @@ class RefreshOptimizer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CopyState:
+    """Copy the optimizer's state at the next boundary, for another island. Completion: :class:`StateCopied`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckState:
+    """See whether a donor's state fits this island's optimizer and is finite. Completion: :class:`StateChecked`."""
+
+    parts: tuple[Payload, ...]
+    state_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settled:
+    """Begin with the donor's state that was checked last, or with a fresh one; ``detail`` says why."""
+
+    source: StateSource
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Note:
     """Something worth a log line."""
 
@@ -173,4 +243,17 @@ class Fail:
     cure: str
 
 
-Action = Send | Joined | Watch | Capture | Prepare | EncodeSeed | RefreshOptimizer | Note | Fail
+Action = (
+    Send
+    | Joined
+    | Watch
+    | Capture
+    | Prepare
+    | EncodeSeed
+    | RefreshOptimizer
+    | CopyState
+    | CheckState
+    | Settled
+    | Note
+    | Fail
+)

@@ -13,12 +13,16 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from broker.messages import RunSettings, Share
+from broker.messages import RunSettings, Share, StateSource
+
+if TYPE_CHECKING:
+    from islands.checkpoint import Checkpoint
+    from islands.state_parts import Needed
 
 Array = npt.NDArray[Any]
 Leaf = Any
@@ -107,6 +111,14 @@ class Membership:
     moving: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateFound:
+    """How the search for an optimizer state ended: with a donor's, or with None; ``detail`` says why."""
+
+    found: Checkpoint | None
+    detail: str
+
+
 @dataclass(slots=True)
 class Exchange:
     """The shared state of the two threads."""
@@ -118,6 +130,7 @@ class Exchange:
     watched: frozenset[int] = frozenset()  #: copy these at each boundary
     urgent: frozenset[int] = frozenset()  #: rounds wait for copies of these
     snapshot_wanted: bool = False
+    state_found: StateFound | None = None  #: answers ``state_needed``
     startable: bool = False  #: version 0 of every fragment is ready
     done: bool = False  #: the training loop should end
     finished: bool = False  #: everything is handed over and the final versions are installed
@@ -127,6 +140,9 @@ class Exchange:
     news: threading.Event = field(default_factory=threading.Event)  #: something above has changed
 
     # Written by the training thread.
+    state_needed: Needed | None = None  #: it waits for another island's optimizer state
+    restored: StateSource | None = None  #: what it has begun with
+    shows_state: bool = False  #: its loop passes the optimizer's state, so that this island can give it
     position: Position = Position(0, 0)
     moments: deque[Moment] = field(default_factory=deque)
     losses: deque[Any] = field(default_factory=deque)  #: of the steps since they were last looked at

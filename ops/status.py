@@ -41,7 +41,12 @@ _STYLES = {Liveness.ALIVE: "green", Liveness.SUSPECT: "yellow", Liveness.DEAD: "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IslandStatus:
-    """One island; ``refusals`` counts its messages that broker and aggregator refused, by reason."""
+    """One island.
+
+    Attributes:
+        optimizer: What its inner optimizer started from: pending, checkpoint, donor or fresh; empty while not heard.
+        refusals: Its messages that broker and aggregator refused, by reason.
+    """
 
     state: Liveness
     incarnation: int
@@ -53,6 +58,7 @@ class IslandStatus:
     sync_share: float | None
     bytes_up: int
     bytes_down: int
+    optimizer: str
     refusals: Mapping[str, int]
 
 
@@ -170,6 +176,7 @@ def _island(
         sync_share=member.get("sync_share"),
         bytes_up=int(member.get("bytes_up", 0)),
         bytes_down=int(member.get("bytes_down", 0)),
+        optimizer=str(member.get("optimizer", "")),
         refusals=dict(sorted(refusals.items())),
     )
 
@@ -235,6 +242,7 @@ def headline(status: Status) -> str:
 
 def _island_table(status: Status) -> Table:
     table = _table("island", "state", ">step", ">tokens", ">loss", ">step time", ">last seen", ">sync", ">up", ">down")
+    table.add_column("optimizer")
     table.add_column("refused")
     for name, each in status.islands.items():
         table.add_row(
@@ -248,6 +256,7 @@ def _island_table(status: Status) -> Table:
             "-" if each.sync_share is None else f"{each.sync_share:.2%}",
             size(each.bytes_up),
             size(each.bytes_down),
+            each.optimizer or "-",
             _counts(each.refusals),
         )
     return table

@@ -23,8 +23,9 @@ from aggregator.outer import FragmentState, OuterStep
 from broker.fragments import FragmentManifest, TensorSpec
 from broker.messages import Codec, Envelope, Payload, Share, Version
 from broker.ranges import StepRange
-from islands import placement
+from islands import checkpoint, placement, state_parts
 from islands.core import Island
+from islands.exchange import Position, Snapshot
 from islands.partition import tensor_specs
 from islands.placement import Parameters, Placement
 from islands.reference import Reference, encode_seed
@@ -228,6 +229,21 @@ class TrainingIsland:
         """Starts with an optimizer that has seen no step."""
         self._stepper.catch_up(self)
         self.opt_state = self._task.fresh_optimizer(self.params)
+
+    def copy_state(self) -> tuple[tuple[Payload, ...], int]:
+        """Returns copies of the optimizer's leaves, as a donor sends them."""
+        self._stepper.catch_up(self)
+        snapshot = Snapshot(state=checkpoint.copied(self.opt_state), cursor=0, local=())
+        return state_parts.cut(checkpoint.packed(snapshot, (), Position(0, 0), 0))
+
+    def take_state(self, parts: tuple[Payload, ...]) -> str:
+        """Takes a donor's state over if it fits and is finite."""
+        needed = state_parts.Needed(state=checkpoint.leaves_of(self.opt_state), local=())
+        size = sum(memoryview(each.data).nbytes for part in parts for each in part)
+        found, flaw = state_parts.read(parts, size, needed)
+        if found is not None:
+            self.opt_state = checkpoint.restored(self.opt_state, found.state)
+        return flaw
 
     def end(self) -> None:
         """Gives the parameters back: a run may see hundreds of lives."""

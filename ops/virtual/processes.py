@@ -43,7 +43,8 @@ class SimIsland:
         self.held: list[int] = []  # of a recovery, until every fragment is there: as in islands.session
         self.copies: dict[int, int] = {}
         self.watched: frozenset[int] = frozenset()
-        self.training = False
+        self.training = self.searching = False
+        self.gift_wanted = False  # another island needs a copy of the optimizer's state
         self.rng = random.Random(f"{simulation.plan.seed}/{self.address}")
         self.core = isl.Island(
             island_id=plan.island_id,
@@ -96,13 +97,31 @@ class SimIsland:
                 case ie.RefreshOptimizer():
                     self.recovering = True
                     self.held.clear()
+                case ie.CopyState():
+                    self.gift_wanted = True
+                case ie.CheckState():
+                    checked = ie.StateChecked(flaw=self.work.take_state(action.parts))
+                    queue.after(self.rng.uniform(*plan.capture_s), partial(self.handle, checked))
+                case ie.Settled():
+                    self.simulation.note(queue.now_s, self.address, "island.settled", {"source": action.source})
+                    self.begin(action.source)
                 case ie.Note():
                     pass
-        if self.core.startable and not self.training and self.alive:
+        if self.core.startable and not self.training and not self.searching and self.alive:
+            if plan.donor_wait_s:
+                self.searching = True
+                self.handle(ie.StateNeeded(most_bytes=1 << 60, patience_s=plan.donor_wait_s))
+            else:
+                self.begin(m.StateSource.FRESH)
+        self.alarm.arm(self.core.next_deadline_s() if self.alive else None)
+
+    def begin(self, source: m.StateSource) -> None:
+        """Starts to train, with an optimizer state from ``source``."""
+        if not self.training and self.alive:
             self.training = True
+            self.handle(ie.Restored(source=source))
             self.boundary()
             self.next_step()
-        self.alarm.arm(self.core.next_deadline_s() if self.alive else None)
 
     def prepared(self, version: m.Version, keep: float) -> None:
         """A version is ready to be installed; those of a recovery all at once, with a fresh optimizer."""
@@ -153,6 +172,11 @@ class SimIsland:
             self.work.refresh_optimizer()
         assert self.core.manifest is not None
         wanted = self.core.manifest.moving if self.stopped else sorted(self.watched)
+        if self.gift_wanted:
+            self.gift_wanted = False
+            parts, state_bytes = self.work.copy_state()
+            done = ie.StateCopied(parts=parts, state_bytes=state_bytes)
+            self.simulation.queue.after(self.rng.uniform(*self.simulation.plan.capture_s), partial(self.handle, done))
         copied = tuple(wanted)
         for p in copied:
             self.work.copy(p)

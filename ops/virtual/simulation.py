@@ -24,6 +24,7 @@ from broker.relay import Send as RelaySend
 from broker.relay import Unreachable
 from broker.tensors import payload_bytes
 from islands import events as ie
+from islands.donation import PART_BYTES
 from ops.virtual.invariants import Invariants
 from ops.virtual.processes import SimAggregator, SimBroker, SimIsland
 from ops.virtual.queue import EventQueue, LinkModel, Sender
@@ -87,6 +88,9 @@ class SimulationPlan:
     aggregator_crashes_at_s: tuple[float, ...] = ()
     broker_crashes_at_s: tuple[float, ...] = ()
     restart_s: float = 0.5
+    donor_wait_s: float = (
+        0.0  #: how long a new process may look for another island's optimizer state; 0: it starts fresh
+    )
     calm_after_s: float = 1e9
     tokens_per_step: int = 100
     tensors: tuple[TensorSpec, ...] = ()
@@ -278,6 +282,8 @@ class Simulation:
                 return payload_bytes(message.payload)
             manifest = self.aggregator.core.run.manifest
             return 4 * manifest.sizes[message.fragment_id] if manifest is not None else 0
+        if isinstance(message, m.StatePart):
+            return min(message.state_bytes, PART_BYTES)
         return 200
 
     def keep(self, now_s: float, who: str, name: str, fields: Mapping[str, Any]) -> None:
