@@ -62,7 +62,7 @@ class Donations:
             return
         member.optimizer = beat.optimizer
         donor, _ = self._given.pop((member.island_id, member.incarnation), ("", 0.0))
-        from_donor = {"donor": donor} if beat.optimizer is StateSource.DONOR else {}
+        from_donor = {"donor": donor} if donor and beat.optimizer is StateSource.DONOR else {}
         life = {"island": member.island_id, "incarnation": member.incarnation}
         self._run.note("island.restored", **life, optimizer=beat.optimizer, **from_donor)
 

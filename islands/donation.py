@@ -11,10 +11,10 @@ through the broker::
 
 *Nothing waits for ever.* A donor that is silent, dies half-way, or sends what does not fit is replaced by another;
 after ``MOST_DONORS`` of them, or when its patience ends, the receiver starts fresh. It has not begun to train by then,
-so no round waits for it. *Nothing grows.* The receiver asks for a few parts at a time and refuses a state larger than its
-own could be; the donor holds one copy whatever the number of receivers, and sends only what was asked for. The broker
-passes parts on and keeps none: what is lost is asked for again. *Training goes on.* The donor copies between two steps,
-as for a checkpoint; everything else happens beside.
+so no round waits for it. *Nothing grows.* The receiver asks for a few parts at a time and refuses a state larger than
+its own could be; the donor holds one copy whatever the number of receivers, and sends only what was asked for. The
+broker passes parts on and keeps none: what is lost is asked for again. *Training goes on.* The donor copies between two
+steps, as for a checkpoint; everything else happens beside.
 """
 
 from __future__ import annotations

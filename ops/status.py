@@ -44,8 +44,8 @@ class IslandStatus:
     """One island.
 
     Attributes:
-        optimizer: What its inner optimizer started from: pending, checkpoint, donor or fresh; empty while not heard.
         refusals: Its messages that broker and aggregator refused, by reason.
+        optimizer: What its inner optimizer started from: pending, checkpoint, donor or fresh; empty while not heard.
     """
 
     state: Liveness
@@ -58,8 +58,8 @@ class IslandStatus:
     sync_share: float | None
     bytes_up: int
     bytes_down: int
-    optimizer: str
     refusals: Mapping[str, int]
+    optimizer: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
