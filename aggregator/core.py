@@ -209,6 +209,7 @@ class Aggregator:
             return
         if run.now_s >= self._attach_at_s:
             self._attach_at_s = run.now_s + ATTACH_INTERVAL_S
+            self._membership.settle_shares()
             attach = Attach(shard=0, epoch=run.epoch, versions=run.versions)
             run.emit(Send(to=BROKER, message=attach))
             run.emit(Send(to=BROKER, message=AttachBulk(shard=0, epoch=run.epoch)))

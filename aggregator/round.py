@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from aggregator.quorum import Decision, RoundView, Waits, decide, effective_quorum
-from broker.messages import Merged, Payload, TrainedOn
+from broker.messages import DataRange, Merged, Payload, TrainedOn
 from broker.ranges import StepRange
 
 
@@ -31,6 +31,7 @@ class Admitted:
     trained_on: tuple[TrainedOn, ...]
     payload: Payload
     payload_bytes: int
+    data: tuple[DataRange, ...] = ()
 
 
 @dataclass(slots=True)

@@ -95,6 +95,7 @@ class Reason(StrEnum):
     OVERLAP = "overlap"  # some of these steps were handed over already
     NOT_FINITE = "not_finite"
     IMPLAUSIBLE = "implausible"  # counters that do not fit each other or the declared tokens per step
+    SHARE_MOVED = "share_moved"  # trained on data that is in the hands of another island by now
     RUN_ENDED = "run_ended"  # the run is over: nothing is merged any more
     # a contribution, for now: send it again
     QUEUE_FULL = "queue_full"
@@ -176,11 +177,27 @@ class RunSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """The part of the data that belongs to one island: ``index`` of ``count``, under ``share_epoch``."""
+    """A part of the data in one island's hands: ``index`` of ``count``, from batch ``cursor`` on.
+
+    ``share_epoch`` grows with each change of hands. ``lane`` counts passes over the data, for islands beyond the
+    expected number, each in an order of its own.
+    """
 
     index: int
     count: int
     share_epoch: int
+    lane: int = 0
+    cursor: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataRange:
+    """Batches ``[from_batch, to_batch)`` of share number ``share``, which is ``lane * count + index``."""
+
+    share: int
+    share_epoch: int
+    from_batch: int
+    to_batch: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,6 +241,7 @@ class Merged:
     staleness_weight: float  # (1 + staleness) ** -a, times (share of live islands in the round) ** b
     merge_weight: float  # their product over the sum of token weights
     fresh: bool  # False: held over from an earlier round
+    data: tuple[DataRange, ...] = ()  # what the steps were trained on
 
 
 # --- island -> aggregator -------------------------------------------------------------------------------------
@@ -313,6 +331,7 @@ class Contribution:
     Attributes:
         round_id: The round it answers.
         trained_on: Versions its steps were run on, oldest first; the steps add up to ``steps.steps``.
+        data: Batches its steps were trained on; they add up likewise. Empty: its island does not say.
         payload: One buffer per tensor of the fragment.
     """
 
@@ -322,6 +341,7 @@ class Contribution:
     fragment_id: int
     steps: StepRange
     trained_on: tuple[TrainedOn, ...]
+    data: tuple[DataRange, ...] = ()
     payload: Payload
 
 
@@ -406,6 +426,7 @@ class Welcome:
     fragments: tuple[tuple[TensorSpec, ...], ...]
     settings: RunSettings
     share: Share
+    taken_over: tuple[Share, ...] = ()
     start_step: int
     start_tokens: int
 
@@ -424,7 +445,8 @@ class FleetState:
         seed: Fragments of version 0 that this island is asked to supply.
         trained_tokens: Tokens trained by the fleet as last reported.
         fleet_ratio: Tokens the fleet trains while this island trains one.
-        share: This island's part of the data.
+        share: This island's own part of the data.
+        taken_over: Parts of islands that are away; whatever is not listed any more is theirs again.
     """
 
     channel: ClassVar[Channel] = Channel.CONTROL
@@ -439,6 +461,7 @@ class FleetState:
     trained_tokens: int
     fleet_ratio: float
     share: Share
+    taken_over: tuple[Share, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -71,6 +71,7 @@ from islands.events import (
     Watch,
 )
 from islands.fragment import RESEND_S, Backoff, Fragment, Pending, Point, Stage
+from islands.shares import Trail
 
 JOIN_AGAIN_S = (0.5, 5.0)  # first and longest pause between joins
 #: On a slow one: pauses in multiples of a contribution's journey as measured, lest copies queue behind each other.
@@ -98,7 +99,7 @@ class Island:
         self.nonce = nonce
         self.manifest: FragmentManifest | None = None
         self.settings: RunSettings | None = None
-        self.share: Share | None = None
+        self.shares: tuple[Share, ...] = ()  #: its part of the data, and what it has taken over
         self.fragments: dict[int, Fragment] = {}
         self.phase = Phase.SEEDING
         self.done = False  #: the training loop should end
@@ -111,6 +112,7 @@ class Island:
         self._join = Join(nonce=nonce, island_id=island_id, hint=hint, tensors=tensors, tokens_per_step=tokens_per_step)
         self._join_backoff = Backoff(*JOIN_AGAIN_S)
         self._heartbeat_at_s: float | None = None
+        self._trail = Trail()
         self._receiver, self._giver = Receiver(), Giver()
         self._optimizer_from: int | None = None  # the step at which the inner optimizer was fresh; None: never here
         self._journey_s = 0.0  # average time until the aggregator is known to have a contribution
@@ -236,7 +238,7 @@ class Island:
             return
         again = self.manifest is not None
         self.island_id, self.incarnation = welcome.island_id, welcome.incarnation
-        self.settings, self.share = welcome.settings, welcome.share
+        self.settings, self.shares = welcome.settings, (welcome.share, *welcome.taken_over)
         self._news = (welcome.epoch, -1)
         if not again:
             self.manifest = FragmentManifest(welcome.fragments)
@@ -261,7 +263,9 @@ class Island:
         self._send_want(now_s, actions)
 
     def _fleet_state(self, state: FleetState, now_s: float, actions: list[Action]) -> None:
-        self.phase, self.share, self.published = state.phase, state.share, state.versions
+        self.phase, self.published = state.phase, state.versions
+        shares = (state.share, *state.taken_over)
+        self.shares = shares if shares != self.shares else self.shares
         self._progress = (state.trained_tokens, self.at.tokens, state.fleet_ratio)
         if state.phase in (Phase.FLUSHING, Phase.ENDED):
             self.done = True
@@ -403,6 +407,8 @@ class Island:
 
     def _boundary(self, boundary: Boundary, now_s: float, actions: list[Action]) -> None:
         self.at = Point(boundary.inner_step, boundary.tokens)
+        for step, taken in boundary.trained:
+            self._trail.add(step, taken)
         for p in boundary.installed:
             self._installed(self.fragments[p])
         if self._clean_from is None and not any(f.awaits_overwrite for f in self.fragments.values()):
@@ -434,8 +440,10 @@ class Island:
             fragment_id=p,
             steps=steps,
             trained_on=fragment.take_trained_on(),
+            data=self._trail.data_of(steps.from_step, steps.to_step),
             payload=event.payload,
         )
+        self._trail.forget(min(f.undescribed_from for f in self.fragments.values()))
         pending = Pending(contribution, self._patience(), sent_at_s=now_s)
         pending.backoff.tried(now_s)
         fragment.outstanding[(steps.from_step, steps.to_step)] = pending

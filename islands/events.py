@@ -13,6 +13,7 @@ from typing import Any
 
 from broker.fragments import FragmentManifest
 from broker.messages import Envelope, Message, Payload, StateSource, Version
+from islands.shares import Taken
 
 # --- in -------------------------------------------------------------------------------------------------------
 
@@ -34,6 +35,7 @@ class Boundary:
         tokens: Tokens trained so far, likewise.
         installed: Fragments whose prepared version is now in the local parameters.
         copied: Fragments of which a copy was taken after that.
+        trained: What the steps since the last one were trained on: (number of the step from 0, its batch).
         stopped: No further step will be run.
     """
 
@@ -41,6 +43,7 @@ class Boundary:
     tokens: int
     installed: tuple[int, ...] = ()
     copied: tuple[int, ...] = ()
+    trained: tuple[tuple[int, Taken], ...] = ()
     stopped: bool = False
 
 

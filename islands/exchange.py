@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from broker.messages import RunSettings, Share, StateSource
+from islands.shares import Taken
 
 if TYPE_CHECKING:
     from islands.checkpoint import Checkpoint
@@ -125,7 +126,7 @@ class Exchange:
 
     # Written by the communication thread.
     membership: Membership | None = None
-    share: Share | None = None
+    shares: tuple[Share, ...] = ()  #: of the data
     ready: deque[Batch] = field(default_factory=deque)
     watched: frozenset[int] = frozenset()  #: copy these at each boundary
     urgent: frozenset[int] = frozenset()  #: rounds wait for copies of these
@@ -145,6 +146,7 @@ class Exchange:
     shows_state: bool = False  #: its loop passes the optimizer's state, so that this island can give it
     position: Position = Position(0, 0)
     moments: deque[Moment] = field(default_factory=deque)
+    trained: deque[tuple[int, Taken]] = field(default_factory=deque)  #: (step from 0, its batch), before its moment
     losses: deque[Any] = field(default_factory=deque)  #: of the steps since they were last looked at
     step_time_s: float | None = None  #: moving average of the time between two steps
     sync_share: float = 0.0  #: part of the training thread's time spent in here

@@ -74,7 +74,6 @@ class Island:
         seat: Seat | None,
     ) -> None:
         assert exchange.membership is not None
-        assert exchange.share is not None
         self._config = config
         self._machine = machine
         self._session = session
@@ -85,7 +84,7 @@ class Island:
         self._check = check
         self._seat = seat
         self._membership: Membership = exchange.membership
-        self._share = exchange.share
+        self._shares = exchange.shares
         self._stopped = self._left = False
         self._versions = [-1] * self._membership.num_fragments
         self._sync_s = 0.0
@@ -95,13 +94,7 @@ class Island:
         start = self._membership.start
         self.id = self._membership.island_id
         self.inner_step, self.tokens = start.step, start.tokens
-        self.share = DataShare(
-            index=self._share.index,
-            count=self._share.count,
-            share_epoch=self._share.share_epoch,
-            cursor=start.step,
-            seed=self._membership.settings.seed,
-        )
+        self.share = DataShare.of(self._shares, self._membership.settings.seed)
         self.restored: Literal["checkpoint", "donor", "fresh"] | None = None
         self.restored_cursor: int | None = None
         self.reset_optimizer = False
@@ -205,6 +198,7 @@ class Island:
         if tokens > self._tokens_per_step > 0:
             cure = f"island.join was told {self._tokens_per_step} tokens_per_step: give the most that a step can train"
             raise ConfigError("tokens", tokens, cure)
+        exchange.trained.append((self.inner_step, self.share.trained()))  # before the moment: see islands.exchange
         self.inner_step += 1
         self.tokens += tokens
         self.reset_optimizer = False
@@ -213,8 +207,9 @@ class Island:
         if exchange.ready or exchange.watched or (exchange.snapshot_wanted and state is not None):
             params = self._boundary(params, state)
         exchange.position = Position(self.inner_step, self.tokens)  # after the moment: see islands.exchange
-        if exchange.share is not self._share:
-            self._take_share()
+        if exchange.shares is not self._shares:
+            self._shares = exchange.shares
+            self.share.hold(self._shares)
         ended_s = time.perf_counter()
         self._sync_s += ended_s - began_s
         exchange.sync_share = self._sync_s / max(1e-9, ended_s - (self._first_step_at_s or 0.0))
@@ -294,7 +289,7 @@ class Island:
         unit = settings.tokens_per_fleet_step
         if not self._tokens_per_step:  # left open when joining: the average so far says it
             steps = max(1, self.inner_step - self._membership.start.step)
-            unit = max(1, (self.tokens - self._membership.start.tokens) * self._share.count // steps)
+            unit = max(1, (self.tokens - self._membership.start.tokens) * self._shares[0].count // steps)
         # Of the core, which belongs to the other thread, this reads one value that is replaced as a whole.
         step = int(self._machine.schedule_tokens(self.tokens) / unit)
         return Schedule(step=step, total_steps=settings.total_tokens // unit)
@@ -368,9 +363,3 @@ class Island:
         self._first_step_at_s = now_s
         self._exchange.shows_state = shows_state
         self._workshop.place_from(params)
-
-    def _take_share(self) -> None:
-        share = self._exchange.share
-        assert share is not None
-        self._share = share
-        self.share.index, self.share.count, self.share.share_epoch = share.index, share.count, share.share_epoch

@@ -30,6 +30,7 @@ from islands.config import IslandConfig
 from islands.core import Island
 from islands.exchange import Batch, Exchange, Install, Membership, Moment, Position, StateFound, take_newest
 from islands.placement import Leaf
+from islands.shares import Taken
 from islands.wire import Wire
 from islands.workshop import Workshop
 
@@ -220,7 +221,8 @@ class Session:
         while exchange.moments:
             self._boundary(exchange.moments.popleft())
         if core.joined and position.step > core.at.step:
-            self._perform(core.handle(events.Boundary(inner_step=position.step, tokens=position.tokens), now_s))
+            boundary = events.Boundary(inner_step=position.step, tokens=position.tokens, trained=self._trained())
+            self._perform(core.handle(boundary, now_s))
         if now_s >= self._snapshot_at_s and not self._saving:
             self._snapshot_at_s = now_s + self._config.checkpoint_interval_s
             self._save_wanted = exchange.snapshot_wanted = True
@@ -254,9 +256,15 @@ class Session:
             tokens=moment.at.tokens,
             installed=tuple(install.fragment_id for install, _ in moment.installed),
             copied=tuple(moment.copied),
+            trained=self._trained(),
             stopped=moment.stopped,
         )
         self._perform(self._core.handle(boundary, self._clock()))
+
+    def _trained(self) -> tuple[tuple[int, Taken], ...]:
+        """Takes out what the steps up to now, or a little further, were trained on."""
+        waiting = self._exchange.trained
+        return tuple(waiting.popleft() for _ in range(len(waiting)))
 
     def _perform(self, actions: Sequence[events.Action]) -> None:
         """Carries out actions; what takes time ends in an event."""
@@ -297,7 +305,7 @@ class Session:
     def _after(self) -> None:
         """Publishes what the training thread looks at, and sets the timer."""
         exchange, core = self._exchange, self._core
-        exchange.share = core.share
+        exchange.shares = core.shares
         exchange.urgent = frozenset(p for p, fragment in core.fragments.items() if fragment.asked is not None)
         startable = core.startable and self._warm
         if (core.done, core.finished, startable) != (exchange.done, exchange.finished, exchange.startable):
@@ -354,7 +362,7 @@ class Session:
         self._workshop.open(joined.manifest)
         start = Position(joined.start_step, joined.start_tokens)
         exchange.position = start  # the training thread writes it only once it has a membership
-        exchange.share = core.share
+        exchange.shares = core.shares
         exchange.membership = Membership(
             island_id=joined.island_id,
             incarnation=joined.incarnation,

@@ -22,6 +22,8 @@ from broker.relay import Send as RelaySend
 from broker.relay import Tick as RelayTick
 from islands import core as isl
 from islands import events as ie
+from islands.shares import Taken
+from islands.task import DataShare
 from ops.virtual.queue import Alarm
 
 if TYPE_CHECKING:
@@ -44,6 +46,9 @@ class SimIsland:
         self.copies: dict[int, int] = {}
         self.watched: frozenset[int] = frozenset()
         self.training = self.searching = False
+        self.data: DataShare
+        self.shares: tuple[m.Share, ...] = ()
+        self.trained: list[tuple[int, Taken]] = []  # since the last boundary
         self.gift_wanted = False  # another island needs a copy of the optimizer's state
         self.rng = random.Random(f"{simulation.plan.seed}/{self.address}")
         self.core = isl.Island(
@@ -73,7 +78,8 @@ class SimIsland:
                 case ie.Joined():
                     self.step = self.start_step = action.start_step
                     self.tokens = action.start_tokens
-                    self.work.joined(self.core)
+                    self.data = DataShare.of(self.core.shares, self.simulation.plan.config.seed)
+                    self.work.joined(self.core, self.data)
                 case ie.Watch():
                     self.watched = action.fragments
                 case ie.Capture():
@@ -150,8 +156,13 @@ class SimIsland:
         """An inner step ended."""
         if not self.alive:
             return
-        assert self.core.share is not None
-        self.work.train(self.tokens, self.core.share)
+        if self.core.shares is not self.shares:
+            self.shares = self.core.shares
+            self.data.hold(self.shares)
+        self.work.train(self.tokens)
+        taken = self.data.trained()
+        self.simulation.invariants.trained(taken)
+        self.trained.append((self.step, taken))
         self.step += 1
         self.tokens += self.work.tokens_per_step
         self.stopped = self.core.done
@@ -181,9 +192,15 @@ class SimIsland:
         for p in copied:
             self.work.copy(p)
         self.copies.update(dict.fromkeys(copied, self.step))
+        trained, self.trained = tuple(self.trained), []
         self.handle(
             ie.Boundary(
-                inner_step=self.step, tokens=self.tokens, installed=installed, copied=copied, stopped=self.stopped
+                inner_step=self.step,
+                tokens=self.tokens,
+                installed=installed,
+                copied=copied,
+                trained=trained,
+                stopped=self.stopped,
             )
         )
 

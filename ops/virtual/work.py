@@ -12,10 +12,11 @@ from typing import Protocol
 
 from aggregator.events import Commit, Flaw, Merge, Plant
 from broker.fragments import FragmentManifest, TensorSpec
-from broker.messages import Envelope, Payload, Share, Version
+from broker.messages import Envelope, Payload, Version
 from broker.ranges import StepRange
 from islands.core import Island
 from islands.donation import PART_BYTES
+from islands.task import DataShare
 
 
 class IslandWork(Protocol):
@@ -31,15 +32,15 @@ class IslandWork(Protocol):
         """Tokens in one inner step."""
         ...
 
-    def joined(self, core: Island) -> None:
-        """The core knows its fragments, its share and where its counters start."""
+    def joined(self, core: Island, share: DataShare) -> None:
+        """The core knows its fragments and where its counters start; ``share`` says what to train next, always."""
         ...
 
     def seed(self, fragment_id: int) -> Payload:
         """Returns a fragment of version 0."""
         ...
 
-    def train(self, own_tokens: int, share: Share) -> None:
+    def train(self, own_tokens: int) -> None:
         """Runs one inner step; ``own_tokens`` were trained before it."""
         ...
 
@@ -149,7 +150,7 @@ class CountingIsland:
     core: Island | None = None
     optimizer_steps: int = 0
 
-    def joined(self, core: Island) -> None:
+    def joined(self, core: Island, share: DataShare) -> None:
         """See :class:`IslandWork`."""
         self.core = core
 
@@ -157,7 +158,7 @@ class CountingIsland:
         """A name instead of a tensor: nothing in the cores looks into a payload."""
         return f"{fragment_id} of {self.address}"
 
-    def train(self, own_tokens: int, share: Share) -> None:
+    def train(self, own_tokens: int) -> None:
         """Takes no time."""
         self.optimizer_steps += 1
 

@@ -5,6 +5,7 @@ A failing seed N reproduces with ``python3 -m ops test tests/sim --seeds N:N+1``
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from aggregator.config import AggregatorConfig
 from broker import messages as m
 from broker.messages import Phase
-from ops.virtual.faults import random_plan
+from ops.virtual.faults import absences_plan, random_plan
 from ops.virtual.invariants import InvariantViolation
 from ops.virtual.queue import LinkModel
 from ops.virtual.simulation import IslandPlan, Simulation, SimulationPlan
@@ -129,6 +130,27 @@ def test_a_killed_island_comes_back_and_only_its_own_last_steps_are_lost() -> No
     assert set(wasted) == {"island_lost"}
     # At most one interval of H = 24 steps, and what was on its way.
     assert wasted["island_lost"] <= 30 * plan.tokens_per_step
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_whoever_is_away_no_batch_is_merged_twice_and_none_is_skipped(seed: int) -> None:
+    """The observer checks it: batches are trained without a gap, and merged at most once into a fragment."""
+    run(absences_plan(seed))
+
+
+def test_most_absences_lead_to_takeovers_and_hand_backs() -> None:
+    moves: Counter[str] = Counter()
+    refused = 0
+    for seed in range(6):
+        simulation = Simulation(absences_plan(seed))
+        simulation.run(LIMIT_S)
+        for _, _, name, fields in simulation.trace:
+            if name == "share.moved":
+                moves["back" if "its island is back" in fields else "taken over"] += 1
+            refused += name == "contribution.refused" and "share_moved" in fields
+    assert moves["taken over"] >= 4, moves
+    assert moves["back"] >= 3, moves
+    assert refused > 0
 
 
 def optimizers(simulation: Simulation) -> dict[str, m.StateSource]:
