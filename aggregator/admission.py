@@ -33,13 +33,15 @@ def admit(
     most_steps: int,
     free_bytes: int,
     payload_bytes: int,
+    misplaced: tuple[Reason, str] | None = None,
 ) -> Admission:
     """Decides on one contribution of a known island to a known fragment.
 
     Copies are recognised first, so that re-sending is always safe; then the counters, the payload, the versions and
     the space are judged. Counters come before the rest: what a refusal wastes is booked by them. A flaw is told even
     to an island that is ``quarantined`` (says why and for how long; empty if it is not): it may have to recover from
-    it. ``RETRY`` means that the island should send the same bytes again.
+    it. ``RETRY`` means that the island should send the same bytes again. ``misplaced`` says what is wrong with the
+    data it was trained on (:meth:`aggregator.shares.Shares.refusal`).
     """
     steps = contribution.steps
     copy = _recognise(contribution, account)
@@ -55,6 +57,9 @@ def admit(
     if account.known_tokens + steps.tokens > trained:
         detail = f"{steps.tokens} tokens more than the {account.known_tokens} known, of {trained} trained"
         return Admission(fate=Fate.REFUSED, reason=Reason.IMPLAUSIBLE, detail=detail)
+    if misplaced is not None:
+        reason, detail = misplaced
+        return Admission(fate=Fate.REFUSED, reason=reason, detail=detail)
     if flaw is not None:
         fate = Fate.RETRY if flaw.reason in RETRY_REASONS else Fate.REFUSED
         return Admission(fate=fate, reason=flaw.reason, detail=flaw.detail)

@@ -28,6 +28,9 @@ class AggregatorConfig:
     total_tokens: int = setting(
         0, "tokens after which the run ends by itself, at the next heartbeat; 0: no end", flag="--tokens"
     )
+    share_takeover_s: float = setting(
+        120.0, "absence after which an island's data share goes to another until it is back; 0: never"
+    )
     seed: int = setting(0, "of model initialisation and data order")
 
     fragments: int = setting(8, "fragments the model is cut into (P)")
@@ -102,9 +105,13 @@ class AggregatorConfig:
             "presence_exponent",
             "grace_factor",
             "outer_momentum",
+            "share_takeover_s",
         ):
             if getattr(self, name) < 0:
                 raise ConfigError(name, getattr(self, name), "must not be negative")
+        if 0 < self.share_takeover_s < self.dead_after_s:
+            cure = f"must be at least dead_after_s = {self.dead_after_s:g}, or 0 for never"
+            raise ConfigError("share_takeover_s", self.share_takeover_s, cure)
         if self.outer_momentum >= 1:
             raise ConfigError("outer_momentum", self.outer_momentum, "must be below 1, or steps grow without bound")
         if self.outer_learning_rate <= 0:

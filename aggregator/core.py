@@ -5,6 +5,7 @@ the time calls for. The parts share one :class:`aggregator.run.Run`:
 
 * :mod:`aggregator.membership`: joins, heartbeats, farewells; what each island is told;
 * :mod:`aggregator.seeding`: version 0;
+* :mod:`aggregator.donation`: who gives a rejoining island the state of its inner optimizer;
 * :mod:`aggregator.rounds`: contributions, rounds, weights, commits, publication;
 * :mod:`aggregator.ending`: the flush and the end.
 
@@ -19,6 +20,7 @@ from collections.abc import Mapping
 from typing import Any, assert_never
 
 from aggregator.config import AggregatorConfig
+from aggregator.donation import Donations
 from aggregator.ending import Ending
 from aggregator.events import (
     Action,
@@ -41,6 +43,7 @@ from aggregator.run import Run
 from aggregator.seeding import Seeding
 from broker.messages import (
     BROKER,
+    AskDonor,
     Attach,
     AttachBulk,
     Attached,
@@ -87,6 +90,7 @@ class Aggregator:
             self.run.restore(record, commits or {})
         self._membership = Membership(self.run)
         self._seeding = Seeding(self.run, self._membership)
+        self._donations = Donations(self.run)
         self._rounds = Rounds(self.run, self._membership)
         self._ending = Ending(self.run, self._membership, self._rounds)
         self._durable_serial = 0
@@ -165,12 +169,14 @@ class Aggregator:
                 self._membership.join(message)
             case Attached():
                 self._rounds.attached(message, event.broker)
-            case Heartbeat() | Nothing() | Leave() | Seed() | Contribution():
+            case Heartbeat() | Nothing() | Leave() | Seed() | Contribution() | AskDonor():
                 self._from_member(event, message)
             case _:
                 self.run.note("message.unexpected", kind=type(message).__name__, sender=envelope.sender)
 
-    def _from_member(self, event: Received, message: Heartbeat | Nothing | Leave | Seed | Contribution) -> None:
+    def _from_member(
+        self, event: Received, message: Heartbeat | Nothing | Leave | Seed | Contribution | AskDonor
+    ) -> None:
         run, envelope = self.run, event.envelope
         member = run.members.get(envelope.sender)
         if member is None or envelope.incarnation > member.incarnation:
@@ -187,6 +193,7 @@ class Aggregator:
             case Heartbeat():
                 member.left = member.left and not newest  # a frozen broker may have kept this one past the farewell
                 if self._membership.heartbeat(member, message, event):
+                    self._donations.heard(member, message)
                     self._ending.advance()
                     self._ending.close_gaps(member, message, envelope.sequence)
                     self._membership.tell(member)
@@ -198,6 +205,8 @@ class Aggregator:
                 self._seeding.seed(member, message, event)
             case Contribution():
                 self._rounds.contribution(member, message, event)
+            case AskDonor():
+                self._donations.ask(member, message)
             case _:
                 assert_never(message)
 
@@ -211,6 +220,7 @@ class Aggregator:
             return
         if run.now_s >= self._attach_at_s:
             self._attach_at_s = run.now_s + self._attach_interval_s
+            self._membership.settle_shares()
             attach = Attach(shard=0, epoch=run.epoch, versions=run.versions)
             run.emit(Send(to=BROKER, message=attach))
             run.emit(Send(to=BROKER, message=AttachBulk(shard=0, epoch=run.epoch)))

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from aggregator.quorum import Decision, RoundView, Waits, decide, effective_quorum
-from broker.messages import Merged, Payload, TrainedOn
+from broker.messages import DataRange, Merged, Payload, TrainedOn
 from broker.ranges import StepRange
 
 
@@ -32,6 +32,7 @@ class Admitted:
     payload: Payload
     payload_bytes: int
     norm: float | None = None
+    data: tuple[DataRange, ...] = ()
 
 
 @dataclass(slots=True)

@@ -73,6 +73,7 @@ class Rounds:
             return
         steps = contribution.steps
         run.ledger.wait(member.island_id, member.incarnation, p, steps)
+        run.shares.wait(p, contribution.data)
         member.counted_at_s = run.now_s
         run.clock.report(member.island_id, steps.to_step, run.now_s)
         run.journeys.arrived(contribution.round_id, run.now_s)
@@ -87,6 +88,7 @@ class Rounds:
             payload=contribution.payload,
             payload_bytes=event.payload_bytes,
             norm=event.norm,
+            data=contribution.data,
         )
         fragment = run.fragments[p]
         fresh = False
@@ -107,11 +109,20 @@ class Rounds:
         run, p = self._run, contribution.fragment_id
         if run.phase is Phase.ENDED:
             return Admission(fate=Fate.REFUSED, reason=Reason.RUN_ENDED, detail="the run is over", first=False)
+        life, steps = run.ledger.life(member.island_id, member.incarnation), contribution.steps
+        misplaced = run.shares.refusal(
+            member.island_id,
+            member.index,
+            p,
+            contribution.data,
+            steps=steps.steps,
+            most_batches=steps.to_step - life.start_step,
+        )
         return admit(
             contribution,
             flaw=event.flaw,
             quarantined=run.quarantine.why(member.island_id, run.now_s),
-            life=run.ledger.life(member.island_id, member.incarnation),
+            life=life,
             account=run.ledger.account(member.island_id, member.incarnation, p),
             current_version=run.fragments[p].version,
             max_staleness=run.config.max_staleness,
@@ -119,6 +130,7 @@ class Rounds:
             most_steps=run.most_steps(member),
             free_bytes=run.config.held_bytes - run.waiting_bytes(),
             payload_bytes=event.payload_bytes,
+            misplaced=misplaced,
         )
 
     def _answer(self, member: Member, contribution: Contribution, admission: Admission) -> None:
@@ -161,6 +173,7 @@ class Rounds:
         """Refuses a contribution that had been let in."""
         run = self._run
         run.ledger.refuse(c.island_id, c.incarnation, c.fragment_id, c.steps, reason)
+        run.shares.refuse(c.fragment_id, c.data)
         member = run.members[c.island_id]
         run.count_refusal(reason, member)
         if member.incarnation == c.incarnation:
@@ -328,6 +341,7 @@ class Rounds:
                 staleness_weight=w.staleness_weight,
                 merge_weight=w.merge_weight,
                 fresh=round_.is_fresh(c),
+                data=c.data,
             )
             for c, s, w in weighed
         )
@@ -363,7 +377,9 @@ class Rounds:
             digest=event.digest,
             round_id=round_.round_id if round_ is not None else run.seeding_id,
             contributions=round_.merged if round_ is not None else (),
-            ledger=run.ledger.slice(p) | {"norms": fragment.norms.record()} if p in run.moving else {},
+            ledger={**run.ledger.slice(p), "norms": fragment.norms.record(), "data": run.shares.slice(p)}
+            if p in run.moving
+            else {},
         )
         run.emit(Persist(commit=fragment.commit))
 
@@ -372,6 +388,7 @@ class Rounds:
         run = self._run
         for merged in round_.merged:
             run.ledger.merge(merged.island_id, merged.incarnation, p, merged.steps)
+            run.shares.merge(p, merged.data)
         islands = {m.island_id for m in round_.merged}
         live = run.eligible() | islands
         run.ledger.count(p, len(islands), len(islands) / len(live), _mean_staleness(round_.merged))

@@ -24,6 +24,7 @@ from aggregator.pacing import Pacer, StepClock
 from aggregator.quarantine import Quarantine
 from aggregator.records import manifest_from_rows, manifest_to_rows
 from aggregator.round import Admitted, Round
+from aggregator.shares import Shares
 from aggregator.ways import Ways
 from broker.fragments import FragmentManifest
 from broker.messages import Contribution, Merged, Phase, Reason
@@ -87,7 +88,8 @@ class Run:
         self.epoch = 1
         self.manifest: FragmentManifest | None = None
         self.fragments: dict[int, Fragment] = {}
-        self.members = Members(config.liveness, config.islands)
+        self.members = Members(config.liveness)
+        self.shares = Shares(config.islands, config.share_takeover_s, now_s)
         self.ledger = Ledger({})
         self.ways = Ways()
         self.clock = StepClock(config.heartbeat_interval_s)
@@ -122,6 +124,7 @@ class Run:
             "ended": self.phase is Phase.ENDED,
             "quarantine": self.quarantine.record(self.now_s),
             **self.members.record(),
+            "shares": self.shares.saving(self.saved_serial),
         }
         self.emit(SaveRun(serial=self.saved_serial, record=record))
         return self.saved_serial
@@ -234,6 +237,8 @@ class Run:
         self.quarantine.restore(record.get("quarantine", {}), self.now_s)
         last_round_id = max([record["last_round_id"], *(c.round_id for c in commits.values())])
         self._last_round_id = last_round_id + ROUND_IDS_PER_LIFE
+        slices = {p: commit.ledger.get("data", {}) for p, commit in commits.items()}
+        self.shares.restore(record.get("shares", {}), slices)
         if record["manifest"] is None:
             return
         self.adopt_manifest(manifest_from_rows(record["manifest"]))

@@ -25,6 +25,7 @@ class MemberRecord:
     bytes_down: int = 0
     stopped: bool = False
     left: bool = False
+    optimizer: str = ""  # what its inner optimizer started from, as :class:`broker.messages.StateSource` spells it
     heard_ago_s: float = 0.0
 
 

@@ -57,6 +57,7 @@ class Membership:
                     bytes_up=beat.bytes_up,
                     bytes_down=beat.bytes_down,
                     stopped=beat.stopped,
+                    optimizer=beat.optimizer,
                 )
             case Leave() as leave:
                 record = MemberRecord(

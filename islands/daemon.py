@@ -94,6 +94,7 @@ def train(config: IslandConfig, task: Task, *, check: Callable[[], None] = lambd
         tokens_per_step=task.tokens_per_step,
         state_dir=config.state_dir,
         checkpoint_interval_s=config.checkpoint_interval_s,
+        donor_wait_s=config.donor_wait_s,
         timeout_s=config.join_timeout_s,
         broker_silent_s=config.broker_silent_s,
         max_message_bytes=config.max_message_bytes,

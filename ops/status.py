@@ -45,6 +45,7 @@ class IslandStatus:
 
     Attributes:
         broker: The one it was last heard by.
+        optimizer: What its inner optimizer started from: pending, checkpoint, donor or fresh; empty while not heard.
         refusals: Reason -> its messages that brokers and aggregator refused.
     """
 
@@ -60,6 +61,7 @@ class IslandStatus:
     bytes_down: int
     refusals: Mapping[str, int]
     broker: str = ""
+    optimizer: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,6 +198,7 @@ def _island(
         sync_share=member.get("sync_share"),
         bytes_up=int(member.get("bytes_up", 0)),
         bytes_down=int(member.get("bytes_down", 0)),
+        optimizer=str(member.get("optimizer", "")),
         refusals=dict(sorted(refusals.items())),
         broker=str(member.get("broker", "")),
     )
@@ -270,6 +273,7 @@ def headline(status: Status) -> str:
 
 def _island_table(status: Status) -> Table:
     table = _table("island", "state", ">step", ">tokens", ">loss", ">step time", ">last seen", ">sync", ">up", ">down")
+    table.add_column("optimizer")
     table.add_column("refused")
     for name, each in status.islands.items():
         table.add_row(
@@ -283,6 +287,7 @@ def _island_table(status: Status) -> Table:
             "-" if each.sync_share is None else f"{each.sync_share:.2%}",
             size(each.bytes_up),
             size(each.bytes_down),
+            each.optimizer or "-",
             _counts(each.refusals),
         )
     return table

@@ -54,6 +54,8 @@ def random_plan(seed: int) -> SimulationPlan:
         persist_failure=rng.choice([0.0, 0.0, 0.1]),
         aggregator_crashes_at_s=_moments(rng, 0.3, calm_after_s),
         broker_crashes_at_s=_moments(rng, 0.3, calm_after_s),
+        # Of its own seed, so that the other draws are what they were before there were donors.
+        donor_wait_s=random.Random(f"donors {seed}").choice([0.0, 2.0, 20.0]),
         calm_after_s=calm_after_s,
         tokens_per_step=tokens_per_step,
     )
@@ -122,6 +124,56 @@ def rogue_plan(seed: int) -> SimulationPlan:
 def _target(plan: SimulationPlan, islands: tuple[IslandPlan, ...]) -> int:
     """Returns the tokens that a fleet trains in the time that a random plan gives itself."""
     return int(1.5 * plan.calm_after_s * sum(plan.tokens_per_step / i.step_time_s for i in islands))
+
+
+def absences_plan(seed: int) -> SimulationPlan:
+    """Returns a small fleet whose islands die, are cut off, freeze and leave for longer than their data waits for them.
+
+    So every run has takeovers and hand-backs, of islands that noticed nothing among them. The aggregator and the broker
+    die too, and messages get lost.
+    """
+    rng = random.Random(f"absences {seed}")
+    num_islands, seconds, takeover_s = rng.randint(2, 5), 40.0, 3.0
+    islands = []
+    for i in range(num_islands):
+        island = IslandPlan(island_id=f"island-{i}", step_time_s=rng.choice([0.05, 0.1, 0.2]))
+        away = rng.uniform(2.0, 15.0), rng.uniform(1.0, 12.0)
+        match rng.choice(["stays", "dies", "dies", "cut off", "cut off", "frozen", "leaves", "late"]):
+            case "dies":
+                island = replace(island, crashes_at_s=(away[0],), restart_s=away[1])
+            case "cut off":
+                island = replace(island, outages=(away,))
+            case "frozen":
+                island = replace(island, pauses=(away,))
+            case "leaves" if i:
+                island = replace(island, leaves_at_s=away[0])
+            case "late" if i:
+                island = replace(island, joins_at_s=away[0])
+            case _:
+                pass
+        islands.append(island)
+    tokens_per_step = 100
+    config = AggregatorConfig(
+        islands=max(1, num_islands + rng.choice([-1, 0, 0, 1])),
+        total_tokens=int(sum(tokens_per_step / i.step_time_s for i in islands) * seconds / 2),
+        fragments=rng.choice([1, 3]),
+        sync_interval=6,
+        share_takeover_s=takeover_s,
+        suspect_after_s=1.5,
+        dead_after_s=2.0,
+        round_timeout_s=5.0,
+        keep=rng.choice([1.0, 1.0, 0.0]),
+    )
+    return SimulationPlan(
+        seed=seed,
+        islands=tuple(islands),
+        config=config,
+        link=LinkModel(delay_s=(0.001, 0.05), loss=rng.choice([0.0, 0.1]), duplication=rng.choice([0.0, 0.1])),
+        aggregator_crashes_at_s=_moments(rng, 0.4, 20.0),
+        broker_crashes_at_s=_moments(rng, 0.2, 20.0),
+        calm_after_s=28.0,
+        tokens_per_step=tokens_per_step,
+    )
 
 
 def _random_island(rng: random.Random, island_id: str, calm_after_s: float) -> IslandPlan:

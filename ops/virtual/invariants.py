@@ -6,9 +6,11 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from aggregator.events import Commit, Merge, Publish
+from broker.messages import Merged
 from broker.ranges import IntervalSet
 from islands.events import Fail
 from islands.fragment import Stage
+from islands.shares import Taken
 from ops.virtual.work import SEED_NORM, Claim
 
 if TYPE_CHECKING:
@@ -25,6 +27,14 @@ def require(holds: bool, invariant: int, message: str) -> None:
     """Raises :class:`InvariantViolation` unless ``holds``."""
     if not holds:
         raise InvariantViolation(f"invariant {invariant}: {message}")
+
+
+def without(intervals: IntervalSet, start: int, end: int) -> IntervalSet:
+    """Returns the set without ``[start, end)``, all of which is in it."""
+    kept = [i for i in intervals if not i[0] <= start < i[1]]
+    cut = next(i for i in intervals if i[0] <= start < i[1])
+    pieces = [(cut[0], start), (end, cut[1])]
+    return IntervalSet([*kept, *((a, b) for a, b in pieces if a < b)])
 
 
 class Invariants:
@@ -45,8 +55,19 @@ class Invariants:
         self._leaders = 0  # the highest epoch under which anybody took over
         self._merged: dict[tuple[str, int, int], IntervalSet] = {}
         self.merged_tokens: Counter[int] = Counter()
+        self._trained: dict[int, IntervalSet] = {}  # share -> batches trained by anybody, once or more often
+        self._merged_data: dict[tuple[int, int], IntervalSet] = {}  # (fragment, share) -> batches
         self._versions_seen: dict[str, tuple[int, ...]] = {}
         self._trained_tokens: dict[tuple[str, int], int] = {}
+
+    def trained(self, taken: Taken) -> None:
+        """An island has trained a batch: in each share the next one, or one that was trained before by somebody."""
+        known = self._trained.setdefault(taken.share, IntervalSet())
+        require(
+            taken.batch <= known.end, 2, f"batches [{known.end}, {taken.batch}) of share {taken.share} were skipped"
+        )
+        if taken.batch == known.end:
+            known.add(taken.batch, taken.batch + 1)
 
     # --- told by the drivers ----------------------------------------------------------------------------------
 
@@ -85,9 +106,20 @@ class Invariants:
             overlaps = of.overlaps(merged.steps.from_step, merged.steps.to_step)
             require(not overlaps, 2, f"{merged.island_id} fragment {commit.fragment_id} {merged.steps} merged twice")
             of.add(merged.steps.from_step, merged.steps.to_step)
+            self._add_data(commit.fragment_id, merged)
             self.merged_tokens[commit.fragment_id] += merged.steps.tokens
         weights = sum(m.merge_weight for m in commit.contributions)
         require(weights <= 1 + 1e-9, 2, f"merge weights of {key} add up to {weights}")
+
+    def _add_data(self, fragment_id: int, merged: Merged) -> None:
+        require(bool(merged.data), 2, f"{merged.island_id} does not say what it trained on in {merged.steps}")
+        for d in merged.data:
+            of = self._merged_data.setdefault((fragment_id, d.share), IntervalSet())
+            twice = of.overlaps(d.from_batch, d.to_batch)
+            require(not twice, 2, f"{d} is merged twice into fragment {fragment_id}, now by {merged.island_id}")
+            of.add(d.from_batch, d.to_batch)
+            ends_at = self._trained.get(d.share, IntervalSet()).end
+            require(d.to_batch <= ends_at, 2, f"{d} of {merged.island_id} was never trained")
 
     def publishing(self, publish: Publish, epoch: int) -> None:
         """A version is about to be sent."""
@@ -209,8 +241,8 @@ class Invariants:
         for merged in commit.contributions:
             key = merged.island_id, merged.incarnation, commit.fragment_id
             steps = merged.steps
-            kept = [i for i in self._merged[key] if not i[0] <= steps.from_step < i[1]]
-            cut = next(i for i in self._merged[key] if i[0] <= steps.from_step < i[1])
-            pieces = [(cut[0], steps.from_step), (steps.to_step, cut[1])]
-            self._merged[key] = IntervalSet([*kept, *((a, b) for a, b in pieces if a < b)])
+            self._merged[key] = without(self._merged[key], steps.from_step, steps.to_step)
             self.merged_tokens[commit.fragment_id] -= steps.tokens
+            for d in merged.data:
+                of = commit.fragment_id, d.share
+                self._merged_data[of] = without(self._merged_data[of], d.from_batch, d.to_batch)

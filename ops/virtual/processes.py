@@ -39,6 +39,8 @@ from broker.relay import Send as RelaySend
 from broker.relay import Tick as RelayTick
 from islands import core as isl
 from islands import events as ie
+from islands.shares import Taken
+from islands.task import DataShare
 from ops.chaos.manners import Rogue
 from ops.virtual.queue import Alarm
 
@@ -65,7 +67,11 @@ class SimIsland:
         self.held: list[int] = []  # of a recovery, until every fragment is there: as in islands.session
         self.copies: dict[int, int] = {}
         self.watched: frozenset[int] = frozenset()
-        self.training = False
+        self.training = self.searching = False
+        self.data: DataShare
+        self.shares: tuple[m.Share, ...] = ()
+        self.trained: list[tuple[int, Taken]] = []  # since the last boundary
+        self.gift_wanted = False  # another island needs a copy of the optimizer's state
         self.rng = random.Random(f"{simulation.plan.seed}/{self.address}")
         self.rogue = None
         if plan.manner is not None:
@@ -135,7 +141,8 @@ class SimIsland:
                 case ie.Joined():
                     self.step = self.start_step = action.start_step
                     self.tokens = action.start_tokens
-                    self.work.joined(self.core)
+                    self.data = DataShare.of(self.core.shares, self.simulation.plan.config.seed)
+                    self.work.joined(self.core, self.data)
                 case ie.Watch():
                     self.watched = action.fragments
                 case ie.Capture():
@@ -159,14 +166,32 @@ class SimIsland:
                 case ie.RefreshOptimizer():
                     self.recovering = True
                     self.held.clear()
+                case ie.CopyState():
+                    self.gift_wanted = True
+                case ie.CheckState():
+                    checked = ie.StateChecked(flaw=self.work.take_state(action.parts))
+                    queue.after(self.rng.uniform(*plan.capture_s), partial(self.handle, checked))
+                case ie.Settled():
+                    self.simulation.note(queue.now_s, self.address, "island.settled", {"source": action.source})
+                    self.begin(action.source)
                 case ie.Note():
                     if action.name == "broker.left":
                         self.simulation.note(queue.now_s, self.address, action.name, action.fields)
-        if self.core.startable and not self.training and self.alive:
+        if self.core.startable and not self.training and not self.searching and self.alive:
+            if plan.donor_wait_s:
+                self.searching = True
+                self.handle(ie.StateNeeded(most_bytes=1 << 60, patience_s=plan.donor_wait_s))
+            else:
+                self.begin(m.StateSource.FRESH)
+        self.alarm.arm(self.core.next_deadline_s() if self.alive else None)
+
+    def begin(self, source: m.StateSource) -> None:
+        """Starts to train, with an optimizer state from ``source``."""
+        if not self.training and self.alive:
             self.training = True
+            self.handle(ie.Restored(source=source))
             self.boundary()
             self.next_step()
-        self.alarm.arm(self.core.next_deadline_s() if self.alive else None)
 
     def prepared(self, version: m.Version, keep: float) -> None:
         """A version is ready to be installed; those of a recovery all at once, with a fresh optimizer."""
@@ -195,8 +220,13 @@ class SimIsland:
         """An inner step ended."""
         if not self.alive:
             return
-        assert self.core.share is not None
-        self.work.train(self.tokens, self.core.share)
+        if self.core.shares is not self.shares:
+            self.shares = self.core.shares
+            self.data.hold(self.shares)
+        self.work.train(self.tokens)
+        taken = self.data.trained()
+        self.simulation.invariants.trained(taken)
+        self.trained.append((self.step, taken))
         self.step += 1
         self.tokens += self.work.tokens_per_step
         self.stopped = self.core.done
@@ -217,13 +247,24 @@ class SimIsland:
             self.work.refresh_optimizer()
         assert self.core.manifest is not None
         wanted = self.core.manifest.moving if self.stopped else sorted(self.watched)
+        if self.gift_wanted:
+            self.gift_wanted = False
+            parts, state_bytes = self.work.copy_state()
+            done = ie.StateCopied(parts=parts, state_bytes=state_bytes)
+            self.simulation.queue.after(self.rng.uniform(*self.simulation.plan.capture_s), partial(self.handle, done))
         copied = tuple(wanted)
         for p in copied:
             self.work.copy(p)
         self.copies.update(dict.fromkeys(copied, self.step))
+        trained, self.trained = tuple(self.trained), []
         self.handle(
             ie.Boundary(
-                inner_step=self.step, tokens=self.tokens, installed=installed, copied=copied, stopped=self.stopped
+                inner_step=self.step,
+                tokens=self.tokens,
+                installed=installed,
+                copied=copied,
+                trained=trained,
+                stopped=self.stopped,
             )
         )
 

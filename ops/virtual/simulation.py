@@ -26,6 +26,7 @@ from broker.relay import Send as RelaySend
 from broker.relay import Unreachable
 from broker.tensors import payload_bytes
 from islands import events as ie
+from islands.donation import PART_BYTES
 from ops.chaos.manners import Manner
 from ops.virtual.failover import SimCandidate, SimLease, Station, StationTrouble
 from ops.virtual.failover import Trouble as StationOrRedisTrouble
@@ -124,6 +125,9 @@ class SimulationPlan:
     standbys: int = 0  # aggregators besides the first; with them the config has ``failover``
     troubles: tuple[StationOrRedisTrouble, ...] = ()
     restart_s: float = 0.5
+    donor_wait_s: float = (
+        0.0  #: how long a new process may look for another island's optimizer state; 0: it starts fresh
+    )
     calm_after_s: float = 1e9
     tokens_per_step: int = 100
     tensors: tuple[TensorSpec, ...] = ()
@@ -374,6 +378,8 @@ class Simulation:
             manifest = self.disk.manifest
             known = manifest is not None and message.fragment_id < len(manifest)
             return 4 * manifest.sizes[message.fragment_id] if manifest is not None and known else 0
+        if isinstance(message, m.StatePart):
+            return min(message.state_bytes, PART_BYTES)
         return 200
 
     def keep(self, now_s: float, who: str, name: str, fields: Mapping[str, Any]) -> None:

@@ -13,9 +13,11 @@ from typing import Protocol
 
 from aggregator.events import Commit, Flaw, Inspection, Merge, Plant
 from broker.fragments import FragmentManifest, TensorSpec
-from broker.messages import Envelope, Payload, Reason, Share, Version
+from broker.messages import Envelope, Payload, Reason, Version
 from broker.ranges import StepRange
 from islands.core import Island
+from islands.donation import PART_BYTES
+from islands.task import DataShare
 from ops.chaos.manners import Payloads
 
 
@@ -32,15 +34,15 @@ class IslandWork(Protocol):
         """Tokens in one inner step."""
         ...
 
-    def joined(self, core: Island) -> None:
-        """The core knows its fragments, its share and where its counters start."""
+    def joined(self, core: Island, share: DataShare) -> None:
+        """The core knows its fragments and where its counters start; ``share`` says what to train next, always."""
         ...
 
     def seed(self, fragment_id: int) -> Payload:
         """Returns a fragment of version 0."""
         ...
 
-    def train(self, own_tokens: int, share: Share) -> None:
+    def train(self, own_tokens: int) -> None:
         """Runs one inner step; ``own_tokens`` were trained before it."""
         ...
 
@@ -62,6 +64,14 @@ class IslandWork(Protocol):
 
     def refresh_optimizer(self) -> None:
         """The local state was spoilt: starts with a fresh inner optimizer."""
+        ...
+
+    def copy_state(self) -> tuple[tuple[Payload, ...], int]:
+        """Returns the optimizer's state in parts, for another island, and its bytes."""
+        ...
+
+    def take_state(self, parts: tuple[Payload, ...]) -> str:
+        """Takes another island's state over for the first step, or says why it does not serve."""
         ...
 
     def end(self) -> None:
@@ -128,16 +138,30 @@ class Claim:
     inspection: Inspection
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateClaim:
+    """A part of an optimizer's state that says how many steps that optimizer has seen."""
+
+    island_id: str
+    steps: int
+    part: int
+
+
+#: So many parts does a counting island cut its state into, the last one half full.
+STATE_PARTS = 6
+
+
 @dataclass(slots=True)
 class CountingIsland:
-    """Steps are only counted."""
+    """Steps are only counted; ``optimizer_steps`` are those that its optimizer has seen, here or at its donor's."""
 
     address: str
     tensors: tuple[TensorSpec, ...]
     tokens_per_step: int
     core: Island | None = None
+    optimizer_steps: int = 0
 
-    def joined(self, core: Island) -> None:
+    def joined(self, core: Island, share: DataShare) -> None:
         """See :class:`IslandWork`."""
         self.core = core
 
@@ -145,8 +169,9 @@ class CountingIsland:
         """A name instead of a tensor: nothing in the cores looks into a payload."""
         return f"{fragment_id} of {self.address}"
 
-    def train(self, own_tokens: int, share: Share) -> None:
+    def train(self, own_tokens: int) -> None:
         """Takes no time."""
+        self.optimizer_steps += 1
 
     def copy(self, fragment_id: int) -> None:
         """There is nothing to copy."""
@@ -169,7 +194,28 @@ class CountingIsland:
         """There is nothing to install."""
 
     def refresh_optimizer(self) -> None:
-        """There is none."""
+        """It has seen nothing now."""
+        self.optimizer_steps = 0
+
+    def copy_state(self) -> tuple[tuple[Payload, ...], int]:
+        """Returns a :class:`StateClaim` for each part."""
+        assert self.core is not None
+        claims = (
+            StateClaim(island_id=self.core.island_id, steps=self.optimizer_steps, part=i) for i in range(STATE_PARTS)
+        )
+        return tuple(claims), STATE_PARTS * PART_BYTES - PART_BYTES // 2
+
+    def take_state(self, parts: tuple[Payload, ...]) -> str:
+        """Checks that the parts are one whole state of an optimizer that knows the run."""
+        assert self.core is not None
+        assert self.core.settings is not None
+        assert [part.part for part in parts] == list(range(STATE_PARTS)), parts
+        assert len({(part.island_id, part.steps) for part in parts}) == 1, parts
+        assert parts[0].steps >= self.core.settings.sync_interval_steps, (
+            f"an untrained island gave its state: {parts[0]}"
+        )
+        self.optimizer_steps = parts[0].steps
+        return ""
 
     def end(self) -> None:
         """There is nothing to give back."""
