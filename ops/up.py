@@ -130,7 +130,9 @@ def _links(plan: Plan, file: Path) -> Links:
     described = placing.read(file)
     taken = {plan.broker.port, plan.broker.port + 1, plan.redis_port}  # to be, by processes that are not started yet
     count = placing.num_ports(described, plan.clients)
-    first = next(port for port in iter(lambda: free_ports(count), None) if not taken & set(range(port, port + count)))
+    first = free_ports(count)
+    while taken & set(range(first, first + count)):
+        first = free_ports(count)
     return placing.place(
         described, plan.clients, brokers=[plan.aggregator.broker], first_port=first, run_dir=plan.run_dir
     )
