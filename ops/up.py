@@ -129,13 +129,14 @@ def prepare(args: argparse.Namespace) -> Plan:
 
 def _links(plan: Plan, file: Path) -> Links:
     """Reads the region file and finds ports for the doors of its links."""
-    described = placing.read(file)
-    taken = {plan.broker.port, plan.broker.port + 1, plan.redis_port}  # to be, by processes that are not started yet
-    count = placing.num_ports(described, plan.clients)
-    first = next(port for port in iter(lambda: free_ports(count), None) if not taken & set(range(port, port + count)))
-    return placing.place(
-        described, plan.clients, brokers=[plan.aggregator.broker], first_port=first, run_dir=plan.run_dir
-    )
+    described, brokers = placing.read(file), plan.aggregator.broker.split(",")
+    own = range(plan.broker.port, plan.broker.port + placing.DOORS_PER_BROKER * len(brokers))
+    taken = {*own, plan.redis_port}  # by processes that are not started yet
+    count = placing.num_ports(described, plan.clients, len(brokers))
+    first = free_ports(count)
+    while taken & set(range(first, first + count)):
+        first = free_ports(count)
+    return placing.place(described, plan.clients, brokers=brokers, first_port=first, run_dir=plan.run_dir)
 
 
 def _redis_port(wanted: int) -> int:

@@ -12,14 +12,19 @@ through from one end to the other, and memory is bounded by the windows of the l
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 import socket
 import struct
 from itertools import count
 from typing import assert_never
 
+from broker import logs
 from ops.links.condition import LinkCondition, Way
 from ops.links.lane import Item, Mark
 from ops.links.link import Link
+
+log = logs.get(__name__)
 
 READ_BYTES = 64 << 10
 #: Of the sockets on our side: what waits in the kernel should be little beside what waits in a lane.
@@ -64,6 +69,8 @@ class Carrier:
         """Resets all connections, at both ends; returns how many there were."""
         number = len(self.connections)
         self.resets += number > 0
+        if not self._closed:
+            log.info("link.reset", link=self.name, connections=number)
         for connection in list(self.connections.values()):
             connection.abort()
         return number
@@ -72,8 +79,11 @@ class Carrier:
         """Does everything that is due, and sets the timer for what will be."""
         if self._closed:
             return
-        now_s = self.loop.time()
-        if self.link.advance(now_s):
+        now_s, before = self.loop.time(), self.link.condition
+        due = self.link.advance(now_s)
+        if self.link.condition is not before and self.link.condition != before:
+            log.info("link.changed", link=self.name, condition=json.dumps(self.link.condition.table()))
+        if due:
             self.reset()
         for way, lane in self.link.lanes.items():
             for delivery in lane.take(now_s):
@@ -267,7 +277,8 @@ class End(asyncio.BufferedProtocol):
     def write_end(self) -> None:
         """Tells this side that no more will come."""
         if self._transport is not None and not self._transport.is_closing():
-            self._transport.write_eof()
+            with contextlib.suppress(OSError):  # it was reset, and asyncio has not yet told us
+                self._transport.write_eof()
 
     def close(self) -> None:
         """Closes the socket in order, after what is still to be written."""
@@ -279,5 +290,6 @@ class End(asyncio.BufferedProtocol):
         if self._transport is None or self._transport.is_closing():
             return
         linger = struct.pack("ii", 1, 0)  # on, for no time: closing sends RST in place of FIN
-        self._transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+        with contextlib.suppress(OSError):
+            self._transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
         self._transport.abort()

@@ -57,11 +57,10 @@ class Delivery:
 
 @dataclass(slots=True)
 class _Flow:
-    """What is on its way in one flow: (ready at, item), the oldest first."""
+    """What is on its way in one flow: (ready at, item), the oldest first, which the others wait for."""
 
     items: deque[tuple[float, Item]] = field(default_factory=deque)
     waiting_bytes: int = 0
-    ready_s: float = 0.0  # of the newest item
     held: bool = False  # its receiver takes nothing for now
 
     def ready_by(self, now_s: float) -> bool:
@@ -134,8 +133,7 @@ class Lane:
             self._turns.append(flow)
         way = self._direction
         drawn_s = way.delay_s + (self._random.uniform(0.0, way.jitter_s) if way.jitter_s else 0.0)
-        known.ready_s = max(known.ready_s, now_s + drawn_s)
-        known.items.append((known.ready_s, item))
+        known.items.append((now_s + drawn_s, item))  # and not before those that it stands behind
         if not isinstance(item, Mark):
             known.waiting_bytes += len(item)
 
