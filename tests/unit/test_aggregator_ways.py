@@ -3,7 +3,7 @@
 import asyncio
 
 from aggregator.events import Send
-from aggregator.link import Publication
+from aggregator.link import Outgoing
 from aggregator.shelves import REPUBLISH_AFTER_S, Shelves
 from aggregator.ways import MOST_NAMES, Ways
 from broker import messages as m
@@ -91,11 +91,11 @@ def test_a_version_is_encoded_once_for_all_brokers():
             calls.append(1)
             return asyncio.get_running_loop().run_in_executor(None, lambda: ("bytes",))
 
-        publication = Publication(lambda payload: payload, encode)
-        first = asyncio.create_task(publication.message())
+        outgoing = Outgoing(m.BROKER, encode)
+        first = asyncio.create_task(outgoing.message())
         await asyncio.sleep(0)
         first.cancel()  # one broker's task ends: the others still get it
-        return await asyncio.gather(publication.message(), publication.message())
+        return await asyncio.gather(outgoing.message(), outgoing.message())
 
     assert asyncio.run(main()) == [("bytes",)] * 2
     assert calls == [1]

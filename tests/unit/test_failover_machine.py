@@ -447,8 +447,8 @@ def replica(commit, epoch):
 
 STEPS = {
     "time": 8, "tick": 12, "write": 12, "message": 25, "request": 14, "reply": 14, "commit": 6, "calm": 2,
-    "save_run": 1, "lose_message": 3, "copy_message": 1, "lose_reply": 2, "give_up": 3, "crash": 1, "start": 3, "broker": 1, "clock": 1,
-    "redis": 1,
+    "save_run": 1, "lose_message": 3, "copy_message": 1, "lose_reply": 2, "give_up": 3, "crash": 1, "start": 3,
+    "broker": 1, "clock": 1, "redis": 1,
 }  # fmt: skip
 
 
