@@ -124,6 +124,7 @@ class Run:
             "ended": self.phase is Phase.ENDED,
             "quarantine": self.quarantine.record(self.now_s),
             **self.members.record(),
+            "lives": self.ledger.counters(),
             "shares": self.shares.saving(self.saved_serial),
         }
         self.emit(SaveRun(serial=self.saved_serial, record=record))
@@ -251,6 +252,7 @@ class Run:
                     self.ledger.restore(p, commit.ledger)
                     if "norms" in commit.ledger:
                         fragment.norms = FragmentNorms.restored(commit.ledger["norms"])
+            self.ledger.recall(record.get("lives", {}))
             self.phase = Phase.RUNNING
             target = self.config.total_tokens
             if record.get("ended") and target and self.ledger.trained_tokens() >= target:
