@@ -198,7 +198,9 @@ class Replication:
         return self._advance(now_s)
 
     def handle(self, event: ReplicationEvent, now_s: float) -> list[ReplicationAction]:
-        """Takes one event in and returns what to do, in order."""
+        """Takes one event in and returns what to do, in order; nothing once it is deposed."""
+        if self.deposed:
+            return []
         match event:
             case Local(event=done):
                 self._local(done, now_s)

@@ -1,0 +1,171 @@
+"""``up --standbys 1`` with real processes: leaders killed and frozen, standbys that die, a Redis that is away."""
+
+import os
+import signal
+import time
+
+import pytest
+
+from aggregator.store_files import commit_path, run_path, versions
+from tests.local_run import Up, check_ranges, check_report, descendants, json_lines, wait_for
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+
+AGGREGATORS = ("aggregator", "standby-1")
+
+
+class Pair:
+    """The two aggregators of a run; which of them leads changes."""
+
+    def __init__(self, up):
+        self.up = up
+
+    def pid(self, name):
+        for pid, line in descendants(self.up.pid).items():
+            if (
+                " ops aggregator " in line
+                and "child.py" not in line
+                and (" --standby " in line) == (name != "aggregator")
+            ):
+                return pid
+        return None
+
+    def folder(self, name):
+        return self.up.run_dir if name == "aggregator" else self.up.run_dir / name
+
+    def store(self, name):
+        return self.folder(name) / "store"
+
+    def notes(self, name, note, since_s=0.0):
+        """What one of them noted, of what it has written out so far."""
+        tape = json_lines(self.folder(name) / "events.jsonl")
+        return [each for each in tape if each.get("note") == note and each["now_s"] > since_s]
+
+    def wait_for(self, name, note, since_s=0.0):
+        """Returns the first such note of one of them."""
+        evidence = lambda: "\n".join(self.log(each)[-1500:] for each in AGGREGATORS)  # noqa: E731
+        found = wait_for(lambda: self.notes(name, note, since_s), f"{note} by {name}", 30.0, evidence=evidence)
+        return found[0]
+
+    def log(self, name):
+        return (self.up.run_dir / "logs" / f"{name}.log").read_text()
+
+    def signal(self, name, number):
+        """Signals one of them; returns when."""
+        os.kill(wait_for(lambda: self.pid(name), name), number)
+        return time.monotonic()
+
+
+class Run:
+    """A run with one drill after the other; the times at which each began and was over."""
+
+    def __init__(self, run_dir):
+        self.took_s = {}
+        flags = ("--standbys", 1, "--islands", 2, "--tokens", 130_000, "--pace", 0.04, "--json")
+        with Up(run_dir, *flags) as self.up:
+            self.pair = Pair(self.up)
+            self.pair.wait_for("aggregator", "standby.in_sync")
+            self.pair.wait_for("aggregator", "version.committed")
+            self.kill_the_leader()
+            self.freeze_the_leader()
+            self.kill_the_standby()
+            self.lose_redis_and_the_leader()
+            self.exit = self.up.wait()
+        self.ledgers = {name: json_lines(self.pair.store(name) / "ledger.jsonl") for name in AGGREGATORS}
+        self.report = self.up.report()
+        print(f"\nfailover, seconds: {self.took_s}")
+
+    def kill_the_leader(self):
+        began_s = self.pair.signal("aggregator", signal.SIGKILL)
+        first = self.pair.wait_for("standby-1", "version.committed", began_s)
+        self.took_s["from kill -9 of the leader to the first new version"] = round(first["now_s"] - began_s, 2)
+        self.epoch_after_kill = self.pair.notes("standby-1", "aggregator.started")[-1]["fields"]["epoch"]
+        self.pair.wait_for("standby-1", "standby.in_sync", began_s)  # the killed one is back
+
+    def freeze_the_leader(self):
+        began_s = self.pair.signal("standby-1", signal.SIGSTOP)
+        first = self.pair.wait_for("aggregator", "version.committed", began_s)
+        self.took_s["from the freeze of the leader to the first new version"] = round(first["now_s"] - began_s, 2)
+        time.sleep(max(0.0, began_s + 5.0 - time.monotonic()))
+        woken_s = self.pair.signal("standby-1", signal.SIGCONT)
+        in_sync = self.pair.wait_for("aggregator", "standby.in_sync", woken_s)
+        self.took_s["from waking the old leader to its being in sync"] = round(in_sync["now_s"] - woken_s, 2)
+        self.committed_by_the_woken = self.pair.notes("standby-1", "version.committed", woken_s)
+
+    def kill_the_standby(self):
+        began_s = self.pair.signal("standby-1", signal.SIGKILL)
+        first = self.pair.wait_for("aggregator", "version.committed", began_s + 0.5)  # it held up a version, or none
+        self.took_s["from kill -9 of the standby to a version after it"] = round(first["now_s"] - began_s, 2)
+        self.pair.wait_for("aggregator", "standby.lags", began_s)
+        back = self.pair.wait_for("aggregator", "standby.in_sync", began_s)
+        self.took_s["from kill -9 of the standby to its being in sync"] = round(back["now_s"] - began_s, 2)
+
+    def lose_redis_and_the_leader(self):
+        os.kill(self.up.process("redis"), signal.SIGSTOP)
+        began_s = self.pair.signal("aggregator", signal.SIGKILL)
+        time.sleep(3.0)
+        self.led_without_redis = [
+            each for name in AGGREGATORS for each in self.pair.notes(name, "aggregator.started", began_s)
+        ]
+        self.up.kill("redis")  # it comes back empty
+        back_s = time.monotonic()
+
+        def new_versions():
+            return [each for name in AGGREGATORS for each in self.pair.notes(name, "version.committed", back_s)]
+
+        found = wait_for(new_versions, "version after Redis came back", evidence=lambda: self.pair.log("standby-1"))
+        first_s = min(each["now_s"] for each in found)
+        self.took_s["from the return of an empty Redis to the first new version"] = round(first_s - back_s, 2)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return Run(tmp_path_factory.mktemp("failover") / "run")
+
+
+def test_the_run_ends_as_if_nothing_had_happened(run):
+    assert run.exit == 0, run.up.err
+    check_report(run.report)
+
+
+def test_a_standby_takes_over_under_the_next_epoch_within_three_seconds(run):
+    assert run.epoch_after_kill == 2
+    assert run.took_s["from kill -9 of the leader to the first new version"] < 3.0
+
+
+def test_a_leader_that_was_frozen_commits_nothing_when_it_wakes_and_stands_by(run):
+    assert run.committed_by_the_woken == []
+    assert "aggregator.deposed" in run.pair.log("standby-1")
+
+
+def test_nobody_leads_while_redis_is_away_and_somebody_does_once_it_is_back_empty(run):
+    assert run.led_without_redis == []
+
+
+def test_there_is_one_lineage_of_versions_and_no_step_is_in_it_twice(run):
+    merged = {}
+    for row in (row for rows in run.ledgers.values() for row in rows):
+        key = row["fragment_id"], row["fragment_version"]
+        assert merged.setdefault(key, row) == row, f"two contents of {key}"
+    lineage = [merged[key] for key in sorted(merged)]
+    check_ranges(lineage)
+    for p in {fragment for fragment, _ in merged}:
+        numbers = [version for fragment, version in sorted(merged) if fragment == p]
+        assert numbers == list(range(numbers[-1] + 1))
+        epochs = [merged[p, version]["epoch"] for version in numbers]
+        assert epochs == sorted(epochs)
+    committed = {}
+    for name in AGGREGATORS:
+        for each in run.pair.notes(name, "version.committed"):
+            key = each["fields"]["fragment"], each["fields"]["version"]
+            assert committed.setdefault(key, each["fields"]["digest"]) == each["fields"]["digest"]
+            assert merged[key]["digest"] == each["fields"]["digest"], f"{key} was published and is not in the lineage"
+
+
+def test_in_the_end_both_stores_hold_the_same_bytes(run):
+    one, other = map(run.pair.store, AGGREGATORS)
+    assert run_path(one).read_bytes() == run_path(other).read_bytes()
+    for p in map(int, run.report["versions"]):
+        newest = versions(one, p)[0]
+        assert newest == versions(other, p)[0] == run.report["versions"][str(p)]
+        assert commit_path(one, p, newest).read_bytes() == commit_path(other, p, newest).read_bytes()

@@ -1,0 +1,214 @@
+"""The lease against a real Redis: who gets it, who keeps it, and what a late or lost request does."""
+
+import asyncio
+
+import pytest
+
+from broker.errors import Unavailable
+from broker.lease import LeaseKey, LeaseView
+from broker.registry import Registry
+from tests.integration.test_registry import Server
+
+LEASE_S = 0.2
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    server = Server(tmp_path_factory.mktemp("redis")).start()
+    yield server
+    server.stop()
+
+
+class Shard:
+    """One lease key of a run of its own, as two or three processes see it."""
+
+    def __init__(self, registry):
+        self.registry = registry
+        self.leader, self.other = LeaseKey(registry, 0), LeaseKey(registry, 0)
+
+    async def take(self, holder, expected, epoch, *, store_epoch=0):
+        return await self.other.take(
+            holder=holder, expected_epoch=expected, epoch=epoch, lease_s=LEASE_S, store_epoch=store_epoch
+        )
+
+    async def led_by_a(self, *in_sync):
+        """``a`` leads under epoch 1 with these in sync."""
+        assert await self.take("a", 0, 1)
+        assert await self.leader.renew(holder="a", epoch=1, in_sync=in_sync) == (True, "a", 1)
+
+    async def write(self, **fields):
+        """Puts something else into the key."""
+
+        async def write(redis):
+            await redis.hset(self.registry.key("lease", "0"), mapping=fields)
+
+        await self.registry.attempt(write)
+
+    async def wipe(self):
+        await self.registry.attempt(lambda redis: redis.delete(self.registry.key("lease", "0")))
+
+
+@pytest.fixture
+def shard(server, request):
+    """Runs a coroutine function with the shard of this test alone."""
+
+    def run(use):
+        async def main():
+            registry = Registry(server.url, f"{request.node.name:.60}".replace("[", "-").replace("]", ""))
+            try:
+                return await use(Shard(registry))
+            finally:
+                await registry.aclose()
+
+        return asyncio.run(main())
+
+    return run
+
+
+def test_a_key_that_is_missing_goes_to_the_first_who_expects_none(shard):
+    async def use(it):
+        assert await it.leader.read() == LeaseView()
+        assert not await it.take("a", 3, 4)  # it expects one that is not there
+        assert await it.take("a", 0, 1)
+        assert not await it.take("b", 0, 1)
+        view = await it.leader.read()
+        assert (view.holder, view.epoch, view.in_sync, view.ended) == ("a", 1, {"a"}, False)
+        assert 0 <= view.age_s < 5
+
+    shard(use)
+
+
+def test_only_who_is_in_sync_takes_over_and_only_when_it_has_run_out(shard):
+    async def use(it):
+        await it.led_by_a("b")
+        assert not await it.take("b", 1, 2)
+        await asyncio.sleep(LEASE_S)
+        assert not await it.take("c", 1, 2)
+        assert not await it.take("b", 2, 3)  # another epoch than it has
+        assert await it.take("b", 1, 2)
+        assert (await it.leader.read()).in_sync == {"b"}
+        assert not await it.take("a", 1, 2)
+
+    shard(use)
+
+
+def test_the_holder_takes_it_again_without_waiting(shard):
+    async def use(it):
+        await it.led_by_a("b")
+        assert await it.take("a", 1, 2)
+        assert (await it.leader.read()).in_sync == {"a"}
+
+    shard(use)
+
+
+def test_a_deposed_leader_hears_who_leads_when_it_renews(shard):
+    async def use(it):
+        await it.led_by_a("b")
+        await asyncio.sleep(LEASE_S)
+        assert await it.take("b", 1, 2)
+        assert await it.leader.renew(holder="a", epoch=1, in_sync=()) == (False, "b", 2)
+        assert (await it.leader.read()).holder == "b"
+
+    shard(use)
+
+
+def test_a_leader_puts_back_what_redis_has_lost(shard):
+    async def use(it):
+        await it.led_by_a("b")
+        await it.wipe()
+        assert await it.leader.renew(holder="a", epoch=1, in_sync=("b",)) == (True, "a", 1)
+        await it.write(holder="z", epoch=0)  # old data
+        assert (await it.leader.renew(holder="a", epoch=1, in_sync=("b",)))[0]
+        assert (await it.leader.read()).in_sync == {"a", "b"}
+
+    shard(use)
+
+
+def test_two_that_were_given_one_epoch_do_not_both_keep_it(shard):
+    async def use(it):
+        await it.led_by_a()
+        await it.wipe()
+        assert await it.take("b", 0, 1)
+        assert await it.leader.renew(holder="a", epoch=1, in_sync=()) == (False, "b", 1)
+
+    shard(use)
+
+
+def test_a_renewal_that_comes_after_its_successor_changes_nothing(shard):
+    async def use(it):
+        await it.led_by_a("b")
+        late, in_time = LeaseKey(it.registry, 0), it.leader
+        await in_time.renew(holder="a", epoch=1, in_sync=())  # b lags
+        assert not (await late.renew(holder="a", epoch=1, in_sync=("b",)))[0]  # asked before, and given up
+        assert (await it.leader.read()).in_sync == {"a"}
+
+    shard(use)
+
+
+def test_renewals_are_numbered_anew_in_each_term(shard):
+    async def use(it):
+        await it.led_by_a("b")
+        for _ in range(3):
+            await it.leader.renew(holder="a", epoch=1, in_sync=("b",))
+        await asyncio.sleep(LEASE_S)
+        assert await it.take("b", 1, 2)
+        assert (await it.other.renew(holder="b", epoch=2, in_sync=("a",)))[0]
+
+    shard(use)
+
+
+def test_a_key_older_than_the_store_goes_to_whoever_saw_that(shard):
+    async def use(it):
+        await it.led_by_a()
+        assert not await it.take("b", 1, 6)
+        assert not await it.take("b", 1, 6, store_epoch=1)
+        assert await it.take("b", 1, 6, store_epoch=5)
+
+    shard(use)
+
+
+def test_the_key_of_a_leader_without_failover_goes_to_the_store_with_its_epoch(shard):
+    async def use(it):
+        await it.registry.acquire_lease(0, holder="host:1", epoch=4)
+        assert (await it.leader.read()).in_sync == frozenset()
+        await asyncio.sleep(LEASE_S)
+        assert not await it.take("b", 4, 5, store_epoch=3)
+        assert await it.take("b", 4, 5, store_epoch=4)
+
+    shard(use)
+
+
+def test_the_end_is_said_by_the_holder_alone_and_forgotten_when_somebody_leads_again(shard):
+    async def use(it):
+        await it.led_by_a()
+        await it.leader.end(holder="b", epoch=1)
+        await it.leader.end(holder="a", epoch=2)
+        assert not (await it.leader.read()).ended
+        await it.leader.end(holder="a", epoch=1)
+        assert (await it.leader.read()).ended
+        assert await it.take("a", 1, 2)
+        assert not (await it.leader.read()).ended
+
+    shard(use)
+
+
+@pytest.mark.parametrize("fields", [{"holder": "a"}, {"holder": "a", "epoch": "many", "renewed_at": "0"}])
+def test_what_is_no_lease_is_as_bad_as_no_answer(shard, fields):
+    async def use(it):
+        await it.write(**fields)
+        with pytest.raises(Unavailable, match="is no lease"):
+            await it.leader.read()
+
+    shard(use)
+
+
+def test_a_server_that_is_not_there_is_unavailable(shard):
+    async def use(it):
+        nowhere = Registry("redis://127.0.0.1:9", "r")
+        gone = LeaseKey(nowhere, 0)
+        for attempt in (gone.read(), gone.renew(holder="a", epoch=1, in_sync=()), gone.end(holder="a", epoch=1)):
+            with pytest.raises(Unavailable):
+                await attempt
+        await nowhere.aclose()
+
+    shard(use)

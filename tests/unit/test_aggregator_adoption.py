@@ -1,0 +1,239 @@
+"""What a standby makes of a leader's commits: as messages and back, and in its store."""
+
+import dataclasses
+import json
+import os
+import pathlib
+
+import msgpack
+import numpy as np
+import pytest
+
+from aggregator.events import Commit
+from aggregator.outer import FragmentState
+from aggregator.replicas import commit_of, record_of, replica_of, run_message
+from aggregator.store import Store
+from aggregator.store_files import commit_path, versions
+from broker.codec import Limits, decode, encode
+from broker.errors import RemoteProtocolError, Unavailable
+from broker.messages import AGGREGATOR, Codec, Envelope, Merged, standing_by
+from broker.ranges import StepRange
+from broker.tensors import encode_tensor, fragment_digest
+
+LIMITS = Limits(max_header_bytes=1 << 20, max_message_bytes=1 << 24)
+LEDGER = {"island-0": {"1": {"merged": [[0, 24]], "wasted": {"stale": 7}}}}
+
+
+def made(version, seed=0, size=64):
+    """A commit of fragment 0 with its arrays; another seed makes other bytes."""
+    rng = np.random.default_rng(1000 * seed + version)
+    params, momentum = (rng.standard_normal(size, dtype=np.float32) for _ in range(2))
+    merged = Merged(
+        island_id="island-0",
+        incarnation=1,
+        steps=StepRange(from_step=0, to_step=24, from_tokens=0, to_tokens=24_000),
+        staleness=0.25,
+        token_weight=1e6,
+        staleness_weight=0.9,
+        merge_weight=0.9,
+        fresh=True,
+    )
+    commit = Commit(
+        fragment_id=0,
+        fragment_version=version,
+        epoch=1 + seed,
+        digest=fragment_digest(params),
+        round_id=10 * version + seed,
+        contributions=(merged,) if version else (),
+        ledger=LEDGER,
+    )
+    return commit, FragmentState(params=params, momentum=momentum, version=version)
+
+
+def envelope_of(message):
+    return Envelope(run_id="demo", sender=AGGREGATOR, incarnation=0, sequence=1, to=standing_by("b"), message=message)
+
+
+def over_the_wire(message):
+    return decode([bytes(frame) for frame in encode(envelope_of(message))], LIMITS).message
+
+
+# --- messages -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [64, 1, 0])
+def test_a_commit_comes_through_the_wire_as_it_was_bit_for_bit(size):
+    commit, state = made(3, size=size)
+    there, arrays = commit_of(over_the_wire(replica_of(commit, 5, state)))
+    assert there == commit
+    assert arrays.version == 3
+    assert arrays.params.tobytes() == state.params.tobytes()
+    assert arrays.momentum.tobytes() == state.momentum.tobytes()
+
+
+def test_a_run_record_comes_through_the_wire_as_it_was():
+    record = {"run_id": "demo", "epoch": 5, "manifest": None, "members": {"a": [0, "", 1, "n", 64, False, [0, 0]]}}
+    assert record_of(over_the_wire(run_message(record, 5, 9))) == record
+
+
+def tampered(**changes):
+    commit, state = made(3)
+    return dataclasses.replace(replica_of(commit, 5, state), **changes)
+
+
+def vector(*values):
+    return encode_tensor(np.array(values, np.float32), Codec.F32)
+
+
+@pytest.mark.parametrize(
+    "replica",
+    [
+        tampered(fragment_version=4),
+        tampered(fragment_id=1),
+        tampered(digest="0" * 16),
+        tampered(commit=b""),
+        tampered(commit=b"\xc1"),
+        tampered(commit=msgpack.packb(7)),
+        tampered(commit=msgpack.packb([1, 2])),
+        tampered(commit=msgpack.packb({"fragment_id": 0})),
+        tampered(payload=()),
+        tampered(payload=(vector(1, 2), vector(1, 2))),
+        tampered(payload=tampered().payload[:1]),
+        tampered(payload=(tampered().payload[0], vector(1.0))),
+        tampered(payload=tuple(encode_tensor(np.ones(64, np.float32), Codec.BF16) for _ in range(2))),
+    ],
+)
+def test_a_replica_that_is_not_what_the_leader_committed_is_refused(replica):
+    with pytest.raises(RemoteProtocolError):
+        commit_of(replica)
+
+
+def test_a_replica_with_a_flipped_bit_is_refused():
+    commit, state = made(3)
+    frames = [bytearray(frame) for frame in encode(envelope_of(replica_of(commit, 5, state)))]
+    frames[1][10] ^= 1
+    with pytest.raises(RemoteProtocolError):
+        commit_of(decode([bytes(frame) for frame in frames], LIMITS).message)
+
+
+@pytest.mark.parametrize("record", [b"", b"\xc1", msgpack.packb(3), msgpack.packb([]), msgpack.packb({"epoch": 4})])
+def test_a_run_record_that_is_none_or_of_another_epoch_is_refused(record):
+    message = dataclasses.replace(run_message({"epoch": 5}, 5, 1), record=record)
+    with pytest.raises(RemoteProtocolError):
+        record_of(message)
+
+
+# --- the store ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def store(tmp_path):
+    """Versions 0 to 3 of fragment 0."""
+    with Store.open(tmp_path / "store") as opened:
+        opened.load()
+        for version in range(4):
+            opened.commit(*made(version))
+        yield opened
+
+
+def reopened(tmp_path):
+    with Store.open(tmp_path / "store") as opened:
+        return opened.load()
+
+
+def history(tmp_path):
+    lines = (tmp_path / "store" / "ledger.jsonl").read_text().splitlines()
+    return [(row["fragment_version"], row["digest"]) for row in map(json.loads, lines)]
+
+
+def digest(version, seed=0):
+    return made(version, seed)[0].digest
+
+
+def test_an_adopted_version_is_the_newest_with_its_momentum(store, tmp_path):
+    commit, state = made(4)
+    store.adopt(commit, state)
+    store.close()
+    there, arrays = reopened(tmp_path).fragments[0]
+    assert there == commit
+    assert np.array_equal(arrays.momentum, state.momentum)
+
+
+def test_versions_above_an_adopted_one_give_way_to_it(store, tmp_path):
+    store.adopt(*made(2, seed=1))
+    assert versions(tmp_path / "store", 0) == [2, 0]
+    assert history(tmp_path) == [(0, digest(0)), (1, digest(1)), (2, digest(2, seed=1))]
+    store.close()
+    assert reopened(tmp_path).fragments[0][0].digest == digest(2, seed=1)
+
+
+def test_other_bytes_under_the_same_version_give_way_to_it(store, tmp_path):
+    store.adopt(*made(3, seed=1))
+    store.close()
+    loaded = reopened(tmp_path)
+    assert loaded.fragments[0][0].digest == digest(3, seed=1)
+    assert loaded.damaged == ()
+    assert history(tmp_path)[2:] == [(2, digest(2)), (3, digest(3, seed=1))]
+
+
+def test_the_history_of_other_fragments_stays(store, tmp_path):
+    other = dataclasses.replace(made(3)[0], fragment_id=1)
+    store.commit(other, made(3)[1])
+    store.adopt(*made(1, seed=1))
+    assert history(tmp_path) == [(0, digest(0)), (3, digest(3)), (1, digest(1, seed=1))]
+
+
+def test_the_same_commit_again_changes_nothing(store, tmp_path):
+    before = commit_path(tmp_path / "store", 0, 3).read_bytes()
+    store.adopt(*made(3))
+    assert commit_path(tmp_path / "store", 0, 3).read_bytes() == before
+    assert {version for version, _ in history(tmp_path)} == {0, 1, 2, 3}
+
+
+def test_a_leaders_next_commits_follow_what_was_adopted(store):
+    store.adopt(*made(2, seed=1))
+    store.commit(*made(3, seed=1))
+
+
+@pytest.mark.parametrize("fails", ["fsync", "replace", "unlink"])
+@pytest.mark.parametrize("after", range(4))
+def test_a_crash_in_the_middle_leaves_whole_versions_and_the_next_attempt_settles_it(
+    store, tmp_path, monkeypatch, fails, after
+):
+    calls = []
+
+    def failing(*args, real=None, **kwargs):
+        calls.append(args)
+        if len(calls) > after:
+            raise OSError(5, "the machine has lost power")
+        return real(*args, **kwargs)
+
+    target = "pathlib.Path.unlink" if fails == "unlink" else f"aggregator.store.os.{fails}"
+    real = pathlib.Path.unlink if fails == "unlink" else getattr(os, fails)
+    with monkeypatch.context() as patched:
+        patched.setattr(target, lambda *a, **k: failing(*a, real=real, **k))
+        try:
+            store.adopt(*made(2, seed=1))
+        except Unavailable:
+            store.close()
+    if store._lock_fd >= 0:
+        store.close()
+    loaded = reopened(tmp_path)
+    assert loaded.damaged == ()
+    assert loaded.fragments[0][0].digest in (digest(1), digest(2), digest(3), digest(2, seed=1))
+    with Store.open(tmp_path / "store") as again:
+        again.load()
+        again.adopt(*made(2, seed=1))
+    assert reopened(tmp_path).fragments[0][0].digest == digest(2, seed=1)
+    assert history(tmp_path)[-1] == (2, digest(2, seed=1))
+    assert {version for version, _ in history(tmp_path)} == {0, 1, 2}
+
+
+def test_a_store_keeps_its_name_and_two_never_share_one(tmp_path):
+    names = set()
+    for each in ("one", "two"):
+        for _ in range(2):
+            with Store.open(tmp_path / each) as opened:
+                names.add(opened.name)
+    assert len(names) == 2
+    assert all(standing_by(name) for name in names)

@@ -1,0 +1,343 @@
+"""A standby: what it keeps and says, when it leads, and everything that speaks against that."""
+
+import pytest
+
+from aggregator.candidate import (
+    BROKER_FRESH_S,
+    ENDED_S,
+    MISSING_LEASES,
+    Arrived,
+    Candidate,
+    Heard,
+    Holding,
+    Keep,
+    Kept,
+    Lead,
+    Place,
+    Poll,
+    Polled,
+    Quit,
+    SendFollow,
+    Take,
+    Taken,
+    Tick,
+    Unpolled,
+)
+from broker.lease import LeaseView
+from broker.messages import Following, Replica, ReplicaRun, Stored
+
+LEASE_S = 1.0
+HELD = {0: (5, "0.5"), 1: (4, "1.4")}
+
+
+def replica(p=0, version=6, epoch=2):
+    return Replica(
+        shard=0, epoch=epoch, fragment_id=p, fragment_version=version, digest=f"{p}.{version}", commit=b"", payload=()
+    )
+
+
+def record(epoch=2, serial=1):
+    return ReplicaRun(shard=0, epoch=epoch, serial=serial, record=b"")
+
+
+def following(*, epoch=2, heard_ago_s=None, stored=HELD):
+    held = tuple(Stored(fragment_id=p, fragment_version=v, digest=d) for p, (v, d) in stored.items())
+    return Following(epoch=epoch, leader_heard_ago_s=heard_ago_s, stored=held)
+
+
+def lease(**changes):
+    """One that this store may take: its leader is gone, and it is in sync."""
+    fields = {"holder": "a", "epoch": 2, "in_sync": frozenset({"a", "b"}), "age_s": 1.5}
+    return LeaseView(**(fields | changes))
+
+
+NO_LEASE = LeaseView()
+
+
+class Standby:
+    """Store ``b``, in sync with a leader of epoch 2, beside a broker that heard nothing of that leader lately."""
+
+    def __init__(self, stored=HELD, run_epoch=2, *, yields=False, broker=True):
+        self.now_s = 100.0
+        holding = Holding(stored=stored, run_epoch=run_epoch)
+        self.core = Candidate(name="b", shard=0, lease_s=LEASE_S, yields=yields, holding=holding, now_s=self.now_s)
+        self.actions = self.core.handle(Tick(), self.now_s)
+        if broker:
+            self.handle(Heard(broker=0, following=following()))
+
+    def handle(self, event, after_s=0.0):
+        self.now_s += after_s
+        self.actions = self.core.handle(event, self.now_s)
+        return self.actions
+
+    def of(self, kind):
+        return [each for each in self.actions if isinstance(each, kind)]
+
+    def poll(self, view, after_s=0.0):
+        """Returns whether it reaches for the lease when it sees this one."""
+        self.handle(Polled(lease=view), after_s)
+        return bool(self.of(Take))
+
+    def polls_for(self, view, seconds, **broker):
+        """Returns after how many seconds it reached for a lease that stays as it is; None if it did not."""
+        began_s = self.now_s
+        while self.now_s < began_s + seconds:
+            self.handle(Heard(broker=0, following=following(**broker)))
+            if self.poll(view):
+                return round(self.now_s - began_s, 2)
+            self.now_s += 0.25
+        return None
+
+    def keep(self, message):
+        """The leader sends something, and it becomes durable."""
+        self.handle(Arrived(message=message))
+        assert self.of(Keep) == [Keep(message=message)]
+        return self.handle(Kept(message=message))
+
+    def said(self):
+        return self.of(SendFollow)[-1].follow
+
+
+@pytest.fixture
+def standby():
+    return Standby()
+
+
+# --- following ------------------------------------------------------------------------------------------------------
+
+
+def test_it_says_what_it_has_and_reads_the_lease_four_times_per_lease(standby):
+    beats = []
+    for _ in range(100):
+        standby.handle(Tick(), after_s=0.01)
+        if standby.of(SendFollow):
+            beats.append(standby.now_s)
+            standby.handle(Polled(lease=lease(age_s=0.1)))
+    assert len(beats) == 4
+    assert standby.core.next_deadline_s() == pytest.approx(beats[-1] + LEASE_S / 4)
+
+
+def test_one_poll_at_a_time(standby):
+    assert not standby.handle(Tick(), after_s=5.0)[1:]  # the first one is not answered yet
+    standby.handle(Unpolled(detail="no answer"))
+    standby.handle(Tick(), after_s=0.25)
+    assert standby.of(Poll)
+
+
+def test_a_run_record_of_an_earlier_life_is_asked_for_again(standby):
+    standby.handle(Tick(), after_s=0.25)
+    follow = standby.said()
+    assert (follow.epoch, follow.run_epoch, follow.run_serial) == (2, 0, 0)
+    assert {each.fragment_id: (each.fragment_version, each.digest) for each in follow.stored} == HELD
+
+
+def test_what_has_become_durable_is_said_at_once(standby):
+    standby.keep(replica())
+    assert standby.said().stored[0] == Stored(fragment_id=0, fragment_version=6, digest="0.6")
+    standby.keep(record(serial=7))
+    assert (standby.said().run_epoch, standby.said().run_serial) == (2, 7)
+
+
+def test_what_could_not_be_written_is_not_said(standby):
+    standby.handle(Arrived(message=replica()))
+    standby.handle(Kept(message=replica(), problem="the disk is full"))
+    assert not standby.of(SendFollow)
+    standby.handle(Tick(), after_s=0.25)
+    assert standby.said().stored[0].fragment_version == 5
+
+
+def test_a_newer_version_gives_way_to_what_the_leader_has(standby):
+    standby.keep(replica(version=3))
+    assert standby.said().stored[0].fragment_version == 3
+
+
+def test_nothing_of_an_earlier_leader_is_taken(standby):
+    standby.keep(record(epoch=4))
+    assert standby.core.epoch == 4
+    assert standby.handle(Arrived(message=replica(epoch=3))) == []
+    assert standby.handle(Arrived(message=record(epoch=2, serial=9))) == []
+
+
+# --- leading --------------------------------------------------------------------------------------------------------
+
+
+def test_it_leads_under_the_next_epoch_once_the_lease_has_run_out(standby):
+    assert not standby.poll(lease(age_s=0.9))
+    assert standby.poll(lease(age_s=1.0))
+    assert standby.of(Take) == [Take(expected_epoch=2, epoch=3, store_epoch=2)]
+    assert standby.core.place is Place.TAKING
+    standby.handle(Taken(granted=True))
+    assert standby.of(Lead) == [Lead(epoch=3)]
+    assert standby.core.next_deadline_s() is None
+
+
+def test_its_epoch_is_above_all_that_it_has_heard_of(standby):
+    standby.handle(Heard(broker=1, following=following(epoch=8)))
+    assert standby.poll(lease())
+    assert standby.of(Take)[0].epoch == 9
+
+
+def test_a_lease_that_another_one_got_first_leaves_it_following(standby):
+    standby.poll(lease())
+    standby.handle(Taken(granted=False))
+    assert standby.core.place is Place.FOLLOWING
+    assert standby.handle(Arrived(message=replica())) == [Keep(message=replica())]
+
+
+def test_while_it_reaches_for_the_lease_it_stores_nothing(standby):
+    standby.poll(lease())
+    assert standby.handle(Arrived(message=replica())) == []
+
+
+def test_it_does_not_reach_for_the_lease_while_it_is_writing(standby):
+    standby.handle(Arrived(message=replica()))
+    assert not standby.poll(lease())
+    standby.handle(Kept(message=replica()))
+    assert standby.poll(lease())
+
+
+def test_an_attempt_that_was_granted_without_an_answer_is_seen_in_the_lease(standby):
+    standby.poll(lease())
+    standby.handle(Unpolled(detail="no answer"))
+    assert standby.core.place is Place.FOLLOWING
+    assert standby.poll(lease(holder="b", epoch=3, in_sync=frozenset({"b"}), age_s=0.2))
+    assert standby.of(Take) == [Take(expected_epoch=3, epoch=4, store_epoch=2)]
+
+
+def test_its_own_lease_needs_not_run_out():
+    standby = Standby()  # the leader, started again
+    standby.handle(Heard(broker=0, following=following(heard_ago_s=0.1)))
+    assert standby.poll(lease(holder="b", age_s=0.1))
+
+
+def test_a_clock_of_redis_that_was_set_back_keeps_nobody_waiting(standby):
+    assert standby.poll(lease(age_s=-3600.0))
+
+
+def test_the_lease_of_a_leader_without_failover_goes_to_the_store_with_its_epoch(standby):
+    assert standby.poll(lease(in_sync=frozenset()))
+    assert not Standby(run_epoch=1).poll(lease(in_sync=frozenset()))
+
+
+# --- what speaks against it -----------------------------------------------------------------------------------------
+
+
+def test_a_broker_that_holds_a_newer_version_does(standby):
+    standby.handle(Heard(broker=0, following=following(stored={0: (6, "0.6")})))
+    assert not standby.poll(lease())
+    assert standby.core.objection == "behind: a broker holds version 6 of fragment 0, this store 5"
+
+
+def test_a_broker_that_holds_other_bytes_under_the_same_version_does(standby):
+    standby.handle(Heard(broker=0, following=following(stored={0: (5, "other")})))
+    assert not standby.poll(lease())
+    assert "version 5 of fragment 0 with other bytes" in standby.core.objection
+
+
+def test_an_empty_store_never_leads_a_run_that_a_broker_knows():
+    standby = Standby(stored={}, run_epoch=0)
+    assert standby.polls_for(NO_LEASE, 20.0) is None
+    assert standby.core.objection.startswith("behind: ")
+
+
+def test_it_does_not_lead_where_no_broker_answers():
+    standby = Standby(broker=False)
+    assert not standby.poll(lease())
+    assert standby.core.objection == "no broker answers"
+
+
+def test_a_broker_that_fell_silent_has_no_say(standby):
+    standby.handle(Heard(broker=1, following=following(stored={0: (6, "0.6")})))
+    assert not standby.poll(lease())
+    standby.handle(Heard(broker=0, following=following()), after_s=BROKER_FRESH_S)
+    assert standby.poll(lease())
+
+
+def test_a_leader_that_a_broker_hears_is_only_cut_off_from_redis(standby):
+    standby.handle(Heard(broker=1, following=following(heard_ago_s=0.5)))
+    assert not standby.poll(lease(age_s=60.0))
+    assert standby.core.objection == ""
+    standby.handle(Heard(broker=1, following=following(heard_ago_s=LEASE_S)))
+    assert standby.poll(lease(age_s=60.0))
+
+
+def test_a_store_that_the_lease_does_not_name_waits_for_one_that_it_does(standby):
+    assert standby.polls_for(lease(in_sync=frozenset({"a"}), age_s=60.0), 20.0) is None
+    assert standby.core.objection == "a led last, and this store was not in sync with it"
+
+
+def test_a_store_that_knows_nothing_of_the_last_leader_does_not_lead():
+    standby = Standby(run_epoch=1)
+    assert not standby.poll(lease())
+    assert standby.core.objection == "this store has nothing of epoch 2"
+
+
+def test_without_redis_nobody_leads(standby):
+    standby.handle(Unpolled(detail="refused"))
+    assert standby.core.objection == "Redis does not answer: refused"
+    assert standby.core.lease is None
+
+
+# --- a Redis that has lost something ----------------------------------------------------------------------------------
+
+
+VOID = [
+    pytest.param(NO_LEASE, id="no key"),
+    pytest.param(lease(epoch=1, holder="c", in_sync=frozenset({"c"})), id="an old key"),
+    pytest.param(lease(epoch=1, holder="b", in_sync=frozenset({"b"})), id="an old key of its own"),
+]
+
+
+@pytest.mark.parametrize("view", VOID)
+def test_a_lease_that_redis_lost_is_first_left_to_the_leader_that_may_live(standby, view):
+    assert standby.polls_for(view, 20.0) == MISSING_LEASES * LEASE_S
+    assert standby.of(Take) == [Take(expected_epoch=view.epoch, epoch=3, store_epoch=2)]
+
+
+@pytest.mark.parametrize("view", VOID)
+def test_it_is_not_taken_from_a_leader_that_a_broker_hears(standby, view):
+    assert standby.polls_for(view, 20.0, heard_ago_s=0.2) is None
+
+
+@pytest.mark.parametrize("view", VOID)
+def test_it_is_not_taken_by_a_store_that_is_behind(standby, view):
+    assert standby.polls_for(view, 20.0, stored={1: (5, "1.5")}) is None
+
+
+def test_the_wait_begins_anew_when_redis_was_away_or_the_key_was_back(standby):
+    for interruption in (Unpolled(detail="away"), Polled(lease=lease(age_s=0.0))):
+        assert standby.polls_for(NO_LEASE, MISSING_LEASES * LEASE_S - 0.1) is None
+        standby.handle(interruption)
+    assert standby.polls_for(NO_LEASE, 20.0) == MISSING_LEASES * LEASE_S
+
+
+def test_a_new_run_begins_at_once_but_not_with_the_one_that_was_started_to_stand_by():
+    nothing = following(epoch=0, stored={})
+    first, second = (Standby(stored={}, run_epoch=0, yields=yields, broker=False) for yields in (False, True))
+    for each in (first, second):
+        each.handle(Heard(broker=0, following=nothing))
+    assert first.poll(NO_LEASE)
+    assert first.of(Take) == [Take(expected_epoch=0, epoch=1, store_epoch=0)]
+    assert second.polls_for(NO_LEASE, 30.0, epoch=0, stored={}) == (MISSING_LEASES + 1) * LEASE_S + 2.0
+
+
+# --- the end ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_standby_in_sync_goes_home_when_its_leader_has_ended_the_run(standby):
+    standby.keep(record())
+    assert not standby.poll(lease(ended=True, age_s=0.1))
+    assert standby.of(Quit)
+
+
+def test_one_that_lacks_something_gets_a_while_to_fetch_it(standby):
+    standby.keep(record())
+    view = {"ended": True, "in_sync": frozenset({"a"})}
+    standby.poll(lease(**view, age_s=ENDED_S - 0.1))
+    assert not standby.of(Quit)
+    standby.poll(lease(**view, age_s=ENDED_S))
+    assert standby.of(Quit)
+
+
+def test_a_run_that_had_ended_before_this_life_may_be_taken_up_again(standby):
+    assert standby.poll(lease(ended=True))

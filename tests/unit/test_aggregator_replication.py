@@ -1,0 +1,424 @@
+"""The leader's side of standing by: who gets what, when a commit counts as durable, and whom the lease names."""
+
+import pytest
+
+from aggregator.events import Commit, Persisted, PersistFailed, RunSaved, RunSaveFailed
+from aggregator.replication import (
+    FORGET_S,
+    LONGEST_RESEND_S,
+    RESEND_S,
+    Deliver,
+    Deposed,
+    Followed,
+    Local,
+    Renew,
+    Renewed,
+    RenewFailed,
+    Replicate,
+    ReplicateRun,
+    Replication,
+)
+from broker.messages import Follow, Stored
+
+EPOCH, LEASE_S, LAG_S = 3, 1.0, 1.0
+
+
+def commit_of(p=0, version=1, digest=None):
+    return Commit(
+        fragment_id=p,
+        fragment_version=version,
+        epoch=EPOCH,
+        digest=digest or f"{p}.{version}",
+        round_id=1,
+        contributions=(),
+        ledger={},
+    )
+
+
+class Leader:
+    """A Replication, and the lease and standbys as far as a test answers for them."""
+
+    def __init__(self, commits=(), fragments=2):
+        self.now_s = 100.0
+        commits = commits or [commit_of(p, 0) for p in range(fragments)]
+        self.core = Replication(
+            name="a",
+            epoch=EPOCH,
+            lease_s=LEASE_S,
+            standby_lag_s=LAG_S,
+            commits={c.fragment_id: c for c in commits},
+            now_s=self.now_s,
+        )
+        self.stores = {}
+        self.actions = self.core.tick(self.now_s)
+
+    def handle(self, event, after_s=0.0):
+        self.now_s += after_s
+        self.actions = self.core.handle(event, self.now_s)
+        return self.actions
+
+    def tick(self, after_s=0.0):
+        self.now_s += after_s
+        self.actions = self.core.tick(self.now_s)
+        return self.actions
+
+    def begun(self):
+        """The lease is renewed, and the run record is durable here."""
+        self.granted()
+        self.saved(1)
+        return self
+
+    def granted(self, after_s=0.0):
+        return self.handle(Renewed(granted=True, holder="a", epoch=EPOCH), after_s)
+
+    def saved(self, serial):
+        return self.handle(Local(event=RunSaved(serial=serial)))
+
+    def persist(self, commit):
+        self.actions = self.core.persist(commit, self.now_s)
+        return self.actions
+
+    def stored_here(self, p=0, version=1, after_s=0.0):
+        return self.handle(Local(event=Persisted(fragment_id=p, fragment_version=version)), after_s)
+
+    def hear(self, name="b", *commits, epoch=EPOCH, serial=1, after_s=0.0):
+        stored = tuple(
+            Stored(fragment_id=c.fragment_id, fragment_version=c.fragment_version, digest=c.digest) for c in commits
+        )
+        follow = Follow(shard=0, epoch=epoch, stored=stored, run_epoch=epoch, run_serial=serial)
+        return self.handle(Followed(name=name, follow=follow), after_s)
+
+    def in_sync(self, *names):
+        """These have everything, and the lease says so."""
+        for name in names:
+            self.hear(name, *(commit_of(p, 0) for p in range(2)))
+            self.granted()
+        assert self.core.in_sync == set(names)
+        return self
+
+    def of(self, kind):
+        return [each for each in self.actions if isinstance(each, kind)]
+
+    def delivered(self):
+        return [each.event for each in self.of(Deliver)]
+
+
+VERSION_1 = Persisted(fragment_id=0, fragment_version=1)
+WHOLE = (commit_of(0, 0), commit_of(1, 0))
+
+
+@pytest.fixture
+def leader():
+    return Leader().begun()
+
+
+# --- nobody stands by ---------------------------------------------------------------------------------------------
+
+
+def test_the_lease_is_renewed_at_once_and_then_four_times_per_lease():
+    leader = Leader()
+    assert leader.of(Renew) == [Renew(in_sync=())]
+    leader.granted()
+    assert not leader.tick(after_s=0.2)
+    assert leader.core.next_deadline_s() == pytest.approx(100.25)
+    leader.tick(after_s=0.05)
+    assert leader.of(Renew)
+
+
+def test_nothing_is_said_before_the_lease_was_renewed_once():
+    leader = Leader()
+    leader.saved(1)
+    assert leader.delivered() == []
+    leader.granted()
+    assert leader.delivered() == [RunSaved(serial=1)]
+
+
+def test_without_standbys_what_is_durable_here_is_durable(leader):
+    leader.persist(commit_of())
+    assert leader.delivered() == []
+    leader.stored_here()
+    assert leader.delivered() == [VERSION_1]
+    leader.stored_here()
+    assert leader.delivered() == []  # once
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [PersistFailed(fragment_id=0, fragment_version=1, detail="full"), RunSaveFailed(serial=2, detail="full")],
+)
+def test_a_failure_of_this_store_reaches_the_core_at_once(leader, failure):
+    leader.persist(commit_of())
+    assert leader.handle(Local(event=failure)) == [Deliver(event=failure)]
+
+
+def test_a_request_that_is_not_answered_keeps_nobody_busy(leader):
+    leader.tick(after_s=0.25)
+    assert leader.of(Renew)
+    leader.tick(after_s=0.5)
+    assert not leader.of(Renew)  # one at a time
+    assert leader.core.next_deadline_s() == pytest.approx(leader.now_s + 0.25)
+
+
+# --- sending ------------------------------------------------------------------------------------------------------
+
+
+def test_a_standby_is_sent_the_run_record_first_and_then_what_it_lacks_a_few_at_a_time():
+    leader = Leader(fragments=5).begun()
+    leader.hear("b", commit_of(1, 0), serial=-1)
+    assert leader.of(ReplicateRun) == [ReplicateRun(to="b", serial=1)]
+    assert [each.commit.fragment_id for each in leader.of(Replicate)] == [0]
+    leader.hear("b", commit_of(0, 0), commit_of(1, 0), serial=1)
+    assert [each.commit.fragment_id for each in leader.of(Replicate)] == [2, 3]
+
+
+def test_other_bytes_under_the_same_version_are_replaced(leader):
+    leader.hear("b", commit_of(0, 0, "other"), commit_of(1, 0))
+    assert leader.of(Replicate) == [Replicate(to="b", commit=commit_of(0, 0))]
+
+
+def test_a_store_above_the_leaders_is_sent_what_the_leader_has(leader):
+    leader.hear("b", commit_of(0, 7), commit_of(1, 0))
+    assert leader.of(Replicate) == [Replicate(to="b", commit=commit_of(0, 0))]
+
+
+def test_a_commit_goes_to_standbys_while_it_goes_to_the_disk(leader):
+    leader.in_sync("b")
+    leader.persist(commit_of())
+    assert leader.of(Replicate) == [Replicate(to="b", commit=commit_of())]
+
+
+def test_what_a_standby_still_lacks_when_it_is_heard_later_is_sent_again_with_growing_pauses(leader):
+    gaps, since_s = [], 0.0
+    leader.hear("b", commit_of(0, 0))
+    assert leader.of(Replicate)
+    for _ in range(300):
+        since_s += 0.25
+        leader.hear("b", commit_of(0, 0), after_s=0.25)
+        if leader.of(Replicate):
+            gaps.append(since_s)
+            since_s = 0.0
+    assert gaps == [RESEND_S, 2.0, 4.0, 8.0, LONGEST_RESEND_S, LONGEST_RESEND_S, LONGEST_RESEND_S]
+
+
+def test_a_silent_standby_is_sent_nothing_again_and_what_it_missed_as_soon_as_it_is_heard(leader):
+    leader.hear("b", commit_of(0, 0))
+    for _ in range(20):
+        leader.tick(after_s=0.25)
+        assert not leader.of(Replicate)
+    leader.hear("b", commit_of(0, 0))
+    assert leader.of(Replicate)
+
+
+def test_a_standby_that_stays_silent_is_forgotten(leader):
+    leader.hear("b", *WHOLE)
+    assert leader.core.standbys == ("b",)
+    leader.tick(after_s=FORGET_S)
+    assert leader.core.standbys == ()
+
+
+def test_its_own_voice_of_before_and_followers_of_a_later_leader_are_not_heeded(leader):
+    leader.hear("a", *WHOLE)
+    leader.hear("b", *WHOLE, epoch=EPOCH + 1)
+    assert leader.core.standbys == ()
+
+
+# --- before: who has caught up is waited for from the moment of asking ----------------------------------------------
+
+
+def test_a_standby_that_has_everything_is_named_in_the_lease_at_once(leader):
+    leader.hear("b", *WHOLE)
+    assert leader.of(Renew) == [Renew(in_sync=("b",))]
+    assert leader.core.in_sync == frozenset()
+    leader.granted()
+    assert leader.core.in_sync == {"b"}
+
+
+@pytest.mark.parametrize(
+    "heard",
+    [
+        pytest.param({"commits": WHOLE[:1]}, id="lacks a fragment"),
+        pytest.param({"commits": (commit_of(0, 0, "other"), WHOLE[1])}, id="has other bytes"),
+        pytest.param({"commits": WHOLE, "serial": -1}, id="lacks the run record"),
+        pytest.param({"commits": WHOLE, "epoch": EPOCH - 1}, id="follows an earlier leader"),
+    ],
+)
+def test_a_standby_that_lacks_something_is_not_named(leader, heard):
+    leader.hear("b", *heard.pop("commits"), **heard)
+    assert not leader.of(Renew)
+
+
+def test_a_commit_waits_for_a_standby_that_the_lease_may_name_from_now_on(leader):
+    leader.hear("b", *WHOLE)
+    assert leader.of(Renew)  # on its way
+    leader.persist(commit_of())
+    leader.stored_here()
+    assert leader.delivered() == []
+    leader.hear("b", commit_of(), WHOLE[1])
+    assert leader.delivered() == [VERSION_1]
+
+
+def test_what_is_published_is_enough_to_be_named_and_what_is_not_waits_for_it(leader):
+    leader.persist(commit_of())
+    leader.hear("b", *WHOLE)  # lacks version 1, which nobody has seen
+    assert leader.of(Renew) == [Renew(in_sync=("b",))]
+    leader.stored_here()
+    assert leader.delivered() == []
+    leader.granted()
+    assert leader.delivered() == []
+    leader.hear("b", commit_of(), WHOLE[1])
+    assert leader.delivered() == [VERSION_1]
+
+
+def test_one_that_lacks_what_was_just_published_is_not_named(leader):
+    leader.persist(commit_of())
+    leader.stored_here()
+    leader.hear("b", *WHOLE)
+    assert not leader.of(Renew)
+
+
+def test_a_run_record_waits_for_the_standbys_too(leader):
+    leader.in_sync("b")
+    leader.saved(2)
+    assert leader.delivered() == []
+    assert leader.of(ReplicateRun) == [ReplicateRun(to="b", serial=2)]
+    leader.hear("b", *WHOLE, serial=2)
+    assert leader.delivered() == [RunSaved(serial=2)]
+
+
+def test_every_standby_in_sync_is_waited_for(leader):
+    leader.in_sync("b")
+    leader.hear("c", *WHOLE)
+    leader.granted()
+    leader.persist(commit_of())
+    leader.stored_here()
+    leader.hear("b", commit_of(), WHOLE[1])
+    assert leader.delivered() == []
+    leader.hear("c", commit_of(), WHOLE[1])
+    assert leader.delivered() == [VERSION_1]
+
+
+# --- until: who lags is waited for while the lease names it -----------------------------------------------------------
+
+
+def test_a_lagging_standby_is_waited_for_until_the_lease_names_it_no_more(leader):
+    leader.in_sync("b")
+    leader.persist(commit_of())
+    leader.stored_here()
+    leader.tick(after_s=LAG_S - 0.01)
+    assert Renew(in_sync=()) not in leader.actions
+    leader.granted()
+    leader.tick(after_s=0.01)
+    assert leader.of(Renew) == [Renew(in_sync=())]
+    assert leader.delivered() == []
+    leader.granted()
+    assert leader.delivered() == [VERSION_1]
+    assert leader.core.in_sync == frozenset()
+
+
+def test_the_wait_begins_when_the_version_is_durable_here(leader):
+    leader.in_sync("b")
+    leader.persist(commit_of())
+    leader.tick(after_s=0.3)
+    leader.granted()
+    leader.stored_here(after_s=5.0)  # a slow disk of our own
+    leader.granted()
+    assert leader.core.in_sync == {"b"}
+
+
+def test_a_standby_that_does_not_take_the_run_record_lags_too(leader):
+    leader.in_sync("b")
+    leader.saved(2)
+    leader.tick(after_s=0.3)
+    leader.granted()
+    leader.tick(after_s=LAG_S)
+    assert leader.of(Renew) == [Renew(in_sync=())]
+    leader.granted()
+    assert leader.delivered() == [RunSaved(serial=2)]
+
+
+def test_one_that_lagged_is_named_again_when_it_has_caught_up(leader):
+    leader.in_sync("b")
+    leader.persist(commit_of())
+    leader.stored_here()
+    leader.tick(after_s=LAG_S)
+    leader.granted()
+    leader.hear("b", commit_of(), WHOLE[1])
+    assert leader.of(Renew) == [Renew(in_sync=("b",))]
+
+
+def test_without_redis_nothing_is_published_that_a_standby_lacks(leader):
+    leader.in_sync("b")
+    leader.persist(commit_of())
+    leader.stored_here()
+    for _ in range(20):
+        leader.tick(after_s=1.0)
+        leader.handle(RenewFailed(detail="away"))
+        assert leader.delivered() == []
+    leader.tick(after_s=1.0)
+    leader.granted()
+    assert leader.delivered() == [VERSION_1]
+
+
+def test_without_redis_a_run_whose_standbys_keep_up_goes_on(leader):
+    leader.in_sync("b")
+    leader.tick(after_s=0.3)
+    leader.handle(RenewFailed(detail="away"))
+    leader.persist(commit_of())
+    leader.stored_here()
+    leader.hear("b", commit_of(), WHOLE[1])
+    assert leader.delivered() == [VERSION_1]
+
+
+# --- requests whose outcome is unknown --------------------------------------------------------------------------------
+
+
+def test_a_standby_that_may_have_been_named_is_waited_for(leader):
+    leader.hear("b", *WHOLE)
+    leader.handle(RenewFailed(detail="no answer"))
+    assert leader.core.required == {"b"}
+    leader.persist(commit_of())
+    leader.stored_here()
+    assert leader.delivered() == []
+
+
+def test_one_that_may_have_been_struck_out_is_still_waited_for(leader):
+    leader.in_sync("b")
+    leader.persist(commit_of())
+    leader.stored_here()
+    leader.tick(after_s=LAG_S)
+    assert leader.of(Renew) == [Renew(in_sync=())]
+    leader.handle(RenewFailed(detail="no answer"))
+    assert leader.core.required == {"b"}
+    assert leader.delivered() == []
+
+
+def test_the_next_answer_settles_what_was_unknown(leader):
+    leader.hear("b", *WHOLE)
+    leader.handle(RenewFailed(detail="no answer"))
+    leader.tick(after_s=0.3)
+    leader.granted()
+    assert leader.core.required == leader.core.in_sync == {"b"}
+
+
+def test_redis_is_asked_at_the_usual_pace_while_it_does_not_answer(leader):
+    asked = 0
+    for _ in range(100):
+        leader.tick(after_s=0.05)
+        asked += len(leader.of(Renew))
+        leader.handle(RenewFailed(detail="refused"))
+        asked += len(leader.of(Renew))
+    assert 15 <= asked <= 20  # in 5 s
+
+
+# --- the end ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_refused_renewal_deposes_and_nothing_is_done_any_more(leader):
+    leader.persist(commit_of())
+    leader.tick(after_s=0.3)
+    leader.handle(Renewed(granted=False, holder="b", epoch=EPOCH + 1))
+    assert leader.actions == [Deposed(holder="b", epoch=EPOCH + 1)]
+    leader.stored_here()
+    assert leader.actions == []
+    leader.hear("b", *WHOLE)
+    assert leader.actions == []
