@@ -193,6 +193,7 @@ class Aggregator:
     def _advance(self) -> None:
         """Lets every part do what the state and the time now call for; called after every event."""
         run = self.run
+        run.remember_pace()
         if self._save_again_at_s is not None and run.now_s >= self._save_again_at_s:
             self._save_again_at_s = None
             run.save()

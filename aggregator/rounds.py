@@ -181,7 +181,7 @@ class Rounds:
         again = [f.persist_again_at_s for f in run.fragments.values()]
         deadlines = [at_s for at_s in again if at_s is not None]
         for round_ in run.open_rounds.values():
-            looked = round_.look(run.now_s, self._waited_for(round_), self._live(), self._waits())
+            looked = round_.peek(run.now_s, self._waited_for(round_), self._live(), self._waits())
             deadlines.append(run.now_s if looked.recheck_at_s is None else looked.recheck_at_s)
         if run.open_rounds:
             death_s = run.members.next_death_s(run.now_s)

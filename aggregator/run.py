@@ -146,8 +146,15 @@ class Run:
     @property
     def median_step_s(self) -> float:
         """Median inner step time of the advancing islands in seconds; the last known while none advances, first 0."""
-        self._median_step_s = self.clock.median_step_time_s(self.now_s) or self._median_step_s
-        return self._median_step_s
+        return self.clock.median_step_time_s(self.now_s) or self._median_step_s
+
+    def remember_pace(self) -> None:
+        """Keeps the median step time of now for the time when nobody advances.
+
+        Done with each event and not with each question: a driver asks for deadlines as often as it likes, and must not
+        change by that what a replay of the events decides.
+        """
+        self._median_step_s = self.median_step_s
 
     def waiting_bytes(self) -> int:
         """Bytes of the contributions that wait in open rounds or are held; bounded by the configuration."""

@@ -118,14 +118,23 @@ def note_line(note: Note, now_s: float) -> dict[str, Any]:
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
     """Yields the lines of a tape; a line that a crash cut short is passed over."""
-    with path.open(encoding="utf-8") as file:
-        for text in file:
+    return (line for _, line in numbered_lines(path) if line is not None)
+
+
+def numbered_lines(path: Path) -> Iterator[tuple[int, dict[str, Any] | None]]:
+    """Yields every line of a tape with its number, from 1; None for one that cannot be read. Empty lines do not count.
+
+    One line at a time is in memory.
+    """
+    with path.open(encoding="utf-8", errors="replace") as file:
+        for number, text in enumerate(file, start=1):
+            if text == "\n":
+                continue
             try:
                 line = json.loads(text)
             except ValueError:
-                continue
-            if isinstance(line, dict):
-                yield line
+                line = None
+            yield number, line if isinstance(line, dict) else None
 
 
 def read_start(line: Mapping[str, Any]) -> Aggregator:
