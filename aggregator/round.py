@@ -75,7 +75,7 @@ class Round:
         return self.peek(now_s, responsive, live, waits)
 
     def peek(self, now_s: float, responsive: frozenset[str], live: int, waits: Waits) -> Decision:
-        """Says what :meth:`look` would, and remembers nothing: drivers may ask at any time and as often as they like."""
+        """Says what :meth:`look` would, and remembers nothing: drivers may ask as often as they like."""
         fresh = self._fresh()
         view = RoundView(
             opened_at_s=self.opened_at_s,

@@ -1,136 +1,25 @@
 """A tape that was written agrees with its replay; one that was tampered with does not, and the place is named."""
 
 import copy
-import json
 
 import pytest
 
-from aggregator.config import AggregatorConfig
-from aggregator.core import Aggregator
-from aggregator.events import Computed, Merge, Note, Persist, Persisted, Plant, Received, RunSaved, SaveRun
 from aggregator.records import ledger_line
 from aggregator.replay import Replay, fingerprint
-from aggregator.tape import event_line, note_line, start_line
-from broker import messages as m
-from broker.fragments import Kind, TensorSpec
-from broker.ranges import StepRange
 from tests.helpers import Desk
-
-TENSORS = (TensorSpec(name="w", shape=(4, 5), dtype="float32", kind=Kind.RDA),)
-STEPS_PER_ROUND = 4
-
-
-class Taped:
-    """A core whose tape is a list. Merges and writes complete at once."""
-
-    def __init__(self, *, tape=None, record=None, commits=None, now_s=0.0, **settings):
-        self.tape = tape if tape is not None else []
-        config = AggregatorConfig(**{"run_id": "demo", "fragments": 1, "sync_interval": 4, "islands": 2, **settings})
-        self.now_s, self.sequence = now_s, 0
-        self.record, self.commits = record, dict(commits or {})
-        self.put(start_line(config, now_s, self.record, self.commits))
-        self.core = Aggregator(config, now_s=now_s, record=record, commits=self.commits)
-        self.perform(self.core.start(now_s + 0.001), now_s + 0.001)
-
-    def put(self, line):
-        self.tape.append(json.loads(json.dumps(line, default=str)))
-
-    def feed(self, event):
-        self.now_s += 0.01
-        self.put(event_line(event, self.now_s))
-        self.perform(self.core.handle(event, self.now_s), self.now_s)
-
-    def perform(self, actions, now_s):
-        for action in actions:
-            if isinstance(action, Note):
-                self.put(note_line(action, now_s))
-        for action in actions:
-            match action:
-                case SaveRun():
-                    self.record = dict(action.record)
-                    self.feed(RunSaved(serial=action.serial))
-                case Plant():
-                    self.feed(Computed(fragment_id=action.fragment_id, fragment_version=0, digest="seed"))
-                case Merge(fragment_id=p, fragment_version=version):
-                    self.feed(Computed(fragment_id=p, fragment_version=version, digest=f"{p}.{version}"))
-                case Persist(commit=commit):
-                    self.commits[commit.fragment_id] = commit
-                    self.feed(Persisted(fragment_id=commit.fragment_id, fragment_version=commit.fragment_version))
-                case _:
-                    pass
-
-    def say(self, sender, message, incarnation=1):
-        self.sequence += 1
-        self.feed(
-            Received(
-                envelope=m.Envelope(
-                    run_id="demo",
-                    sender=sender,
-                    incarnation=incarnation,
-                    sequence=self.sequence,
-                    to="aggregator",
-                    message=message,
-                ),
-                payload_bytes=80 if isinstance(message, m.Contribution | m.Seed) else 0,
-            )
-        )
-
-    def gather(self):
-        for name in ("a", "b"):
-            join = m.Join(nonce=name, island_id=name, hint="", tensors=TENSORS, tokens_per_step=10)
-            self.say(m.joining(name), join, incarnation=0)
-        self.say("a", m.Seed(fragment_id=0, payload=payload()))
-        self.beat(0)
-
-    def beat(self, step):
-        for name in ("a", "b"):
-            beat = m.Heartbeat(
-                inner_step=step,
-                tokens=10 * step,
-                loss=None,
-                step_time_s=0.1,
-                sync_share=0.0,
-                bytes_up=0,
-                bytes_down=0,
-                versions=self.core.run.versions,
-                overwritten_tokens=(0,),
-                outstanding=(),
-                stopped=False,
-            )
-            self.say(name, beat)
-
-    def round(self, number):
-        """Both islands hand over their ``number``-th four steps."""
-        a, b = STEPS_PER_ROUND * (number - 1), STEPS_PER_ROUND * number
-        self.beat(b)
-        (round_,) = self.core.run.open_rounds.values()
-        for name in ("a", "b"):
-            self.say(
-                name,
-                m.Contribution(
-                    round_id=round_.round_id,
-                    fragment_id=0,
-                    steps=StepRange(from_step=a, to_step=b, from_tokens=10 * a, to_tokens=10 * b),
-                    trained_on=(m.TrainedOn(fragment_version=self.core.run.versions[0], steps=b - a),),
-                    payload=payload(),
-                ),
-            )
-
-
-def payload():
-    return (m.Encoded(codec=m.Codec.F32, shape=(4, 5), checksum=7, data=b""),)
+from tests.taped import STEPS_PER_ROUND, Taped
 
 
 @pytest.fixture(scope="module")
 def two_lives():
     """A tape of two rounds, a crash, and another round."""
     first = Taped()
-    first.gather()
-    first.round(1)
-    first.round(2)
+    first.gather("a", "b")
+    first.round(1, "a", "b")
+    first.round(2, "a", "b")
     second = Taped(tape=first.tape, record=first.record, commits=first.commits, now_s=50.0)
-    second.beat(STEPS_PER_ROUND * 2)
-    second.round(3)
+    second.beat(STEPS_PER_ROUND * 2, "a", "b")
+    second.round(3, "a", "b")
     assert second.core.run.versions == (3,)
     return second.tape
 
@@ -160,7 +49,7 @@ def test_a_tape_agrees_with_its_replay_across_a_restart(two_lives):
 
 def test_what_a_crash_cut_off_is_no_difference_and_is_counted(two_lives):
     second = at(two_lives, now_s=50.0)
-    lost = two_lives[: second - 8] + [None] + two_lives[second:]
+    lost = [*two_lives[: second - 8], None, *two_lives[second:]]
     assert not any(line.get("event") == "persisted" for line in lost[second - 8 : second - 6] if line)
     replay, difference = played(lost)
     assert difference is None
@@ -259,8 +148,8 @@ def test_a_tape_without_a_beginning_is_refused(two_lives):
 
 def test_fingerprints_are_those_of_the_ledger_lines(two_lives):
     first = Taped()
-    first.gather()
-    first.round(1)
+    first.gather("a", "b")
+    first.round(1, "a", "b")
     replay, _ = played(first.tape)
     assert replay.fingerprints[0, 1] == {fingerprint(ledger_line(first.commits[0]))}
     assert fingerprint({**ledger_line(first.commits[0]), "epoch": 2}) not in replay.fingerprints[0, 1]
