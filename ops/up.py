@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
         losses: tuple[float | None, float | None] = (None, None)
         if status == 0:
             try:
-                losses = evaluate(plan, display, signals)
+                losses = evaluate(plan, plan.store_of(run_.ended_by), display, signals)
             except (GaveUp, Unavailable, ConfigError) as err:
                 status, run_.note = 1, f"not evaluated: {err}"
                 display.note(run_.note)
@@ -192,6 +192,7 @@ class _Run:
     first_step_s: float | None = None
     ended_s: float | None = None
     restarts: dict[str, int] = field(default_factory=dict)
+    ended_by: str = ""  #: whoever led at the end
 
     def train(self, display: Display, signals: Signals) -> int:
         """Starts everything, waits for the end, whichever it is, and ends everything; returns the exit status."""
@@ -214,7 +215,7 @@ class _Run:
         return 0
 
     def _names(self) -> list[str]:
-        return ["redis", "broker", "aggregator", *self.plan.island_ids]
+        return ["redis", "broker", *self.plan.aggregator_ids, *self.plan.island_ids]
 
     def _start(self, cluster: LocalCluster, display: Display) -> None:
         plan = self.plan
@@ -275,7 +276,8 @@ class _Run:
                 case Change.DIED | Change.STARTED:
                     display.note(event.detail)
                 case Change.ENDED:
-                    ended = ended or event.process == "aggregator"
+                    if event.process in self.plan.aggregator_ids and not self.ended_by:
+                        ended, self.ended_by = True, event.process
         return ended
 
     @staticmethod
@@ -313,7 +315,7 @@ class _Run:
 # --- after --------------------------------------------------------------------------------------------------------
 
 
-def evaluate(plan: Plan, display: Display, signals: Signals) -> tuple[float, float]:
+def evaluate(plan: Plan, store: Path, display: Display, signals: Signals) -> tuple[float, float]:
     """Returns the held-out loss of version 0 and of the newest model, which is left as ``model.safetensors``.
 
     The two are judged at the same time, in processes of their own: this one never loads JAX.
@@ -325,8 +327,8 @@ def evaluate(plan: Plan, display: Display, signals: Signals) -> tuple[float, flo
     """
     display.note("evaluating the model before and after")
     before, after = plan.run_dir / "seed.safetensors", plan.run_dir / "model.safetensors"
-    export(plan.run_dir, before, which=Which.SEED)
-    export(plan.run_dir, after)
+    export(plan.aggregator.store, before, which=Which.SEED)  # a standby may have come after it
+    export(store, after)
     environment = planning.our_environment(plan.redis_url) | one_thread_environment() | compilation_cache()
     logs = plan.run_dir / "logs"
     specs = [
