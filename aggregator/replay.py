@@ -199,11 +199,13 @@ class Replay:
                 return self._difference(what)
             if known is not None and version == known.fragment_version:
                 ordered = _as_read(commit_to_map(known))
-                if row != ordered:
+                if row == ordered:
+                    self._witness(known)  # if its completion was not on the tape any more
+                elif version <= durable or row["epoch"] == known.epoch:
                     what = f"the commit of version {version} of fragment {p} is not the one that was ordered"
                     return self._difference(what, row, ordered)
-                if version > durable:  # its completion was not on the tape any more
-                    self._witness(known)
+                else:
+                    self.counts.unwitnessed += 1  # ordered here, and made by the next leader
             elif before is None or before.lost or version > durable:
                 first = durable + 1 if before is not None else version
                 self.counts.unwitnessed += version - first + 1

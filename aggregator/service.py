@@ -266,9 +266,9 @@ class _Service:
         self._tape = tape
         commits = {p: commit for p, (commit, _) in loaded.fragments.items()}
         now_s = self._clock()
-        if tape is not None:
-            tape.write(start_line(config, now_s, loaded.run, commits))
         epoch = 1 if term is None else term.epoch
+        if tape is not None:
+            tape.write(start_line(config, now_s, loaded.run, commits, epoch=epoch))
         self.core = Aggregator(config, now_s=now_s, record=loaded.run, commits=commits, epoch=epoch)
         self._term = term
         self._replication = None if term is None else _replication(config, term, commits, now_s)

@@ -89,18 +89,18 @@ def run(args: argparse.Namespace) -> int:
         Unavailable: There is no such version, or a file cannot be read.
     """
     target = target_of(args.version)
-    tape = args.tape if args.tape is not None else args.directory / "events.jsonl"
-    ledger = next((each for each in _ledgers(args.directory) if each.is_file()), None)
-    if ledger is None and not tape.is_file():
+    tapes = tapes_in(args.directory) if args.tape is None else [args.tape]
+    ledgers = ledgers_in(args.directory)
+    if not ledgers and not any(tape.is_file() for tape in tapes):
         raise ConfigError("RUN_DIR", str(args.directory), "must be the directory of a run or a store, with a ledger")
-    if args.tape is not None and not tape.is_file():
-        raise ConfigError("tape", str(tape), "must be an event tape (`aggregator --tape FILE` writes one)")
+    if args.tape is not None and not args.tape.is_file():
+        raise ConfigError("tape", str(args.tape), "must be an event tape (`aggregator --tape FILE` writes one)")
     try:
-        found = explain(target, ledger=ledger, tape=tape if tape.is_file() else None)
+        found = explain(target, ledgers=ledgers, tapes=tapes)
     except OSError as err:
         raise Unavailable(f"cannot read {err.filename}: {err.strerror}", definite=True) from err
     if found is None:
-        raise Unavailable(f"{args.directory} knows no {args.version}: {_newest(ledger)}", definite=True)
+        raise Unavailable(f"{args.directory} knows no {args.version}: {_newest(ledgers)}", definite=True)
     print(json.dumps(to_json(found)) if args.json else render(found), flush=True)
     return 0
 
@@ -117,29 +117,36 @@ def target_of(text: str) -> Target:
         raise ConfigError("VERSION", text, cure) from None
 
 
-def explain(target: Target, *, ledger: Path | None, tape: Path | None) -> Explanation | None:
+def explain(target: Target, *, ledgers: Sequence[Path], tapes: Sequence[Path]) -> Explanation | None:
     """Returns what is known of a version; None if there is no such version, or round.
 
-    Both files are read once, line by line; of neither more than the wanted round is kept.
+    Every file is read once, line by line; of none more than the wanted round is kept.
+
+    Args:
+        target: Which version or round.
+        ledgers: Of the stores of the run: beside the leader's those of its standbys, which may have led.
+        tapes: Likewise.
 
     Raises:
         OSError: One cannot be read.
     """
-    row = None
-    if ledger is not None:
+    row: Mapping[str, Any] | None = None
+    for ledger in ledgers:
         for each in read_lines(ledger):
-            if _fits(each, target):
-                row = each  # the last one counts: a version 0 may have been seeded anew
-    if row is not None:  # the newest one by the ledger is the one that the tape is asked about
-        target = Target(round_id=row["round_id"]) if row["contributions"] else target
+            newer = row is None or each.get("fragment_version", -1) >= row["fragment_version"]
+            if _fits(each, target) and newer:
+                row = each  # of several the last one: a version 0 may have been seeded anew
+    if row is not None and row["contributions"]:  # the newest one by the ledger is what the tape is asked about
+        target = Target(round_id=row["round_id"])
     story = None
-    if tape is not None:
+    for tape in tapes:
         teller = Storyteller(target)
         for line in read_lines(tape):
             teller.take(line)
-        story = teller.found
-        if story is not None and row is not None and story.version not in (None, row["fragment_version"]):
-            story = None
+        found = teller.found
+        # Rounds of two leaders may share an id, where one of them was cut off: the version tells them apart.
+        if found is not None and (row is None or found.committed.get("digest") == row["digest"]):
+            story = found
     if row is not None:
         return _of_row(row, story)
     return None if story is None else _of_story(story)
@@ -210,15 +217,23 @@ def _from_tape(story: RoundStory | None) -> dict[str, Any]:
     return {"flush": story.flush, "closed": story.reason, "took_s": took_s, "absent": absent}
 
 
-def _ledgers(directory: Path) -> tuple[Path, Path]:
-    return directory / "store" / "ledger.jsonl", directory / "ledger.jsonl"
+def tapes_in(run_dir: Path) -> list[Path]:
+    """Returns the event tapes in a run directory: the aggregator's, and those of standbys that led."""
+    return [each for each in (run_dir / "events.jsonl", *sorted(run_dir.glob("*/events.jsonl"))) if each.is_file()]
 
 
-def _newest(ledger: Path | None) -> str:
+def ledgers_in(directory: Path) -> list[Path]:
+    """Returns the ledgers in a run directory, or the one of a store."""
+    places = (directory / "ledger.jsonl", directory / "store" / "ledger.jsonl", *directory.glob("*/store/ledger.jsonl"))
+    return [each for each in places if each.is_file()]
+
+
+def _newest(ledgers: Sequence[Path]) -> str:
     """Says which versions there are."""
     newest: dict[int, int] = {}
-    for row in read_lines(ledger) if ledger is not None else ():
-        newest[row["fragment_id"]] = max(row["fragment_version"], newest.get(row["fragment_id"], -1))
+    for ledger in ledgers:
+        for row in read_lines(ledger):
+            newest[row["fragment_id"]] = max(row["fragment_version"], newest.get(row["fragment_id"], -1))
     if not newest:
         return "no version was made yet"
     return "the newest are " + " ".join(f"{p}:{version}" for p, version in sorted(newest.items()))

@@ -14,12 +14,12 @@ import sys
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from aggregator.daemon import ENVIRONMENT
 from aggregator.replay import Counts, Difference, Replay, fingerprint
 from aggregator.tape import numbered_lines
 from broker.errors import ConfigError, Unavailable
+from ops.explain import tapes_in
 
 PROGRESS_EVERY_S = 2.0
 
@@ -67,19 +67,26 @@ def run(args: argparse.Namespace) -> int:
         ConfigError: There is no tape, or it has a format or settings that this program does not know.
         Unavailable: A file cannot be read.
     """
-    tape = args.tape / "events.jsonl" if args.tape.is_dir() else args.tape
-    if not tape.is_file():
+    tapes = tapes_in(args.tape) if args.tape.is_dir() else [args.tape]
+    if not tapes or not tapes[0].is_file():
         raise ConfigError("RUN_DIR|TAPE", str(args.tape), "must be the directory of a run, or an event tape (--tape)")
-    payloads = args.payloads if args.payloads is not None else tape.with_suffix(".payloads")
-    if args.payloads is not None and not payloads.is_dir():
-        raise ConfigError("payloads", str(payloads), "must be a directory of recorded rounds (--record-payloads)")
-    ledger = args.tape / "store" / "ledger.jsonl" if args.tape.is_dir() else None
-    try:
-        replayed = replay(tape, payloads=payloads if payloads.is_dir() else None, ledger=ledger)
-    except OSError as err:
-        raise Unavailable(f"cannot read {err.filename or tape}: {err.strerror}", definite=True) from err
-    print(json.dumps(to_json(replayed)) if args.json else render(replayed), flush=True)
-    return 0 if replayed.difference is None else 1
+    if args.payloads is not None and not args.payloads.is_dir():
+        cure = "must be a directory of recorded rounds (--record-payloads)"
+        raise ConfigError("payloads", str(args.payloads), cure)
+    found = []
+    for tape in tapes:
+        payloads = args.payloads if args.payloads is not None else tape.with_suffix(".payloads")
+        ledger = tape.parent / "store" / "ledger.jsonl" if args.tape.is_dir() else None
+        try:
+            found.append(replay(tape, payloads=payloads if payloads.is_dir() else None, ledger=ledger))
+        except OSError as err:
+            raise Unavailable(f"cannot read {err.filename or tape}: {err.strerror}", definite=True) from err
+    same = all(each.difference is None for each in found)
+    if args.json:
+        print(json.dumps({"same": same, "tapes": [asdict(each) for each in found]}), flush=True)
+    else:
+        print("\n\n".join(map(render, found)), flush=True)
+    return 0 if same else 1
 
 
 def replay(tape: Path, *, payloads: Path | None = None, ledger: Path | None = None) -> Replayed:
@@ -137,11 +144,6 @@ def _held_against(ledger: Path, played: Replay) -> tuple[int, Difference | None]
         what = f"{ledger} has no line for version {version} of fragment {p}, which was durable"
         return confirmed, Difference(line=0, life=played.counts.lives, what=what)
     return confirmed, None
-
-
-def to_json(replayed: Replayed) -> dict[str, Any]:
-    """Returns the result for ``json.dumps``: the fields of :class:`Replayed`, with ``same`` for a quick look."""
-    return {"same": replayed.difference is None, **asdict(replayed)}
 
 
 def render(replayed: Replayed) -> str:

@@ -20,8 +20,10 @@ from ops.plan import Plan, resolve
 
 #: What a resumed run may change: its end, its pace, what it keeps for study, and the addresses on this machine.
 MAY_CHANGE = frozenset({"total_tokens", "pace", "record_payloads", "port", "redis_port", "redis_url"})
-#: Places, which follow from the directory and the ports.
-_PLACES = frozenset({"run_dir", "host", "broker", "store", "tape", "report", "model", "data", "task_options"})
+#: Places and parts, which follow from the directory, the ports and the other settings.
+_PLACES = frozenset(
+    {"run_dir", "host", "broker", "store", "tape", "report", "model", "data", "task_options", "failover", "standby"}
+)
 
 CHANGES_HELP = "--tokens, --pace, --record-payloads, --port, --redis-port and --redis-url may differ"
 
