@@ -121,9 +121,11 @@ class Aggregator:
                 self._rounds.persist_failed(event)
             case RunSaved():
                 self._durable_serial = max(self._durable_serial, event.serial)
+                self.run.disk_works()
                 self._membership.saved(self._durable_serial)
             case RunSaveFailed():
                 self._save_again_at_s = now_s + SAVE_RETRY_S
+                self.run.disk_failed(event.detail)
                 self.run.note("run_record.failed", detail=event.detail, retry_s=SAVE_RETRY_S)
             case Fenced():
                 self._fenced(event)

@@ -341,6 +341,7 @@ class Rounds:
         commit, round_ = fragment.commit, fragment.round
         if commit is None or commit.fragment_version != event.fragment_version:
             return False
+        run.disk_works()
         fragment.version, fragment.digest = commit.fragment_version, commit.digest
         fragment.contributions = commit.contributions
         fragment.commit, fragment.round, fragment.stage = None, None, Stage.IDLE
@@ -379,6 +380,7 @@ class Rounds:
         if fragment.commit is None or fragment.commit.fragment_version != event.fragment_version:
             return
         fragment.persist_again_at_s = run.now_s + PERSIST_RETRY_S
+        run.disk_failed(event.detail)
         facts = {"fragment": event.fragment_id, "version": event.fragment_version, "detail": event.detail}
         run.note("version.not_durable", **facts, retry_s=PERSIST_RETRY_S)
 

@@ -80,6 +80,7 @@ def totals(run: Run, now_s: float) -> RunTotals:
         rounds=dict(sorted(run.ledger.tally().rounds.items())),
         participation=run.ledger.tally().participation,
         staleness_mean=run.ledger.tally().staleness,
+        troubles=run.troubles.sentences(now_s),
     )
 
 

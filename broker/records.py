@@ -58,6 +58,7 @@ class RunTotals:
         progress: Part of ``target_tokens`` that is trained, 0 to 1; 0 for a run without an end.
         participation: Mean share of the live islands in a version, None before the first.
         staleness_mean: Mean staleness of what was merged, in versions, None before the first.
+        troubles: What the aggregator cannot put right by itself, each with its cure; empty when all is well.
     """
 
     phase: str
@@ -72,6 +73,7 @@ class RunTotals:
     rounds: Mapping[int, int] = field(default_factory=dict)
     participation: float | None = None
     staleness_mean: float | None = None
+    troubles: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -207,6 +207,8 @@ def render(status: Status) -> RenderableType:
         parts += [Text(), _island_table(status)]
     if status.fragments:
         parts += [Text(), _fragment_table(status)]
+    for trouble in status.totals.get("troubles", ()):
+        parts += [Text(), Text(f"The aggregator says, {trouble}", "yellow")]
     if status.broker_is_silent:
         since = "has never written" if status.broker_age_s is None else f"last wrote {age(status.broker_age_s)} ago"
         parts += [Text(), Text(f"The broker {since}: it has ended or lost Redis, and islands may live on.", "yellow")]

@@ -189,6 +189,7 @@ class _Run:
     resumed: bool = False
     steps_before: int | None = None  #: highest inner step when we began; None until the first status of a resumed run
     note: str = ""
+    troubles: tuple[str, ...] = ()
     first_step_s: float | None = None
     ended_s: float | None = None
     restarts: dict[str, int] = field(default_factory=dict)
@@ -257,6 +258,7 @@ class _Run:
                         if self.first_step_s is None and progress.max_inner_step > self.steps_before:
                             self.first_step_s = now_s - self.started_s
                         display.show(status, progress, now_s)
+                        self._tell_troubles(status, display)
                 time.sleep(POLL_S)
             leave_by_s = time.monotonic() + LEAVE_WITHIN_S
             while cluster.running() & set(self.plan.island_ids) and time.monotonic() < leave_by_s:
@@ -265,6 +267,16 @@ class _Run:
                 time.sleep(POLL_S)
         finally:
             loop.run(registry.aclose())
+
+    def _tell_troubles(self, status: Status, display: Display) -> None:
+        """Says what the aggregator cannot put right by itself, when it begins and when it is over."""
+        troubles = tuple(each.partition(": ")[2] for each in status.totals.get("troubles", ()))  # without for how long
+        for trouble in troubles:
+            if trouble not in self.troubles:
+                display.note(trouble)
+        if self.troubles and not troubles:
+            display.note("the aggregator can go on")
+        self.troubles = troubles
 
     def _happened(self, cluster: LocalCluster, display: Display) -> bool:
         """Tells what became of the processes; returns whether the aggregator has ended the run."""
