@@ -186,6 +186,7 @@ class SimAggregator:
         self.ordered: dict[int, int] = {}  # number of the newest order, per fragment
         self.computed: dict[int, str] = {}  # digest last computed, per fragment
         self.orders = 0
+        self.saved_serial = 0
         self.sequence = 0
         self.alarm = Alarm(simulation.queue, lambda: self.handle(agg.Tick()))
         self.perform(self.core.start(now_s))
@@ -228,6 +229,8 @@ class SimAggregator:
                 case agg.Manifested():
                     self.simulation.disk.manifest = action.manifest
                     self.work.manifested(action.manifest)
+                case agg.NewLineage(above=above, epoch=epoch):
+                    self.simulation.begin_lineage(above, epoch)
                 case agg.Finished():
                     pass
         self.alarm.arm(self.core.next_deadline_s(self.simulation.queue.now_s) if self.alive else None)
@@ -265,9 +268,10 @@ class SimAggregator:
         self.handle(agg.Persisted(fragment_id=p, fragment_version=version))
 
     def save_run(self, action: agg.SaveRun) -> None:
-        """The run record reaches the disk."""
+        """The run record reaches the disk, unless a later one of this life is there already."""
         newest = self.simulation.disk.record
-        if newest is None or newest["epoch"] <= action.record["epoch"]:
+        if action.serial > self.saved_serial and (newest is None or newest["epoch"] <= action.record["epoch"]):
+            self.saved_serial = action.serial
             self.simulation.disk.record = dict(action.record)
         self.handle(agg.RunSaved(serial=action.serial))
 

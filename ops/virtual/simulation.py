@@ -17,6 +17,7 @@ from typing import Any
 
 from aggregator import events as agg
 from aggregator.config import AggregatorConfig
+from aggregator.recovery import renumbered
 from broker import messages as m
 from broker.fragments import FragmentManifest, Kind, TensorSpec
 from broker.relay import Received as RelayReceived
@@ -199,6 +200,16 @@ class Simulation:
             self.processes[self.aggregator.address] = self.aggregator
 
         self.queue.after(self.plan.restart_s, restart)
+
+    def begin_lineage(self, above: Mapping[int, int], epoch: int) -> None:
+        """The aggregator gives up what its disk lacks, and starts again under new numbers."""
+        for p, version in above.items():
+            if version > self.disk.commits[p].fragment_version:
+                commit = self.disk.commits[p] = renumbered(self.disk.commits[p], version, epoch)
+                self.invariants.persisted(commit)
+        assert self.disk.record is not None
+        self.disk.record["epoch"] = max(self.disk.record["epoch"], epoch - 1)
+        self.queue.after(0.0, self.crash_aggregator)
 
     def crash_broker(self) -> None:
         """Kills the broker; the next one knows nothing."""
