@@ -22,6 +22,9 @@ class AggregatorConfig:
     store: Path = setting(Path("store"), "directory of durable versions, locked while in use")
     tape: Path | None = setting(None, "file for the event tape (JSON lines); none: no tape")
     report: Path | None = setting(None, "file for the final report; none: only the log")
+    new_lineage: bool = setting(
+        False, "where peers hold newer versions than the store, give them up and go on; once, then leave it out"
+    )
     record_payloads: bool = setting(False, "keep every merged payload beside the tape (as large as all traffic)")
 
     islands: int = setting(4, "islands expected: how data is shared out, and what one fleet step means")

@@ -212,8 +212,19 @@ class Note:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NewLineage:
+    """Give what the store has new versions, above ``above``, and start again under at least ``epoch``.
+
+    The operator has ordered it (:mod:`aggregator.recovery`). Always followed by :class:`Finished`.
+    """
+
+    above: Mapping[int, int]
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
     """The run is over: everything is flushed, durable and announced. The driver may exit."""
 
 
-Action = Send | Plant | Merge | Persist | SaveRun | Publish | Manifested | Note | Finished
+Action = Send | Plant | Merge | Persist | SaveRun | Publish | Manifested | Note | NewLineage | Finished

@@ -151,6 +151,7 @@ class Ledger:
         self._weights = dict(weights)
         self._lives: dict[str, dict[int, Life]] = {}
         self._tallies = {p: Tally() for p in self._weights}
+        self._gaps = Reason.UNRECORDED  # why a fate may be unknown; after a new lineage, the store that was lost
 
     # --- writing ---------------------------------------------------------------------------------------------
 
@@ -213,12 +214,12 @@ class Ledger:
         self._tallies[fragment_id].count(contributors, participation, staleness)
 
     def close_gap(self, island_id: str, incarnation: int, fragment_id: int) -> None:
-        """Books as ``unrecorded`` what was trained, is not on its way, and has no known fate."""
+        """Books as ``unrecorded``, or ``store_lost``, what was trained, is not on its way, and has no known fate."""
         life = self._lives[island_id][incarnation]
         account = life.accounts[fragment_id]
         gap = life.trained_tokens - account.spent_tokens
         if gap > 0 and not account.waiting:
-            account.wasted_tokens[Reason.UNRECORDED] += gap
+            account.wasted_tokens[self._gaps] += gap
 
     # --- reading ---------------------------------------------------------------------------------------------
 
@@ -315,7 +316,8 @@ class Ledger:
                 }
         tally = self._tallies[fragment_id]
         counted = [{str(n): k for n, k in tally.rounds.items()}, tally.participation_sum, tally.staleness_sum]
-        return {"accounts": rows, "tally": counted}
+        lost = {"gaps": str(self._gaps)} if self._gaps is not Reason.UNRECORDED else {}
+        return {"accounts": rows, "tally": counted, **lost}
 
     def counters(self) -> dict[str, dict[str, list[Any]]]:
         """Returns the counters of each island's latest lives as plain data, for the run record.
@@ -350,6 +352,8 @@ class Ledger:
 
     def restore(self, fragment_id: int, kept: Mapping[str, Any]) -> None:
         """Reads one fragment's slice back; the furthest counters seen in any slice hold."""
+        if "gaps" in kept:
+            self._gaps = Reason(kept["gaps"])
         rounds, participation_sum, staleness_sum = kept["tally"]
         counted = Counter({int(n): k for n, k in rounds.items()})
         self._tallies[fragment_id] = Tally(counted, participation_sum, staleness_sum)

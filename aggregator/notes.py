@@ -23,6 +23,7 @@ _WARNINGS = frozenset(
         "message.refused",
         "message.unexpected",
         "run_record.failed",
+        "store.behind",
         "version.not_durable",
     }
 )

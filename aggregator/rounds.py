@@ -197,7 +197,7 @@ class Rounds:
         again = [f.persist_again_at_s for f in run.fragments.values()]
         deadlines = [at_s for at_s in again if at_s is not None]
         for round_ in run.open_rounds.values():
-            looked = round_.look(run.now_s, self._waited_for(round_), self._live(), self._waits())
+            looked = round_.peek(run.now_s, self._waited_for(round_), self._live(), self._waits())
             deadlines.append(run.now_s if looked.recheck_at_s is None else looked.recheck_at_s)
         if run.open_rounds:
             death_s = run.members.next_death_s(run.now_s)
@@ -399,6 +399,7 @@ class Rounds:
         commit, round_ = fragment.commit, fragment.round
         if commit is None or commit.fragment_version != event.fragment_version:
             return False
+        run.disk_works()
         fragment.version, fragment.digest = commit.fragment_version, commit.digest
         fragment.contributions = commit.contributions
         fragment.commit, fragment.round, fragment.stage = None, None, Stage.IDLE
@@ -437,6 +438,7 @@ class Rounds:
         if fragment.commit is None or fragment.commit.fragment_version != event.fragment_version:
             return
         fragment.persist_again_at_s = run.now_s + PERSIST_RETRY_S
+        run.disk_failed(event.detail)
         facts = {"fragment": event.fragment_id, "version": event.fragment_version, "detail": event.detail}
         run.note("version.not_durable", **facts, retry_s=PERSIST_RETRY_S)
 

@@ -28,6 +28,7 @@ from aggregator.shares import Shares
 from aggregator.ways import Ways
 from broker.fragments import FragmentManifest
 from broker.messages import Contribution, Merged, Phase, Reason
+from broker.trouble import Troubles
 
 #: Added to round ids at a restart: an answer to a round before it must not count as fresh after it.
 ROUND_IDS_PER_LIFE = 1_000_000
@@ -100,6 +101,7 @@ class Run:
         self.quarantine = Quarantine(config.quarantine_s)
         self.seeding_id = 0  # of the present attempt at version 0, the round id of its commits
         self.saved_serial = 0  # of the newest run record asked for
+        self.troubles = Troubles()
         self._last_round_id = 0
         self._median_step_s = 0.0
 
@@ -129,6 +131,16 @@ class Run:
         }
         self.emit(SaveRun(serial=self.saved_serial, record=record))
         return self.saved_serial
+
+    def disk_failed(self, detail: str) -> None:
+        """The store cannot be written: nothing is published, and islands train on."""
+        self.troubles.begin("store", f"nothing is published, islands train on: {detail}", self.now_s)
+
+    def disk_works(self) -> None:
+        """Something was written to the store."""
+        lasted_s = self.troubles.end("store", self.now_s)
+        if lasted_s is not None:
+            self.note("store.back", after_s=round(lasted_s, 3))
 
     def count_refusal(self, reason: Reason, member: Member | None = None) -> None:
         """Counts a refusal, for the sender too if it is a member."""
@@ -175,8 +187,15 @@ class Run:
     @property
     def median_step_s(self) -> float:
         """Median inner step time of the advancing islands in seconds; the last known while none advances, first 0."""
-        self._median_step_s = self.clock.median_step_time_s(self.now_s) or self._median_step_s
-        return self._median_step_s
+        return self.clock.median_step_time_s(self.now_s) or self._median_step_s
+
+    def remember_pace(self) -> None:
+        """Keeps the median step time of now for the time when nobody advances.
+
+        Done with each event and not with each question: a driver asks for deadlines as often as it likes, and must not
+        change by that what a replay of the events decides.
+        """
+        self._median_step_s = self.median_step_s
 
     def eligible(self) -> frozenset[str]:
         """Ids of the live islands that are not quarantined: those that a round could consist of."""

@@ -36,6 +36,7 @@ from aggregator.events import (
     Finished,
     Manifested,
     Merge,
+    NewLineage,
     Note,
     Persist,
     Persisted,
@@ -177,10 +178,12 @@ async def _lead(
     term: _Term | None,
     stop: asyncio.Event,
     ready: Callable[[Aggregator], None],
+    *,
+    least_epoch: int = 1,
 ) -> bool:
     """Leads until the run has ended, it is stopped, or deposed, which is what it returns."""
     registry = Registry(config.redis_url or DEFAULT_REDIS_URL, config.run_id)
-    service = _Service(config, context, store, loaded, tape, registry, term)
+    service = _Service(config, context, store, loaded, tape, registry, term, least_epoch=least_epoch)
     epoch = service.core.run.epoch
     log.info(
         "aggregator.ready",
@@ -196,6 +199,12 @@ async def _lead(
     finally:
         service.close()
         await registry.aclose()
+    if service.lineage is not None:
+        order = service.lineage
+        store.begin_lineage(order.above, order.epoch)
+        log.warning("store.new_lineage", above=str(dict(order.above)), epoch=order.epoch)
+        again = load_for(store, config)
+        return await _lead(config, context, store, again, tape, term, stop, ready, least_epoch=order.epoch)
     if service.deposed is None:
         log.info("aggregator.ended", run=config.run_id, phase=service.core.run.phase)
         return False
@@ -223,15 +232,19 @@ def load_for(store: Store, config: AggregatorConfig) -> Loaded:
     if loaded.run["run_id"] != config.run_id:
         cure = f"holds the run {loaded.run['run_id']!r}: give --run {loaded.run['run_id']}, or another --store"
         raise ConfigError("store", str(config.store), cure)
+    given_up: dict[int, int] = {}
     for damaged in loaded.damaged:
         p, version = damaged.path.parent.name, damaged.path.stem
         whole = loaded.fragments.get(int(p)) if p.isdecimal() else None
         if whole is not None and version.isdecimal() and int(version) > whole[0].fragment_version:
             # Islands may have seen it. Made again with other bytes, it would part them from this run for good.
+            if config.new_lineage:
+                given_up[int(p)] = max(int(version), given_up.get(int(p), -1))
+                continue
             kept = whole[0].fragment_version
             cure = (
-                f"is damaged ({damaged.problem}): restore it from a copy; or remove it to go on from version {kept}, "
-                "and restart the islands"
+                f"is damaged ({damaged.problem}): restore it from a copy, such as a standby's; or give up what is in "
+                f"it and go on from version {kept}, with --new-lineage"
             )
             raise ConfigError("store", str(damaged.path), cure)
     lost = {int(d.path.parent.name) for d in loaded.damaged if d.path.parent.name.isdecimal()} - set(loaded.fragments)
@@ -240,6 +253,10 @@ def load_for(store: Store, config: AggregatorConfig) -> Loaded:
         which = ", ".join(map(str, sorted(lost)))
         what = f"the store {config.store} holds no whole version of fragment {which}"
         raise Unavailable(f"{what}; restore it from a copy, or start a new run with another --store", definite=True)
+    if given_up:  # also where no peer has seen it: who could tell?
+        store.begin_lineage(given_up, loaded.run["epoch"] + 1)
+        log.warning("store.new_lineage", above=str(given_up), epoch=loaded.run["epoch"] + 1)
+        return store.load()
     return loaded
 
 
@@ -255,7 +272,10 @@ class _Service:
         tape: Tape | None,
         registry: Registry,
         term: _Term | None,
+        *,
+        least_epoch: int = 1,
     ) -> None:
+        self.lineage: NewLineage | None = None
         self.deposed: Deposed | None = None
         self._config = config
         self._clock = time.monotonic
@@ -265,9 +285,9 @@ class _Service:
         self._tape = tape
         commits = {p: commit for p, (commit, _) in loaded.fragments.items()}
         now_s = self._clock()
+        epoch = least_epoch if term is None else term.epoch
         if tape is not None:
-            tape.write(start_line(config, now_s, loaded.run, commits))
-        epoch = 1 if term is None else term.epoch
+            tape.write(start_line(config, now_s, loaded.run, commits, epoch=epoch))
         self.core = Aggregator(config, now_s=now_s, record=loaded.run, commits=commits, epoch=epoch)
         self._term = term
         self._replication = None if term is None else _replication(config, term, commits, now_s)
@@ -407,6 +427,8 @@ class _Service:
                     self._workshop.manifest = manifest
                 case Note():
                     self._note(action, now_s)
+                case NewLineage():
+                    self.lineage = action
                 case Finished():
                     pass  # the pump looks for itself
                 case _:

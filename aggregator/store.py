@@ -25,6 +25,7 @@ from aggregator.commit_file import Damaged, read_commit, read_header, write_all,
 from aggregator.events import Commit
 from aggregator.outer import FragmentState, Vector
 from aggregator.records import ledger_line
+from aggregator.recovery import renumbered
 from aggregator.store_files import (
     commit_path,
     fragment_ids,
@@ -199,6 +200,21 @@ class Store:
         if newer or (held is not None and held.fragment_version == version and held.digest != commit.digest):
             self._strike_from_ledger(p, version)
         self.commit(commit, state)
+
+    def begin_lineage(self, above: Mapping[int, int], epoch: int) -> None:
+        """Gives the newest whole version of each fragment a new number, above all that anybody may hold.
+
+        A crash half-way leaves some fragments under their old numbers; the same order again settles it.
+
+        Args:
+            above: Fragment -> highest version that was seen; damaged versions in this store count besides.
+            epoch: Of the commits.
+        """
+        for p, version in sorted(above.items()):
+            commit, state = read_commit(commit_path(self._directory, p, self._newest[p].fragment_version))
+            highest = max(version, *versions(self._directory, p))
+            if highest > commit.fragment_version:
+                self.commit(renumbered(commit, highest, epoch), state._replace(version=highest + 1))
 
     @property
     def name(self) -> str:

@@ -84,6 +84,7 @@ def totals(run: Run, now_s: float) -> RunTotals:
             each.island_id: {"for_s": round(each.for_s, 1), "reason": each.reason, "times": each.times}
             for each in run.quarantine.now(now_s)
         },
+        troubles=run.troubles.sentences(now_s),
     )
 
 

@@ -2,7 +2,7 @@
 
 Three kinds of lines, each one JSON object::
 
-    {"tape": 1, "now_s": .., "config": {..}, "record": {..}, "commits": [..]}   a life of the aggregator begins
+    {"tape": 1, "now_s": .., "epoch": .., "config": {..}, "record": {..}, "commits": [..]}     a life begins
     {"now_s": .., "event": "received", ..}                                      what went into the core
     {"now_s": .., "note": "round.opened", "fields": {..}}                       what it decided, and why
     {"gap": 12}                                                                 so many lines were lost to the disk
@@ -76,13 +76,19 @@ _EVENT_NAMES = {cls: name for name, cls in _PLAIN_EVENTS.items()}
 
 
 def start_line(
-    config: AggregatorConfig, now_s: float, record: Mapping[str, Any] | None, commits: Mapping[int, Commit]
+    config: AggregatorConfig,
+    now_s: float,
+    record: Mapping[str, Any] | None,
+    commits: Mapping[int, Commit],
+    *,
+    epoch: int = 1,
 ) -> dict[str, Any]:
     """Returns the first line of a life: all that its core is made from."""
     given = {name: value for name, value in dataclasses.asdict(config).items() if value is not None}
     return {
         "tape": FORMAT,
         "now_s": now_s,
+        "epoch": epoch,
         "config": {name: str(value) if isinstance(value, Path) else value for name, value in given.items()},
         "record": record,
         "commits": [commit_to_map(commit) for _, commit in sorted(commits.items())],
@@ -124,14 +130,23 @@ def note_line(note: Note, now_s: float) -> dict[str, Any]:
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
     """Yields the lines of a tape; a line that a crash cut short is passed over."""
-    with path.open(encoding="utf-8") as file:
-        for text in file:
+    return (line for _, line in numbered_lines(path) if line is not None)
+
+
+def numbered_lines(path: Path) -> Iterator[tuple[int, dict[str, Any] | None]]:
+    """Yields every line of a tape with its number, from 1; None for one that cannot be read. Empty lines do not count.
+
+    One line at a time is in memory.
+    """
+    with path.open(encoding="utf-8", errors="replace") as file:
+        for number, text in enumerate(file, start=1):
+            if text == "\n":
+                continue
             try:
                 line = json.loads(text)
             except ValueError:
-                continue
-            if isinstance(line, dict):
-                yield line
+                line = None
+            yield number, line if isinstance(line, dict) else None
 
 
 def read_start(line: Mapping[str, Any]) -> Aggregator:
@@ -144,7 +159,8 @@ def read_start(line: Mapping[str, Any]) -> Aggregator:
         raise ConfigError("tape", line["tape"], f"this program reads format {FORMAT}: use the one that wrote the tape")
     commits = {row["fragment_id"]: commit_from_map(row) for row in line["commits"]}
     config = from_sources(AggregatorConfig, _OFF | line["config"], where="config of the tape")
-    return Aggregator(config, now_s=line["now_s"], record=line["record"], commits=commits)
+    epoch = line.get("epoch", 1)  # tapes from before there were leases are without
+    return Aggregator(config, now_s=line["now_s"], record=line["record"], commits=commits, epoch=epoch)
 
 
 def read_event(line: Mapping[str, Any]) -> Event:

@@ -107,6 +107,7 @@ class Reason(StrEnum):
     OVERWRITTEN = "overwritten"  # steps dropped by adopting with keep = 0
     ISLAND_LOST = "island_lost"  # trained by an incarnation that ended before handing them over
     UNRECORDED = "unrecorded"  # a gap whose cause was lost with an aggregator
+    STORE_LOST = "store_lost"  # merged into versions that were lost with a store, and given up by the operator
 
 
 RETRY_REASONS = frozenset({Reason.CHECKSUM, Reason.QUEUE_FULL, Reason.NOT_LEADER})

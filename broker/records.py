@@ -60,6 +60,7 @@ class RunTotals:
         participation: Mean share of the live islands in a version, None before the first.
         staleness_mean: Mean staleness of what was merged, in versions, None before the first.
         quarantined: Island -> for how many seconds more (``for_s``), for which ``reason``, how many ``times`` in a row.
+        troubles: What the aggregator cannot put right by itself, each with its cure; empty when all is well.
     """
 
     phase: str
@@ -75,6 +76,7 @@ class RunTotals:
     participation: float | None = None
     staleness_mean: float | None = None
     quarantined: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    troubles: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -91,6 +91,16 @@ COMMANDS: dict[str, Command] = {
         summary="what a fleet needs and does: bandwidth, utilisation, staleness, memory, goodput, cost",
         example="--params 5B --sites 8 --step-time 1 --codec int4 --bandwidth 10",
     ),
+    "explain": Command(
+        module="ops.explain",
+        summary="who is in a version, with what weight and staleness, and why each other island is not",
+        example="3:41 runs/20260131-120304",
+    ),
+    "replay": Command(
+        module="ops.replay",
+        summary="verifies an event tape: the same events must give the same decisions, and the same bytes",
+        example="runs/20260131-120304",
+    ),
     "export": Command(
         module="ops.export",
         summary="writes the newest global model as safetensors, also while the run goes on",

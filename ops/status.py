@@ -244,6 +244,8 @@ def render(status: Status) -> RenderableType:
         what = f"{name} is quarantined for {age(each['for_s'])} more, after {each['reason']}"
         again = f", for the {ordinal(each['times'])} time in a row" if each["times"] > 1 else ""
         parts += [Text(), Text(f"{what}{again}: its contributions are refused, rounds do not wait for it.", "yellow")]
+    for trouble in status.totals.get("troubles", ()):
+        parts += [Text(), Text(f"The aggregator says, {trouble}", "yellow")]
     if status.broker_is_silent:
         since = "has never written" if status.broker_age_s is None else f"last wrote {age(status.broker_age_s)} ago"
         who = "The broker" if len(status.brokers) < 2 else "Every broker is silent: the last one"

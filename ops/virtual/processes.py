@@ -309,6 +309,7 @@ class SimAggregator:
         self.ordered: dict[int, int] = {}  # number of the newest order, per fragment
         self.computed: dict[int, str] = {}  # digest last computed, per fragment
         self.orders = 0
+        self.saved_serial = 0
         self.sequence = 0
         self.alarm = Alarm(simulation.queue, lambda: self.handle(agg.Tick()))
 
@@ -375,6 +376,8 @@ class SimAggregator:
                 case agg.Manifested():
                     self.disk.manifest = action.manifest
                     self.work.manifested(action.manifest)
+                case agg.NewLineage(above=above, epoch=epoch):
+                    self.simulation.begin_lineage(above, epoch)
                 case agg.Finished():
                     if self.replication is not None and self.core.run.phase is m.Phase.ENDED:
                         self.simulation.lease.end(self.station.name, self.replication.epoch)
@@ -463,9 +466,10 @@ class SimAggregator:
         self.handle(event)
 
     def save_run(self, action: agg.SaveRun) -> None:
-        """The run record reaches the disk."""
+        """The run record reaches the disk, unless a later one of this life is there already."""
         newest = self.disk.record
-        if newest is None or newest["epoch"] <= action.record["epoch"]:
+        if action.serial > self.saved_serial and (newest is None or newest["epoch"] <= action.record["epoch"]):
+            self.saved_serial = action.serial
             self.disk.record = dict(action.record)
         self.done(agg.RunSaved(serial=action.serial))
 

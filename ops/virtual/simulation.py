@@ -18,6 +18,7 @@ from typing import Any
 
 from aggregator import events as agg
 from aggregator.config import AggregatorConfig
+from aggregator.recovery import renumbered
 from aggregator.replication import Followed
 from broker import messages as m
 from broker.fragments import FragmentManifest, Kind, TensorSpec
@@ -266,6 +267,16 @@ class Simulation:
             self.brokers[place] = SimBroker(self, place)
 
         self.queue.after(restart_s, restart)
+
+    def begin_lineage(self, above: Mapping[int, int], epoch: int) -> None:
+        """The aggregator gives up what its disk lacks, and starts again under new numbers."""
+        for p, version in above.items():
+            if version > self.disk.commits[p].fragment_version:
+                commit = self.disk.commits[p] = renumbered(self.disk.commits[p], version, epoch)
+                self.invariants.persisted(commit)
+        assert self.disk.record is not None
+        self.disk.record["epoch"] = max(self.disk.record["epoch"], epoch - 1)
+        self.queue.after(0.0, partial(self.aggregator.station.crash, self.plan.restart_s))
 
     def freeze_broker(self, place: int, for_s: float) -> None:
         """Stops a broker's process for a while."""

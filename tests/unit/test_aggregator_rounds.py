@@ -5,6 +5,7 @@ import itertools
 import pytest
 
 from aggregator.events import Computed, Fenced, Flaw, Merge, Persist, Persisted, Publish, Send
+from aggregator.summary import totals
 from broker.messages import (
     AGGREGATOR,
     BROKER,
@@ -478,3 +479,20 @@ def test_a_damaged_contribution_may_come_again_and_still_counts_as_fresh():
     made.offer("a", 0, 4)
     made.offer("b", 0, 4)
     assert {m.island_id: m.fresh for m in merged(made).values()} == {"a": True, "b": True}
+
+
+def test_a_disk_that_cannot_be_written_is_a_trouble_until_it_can():
+    desk = Desk(dead_after_s=100)
+    desk.gather("a")
+    desk.writes = False
+    desk.open_round("a", step=4)
+    desk.offer("a", 0, 4)
+    desk.now_s += 1.0
+    desk.write(fails="the disk is full; free space, and it goes on")
+    assert totals(desk.run, desk.now_s + 2.0).troubles == (
+        "for 2 s: nothing is published, islands train on: the disk is full; free space, and it goes on",
+    )
+    desk.run_to(desk.now_s + 3.0)
+    assert notes(desk.write(), "store.back") == [{"after_s": 3.0}]
+    assert totals(desk.run, desk.now_s).troubles == ()
+    assert desk.run.versions == (1,)
