@@ -13,7 +13,6 @@ import asyncio
 import json
 import os
 import socket
-import time
 from collections.abc import Callable, Coroutine
 from contextlib import ExitStack
 from typing import Any, assert_never
@@ -48,7 +47,7 @@ from aggregator.summary import Traffic
 from aggregator.tape import Tape, event_line, note_line, start_line
 from aggregator.wire import Wire
 from aggregator.workshop import Workshop
-from broker import logs
+from broker import clocks, logs
 from broker.config import DEFAULT_REDIS_URL
 from broker.errors import ConfigError, Unavailable
 from broker.registry import Registry
@@ -165,7 +164,7 @@ class _Service:
         registry: Registry,
     ) -> None:
         self._config = config
-        self._clock = time.monotonic
+        self._clock = clocks.monotonic
         self._events: asyncio.Queue[Event] = asyncio.Queue(MAX_EVENTS)
         self._group = asyncio.TaskGroup()
         self._tasks: set[asyncio.Task[None]] = set()
