@@ -26,6 +26,7 @@ class IslandConfig:
 
     state_dir: Path | None = setting(None, "directory for checkpoints of the inner optimizer; none: no checkpoints")
     checkpoint_interval_s: float = setting(60.0, "seconds between two checkpoints")
+    pulse: Path | None = setting(None, "small file that the time of every step is written to; none: no such file")
     join_timeout_s: float = setting(120.0, "silence of the run after which joining it, or its end, is given up")
     max_message_bytes: int = setting(1 << 30, "largest message accepted")
 

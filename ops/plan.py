@@ -32,7 +32,7 @@ ROOT = Path(__file__).resolve().parent.parent
 DEFAULT_TOKENS = 2_000_000
 
 #: Settings that follow from the run directory, or that each process gets for itself.
-_DECIDED_HERE = frozenset({"broker", "host", "port", "store", "tape", "report", "island_id", "pace"})
+_DECIDED_HERE = frozenset({"broker", "host", "port", "store", "tape", "report", "island_id", "pace", "pulse"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
