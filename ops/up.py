@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
     """
     started_s = time.monotonic()
     plan = prepare(args)
-    run_ = _Run(plan=plan, started_s=started_s)
+    run_ = Run(plan=plan, started_s=started_s)
     with Signals() as signals, Display() as display:
         status = run_.train(display, signals)
         losses: tuple[float | None, float | None] = (None, None)
@@ -168,7 +168,7 @@ def _write(path: Path, text: str) -> None:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Run:
+class Run:
     """A run in progress: what the supervisor sees of it."""
 
     plan: Plan
@@ -182,7 +182,7 @@ class _Run:
         """Starts everything, waits for the end, whichever it is, and ends everything; returns the exit status."""
         with LocalCluster(self.plan.run_dir / "logs") as cluster, asyncio.Runner() as loop:
             try:
-                self._start(cluster, display)
+                self.start(cluster, display)
                 self._watch(cluster, loop, display, signals)
             except (GaveUp, Unavailable) as err:
                 self.note = str(err).partition("; the end of ")[0].partition("\n")[0]
@@ -201,7 +201,8 @@ class _Run:
     def _names(self) -> list[str]:
         return ["redis", "broker", "aggregator", *self.plan.island_ids]
 
-    def _start(self, cluster: LocalCluster, display: Display) -> None:
+    def start(self, cluster: LocalCluster, display: Display) -> None:
+        """Starts Redis, if it is ours to start, and then everything else."""
         plan = self.plan
         display.note(f"run {plan.run_id} in {plan.run_dir}")
         if plan.redis_port is not None:
