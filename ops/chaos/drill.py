@@ -129,13 +129,19 @@ class Drill:
         return dataclasses.replace(spec, command=command, environment=environment)
 
     def _wait_for_training(self, loop: _Loop) -> None:
-        """Returns when every island has run a few steps, and the first version after the seed is there."""
+        """Returns when every island has run a few steps and something is merged: what had to be compiled, is.
+
+        Raises:
+            Unavailable: That takes too long.
+        """
         recording, ends_s = self.recording, time.monotonic() + START_WITHIN_S
         while not (
-            all(len(recording.steps.get(island, ())) >= 3 for island in recording.islands) and recording.versions
+            all(len(recording.steps.get(island, ())) >= 3 for island in recording.islands)
+            and any(each.version > 0 for each in recording.versions)
         ):
             if time.monotonic() > ends_s:
-                raise Unavailable(f"not every island trained within {START_WITHIN_S:g} s; see its log", definite=True)
+                cure = f"see the logs in {self._plan.run_dir / 'logs'}"
+                raise Unavailable(f"within {START_WITHIN_S:g} s not every island trained; {cure}", definite=True)
             loop.turn()
         loop.turn_until(time.monotonic() + CALM_DOWN_S)
         recording.began_s = time.monotonic()
