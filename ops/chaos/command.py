@@ -71,11 +71,11 @@ def run(args: argparse.Namespace) -> int:
     _take_cluster_settings(args, file.cluster)
     _place_links(args, config, file)
     possible = _possible(args)
-    faults = all_faults(config, file, possible, standbys=False)
+    standbys = bool(getattr(planning.up_config(args), "standbys", 0))
+    faults = all_faults(config, file, possible, standbys=standbys)
     if args.total_tokens is None:
         args.total_tokens = "0"  # it ends with the faults
     plan = up.prepare(args)
-    faults = all_faults(config, file, possible, standbys=bool(getattr(plan.up, "standbys", 0)))
     with Signals() as signals, Display() as display:
         drill = Drill(plan, config, faults, links=links.LinkFaults(plan.run_dir) if Needs.LINKS in possible else None)
         status = drill.run(display, signals)
