@@ -9,6 +9,7 @@ from broker.errors import ConfigError
 from broker.liveness import LivenessConfig
 from broker.messages import Codec
 from broker.settings import setting
+from broker.sockets import broker_addresses
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,7 +17,7 @@ class AggregatorConfig:
     """One aggregator. Every field is a flag of ``atoll aggregator`` and a key of the table ``[aggregator]``."""
 
     run_id: str = setting("atoll", "name of the run; messages of other runs are refused", flag="--run")
-    broker: str = setting("tcp://127.0.0.1:7001", "control address of the broker; its bulk port is the next one")
+    broker: str = setting("tcp://127.0.0.1:7001", "control address of the broker, or of each, with commas between them")
     redis_url: str = setting("", "where Redis listens; empty: take REDIS_URL, else redis://127.0.0.1:6379")
     store: Path = setting(Path("store"), "directory of durable versions, locked while in use")
     tape: Path | None = setting(None, "file for the event tape (JSON lines); none: no tape")
@@ -52,6 +53,14 @@ class AggregatorConfig:
     heartbeat_interval_s: float = setting(0.5, "seconds between heartbeats of an island")
     suspect_after_s: float = setting(2.0, "silence after which status calls an island suspect")
     dead_after_s: float = setting(6.0, "silence after which no round waits for an island")
+    failover: bool = setting(
+        False, "lead by lease in Redis alone, and follow while another aggregator of this run leads: run two or more"
+    )
+    standby: bool = setting(False, "with failover: let others begin, and take over only when they fail")
+    lease_s: float = setting(1.0, "with failover: silence of a leader after which a standby takes over")
+    standby_lag_s: float = setting(
+        1.0, "with failover: how long a version waits for a standby that lags before it goes on without"
+    )
     held_bytes: int = setting(1 << 30, "bytes of contributions kept before islands are told to send again")
     max_message_bytes: int = setting(1 << 30, "largest message accepted")
 
@@ -91,9 +100,20 @@ class AggregatorConfig:
         if self.version_codec.blockwise:
             cure = "must be f32 or bf16: what rounding takes from a version nothing brings back; choose it as codec"
             raise ConfigError("version_codec", str(self.version_codec), cure)
+        if self.standby and not self.failover:
+            raise ConfigError("standby", True, "needs failover: give --failover to every aggregator of the run")
+        if self.lease_s < 0.2:
+            raise ConfigError("lease_s", self.lease_s, "must be at least 0.2, or a busy processor costs the lease")
+        if self.standby_lag_s <= 0:
+            raise ConfigError("standby_lag_s", self.standby_lag_s, "must be above 0, 1 is usual")
         if self.round_timeout_s <= 0:
             raise ConfigError("round_timeout_s", self.round_timeout_s, "must be above 0, 30 is usual")
-        _ = self.liveness  # checks its own relations
+        _ = self.liveness, self.brokers  # these check what concerns them
+
+    @property
+    def brokers(self) -> tuple[str, ...]:
+        """The control address of each broker."""
+        return broker_addresses(self.broker)
 
     @property
     def liveness(self) -> LivenessConfig:

@@ -25,6 +25,7 @@ from aggregator.events import (
     Commit,
     Computed,
     Event,
+    Fenced,
     Persisted,
     PersistFailed,
     Received,
@@ -65,6 +66,7 @@ class Aggregator:
         now_s: Monotonic seconds at the start.
         record: The run record of an earlier life of this store, or None for a new run.
         commits: The newest durable commit per fragment, with that record.
+        epoch: What the lease says; at least one more than the record's. One aggregator alone counts for itself.
 
     Attributes:
         run: Everything it knows, for whoever reports on it.
@@ -77,8 +79,10 @@ class Aggregator:
         now_s: float,
         record: Mapping[str, Any] | None = None,
         commits: Mapping[int, Commit] | None = None,
+        epoch: int = 1,
     ) -> None:
         self.run = Run(config, now_s)
+        self.run.epoch = epoch
         if record is not None:
             self.run.restore(record, commits or {})
         self._membership = Membership(self.run)
@@ -88,6 +92,9 @@ class Aggregator:
         self._durable_serial = 0
         self._save_again_at_s: float | None = None
         self._attach_at_s = now_s
+        # A standby that asks a broker about the leader must not take a pause for silence.
+        self._attach_interval_s = min(ATTACH_INTERVAL_S, config.lease_s / 4) if config.failover else ATTACH_INTERVAL_S
+        self._fenced_at: set[int] = set()  # brokers where a later epoch leads
 
     def start(self, now_s: float) -> list[Action]:
         """Returns the first actions: the epoch becomes durable before anything is said under it."""
@@ -118,6 +125,8 @@ class Aggregator:
             case RunSaveFailed():
                 self._save_again_at_s = now_s + SAVE_RETRY_S
                 self.run.note("run_record.failed", detail=event.detail, retry_s=SAVE_RETRY_S)
+            case Fenced():
+                self._fenced(event)
             case Tick():
                 pass
             case Stop():
@@ -152,9 +161,10 @@ class Aggregator:
         envelope, message = event.envelope, event.envelope.message
         match message:
             case Join():
+                self.run.ways.heard(envelope.sender, event.broker)
                 self._membership.join(message)
             case Attached():
-                self._rounds.attached(message)
+                self._rounds.attached(message, event.broker)
             case Heartbeat() | Nothing() | Leave() | Seed() | Contribution():
                 self._from_member(event, message)
             case _:
@@ -163,6 +173,8 @@ class Aggregator:
     def _from_member(self, event: Received, message: Heartbeat | Nothing | Leave | Seed | Contribution) -> None:
         run, envelope = self.run, event.envelope
         member = run.members.get(envelope.sender)
+        if member is None or envelope.incarnation >= member.incarnation:
+            run.ways.heard(envelope.sender, event.broker)
         if member is None or envelope.incarnation > member.incarnation:
             detail = f"no island {envelope.sender!r} with incarnation {envelope.incarnation} is known: join again"
             self._membership.refuse(event, Reason.UNKNOWN_ISLAND, detail)
@@ -199,7 +211,7 @@ class Aggregator:
         if not self.leading:
             return
         if run.now_s >= self._attach_at_s:
-            self._attach_at_s = run.now_s + ATTACH_INTERVAL_S
+            self._attach_at_s = run.now_s + self._attach_interval_s
             attach = Attach(shard=0, epoch=run.epoch, versions=run.versions)
             run.emit(Send(to=BROKER, message=attach))
             run.emit(Send(to=BROKER, message=AttachBulk(shard=0, epoch=run.epoch)))
@@ -208,6 +220,17 @@ class Aggregator:
         self._ending.advance()
         self._rounds.advance()
 
+    def _fenced(self, event: Fenced) -> None:
+        """A later epoch leads at a broker: said once per broker."""
+        if event.broker not in self._fenced_at:
+            self._fenced_at.add(event.broker)
+            self.run.note("aggregator.fenced", epoch=self.run.epoch, broker=event.broker, detail=event.detail)
+
     def _drain(self) -> list[Action]:
+        """Empties the outbox; what is for an island goes by the broker over which that was last heard."""
         actions, self.run.outbox = self.run.outbox, []
-        return actions
+        return [self._addressed(action) if isinstance(action, Send) else action for action in actions]
+
+    def _addressed(self, send: Send) -> Send:
+        by = self.run.ways.to(send.to) if send.by is None else send.by
+        return send if by is None else Send(to=send.to, message=send.message, by=by)

@@ -26,7 +26,8 @@ class Ending:
         self._membership = membership
         self._rounds = rounds
         self._flush_began_s: float | None = None
-        self._linger_until_s: float | None = None
+        # A successor of a leader that had ended the run: islands that have not heard of it still may.
+        self._linger_until_s: float | None = run.now_s + LINGER_S if run.phase is Phase.ENDED else None
         self.finished = False
 
     def deadlines_s(self) -> list[float]:
@@ -97,6 +98,7 @@ class Ending:
             run.phase = Phase.ENDED
             self._flush_began_s, self._linger_until_s = None, run.now_s + LINGER_S
             run.note("run.ended", **run.ledger.books().tokens())
+            run.save()
             self._membership.tell_all()
 
     def _missing(self, p: int) -> bool:

@@ -27,11 +27,12 @@ class Flaw:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Received:
-    """A well-formed message arrived."""
+    """A well-formed message arrived; ``broker`` is the place of the one it came by in the configuration."""
 
     envelope: Envelope
     flaw: Flaw | None = None
     payload_bytes: int = 0
+    broker: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +80,15 @@ class RunSaveFailed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Fenced:
+    """A broker refused a message of this aggregator because a later epoch leads there; ``kind`` is the message's."""
+
+    broker: int
+    kind: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Tick:
     """The time that :meth:`aggregator.core.Aggregator.next_deadline_s` asked for has come."""
 
@@ -88,17 +98,18 @@ class Stop:
     """The operator ends the run now (Ctrl-C, SIGTERM): nothing is flushed."""
 
 
-Event = Received | Computed | Persisted | PersistFailed | RunSaved | RunSaveFailed | Tick | Stop
+Event = Received | Computed | Persisted | PersistFailed | RunSaved | RunSaveFailed | Fenced | Tick | Stop
 
 # --- out ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Send:
-    """Send ``message`` to one party."""
+    """Send ``message`` to one party, through the broker at place ``by``, or through each of them."""
 
     to: str
     message: Message
+    by: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,12 +171,16 @@ class SaveRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Publish:
-    """Send the newest durable version of a fragment to the broker. First publications are announced in status."""
+    """Send the newest durable version of a fragment to the broker at place ``by``, or to each of them.
+
+    First publications are announced in status.
+    """
 
     fragment_id: int
     fragment_version: int
     digest: str
     contributions: tuple[Merged, ...]
+    by: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,6 +30,7 @@ class Member:
     missed_rounds: int = 0  #: in a row; an island that contributes again starts over
     heartbeat: Heartbeat | None = None  #: the last one of this incarnation
     resolutions: list[Resolution] = field(default_factory=list)  #: to tell with the next state
+    presumed: bool = False  #: it trained with an earlier life of the aggregator, and was not heard yet by this one
     emptied: dict[int, int] = field(default_factory=dict)  #: fragment -> sequence of its "nothing" in the flush
     refusals: dict[str, int] = field(default_factory=dict)  #: reason -> count, over all incarnations
 
@@ -40,8 +41,8 @@ class Member:
 
     @property
     def ready(self) -> bool:
-        """Whether it holds every fragment, so that it can train."""
-        return self.heartbeat is not None and all(v >= 0 for v in self.heartbeat.versions)
+        """Whether it holds every fragment, so that it can train; after a takeover that is presumed."""
+        return self.presumed if self.heartbeat is None else all(v >= 0 for v in self.heartbeat.versions)
 
 
 class Members:
@@ -87,7 +88,7 @@ class Members:
         member.incarnation += 1
         member.nonce, member.hint, member.tokens_per_step = nonce, hint or member.hint, tokens_per_step
         member.last_seen_s, member.counted_at_s, member.left, member.missed_rounds = now_s, now_s, False, 0
-        member.heartbeat = None
+        member.heartbeat, member.presumed = None, False
         member.resolutions.clear()
         member.emptied.clear()
         return member
@@ -127,7 +128,7 @@ class Members:
         self.share_epoch = record["share_epoch"]
         for name, (index, hint, incarnation, nonce, tokens_per_step, left, start) in record["members"].items():
             member = Member(name, index, hint, incarnation, nonce, tokens_per_step, now_s, left, tuple(start))
-            member.counted_at_s = now_s
+            member.counted_at_s, member.presumed = now_s, True
             self._members[name] = member
 
     def _named_by(self, hint: str) -> str | None:

@@ -10,6 +10,7 @@ against 161 ms for the whole vector, since a chunk's copies stay in the cache).
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -77,6 +78,7 @@ def make_outer_step(learning_rate: float, momentum: float) -> OuterStep:
     return outer_step
 
 
+@cache
 def _jitted_update(learning_rate: float, momentum: float) -> Callable[..., tuple[Any, Any]]:
     # Imported here: the store, the simulator and the tests of the core use FragmentState without a JAX runtime.
     import jax

@@ -43,7 +43,7 @@ class Reporter:
     Args:
         registry: Of the run.
         collect: Returns the state of the moment.
-        holder: Names this process in the lease.
+        holder: Names this process in the lease; empty where :mod:`aggregator.service` keeps the lease itself.
         clock: Monotonic seconds.
         interval_s: Between two writes, while nothing asks for an earlier one.
     """
@@ -99,7 +99,8 @@ class Reporter:
         due = [each for each in now.fragments if everything or self._written.get(each.fragment_id) != each.version]
         events = list(self._events)
         try:
-            await self._lead(now.epoch)
+            if self._holder:
+                await self._lead(now.epoch)
             taken = await self._registry.write_fragments(due)
             await self._registry.write_totals(now.totals)
             await self._registry.write_refusals("aggregator", now.refusals)

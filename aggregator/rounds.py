@@ -30,13 +30,11 @@ from aggregator.membership import Membership
 from aggregator.quorum import Verdict, Waits
 from aggregator.round import Admitted, Round
 from aggregator.run import Fragment, Run, Stage
+from aggregator.shelves import Shelves
 from aggregator.staleness import Trained, mean_staleness, merge_weights, presence_factor
 from broker.messages import Attached, Contribution, Fate, Merged, Nothing, Phase, Reason, Resolution
 
 PERSIST_RETRY_S = 1.0
-REPUBLISH_AFTER_S = 1.0
-#: Answers to Attach come every second; a broker that is silent for longer was away.
-BROKER_SILENT_S = 2.5
 
 #: Reasons that cast doubt on the counters themselves: nothing is booked by them.
 _UNBOOKED = (Reason.IMPLAUSIBLE, Reason.OVERLAP)
@@ -48,8 +46,7 @@ class Rounds:
     def __init__(self, run: Run, membership: Membership) -> None:
         self._run = run
         self._membership = membership
-        self._attached_at_s = run.now_s  # when the broker answered last
-        self._broker_holds = False  # any version, then
+        self._shelves = Shelves(run.now_s)
 
     # --- answers ----------------------------------------------------------------------------------------------
 
@@ -387,48 +384,48 @@ class Rounds:
 
     # --- publishing -------------------------------------------------------------------------------------------
 
-    def publish(self, p: int) -> None:
-        """Sends the newest durable version of a fragment to the broker."""
+    def publish(self, p: int, by: int | None = None) -> None:
+        """Sends the newest durable version of a fragment to each broker, or again to the one at place ``by``."""
         fragment = self._run.fragments[p]
-        fragment.published_at_s = self._run.now_s
+        if by is None:
+            fragment.published_at_s = self._run.now_s
         publish = Publish(
             fragment_id=p,
             fragment_version=fragment.version,
             digest=fragment.digest,
             contributions=fragment.contributions,
+            by=by,
         )
         self._run.emit(publish)
 
-    def attached(self, attached: Attached) -> None:
-        """Publishes again what the broker lacks: it came back empty, or a version was lost on the way."""
+    def attached(self, attached: Attached, broker: int) -> None:
+        """Publishes again what a broker lacks: it came back empty, or a version was lost on the way."""
         run = self._run
-        held = dict(enumerate(attached.versions))
-        before_s, self._attached_at_s = self._attached_at_s, run.now_s
-        emptied = self._broker_holds and not any(version >= 0 for version in attached.versions)
-        self._broker_holds = any(version >= 0 for version in attached.versions)
+        away_since_s = self._shelves.answered(broker, attached.versions, run.now_s)
         if run.phase is Phase.SEEDING:
             return
-        if emptied or run.now_s - before_s > BROKER_SILENT_S:
-            self._start_over(before_s)
-        for p, fragment in run.fragments.items():
-            if held.get(p, -1) >= fragment.version:
-                fragment.republish_after_s = REPUBLISH_AFTER_S
-            elif fragment.published_at_s is None or run.now_s - fragment.published_at_s >= fragment.republish_after_s:
-                fragment.republish_after_s *= 2  # a slow link may still be busy with the last copy
-                self.publish(p)
+        if away_since_s is not None:
+            self._start_over(broker, away_since_s)
+        held = dict(enumerate(attached.versions))
+        newest = {p: (fragment.version, fragment.published_at_s) for p, fragment in run.fragments.items()}
+        for p in self._shelves.lacking(broker, held, newest, run.now_s):
+            self.publish(p, by=broker)
 
-    def _start_over(self, lost_at_s: float) -> None:
-        """Nobody could answer while the broker was away: islands count as just heard, open rounds as just opened.
+    def _start_over(self, broker: int, lost_at_s: float) -> None:
+        """Whoever speaks through this broker could not answer while it was away, and counts as just heard.
 
-        Otherwise every open round would close with the first island that is back, and the others be missed.
+        If there was no other broker, open rounds count as just opened, too. Otherwise every open round would close with
+        the first island that is back, and the others be missed.
         """
         run = self._run
+        nobody = self._shelves.alone(broker, run.now_s)
         for member in run.members.live(lost_at_s):
-            member.last_seen_s, member.missed_rounds = run.now_s, 0
-        for round_ in run.open_rounds.values():
+            if nobody or run.ways.to(member.island_id) in (None, broker):
+                member.last_seen_s, member.missed_rounds = run.now_s, 0
+        for round_ in run.open_rounds.values() if nobody else ():
             round_.opened_at_s, round_.quorum_met_at_s = run.now_s, None
             run.journeys.opened(round_.round_id, run.now_s)
-        run.note("broker.back", open_rounds=len(run.open_rounds))
+        run.note("broker.back", broker=broker, open_rounds=len(run.open_rounds))
 
     # --- measures ---------------------------------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ from aggregator.members import Member, Members
 from aggregator.pacing import Pacer, StepClock
 from aggregator.records import manifest_from_rows, manifest_to_rows
 from aggregator.round import Admitted, Round
+from aggregator.ways import Ways
 from broker.fragments import FragmentManifest
 from broker.messages import Contribution, Merged, Phase, Reason
 
@@ -56,7 +57,6 @@ class Fragment:
     held: list[Admitted] = field(default_factory=list)
     flushed: bool = False
     published_at_s: float | None = None
-    republish_after_s: float = 1.0
 
     def in_commit(self, island_id: str, incarnation: int, from_step: int) -> bool:
         """Whether a contribution is in the version that is being made durable right now."""
@@ -85,6 +85,7 @@ class Run:
         self.fragments: dict[int, Fragment] = {}
         self.members = Members(config.liveness, config.islands)
         self.ledger = Ledger({})
+        self.ways = Ways()
         self.clock = StepClock(config.heartbeat_interval_s)
         self.pacer: Pacer | None = None
         self.journeys = Journeys(config)
@@ -113,6 +114,7 @@ class Run:
             "epoch": self.epoch,
             "manifest": None if self.manifest is None else manifest_to_rows(self.manifest),
             "last_round_id": self._last_round_id,
+            "ended": self.phase is Phase.ENDED,
             **self.members.record(),
         }
         self.emit(SaveRun(serial=self.saved_serial, record=record))
@@ -189,7 +191,7 @@ class Run:
 
     def restore(self, record: Mapping[str, Any], commits: Mapping[int, Commit]) -> None:
         """Goes on from what an earlier life left in the store; a version 0 that is not whole was never published."""
-        self.epoch = record["epoch"] + 1
+        self.epoch = max(self.epoch, record["epoch"] + 1)
         self.members.restore(record, self.now_s)
         last_round_id = max([record["last_round_id"], *(c.round_id for c in commits.values())])
         self._last_round_id = last_round_id + ROUND_IDS_PER_LIFE
@@ -204,6 +206,9 @@ class Run:
                 if p in self.moving:
                     self.ledger.restore(p, commit.ledger)
             self.phase = Phase.RUNNING
+            target = self.config.total_tokens
+            if record.get("ended") and target and self.ledger.trained_tokens() >= target:
+                self.phase = Phase.ENDED  # which an operator takes back with a higher target
         for member in self.members:
             if not self.ledger.knows(member.island_id, member.incarnation):
                 self.ledger.begin(member.island_id, member.incarnation, *member.start)

@@ -4,6 +4,10 @@ Shell. Events from sockets, threads and the timer pass through one queue into th
 answers is done in order. Nothing in the pump waits: what takes time is handed on (:mod:`aggregator.workshop`,
 :mod:`aggregator.wire`) and comes back as an event, so heartbeats are answered during a merge as at any other time.
 
+With failover, a process leads for one term at a time, and follows between its terms (:mod:`aggregator.follower`). While
+it leads, :mod:`aggregator.replication` stands between the disk and the core: what is durable here is reported to the
+core once it is durable at the standbys too.
+
 :class:`ops.virtual.processes.SimAggregator` is the same pump in virtual time.
 """
 
@@ -11,11 +15,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import socket
-from collections.abc import Callable, Coroutine
-from contextlib import ExitStack
-from typing import Any, assert_never
+from collections.abc import Callable, Coroutine, Mapping
+from contextlib import ExitStack, suppress
+from typing import Any, Self, assert_never
 
 import zmq.asyncio
 
@@ -24,32 +29,57 @@ from aggregator.config import AggregatorConfig
 from aggregator.core import Aggregator
 from aggregator.events import (
     Action,
+    Commit,
     Event,
+    Fenced,
     Finished,
     Manifested,
     Merge,
     Note,
     Persist,
     Persisted,
+    PersistFailed,
     Plant,
     Publish,
     Received,
+    RunSaved,
+    RunSaveFailed,
     SaveRun,
     Send,
     Stop,
     Tick,
 )
+from aggregator.follower import Follower
 from aggregator.notes import NoteLog
 from aggregator.recording import Recorder
+from aggregator.replicas import run_message
+from aggregator.replication import (
+    Deliver,
+    Deposed,
+    Followed,
+    Local,
+    Renew,
+    Renewed,
+    RenewFailed,
+    Replicate,
+    ReplicateRun,
+    Replication,
+    ReplicationAction,
+    ReplicationEvent,
+)
 from aggregator.reporter import Reporter, Snapshot
 from aggregator.store import Loaded, Store
 from aggregator.summary import Traffic
 from aggregator.tape import Tape, event_line, note_line, start_line
+from aggregator.ways import Ways
 from aggregator.wire import Wire
 from aggregator.workshop import Workshop
 from broker import clocks, logs
 from broker.config import DEFAULT_REDIS_URL
+from broker.directory import STANDBY
 from broker.errors import ConfigError, Unavailable
+from broker.lease import LeaseKey
+from broker.messages import Follow, Phase
 from broker.registry import Registry
 
 log = logs.get(__name__)
@@ -84,31 +114,93 @@ async def serve(
             stack.callback(tape.close)
         store = stack.enter_context(Store.open(config.store))
         loaded = load_for(store, config)
-        registry = Registry(config.redis_url or DEFAULT_REDIS_URL, config.run_id)
         context = zmq.asyncio.Context()
         stack.callback(context.term)
-        service = _Service(config, context, store, loaded, tape, registry)
-        log.info(
-            "aggregator.ready",
-            run=config.run_id,
-            broker=config.broker,
-            store=str(config.store),
-            epoch=service.core.run.epoch,
-            redis=registry.address,
-        )
-        ready(service.core)
         try:
-            await service.run(stop)
+            if not config.failover:
+                await _lead(config, context, store, loaded, tape, None, stop, ready)
+                return
+            while True:
+                term = await _follow(config, context, store, loaded, stop)
+                if term is None:
+                    break
+                async with term:
+                    deposed = await _lead(config, context, store, load_for(store, config), tape, term, stop, ready)
+                if not deposed:
+                    break
+                loaded = load_for(store, config)
         except BaseExceptionGroup as group:
             # A task met something that somebody must put right: that is what is to be said, not which task it was.
             curable = group.subgroup((ConfigError, Unavailable))
             if curable is None:
                 raise
             raise _first(curable) from group
-        finally:
-            service.close()
+
+
+class _Term:
+    """The right to lead under one epoch, with the lease that says so."""
+
+    def __init__(self, name: str, epoch: int, registry: Registry) -> None:
+        self.name, self.epoch = name, epoch
+        self.lease = LeaseKey(registry, 0)
+        self._registry = registry
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._registry.aclose()
+
+
+async def _follow(
+    config: AggregatorConfig, context: zmq.asyncio.Context, store: Store, loaded: Loaded, stop: asyncio.Event
+) -> _Term | None:
+    """Stands by until this process may lead; None if it was stopped, or the run has ended."""
+    registry = Registry(config.redis_url or DEFAULT_REDIS_URL, config.run_id)
+    follower = Follower(config, context, store, loaded, LeaseKey(registry, 0))
+    log.info("aggregator.stands_by", run=config.run_id, broker=config.broker, name=store.name, redis=registry.address)
+    epoch = None
+    try:
+        epoch = await follower.run(stop)
+    finally:
+        if epoch is None:
             await registry.aclose()
-    log.info("aggregator.ended", run=config.run_id, phase=service.core.run.phase)
+    return None if epoch is None else _Term(store.name, epoch, registry)
+
+
+async def _lead(
+    config: AggregatorConfig,
+    context: zmq.asyncio.Context,
+    store: Store,
+    loaded: Loaded,
+    tape: Tape | None,
+    term: _Term | None,
+    stop: asyncio.Event,
+    ready: Callable[[Aggregator], None],
+) -> bool:
+    """Leads until the run has ended, it is stopped, or deposed, which is what it returns."""
+    registry = Registry(config.redis_url or DEFAULT_REDIS_URL, config.run_id)
+    service = _Service(config, context, store, loaded, tape, registry, term)
+    epoch = service.core.run.epoch
+    log.info(
+        "aggregator.ready",
+        run=config.run_id,
+        broker=config.broker,
+        store=str(config.store),
+        epoch=epoch,
+        redis=registry.address,
+    )
+    ready(service.core)
+    try:
+        await service.run(stop)
+    finally:
+        service.close()
+        await registry.aclose()
+    if service.deposed is None:
+        log.info("aggregator.ended", run=config.run_id, phase=service.core.run.phase)
+        return False
+    log.warning("aggregator.deposed", epoch=epoch, by=service.deposed.holder, their_epoch=service.deposed.epoch)
+    return True
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
@@ -162,10 +254,12 @@ class _Service:
         loaded: Loaded,
         tape: Tape | None,
         registry: Registry,
+        term: _Term | None,
     ) -> None:
+        self.deposed: Deposed | None = None
         self._config = config
         self._clock = clocks.monotonic
-        self._events: asyncio.Queue[Event] = asyncio.Queue(MAX_EVENTS)
+        self._events: asyncio.Queue[Event | ReplicationEvent] = asyncio.Queue(MAX_EVENTS)
         self._group = asyncio.TaskGroup()
         self._tasks: set[asyncio.Task[None]] = set()
         self._tape = tape
@@ -173,13 +267,18 @@ class _Service:
         now_s = self._clock()
         if tape is not None:
             tape.write(start_line(config, now_s, loaded.run, commits))
-        self.core = Aggregator(config, now_s=now_s, record=loaded.run, commits=commits)
-        self._wire = Wire(context, config, self._events.put)
+        epoch = 1 if term is None else term.epoch
+        self.core = Aggregator(config, now_s=now_s, record=loaded.run, commits=commits, epoch=epoch)
+        self._term = term
+        self._replication = None if term is None else _replication(config, term, commits, now_s)
+        self._record: SaveRun | None = None  # the newest
+        self._ways = Ways()  # by which broker standbys are reached
+        self._wire = Wire(context, config, self._heard)
         self._workshop = Workshop(
             config,
             store,
             {p: state for p, (_, state) in loaded.fragments.items()},
-            deliver=self._events.put,
+            deliver=self._made,
             spawn=self._spawn,
             recorder=_recorder(config),
         )
@@ -187,16 +286,18 @@ class _Service:
         self._notes = NoteLog()
         self._committed_at_s: dict[int, float] = {}
         self._reporter = Reporter(
-            registry, collect=self._snapshot, holder=f"{socket.gethostname()}:{os.getpid()}", clock=self._clock
+            registry,
+            collect=self._snapshot,
+            holder="" if term is not None else f"{socket.gethostname()}:{os.getpid()}",
+            clock=self._clock,
         )
 
     async def run(self, stop: asyncio.Event) -> None:
         """Runs until the core has finished; if a task fails, all end and its error is raised, in a group."""
         try:
             async with self._wire, self._group:
-                self._spawn(self._wire.receive_control())
-                self._spawn(self._wire.receive_bulk())
-                self._spawn(self._wire.publish_versions())
+                for work in self._wire.work():
+                    self._spawn(work)
                 self._spawn(self._workshop.warm_up())
                 self._spawn(self._reporter.run())
                 self._spawn(self._flush_tape())
@@ -207,9 +308,15 @@ class _Service:
                 for task in self._tasks:
                     task.cancel()
         finally:
-            self._write_report()
+            if self.deposed is None:
+                self._write_report()
+        if self.deposed is not None:
+            return
         try:
             async with asyncio.timeout(LAST_REPORT_S):
+                if self._term is not None and self.core.run.phase is Phase.ENDED:
+                    with suppress(Unavailable):
+                        await self._term.lease.end(holder=self._term.name, epoch=self._term.epoch)
                 await self._reporter.write()  # so that status knows how it ended
         except TimeoutError:
             log.warning("redis.lost", detail=f"no answer to the last report within {LAST_REPORT_S} s")
@@ -228,19 +335,31 @@ class _Service:
     async def _pump(self) -> None:
         now_s = self._clock()
         await self._perform(self.core.start(now_s), now_s)
-        while not self.core.finished:
+        while not self.core.finished and self.deposed is None:
             event = await self._next_event()
             now_s = self._clock()
-            self._observe(event, now_s)
-            await self._perform(self.core.handle(event, now_s), now_s)
+            if isinstance(event, ReplicationEvent):
+                assert self._replication is not None
+                await self._replicate(self._replication.handle(event, now_s), now_s)
+                continue
+            if isinstance(event, Tick) and self._replication is not None:
+                await self._replicate(self._replication.tick(now_s), now_s)
+            await self._feed(event, now_s)
 
-    async def _next_event(self) -> Event:
-        """Returns what has happened, or Tick at the core's next deadline."""
+    async def _feed(self, event: Event, now_s: float) -> None:
+        """Tells the core of an event and carries out what it answers."""
+        self._observe(event, now_s)
+        await self._perform(self.core.handle(event, now_s), now_s)
+
+    async def _next_event(self) -> Event | ReplicationEvent:
+        """Returns what has happened, or Tick at the next deadline."""
         if not self._events.empty():
             await asyncio.sleep(0)  # under a steady stream nobody else would ever run
             return self._events.get_nowait()
         now_s = self._clock()
         deadline_s = self.core.next_deadline_s(now_s)
+        if self._replication is not None:
+            deadline_s = min(deadline_s or math.inf, self._replication.next_deadline_s())
         try:
             async with asyncio.timeout(None if deadline_s is None else max(MIN_WAIT_S, deadline_s - now_s)):
                 return await self._events.get()
@@ -256,7 +375,8 @@ class _Service:
                 member = self.core.run.members.get(envelope.sender)
                 if member is not None and member.incarnation == envelope.incarnation:
                     self._traffic.observe(envelope)
-            case Persisted(fragment_id=p):
+            case Persisted(fragment_id=p, fragment_version=version):
+                self._workshop.settle(p, version)
                 self._committed_at_s[p] = now_s
                 self._reporter.changed()
             case _:
@@ -267,7 +387,7 @@ class _Service:
         for action in actions:
             match action:
                 case Send():
-                    await self._wire.send(action.to, action.message)
+                    await self._wire.send(action)
                 case Publish():
                     self._wire.publish(action, self.core.run.epoch, self._workshop.durable[action.fragment_id])
                 case Plant():
@@ -276,7 +396,10 @@ class _Service:
                     self._workshop.merge(action)
                 case Persist():
                     self._workshop.persist(action)
+                    if self._replication is not None:
+                        await self._replicate(self._replication.persist(action.commit, now_s), now_s)
                 case SaveRun():
+                    self._record = action
                     self._workshop.save_run(action)
                 case Manifested(manifest=manifest):
                     self._wire.expect(manifest)
@@ -287,6 +410,58 @@ class _Service:
                     pass  # the pump looks for itself
                 case _:
                     assert_never(action)
+
+    # --- the standbys -----------------------------------------------------------------------------------------------
+
+    async def _heard(self, received: Received | Fenced) -> None:
+        """Takes a message in: what standbys say is not for the core."""
+        if isinstance(received, Fenced) or not isinstance(received.envelope.message, Follow):
+            await self._events.put(received)
+        elif self._replication is not None:
+            name = received.envelope.sender.removeprefix(STANDBY)
+            self._ways.heard(name, received.broker)
+            await self._events.put(Followed(name=name, follow=received.envelope.message))
+
+    async def _made(self, event: Event) -> None:
+        """Takes a completion of the workshop in: what has become durable here is not yet durable everywhere."""
+        if self._replication is not None and isinstance(event, Persisted | PersistFailed | RunSaved | RunSaveFailed):
+            await self._events.put(Local(event=event))
+        else:
+            await self._events.put(event)
+
+    async def _replicate(self, actions: list[ReplicationAction], now_s: float) -> None:
+        """Carries out what :mod:`aggregator.replication` has decided."""
+        assert self._replication is not None
+        assert self._term is not None
+        epoch = self._term.epoch
+        for action in actions:
+            match action:
+                case Replicate(to=to, commit=commit):
+                    state = self._workshop.state_of(commit)
+                    if state is not None:
+                        self._wire.replicate(to, self._ways.to(to), commit, epoch, state)
+                case ReplicateRun(to=to, serial=serial):
+                    if self._record is not None and self._record.serial >= serial:
+                        message = run_message(self._record.record, epoch, self._record.serial)
+                        self._wire.replicate_run(to, self._ways.to(to), message)
+                case Renew(in_sync=in_sync):
+                    self._spawn(self._renew(self._term, in_sync))
+                case Deliver(event=event):
+                    await self._feed(event, now_s)
+                case Deposed():
+                    self.deposed = action
+                case Note():
+                    self._note(action, now_s)
+                case _:
+                    assert_never(action)
+
+    async def _renew(self, term: _Term, in_sync: tuple[str, ...]) -> None:
+        try:
+            granted, holder, epoch = await term.lease.renew(holder=term.name, epoch=term.epoch, in_sync=in_sync)
+        except Unavailable as err:
+            await self._events.put(RenewFailed(detail=str(err)))
+        else:
+            await self._events.put(Renewed(granted=granted, holder=holder, epoch=epoch))
 
     def _note(self, note: Note, now_s: float) -> None:
         if self._tape is not None:
@@ -326,6 +501,17 @@ class _Service:
             os.replace(temporary, path)
         except OSError as err:
             log.error("report.failed", path=str(path), detail=err.strerror, cure="the log and Redis have the same")
+
+
+def _replication(config: AggregatorConfig, term: _Term, commits: Mapping[int, Commit], now_s: float) -> Replication:
+    return Replication(
+        name=term.name,
+        epoch=term.epoch,
+        lease_s=config.lease_s,
+        standby_lag_s=config.standby_lag_s,
+        commits=commits,
+        now_s=now_s,
+    )
 
 
 def _recorder(config: AggregatorConfig) -> Recorder | None:

@@ -12,6 +12,7 @@ import fcntl
 import json
 import logging
 import os
+import re
 import socket
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
@@ -179,6 +180,31 @@ class Store:
         self._damaged[commit.fragment_id].discard(commit.fragment_version)
         self._append_to_ledger([commit])
         self._prune(commit.fragment_id)
+
+    def adopt(self, commit: Commit, state: FragmentState) -> None:
+        """Makes a leader's commit durable in place of whatever is here: what nobody has seen gives way to it.
+
+        A store that led before may hold a newer version that was never published, or other bytes under the same one.
+        """
+        p = commit.fragment_id
+        self._newest.pop(p, None)
+        self.commit(commit, state)
+        for version in versions(self._directory, p):
+            if version > commit.fragment_version:
+                path = commit_path(self._directory, p, version)
+                with mapped(f"cannot remove {path}", definite=False):
+                    path.unlink()
+                    _flush_directory(path.parent)
+
+    @property
+    def name(self) -> str:
+        """A name that is this store's alone, drawn when it was new: two stores of one run are never taken for one."""
+        path = self._directory / "name"
+        with mapped(f"cannot name the store {self._directory}", definite=True):
+            if not path.exists():
+                drawn = f"{re.sub('[^A-Za-z0-9._-]', '-', socket.gethostname())[:40]}-{os.urandom(4).hex()}"
+                self._replace(path, lambda fd: write_all(fd, memoryview(drawn.encode())))
+            return path.read_text()
 
     def _replace(self, path: Path, write: Callable[[int], None]) -> None:
         """Puts what ``write`` writes in the place of ``path``, whole and durable."""

@@ -31,6 +31,7 @@ from aggregator.events import (
     Commit,
     Computed,
     Event,
+    Fenced,
     Flaw,
     Note,
     Persisted,
@@ -62,6 +63,7 @@ _PLAIN_EVENTS: dict[str, type[Event]] = {
     "persist_failed": PersistFailed,
     "run_saved": RunSaved,
     "run_save_failed": RunSaveFailed,
+    "fenced": Fenced,
     "tick": Tick,
     "stop": Stop,
 }
@@ -104,6 +106,7 @@ def event_line(event: Event, now_s: float) -> dict[str, Any]:
         "body": _MESSAGES[kind].write(envelope.message),
         "buffers": [[each.codec, list(each.shape), each.checksum] for each in payload],
         "payload_bytes": event.payload_bytes,
+        "broker": event.broker,
         "flaw": None if event.flaw is None else [event.flaw.reason, event.flaw.detail],
     }
 
@@ -166,6 +169,7 @@ def read_event(line: Mapping[str, Any]) -> Event:
         ),
         flaw=None if line["flaw"] is None else Flaw(reason=Reason(line["flaw"][0]), detail=line["flaw"][1]),
         payload_bytes=line["payload_bytes"],
+        broker=line.get("broker", 0),  # tapes of runs with one broker may be without
     )
 
 

@@ -1,4 +1,4 @@
-"""The aggregator's two connections to the broker: messages in as events, messages and versions out.
+"""The aggregator's connections to every broker: messages in as events, messages and versions out.
 
 Shell. Whatever arrives is well-formed, or was counted and dropped. Payloads are inspected before the core hears of
 them, one at a time, so that the order of one sender's messages stays what it was, and the broker holds what follows.
@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
+from functools import partial
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import zmq.asyncio
 
 from aggregator import versions
 from aggregator.config import AggregatorConfig
-from aggregator.events import Publish, Received
+from aggregator.events import Commit, Fenced, Publish, Received, Send
 from aggregator.inspection import flaw_in
+from aggregator.link import Link, Outgoing
 from aggregator.outer import FragmentState
+from aggregator.replicas import replica_of
 from broker import logs
 from broker.codec import Limits, Origin
 from broker.endpoint import Endpoint
@@ -30,13 +33,16 @@ from broker.messages import (
     AGGREGATOR,
     BROKER,
     AttachBulk,
-    Channel,
     Contribution,
     Envelope,
+    FollowBulk,
     Message,
+    Reason,
     Refused,
+    ReplicaRun,
     Seed,
     Version,
+    standing_by,
 )
 from broker.tensors import payload_bytes
 
@@ -51,44 +57,48 @@ _HEADER_BYTES = 4 << 20
 
 
 class Wire:
-    """Both endpoints of the aggregator.
+    """A :class:`aggregator.link.Link` to each broker, and what they share.
 
     Args:
         context: Of the process.
         config: Addresses, limits and the codec of versions.
         deliver: Takes what was received.
+        sender: Who speaks: the leader, or a standby under its own name.
     """
 
     def __init__(
-        self, context: zmq.asyncio.Context, config: AggregatorConfig, deliver: Callable[[Received], Awaitable[None]]
+        self,
+        context: zmq.asyncio.Context,
+        config: AggregatorConfig,
+        deliver: Callable[[Received | Fenced], Awaitable[None]],
+        *,
+        sender: str = AGGREGATOR,
     ) -> None:
         self._config = config
         self._deliver = deliver
+        self._sender = sender
         header_bytes = min(_HEADER_BYTES, config.max_message_bytes)
         limits = Limits(max_header_bytes=header_bytes, max_message_bytes=config.max_message_bytes)
-        self._control, self._bulk = (
-            Endpoint(context, config.broker, channel, limits=limits, on_unreadable=self._unreadable)
-            for channel in (Channel.CONTROL, Channel.BULK)
-        )
+        self._links = [
+            Link(context, address, limits=limits, wrap=self._envelope, on_unreadable=self._unreadable)
+            for address in config.brokers
+        ]
         self._manifest: FragmentManifest | None = None
         self._sequence = 0
         self._threads = ThreadPoolExecutor(1, "payloads")
-        self._attach: AttachBulk | None = None
-        self._to_publish: dict[int, tuple[Publish, int, FragmentState]] = {}  # by fragment: with epoch and parameters
-        self._woken = asyncio.Event()
         self._complaints: Counter[tuple[str, ...]] = Counter()
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
         """Starts connecting; ConfigError if the address cannot be used."""
-        await self._stack.enter_async_context(self._control)
-        await self._stack.enter_async_context(self._bulk)
+        for link in self._links:
+            await self._stack.enter_async_context(link)
         return self
 
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Closes both connections; the tasks that use them must have ended."""
+        """Closes all connections; the tasks that use them must have ended."""
         await self._stack.aclose()
         self._threads.shutdown(cancel_futures=True)
 
@@ -110,41 +120,42 @@ class Wire:
 
     # --- in -----------------------------------------------------------------------------------------------------
 
-    async def receive_control(self) -> None:
-        """Delivers control messages until cancelled."""
-        while True:
-            envelope = await self._control.recv(POLL_S)
-            if envelope is not None and self._is_for_us(envelope):
-                await self._deliver(Received(envelope=envelope))
+    def work(self) -> Iterator[Coroutine[Any, Any, None]]:
+        """Yields what is to be run side by side, until cancelled."""
+        for place, link in enumerate(self._links):
+            yield link.send_bulk()
+            for endpoint in link.endpoints.values():
+                yield self._receive(place, endpoint)
 
-    async def receive_bulk(self) -> None:
-        """Delivers bulk messages, inspected, until cancelled."""
+    async def _receive(self, place: int, endpoint: Endpoint) -> None:
+        """Delivers what comes over one connection of the broker at this place."""
         while True:
-            envelope = await self._bulk.recv(POLL_S)
-            if envelope is not None and self._is_for_us(envelope):
-                await self._deliver(await self._inspected(envelope))
+            envelope = await endpoint.recv(POLL_S)
+            if envelope is None:
+                continue
+            if envelope.run_id != self._config.run_id:
+                self._complain("wrong_run", envelope.sender, envelope.run_id)
+            elif isinstance(envelope.message, Refused):
+                await self._refused(place, envelope.message)
+            else:
+                await self._deliver(await self._inspected(envelope, place))
 
-    async def _inspected(self, envelope: Envelope) -> Received:
+    async def _refused(self, place: int, refused: Refused) -> None:
+        """Said by a broker about what we sent. All of it is sent again while it matters; but not if we are deposed."""
+        self._complain(refused.reason, refused.kind, refused.detail, key=(refused.reason, refused.kind, str(place)))
+        if refused.reason is Reason.FENCED:
+            await self._deliver(Fenced(broker=place, kind=refused.kind, detail=refused.detail))
+
+    async def _inspected(self, envelope: Envelope, place: int) -> Received:
         if not isinstance(envelope.message, Contribution | Seed):
-            return Received(envelope=envelope)
+            return Received(envelope=envelope, broker=place)
         nbytes = payload_bytes(envelope.message.payload)
         if nbytes < INSPECT_HERE_BYTES:
             flaw = flaw_in(envelope, self._manifest)
         else:
             looking = self._threads.submit(flaw_in, envelope, self._manifest)
             flaw = await asyncio.wrap_future(looking)
-        return Received(envelope=envelope, flaw=flaw, payload_bytes=nbytes)
-
-    def _is_for_us(self, envelope: Envelope) -> bool:
-        if envelope.run_id != self._config.run_id:
-            self._complain("wrong_run", envelope.sender, envelope.run_id)
-            return False
-        if isinstance(envelope.message, Refused):
-            # Said by the broker about what we sent; all of it is sent again while it matters.
-            refused = envelope.message
-            self._complain(refused.reason, refused.kind, refused.detail, key=(refused.reason, refused.kind))
-            return False
-        return True
+        return Received(envelope=envelope, flaw=flaw, payload_bytes=nbytes, broker=place)
 
     def _unreadable(self, error: RemoteProtocolError, origin: Origin) -> None:
         self._complain(error.reason, origin.kind, str(error), key=(error.reason, origin.kind))
@@ -159,53 +170,59 @@ class Wire:
 
     # --- out ----------------------------------------------------------------------------------------------------
 
-    async def send(self, to: str, message: Message) -> None:
-        """Sends a small message at once, or drops it when the broker is away: all of them are repeated.
-
-        On the bulk channel there is one, AttachBulk, which waits its turn but goes before any version.
-        """
-        if isinstance(message, AttachBulk):
-            self._attach = message
-            self._woken.set()
+    async def send(self, action: Send) -> None:
+        """Sends a small message at once, or drops it where the broker is away: all of them are repeated."""
+        links = self._by(action.by)
+        if isinstance(action.message, AttachBulk | FollowBulk):  # the only ones on the bulk channel
+            for link in links:
+                link.attach(action.message)
             return
-        await self._control.send(self._envelope(to, message))
+        envelope = self._envelope(action.to, action.message)
+        for link in links:
+            await link.send(envelope)
 
     def publish(self, action: Publish, epoch: int, state: FragmentState) -> None:
-        """Queues a version; of a fragment whose turn has not come, only the newest one is sent."""
-        self._to_publish[action.fragment_id] = action, epoch, state
-        self._woken.set()
-
-    async def publish_versions(self) -> None:
-        """Sends what is queued, oldest first, until cancelled. What cannot be sent is published again by the core."""
-        while True:
-            await self._woken.wait()
-            self._woken.clear()
-            while self._attach is not None or self._to_publish:
-                if self._attach is not None:
-                    message: Message = self._attach
-                    self._attach = None
-                else:
-                    message = await self._version(*self._to_publish.pop(next(iter(self._to_publish))))
-                await self._bulk.send(self._envelope(BROKER, message))
-
-    async def _version(self, action: Publish, epoch: int, state: FragmentState) -> Version:
+        """Queues a version for the brokers that it is for; its payload is encoded once for all of them."""
         assert self._manifest is not None
         tensors = self._manifest.fragments[action.fragment_id]
-        encoding = self._threads.submit(versions.payload_of, tensors, state, self._config.version_codec)
-        return Version(
-            epoch=epoch,
-            fragment_id=action.fragment_id,
-            fragment_version=action.fragment_version,
-            digest=action.digest,
-            contributions=action.contributions,
-            payload=await asyncio.wrap_future(encoding),
-        )
+
+        def encoded() -> Version:
+            return Version(
+                epoch=epoch,
+                fragment_id=action.fragment_id,
+                fragment_version=action.fragment_version,
+                digest=action.digest,
+                contributions=action.contributions,
+                payload=versions.payload_of(tensors, state, self._config.version_codec),
+            )
+
+        outgoing = Outgoing(BROKER, lambda: self._in_thread(encoded))
+        for link in self._by(action.by):
+            link.publish(action.fragment_id, outgoing)
+
+    def replicate(self, name: str, by: int | None, commit: Commit, epoch: int, state: FragmentState) -> None:
+        """Queues a commit for a standby; of one fragment whose turn has not come, only the newest is sent."""
+        outgoing = Outgoing(standing_by(name), lambda: self._in_thread(partial(replica_of, commit, epoch, state)))
+        for link in self._by(by):
+            link.replicate((name, commit.fragment_id), outgoing)
+
+    def replicate_run(self, name: str, by: int | None, message: ReplicaRun) -> None:
+        """Queues a run record for a standby; of those whose turn has not come, only the newest is sent."""
+        outgoing = Outgoing(standing_by(name), lambda: self._in_thread(lambda: message))
+        for link in self._by(by):
+            link.replicate((name, None), outgoing)
+
+    def _in_thread(self, make: Callable[[], Message]) -> asyncio.Future[Message]:
+        return asyncio.wrap_future(self._threads.submit(make))
+
+    def _by(self, place: int | None) -> list[Link]:
+        return self._links if place is None else [self._links[place]]
 
     def _envelope(self, to: str, message: Message) -> Envelope:
         self._sequence += 1
         return Envelope(
             run_id=self._config.run_id,
-            sender=AGGREGATOR,
+            sender=self._sender,
             incarnation=0,
             sequence=self._sequence,
             to=to,

@@ -1,8 +1,9 @@
 """The aggregator's slow work: merges in one thread, plants and the disk in another, and the states they pass on.
 
 Shell. Every order of the core ends in an event, while the loop goes on answering heartbeats. A fragment has at most two
-states here: the *durable* one, which may be published, and a *pending* one, which replaces it once it is on disk. All
-bookkeeping happens on the event loop; the threads compute from what they are given and return what they made.
+states here: the *durable* one, which may be published, and a *pending* one, which replaces it once it is on disk in all
+places where it must be. All bookkeeping happens on the event loop; the threads compute from what they are given and
+return what they made.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import numpy as np
 from aggregator import versions
 from aggregator.config import AggregatorConfig
 from aggregator.events import (
+    Commit,
     Computed,
     Event,
     Merge,
@@ -44,6 +46,13 @@ R = TypeVar("R")
 
 Deliver = Callable[[Event], Awaitable[None]]
 Spawn = Callable[[Coroutine[Any, Any, None]], None]
+
+
+def warmed_up(config: AggregatorConfig) -> OuterStep:
+    """Returns the outer step, compiled, which takes seconds the first time in a process: a standby does it early."""
+    step = make_outer_step(config.outer_learning_rate, config.outer_momentum)
+    step(seeded(np.zeros(1, np.float32)), np.zeros(1, np.float32))  # chunks have one shape: this compiles it
+    return step
 
 
 class Workshop:
@@ -92,14 +101,20 @@ class Workshop:
 
     def _warm_up_now(self) -> None:
         """In the computing thread, so that merges queue behind it."""
-        step = make_outer_step(self._config.outer_learning_rate, self._config.outer_momentum)
-        step(seeded(np.zeros(1, np.float32)), np.zeros(1, np.float32))  # chunks have one shape: this compiles it
-        self._outer_step = step
+        self._outer_step = warmed_up(self._config)
 
     def close(self) -> None:
         """Waits for what the threads are at; what is queued behind it is dropped, as by a crash."""
         self._compute.shutdown(cancel_futures=True)
         self._disk.shutdown(cancel_futures=True)
+
+    def state_of(self, commit: Commit) -> FragmentState | None:
+        """Returns the arrays of a commit that is durable or on its way to the disk; None once it has been replaced."""
+        made = self._pending.get(commit.fragment_id)
+        if made is not None and made.digest == commit.digest:
+            return made.state
+        durable = self.durable.get(commit.fragment_id)
+        return durable if durable is not None and durable.version == commit.fragment_version else None
 
     # --- orders -------------------------------------------------------------------------------------------------
 
@@ -173,10 +188,14 @@ class Workshop:
             done = PersistFailed(fragment_id=p, fragment_version=version, detail=str(err))
         if self._newest_order[p] is not action:
             return
-        if isinstance(done, Persisted):
-            self.durable[p] = made.state
-            del self._pending[p]
         await self._deliver(done)
+
+    def settle(self, fragment_id: int, fragment_version: int) -> None:
+        """The core is about to hear that a version is durable everywhere: from here on it is the one to publish."""
+        made = self._pending.get(fragment_id)
+        if made is not None and made.state.version == fragment_version:
+            self.durable[fragment_id] = made.state
+            del self._pending[fragment_id]
 
     async def _save_runs(self) -> None:
         while self._unsaved is not None:

@@ -22,7 +22,17 @@ import xxhash
 from broker.errors import ConfigError, LocalProtocolError, RemoteProtocolError
 from broker.lengths import encoded_bytes
 from broker.messages import MESSAGE_TYPES, PROTOCOL_VERSION, Codec, Encoded, Envelope, Message, Reason
-from broker.schema import MAX_DIMENSIONS, MAX_ITEMS, MAX_TEXT, Record, Unfit, address, counter, identifier
+from broker.schema import (
+    MAX_DIMENSIONS,
+    MAX_ITEMS,
+    MAX_RECORD_BYTES,
+    MAX_TEXT,
+    Record,
+    Unfit,
+    address,
+    counter,
+    identifier,
+)
 
 #: Whatever has the buffer protocol: bytes, memoryview, zmq.Frame.
 Buffer = Any
@@ -189,7 +199,7 @@ def _header(frames: Sequence[memoryview], limits: Limits) -> dict[str, Any]:
             max_str_len=4 * MAX_TEXT,  # UTF-8 takes up to 4 bytes a character
             max_array_len=MAX_ITEMS,
             max_map_len=64,
-            max_bin_len=0,
+            max_bin_len=MAX_RECORD_BYTES,
             max_ext_len=0,
             object_pairs_hook=_unique,
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from broker.messages import AGGREGATOR, Channel, joining
+from broker.messages import AGGREGATOR, Channel, joining, standing_by
 
 #: The name under which refusals are counted while the sender is not known.
 UNKNOWN = "(unknown)"
@@ -18,6 +18,7 @@ UNKNOWN = "(unknown)"
 MAX_SHARDS = 64
 
 JOINING = joining("")
+STANDBY = standing_by("")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -30,6 +31,7 @@ class Peer:
         credit: Whether it may be sent one version now.
         served: Fragment -> number of this peer's transfer that carried it last.
         transfers: Versions sent to it.
+        asked_s: When it first sent what an aggregator answers, since one last answered; None: nothing is owed.
     """
 
     name: str
@@ -40,6 +42,7 @@ class Peer:
     credit: bool = False
     served: dict[int, int] = field(default_factory=dict)
     transfers: int = 0
+    asked_s: float | None = None
 
     @property
     def is_joining(self) -> bool:

@@ -151,6 +151,20 @@ class Endpoint:
         async with self._sending:
             return await self._poll(zmq.POLLOUT, timeout_s)
 
+    async def line(self, stands: bool, timeout_s: float) -> bool:
+        """Waits until a connection stands, or none does any more, unlike ``stands``; says how it is at the end.
+
+        As long as this is awaited, a lost connection is noticed at once; otherwise with the next send or receive.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        while self._line is not None:
+            self._look_after_line()
+            left_s = deadline_s - time.monotonic()
+            if self._line.stands != stands or left_s <= 0:
+                return self._line.stands
+            await self._line.changed(left_s)
+        return False
+
     async def send(self, envelope: Envelope) -> bool:
         """Hands a message to the connection.
 

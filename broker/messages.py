@@ -4,8 +4,8 @@ Two rules shape this list. *State, not edges*: whatever a party must know is rep
 :class:`Heartbeat` until it is known, so no message exists whose loss could hang anything. *Identity makes re-sending
 safe*: a contribution is named by (island, incarnation, fragment, from_step, to_step), so a copy is recognised.
 
-Field types are limited to str, int, float, bool, enums, other messages' parts, ``X | None`` and tuples of these; the
-codec derives its strict checks from the annotations. ``payload`` fields travel as raw frames behind the header.
+Field types are limited to str, bytes, int, float, bool, enums, other messages' parts, ``X | None`` and tuples of these;
+the codec derives its strict checks from the annotations. ``payload`` fields travel as raw frames behind the header.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ class Role(StrEnum):
 
     ISLAND = "island"
     AGGREGATOR = "aggregator"
+    STANDBY = "standby"
     BROKER = "broker"
 
 
@@ -201,6 +202,15 @@ class Resolution:
     fate: Fate
     reason: Reason | None = None
     detail: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stored:
+    """The newest version of one fragment in a standby's store."""
+
+    fragment_id: int
+    fragment_version: int
+    digest: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -450,6 +460,89 @@ class Attached:
     versions: tuple[int, ...]
 
 
+# --- leader <-> standby ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Follow:
+    """A standby's heartbeat: what is durable in its store. Request, acknowledgement and sign of life in one.
+
+    The broker answers with :class:`Following` and passes it on to the leader, which sends whatever differs.
+
+    Attributes:
+        shard: Whose fragments it follows.
+        epoch: Of the leader that it follows: it takes nothing of a lower one any more. 0: of none yet.
+        stored: The newest version per fragment, as far as there is one.
+        run_epoch: With ``run_serial``: of the newest run record in its store.
+    """
+
+    channel: ClassVar[Channel] = Channel.CONTROL
+    role: ClassVar[Role] = Role.STANDBY
+    shard: int
+    epoch: int
+    stored: tuple[Stored, ...]
+    run_epoch: int
+    run_serial: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FollowBulk:
+    """The same on the bulk channel, so that replicas find their way."""
+
+    channel: ClassVar[Channel] = Channel.BULK
+    role: ClassVar[Role] = Role.STANDBY
+    shard: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Following:
+    """The broker's answer to a standby: what it knows of the leader and of the model.
+
+    Attributes:
+        epoch: The highest one seen of this shard, 0 for none.
+        leader_heard_ago_s: Since the leader was heard last; None if nobody leads here.
+        versions: As in :class:`Attached`, of as many fragments as the broker has heard of.
+    """
+
+    channel: ClassVar[Channel] = Channel.CONTROL
+    role: ClassVar[Role] = Role.BROKER
+    epoch: int
+    leader_heard_ago_s: float | None
+    versions: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replica:
+    """A commit on its way into a standby's store: all that is durable with one fragment version.
+
+    Attributes:
+        commit: The record of :mod:`aggregator.records`, as msgpack.
+        payload: Parameters and momentum of the fragment, each one float32 vector.
+    """
+
+    channel: ClassVar[Channel] = Channel.BULK
+    role: ClassVar[Role] = Role.AGGREGATOR
+    shard: int
+    epoch: int
+    fragment_id: int
+    fragment_version: int
+    digest: str
+    commit: bytes
+    payload: Payload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaRun:
+    """The run record on its way into a standby's store: manifest, members and their incarnations."""
+
+    channel: ClassVar[Channel] = Channel.BULK
+    role: ClassVar[Role] = Role.AGGREGATOR
+    shard: int
+    epoch: int
+    serial: int
+    record: bytes
+
+
 Message = (
     Join
     | Heartbeat
@@ -465,6 +558,11 @@ Message = (
     | Attach
     | AttachBulk
     | Attached
+    | Follow
+    | FollowBulk
+    | Following
+    | Replica
+    | ReplicaRun
 )
 MESSAGE_TYPES: tuple[type[Message], ...] = Message.__args__
 
@@ -475,10 +573,11 @@ class Envelope:
 
     Attributes:
         run_id: Messages of other runs are refused.
-        sender: Island id with its ``incarnation``; ``join:NONCE`` before it has one; ``aggregator`` or ``broker``.
+        sender: Island id with its ``incarnation``; ``join:NONCE`` before it has one; ``aggregator``, ``standby:NAME``
+            or ``broker``.
         incarnation: 0 for all but islands.
         sequence: Grows by one with each message of a sender's life; named in refusals.
-        to: Island id, ``join:NONCE``, ``aggregator`` or ``broker``.
+        to: Island id, ``join:NONCE``, ``aggregator``, ``standby:NAME`` or ``broker``.
         message: The content.
     """
 
@@ -492,6 +591,11 @@ class Envelope:
 
 AGGREGATOR = "aggregator"
 BROKER = "broker"
+
+
+def standing_by(name: str) -> str:
+    """The address of a standby aggregator."""
+    return f"standby:{name}"
 
 
 def joining(nonce: str) -> str:

@@ -33,6 +33,7 @@ from urllib.parse import urlsplit
 import redis.asyncio as aioredis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
+from redis.commands.core import AsyncScript
 from redis.exceptions import RedisError, ResponseError
 
 from broker.errors import ConfigError, Unavailable
@@ -288,7 +289,19 @@ class Registry:
 
         return await self._attempt(read)
 
-    # --- below ---
+    # --- below, and for :mod:`broker.lease` ---
+
+    def key(self, *parts: str) -> str:
+        """Returns the name of a key of this run."""
+        return self._key(*parts)
+
+    def script(self, lua: str) -> AsyncScript:
+        """Returns a script that this connection can run."""
+        return self._redis.register_script(lua)
+
+    async def attempt(self, operation: Callable[[aioredis.Redis], Awaitable[T]]) -> T:
+        """Runs an operation on the connection once; Unavailable says what Redis or the network had to say."""
+        return await self._attempt(lambda: operation(self._redis))
 
     def _key(self, *parts: str) -> str:
         return ":".join(("atoll", self.run_id, *parts))

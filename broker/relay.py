@@ -18,6 +18,8 @@ attached under the highest epoch seen is refused.
     Version                        aggregator -> here: kept             bulk      the newest of each fragment
     Attach AttachBulk              aggregator -> here: who leads        both
     Welcome FleetState Refused     aggregator -> the island in ``to``   control   repeated; dropped if nobody takes it
+    Follow FollowBulk              standby -> here and the leader       both      repeated
+    Replica ReplicaRun             leader -> the standby in ``to``      bulk      repeated; dropped if nobody takes it
 
 *Backpressure.* The driver sends or, at a high-water mark, answers a :class:`Send` with :class:`Blocked`. A contribution
 then waits in a queue bounded in bytes; a version does not wait at all: the island's credit stands again, and whatever
@@ -32,7 +34,7 @@ from collections import Counter
 
 from broker import messages as m
 from broker.codec import kind_of
-from broker.directory import JOINING, MAX_SHARDS, UNKNOWN, Directory, Leader, Peer
+from broker.directory import JOINING, MAX_SHARDS, STANDBY, UNKNOWN, Directory, Leader, Peer
 from broker.messages import AGGREGATOR, BROKER, Channel, Envelope, Reason, Role
 from broker.queues import ContributionQueue, Queued, VersionShelf
 from broker.relay_events import (
@@ -68,6 +70,10 @@ __all__ = [
 
 #: Why a message is refused: the reason, and a detail for people. None: it is taken.
 Refusal = tuple[Reason, str] | None
+
+#: An aggregator that has not answered an island for so long leaves it to the broker to say that somebody is there;
+#: shorter than the interval of heartbeats, so that it is said in time.
+ANSWER_LATE_S = 0.4
 
 #: Where a refusal is addressed whose sender could not be read.
 NOBODY = m.joining("unknown")
@@ -149,6 +155,8 @@ class Relay:
                 return self._attach(event, attach, now_s)
             case _ if event.envelope.sender == AGGREGATOR:
                 return self._from_aggregator(event, now_s)
+            case m.Follow() | m.FollowBulk() as follow:
+                return self._follow(event, follow, now_s)
             case _:
                 return self._from_island(event, now_s)
 
@@ -163,7 +171,8 @@ class Relay:
             return Reason.WRONG_RUN, f"run is {envelope.run_id}, this broker serves {self.config.run_id}"
         if sender == BROKER:
             return Reason.WRONG_ROLE, f"sender is {BROKER}, a name that no peer may have"
-        role = Role.AGGREGATOR if sender == AGGREGATOR else Role.ISLAND
+        role = Role.STANDBY if sender.startswith(STANDBY) else Role.ISLAND
+        role = Role.AGGREGATOR if sender == AGGREGATOR else role
         may_send = kind.role is role or (kind is m.Refused and role is Role.AGGREGATOR)
         if not may_send:
             return Reason.WRONG_ROLE, f"{kind_of(kind)} may not come from {sender}"
@@ -199,7 +208,21 @@ class Relay:
                 leader = self._who.leading(0)  # shard 0 keeps membership
                 to = leader.routes.get(Channel.CONTROL) if leader is not None else None
                 self._send_control(to, envelope, event.size_bytes, missing="no_leader")
+                if isinstance(message, m.Heartbeat | m.Join):
+                    self._answer_for_nobody(event, peer, now_s, led=to is not None)
         return None
+
+    def _answer_for_nobody(self, event: Received, peer: Peer, now_s: float, *, led: bool) -> None:
+        """Tells an island that no aggregator answers that the broker lives (:mod:`islands.brokers`)."""
+        if peer.asked_s is None:
+            peer.asked_s = now_s
+        if not led or now_s - peer.asked_s >= ANSWER_LATE_S:
+            detail = "the aggregator has not answered yet" if led else "no aggregator leads shard 0 now"
+            envelope = event.envelope
+            refused = m.Refused(
+                kind=kind_of(envelope.message), sequence=envelope.sequence, reason=Reason.NOT_LEADER, detail=detail
+            )
+            self._reply(event.channel, event.peer, envelope.sender, refused)
 
     def _from_aggregator(self, event: Received, now_s: float) -> Refusal:
         envelope, message = event.envelope, event.envelope.message
@@ -229,8 +252,38 @@ class Relay:
                 self._actions.append(Observe(envelope=envelope))
             case _:
                 pass
-        route = self._who.route_to(envelope.to, Channel.CONTROL)
-        self._send_control(route, envelope, event.size_bytes, missing="no_such_peer")
+        addressee = self._who.peers.get(envelope.to)
+        if addressee is not None:
+            addressee.asked_s = None
+        route = self._who.route_to(envelope.to, event.channel)
+        if route is None:
+            self.counters.dropped["no_such_peer"] += 1
+        else:
+            self._send(event.channel, route, envelope, event.size_bytes)
+        return None
+
+    def _follow(self, event: Received, message: m.Follow | m.FollowBulk, now_s: float) -> Refusal:
+        """Passes a standby's heartbeat on to the leader, and tells it what is known here."""
+        name, shard = event.envelope.sender, message.shard
+        if shard >= MAX_SHARDS:
+            return Reason.IMPLAUSIBLE, f"shard is {shard}, must be below {MAX_SHARDS}"
+        peer = self._who.peers.get(name)
+        if peer is None and self._who.full:
+            return Reason.QUEUE_FULL, f"the broker knows {self.num_peers} peers and takes no more (max_peers)"
+        peer = peer or self._enter(name, 0, now_s)
+        peer.heard_s = now_s
+        self._who.connect(peer, event.channel, event.peer)
+        if isinstance(message, m.FollowBulk):
+            return None
+        known, leader = self._who.leaders.get(shard), self._who.leading(shard)
+        following = m.Following(
+            epoch=known.epoch if known is not None else 0,
+            leader_heard_ago_s=now_s - leader.heard_s if leader is not None else None,
+            versions=self._shelf.versions(1 + max((p for p, of in self._owner.items() if of == shard), default=-1)),
+        )
+        self._reply(event.channel, event.peer, name, following)
+        route = leader.routes.get(Channel.CONTROL) if leader is not None else None
+        self._send_control(route, event.envelope, event.size_bytes, missing="no_leader")
         return None
 
     # --- towards aggregators ---

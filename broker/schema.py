@@ -28,6 +28,7 @@ INT_MAX = 2**63 - 1
 MAX_TEXT = 1024  # characters
 MAX_ITEMS = 65_536  # of one tuple
 MAX_DIMENSIONS = 32
+MAX_RECORD_BYTES = 2 << 20  # of one record that an aggregator writes and another one reads
 
 #: The field that travels as raw frames; the codec fills it in.
 PAYLOAD = "payload"
@@ -39,7 +40,7 @@ _SIGNED = frozenset({"loss"})
 _REMARKS = frozenset({"detail", "reason"})
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
-_ADDRESS = re.compile(r"(join:)?[A-Za-z0-9._-]{1,64}", re.ASCII)
+_ADDRESS = re.compile(r"((join|standby):)?[A-Za-z0-9._-]{1,64}", re.ASCII)
 
 
 class Unfit(Exception):
@@ -162,7 +163,7 @@ def island_id(value: Any) -> str:
 def address(value: Any) -> str:
     """Returns ``value`` if it can stand in ``sender`` or ``to``; raises :class:`Unfit` otherwise."""
     if type(value) is not str or not _ADDRESS.fullmatch(value):
-        raise Unfit(value, "an id, join: with a nonce, aggregator or broker")
+        raise Unfit(value, "an id, join: with a nonce, standby: with a name, aggregator or broker")
     return value
 
 
@@ -173,6 +174,8 @@ def _rule(hint: Any, field: str) -> Rule:
     if hint is int:
         check = _integer_from_minus_one if field in _MINUS_ONE_IS_NONE else counter
         return Rule(check, check)
+    if hint is bytes:
+        return Rule(_record, _record)
     if hint is float:
         return _float(signed=field in _SIGNED)
     if hint is str:
@@ -220,6 +223,12 @@ def _float(*, signed: bool) -> Rule:
 def _text(value: Any) -> str:
     if type(value) is not str or len(value) > MAX_TEXT or not value.isprintable():
         raise Unfit(value, f"printable text of at most {MAX_TEXT} characters")
+    return value
+
+
+def _record(value: Any) -> bytes:
+    if type(value) is not bytes or len(value) > MAX_RECORD_BYTES:
+        raise Unfit(value, f"a binary string of at most {MAX_RECORD_BYTES} bytes")
     return value
 
 

@@ -19,6 +19,8 @@ from broker.errors import ConfigError
 from broker.messages import Channel
 
 _TCP = re.compile(r"tcp://(?P<host>\[[0-9A-Fa-f:.%\w]+\]|[^\s:;/\[\]]+):(?P<port>[0-9]{1,5})", re.ASCII)
+#: An aggregator keeps a pair of connections to each broker; two or three are plenty.
+MAX_BROKERS = 16
 _IPC_PATH_BYTES = 107 - len(".bulk")  # sockaddr_un holds 107 and a zero
 
 
@@ -46,6 +48,36 @@ def check_address(address: str, *, field: str = "broker") -> str:
     if not 1 <= int(match["port"]) <= 65_534:
         raise ConfigError(field, address, "the port must be 1 to 65534: the next one is the bulk port")
     return address
+
+
+def broker_addresses(text: str, *, field: str = "broker") -> tuple[str, ...]:
+    """Returns the control addresses in a comma-separated list: one for each broker of the run.
+
+    Raises:
+        ConfigError: One of them is none (:func:`check_address`), stands there twice, or there are too many.
+    """
+    found = tuple(each.strip() for each in text.split(","))
+    for each in found:
+        if not each:
+            raise ConfigError(field, text, "has an empty place: write tcp://a:7001,tcp://b:7001, commas between them")
+        check_address(each, field=field)
+        if found.count(each) > 1:
+            raise ConfigError(field, text, f"names {each} twice: name each broker once")
+    if len(found) > MAX_BROKERS:
+        raise ConfigError(field, text, f"names {len(found)} brokers, at most {MAX_BROKERS} are supported")
+    return found
+
+
+def split_tcp(address: str, *, field: str = "broker") -> tuple[str, int]:
+    """Returns host and port of a control address that is ``tcp://HOST:PORT``; the host without brackets.
+
+    Raises:
+        ConfigError: As :func:`check_address`, or if it is ``ipc://PATH``.
+    """
+    match = _TCP.fullmatch(check_address(address, field=field))
+    if match is None:
+        raise ConfigError(field, address, "must be tcp://HOST:PORT here")
+    return match["host"].strip("[]"), int(match["port"])
 
 
 def bulk_address(control_address: str, *, field: str = "broker") -> str:
@@ -191,6 +223,10 @@ class Line:
                 raise
         self.connect(now_s)
         return True
+
+    async def changed(self, timeout_s: float) -> None:
+        """Returns when :meth:`watch` has something to take in, or when the time is over."""
+        await self._watcher.poll(round(1000 * timeout_s), zmq.POLLIN)  # type: ignore[call-arg]
 
     @property
     def stands(self) -> bool:

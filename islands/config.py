@@ -9,7 +9,7 @@ from pathlib import Path
 from broker.codec import Limits
 from broker.errors import ConfigError
 from broker.settings import setting
-from broker.sockets import check_address
+from broker.sockets import broker_addresses
 
 _RUN_ID = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
 
@@ -19,7 +19,8 @@ class IslandConfig:
     """One island. Every field is a flag of ``atoll island`` and a key of the table ``[island]``."""
 
     run_id: str = setting("atoll", "name of the run to join", flag="--run")
-    broker: str = setting("tcp://127.0.0.1:7001", "control address of the broker; its bulk port is the next one")
+    broker: str = setting("tcp://127.0.0.1:7001", "control address of the broker, or of each, with commas between them")
+    broker_silent_s: float = setting(2.0, "silence after which an island goes on to the next broker, if it has several")
     island_id: str = setting("", "this island's name; empty: the run assigns one, the same again to the same host")
     task: str = setting("islands.language:task", "what to train: package.module:function, returning a Task")
     pace: float = setting(0.0, "seconds that an inner step takes at least: plays slower hardware")
@@ -33,13 +34,18 @@ class IslandConfig:
     def __post_init__(self) -> None:
         if not _RUN_ID.fullmatch(self.run_id):
             raise ConfigError("run_id", self.run_id, "must be 1 to 64 of the characters A-Z a-z 0-9 . _ -")
-        check_address(self.broker)
+        _ = self.brokers  # checks the addresses
         if self.pace < 0:
             raise ConfigError("pace", self.pace, "must be a number of seconds, 0 or more")
-        for name in ("checkpoint_interval_s", "join_timeout_s"):
+        for name in ("broker_silent_s", "checkpoint_interval_s", "join_timeout_s"):
             if getattr(self, name) <= 0:
                 raise ConfigError(name, getattr(self, name), "must be above 0")
         self.limits()  # checks what concerns it
+
+    @property
+    def brokers(self) -> tuple[str, ...]:
+        """The control address of each broker."""
+        return broker_addresses(self.broker)
 
     def limits(self) -> Limits:
         """What the codec accepts."""

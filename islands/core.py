@@ -21,6 +21,7 @@ from broker.messages import (
     AGGREGATOR,
     BROKER,
     Contribution,
+    Envelope,
     Fate,
     FleetState,
     Heartbeat,
@@ -40,16 +41,19 @@ from broker.messages import (
     Welcome,
 )
 from broker.ranges import StepRange
+from islands.brokers import BrokerChoice
 from islands.events import (
     Action,
     Boundary,
     Capture,
     Captured,
+    Connect,
     EncodeSeed,
     Event,
     Fail,
     Joined,
     Leaving,
+    Line,
     Note,
     Prepare,
     Prepared,
@@ -79,10 +83,20 @@ class Island:
         nonce: Random, different in each life.
         tensors: Every tensor that is not local.
         tokens_per_step: Tokens in one inner step.
+        brokers: How many there are to choose from.
+        broker_silent_s: Silence after which the next one is tried.
     """
 
     def __init__(
-        self, *, island_id: str, hint: str, nonce: str, tensors: tuple[TensorSpec, ...], tokens_per_step: int
+        self,
+        *,
+        island_id: str,
+        hint: str,
+        nonce: str,
+        tensors: tuple[TensorSpec, ...],
+        tokens_per_step: int,
+        brokers: int = 1,
+        broker_silent_s: float = 2.0,
     ) -> None:
         self.island_id = island_id
         self.incarnation = 0
@@ -98,6 +112,7 @@ class Island:
         self.vitals = Vitals(loss=None, step_time_s=None, sync_share=0.0, bytes_up=0, bytes_down=0)
         self.published: tuple[int, ...] = ()  #: the newest versions there are, as last heard
 
+        self._choice = BrokerChoice(brokers, nonce, broker_silent_s)
         self._join = Join(nonce=nonce, island_id=island_id, hint=hint, tensors=tensors, tokens_per_step=tokens_per_step)
         self._join_backoff = Backoff(*JOIN_AGAIN_S)
         self._heartbeat_at_s: float | None = None
@@ -121,13 +136,19 @@ class Island:
         return self.incarnation > 0
 
     @property
+    def broker(self) -> int:
+        """The place of the broker to speak through."""
+        return self._choice.at
+
+    @property
     def startable(self) -> bool:
         """Whether every fragment has its first version ready to be installed."""
         return self.joined and all(f.stage is Stage.READY or f.version >= 0 for f in self.fragments.values())
 
     def start(self, now_s: float) -> list[Action]:
-        """Returns the first actions."""
+        """Returns the first actions; the driver connects to :attr:`broker`."""
         actions: list[Action] = []
+        self._choice.start(now_s)
         self._advance(now_s, actions)
         return actions
 
@@ -152,6 +173,10 @@ class Island:
                 self.fragments[event.fragment_id].seeding = False
                 seed = Seed(fragment_id=event.fragment_id, payload=event.payload)
                 actions.append(Send(to=AGGREGATOR, message=seed))
+            case Line():
+                self._choice.line(event.stands, now_s)
+                if event.stands:
+                    self._introduce(now_s, actions)
             case Tick():
                 pass
             case Leaving():
@@ -166,9 +191,9 @@ class Island:
 
     def next_deadline_s(self) -> float | None:
         """Returns when to send :class:`Tick`, if nothing else happens before."""
-        if not self.joined:
-            return self._join_backoff.due_at_s
-        return self._heartbeat_at_s
+        speak_at_s = self._heartbeat_at_s if self.joined else self._join_backoff.due_at_s
+        move_at_s = self._choice.due_at_s()
+        return min((at_s for at_s in (speak_at_s, move_at_s) if at_s is not None), default=None)
 
     def schedule_tokens(self, own_tokens: int) -> float:
         """Returns the fleet's progress in tokens, for learning-rate schedules; it never decreases.
@@ -184,6 +209,7 @@ class Island:
 
     def _received(self, event: Received, now_s: float, actions: list[Action]) -> None:
         message = event.envelope.message
+        self._listen(event.envelope, now_s)
         match message:
             case Welcome():
                 self._welcome(message, now_s, actions)
@@ -201,12 +227,23 @@ class Island:
             case _:
                 actions.append(self._note("message.unexpected", kind=type(message).__name__))
 
+    def _listen(self, envelope: Envelope, now_s: float) -> None:
+        """Notes that the broker lives, and whether an aggregator answers through it."""
+        match envelope.message:
+            case Welcome() | FleetState():
+                self._choice.answered(now_s)
+            case Refused(reason=Reason.NOT_LEADER) if envelope.sender == BROKER:
+                self._choice.leaderless(now_s)
+            case _:
+                self._choice.heard()
+
     def _welcome(self, welcome: Welcome, now_s: float, actions: list[Action]) -> None:
         if welcome.nonce != self.nonce or welcome.incarnation <= self.incarnation:
             return
         again = self.manifest is not None
         self.island_id, self.incarnation = welcome.island_id, welcome.incarnation
         self.settings, self.share = welcome.settings, welcome.share
+        self._choice.welcomed(welcome.settings.heartbeat_interval_s)
         self._news = (welcome.epoch, -1)
         if not again:
             self.manifest = FragmentManifest(welcome.fragments)
@@ -273,6 +310,8 @@ class Island:
         self._send_want(now_s, actions)
 
     def _refused(self, refused: Refused, now_s: float, actions: list[Action]) -> None:
+        if refused.reason is Reason.NOT_LEADER and refused.kind in ("heartbeat", "join"):
+            return  # nothing is wrong with either, and both are repeated: see islands.brokers for what follows
         fields = {"kind": refused.kind, "reason": str(refused.reason), "detail": refused.detail}
         actions.append(self._note("message.refused", **fields))
         match refused.reason:
@@ -414,9 +453,15 @@ class Island:
 
     def _advance(self, now_s: float, actions: list[Action]) -> None:
         """Does whatever the state and the time now call for; called after every event."""
+        left = self._choice.at
+        why = self._choice.move(now_s)
+        if why is not None:
+            actions.append(self._note("broker.left", broker=left, reason=str(why), next=self._choice.at))
+            actions.append(Connect(broker=self._choice.at))
         if not self.joined:
             if self._join_backoff.due(now_s):
                 self._join_backoff.tried(now_s)
+                self._choice.asked(now_s)
                 actions.append(Send(to=AGGREGATOR, message=self._join))
             return
         for p, fragment in self.fragments.items():
@@ -467,6 +512,22 @@ class Island:
         fragment.handed, fragment.stage = copy, Stage.CAPTURING
         actions.append(Capture(fragment_id=p, step=copy.step))
 
+    def _introduce(self, now_s: float, actions: list[Action]) -> None:
+        """Tells a broker that knows nothing all it needs, at once: a new connection, or a new broker behind an old one.
+
+        What was on its way may be lost. The answer to the heartbeat says which contributions are, and these are sent
+        again without a pause; a copy that arrives twice is known by its range.
+        """
+        if not self.joined:
+            self._join_backoff = Backoff(*JOIN_AGAIN_S)
+            return
+        self._heartbeat_at_s = now_s
+        for fragment in self.fragments.values():
+            fragment.seed.due_at_s = min(fragment.seed.due_at_s, now_s)
+            for pending in fragment.outstanding.values():
+                pending.backoff.due_at_s = min(pending.backoff.due_at_s, now_s)
+        self._send_want(now_s, actions)
+
     def _heartbeat(self, now_s: float, actions: list[Action]) -> None:
         assert self.settings is not None
         self._heartbeat_at_s = now_s + self.settings.heartbeat_interval_s
@@ -488,6 +549,7 @@ class Island:
             outstanding=outstanding,
             stopped=self._stopped,
         )
+        self._choice.asked(now_s)
         actions.append(Send(to=AGGREGATOR, message=beat))
 
     def _lacking(self) -> bool:

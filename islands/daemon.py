@@ -97,6 +97,7 @@ def train(config: IslandConfig, task: Task, *, check: Callable[[], None] = lambd
         state_dir=config.state_dir,
         checkpoint_interval_s=config.checkpoint_interval_s,
         timeout_s=config.join_timeout_s,
+        broker_silent_s=config.broker_silent_s,
         max_message_bytes=config.max_message_bytes,
         init=lambda seed: task.init(seed)[0],
         check=check,

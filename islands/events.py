@@ -80,6 +80,13 @@ class SeedEncoded:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """The connection to the broker of the day stands from now on, or was lost: drivers connect again by themselves."""
+
+    stands: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Tick:
     """The time that :meth:`islands.core.Island.next_deadline_s` asked for has come."""
 
@@ -91,7 +98,7 @@ class Leaving:
     reason: str
 
 
-Event = Received | Boundary | Vitals | Captured | Prepared | SeedEncoded | Tick | Leaving
+Event = Received | Boundary | Vitals | Captured | Prepared | SeedEncoded | Line | Tick | Leaving
 
 # --- out ------------------------------------------------------------------------------------------------------
 
@@ -102,6 +109,13 @@ class Send:
 
     to: str
     message: Message
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Connect:
+    """Leave the present broker for the one at this place of the configuration; then report :class:`Line`."""
+
+    broker: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,4 +187,4 @@ class Fail:
     cure: str
 
 
-Action = Send | Joined | Watch | Capture | Prepare | EncodeSeed | RefreshOptimizer | Note | Fail
+Action = Send | Connect | Joined | Watch | Capture | Prepare | EncodeSeed | RefreshOptimizer | Note | Fail

@@ -23,6 +23,8 @@ from broker.messages import RunSettings, Share
 Array = npt.NDArray[Any]
 Leaf = Any
 
+#: What an island does first, for people who wait.
+CONNECTING = "connecting to the broker"
 #: So many moments that nobody waits for may pile up, and then the other thread is woken, at most this often.
 MOST_WAITING, WAKE_EVERY_S = 8, 0.05
 
@@ -122,7 +124,7 @@ class Exchange:
     done: bool = False  #: the training loop should end
     finished: bool = False  #: everything is handed over and the final versions are installed
     heard_at_s: float | None = None  #: when the run last said anything, monotonic
-    doing: str = "connecting to the broker"  #: for people who wait
+    doing: str = CONNECTING  #: for people who wait
     error: BaseException | None = None  #: what ended the communication thread
     news: threading.Event = field(default_factory=threading.Event)  #: something above has changed
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from broker import logs
@@ -27,7 +27,7 @@ SAY_EVERY_S, SAY_FIRST_S = 5.0, 1.0
 
 
 def join(
-    address: str,
+    address: str | Sequence[str],
     params: Tree,
     *,
     run: str = "atoll",
@@ -38,6 +38,7 @@ def join(
     state_dir: str | os.PathLike[str] | None = None,
     checkpoint_interval_s: float = 60.0,
     timeout_s: float = 120.0,
+    broker_silent_s: float = 2.0,
     max_message_bytes: int = 1 << 30,
     init: Callable[[int], Tree] | None = None,
     check: Callable[[], None] = lambda: None,
@@ -45,7 +46,8 @@ def join(
     """Joins a run; returns once version 0 of every fragment is here.
 
     Args:
-        address: The broker's control address, such as ``tcp://hub:7001``.
+        address: The broker's control address, such as ``tcp://hub:7001``; of several brokers a list, or one text with
+            commas between them. An island speaks through one of them, and goes on to the next when that falls silent.
         params: The tree that the optimizer treats as master: any nest of JAX or numpy arrays. If this island is the
             first, these values become version 0; otherwise only structure, shapes, dtypes and placement count.
         run: The run's name.
@@ -58,6 +60,7 @@ def join(
         state_dir: Directory for checkpoints of ``state`` as given to :meth:`Island.step`; None: no checkpoints.
         checkpoint_interval_s: Seconds between two of them.
         timeout_s: Silence of the run after which joining is given up; also of the end, in :meth:`Island.close`.
+        broker_silent_s: Silence of a broker after which the next one is tried.
         max_message_bytes: Largest message accepted.
         init: seed -> initial parameters. Where it is given, version 0 is made with the run's own seed.
         check: Called several times a second while this waits; what it raises ends the waiting.
@@ -68,7 +71,8 @@ def join(
     """
     config = IslandConfig(
         run_id=run,
-        broker=address,
+        broker=address if isinstance(address, str) else ",".join(address),
+        broker_silent_s=broker_silent_s,
         island_id=island_id,
         state_dir=None if state_dir is None else Path(state_dir),
         checkpoint_interval_s=checkpoint_interval_s,
@@ -89,6 +93,8 @@ def join(
         nonce=secrets.token_hex(8),
         tensors=tuple(spec for spec in specs if spec.kind != "local"),
         tokens_per_step=tokens_per_step,
+        brokers=len(config.brokers),
+        broker_silent_s=config.broker_silent_s,
     )
     workshop, exchange = Workshop(params, init), Exchange()
     session = Session(config, machine, workshop, exchange)

@@ -22,17 +22,19 @@ from typing import Any, assert_never
 
 from broker import clocks, logs
 from broker.errors import ConfigError, Unavailable
-from broker.messages import Channel, Envelope, Message, Reason, Version, joining
+from broker.messages import BROKER, Channel, Envelope, Message, Reason, Version, joining
 from islands import checkpoint, events
 from islands.config import IslandConfig
 from islands.core import Island
-from islands.exchange import Batch, Exchange, Install, Membership, Moment, Position, take_newest
+from islands.exchange import CONNECTING, Batch, Exchange, Install, Membership, Moment, Position, take_newest
 from islands.placement import Leaf
 from islands.wire import Wire
 from islands.workshop import Workshop
 
 log = logs.get(__name__)
 
+#: What is waited for between the connection and the first answer, for people.
+WAITING = "waiting for the run's aggregator to answer"
 #: The last word may take so long; the broker notices silence by itself.
 GOODBYE_S = 0.5
 
@@ -58,7 +60,7 @@ class Session:
         self._clock = clocks.monotonic
 
         # Touched by the communication thread only.
-        self._wire = Wire(config)
+        self._wire = Wire(config, self._receive, self._line)
         self._loop: asyncio.AbstractEventLoop
         self._tasks: asyncio.TaskGroup
         self._leaving: asyncio.Event
@@ -117,10 +119,10 @@ class Session:
         self._exchange.wake = lambda: self._bell.put(True)
         threading.Thread(target=self._listen, name="atoll-bell", daemon=True).start()
         async with self._wire, asyncio.TaskGroup() as self._tasks:
-            self._spawn(self._join())
-            for channel in Channel:
-                self._spawn(self._receive(channel))
-                self._spawn(self._wire.send(channel))
+            self._perform(self._core.start(self._clock()))
+            self._wire.connect(self._core.broker)
+            self._spawn(self._wire.run())
+            self._after()
             if self._leave_reason is None:
                 await self._leaving.wait()
             self._catch_up()
@@ -163,20 +165,18 @@ class Session:
 
     # --- messages ---------------------------------------------------------------------------------------------
 
-    async def _join(self) -> None:
-        """Begins as soon as there is a connection: a join into nothing would be repeated only later."""
-        await self._wire.connected()
-        self._exchange.doing = "waiting for the run's aggregator to answer"
-        self._exchange.news.set()
-        self._perform(self._core.start(self._clock()))
-        self._after()
+    def _line(self, stands: bool) -> None:
+        """Tells the core whether there is a connection: it joins as soon as one stands."""
+        if not self._core.joined:
+            self._exchange.doing = WAITING if stands else CONNECTING
+            self._exchange.news.set()
+        self._handle(events.Line(stands=stands))
 
-    async def _receive(self, channel: Channel) -> None:
-        while True:
-            envelope = await self._wire.receive(channel)
+    async def _receive(self, channel: Channel, envelope: Envelope) -> None:
+        if envelope.sender != BROKER:  # which speaks when nobody else does
             self._exchange.heard_at_s = self._clock()
-            flaw = await self._workshop.inspect(envelope) if isinstance(envelope.message, Version) else ""
-            self._handle(events.Received(envelope=envelope, flaw=flaw))
+        flaw = await self._workshop.inspect(envelope) if isinstance(envelope.message, Version) else ""
+        self._handle(events.Received(envelope=envelope, flaw=flaw))
 
     def _post(self, to: str, message: Message) -> None:
         core = self._core
@@ -237,6 +237,8 @@ class Session:
             match action:
                 case events.Send():
                     self._post(action.to, action.message)
+                case events.Connect():
+                    self._wire.connect(action.broker)
                 case events.Joined():
                     self._joined(action)
                 case events.Watch():

@@ -1,12 +1,17 @@
-"""An island's two connections to its broker: messages out in order, messages in as they come. Shell."""
+"""An island's two connections to the broker of the day: messages out in order, messages in as they come. Shell.
+
+Which broker that is, the core says (:mod:`islands.brokers`). A move closes both connections and opens two new ones;
+what was on its way over the old ones may be lost, and is sent again by the core's rules.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import zmq.asyncio
 
@@ -17,79 +22,133 @@ from islands.config import IslandConfig
 #: How long a receive waits before it looks again; nothing depends on it.
 POLL_S = 1.0
 
+Endpoints = dict[Channel, Endpoint]
+
 
 class Wire:
-    """Both endpoints, each with what waits to be sent over it; an async context manager.
+    """Both endpoints, each with what waits to be sent over it; an async context manager around :meth:`run`.
 
     What cannot be sent now is dropped, not kept: a broker that comes back hears from the core all that still matters.
+
+    Args:
+        config: Addresses and limits.
+        receive: Takes each message that can be read, with its channel; those of one channel one after the other.
+        line: Told when the control connection stands and when it is lost.
     """
 
-    def __init__(self, config: IslandConfig) -> None:
+    def __init__(
+        self,
+        config: IslandConfig,
+        receive: Callable[[Channel, Envelope], Awaitable[None]],
+        line: Callable[[bool], None],
+    ) -> None:
         self._config = config
-        self._endpoints: dict[Channel, Endpoint] = {}
+        self._receive = receive
+        self._line = line
+        self._broker = 0
+        self._moved = asyncio.Event()
+        self._endpoints: Endpoints = {}
         self._outboxes = {channel: _Outbox() for channel in Channel}
+        self._closed_up = self._closed_down = 0  # bytes of connections that were closed
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
-        """Starts connecting.
-
-        Raises:
-            ConfigError: If ZeroMQ does not take the address.
-        """
-        context = zmq.asyncio.Context()
-        self._stack.callback(context.term)
-        async with AsyncExitStack() as stack:
-            stack.push_async_exit(self._stack)  # closed at once if what follows fails
-            for channel in Channel:
-                endpoint = Endpoint(context, self._config.broker, channel, limits=self._config.limits())
-                self._endpoints[channel] = await self._stack.enter_async_context(endpoint)
-            stack.pop_all()
+        """Makes the ZeroMQ context."""
+        self._context = zmq.asyncio.Context()
+        self._stack.callback(self._context.term)
         return self
 
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Closes both connections; what was handed to the control connection is sent within its linger time."""
+        """Ends the context; :meth:`run` has ended. What was handed to it is sent within its linger time."""
         await self._stack.aclose()
 
     @property
     def bytes_up(self) -> int:
         """Bytes sent."""
-        return sum(endpoint.traffic.bytes_up for endpoint in self._endpoints.values())
+        return self._closed_up + sum(endpoint.traffic.bytes_up for endpoint in self._endpoints.values())
 
     @property
     def bytes_down(self) -> int:
         """Bytes received."""
-        return sum(endpoint.traffic.bytes_down for endpoint in self._endpoints.values())
+        return self._closed_down + sum(endpoint.traffic.bytes_down for endpoint in self._endpoints.values())
 
-    async def connected(self) -> None:
-        """Returns as soon as the control connection stands."""
-        while not await self._endpoints[Channel.CONTROL].ready(POLL_S):
-            pass
-
-    async def receive(self, channel: Channel) -> Envelope:
-        """Returns the next message that can be read."""
-        while True:
-            envelope = await self._endpoints[channel].recv(POLL_S)
-            if envelope is not None:
-                return envelope
+    def connect(self, broker: int) -> None:
+        """Leaves the present broker for the one at this place of the configuration."""
+        self._broker = broker
+        self._moved.set()
 
     def post(self, envelope: Envelope) -> None:
         """Puts a message behind those that wait for its connection."""
         self._outboxes[envelope.message.channel].put(envelope)
-
-    async def send(self, channel: Channel) -> None:
-        """Sends what is posted, until it is cancelled."""
-        outbox = self._outboxes[channel]
-        while True:
-            await self._endpoints[channel].send(await outbox.next())
-            outbox.sent()
 
     async def emptied(self, channel: Channel, within_s: float) -> None:
         """Returns when nothing waits for a connection any more, or when the time is over."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within_s):
                 await self._outboxes[channel].empty.wait()
+
+    async def run(self) -> None:
+        """Carries messages to and from the broker chosen last, until it is cancelled.
+
+        Raises:
+            ConfigError: If ZeroMQ does not take the address.
+        """
+        while True:
+            self._moved.clear()
+            async with self._opened(self._config.brokers[self._broker]) as endpoints:
+                work = [self._watch(endpoints[Channel.CONTROL])]
+                for channel in Channel:
+                    work += [self._receive_over(endpoints[channel]), self._send_over(endpoints[channel])]
+                await _until(self._moved, work)
+
+    @contextlib.asynccontextmanager
+    async def _opened(self, address: str) -> AsyncIterator[Endpoints]:
+        async with AsyncExitStack() as stack:
+            for channel in Channel:
+                endpoint = Endpoint(self._context, address, channel, limits=self._config.limits())
+                self._endpoints[channel] = await stack.enter_async_context(endpoint)
+            try:
+                yield self._endpoints
+            finally:
+                self._closed_up, self._closed_down = self.bytes_up, self.bytes_down
+                self._endpoints = {}
+
+    async def _watch(self, endpoint: Endpoint) -> None:
+        stands = False
+        while True:
+            before, stands = stands, await endpoint.line(stands, POLL_S)
+            if stands != before:
+                self._line(stands)
+
+    async def _receive_over(self, endpoint: Endpoint) -> None:
+        while True:
+            envelope = await endpoint.recv(POLL_S)
+            if envelope is not None:
+                await self._receive(endpoint.channel, envelope)
+
+    async def _send_over(self, endpoint: Endpoint) -> None:
+        outbox = self._outboxes[endpoint.channel]
+        while True:
+            await endpoint.send(await outbox.next())
+            outbox.sent()
+
+
+async def _until(event: asyncio.Event, work: list[Coroutine[Any, Any, None]]) -> None:
+    """Runs coroutines side by side until the event is set; then, or when one of them fails, all end."""
+    tasks = [asyncio.create_task(each) for each in work]
+    waiting = asyncio.create_task(event.wait())
+    ending: list[asyncio.Task[Any]] = [waiting, *tasks]
+    try:
+        await asyncio.wait(ending, return_when=asyncio.FIRST_COMPLETED)
+        for task in tasks:
+            if task.done():
+                task.result()
+    finally:
+        for each in ending:
+            each.cancel()
+        await asyncio.gather(*ending, return_exceptions=True)
 
 
 class _Outbox:

@@ -101,6 +101,12 @@ COMMANDS: dict[str, Command] = {
         summary="writes the newest global model as safetensors, also while the run goes on",
         example="runs/20260131-120304 --out model.safetensors",
     ),
+    "links": Command(
+        module="ops.links.command",
+        summary="carries the links of a run, with delays, rates and faults; up --link starts it",
+        example="--plan runs/20260131-120304/links.json --control runs/20260131-120304/links.sock",
+        hidden=True,
+    ),
     "evaluate": Command(
         module="ops.evaluate",
         summary="prints the held-out loss of a safetensors model as JSON",

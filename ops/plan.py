@@ -13,7 +13,7 @@ import re
 import sys
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from broker.errors import ConfigError
 from broker.settings import setting
 from broker.toml import dump
 from islands.config import IslandConfig
+from ops.links.placing import Links
 from ops.processes import ProcessSpec
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -32,7 +33,9 @@ ROOT = Path(__file__).resolve().parent.parent
 DEFAULT_TOKENS = 2_000_000
 
 #: Settings that follow from the run directory, or that each process gets for itself.
-_DECIDED_HERE = frozenset({"broker", "host", "port", "store", "tape", "report", "island_id", "pace", "pulse"})
+_DECIDED_HERE = frozenset(
+    {"broker", "host", "port", "store", "tape", "report", "island_id", "pace", "pulse", "failover", "standby"}
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,8 +46,10 @@ class UpConfig:
     port: int = setting(0, "control port of the broker, its bulk port is the next one; 0 picks free ones")
     redis_port: int = setting(0, "port of the Redis that is started; 0 picks 6379 if it is free")
     pace: tuple[float, ...] = setting((), "seconds that an inner step takes at least: one for all, or one per island")
+    standbys: int = setting(0, "standby aggregators, which follow the leader and take over when it fails")
     model: str | None = setting(None, "size of the default task's model: tiny, small or medium; short for [task] model")
     data: tuple[str, ...] = setting((), "text files, folders, .npy or .bin token arrays; short for [task] data")
+    link: Path | None = setting(None, "TOML file of delays, rates and faults between islands and broker, per process")
     task_options: Mapping[str, Any] = field(
         default_factory=dict, metadata={"help": "options of the task, over those of [task]", "flag": "--task-option"}
     )
@@ -53,6 +58,8 @@ class UpConfig:
         for name in ("port", "redis_port"):
             if not 0 <= getattr(self, name) <= 65_534:
                 raise ConfigError(name, getattr(self, name), "must be from 1 to 65534, or 0 to pick a free one")
+        if not 0 <= self.standbys <= 9:
+            raise ConfigError("standbys", self.standbys, "must be from 0 to 9; one survives any single failure")
         for seconds in self.pace:
             if seconds < 0:
                 raise ConfigError("pace", seconds, "must be a number of seconds, 0 or more")
@@ -67,6 +74,7 @@ class Plan:
         redis_url: Where Redis listens, or will.
         redis_port: Of the Redis to be started; None: it runs already.
         task: Options of the task.
+        links: What lies between clients and broker; None: nothing.
     """
 
     run_dir: Path
@@ -77,6 +85,7 @@ class Plan:
     task: Mapping[str, Any]
     redis_url: str
     redis_port: int | None
+    links: Links | None = None
 
     @property
     def run_id(self) -> str:
@@ -88,6 +97,20 @@ class Plan:
         """Names of the islands that ``up`` starts."""
         width = len(str(self.aggregator.islands - 1))
         return tuple(f"island-{i:0{width}}" for i in range(self.aggregator.islands))
+
+    @property
+    def aggregator_ids(self) -> tuple[str, ...]:
+        """Names of the aggregators: the one that begins, and those that stand by."""
+        return ("aggregator", *(f"standby-{i + 1}" for i in range(self.up.standbys)))
+
+    def store_of(self, aggregator_id: str) -> Path:
+        """Where an aggregator keeps its versions."""
+        return self.aggregator.store if aggregator_id == "aggregator" else self.run_dir / aggregator_id / "store"
+
+    @property
+    def clients(self) -> tuple[str, ...]:
+        """Names of the processes that connect to the broker."""
+        return (*self.aggregator_ids, *self.island_ids)
 
     @property
     def config_file(self) -> Path:
@@ -130,6 +153,7 @@ def resolve(args: argparse.Namespace, *, run_dir: Path, port: int, redis_url: st
             "store": run_dir / "store",
             "tape": run_dir / "events.jsonl",
             "report": run_dir / "aggregator-report.json",
+            "failover": up.standbys > 0,
         },
         "island": {},
     }
@@ -162,7 +186,10 @@ def resolve(args: argparse.Namespace, *, run_dir: Path, port: int, redis_url: st
 
 def up_config(args: argparse.Namespace) -> UpConfig:
     """Returns the settings of ``up`` itself."""
-    return settings.load(UpConfig, args, "up", environment={})
+    up = settings.load(UpConfig, args, "up", environment={})
+    return (
+        up if up.link is None else replace(up, link=up.link.expanduser().absolute())
+    )  # config.toml may be used elsewhere
 
 
 def given_redis_url(args: argparse.Namespace) -> str | None:
@@ -243,13 +270,20 @@ def processes(
     config = ["--config", os.fspath(plan.config_file)]
     specs = [
         ProcessSpec(name="broker", command=our_command("broker", *config), environment=environment, stop_order=1),
-        ProcessSpec(
-            name="aggregator",
-            command=our_command("aggregator", *config),
-            environment=numeric,
-            ends_by_itself=True,
-        ),
     ]
+    for name in plan.aggregator_ids:
+        own = []
+        if name != "aggregator":
+            own = ["--standby", "--store", os.fspath(plan.store_of(name))]
+            own += ["--tape", os.fspath(plan.run_dir / name / "events.jsonl")]
+        specs.append(
+            ProcessSpec(
+                name=name,
+                command=our_command("aggregator", *config, *own),
+                environment=numeric,
+                ends_by_itself=True,
+            )
+        )
     for index, island_id in enumerate(plan.island_ids):
         own = ["--island-id", island_id]
         if plan.island.state_dir is None:  # a restarted island goes on with its own optimizer state
@@ -266,7 +300,9 @@ def processes(
                 ends_by_itself=True,
             )
         )
-    return specs
+    if plan.links is None:
+        return specs
+    return [plan.links.process(our_command("links"), environment), *plan.links.reroute(specs)]
 
 
 def our_command(*arguments: str) -> list[str]:

@@ -15,7 +15,7 @@ import json
 import os
 import tempfile
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,8 @@ from ops.archive import ADDRESS_FILE
 from ops.cluster import Change, LocalCluster, are_free, free_ports, wait_until_listening
 from ops.display import Display, Rate, progress_of, trained_tokens
 from ops.export import Which, export
+from ops.links import placing
+from ops.links.placing import Links
 from ops.numeric import compilation_cache, one_thread_environment
 from ops.plan import Plan
 from ops.processes import ProcessSpec, last_lines
@@ -80,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
         losses: tuple[float | None, float | None] = (None, None)
         if status == 0:
             try:
-                losses = evaluate(plan, display, signals)
+                losses = evaluate(plan, plan.store_of(run_.ended_by), display, signals)
             except (GaveUp, Unavailable, ConfigError) as err:
                 status, run_.note = 1, f"not evaluated: {err}"
                 display.note(run_.note)
@@ -112,6 +114,8 @@ def prepare(args: argparse.Namespace) -> Plan:
     run_dir = _unused_directory(up.run_dir)
     port = up.port or free_ports(2)
     plan = planning.resolve(args, run_dir=run_dir, port=port, redis_url=redis_url, redis_port=redis_port)
+    if up.link is not None:
+        plan = replace(plan, links=_links(plan, up.link))
     try:
         (run_dir / "logs").mkdir(parents=True)
     except OSError as err:
@@ -119,6 +123,17 @@ def prepare(args: argparse.Namespace) -> Plan:
         raise Unavailable(f"cannot make {run_dir} ({err.strerror}); {cure}", definite=True) from err
     _write(plan.config_file, planning.config_toml(plan))
     return plan
+
+
+def _links(plan: Plan, file: Path) -> Links:
+    """Reads the region file and finds ports for the doors of its links."""
+    described = placing.read(file)
+    taken = {plan.broker.port, plan.broker.port + 1, plan.redis_port}  # to be, by processes that are not started yet
+    count = placing.num_ports(described, plan.clients)
+    first = next(port for port in iter(lambda: free_ports(count), None) if not taken & set(range(port, port + count)))
+    return placing.place(
+        described, plan.clients, brokers=[plan.aggregator.broker], first_port=first, run_dir=plan.run_dir
+    )
 
 
 def _redis_port(wanted: int) -> int:
@@ -177,6 +192,7 @@ class Run:
     first_step_s: float | None = None
     ended_s: float | None = None
     restarts: dict[str, int] = field(default_factory=dict)
+    ended_by: str = ""  #: whoever led at the end
 
     def train(self, display: Display, signals: Signals) -> int:
         """Starts everything, waits for the end, whichever it is, and ends everything; returns the exit status."""
@@ -199,7 +215,8 @@ class Run:
         return 0
 
     def _names(self) -> list[str]:
-        return ["redis", "broker", "aggregator", *self.plan.island_ids]
+        links = [placing.PROCESS_NAME] if self.plan.links is not None else []
+        return ["redis", "broker", *links, *self.plan.clients]
 
     def start(self, cluster: LocalCluster, display: Display) -> None:
         """Starts Redis, if it is ours to start, and then everything else."""
@@ -212,6 +229,8 @@ class Run:
             if not wait_until_listening(plan.redis_port):
                 end = last_lines(cluster.log_of("redis"))
                 raise Unavailable(f"Redis did not start on port {plan.redis_port}; its log ends:\n{end}", definite=True)
+        if plan.links is not None:
+            _write(plan.links.wiring_file, plan.links.started(time.monotonic()).wiring.dump())
         environment = planning.our_environment(plan.redis_url)
         numeric = one_thread_environment() | compilation_cache()
         cluster.start(planning.processes(plan, environment=environment, island_environment=numeric))
@@ -258,7 +277,8 @@ class Run:
                 case Change.DIED | Change.STARTED:
                     display.note(event.detail)
                 case Change.ENDED:
-                    ended = ended or event.process == "aggregator"
+                    if event.process in self.plan.aggregator_ids and not self.ended_by:
+                        ended, self.ended_by = True, event.process
         return ended
 
     @staticmethod
@@ -296,7 +316,7 @@ class Run:
 # --- after --------------------------------------------------------------------------------------------------------
 
 
-def evaluate(plan: Plan, display: Display, signals: Signals) -> tuple[float, float]:
+def evaluate(plan: Plan, store: Path, display: Display, signals: Signals) -> tuple[float, float]:
     """Returns the held-out loss of version 0 and of the newest model, which is left as ``model.safetensors``.
 
     The two are judged at the same time, in processes of their own: this one never loads JAX.
@@ -308,8 +328,8 @@ def evaluate(plan: Plan, display: Display, signals: Signals) -> tuple[float, flo
     """
     display.note("evaluating the model before and after")
     before, after = plan.run_dir / "seed.safetensors", plan.run_dir / "model.safetensors"
-    export(plan.run_dir, before, which=Which.SEED)
-    export(plan.run_dir, after)
+    export(plan.aggregator.store, before, which=Which.SEED)  # a standby may have come after it
+    export(store, after)
     environment = planning.our_environment(plan.redis_url) | one_thread_environment() | compilation_cache()
     logs = plan.run_dir / "logs"
     specs = [

@@ -80,7 +80,7 @@ class Drill:
                 cluster,
                 self._plan,
                 rng=random.Random(f"targets {self._config.fault_seed}"),
-                leader=lambda: _leader(watch.leader, cluster),
+                leader=lambda: _leader(watch.leader, self._plan, cluster),
                 links=self._links,
             )
             observer = Observer(self._plan.run_dir, self.recording)
@@ -228,18 +228,18 @@ class _Loop:
         match event.change:
             case Change.GAVE_UP if role_of(event.process) is not Role.ROGUE:
                 raise GaveUp(event.detail)
-            case Change.ENDED if event.process == "aggregator":
+            case Change.ENDED if role_of(event.process) is Role.AGGREGATOR:
                 self.ended = True
             case _:
                 self._view.note(event.detail.partition("\n")[0])
 
 
-def _leader(holder: str | None, cluster: LocalCluster) -> str | None:
-    """Returns the process that holds the lease: the holder's name is the process's, or ends with its id."""
+def _leader(holder: str | None, plan: Plan, cluster: LocalCluster) -> str | None:
+    """Returns the process that holds the lease: by the name of its store or, without standbys, by its process id."""
     if holder is None:
         return None
-    names = cluster.running()
-    if holder in names:
-        return holder
-    tail = holder.rpartition(":")[2]
-    return next((name for name in sorted(names) if tail.isdecimal() and cluster.pid(name) == int(tail)), None)
+    for name in plan.aggregator_ids:
+        store_name = plan.store_of(name) / "name"
+        if holder.endswith(f":{cluster.pid(name)}") or (store_name.exists() and store_name.read_text() == holder):
+            return name
+    return None

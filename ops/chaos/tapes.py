@@ -53,25 +53,20 @@ class Tapes:
 
 
 def tape_files(run_dir: Path) -> list[Path]:
-    """Returns the tapes of a run: files of JSON lines of which the first begins a life of an aggregator."""
-    found = []
-    for path in sorted(run_dir.glob("*.jsonl")):
-        first = next(iter(read_lines(path)), {})
-        if "tape" in first:
-            found.append(path)
-    return found
+    """Returns the tapes of a run: that of the aggregator it began with, and those of its standbys that ever led."""
+    return sorted([*run_dir.glob("events.jsonl"), *run_dir.glob("*/events.jsonl")])
 
 
-def process_of(tape: Path) -> str:
-    """Returns whose tape it is: ``events.jsonl`` is the aggregator's, ``events-standby-1.jsonl`` a standby's."""
-    return tape.stem.partition("-")[2] or "aggregator"
+def process_of(tape: Path, run_dir: Path) -> str:
+    """Returns whose tape it is: a standby has a directory of its own, under its name."""
+    return "aggregator" if tape.parent == run_dir else tape.parent.name
 
 
 def read_tapes(run_dir: Path, jumps: Sequence[ClockJump], changes: Sequence[ProcessChange]) -> Tapes:
     """Returns what all tapes of a run say."""
     tapes = Tapes()
     for path in tape_files(run_dir):
-        process = process_of(path)
+        process = process_of(path, run_dir)
         mine = [each for each in jumps if each.process == process]
         lives = [each.at_s for each in changes if each.process == process and each.change is Change.STARTED]
         take_in(tapes, read_lines(path), true_time(mine, lives))

@@ -21,11 +21,12 @@ from broker.errors import Unavailable
 from broker.messages import Reason
 from broker.ranges import IntervalSet
 from ops.chaos.tapes import tape_files
+from ops.chaos.watching import ledger_files
 
 Line = Mapping[str, Any]
 Key = tuple[int, int]
-#: A fragment version, and the books that were committed with it.
-Books = tuple[int, Mapping[str, Any]]
+#: A fragment version, its digest, and the books that were committed with it.
+Books = tuple[int, str, Mapping[str, Any]]
 
 #: Violations that a check quotes; it counts all.
 MOST_QUOTED = 5
@@ -69,11 +70,12 @@ def verify(run_dir: Path) -> list[Check]:
     Raises:
         Unavailable: It is no run directory, or cannot be read.
     """
-    stores = sorted(path.parent for path in run_dir.glob("*/ledger.jsonl"))
-    if not stores:
+    paths = ledger_files(run_dir)
+    if not paths:
         raise Unavailable(f"{run_dir} holds no ledger of a run; name the directory of one", definite=True)
-    ledgers = {store.name: list(read_lines(store / "ledger.jsonl")) for store in stores}
-    tapes = {path.name: list(read_lines(path)) for path in tape_files(run_dir)}
+    stores = {str(path.parent.relative_to(run_dir)): path.parent for path in paths}
+    ledgers = {name: list(read_lines(store / "ledger.jsonl")) for name, store in stores.items()}
+    tapes = {str(path.relative_to(run_dir)): list(read_lines(path)) for path in tape_files(run_dir)}
     published = published_versions(tapes)
     merged = main_ledger(ledgers)
     return [
@@ -84,7 +86,7 @@ def verify(run_dir: Path) -> list[Check]:
         nothing_lost(ledgers, published, tapes),
         durable_first(tapes),
         epochs_grow(merged, tapes),
-        *(books_agree(store.name, newest_books(store), merged) for store in stores),
+        *(books_agree(name, newest_books(store), merged) for name, store in stores.items()),
         books_balance(_report_of(run_dir)),
         refusals_have_reasons(tapes, _report_of(run_dir)),
     ]
@@ -135,7 +137,10 @@ def versions_grow(name: str, rows: Iterable[Line], published: Mapping[Key, str])
 
 
 def one_content(ledgers: Mapping[str, Sequence[Line]], tapes: Mapping[str, Sequence[Line]]) -> Check:
-    """A (fragment, version) that was published names one byte string, on every tape and in every ledger."""
+    """A (fragment, version) that was published names one byte string; one epoch never gives a version two contents.
+
+    A leader that lost its lease may hold a tail that was never published: then a later epoch has taken its place.
+    """
     check = Check("a version names one content", 1)
     known: dict[Key, str] = {}
     for name, lines in tapes.items():
@@ -143,14 +148,19 @@ def one_content(ledgers: Mapping[str, Sequence[Line]], tapes: Mapping[str, Seque
             key = note["fragment"], note["version"]
             same = known.setdefault(key, note["digest"]) == note["digest"]
             check.require(same, f"{name}: version {key[1]} of fragment {key[0]} was published with two contents")
-    last: dict[str, dict[Key, str]] = {
-        name: {(row["fragment_id"], row["fragment_version"]): row["digest"] for row in rows}
-        for name, rows in ledgers.items()
-    }
-    for name, digests in last.items():
-        for key, digest in digests.items():
-            same = known.setdefault(key, digest) == digest
-            check.require(same, f"{name}: version {key[1]} of fragment {key[0]} has another content than elsewhere")
+    for row in main_ledger(ledgers):
+        key = row["fragment_id"], row["fragment_version"]
+        same = known.get(key, row["digest"]) == row["digest"]
+        check.require(
+            same, f"version {key[1]} of fragment {key[0]} has another content in the ledger than was published"
+        )
+    in_epoch: dict[tuple[int, int, int], str] = {}
+    for name, rows in ledgers.items():
+        for row in rows:
+            id_ = row["fragment_id"], row["fragment_version"], row["epoch"]
+            same = in_epoch.setdefault(id_, row["digest"]) == row["digest"]
+            what = f"version {id_[1]} of fragment {id_[0]}, epoch {id_[2]}"
+            check.require(same, f"{name}: {what}, has another content than elsewhere")
     return check
 
 
@@ -255,12 +265,14 @@ def books_agree(store: str, books: Mapping[int, Books | str], rows: Iterable[Lin
 
     Args:
         store: Its name.
-        books: Fragment -> version and books of its newest commit, or why that cannot be read.
+        books: Fragment -> version, digest and books of its newest commit, or why that cannot be read.
         rows: The ledger.
     """
     check = Check(f"{store}: the books in the commits agree with the ledger", 4)
     merged: Counter[tuple[int, int, str]] = Counter()
+    digests: dict[Key, str] = {}
     for row in rows:
+        digests[row["fragment_id"], row["fragment_version"]] = row["digest"]
         for each in row["contributions"]:
             tokens = each["steps"]["to_tokens"] - each["steps"]["from_tokens"]
             merged[row["fragment_id"], row["fragment_version"], each["island_id"]] += tokens
@@ -268,7 +280,9 @@ def books_agree(store: str, books: Mapping[int, Books | str], rows: Iterable[Lin
         if isinstance(found, str):
             check.require(False, f"fragment {p}: {found}")
             continue
-        version, of_fragment = found
+        version, digest, of_fragment = found
+        if digests.get((p, version), digest) != digest:
+            continue  # the tail of a leader that lost its lease: never published, and dropped when it comes back
         by_island: Counter[str] = Counter()
         for (fragment, at, island), tokens in merged.items():
             if fragment == p and at <= version:
@@ -282,7 +296,7 @@ def books_agree(store: str, books: Mapping[int, Books | str], rows: Iterable[Lin
 
 
 def newest_books(store: Path) -> dict[int, Books | str]:
-    """Returns fragment -> version and books of its newest whole commit, or what is wrong with it."""
+    """Returns fragment -> version, digest and books of its newest whole commit, or what is wrong with it."""
     books: dict[int, Books | str] = {}
     for p in fragment_ids(store):
         try:
@@ -290,7 +304,7 @@ def newest_books(store: Path) -> dict[int, Books | str]:
         except (Damaged, Unavailable) as err:
             books[p] = str(err)
         else:
-            books[p] = commit.fragment_version, commit.ledger
+            books[p] = commit.fragment_version, commit.digest, commit.ledger
     return books
 
 

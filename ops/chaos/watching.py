@@ -85,7 +85,7 @@ class Observer:
 
 def ledger_files(run_dir: Path) -> list[Path]:
     """Returns the ledgers of all stores of a run: the aggregator's, and those of its standbys."""
-    return sorted(run_dir.glob("*/ledger.jsonl"))
+    return sorted([*run_dir.glob("store/ledger.jsonl"), *run_dir.glob("*/store/ledger.jsonl")])
 
 
 def pulse_file(run_dir: Path, island: str) -> Path:

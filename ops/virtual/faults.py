@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 from aggregator.config import AggregatorConfig
+from ops.virtual.failover import RedisTrouble, StationTrouble
+from ops.virtual.failover import Trouble as StationOrRedisTrouble
 from ops.virtual.queue import LinkModel
-from ops.virtual.simulation import IslandPlan, SimulationPlan
+from ops.virtual.simulation import BrokerTrouble, IslandPlan, SimulationPlan, Trouble
 
 
 def random_plan(seed: int) -> SimulationPlan:
@@ -53,6 +56,40 @@ def random_plan(seed: int) -> SimulationPlan:
         calm_after_s=calm_after_s,
         tokens_per_step=tokens_per_step,
     )
+
+
+def several_brokers(plan: SimulationPlan) -> SimulationPlan:
+    """Returns the plan with two or three brokers, and troubles of each; everything else stays as it is."""
+    rng = random.Random(f"brokers {plan.seed}")
+    brokers = rng.randint(2, 3)
+    troubles = tuple(
+        BrokerTrouble(
+            trouble=rng.choice(list(Trouble)),
+            broker=rng.randrange(brokers),
+            at_s=rng.uniform(0.0, plan.calm_after_s),
+            for_s=min(rng.choice([0.3, 1.0, 3.0, 10.0]), plan.calm_after_s / 2),
+        )
+        for _ in range(rng.randint(0, 4))
+    )
+    return replace(plan, brokers=brokers, broker_troubles=troubles)
+
+
+def standing_by(plan: SimulationPlan) -> SimulationPlan:
+    """Returns the plan with one or two standby aggregators, and troubles of them and of Redis."""
+    rng = random.Random(f"standbys {plan.seed}")
+    standbys = rng.randint(1, 2)
+    kinds = [*StationTrouble, *StationTrouble, *RedisTrouble]
+    troubles = tuple(
+        StationOrRedisTrouble(
+            kind=rng.choice(kinds),
+            station=rng.randrange(1 + standbys),
+            at_s=rng.uniform(0.0, 0.8 * plan.calm_after_s),
+            for_s=min(rng.choice([0.2, 1.0, 2.5, 6.0]), 0.2 * plan.calm_after_s),
+        )
+        for _ in range(rng.randint(0, 6))
+    )
+    config = replace(plan.config, failover=True, lease_s=rng.choice([0.5, 1.0, 2.0]))
+    return replace(plan, config=config, standbys=standbys, troubles=troubles)
 
 
 def _random_island(rng: random.Random, island_id: str, calm_after_s: float) -> IslandPlan:

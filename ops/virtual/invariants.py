@@ -12,6 +12,7 @@ from islands.fragment import Stage
 from ops.virtual.work import Claim
 
 if TYPE_CHECKING:
+    from ops.virtual.failover import Station
     from ops.virtual.processes import SimAggregator, SimIsland
     from ops.virtual.simulation import Simulation
 
@@ -39,6 +40,7 @@ class Invariants:
         self._published: dict[tuple[int, int], str] = {}
         self._newest: dict[int, int] = {}
         self._epoch = 0
+        self._leaders = 0  # the highest epoch under which anybody took over
         self._merged: dict[tuple[str, int, int], IntervalSet] = {}
         self.merged_tokens: Counter[int] = Counter()
         self._versions_seen: dict[str, tuple[int, ...]] = {}
@@ -62,6 +64,8 @@ class Invariants:
         """A commit is durable."""
         key = commit.fragment_id, commit.fragment_version
         known = self._durable.get(key)
+        if known is not None and known.digest == commit.digest:
+            return  # the same bytes, on the disk of whoever leads now
         if known is not None and commit.fragment_version > 0:
             # Written twice only by a successor that never saw the first: which then must not have been published.
             require(key not in self._published or known.digest == commit.digest, 1, f"{key} committed twice")
@@ -81,12 +85,31 @@ class Invariants:
         key = publish.fragment_id, publish.fragment_version
         require(key in self._durable, 3, f"{key} is published before it is durable")
         require(self._durable[key].digest == publish.digest, 1, f"{key} is published with other bytes than stored")
+        again = key in self._published
         require(self._published.setdefault(key, publish.digest) == publish.digest, 1, f"{key} names two byte strings")
+        if again and epoch < self._epoch:
+            return  # by a leader that does not know yet that it is none any more: brokers refuse it
         newest = self._newest.get(publish.fragment_id, -1)
         require(publish.fragment_version >= newest, 1, f"version of {key} goes back from {newest}")
         self._newest[publish.fragment_id] = publish.fragment_version
         require(epoch >= self._epoch, 5, f"epoch {epoch} publishes after {self._epoch}")
         self._epoch = epoch
+
+    def leading(self, station: Station, epoch: int) -> None:
+        """An aggregator takes over: under an epoch of its own, and with everything that was ever published."""
+        require(epoch > self._leaders, 5, f"{station.name} leads under epoch {epoch} after {self._leaders}")
+        self._leaders = epoch
+        commits = station.disk.commits
+        for p, newest in self._newest.items():
+            commit = commits.get(p)
+            version = -1 if commit is None else commit.fragment_version
+            require(version >= newest, 3, f"{station.name} leads with version {version} of {p}, {newest} was published")
+            assert commit is not None
+            digest = self._published.get((p, version), commit.digest)
+            require(commit.digest == digest, 1, f"{station.name} leads with other bytes of {p}.{version}")
+        for commit in commits.values():
+            if commit.fragment_version > 0:
+                self.persisted(commit)
 
     def after_aggregator_event(self, aggregator: SimAggregator) -> None:
         """The ledger must balance after every event."""

@@ -5,16 +5,17 @@ A failing seed N reproduces with ``python3 -m ops test tests/sim --seeds N:N+1``
 
 from __future__ import annotations
 
+from ast import literal_eval
 from dataclasses import replace
 
 import pytest
 
 from aggregator.config import AggregatorConfig
 from broker.messages import Phase
-from ops.virtual.faults import random_plan
+from ops.virtual.faults import random_plan, several_brokers
 from ops.virtual.invariants import InvariantViolation
 from ops.virtual.queue import LinkModel
-from ops.virtual.simulation import IslandPlan, Simulation, SimulationPlan
+from ops.virtual.simulation import BrokerTrouble, IslandPlan, Simulation, SimulationPlan, Trouble
 
 #: Virtual seconds within which any plan must end; long where one slow island is left alone with a large target.
 LIMIT_S = 2000.0
@@ -51,7 +52,9 @@ def steady(num_islands: int = 4, **config: object) -> SimulationPlan:
 
 
 def test_a_random_run_keeps_every_invariant(sim_seed: int) -> None:
-    run(random_plan(sim_seed))
+    """Every third seed has several brokers, which die, freeze, and are cut off from the aggregator."""
+    plan = random_plan(sim_seed)
+    run(several_brokers(plan) if sim_seed % 3 == 2 else plan)
 
 
 @pytest.mark.parametrize("seed", KEPT_SEEDS)
@@ -117,6 +120,30 @@ def test_a_fleet_whose_broker_dies_loses_nothing_and_stays_together() -> None:
     books = ledger.books().tokens()
     assert (ledger.tally().participation or 0) >= 0.95
     assert books["merged"] == books["trained"]
+
+
+@pytest.mark.parametrize(
+    ("trouble", "within_s", "participation"),
+    [
+        (Trouble.CRASH, 0.25, 0.95),  # LOST_S
+        (Trouble.FREEZE, 2.55, 0.9),  # broker_silent_s, and a heartbeat
+        (Trouble.CUT, 7.5, 0.6),  # LEADERLESS_S, from the second heartbeat: they are patient, and miss rounds
+    ],
+)
+def test_islands_leave_a_broker_that_fails_them_in_time_and_lose_nothing(
+    trouble: Trouble, within_s: float, participation: float
+) -> None:
+    troubles = tuple(BrokerTrouble(trouble=trouble, broker=k, at_s=5.0 + 12 * k, for_s=10.0) for k in (0, 1))
+    simulation = run(replace(steady(), brokers=2, broker_troubles=troubles))
+    left = [(at_s, literal_eval(fields)) for at_s, _, name, fields in simulation.trace if name == "broker.left"]
+    assert {fields["broker"] for _, fields in left} == {0, 1}  # islands were spread over both, and all moved
+    assert len(left) >= 4
+    for at_s, fields in left:
+        assert 0 < at_s - troubles[fields["broker"]].at_s <= within_s
+    ledger = simulation.aggregator.core.run.ledger
+    books = ledger.books().tokens()
+    assert books["merged"] == books["trained"]
+    assert (ledger.tally().participation or 0) >= participation
 
 
 def test_a_killed_island_comes_back_and_only_its_own_last_steps_are_lost() -> None:

@@ -417,12 +417,31 @@ def test_absurd_shard_is_refused(driver):
 
 def test_without_a_leader_control_is_dropped_and_contributions_come_back(driver):
     driver.receive("a", beat())
-    assert driver.sent == []
-    assert [type(action) for action in driver.actions] == [Observe]  # Redis hears of it all the same
+    assert driver.reason() is Reason.NOT_LEADER
+    assert [type(action) for action in driver.actions] == [Observe, Send]  # Redis hears of it all the same
     assert driver.relay.counters.dropped == {"no_leader": 1}
+    assert driver.relay.counters.refused == {}  # nothing is wrong with a heartbeat
     driver.receive("a", contribution())
     assert driver.reason() is Reason.NOT_LEADER
     assert Reason.NOT_LEADER in m.RETRY_REASONS
+
+
+def test_the_broker_says_that_it_lives_where_the_aggregator_does_not_answer(led):
+    for step in range(3):
+        led.receive("a", beat(step))
+        led.receive(AGGREGATOR, fleet_state(), to="a")
+        assert [type(message) for _, message in led.sent] == [m.FleetState]
+        led.now_s += 0.5
+    led.receive("a", beat(3))
+    assert [type(message) for _, message in led.sent] == [m.Heartbeat]  # the aggregator has its time to answer
+    led.now_s += 0.5
+    led.receive("a", beat(4))
+    forwarded, refused = (message for _, message in led.sent)
+    assert isinstance(forwarded, m.Heartbeat)
+    assert (refused.kind, refused.reason) == ("heartbeat", Reason.NOT_LEADER)
+    led.receive(AGGREGATOR, fleet_state(), to="a")
+    led.receive("a", beat(5))
+    assert [type(message) for _, message in led.sent] == [m.Heartbeat]
 
 
 def test_contributions_follow_the_fragment_to_its_shard(driver):

@@ -172,9 +172,11 @@ def test_a_ledger_that_differs_from_what_was_published_is_noticed(run):
 
 
 def test_a_copy_that_differs_is_noticed(run):
-    (run.directory / "standby-1").mkdir()
+    (run.directory / "standby-1" / "store").mkdir(parents=True)
     rows = [row(1, 0), row(1, 1, "other")]
-    (run.directory / "standby-1" / "ledger.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows))
+    (run.directory / "standby-1" / "store" / "ledger.jsonl").write_text(
+        "".join(json.dumps(each) + "\n" for each in rows)
+    )
     assert CONTENT in run.check()
 
 
@@ -245,8 +247,10 @@ def test_a_refusal_without_a_reason_that_exists_is_noticed(run, note, reason):
 
 def test_books_in_a_commit_that_differ_from_the_ledger_are_noticed(run):
     accounts = {"island-0": {"1": {"merged_tokens": 640}}, "island-1": {"1": {"merged_tokens": 512}}}
-    whole = {1: (1, {"accounts": accounts})}
+    whole = {1: (1, "1.1", {"accounts": accounts})}
     assert verify.books_agree("store", whole, run.ledger).holds
+    unpublished = {1: (1, "a tail that nobody saw", {"accounts": {}})}
+    assert verify.books_agree("store", unpublished, run.ledger).holds
     accounts["island-1"]["2"] = {"merged_tokens": 1}
     assert not verify.books_agree("store", whole, run.ledger).holds
     assert not verify.books_agree("store", {1: "it is damaged"}, run.ledger).holds

@@ -39,7 +39,7 @@ def type_word(hint, name):
         return f"{type_word(typing.get_args(hint)[0], name)} or null"
     if hint is str:
         return "text"
-    return hint.__name__ if hint in (int, float, bool) else snake(hint)
+    return hint.__name__ if hint in (int, float, bool, bytes) else snake(hint)
 
 
 def parts_of(cls):

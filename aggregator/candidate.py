@@ -1,0 +1,347 @@
+"""A standby aggregator: it follows the commits of whoever leads, and leads when it may. Pure.
+
+::
+
+    FOLLOWING --the lease has run out, and nothing speaks against it--> TAKING --granted--> LEADING (this machine ends)
+        ^                                                                  |
+        '------------------------- refused ---------------------------------'
+
+While TAKING it stops storing what the leader sends, and so acknowledging it: from the moment at which it may lead,
+nothing that it does not have can be published (design, section 8).
+
+What speaks against leading:
+
+* a broker holds a newer version than this store: leading would make other bytes under the same name (``behind``);
+* no broker was heard at all: there is nobody to lead;
+* a broker heard the leader within ``lease_s``: it is Redis that it cannot reach, and it needs none to go on;
+* the lease does not name this store as in sync, or this store has never heard of the epoch that the lease has;
+* the key is missing, and a living leader was not given the time to put it back; or it is older than this store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from aggregator.events import Note
+from broker.lease import LeaseView
+from broker.messages import Follow, Following, Replica, ReplicaRun, Stored
+
+#: A broker that was not heard for so long is not reachable, and not asked for its opinion.
+BROKER_FRESH_S = 3.0
+#: Until a standby that an ended run has left behind goes home, in seconds.
+ENDED_S = 5.0
+#: How long a lease that is missing is left to a leader that may still live, in lease times.
+MISSING_LEASES = 3
+
+
+class Place(StrEnum):
+    """Where a candidate stands."""
+
+    FOLLOWING = "following"
+    TAKING = "taking"
+    LEADING = "leading"
+
+
+# --- in ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Polled:
+    """The lease as Redis has it."""
+
+    lease: LeaseView
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unpolled:
+    """Redis did not answer a poll, or an attempt to take the lease, which may have been granted all the same."""
+
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taken:
+    """Whether the lease was granted."""
+
+    granted: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heard:
+    """A broker answered."""
+
+    broker: int
+    following: Following
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrived:
+    """The leader sent a commit or its run record."""
+
+    message: Replica | ReplicaRun
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """What :class:`Keep` asked for is in the store; or is not, and will come again."""
+
+    message: Replica | ReplicaRun
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tick:
+    """The time that :meth:`Candidate.next_deadline_s` asked for has come."""
+
+
+CandidateEvent = Polled | Unpolled | Taken | Heard | Arrived | Kept | Tick
+
+
+# --- out --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Poll:
+    """Read the lease. Completion: :class:`Polled` or :class:`Unpolled`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Take:
+    """Take the lease by compare-and-set. Completion: :class:`Taken` or :class:`Unpolled`."""
+
+    expected_epoch: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendFollow:
+    """Send this to every broker, with its companion on the bulk channel."""
+
+    follow: Follow
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Keep:
+    """Write it to the store, durably, in place of whatever is there. Completion: :class:`Kept`."""
+
+    message: Replica | ReplicaRun
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lead:
+    """Lead from here on, under this epoch, from what the store holds."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quit:
+    """The leader that was followed has ended the run: there is nothing to stand by for."""
+
+
+CandidateAction = Poll | Take | SendFollow | Keep | Lead | Quit | Note
+
+
+# --- state ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holding:
+    """What a store holds.
+
+    Attributes:
+        stored: Fragment -> (version, digest) of its newest whole version.
+        run_epoch: Of its run record; 0 for none.
+        run_serial: Likewise; -1 where this process has not been told.
+    """
+
+    stored: Mapping[int, tuple[int, str]]
+    run_epoch: int = 0
+    run_serial: int = -1
+
+
+class Candidate:
+    """One process that may lead a shard.
+
+    Args:
+        name: Of this store, the same in all its lives.
+        shard: Which fragments.
+        lease_s: Silence after which a leader may be replaced; polled four times as often.
+        yields: Leaves a run that nobody leads to others for a while: it was started to stand by.
+        holding: What its store has.
+        now_s: Monotonic seconds.
+
+    Attributes:
+        place: Where it stands.
+        epoch: Of the leader that it follows; it takes nothing of a lower one.
+        objection: Why it does not lead, for people; empty while somebody else does.
+    """
+
+    def __init__(self, *, name: str, shard: int, lease_s: float, yields: bool, holding: Holding, now_s: float) -> None:
+        self.name, self.shard = name, shard
+        self.place = Place.FOLLOWING
+        self.epoch = holding.run_epoch
+        self.objection = ""
+        self.lease: LeaseView | None = None
+        self._lease_s = lease_s
+        self._patience_s = (MISSING_LEASES + 1) * lease_s + 2.0 if yields else 0.0
+        self._began_at_s = now_s
+        self._stored = dict(holding.stored)
+        self._run = (holding.run_epoch, holding.run_serial)
+        self._followed_epoch = 0  # of the leader heard last in this life
+        self._keeping = 0  # writes under way
+        self._missing_since_s: float | None = None  # since when there is no key
+        self._brokers: dict[int, tuple[float, Following]] = {}
+        self._tick_at_s = now_s
+        self._polling = False
+        self._wanted_epoch = 0
+        self._actions: list[CandidateAction] = []
+
+    # --- what the driver calls ----------------------------------------------------------------------------------
+
+    def handle(self, event: CandidateEvent, now_s: float) -> list[CandidateAction]:
+        """Takes one event in and returns what to do, in order."""
+        match event:
+            case Polled(lease=lease):
+                self._polled(lease, now_s)
+            case Unpolled(detail=detail):
+                self._polling, self.lease = False, None
+                self._object(f"Redis does not answer: {detail}")
+                if self.place is Place.TAKING:
+                    self.place = Place.FOLLOWING  # if it was granted, the next poll shows this store as the holder
+            case Taken(granted=granted):
+                self._taken(granted)
+            case Heard(broker=broker, following=following):
+                self._brokers[broker] = now_s, following
+            case Arrived(message=message):
+                self._arrived(message)
+            case Kept():
+                self._kept(event)
+            case Tick():
+                pass
+        if now_s >= self._tick_at_s and self.place is not Place.LEADING:
+            self._tick_at_s = now_s + self._lease_s / 4
+            self._follow()
+            if not self._polling and self.place is Place.FOLLOWING:
+                self._polling = True
+                self._actions.append(Poll())
+        actions, self._actions = self._actions, []
+        return actions
+
+    def next_deadline_s(self) -> float | None:
+        """Returns when to send :class:`Tick`; None once it leads."""
+        return None if self.place is Place.LEADING else self._tick_at_s
+
+    # --- following ----------------------------------------------------------------------------------------------
+
+    def _arrived(self, message: Replica | ReplicaRun) -> None:
+        if self.place is not Place.FOLLOWING or message.epoch < self.epoch:
+            return
+        if message.epoch > self.epoch:
+            self._note("leader.followed", epoch=message.epoch)
+        self.epoch = self._followed_epoch = message.epoch
+        self._keeping += 1
+        self._actions.append(Keep(message=message))
+
+    def _kept(self, event: Kept) -> None:
+        self._keeping -= 1
+        if event.problem:
+            self._note("replica.not_durable", detail=event.problem)
+            return
+        match event.message:
+            case Replica(fragment_id=p, fragment_version=version, digest=digest):
+                self._stored[p] = version, digest
+            case ReplicaRun(epoch=epoch, serial=serial):
+                self._run = max(self._run, (epoch, serial))
+        self._follow()
+
+    def _follow(self) -> None:
+        """Says what is here; the epoch is that of the leader, as soon as anything of it is durable."""
+        stored = tuple(
+            Stored(fragment_id=p, fragment_version=version, digest=digest)
+            for p, (version, digest) in sorted(self._stored.items())
+        )
+        serial = max(0, self._run[1])
+        known = self._run[0] if self._run[1] >= 0 else 0  # a record of an earlier life says nothing of its serial
+        follow = Follow(shard=self.shard, epoch=self.epoch, stored=stored, run_epoch=known, run_serial=serial)
+        self._actions.append(SendFollow(follow=follow))
+
+    # --- leading ------------------------------------------------------------------------------------------------
+
+    def _polled(self, lease: LeaseView, now_s: float) -> None:
+        self._polling, self.lease = False, lease
+        if self.place is not Place.FOLLOWING:
+            return
+        if lease.ended and lease.epoch == self._followed_epoch:
+            if self.name in lease.in_sync or lease.age_s >= ENDED_S:  # what is here is whole, or will not become so
+                self._actions.append(Quit())
+            return
+        if lease.holder:
+            self._missing_since_s = None
+        elif self._missing_since_s is None:
+            self._missing_since_s = now_s
+        objection = self._what_speaks_against(lease, now_s)
+        self._object(objection)
+        if objection is None:
+            epochs = [following.epoch for _, following in self._brokers.values()]
+            self._wanted_epoch = 1 + max([lease.epoch, self.epoch, *epochs])
+            self.place = Place.TAKING
+            self._actions.append(Take(expected_epoch=lease.epoch, epoch=self._wanted_epoch))
+
+    def _what_speaks_against(self, lease: LeaseView, now_s: float) -> str | None:
+        """Says why not to lead; None if nothing does, empty if simply somebody else leads."""
+        own = lease.holder == self.name
+        if lease.holder and not own and not lease.expired(self._lease_s):
+            return ""
+        if self._keeping:
+            return ""  # a moment later: it may be what was published last
+        fresh = [f for at_s, f in self._brokers.values() if now_s < at_s + BROKER_FRESH_S]
+        if not fresh:
+            return "no broker answers"
+        heard_s = min((f.leader_heard_ago_s for f in fresh if f.leader_heard_ago_s is not None), default=None)
+        if not own and heard_s is not None and heard_s < self._lease_s:
+            return ""
+        newest = max((f.epoch for f in fresh), default=0)
+        if lease.holder and lease.epoch < self._run[0]:
+            return f"the lease has epoch {lease.epoch}, this store {self._run[0]}: only its leader may renew it"
+        if lease.holder and self.name not in lease.in_sync:
+            return f"{lease.holder} led last, and this store was not in sync with it"
+        if lease.holder and not own and self._run[0] != lease.epoch:
+            return f"this store has nothing of epoch {lease.epoch}"
+        behind = self._behind(fresh)
+        if behind:
+            return f"behind: {behind}"
+        if not lease.holder:
+            assert self._missing_since_s is not None
+            begun = bool(self._stored) or newest > 0
+            wait_s = MISSING_LEASES * self._lease_s if begun else 0.0
+            if now_s < self._missing_since_s + wait_s or now_s < self._began_at_s + self._patience_s:
+                return ""
+        return None
+
+    def _behind(self, brokers: list[Following]) -> str:
+        for following in brokers:
+            for p, version in enumerate(following.versions):
+                have = self._stored.get(p, (-1, ""))[0]
+                if version > have:
+                    return f"a broker holds version {version} of fragment {p}, this store {have}"
+        return ""
+
+    def _taken(self, granted: bool) -> None:
+        if granted:
+            self.place, self.epoch = Place.LEADING, self._wanted_epoch
+            self._note("lease.taken", epoch=self.epoch)
+            self._actions.append(Lead(epoch=self.epoch))
+        else:
+            self.place = Place.FOLLOWING
+
+    def _object(self, objection: str | None) -> None:
+        """Notes why this store does not lead, when that has changed."""
+        before, self.objection = self.objection, objection or ""
+        if self.objection and self.objection != before:
+            self._note("candidate.waits", detail=self.objection)
+
+    def _note(self, name: str, **fields: object) -> None:
+        self._actions.append(Note(name=name, fields=fields))

@@ -1,0 +1,118 @@
+"""One broker as an aggregator sees it: two connections, and what waits for the slower one. Shell.
+
+Each broker has its own queue and its own task, so one that takes nothing holds up no other. What is queued for several
+is encoded once (:class:`Outgoing`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from types import TracebackType
+from typing import Any, Self, cast
+
+import zmq.asyncio
+
+from broker.codec import Limits, Origin
+from broker.endpoint import Endpoint
+from broker.errors import RemoteProtocolError
+from broker.messages import BROKER, AttachBulk, Channel, Envelope, FollowBulk, Message
+
+
+class Outgoing:
+    """A bulk message on its way to one broker or several: made once, when the first of them can take it.
+
+    Args:
+        to: Its address.
+        make: Starts to make it, which encodes tensors.
+    """
+
+    def __init__(self, to: str, make: Callable[[], asyncio.Future[Message]]) -> None:
+        self.to = to
+        self._make = make
+        self._made: asyncio.Future[Message] | None = None
+
+    async def message(self) -> Message:
+        """Returns the message, whose payload all callers share."""
+        if self._made is None:
+            self._made = self._make()
+        return await asyncio.shield(self._made)
+
+
+class Link:
+    """Both endpoints towards one broker.
+
+    Args:
+        context: Of the process.
+        address: The broker's control address.
+        limits: Of what is sent and received.
+        wrap: Makes an envelope of an address and a message.
+        on_unreadable: Told of each message that cannot be read.
+    """
+
+    def __init__(
+        self,
+        context: zmq.asyncio.Context,
+        address: str,
+        *,
+        limits: Limits,
+        wrap: Callable[[str, Message], Envelope],
+        on_unreadable: Callable[[RemoteProtocolError, Origin], None],
+    ) -> None:
+        self.endpoints = {
+            channel: Endpoint(context, address, channel, limits=limits, on_unreadable=on_unreadable)
+            for channel in Channel
+        }
+        self._wrap = wrap
+        self._attach: AttachBulk | FollowBulk | None = None
+        self._replicas: dict[tuple[str, int | None], Outgoing] = {}  # by standby and fragment
+        self._versions: dict[int, Outgoing] = {}  # by fragment, in the order of publication
+        self._woken = asyncio.Event()
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        """Starts connecting; ConfigError if the address cannot be used."""
+        for endpoint in self.endpoints.values():
+            await self._stack.enter_async_context(endpoint)
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Closes both connections; the tasks that use them must have ended."""
+        await self._stack.aclose()
+
+    async def send(self, envelope: Envelope) -> None:
+        """Sends a control message at once, or drops it when the broker is away: all of them are repeated."""
+        await self.endpoints[Channel.CONTROL].send(envelope)
+
+    def attach(self, message: AttachBulk | FollowBulk) -> None:
+        """Sends the bulk channel's heartbeat: it waits its turn, but goes before all else."""
+        self._attach = message
+        self._woken.set()
+
+    def publish(self, fragment_id: int, outgoing: Outgoing) -> None:
+        """Queues a version; of a fragment whose turn has not come, only the newest one is sent."""
+        self._versions[fragment_id] = outgoing
+        self._woken.set()
+
+    def replicate(self, key: tuple[str, int | None], outgoing: Outgoing) -> None:
+        """Queues what a standby lacks, before all versions: they wait until it is durable there."""
+        self._replicas[key] = outgoing
+        self._woken.set()
+
+    async def send_bulk(self) -> None:
+        """Sends what is queued, oldest first, until cancelled. Whoever queued it does so again if it is lost."""
+        while True:
+            await self._woken.wait()
+            self._woken.clear()
+            while self._attach is not None or self._replicas or self._versions:
+                if self._attach is not None:
+                    to, message = BROKER, cast(Message, self._attach)
+                    self._attach = None
+                else:
+                    queue: dict[Any, Outgoing] = self._replicas or self._versions
+                    outgoing = queue.pop(next(iter(queue)))
+                    to, message = outgoing.to, await outgoing.message()
+                await self.endpoints[Channel.BULK].send(self._wrap(to, message))

@@ -1,0 +1,367 @@
+"""The leader's side of standing by: what each standby lacks, and when a commit is durable everywhere it must be. Pure.
+
+A version is published once it is durable in this store *and* at every standby in the in-sync set (design, section 8).
+That set is what the lease says: only its members may take over, so whatever was published is with whoever leads next.
+
+Two orders keep it so. A standby that has caught up is waited for **before** the lease names it, since from then on it
+may lead. A standby that lags is waited for **until** the lease names it no more; while Redis is away that cannot be
+asked, and then nothing is published. Requests whose outcome is unknown count as granted for both purposes.
+
+Nothing here is an edge: a standby says again and again what it has (:class:`broker.messages.Follow`), and is sent what
+differs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from aggregator.events import Commit, Event, Note, Persisted, PersistFailed, RunSaved, RunSaveFailed
+from broker.messages import Follow
+
+#: A replica that is not acknowledged goes out again after this; the pause doubles, since the link may be busy with it.
+RESEND_S, LONGEST_RESEND_S = 1.0, 16.0
+#: Replicas on their way to one standby: enough to keep a link busy while the last one is being written.
+IN_FLIGHT = 2
+#: A standby that was silent for so long is forgotten; it is sent nothing meanwhile.
+FORGET_S = 10.0
+
+#: A fragment version and the name of its bytes.
+Key = tuple[int, str]
+
+
+# --- in ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Local:
+    """The store of this process has done, or failed to do, what the core asked for."""
+
+    event: Persisted | PersistFailed | RunSaved | RunSaveFailed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Followed:
+    """A standby was heard."""
+
+    name: str
+    follow: Follow
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Renewed:
+    """The lease was asked for: ``granted``, or held by another."""
+
+    granted: bool
+    holder: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RenewFailed:
+    """Redis did not answer, so the lease may have changed or not."""
+
+    detail: str
+
+
+ReplicationEvent = Local | Followed | Renewed | RenewFailed
+
+
+# --- out --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replicate:
+    """Send a standby the newest commit of a fragment."""
+
+    to: str
+    commit: Commit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicateRun:
+    """Send a standby the newest run record."""
+
+    to: str
+    serial: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Renew:
+    """Renew the lease and say who is in sync. Completion: :class:`Renewed` or :class:`RenewFailed`."""
+
+    in_sync: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deliver:
+    """Tell the core: a commit or a run record is durable everywhere it must be, or is not."""
+
+    event: Event
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deposed:
+    """Another process leads, under a higher epoch: stop, and follow it."""
+
+    holder: str
+    epoch: int
+
+
+ReplicationAction = Replicate | ReplicateRun | Renew | Deliver | Deposed | Note
+
+
+# --- state ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Sent:
+    """A replica on its way."""
+
+    key: Key | int
+    at_s: float
+    patience_s: float = RESEND_S
+
+
+@dataclass(slots=True)
+class _Standby:
+    """One standby, as it was last heard."""
+
+    heard_at_s: float
+    follows: bool = False  #: this leader, under this epoch
+    stored: dict[int, Key] = field(default_factory=dict)
+    run_serial: int = -1
+    sent: dict[int, _Sent] = field(default_factory=dict)  #: fragment -> replica on its way; -1 for the run record
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """A commit that is not durable everywhere yet."""
+
+    commit: Commit
+    local_at_s: float | None = None  #: when this store had it
+
+
+_RUN = -1
+
+
+class Replication:
+    """One leader's dealings with its standbys and the lease.
+
+    Args:
+        name: Of this aggregator.
+        epoch: Under which it leads.
+        lease_s: Of the lease, which is renewed four times as often.
+        standby_lag_s: How long a commit waits for a standby before that is no longer in sync.
+        commits: The newest durable commit of each fragment at the start.
+        now_s: Monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        epoch: int,
+        lease_s: float,
+        standby_lag_s: float,
+        commits: Mapping[int, Commit],
+        now_s: float,
+    ) -> None:
+        self.name, self.epoch = name, epoch
+        self.in_sync: frozenset[str] = frozenset()  #: standbys that the lease names
+        self.deposed = False
+        self._interval_s, self._lag_s = lease_s / 4, standby_lag_s
+        self._newest: dict[int, Commit] = dict(commits)
+        self._waiting: dict[int, _Waiting] = {}
+        self._standbys: dict[str, _Standby] = {}
+        self._asked: frozenset[str] | None = None  # the request on its way
+        self._unsure: frozenset[str] = frozenset()  # named in requests whose outcome is unknown
+        self._renew_at_s = self._looked_at_s = now_s
+        self._serial = 0  # of the newest run record in this store
+        self._delivered_serial = 0
+        self._run_since_s = now_s  # since when a record that is in this store waits for the standbys
+        self._redis_lost = False
+        self._actions: list[ReplicationAction] = []
+
+    # --- what the driver calls ----------------------------------------------------------------------------------
+
+    def persist(self, commit: Commit, now_s: float) -> list[ReplicationAction]:
+        """The core asks for a commit: it goes to the standbys while it goes to the disk."""
+        self._newest[commit.fragment_id] = commit
+        self._waiting[commit.fragment_id] = _Waiting(commit)
+        return self._advance(now_s)
+
+    def handle(self, event: ReplicationEvent, now_s: float) -> list[ReplicationAction]:
+        """Takes one event in and returns what to do, in order."""
+        match event:
+            case Local(event=done):
+                self._local(done, now_s)
+            case Followed(name=name, follow=follow):
+                self._followed(name, follow, now_s)
+            case Renewed():
+                self._renewed(event)
+            case RenewFailed():
+                self._unsure |= self._asked or frozenset()
+                self._asked = None
+                if not self._redis_lost:
+                    self._note("lease.unknown", detail=event.detail)
+                self._redis_lost = True
+        return self._advance(now_s)
+
+    def tick(self, now_s: float) -> list[ReplicationAction]:
+        """Does what has fallen due."""
+        return self._advance(now_s)
+
+    def next_deadline_s(self) -> float:
+        """Returns when to call :meth:`tick`: as often as the lease is renewed, which is enough for all else."""
+        return self._looked_at_s + self._interval_s
+
+    @property
+    def standbys(self) -> tuple[str, ...]:
+        """Names of all standbys heard of lately."""
+        return tuple(sorted(self._standbys))
+
+    @property
+    def required(self) -> frozenset[str]:
+        """Who must have a commit before it is published."""
+        return self.in_sync | self._unsure | (self._asked or frozenset())
+
+    # --- events -------------------------------------------------------------------------------------------------
+
+    def _local(self, done: Persisted | PersistFailed | RunSaved | RunSaveFailed, now_s: float) -> None:
+        match done:
+            case Persisted(fragment_id=p, fragment_version=version):
+                waiting = self._waiting.get(p)
+                if waiting is not None and waiting.commit.fragment_version == version:
+                    waiting.local_at_s = now_s
+            case RunSaved(serial=serial):
+                if self._delivered_serial == self._serial:
+                    self._run_since_s = now_s
+                self._serial = max(self._serial, serial)
+            case _:
+                self._actions.append(Deliver(event=done))
+
+    def _followed(self, name: str, follow: Follow, now_s: float) -> None:
+        if follow.epoch > self.epoch:
+            return  # it has another leader; the lease will say so
+        if name not in self._standbys:
+            self._note("standby.came", standby=name)
+        standby = self._standbys.setdefault(name, _Standby(now_s))
+        standby.heard_at_s = now_s
+        standby.follows = follow.epoch == self.epoch
+        standby.stored = {s.fragment_id: (s.fragment_version, s.digest) for s in follow.stored}
+        standby.run_serial = follow.run_serial if follow.run_epoch == self.epoch else -1
+
+    def _renewed(self, event: Renewed) -> None:
+        asked, self._asked = self._asked or frozenset(), None
+        if not event.granted:
+            self.deposed = True
+            self._actions.append(Deposed(holder=event.holder, epoch=event.epoch))
+            return
+        if self._redis_lost:
+            self._note("lease.back")
+        self._redis_lost, self._unsure = False, frozenset()
+        for name in sorted(asked ^ self.in_sync):
+            self._note("standby.in_sync" if name in asked else "standby.lags", standby=name)
+        self.in_sync = asked
+
+    # --- what follows -------------------------------------------------------------------------------------------
+
+    def _advance(self, now_s: float) -> list[ReplicationAction]:
+        self._looked_at_s = now_s
+        if not self.deposed:
+            for name in [n for n, s in self._standbys.items() if now_s >= s.heard_at_s + FORGET_S]:
+                del self._standbys[name]
+                self._note("standby.lost", standby=name)
+            for name, standby in sorted(self._standbys.items()):
+                self._send_missing(name, standby, now_s)
+            self._deliver()
+            self._renew(now_s)
+        actions, self._actions = self._actions, []
+        return actions
+
+    def _send_missing(self, name: str, standby: _Standby, now_s: float) -> None:
+        wanted: dict[int, Key | int] = {_RUN: self._serial} if self._serial else {}
+        wanted |= {p: _key(c) for p, c in sorted(self._newest.items())}
+        for p, key in wanted.items():
+            has = standby.run_serial if p == _RUN else standby.stored.get(p)
+            if has == key and standby.follows:
+                standby.sent.pop(p, None)
+                continue
+            if has == key and p != _RUN:
+                continue  # the run record tells it under which epoch all this stands
+            sent = standby.sent.get(p)
+            if sent is not None and sent.key == key:
+                if now_s < sent.at_s + sent.patience_s:
+                    continue
+                sent.at_s, sent.patience_s = now_s, min(LONGEST_RESEND_S, 2 * sent.patience_s)
+            elif len(standby.sent) - (sent is not None) >= IN_FLIGHT and p != _RUN:
+                continue
+            else:
+                standby.sent[p] = _Sent(key, now_s)
+            if p == _RUN:
+                self._actions.append(ReplicateRun(to=name, serial=self._serial))
+            else:
+                self._actions.append(Replicate(to=name, commit=self._newest[p]))
+
+    def _deliver(self) -> None:
+        for p, waiting in list(self._waiting.items()):
+            if waiting.local_at_s is not None and self._everywhere(p, _key(waiting.commit)):
+                del self._waiting[p]
+                done = Persisted(fragment_id=p, fragment_version=waiting.commit.fragment_version)
+                self._actions.append(Deliver(event=done))
+        serials = [s.run_serial if (s := self._standbys.get(name)) else -1 for name in self.required]
+        durable = min([self._serial, *serials])
+        if durable > self._delivered_serial:
+            self._delivered_serial = durable
+            self._actions.append(Deliver(event=RunSaved(serial=durable)))
+
+    def _everywhere(self, p: int, key: Key) -> bool:
+        return all((s := self._standbys.get(name)) and s.follows and s.stored.get(p) == key for name in self.required)
+
+    def _renew(self, now_s: float) -> None:
+        if self._asked is not None:
+            return
+        wanted = (self.in_sync | self._caught_up(now_s)) - self._lagging(now_s)
+        if wanted == self.in_sync and not self._unsure and now_s < self._renew_at_s:
+            return
+        if self._redis_lost and now_s < self._renew_at_s:
+            return
+        self._asked, self._renew_at_s = wanted, now_s + self._interval_s
+        self._actions.append(Renew(in_sync=tuple(sorted(wanted))))
+
+    def _caught_up(self, now_s: float) -> frozenset[str]:
+        """Who has everything that this store has, and what is on its way there."""
+        keys = {p: _key(commit) for p, commit in self._newest.items()}
+        return frozenset(
+            name
+            for name, s in self._standbys.items()
+            if s.follows and s.stored == keys and s.run_serial == self._serial and now_s < s.heard_at_s + self._lag_s
+        )
+
+    def _lagging(self, now_s: float) -> frozenset[str]:
+        """For whom something that this store has waits too long."""
+        late: set[str] = set()
+        for name in self.required:
+            standby = self._standbys.get(name)
+            for p, waiting in self._waiting.items():
+                if waiting.local_at_s is None or now_s < waiting.local_at_s + self._lag_s:
+                    continue
+                if standby is None or standby.stored.get(p) != _key(waiting.commit):
+                    late.add(name)
+            overdue = self._serial > self._delivered_serial and now_s >= self._run_since_s + self._lag_s
+            if overdue and (standby is None or standby.run_serial < self._serial):
+                late.add(name)
+        return frozenset(late)
+
+    def _note(self, name: str, **fields: object) -> None:
+        self._actions.append(Note(name=name, fields=fields))
+
+
+def _key(commit: Commit) -> Key:
+    return commit.fragment_version, commit.digest
+
+
+def followed_by(names: Iterable[str]) -> str:
+    """Says who stands by, for people."""
+    return ", ".join(sorted(names)) or "nobody"

@@ -1,0 +1,154 @@
+"""The lease of an aggregator shard in Redis: one key, changed by compare-and-set alone.
+
+    lease:{shard}    hash    holder, epoch, in_sync (JSON list of names), renewed_at (clock of Redis); ended, at the end
+
+Leading is safe without it: a version is published only once it is durable at everyone in the *in-sync set*, and nobody
+else may take the lease. So the two things that a lease decides, who may take over and when, are decided on one key, and
+the clock that runs out is that of Redis. Rules of the two scripts:
+
+* **take**: granted if there is no key and the caller expects none; or the key has the epoch that the caller expects,
+  and the caller is in the in-sync set, and either holds it or nobody has renewed it for ``lease_s``. The taker alone is
+  in sync then.
+* **renew**: granted to the holder under its epoch, who says anew who is in sync; to a leader of a higher epoch than the
+  key has, since a Redis that lost writes knows less than a leader's store; and where there is no key. Never otherwise.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from redis.asyncio import Redis
+
+from broker.registry import Registry
+
+_TAKE = """
+local held = redis.call('HMGET', KEYS[1], 'holder', 'epoch', 'in_sync', 'renewed_at')
+local time = redis.call('TIME')
+local now = tonumber(time[1]) + tonumber(time[2]) / 1e6
+local granted = false
+if not held[1] then
+  granted = ARGV[2] == '0'
+elseif held[2] == ARGV[2] then
+  local member = false
+  for _, name in ipairs(cjson.decode(held[3] or '[]')) do
+    member = member or name == ARGV[1]
+  end
+  local age = now - tonumber(held[4])
+  granted = member and (held[1] == ARGV[1] or age >= tonumber(ARGV[4]) or age < 0)
+end
+if granted then
+  local stamp = string.format('%.6f', now)
+  redis.call('HDEL', KEYS[1], 'ended')
+  local alone = cjson.encode({ARGV[1]})
+  redis.call('HSET', KEYS[1], 'holder', ARGV[1], 'epoch', ARGV[3], 'in_sync', alone, 'renewed_at', stamp)
+end
+return granted and 1 or 0
+"""
+
+_RENEW = """
+local held = redis.call('HMGET', KEYS[1], 'holder', 'epoch')
+local granted = not held[1] or (held[1] == ARGV[1] and held[2] == ARGV[2]) or tonumber(held[2]) < tonumber(ARGV[2])
+if granted then
+  local time = redis.call('TIME')
+  local stamp = string.format('%.6f', tonumber(time[1]) + tonumber(time[2]) / 1e6)
+  redis.call('HSET', KEYS[1], 'holder', ARGV[1], 'epoch', ARGV[2], 'in_sync', ARGV[3], 'renewed_at', stamp)
+  return {1, ARGV[1], ARGV[2]}
+end
+return {0, held[1], held[2]}
+"""
+
+_END = """
+local held = redis.call('HMGET', KEYS[1], 'holder', 'epoch')
+if held[1] == ARGV[1] and held[2] == ARGV[2] then
+  redis.call('HSET', KEYS[1], 'ended', '1')
+end
+return 0
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseView:
+    """The lease as it stands.
+
+    Attributes:
+        holder: Name of the leader; empty if there is no key.
+        epoch: Under which it leads; 0 if there is no key.
+        in_sync: Who has every published version, the leader among them: who may take over.
+        age_s: Since it was renewed, by the clock of Redis; below 0 where that clock was set back.
+        ended: Its holder has ended the run, and nobody need take over.
+    """
+
+    holder: str = ""
+    epoch: int = 0
+    in_sync: frozenset[str] = frozenset()
+    age_s: float = 0.0
+    ended: bool = False
+
+    def expired(self, lease_s: float) -> bool:
+        """Whether the holder has let it run out; a clock that was set back says nothing in the holder's favour."""
+        return self.age_s >= lease_s or self.age_s < 0
+
+
+class LeaseKey:
+    """The operations on one shard's key; each is one attempt, and raises :class:`~broker.errors.Unavailable`."""
+
+    def __init__(self, registry: Registry, shard: int) -> None:
+        self._registry = registry
+        self._key = registry.key("lease", str(shard))
+        self._take = registry.script(_TAKE)
+        self._renew = registry.script(_RENEW)
+        self._end = registry.script(_END)
+
+    async def read(self) -> LeaseView:
+        """Returns the lease as it stands."""
+
+        async def read(redis: Redis) -> LeaseView:
+            async with redis.pipeline(transaction=True) as pipe:
+                pipe.hgetall(self._key)
+                pipe.time()
+                held, (seconds, micros) = await pipe.execute()
+            return view(held, int(seconds) + int(micros) / 1e6)
+
+        return await self._registry.attempt(read)
+
+    async def take(self, *, holder: str, expected_epoch: int, epoch: int, lease_s: float) -> bool:
+        """Tries to lead under ``epoch``; ``expected_epoch`` is that of the lease as last seen, 0 for no key."""
+
+        async def take(_: Redis) -> bool:
+            return bool(await self._take(keys=[self._key], args=[holder, expected_epoch, epoch, lease_s]))
+
+        return await self._registry.attempt(take)
+
+    async def renew(self, *, holder: str, epoch: int, in_sync: Iterable[str]) -> tuple[bool, str, int]:
+        """Says that ``holder`` leads and who is in sync; returns (granted, holder, epoch) as the key has them now."""
+
+        async def renew(_: Redis) -> tuple[bool, str, int]:
+            arguments: list[Any] = [holder, epoch, json.dumps(sorted({holder, *in_sync}))]
+            granted, by, under = await self._renew(keys=[self._key], args=arguments)
+            return bool(granted), str(by), int(under)
+
+        return await self._registry.attempt(renew)
+
+    async def end(self, *, holder: str, epoch: int) -> None:
+        """Says that the run has ended under this leader."""
+
+        async def end(_: Redis) -> None:
+            await self._end(keys=[self._key], args=[holder, epoch])
+
+        await self._registry.attempt(end)
+
+
+def view(held: dict[str, str], now_s: float) -> LeaseView:
+    """Returns the fields of the key as a value."""
+    if "holder" not in held:
+        return LeaseView()
+    return LeaseView(
+        holder=held["holder"],
+        epoch=int(held["epoch"]),
+        in_sync=frozenset(json.loads(held.get("in_sync", "[]"))),
+        age_s=now_s - float(held["renewed_at"]),
+        ended=held.get("ended") == "1",
+    )
