@@ -71,8 +71,7 @@ def run(args: argparse.Namespace) -> int:
     _take_cluster_settings(args, file.cluster)
     _place_links(args, config, file)
     possible = _possible(args)
-    standbys = bool(getattr(planning.up_config(args), "standbys", 0))
-    faults = all_faults(config, file, possible, standbys=standbys)
+    faults = all_faults(config, file, possible, standbys=planning.up_config(args).standbys > 0)
     if args.total_tokens is None:
         args.total_tokens = "0"  # it ends with the faults
     plan = up.prepare(args)
@@ -136,7 +135,7 @@ def _place_links(args: argparse.Namespace, config: ChaosConfig, file: FaultFile)
     """Gives every process a link, if a fault of the plan may want one and none is placed yet."""
     asked = config.kinds if config.kinds is not None else frozenset(Kind if config.fault_every_s else ())
     wanted = asked | {each.kind for each in file.faults}
-    if links.there_are_links() and args.link is None and any(NATURES[kind].needs is Needs.LINKS for kind in wanted):
+    if args.link is None and any(NATURES[kind].needs is Needs.LINKS for kind in wanted):
         args.link = links.PLAIN
 
 
@@ -145,7 +144,7 @@ def _possible(args: argparse.Namespace) -> set[Needs]:
     possible = set()
     if planning.given_redis_url(args) is None:
         possible.add(Needs.OWN_REDIS)
-    if getattr(args, "link", None) is not None:
+    if args.link is not None:
         possible.add(Needs.LINKS)
     if (Path(__file__).parent / "rogue.py").exists():
         possible.add(Needs.ROGUE)
