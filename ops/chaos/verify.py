@@ -79,7 +79,8 @@ def verify(run_dir: Path) -> list[Check]:
     published = published_versions(tapes)
     merged = main_ledger(ledgers)
     return [
-        *(versions_grow(f"{name}: versions grow by one", rows, published) for name, rows in ledgers.items()),
+        *(versions_grow(f"{name}: versions grow", rows, published) for name, rows in ledgers.items()),
+        no_gap(merged),
         one_content(ledgers, tapes),
         merged_once(merged),
         weights_fit(merged),
@@ -119,20 +120,33 @@ def main_ledger(ledgers: Mapping[str, Sequence[Line]]) -> list[Line]:
 
 
 def versions_grow(name: str, rows: Iterable[Line], published: Mapping[Key, str]) -> Check:
-    """Each fragment's versions follow each other in a ledger; only what was never published is written again."""
+    """Each fragment's versions grow in a ledger; only what was never published is written again.
+
+    They need not follow each other: a store that was away gets the newest versions, and no others (:func:`no_gap`).
+    """
     check = Check(name, 1)
     written: dict[Key, str] = {}
     newest: dict[int, int] = {}
     for row in rows:
         p, version, digest = row["fragment_id"], row["fragment_version"], row["digest"]
-        before = newest.get(p)
+        before = newest.get(p, -1)
         again = written.get((p, version))
         if again is not None and published.get((p, version)) != again:
             before = version - 1  # a tail that nobody saw was dropped, and its place taken
-        check.require(
-            version == (-1 if before is None else before) + 1, f"fragment {p} goes from version {before} to {version}"
-        )
+        check.require(version > before, f"fragment {p} goes from version {before} to {version}")
         newest[p], written[p, version] = version, digest
+    return check
+
+
+def no_gap(rows: Iterable[Line]) -> Check:
+    """From version 0 on, all ledgers together have every version of every fragment."""
+    check = Check("no version is missing", 1)
+    newest: dict[int, int] = {}
+    for row in rows:
+        p, version = row["fragment_id"], row["fragment_version"]
+        before = newest.get(p, -1)
+        check.require(version == before + 1, f"fragment {p} goes from version {before} to {version}")
+        newest[p] = version
     return check
 
 

@@ -122,7 +122,8 @@ def run(tmp_path):
     return RunFiles(tmp_path)
 
 
-GROW, CONTENT, ONCE = "versions grow by one", "a version names one content", "each range is merged at most once"
+GROW, GAP, CONTENT = "versions grow", "no version is missing", "a version names one content"
+ONCE = "each range is merged at most once"
 LOST, DURABLE = "nothing that was published is lost", "nothing is published before it is durable"
 EPOCHS, BALANCE = "epochs grow, and each has one publisher", "trained = merged + wasted + in flight"
 WEIGHTS, REASONS = "merge weights add up to at most 1", "every refusal has a reason"
@@ -148,7 +149,14 @@ def test_a_directory_without_a_run_is_refused(tmp_path):
 def test_a_version_that_is_skipped_is_noticed(run):
     run.ledger[-1]["fragment_version"] = 3
     run.tape[-3:] = [persisted(0, 3), committed(0, 3, "0.2"), heartbeat("island-1", 3, 1)]
-    assert run.check() == {GROW}
+    assert run.check() == {GAP}
+
+
+def test_a_store_that_was_away_may_have_gaps_that_another_one_fills(run):
+    (run.directory / "standby-1" / "store").mkdir(parents=True)
+    lines = "".join(json.dumps(each) + "\n" for each in (row(0, 0), run.ledger[-1]))
+    (run.directory / "standby-1" / "store" / "ledger.jsonl").write_text(lines)
+    assert run.check() == set()
 
 
 def test_a_version_that_goes_back_is_noticed(run):
