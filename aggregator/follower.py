@@ -7,7 +7,6 @@ tasks of their own. Nothing here waits for Redis but the decision to lead.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, assert_never
@@ -39,7 +38,7 @@ from aggregator.replicas import commit_of, record_of
 from aggregator.store import Loaded, Store
 from aggregator.wire import Wire
 from aggregator.workshop import warmed_up
-from broker import logs
+from broker import clocks, logs
 from broker.errors import RemoteProtocolError, Unavailable
 from broker.lease import LeaseKey
 from broker.messages import BROKER, FollowBulk, Following, Replica, ReplicaRun, standing_by
@@ -68,7 +67,7 @@ class Follower:
     ) -> None:
         self._config, self._store, self._lease = config, store, lease
         self._name = store.name
-        self._clock = time.monotonic
+        self._clock = clocks.monotonic
         self._events: asyncio.Queue[CandidateEvent] = asyncio.Queue()
         self._wire = Wire(context, config, self._heard, sender=standing_by(self._name))
         self._disk = ThreadPoolExecutor(1, "disk")

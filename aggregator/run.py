@@ -223,7 +223,7 @@ class Run:
     def most_steps(self, member: Member) -> int:
         """Returns the highest inner step that an island can have reached by now: what is beyond is a lie."""
         life = self.ledger.life(member.island_id, member.incarnation)
-        since_s = self.now_s - member.counted_at_s
+        since_s = max(0.0, self.now_s - member.counted_at_s)
         return life.last_step + STEPS_AT_ONCE + int(since_s * STEPS_PER_S)
 
     def most_tokens_per_step(self, member: Member) -> int:

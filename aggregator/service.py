@@ -18,7 +18,6 @@ import json
 import math
 import os
 import socket
-import time
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import ExitStack, suppress
 from typing import Any, Self, assert_never
@@ -75,7 +74,7 @@ from aggregator.summary import Traffic
 from aggregator.tape import Tape, event_line, note_line, start_line
 from aggregator.wire import Wire
 from aggregator.workshop import Workshop
-from broker import logs
+from broker import clocks, logs
 from broker.config import DEFAULT_REDIS_URL
 from broker.directory import STANDBY
 from broker.errors import ConfigError, Unavailable
@@ -278,7 +277,7 @@ class _Service:
         self.lineage: NewLineage | None = None
         self.deposed: Deposed | None = None
         self._config = config
-        self._clock = time.monotonic
+        self._clock = clocks.monotonic
         self._events: asyncio.Queue[Event | ReplicationEvent] = asyncio.Queue(MAX_EVENTS)
         self._group = asyncio.TaskGroup()
         self._tasks: set[asyncio.Task[None]] = set()

@@ -15,7 +15,6 @@ import errno
 import ipaddress
 import signal
 import socket
-import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from typing import Any, assert_never
 import zmq
 import zmq.asyncio
 
-from broker import logs, settings
+from broker import clocks, logs, settings
 from broker.codec import Limits, decode, encode, peek
 from broker.config import DEFAULT_REDIS_URL, BrokerConfig
 from broker.endpoint import configure_socket
@@ -147,7 +146,7 @@ class _Broker:
 
     def __init__(self, config: BrokerConfig, registry: Registry) -> None:
         self._config = config
-        self._clock = time.monotonic
+        self._clock = clocks.monotonic
         self._relay = Relay(config.relay())
         self._reporter = Reporter(
             registry,

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from broker import logs
+from broker import clocks, logs
 from broker.errors import ConfigError, LocalProtocolError, Unavailable
 from broker.messages import StateSource
 from broker.signals import Interrupted
@@ -229,7 +229,7 @@ class Island:
         if not exchange.done:
             self.leave("closed before the end of the run")
             return params
-        began_s = time.monotonic()
+        began_s = clocks.monotonic()
         params = self._boundary(params, None, stopped=True)
         while not exchange.finished:
             if exchange.error is not None:
@@ -239,7 +239,7 @@ class Island:
             exchange.news.clear()
             if exchange.ready:
                 params = self._boundary(params, None, stopped=True)
-            silent_s = time.monotonic() - max(began_s, exchange.heard_at_s or 0.0)
+            silent_s = clocks.monotonic() - max(began_s, exchange.heard_at_s or 0.0)
             if silent_s > self._config.join_timeout_s:
                 log.warning(
                     "island.unfinished", silent_s=round(silent_s, 1), detail="the run fell silent before its end"
@@ -349,7 +349,7 @@ class Island:
             snapshot=snapshot,
             stopped=stopped,
         )
-        exchange.tell(moment, time.monotonic())
+        exchange.tell(moment, clocks.monotonic())
         return params
 
     def _first_or_never(self, params: Tree, now_s: float, *, shows_state: bool) -> None:

@@ -14,14 +14,13 @@ import asyncio
 import contextlib
 import math
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, assert_never
 
-from broker import logs
+from broker import clocks, logs
 from broker.errors import ConfigError, Unavailable
 from broker.messages import BROKER, Channel, Encoded, Envelope, Message, Reason, StatePart, Version, joining
 from islands import checkpoint, events
@@ -70,7 +69,7 @@ class Session:
         self._thread = threading.Thread(target=self._main, name="atoll-island", daemon=True)
         self._bell: SimpleQueue[bool] = SimpleQueue()
         self._leave_reason: str | None = None
-        self._clock = time.monotonic
+        self._clock = clocks.monotonic
 
         # Touched by the communication thread only.
         self._wire = Wire(config, self._receive, self._line)

@@ -76,6 +76,11 @@ COMMANDS: dict[str, Command] = {
         summary="who is in the run, at which step, and which versions there are",
         example="--watch",
     ),
+    "chaos": Command(
+        module="ops.chaos.command",
+        summary="a local run that is struck by faults while it trains; a report, and a check of the invariants",
+        example="examples/chaos/storm.toml --seconds 120",
+    ),
     "lab": Command(
         module="ops.lab.command",
         summary="learning experiments in virtual time: real training at any fleet shape, on one machine",

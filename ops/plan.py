@@ -35,7 +35,20 @@ DEFAULT_TOKENS = 2_000_000
 
 #: Settings that follow from the run directory, or that each process gets for itself.
 _DECIDED_HERE = frozenset(
-    {"broker", "host", "port", "store", "tape", "report", "island_id", "pace", "failover", "standby", "new_lineage"}
+    {
+        "broker",
+        "host",
+        "port",
+        "store",
+        "tape",
+        "report",
+        "island_id",
+        "pace",
+        "pulse",
+        "failover",
+        "standby",
+        "new_lineage",
+    }
 )
 
 

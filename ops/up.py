@@ -85,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
     """
     started_s = time.monotonic()
     plan = prepare(args)
-    run_ = _Run(plan=plan, started_s=started_s, resumed=args.resume is not None)
+    run_ = Run(plan=plan, started_s=started_s, resumed=args.resume is not None)
     with Signals() as signals, Display() as display:
         status = 0 if run_.resumed and resume.has_ended(plan) else run_.train(display, signals)
         losses: tuple[float | None, float | None] = (None, None)
@@ -198,7 +198,7 @@ def _claimed(port: int) -> bool:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Run:
+class Run:
     """A run in progress: what the supervisor sees of it."""
 
     plan: Plan
@@ -216,7 +216,7 @@ class _Run:
         """Starts everything, waits for the end, whichever it is, and ends everything; returns the exit status."""
         with LocalCluster(self.plan.run_dir / "logs") as cluster, asyncio.Runner() as loop:
             try:
-                self._start(cluster, display)
+                self.start(cluster, display)
                 self._watch(cluster, loop, display, signals)
             except (GaveUp, Unavailable) as err:
                 self.note = str(err).partition("; the end of ")[0].partition("\n")[0]
@@ -236,7 +236,8 @@ class _Run:
         links = [placing.PROCESS_NAME] if self.plan.links is not None else []
         return ["redis", *self.plan.broker_ports, *links, *self.plan.clients]
 
-    def _start(self, cluster: LocalCluster, display: Display) -> None:
+    def start(self, cluster: LocalCluster, display: Display) -> None:
+        """Starts Redis, if it is ours to start, and then everything else."""
         plan = self.plan
         display.note(f"run {plan.run_id} {'goes on ' if self.resumed else ''}in {plan.run_dir}")
         (plan.run_dir / ADDRESS_FILE).unlink(missing_ok=True)  # of the time before: it may be another one now
