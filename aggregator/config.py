@@ -126,6 +126,9 @@ class AggregatorConfig:
             raise ConfigError("version_codec", str(self.version_codec), cure)
         if self.standby and not self.failover:
             raise ConfigError("standby", True, "needs failover: give --failover to every aggregator of the run")
+        if self.new_lineage and self.failover:
+            cure = "is for one aggregator alone: start it without failover and without standbys, then start these anew"
+            raise ConfigError("new_lineage", True, cure)
         if self.lease_s < 0.2:
             raise ConfigError("lease_s", self.lease_s, "must be at least 0.2, or a busy processor costs the lease")
         if self.standby_lag_s <= 0:

@@ -35,7 +35,7 @@ from aggregator.candidate import (
 from aggregator.config import AggregatorConfig
 from aggregator.events import Fenced, Note, Received, Send
 from aggregator.replicas import commit_of, record_of
-from aggregator.store import Loaded, Store
+from aggregator.store import Loaded, Store, newer_but_damaged
 from aggregator.wire import Wire
 from aggregator.workshop import warmed_up
 from broker import clocks, logs
@@ -78,6 +78,7 @@ class Follower:
         holding = Holding(
             stored={p: (commit.fragment_version, commit.digest) for p, (commit, _) in loaded.fragments.items()},
             run_epoch=0 if loaded.run is None else loaded.run["epoch"],
+            damaged=frozenset(p for p, _ in newer_but_damaged(loaded)),
         )
         self.core = Candidate(
             name=self._name,

@@ -69,7 +69,7 @@ from aggregator.replication import (
     ReplicationEvent,
 )
 from aggregator.reporter import Reporter, Snapshot
-from aggregator.store import Loaded, Store
+from aggregator.store import Loaded, Store, newer_but_damaged
 from aggregator.summary import Traffic
 from aggregator.tape import Tape, event_line, note_line, start_line
 from aggregator.wire import Wire
@@ -113,7 +113,7 @@ async def serve(
             tape = Tape(config.tape)
             stack.callback(tape.close)
         store = stack.enter_context(Store.open(config.store))
-        loaded = load_for(store, config)
+        loaded = load_for(store, config, mendable=config.failover)
         context = zmq.asyncio.Context()
         stack.callback(context.term)
         try:
@@ -128,7 +128,7 @@ async def serve(
                     deposed = await _lead(config, context, store, load_for(store, config), tape, term, stop, ready)
                 if not deposed:
                     break
-                loaded = load_for(store, config)
+                loaded = load_for(store, config, mendable=True)
         except BaseExceptionGroup as group:
             # A task met something that somebody must put right: that is what is to be said, not which task it was.
             curable = group.subgroup((ConfigError, Unavailable))
@@ -216,8 +216,8 @@ def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
     return _first(first) if isinstance(first, BaseExceptionGroup) else first
 
 
-def load_for(store: Store, config: AggregatorConfig) -> Loaded:
-    """Returns what the store holds, if this run can go on from it.
+def load_for(store: Store, config: AggregatorConfig, *, mendable: bool = False) -> Loaded:
+    """Returns what the store holds, if this run can go on from it; or follow a leader that mends it (``mendable``).
 
     Raises:
         ConfigError: It belongs to another run.
@@ -231,21 +231,20 @@ def load_for(store: Store, config: AggregatorConfig) -> Loaded:
     if loaded.run["run_id"] != config.run_id:
         cure = f"holds the run {loaded.run['run_id']!r}: give --run {loaded.run['run_id']}, or another --store"
         raise ConfigError("store", str(config.store), cure)
+    if mendable:
+        return loaded
     given_up: dict[int, int] = {}
-    for damaged in loaded.damaged:
-        p, version = damaged.path.parent.name, damaged.path.stem
-        whole = loaded.fragments.get(int(p)) if p.isdecimal() else None
-        if whole is not None and version.isdecimal() and int(version) > whole[0].fragment_version:
-            # Islands may have seen it. Made again with other bytes, it would part them from this run for good.
-            if config.new_lineage:
-                given_up[int(p)] = max(int(version), given_up.get(int(p), -1))
-                continue
-            kept = whole[0].fragment_version
-            cure = (
-                f"is damaged ({damaged.problem}): restore it from a copy, such as a standby's; or give up what is in "
-                f"it and go on from version {kept}, with --new-lineage"
-            )
-            raise ConfigError("store", str(damaged.path), cure)
+    for p, damaged in newer_but_damaged(loaded):
+        # Islands may have seen it. Made again with other bytes, it would part them from this run for good.
+        if config.new_lineage:
+            given_up[p] = max(int(damaged.path.stem), given_up.get(p, -1))
+            continue
+        kept = loaded.fragments[p][0].fragment_version
+        cure = (
+            f"is damaged ({damaged.problem}): restore it from a copy, such as a standby's; or give up what is in "
+            f"it and go on from version {kept}, with --new-lineage"
+        )
+        raise ConfigError("store", str(damaged.path), cure)
     lost = {int(d.path.parent.name) for d in loaded.damaged if d.path.parent.name.isdecimal()} - set(loaded.fragments)
     if lost:
         # Seeding anew over versions that islands have seen would be another run under the same name.

@@ -15,7 +15,7 @@ import os
 import re
 import socket
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,6 +58,15 @@ class Loaded:
     run: Mapping[str, Any] | None
     fragments: Mapping[int, tuple[Commit, FragmentState]]
     damaged: tuple[Damaged, ...]
+
+
+def newer_but_damaged(loaded: Loaded) -> Iterator[tuple[int, Damaged]]:
+    """Yields what is newer than the newest whole version of its fragment, and damaged; with the fragment's id."""
+    for damaged in loaded.damaged:
+        p, version = damaged.path.parent.name, damaged.path.stem
+        whole = loaded.fragments.get(int(p)) if p.isdecimal() else None
+        if whole is not None and version.isdecimal() and int(version) > whole[0].fragment_version:
+            yield int(p), damaged
 
 
 class Store:
