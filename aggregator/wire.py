@@ -26,6 +26,8 @@ from broker.codec import Limits, Origin
 from broker.endpoint import Endpoint
 from broker.errors import ConfigError, RemoteProtocolError
 from broker.fragments import FragmentManifest
+from broker.identity import KeyRole
+from broker.keys import client_keys
 from broker.messages import (
     AGGREGATOR,
     BROKER,
@@ -66,8 +68,9 @@ class Wire:
         self._deliver = deliver
         header_bytes = min(_HEADER_BYTES, config.max_message_bytes)
         limits = Limits(max_header_bytes=header_bytes, max_message_bytes=config.max_message_bytes)
+        keys = client_keys(config.key, KeyRole.AGGREGATOR)
         self._control, self._bulk = (
-            Endpoint(context, config.broker, channel, limits=limits, on_unreadable=self._unreadable)
+            Endpoint(context, config.broker, channel, keys=keys, limits=limits, on_unreadable=self._unreadable)
             for channel in (Channel.CONTROL, Channel.BULK)
         )
         self._manifest: FragmentManifest | None = None

@@ -30,6 +30,7 @@ class Peer:
         credit: Whether it may be sent one version now.
         served: Fragment -> number of this peer's transfer that carried it last.
         transfers: Versions sent to it.
+        sequences: The highest sequence heard over each connection.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Peer:
     credit: bool = False
     served: dict[int, int] = field(default_factory=dict)
     transfers: int = 0
+    sequences: dict[Channel, int] = field(default_factory=dict)
 
     @property
     def is_joining(self) -> bool:
@@ -60,6 +62,7 @@ class Leader:
     routes: dict[Channel, bytes] = field(default_factory=dict)
     leads: bool = True
     name: str = AGGREGATOR
+    sequences: dict[Channel, int] = field(default_factory=dict)
 
 
 class Directory:
@@ -132,6 +135,7 @@ class Directory:
         if new:
             self.disconnect(who, channel)
             who.routes[channel] = route
+            who.sequences.pop(channel, None)
         self._names[channel, route] = who.name
         return new
 

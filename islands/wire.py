@@ -11,6 +11,8 @@ from typing import Self
 import zmq.asyncio
 
 from broker.endpoint import Endpoint
+from broker.identity import KeyRole
+from broker.keys import client_keys
 from broker.messages import Channel, Contribution, Envelope, Heartbeat, Want
 from islands.config import IslandConfig
 
@@ -34,14 +36,15 @@ class Wire:
         """Starts connecting.
 
         Raises:
-            ConfigError: If ZeroMQ does not take the address.
+            ConfigError: If ZeroMQ does not take the address, or a key file is wrong.
         """
+        keys, limits = client_keys(self._config.key, KeyRole.ISLAND), self._config.limits()
         context = zmq.asyncio.Context()
         self._stack.callback(context.term)
         async with AsyncExitStack() as stack:
             stack.push_async_exit(self._stack)  # closed at once if what follows fails
             for channel in Channel:
-                endpoint = Endpoint(context, self._config.broker, channel, limits=self._config.limits())
+                endpoint = Endpoint(context, self._config.broker, channel, keys=keys, limits=limits)
                 self._endpoints[channel] = await self._stack.enter_async_context(endpoint)
             stack.pop_all()
         return self

@@ -76,6 +76,11 @@ COMMANDS: dict[str, Command] = {
         summary="who is in the run, at which step, and which versions there are",
         example="--watch",
     ),
+    "keys": Command(
+        module="ops.keys",
+        summary="makes key pairs, and says whose keys a broker takes",
+        example="new island paris",
+    ),
     "lab": Command(
         module="ops.lab.command",
         summary="learning experiments in virtual time: real training at any fleet shape, on one machine",

@@ -28,6 +28,7 @@ from ops.archive import ADDRESS_FILE
 from ops.cluster import Change, LocalCluster, are_free, free_ports, wait_until_listening
 from ops.display import Display, Rate, progress_of, trained_tokens
 from ops.export import Which, export
+from ops.keys import make_pairs
 from ops.numeric import compilation_cache, one_thread_environment
 from ops.plan import Plan
 from ops.processes import ProcessSpec, last_lines
@@ -117,6 +118,8 @@ def prepare(args: argparse.Namespace) -> Plan:
     except OSError as err:
         cure = "choose another --run-dir"
         raise Unavailable(f"cannot make {run_dir} ({err.strerror}); {cure}", definite=True) from err
+    if up.keys:
+        make_pairs(plan.keys_dir, plan.identities)
     _write(plan.config_file, planning.config_toml(plan))
     return plan
 

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 from aggregator import events as agg
 from aggregator.core import Aggregator
 from broker import messages as m
-from broker.relay import Blocked, Relay, RelayConfig, Unreachable
+from broker.identity import Identity, KeyRole
+from broker.relay import AllowListChanged, Blocked, Relay, RelayConfig, Unreachable
 from broker.relay import Note as RelayNote
 from broker.relay import Observe as RelayObserve
 from broker.relay import Received as RelayReceived
@@ -34,6 +35,7 @@ class SimIsland:
     def __init__(self, simulation: Simulation, plan: IslandPlan, life: int) -> None:
         self.simulation, self.plan, self.life = simulation, plan, life
         self.address = f"{plan.island_id}/{life}"
+        self.key = plan.island_id  # stands for the public key of its connections
         self.alive = True
         self.stopped = False
         self.work = simulation.works.island(plan.island_id, life)
@@ -176,6 +178,7 @@ class SimAggregator:
     def __init__(self, simulation: Simulation, life: int) -> None:
         self.simulation, self.life = simulation, life
         self.address = f"aggregator/{life}"
+        self.key = m.AGGREGATOR
         self.alive = True
         self.rng = random.Random(f"{simulation.plan.seed}/{self.address}")
         disk, now_s = simulation.disk, simulation.queue.now_s
@@ -289,6 +292,10 @@ class SimBroker:
         self.simulation = simulation
         self.alive = True
         self.relay = Relay(RelayConfig(run_id=simulation.plan.config.run_id))
+        islands = [plan.island_id for plan in simulation.plan.islands]
+        allowed = {name: Identity(role=KeyRole.ISLAND, name=name) for name in islands}
+        allowed[m.AGGREGATOR] = Identity(role=KeyRole.AGGREGATOR, name=m.AGGREGATOR)
+        self.relay.handle(AllowListChanged(allowed=allowed), simulation.queue.now_s)
         self.alarm = Alarm(simulation.queue, lambda: self.handle(RelayTick()))
 
     def handle(self, event: RelayReceived | RelayTick | Unreachable | Blocked) -> None:

@@ -245,7 +245,11 @@ class Simulation:
             message=message,
         )
         event = RelayReceived(
-            channel=message.channel, peer=process.address.encode(), envelope=envelope, size_bytes=self.size(message)
+            channel=message.channel,
+            peer=process.address.encode(),
+            envelope=envelope,
+            size_bytes=self.size(message),
+            key=process.key,
         )
         for delay_s in self.arrivals_s(process, message, "up"):
             self.queue.after(delay_s, lambda: self.broker.handle(event))
