@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from broker.identity import AllowList
+from broker.identity import ANY, AllowList, KeyRole
 from broker.messages import Join, Message, Reason
 
 
@@ -37,7 +37,8 @@ class Bindings:
         identity = self._allowed.get(key)
         if identity is None:
             return ""
-        return claimed if identity.may_speak_as(claimed) else identity.name
+        one = identity.role is KeyRole.ISLAND and identity.name != ANY
+        return claimed if identity.may_speak_as(claimed) and not one else identity.name
 
     def anyone_may_be(self, sender: str) -> bool:
         """Whether there is a key that is good for ``sender``."""

@@ -41,7 +41,7 @@ _CHECKSUM_MAX = 2**64 - 1
 #: First bytes of msgpack's maps and arrays.
 _CONTAINER_BYTES = bytes([*range(0x80, 0xA0), *range(0xDC, 0xE0)])
 #: Maps and arrays that a header may hold besides one for each so many bytes: ours have one in 20 at most.
-_FREE_CONTAINERS, _BYTES_PER_CONTAINER = 16_384, 16
+_FREE_CONTAINERS, _BYTES_PER_CONTAINER = 65_536, 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

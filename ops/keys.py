@@ -18,9 +18,8 @@ from broker.keys import ALLOW_LIST, BROKER_PUBLIC, new_pair, read_allow_list, re
 
 _EPILOG = """
 A run over two machines:
-  atoll keys new broker                  on the hub: keys/broker.secret, keys/broker.public, keys/allowed.keys
-  atoll keys new aggregator              a pair for the aggregator, and its line in allowed.keys
-  atoll keys new island paris            the same for an island; or make the pair in Paris, and here:
+  atoll keys init                        on the hub: pairs of broker and aggregator in keys/, and keys/allowed.keys
+  atoll keys new island paris            a pair for an island, and its line there; or make it in Paris, and here:
   atoll keys allow island-paris.public
   atoll broker --host 0.0.0.0 --key keys/broker.secret
   atoll aggregator --key keys/aggregator.secret
@@ -36,23 +35,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     new = commands.add_parser("new", help="make a pair; beside a broker's pair, also allow it")
     new.add_argument("role", metavar="ROLE", help=f"one of {', '.join(KeyRole)}")
     new.add_argument("name", nargs="?", default=None, metavar="NAME", help="which one; an island needs it")
+    init = commands.add_parser("init", help="make the pairs of a broker and of others, all allowed, where missing")
+    init.add_argument("who", nargs="*", default=["aggregator"], metavar="ROLE[:NAME]", help="default: aggregator")
     allow = commands.add_parser("allow", help="put public keys on the broker's allow list")
     allow.add_argument("files", nargs="+", type=Path, metavar="FILE", help=".public files")
     revoke = commands.add_parser("revoke", help="take all keys of somebody off the allow list")
     revoke.add_argument("role", metavar="ROLE")
     revoke.add_argument("name", nargs="?", default=None, metavar="NAME")
     listing = commands.add_parser("list", help="show the allow list")
-    for each in (new, allow, revoke, listing):
+    for each in (new, init, allow, revoke, listing):
         each.add_argument(
             "--dir", type=Path, default=Path("keys"), metavar="DIR", help="the keys' place (default: keys)"
         )
         each.add_argument("--json", action="store_true", help="print what is on the list as one JSON object")
-    new.add_argument("--if-missing", action="store_true", help="leave a pair alone that is there already")
     parser.epilog = f"{parser.epilog}\n{_EPILOG}"
 
 
 def run(args: argparse.Namespace) -> int:
-    """Does one of new, allow, revoke, list; returns the exit code.
+    """Does one of new, init, allow, revoke, list; returns the exit code.
 
     Raises:
         ConfigError: A role or name cannot be, a pair is there already, or a key file is wrong.
@@ -61,7 +61,12 @@ def run(args: argparse.Namespace) -> int:
     directory: Path = args.dir
     match args.action:
         case "new":
-            said = _new(directory, _identity(args.role, args.name), if_missing=args.if_missing)
+            said = _new(directory, _identity(args.role, args.name))
+        case "init":
+            names = [str(KeyRole.BROKER), *args.who]
+            identities = [_identity(role, name or None) for role, _, name in (each.partition(":") for each in names)]
+            missing = [each for each in identities if not (directory / f"{each.stem}.secret").exists()]
+            said = [line for each in missing for line in _new(directory, each)] or ["all of them are there already"]
         case "allow":
             said = _allow(directory, [read_public(path, setting="file") for path in args.files])
         case "revoke":
@@ -102,9 +107,7 @@ def _identity(role: str, name: str | None) -> Identity:
     return Identity(role=KeyRole(role), name=name or role)
 
 
-def _new(directory: Path, identity: Identity, *, if_missing: bool) -> list[str]:
-    if if_missing and (directory / f"{identity.stem}.secret").exists():
-        return [f"{identity}: is there already"]
+def _new(directory: Path, identity: Identity) -> list[str]:
     pair = new_pair(identity)
     secret, public = write_pair(directory, pair)
     said = [f"{identity}: {secret} (keep it there), {public}"]
