@@ -59,17 +59,17 @@ COMMANDS: dict[str, Command] = {
     "broker": Command(
         module="broker.server",
         summary="the broker daemon, which everybody connects to",
-        example="--config config.toml --host 0.0.0.0 --port 7001",
+        example="--config config.toml --host 0.0.0.0 --key keys/broker.secret",
     ),
     "aggregator": Command(
         module="aggregator.daemon",
         summary="the aggregator daemon, which merges and versions the model",
-        example="--broker tcp://hub:7001 --store /var/lib/atoll --islands 4",
+        example="--broker tcp://hub:7001 --key keys/aggregator.secret --store /var/lib/atoll --islands 4",
     ),
     "island": Command(
         module="islands.daemon",
         summary="one island daemon, which trains",
-        example="--broker tcp://hub:7001 --run demo",
+        example="--broker tcp://hub:7001 --key keys/island-paris.secret --run demo",
     ),
     "status": Command(
         module="ops.status",
