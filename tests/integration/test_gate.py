@@ -360,8 +360,10 @@ HELLO = GREETING + b"\x04" + bytes((len(READY),)) + READY
 async def sends_until_ended(bench, channel, chunk):
     """Says hello, then ``chunk`` again and again; returns the bytes sent when the broker ended the connection."""
     reader, writer = await asyncio.open_connection("127.0.0.1", bench.port(channel))
-    listening = asyncio.create_task(reader.read())
     writer.write(HELLO)
+    await reader.readexactly(len(GREETING))
+    await reader.readexactly((await reader.readexactly(2))[1])  # the broker is ready too: what comes now are messages
+    listening = asyncio.create_task(reader.read())
     sent = 0
     ends_s = time.monotonic() + WAIT_S
     with contextlib.suppress(ConnectionError):
