@@ -30,6 +30,8 @@ PURE = [
     "broker/codec",
     "broker/queues",
     "broker/directory",
+    "broker/identity",
+    "broker/bindings",
     "broker/relay",
     "broker/relay_events",
     "islands/brokers",
