@@ -93,6 +93,7 @@ class Run:
         self.refusals: Counter[str] = Counter()
         self.seeding_id = 0  # of the present attempt at version 0, the round id of its commits
         self.saved_serial = 0  # of the newest run record asked for
+        self.durable_serial = 0  # of the newest one that is durable everywhere it must be
         self._last_round_id = 0
         self._median_step_s = 0.0
 
