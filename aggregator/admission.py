@@ -24,6 +24,7 @@ def admit(
     contribution: Contribution,
     *,
     flaw: Flaw | None,
+    quarantined: str,
     life: Life,
     account: Account,
     current_version: int,
@@ -32,12 +33,15 @@ def admit(
     most_steps: int,
     free_bytes: int,
     payload_bytes: int,
+    misplaced: tuple[Reason, str] | None = None,
 ) -> Admission:
     """Decides on one contribution of a known island to a known fragment.
 
     Copies are recognised first, so that re-sending is always safe; then the counters, the payload, the versions and
-    the space are judged. Counters come before the rest: what a refusal wastes is booked by them. ``RETRY`` means that
-    the island should send the same bytes again.
+    the space are judged. Counters come before the rest: what a refusal wastes is booked by them. A flaw is told even
+    to an island that is ``quarantined`` (says why and for how long; empty if it is not): it may have to recover from
+    it. ``RETRY`` means that the island should send the same bytes again. ``misplaced`` says what is wrong with the
+    data it was trained on (:meth:`aggregator.shares.Shares.refusal`).
     """
     steps = contribution.steps
     copy = _recognise(contribution, account)
@@ -53,9 +57,14 @@ def admit(
     if account.known_tokens + steps.tokens > trained:
         detail = f"{steps.tokens} tokens more than the {account.known_tokens} known, of {trained} trained"
         return Admission(fate=Fate.REFUSED, reason=Reason.IMPLAUSIBLE, detail=detail)
+    if misplaced is not None:
+        reason, detail = misplaced
+        return Admission(fate=Fate.REFUSED, reason=reason, detail=detail)
     if flaw is not None:
         fate = Fate.RETRY if flaw.reason in RETRY_REASONS else Fate.REFUSED
         return Admission(fate=fate, reason=flaw.reason, detail=flaw.detail)
+    if quarantined:
+        return Admission(fate=Fate.REFUSED, reason=Reason.QUARANTINED, detail=quarantined)
     newest = max(t.fragment_version for t in contribution.trained_on)
     if newest > current_version:
         detail = f"trained on version {newest}, the newest is {current_version}"

@@ -16,6 +16,7 @@ What speaks against leading:
 * no broker was heard at all: there is nobody to lead;
 * a broker heard the leader within ``lease_s``: it is Redis that it cannot reach, and it needs none to go on;
 * the lease does not name this store as in sync, or this store has never heard of the epoch that the lease has;
+* the newest version of a fragment is damaged in this store;
 * the key is missing, or older than this store since Redis has lost writes: then a leader that may still live is first
   given the time to put it right.
 """
@@ -164,11 +165,14 @@ class Holding:
         stored: Fragment -> (version, digest) of its newest whole version.
         run_epoch: Of its run record; 0 for none.
         run_serial: Likewise; -1 where this process has not been told.
+        damaged: Fragments whose newest version is not what was written. Somebody may have seen it, so this store must
+            not lead; whoever leads mends it.
     """
 
     stored: Mapping[int, tuple[int, str]]
     run_epoch: int = 0
     run_serial: int = -1
+    damaged: frozenset[int] = frozenset()
 
 
 class Candidate:
@@ -199,6 +203,7 @@ class Candidate:
         self._began_at_s = now_s
         self._stored = dict(holding.stored)
         self._run = (holding.run_epoch, holding.run_serial)
+        self._damaged = set(holding.damaged)
         self._followed_epoch = 0  # of the leader heard last in this life
         self._keeping = 0  # writes under way
         self._missing_since_s: float | None = None  # since when there is no key, or one older than this store
@@ -262,6 +267,7 @@ class Candidate:
         match event.message:
             case Replica(fragment_id=p, fragment_version=version, digest=digest):
                 self._stored[p] = version, digest
+                self._damaged.discard(p)
             case ReplicaRun(epoch=epoch, serial=serial):
                 self._run = max(self._run, (epoch, serial))
         self._follow()
@@ -323,6 +329,9 @@ class Candidate:
             return f"{lease.holder} led last, and this store was not in sync with it"
         if not void and not own and self._run[0] != lease.epoch:
             return f"this store has nothing of epoch {lease.epoch}"
+        if self._damaged:
+            which = ", ".join(map(str, sorted(self._damaged)))
+            return f"the newest version of fragment {which} is damaged in this store, and whoever leads must mend it"
         behind = self._behind(fresh)
         if behind:
             return f"behind: {behind}"

@@ -22,11 +22,17 @@ class AggregatorConfig:
     store: Path = setting(Path("store"), "directory of durable versions, locked while in use")
     tape: Path | None = setting(None, "file for the event tape (JSON lines); none: no tape")
     report: Path | None = setting(None, "file for the final report; none: only the log")
+    new_lineage: bool = setting(
+        False, "where peers hold newer versions than the store, give them up and go on; once, then leave it out"
+    )
     record_payloads: bool = setting(False, "keep every merged payload beside the tape (as large as all traffic)")
 
     islands: int = setting(4, "islands expected: how data is shared out, and what one fleet step means")
     total_tokens: int = setting(
         0, "tokens after which the run ends by itself, at the next heartbeat; 0: no end", flag="--tokens"
+    )
+    share_takeover_s: float = setting(
+        120.0, "absence after which an island's data share goes to another until it is back; 0: never"
     )
     seed: int = setting(0, "of model initialisation and data order")
 
@@ -46,6 +52,10 @@ class AggregatorConfig:
     outer_learning_rate: float = setting(1.0, "of the outer Nesterov step")
     outer_momentum: float = setting(0.0, "of the outer Nesterov step; 0 for plain SGD")
     max_tokens_per_step: int = setting(1 << 24, "most tokens that an island may claim for one inner step")
+    outlier_factor: float = setting(
+        10.0, "a contribution is refused at so many times the fleet's typical norm per step; 0: none is"
+    )
+    quarantine_s: float = setting(30.0, "how long an island is kept out after repeated offences, at first; 0: never")
     keep: float = setting(1.0, "share of local progress that survives an adoption; 0 is the paper's overwrite")
     codec: Codec = setting(Codec.BF16, "how pseudo-gradients travel")
     version_codec: Codec = setting(Codec.F32, "how versions travel")
@@ -88,9 +98,23 @@ class AggregatorConfig:
                 f"must not exceed sync_interval = {self.sync_interval}: at most one fragment falls due per inner step"
             )
             raise ConfigError("fragments", self.fragments, cure)
-        for name in ("total_tokens", "staleness_exponent", "presence_exponent", "grace_factor", "outer_momentum"):
+        if self.outlier_factor and self.outlier_factor < 3:
+            cure = "must be at least 3: healthy contributions differ by half; 10 is usual, 0 for none"
+            raise ConfigError("outlier_factor", self.outlier_factor, cure)
+        for name in (
+            "quarantine_s",
+            "total_tokens",
+            "staleness_exponent",
+            "presence_exponent",
+            "grace_factor",
+            "outer_momentum",
+            "share_takeover_s",
+        ):
             if getattr(self, name) < 0:
                 raise ConfigError(name, getattr(self, name), "must not be negative")
+        if 0 < self.share_takeover_s < self.dead_after_s:
+            cure = f"must be at least dead_after_s = {self.dead_after_s:g}, or 0 for never"
+            raise ConfigError("share_takeover_s", self.share_takeover_s, cure)
         if self.outer_momentum >= 1:
             raise ConfigError("outer_momentum", self.outer_momentum, "must be below 1, or steps grow without bound")
         if self.outer_learning_rate <= 0:
@@ -102,6 +126,9 @@ class AggregatorConfig:
             raise ConfigError("version_codec", str(self.version_codec), cure)
         if self.standby and not self.failover:
             raise ConfigError("standby", True, "needs failover: give --failover to every aggregator of the run")
+        if self.new_lineage and self.failover:
+            cure = "is for one aggregator alone: start it without failover and without standbys, then start these anew"
+            raise ConfigError("new_lineage", True, cure)
         if self.lease_s < 0.2:
             raise ConfigError("lease_s", self.lease_s, "must be at least 0.2, or a busy processor costs the lease")
         if self.standby_lag_s <= 0:

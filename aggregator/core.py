@@ -5,6 +5,7 @@ the time calls for. The parts share one :class:`aggregator.run.Run`:
 
 * :mod:`aggregator.membership`: joins, heartbeats, farewells; what each island is told;
 * :mod:`aggregator.seeding`: version 0;
+* :mod:`aggregator.donation`: who gives a rejoining island the state of its inner optimizer;
 * :mod:`aggregator.rounds`: contributions, rounds, weights, commits, publication;
 * :mod:`aggregator.ending`: the flush and the end.
 
@@ -19,6 +20,7 @@ from collections.abc import Mapping
 from typing import Any, assert_never
 
 from aggregator.config import AggregatorConfig
+from aggregator.donation import Donations
 from aggregator.ending import Ending
 from aggregator.events import (
     Action,
@@ -26,6 +28,7 @@ from aggregator.events import (
     Computed,
     Event,
     Fenced,
+    NewLineage,
     Persisted,
     PersistFailed,
     Received,
@@ -36,11 +39,13 @@ from aggregator.events import (
     Tick,
 )
 from aggregator.membership import Membership
+from aggregator.recovery import CURE, CURE_EMPTY, EPOCH_JUMP, LISTEN_S, Peers
 from aggregator.rounds import Rounds
 from aggregator.run import Run
 from aggregator.seeding import Seeding
 from broker.messages import (
     BROKER,
+    AskDonor,
     Attach,
     AttachBulk,
     Attached,
@@ -87,12 +92,15 @@ class Aggregator:
             self.run.restore(record, commits or {})
         self._membership = Membership(self.run)
         self._seeding = Seeding(self.run, self._membership)
+        self._donations = Donations(self.run)
         self._rounds = Rounds(self.run, self._membership)
         self._ending = Ending(self.run, self._membership, self._rounds)
         self._save_again_at_s: float | None = None
         self._attach_at_s = now_s
         # A standby that asks a broker about the leader must not take a pause for silence.
         self._attach_interval_s = min(ATTACH_INTERVAL_S, config.lease_s / 4) if config.failover else ATTACH_INTERVAL_S
+        self._peers = Peers()
+        self._behind_since_s: float | None = None
         self._fenced_at: set[int] = set()  # brokers where a later epoch leads
 
     def start(self, now_s: float) -> list[Action]:
@@ -105,6 +113,9 @@ class Aggregator:
     def handle(self, event: Event, now_s: float) -> list[Action]:
         """Takes one event in and returns what to do, in order."""
         self.run.now_s = now_s
+        if self.behind and not isinstance(event, Stop | RunSaved | RunSaveFailed):
+            self._wait_behind(event)
+            return self._drain()
         match event:
             case Received():
                 if self.leading:  # before that: everything that matters is repeated
@@ -120,9 +131,11 @@ class Aggregator:
                 self._rounds.persist_failed(event)
             case RunSaved():
                 self.run.durable_serial = max(self.run.durable_serial, event.serial)
+                self.run.disk_works()
                 self._membership.saved(self.run.durable_serial)
             case RunSaveFailed():
                 self._save_again_at_s = now_s + SAVE_RETRY_S
+                self.run.disk_failed(event.detail)
                 self.run.note("run_record.failed", detail=event.detail, retry_s=SAVE_RETRY_S)
             case Fenced():
                 self._fenced(event)
@@ -141,6 +154,8 @@ class Aggregator:
         self.run.now_s = now_s
         if self.finished or not self.leading:
             return self._save_again_at_s
+        if self.behind:
+            return self._attach_at_s
         deadlines = [self._attach_at_s, *self._rounds.deadlines_s(), *self._ending.deadlines_s()]
         if self._save_again_at_s is not None:
             deadlines.append(self._save_again_at_s)
@@ -156,24 +171,32 @@ class Aggregator:
         """Whether the driver may exit."""
         return self._ending.finished
 
+    @property
+    def behind(self) -> bool:
+        """Whether peers hold newer versions than the store, so that nothing may be said."""
+        return self._behind_since_s is not None
+
     def _received(self, event: Received) -> None:
+        self._compare(event)
+        if self.behind:
+            return
         envelope, message = event.envelope, event.envelope.message
         match message:
             case Join():
-                self.run.ways.heard(envelope.sender, event.broker)
+                self.run.ways.heard(envelope, event.broker)
                 self._membership.join(message)
             case Attached():
                 self._rounds.attached(message, event.broker)
-            case Heartbeat() | Nothing() | Leave() | Seed() | Contribution():
+            case Heartbeat() | Nothing() | Leave() | Seed() | Contribution() | AskDonor():
                 self._from_member(event, message)
             case _:
                 self.run.note("message.unexpected", kind=type(message).__name__, sender=envelope.sender)
 
-    def _from_member(self, event: Received, message: Heartbeat | Nothing | Leave | Seed | Contribution) -> None:
+    def _from_member(
+        self, event: Received, message: Heartbeat | Nothing | Leave | Seed | Contribution | AskDonor
+    ) -> None:
         run, envelope = self.run, event.envelope
         member = run.members.get(envelope.sender)
-        if member is None or envelope.incarnation >= member.incarnation:
-            run.ways.heard(envelope.sender, event.broker)
         if member is None or envelope.incarnation > member.incarnation:
             detail = f"no island {envelope.sender!r} with incarnation {envelope.incarnation} is known: join again"
             self._membership.refuse(event, Reason.UNKNOWN_ISLAND, detail)
@@ -182,11 +205,13 @@ class Aggregator:
             # Not answered: the address belongs to the later incarnation. The broker tells the old process.
             run.count_refusal(Reason.FENCED)
             return
+        newest = run.ways.heard(envelope, event.broker)
         member.last_seen_s = run.now_s
         match message:
             case Heartbeat():
-                member.left = False
+                member.left = member.left and not newest  # a frozen broker may have kept this one past the farewell
                 if self._membership.heartbeat(member, message, event):
+                    self._donations.heard(member, message)
                     self._ending.advance()
                     self._ending.close_gaps(member, message, envelope.sequence)
                     self._membership.tell(member)
@@ -198,29 +223,85 @@ class Aggregator:
                 self._seeding.seed(member, message, event)
             case Contribution():
                 self._rounds.contribution(member, message, event)
+            case AskDonor():
+                self._donations.ask(member, message)
             case _:
                 assert_never(message)
 
     def _advance(self) -> None:
         """Lets every part do what the state and the time now call for; called after every event."""
         run = self.run
+        run.remember_pace()
         if self._save_again_at_s is not None and run.now_s >= self._save_again_at_s:
             self._save_again_at_s = None
             run.save()
         if not self.leading:
             return
-        if run.now_s >= self._attach_at_s:
-            self._attach_at_s = run.now_s + self._attach_interval_s
-            attach = Attach(shard=0, epoch=run.epoch, versions=run.versions)
-            run.emit(Send(to=BROKER, message=attach))
-            run.emit(Send(to=BROKER, message=AttachBulk(shard=0, epoch=run.epoch)))
+        self._attach()
+        if self.behind:
+            return
+        self._membership.settle_shares()
         if run.phase is Phase.SEEDING:
             self._seeding.choose()
         self._ending.advance()
         self._rounds.advance()
 
+    def _attach(self) -> None:
+        """Says to every broker, again and again, who leads and what there is."""
+        run = self.run
+        if run.now_s >= self._attach_at_s:
+            self._attach_at_s = run.now_s + self._attach_interval_s
+            attach = Attach(shard=0, epoch=run.epoch, versions=run.versions)
+            run.emit(Send(to=BROKER, message=attach))
+            run.emit(Send(to=BROKER, message=AttachBulk(shard=0, epoch=run.epoch)))
+
+    def _compare(self, event: Received) -> None:
+        """Compares what a peer holds with what the store has."""
+        run, message = self.run, event.envelope.message
+        match message:
+            case Attached():
+                self._fall_behind(self._peers.broker_holds(event.broker, message.versions, run.versions))
+            case Heartbeat():
+                member, sender = run.members.get(event.envelope.sender), event.envelope.sender
+                if member is None and run.phase is not Phase.SEEDING:
+                    return  # a stranger, who will be told to join
+                if member is None or member.incarnation == event.envelope.incarnation:
+                    live = 0 if member is None else len(run.members.live(run.now_s))
+                    held = message.versions
+                    self._fall_behind(self._peers.island_holds(sender, held, run.versions, live=live))
+            case _:
+                pass
+
+    def _fall_behind(self, sentence: str) -> None:
+        """The store is behind: from here on nothing is published, answered or merged."""
+        if not sentence or self.behind:
+            return
+        run = self.run
+        self._behind_since_s = run.now_s
+        cure = CURE_EMPTY if run.phase is Phase.SEEDING else CURE
+        run.troubles.begin("behind", f"behind: {sentence}; {cure}", run.now_s)
+        run.note("store.behind", detail=sentence, cure=cure)
+
+    def _wait_behind(self, event: Event) -> None:
+        """Attaches and listens, and does nothing else; begins a new lineage where that was ordered."""
+        run = self.run
+        if isinstance(event, Received):
+            self._compare(event)
+        elif isinstance(event, Fenced):
+            self._fenced(event)
+        self._attach()
+        assert self._behind_since_s is not None
+        ordered = run.config.new_lineage and run.phase is not Phase.SEEDING
+        if ordered and not self.finished and run.now_s >= self._behind_since_s + LISTEN_S:
+            jump = EPOCH_JUMP if self._fenced_at else 0
+            above = {p: max(version, self._peers.versions.get(p, -1)) for p, version in enumerate(run.versions)}
+            run.emit(NewLineage(above=above, epoch=run.epoch + 1 + jump))
+            self._ending.finish("a new lineage begins, as ordered")
+
     def _fenced(self, event: Fenced) -> None:
         """A later epoch leads at a broker: said once per broker."""
+        if not self.run.config.failover:  # else the lease says who leads
+            self._fall_behind(f"broker {event.broker} knows a later epoch ({event.detail})")
         if event.broker not in self._fenced_at:
             self._fenced_at.add(event.broker)
             self.run.note("aggregator.fenced", epoch=self.run.epoch, broker=event.broker, detail=event.detail)

@@ -26,13 +26,26 @@ class Flaw:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Inspection:
+    """What the driver found in a payload: a flaw, or else the Euclidean norm of all its tensors, which is finite."""
+
+    flaw: Flaw | None = None
+    norm: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Received:
-    """A well-formed message arrived; ``broker`` is the place of the one it came by in the configuration."""
+    """A well-formed message arrived.
+
+    ``broker`` is the place of the one it came by in the configuration, ``norm`` that of its payload, None if it has
+    none or a flaw.
+    """
 
     envelope: Envelope
     flaw: Flaw | None = None
     payload_bytes: int = 0
     broker: int = 0
+    norm: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,8 +212,19 @@ class Note:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NewLineage:
+    """Give what the store has new versions, above ``above``, and start again under at least ``epoch``.
+
+    The operator has ordered it (:mod:`aggregator.recovery`). Always followed by :class:`Finished`.
+    """
+
+    above: Mapping[int, int]
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
     """The run is over: everything is flushed, durable and announced. The driver may exit."""
 
 
-Action = Send | Plant | Merge | Persist | SaveRun | Publish | Manifested | Note | Finished
+Action = Send | Plant | Merge | Persist | SaveRun | Publish | Manifested | Note | NewLineage | Finished

@@ -7,7 +7,6 @@ tasks of their own. Nothing here waits for Redis but the decision to lead.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, assert_never
@@ -36,10 +35,10 @@ from aggregator.candidate import (
 from aggregator.config import AggregatorConfig
 from aggregator.events import Fenced, Note, Received, Send
 from aggregator.replicas import commit_of, record_of
-from aggregator.store import Loaded, Store
+from aggregator.store import Loaded, Store, newer_but_damaged
 from aggregator.wire import Wire
 from aggregator.workshop import warmed_up
-from broker import logs
+from broker import clocks, logs
 from broker.errors import RemoteProtocolError, Unavailable
 from broker.lease import LeaseKey
 from broker.messages import BROKER, FollowBulk, Following, Replica, ReplicaRun, standing_by
@@ -68,7 +67,7 @@ class Follower:
     ) -> None:
         self._config, self._store, self._lease = config, store, lease
         self._name = store.name
-        self._clock = time.monotonic
+        self._clock = clocks.monotonic
         self._events: asyncio.Queue[CandidateEvent] = asyncio.Queue()
         self._wire = Wire(context, config, self._heard, sender=standing_by(self._name))
         self._disk = ThreadPoolExecutor(1, "disk")
@@ -79,6 +78,7 @@ class Follower:
         holding = Holding(
             stored={p: (commit.fragment_version, commit.digest) for p, (commit, _) in loaded.fragments.items()},
             run_epoch=0 if loaded.run is None else loaded.run["epoch"],
+            damaged=frozenset(p for p, _ in newer_but_damaged(loaded)),
         )
         self.core = Candidate(
             name=self._name,

@@ -20,6 +20,8 @@ from broker.ranges import IntervalSet, StepRange
 
 #: Refused ranges of an account whose reason is still told to an island that missed it; more than are ever outstanding.
 REASONS_REMEMBERED = 32
+#: Lives of an island whose counters stand in the run record: more do not come and go between two commits.
+LIVES_REMEMBERED = 8
 
 
 @dataclass(slots=True)
@@ -149,6 +151,7 @@ class Ledger:
         self._weights = dict(weights)
         self._lives: dict[str, dict[int, Life]] = {}
         self._tallies = {p: Tally() for p in self._weights}
+        self._gaps = Reason.UNRECORDED  # why a fate may be unknown; after a new lineage, the store that was lost
 
     # --- writing ---------------------------------------------------------------------------------------------
 
@@ -211,12 +214,12 @@ class Ledger:
         self._tallies[fragment_id].count(contributors, participation, staleness)
 
     def close_gap(self, island_id: str, incarnation: int, fragment_id: int) -> None:
-        """Books as ``unrecorded`` what was trained, is not on its way, and has no known fate."""
+        """Books as ``unrecorded``, or ``store_lost``, what was trained, is not on its way, and has no known fate."""
         life = self._lives[island_id][incarnation]
         account = life.accounts[fragment_id]
         gap = life.trained_tokens - account.spent_tokens
         if gap > 0 and not account.waiting:
-            account.wasted_tokens[Reason.UNRECORDED] += gap
+            account.wasted_tokens[self._gaps] += gap
 
     # --- reading ---------------------------------------------------------------------------------------------
 
@@ -313,25 +316,50 @@ class Ledger:
                 }
         tally = self._tallies[fragment_id]
         counted = [{str(n): k for n, k in tally.rounds.items()}, tally.participation_sum, tally.staleness_sum]
-        return {"accounts": rows, "tally": counted}
+        lost = {"gaps": str(self._gaps)} if self._gaps is not Reason.UNRECORDED else {}
+        return {"accounts": rows, "tally": counted, **lost}
+
+    def counters(self) -> dict[str, dict[str, list[Any]]]:
+        """Returns the counters of each island's latest lives as plain data, for the run record.
+
+        A life may end before any commit has it: what it trained is lost, and must be booked as that.
+        """
+        return {
+            island_id: {
+                str(i): [(life := lives[i]).start_step, life.start_tokens, life.last_step, life.last_tokens, life.ended]
+                for i in sorted(lives)[-LIVES_REMEMBERED:]
+            }
+            for island_id, lives in self._lives.items()
+        }
+
+    def recall(self, counters: Mapping[str, Mapping[str, list[Any]]]) -> None:
+        """Reads :meth:`counters` back, over what the slices say; the furthest hold."""
+        for island_id, lives in counters.items():
+            for incarnation, row in lives.items():
+                self._recall(island_id, int(incarnation), row)
+
+    def _recall(self, island_id: str, incarnation: int, row: list[Any]) -> Life:
+        start_step, start_tokens, last_step, last_tokens, ended = row
+        lives = self._lives.setdefault(island_id, {})
+        life = lives.get(incarnation)
+        if life is None:
+            accounts = {p: Account() for p in self._weights}
+            life = lives[incarnation] = Life(start_step, start_tokens, last_step, last_tokens, accounts, ended)
+        if last_step > life.last_step:
+            life.last_step, life.last_tokens = last_step, last_tokens
+        life.ended = life.ended or ended
+        return life
 
     def restore(self, fragment_id: int, kept: Mapping[str, Any]) -> None:
         """Reads one fragment's slice back; the furthest counters seen in any slice hold."""
+        if "gaps" in kept:
+            self._gaps = Reason(kept["gaps"])
         rounds, participation_sum, staleness_sum = kept["tally"]
         counted = Counter({int(n): k for n, k in rounds.items()})
         self._tallies[fragment_id] = Tally(counted, participation_sum, staleness_sum)
         for island_id, lives in kept["accounts"].items():
             for incarnation, row in lives.items():
-                start_step, start_tokens, last_step, last_tokens, ended = row["life"]
-                known = self._lives.setdefault(island_id, {})
-                life = known.get(int(incarnation))
-                if life is None:
-                    accounts = {p: Account() for p in self._weights}
-                    life = Life(start_step, start_tokens, last_step, last_tokens, accounts, ended)
-                    known[int(incarnation)] = life
-                if last_step > life.last_step:
-                    life.last_step, life.last_tokens = last_step, last_tokens
-                life.ended = life.ended or ended
+                life = self._recall(island_id, int(incarnation), row["life"])
                 life.accounts[fragment_id] = Account(
                     merged=IntervalSet((a, b) for a, b in row["merged"]),
                     refused=IntervalSet((a, b) for a, b in row["refused"]),

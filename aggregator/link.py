@@ -19,6 +19,9 @@ from broker.endpoint import Endpoint
 from broker.errors import RemoteProtocolError
 from broker.messages import BROKER, AttachBulk, Channel, Envelope, FollowBulk, Message
 
+#: There are few aggregators, and a broker that has come back is of no use to anybody before it knows one.
+RECONNECT_MAX_S = 1.0
+
 
 class Outgoing:
     """A bulk message on its way to one broker or several: made once, when the first of them can take it.
@@ -61,7 +64,14 @@ class Link:
         on_unreadable: Callable[[RemoteProtocolError, Origin], None],
     ) -> None:
         self.endpoints = {
-            channel: Endpoint(context, address, channel, limits=limits, on_unreadable=on_unreadable)
+            channel: Endpoint(
+                context,
+                address,
+                channel,
+                limits=limits,
+                reconnect_max_s=RECONNECT_MAX_S,
+                on_unreadable=on_unreadable,
+            )
             for channel in Channel
         }
         self._wrap = wrap

@@ -1,4 +1,4 @@
-"""Who is in the run: ids, incarnations, data shares, liveness, and what each island last said."""
+"""Who is in the run: ids, incarnations, liveness, and what each island last said."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from broker.liveness import Liveness, LivenessConfig, liveness
-from broker.messages import Heartbeat, Resolution, Share
+from broker.messages import Heartbeat, Resolution, StateSource
 
 #: Rounds in a row that an island may miss before rounds stop waiting for it.
 MISSES_BEFORE_UNRESPONSIVE = 2
@@ -18,7 +18,7 @@ class Member:
     """One island, through all its incarnations."""
 
     island_id: str
-    index: int  #: of its data share
+    index: int  #: order of joining, and number of its own data share
     hint: str
     incarnation: int
     nonce: str  #: of the process that joined last
@@ -32,6 +32,7 @@ class Member:
     resolutions: list[Resolution] = field(default_factory=list)  #: to tell with the next state
     presumed: bool = False  #: it trained with an earlier life of the aggregator, and was not heard yet by this one
     emptied: dict[int, int] = field(default_factory=dict)  #: fragment -> sequence of its "nothing" in the flush
+    optimizer: StateSource = StateSource.PENDING  #: what this incarnation's inner optimizer started from
     refusals: dict[str, int] = field(default_factory=dict)  #: reason -> count, over all incarnations
 
     @property
@@ -48,11 +49,9 @@ class Member:
 class Members:
     """The islands of a run. Everything that must survive a restart is in :meth:`record`."""
 
-    def __init__(self, config: LivenessConfig, expected: int) -> None:
+    def __init__(self, config: LivenessConfig) -> None:
         self._config = config
-        self._expected = expected
         self._members: dict[str, Member] = {}
-        self.share_epoch = 0
 
     def __iter__(self) -> Iterator[Member]:
         return iter([self._members[i] for i in sorted(self._members)])
@@ -80,23 +79,16 @@ class Members:
         name = island_id or self._named_by(hint) or self._next_free()
         member = self._members.get(name)
         if member is None:
-            index = len(self._members)
-            member = Member(name, index, hint, 0, nonce, tokens_per_step, now_s)
+            member = Member(name, len(self._members), hint, 0, nonce, tokens_per_step, now_s)
             self._members[name] = member
-            if index >= self._expected:
-                self.share_epoch += 1  # one share more: everybody's share changes
         member.incarnation += 1
         member.nonce, member.hint, member.tokens_per_step = nonce, hint or member.hint, tokens_per_step
         member.last_seen_s, member.counted_at_s, member.left, member.missed_rounds = now_s, now_s, False, 0
         member.heartbeat, member.presumed = None, False
+        member.optimizer = StateSource.PENDING
         member.resolutions.clear()
         member.emptied.clear()
         return member
-
-    def share(self, member: Member) -> Share:
-        """Returns a member's part of the data; the shares of all members are disjoint."""
-        count = max(self._expected, len(self._members))
-        return Share(index=member.index, count=count, share_epoch=self.share_epoch)
 
     def state(self, member: Member, now_s: float) -> Liveness:
         """Says how alive a member is."""
@@ -121,11 +113,10 @@ class Members:
             m.island_id: [m.index, m.hint, m.incarnation, m.nonce, m.tokens_per_step, m.left, list(m.start)]
             for m in self
         }
-        return {"members": rows, "share_epoch": self.share_epoch}
+        return {"members": rows}
 
     def restore(self, record: Mapping[str, Any], now_s: float) -> None:
         """Reads :meth:`record` back; every known member counts as live for a while."""
-        self.share_epoch = record["share_epoch"]
         for name, (index, hint, incarnation, nonce, tokens_per_step, left, start) in record["members"].items():
             member = Member(name, index, hint, incarnation, nonce, tokens_per_step, now_s, left, tuple(start))
             member.counted_at_s, member.presumed = now_s, True

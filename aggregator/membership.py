@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 from aggregator.events import Received, Send
 from aggregator.members import Member
 from aggregator.run import Run, Stage
+from aggregator.shares import Presence
 from broker.fragments import FragmentManifest, Kind, TensorSpec, partition
 from broker.messages import (
     Fate,
@@ -63,8 +66,10 @@ class Membership:
         for round_ in run.open_rounds.values():
             round_.answer_nothing(member.island_id)  # its earlier life was asked; this one starts with nothing
         run.clock.forget(member.island_id)
+        run.quarantine.joined(member.island_id)
         assert run.pacer is not None
         run.pacer.forget(member.island_id)
+        run.shares.join(member.island_id, member.index)
         self._welcomes.append((run.save(), member.island_id))
         run.note(
             "island.joined",
@@ -75,7 +80,8 @@ class Membership:
         )
 
     def saved(self, serial: int) -> None:
-        """The run record of that serial is durable: whoever waited for it is welcome."""
+        """The run record of that serial is durable: whoever waited for it is welcome, and shares in it are told."""
+        self._run.shares.saved(serial)
         ready = [island_id for waits_for, island_id in self._welcomes if waits_for <= serial]
         self._welcomes = [each for each in self._welcomes if each[0] > serial]
         for island_id in ready:
@@ -112,6 +118,7 @@ class Membership:
             tokens_per_fleet_step=max(1, member.tokens_per_step * c.islands),
             seed=c.seed,
         )
+        share, taken_over = run.shares.told(member.island_id, member.index)
         welcome = Welcome(
             nonce=member.nonce,
             island_id=member.island_id,
@@ -119,11 +126,40 @@ class Membership:
             epoch=run.epoch,
             fragments=run.manifest.fragments,
             settings=settings,
-            share=run.members.share(member),
+            share=share,
+            taken_over=taken_over,
             start_step=life.start_step,
             start_tokens=life.start_tokens,
         )
         run.emit(Send(to=joining(member.nonce), message=welcome))
+
+    def settle_shares(self) -> None:
+        """Moves data shares between islands that are away and others; a move is durable before anyone is told."""
+        run = self._run
+        if run.phase is not Phase.RUNNING:
+            return
+        live = {m.island_id for m in run.members.live(run.now_s)}
+        present = [
+            Presence(
+                island_id=m.island_id,
+                home=m.index,
+                away_s=math.inf if m.left else run.now_s - m.last_seen_s,
+                able=m.island_id in live and m.ready and not m.stopped,
+            )
+            for m in run.members
+        ]
+        moved = run.shares.settle(present, run.now_s)
+        for each in moved:
+            facts = {"share": each.share, "before": each.before, "owner": each.tenure.owner}
+            run.note(
+                "share.moved",
+                **facts,
+                share_epoch=each.tenure.share_epoch,
+                cursor=each.tenure.cursor,
+                reason=each.because,
+            )
+        if moved:
+            run.save()
 
     def _waits(self, member: Member) -> bool:
         return any(island_id == member.island_id for _, island_id in self._welcomes)
@@ -209,11 +245,14 @@ class Membership:
     def refuse(self, event: Received, reason: Reason, detail: str) -> None:
         """Tells the sender of a message why it was not taken, and counts it."""
         envelope = event.envelope
-        self._run.count_refusal(reason, self._run.members.get(envelope.sender))
+        member = self._run.members.get(envelope.sender)
+        self._run.count_refusal(reason, member)
+        if member is not None and member.incarnation == envelope.incarnation:
+            self._run.offence(member, reason, 0)
         kind = type(envelope.message).__name__.lower()
         self._run.note("message.refused", sender=envelope.sender, kind=kind, reason=reason, detail=detail)
         refused = Refused(kind=kind, sequence=envelope.sequence, reason=reason, detail=detail)
-        self._run.emit(Send(to=envelope.sender, message=refused))
+        self._run.emit(Send(to=envelope.sender, message=refused, by=event.broker))
 
     # --- telling ----------------------------------------------------------------------------------------------
 
@@ -234,6 +273,7 @@ class Membership:
         )
         newest = {(r.fragment_id, r.from_step, r.to_step): r for r in member.resolutions}
         member.resolutions.clear()
+        share, taken_over = run.shares.told(member.island_id, member.index)
         state = FleetState(
             epoch=run.epoch,
             phase=run.phase,
@@ -244,7 +284,8 @@ class Membership:
             seed=self._seed_wanted(member),
             trained_tokens=run.ledger.trained_tokens(),
             fleet_ratio=self._fleet_ratio(member),
-            share=run.members.share(member),
+            share=share,
+            taken_over=taken_over,
         )
         run.emit(Send(to=member.island_id, message=state))
 
@@ -275,11 +316,11 @@ class Membership:
         for island_id in run.clock.advancing(run.now_s):
             step_time_s = run.clock.step_time_s(island_id)
             if step_time_s:
-                rates[island_id] = self._tokens_per_step(run.members[island_id]) / step_time_s
+                rates[island_id] = self.tokens_per_step(run.members[island_id]) / step_time_s
         own = rates.get(member.island_id)
         return sum(rates.values()) / own if own else float(max(1, len(rates)))
 
-    def _tokens_per_step(self, member: Member) -> float:
+    def tokens_per_step(self, member: Member) -> float:
         """Returns what an island declared; where it left that open, what it has trained so far."""
         life = self._run.ledger.life(member.island_id, member.incarnation)
         return member.tokens_per_step or life.trained_tokens / max(1, life.last_step - life.start_step)

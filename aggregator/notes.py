@@ -18,10 +18,12 @@ _WARNINGS = frozenset(
     {
         "contribution.refused",
         "contribution.retry",
+        "island.quarantined",
         "join.refused",
         "message.refused",
         "message.unexpected",
         "run_record.failed",
+        "store.behind",
         "version.not_durable",
     }
 )

@@ -125,8 +125,14 @@ class Pacer:
         return -negated if due and progress >= self._interval else None
 
     def opened(self, fragment_id: int, now_s: float) -> None:
-        """Starts the fragment's next interval; what it was late by, up to one spacing, counts towards it."""
-        late = min(max(0.0, self.progress(fragment_id, now_s) - self._interval), self._spacing)
+        """Starts the fragment's next interval; what it was late by counts towards it: fragments keep their distance.
+
+        After an outage all of them are late, by different parts of an interval; if only some of it counted, they would
+        fall due together from then on. A round that would follow within half a spacing is left out.
+        """
+        late = max(0.0, self.progress(fragment_id, now_s) - self._interval) % self._interval
+        if self._interval - late < self._spacing / 2:
+            late -= self._interval
         began = self._began[fragment_id]
         began.clear()
         for island_id in self._clock.advancing(now_s):

@@ -7,8 +7,9 @@ Two orders keep it so. A standby that has caught up is waited for **before** the
 may lead. A standby that lags is waited for **until** the lease names it no more; while Redis is away that cannot be
 asked, and then nothing is published. Requests whose outcome is unknown count as granted for both purposes.
 
-And nothing is said at all before the lease was renewed once: between taking it and speaking lies the loading of a store,
-or a process that was frozen, and a Redis that was emptied meanwhile may have given the same epoch to somebody else.
+And nothing is said at all before the lease was renewed once: between taking it and speaking lies the loading of a
+store, or a process that was frozen, and a Redis that was emptied meanwhile may have given the same epoch to somebody
+else.
 
 Nothing here is an edge: a standby says again and again what it has (:class:`broker.messages.Follow`), and is sent what
 differs.

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from aggregator.quorum import Decision, RoundView, Waits, decide, effective_quorum
-from broker.messages import Merged, Payload, TrainedOn
+from broker.messages import DataRange, Merged, Payload, TrainedOn
 from broker.ranges import StepRange
 
 
@@ -31,6 +31,8 @@ class Admitted:
     trained_on: tuple[TrainedOn, ...]
     payload: Payload
     payload_bytes: int
+    norm: float | None = None
+    data: tuple[DataRange, ...] = ()
 
 
 @dataclass(slots=True)
@@ -70,19 +72,31 @@ class Round:
         return (self.asked & frozenset(responsive)) - self.answered
 
     def look(self, now_s: float, responsive: frozenset[str], live: int, waits: Waits) -> Decision:
-        """Says whether the round would close now, and when to ask again."""
-        fresh = frozenset(c.island_id for c in self.contributions if self.is_fresh(c))
-        if self.quorum_met_at_s is None and len(fresh) >= effective_quorum(waits.quorum, live):
-            self.quorum_met_at_s = now_s
+        """Says whether the round would close now, and when to ask again; remembers when the quorum was met."""
+        self.quorum_met_at_s = self._quorum_moment_s(now_s, live, waits)
+        return self.peek(now_s, responsive, live, waits)
+
+    def peek(self, now_s: float, responsive: frozenset[str], live: int, waits: Waits) -> Decision:
+        """Says what :meth:`look` would, and remembers nothing: drivers may ask as often as they like."""
+        fresh = self._fresh()
         view = RoundView(
             opened_at_s=self.opened_at_s,
             fresh=fresh,
             held=frozenset(c.island_id for c in self.contributions) - fresh,
             owing=self.owing(responsive),
-            quorum_met_at_s=self.quorum_met_at_s,
+            quorum_met_at_s=self._quorum_moment_s(now_s, live, waits),
             flush=self.flush,
         )
         return decide(now_s, view, live, waits)
+
+    def _quorum_moment_s(self, now_s: float, live: int, waits: Waits) -> float | None:
+        """When the quorum was met, which is now if it was not before; None while it is not."""
+        if self.quorum_met_at_s is not None:
+            return self.quorum_met_at_s
+        return now_s if len(self._fresh()) >= effective_quorum(waits.quorum, live) else None
+
+    def _fresh(self) -> frozenset[str]:
+        return frozenset(c.island_id for c in self.contributions if self.is_fresh(c))
 
     def in_merge_order(self) -> list[Admitted]:
         """The contributions by island and step: float addition is not associative, so the order is fixed."""

@@ -12,6 +12,7 @@ and contributions are admitted at any time: into the open round, or held for the
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from aggregator.admission import Admission, admit, too_stale
 from aggregator.events import (
@@ -27,11 +28,12 @@ from aggregator.events import (
 )
 from aggregator.members import Member
 from aggregator.membership import Membership
+from aggregator.outliers import Sample
 from aggregator.quorum import Verdict, Waits
 from aggregator.round import Admitted, Round
 from aggregator.run import Fragment, Run, Stage
 from aggregator.shelves import Shelves
-from aggregator.staleness import Trained, mean_staleness, merge_weights, presence_factor
+from aggregator.staleness import Trained, mean_staleness, merge_weights, most_tokens_per_step, presence_factor
 from broker.messages import Attached, Contribution, Fate, Merged, Nothing, Phase, Reason, Resolution
 
 PERSIST_RETRY_S = 1.0
@@ -71,6 +73,7 @@ class Rounds:
             return
         steps = contribution.steps
         run.ledger.wait(member.island_id, member.incarnation, p, steps)
+        run.shares.wait(p, contribution.data)
         member.counted_at_s = run.now_s
         run.clock.report(member.island_id, steps.to_step, run.now_s)
         run.journeys.arrived(contribution.round_id, run.now_s)
@@ -84,6 +87,8 @@ class Rounds:
             trained_on=contribution.trained_on,
             payload=contribution.payload,
             payload_bytes=event.payload_bytes,
+            norm=event.norm,
+            data=contribution.data,
         )
         fragment = run.fragments[p]
         fresh = False
@@ -104,10 +109,20 @@ class Rounds:
         run, p = self._run, contribution.fragment_id
         if run.phase is Phase.ENDED:
             return Admission(fate=Fate.REFUSED, reason=Reason.RUN_ENDED, detail="the run is over", first=False)
+        life, steps = run.ledger.life(member.island_id, member.incarnation), contribution.steps
+        misplaced = run.shares.refusal(
+            member.island_id,
+            member.index,
+            p,
+            contribution.data,
+            steps=steps.steps,
+            most_batches=steps.to_step - life.start_step,
+        )
         return admit(
             contribution,
             flaw=event.flaw,
-            life=run.ledger.life(member.island_id, member.incarnation),
+            quarantined=run.quarantine.why(member.island_id, run.now_s),
+            life=life,
             account=run.ledger.account(member.island_id, member.incarnation, p),
             current_version=run.fragments[p].version,
             max_staleness=run.config.max_staleness,
@@ -115,6 +130,7 @@ class Rounds:
             most_steps=run.most_steps(member),
             free_bytes=run.config.held_bytes - run.waiting_bytes(),
             payload_bytes=event.payload_bytes,
+            misplaced=misplaced,
         )
 
     def _answer(self, member: Member, contribution: Contribution, admission: Admission) -> None:
@@ -127,6 +143,7 @@ class Rounds:
                 run.count_refusal(admission.reason, member)
                 if admission.reason not in _UNBOOKED:
                     run.ledger.refuse(member.island_id, member.incarnation, p, steps, admission.reason)
+                run.offence(member, admission.reason, steps.from_step)
             round_ = run.open_rounds.get(contribution.round_id)
             if round_ is not None and (refused or admission.reason is Reason.QUEUE_FULL):
                 # Its answer is in, worth nothing; or there is room for it only once this round has closed.
@@ -156,9 +173,11 @@ class Rounds:
         """Refuses a contribution that had been let in."""
         run = self._run
         run.ledger.refuse(c.island_id, c.incarnation, c.fragment_id, c.steps, reason)
+        run.shares.refuse(c.fragment_id, c.data)
         member = run.members[c.island_id]
         run.count_refusal(reason, member)
         if member.incarnation == c.incarnation:
+            run.offence(member, reason, c.steps.from_step)
             resolution = Resolution(
                 fragment_id=c.fragment_id,
                 from_step=c.steps.from_step,
@@ -178,7 +197,7 @@ class Rounds:
         again = [f.persist_again_at_s for f in run.fragments.values()]
         deadlines = [at_s for at_s in again if at_s is not None]
         for round_ in run.open_rounds.values():
-            looked = round_.look(run.now_s, self._waited_for(round_), self._live(), self._waits())
+            looked = round_.peek(run.now_s, self._waited_for(round_), self._live(), self._waits())
             deadlines.append(run.now_s if looked.recheck_at_s is None else looked.recheck_at_s)
         if run.open_rounds:
             death_s = run.members.next_death_s(run.now_s)
@@ -255,27 +274,62 @@ class Rounds:
         merge = Merge(round_id=round_.round_id, fragment_id=round_.fragment_id, fragment_version=version, parts=parts)
         run.emit(merge)
 
-    def _weigh(self, round_: Round, fragment: Fragment) -> tuple[Part, ...]:
-        """Fixes the weights of a closing round; what has become too old while it was held is refused here."""
+    def _let_in(self, round_: Round, fragment: Fragment) -> list[tuple[Admitted, float]]:
+        """Returns what a closing round consists of, and by what its lengths are multiplied.
+
+        What has become too old while it was held is refused here, and what is too long: only now can it be compared
+        with what the others sent.
+        """
         run = self._run
-        kept: list[Admitted] = []
+        young: list[Admitted] = []
         for c in round_.in_merge_order():
             stale = too_stale(c.trained_on, fragment.version, run.config.max_staleness)
             if stale:
                 self.refuse_waiting(c, Reason.STALE, stale)
             else:
-                kept.append(c)
-        if not kept:
+                young.append(c)
+        if not young:
+            return []
+        samples = [Sample(island_id=c.island_id, norm=c.norm, steps=c.steps.steps) for c in young]
+        fleet = run.members.responsive(run.now_s) - run.quarantine.out(run.now_s)
+        restarts = fragment.norms.restarts
+        length = run.length(round_.fragment_id)
+        findings = fragment.norms.judge(samples, fleet, run.config.outlier_factor, length=length)
+        if fragment.norms.restarts > restarts:
+            norms = {c.island_id: c.norm for c in young}
+            run.note("norms.restarted", fragment=round_.fragment_id, round=round_.round_id, norms=norms)
+        kept: list[tuple[Admitted, float]] = []
+        for c, finding in zip(young, findings, strict=True):
+            if finding.refused:
+                self.refuse_waiting(c, Reason.OUTLIER, finding.refused)
+            else:
+                kept.append((c, finding.scale))
+                run.behaved(run.members[c.island_id])
+        return kept
+
+    def _weigh(self, round_: Round, fragment: Fragment) -> tuple[Part, ...]:
+        """Fixes the weights of a closing round."""
+        run = self._run
+        let_in = self._let_in(round_, fragment)
+        if not let_in:
             return ()
+        kept, scales = zip(*let_in, strict=True)
         staleness = [mean_staleness(c.trained_on, fragment.version) for c in kept]
         trained = [
             Trained(island_id=c.island_id, tokens=c.steps.tokens, steps=c.steps.steps, staleness=s)
             for c, s in zip(kept, staleness, strict=True)
         ]
         present = {c.island_id for c in kept}
-        live = {m.island_id for m in run.members.live(run.now_s)} | present
+        live = run.eligible() | present
         presence = presence_factor(len(present), len(live), run.config.presence_exponent)
-        weights = merge_weights(trained, run.config.staleness_exponent, presence)
+        rates = [self._membership.tokens_per_step(run.members[island_id]) for island_id in sorted(live)]
+        most = most_tokens_per_step(rates)
+        weights = merge_weights(trained, run.config.staleness_exponent, presence, most_tokens_per_step=most)
+        # Shortening is one more reason why a step is smaller: all three are one factor of the length.
+        weights = tuple(
+            replace(w, staleness_weight=w.staleness_weight * scale, merge_weight=w.merge_weight * scale)
+            for w, scale in zip(weights, scales, strict=True)
+        )
         weighed = list(zip(kept, staleness, weights, strict=True))
         round_.merged = tuple(
             Merged(
@@ -287,6 +341,7 @@ class Rounds:
                 staleness_weight=w.staleness_weight,
                 merge_weight=w.merge_weight,
                 fresh=round_.is_fresh(c),
+                data=c.data,
             )
             for c, s, w in weighed
         )
@@ -322,7 +377,9 @@ class Rounds:
             digest=event.digest,
             round_id=round_.round_id if round_ is not None else run.seeding_id,
             contributions=round_.merged if round_ is not None else (),
-            ledger=run.ledger.slice(p) if p in run.moving else {},
+            ledger={**run.ledger.slice(p), "norms": fragment.norms.record(), "data": run.shares.slice(p)}
+            if p in run.moving
+            else {},
         )
         run.emit(Persist(commit=fragment.commit))
 
@@ -331,8 +388,9 @@ class Rounds:
         run = self._run
         for merged in round_.merged:
             run.ledger.merge(merged.island_id, merged.incarnation, p, merged.steps)
+            run.shares.merge(p, merged.data)
         islands = {m.island_id for m in round_.merged}
-        live = {m.island_id for m in run.members.live(run.now_s)} | islands
+        live = run.eligible() | islands
         run.ledger.count(p, len(islands), len(islands) / len(live), _mean_staleness(round_.merged))
 
     def persisted(self, event: Persisted) -> bool:
@@ -341,6 +399,7 @@ class Rounds:
         commit, round_ = fragment.commit, fragment.round
         if commit is None or commit.fragment_version != event.fragment_version:
             return False
+        run.disk_works()
         fragment.version, fragment.digest = commit.fragment_version, commit.digest
         fragment.contributions = commit.contributions
         fragment.commit, fragment.round, fragment.stage = None, None, Stage.IDLE
@@ -355,7 +414,7 @@ class Rounds:
     def _note_commit(self, commit: Commit, round_: Round) -> None:
         run = self._run
         islands = {m.island_id for m in commit.contributions}
-        live = {m.island_id for m in run.members.live(run.now_s)} | islands
+        live = run.eligible() | islands
         run.note(
             "version.committed",
             fragment=commit.fragment_id,
@@ -379,6 +438,7 @@ class Rounds:
         if fragment.commit is None or fragment.commit.fragment_version != event.fragment_version:
             return
         fragment.persist_again_at_s = run.now_s + PERSIST_RETRY_S
+        run.disk_failed(event.detail)
         facts = {"fragment": event.fragment_id, "version": event.fragment_version, "detail": event.detail}
         run.note("version.not_durable", **facts, retry_s=PERSIST_RETRY_S)
 
@@ -430,7 +490,7 @@ class Rounds:
     # --- measures ---------------------------------------------------------------------------------------------
 
     def _live(self) -> int:
-        return len(self._run.members.live(self._run.now_s))
+        return len(self._run.eligible())
 
     def _waits(self) -> Waits:
         return self._run.journeys.waits(self._run.median_step_s)
@@ -440,7 +500,7 @@ class Rounds:
 
     def _waited_for(self, round_: Round) -> frozenset[str]:
         """Returns the islands that hold up a round: the responsive ones; all live ones where that leaves nobody."""
-        responsive = self._run.members.responsive(self._run.now_s)
+        responsive = self._run.members.responsive(self._run.now_s) - self._run.quarantine.out(self._run.now_s)
         if round_.flush or not round_.asked & responsive:
             return frozenset(m.island_id for m in self._run.members.live(self._run.now_s))
         return responsive

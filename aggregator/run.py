@@ -7,6 +7,7 @@ read and change one :class:`Run` while one event is handled. What they want done
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,12 +19,16 @@ from aggregator.events import Action, Commit, Manifested, Note, SaveRun
 from aggregator.journeys import Journeys
 from aggregator.ledger import Ledger
 from aggregator.members import Member, Members
+from aggregator.outliers import FragmentNorms
 from aggregator.pacing import Pacer, StepClock
+from aggregator.quarantine import Quarantine
 from aggregator.records import manifest_from_rows, manifest_to_rows
 from aggregator.round import Admitted, Round
+from aggregator.shares import Shares
 from aggregator.ways import Ways
 from broker.fragments import FragmentManifest
 from broker.messages import Contribution, Merged, Phase, Reason
+from broker.trouble import Troubles
 
 #: Added to round ids at a restart: an answer to a round before it must not count as fresh after it.
 ROUND_IDS_PER_LIFE = 1_000_000
@@ -55,6 +60,7 @@ class Fragment:
     commit: Commit | None = None  #: while PERSISTING
     persist_again_at_s: float | None = None
     held: list[Admitted] = field(default_factory=list)
+    norms: FragmentNorms = field(default_factory=FragmentNorms)
     flushed: bool = False
     published_at_s: float | None = None
 
@@ -83,7 +89,8 @@ class Run:
         self.epoch = 1
         self.manifest: FragmentManifest | None = None
         self.fragments: dict[int, Fragment] = {}
-        self.members = Members(config.liveness, config.islands)
+        self.members = Members(config.liveness)
+        self.shares = Shares(config.islands, config.share_takeover_s, now_s)
         self.ledger = Ledger({})
         self.ways = Ways()
         self.clock = StepClock(config.heartbeat_interval_s)
@@ -91,9 +98,11 @@ class Run:
         self.journeys = Journeys(config)
         self.open_rounds: dict[int, Round] = {}
         self.refusals: Counter[str] = Counter()
+        self.quarantine = Quarantine(config.quarantine_s)
         self.seeding_id = 0  # of the present attempt at version 0, the round id of its commits
         self.saved_serial = 0  # of the newest run record asked for
         self.durable_serial = 0  # of the newest one that is durable everywhere it must be
+        self.troubles = Troubles()
         self._last_round_id = 0
         self._median_step_s = 0.0
 
@@ -116,16 +125,46 @@ class Run:
             "manifest": None if self.manifest is None else manifest_to_rows(self.manifest),
             "last_round_id": self._last_round_id,
             "ended": self.phase is Phase.ENDED,
+            "quarantine": self.quarantine.record(self.now_s),
             **self.members.record(),
+            "lives": self.ledger.counters(),
+            "shares": self.shares.saving(self.saved_serial),
         }
         self.emit(SaveRun(serial=self.saved_serial, record=record))
         return self.saved_serial
+
+    def disk_failed(self, detail: str) -> None:
+        """The store cannot be written: nothing is published, and islands train on."""
+        self.troubles.begin("store", f"nothing is published, islands train on: {detail}", self.now_s)
+
+    def disk_works(self) -> None:
+        """Something was written to the store."""
+        lasted_s = self.troubles.end("store", self.now_s)
+        if lasted_s is not None:
+            self.note("store.back", after_s=round(lasted_s, 3))
 
     def count_refusal(self, reason: Reason, member: Member | None = None) -> None:
         """Counts a refusal, for the sender too if it is a member."""
         self.refusals[reason] += 1
         if member is not None:
             member.refusals[reason] = member.refusals.get(reason, 0) + 1
+
+    def offence(self, member: Member, reason: Reason, from_step: int) -> None:
+        """Takes note of what was refused to a member, from this step on: it may be one time too many."""
+        at_step = self.ledger.life(member.island_id, member.incarnation).last_step
+        kept_out = self.quarantine.offended(
+            member.island_id, reason, from_step=from_step, at_step=at_step, now_s=self.now_s
+        )
+        if kept_out:
+            detail = self.quarantine.why(member.island_id, self.now_s)
+            self.note("island.quarantined", island=member.island_id, reason=reason, detail=detail)
+            self.save()  # it must not come back by way of our own restart
+
+    def behaved(self, member: Member) -> None:
+        """Takes note of a contribution that was let in."""
+        if self.quarantine.behaved(member.island_id):
+            self.note("island.released", island=member.island_id)
+            self.save()
 
     # --- what is ----------------------------------------------------------------------------------------------
 
@@ -149,8 +188,30 @@ class Run:
     @property
     def median_step_s(self) -> float:
         """Median inner step time of the advancing islands in seconds; the last known while none advances, first 0."""
-        self._median_step_s = self.clock.median_step_time_s(self.now_s) or self._median_step_s
-        return self._median_step_s
+        return self.clock.median_step_time_s(self.now_s) or self._median_step_s
+
+    def remember_pace(self) -> None:
+        """Keeps the median step time of now for the time when nobody advances.
+
+        Done with each event and not with each question: a driver asks for deadlines as often as it likes, and must not
+        change by that what a replay of the events decides.
+        """
+        self._median_step_s = self.median_step_s
+
+    def eligible(self) -> frozenset[str]:
+        """Ids of the live islands that are not quarantined: those that a round could consist of."""
+        return frozenset(m.island_id for m in self.members.live(self.now_s)) - self.quarantine.out(self.now_s)
+
+    def length(self, fragment_id: int) -> float:
+        """Returns the norm of a fragment at version 0, at least that of as many average parameters of the model.
+
+        Fragments of biases begin at zero, and so would be measured against nothing. 0 if no norm is known.
+        """
+        if self.manifest is None:
+            return 0.0
+        squares = sum(f.norms.seed_norm**2 for f in self.fragments.values())
+        share = self.manifest.sizes[fragment_id] / sum(self.manifest.sizes)
+        return max(self.fragments[fragment_id].norms.seed_norm, math.sqrt(share * squares))
 
     def waiting_bytes(self) -> int:
         """Bytes of the contributions that wait in open rounds or are held; bounded by the configuration."""
@@ -163,7 +224,7 @@ class Run:
     def most_steps(self, member: Member) -> int:
         """Returns the highest inner step that an island can have reached by now: what is beyond is a lie."""
         life = self.ledger.life(member.island_id, member.incarnation)
-        since_s = self.now_s - member.counted_at_s
+        since_s = max(0.0, self.now_s - member.counted_at_s)
         return life.last_step + STEPS_AT_ONCE + int(since_s * STEPS_PER_S)
 
     def most_tokens_per_step(self, member: Member) -> int:
@@ -194,8 +255,11 @@ class Run:
         """Goes on from what an earlier life left in the store; a version 0 that is not whole was never published."""
         self.epoch = max(self.epoch, record["epoch"] + 1)
         self.members.restore(record, self.now_s)
+        self.quarantine.restore(record.get("quarantine", {}), self.now_s)
         last_round_id = max([record["last_round_id"], *(c.round_id for c in commits.values())])
         self._last_round_id = last_round_id + ROUND_IDS_PER_LIFE
+        slices = {p: commit.ledger.get("data", {}) for p, commit in commits.items()}
+        self.shares.restore(record.get("shares", {}), slices)
         if record["manifest"] is None:
             return
         self.adopt_manifest(manifest_from_rows(record["manifest"]))
@@ -206,6 +270,9 @@ class Run:
                 fragment.contributions = commit.contributions
                 if p in self.moving:
                     self.ledger.restore(p, commit.ledger)
+                    if "norms" in commit.ledger:
+                        fragment.norms = FragmentNorms.restored(commit.ledger["norms"])
+            self.ledger.recall(record.get("lives", {}))
             self.phase = Phase.RUNNING
             target = self.config.total_tokens
             if record.get("ended") and target and self.ledger.trained_tokens() >= target:

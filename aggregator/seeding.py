@@ -45,6 +45,7 @@ class Seeding:
             self._membership.refuse(event, event.flaw.reason, event.flaw.detail)
         elif fragment.stage is Stage.IDLE and fragment.version < 0:
             fragment.stage = Stage.COMPUTING
+            fragment.norms.seed_norm = event.norm or 0.0
             run.emit(Plant(fragment_id=seed.fragment_id, payload=seed.payload))
 
     def complete(self) -> bool:

@@ -18,7 +18,6 @@ import json
 import math
 import os
 import socket
-import time
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import ExitStack, suppress
 from typing import Any, Self, assert_never
@@ -36,6 +35,7 @@ from aggregator.events import (
     Finished,
     Manifested,
     Merge,
+    NewLineage,
     Note,
     Persist,
     Persisted,
@@ -69,13 +69,12 @@ from aggregator.replication import (
     ReplicationEvent,
 )
 from aggregator.reporter import Reporter, Snapshot
-from aggregator.store import Loaded, Store
+from aggregator.store import Loaded, Store, newer_but_damaged
 from aggregator.summary import Traffic
 from aggregator.tape import Tape, event_line, note_line, start_line
-from aggregator.ways import Ways
 from aggregator.wire import Wire
 from aggregator.workshop import Workshop
-from broker import logs
+from broker import clocks, logs
 from broker.config import DEFAULT_REDIS_URL
 from broker.directory import STANDBY
 from broker.errors import ConfigError, Unavailable
@@ -114,7 +113,7 @@ async def serve(
             tape = Tape(config.tape)
             stack.callback(tape.close)
         store = stack.enter_context(Store.open(config.store))
-        loaded = load_for(store, config)
+        loaded = load_for(store, config, mendable=config.failover)
         context = zmq.asyncio.Context()
         stack.callback(context.term)
         try:
@@ -129,7 +128,7 @@ async def serve(
                     deposed = await _lead(config, context, store, load_for(store, config), tape, term, stop, ready)
                 if not deposed:
                     break
-                loaded = load_for(store, config)
+                loaded = load_for(store, config, mendable=True)
         except BaseExceptionGroup as group:
             # A task met something that somebody must put right: that is what is to be said, not which task it was.
             curable = group.subgroup((ConfigError, Unavailable))
@@ -178,10 +177,12 @@ async def _lead(
     term: _Term | None,
     stop: asyncio.Event,
     ready: Callable[[Aggregator], None],
+    *,
+    least_epoch: int = 1,
 ) -> bool:
     """Leads until the run has ended, it is stopped, or deposed, which is what it returns."""
     registry = Registry(config.redis_url or DEFAULT_REDIS_URL, config.run_id)
-    service = _Service(config, context, store, loaded, tape, registry, term)
+    service = _Service(config, context, store, loaded, tape, registry, term, least_epoch=least_epoch)
     epoch = service.core.run.epoch
     log.info(
         "aggregator.ready",
@@ -197,6 +198,12 @@ async def _lead(
     finally:
         service.close()
         await registry.aclose()
+    if service.lineage is not None:
+        order = service.lineage
+        store.begin_lineage(order.above, order.epoch)
+        log.warning("store.new_lineage", above=str(dict(order.above)), epoch=order.epoch)
+        again = load_for(store, config)
+        return await _lead(config, context, store, again, tape, term, stop, ready, least_epoch=order.epoch)
     if service.deposed is None:
         log.info("aggregator.ended", run=config.run_id, phase=service.core.run.phase)
         return False
@@ -209,8 +216,8 @@ def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
     return _first(first) if isinstance(first, BaseExceptionGroup) else first
 
 
-def load_for(store: Store, config: AggregatorConfig) -> Loaded:
-    """Returns what the store holds, if this run can go on from it.
+def load_for(store: Store, config: AggregatorConfig, *, mendable: bool = False) -> Loaded:
+    """Returns what the store holds, if this run can go on from it; or follow a leader that mends it (``mendable``).
 
     Raises:
         ConfigError: It belongs to another run.
@@ -224,23 +231,30 @@ def load_for(store: Store, config: AggregatorConfig) -> Loaded:
     if loaded.run["run_id"] != config.run_id:
         cure = f"holds the run {loaded.run['run_id']!r}: give --run {loaded.run['run_id']}, or another --store"
         raise ConfigError("store", str(config.store), cure)
-    for damaged in loaded.damaged:
-        p, version = damaged.path.parent.name, damaged.path.stem
-        whole = loaded.fragments.get(int(p)) if p.isdecimal() else None
-        if whole is not None and version.isdecimal() and int(version) > whole[0].fragment_version:
-            # Islands may have seen it. Made again with other bytes, it would part them from this run for good.
-            kept = whole[0].fragment_version
-            cure = (
-                f"is damaged ({damaged.problem}): restore it from a copy; or remove it to go on from version {kept}, "
-                "and restart the islands"
-            )
-            raise ConfigError("store", str(damaged.path), cure)
+    if mendable:
+        return loaded
+    given_up: dict[int, int] = {}
+    for p, damaged in newer_but_damaged(loaded):
+        # Islands may have seen it. Made again with other bytes, it would part them from this run for good.
+        if config.new_lineage:
+            given_up[p] = max(int(damaged.path.stem), given_up.get(p, -1))
+            continue
+        kept = loaded.fragments[p][0].fragment_version
+        cure = (
+            f"is damaged ({damaged.problem}): restore it from a copy, such as a standby's; or give up what is in "
+            f"it and go on from version {kept}, with --new-lineage"
+        )
+        raise ConfigError("store", str(damaged.path), cure)
     lost = {int(d.path.parent.name) for d in loaded.damaged if d.path.parent.name.isdecimal()} - set(loaded.fragments)
     if lost:
         # Seeding anew over versions that islands have seen would be another run under the same name.
         which = ", ".join(map(str, sorted(lost)))
         what = f"the store {config.store} holds no whole version of fragment {which}"
         raise Unavailable(f"{what}; restore it from a copy, or start a new run with another --store", definite=True)
+    if given_up:  # also where no peer has seen it: who could tell?
+        store.begin_lineage(given_up, loaded.run["epoch"] + 1)
+        log.warning("store.new_lineage", above=str(given_up), epoch=loaded.run["epoch"] + 1)
+        return store.load()
     return loaded
 
 
@@ -256,24 +270,27 @@ class _Service:
         tape: Tape | None,
         registry: Registry,
         term: _Term | None,
+        *,
+        least_epoch: int = 1,
     ) -> None:
+        self.lineage: NewLineage | None = None
         self.deposed: Deposed | None = None
         self._config = config
-        self._clock = time.monotonic
+        self._clock = clocks.monotonic
         self._events: asyncio.Queue[Event | ReplicationEvent] = asyncio.Queue(MAX_EVENTS)
         self._group = asyncio.TaskGroup()
         self._tasks: set[asyncio.Task[None]] = set()
         self._tape = tape
         commits = {p: commit for p, (commit, _) in loaded.fragments.items()}
         now_s = self._clock()
+        epoch = least_epoch if term is None else term.epoch
         if tape is not None:
-            tape.write(start_line(config, now_s, loaded.run, commits))
-        epoch = 1 if term is None else term.epoch
+            tape.write(start_line(config, now_s, loaded.run, commits, epoch=epoch))
         self.core = Aggregator(config, now_s=now_s, record=loaded.run, commits=commits, epoch=epoch)
         self._term = term
         self._replication = None if term is None else _replication(config, term, commits, now_s)
         self._record: SaveRun | None = None  # the newest
-        self._ways = Ways()  # by which broker standbys are reached
+        self._ways: dict[str, int] = {}  # by which broker each standby was heard last
         self._wire = Wire(context, config, self._heard)
         self._workshop = Workshop(
             config,
@@ -408,6 +425,8 @@ class _Service:
                     self._workshop.manifest = manifest
                 case Note():
                     self._note(action, now_s)
+                case NewLineage():
+                    self.lineage = action
                 case Finished():
                     pass  # the pump looks for itself
                 case _:
@@ -421,7 +440,7 @@ class _Service:
             await self._events.put(received)
         elif self._replication is not None:
             name = received.envelope.sender.removeprefix(STANDBY)
-            self._ways.heard(name, received.broker)
+            self._ways[name] = received.broker
             await self._events.put(Followed(name=name, follow=received.envelope.message))
 
     async def _made(self, event: Event) -> None:
@@ -441,11 +460,11 @@ class _Service:
                 case Replicate(to=to, commit=commit):
                     state = self._workshop.state_of(commit)
                     if state is not None:
-                        self._wire.replicate(to, self._ways.to(to), commit, epoch, state)
+                        self._wire.replicate(to, self._ways.get(to), commit, epoch, state)
                 case ReplicateRun(to=to, serial=serial):
                     if self._record is not None and self._record.serial >= serial:
                         message = run_message(self._record.record, epoch, self._record.serial)
-                        self._wire.replicate_run(to, self._ways.to(to), message)
+                        self._wire.replicate_run(to, self._ways.get(to), message)
                 case Renew(in_sync=in_sync):
                     self._spawn(self._renew(self._term, in_sync))
                 case Deliver(event=event):

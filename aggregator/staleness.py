@@ -1,7 +1,7 @@
 """What a contribution weighs: how much was trained, and on how old parameters.
 
 The paper weighs by tokens and steps alone, ``w = n * n / s`` (Decoupled DiLoCo, https://arxiv.org/abs/2604.21428,
-algorithm 2, line 7: amount times rate). Three rules are ours:
+algorithm 2, line 7: amount times rate). Four rules are ours:
 
 * *Staleness shrinks the step, not only the share.* Each weight is multiplied by ``lambda = (1 + staleness) ** -a`` and
   divided by the sum of ``w``, not of ``w * lambda``: a round of stale contributions moves the model less than the
@@ -9,6 +9,10 @@ algorithm 2, line 7: amount times rate). Three rules are ours:
 * *Staleness is a mean over steps*, so a range that straddles an adoption is a little stale, not a whole version.
   Taking the oldest step instead shrinks every step of a healthy fleet.
 * *No island outweighs all others together*: with three or more islands, none has more than half of the sum.
+* *No island outweighs the fleet by its word alone*: tokens per step beyond ``RATE_CAP`` times the fleet's lower
+  median are not weighed. With two islands, where there is no half to be cut to, a claim of a million tokens per step
+  would leave the other one nothing. An island whose batches truly are larger still weighs up to ``RATE_CAP ** 2``
+  times as much as one of the same steps: no less than its tokens are worth, up to batches 16 times as large.
 
 Pure functions of numbers; sums are exact (``math.fsum``), so weights do not depend on the order of contributions.
 """
@@ -19,12 +23,16 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median_low
 
 from broker.messages import TrainedOn
 
 #: From this many islands on, none of them may have more than half of the sum of token weights. Two islands of very
 #: unequal speed are left alone: there, a cap at half would be plain averaging, whatever each of them trained.
 ISLANDS_TO_CAP = 3
+
+#: Multiple of the fleet's lower median of tokens per step beyond which an island's tokens weigh nothing.
+RATE_CAP = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +110,13 @@ def presence_factor(present: int, live: int, exponent: float) -> float:
     return float((present / live) ** exponent)
 
 
-def merge_weights(contributions: Sequence[Trained], exponent: float, presence: float = 1.0) -> tuple[Weight, ...]:
+def merge_weights(
+    contributions: Sequence[Trained],
+    exponent: float,
+    presence: float = 1.0,
+    *,
+    most_tokens_per_step: float = math.inf,
+) -> tuple[Weight, ...]:
     """Returns the weight of each contribution of one round, in the order given.
 
     With w the capped token weights, lambda the staleness weights times ``presence``:
@@ -114,6 +128,7 @@ def merge_weights(contributions: Sequence[Trained], exponent: float, presence: f
         contributions: At least one.
         exponent: Of :func:`staleness_weight`.
         presence: From :func:`presence_factor`.
+        most_tokens_per_step: From :func:`most_tokens_per_step`; what an island claims beyond it is not weighed.
 
     Raises:
         ValueError: If there is no contribution, or one has no steps or fewer than no tokens.
@@ -124,7 +139,7 @@ def merge_weights(contributions: Sequence[Trained], exponent: float, presence: f
         if trained.steps < 1 or trained.tokens < 0:
             counts = f"{trained.tokens} tokens in {trained.steps} steps"
             raise ValueError(f"contribution of {trained.island_id!r} counts {counts}, must be at least 0 in 1")
-    token_weights = _capped(contributions)
+    token_weights = _capped(contributions, most_tokens_per_step)
     total = math.fsum(token_weights)
     weights = []
     for trained, token_weight in zip(contributions, token_weights, strict=True):
@@ -134,14 +149,21 @@ def merge_weights(contributions: Sequence[Trained], exponent: float, presence: f
     return tuple(weights)
 
 
-def _capped(contributions: Sequence[Trained]) -> list[float]:
+def most_tokens_per_step(rates: Sequence[float]) -> float:
+    """Returns ``RATE_CAP`` times the lower median of the live islands' tokens per step; infinite if none is known."""
+    known = [rate for rate in rates if rate > 0]
+    return RATE_CAP * median_low(known) if known else math.inf
+
+
+def _capped(contributions: Sequence[Trained], most_tokens_per_step: float) -> list[float]:
     """Returns ``n * n / s`` per contribution, with the heaviest of three or more islands cut to half of the new sum.
 
     The cap is against the sum *after* cutting, which sounds like an iteration but has a closed form: only one island
     can exceed half, it ends with as much as all others together, and then none of the others exceeds half either.
     An island with several ranges in the round is cut as a whole, each range in proportion.
     """
-    weights = [trained.tokens * trained.tokens / trained.steps for trained in contributions]
+    weighed = [min(trained.tokens, trained.steps * most_tokens_per_step) for trained in contributions]
+    weights = [n * n / trained.steps for n, trained in zip(weighed, contributions, strict=True)]
     of_island: defaultdict[str, list[float]] = defaultdict(list)
     for trained, weight in zip(contributions, weights, strict=True):
         of_island[trained.island_id].append(weight)

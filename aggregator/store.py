@@ -15,7 +15,7 @@ import os
 import re
 import socket
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +25,7 @@ from aggregator.commit_file import Damaged, read_commit, read_header, write_all,
 from aggregator.events import Commit
 from aggregator.outer import FragmentState, Vector
 from aggregator.records import ledger_line
+from aggregator.recovery import renumbered
 from aggregator.store_files import (
     commit_path,
     fragment_ids,
@@ -57,6 +58,15 @@ class Loaded:
     run: Mapping[str, Any] | None
     fragments: Mapping[int, tuple[Commit, FragmentState]]
     damaged: tuple[Damaged, ...]
+
+
+def newer_but_damaged(loaded: Loaded) -> Iterator[tuple[int, Damaged]]:
+    """Yields what is newer than the newest whole version of its fragment, and damaged; with the fragment's id."""
+    for damaged in loaded.damaged:
+        p, version = damaged.path.parent.name, damaged.path.stem
+        whole = loaded.fragments.get(int(p)) if p.isdecimal() else None
+        if whole is not None and version.isdecimal() and int(version) > whole[0].fragment_version:
+            yield int(p), damaged
 
 
 class Store:
@@ -199,6 +209,21 @@ class Store:
         if newer or (held is not None and held.fragment_version == version and held.digest != commit.digest):
             self._strike_from_ledger(p, version)
         self.commit(commit, state)
+
+    def begin_lineage(self, above: Mapping[int, int], epoch: int) -> None:
+        """Gives the newest whole version of each fragment a new number, above all that anybody may hold.
+
+        A crash half-way leaves some fragments under their old numbers; the same order again settles it.
+
+        Args:
+            above: Fragment -> highest version that was seen; damaged versions in this store count besides.
+            epoch: Of the commits.
+        """
+        for p, version in sorted(above.items()):
+            commit, state = read_commit(commit_path(self._directory, p, self._newest[p].fragment_version))
+            highest = max(version, *versions(self._directory, p))
+            if highest > commit.fragment_version:
+                self.commit(renumbered(commit, highest, epoch), state._replace(version=highest + 1))
 
     @property
     def name(self) -> str:

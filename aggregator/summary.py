@@ -80,6 +80,11 @@ def totals(run: Run, now_s: float) -> RunTotals:
         rounds=dict(sorted(run.ledger.tally().rounds.items())),
         participation=run.ledger.tally().participation,
         staleness_mean=run.ledger.tally().staleness,
+        quarantined={
+            each.island_id: {"for_s": round(each.for_s, 1), "reason": each.reason, "times": each.times}
+            for each in run.quarantine.now(now_s)
+        },
+        troubles=run.troubles.sentences(now_s),
     )
 
 

@@ -2,7 +2,7 @@
 
 Three kinds of lines, each one JSON object::
 
-    {"tape": 1, "now_s": .., "config": {..}, "record": {..}, "commits": [..]}   a life of the aggregator begins
+    {"tape": 1, "now_s": .., "epoch": .., "config": {..}, "record": {..}, "commits": [..]}     a life begins
     {"now_s": .., "event": "received", ..}                                      what went into the core
     {"now_s": .., "note": "round.opened", "fields": {..}}                       what it decided, and why
     {"gap": 12}                                                                 so many lines were lost to the disk
@@ -53,6 +53,8 @@ from broker.settings import from_sources
 log = logs.get(__name__)
 
 FORMAT = 1
+#: What settings that are younger than some tapes must be, to decide again as was decided without them.
+_OFF = {"outlier_factor": 0.0, "quarantine_s": 0.0}
 #: Lines that may wait for a disk that hangs; a line has a few hundred bytes.
 MAX_WAITING = 100_000
 
@@ -74,13 +76,19 @@ _EVENT_NAMES = {cls: name for name, cls in _PLAIN_EVENTS.items()}
 
 
 def start_line(
-    config: AggregatorConfig, now_s: float, record: Mapping[str, Any] | None, commits: Mapping[int, Commit]
+    config: AggregatorConfig,
+    now_s: float,
+    record: Mapping[str, Any] | None,
+    commits: Mapping[int, Commit],
+    *,
+    epoch: int = 1,
 ) -> dict[str, Any]:
     """Returns the first line of a life: all that its core is made from."""
     given = {name: value for name, value in dataclasses.asdict(config).items() if value is not None}
     return {
         "tape": FORMAT,
         "now_s": now_s,
+        "epoch": epoch,
         "config": {name: str(value) if isinstance(value, Path) else value for name, value in given.items()},
         "record": record,
         "commits": [commit_to_map(commit) for _, commit in sorted(commits.items())],
@@ -108,6 +116,7 @@ def event_line(event: Event, now_s: float) -> dict[str, Any]:
         "payload_bytes": event.payload_bytes,
         "broker": event.broker,
         "flaw": None if event.flaw is None else [event.flaw.reason, event.flaw.detail],
+        "norm": event.norm,
     }
 
 
@@ -121,14 +130,23 @@ def note_line(note: Note, now_s: float) -> dict[str, Any]:
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
     """Yields the lines of a tape; a line that a crash cut short is passed over."""
-    with path.open(encoding="utf-8") as file:
-        for text in file:
+    return (line for _, line in numbered_lines(path) if line is not None)
+
+
+def numbered_lines(path: Path) -> Iterator[tuple[int, dict[str, Any] | None]]:
+    """Yields every line of a tape with its number, from 1; None for one that cannot be read. Empty lines do not count.
+
+    One line at a time is in memory.
+    """
+    with path.open(encoding="utf-8", errors="replace") as file:
+        for number, text in enumerate(file, start=1):
+            if text == "\n":
+                continue
             try:
                 line = json.loads(text)
             except ValueError:
-                continue
-            if isinstance(line, dict):
-                yield line
+                line = None
+            yield number, line if isinstance(line, dict) else None
 
 
 def read_start(line: Mapping[str, Any]) -> Aggregator:
@@ -140,8 +158,9 @@ def read_start(line: Mapping[str, Any]) -> Aggregator:
     if line["tape"] != FORMAT:
         raise ConfigError("tape", line["tape"], f"this program reads format {FORMAT}: use the one that wrote the tape")
     commits = {row["fragment_id"]: commit_from_map(row) for row in line["commits"]}
-    config = from_sources(AggregatorConfig, line["config"], where="config of the tape")
-    return Aggregator(config, now_s=line["now_s"], record=line["record"], commits=commits)
+    config = from_sources(AggregatorConfig, _OFF | line["config"], where="config of the tape")
+    epoch = line.get("epoch", 1)  # tapes from before there were leases are without
+    return Aggregator(config, now_s=line["now_s"], record=line["record"], commits=commits, epoch=epoch)
 
 
 def read_event(line: Mapping[str, Any]) -> Event:
@@ -170,6 +189,7 @@ def read_event(line: Mapping[str, Any]) -> Event:
         flaw=None if line["flaw"] is None else Flaw(reason=Reason(line["flaw"][0]), detail=line["flaw"][1]),
         payload_bytes=line["payload_bytes"],
         broker=line.get("broker", 0),  # tapes of runs with one broker may be without
+        norm=line.get("norm"),
     )
 
 

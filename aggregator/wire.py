@@ -20,7 +20,7 @@ import zmq.asyncio
 from aggregator import versions
 from aggregator.config import AggregatorConfig
 from aggregator.events import Commit, Fenced, Publish, Received, Send
-from aggregator.inspection import flaw_in
+from aggregator.inspection import inspect
 from aggregator.link import Link, Outgoing
 from aggregator.outer import FragmentState
 from aggregator.replicas import replica_of
@@ -151,11 +151,11 @@ class Wire:
             return Received(envelope=envelope, broker=place)
         nbytes = payload_bytes(envelope.message.payload)
         if nbytes < INSPECT_HERE_BYTES:
-            flaw = flaw_in(envelope, self._manifest)
+            found = inspect(envelope, self._manifest)
         else:
-            looking = self._threads.submit(flaw_in, envelope, self._manifest)
-            flaw = await asyncio.wrap_future(looking)
-        return Received(envelope=envelope, flaw=flaw, payload_bytes=nbytes, broker=place)
+            looking = self._threads.submit(inspect, envelope, self._manifest)
+            found = await asyncio.wrap_future(looking)
+        return Received(envelope=envelope, flaw=found.flaw, payload_bytes=nbytes, norm=found.norm, broker=place)
 
     def _unreadable(self, error: RemoteProtocolError, origin: Origin) -> None:
         self._complain(error.reason, origin.kind, str(error), key=(error.reason, origin.kind))

@@ -216,6 +216,8 @@ class ScriptedIsland:
                 self.versions[p] = version
                 self.told.set()
                 await self._want()
+            case m.Refused(reason=m.Reason.NOT_LEADER, kind="join" | "heartbeat"):
+                pass  # the broker says that it lives; both are repeated
             case m.Refused():
                 raise Unavailable(
                     f"{self.name}: its {message.kind} was refused: {message.reason}, {message.detail}", definite=True

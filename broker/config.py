@@ -16,6 +16,7 @@ DEFAULT_REDIS_URL = "redis://127.0.0.1:6379"
 
 _MIB = 1 << 20
 _RUN_ID = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
+_NAME = re.compile(r"[A-Za-z0-9._:-]{1,64}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +26,9 @@ class BrokerConfig:
     run_id: str = setting("atoll", "name of the run; messages of other runs are refused", flag="--run")
     host: str = setting("127.0.0.1", "address to listen on; 0.0.0.0 takes connections from other machines")
     port: int = setting(DEFAULT_PORT, "control port; the bulk port is the next one; 0 picks two free ports")
+    name: str = setting(
+        "", "name of this broker in status, unique in its run; empty: this host's, with the port", flag="--broker-name"
+    )
     redis_url: str = setting("", f"where Redis listens; empty: take REDIS_URL, else {DEFAULT_REDIS_URL}")
     report_interval_s: float = setting(0.5, "seconds between two writes of membership and counters to Redis")
 
@@ -43,6 +47,8 @@ class BrokerConfig:
     def __post_init__(self) -> None:
         if not _RUN_ID.fullmatch(self.run_id):
             raise ConfigError("run_id", self.run_id, "must be 1 to 64 of the characters A-Z a-z 0-9 . _ -")
+        if self.name and not _NAME.fullmatch(self.name):
+            raise ConfigError("name", self.name, "must be 1 to 64 of the characters A-Z a-z 0-9 . _ : -, or empty")
         if not self.host:
             raise ConfigError("host", self.host, "must be an address of this machine, or 0.0.0.0 for all of them")
         if not 0 <= self.port <= 65_534:

@@ -61,7 +61,7 @@ class Traffic:
 class Endpoint:
     """A client's connection to one channel of a broker.
 
-    ZeroMQ connects in the background, and again after a loss, waiting 0.1 s at first and 5 s at most; where it gives
+    ZeroMQ connects in the background, and again after a loss, waiting 0.1 s at first, then ever longer; where it gives
     up, the endpoint connects anew, as long as it is used. Messages that were queued in a connection when it broke
     are gone: the protocol repeats what matters.
 
@@ -74,6 +74,7 @@ class Endpoint:
         limits: Of what is sent and received.
         bulk_wait_s: How long ``send`` waits for room on the bulk channel; on the control channel it never does.
         renew_after_s: How long there may be no connection before it is made anew.
+        reconnect_max_s: Longest pause between two attempts to connect.
         on_unreadable: Told of each message that cannot be read. By default they are counted and logged.
 
     Raises:
@@ -89,6 +90,7 @@ class Endpoint:
         limits: Limits = DEFAULT_LIMITS,
         bulk_wait_s: float = 5.0,
         renew_after_s: float = 30.0,
+        reconnect_max_s: float = 5.0,
         on_unreadable: OnUnreadable | None = None,
     ) -> None:
         self.address = channel_address(control_address, channel)
@@ -99,6 +101,7 @@ class Endpoint:
         self._on_unreadable = on_unreadable
         self._context = context
         self._renew_after_s = renew_after_s
+        self._reconnect_max_s = reconnect_max_s
         self._socket: zmq.asyncio.Socket | None = None
         self._line: Line | None = None
         # While one task polls for room, pyzmq queues what another one sends, even if told not to wait.
@@ -116,7 +119,7 @@ class Endpoint:
         socket = self._context.socket(zmq.DEALER)
         configure_socket(socket, self.channel, self._limits)
         socket.set(zmq.RECONNECT_IVL, 100)
-        socket.set(zmq.RECONNECT_IVL_MAX, 5_000)
+        socket.set(zmq.RECONNECT_IVL_MAX, round(1000 * self._reconnect_max_s))
         socket.set(zmq.CONNECT_TIMEOUT, 10_000)
         # Queue for a live connection only: else heartbeats pile up while the broker is away, and arrive stale.
         socket.set(zmq.IMMEDIATE, 1)

@@ -81,13 +81,39 @@ def configure(
     if json is None:
         wanted = os.environ.get("ATOLL_LOG")
         json = wanted == "json" if wanted in ("text", "json") else not stream.isatty()
-    handler = logging.StreamHandler(stream)
+    handler = _Handler(stream)
     handler.setFormatter(JsonFormatter(process) if json else TextFormatter(process))
     root = logging.getLogger()
     for old in root.handlers[:]:
         root.removeHandler(old)
     root.addHandler(handler)
     root.setLevel(level)
+
+
+class _Handler(logging.StreamHandler[TextIO]):
+    """Writes lines; those that a full disk or a closed pipe does not take are counted, and told of when it is over."""
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__(stream)
+        self._lost = 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Writes a record, or drops it: no process ends because nobody takes its log."""
+        try:
+            if self._lost:
+                lost = logging.makeLogRecord({"name": __name__, "levelno": logging.WARNING, "levelname": "WARNING"})
+                lost.msg, lost.__dict__[_FIELDS] = "log.gap", {"lines": self._lost}
+                self._put(lost)
+                self._lost = 0
+            self._put(record)
+        except OSError:
+            self._lost += 1
+        except Exception:  # noqa: BLE001 - a record that cannot be formatted must not end a process either
+            self.handleError(record)
+
+    def _put(self, record: logging.LogRecord) -> None:
+        self.stream.write(self.format(record) + self.terminator)
+        self.flush()
 
 
 class TextFormatter(logging.Formatter):

@@ -63,6 +63,15 @@ class Phase(StrEnum):
     ENDED = "ended"  # every fragment is flushed and durable
 
 
+class StateSource(StrEnum):
+    """Where a life of an island has the state of its inner optimizer from."""
+
+    PENDING = "pending"  # not decided yet
+    CHECKPOINT = "checkpoint"  # its own
+    DONOR = "donor"  # another island's
+    FRESH = "fresh"  # an optimizer that has seen no step
+
+
 class Reason(StrEnum):
     """Why something was refused: one word for the sender, the log, the counters and status."""
 
@@ -86,7 +95,10 @@ class Reason(StrEnum):
     STALE = "stale"
     OVERLAP = "overlap"  # some of these steps were handed over already
     NOT_FINITE = "not_finite"
+    OUTLIER = "outlier"  # far longer than what the fleet sends: its norm per step
     IMPLAUSIBLE = "implausible"  # counters that do not fit each other or the declared tokens per step
+    QUARANTINED = "quarantined"  # the island has offended again and again: not looked at for a while
+    SHARE_MOVED = "share_moved"  # trained on data that is in the hands of another island by now
     RUN_ENDED = "run_ended"  # the run is over: nothing is merged any more
     # a contribution, for now: send it again
     QUEUE_FULL = "queue_full"
@@ -95,6 +107,7 @@ class Reason(StrEnum):
     OVERWRITTEN = "overwritten"  # steps dropped by adopting with keep = 0
     ISLAND_LOST = "island_lost"  # trained by an incarnation that ended before handing them over
     UNRECORDED = "unrecorded"  # a gap whose cause was lost with an aggregator
+    STORE_LOST = "store_lost"  # merged into versions that were lost with a store, and given up by the operator
 
 
 RETRY_REASONS = frozenset({Reason.CHECKSUM, Reason.QUEUE_FULL, Reason.NOT_LEADER})
@@ -168,11 +181,27 @@ class RunSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """The part of the data that belongs to one island: ``index`` of ``count``, under ``share_epoch``."""
+    """A part of the data in one island's hands: ``index`` of ``count``, from batch ``cursor`` on.
+
+    ``share_epoch`` grows with each change of hands. ``lane`` counts passes over the data, for islands beyond the
+    expected number, each in an order of its own.
+    """
 
     index: int
     count: int
     share_epoch: int
+    lane: int = 0
+    cursor: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataRange:
+    """Batches ``[from_batch, to_batch)`` of share number ``share``, which is ``lane * count + index``."""
+
+    share: int
+    share_epoch: int
+    from_batch: int
+    to_batch: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,10 +250,11 @@ class Merged:
     incarnation: int
     steps: StepRange
     staleness: float
-    token_weight: float  # n * n / s, capped at half of the round's sum
-    staleness_weight: float  # (1 + staleness) ** -a, times (share of live islands in the round) ** b
+    token_weight: float  # n * n / s, with n / s near the fleet's, capped at half of the round's sum
+    staleness_weight: float  # (1 + staleness) ** -a, times (share of live islands in the round) ** b, and less if cut
     merge_weight: float  # their product over the sum of token weights
     fresh: bool  # False: held over from an earlier round
+    data: tuple[DataRange, ...] = ()  # what the steps were trained on
 
 
 # --- island -> aggregator -------------------------------------------------------------------------------------
@@ -256,7 +286,8 @@ class Heartbeat:
     """Says that the island lives, how far it is, and what it still waits for. Answered by :class:`FleetState`.
 
     ``versions[p]`` is the version of fragment p in the local parameters, -1 for none; ``overwritten_tokens[p]`` counts
-    tokens that adoptions with keep = 0 dropped, over this incarnation.
+    tokens that adoptions with keep = 0 dropped, over this incarnation; ``optimizer`` says what its inner optimizer
+    started from.
     """
 
     channel: ClassVar[Channel] = Channel.CONTROL
@@ -272,6 +303,7 @@ class Heartbeat:
     overwritten_tokens: tuple[int, ...]
     outstanding: tuple[Outstanding, ...]
     stopped: bool
+    optimizer: StateSource = StateSource.PENDING
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -312,6 +344,7 @@ class Contribution:
     Attributes:
         round_id: The round it answers.
         trained_on: Versions its steps were run on, oldest first; the steps add up to ``steps.steps``.
+        data: Batches its steps were trained on; they add up likewise. Empty: its island does not say.
         payload: One buffer per tensor of the fragment.
     """
 
@@ -321,6 +354,7 @@ class Contribution:
     fragment_id: int
     steps: StepRange
     trained_on: tuple[TrainedOn, ...]
+    data: tuple[DataRange, ...] = ()
     payload: Payload
 
 
@@ -335,6 +369,51 @@ class Want:
     channel: ClassVar[Channel] = Channel.BULK
     role: ClassVar[Role] = Role.ISLAND
     versions: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskDonor:
+    """Asks which island may give its optimizer state; ``tried`` were named and failed. Repeated until answered."""
+
+    channel: ClassVar[Channel] = Channel.CONTROL
+    role: ClassVar[Role] = Role.ISLAND
+    tried: tuple[str, ...]
+
+
+# --- island -> island, through the broker -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchState:
+    """To a donor: send these parts of your optimizer's state; what does not come is asked for again.
+
+    ``state_id`` is empty for the first part: whatever copy the donor holds or makes. Parts of another copy than the one
+    begun are of no use.
+    """
+
+    channel: ClassVar[Channel] = Channel.CONTROL
+    role: ClassVar[Role] = Role.ISLAND
+    state_id: str
+    parts: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatePart:
+    """Part ``part`` of ``num_parts`` of a donor's state, for who asked; ``num_parts`` 0: it has none to give.
+
+    Attributes:
+        state_id: Names the copy that it is cut from.
+        state_bytes: Of all parts together, without what fills the last one up to whole elements.
+        payload: One buffer; its bytes are of any kind, and called ``f32`` because four of them make an element.
+    """
+
+    channel: ClassVar[Channel] = Channel.BULK
+    role: ClassVar[Role] = Role.ISLAND
+    state_id: str
+    part: int
+    num_parts: int
+    state_bytes: int
+    payload: Payload
 
 
 # --- aggregator -> island -------------------------------------------------------------------------------------
@@ -360,6 +439,7 @@ class Welcome:
     fragments: tuple[tuple[TensorSpec, ...], ...]
     settings: RunSettings
     share: Share
+    taken_over: tuple[Share, ...] = ()
     start_step: int
     start_tokens: int
 
@@ -378,7 +458,8 @@ class FleetState:
         seed: Fragments of version 0 that this island is asked to supply.
         trained_tokens: Tokens trained by the fleet as last reported.
         fleet_ratio: Tokens the fleet trains while this island trains one.
-        share: This island's part of the data.
+        share: This island's own part of the data.
+        taken_over: Parts of islands that are away; whatever is not listed any more is theirs again.
     """
 
     channel: ClassVar[Channel] = Channel.CONTROL
@@ -393,6 +474,20 @@ class FleetState:
     trained_tokens: int
     fleet_ratio: float
     share: Share
+    taken_over: tuple[Share, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Donor:
+    """Answers :class:`AskDonor`: ``island_id`` may be asked for its state; empty: nobody is left who could give one.
+
+    ``wait_s`` is the silence of the donor after which to ask for another one.
+    """
+
+    channel: ClassVar[Channel] = Channel.CONTROL
+    role: ClassVar[Role] = Role.AGGREGATOR
+    island_id: str
+    wait_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -551,8 +646,12 @@ Message = (
     | Seed
     | Contribution
     | Want
+    | AskDonor
+    | FetchState
+    | StatePart
     | Welcome
     | FleetState
+    | Donor
     | Version
     | Refused
     | Attach

@@ -25,6 +25,7 @@ class MemberRecord:
     bytes_down: int = 0
     stopped: bool = False
     left: bool = False
+    optimizer: str = ""  # what its inner optimizer started from, as :class:`broker.messages.StateSource` spells it
     heard_ago_s: float = 0.0
 
 
@@ -58,6 +59,8 @@ class RunTotals:
         progress: Part of ``target_tokens`` that is trained, 0 to 1; 0 for a run without an end.
         participation: Mean share of the live islands in a version, None before the first.
         staleness_mean: Mean staleness of what was merged, in versions, None before the first.
+        quarantined: Island -> for how many seconds more (``for_s``), for which ``reason``, how many ``times`` in a row.
+        troubles: What the aggregator cannot put right by itself, each with its cure; empty when all is well.
     """
 
     phase: str
@@ -72,11 +75,13 @@ class RunTotals:
     rounds: Mapping[int, int] = field(default_factory=dict)
     participation: float | None = None
     staleness_mean: float | None = None
+    quarantined: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    troubles: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerRecord:
-    """The broker's own counters since it started, and the allowances by which status judges silence."""
+    """A broker's own counters since it started, and the allowances by which status judges silence."""
 
     suspect_after_s: float
     dead_after_s: float
@@ -109,11 +114,11 @@ class Snapshot:
     members: Mapping[str, Mapping[str, Any]]
     fragments: Mapping[int, Mapping[str, Any]]
     totals: Mapping[str, Any]
-    broker: Mapping[str, Any]
+    brokers: Mapping[str, Mapping[str, Any]]
     refusals: Mapping[str, Mapping[str, Mapping[str, int]]]  # source -> island -> reason -> count
     leases: Mapping[int, Mapping[str, Any]]
 
     @property
     def empty(self) -> bool:
         """Whether nobody has written anything about this run."""
-        return not (self.heard_at_s or self.fragments or self.totals or self.broker)
+        return not (self.heard_at_s or self.fragments or self.totals or self.brokers)

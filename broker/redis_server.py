@@ -95,6 +95,7 @@ def server(*, port: int, directory: str | os.PathLike[str], program: list[str] |
         "dbfilename": SNAPSHOT,
         "save": "60 1",  # also at its end
         "appendonly": "no",
+        "stop-writes-on-bgsave-error": "no",  # on a full disk, status still works
         "daemonize": "no",
         "loglevel": "warning",
         # A run needs a few megabytes; beyond this something is wrong, and writes fail instead of the machine.

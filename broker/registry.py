@@ -4,11 +4,12 @@ Redis serves people and elections; no training data passes through it, and nothi
 aggregator's store. All keys of a run begin with ``atoll:{run_id}:``
 
     members             sorted set   island id -> when its last heartbeat came, by the clock of Redis
-    member:{island}     hash         field of MemberRecord -> JSON
+    member:{island}     hash         field of MemberRecord -> JSON, and ``broker``: the one it was heard by
     model               hash         fragment id -> JSON of FragmentRecord; (epoch, version) only grows
     totals              hash         field of RunTotals -> JSON
-    broker              hash         field of BrokerRecord -> JSON, with ``written_at``
-    refusals:{source}   hash         island id -> JSON of reason -> count, as counted by source
+    brokers             sorted set   broker -> when it last wrote
+    broker:{broker}     hash         field of BrokerRecord -> JSON, with ``written_at``
+    refusals:{source}   hash         island id -> JSON of reason -> count, as counted by aggregator or broker:{broker}
     lease:{shard}       hash         holder, epoch, renewed_at; changed by compare-and-set alone
     events              stream       capped; one JSON object in the field ``event``
 
@@ -72,6 +73,28 @@ redis.call('EXPIRE', KEYS[1], ARGV[1])
 return written
 """
 
+#: Writes what a broker has heard of islands, unless another one has heard of them since: who has left for it is
+#: remembered here for a while, and written with all else. A time that has not come yet is not believed: clocks go back.
+_WRITE_MEMBERS = """
+local time = redis.call('TIME')
+local now = tonumber(time[1]) + tonumber(time[2]) / 1e6
+local written = 0
+for i = 3, #ARGV, 3 do
+  local island, heard = ARGV[i], now - tonumber(ARGV[i + 1])
+  local key = KEYS[2] .. island
+  local other = redis.call('HGET', key, 'broker')
+  local held = tonumber(redis.call('ZSCORE', KEYS[1], island) or '-1')
+  if not other or other == ARGV[2] or held <= heard or held > now then
+    redis.call('ZADD', KEYS[1], string.format('%.6f', heard), island)
+    redis.call('HSET', key, 'broker', ARGV[2], unpack(cjson.decode(ARGV[i + 2])))
+    redis.call('EXPIRE', key, ARGV[1])
+    written = written + 1
+  end
+end
+redis.call('EXPIRE', KEYS[1], ARGV[1])
+return written
+"""
+
 #: The one place where a lease changes. A missing lease goes to whoever asks, and whoever holds it keeps it; only a
 #: candidate (ARGV[3] = 1) with a higher epoch takes it over.
 _LEASE = """
@@ -119,6 +142,7 @@ class Registry:
             cure = f"is no address of Redis ({err}); write redis://HOST:PORT"
             raise ConfigError("redis_url", shown(url), cure) from err
         self._write_fragments = self._redis.register_script(_WRITE_FRAGMENTS)
+        self._write_members = self._redis.register_script(_WRITE_MEMBERS)
         self._lease = self._redis.register_script(_LEASE)
 
     async def aclose(self) -> None:
@@ -127,32 +151,31 @@ class Registry:
 
     # --- written by the broker ---
 
-    async def write_members(self, records: Sequence[MemberRecord]) -> None:
-        """Writes what was last heard of some islands."""
+    async def write_members(self, broker: str, records: Sequence[MemberRecord]) -> int:
+        """Writes what ``broker`` last heard of some islands; returns of how many no other had heard later."""
         if not records:
-            return
+            return 0
+
+        async def write() -> int:
+            arguments: list[Any] = [KEEP_S, json.dumps(broker)]
+            for record in records:
+                fields = _fields(record, without=("island_id", "heard_ago_s"))
+                pairs = [part for pair in fields.items() for part in pair]
+                arguments += [record.island_id, record.heard_ago_s, json.dumps(pairs)]
+            return int(await self._write_members(keys=[self._key("members"), self._key("member", "")], args=arguments))
+
+        return await self._attempt(write)
+
+    async def write_broker(self, broker: str, record: BrokerRecord) -> None:
+        """Writes a broker's counters, and the run into the list of runs."""
 
         async def write() -> None:
             now_s = await self._now_s()
             async with self._redis.pipeline(transaction=True) as pipe:
-                for record in records:
-                    fields = _fields(record, without=("island_id", "heard_ago_s"))
-                    pipe.zadd(self._key("members"), {record.island_id: now_s - record.heard_ago_s})
-                    pipe.hset(self._key("member", record.island_id), mapping=fields)
-                    pipe.expire(self._key("member", record.island_id), KEEP_S)
-                pipe.expire(self._key("members"), KEEP_S)
-                await pipe.execute()
-
-        await self._attempt(write)
-
-    async def write_broker(self, record: BrokerRecord) -> None:
-        """Writes the broker's counters, and the run into the list of runs."""
-
-        async def write() -> None:
-            now_s = await self._now_s()
-            async with self._redis.pipeline(transaction=True) as pipe:
-                pipe.hset(self._key("broker"), mapping=_fields(record) | {"written_at": json.dumps(now_s)})
-                pipe.expire(self._key("broker"), KEEP_S)
+                pipe.zadd(self._key("brokers"), {broker: now_s})
+                pipe.expire(self._key("brokers"), KEEP_S)
+                pipe.hset(self._key("broker", broker), mapping=_fields(record) | {"written_at": json.dumps(now_s)})
+                pipe.expire(self._key("broker", broker), KEEP_S)
                 pipe.zadd(RUNS, {self.run_id: now_s})
                 pipe.zremrangebyscore(RUNS, "-inf", now_s - KEEP_S)
                 await pipe.execute()
@@ -160,7 +183,7 @@ class Registry:
         await self._attempt(write)
 
     async def write_refusals(self, source: str, refusals: Mapping[str, Mapping[str, int]]) -> None:
-        """Writes how often ``source`` (the broker or an aggregator) refused what, by island and reason."""
+        """Writes how often ``source`` (a broker or an aggregator) refused what, by island and reason."""
         if not refusals:
             return
         mapping: dict[Any, Any] = {island: json.dumps(dict(reasons)) for island, reasons in refusals.items()}
@@ -244,32 +267,34 @@ class Registry:
         return await self._attempt(self._read)
 
     async def _read(self) -> Snapshot:
-        sources = ("broker", "aggregator")
         async with self._redis.pipeline(transaction=True) as pipe:
             pipe.time()
             pipe.zrange(self._key("members"), 0, -1, withscores=True)
-            for name in ("model", "totals", "broker"):
+            pipe.zrange(self._key("brokers"), 0, -1)
+            for name in ("model", "totals"):
                 pipe.hgetall(self._key(name))
-            for source in sources:
-                pipe.hgetall(self._key("refusals", source))
             pipe.hgetall(self._key("lease", "0"))
-            time, members, model, totals, broker, *refusals, lease = await pipe.execute()
+            time, members, brokers, model, totals, lease = await pipe.execute()
         islands = [island for island, _ in members]
-        hashes: list[dict[str, str]] = []
-        if islands:
-            async with self._redis.pipeline(transaction=False) as pipe:
-                for island in islands:
-                    pipe.hgetall(self._key("member", island))
-                hashes = await pipe.execute()
+        sources = [*(f"broker:{broker}" for broker in brokers), "aggregator"]
+        keys = [
+            *(self._key("member", island) for island in islands),
+            *(self._key("broker", broker) for broker in brokers),
+            *(self._key("refusals", source) for source in sources),
+        ]
+        async with self._redis.pipeline(transaction=False) as pipe:
+            for key in keys:
+                pipe.hgetall(key)
+            hashes = [_values(each) for each in await pipe.execute()]
         return Snapshot(
             run_id=self.run_id,
             now_s=_seconds(time),
             heard_at_s=dict(members),
-            members={island: _values(each) for island, each in zip(islands, hashes, strict=True)},
+            members=dict(zip(islands, hashes, strict=False)),
             fragments={int(p): json.loads(each) for p, each in model.items()},
             totals=_values(totals),
-            broker=_values(broker),
-            refusals={source: _values(each) for source, each in zip(sources, refusals, strict=True)},
+            brokers=dict(zip(brokers, hashes[len(islands) :], strict=False)),
+            refusals=dict(zip(sources, hashes[len(islands) + len(brokers) :], strict=True)),
             leases={0: lease} if lease else {},
         )
 

@@ -10,21 +10,25 @@ a peer that reconnects under a new routing id replaces its half-open predecessor
 Aggregators are known by :class:`~broker.messages.Attach`: what comes as ``aggregator`` over a connection that is not
 attached under the highest epoch seen is refused.
 
-*Ways.* Every kind has one way; nothing is chosen by the sender but the island that an aggregator addresses::
+*Ways.* Every kind has one way; the sender chooses nothing but the island that it addresses::
 
-    Join Heartbeat Nothing Leave   island -> aggregator of shard 0      control   repeated; dropped if nobody takes it
+    Join Heartbeat Nothing Leave
+    AskDonor                       island -> aggregator of shard 0      control   repeated; dropped if nobody takes it
     Seed Contribution              island -> the fragment's shard       bulk      queued in bytes; beyond that refused
     Want                           island -> here: credit for one       bulk
+    FetchState StatePart           island -> the island in ``to``      both      asked for again; dropped if it is gone
     Version                        aggregator -> here: kept             bulk      the newest of each fragment
     Attach AttachBulk              aggregator -> here: who leads        both
-    Welcome FleetState Refused     aggregator -> the island in ``to``   control   repeated; dropped if nobody takes it
+    Welcome FleetState Donor
+    Refused                        aggregator -> the island in ``to``   control   repeated; dropped if nobody takes it
     Follow FollowBulk              standby -> here and the leader       both      repeated
     Replica ReplicaRun             leader -> the standby in ``to``      bulk      repeated; dropped if nobody takes it
 
 *Backpressure.* The driver sends or, at a high-water mark, answers a :class:`Send` with :class:`Blocked`. A contribution
 then waits in a queue bounded in bytes; a version does not wait at all: the island's credit stands again, and whatever
 version is the newest when the island takes more is what it gets. Control messages never wait behind bulk bytes: what
-cannot be sent is dropped and counted, since all of them are repeated. Nothing a peer sends makes this object grow
+cannot be sent is dropped and counted, since all of them are repeated; so is what one island gives another of its
+optimizer's state, which the receiver asks for part by part. Nothing a peer sends makes this object grow
 beyond its limits.
 """
 
@@ -202,6 +206,12 @@ class Relay:
             case m.Contribution(fragment_id=p) | m.Seed(fragment_id=p):
                 # An unknown fragment goes to shard 0, which has the manifest and refuses it for good.
                 return self._contribute(self._owner.get(p, 0), Queued(envelope=envelope, size_bytes=event.size_bytes))
+            case m.FetchState() | m.StatePart():
+                route = self._who.route_to(envelope.to, event.channel)
+                if route is None:
+                    self.counters.dropped["no_such_peer"] += 1
+                else:
+                    self._send(event.channel, route, envelope, event.size_bytes)
             case message:
                 if isinstance(message, m.Heartbeat | m.Leave):
                     self._actions.append(Observe(envelope=envelope))

@@ -57,6 +57,7 @@ class Membership:
                     bytes_up=beat.bytes_up,
                     bytes_down=beat.bytes_down,
                     stopped=beat.stopped,
+                    optimizer=beat.optimizer,
                 )
             case Leave() as leave:
                 record = MemberRecord(
@@ -120,6 +121,7 @@ class Reporter:
         registry: Registry,
         relay: Relay,
         *,
+        name: str,
         liveness: LivenessConfig,
         interval_s: float,
         clock: Callable[[], float],
@@ -127,6 +129,7 @@ class Reporter:
         self.membership = Membership(max_islands=relay.config.max_peers)
         self._registry = registry
         self._relay = relay
+        self.name = name  #: of this broker, in Redis
         self._liveness = liveness
         self._interval_s = interval_s
         self._clock = clock
@@ -150,9 +153,9 @@ class Reporter:
             for sender, reasons in self._relay.counters.refused.items()
         }
         try:
-            await self._registry.write_broker(self._broker())
-            await self._registry.write_refusals("broker", refused)
-            await self._registry.write_members(records)
+            await self._registry.write_broker(self.name, self._broker())
+            await self._registry.write_refusals(f"broker:{self.name}", refused)
+            await self._registry.write_members(self.name, records)
         except Unavailable as err:
             if not self._lost:
                 log.warning("redis.lost", detail=str(err), cure="training goes on; status is blind until it is back")

@@ -21,7 +21,7 @@ from types import NoneType, UnionType
 from typing import Any, NamedTuple, NoReturn, Union, get_args, get_origin, get_type_hints
 
 from broker.fragments import TensorSpec
-from broker.messages import AGGREGATOR, BROKER, Outstanding, Reason, Resolution, Share
+from broker.messages import AGGREGATOR, BROKER, DataRange, Outstanding, Reason, Resolution, Share
 from broker.ranges import StepRange
 
 INT_MAX = 2**63 - 1
@@ -326,10 +326,17 @@ def _check_tensor(tensor: TensorSpec) -> None:
         raise Unfit(tensor.size, "at most 2**63 - 1 elements", at="shape")
 
 
+def _check_data(data: DataRange) -> None:
+    if data.from_batch >= data.to_batch:
+        expected = f"more than from_batch, {data.from_batch}"
+        raise Unfit(data.to_batch, expected, reason=Reason.IMPLAUSIBLE, at="to_batch")
+
+
 _RELATIONS: dict[type[Any], Callable[[Any], None]] = {
     StepRange: _check_steps,
     Outstanding: _check_steps,
     Resolution: _check_steps,
     Share: _check_share,
+    DataRange: _check_data,
     TensorSpec: _check_tensor,
 }

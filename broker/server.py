@@ -15,7 +15,6 @@ import errno
 import ipaddress
 import signal
 import socket
-import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from typing import Any, assert_never
 import zmq
 import zmq.asyncio
 
-from broker import logs, settings
+from broker import clocks, logs, settings
 from broker.codec import Limits, decode, encode, peek
 from broker.config import DEFAULT_REDIS_URL, BrokerConfig
 from broker.endpoint import configure_socket
@@ -147,10 +146,15 @@ class _Broker:
 
     def __init__(self, config: BrokerConfig, registry: Registry) -> None:
         self._config = config
-        self._clock = time.monotonic
+        self._clock = clocks.monotonic
         self._relay = Relay(config.relay())
         self._reporter = Reporter(
-            registry, self._relay, liveness=config.liveness, interval_s=config.report_interval_s, clock=self._clock
+            registry,
+            self._relay,
+            name=config.name,
+            liveness=config.liveness,
+            interval_s=config.report_interval_s,
+            clock=self._clock,
         )
         self._limits: dict[Channel, Limits] = {
             Channel.CONTROL: config.control_limits(),
@@ -180,6 +184,7 @@ class _Broker:
                 if port != 0 or attempt == PORT_ATTEMPTS - 1 or err.errno not in (errno.EADDRINUSE, errno.EINVAL):
                     raise _cannot_listen(self._config, err) from err
             else:
+                self._reporter.name = self._config.name or f"{socket.gethostname()}:{control_port}"
                 return Listening(
                     address=f"tcp://{host}:{control_port}", control_port=control_port, bulk_port=control_port + 1
                 )

@@ -68,6 +68,18 @@ def broker_addresses(text: str, *, field: str = "broker") -> tuple[str, ...]:
     return found
 
 
+def split_tcp(address: str, *, field: str = "broker") -> tuple[str, int]:
+    """Returns host and port of a control address that is ``tcp://HOST:PORT``; the host without brackets.
+
+    Raises:
+        ConfigError: As :func:`check_address`, or if it is ``ipc://PATH``.
+    """
+    match = _TCP.fullmatch(check_address(address, field=field))
+    if match is None:
+        raise ConfigError(field, address, "must be tcp://HOST:PORT here")
+    return match["host"].strip("[]"), int(match["port"])
+
+
 def bulk_address(control_address: str, *, field: str = "broker") -> str:
     """Returns the address of the bulk channel: the next port, or the same path with ``.bulk`` behind it.
 
@@ -147,12 +159,17 @@ def configure_socket(socket: zmq.Socket[Any], channel: Channel, limits: Limits =
 # --- whether a connection stands --------------------------------------------------------------------------------
 
 
+#: ZeroMQ says within a moment of a loss that it tries again. If it has not after this long, it never will.
+FORGOTTEN_AFTER_S = 1.0
+
+
 class Line:
     """The one connection of a client's socket, made anew when ZeroMQ has given it up.
 
     ZeroMQ reconnects after a loss, but not after what it takes for a violation of its own protocol: another security
-    mechanism, a stranger on the broker's port. Then it forgets the connection without a word. Only its monitor shows
-    the difference between such a socket, one that is still trying, and one that is merely full.
+    mechanism, a stranger on the broker's port, bytes that were damaged on the way. Then it forgets the connection
+    without a word. Only its monitor shows the difference between such a socket, one that is still trying, and one that
+    is merely full: who tries says so as soon as a connection is lost.
 
     Args:
         socket: Not yet connected.
@@ -160,14 +177,15 @@ class Line:
         renew_after_s: How long there may be no connection before it is made anew; longer than a handshake takes.
     """
 
-    __slots__ = ("_address", "_down_since_s", "_monitor", "_renew_after_s", "_socket", "_watcher")
+    __slots__ = ("_address", "_down_since_s", "_monitor", "_renew_after_s", "_socket", "_trying", "_watcher")
 
     def __init__(self, socket: zmq.asyncio.Socket, address: str, renew_after_s: float) -> None:
         self._socket = socket
         self._address = address
         self._renew_after_s = renew_after_s
         self._down_since_s: float | None = None
-        watched = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+        self._trying = True
+        watched = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CONNECT_RETRIED
         self._watcher = socket.get_monitor_socket(watched)
         # Read without asyncio: the monitor is asked, never waited for.
         self._monitor: zmq.Socket[bytes] = zmq.Socket.shadow(self._watcher.underlying)
@@ -182,14 +200,21 @@ class Line:
             self._socket.connect(self._address)
         except zmq.ZMQError as err:
             raise ConfigError("broker", self._address, f"ZeroMQ cannot connect to it: {err}") from err
-        self._down_since_s = now_s
+        self._down_since_s, self._trying = now_s, True
 
     def watch(self, now_s: float) -> bool:
         """Takes in what the monitor has seen; makes the connection anew when that is due, and says whether it did."""
         while self._monitor.poll(0):
             event = parse_monitor_message(self._monitor.recv_multipart(zmq.NOBLOCK))["event"]
-            self._down_since_s = None if event == zmq.EVENT_HANDSHAKE_SUCCEEDED else now_s
-        if self._down_since_s is None or now_s - self._down_since_s < self._renew_after_s:
+            match event:
+                case zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                    self._down_since_s = None
+                case zmq.EVENT_CONNECT_RETRIED:
+                    self._trying = True
+                case _:
+                    self._down_since_s, self._trying = now_s, False
+        patience_s = self._renew_after_s if self._trying else min(self._renew_after_s, FORGOTTEN_AFTER_S)
+        if self._down_since_s is None or now_s - self._down_since_s < patience_s:
             return False
         try:
             self._socket.disconnect(self._address)

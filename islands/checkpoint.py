@@ -61,13 +61,10 @@ def file_of(directory: Path, island_id: str) -> Path:
 # --- writing ----------------------------------------------------------------------------------------------------
 
 
-def save(path: Path, snapshot: Snapshot, local_names: Sequence[str], at: Position, incarnation: int) -> int:
-    """Writes a checkpoint and makes it durable; the old one stands until then. Returns its bytes.
+def packed(snapshot: Snapshot, local_names: Sequence[str], at: Position, incarnation: int) -> list[bytes | memoryview]:
+    """Returns what a checkpoint's file holds, in pieces: its beginning, then every array.
 
     Waits until a device has computed what the snapshot holds: not for the training thread, nor the event loop.
-
-    Raises:
-        Unavailable: The file cannot be written; the old one is untouched.
     """
     state = [(name, sort_of(leaf), placement.to_host(leaf)) for name, leaf in named_leaves(snapshot.state)]
     local = [(n, sort_of(x), placement.to_host(x)) for n, x in zip(local_names, snapshot.local, strict=True)]
@@ -87,13 +84,24 @@ def save(path: Path, snapshot: Snapshot, local_names: Sequence[str], at: Positio
             "local": rows[len(state) :],
         }
     )
+    return [_MAGIC + len(header).to_bytes(8, "little") + header, *buffers]
+
+
+def save(path: Path, snapshot: Snapshot, local_names: Sequence[str], at: Position, incarnation: int) -> int:
+    """Writes a checkpoint and makes it durable; the old one stands until then. Returns its bytes.
+
+    Waits as :func:`packed` does.
+
+    Raises:
+        Unavailable: The file cannot be written; the old one is untouched.
+    """
+    pieces = packed(snapshot, local_names, at, incarnation)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(temporary, "wb") as file:
-            file.write(_MAGIC + len(header).to_bytes(8, "little") + header)
-            for buffer in buffers:
-                file.write(buffer)
+            for piece in pieces:
+                file.write(piece)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
@@ -103,7 +111,7 @@ def save(path: Path, snapshot: Snapshot, local_names: Sequence[str], at: Positio
             temporary.unlink()
         cure = "make room or choose another --state-dir"
         raise Unavailable(f"cannot write the checkpoint {path} ({err.strerror}): {cure}", definite=True) from err
-    return len(_MAGIC) + 8 + len(header) + sum(map(len, buffers))
+    return sum(map(len, pieces))
 
 
 def _sync_directory(directory: Path) -> None:
@@ -130,12 +138,17 @@ def load(path: Path) -> Checkpoint | None:
     except OSError as err:
         raise Unavailable(f"cannot read the checkpoint {path} ({err.strerror})", definite=True) from err
     try:
-        return _parsed(memoryview(content))
+        return parsed(memoryview(content))
     except (ValueError, KeyError, TypeError, msgpack.UnpackException) as err:
         raise Unavailable(f"the checkpoint {path} is damaged ({err})", definite=True) from err
 
 
-def _parsed(content: memoryview) -> Checkpoint:
+def parsed(content: memoryview) -> Checkpoint:
+    """Reads what :func:`packed` returned, its arrays as views of it.
+
+    Raises:
+        ValueError: It is cut off, changed, or was never written here. KeyError, TypeError, those of msgpack: likewise.
+    """
     start = len(_MAGIC) + 8
     if bytes(content[: len(_MAGIC)]) != _MAGIC:
         raise ValueError("it does not begin as a checkpoint does")

@@ -27,6 +27,10 @@ class IslandConfig:
 
     state_dir: Path | None = setting(None, "directory for checkpoints of the inner optimizer; none: no checkpoints")
     checkpoint_interval_s: float = setting(60.0, "seconds between two checkpoints")
+    donor_wait_s: float = setting(
+        60.0, "seconds to look for another island's optimizer state, where there is no checkpoint; 0: start fresh"
+    )
+    pulse: Path | None = setting(None, "small file that the time of every step is written to; none: no such file")
     join_timeout_s: float = setting(120.0, "silence of the run after which joining it, or its end, is given up")
     max_message_bytes: int = setting(1 << 30, "largest message accepted")
 
@@ -36,6 +40,10 @@ class IslandConfig:
         _ = self.brokers  # checks the addresses
         if self.pace < 0:
             raise ConfigError("pace", self.pace, "must be a number of seconds, 0 or more")
+        if self.donor_wait_s < 0:
+            raise ConfigError(
+                "donor_wait_s", self.donor_wait_s, "must be a number of seconds, 0 to start fresh at once"
+            )
         for name in ("broker_silent_s", "checkpoint_interval_s", "join_timeout_s"):
             if getattr(self, name) <= 0:
                 raise ConfigError(name, getattr(self, name), "must be above 0")

@@ -21,8 +21,10 @@ from broker.messages import (
     AGGREGATOR,
     BROKER,
     Contribution,
+    Donor,
     Envelope,
     Fate,
+    FetchState,
     FleetState,
     Heartbeat,
     Join,
@@ -36,12 +38,15 @@ from broker.messages import (
     RunSettings,
     Seed,
     Share,
+    StatePart,
+    StateSource,
     Version,
     Want,
     Welcome,
 )
 from broker.ranges import StepRange
 from islands.brokers import BrokerChoice
+from islands.donation import Giver, Receiver
 from islands.events import (
     Action,
     Boundary,
@@ -59,13 +64,18 @@ from islands.events import (
     Prepared,
     Received,
     RefreshOptimizer,
+    Restored,
     SeedEncoded,
     Send,
+    StateChecked,
+    StateCopied,
+    StateNeeded,
     Tick,
     Vitals,
     Watch,
 )
 from islands.fragment import RESEND_S, Backoff, Fragment, Pending, Point, Stage
+from islands.shares import Trail
 
 JOIN_AGAIN_S = (0.5, 5.0)  # first and longest pause between joins
 #: On a slow one: pauses in multiples of a contribution's journey as measured, lest copies queue behind each other.
@@ -103,7 +113,7 @@ class Island:
         self.nonce = nonce
         self.manifest: FragmentManifest | None = None
         self.settings: RunSettings | None = None
-        self.share: Share | None = None
+        self.shares: tuple[Share, ...] = ()  #: its part of the data, and what it has taken over
         self.fragments: dict[int, Fragment] = {}
         self.phase = Phase.SEEDING
         self.done = False  #: the training loop should end
@@ -111,11 +121,15 @@ class Island:
         self.at = Point(0, 0)
         self.vitals = Vitals(loss=None, step_time_s=None, sync_share=0.0, bytes_up=0, bytes_down=0)
         self.published: tuple[int, ...] = ()  #: the newest versions there are, as last heard
+        self.optimizer = StateSource.PENDING  #: what the inner optimizer started from
 
         self._choice = BrokerChoice(brokers, nonce, broker_silent_s)
         self._join = Join(nonce=nonce, island_id=island_id, hint=hint, tensors=tensors, tokens_per_step=tokens_per_step)
         self._join_backoff = Backoff(*JOIN_AGAIN_S)
         self._heartbeat_at_s: float | None = None
+        self._trail = Trail()
+        self._receiver, self._giver = Receiver(), Giver()
+        self._optimizer_from: int | None = None  # the step at which the inner optimizer was fresh; None: never here
         self._journey_s = 0.0  # average time until the aggregator is known to have a contribution
         self._want = self._patience()
         self._watched: frozenset[int] = frozenset()
@@ -177,6 +191,15 @@ class Island:
                 self._choice.line(event.stands, now_s)
                 if event.stands:
                     self._introduce(now_s, actions)
+            case StateNeeded():
+                self._receiver.begin(event.most_bytes, event.patience_s, now_s, actions)
+            case StateChecked():
+                self._receiver.checked(event.flaw, now_s, actions)
+            case StateCopied():
+                self._giver.copied(event.parts, event.state_bytes, now_s, actions)
+            case Restored():
+                self.optimizer = event.source
+                self._optimizer_from = self.at.step if event.source is StateSource.FRESH else None
             case Tick():
                 pass
             case Leaving():
@@ -192,8 +215,8 @@ class Island:
     def next_deadline_s(self) -> float | None:
         """Returns when to send :class:`Tick`, if nothing else happens before."""
         speak_at_s = self._heartbeat_at_s if self.joined else self._join_backoff.due_at_s
-        move_at_s = self._choice.due_at_s()
-        return min((at_s for at_s in (speak_at_s, move_at_s) if at_s is not None), default=None)
+        deadlines = speak_at_s, self._choice.due_at_s(), self._receiver.next_deadline_s(), self._giver.next_deadline_s()
+        return min((at_s for at_s in deadlines if at_s is not None), default=None)
 
     def schedule_tokens(self, own_tokens: int) -> float:
         """Returns the fleet's progress in tokens, for learning-rate schedules; it never decreases.
@@ -224,6 +247,14 @@ class Island:
                 self._version(message, event.flaw, now_s, actions)
             case Refused():
                 self._refused(message, now_s, actions)
+            case Donor():
+                self._receiver.named(message, now_s, actions)
+            case FetchState():
+                state_id = f"{self.incarnation}.{self.at.step}"
+                trained = self._optimizer_trained
+                self._giver.fetch(event.envelope.sender, message, state_id, trained, now_s, actions)
+            case StatePart():
+                self._receiver.part(event.envelope.sender, message, event.flaw, now_s, actions)
             case _:
                 actions.append(self._note("message.unexpected", kind=type(message).__name__))
 
@@ -242,7 +273,7 @@ class Island:
             return
         again = self.manifest is not None
         self.island_id, self.incarnation = welcome.island_id, welcome.incarnation
-        self.settings, self.share = welcome.settings, welcome.share
+        self.settings, self.shares = welcome.settings, (welcome.share, *welcome.taken_over)
         self._choice.welcomed(welcome.settings.heartbeat_interval_s)
         self._news = (welcome.epoch, -1)
         if not again:
@@ -268,7 +299,9 @@ class Island:
         self._send_want(now_s, actions)
 
     def _fleet_state(self, state: FleetState, now_s: float, actions: list[Action]) -> None:
-        self.phase, self.share, self.published = state.phase, state.share, state.versions
+        self.phase, self.published = state.phase, state.versions
+        shares = (state.share, *state.taken_over)
+        self.shares = shares if shares != self.shares else self.shares
         self._progress = (state.trained_tokens, self.at.tokens, state.fleet_ratio)
         if state.phase in (Phase.FLUSHING, Phase.ENDED):
             self.done = True
@@ -404,6 +437,7 @@ class Island:
             self._clean_from = None
             for fragment in self.fragments.values():
                 fragment.overwrite = True
+            self._optimizer_from = self.at.step
             actions.append(RefreshOptimizer())
         self._want = self._patience()  # the version wanted may be one that is here already
 
@@ -411,6 +445,8 @@ class Island:
 
     def _boundary(self, boundary: Boundary, now_s: float, actions: list[Action]) -> None:
         self.at = Point(boundary.inner_step, boundary.tokens)
+        for step, taken in boundary.trained:
+            self._trail.add(step, taken)
         for p in boundary.installed:
             self._installed(self.fragments[p])
         if self._clean_from is None and not any(f.awaits_overwrite for f in self.fragments.values()):
@@ -442,8 +478,10 @@ class Island:
             fragment_id=p,
             steps=steps,
             trained_on=fragment.take_trained_on(),
+            data=self._trail.data_of(steps.from_step, steps.to_step),
             payload=event.payload,
         )
+        self._trail.forget(min(f.undescribed_from for f in self.fragments.values()))
         pending = Pending(contribution, self._patience(), sent_at_s=now_s)
         pending.backoff.tried(now_s)
         fragment.outstanding[(steps.from_step, steps.to_step)] = pending
@@ -453,10 +491,11 @@ class Island:
 
     def _advance(self, now_s: float, actions: list[Action]) -> None:
         """Does whatever the state and the time now call for; called after every event."""
-        left = self._choice.at
+        left, patience_s = self._choice.at, self._choice.patience_s
         why = self._choice.move(now_s)
         if why is not None:
-            actions.append(self._note("broker.left", broker=left, reason=str(why), next=self._choice.at))
+            facts = {"broker": left, "reason": str(why), "next": self._choice.at}
+            actions.append(self._note("broker.left", **facts, patience_s=round(patience_s, 2)))
             actions.append(Connect(broker=self._choice.at))
         if not self.joined:
             if self._join_backoff.due(now_s):
@@ -474,6 +513,10 @@ class Island:
         if watched != self._watched:
             self._watched = watched
             actions.append(Watch(fragments=watched))
+        self._giver.advance(now_s)
+        self._receiver.advance(now_s, actions)
+        if self.done:
+            self._receiver.end("the run ends", actions)
         if self._heartbeat_at_s is not None and now_s >= self._heartbeat_at_s:
             self._heartbeat(now_s, actions)
         if self.phase is Phase.ENDED and self._stopped and not self._lacking():
@@ -548,9 +591,18 @@ class Island:
             overwritten_tokens=tuple(f.overwritten_tokens for f in self.fragments.values()),
             outstanding=outstanding,
             stopped=self._stopped,
+            optimizer=self.optimizer,
         )
         self._choice.asked(now_s)
         actions.append(Send(to=AGGREGATOR, message=beat))
+
+    @property
+    def _optimizer_trained(self) -> bool:
+        """Whether the inner optimizer has seen a sync interval of steps, here or where its state came from."""
+        if self.settings is None or self.optimizer is StateSource.PENDING or self._stopped:
+            return False
+        since = self._optimizer_from
+        return since is None or self.at.step - since >= self.settings.sync_interval_steps
 
     def _lacking(self) -> bool:
         """Whether a newer version is published than the one here or on its way into the parameters."""

@@ -20,6 +20,7 @@ import islands
 from broker import logs, settings
 from broker.signals import Interrupted, Signals
 from islands.config import IslandConfig
+from islands.pulse import Pulse
 from islands.task import OptState, Params, Task, load_task
 
 log = logs.get(__name__)
@@ -83,6 +84,7 @@ def train(config: IslandConfig, task: Task, *, check: Callable[[], None] = lambd
     """
     log.info("island.starts", task=config.task, model=task.describe, broker=config.broker, run=config.run_id)
     params, opt_state = task.init(0)
+    pulse = None if config.pulse is None else Pulse(config.pulse)
     check()
     with islands.join(
         config.broker,
@@ -94,6 +96,7 @@ def train(config: IslandConfig, task: Task, *, check: Callable[[], None] = lambd
         tokens_per_step=task.tokens_per_step,
         state_dir=config.state_dir,
         checkpoint_interval_s=config.checkpoint_interval_s,
+        donor_wait_s=config.donor_wait_s,
         timeout_s=config.join_timeout_s,
         broker_silent_s=config.broker_silent_s,
         max_message_bytes=config.max_message_bytes,
@@ -102,7 +105,7 @@ def train(config: IslandConfig, task: Task, *, check: Callable[[], None] = lambd
     ) as island:
         params, opt_state = island.restore(params, opt_state)
         gc.freeze()  # what is loaded by now stays: looking through it again and again took 10 ms each time
-        return _loop(island, task, params, opt_state, config.pace, check)
+        return _loop(island, task, params, opt_state, config.pace, check, pulse)
 
 
 def _loop(
@@ -112,6 +115,7 @@ def _loop(
     opt_state: OptState,
     pace_s: float,
     check: Callable[[], None],
+    pulse: Pulse | None,
 ) -> Params:
     progress = _Progress(island)
     previous: Any = None
@@ -122,6 +126,8 @@ def _loop(
         _wait_for(previous)
         previous = loss
         params = island.step(params, tokens=task.tokens_per_step, loss=loss, state=(opt_state, island.inner_step + 1))
+        if pulse is not None:
+            pulse.beat()
         if island.reset_optimizer:
             log.warning("island.optimizer_reset", step=island.inner_step, reason="parameters were not finite")
             opt_state = task.fresh_optimizer(params)

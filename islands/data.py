@@ -8,13 +8,12 @@ that island ``index`` of ``count`` trains on in inner step ``cursor`` has the nu
 
 in one order that all islands share, and that is window permutation(g mod N) of epoch g // N. For one ``count`` no
 two islands ever share a number, so in an epoch no window is trained twice, whatever the islands' speeds. ``count``
-may change at any batch; around the change windows may be skipped or repeated once.
+is fixed for a run; an island may own several parts for a while (:mod:`islands.shares`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import count
 from typing import Any, Final
 
 import numpy as np
@@ -81,9 +80,10 @@ def batches(windows: Windows, share: DataShare, *, batch: int) -> Iterator[npt.N
     Yields:
         Arrays (batch, context + 1), of the vocabulary's smallest unsigned dtype.
     """
-    for cursor in count(share.cursor):
-        numbers = sequence_numbers(cursor, share.index, share.count, batch=batch)
-        yield windows.take(shuffled(numbers, len(windows), seed=share.seed))
+    while True:
+        index, count, cursor, seed = share.take()
+        numbers = sequence_numbers(cursor, index, count, batch=batch)
+        yield windows.take(shuffled(numbers, len(windows), seed=seed))
 
 
 def sequence_numbers(cursor: int, index: int, share_count: int, *, batch: int) -> npt.NDArray[np.int64]:

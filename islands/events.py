@@ -1,8 +1,8 @@
 """What goes into an island's state machine, and what comes out.
 
 Whatever takes time is an action whose completion is another event: ``Capture`` ends in ``Captured``, ``Prepare`` in
-``Prepared``, ``EncodeSeed`` in ``SeedEncoded``. The training thread appears only as ``Boundary`` events: what it did
-between two inner steps, told after the fact.
+``Prepared``, ``EncodeSeed`` in ``SeedEncoded``, ``CopyState`` in ``StateCopied``, ``CheckState`` in ``StateChecked``.
+The training thread appears only as ``Boundary`` events: what it did between two inner steps, told after the fact.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from broker.fragments import FragmentManifest
-from broker.messages import Envelope, Message, Payload, Version
+from broker.messages import Envelope, Message, Payload, StateSource, Version
+from islands.shares import Taken
 
 # --- in -------------------------------------------------------------------------------------------------------
 
@@ -34,6 +35,7 @@ class Boundary:
         tokens: Tokens trained so far, likewise.
         installed: Fragments whose prepared version is now in the local parameters.
         copied: Fragments of which a copy was taken after that.
+        trained: What the steps since the last one were trained on: (number of the step from 0, its batch).
         stopped: No further step will be run.
     """
 
@@ -41,6 +43,7 @@ class Boundary:
     tokens: int
     installed: tuple[int, ...] = ()
     copied: tuple[int, ...] = ()
+    trained: tuple[tuple[int, Taken], ...] = ()
     stopped: bool = False
 
 
@@ -87,6 +90,42 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StateNeeded:
+    """The training thread has no optimizer state of its own and waits, before its first step, for another island's.
+
+    Answered by :class:`Settled`, after ``patience_s`` at the latest. A state above ``most_bytes`` cannot fit.
+    """
+
+    most_bytes: int
+    patience_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateChecked:
+    """The whole state of a donor was looked at; ``flaw`` says why it does not serve, or is empty."""
+
+    flaw: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateCopied:
+    """A copy of the optimizer's state is cut into parts of :data:`islands.donation.PART_BYTES`.
+
+    No parts: the training loop shows no state.
+    """
+
+    parts: tuple[Payload, ...]
+    state_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restored:
+    """The training thread begins, with an optimizer state from ``source``."""
+
+    source: StateSource
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Tick:
     """The time that :meth:`islands.core.Island.next_deadline_s` asked for has come."""
 
@@ -98,14 +137,28 @@ class Leaving:
     reason: str
 
 
-Event = Received | Boundary | Vitals | Captured | Prepared | SeedEncoded | Line | Tick | Leaving
+Event = (
+    Received
+    | Boundary
+    | Vitals
+    | Captured
+    | Prepared
+    | SeedEncoded
+    | StateNeeded
+    | StateChecked
+    | StateCopied
+    | Restored
+    | Line
+    | Tick
+    | Leaving
+)
 
 # --- out ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Send:
-    """Send ``message`` to the aggregator or the broker."""
+    """Send ``message`` to the aggregator, the broker, or another island."""
 
     to: str
     message: Message
@@ -172,6 +225,27 @@ class RefreshOptimizer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CopyState:
+    """Copy the optimizer's state at the next boundary, for another island. Completion: :class:`StateCopied`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckState:
+    """See whether a donor's state fits this island's optimizer and is finite. Completion: :class:`StateChecked`."""
+
+    parts: tuple[Payload, ...]
+    state_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settled:
+    """Begin with the donor's state that was checked last, or with a fresh one; ``detail`` says why."""
+
+    source: StateSource
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Note:
     """Something worth a log line."""
 
@@ -187,4 +261,18 @@ class Fail:
     cure: str
 
 
-Action = Send | Connect | Joined | Watch | Capture | Prepare | EncodeSeed | RefreshOptimizer | Note | Fail
+Action = (
+    Send
+    | Connect
+    | Joined
+    | Watch
+    | Capture
+    | Prepare
+    | EncodeSeed
+    | RefreshOptimizer
+    | CopyState
+    | CheckState
+    | Settled
+    | Note
+    | Fail
+)

@@ -13,12 +13,17 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from broker.messages import RunSettings, Share
+from broker.messages import RunSettings, Share, StateSource
+from islands.shares import Taken
+
+if TYPE_CHECKING:
+    from islands.checkpoint import Checkpoint
+    from islands.state_parts import Needed
 
 Array = npt.NDArray[Any]
 Leaf = Any
@@ -109,17 +114,26 @@ class Membership:
     moving: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateFound:
+    """How the search for an optimizer state ended: with a donor's, or with None; ``detail`` says why."""
+
+    found: Checkpoint | None
+    detail: str
+
+
 @dataclass(slots=True)
 class Exchange:
     """The shared state of the two threads."""
 
     # Written by the communication thread.
     membership: Membership | None = None
-    share: Share | None = None
+    shares: tuple[Share, ...] = ()  #: of the data
     ready: deque[Batch] = field(default_factory=deque)
     watched: frozenset[int] = frozenset()  #: copy these at each boundary
     urgent: frozenset[int] = frozenset()  #: rounds wait for copies of these
     snapshot_wanted: bool = False
+    state_found: StateFound | None = None  #: answers ``state_needed``
     startable: bool = False  #: version 0 of every fragment is ready
     done: bool = False  #: the training loop should end
     finished: bool = False  #: everything is handed over and the final versions are installed
@@ -129,8 +143,12 @@ class Exchange:
     news: threading.Event = field(default_factory=threading.Event)  #: something above has changed
 
     # Written by the training thread.
+    state_needed: Needed | None = None  #: it waits for another island's optimizer state
+    restored: StateSource | None = None  #: what it has begun with
+    shows_state: bool = False  #: its loop passes the optimizer's state, so that this island can give it
     position: Position = Position(0, 0)
     moments: deque[Moment] = field(default_factory=deque)
+    trained: deque[tuple[int, Taken]] = field(default_factory=deque)  #: (step from 0, its batch), before its moment
     losses: deque[Any] = field(default_factory=deque)  #: of the steps since they were last looked at
     step_time_s: float | None = None  #: moving average of the time between two steps
     sync_share: float = 0.0  #: part of the training thread's time spent in here

@@ -90,6 +90,11 @@ class Fragment:
         return max([self.version, *versions])
 
     @property
+    def undescribed_from(self) -> int:
+        """The first inner step that a contribution may still have to say something of."""
+        return self.handed.step if self.capturing is None else self.capturing.from_step
+
+    @property
     def awaits_overwrite(self) -> bool:
         """Whether the local parameters of this fragment are still to be replaced by the global ones."""
         return self.overwrite or (self.incoming is not None and self.incoming_keep == 0)

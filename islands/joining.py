@@ -37,6 +37,7 @@ def join(
     tokens_per_step: int = 0,
     state_dir: str | os.PathLike[str] | None = None,
     checkpoint_interval_s: float = 60.0,
+    donor_wait_s: float = 60.0,
     timeout_s: float = 120.0,
     broker_silent_s: float = 2.0,
     max_message_bytes: int = 1 << 30,
@@ -59,6 +60,8 @@ def join(
             this island's pace in tokens.
         state_dir: Directory for checkpoints of ``state`` as given to :meth:`Island.step`; None: no checkpoints.
         checkpoint_interval_s: Seconds between two of them.
+        donor_wait_s: How long :meth:`Island.restore` may look for another island's optimizer state where there is no
+            checkpoint that fits; 0: start fresh.
         timeout_s: Silence of the run after which joining is given up; also of the end, in :meth:`Island.close`.
         broker_silent_s: Silence of a broker after which the next one is tried.
         max_message_bytes: Largest message accepted.
@@ -76,6 +79,7 @@ def join(
         island_id=island_id,
         state_dir=None if state_dir is None else Path(state_dir),
         checkpoint_interval_s=checkpoint_interval_s,
+        donor_wait_s=donor_wait_s,
         join_timeout_s=timeout_s,
         max_message_bytes=max_message_bytes,
     )

@@ -21,8 +21,9 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from broker import logs
+from broker import clocks, logs
 from broker.errors import ConfigError, LocalProtocolError, Unavailable
+from broker.messages import StateSource
 from broker.signals import Interrupted
 from islands import checkpoint, core, placement
 from islands.config import IslandConfig
@@ -30,6 +31,7 @@ from islands.exchange import Exchange, Install, Membership, Moment, Position, Sn
 from islands.placement import Leaf
 from islands.seat import Seat
 from islands.session import Session
+from islands.state_parts import Needed
 from islands.task import DataShare, Schedule
 from islands.tree import Tree
 from islands.workshop import Workshop
@@ -50,8 +52,9 @@ class Island:
     Attributes:
         id: This island's name.
         share: Its part of the data: a live view, for data generators; changes only within :meth:`step`.
-        restored: Where the optimizer's state came from: ``checkpoint`` or ``fresh``; None before :meth:`restore`.
-        restored_cursor: The data cursor in that checkpoint; None if fresh.
+        restored: Where the optimizer's state came from: ``checkpoint``, ``donor`` or ``fresh``; None before
+            :meth:`restore`.
+        restored_cursor: The data cursor in that checkpoint; None if there was none.
         reset_optimizer: The last :meth:`step` replaced spoilt parameters (not finite) by the global ones: go on with
             a fresh inner optimizer. True until the next step.
         inner_step: Steps run so far, over all lives of the island.
@@ -71,7 +74,6 @@ class Island:
         seat: Seat | None,
     ) -> None:
         assert exchange.membership is not None
-        assert exchange.share is not None
         self._config = config
         self._machine = machine
         self._session = session
@@ -82,7 +84,7 @@ class Island:
         self._check = check
         self._seat = seat
         self._membership: Membership = exchange.membership
-        self._share = exchange.share
+        self._shares = exchange.shares
         self._stopped = self._left = False
         self._versions = [-1] * self._membership.num_fragments
         self._sync_s = 0.0
@@ -92,14 +94,8 @@ class Island:
         start = self._membership.start
         self.id = self._membership.island_id
         self.inner_step, self.tokens = start.step, start.tokens
-        self.share = DataShare(
-            index=self._share.index,
-            count=self._share.count,
-            share_epoch=self._share.share_epoch,
-            cursor=start.step,
-            seed=self._membership.settings.seed,
-        )
-        self.restored: Literal["checkpoint", "fresh"] | None = None
+        self.share = DataShare.of(self._shares, self._membership.settings.seed)
+        self.restored: Literal["checkpoint", "donor", "fresh"] | None = None
         self.restored_cursor: int | None = None
         self.reset_optimizer = False
         atexit.register(self.leave)
@@ -107,41 +103,70 @@ class Island:
     # --- the loop ---------------------------------------------------------------------------------------------
 
     def restore(self, params: Tree, opt_state: Any = None) -> tuple[Tree, Any]:
-        """Returns the run's parameters, and this island's own optimizer state where its checkpoint has one that fits.
+        """Returns the run's parameters, and a state of the inner optimizer that knows the run, where there is one.
 
-        Call it once, before the first step. Parameters that are never synchronised come from the checkpoint too.
+        From this island's own checkpoint; where it has none that fits, from another island that has trained for a while
+        and has the same optimizer: this may take as long as a download of the state, at most ``donor_wait_s``. Else
+        ``opt_state`` is returned as it is. :attr:`restored` and the log say which, and why. Parameters that are never
+        synchronised come from the same place.
+
+        Call it once, before the first step.
 
         Raises:
+            ConfigError: The run has thrown this island out.
             LocalProtocolError: If it was called before.
         """
         if self.restored is not None:
             raise LocalProtocolError("restore was called twice: call it once, before the first step")
         self.restored = "fresh"
+        local = list(zip(self._parameters.local, self._parameters.of_none(params), strict=True))
+        needed = Needed(state=checkpoint.leaves_of(opt_state), local=local)
+        checkpoint.copied(opt_state)  # compiles the copy, which no step should wait for
+        saved, detail = self._from_checkpoint(needed)
+        if saved is not None:
+            self.restored, self.restored_cursor = "checkpoint", saved.cursor
+        elif self._config.donor_wait_s and (needed.state or needed.local):
+            # Before the parameters are installed: until then no round waits for this island.
+            saved, why = self._from_donor(needed)
+            self.restored = "fresh" if saved is None else "donor"
+            detail = f"{detail}; {why}"
+        self._exchange.restored = StateSource(self.restored)
         params = self._boundary(params, None)
         self._workshop.forget_initial()
-        path = self._session.checkpoint_file
-        detail = "no --state-dir" if path is None else "no checkpoint yet"
-        if path is not None:
-            checkpoint.copied(opt_state)  # compiles the copy, which no step should wait for
-            try:
-                saved = checkpoint.load(path)
-            except Unavailable as err:
-                saved, detail = None, str(err)
-            if saved is not None:
-                params, opt_state, detail = self._from_checkpoint(saved, params, opt_state)
+        if saved is not None:
+            leaves = [placement.from_host(a, x) for (_, _, a), (_, x) in zip(saved.local, local, strict=True)]
+            params = self._parameters.replace_local(params, leaves) if leaves else params
+            opt_state = checkpoint.restored(opt_state, saved.state)
         log.info("island.restored", optimizer=self.restored, detail=detail, step=self.inner_step)
         return params, opt_state
 
-    def _from_checkpoint(self, saved: checkpoint.Checkpoint, params: Tree, opt_state: Any) -> tuple[Tree, Any, str]:
-        own = list(zip(self._parameters.local, self._parameters.of_none(params), strict=True))
-        misfit = checkpoint.misfit(saved.state, checkpoint.leaves_of(opt_state)) or checkpoint.misfit(saved.local, own)
+    def _from_checkpoint(self, needed: Needed) -> tuple[checkpoint.Checkpoint | None, str]:
+        """Returns this island's own checkpoint if it has one that fits, and what there is to say about it."""
+        path = self._session.checkpoint_file
+        try:
+            saved = None if path is None else checkpoint.load(path)
+        except Unavailable as err:
+            return None, str(err)
+        if saved is None:
+            return None, "no --state-dir" if path is None else "no checkpoint yet"
+        misfit = checkpoint.misfit(saved.state, needed.state) or checkpoint.misfit(saved.local, needed.local)
         if misfit:
-            return params, opt_state, f"the checkpoint is of another model or optimizer: {misfit}"
-        self.restored, self.restored_cursor = "checkpoint", saved.cursor
-        local = [placement.from_host(a, x) for (_, _, a), (_, x) in zip(saved.local, own, strict=True)]
-        if local:
-            params = self._parameters.replace_local(params, local)
-        return params, checkpoint.restored(opt_state, saved.state), f"of step {saved.at.step}, life {saved.incarnation}"
+            return None, f"the checkpoint is of another model or optimizer: {misfit}"
+        return saved, f"of step {saved.at.step}, life {saved.incarnation}"
+
+    def _from_donor(self, needed: Needed) -> tuple[checkpoint.Checkpoint | None, str]:
+        """Returns another island's state if one comes that fits, and what there is to say about it; waits for that."""
+        exchange = self._exchange
+        exchange.state_needed = needed
+        exchange.wake()
+        while exchange.state_found is None:
+            if exchange.error is not None:
+                raise exchange.error
+            self._check()
+            exchange.news.wait(LOOK_EVERY_S)
+            exchange.news.clear()
+        found, exchange.state_found = exchange.state_found, None
+        return found.found, found.detail
 
     def step(self, params: Tree, *, tokens: int, loss: Any = None, state: tuple[Any, int] | None = None) -> Tree:
         """Takes note of an inner step; returns the parameters to go on with.
@@ -163,7 +188,7 @@ class Island:
         began_s = time.perf_counter()
         exchange = self._exchange
         if exchange.error is not None or self._left or self.restored is None or self._first_step_at_s is None:
-            self._first_or_never(params, began_s)
+            self._first_or_never(params, began_s, shows_state=state is not None)
         elif exchange.step_time_s is None:
             exchange.step_time_s = began_s - self._last_step_at_s
         else:
@@ -173,6 +198,7 @@ class Island:
         if tokens > self._tokens_per_step > 0:
             cure = f"island.join was told {self._tokens_per_step} tokens_per_step: give the most that a step can train"
             raise ConfigError("tokens", tokens, cure)
+        exchange.trained.append((self.inner_step, self.share.trained()))  # before the moment: see islands.exchange
         self.inner_step += 1
         self.tokens += tokens
         self.reset_optimizer = False
@@ -181,8 +207,9 @@ class Island:
         if exchange.ready or exchange.watched or (exchange.snapshot_wanted and state is not None):
             params = self._boundary(params, state)
         exchange.position = Position(self.inner_step, self.tokens)  # after the moment: see islands.exchange
-        if exchange.share is not self._share:
-            self._take_share()
+        if exchange.shares is not self._shares:
+            self._shares = exchange.shares
+            self.share.hold(self._shares)
         ended_s = time.perf_counter()
         self._sync_s += ended_s - began_s
         exchange.sync_share = self._sync_s / max(1e-9, ended_s - (self._first_step_at_s or 0.0))
@@ -202,7 +229,7 @@ class Island:
         if not exchange.done:
             self.leave("closed before the end of the run")
             return params
-        began_s = time.monotonic()
+        began_s = clocks.monotonic()
         params = self._boundary(params, None, stopped=True)
         while not exchange.finished:
             if exchange.error is not None:
@@ -212,7 +239,7 @@ class Island:
             exchange.news.clear()
             if exchange.ready:
                 params = self._boundary(params, None, stopped=True)
-            silent_s = time.monotonic() - max(began_s, exchange.heard_at_s or 0.0)
+            silent_s = clocks.monotonic() - max(began_s, exchange.heard_at_s or 0.0)
             if silent_s > self._config.join_timeout_s:
                 log.warning(
                     "island.unfinished", silent_s=round(silent_s, 1), detail="the run fell silent before its end"
@@ -262,7 +289,7 @@ class Island:
         unit = settings.tokens_per_fleet_step
         if not self._tokens_per_step:  # left open when joining: the average so far says it
             steps = max(1, self.inner_step - self._membership.start.step)
-            unit = max(1, (self.tokens - self._membership.start.tokens) * self._share.count // steps)
+            unit = max(1, (self.tokens - self._membership.start.tokens) * self._shares[0].count // steps)
         # Of the core, which belongs to the other thread, this reads one value that is replaced as a whole.
         step = int(self._machine.schedule_tokens(self.tokens) / unit)
         return Schedule(step=step, total_steps=settings.total_tokens // unit)
@@ -322,10 +349,10 @@ class Island:
             snapshot=snapshot,
             stopped=stopped,
         )
-        exchange.tell(moment, time.monotonic())
+        exchange.tell(moment, clocks.monotonic())
         return params
 
-    def _first_or_never(self, params: Tree, now_s: float) -> None:
+    def _first_or_never(self, params: Tree, now_s: float, *, shows_state: bool) -> None:
         """Deals with a step that is not one like all others: the first one, or one that cannot be."""
         if self._exchange.error is not None:
             raise self._exchange.error
@@ -334,10 +361,5 @@ class Island:
         if self.restored is None:
             raise LocalProtocolError("call restore before the first step: the run's parameters are to be trained")
         self._first_step_at_s = now_s
+        self._exchange.shows_state = shows_state
         self._workshop.place_from(params)
-
-    def _take_share(self) -> None:
-        share = self._exchange.share
-        assert share is not None
-        self._share = share
-        self.share.index, self.share.count, self.share.share_epoch = share.index, share.count, share.share_epoch

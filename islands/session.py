@@ -14,21 +14,32 @@ import asyncio
 import contextlib
 import math
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, assert_never
 
-from broker import logs
+from broker import clocks, logs
 from broker.errors import ConfigError, Unavailable
-from broker.messages import BROKER, Channel, Envelope, Message, Reason, Version, joining
+from broker.messages import BROKER, Channel, Encoded, Envelope, Message, Reason, StatePart, Version, joining
 from islands import checkpoint, events
+from islands.checkpoint import Checkpoint
 from islands.config import IslandConfig
 from islands.core import Island
-from islands.exchange import CONNECTING, Batch, Exchange, Install, Membership, Moment, Position, take_newest
+from islands.exchange import (
+    CONNECTING,
+    Batch,
+    Exchange,
+    Install,
+    Membership,
+    Moment,
+    Position,
+    StateFound,
+    take_newest,
+)
 from islands.placement import Leaf
+from islands.shares import Taken
 from islands.wire import Wire
 from islands.workshop import Workshop
 
@@ -58,7 +69,7 @@ class Session:
         self._thread = threading.Thread(target=self._main, name="atoll-island", daemon=True)
         self._bell: SimpleQueue[bool] = SimpleQueue()
         self._leave_reason: str | None = None
-        self._clock = time.monotonic
+        self._clock = clocks.monotonic
 
         # Touched by the communication thread only.
         self._wire = Wire(config, self._receive, self._line)
@@ -73,7 +84,10 @@ class Session:
         self._held: dict[int, Install] = {}  # of a recovery, until every fragment is there
         self._loss: float | None = None  # as last seen; None if it is not finite
         self._snapshot_at_s = math.inf
-        self._saving = False
+        self._save_wanted = self._saving = False
+        self._gift_wanted = False  # another island needs a copy of the optimizer's state
+        self._searching = self._begun = False  # for an optimizer state; with one
+        self._found: Checkpoint | None = None  # a donor's state that fits
         self._notes: Counter[tuple[str, str]] = Counter()
 
     # --- called by the training thread ------------------------------------------------------------------------
@@ -176,7 +190,14 @@ class Session:
     async def _receive(self, channel: Channel, envelope: Envelope) -> None:
         if envelope.sender != BROKER:  # which speaks when nobody else does
             self._exchange.heard_at_s = self._clock()
-        flaw = await self._workshop.inspect(envelope) if isinstance(envelope.message, Version) else ""
+        flaw = ""
+        match envelope.message:
+            case Version():
+                flaw = await self._workshop.inspect(envelope)
+            case StatePart():
+                flaw = await self._workshop.inspect_part(envelope)
+            case _:
+                pass
         self._handle(events.Received(envelope=envelope, flaw=flaw))
 
     def _post(self, to: str, message: Message) -> None:
@@ -209,10 +230,23 @@ class Session:
         while exchange.moments:
             self._boundary(exchange.moments.popleft())
         if core.joined and position.step > core.at.step:
-            self._perform(core.handle(events.Boundary(inner_step=position.step, tokens=position.tokens), now_s))
+            boundary = events.Boundary(inner_step=position.step, tokens=position.tokens, trained=self._trained())
+            self._perform(core.handle(boundary, now_s))
         if now_s >= self._snapshot_at_s and not self._saving:
             self._snapshot_at_s = now_s + self._config.checkpoint_interval_s
-            exchange.snapshot_wanted = True
+            self._save_wanted = exchange.snapshot_wanted = True
+        self._catch_up_state(now_s)
+
+    def _catch_up_state(self, now_s: float) -> None:
+        """Before the first step: tells the core that an optimizer state is needed, and then which one it has become."""
+        needed, source = self._exchange.state_needed, self._exchange.restored
+        if needed is not None and not self._searching:
+            self._searching = True
+            wish = events.StateNeeded(most_bytes=needed.most_bytes, patience_s=self._config.donor_wait_s)
+            self._perform(self._core.handle(wish, now_s))
+        if source is not None and not self._begun:
+            self._begun = True
+            self._perform(self._core.handle(events.Restored(source=source), now_s))
 
     def _boundary(self, moment: Moment) -> None:
         for install, before in moment.installed:
@@ -220,17 +254,26 @@ class Session:
             # Ahead of whatever the core asks of this fragment next.
             self._spawn(self._workshop.settle(install, before))
         self._copies.update({p: (moment.at.step, leaves) for p, leaves in moment.copied.items()})
-        if moment.snapshot is not None:
-            self._saving = True
+        if moment.snapshot is not None and self._save_wanted:
+            self._save_wanted, self._saving = False, True
             self._spawn(self._save(moment))
+        if moment.snapshot is not None and self._gift_wanted:
+            self._gift_wanted = False
+            self._spawn(self._give(moment))
         boundary = events.Boundary(
             inner_step=moment.at.step,
             tokens=moment.at.tokens,
             installed=tuple(install.fragment_id for install, _ in moment.installed),
             copied=tuple(moment.copied),
+            trained=self._trained(),
             stopped=moment.stopped,
         )
         self._perform(self._core.handle(boundary, self._clock()))
+
+    def _trained(self) -> tuple[tuple[int, Taken], ...]:
+        """Takes out what the steps up to now, or a little further, were trained on."""
+        waiting = self._exchange.trained
+        return tuple(waiting.popleft() for _ in range(len(waiting)))
 
     def _perform(self, actions: Sequence[events.Action]) -> None:
         """Carries out actions; what takes time ends in an event."""
@@ -255,6 +298,14 @@ class Session:
                     self._spawn(self._seed(action.fragment_id))
                 case events.RefreshOptimizer():
                     self._recovering = True
+                case events.CopyState():
+                    self._copy_state()
+                case events.CheckState():
+                    self._spawn(self._check_state(action))
+                case events.Settled():
+                    self._exchange.state_found = StateFound(found=self._found, detail=action.detail)
+                    self._found = None
+                    self._exchange.news.set()
                 case events.Note():
                     self._note(action.name, action.fields)
                 case events.Fail():
@@ -265,7 +316,7 @@ class Session:
     def _after(self) -> None:
         """Publishes what the training thread looks at, and sets the timer."""
         exchange, core = self._exchange, self._core
-        exchange.share = core.share
+        exchange.shares = core.shares
         exchange.urgent = frozenset(p for p, fragment in core.fragments.items() if fragment.asked is not None)
         startable = core.startable and self._warm
         if (core.done, core.finished, startable) != (exchange.done, exchange.finished, exchange.startable):
@@ -322,7 +373,7 @@ class Session:
         self._workshop.open(joined.manifest)
         start = Position(joined.start_step, joined.start_tokens)
         exchange.position = start  # the training thread writes it only once it has a membership
-        exchange.share = core.share
+        exchange.shares = core.shares
         exchange.membership = Membership(
             island_id=joined.island_id,
             incarnation=joined.incarnation,
@@ -399,6 +450,28 @@ class Session:
             log.warning("checkpoint.failed", detail=str(err), retry_s=self._config.checkpoint_interval_s)
         finally:
             self._saving = False
+
+    # --- the optimizer's state, to and from other islands -------------------------------------------------------
+
+    def _copy_state(self) -> None:
+        """Has the training thread copy its state at the next boundary, if its loop shows any."""
+        if self._exchange.shows_state:
+            self._gift_wanted = self._exchange.snapshot_wanted = True
+        else:
+            self._spawn(self._give(None))
+
+    async def _give(self, moment: Moment | None) -> None:
+        parts: tuple[tuple[Encoded, ...], ...] = ()
+        state_bytes = 0
+        if moment is not None:
+            parts, state_bytes = await self._workshop.cut_state(moment, self._core.incarnation)
+        self._handle(events.StateCopied(parts=parts, state_bytes=state_bytes))
+
+    async def _check_state(self, action: events.CheckState) -> None:
+        needed = self._exchange.state_needed
+        assert needed is not None
+        self._found, flaw = await self._workshop.read_state(action.parts, action.state_bytes, needed)
+        self._handle(events.StateChecked(flaw=flaw))
 
 
 async def _raise(error: BaseException) -> None:

@@ -16,11 +16,13 @@ from typing import Any, Self
 import zmq.asyncio
 
 from broker.endpoint import Endpoint
-from broker.messages import Channel, Contribution, Envelope, Heartbeat, Want
+from broker.messages import Channel, Contribution, Envelope, Heartbeat, Message, StatePart, Want
 from islands.config import IslandConfig
 
 #: How long a receive waits before it looks again; nothing depends on it.
 POLL_S = 1.0
+#: Parts of this island's optimizer state that may wait to be sent; what is beyond is asked for again.
+MOST_STATE_PARTS = 16
 
 Endpoints = dict[Channel, Endpoint]
 
@@ -152,7 +154,11 @@ async def _until(event: asyncio.Event, work: list[Coroutine[Any, Any, None]]) ->
 
 
 class _Outbox:
-    """Messages on their way to one connection, in order; a message that a newer one replaces is taken out."""
+    """Messages on their way to one connection, in order; a message that a newer one replaces is taken out.
+
+    What this island gives to others of its optimizer's state goes last, and never piles up: its own contributions do
+    not wait for it.
+    """
 
     def __init__(self) -> None:
         self._waiting: list[Envelope] = []
@@ -164,17 +170,24 @@ class _Outbox:
         message = envelope.message
         if isinstance(message, Want | Heartbeat):  # the newest says it all
             self._waiting = [each for each in self._waiting if type(each.message) is not type(message)]
-        elif isinstance(message, Contribution) and any(each.message is message for each in self._waiting):
+        elif self._too_many(message):
             return
         self._waiting.append(envelope)
         self._more.set()
         self.empty.clear()
 
+    def _too_many(self, message: Message) -> bool:
+        """Whether it waits here already, or enough of its kind do."""
+        if isinstance(message, StatePart):
+            return sum(isinstance(each.message, StatePart) for each in self._waiting) >= MOST_STATE_PARTS
+        return isinstance(message, Contribution) and any(each.message is message for each in self._waiting)
+
     async def next(self) -> Envelope:
         while not self._waiting:
             self._more.clear()
             await self._more.wait()
-        return self._waiting.pop(0)
+        urgent = (i for i, each in enumerate(self._waiting) if not isinstance(each.message, StatePart))
+        return self._waiting.pop(next(urgent, 0))
 
     def sent(self) -> None:
         if not self._waiting:

@@ -14,14 +14,17 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
-from broker.errors import LocalProtocolError
+from broker.codec import verify
+from broker.errors import LocalProtocolError, RemoteProtocolError
 from broker.fragments import FragmentManifest
 from broker.messages import Codec, Encoded, Envelope, Version
-from islands import checkpoint, placement
+from islands import checkpoint, placement, state_parts
+from islands.checkpoint import Checkpoint
 from islands.exchange import Install, Moment
 from islands.inspection import flaw_in
 from islands.placement import Leaf, Parameters, Placement
 from islands.reference import Reference, encode_seed
+from islands.state_parts import Needed
 from islands.task import Params
 
 T = TypeVar("T")
@@ -112,6 +115,14 @@ class Workshop:
             return "it came before the run had said which fragments there are"
         return await self._in_thread(self._clerk, flaw_in, envelope, self._manifest)
 
+    async def inspect_part(self, envelope: Envelope) -> str:
+        """Returns what is wrong with the buffer of a part of a donor's state; empty if it arrived whole."""
+        try:
+            await self._in_thread(self._clerk, verify, envelope)
+        except RemoteProtocolError as err:
+            return str(err)
+        return ""
+
     async def prepare(self, version: Version, keep: float) -> Install:
         """Returns a version, placed so that installing it is one addition."""
         p = version.fragment_id
@@ -160,6 +171,22 @@ class Workshop:
         assert snapshot is not None
         names = self.parameters.local
         return await self._in_thread(self._clerk, checkpoint.save, path, snapshot, names, moment.at, incarnation)
+
+    async def cut_state(self, moment: Moment, incarnation: int) -> tuple[tuple[tuple[Encoded, ...], ...], int]:
+        """Returns a copy of the optimizer's state in parts, for another island, and its bytes."""
+        snapshot, names = moment.snapshot, self.parameters.local
+        assert snapshot is not None
+
+        def cut() -> tuple[tuple[tuple[Encoded, ...], ...], int]:
+            return state_parts.cut(checkpoint.packed(snapshot, names, moment.at, incarnation))
+
+        return await self._work(cut)
+
+    async def read_state(
+        self, parts: tuple[tuple[Encoded, ...], ...], state_bytes: int, needed: Needed
+    ) -> tuple[Checkpoint | None, str]:
+        """Returns a donor's state if it serves, or says why not."""
+        return await self._work(state_parts.read, parts, state_bytes, needed)
 
     # --- threads ----------------------------------------------------------------------------------------------
 

@@ -76,6 +76,11 @@ COMMANDS: dict[str, Command] = {
         summary="who is in the run, at which step, and which versions there are",
         example="--watch",
     ),
+    "chaos": Command(
+        module="ops.chaos.command",
+        summary="a local run that is struck by faults while it trains; a report, and a check of the invariants",
+        example="examples/chaos/storm.toml --seconds 120",
+    ),
     "lab": Command(
         module="ops.lab.command",
         summary="learning experiments in virtual time: real training at any fleet shape, on one machine",
@@ -91,10 +96,26 @@ COMMANDS: dict[str, Command] = {
         summary="what a fleet needs and does: bandwidth, utilisation, staleness, memory, goodput, cost",
         example="--params 5B --sites 8 --step-time 1 --codec int4 --bandwidth 10",
     ),
+    "explain": Command(
+        module="ops.explain",
+        summary="who is in a version, with what weight and staleness, and why each other island is not",
+        example="3:41 runs/20260131-120304",
+    ),
+    "replay": Command(
+        module="ops.replay",
+        summary="verifies an event tape: the same events must give the same decisions, and the same bytes",
+        example="runs/20260131-120304",
+    ),
     "export": Command(
         module="ops.export",
         summary="writes the newest global model as safetensors, also while the run goes on",
         example="runs/20260131-120304 --out model.safetensors",
+    ),
+    "links": Command(
+        module="ops.links.command",
+        summary="carries the links of a run, with delays, rates and faults; up --link starts it",
+        example="--plan runs/20260131-120304/links.json --control runs/20260131-120304/links.sock",
+        hidden=True,
     ),
     "evaluate": Command(
         module="ops.evaluate",

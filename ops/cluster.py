@@ -8,6 +8,7 @@ thread: not after an exception, and not after kill -9 (see :mod:`ops.child` and 
 from __future__ import annotations
 
 import random
+import signal
 import socket
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -52,6 +53,7 @@ class LocalCluster:
         *,
         policy: RestartPolicy | None = None,
         clock: Callable[[], float] = time.monotonic,
+        adapt: Callable[[ProcessSpec], ProcessSpec] = lambda spec: spec,
     ) -> None:
         """Prepares an empty cluster.
 
@@ -59,9 +61,13 @@ class LocalCluster:
             log_dir: An existing directory; process ``x`` appends to ``x.log`` in it.
             policy: When to restart and when to give up.
             clock: Monotonic seconds.
+            adapt: What becomes of each process before it is started for the first time.
         """
         self._log_dir = log_dir
         self._clock = clock
+        self._adapt = adapt
+        self._killed: set[str] = set()  # on purpose, by kill()
+        self._down_until_s: dict[str, float] = {}
         self._supervision = Supervision(policy or RestartPolicy())
         self._running: dict[str, Child] = {}
         self._waiting: dict[str, tuple[float, ProcessSpec]] = {}
@@ -90,11 +96,14 @@ class LocalCluster:
             Unavailable: One of them could not be started.
         """
         for spec in specs:
-            if self._guard is None:
-                raise RuntimeError("start processes inside the with block")
-            child = Child(spec, self.log_of(spec.name), now_s=self._clock())
-            self._running[spec.name] = child
-            self._guard.add(child.pid)
+            self._launch(self._adapt(spec))
+
+    def _launch(self, spec: ProcessSpec) -> None:
+        if self._guard is None:
+            raise RuntimeError("start processes inside the with block")
+        child = Child(spec, self.log_of(spec.name), now_s=self._clock())
+        self._running[spec.name] = child
+        self._guard.add(child.pid)
 
     def poll(self) -> list[ProcessEvent]:
         """Sees what has ended, restarts what is due, and returns what happened, in that order."""
@@ -110,9 +119,9 @@ class LocalCluster:
                     self._guard.remove(child.pid)
                 events.append(self._bury(child, status, now_s))
         for name, (at_s, spec) in list(self._waiting.items()):
-            if now_s >= at_s:
+            if now_s >= max(at_s, self._down_until_s.get(name, at_s)):
                 del self._waiting[name]
-                self.start([spec])
+                self._launch(spec)
                 detail = f"{name} started again (restart {self.restarts(name)})"
                 events.append(ProcessEvent(process=name, change=Change.STARTED, detail=detail))
         return events
@@ -125,7 +134,9 @@ class LocalCluster:
             lived_s=now_s - child.started_s,
             ends_by_itself=child.spec.ends_by_itself,
             now_s=now_s,
+            ordered=name in self._killed,
         )
+        self._killed.discard(name)
         match verdict:
             case Ended():
                 return ProcessEvent(process=name, change=Change.ENDED, detail=f"{name} ended")
@@ -153,6 +164,18 @@ class LocalCluster:
                     child.signal(9)
                 if self._guard is not None:
                     self._guard.remove(child.pid)
+
+    def kill(self, name: str, *, down_s: float = 0.0) -> None:
+        """Kills a process as a power cut would; it is restarted as after any death, but not within ``down_s``."""
+        self._down_until_s[name] = self._clock() + down_s
+        self._killed.add(name)
+        self.signal(name, signal.SIGKILL)
+
+    def signal(self, name: str, number: int) -> None:
+        """Signals a process and its group, if it runs."""
+        child = self._running.get(name)
+        if child is not None:
+            child.signal(number)
 
     def running(self) -> set[str]:
         """Returns the names of processes that run or wait to be restarted."""

@@ -156,13 +156,13 @@ class Display:
         """Writes a line that stays."""
         self._console.print(f"atoll: {text}", markup=False)
 
-    def show(self, status: Status, progress: Progress, now_s: float) -> None:
-        """Shows the run; as a line only every few seconds."""
+    def show(self, status: Status, progress: Progress, now_s: float, *, also: str = "") -> None:
+        """Shows the run, and ``also`` below it; as a line only every few seconds."""
         if self._live is not None:
-            self._live.update(table(status, progress), refresh=True)
+            self._live.update(Group(table(status, progress), Text(also, style="bold yellow")), refresh=True)
         elif now_s >= self._next_s:
             self._next_s = now_s + self._every_s
-            self._console.print(line(progress), markup=False)
+            self._console.print(f"{line(progress)}  {also}".rstrip(), markup=False)
 
 
 def table(status: Status, progress: Progress) -> RenderableType:

@@ -12,8 +12,8 @@ import os
 import re
 import sys
 import tomllib
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,10 @@ from broker import settings
 from broker.config import BrokerConfig
 from broker.errors import ConfigError
 from broker.settings import setting
+from broker.sockets import MAX_BROKERS
 from broker.toml import dump
 from islands.config import IslandConfig
+from ops.links.placing import Links
 from ops.processes import ProcessSpec
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -33,7 +35,20 @@ DEFAULT_TOKENS = 2_000_000
 
 #: Settings that follow from the run directory, or that each process gets for itself.
 _DECIDED_HERE = frozenset(
-    {"broker", "host", "port", "store", "tape", "report", "island_id", "pace", "failover", "standby"}
+    {
+        "broker",
+        "host",
+        "port",
+        "store",
+        "tape",
+        "report",
+        "island_id",
+        "pace",
+        "pulse",
+        "failover",
+        "standby",
+        "new_lineage",
+    }
 )
 
 
@@ -43,11 +58,13 @@ class UpConfig:
 
     run_dir: Path | None = setting(None, "directory of the run, new or empty (default runs/ and the time)")
     port: int = setting(0, "control port of the broker, its bulk port is the next one; 0 picks free ones")
+    brokers: int = setting(1, "brokers to start, on ports two apart; islands leave one that falls silent for the next")
     redis_port: int = setting(0, "port of the Redis that is started; 0 picks 6379 if it is free")
     pace: tuple[float, ...] = setting((), "seconds that an inner step takes at least: one for all, or one per island")
     standbys: int = setting(0, "standby aggregators, which follow the leader and take over when it fails")
     model: str | None = setting(None, "size of the default task's model: tiny, small or medium; short for [task] model")
     data: tuple[str, ...] = setting((), "text files, folders, .npy or .bin token arrays; short for [task] data")
+    link: Path | None = setting(None, "TOML file of delays, rates and faults between islands and broker, per process")
     task_options: Mapping[str, Any] = field(
         default_factory=dict, metadata={"help": "options of the task, over those of [task]", "flag": "--task-option"}
     )
@@ -58,6 +75,8 @@ class UpConfig:
                 raise ConfigError(name, getattr(self, name), "must be from 1 to 65534, or 0 to pick a free one")
         if not 0 <= self.standbys <= 9:
             raise ConfigError("standbys", self.standbys, "must be from 0 to 9; one survives any single failure")
+        if not 1 <= self.brokers <= MAX_BROKERS:
+            raise ConfigError("brokers", self.brokers, f"must be from 1 to {MAX_BROKERS}; 2 or 3 are plenty")
         for seconds in self.pace:
             if seconds < 0:
                 raise ConfigError("pace", seconds, "must be a number of seconds, 0 or more")
@@ -72,6 +91,7 @@ class Plan:
         redis_url: Where Redis listens, or will.
         redis_port: Of the Redis to be started; None: it runs already.
         task: Options of the task.
+        links: What lies between clients and broker; None: nothing.
     """
 
     run_dir: Path
@@ -82,6 +102,7 @@ class Plan:
     task: Mapping[str, Any]
     redis_url: str
     redis_port: int | None
+    links: Links | None = None
 
     @property
     def run_id(self) -> str:
@@ -104,6 +125,19 @@ class Plan:
         return self.aggregator.store if aggregator_id == "aggregator" else self.run_dir / aggregator_id / "store"
 
     @property
+    def clients(self) -> tuple[str, ...]:
+        """Names of the processes that connect to the broker."""
+        return (*self.aggregator_ids, *self.island_ids)
+
+    @property
+    def broker_ports(self) -> dict[str, int]:
+        """Name of each broker's process -> its control port."""
+        first = self.broker.port
+        if self.up.brokers == 1:
+            return {"broker": first}
+        return {f"broker-{k}": first + 2 * k for k in range(self.up.brokers)}
+
+    @property
     def config_file(self) -> Path:
         """The resolved configuration, as every process reads it."""
         return self.run_dir / "config.toml"
@@ -123,7 +157,7 @@ def resolve(args: argparse.Namespace, *, run_dir: Path, port: int, redis_url: st
     Args:
         args: Flags as :func:`add_arguments` declares them.
         run_dir: Absolute; need not exist.
-        port: The broker's control port; it and the next one are free.
+        port: The first broker's control port; it and the next one are free, and two for each further broker.
         redis_url: Where Redis listens, or will.
         redis_port: Of the Redis to be started; None: it runs already.
 
@@ -137,7 +171,8 @@ def resolve(args: argparse.Namespace, *, run_dir: Path, port: int, redis_url: st
         # The file is that of an earlier run, named after its directory. Its repetition is a run of its own: in a Redis
         # that both use, older versions under one name would never replace the earlier run's.
         run["run_id"] = _run_id_of(run_dir)
-    run |= {"broker": f"tcp://127.0.0.1:{port}", "redis_url": redis_url}
+    brokers = ",".join(f"tcp://127.0.0.1:{port + 2 * k}" for k in range(up.brokers))
+    run |= {"broker": brokers, "redis_url": redis_url}
     decided: dict[str, dict[str, Any]] = {
         "broker": {"host": "127.0.0.1", "port": port},
         "aggregator": {
@@ -177,7 +212,10 @@ def resolve(args: argparse.Namespace, *, run_dir: Path, port: int, redis_url: st
 
 def up_config(args: argparse.Namespace) -> UpConfig:
     """Returns the settings of ``up`` itself."""
-    return settings.load(UpConfig, args, "up", environment={})
+    up = settings.load(UpConfig, args, "up", environment={})
+    return (
+        up if up.link is None else replace(up, link=up.link.expanduser().absolute())
+    )  # config.toml may be used elsewhere
 
 
 def given_redis_url(args: argparse.Namespace) -> str | None:
@@ -257,7 +295,7 @@ def processes(
     cpus = sorted(os.sched_getaffinity(0))
     config = ["--config", os.fspath(plan.config_file)]
     specs = [
-        ProcessSpec(name="broker", command=our_command("broker", *config), environment=environment, stop_order=1),
+        *_brokers(plan, config, environment),
     ]
     for name in plan.aggregator_ids:
         own = []
@@ -288,7 +326,23 @@ def processes(
                 ends_by_itself=True,
             )
         )
-    return specs
+    if plan.links is None:
+        return specs
+    return [plan.links.process(our_command("links"), environment), *plan.links.reroute(specs)]
+
+
+def _brokers(plan: Plan, config: Sequence[str], environment: Mapping[str, str]) -> list[ProcessSpec]:
+    """One broker reads all it needs from the file; several have a name and a port each."""
+    several = len(plan.broker_ports) > 1
+    return [
+        ProcessSpec(
+            name=name,
+            command=our_command("broker", *config, *(["--broker-name", name, "--port", str(port)] if several else [])),
+            environment=environment,
+            stop_order=1,
+        )
+        for name, port in plan.broker_ports.items()
+    ]
 
 
 def our_command(*arguments: str) -> list[str]:

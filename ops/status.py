@@ -15,7 +15,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,13 @@ _STYLES = {Liveness.ALIVE: "green", Liveness.SUSPECT: "yellow", Liveness.DEAD: "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IslandStatus:
-    """One island; ``refusals`` counts its messages that broker and aggregator refused, by reason."""
+    """One island.
+
+    Attributes:
+        broker: The one it was last heard by.
+        optimizer: What its inner optimizer started from: pending, checkpoint, donor or fresh; empty while not heard.
+        refusals: Reason -> its messages that brokers and aggregator refused.
+    """
 
     state: Liveness
     incarnation: int
@@ -54,6 +60,17 @@ class IslandStatus:
     bytes_up: int
     bytes_down: int
     refusals: Mapping[str, int]
+    broker: str = ""
+    optimizer: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerStatus:
+    """One broker: since when it has not written, and how many islands were last heard by it and still live."""
+
+    age_s: float
+    silent: bool
+    islands: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +88,8 @@ class Status:
     """A run as Redis knows it.
 
     Attributes:
-        broker_age_s: Since the broker last wrote; None if it never did. Ages of islands are no younger than this.
+        broker_age_s: Since a broker last wrote; None if none ever did. Ages of islands are no younger than this.
+        brokers: Name -> how it is.
         totals: What the aggregator counted, with ``islands`` (state -> how many), ``refusals`` (reason -> messages,
             whoever sent them) and ``broker_age_s``.
         leader: The aggregator that holds the lease, as host and process; empty if nobody ever took it.
@@ -84,6 +102,7 @@ class Status:
     totals: Mapping[str, Any]
     broker_age_s: float | None
     broker_is_silent: bool
+    brokers: Mapping[str, BrokerStatus] = field(default_factory=dict)
     leader: str = ""
     leader_age_s: float | None = None
 
@@ -91,8 +110,10 @@ class Status:
 def status_of(snapshot: Snapshot, now_s: float) -> Status:
     """Says how a run stands at ``now_s``, by the clock of Redis, going by what is written there."""
     allowances = LivenessConfig()
-    suspect_s = snapshot.broker.get("suspect_after_s", allowances.suspect_after_s)
-    dead_s = snapshot.broker.get("dead_after_s", allowances.dead_after_s)
+    # Brokers of one run have one configuration; after a change the one that wrote last counts.
+    newest = max(snapshot.brokers.values(), key=lambda each: each.get("written_at", 0.0), default={})
+    suspect_s = newest.get("suspect_after_s", allowances.suspect_after_s)
+    dead_s = newest.get("dead_after_s", allowances.dead_after_s)
     # Only the two limits matter here; the interval merely has to fit them.
     allowances = LivenessConfig(
         heartbeat_interval_s=min(suspect_s / 2, dead_s / 3), suspect_after_s=suspect_s, dead_after_s=dead_s
@@ -116,8 +137,14 @@ def status_of(snapshot: Snapshot, now_s: float) -> Status:
         )
         for p, held in sorted(snapshot.fragments.items())
     }
-    written_at = snapshot.broker.get("written_at")
-    broker_age_s = None if written_at is None else max(0.0, now_s - written_at)
+    ages_s = {name: max(0.0, now_s - each["written_at"]) for name, each in snapshot.brokers.items() if each}
+    broker_age_s = min(ages_s.values(), default=None)
+    live = (Liveness.ALIVE, Liveness.SUSPECT)
+    speaking = Counter(each.broker for each in islands.values() if each.state in live)
+    brokers = {
+        name: BrokerStatus(age_s=age_s, silent=age_s >= dead_s, islands=speaking[name])
+        for name, age_s in sorted(ages_s.items())
+    }
     lease = snapshot.leases.get(0, {})
     states = Counter(str(each.state) for each in islands.values())
     totals = {
@@ -133,6 +160,7 @@ def status_of(snapshot: Snapshot, now_s: float) -> Status:
         totals=totals,
         broker_age_s=broker_age_s,
         broker_is_silent=broker_age_s is None or broker_age_s >= dead_s,
+        brokers=brokers,
         leader=str(lease.get("holder", "")),
         leader_age_s=max(0.0, now_s - float(lease["renewed_at"])) if lease else None,
     )
@@ -170,7 +198,9 @@ def _island(
         sync_share=member.get("sync_share"),
         bytes_up=int(member.get("bytes_up", 0)),
         bytes_down=int(member.get("bytes_down", 0)),
+        optimizer=str(member.get("optimizer", "")),
         refusals=dict(sorted(refusals.items())),
+        broker=str(member.get("broker", "")),
     )
 
 
@@ -178,11 +208,12 @@ def _island(
 
 
 def to_json(status: Status) -> dict[str, Any]:
-    """Returns ``islands``, ``fragments`` and ``totals`` for ``json.dumps``; numbers that are not finite become None."""
+    """Returns ``islands``, ``fragments``, ``totals``, ``brokers`` for ``json.dumps``; NaN and infinity become None."""
     islands = {name: asdict(each) for name, each in status.islands.items()}
     fragments = {str(p): asdict(each) for p, each in status.fragments.items()}
-    document: dict[str, Any] = _finite({"islands": islands, "fragments": fragments, "totals": dict(status.totals)})
-    return document
+    brokers = {name: asdict(each) for name, each in status.brokers.items()}
+    totals = dict(status.totals)
+    return dict(_finite({"islands": islands, "fragments": fragments, "totals": totals, "brokers": brokers}))
 
 
 def _finite(value: Any) -> Any:
@@ -207,9 +238,18 @@ def render(status: Status) -> RenderableType:
         parts += [Text(), _island_table(status)]
     if status.fragments:
         parts += [Text(), _fragment_table(status)]
+    if len(status.brokers) > 1:
+        parts += [Text(), _broker_table(status)]
+    for name, each in status.totals.get("quarantined", {}).items():
+        what = f"{name} is quarantined for {age(each['for_s'])} more, after {each['reason']}"
+        again = f", for the {ordinal(each['times'])} time in a row" if each["times"] > 1 else ""
+        parts += [Text(), Text(f"{what}{again}: its contributions are refused, rounds do not wait for it.", "yellow")]
+    for trouble in status.totals.get("troubles", ()):
+        parts += [Text(), Text(f"The aggregator says, {trouble}", "yellow")]
     if status.broker_is_silent:
         since = "has never written" if status.broker_age_s is None else f"last wrote {age(status.broker_age_s)} ago"
-        parts += [Text(), Text(f"The broker {since}: it has ended or lost Redis, and islands may live on.", "yellow")]
+        who = "The broker" if len(status.brokers) < 2 else "Every broker is silent: the last one"
+        parts += [Text(), Text(f"{who} {since}: it has ended or lost Redis, and islands may live on.", "yellow")]
     return Group(*parts)
 
 
@@ -235,6 +275,7 @@ def headline(status: Status) -> str:
 
 def _island_table(status: Status) -> Table:
     table = _table("island", "state", ">step", ">tokens", ">loss", ">step time", ">last seen", ">sync", ">up", ">down")
+    table.add_column("optimizer")
     table.add_column("refused")
     for name, each in status.islands.items():
         table.add_row(
@@ -248,6 +289,7 @@ def _island_table(status: Status) -> Table:
             "-" if each.sync_share is None else f"{each.sync_share:.2%}",
             size(each.bytes_up),
             size(each.bytes_down),
+            each.optimizer or "-",
             _counts(each.refusals),
         )
     return table
@@ -258,6 +300,14 @@ def _fragment_table(status: Status) -> Table:
     for p, each in status.fragments.items():
         contributors = ", ".join(each.contributors)
         table.add_row(str(p), str(each.version), age(each.age_s), f"{each.merged_tokens:,}", contributors or "-")
+    return table
+
+
+def _broker_table(status: Status) -> Table:
+    table = _table("broker", "state", ">last wrote", ">islands")
+    for name, each in status.brokers.items():
+        state = Text("silent", style="red") if each.silent else Text("alive", style="green")
+        table.add_row(name, state, age(each.age_s), str(each.islands))
     return table
 
 
@@ -281,6 +331,12 @@ def age(seconds: float) -> str:
     if hours:
         return f"{hours} h {minutes % 60:02d} min"
     return f"{minutes} min {int(seconds) % 60:02d} s"
+
+
+def ordinal(number: int) -> str:
+    """Returns a number as in "the 3rd time"."""
+    ending = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{ending}"
 
 
 def size(nbytes: int) -> str:

@@ -76,7 +76,16 @@ class Supervision:
         """Returns how many restarts of this process have been ordered."""
         return self._histories.get(name, History()).restarts
 
-    def died(self, name: str, *, status: int, lived_s: float, ends_by_itself: bool, now_s: float) -> Verdict:
+    def died(
+        self,
+        name: str,
+        *,
+        status: int,
+        lived_s: float,
+        ends_by_itself: bool,
+        now_s: float,
+        ordered: bool = False,
+    ) -> Verdict:
         """Decides what follows the end of a process.
 
         Args:
@@ -85,6 +94,7 @@ class Supervision:
             lived_s: How long it ran.
             ends_by_itself: Whether exit status 0 means that its work is done.
             now_s: Monotonic seconds.
+            ordered: It was killed on purpose, which says nothing about whether it can live.
         """
         if status == 0 and ends_by_itself:
             return Ended()
@@ -92,7 +102,7 @@ class Supervision:
         if status == 2:
             return GiveUp(reason=f"{name} {how}: its settings are wrong")
         before = self._histories.get(name, History())
-        young = before.young_deaths + 1 if lived_s < self.policy.settled_after_s else 0
+        young = before.young_deaths + 1 if lived_s < self.policy.settled_after_s and not ordered else 0
         if young >= self.policy.young_deaths:
             self._histories[name] = replace(before, young_deaths=young)
             return GiveUp(reason=f"{name} {how}, {young} times in a row within {self.policy.settled_after_s:g} s")

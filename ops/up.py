@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import datetime
 import fcntl
 import json
 import os
 import tempfile
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +23,13 @@ from broker.redis_server import server
 from broker.registry import Registry
 from broker.signals import Interrupted, Signals
 from ops import plan as planning
+from ops import resume, run_directory
 from ops.archive import ADDRESS_FILE
 from ops.cluster import Change, LocalCluster, are_free, free_ports, wait_until_listening
 from ops.display import Display, Rate, progress_of, trained_tokens
 from ops.export import Which, export
+from ops.links import placing
+from ops.links.placing import Links
 from ops.numeric import compilation_cache, one_thread_environment
 from ops.plan import Plan
 from ops.processes import ProcessSpec, last_lines
@@ -43,12 +45,15 @@ STATUS_EVERY_S = 1.0
 LEAVE_WITHIN_S = 3.0
 
 _EPILOG = """
+A run that was stopped, killed or cut off by a power failure goes on with --resume RUN_DIR: same settings, same run
+id, exact momentum, nothing that was merged lost.
+
 Without --tokens the run ends after 2,000,000: at the next heartbeat, half a second later, and the flush after that.
 
 exit status:
   0    the run trained its tokens, and the report is complete
   1    a process could not be kept alive, or the model could not be evaluated; the report has what is known
-  2    a setting is wrong
+  2    a setting is wrong, or contradicts those of the run to be resumed
   130  interrupted by Ctrl-C (143 by SIGTERM, 129 by SIGHUP); the report has what was done until then"""
 
 
@@ -60,6 +65,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of ``up``."""
     parser.add_argument(
         "--json", action="store_true", help="the report as one JSON object, on standard output's last line"
+    )
+    parser.add_argument(
+        "--resume",
+        type=Path,
+        metavar="RUN_DIR",
+        help=f"go on with the run in this directory, with its own settings; only {resume.CHANGES_HELP}",
     )
     planning.add_arguments(parser)
     parser.epilog = f"{parser.epilog}\n{_EPILOG}"
@@ -74,9 +85,9 @@ def run(args: argparse.Namespace) -> int:
     """
     started_s = time.monotonic()
     plan = prepare(args)
-    run_ = _Run(plan=plan, started_s=started_s)
+    run_ = Run(plan=plan, started_s=started_s, resumed=args.resume is not None)
     with Signals() as signals, Display() as display:
-        status = run_.train(display, signals)
+        status = 0 if run_.resumed and resume.has_ended(plan) else run_.train(display, signals)
         losses: tuple[float | None, float | None] = (None, None)
         if status == 0:
             try:
@@ -87,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
             except Interrupted as err:
                 status, run_.note = 128 + err.number, str(err)
     report = run_.report(status, losses)
-    _write(plan.run_dir / "report.json", json.dumps(report, indent=2) + "\n")
+    run_directory.write(plan.run_dir / "report.json", json.dumps(report, indent=2) + "\n")
     print(json.dumps(report) if args.json else render(report), flush=True)
     return status
 
@@ -96,29 +107,69 @@ def run(args: argparse.Namespace) -> int:
 
 
 def prepare(args: argparse.Namespace) -> Plan:
-    """Settles every setting, then makes the run directory and writes ``config.toml`` into it.
+    """Settles every setting, then makes the run directory and writes ``config.toml`` into it; or takes an old one.
 
     Raises:
         ConfigError: A setting cannot work, a port is in use, or the directory is; nothing was written.
         Unavailable: There is no Redis server, or the directory cannot be written.
     """
-    up = planning.up_config(args)
-    redis_url, redis_port = planning.given_redis_url(args), None
-    if redis_url is None:
-        redis_port = _redis_port(up.redis_port)
-        redis_url = f"redis://127.0.0.1:{redis_port}"
-    if up.port and not are_free(range(up.port, up.port + 2)):
-        raise ConfigError("port", up.port, f"it or {up.port + 1} is in use; choose another, or 0 for free ones")
-    run_dir = _unused_directory(up.run_dir)
-    port = up.port or free_ports(2)
-    plan = planning.resolve(args, run_dir=run_dir, port=port, redis_url=redis_url, redis_port=redis_port)
+    if args.resume is not None:
+        return _prepare_again(args)
+    run_dir = run_directory.unused(planning.up_config(args).run_dir)
+    plan = _settled(args, run_dir)
     try:
         (run_dir / "logs").mkdir(parents=True)
     except OSError as err:
         cure = "choose another --run-dir"
         raise Unavailable(f"cannot make {run_dir} ({err.strerror}); {cure}", definite=True) from err
-    _write(plan.config_file, planning.config_toml(plan))
+    run_directory.claim(run_dir)
+    run_directory.write(plan.config_file, planning.config_toml(plan))
     return plan
+
+
+def _prepare_again(args: argparse.Namespace) -> Plan:
+    """The same for a run that goes on: its directory is taken, and its settings are held against the flags."""
+    run_dir = resume.directory_of(args)
+    lock = run_directory.claim(run_dir)
+    try:
+        plan = _settled(resume.with_stored_settings(args, run_dir), run_dir, last_port=resume.stored_port(run_dir))
+        resume.refuse_contradictions(resume.stored_plan(plan), plan)
+        if not resume.has_ended(plan):
+            resume.put_away_reports(plan)
+        run_directory.write(plan.config_file, planning.config_toml(plan))
+    except BaseException:
+        os.close(lock)
+        raise
+    return plan
+
+
+def _settled(args: argparse.Namespace, run_dir: Path, *, last_port: int = 0) -> Plan:
+    """Resolves the settings, with addresses that are free now; ``last_port`` is taken if it is one of them."""
+    up = planning.up_config(args)
+    redis_url, redis_port = planning.given_redis_url(args), None
+    if redis_url is None:
+        redis_port = _redis_port(up.redis_port)
+        redis_url = f"redis://127.0.0.1:{redis_port}"
+    ports = 2 * up.brokers
+    if up.port and not are_free(range(up.port, up.port + ports)):
+        which = f"it or {up.port + 1}" if ports == 2 else f"one of it to {up.port + ports - 1}"
+        raise ConfigError("port", up.port, f"{which} is in use; choose another, or 0 for free ones")
+    again = last_port if last_port and are_free(range(last_port, last_port + ports)) else 0
+    port = up.port or again or free_ports(ports)
+    plan = planning.resolve(args, run_dir=run_dir, port=port, redis_url=redis_url, redis_port=redis_port)
+    return plan if up.link is None else replace(plan, links=_links(plan, up.link))
+
+
+def _links(plan: Plan, file: Path) -> Links:
+    """Reads the region file and finds ports for the doors of its links."""
+    described, brokers = placing.read(file), plan.aggregator.broker.split(",")
+    own = range(plan.broker.port, plan.broker.port + placing.DOORS_PER_BROKER * len(brokers))
+    taken = {*own, plan.redis_port}  # by processes that are not started yet
+    count = placing.num_ports(described, plan.clients, len(brokers))
+    first = free_ports(count)
+    while taken & set(range(first, first + count)):
+        first = free_ports(count)
+    return placing.place(described, plan.clients, brokers=brokers, first_port=first, run_dir=plan.run_dir)
 
 
 def _redis_port(wanted: int) -> int:
@@ -143,37 +194,19 @@ def _claimed(port: int) -> bool:
     return are_free([port])
 
 
-def _unused_directory(wanted: Path | None) -> Path:
-    """Returns an absolute path that does not exist, or is an empty directory."""
-    if wanted is None:
-        stem = Path("runs", f"{datetime.datetime.now():%Y%m%d-%H%M%S}").absolute()
-        names = (stem, *(stem.with_name(f"{stem.name}-{n}") for n in range(2, 1000)))
-        return next(each for each in names if not each.exists())
-    path = wanted.expanduser().absolute()
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise ConfigError("run_dir", str(wanted), "is in use; choose a new one (nothing is ever overwritten)")
-    return path
-
-
-def _write(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        temporary.write_text(text)
-        temporary.replace(path)
-    except OSError as err:
-        raise Unavailable(f"cannot write {path} ({err.strerror}); check space and permissions", definite=True) from err
-
-
 # --- during -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True, kw_only=True)
-class _Run:
+class Run:
     """A run in progress: what the supervisor sees of it."""
 
     plan: Plan
     started_s: float
+    resumed: bool = False
+    steps_before: int | None = None  #: highest inner step when we began; None until the first status of a resumed run
     note: str = ""
+    troubles: tuple[str, ...] = ()
     first_step_s: float | None = None
     ended_s: float | None = None
     restarts: dict[str, int] = field(default_factory=dict)
@@ -183,7 +216,7 @@ class _Run:
         """Starts everything, waits for the end, whichever it is, and ends everything; returns the exit status."""
         with LocalCluster(self.plan.run_dir / "logs") as cluster, asyncio.Runner() as loop:
             try:
-                self._start(cluster, display)
+                self.start(cluster, display)
                 self._watch(cluster, loop, display, signals)
             except (GaveUp, Unavailable) as err:
                 self.note = str(err).partition("; the end of ")[0].partition("\n")[0]
@@ -200,18 +233,23 @@ class _Run:
         return 0
 
     def _names(self) -> list[str]:
-        return ["redis", "broker", *self.plan.aggregator_ids, *self.plan.island_ids]
+        links = [placing.PROCESS_NAME] if self.plan.links is not None else []
+        return ["redis", *self.plan.broker_ports, *links, *self.plan.clients]
 
-    def _start(self, cluster: LocalCluster, display: Display) -> None:
+    def start(self, cluster: LocalCluster, display: Display) -> None:
+        """Starts Redis, if it is ours to start, and then everything else."""
         plan = self.plan
-        display.note(f"run {plan.run_id} in {plan.run_dir}")
+        display.note(f"run {plan.run_id} {'goes on ' if self.resumed else ''}in {plan.run_dir}")
+        (plan.run_dir / ADDRESS_FILE).unlink(missing_ok=True)  # of the time before: it may be another one now
         if plan.redis_port is not None:
-            _write(plan.run_dir / ADDRESS_FILE, f"{plan.redis_url} {plan.run_id}\n")
+            run_directory.write(plan.run_dir / ADDRESS_FILE, f"{plan.redis_url} {plan.run_id}\n")
             command = server(port=plan.redis_port, directory=plan.run_dir).command
             cluster.start([ProcessSpec(name="redis", command=command, stop_order=2)])
             if not wait_until_listening(plan.redis_port):
                 end = last_lines(cluster.log_of("redis"))
                 raise Unavailable(f"Redis did not start on port {plan.redis_port}; its log ends:\n{end}", definite=True)
+        if plan.links is not None:
+            run_directory.write(plan.links.wiring_file, plan.links.started(time.monotonic()).wiring.dump())
         environment = planning.our_environment(plan.redis_url)
         numeric = one_thread_environment() | compilation_cache()
         cluster.start(planning.processes(plan, environment=environment, island_environment=numeric))
@@ -236,9 +274,12 @@ class _Run:
                     status = self._status(registry, loop)
                     if status is not None:
                         progress = progress_of(status, rate.update(now_s, trained_tokens(status)))
-                        if self.first_step_s is None and progress.max_inner_step > 0:
+                        if self.steps_before is None:
+                            self.steps_before = progress.max_inner_step if self.resumed else 0
+                        if self.first_step_s is None and progress.max_inner_step > self.steps_before:
                             self.first_step_s = now_s - self.started_s
                         display.show(status, progress, now_s)
+                        self._tell_troubles(status, display)
                 time.sleep(POLL_S)
             leave_by_s = time.monotonic() + LEAVE_WITHIN_S
             while cluster.running() & set(self.plan.island_ids) and time.monotonic() < leave_by_s:
@@ -247,6 +288,16 @@ class _Run:
                 time.sleep(POLL_S)
         finally:
             loop.run(registry.aclose())
+
+    def _tell_troubles(self, status: Status, display: Display) -> None:
+        """Says what the aggregator cannot put right by itself, when it begins and when it is over."""
+        troubles = tuple(each.partition(": ")[2] for each in status.totals.get("troubles", ()))  # without for how long
+        for trouble in troubles:
+            if trouble not in self.troubles:
+                display.note(trouble)
+        if self.troubles and not troubles:
+            display.note("the aggregator can go on")
+        self.troubles = troubles
 
     def _happened(self, cluster: LocalCluster, display: Display) -> bool:
         """Tells what became of the processes; returns whether the aggregator has ended the run."""

@@ -211,7 +211,10 @@ class ScriptedIsland:
                 if self.began_s is None and len(self.versions) == len(self.manifest):
                     self.began_s = time.monotonic()
             case m.Refused():
-                self.refused.append(message)
+                if (
+                    message.reason is not m.Reason.NOT_LEADER or message.kind == "contribution"
+                ):  # else: the broker lives
+                    self.refused.append(message)
             case _:
                 pass
 

@@ -66,6 +66,7 @@ class Desk:
 
     Attributes:
         log: Every action since the last :meth:`take`.
+        by: Island -> the broker that it speaks through, where that is not the first.
     """
 
     def __init__(self, *, disk: Disk | None = None, now_s: float = 0.0, **settings: Any) -> None:
@@ -78,6 +79,7 @@ class Desk:
         self.log: list[agg.Action] = []
         self.sequence = 0
         self.incarnations: dict[str, int] = {}
+        self.by: dict[str, int] = {}
         self.core = Aggregator(self.config, now_s=now_s, record=self.disk.record, commits=self.disk.commits)
         self._perform(self.core.start(now_s))
 
@@ -119,6 +121,8 @@ class Desk:
         incarnation: int | None = None,
         flaw: agg.Flaw | None = None,
         payload_bytes: int = 256,
+        broker: int | None = None,
+        norm: float | None = None,
     ) -> list[agg.Action]:
         """Lets an island say something."""
         self.sequence += 1
@@ -131,7 +135,8 @@ class Desk:
             message=message,
         )
         size = payload_bytes if isinstance(message, m.Contribution | m.Seed) else 0
-        return self.feed(agg.Received(envelope=envelope, flaw=flaw, payload_bytes=size))
+        by = self.by.get(island_id, 0) if broker is None else broker
+        return self.feed(agg.Received(envelope=envelope, flaw=flaw, payload_bytes=size, norm=norm, broker=by))
 
     # --- what islands say -------------------------------------------------------------------------------------
 

@@ -27,9 +27,9 @@ PATIENCE_S = 90.0
 Line = dict[str, Any]
 
 
-def command(*arguments: object) -> list[str]:
-    """Returns the command line of ``python3 -m ops`` in this environment."""
-    return [sys.executable, "-P", "-m", "ops", *map(str, arguments)]
+def command(*arguments: object, module: str = "ops") -> list[str]:
+    """Returns the command line of ``python3 -m ops``, or another module, in this environment."""
+    return [sys.executable, "-P", "-m", module, *map(str, arguments)]
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -90,12 +90,12 @@ def descendants(pid: int) -> dict[int, str]:
 class Process:
     """A command of ours that runs: its output in files, nothing of it left when the ``with`` block ends."""
 
-    def __init__(self, folder: Path, *arguments: object, **variables: str) -> None:
+    def __init__(self, folder: Path, *arguments: object, module: str = "ops", **variables: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.out_file, self.err_file = folder / "out", folder / "err"
         with self.out_file.open("wb") as out, self.err_file.open("wb") as err:
             self._process = subprocess.Popen(
-                command(*arguments),
+                command(*arguments, module=module),
                 env=environment(**variables),
                 stdin=subprocess.DEVNULL,
                 stdout=out,
@@ -153,6 +153,8 @@ class Up(Process):
         """Returns the id of ``redis``, ``broker``, ``aggregator`` or an island, if it runs."""
         # A Redis server shows its address in place of its arguments: "redis-server 127.0.0.1:6379", or "valkey-server".
         mark = {"redis": "-server 127.0.0.1:", "broker": " ops broker ", "aggregator": " ops aggregator "}
+        if name.startswith("broker-"):  # of several
+            mark[name] = f" --broker-name {name} "
         for pid, line in descendants(self.pid).items():
             # Until it has become its command (ops/child.py), the process is not yet what we look for.
             if "child.py" not in line and mark.get(name, f" --island-id {name} ") in f"{line} ":

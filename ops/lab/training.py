@@ -17,18 +17,20 @@ from typing import Any
 import numpy as np
 
 from aggregator import versions
-from aggregator.events import Commit, Flaw, Merge, Plant
-from aggregator.inspection import flaw_in
+from aggregator.events import Commit, Inspection, Merge, Plant
+from aggregator.inspection import inspect
 from aggregator.outer import FragmentState, OuterStep
 from broker.fragments import FragmentManifest, TensorSpec
-from broker.messages import Codec, Envelope, Payload, Share, Version
+from broker.messages import Codec, Envelope, Payload, Version
 from broker.ranges import StepRange
-from islands import placement
+from islands import checkpoint, placement, state_parts
 from islands.core import Island
+from islands.exchange import Position, Snapshot
 from islands.partition import tensor_specs
 from islands.placement import Parameters, Placement
 from islands.reference import Reference, encode_seed
 from islands.task import Batch, DataShare, Schedule, Task
+from ops.chaos.tampering import TamperedTensors
 
 
 @dataclass(slots=True)
@@ -165,29 +167,24 @@ class TrainingIsland:
         self._copies: dict[int, list[Any]] = {}
         self._prepared: dict[int, tuple[tuple[Any, ...], float]] = {}
         self._data: Iterator[Batch]
-        self._share: DataShare
 
-    def joined(self, core: Island) -> None:
+    def joined(self, core: Island, share: DataShare) -> None:
         """Cuts the tree into the run's fragments and opens the data."""
         assert core.manifest is not None
-        assert core.share is not None
         self._core, self._manifest = core, core.manifest
         self._parameters.assign(core.manifest)
         self._references = tuple(Reference(tensors) for tensors in core.manifest.fragments)
         of = self._parameters.of_fragment
         self._placements = tuple(Placement(of(self.params, p)) for p in range(len(core.manifest)))
-        share = core.share
-        self._share = DataShare(index=share.index, count=share.count, cursor=core.at.step, seed=self._rule.seed)
-        self._data = iter(self._task.data(self._share))
+        self._data = iter(self._task.data(share))
 
     def seed(self, fragment_id: int) -> Payload:
         """Returns a fragment of the initial parameters, float32."""
         leaves = [placement.to_host(leaf) for leaf in self._parameters.of_fragment(self.params, fragment_id)]
         return encode_seed(self._manifest.fragments[fragment_id], leaves)
 
-    def train(self, own_tokens: int, share: Share) -> None:
+    def train(self, own_tokens: int) -> None:
         """Puts off one inner step, with the batch and the schedule of now."""
-        self._share.index, self._share.count = share.index, share.count
         fleet_tokens = self._rule.fleet_tokens
         step = int(self._core.schedule_tokens(own_tokens) / fleet_tokens)
         schedule = Schedule(step=step, total_steps=self._rule.total_tokens // fleet_tokens)
@@ -228,6 +225,21 @@ class TrainingIsland:
         """Starts with an optimizer that has seen no step."""
         self._stepper.catch_up(self)
         self.opt_state = self._task.fresh_optimizer(self.params)
+
+    def copy_state(self) -> tuple[tuple[Payload, ...], int]:
+        """Returns copies of the optimizer's leaves, as a donor sends them."""
+        self._stepper.catch_up(self)
+        snapshot = Snapshot(state=checkpoint.copied(self.opt_state), cursor=0, local=())
+        return state_parts.cut(checkpoint.packed(snapshot, (), Position(0, 0), 0))
+
+    def take_state(self, parts: tuple[Payload, ...]) -> str:
+        """Takes a donor's state over if it fits and is finite."""
+        needed = state_parts.Needed(state=checkpoint.leaves_of(self.opt_state), local=())
+        size = sum(memoryview(each.data).nbytes for part in parts for each in part)
+        found, flaw = state_parts.read(parts, size, needed)
+        if found is not None:
+            self.opt_state = checkpoint.restored(self.opt_state, found.state)
+        return flaw
 
     def end(self) -> None:
         """Gives the parameters back: a run may see hundreds of lives."""
@@ -270,9 +282,9 @@ class TrainingAggregator:
         """See :class:`ops.virtual.work.AggregatorWork`."""
         self._manifest = manifest
 
-    def flaw(self, envelope: Envelope) -> Flaw | None:
-        """Returns what is wrong with a payload."""
-        return flaw_in(envelope, self._manifest)
+    def inspect(self, envelope: Envelope) -> Inspection:
+        """Returns what a payload holds."""
+        return inspect(envelope, self._manifest)
 
     def plant(self, action: Plant) -> str:
         """Makes version 0."""
@@ -317,3 +329,7 @@ class Training:
     def aggregator(self) -> TrainingAggregator:
         """See :class:`ops.virtual.work.Works`."""
         return TrainingAggregator(self.merges, self._outer_step)
+
+    def tampered(self) -> TamperedTensors:
+        """See :class:`ops.virtual.work.Works`."""
+        return TamperedTensors()

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 from aggregator.config import AggregatorConfig
+from ops.chaos.manners import Manner
+from ops.virtual.failover import RedisTrouble, StationTrouble
+from ops.virtual.failover import Trouble as StationOrRedisTrouble
 from ops.virtual.queue import LinkModel
-from ops.virtual.simulation import IslandPlan, SimulationPlan
+from ops.virtual.simulation import BrokerTrouble, IslandPlan, SimulationPlan, Trouble
 
 
 def random_plan(seed: int) -> SimulationPlan:
@@ -50,7 +54,124 @@ def random_plan(seed: int) -> SimulationPlan:
         persist_failure=rng.choice([0.0, 0.0, 0.1]),
         aggregator_crashes_at_s=_moments(rng, 0.3, calm_after_s),
         broker_crashes_at_s=_moments(rng, 0.3, calm_after_s),
+        # Of its own seed, so that the other draws are what they were before there were donors.
+        donor_wait_s=random.Random(f"donors {seed}").choice([0.0, 2.0, 20.0]),
         calm_after_s=calm_after_s,
+        tokens_per_step=tokens_per_step,
+    )
+
+
+def several_brokers(plan: SimulationPlan) -> SimulationPlan:
+    """Returns the plan with two or three brokers, and troubles of each; everything else stays as it is."""
+    rng = random.Random(f"brokers {plan.seed}")
+    brokers = rng.randint(2, 3)
+    troubles = tuple(
+        BrokerTrouble(
+            trouble=rng.choice(list(Trouble)),
+            broker=rng.randrange(brokers),
+            at_s=rng.uniform(0.0, plan.calm_after_s),
+            for_s=min(rng.choice([0.3, 1.0, 3.0, 10.0]), plan.calm_after_s / 2),
+        )
+        for _ in range(rng.randint(0, 4))
+    )
+    return replace(plan, brokers=brokers, broker_troubles=troubles)
+
+
+def standing_by(plan: SimulationPlan) -> SimulationPlan:
+    """Returns the plan with one or two standby aggregators, and troubles of them and of Redis."""
+    rng = random.Random(f"standbys {plan.seed}")
+    standbys = rng.randint(1, 2)
+    kinds = [*StationTrouble, *StationTrouble, *RedisTrouble]
+    troubles = tuple(
+        StationOrRedisTrouble(
+            kind=rng.choice(kinds),
+            station=rng.randrange(1 + standbys),
+            at_s=rng.uniform(0.0, 0.8 * plan.calm_after_s),
+            for_s=min(rng.choice([0.2, 1.0, 2.5, 6.0]), 0.2 * plan.calm_after_s),
+        )
+        for _ in range(rng.randint(0, 6))
+    )
+    config = replace(plan.config, failover=True, lease_s=rng.choice([0.5, 1.0, 2.0]))
+    return replace(plan, config=config, standbys=standbys, troubles=troubles)
+
+
+def rogue_plan(seed: int) -> SimulationPlan:
+    """Returns the random plan of that seed with rogues among its islands, which are fewer than the honest ones.
+
+    An honest fleet of fewer than three islands is joined by others: two cannot tell which of them is right.
+    """
+    plan, rng = random_plan(seed), random.Random(f"rogues {seed}")
+    honest = plan.islands
+    for i in range(len(honest), 3):
+        honest += (_random_island(rng, f"island-{i}", plan.calm_after_s),)
+    rogues = tuple(
+        replace(
+            _random_island(rng, f"rogue-{i}", plan.calm_after_s),
+            manner=rng.choice(list(Manner)),
+            misbehaves=rng.choice([0.1, 0.5, 1.0]),
+        )
+        for i in range(rng.randint(1, (len(honest) - 1) // 2))
+    )
+    config = replace(
+        plan.config,
+        islands=len(honest) + len(rogues),
+        total_tokens=_target(plan, (*honest, *rogues)),
+        quarantine_s=rng.choice([0.0, 0.5, 2.0, 5.0]),
+    )
+    return replace(plan, islands=(*honest, *rogues), config=config)
+
+
+def _target(plan: SimulationPlan, islands: tuple[IslandPlan, ...]) -> int:
+    """Returns the tokens that a fleet trains in the time that a random plan gives itself."""
+    return int(1.5 * plan.calm_after_s * sum(plan.tokens_per_step / i.step_time_s for i in islands))
+
+
+def absences_plan(seed: int) -> SimulationPlan:
+    """Returns a small fleet whose islands die, are cut off, freeze and leave for longer than their data waits for them.
+
+    So every run has takeovers and hand-backs, of islands that noticed nothing among them. The aggregator and the broker
+    die too, and messages get lost.
+    """
+    rng = random.Random(f"absences {seed}")
+    num_islands, seconds, takeover_s = rng.randint(2, 5), 40.0, 3.0
+    islands = []
+    for i in range(num_islands):
+        island = IslandPlan(island_id=f"island-{i}", step_time_s=rng.choice([0.05, 0.1, 0.2]))
+        away = rng.uniform(2.0, 15.0), rng.uniform(1.0, 12.0)
+        match rng.choice(["stays", "dies", "dies", "cut off", "cut off", "frozen", "leaves", "late"]):
+            case "dies":
+                island = replace(island, crashes_at_s=(away[0],), restart_s=away[1])
+            case "cut off":
+                island = replace(island, outages=(away,))
+            case "frozen":
+                island = replace(island, pauses=(away,))
+            case "leaves" if i:
+                island = replace(island, leaves_at_s=away[0])
+            case "late" if i:
+                island = replace(island, joins_at_s=away[0])
+            case _:
+                pass
+        islands.append(island)
+    tokens_per_step = 100
+    config = AggregatorConfig(
+        islands=max(1, num_islands + rng.choice([-1, 0, 0, 1])),
+        total_tokens=int(sum(tokens_per_step / i.step_time_s for i in islands) * seconds / 2),
+        fragments=rng.choice([1, 3]),
+        sync_interval=6,
+        share_takeover_s=takeover_s,
+        suspect_after_s=1.5,
+        dead_after_s=2.0,
+        round_timeout_s=5.0,
+        keep=rng.choice([1.0, 1.0, 0.0]),
+    )
+    return SimulationPlan(
+        seed=seed,
+        islands=tuple(islands),
+        config=config,
+        link=LinkModel(delay_s=(0.001, 0.05), loss=rng.choice([0.0, 0.1]), duplication=rng.choice([0.0, 0.1])),
+        aggregator_crashes_at_s=_moments(rng, 0.4, 20.0),
+        broker_crashes_at_s=_moments(rng, 0.2, 20.0),
+        calm_after_s=28.0,
         tokens_per_step=tokens_per_step,
     )
 

@@ -6,12 +6,15 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from aggregator.events import Commit, Merge, Publish
+from broker.messages import Merged
 from broker.ranges import IntervalSet
 from islands.events import Fail
 from islands.fragment import Stage
-from ops.virtual.work import Claim
+from islands.shares import Taken
+from ops.virtual.work import SEED_NORM, Claim
 
 if TYPE_CHECKING:
+    from ops.virtual.failover import Station
     from ops.virtual.processes import SimAggregator, SimIsland
     from ops.virtual.simulation import Simulation
 
@@ -26,23 +29,45 @@ def require(holds: bool, invariant: int, message: str) -> None:
         raise InvariantViolation(f"invariant {invariant}: {message}")
 
 
+def without(intervals: IntervalSet, start: int, end: int) -> IntervalSet:
+    """Returns the set without ``[start, end)``, all of which is in it."""
+    kept = [i for i in intervals if not i[0] <= start < i[1]]
+    cut = next(i for i in intervals if i[0] <= start < i[1])
+    pieces = [(cut[0], start), (end, cut[1])]
+    return IntervalSet([*kept, *((a, b) for a, b in pieces if a < b)])
+
+
 class Invariants:
     """The observer of one simulated run.
 
     Args:
+        rogues: Islands that misbehave: what they claim of themselves is not checked.
         watching: Whether the books and the islands are looked at after every event, which costs more than the event.
     """
 
-    def __init__(self, *, watching: bool = True) -> None:
+    def __init__(self, *, rogues: frozenset[str] = frozenset(), watching: bool = True) -> None:
+        self._rogues = rogues
         self._watching = watching
         self._durable: dict[tuple[int, int], Commit] = {}
         self._published: dict[tuple[int, int], str] = {}
         self._newest: dict[int, int] = {}
         self._epoch = 0
+        self._leaders = 0  # the highest epoch under which anybody took over
         self._merged: dict[tuple[str, int, int], IntervalSet] = {}
         self.merged_tokens: Counter[int] = Counter()
+        self._trained: dict[int, IntervalSet] = {}  # share -> batches trained by anybody, once or more often
+        self._merged_data: dict[tuple[int, int], IntervalSet] = {}  # (fragment, share) -> batches
         self._versions_seen: dict[str, tuple[int, ...]] = {}
         self._trained_tokens: dict[tuple[str, int], int] = {}
+
+    def trained(self, taken: Taken) -> None:
+        """An island has trained a batch: in each share the next one, or one that was trained before by somebody."""
+        known = self._trained.setdefault(taken.share, IntervalSet())
+        require(
+            taken.batch <= known.end, 2, f"batches [{known.end}, {taken.batch}) of share {taken.share} were skipped"
+        )
+        if taken.batch == known.end:
+            known.add(taken.batch, taken.batch + 1)
 
     # --- told by the drivers ----------------------------------------------------------------------------------
 
@@ -56,12 +81,21 @@ class Invariants:
                     claim.fragment_id,
                     claim.steps,
                 )
-                require(same, 2, f"{part} of fragment {merge.fragment_id} holds {claim}")
+                require(
+                    same or part.island_id in self._rogues, 2, f"{part} of fragment {merge.fragment_id} holds {claim}"
+                )
+                require(claim.inspection.flaw is None, 9, f"{part} is merged with {claim.inspection.flaw}")
+                # Honest steps are 1 long. What is judged before anything is known may be as long as the parameters.
+                norm = part.staleness_weight * (claim.inspection.norm or 0.0)
+                plausible = max(100.0 * claim.steps.steps, 10.0 * SEED_NORM)
+                require(norm <= plausible, 9, f"{part} is {norm:.3g} long")
 
     def persisted(self, commit: Commit) -> None:
         """A commit is durable."""
         key = commit.fragment_id, commit.fragment_version
         known = self._durable.get(key)
+        if known is not None and known.digest == commit.digest:
+            return  # the same bytes, on the disk of whoever leads now
         if known is not None and commit.fragment_version > 0:
             # Written twice only by a successor that never saw the first: which then must not have been published.
             require(key not in self._published or known.digest == commit.digest, 1, f"{key} committed twice")
@@ -72,21 +106,50 @@ class Invariants:
             overlaps = of.overlaps(merged.steps.from_step, merged.steps.to_step)
             require(not overlaps, 2, f"{merged.island_id} fragment {commit.fragment_id} {merged.steps} merged twice")
             of.add(merged.steps.from_step, merged.steps.to_step)
+            self._add_data(commit.fragment_id, merged)
             self.merged_tokens[commit.fragment_id] += merged.steps.tokens
         weights = sum(m.merge_weight for m in commit.contributions)
         require(weights <= 1 + 1e-9, 2, f"merge weights of {key} add up to {weights}")
+
+    def _add_data(self, fragment_id: int, merged: Merged) -> None:
+        require(bool(merged.data), 2, f"{merged.island_id} does not say what it trained on in {merged.steps}")
+        for d in merged.data:
+            of = self._merged_data.setdefault((fragment_id, d.share), IntervalSet())
+            twice = of.overlaps(d.from_batch, d.to_batch)
+            require(not twice, 2, f"{d} is merged twice into fragment {fragment_id}, now by {merged.island_id}")
+            of.add(d.from_batch, d.to_batch)
+            ends_at = self._trained.get(d.share, IntervalSet()).end
+            require(d.to_batch <= ends_at, 2, f"{d} of {merged.island_id} was never trained")
 
     def publishing(self, publish: Publish, epoch: int) -> None:
         """A version is about to be sent."""
         key = publish.fragment_id, publish.fragment_version
         require(key in self._durable, 3, f"{key} is published before it is durable")
         require(self._durable[key].digest == publish.digest, 1, f"{key} is published with other bytes than stored")
+        again = key in self._published
         require(self._published.setdefault(key, publish.digest) == publish.digest, 1, f"{key} names two byte strings")
+        if again and epoch < self._epoch:
+            return  # by a leader that does not know yet that it is none any more: brokers refuse it
         newest = self._newest.get(publish.fragment_id, -1)
         require(publish.fragment_version >= newest, 1, f"version of {key} goes back from {newest}")
         self._newest[publish.fragment_id] = publish.fragment_version
         require(epoch >= self._epoch, 5, f"epoch {epoch} publishes after {self._epoch}")
         self._epoch = epoch
+
+    def leading(self, station: Station, epoch: int) -> None:
+        """An aggregator takes over: under an epoch of its own, and with everything that was ever published."""
+        require(epoch > self._leaders, 5, f"{station.name} leads under epoch {epoch} after {self._leaders}")
+        self._leaders = epoch
+        commits = station.disk.commits
+        for p, newest in self._newest.items():
+            commit = commits.get(p)
+            version = -1 if commit is None else commit.fragment_version
+            require(version >= newest, 3, f"{station.name} leads with version {version} of {p}, {newest} was published")
+            assert commit is not None
+            digest = self._published.get((p, version), commit.digest)
+            require(commit.digest == digest, 1, f"{station.name} leads with other bytes of {p}.{version}")
+        for commit in commits.values():
+            self.persisted(commit)
 
     def after_aggregator_event(self, aggregator: SimAggregator) -> None:
         """The ledger must balance after every event."""
@@ -178,8 +241,8 @@ class Invariants:
         for merged in commit.contributions:
             key = merged.island_id, merged.incarnation, commit.fragment_id
             steps = merged.steps
-            kept = [i for i in self._merged[key] if not i[0] <= steps.from_step < i[1]]
-            cut = next(i for i in self._merged[key] if i[0] <= steps.from_step < i[1])
-            pieces = [(cut[0], steps.from_step), (steps.to_step, cut[1])]
-            self._merged[key] = IntervalSet([*kept, *((a, b) for a, b in pieces if a < b)])
+            self._merged[key] = without(self._merged[key], steps.from_step, steps.to_step)
             self.merged_tokens[commit.fragment_id] -= steps.tokens
+            for d in merged.data:
+                of = commit.fragment_id, d.share
+                self._merged_data[of] = without(self._merged_data[of], d.from_batch, d.to_batch)

@@ -6,25 +6,49 @@ action; where those use sockets, threads and a disk, these schedule the completi
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
+import msgpack
+
 from aggregator import events as agg
 from aggregator.core import Aggregator
+from aggregator.records import commit_to_map
+from aggregator.replicas import run_message
+from aggregator.replication import (
+    Deliver,
+    Deposed,
+    Local,
+    Renew,
+    Renewed,
+    RenewFailed,
+    Replicate,
+    ReplicateRun,
+    Replication,
+    ReplicationAction,
+    ReplicationEvent,
+)
 from broker import messages as m
-from broker.relay import Blocked, Relay, RelayConfig, Unreachable
 from broker.relay import Note as RelayNote
 from broker.relay import Observe as RelayObserve
-from broker.relay import Received as RelayReceived
+from broker.relay import Relay, RelayConfig, RelayEvent
 from broker.relay import Send as RelaySend
 from broker.relay import Tick as RelayTick
 from islands import core as isl
 from islands import events as ie
+from islands.shares import Taken
+from islands.task import DataShare
+from ops.chaos.manners import Rogue
 from ops.virtual.queue import Alarm
 
+#: How often a process tries to connect to a broker that does not answer.
+CONNECT_AGAIN_S = 0.3
+
 if TYPE_CHECKING:
+    from ops.virtual.failover import Station
     from ops.virtual.simulation import IslandPlan, Simulation
 
 
@@ -43,17 +67,59 @@ class SimIsland:
         self.held: list[int] = []  # of a recovery, until every fragment is there: as in islands.session
         self.copies: dict[int, int] = {}
         self.watched: frozenset[int] = frozenset()
-        self.training = False
+        self.training = self.searching = False
+        self.data: DataShare
+        self.shares: tuple[m.Share, ...] = ()
+        self.trained: list[tuple[int, Taken]] = []  # since the last boundary
+        self.gift_wanted = False  # another island needs a copy of the optimizer's state
         self.rng = random.Random(f"{simulation.plan.seed}/{self.address}")
+        self.rogue = None
+        if plan.manner is not None:
+            self.rogue = Rogue(
+                plan.manner, plan.misbehaves, simulation.works.tampered(), random.Random(f"rogue {self.address}")
+            )
         self.core = isl.Island(
             island_id=plan.island_id,
             hint="",
             nonce=f"{plan.island_id}-{life}",
             tensors=self.work.tensors,
             tokens_per_step=self.work.tokens_per_step,
+            brokers=simulation.plan.brokers,
         )
+        self.connection = 0
+        self.connected = simulation.plan.brokers == 1  # a single broker's connection is never looked at
         self.sequence = 0
         self.alarm = Alarm(simulation.queue, lambda: self.handle(ie.Tick()))
+        if not self.connected:
+            self.connect()
+
+    def connect(self) -> None:
+        """Leaves the broker and connects to the one of the core's choice, as soon as that answers."""
+        self.connection += 1
+        self.connected = False
+        self.reach(self.connection)
+
+    def reach(self, connection: int) -> None:
+        """Tries to make a connection, again and again, unless it is given up for another one."""
+        if not self.alive or connection != self.connection or self.connected:
+            return
+        queue = self.simulation.queue
+        if self.simulation.brokers[self.core.broker].answers and self.plan.reachable(queue.now_s):
+            self.connected = True
+            queue.after(0.0, lambda: self.line(connection))
+        else:
+            queue.after(CONNECT_AGAIN_S, lambda: self.reach(connection))
+
+    def lose(self) -> None:
+        """The broker's process is gone: the connection breaks, and is tried again."""
+        connection, self.connected = self.connection, False
+        self.simulation.queue.after(0.0, lambda: self.line(connection))
+        self.simulation.queue.after(CONNECT_AGAIN_S, lambda: self.reach(connection))
+
+    def line(self, connection: int) -> None:
+        """Tells the core how its connection stands."""
+        if connection == self.connection:
+            self.handle(ie.Line(stands=self.connected))
 
     def handle(self, event: ie.Event) -> None:
         """Feeds one event to the core and carries out what it answers."""
@@ -67,12 +133,16 @@ class SimIsland:
         for action in actions:
             match action:
                 case ie.Send():
-                    self.sequence += 1
-                    self.simulation.to_broker(self, action.to, action.message, self.sequence)
+                    for message in self.rogue.outgoing(action.message) if self.rogue else (action.message,):
+                        self.sequence += 1
+                        self.simulation.to_broker(self, action.to, message, self.sequence)
+                case ie.Connect():
+                    self.connect()
                 case ie.Joined():
                     self.step = self.start_step = action.start_step
                     self.tokens = action.start_tokens
-                    self.work.joined(self.core)
+                    self.data = DataShare.of(self.core.shares, self.simulation.plan.config.seed)
+                    self.work.joined(self.core, self.data)
                 case ie.Watch():
                     self.watched = action.fragments
                 case ie.Capture():
@@ -96,13 +166,32 @@ class SimIsland:
                 case ie.RefreshOptimizer():
                     self.recovering = True
                     self.held.clear()
+                case ie.CopyState():
+                    self.gift_wanted = True
+                case ie.CheckState():
+                    checked = ie.StateChecked(flaw=self.work.take_state(action.parts))
+                    queue.after(self.rng.uniform(*plan.capture_s), partial(self.handle, checked))
+                case ie.Settled():
+                    self.simulation.note(queue.now_s, self.address, "island.settled", {"source": action.source})
+                    self.begin(action.source)
                 case ie.Note():
-                    pass
-        if self.core.startable and not self.training and self.alive:
+                    if action.name == "broker.left":
+                        self.simulation.note(queue.now_s, self.address, action.name, action.fields)
+        if self.core.startable and not self.training and not self.searching and self.alive:
+            if plan.donor_wait_s:
+                self.searching = True
+                self.handle(ie.StateNeeded(most_bytes=1 << 60, patience_s=plan.donor_wait_s))
+            else:
+                self.begin(m.StateSource.FRESH)
+        self.alarm.arm(self.core.next_deadline_s() if self.alive else None)
+
+    def begin(self, source: m.StateSource) -> None:
+        """Starts to train, with an optimizer state from ``source``."""
+        if not self.training and self.alive:
             self.training = True
+            self.handle(ie.Restored(source=source))
             self.boundary()
             self.next_step()
-        self.alarm.arm(self.core.next_deadline_s() if self.alive else None)
 
     def prepared(self, version: m.Version, keep: float) -> None:
         """A version is ready to be installed; those of a recovery all at once, with a fresh optimizer."""
@@ -131,8 +220,13 @@ class SimIsland:
         """An inner step ended."""
         if not self.alive:
             return
-        assert self.core.share is not None
-        self.work.train(self.tokens, self.core.share)
+        if self.core.shares is not self.shares:
+            self.shares = self.core.shares
+            self.data.hold(self.shares)
+        self.work.train(self.tokens)
+        taken = self.data.trained()
+        self.simulation.invariants.trained(taken)
+        self.trained.append((self.step, taken))
         self.step += 1
         self.tokens += self.work.tokens_per_step
         self.stopped = self.core.done
@@ -153,13 +247,24 @@ class SimIsland:
             self.work.refresh_optimizer()
         assert self.core.manifest is not None
         wanted = self.core.manifest.moving if self.stopped else sorted(self.watched)
+        if self.gift_wanted:
+            self.gift_wanted = False
+            parts, state_bytes = self.work.copy_state()
+            done = ie.StateCopied(parts=parts, state_bytes=state_bytes)
+            self.simulation.queue.after(self.rng.uniform(*self.simulation.plan.capture_s), partial(self.handle, done))
         copied = tuple(wanted)
         for p in copied:
             self.work.copy(p)
         self.copies.update(dict.fromkeys(copied, self.step))
+        trained, self.trained = tuple(self.trained), []
         self.handle(
             ie.Boundary(
-                inner_step=self.step, tokens=self.tokens, installed=installed, copied=copied, stopped=self.stopped
+                inner_step=self.step,
+                tokens=self.tokens,
+                installed=installed,
+                copied=copied,
+                trained=trained,
+                stopped=self.stopped,
             )
         )
 
@@ -171,30 +276,70 @@ class SimIsland:
 
 
 class SimAggregator:
-    """One process of the aggregator: the driver of :class:`aggregator.core.Aggregator` in virtual time."""
+    """One process that leads: the driver of :class:`aggregator.core.Aggregator` in virtual time.
 
-    def __init__(self, simulation: Simulation, life: int) -> None:
-        self.simulation, self.life = simulation, life
-        self.address = f"aggregator/{life}"
+    With an epoch of the lease, :class:`aggregator.replication.Replication` stands between the disk and the core.
+    """
+
+    sender = m.AGGREGATOR
+
+    def __init__(self, simulation: Simulation, station: Station, life: int, epoch: int | None) -> None:
+        self.simulation, self.station, self.disk, self.life = simulation, station, station.disk, life
+        self.address = f"{station.name}/{life}"
+        self.connection = 0
         self.alive = True
         self.rng = random.Random(f"{simulation.plan.seed}/{self.address}")
-        disk, now_s = simulation.disk, simulation.queue.now_s
-        self.core = Aggregator(simulation.plan.config, now_s=now_s, record=disk.record, commits=disk.commits)
+        disk, config, now_s = station.disk, simulation.plan.config, simulation.queue.now_s
+        self.core = Aggregator(config, now_s=now_s, record=disk.record, commits=disk.commits, epoch=epoch or 1)
+        self.replication: Replication | None = None
+        if epoch is not None:
+            self.replication = Replication(
+                name=station.name,
+                epoch=epoch,
+                lease_s=config.lease_s,
+                standby_lag_s=config.standby_lag_s,
+                commits=disk.commits,
+                now_s=now_s,
+            )
+        self.record: agg.SaveRun | None = None  # the newest asked for
+        self.ways: dict[str, int] = {}  # by which broker each standby was heard last
         self.work = simulation.works.aggregator()
         if disk.manifest is not None:
             self.work.manifested(disk.manifest)
         self.ordered: dict[int, int] = {}  # number of the newest order, per fragment
         self.computed: dict[int, str] = {}  # digest last computed, per fragment
         self.orders = 0
+        self.saved_serial = 0
         self.sequence = 0
         self.alarm = Alarm(simulation.queue, lambda: self.handle(agg.Tick()))
-        self.perform(self.core.start(now_s))
 
-    def handle(self, event: agg.Event) -> None:
-        """Feeds one event to the core and carries out what it answers."""
+    def start(self) -> None:
+        """Begins to lead."""
+        self.perform(self.core.start(self.simulation.queue.now_s))
+
+    def handle(self, event: agg.Event | ReplicationEvent) -> None:
+        """Feeds one event to whom it is for, as soon as the process runs, and carries out what is answered."""
         if self.alive:
-            self.perform(self.core.handle(event, self.simulation.queue.now_s))
-            self.simulation.invariants.after_aggregator_event(self)
+            self.station.awake(partial(self._handle, event))
+
+    def _handle(self, event: agg.Event | ReplicationEvent) -> None:
+        if not self.alive:
+            return
+        now_s = self.simulation.queue.now_s
+        if isinstance(event, ReplicationEvent):
+            assert self.replication is not None
+            self.replicate(self.replication.handle(event, now_s))
+            self._arm()
+            return
+        if isinstance(event, agg.Tick) and self.replication is not None:
+            self.replicate(self.replication.tick(now_s))
+        if self.alive:
+            self.feed(event)
+
+    def feed(self, event: agg.Event) -> None:
+        """Feeds one event to the core and carries out what it answers."""
+        self.perform(self.core.handle(event, self.simulation.queue.now_s))
+        self.simulation.invariants.after_aggregator_event(self)
 
     def perform(self, actions: list[agg.Action]) -> None:
         """Carries out actions; what takes time ends in an event."""
@@ -202,7 +347,7 @@ class SimAggregator:
         for action in actions:
             match action:
                 case agg.Send():
-                    self.send(action.to, action.message)
+                    self.send(action.to, action.message, action.by)
                 case agg.Plant():
                     self.order(action.fragment_id, 0, self.work.plant(action))
                 case agg.Merge():
@@ -210,7 +355,10 @@ class SimAggregator:
                     self.order(action.fragment_id, action.fragment_version, self.work.merge(action))
                 case agg.Persist():
                     self.later(plan.persist_s, partial(self.persist, action.commit))
+                    if self.replication is not None:
+                        self.replicate(self.replication.persist(action.commit, self.simulation.queue.now_s))
                 case agg.SaveRun():
+                    self.record = action
                     self.later(plan.persist_s, partial(self.save_run, action))
                 case agg.Publish():
                     self.simulation.invariants.publishing(action, self.core.run.epoch)
@@ -222,19 +370,64 @@ class SimAggregator:
                         contributions=action.contributions,
                         payload=self.work.payload(action.fragment_id, action.digest),
                     )
-                    self.send(m.BROKER, version)
+                    self.send(m.BROKER, version, action.by)
                 case agg.Note():
                     self.simulation.note(self.simulation.queue.now_s, self.address, action.name, action.fields)
                 case agg.Manifested():
-                    self.simulation.disk.manifest = action.manifest
+                    self.disk.manifest = action.manifest
                     self.work.manifested(action.manifest)
+                case agg.NewLineage(above=above, epoch=epoch):
+                    self.simulation.begin_lineage(above, epoch)
                 case agg.Finished():
-                    pass
-        self.alarm.arm(self.core.next_deadline_s(self.simulation.queue.now_s) if self.alive else None)
+                    if self.replication is not None and self.core.run.phase is m.Phase.ENDED:
+                        self.simulation.lease.end(self.station.name, self.replication.epoch)
+        self._arm()
+
+    def _arm(self) -> None:
+        deadline_s = self.core.next_deadline_s(self.simulation.queue.now_s)
+        if self.replication is not None and not self.core.finished:
+            deadline_s = min(deadline_s or math.inf, self.replication.next_deadline_s())
+        self.alarm.arm(deadline_s if self.alive else None)
+
+    def replicate(self, actions: list[ReplicationAction]) -> None:
+        """Carries out what stands between the disk and the core, as :mod:`aggregator.service` does."""
+        assert self.replication is not None
+        epoch, lease = self.replication.epoch, self.simulation.lease
+        for action in actions:
+            match action:
+                case Replicate(to=to, commit=commit):
+                    self.send(m.standing_by(to), _replica(commit, epoch), self.ways.get(to))
+                case ReplicateRun(to=to):
+                    if self.record is not None:
+                        message = run_message(self.record.record, epoch, self.record.serial)
+                        self.send(m.standing_by(to), message, self.ways.get(to))
+                case Renew(in_sync=in_sync):
+                    name = self.station.name
+                    lease.call(
+                        self.station.place,
+                        partial(lease.renew, name, epoch, in_sync),
+                        lambda got: self.handle(Renewed(granted=got[0], holder=got[1], epoch=got[2])),
+                        partial(self.handle, RenewFailed(detail="no answer")),
+                    )
+                case Deliver(event=event):
+                    if isinstance(event, agg.Persisted):
+                        self.simulation.invariants.persisted(self.disk.commits[event.fragment_id])
+                    self.feed(event)
+                case Deposed():
+                    self.simulation.note(self.simulation.queue.now_s, self.address, "deposed", {"by": action.holder})
+                    self.kill()
+                    self.station.start()
+                    return
+                case agg.Note():
+                    self.simulation.note(self.simulation.queue.now_s, self.address, action.name, action.fields)
 
     def later(self, delay_s: tuple[float, float], call: Callable[[], None]) -> None:
-        """Runs ``call`` after a random delay, if the process lives then."""
-        self.simulation.queue.after(self.rng.uniform(*delay_s), lambda: call() if self.alive else None)
+        """Runs ``call`` after a random delay, if the process lives then, and as soon as it runs."""
+
+        def when_awake() -> None:
+            self.station.awake(lambda: call() if self.alive else None)
+
+        self.simulation.queue.after(self.rng.uniform(*delay_s), when_awake)
 
     def order(self, fragment_id: int, fragment_version: int, digest: str) -> None:
         """A merge or a seed has begun, and replaces what its fragment was waiting for."""
@@ -260,21 +453,31 @@ class SimAggregator:
         if self.computed[commit.fragment_id] != commit.digest:
             return  # of a seed that was given up
         self.work.persist(commit)
-        self.simulation.disk.commits[commit.fragment_id] = commit
-        self.simulation.invariants.persisted(commit)
-        self.handle(agg.Persisted(fragment_id=p, fragment_version=version))
+        self.disk.commits[commit.fragment_id] = commit
+        self.done(agg.Persisted(fragment_id=p, fragment_version=version))
+
+    def done(self, event: agg.Persisted | agg.RunSaved) -> None:
+        """Something is on this disk; it is durable where nobody else must have it."""
+        if self.replication is not None:
+            self.handle(Local(event=event))
+            return
+        if isinstance(event, agg.Persisted):
+            self.simulation.invariants.persisted(self.disk.commits[event.fragment_id])
+        self.handle(event)
 
     def save_run(self, action: agg.SaveRun) -> None:
-        """The run record reaches the disk."""
-        newest = self.simulation.disk.record
-        if newest is None or newest["epoch"] <= action.record["epoch"]:
-            self.simulation.disk.record = dict(action.record)
-        self.handle(agg.RunSaved(serial=action.serial))
+        """The run record reaches the disk, unless a later one of this life is there already."""
+        newest = self.disk.record
+        if action.serial > self.saved_serial and (newest is None or newest["epoch"] <= action.record["epoch"]):
+            self.saved_serial = action.serial
+            self.disk.record = dict(action.record)
+        self.done(agg.RunSaved(serial=action.serial))
 
-    def send(self, to: str, message: m.Message) -> None:
-        """Sends one message to the broker."""
+    def send(self, to: str, message: m.Message, by: int | None) -> None:
+        """Sends one message to a broker, or to each."""
         self.sequence += 1
-        self.simulation.to_broker(self, to, message, self.sequence)
+        for broker in range(self.simulation.plan.brokers) if by is None else (by,):
+            self.simulation.to_broker(self, to, message, self.sequence, broker)
 
     def kill(self) -> None:
         """Ends the process without a word."""
@@ -282,18 +485,41 @@ class SimAggregator:
         self.alarm.arm(None)
 
 
-class SimBroker:
-    """One process of the broker: the driver of :class:`broker.relay.Relay` in virtual time."""
+def _replica(commit: agg.Commit, epoch: int) -> m.Replica:
+    """As :func:`aggregator.replicas.replica_of`, with a name instead of arrays."""
+    return m.Replica(
+        shard=0,
+        epoch=epoch,
+        fragment_id=commit.fragment_id,
+        fragment_version=commit.fragment_version,
+        digest=commit.digest,
+        commit=msgpack.packb(commit_to_map(commit)),
+        payload=commit.digest,
+    )
 
-    def __init__(self, simulation: Simulation) -> None:
-        self.simulation = simulation
+
+class SimBroker:
+    """One process of a broker: the driver of :class:`broker.relay.Relay` in virtual time."""
+
+    def __init__(self, simulation: Simulation, place: int) -> None:
+        self.simulation, self.place = simulation, place
         self.alive = True
+        self.frozen = False
+        self.backlog: list[RelayEvent] = []  # what came while it was frozen
         self.relay = Relay(RelayConfig(run_id=simulation.plan.config.run_id))
         self.alarm = Alarm(simulation.queue, lambda: self.handle(RelayTick()))
 
-    def handle(self, event: RelayReceived | RelayTick | Unreachable | Blocked) -> None:
+    @property
+    def answers(self) -> bool:
+        """Whether a connection can be made: a frozen process takes them, but does not shake hands."""
+        return self.alive and not self.frozen
+
+    def handle(self, event: RelayEvent) -> None:
         """Feeds one event to the relay and carries out what it answers."""
         if not self.alive:
+            return
+        if self.frozen:
+            self.backlog.append(event)
             return
         for action in self.relay.handle(event, self.simulation.queue.now_s):
             match action:
@@ -303,7 +529,23 @@ class SimBroker:
                     pass
         self.alarm.arm(self.relay.next_deadline_s())
 
+    def freeze(self, for_s: float) -> None:
+        """Stops the process for a while; its connections stay, and what comes waits."""
+        if self.answers:
+            self.frozen = True
+            self.simulation.queue.after(for_s, self.thaw)
+
+    def thaw(self) -> None:
+        """Goes on, with everything that came meanwhile."""
+        self.frozen = False
+        backlog, self.backlog = self.backlog, []
+        for event in backlog:
+            self.handle(event)
+
     def kill(self) -> None:
         """Ends the process without a word."""
         self.alive = False
         self.alarm.arm(None)
+        for island in self.simulation.islands.values():
+            if island.alive and island.connected and island.core.broker == self.place and island.connection:
+                island.lose()

@@ -12,11 +12,14 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from functools import partial
 from typing import Any
 
 from aggregator import events as agg
 from aggregator.config import AggregatorConfig
+from aggregator.recovery import renumbered
+from aggregator.replication import Followed
 from broker import messages as m
 from broker.fragments import FragmentManifest, Kind, TensorSpec
 from broker.relay import Received as RelayReceived
@@ -24,10 +27,16 @@ from broker.relay import Send as RelaySend
 from broker.relay import Unreachable
 from broker.tensors import payload_bytes
 from islands import events as ie
+from islands.donation import PART_BYTES
+from ops.chaos.manners import Manner
+from ops.virtual.failover import SimCandidate, SimLease, Station, StationTrouble
+from ops.virtual.failover import Trouble as StationOrRedisTrouble
 from ops.virtual.invariants import Invariants
 from ops.virtual.processes import SimAggregator, SimBroker, SimIsland
 from ops.virtual.queue import EventQueue, LinkModel, Sender
 from ops.virtual.work import Counting, Works
+
+Process = SimIsland | SimAggregator | SimCandidate
 
 #: (virtual time, process, name of the decision, fields).
 OnNote = Callable[[float, str, str, Mapping[str, Any]], None]
@@ -46,6 +55,8 @@ class IslandPlan:
         pauses: Times (from when, for how long) at which it does not step, while its process lives.
         outages: Times (from when, for how long) at which nothing passes its link.
         link: Its own link; None for that of the plan.
+        manner: How it misbehaves; None for not at all.
+        misbehaves: Share of its contributions that it tampers with.
     """
 
     island_id: str
@@ -58,6 +69,8 @@ class IslandPlan:
     pauses: tuple[tuple[float, float], ...] = ()
     outages: tuple[tuple[float, float], ...] = ()
     link: LinkModel | None = None
+    manner: Manner | None = None
+    misbehaves: float = 1.0
 
     def stepped_at_s(self, now_s: float, step_s: float) -> float:
         """Returns when a step that begins now and takes ``step_s`` ends: a pause stretches it."""
@@ -70,6 +83,28 @@ class IslandPlan:
     def reachable(self, now_s: float) -> bool:
         """Whether its link works."""
         return not any(at_s <= now_s < at_s + for_s for at_s, for_s in self.outages)
+
+
+class Trouble(StrEnum):
+    """What may happen to one broker of several."""
+
+    CRASH = "crash"  # its process dies; the next one knows nothing
+    FREEZE = "freeze"  # its process stops, its connections stand
+    CUT = "cut"  # nothing passes between it and the aggregator
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerTrouble:
+    """A trouble of the broker at one place, from when and for how long."""
+
+    trouble: Trouble
+    broker: int
+    at_s: float
+    for_s: float
+
+    def cuts(self, broker: int, now_s: float) -> bool:
+        """Whether it keeps a broker from the aggregator now."""
+        return self.trouble is Trouble.CUT and self.broker == broker and self.at_s <= now_s < self.at_s + self.for_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,8 +120,15 @@ class SimulationPlan:
     persist_failure: float = 0.0
     capture_s: tuple[float, float] = (0.0005, 0.005)
     aggregator_crashes_at_s: tuple[float, ...] = ()
-    broker_crashes_at_s: tuple[float, ...] = ()
+    brokers: int = 1
+    broker_crashes_at_s: tuple[float, ...] = ()  # of the first one
+    broker_troubles: tuple[BrokerTrouble, ...] = ()
+    standbys: int = 0  # aggregators besides the first; with them the config has ``failover``
+    troubles: tuple[StationOrRedisTrouble, ...] = ()
     restart_s: float = 0.5
+    donor_wait_s: float = (
+        0.0  #: how long a new process may look for another island's optimizer state; 0: it starts fresh
+    )
     calm_after_s: float = 1e9
     tokens_per_step: int = 100
     tensors: tuple[TensorSpec, ...] = ()
@@ -133,15 +175,20 @@ class Simulation:
         self.note = on_note or self.keep
         self.queue = EventQueue()
         self.rng = random.Random(plan.seed)
-        self.disk = Disk()
-        self.invariants = Invariants(watching=watching)
+        self.lease = SimLease(self)
+        self.invariants = Invariants(
+            rogues=frozenset(i.island_id for i in plan.islands if i.manner is not None), watching=watching
+        )
         self.trace: list[tuple[float, str, str, str]] = []
-        self.broker = SimBroker(self)
-        self.aggregator = SimAggregator(self, 0)
+        self.brokers = [SimBroker(self, place) for place in range(plan.brokers)]
         self.islands: dict[str, SimIsland] = {}
-        self.processes: dict[str, SimIsland | SimAggregator] = {self.aggregator.address: self.aggregator}
+        self.processes: dict[str, Process] = {}
+        self.stations = [Station(self, place, Disk()) for place in range(1 + plan.standbys)]
+        self.aggregator: SimAggregator  # whoever led last
         self._lives: dict[str, int] = {}
         self._senders: dict[tuple[str, str, m.Channel], Sender] = {}
+        for station in self.stations:
+            station.start()
         for island in plan.islands:
             self.queue.at(island.joins_at_s, partial(self.start_island, island))
             for at_s in island.crashes_at_s:
@@ -149,9 +196,30 @@ class Simulation:
             if island.leaves_at_s is not None:
                 self.queue.at(island.leaves_at_s, partial(self.leave, island))
         for at_s in plan.aggregator_crashes_at_s:
-            self.queue.at(at_s, self.crash_aggregator)
+            self.queue.at(at_s, partial(self.stations[0].crash, plan.restart_s))
+        for trouble in plan.troubles:
+            match trouble.kind:
+                case StationTrouble.CRASH:
+                    self.queue.at(trouble.at_s, partial(self.stations[trouble.station].crash, trouble.for_s))
+                case StationTrouble.FREEZE:
+                    self.queue.at(trouble.at_s, partial(self.stations[trouble.station].freeze, trouble.for_s))
+                case _:
+                    pass  # looked at with each call of Redis
         for at_s in plan.broker_crashes_at_s:
-            self.queue.at(at_s, self.crash_broker)
+            self.queue.at(at_s, partial(self.crash_broker, 0, plan.restart_s))
+        for each in plan.broker_troubles:
+            match each.trouble:
+                case Trouble.CRASH:
+                    self.queue.at(each.at_s, partial(self.crash_broker, each.broker, each.for_s))
+                case Trouble.FREEZE:
+                    self.queue.at(each.at_s, partial(self.freeze_broker, each.broker, each.for_s))
+                case Trouble.CUT:
+                    pass  # looked at by each message
+
+    @property
+    def disk(self) -> Disk:
+        """Of whoever led last."""
+        return self.aggregator.disk
 
     def run(self, limit_s: float) -> bool:
         """Runs until every island has finished, at most ``limit_s`` of virtual time; returns whether it ended."""
@@ -160,6 +228,8 @@ class Simulation:
     def ended(self) -> bool:
         """Whether the run is over for everybody who is still there."""
         live = [i for i in self.islands.values() if i.alive]
+        if not hasattr(self, "aggregator"):
+            return False
         return self.aggregator.core.run.phase is m.Phase.ENDED and bool(live) and all(i.core.finished for i in live)
 
     # --- faults -----------------------------------------------------------------------------------------------
@@ -187,33 +257,34 @@ class Simulation:
             island.kill()
             self.invariants.island_killed(island)
 
-    def crash_aggregator(self) -> None:
-        """Kills the aggregator; its successor reads the same disk."""
-        if not self.aggregator.alive:
+    def crash_broker(self, place: int, restart_s: float) -> None:
+        """Kills a broker; the next one at its place knows nothing."""
+        if not self.brokers[place].alive:
             return
-        self.aggregator.kill()
-        life = self.aggregator.life + 1
+        self.brokers[place].kill()
 
         def restart() -> None:
-            self.aggregator = SimAggregator(self, life)
-            self.processes[self.aggregator.address] = self.aggregator
+            self.brokers[place] = SimBroker(self, place)
 
-        self.queue.after(self.plan.restart_s, restart)
+        self.queue.after(restart_s, restart)
 
-    def crash_broker(self) -> None:
-        """Kills the broker; the next one knows nothing."""
-        if not self.broker.alive:
-            return
-        self.broker.kill()
+    def begin_lineage(self, above: Mapping[int, int], epoch: int) -> None:
+        """The aggregator gives up what its disk lacks, and starts again under new numbers."""
+        for p, version in above.items():
+            if version > self.disk.commits[p].fragment_version:
+                commit = self.disk.commits[p] = renumbered(self.disk.commits[p], version, epoch)
+                self.invariants.persisted(commit)
+        assert self.disk.record is not None
+        self.disk.record["epoch"] = max(self.disk.record["epoch"], epoch - 1)
+        self.queue.after(0.0, partial(self.aggregator.station.crash, self.plan.restart_s))
 
-        def restart() -> None:
-            self.broker = SimBroker(self)
-
-        self.queue.after(self.plan.restart_s, restart)
+    def freeze_broker(self, place: int, for_s: float) -> None:
+        """Stops a broker's process for a while."""
+        self.brokers[place].freeze(for_s)
 
     # --- the network ------------------------------------------------------------------------------------------
 
-    def arrivals_s(self, process: SimIsland | SimAggregator, message: m.Message, direction: str) -> list[float]:
+    def arrivals_s(self, process: Process, message: m.Message, direction: str) -> list[float]:
         """Returns the delays after which copies of a message get through to or from a process, if any does.
 
         Bulk waits for bulk, control for control: they have connections of their own. Links are faultless once the
@@ -230,12 +301,19 @@ class Simulation:
         queued_s = sender.queued_s(self.queue.now_s, self.size(message), link.bytes_per_s)
         return link.arrivals_s(self.rng, queued_s)
 
-    def to_broker(self, process: SimIsland | SimAggregator, to: str, message: m.Message, sequence: int) -> None:
-        """Carries a message from a process to the broker."""
-        sender, incarnation = m.AGGREGATOR, 0
+    def to_broker(self, process: Process, to: str, message: m.Message, sequence: int, broker: int = 0) -> None:
+        """Carries a message from a process to a broker: an island's own, or the one that an aggregator names."""
+        sender, incarnation = "", 0
         if isinstance(process, SimIsland):
             incarnation = process.core.incarnation
             sender = process.core.island_id if process.core.joined else m.joining(process.core.nonce)
+            broker = process.core.broker
+            if not process.connected:
+                return
+        elif self.cut_off(broker):
+            return
+        else:
+            sender = process.sender
         envelope = m.Envelope(
             run_id=self.plan.config.run_id,
             sender=sender,
@@ -245,39 +323,74 @@ class Simulation:
             message=message,
         )
         event = RelayReceived(
-            channel=message.channel, peer=process.address.encode(), envelope=envelope, size_bytes=self.size(message)
+            channel=message.channel,
+            peer=f"{process.address}#{process.connection}".encode(),
+            envelope=envelope,
+            size_bytes=self.size(message),
         )
         for delay_s in self.arrivals_s(process, message, "up"):
-            self.queue.after(delay_s, lambda: self.broker.handle(event))
+            self.queue.after(delay_s, lambda: self.brokers[broker].handle(event))
+
+    def cut_off(self, broker: int) -> bool:
+        """Whether nothing passes between a broker and the aggregator now."""
+        return any(each.cuts(broker, self.queue.now_s) for each in self.plan.broker_troubles)
 
     def from_broker(self, broker: SimBroker, action: RelaySend) -> None:
         """Carries a message from the broker to a process, or says that there is none."""
-        process = self.processes.get(action.peer.decode())
-        if process is None or not process.alive:
+        address, _, connection = action.peer.decode().partition("#")
+        process = self.processes.get(address)
+        if process is None or not process.alive or connection != str(process.connection):
             gone = Unreachable(
                 channel=action.channel, peer=action.peer, envelope=action.envelope, size_bytes=action.size_bytes
             )
             self.queue.after(0.0, lambda: broker.handle(gone))
             return
+        if not isinstance(process, SimIsland) and self.cut_off(broker.place):
+            return
         for delay_s in self.arrivals_s(process, action.envelope.message, "down"):
-            self.queue.after(delay_s, lambda: self.deliver(process, action.envelope))
+            self.queue.after(delay_s, partial(self.deliver, process, process.connection, action.envelope, broker.place))
 
-    def deliver(self, process: SimIsland | SimAggregator, envelope: m.Envelope) -> None:
-        """Hands a message to a process."""
+    def deliver(self, process: Process, connection: int, envelope: m.Envelope, broker: int) -> None:
+        """Hands a message to a process, unless it has left the connection that this came by."""
+        if connection != process.connection:
+            return
         if isinstance(process, SimIsland):
             process.handle(ie.Received(envelope=envelope))
             return
         message = envelope.message
-        flaw = process.work.flaw(envelope) if isinstance(message, m.Contribution | m.Seed) else None
-        process.handle(agg.Received(envelope=envelope, flaw=flaw, payload_bytes=self.size(message)))
+        if isinstance(process, SimCandidate):
+            process.received(message, broker)
+            return
+        if isinstance(message, m.Follow):
+            name = envelope.sender.removeprefix(m.standing_by(""))
+            process.ways[name] = broker
+            process.handle(Followed(name=name, follow=message))
+            return
+        if isinstance(message, m.Refused):
+            if message.reason is m.Reason.FENCED:
+                process.handle(agg.Fenced(broker=broker, kind=message.kind, detail=message.detail))
+            return
+        has_payload = isinstance(message, m.Contribution | m.Seed)
+        found = process.work.inspect(envelope) if has_payload else agg.Inspection()
+        received = agg.Received(
+            envelope=envelope,
+            flaw=found.flaw,
+            payload_bytes=self.size(message),
+            norm=found.norm,
+            broker=broker,
+        )
+        process.handle(received)
 
     def size(self, message: m.Message) -> int:
         """Bytes of a message: of what was encoded, or as many as float32 would take."""
         if isinstance(message, m.Contribution | m.Version | m.Seed):
             if isinstance(message.payload, tuple):
                 return payload_bytes(message.payload)
-            manifest = self.aggregator.core.run.manifest
-            return 4 * manifest.sizes[message.fragment_id] if manifest is not None else 0
+            manifest = self.disk.manifest
+            known = manifest is not None and message.fragment_id < len(manifest)
+            return 4 * manifest.sizes[message.fragment_id] if manifest is not None and known else 0
+        if isinstance(message, m.StatePart):
+            return min(message.state_bytes, PART_BYTES)
         return 200
 
     def keep(self, now_s: float, who: str, name: str, fields: Mapping[str, Any]) -> None:

@@ -7,14 +7,18 @@ microseconds a step and lets every payload say exactly which steps are in it, wh
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import random
+from dataclasses import dataclass, replace
 from typing import Protocol
 
-from aggregator.events import Commit, Flaw, Merge, Plant
+from aggregator.events import Commit, Flaw, Inspection, Merge, Plant
 from broker.fragments import FragmentManifest, TensorSpec
-from broker.messages import Envelope, Payload, Share, Version
+from broker.messages import Envelope, Payload, Reason, Version
 from broker.ranges import StepRange
 from islands.core import Island
+from islands.donation import PART_BYTES
+from islands.task import DataShare
+from ops.chaos.manners import Payloads
 
 
 class IslandWork(Protocol):
@@ -30,15 +34,15 @@ class IslandWork(Protocol):
         """Tokens in one inner step."""
         ...
 
-    def joined(self, core: Island) -> None:
-        """The core knows its fragments, its share and where its counters start."""
+    def joined(self, core: Island, share: DataShare) -> None:
+        """The core knows its fragments and where its counters start; ``share`` says what to train next, always."""
         ...
 
     def seed(self, fragment_id: int) -> Payload:
         """Returns a fragment of version 0."""
         ...
 
-    def train(self, own_tokens: int, share: Share) -> None:
+    def train(self, own_tokens: int) -> None:
         """Runs one inner step; ``own_tokens`` were trained before it."""
         ...
 
@@ -62,6 +66,14 @@ class IslandWork(Protocol):
         """The local state was spoilt: starts with a fresh inner optimizer."""
         ...
 
+    def copy_state(self) -> tuple[tuple[Payload, ...], int]:
+        """Returns the optimizer's state in parts, for another island, and its bytes."""
+        ...
+
+    def take_state(self, parts: tuple[Payload, ...]) -> str:
+        """Takes another island's state over for the first step, or says why it does not serve."""
+        ...
+
     def end(self) -> None:
         """The process is gone."""
         ...
@@ -74,8 +86,8 @@ class AggregatorWork(Protocol):
         """The fragments are known."""
         ...
 
-    def flaw(self, envelope: Envelope) -> Flaw | None:
-        """Returns what is wrong with the payload of a contribution or a seed."""
+    def inspect(self, envelope: Envelope) -> Inspection:
+        """Returns what the payload of a contribution or a seed holds."""
         ...
 
     def plant(self, action: Plant) -> str:
@@ -106,27 +118,50 @@ class Works(Protocol):
         """Returns the work of a new process of the aggregator; what earlier ones persisted is there."""
         ...
 
+    def tampered(self) -> Payloads:
+        """Returns what rogues can do to payloads."""
+        ...
+
+
+#: Of each fragment of version 0, where an honest step is 1 long.
+SEED_NORM = 50.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """A payload that says which steps are in it."""
+    """A payload that says which steps are in it, and what an inspection of it would find."""
 
     island_id: str
     incarnation: int
     fragment_id: int
     steps: StepRange
+    inspection: Inspection
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateClaim:
+    """A part of an optimizer's state that says how many steps that optimizer has seen."""
+
+    island_id: str
+    steps: int
+    part: int
+
+
+#: So many parts does a counting island cut its state into, the last one half full.
+STATE_PARTS = 6
 
 
 @dataclass(slots=True)
 class CountingIsland:
-    """Steps are only counted."""
+    """Steps are only counted; ``optimizer_steps`` are those that its optimizer has seen, here or at its donor's."""
 
     address: str
     tensors: tuple[TensorSpec, ...]
     tokens_per_step: int
     core: Island | None = None
+    optimizer_steps: int = 0
 
-    def joined(self, core: Island) -> None:
+    def joined(self, core: Island, share: DataShare) -> None:
         """See :class:`IslandWork`."""
         self.core = core
 
@@ -134,8 +169,9 @@ class CountingIsland:
         """A name instead of a tensor: nothing in the cores looks into a payload."""
         return f"{fragment_id} of {self.address}"
 
-    def train(self, own_tokens: int, share: Share) -> None:
+    def train(self, own_tokens: int) -> None:
         """Takes no time."""
+        self.optimizer_steps += 1
 
     def copy(self, fragment_id: int) -> None:
         """There is nothing to copy."""
@@ -148,6 +184,7 @@ class CountingIsland:
             incarnation=self.core.incarnation,
             fragment_id=fragment_id,
             steps=steps,
+            inspection=Inspection(norm=float(steps.steps)),
         )
 
     def prepare(self, version: Version, keep: float) -> None:
@@ -157,10 +194,56 @@ class CountingIsland:
         """There is nothing to install."""
 
     def refresh_optimizer(self) -> None:
-        """There is none."""
+        """It has seen nothing now."""
+        self.optimizer_steps = 0
+
+    def copy_state(self) -> tuple[tuple[Payload, ...], int]:
+        """Returns a :class:`StateClaim` for each part."""
+        assert self.core is not None
+        claims = (
+            StateClaim(island_id=self.core.island_id, steps=self.optimizer_steps, part=i) for i in range(STATE_PARTS)
+        )
+        return tuple(claims), STATE_PARTS * PART_BYTES - PART_BYTES // 2
+
+    def take_state(self, parts: tuple[Payload, ...]) -> str:
+        """Checks that the parts are one whole state of an optimizer that knows the run."""
+        assert self.core is not None
+        assert self.core.settings is not None
+        assert [part.part for part in parts] == list(range(STATE_PARTS)), parts
+        assert len({(part.island_id, part.steps) for part in parts}) == 1, parts
+        assert parts[0].steps >= self.core.settings.sync_interval_steps, (
+            f"an untrained island gave its state: {parts[0]}"
+        )
+        self.optimizer_steps = parts[0].steps
+        return ""
 
     def end(self) -> None:
         """There is nothing to give back."""
+
+
+class TamperedClaims:
+    """Claims as a rogue would have them: what is wrong with them is what an inspection would find."""
+
+    def spoilt(self, payload: Claim) -> Claim:
+        """See :class:`ops.chaos.manners.Payloads`."""
+        return _flawed(payload, Reason.NOT_FINITE)
+
+    def scaled(self, payload: Claim, factor: float) -> Claim:
+        """See :class:`ops.chaos.manners.Payloads`."""
+        norm = payload.inspection.norm
+        return replace(payload, inspection=Inspection(norm=None if norm is None else norm * factor))
+
+    def noise(self, payload: Claim, rng: random.Random) -> Claim:
+        """Random bits are not finite somewhere, or make an enormous norm."""
+        return self.spoilt(payload) if rng.random() < 0.5 else self.scaled(payload, 1e30)
+
+    def misshapen(self, payload: Claim) -> Claim:
+        """See :class:`ops.chaos.manners.Payloads`."""
+        return _flawed(payload, Reason.WRONG_SHAPE)
+
+
+def _flawed(claim: Claim, reason: Reason) -> Claim:
+    return replace(claim, inspection=Inspection(flaw=Flaw(reason=reason, detail="tampered with")))
 
 
 class CountingAggregator:
@@ -169,8 +252,10 @@ class CountingAggregator:
     def manifested(self, manifest: FragmentManifest) -> None:
         """See :class:`AggregatorWork`."""
 
-    def flaw(self, envelope: Envelope) -> Flaw | None:
-        """A name has no flaw."""
+    def inspect(self, envelope: Envelope) -> Inspection:
+        """A name has no flaw; a claim has what it claims."""
+        payload = getattr(envelope.message, "payload", None)
+        return payload.inspection if isinstance(payload, Claim) else Inspection(norm=SEED_NORM)
 
     def plant(self, action: Plant) -> str:
         """Returns a name."""
@@ -208,3 +293,7 @@ class Counting:
     def aggregator(self) -> AggregatorWork:
         """See :class:`Works`."""
         return CountingAggregator()
+
+    def tampered(self) -> Payloads:
+        """See :class:`Works`."""
+        return TamperedClaims()

@@ -40,7 +40,9 @@ def free_port():
 
 def config(**changes):
     nowhere = f"redis://127.0.0.1:{free_port()}"
-    return BrokerConfig(**({"run_id": RUN, "port": 0, "redis_url": nowhere, "report_interval_s": 0.05} | changes))
+    return BrokerConfig(
+        **({"run_id": RUN, "port": 0, "name": "hub", "redis_url": nowhere, "report_interval_s": 0.05} | changes)
+    )
 
 
 # --- messages -------------------------------------------------------------------------------------------------------
@@ -430,10 +432,10 @@ def test_membership_and_refusals_reach_redis_and_come_back_after_it_was_away(red
         await island.send(beat(4), run="other")
         await island.receive(m.Refused)
         redis.start()
-        found = await in_redis(url, lambda s: "a" in s.members and s.refusals["broker"], "a in Redis")
+        found = await in_redis(url, lambda s: "a" in s.members and s.refusals.get("broker:hub"), "a in Redis")
         assert found.members["a"]["inner_step"] == 3
-        assert found.refusals["broker"] == {"a": {"wrong_run": 1}}
-        assert found.broker["peers"] == 1
+        assert found.refusals["broker:hub"] == {"a": {"wrong_run": 1}}
+        assert found.brokers["hub"]["peers"] == 1
         redis.stop()
         await island.send(beat(5))
         await aggregator.receive(m.Heartbeat)  # nobody waited for Redis
@@ -469,7 +471,7 @@ def test_the_last_word_of_an_island_is_written_when_the_broker_ends(redis):
 
     async def use(bench):
         aggregator, island = await bench.aggregator(), await bench.client("a")
-        await in_redis(redis.found.url, lambda s: s.broker, "the first report")
+        await in_redis(redis.found.url, lambda s: s.brokers, "the first report")
         await island.send(m.Leave(inner_step=6, tokens=60, reason="done"))
         await aggregator.receive(m.Leave)
 

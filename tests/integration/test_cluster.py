@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -58,6 +59,33 @@ def test_a_killed_process_is_restarted_and_counted(tmp_path):
         assert "was killed by signal 9" in events[0].detail
         assert cluster.pid("island") != first
         assert cluster.restarts("island") == 1
+
+
+def test_a_process_that_is_killed_on_purpose_is_held_down_for_so_long(tmp_path):
+    clock = iter(range(10_000))  # a second passes with each look at it
+    policy = RestartPolicy(first_delay_s=0.0, young_deaths=1)
+    with LocalCluster(tmp_path, policy=policy, clock=lambda: float(next(clock))) as cluster:
+        cluster.start([shell("island", "exec sleep 100")])
+        cluster.kill("island", down_s=50.0)
+        wait_for(lambda: not is_alive(cluster.pid("island")))
+        looks = 0
+        while cluster.pid("island") is None or not looks:
+            looks += 1
+            cluster.poll()
+        assert 45 <= looks <= 55
+        assert cluster.restarts("island") == 1
+
+
+def test_every_process_is_adapted_once(tmp_path):
+    def adapt(spec):
+        return replace(spec, command=[*spec.command, "adapted"])
+
+    with LocalCluster(tmp_path, policy=EAGER, adapt=adapt) as cluster:
+        cluster.start([shell("island", 'echo "$0 $#"; exec sleep 100')])
+        wait_for(lambda: "adapted 0" in last_lines(tmp_path / "island.log"))
+        cluster.kill("island")
+        poll_until(cluster, Change.STARTED)
+        wait_for(lambda: last_lines(tmp_path / "island.log").count("adapted 0") == 2)
 
 
 def test_a_process_that_cannot_start_is_given_up_with_its_last_words(tmp_path):

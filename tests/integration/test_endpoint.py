@@ -249,6 +249,48 @@ def test_a_connection_that_zeromq_has_given_up_is_made_anew():
     run(main())
 
 
+def test_a_connection_that_damaged_bytes_have_ended_is_made_anew_soon():
+    """Found by chaos: ZeroMQ does not reconnect after a frame that cannot be, and islands waited half a minute."""
+
+    async def main():
+        async with context() as ctx, bound(ctx, Channel.CONTROL) as (router, address):
+            host, port = address.removeprefix("tcp://").rsplit(":", 1)
+            clients, proxies = [], []
+
+            async def carry(reader, writer):
+                with contextlib.suppress(OSError):
+                    while data := await reader.read(65_536):
+                        writer.write(data)
+                writer.close()
+                with contextlib.suppress(OSError):
+                    await writer.wait_closed()
+
+            async def proxy(reader, writer):
+                clients.append(writer)
+                proxies.append(asyncio.current_task())
+                inner, outer = await asyncio.open_connection(host.strip("[]"), int(port))
+                await asyncio.gather(carry(reader, outer), carry(inner, writer))
+
+            server = await asyncio.start_server(proxy, "127.0.0.1", 0)
+            through = f"tcp://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+            async with server:
+                async with Endpoint(ctx, through, Channel.CONTROL) as endpoint:
+                    assert await endpoint.ready(PATIENCE_S)
+                    assert await endpoint.send(envelope(LEAVE))
+                    await received(router)
+                    clients[0].write(b"\xff" * 64)  # a frame longer than there is memory
+                    began_s = asyncio.get_running_loop().time()
+                    while len(clients) < 2:
+                        await endpoint.recv(0.05)
+                        assert asyncio.get_running_loop().time() - began_s < PATIENCE_S, "no connection was made anew"
+                    assert await endpoint.ready(PATIENCE_S)
+                    assert await endpoint.send(envelope(LEAVE, sequence=2))
+                    assert decode((await received(router))[1:]).sequence == 2
+                await asyncio.wait_for(asyncio.gather(*proxies), PATIENCE_S)
+
+    run(main())
+
+
 # --- nobody there, and full queues --------------------------------------------------------------------------------
 
 

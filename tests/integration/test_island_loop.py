@@ -326,6 +326,44 @@ def test_a_restarted_island_goes_on_where_it_was_with_its_own_optimizer_state(hu
         assert (opt_state, island.restored) == (other, "fresh")
 
 
+def test_a_restarted_island_without_a_checkpoint_takes_the_optimizer_state_of_another(tmp_path):
+    def adam(count):
+        big = np.full(700_000, float(count), np.float32)  # in three parts
+        return {"count": np.int32(count), "m": big, "key": np.uint32(count)}
+
+    def keep_training(island, stop):
+        params, _ = island.restore(params_of(), adam(0))
+        train(island, params, until=stop.is_set, state=(adam(41), 0))
+
+    stop = threading.Event()
+    with Hub(tmp_path / "store", islands=2) as hub, join(hub, params_of(), island_id="donor") as donor:
+        trainer = threading.Thread(target=keep_training, args=(donor, stop))
+        trainer.start()
+        try:
+            ends_s = time.monotonic() + WAIT_S
+            while donor.inner_step < 20 or min(newest(hub)) < 2:
+                assert time.monotonic() < ends_s
+                time.sleep(0.01)
+            with join(hub, params_of(), island_id="newcomer") as island:
+                params, opt_state = island.restore(params_of(), adam(0))
+                assert island.restored == "donor"
+                assert (opt_state["count"], opt_state["key"], opt_state["m"][-1]) == (41, 41, 41.0)
+                assert params["w"][0, 0] < 1, "the run's parameters"
+                before = donor.inner_step
+                train(island, params, until=lambda: hub.member("newcomer").optimizer == "donor", state=(opt_state, 0))
+                assert donor.inner_step > before, "the donor goes on"
+            with join(hub, params_of(), island_id="other") as island:
+                other = {"m": np.zeros(4, np.float32)}
+                _, opt_state = island.restore(params_of(), other)
+                assert (opt_state, island.restored) == (other, "fresh"), "a state of another optimizer is refused"
+            with join(hub, params_of(), island_id="impatient", donor_wait_s=0.0) as island:
+                island.restore(params_of(), adam(0))
+                assert island.restored == "fresh"
+        finally:
+            stop.set()
+            trainer.join(WAIT_S)
+
+
 def test_parameters_that_are_never_synchronised_stay_local_and_come_from_the_checkpoint(hub, tmp_path):
     options = {"state_dir": tmp_path, "checkpoint_interval_s": 0.05}
 

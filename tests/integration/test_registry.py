@@ -121,12 +121,29 @@ def fragment(fragment_id=0, version=1, epoch=1, **changes):
 
 
 async def write_a_run(run):
-    await run.write_broker(BROKER)
-    await run.write_members([member("a", loss=2.0, heard_ago_s=1.0), member("b", heard_ago_s=30.0)])
-    await run.write_members([member("c", left=True)])
+    await run.write_broker("hub:7001", BROKER)
+    await run.write_members("hub:7001", [member("a", loss=2.0, heard_ago_s=1.0), member("b", heard_ago_s=30.0)])
+    await run.write_members("hub:7001", [member("c", left=True)])
     await run.write_fragments([fragment(0, 3), fragment(1, 2, contributors=())])
     await run.write_totals(TOTALS)
-    await run.write_refusals("broker", {"a": {"queue_full": 2}})
+    await run.write_refusals("broker:hub:7001", {"a": {"queue_full": 2}})
+
+
+def test_what_one_broker_remembers_of_an_island_does_not_hide_what_another_has_heard_since(url):
+    async def use(run):
+        written = [
+            await run.write_members("one", [member("a", inner_step=5, heard_ago_s=0.0)]),
+            await run.write_members("two", [member("a", inner_step=9, heard_ago_s=0.0)]),
+            await run.write_members("one", [member("a", inner_step=5, heard_ago_s=3.0), member("b")]),
+            await run.write_members("two", [member("a", inner_step=9, heard_ago_s=0.1)]),  # its own again: always
+        ]
+        return written, await run.read()
+
+    written, found = with_registry(url, "two brokers", use)
+    assert written == [1, 1, 1, 1]
+    assert (found.members["a"]["inner_step"], found.members["a"]["broker"]) == (9, "two")
+    assert found.now_s - found.heard_at_s["a"] < 1.0
+    assert found.members["b"]["broker"] == "one"
 
 
 # --- the server -----------------------------------------------------------------------------------------------------
@@ -189,8 +206,8 @@ def test_what_is_written_is_read_back(url):
     assert found.fragments[0]["version"] == 3
     assert found.fragments[0]["contributors"] == ["a", "b"]
     assert found.totals["wasted_tokens"] == {"stale": 5}
-    assert found.broker["dropped"] == {"no_leader": 1}
-    assert found.refusals["broker"] == {"a": {"queue_full": 2}}
+    assert found.brokers["hub:7001"]["dropped"] == {"no_leader": 1}
+    assert found.refusals["broker:hub:7001"] == {"a": {"queue_full": 2}}
     assert not found.empty
 
 
@@ -246,7 +263,7 @@ def test_keys_vanish_some_time_after_the_last_write(url):
         return {key: await run._redis.ttl(key) for key in keys}
 
     ttls = with_registry(url, "vanish", use)
-    assert len(ttls) == 9
+    assert len(ttls) == 10
     assert all(0 < ttl <= registry.KEEP_S for ttl in ttls.values()), ttls
 
 
@@ -453,7 +470,7 @@ def test_watch_shows_every_change_until_it_is_interrupted(url):
     watcher = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"})
     try:
         first = json.loads(watcher.stdout.readline())
-        with_registry(url, "watched", lambda run: run.write_members([member("d")]))
+        with_registry(url, "watched", lambda run: run.write_members("hub:7001", [member("d")]))
         assert "d" not in first["islands"]
         while "d" not in json.loads(watcher.stdout.readline())["islands"]:
             pass  # ends at the test's time limit if it never comes

@@ -5,16 +5,19 @@ A failing seed N reproduces with ``python3 -m ops test tests/sim --seeds N:N+1``
 
 from __future__ import annotations
 
+from ast import literal_eval
+from collections import Counter
 from dataclasses import replace
 
 import pytest
 
 from aggregator.config import AggregatorConfig
+from broker import messages as m
 from broker.messages import Phase
-from ops.virtual.faults import random_plan
+from ops.virtual.faults import absences_plan, random_plan, several_brokers
 from ops.virtual.invariants import InvariantViolation
 from ops.virtual.queue import LinkModel
-from ops.virtual.simulation import IslandPlan, Simulation, SimulationPlan
+from ops.virtual.simulation import BrokerTrouble, IslandPlan, Simulation, SimulationPlan, Trouble
 
 #: Virtual seconds within which any plan must end; long where one slow island is left alone with a large target.
 LIMIT_S = 2000.0
@@ -51,7 +54,9 @@ def steady(num_islands: int = 4, **config: object) -> SimulationPlan:
 
 
 def test_a_random_run_keeps_every_invariant(sim_seed: int) -> None:
-    run(random_plan(sim_seed))
+    """Every third seed has several brokers, which die, freeze, and are cut off from the aggregator."""
+    plan = random_plan(sim_seed)
+    run(several_brokers(plan) if sim_seed % 3 == 2 else plan)
 
 
 @pytest.mark.parametrize("seed", KEPT_SEEDS)
@@ -119,6 +124,30 @@ def test_a_fleet_whose_broker_dies_loses_nothing_and_stays_together() -> None:
     assert books["merged"] == books["trained"]
 
 
+@pytest.mark.parametrize(
+    ("trouble", "within_s", "participation"),
+    [
+        (Trouble.CRASH, 0.25, 0.95),  # LOST_S
+        (Trouble.FREEZE, 2.55, 0.9),  # broker_silent_s, and a heartbeat
+        (Trouble.CUT, 7.5, 0.6),  # LEADERLESS_S, from the second heartbeat: they are patient, and miss rounds
+    ],
+)
+def test_islands_leave_a_broker_that_fails_them_in_time_and_lose_nothing(
+    trouble: Trouble, within_s: float, participation: float
+) -> None:
+    troubles = tuple(BrokerTrouble(trouble=trouble, broker=k, at_s=5.0 + 12 * k, for_s=10.0) for k in (0, 1))
+    simulation = run(replace(steady(), brokers=2, broker_troubles=troubles))
+    left = [(at_s, literal_eval(fields)) for at_s, _, name, fields in simulation.trace if name == "broker.left"]
+    assert {fields["broker"] for _, fields in left} == {0, 1}  # islands were spread over both, and all moved
+    assert len(left) >= 4
+    for at_s, fields in left:
+        assert 0 < at_s - troubles[fields["broker"]].at_s <= within_s
+    ledger = simulation.aggregator.core.run.ledger
+    books = ledger.books().tokens()
+    assert books["merged"] == books["trained"]
+    assert (ledger.tally().participation or 0) >= participation
+
+
 def test_a_killed_island_comes_back_and_only_its_own_last_steps_are_lost() -> None:
     plan = steady()
     crashing = replace(plan.islands[2], crashes_at_s=(6.0,), restart_s=1.0)
@@ -128,6 +157,65 @@ def test_a_killed_island_comes_back_and_only_its_own_last_steps_are_lost() -> No
     assert set(wasted) == {"island_lost"}
     # At most one interval of H = 24 steps, and what was on its way.
     assert wasted["island_lost"] <= 30 * plan.tokens_per_step
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_whoever_is_away_no_batch_is_merged_twice_and_none_is_skipped(seed: int) -> None:
+    """The observer checks it: batches are trained without a gap, and merged at most once into a fragment."""
+    run(absences_plan(seed))
+
+
+def test_most_absences_lead_to_takeovers_and_hand_backs() -> None:
+    moves: Counter[str] = Counter()
+    refused = 0
+    for seed in range(6):
+        simulation = Simulation(absences_plan(seed))
+        simulation.run(LIMIT_S)
+        for _, _, name, fields in simulation.trace:
+            if name == "share.moved":
+                moves["back" if "its island is back" in fields else "taken over"] += 1
+            refused += name == "contribution.refused" and "share_moved" in fields
+    assert moves["taken over"] >= 4, moves
+    assert moves["back"] >= 3, moves
+    assert refused > 0
+
+
+def optimizers(simulation: Simulation) -> dict[str, m.StateSource]:
+    """What the inner optimizer of each island's last life started from."""
+    return {island_id: island.core.optimizer for island_id, island in sorted(simulation.islands.items())}
+
+
+def test_islands_that_restart_all_at_once_get_the_state_of_the_one_that_is_left() -> None:
+    plan = replace(steady(6), donor_wait_s=20.0, link=LinkModel(delay_s=(0.001, 0.02), bytes_per_s=10e6))
+    crashing = tuple(replace(island, crashes_at_s=(6.0,)) for island in plan.islands[1:])
+    simulation = run(replace(plan, islands=(plan.islands[0], *crashing)))
+    assert optimizers(simulation) == {
+        "island-0": m.StateSource.FRESH,
+        **{f"island-{i}": m.StateSource.DONOR for i in range(1, 6)},
+    }
+
+
+def test_a_donor_that_dies_half_way_is_replaced() -> None:
+    """Parts take about half a second each here, so the first donor, heard last, has sent some but not all of them."""
+    plan = replace(steady(3), donor_wait_s=60.0, link=LinkModel(delay_s=(0.001, 0.02), bytes_per_s=2e6))
+    restarting = replace(plan.islands[2], crashes_at_s=(6.0,), restart_s=0.5)
+    simulation = Simulation(replace(plan, islands=(*plan.islands[:2], restarting)))
+    simulation.run(7.7)
+    receiver = simulation.islands["island-2"]
+    donor = receiver.core._receiver.donor
+    assert receiver.core._receiver.stage == "fetching"
+    simulation.crash_island(next(p for p in plan.islands if p.island_id == donor))
+    assert simulation.run(LIMIT_S)
+    simulation.invariants.at_end(simulation)
+    assert optimizers(simulation)["island-2"] is m.StateSource.DONOR
+    named = [fields for _, _, name, fields in simulation.trace if name == "donor.named" and "'tried': []" not in fields]
+    assert f"'tried': ['{donor}']" in named[0]
+
+
+def test_in_a_fleet_that_has_trained_nothing_everybody_starts_fresh_and_soon() -> None:
+    simulation = Simulation(replace(steady(), donor_wait_s=60.0))
+    simulation.run(2.0)
+    assert set(optimizers(simulation).values()) == {m.StateSource.FRESH}
 
 
 def test_one_message_in_five_lost_costs_time_and_few_tokens() -> None:

@@ -15,6 +15,7 @@ def ask(of, trained_on=None, ledger=None, **facts):
     ledger = ledger or books()
     known = {
         "flaw": None,
+        "quarantined": "",
         "current_version": 5,
         "max_staleness": 2,
         "tokens_per_step": 10,

@@ -5,12 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from aggregator.inspection import flaw_in
+from aggregator.inspection import inspect
 from broker import messages as m
 from broker.fragments import FragmentManifest, Kind, TensorSpec
 from broker.messages import Codec, Reason
 from broker.ranges import StepRange
-from broker.tensors import encode_tensor
+from broker.tensors import decode_tensor, encode_tensor
 
 SPECS = tuple(TensorSpec(name=f"w{i}", shape=(3, i + 1), dtype="float32", kind=Kind.RDA) for i in range(2))
 MANIFEST = FragmentManifest((SPECS,))
@@ -32,7 +32,7 @@ def contribution(tensors=None, codec=Codec.F32, fragment_id=0):
 
 def flaw(message, manifest=MANIFEST):
     envelope = m.Envelope(run_id="r", sender="a", incarnation=1, sequence=1, to="aggregator", message=message)
-    return flaw_in(envelope, manifest)
+    return inspect(envelope, manifest).flaw
 
 
 @pytest.mark.parametrize("codec", Codec)
@@ -69,3 +69,16 @@ def test_a_damaged_byte_is_told_from_a_wrong_shape():
     assert flaw(bad).reason is Reason.CHECKSUM
     assert flaw(contribution(arrays()[:1])).reason is Reason.WRONG_SHAPE
     assert flaw(contribution(arrays()[::-1])).reason is Reason.WRONG_SHAPE
+
+
+@pytest.mark.parametrize("codec", Codec)
+def test_the_norm_is_that_of_all_tensors_together_as_they_will_be_merged(codec):
+    message = contribution([np.float32(3) * array for array in arrays()], codec)
+    envelope = m.Envelope(run_id="r", sender="a", incarnation=1, sequence=1, to="aggregator", message=message)
+    merged = np.concatenate([decode_tensor(each).reshape(-1) for each in message.payload])
+    assert inspect(envelope, MANIFEST).norm == pytest.approx(float(np.linalg.norm(merged)), rel=1e-6)
+
+
+def test_a_flawed_payload_has_no_norm():
+    envelope = m.Envelope(run_id="r", sender="a", incarnation=1, sequence=1, to="aggregator", message=contribution([]))
+    assert inspect(envelope, MANIFEST).norm is None

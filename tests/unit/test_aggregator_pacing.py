@@ -133,14 +133,31 @@ def test_busy_fragments_are_passed_over():
     assert pacer.most_overdue(0.9, frozenset({0, 1})) is None
 
 
-def test_a_late_round_is_caught_up_by_at_most_one_spacing():
+@given(outage_s=st.floats(0.0, 10.0))
+def test_after_an_outage_of_any_length_fragments_fall_due_apart_again(outage_s):
+    # Found by chaos: after the first outage all fragments fell due together, for the rest of the run.
+    fleet = Fleet({"a": 0.1, "b": 0.1})
+    fleet.run(3.0)
+    fleet.run(5.0, start_s=3.0 + outage_s)
+    settled_s = 3.0 + outage_s + 8 * 0.1 + HEARTBEAT_S
+    times = [at_s for at_s, _ in fleet.opened if at_s >= settled_s]
+    assert all(b - a >= 0.2 - 0.1 - 0.011 for a, b in itertools.pairwise(times)), times  # spacing, a step, a tick
+    for p in range(4):
+        gaps = fleet.gaps(p, after_s=settled_s)
+        assert sum(gaps) / len(gaps) == pytest.approx(0.8, abs=0.05)
+
+
+def test_what_a_round_was_late_by_counts_towards_its_next_interval():
     clock = StepClock(HEARTBEAT_S)
     pacer = Pacer(range(2), 8, clock)
     clock.report("a", 0, 0.0, 0.1)
     pacer.progress(0, 0.0)
     clock.report("a", 30, 3.0, 0.1)
     pacer.opened(0, 3.0)
-    assert pacer.progress(0, 3.0) == pytest.approx(4.0)  # H / P, although it was 26 steps late
+    assert pacer.progress(0, 3.0) == pytest.approx(2.0)  # 26 steps late: three intervals, and 2 steps of the next
+    clock.report("a", 43, 4.3, 0.1)
+    pacer.opened(0, 4.3)
+    assert pacer.progress(0, 4.3) == pytest.approx(-1.0)  # 7 late: the round one step later is left out
 
 
 def test_an_estimate_stays_within_the_step_that_was_reported_twice():

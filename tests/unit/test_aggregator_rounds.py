@@ -4,8 +4,21 @@ import itertools
 
 import pytest
 
-from aggregator.events import Computed, Flaw, Merge, Persist, Persisted, Publish
-from broker.messages import AGGREGATOR, Attached, Fate, FleetState, Leave, OpenRound, Outstanding, Reason, TrainedOn
+from aggregator.events import Computed, Fenced, Flaw, Merge, Persist, Persisted, Publish, Send
+from aggregator.summary import totals
+from broker.messages import (
+    AGGREGATOR,
+    BROKER,
+    Attached,
+    Fate,
+    FleetState,
+    Leave,
+    Nothing,
+    OpenRound,
+    Outstanding,
+    Reason,
+    TrainedOn,
+)
 from broker.ranges import StepRange
 from tests.helpers import Desk, notes, of, resolutions, sent
 
@@ -368,6 +381,54 @@ def test_a_broker_that_came_back_empty_gets_everything_again():
     assert attached(made, 0, 0) == []
 
 
+def test_only_the_broker_that_lacks_a_version_is_sent_it_again():
+    made = desk("a")
+    made.now_s = 5.0
+    assert of(made.say(AGGREGATOR, Attached(versions=(0,)), broker=0), Publish) == []
+    assert [p.by for p in of(made.say(AGGREGATOR, Attached(versions=(-1,)), broker=1), Publish)] == [1]
+    made.now_s = 5.5
+    assert of(made.say(AGGREGATOR, Attached(versions=(-1,)), broker=1), Publish) == []  # it is on its way
+    assert [p.by for p in of(made.say(AGGREGATOR, Attached(versions=(-1,)), broker=2), Publish)] == [2]
+
+
+def test_an_outage_of_one_broker_of_two_keeps_its_islands_and_opens_no_round_anew():
+    made = desk("a", "b", quorum=1, round_timeout_s=30.0)
+    made.by["b"] = 1
+    made.open_round("a", "b", step=4)
+    (round_,) = made.run.open_rounds.values()
+    opened_at_s, start_s = round_.opened_at_s, made.now_s
+    for second in range(5):  # the first broker is silent
+        made.now_s = start_s + second
+        made.say(AGGREGATOR, Attached(versions=(0,)), broker=1)
+    heard = {m.island_id: m.last_seen_s for m in made.run.members}
+    made.say(AGGREGATOR, Attached(versions=(-1,)), broker=0)
+    assert made.run.members["a"].last_seen_s == made.now_s
+    assert made.run.members["b"].last_seen_s == heard["b"] < made.now_s
+    assert round_.opened_at_s == opened_at_s
+
+
+def test_an_island_is_answered_over_the_broker_it_was_last_heard_by_and_over_all_while_it_is_unknown():
+    made = desk("a")
+    for broker in (1, 0):
+        made.by["a"] = broker
+        assert {each.by for each in of(made.beat("a", 0), Send)} == {broker}
+    old = Nothing(round_id=1, fragment_id=0)
+    made.say("a", old, incarnation=0, broker=1)  # an earlier life leads nobody astray
+    made.now_s += 0.5
+    assert {each.by for each in of(made.beat("a", 4), Send) if each.to == "a"} == {0}
+    made.take()
+    next_life = made.restarted()
+    attached = [each.by for each in of(next_life.log, Send) if each.to == BROKER]
+    assert attached == [None, None]  # every broker is told of a new leader
+    assert next_life.run.ways.to("a") is None  # heard by nobody yet: addressed through all
+
+
+def test_a_refusal_as_fenced_is_noted_once_for_each_broker():
+    made = desk("a")
+    said = [made.feed(Fenced(broker=broker, kind="attach", detail="2 leads")) for broker in (0, 0, 1)]
+    assert [len(notes(each, "aggregator.fenced")) for each in said] == [1, 0, 1]
+
+
 def test_a_slow_link_is_not_flooded_with_copies():
     made = desk("a")
     times = []
@@ -418,3 +479,20 @@ def test_a_damaged_contribution_may_come_again_and_still_counts_as_fresh():
     made.offer("a", 0, 4)
     made.offer("b", 0, 4)
     assert {m.island_id: m.fresh for m in merged(made).values()} == {"a": True, "b": True}
+
+
+def test_a_disk_that_cannot_be_written_is_a_trouble_until_it_can():
+    desk = Desk(dead_after_s=100)
+    desk.gather("a")
+    desk.writes = False
+    desk.open_round("a", step=4)
+    desk.offer("a", 0, 4)
+    desk.now_s += 1.0
+    desk.write(fails="the disk is full; free space, and it goes on")
+    assert totals(desk.run, desk.now_s + 2.0).troubles == (
+        "for 2 s: nothing is published, islands train on: the disk is full; free space, and it goes on",
+    )
+    desk.run_to(desk.now_s + 3.0)
+    assert notes(desk.write(), "store.back") == [{"after_s": 3.0}]
+    assert totals(desk.run, desk.now_s).troubles == ()
+    assert desk.run.versions == (1,)

@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aggregator.staleness import Trained, mean_staleness, merge_weights, presence_factor, staleness_weight
+from aggregator.staleness import (
+    Trained,
+    mean_staleness,
+    merge_weights,
+    most_tokens_per_step,
+    presence_factor,
+    staleness_weight,
+)
 from broker.messages import TrainedOn
 
 
@@ -169,3 +176,23 @@ def test_weights_do_not_depend_on_the_order_of_contributions(offered, random):
     shuffled = merge_weights([offered[i] for i in order], 0.5)
     straight = merge_weights(offered, 0.5)
     assert shuffled == tuple(straight[i] for i in order)
+
+
+def test_tokens_per_step_far_beyond_the_fleets_are_not_weighed():
+    """Two islands: there is no half to be cut to, and a claim alone would leave the other one nothing."""
+    honest = Trained(island_id="a", tokens=2400, steps=24, staleness=0)
+    liar = Trained(island_id="b", tokens=24_000_000, steps=24, staleness=0)
+    most = most_tokens_per_step([100.0, 1_000_000.0])
+    assert most == 400.0
+    shares = [w.merge_weight for w in merge_weights([honest, liar], 0.5, most_tokens_per_step=most)]
+    assert shares == pytest.approx([1 / 17, 16 / 17])
+
+
+def test_what_is_within_the_fleets_tokens_per_step_weighs_as_ever():
+    pair = [Trained(island_id=i, tokens=n * 24, steps=24, staleness=0) for i, n in (("a", 100), ("b", 400))]
+    most = most_tokens_per_step([100.0, 400.0])
+    assert merge_weights(pair, 0.5, most_tokens_per_step=most) == merge_weights(pair, 0.5)
+
+
+def test_a_fleet_that_has_told_no_tokens_per_step_bounds_nothing():
+    assert most_tokens_per_step([]) == most_tokens_per_step([0.0]) == math.inf

@@ -193,3 +193,16 @@ def test_a_tape_that_cannot_be_opened_is_named_with_a_cure(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=r"tape = '.*events\.jsonl': cannot be written \(.*give a file"):
         Tape(tmp_path / "file" / "events.jsonl")
+
+
+def test_a_tape_from_before_outliers_and_quarantine_is_read_without_them():
+    line = start_line(AggregatorConfig(), 5.0, None, {})
+    assert read_start(line).run.config.quarantine_s > 0
+    for name in ("outlier_factor", "quarantine_s"):
+        del line["config"][name]
+    config = read_start(line).run.config
+    assert (config.outlier_factor, config.quarantine_s) == (0.0, 0.0)
+    row = event_line(Received(envelope=envelope(contribution(b"")), payload_bytes=80, norm=1.5), 6.0)
+    assert read_event(row).norm == 1.5
+    del row["norm"]
+    assert read_event(row).norm is None

@@ -105,6 +105,10 @@ def fleet_state(epoch=1):
     )
 
 
+def state_part(index=0):
+    return m.StatePart(state_id="1.4", part=index, num_parts=3, state_bytes=12, payload=())
+
+
 # --- the driver -----------------------------------------------------------------------------------------------------
 
 
@@ -547,6 +551,29 @@ def test_bytes_sent_do_not_count_what_bounced(led):
 # --- versions by credit ---------------------------------------------------------------------------------------------
 
 
+def test_what_islands_say_to_each_other_about_a_state_is_passed_on_each_on_its_channel(led):
+    for name in ("donor", "receiver"):
+        led.receive(name, beat())
+        led.receive(name, m.Want(versions=()))
+    ask = m.FetchState(state_id="", parts=(0,))
+    led.receive("receiver", ask, to="donor")
+    assert led.sent == [(b"donor/1/control", ask)]
+    led.receive("donor", state_part(), to="receiver")
+    assert led.sent == [(b"receiver/1/bulk", state_part())]
+    led.block(led.sends[0])
+    assert led.actions == [], "dropped: the receiver asks again"
+    assert led.relay.counters.dropped == {"blocked": 1}
+    assert led.relay.queued_bytes == 0
+
+
+@pytest.mark.parametrize("to", ["nobody", AGGREGATOR, BROKER, ""])
+def test_a_state_part_for_no_island_goes_nowhere(led, to):
+    led.receive("a", beat())
+    led.receive("a", state_part(), to=to)
+    assert led.actions == []
+    assert led.relay.counters.dropped == {"no_such_peer": 1}
+
+
 def test_a_want_is_answered_with_one_version(led):
     led.receive(AGGREGATOR, version(0, 3))
     led.receive(AGGREGATOR, version(1, 5))
@@ -674,6 +701,9 @@ MESSAGES = st.one_of(
     st.builds(m.Want, versions=st.lists(st.integers(-1, 5), max_size=3).map(tuple)),
     st.builds(m.Attach, shard=st.just(0), epoch=st.integers(1, 3), versions=st.just((-1, -1))),
     st.builds(m.AttachBulk, shard=st.just(0), epoch=st.integers(1, 3)),
+    st.builds(state_part, st.integers(0, 2)),
+    st.builds(m.FetchState, state_id=st.just(""), parts=st.just((0,))),
+    st.builds(m.AskDonor, tried=st.just(())),
     st.just(m.Leave(inner_step=1, tokens=10, reason="")),
     st.just(m.Refused(kind="", sequence=-1, reason=Reason.MALFORMED, detail="")),
 )
@@ -704,7 +734,7 @@ def test_whatever_comes_limits_hold_and_nobody_is_sent_what_it_did_not_ask_for(s
             sender,
             message,
             incarnation=incarnation if island else 0,
-            to="a" if sender == AGGREGATOR else "",
+            to="a" if sender == AGGREGATOR or isinstance(message, m.FetchState | m.StatePart) else "",
             nbytes=nbytes,
         )
         if isinstance(message, m.Want) and island:

@@ -90,3 +90,25 @@ def test_other_libraries_come_out_in_the_same_form():
     stream = written(json=False)
     logging.getLogger("somebody").warning("said %s", "this")
     assert stream.getvalue().endswith("aggregator warning said this\n")
+
+
+def test_a_full_disk_costs_lines_which_are_counted_and_nothing_else():
+    class Disk(io.StringIO):
+        full = False
+
+        def write(self, text):
+            if self.full:
+                raise OSError(28, "No space left on device")
+            return super().write(text)
+
+    stream = Disk()
+    logs.configure("aggregator", json=False, stream=stream)
+    log = logs.get("core")
+    log.info("before")
+    stream.full = True
+    log.info("lost")
+    log.error("lost")
+    stream.full = False
+    log.info("after")
+    lines = [line.split(" ", 2)[2] for line in stream.getvalue().splitlines()]
+    assert lines == ["before", "warning log.gap lines=2", "after"]

@@ -1,6 +1,7 @@
 """What ``up`` resolves its flags and file to, and the processes that follow, without starting any."""
 
 import argparse
+import dataclasses
 import os
 import tomllib
 from pathlib import Path
@@ -13,6 +14,7 @@ from broker import settings
 from broker.config import BrokerConfig
 from broker.errors import ConfigError
 from ops import plan as planning
+from ops.links import placing
 
 
 def parsed(*words):
@@ -35,6 +37,21 @@ def test_paths_and_addresses_follow_from_the_run_directory():
     assert (plan.broker.host, plan.broker.port) == ("127.0.0.1", 7101)
     assert plan.aggregator.broker == plan.island.broker == "tcp://127.0.0.1:7101"
     assert plan.aggregator.total_tokens == planning.DEFAULT_TOKENS
+
+
+def test_several_brokers_have_ports_two_apart_and_everybody_knows_all_of_them():
+    plan = resolved("--brokers", "3")
+    assert plan.broker_ports == {"broker-0": 7101, "broker-1": 7103, "broker-2": 7105}
+    assert plan.island.brokers == plan.aggregator.brokers == tuple(f"tcp://127.0.0.1:{n}" for n in (7101, 7103, 7105))
+    specs = planning.processes(plan, environment={}, island_environment={})
+    flags = [each.command[-4:] for each in specs if each.name.startswith("broker-")]
+    assert flags == [["--broker-name", f"broker-{k}", "--port", f"{7101 + 2 * k}"] for k in range(3)]
+
+
+@pytest.mark.parametrize("brokers", ["0", "17"])
+def test_a_number_of_brokers_that_cannot_work_is_refused(brokers):
+    with pytest.raises(ConfigError, match="brokers"):
+        resolved("--brokers", brokers)
 
 
 def test_flags_win_over_the_file(tmp_path):
@@ -112,3 +129,30 @@ def test_a_redis_that_runs_is_taken_from_flag_environment_or_file(tmp_path, monk
     monkeypatch.setenv("REDIS_URL", "redis://environment")
     assert planning.given_redis_url(parsed("--config", str(path))) == "redis://environment"
     assert planning.given_redis_url(parsed("--redis-url", "redis://flag")) == "redis://flag"
+
+
+def test_with_links_the_clients_that_have_one_are_sent_to_their_doors(tmp_path):
+    path = tmp_path / "region.toml"
+    path.write_text('[link."island-*"]\ndelay_ms = 40\n')
+    plan = resolved("--islands", "2", "--link", str(path))
+    assert plan.up.link == path
+    links = placing.place(
+        placing.read(path), plan.clients, brokers=[plan.aggregator.broker], first_port=7201, run_dir=plan.run_dir
+    )
+    specs = planning.processes(dataclasses.replace(plan, links=links), environment={"A": "1"}, island_environment={})
+    assert [spec.name for spec in specs] == ["links", "broker", "aggregator", "island-0", "island-1"]
+    assert [spec.environment.get("ATOLL_BROKER") for spec in specs] == [
+        None,
+        None,
+        None,  # the aggregator has no link here
+        "tcp://127.0.0.1:7201",
+        "tcp://127.0.0.1:7203",
+    ]
+    assert [spec.stop_order for spec in specs] == [1, 1, 0, 0, 0]
+
+
+def test_the_region_file_of_a_repeated_run_is_found_from_anywhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    written = tomllib.loads(planning.config_toml(resolved("--link", "region.toml")))
+    assert written["up"]["link"] == str(tmp_path / "region.toml")
+    assert written["run"]["broker"] == "tcp://127.0.0.1:7101"  # the broker's own: doors are no setting

@@ -16,7 +16,18 @@ import pytest
 from broker.codec import KINDS, Limits, decode, encode, verify
 from broker.fragments import Kind
 from broker.lengths import encoded_bytes
-from broker.messages import PROTOCOL_VERSION, RETRY_REASONS, Channel, Codec, Contribution, Fate, Phase, Reason, Refused
+from broker.messages import (
+    PROTOCOL_VERSION,
+    RETRY_REASONS,
+    Channel,
+    Codec,
+    Contribution,
+    Fate,
+    Phase,
+    Reason,
+    Refused,
+    StateSource,
+)
 from broker.sockets import BULK_OPTIONS, CONTROL_OPTIONS
 from broker.tensors import decode_tensor, encode_tensor
 
@@ -89,7 +100,7 @@ def test_every_reason_is_listed_and_those_to_be_retried_are_marked():
     assert {reason for reason, again in listed.items() if again == "yes"} == RETRY_REASONS
 
 
-@pytest.mark.parametrize("enum", [Codec, Kind, Phase, Fate], ids=snake)
+@pytest.mark.parametrize("enum", [Codec, Kind, Phase, Fate, StateSource], ids=snake)
 def test_every_word_of_every_enum_is_listed(enum):
     assert issubclass(enum, StrEnum)
     (words,) = [row[1] for row in rows(section(6)) if row[0].split()[0] == snake(enum)]

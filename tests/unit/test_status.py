@@ -59,9 +59,9 @@ def snapshot(**changes):
             "wasted_tokens": {"stale": 96},
             "rounds": {"2": 4},
         },
-        "broker": {"suspect_after_s": 2.0, "dead_after_s": 6.0, "written_at": NOW_S - 0.4},
+        "brokers": {"hub:7001": {"suspect_after_s": 2.0, "dead_after_s": 6.0, "written_at": NOW_S - 0.4}},
         "refusals": {
-            "broker": {"a": {"queue_full": 2}, "(unknown)": {"malformed": 7}},
+            "broker:hub:7001": {"a": {"queue_full": 2}, "(unknown)": {"malformed": 7}},
             "aggregator": {"a": {"queue_full": 1, "stale": 1}},
         },
         "leases": {},
@@ -89,7 +89,7 @@ def test_states_follow_from_the_time_since_an_island_was_heard():
 
 def test_the_allowances_of_the_run_decide_not_the_defaults():
     slow = {"suspect_after_s": 20.0, "dead_after_s": 90.0, "written_at": NOW_S}
-    found = status_of(snapshot(broker=slow), NOW_S)
+    found = status_of(snapshot(brokers={"b": slow}), NOW_S)
     assert found.islands["a"].state is Liveness.ALIVE
     assert found.islands["c"].state is Liveness.SUSPECT
 
@@ -111,7 +111,7 @@ def test_json_has_the_documented_keys_and_is_strict():
     document = to_json(status_of(snapshot(), NOW_S))
     text = json.dumps(document, allow_nan=False)  # raises for NaN
     assert json.loads(text) == document
-    assert set(document) == {"islands", "fragments", "totals"}
+    assert set(document) == {"islands", "fragments", "totals", "brokers"}
     assert set(document["islands"]["a"]) >= {
         "state",
         "inner_step",
@@ -148,17 +148,37 @@ def test_text_tells_the_run_its_islands_and_fragments():
     assert "\x1b" not in text
 
 
+def test_several_brokers_are_listed_with_the_islands_that_speak_through_each():
+    brokers = {
+        "one": {"suspect_after_s": 2.0, "dead_after_s": 6.0, "written_at": NOW_S - 7.5},
+        "two": {"suspect_after_s": 2.0, "dead_after_s": 6.0, "written_at": NOW_S - 0.2},
+    }
+    members = {"a": member(broker="one"), "b": member(broker="two"), "c": member(broker="one"), "d": member(left=True)}
+    found = status_of(snapshot(brokers=brokers, members=members), NOW_S)
+    assert {name: (each.silent, each.islands) for name, each in found.brokers.items()} == {
+        "one": (True, 1),  # c is dead
+        "two": (False, 1),
+    }
+    assert found.islands["b"].broker == "two"
+    assert not found.broker_is_silent
+    assert found.broker_age_s == pytest.approx(0.2)
+    lines = [line.split() for line in shown(found).splitlines()]
+    assert ["one", "silent", "7.5", "s", "1"] in lines
+    assert ["two", "alive", "0.2", "s", "1"] in lines
+    assert to_json(found)["brokers"]["one"]["silent"] is True
+
+
 def test_text_says_when_the_broker_has_fallen_silent():
     text = shown(status_of(snapshot(), NOW_S + 30.0))
     assert "The broker last wrote 30.4 s ago" in text
-    assert "The broker has never written" in shown(status_of(snapshot(broker={}), NOW_S))
+    assert "The broker has never written" in shown(status_of(snapshot(brokers={}), NOW_S))
     assert "The broker" not in shown(status_of(snapshot(), NOW_S))
 
 
 def test_a_run_that_has_only_begun_is_shown_too():
     bare = snapshot(heard_at_s={"a": NOW_S}, members={}, fragments={}, totals={}, refusals={})
     assert "run demo: 1 alive" in shown(status_of(bare, NOW_S))
-    empty = snapshot(heard_at_s={}, members={}, fragments={}, totals={}, refusals={}, broker={})
+    empty = snapshot(heard_at_s={}, members={}, fragments={}, totals={}, refusals={}, brokers={})
     assert empty.empty
     assert "no islands" in shown(status_of(empty, NOW_S))
 
@@ -250,3 +270,14 @@ def test_a_run_that_only_its_broker_has_written_about_has_no_leader(check):
 def test_the_check_of_the_leader_refuses_what_it_cannot_do(words, cure):
     with pytest.raises(ConfigError, match=cure):
         status.run(arguments("--leader", *words))
+
+
+def test_who_is_quarantined_is_said_with_the_time_left_and_the_reason():
+    kept_out = {"b": {"for_s": 72.0, "reason": "outlier", "times": 3}}
+    plain = snapshot()
+    told = status_of(snapshot(totals={**plain.totals, "quarantined": kept_out}), NOW_S)
+    assert to_json(told)["totals"]["quarantined"] == kept_out
+    console = Console(file=io.StringIO(), width=200)
+    console.print(status.render(told))
+    text = console.file.getvalue()
+    assert "b is quarantined for 1 min 12 s more, after outlier, for the 3rd time in a row" in text

@@ -56,3 +56,12 @@ def test_processes_are_counted_apart():
 def test_the_same_events_give_the_same_verdicts(deaths):
     first, second = Supervision(POLICY), Supervision(POLICY)
     assert [died(first) for _ in range(deaths)] == [died(second) for _ in range(deaths)]
+
+
+def test_a_process_that_is_killed_on_purpose_again_and_again_is_never_given_up():
+    supervision = Supervision(RestartPolicy(young_deaths=2, first_delay_s=0.2))
+    for _ in range(10):
+        verdict = supervision.died("a", status=-9, lived_s=0.5, ends_by_itself=True, now_s=1.0, ordered=True)
+        assert isinstance(verdict, Restart)
+        assert verdict.at_s == 1.2
+    assert supervision.restarts("a") == 10

@@ -1,0 +1,91 @@
+"""An optimizer's state as parts on the wire, and what is checked of one that another island sent.
+
+A state travels as a checkpoint is written (:mod:`islands.checkpoint`): name, sort, shape and raw bytes of every leaf,
+step counts and random keys included. That is cut into parts, each one buffer. The protocol's buffers hold float32
+elements, so the last part is filled up with zeros to whole ones; nothing reads them as numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes  # noqa: F401  (numpy knows bfloat16 and its like once this is imported)
+import msgpack
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from broker.messages import Codec, Encoded
+from islands import checkpoint
+from islands.checkpoint import Checkpoint
+from islands.donation import PART_BYTES
+
+_ELEMENT_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Needed:
+    """What a state must look like to serve: this island's own leaves, with their names.
+
+    Attributes:
+        state: Of the fresh optimizer; no more than names, sorts and shapes of them counts.
+        local: Parameters that are never synchronised, likewise.
+    """
+
+    state: Sequence[tuple[str, Any]]
+    local: Sequence[tuple[str, Any]]
+
+    @property
+    def most_bytes(self) -> int:
+        """What a fitting state takes, generously."""
+        leaves = [*self.state, *self.local]
+        arrays = sum(int(getattr(leaf, "nbytes", 8)) for _, leaf in leaves)
+        return arrays + (1 << 16) + 512 * len(leaves) + 4 * sum(len(name) for name, _ in leaves)
+
+
+def cut(buffers: Sequence[Any]) -> tuple[tuple[tuple[Encoded, ...], ...], int]:
+    """Returns the payloads of all parts, views of one copy, and the bytes that they hold together."""
+    size = sum(memoryview(buffer).nbytes for buffer in buffers)
+    whole = memoryview(b"".join([*buffers, bytes(-size % _ELEMENT_BYTES)]))
+    pieces = [whole[i : i + PART_BYTES] for i in range(0, max(1, len(whole)), PART_BYTES)]
+    return tuple((_encoded(piece),) for piece in pieces), size
+
+
+def joined(parts: Sequence[Sequence[Encoded]], state_bytes: int) -> memoryview:
+    """Returns what :func:`cut` was given, in one piece."""
+    return memoryview(b"".join(each.data for part in parts for each in part))[:state_bytes]
+
+
+def read(parts: Sequence[Sequence[Encoded]], state_bytes: int, needed: Needed) -> tuple[Checkpoint | None, str]:
+    """Returns a donor's state if it serves, or says why not: it is damaged, of another optimizer, or not finite."""
+    try:
+        found = checkpoint.parsed(joined(parts, state_bytes))
+    except (ValueError, KeyError, TypeError, OverflowError, msgpack.UnpackException) as err:
+        return None, f"its state cannot be read ({err})"
+    misfit = checkpoint.misfit(found.state, needed.state) or checkpoint.misfit(found.local, needed.local)
+    if misfit:
+        return None, f"its state is of another optimizer: {misfit}"
+    for name, sort, array in (*found.state, *found.local):
+        if not _holds(sort, array):
+            return None, f"{name} is called {sort} and holds {array.dtype}{list(array.shape)}"
+        if not _finite(array):
+            return None, f"{name} is not finite"
+    return found, ""
+
+
+def _encoded(piece: memoryview) -> Encoded:
+    shape = (len(piece) // _ELEMENT_BYTES,)
+    return Encoded(codec=Codec.F32, shape=shape, checksum=xxhash.xxh3_64_intdigest(piece), data=piece)
+
+
+def _holds(sort: str, array: npt.NDArray[Any]) -> bool:
+    """Whether an array may stand for a leaf of this sort: its own dtype, a random key's integers, or a plain number."""
+    if sort.startswith("key<"):
+        return array.dtype.kind == "u"
+    return str(array.dtype) == sort or (array.shape == () and array.dtype.kind in "ifb")
+
+
+def _finite(array: npt.NDArray[Any]) -> bool:
+    return array.dtype.kind in "iub" or bool(np.isfinite(array).all())

@@ -1,0 +1,1 @@
+"""Troubles made on purpose: what a run must survive, done to it."""

@@ -1,0 +1,191 @@
+"""``chaos``: a local run that is struck by faults while it trains, a report, and a check of the invariants.
+
+Starts the same run as ``up`` with the same settings, waits until every island trains, does the faults of its plan to
+it, lets it heal, ends it, and says what was seen. The exit status is 1 if an invariant does not hold.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from aggregator.config import AggregatorConfig
+from broker import settings
+from broker.config import BrokerConfig
+from broker.errors import ConfigError
+from broker.settings import nearest
+from broker.signals import Signals
+from islands.config import IslandConfig
+from ops import plan as planning
+from ops import report as reporting
+from ops import up
+from ops.chaos import links, report, verify
+from ops.chaos.drill import Drill
+from ops.chaos.faults import NATURES, Kind, Needs
+from ops.chaos.plan import ChaosConfig, FaultFile, all_faults, read_faults
+from ops.chaos.tapes import read_tapes
+from ops.display import Display
+from ops.plan import Plan, UpConfig
+
+_EPILOG = """
+Kinds of faults, the form of the file and every figure of the report: docs/chaos.md. Without --tokens the run goes on
+until the faults are over and have healed.
+
+exit status:
+  0    every invariant holds
+  1    one does not, or the run did not go on; the report has what was seen
+  2    a setting or the file of faults is wrong
+  130  interrupted by Ctrl-C; the report has what was seen until then (1 if an invariant does not hold)"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of ``chaos``: its own, then those of ``up``."""
+    parser.add_argument("faults", nargs="?", type=Path, metavar="FILE", help="TOML file with faults and settings")
+    parser.add_argument(
+        "--check", type=Path, metavar="RUN_DIR", help="only check the invariants of a run, past or present"
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="the report as one JSON object, on standard output's last line"
+    )
+    settings.add_flags(parser, ChaosConfig)
+    planning.add_arguments(parser)
+    parser.epilog = f"{parser.epilog}\n{_EPILOG}"
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs, strikes, reports; returns the exit status that ``--help`` lists.
+
+    Raises:
+        ConfigError: A setting or the file of faults cannot work; nothing was started.
+        Unavailable: The run directory cannot be written or read, or there is no Redis.
+    """
+    if args.check is not None:
+        return _check(args.check, as_json=args.json)
+    file = _read(args.faults)
+    config = settings.from_sources(ChaosConfig, file.chaos, args, where="chaos")
+    _take_cluster_settings(args, file.cluster)
+    _place_links(args, config, file)
+    possible = _possible(args)
+    faults = all_faults(config, file, possible, standbys=planning.up_config(args).standbys > 0)
+    if args.total_tokens is None:
+        args.total_tokens = "0"  # it ends with the faults
+    plan = up.prepare(args)
+    with Signals() as signals, Display() as display:
+        drill = Drill(plan, config, faults, links=links.LinkFaults(plan.run_dir) if Needs.LINKS in possible else None)
+        status = drill.run(display, signals)
+        display.note("reading the tapes and checking the invariants")
+        whole = _report(plan, config, drill, status)
+    (plan.run_dir / "report.json").write_text(json.dumps(whole, indent=1) + "\n")
+    print(json.dumps(whole) if args.json else _render(whole), flush=True)
+    return int(whole["exit"])
+
+
+# --- before -----------------------------------------------------------------------------------------------------
+
+
+def _read(path: Path | None) -> FaultFile:
+    if path is None:
+        return FaultFile()
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as err:
+        why = err.strerror if isinstance(err, OSError) else "it is no text"
+        raise ConfigError("faults", str(path), f"cannot be read ({why}); give the path of a TOML file") from err
+    return read_faults(text, name=str(path))
+
+
+def _take_cluster_settings(args: argparse.Namespace, cluster: Mapping[str, Any]) -> None:
+    """Lets [cluster] speak where no flag does.
+
+    Raises:
+        ConfigError: A key of it is no setting of ``up``.
+    """
+    known = {
+        each.name
+        for cls in (UpConfig, AggregatorConfig, IslandConfig, BrokerConfig)
+        for each in settings.settings_of(cls)
+    }
+    known &= set(vars(args))
+    for name, value in cluster.items():
+        if name not in known:
+            raise ConfigError(f"[cluster] {name}", value, f"is no setting of up; {nearest(name, known)}")
+        if getattr(args, name) is None:
+            setattr(args, name, _as_flag(value))
+
+
+def _as_flag(value: Any) -> Any:
+    """Returns a value of TOML as the command line would have given it."""
+    match value:
+        case bool():
+            return value
+        case list():
+            return [str(each) for each in value]
+        case dict():
+            return [f"{key}={json.dumps(each) if isinstance(each, bool) else each}" for key, each in value.items()]
+        case _:
+            return str(value)
+
+
+def _place_links(args: argparse.Namespace, config: ChaosConfig, file: FaultFile) -> None:
+    """Gives every process a link, if a fault of the plan may want one and none is placed yet."""
+    asked = config.kinds if config.kinds is not None else frozenset(Kind if config.fault_every_s else ())
+    wanted = asked | {each.kind for each in file.faults}
+    if args.link is None and any(NATURES[kind].needs is Needs.LINKS for kind in wanted):
+        args.link = links.PLAIN
+
+
+def _possible(args: argparse.Namespace) -> set[Needs]:
+    """What is there of all that faults may need."""
+    possible = set()
+    if planning.given_redis_url(args) is None:
+        possible.add(Needs.OWN_REDIS)
+    if args.link is not None:
+        possible.add(Needs.LINKS)
+    if (Path(__file__).parent / "rogue.py").exists():
+        possible.add(Needs.ROGUE)
+    return possible
+
+
+# --- after ------------------------------------------------------------------------------------------------------
+
+
+def _check(run_dir: Path, *, as_json: bool) -> int:
+    checks = verify.verify(run_dir)
+    holds = all(check.holds for check in checks)
+    if as_json:
+        print(json.dumps({"run_dir": os.fspath(run_dir), "holds": holds, "invariants": verify.as_json(checks)}))
+    else:
+        print(f"invariants of {run_dir}:\n{verify.render(checks)}")
+    return 0 if holds else 1
+
+
+def _report(plan: Plan, config: ChaosConfig, drill: Drill, status: int) -> dict[str, Any]:
+    """Returns the report of ``up`` with the chaos part beside it."""
+    recording = drill.recording
+    checks = verify.verify(plan.run_dir) if (plan.aggregator.store / "ledger.jsonl").exists() else []
+    holds = all(check.holds for check in checks)
+    exit_ = 1 if not holds or not checks else status
+    whole = drill.up.report(exit_, (None, None))
+    figures = report.chaos_report(recording, read_tapes(plan.run_dir, recording.jumps, recording.changes))
+    return whole | {
+        "plan": dataclasses.asdict(config) | {"fault_kinds": list(config.fault_kinds)},
+        "chaos": figures,
+        "invariants": verify.as_json(checks),
+        "holds": holds and bool(checks),
+    }
+
+
+def _render(whole: Mapping[str, Any]) -> str:
+    text = [reporting.render(dict(whole)), "", "chaos:", report.render(whole["chaos"]), "", "invariants:"]
+    for each in whole["invariants"]:
+        verdict = "holds" if each["holds"] else f"VIOLATED {each['violations']} times"
+        text.append(f"  {each['invariant']:2}  {each['name']}: {verdict} ({each['looked_at']:,} facts)")
+        text += [f"        {example}" for example in each["examples"]]
+    if not whole["invariants"]:
+        text.append("  nothing to check: the run left no ledger")
+    return "\n".join(text)

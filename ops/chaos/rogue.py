@@ -1,0 +1,81 @@
+"""A rogue island: a real process that trains like any other and tampers with what it sends.
+
+    python3 -m ops.chaos.rogue --manner nan --config runs/20260131-120304/config.toml --island-id rogue
+
+Everything else is the island daemon with its flags. Only the outgoing side of its connection is replaced, so what
+arrives at the broker comes from a true member with true counters, which is the hard case.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import random
+import sys
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+import zmq
+
+from broker.errors import ConfigError, Unavailable
+from broker.messages import Channel, Contribution, Envelope
+from islands import daemon, session, wire
+from islands.config import IslandConfig
+from ops.chaos.manners import Manner, Rogue
+from ops.chaos.tampering import TamperedTensors
+
+
+def rogue_wire(manner: Manner, rate: float, seed: int) -> type[wire.Wire]:
+    """Returns the connection of an island, with a rogue between core and socket."""
+
+    class RogueWire(wire.Wire):
+        def __init__(
+            self,
+            config: IslandConfig,
+            receive: Callable[[Channel, Envelope], Awaitable[None]],
+            line: Callable[[bool], None],
+        ) -> None:
+            super().__init__(config, receive, line)
+            self._rng = random.Random(seed)
+            self._rogue = Rogue(manner, rate, TamperedTensors(), self._rng)
+
+        def post(self, envelope: Envelope) -> None:
+            for message in self._rogue.outgoing(envelope.message):
+                super().post(replace(envelope, message=message))
+            if manner is Manner.GARBAGE and isinstance(envelope.message, Contribution):
+                asyncio.get_running_loop().create_task(self._send_bytes())
+
+        async def _send_bytes(self) -> None:
+            """Sends what is no message at all."""
+            if Channel.BULK not in self._endpoints:
+                return  # between two brokers
+            socket = self._endpoints[Channel.BULK]._open_socket  # no honest use would do this
+            frames = [self._rng.randbytes(self._rng.randrange(200)) for _ in range(self._rng.randrange(1, 4))]
+            with contextlib.suppress(zmq.ZMQError):  # the connection is down: garbage need not arrive
+                await socket.send_multipart(frames, zmq.NOBLOCK)
+
+    return RogueWire
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs a rogue until the run ends or a signal comes; exit codes as of ``atoll island``."""
+    parser = argparse.ArgumentParser(prog="rogue", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--manner", choices=[str(each) for each in Manner], required=True, help="what it does")
+    parser.add_argument("--rate", type=float, default=1.0, help="share of its contributions (default: 1, all)")
+    parser.add_argument("--rogue-seed", type=int, default=0, help="of its accidents")
+    daemon.add_arguments(parser)
+    args = parser.parse_args(argv)
+    try:
+        if not 0 < args.rate <= 1:
+            raise ConfigError("rate", args.rate, "must be above 0 and at most 1")
+        # The one place where an island makes its connection.
+        setattr(session, "Wire", rogue_wire(Manner(args.manner), args.rate, args.rogue_seed))  # noqa: B010 - typed so
+        return daemon.run(args)
+    except (ConfigError, Unavailable) as err:
+        print(f"rogue: {err}", file=sys.stderr)
+        return 2 if isinstance(err, ConfigError) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,140 @@
+"""Watches a run from outside: ledgers and pulses by their files, and what Redis says in a thread of its own.
+
+Shell. None of it can be stopped by the faults that it is to observe: files are read as they are, and a Redis that hangs
+keeps only its own thread waiting.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import threading
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from broker.errors import Unavailable
+from broker.registry import Registry
+from islands.pulse import read_pulse
+from ops.chaos.records import Recording, Step, VersionSeen
+from ops.status import Status, status_of
+
+STATUS_EVERY_S = 0.5
+
+
+class Follower:
+    """Reads what was appended to a file of JSON lines since the last time."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._read_bytes = 0
+        self._rest = b""
+
+    def news(self) -> list[dict[str, Any]]:
+        """Returns the whole lines that are new; none while there is no file. One that was cut short is read anew."""
+        try:
+            with self._path.open("rb") as file:
+                size = file.seek(0, 2)
+                if size < self._read_bytes:
+                    self._read_bytes, self._rest = 0, b""
+                file.seek(self._read_bytes)
+                content = file.read()
+        except OSError:
+            return []
+        self._read_bytes += len(content)
+        *whole, self._rest = (self._rest + content).split(b"\n")
+        lines = []
+        for line in whole:
+            with contextlib.suppress(ValueError):
+                lines.append(json.loads(line))
+        return [line for line in lines if isinstance(line, dict)]
+
+
+class Observer:
+    """Adds to a recording what ledgers and pulses show; :meth:`look` takes a millisecond or two."""
+
+    def __init__(self, run_dir: Path, recording: Recording) -> None:
+        self._run_dir = run_dir
+        self._recording = recording
+        self._ledgers: dict[Path, Follower] = {}
+        self._seen: set[tuple[int, int]] = set()
+        self._counts = dict.fromkeys(recording.islands, 0)
+
+    def look(self) -> None:
+        """Takes in what is new."""
+        recording = self._recording
+        for island in recording.islands:
+            self._counts[island], beats = read_pulse(pulse_file(self._run_dir, island), self._counts[island])
+            steps = recording.steps.setdefault(island, [])
+            steps += [Step(at_s=beat.at_s, pid=beat.pid) for beat in beats]
+        for path in ledger_files(self._run_dir):
+            self._ledgers.setdefault(path, Follower(path))
+        for follower in self._ledgers.values():
+            rows = follower.news()
+            now_s = time.monotonic()
+            for row in rows:
+                key = row["fragment_id"], row["fragment_version"]
+                if key not in self._seen:  # a standby's copy is no other version
+                    self._seen.add(key)
+                    recording.versions.append(
+                        VersionSeen(at_s=now_s, fragment_id=key[0], version=key[1], epoch=row["epoch"], row=row)
+                    )
+
+
+def ledger_files(run_dir: Path) -> list[Path]:
+    """Returns the ledgers of all stores of a run: the aggregator's, and those of its standbys."""
+    return sorted([*run_dir.glob("store/ledger.jsonl"), *run_dir.glob("*/store/ledger.jsonl")])
+
+
+def pulse_file(run_dir: Path, island: str) -> Path:
+    """Where an island shows its pulse."""
+    return run_dir / "chaos" / f"{island}.pulse"
+
+
+class StatusWatch:
+    """The newest status by Redis, read in a thread of its own; a context manager.
+
+    Attributes:
+        latest: The last one that was read.
+        answers: (moment, whether the run's status could be read), one per attempt.
+        leader: Who holds the lease, as it stands there.
+    """
+
+    def __init__(self, redis_url: str, run_id: str) -> None:
+        self._registry = Registry(redis_url, run_id)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._main, name="atoll-status-watch", daemon=True)
+        self.latest: Status | None = None
+        self.leader: str | None = None
+        self.answers: list[tuple[float, bool]] = []
+
+    def __enter__(self) -> StatusWatch:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _main(self) -> None:
+        with asyncio.Runner() as loop:
+            while not self._stop.wait(STATUS_EVERY_S):
+                loop.run(self._look())
+            loop.run(self._registry.aclose())
+
+    async def _look(self) -> None:
+        try:
+            snapshot = await self._registry.read()
+        except Unavailable:
+            self.answers.append((time.monotonic(), False))
+            return
+        whole = bool(snapshot.members) and bool(snapshot.fragments)
+        self.answers.append((time.monotonic(), whole))
+        if whole:
+            self.latest = status_of(snapshot, snapshot.now_s)
+            lease = snapshot.leases.get(0, {})
+            self.leader = str(lease["holder"]) if "holder" in lease else None

@@ -1,0 +1,153 @@
+"""The region file of ``up --link``: which client's link is like what, and what happens to it when. Pure.
+
+::
+
+    [link."*"]            # every table whose glob means a client applies to it, the later one over the earlier
+    delay_ms = 40
+
+    [link."island-0"]
+    jitter_ms = 5
+    up_mbit = 100
+    down_mbit = 200
+
+    [[event]]
+    at_s = 20             # from the beginning of the run
+    for_s = 5             # without it: until the end
+    link = "island-*"
+    partition = true
+
+    [[event]]
+    at_s = 40
+    link = "island-0"
+    reset = true          # once
+
+A client that no table means keeps its direct way to the broker. The keys are those of :mod:`ops.links.condition`.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from broker.errors import ConfigError
+from broker.settings import nearest
+from ops.links.condition import FAULTLESS, LinkCondition
+from ops.links.link import LinkEvent, LinkPlan
+
+_EVENT_KEYS = ("at_s", "for_s", "link", "reset")
+_TABLES = ("link", "event")
+MAX_EVENTS = 10_000
+MAX_TIME_S = 1e8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Region:
+    """A region file, read and checked.
+
+    Attributes:
+        tables: Glob and its keys, in the order of the file.
+        events: Glob and the event, in the order of the file.
+    """
+
+    tables: Sequence[tuple[str, Mapping[str, Any]]]
+    events: Sequence[tuple[str, LinkEvent]]
+
+    def plans(self, clients: Sequence[str]) -> dict[str, LinkPlan]:
+        """Returns the plan of each client that a table means.
+
+        Raises:
+            ConfigError: A glob means none of the clients, or an event none with a link.
+        """
+        bases: dict[str, LinkCondition] = {}
+        for glob, keys in self.tables:
+            for name in _meant(f'[link."{glob}"]', glob, clients):
+                bases[name] = bases.get(name, FAULTLESS).changed(keys)
+        events: dict[str, list[LinkEvent]] = {name: [] for name in bases}
+        for glob, event in self.events:
+            for name in _meant("[[event]] link", glob, list(bases)):
+                events[name].append(event)
+        return {name: LinkPlan(base=bases[name], events=tuple(events[name])) for name in clients if name in bases}
+
+
+def _meant(field: str, glob: str, names: Sequence[str]) -> list[str]:
+    found = fnmatch.filter(names, glob)
+    if not found:
+        raise ConfigError(field, glob, f"means no link of this run; {nearest(glob, names)}")
+    return found
+
+
+def parse(text: str, *, source: str) -> Region:
+    """Returns the region that TOML describes.
+
+    Args:
+        text: The file's content.
+        source: Its name, for errors.
+
+    Raises:
+        ConfigError: It is no TOML, or something in it cannot be.
+    """
+    try:
+        read = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as err:
+        raise ConfigError("link", source, f"is not TOML: {err}") from err
+    for name in read:
+        if name not in _TABLES:
+            raise ConfigError(name, source, f"is nothing that this file has; {nearest(name, _TABLES)}")
+    links, events = read.get("link"), read.get("event", [])
+    if not isinstance(links, dict) or not links:
+        raise ConfigError("link", source, 'has no links; write [link."island-0"] and below it delay_ms = 40')
+    if not isinstance(events, list) or len(events) > MAX_EVENTS:
+        raise ConfigError("event", source, f"must be at most {MAX_EVENTS} tables, each below [[event]]")
+    return Region(tables=[_table(*each) for each in links.items()], events=[_event(each) for each in events])
+
+
+def _table(glob: str, keys: Any) -> tuple[str, Mapping[str, Any]]:
+    if not isinstance(keys, dict):
+        raise ConfigError(
+            f"link.{glob}", keys, f'must stand in a table of a link; write [link."island-0"] and {glob} below'
+        )
+    return glob, _within(f'[link."{glob}"]', keys)
+
+
+def _within(place: str, keys: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns the keys if they make a condition; an error names the place."""
+    try:
+        LinkCondition().changed(keys)
+    except ConfigError as err:
+        raise ConfigError(f"{place} {err.field}", err.value, err.cure) from None
+    return keys
+
+
+def _event(read: Any) -> tuple[str, LinkEvent]:
+    if not isinstance(read, dict):
+        raise ConfigError("event", read, "must be a table; write [[event]] and its keys below")
+    place = "[[event]]"
+    changes = _within(place, {key: value for key, value in read.items() if key not in _EVENT_KEYS})
+    at_s, for_s = (_seconds(f"{place} {key}", read.get(key)) for key in ("at_s", "for_s"))
+    glob, reset = read.get("link"), read.get("reset", False)
+    if at_s is None:
+        raise ConfigError(f"{place} at_s", None, "is needed: seconds from the beginning of the run")
+    if for_s == 0:
+        raise ConfigError(f"{place} for_s", for_s, "must be above 0; leave it out for until the end")
+    if not isinstance(glob, str):
+        raise ConfigError(f"{place} link", glob, 'is needed: a name or a glob, such as "island-*"')
+    if type(reset) is not bool:
+        raise ConfigError(f"{place} reset", reset, "must be true or false")
+    if not changes and not reset:
+        raise ConfigError(place, glob, "changes nothing; give it partition = true, reset = true, or another key")
+    if for_s is not None and not changes:
+        raise ConfigError(
+            f"{place} for_s", for_s, "says how long a change holds, and a reset is over at once; leave it out"
+        )
+    return glob, LinkEvent(at_s=at_s, for_s=for_s, changes=changes, reset=reset)
+
+
+def _seconds(field: str, value: Any) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MAX_TIME_S:
+        raise ConfigError(field, value, f"must be seconds, from 0 to {MAX_TIME_S:g}")
+    return float(value)

@@ -1,0 +1,86 @@
+"""The wiring of a run: which links there are, where they are entered and where they lead. Pure.
+
+``up`` writes it as JSON, the links process reads it; a restarted one reads it again, and listens on the same ports.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from broker.errors import ConfigError
+from ops.links.condition import LinkCondition
+from ops.links.link import LinkEvent, LinkPlan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Door:
+    """A port that the proxy listens on, and where its connections go on to."""
+
+    listen: int
+    host: str
+    port: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wire:
+    """One link: the doors that its client uses, for control and bulk of each broker, and what becomes of it."""
+
+    doors: tuple[Door, ...]
+    plan: LinkPlan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wiring:
+    """All links of a run.
+
+    Attributes:
+        wires: By the name of the client.
+        host: Address that the proxy listens on.
+        began_s: Monotonic seconds of this machine at which the run began: events count from here.
+        seed: Of jitter, damage and resets.
+    """
+
+    wires: Mapping[str, Wire]
+    host: str = "127.0.0.1"
+    began_s: float = 0.0
+    seed: int = 0
+
+    def dump(self) -> str:
+        """Returns the wiring as JSON."""
+        links = {
+            name: {
+                "doors": [{"listen": d.listen, "host": d.host, "port": d.port} for d in wire.doors],
+                "condition": wire.plan.base.table(),
+                "events": [
+                    {"at_s": e.at_s, "for_s": e.for_s, "changes": dict(e.changes), "reset": e.reset}
+                    for e in wire.plan.events
+                ],
+            }
+            for name, wire in self.wires.items()
+        }
+        written = {"host": self.host, "began_s": self.began_s, "seed": self.seed, "links": links}
+        return json.dumps(written, indent=1) + "\n"
+
+
+def load(text: str) -> Wiring:
+    """Returns the wiring that :meth:`Wiring.dump` wrote.
+
+    Raises:
+        ConfigError: It is something else.
+    """
+    try:
+        read = json.loads(text)
+        wires = {name: _wire(each) for name, each in read["links"].items()}
+        return Wiring(wires=wires, host=read["host"], began_s=float(read["began_s"]), seed=int(read["seed"]))
+    except (ValueError, KeyError, TypeError, AttributeError) as err:
+        raise ConfigError("plan", text[:60], f"is no wiring of links, as up writes it: {err!r}") from err
+
+
+def _wire(read: Mapping[str, Any]) -> Wire:
+    plan = LinkPlan(
+        base=LinkCondition.of(**read["condition"]), events=tuple(LinkEvent(**each) for each in read["events"])
+    )
+    return Wire(doors=tuple(Door(**each) for each in read["doors"]), plan=plan)

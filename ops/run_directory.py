@@ -1,0 +1,68 @@
+"""The directory of a run: who may use it, and how files get into it whole.
+
+One ``up`` at a time works in a run directory; it holds the file ``lock`` for as long as its process lives, so that
+neither a crash nor a reboot leaves a directory that looks used. The aggregator's store in it has a lock of its own: a
+store may also be used without ``up``.
+"""
+
+from __future__ import annotations
+
+import datetime
+import fcntl
+import os
+from pathlib import Path
+
+from broker.errors import ConfigError, Unavailable
+
+LOCK_FILE = "lock"
+
+
+def unused(wanted: Path | None) -> Path:
+    """Returns an absolute path that does not exist, or is an empty directory.
+
+    Raises:
+        ConfigError: ``wanted`` holds something, or is no directory.
+    """
+    if wanted is None:
+        stem = Path("runs", f"{datetime.datetime.now():%Y%m%d-%H%M%S}").absolute()
+        names = (stem, *(stem.with_name(f"{stem.name}-{n}") for n in range(2, 1000)))
+        return next(each for each in names if not each.exists())
+    path = wanted.expanduser().absolute()
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        cure = "is in use; choose a new one (nothing is ever overwritten), or go on with its run: up --resume"
+        raise ConfigError("run_dir", str(wanted), cure)
+    return path
+
+
+def claim(run_dir: Path) -> int:
+    """Takes a run directory for as long as this process lives, or until the descriptor returned is closed.
+
+    Raises:
+        ConfigError: Another process has it.
+        Unavailable: The directory cannot be written.
+    """
+    path = run_dir / LOCK_FILE
+    try:
+        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as err:
+        raise Unavailable(f"cannot write {path} ({err.strerror}); check its permissions", definite=True) from err
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as err:
+        holder = os.pread(lock, 100, 0).decode(errors="replace") or "another process"
+        os.close(lock)
+        cure = f"is in use by {holder}: one `up` at a time; end that one first (Ctrl-C)"
+        raise ConfigError("run_dir", str(run_dir), cure) from err
+    os.ftruncate(lock, 0)
+    os.pwrite(lock, f"process {os.getpid()}".encode(), 0)
+    return lock
+
+
+def write(path: Path, text: str) -> None:
+    """Replaces a file by ``text``, whole or not at all; raises Unavailable."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        temporary.write_text(text)
+        temporary.replace(path)
+    except OSError as err:
+        raise Unavailable(f"cannot write {path} ({err.strerror}); check space and permissions", definite=True) from err

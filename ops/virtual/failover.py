@@ -1,0 +1,298 @@
+"""Aggregators that stand by, and the Redis that holds their lease, in virtual time.
+
+A :class:`Station` is one aggregator's disk with the process that runs on it: a :class:`SimCandidate` while it stands
+by, a :class:`~ops.virtual.processes.SimAggregator` while it leads. The scripts of :mod:`broker.lease` are here again,
+in Python; the real ones are tested on a real server.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import msgpack
+
+from aggregator import candidate as cand
+from aggregator.candidate import Candidate, Holding
+from aggregator.records import commit_from_map
+from broker import messages as m
+from broker.lease import LeaseView
+from ops.virtual.processes import SimAggregator
+from ops.virtual.queue import Alarm
+
+if TYPE_CHECKING:
+    from ops.virtual.simulation import Disk, Simulation
+
+#: How long a caller waits for a Redis that does not answer.
+NO_ANSWER_S = 0.5
+#: Share of answers that are lost on the way back, while troubles last: it was done, and nobody knows.
+LOST_ANSWERS = 0.02
+
+
+class StationTrouble(StrEnum):
+    """What may happen to one aggregator of several."""
+
+    CRASH = "crash"  # its process dies; the next one finds the disk as it was left
+    FREEZE = "freeze"  # its process stops, and goes on later as if nothing had been
+    NO_REDIS = "no_redis"  # Redis does not answer this process
+
+
+class RedisTrouble(StrEnum):
+    """What may happen to Redis."""
+
+    DOWN = "down"  # it does not answer, and has what it had afterwards
+    WIPED = "wiped"  # it does not answer, and is empty afterwards
+    OLD = "old"  # it does not answer, and has what it had when the run was half as old
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trouble:
+    """One of these, of one station or of Redis, from when and for how long."""
+
+    kind: StationTrouble | RedisTrouble
+    at_s: float
+    for_s: float
+    station: int = 0
+
+    def lasts(self, now_s: float) -> bool:
+        """Whether it is on."""
+        return self.at_s <= now_s < self.at_s + self.for_s
+
+
+class SimLease:
+    """Redis, as far as leading goes."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self._simulation = simulation
+        self._rng = random.Random(f"{simulation.plan.seed}/redis")
+        self.held = LeaseView()
+        self._renewed_at_s = 0.0
+        self._history: list[tuple[float, LeaseView, float]] = []
+        for trouble in simulation.plan.troubles:
+            if trouble.kind in (RedisTrouble.WIPED, RedisTrouble.OLD):
+                simulation.queue.at(trouble.at_s + trouble.for_s, partial(self._come_back, trouble))
+
+    def call(
+        self, station: int, operation: Callable[[], Any], answer: Callable[[Any], None], silent: Callable[[], None]
+    ) -> None:
+        """Does ``operation`` a moment from now and passes on what it returns; or tells of the silence."""
+        queue, now_s = self._simulation.queue, self._simulation.queue.now_s
+        troubles = self._simulation.plan.troubles
+        if any(t.lasts(now_s) and (t.kind in RedisTrouble or self._cuts(t, station)) for t in troubles):
+            queue.after(NO_ANSWER_S, silent)
+            return
+        lost = now_s < self._simulation.plan.calm_after_s and self._rng.random() < LOST_ANSWERS
+        there_s, back_s = (self._rng.uniform(0.001, 0.02) for _ in range(2))
+
+        def do() -> None:
+            result = operation()
+            if lost:
+                queue.after(NO_ANSWER_S, silent)
+            else:
+                queue.after(back_s, lambda: answer(result))
+
+        queue.after(there_s, do)
+
+    def read(self) -> LeaseView:
+        """As :meth:`broker.lease.LeaseKey.read`."""
+        return replace(self.held, age_s=self._simulation.queue.now_s - self._renewed_at_s)
+
+    def take(self, name: str, expected_epoch: int, epoch: int, lease_s: float) -> bool:
+        """As the script of :meth:`broker.lease.LeaseKey.take`."""
+        held = self.read()
+        if held.holder:
+            member = held.epoch == expected_epoch and name in held.in_sync
+            granted = member and (held.holder == name or held.expired(lease_s))
+        else:
+            granted = expected_epoch == 0
+        if granted:
+            self._set(LeaseView(holder=name, epoch=epoch, in_sync=frozenset({name})))
+        return granted
+
+    def renew(self, name: str, epoch: int, in_sync: tuple[str, ...]) -> tuple[bool, str, int]:
+        """As the script of :meth:`broker.lease.LeaseKey.renew`."""
+        held = self.held
+        granted = not held.holder or (held.holder, held.epoch) == (name, epoch) or held.epoch < epoch
+        if granted:
+            self._set(LeaseView(holder=name, epoch=epoch, in_sync=frozenset({name, *in_sync})))
+        return granted, self.held.holder, self.held.epoch
+
+    def end(self, name: str, epoch: int) -> None:
+        """As the script of :meth:`broker.lease.LeaseKey.end`."""
+        if (self.held.holder, self.held.epoch) == (name, epoch):
+            self.held = replace(self.held, ended=True)
+
+    def _set(self, lease: LeaseView) -> None:
+        self.held, self._renewed_at_s = lease, self._simulation.queue.now_s
+        self._history.append((self._renewed_at_s, self.held, self._renewed_at_s))
+
+    def _come_back(self, trouble: Trouble) -> None:
+        """With nothing, or with what was there earlier."""
+        self.held, self._renewed_at_s = LeaseView(), 0.0
+        if trouble.kind is RedisTrouble.OLD:
+            for at_s, held, renewed_at_s in self._history:
+                if at_s <= trouble.at_s / 2:
+                    self.held, self._renewed_at_s = held, renewed_at_s
+
+    def _cuts(self, trouble: Trouble, station: int) -> bool:
+        return trouble.kind is StationTrouble.NO_REDIS and trouble.station == station
+
+
+class Station:
+    """One aggregator: what is on its disk, and the process that runs there now.
+
+    Attributes:
+        name: Of its store.
+        process: None while it is down.
+    """
+
+    def __init__(self, simulation: Simulation, place: int, disk: Disk) -> None:
+        self.simulation, self.place, self.disk = simulation, place, disk
+        self.name = "aggregator" if place == 0 else f"standby-{place}"
+        self.process: SimAggregator | SimCandidate | None = None
+        self.frozen_until_s = 0.0
+        self.lives = 0
+
+    def start(self) -> None:
+        """Starts a process: one that stands by, where there are others."""
+        if self.simulation.plan.standbys:
+            process = SimCandidate(self.simulation, self, self.lives)
+            self._run(process)
+            process.handle(cand.Tick())
+        else:
+            self.lead(None)
+
+    def lead(self, epoch: int | None) -> None:
+        """Lets this station lead; ``epoch`` is that of the lease, None where there is no other."""
+        if epoch is not None:
+            self.simulation.invariants.leading(self, epoch)
+        leader = SimAggregator(self.simulation, self, self.lives, epoch)
+        self.simulation.aggregator = leader
+        self._run(leader)
+        leader.start()
+
+    def _run(self, process: SimAggregator | SimCandidate) -> None:
+        if self.process is not None:
+            self.process.kill()
+        self.process = self.simulation.processes[process.address] = process
+        self.lives += 1
+
+    def crash(self, restart_s: float) -> None:
+        """Kills its process; another one starts later."""
+        if self.process is not None and self.process.alive:
+            self.process.kill()
+            self.process = None
+            self.simulation.queue.after(restart_s, self.start)
+
+    def freeze(self, for_s: float) -> None:
+        """Stops its process for a while: whatever happens to it happens then."""
+        self.frozen_until_s = max(self.frozen_until_s, self.simulation.queue.now_s + for_s)
+
+    def awake(self, call: Callable[[], None]) -> None:
+        """Calls now, or when the process goes on."""
+        if self.simulation.queue.now_s < self.frozen_until_s:
+            self.simulation.queue.at(self.frozen_until_s, lambda: self.awake(call))
+        else:
+            call()
+
+
+class SimCandidate:
+    """One process that stands by: the driver of :class:`aggregator.candidate.Candidate` in virtual time."""
+
+    def __init__(self, simulation: Simulation, station: Station, life: int) -> None:
+        self.simulation, self.station = simulation, station
+        self.address = f"{station.name}/{life}"
+        self.sender = m.standing_by(station.name)
+        self.connection = 0
+        self.sequence = 0
+        self.alive = True
+        self.rng = random.Random(f"{simulation.plan.seed}/{self.address}")
+        disk = station.disk
+        holding = Holding(
+            stored={p: (commit.fragment_version, commit.digest) for p, commit in disk.commits.items()},
+            run_epoch=0 if disk.record is None else disk.record["epoch"],
+        )
+        self.core = Candidate(
+            name=station.name,
+            shard=0,
+            lease_s=simulation.plan.config.lease_s,
+            yields=station.place > 0,
+            holding=holding,
+            now_s=simulation.queue.now_s,
+        )
+        self.alarm = Alarm(simulation.queue, lambda: self.handle(cand.Tick()))
+
+    def handle(self, event: cand.CandidateEvent) -> None:
+        """Feeds one event to the core and carries out what it answers."""
+        if self.alive:
+            self.station.awake(partial(self._handle, event))
+
+    def _handle(self, event: cand.CandidateEvent) -> None:
+        if not self.alive:
+            return
+        for action in self.core.handle(event, self.simulation.queue.now_s):
+            match action:
+                case cand.SendFollow(follow=follow):
+                    self.send(follow)
+                    self.send(m.FollowBulk(shard=follow.shard))
+                case cand.Poll():
+                    lease = self.simulation.lease
+                    self.ask(lease.read, lambda seen: cand.Polled(lease=seen))
+                case cand.Take(expected_epoch=expected_epoch, epoch=epoch):
+                    config = self.simulation.plan.config
+                    take = self.simulation.lease.take
+                    operation = partial(take, self.station.name, expected_epoch, epoch, config.lease_s)
+                    self.ask(operation, lambda granted: cand.Taken(granted=granted))
+                case cand.Keep(message=message):
+                    delay_s = self.rng.uniform(*self.simulation.plan.persist_s)
+                    self.simulation.queue.after(delay_s, partial(self.station.awake, partial(self.keep, message)))
+                case cand.Lead(epoch=epoch):
+                    self.station.lead(epoch)
+                case cand.Quit():
+                    self.kill()
+                case _:
+                    self.simulation.note(self.simulation.queue.now_s, self.address, action.name, action.fields)
+        self.alarm.arm(self.core.next_deadline_s())
+
+    def ask(self, operation: Callable[[], Any], answer: Callable[[Any], cand.CandidateEvent]) -> None:
+        """Asks Redis; whatever comes of it is an event."""
+        silent = partial(self.handle, cand.Unpolled(detail="no answer"))
+        self.simulation.lease.call(self.station.place, operation, lambda got: self.handle(answer(got)), silent)
+
+    def keep(self, message: m.Replica | m.ReplicaRun) -> None:
+        """A commit or a run record reaches the disk, or does not."""
+        if not self.alive:
+            return
+        plan, disk = self.simulation.plan, self.station.disk
+        if self.simulation.queue.now_s < plan.calm_after_s and self.rng.random() < plan.persist_failure:
+            self.handle(cand.Kept(message=message, problem="disk full"))
+            return
+        if isinstance(message, m.ReplicaRun):
+            disk.record = msgpack.unpackb(message.record)
+        else:
+            disk.commits[message.fragment_id] = commit_from_map(msgpack.unpackb(message.commit))
+        self.handle(cand.Kept(message=message))
+
+    def received(self, message: m.Message, broker: int) -> None:
+        """Takes in what came over a broker."""
+        match message:
+            case m.Following():
+                self.handle(cand.Heard(broker=broker, following=message))
+            case m.Replica() | m.ReplicaRun():
+                self.handle(cand.Arrived(message=message))
+            case _:
+                pass
+
+    def send(self, message: m.Message) -> None:
+        """Sends one message to each broker."""
+        self.sequence += 1
+        for broker in range(self.simulation.plan.brokers):
+            self.simulation.to_broker(self, m.BROKER, message, self.sequence, broker)
+
+    def kill(self) -> None:
+        """Ends the process without a word; what its alarm brings is for nobody."""
+        self.alive = False

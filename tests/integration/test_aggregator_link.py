@@ -1,0 +1,66 @@
+"""The aggregator's connections to several brokers: one that takes nothing holds up no other."""
+
+import asyncio
+import socket
+
+import zmq.asyncio
+
+from aggregator.link import Link, Publication
+from broker import messages as m
+from broker.codec import DEFAULT_LIMITS, decode
+
+WITHIN_S = 2.0  # far below the time that a bulk message waits for a broker that is away
+
+
+def version(fragment_version):
+    return m.Version(
+        epoch=1,
+        fragment_id=0,
+        fragment_version=fragment_version,
+        digest="0" * 32,
+        contributions=(),
+        payload=(),
+    )
+
+
+def publication(fragment_version):
+    async def nothing():
+        return ()
+
+    return Publication(lambda _: version(fragment_version), lambda: asyncio.ensure_future(nothing()))
+
+
+def wrap(message):
+    return m.Envelope(run_id="demo", sender=m.AGGREGATOR, incarnation=0, sequence=1, to=m.BROKER, message=message)
+
+
+def test_versions_reach_a_broker_while_another_one_is_away():
+    async def main():
+        context = zmq.asyncio.Context()
+        with socket.socket() as taken:  # bound, not listening: nobody answers there
+            taken.bind(("127.0.0.1", 0))
+            bulk = context.socket(zmq.ROUTER)
+            port = bulk.bind_to_random_port("tcp://127.0.0.1")
+            addresses = [f"tcp://127.0.0.1:{taken.getsockname()[1] - 1}", f"tcp://127.0.0.1:{port - 1}"]
+            links = [
+                Link(context, each, limits=DEFAULT_LIMITS, wrap=wrap, on_unreadable=lambda *_: None)
+                for each in addresses
+            ]
+            async with links[0], links[1], asyncio.TaskGroup() as group:
+                tasks = [group.create_task(link.publish_versions()) for link in links]
+                seen = []
+                for number in range(3):
+                    shared = publication(number)
+                    for link in links:
+                        link.publish(0, shared)
+                    async with asyncio.timeout(WITHIN_S):
+                        frames = await bulk.recv_multipart()
+                    seen.append(decode(frames[1:], DEFAULT_LIMITS).message.fragment_version)
+                assert len(links[0]._waiting) <= 1  # of a fragment only the newest waits
+                for task in tasks:
+                    task.cancel()
+            bulk.close(linger=0)
+        context.term()
+        return seen
+
+    assert asyncio.run(main()) == [0, 1, 2]

@@ -1,0 +1,137 @@
+"""``chaos`` with real processes: faults are done, noticed, healed and reported, and the invariants hold.
+
+One run serves all tests. It is ended by Ctrl-C as soon as it has healed, which on a busy machine takes what it takes.
+"""
+
+import json
+import signal
+
+import pytest
+
+from ops import cli
+from ops.chaos.verify import published_versions
+from tests.local_run import Process, descendants, is_alive, json_lines, wait_for
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(150)]
+
+FAULTS = """
+[chaos]
+seconds = 8.5
+fault_every_s = 0.0
+settle_s = 600.0
+[cluster]
+task = "examples.numpy_task:task"
+islands = 3
+pace = [0.05]
+sync_interval = 8
+
+[[fault]]
+at_s = 1.5
+kind = "kill"
+target = "any island"
+
+[[fault]]
+at_s = 2.0
+kind = "wipe"
+
+[[fault]]
+at_s = 3.0
+kind = "stop"
+target = "leader"
+for_s = 1.0
+
+[[fault]]
+at_s = 4.5
+kind = "disk-full"
+for_s = 1.5
+
+[[fault]]
+at_s = 6.5
+kind = "clock"
+jump_s = -20.0
+for_s = 1.0
+
+[[fault]]
+at_s = 8.0
+kind = "kill"
+target = "leader"
+"""
+
+
+class Run:
+    """The run that all tests look at."""
+
+    def __init__(self, folder):
+        self.dir = folder / "run"
+        (folder / "faults.toml").write_text(FAULTS)
+        flags = [folder / "faults.toml", "--run-dir", self.dir, "--json"]
+        with Process(folder / "output", "chaos", *flags) as process:
+            wait_for(self.healed, "whole run after the faults", evidence=lambda: process.err)
+            below = descendants(process.pid)
+            process.signal(signal.SIGINT)
+            self.exit = process.wait(60.0)
+            self.survivors = [pid for pid in below if is_alive(pid)]
+            self.err = process.err
+            self.report = json.loads(process.out.splitlines()[-1])
+        self.faults = {" ".join([each["kind"], *each["processes"]]): each for each in self.report["chaos"]["faults"]}
+
+    def ledger(self):
+        return json_lines(self.dir / "store" / "ledger.jsonl")
+
+    def healed(self):
+        """Whether the second aggregator has published every fragment, with the second life of the killed island."""
+        rows = [row for row in self.ledger() if row["epoch"] == 2]
+        lives = {each["incarnation"] for row in rows for each in row["contributions"]}
+        return {row["fragment_id"] for row in rows} == {0, 1, 2, 3} and 2 in lives
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return Run(tmp_path_factory.mktemp("chaos"))
+
+
+def test_every_fault_is_done_and_heals(run):
+    assert not run.report["chaos"]["skipped"]
+    assert {name for name in run.faults if "island" not in name} == {
+        *("wipe redis", "stop aggregator", "disk-full aggregator", "clock aggregator", "kill aggregator")
+    }
+    assert len(run.faults) == 6
+    assert all(each["healed_s"] is not None for each in run.faults.values()), run.err
+    died = {name: each for name, each in run.faults.items() if name.startswith(("kill", "wipe"))}
+    assert all(None not in (each["detected_s"], each["restarted_s"]) for each in died.values())
+    restarts = run.report["restarts"]
+    assert (restarts["aggregator"], restarts["broker"], restarts["redis"]) == (1, 0, 1)
+
+
+def test_an_interrupted_run_ends_every_process_and_reports_what_it_saw(run):
+    assert run.exit == 130, run.err
+    assert not run.survivors
+    assert (run.report["exit"], run.report["note"]) == (130, "interrupted by SIGINT")
+    assert json.loads((run.dir / "report.json").read_text()) == run.report
+
+
+def test_the_invariants_hold_and_are_checked_again_from_the_files_alone(run, capsys):
+    assert run.report["holds"]
+    looked_at = {each["name"]: each["looked_at"] for each in run.report["invariants"]}
+    assert min(looked_at.values()) > 0, looked_at
+    assert cli.main(["chaos", "--check", str(run.dir), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["holds"]
+
+
+def test_a_doctored_ledger_is_noticed(run, capsys):
+    ledger = run.dir / "store" / "ledger.jsonl"
+    sound = ledger.read_text()
+    digest = next(iter(published_versions({"tape": json_lines(run.dir / "events.jsonl")}).values()))
+    ledger.write_text(sound.replace(digest, f"0{digest[1:]}" if digest[0] != "0" else f"1{digest[1:]}"))
+    try:
+        assert cli.main(["chaos", "--check", str(run.dir)]) == 1
+    finally:
+        ledger.write_text(sound)
+    assert "a version names one content: VIOLATED 1 times" in capsys.readouterr().out
+
+
+def test_islands_that_were_not_struck_train_on(run):
+    stepping = run.report["chaos"]["stepping"]
+    # Not a measurement: two processors and a test suite. Whoever waited for all of these faults would lose a third.
+    assert stepping["goodput"] > 0.8, stepping
+    assert run.report["chaos"]["participation"]["versions"] >= 4

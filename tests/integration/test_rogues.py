@@ -1,0 +1,94 @@
+"""Real rogues among real islands: what they send does not get in, they are told why, and the others train on."""
+
+import contextlib
+import json
+import signal
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from ops.chaos.manners import Manner
+from tests.local_run import NUMPY_TASK, Process, Up, check_report, check_versions, ops, wait_for
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+
+#: What each of them is refused for, at least.
+REASONS = {
+    Manner.NAN: {"not_finite"},
+    Manner.SCALE: {"outlier"},
+    Manner.REPLAY: {"overlap"},
+    Manner.GARBAGE: {"implausible", "unknown_fragment"},
+}
+
+
+class Run:
+    """A run of three islands that four rogues join; it is ended when all of them are quarantined and status knows."""
+
+    def __init__(self, run_dir):
+        flags = ("--islands", 3, "--tokens", 10_000_000, "--pace", 0.04, "--sync-interval", 12, "--fragments", 4)
+        with Up(run_dir, *flags, "--quarantine-s", 60, "--json") as up, contextlib.ExitStack() as stack:
+            wait_for(lambda: (run_dir / "config.toml").exists(), "configuration", evidence=lambda: up.err)
+            self.rogues = {manner: self.rogue(run_dir, manner) for manner in Manner}
+            for rogue in self.rogues.values():
+                stack.enter_context(rogue)
+            wait_for(lambda: len(up.notes("island.quarantined")) == 4, "four quarantines", evidence=lambda: up.err)
+            up.wait_for_progress()  # without them
+            self.status = json.loads(ops("status", run_dir, "--json").stdout)
+            up.signal(signal.SIGINT)
+            self.exit = up.wait()
+        self.up, self.run_dir = up, run_dir
+
+    @staticmethod
+    def rogue(run_dir, manner):
+        own = ("--manner", manner, "--island-id", f"rogue-{manner}", "--task", NUMPY_TASK, "--pace", 0.04)
+        folder = run_dir.with_name(f"rogue-{manner}")
+        return Process(folder, *own, "--config", run_dir / "config.toml", module="ops.chaos.rogue")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return Run(tmp_path_factory.mktemp("rogues") / "run")
+
+
+def test_the_islands_train_on_and_their_parameters_stay_finite(run, tmp_path):
+    assert run.exit == 130, run.up.err
+    check_report(run.up.report(), ended=False)
+    check_versions(run.up.ledger())
+    model = tmp_path / "model.safetensors"
+    assert ops("export", run.run_dir, "--out", model).returncode == 0
+    assert all(np.isfinite(tensor).all() for tensor in load_file(model).values())
+    honest = [
+        each["body"]["loss"]
+        for each in run.up.tape()
+        if each.get("kind") == "heartbeat" and each["sender"].startswith("island-") and each["body"]["loss"]
+    ]
+    assert np.mean(honest[-6:]) < np.mean(honest[:6]), honest
+
+
+@pytest.mark.parametrize("manner", Manner)
+def test_each_rogue_is_refused_by_reason_and_hears_it(run, manner):
+    rogue = f"rogue-{manner}"
+    refused = {each["reason"] for each in run.up.notes("contribution.refused") if each["island"] == rogue}
+    refused |= {each["reason"] for each in run.up.notes("message.refused") if each["sender"] == rogue}
+    assert REASONS[manner] <= refused
+    heard = run.rogues[manner].err + run.rogues[manner].out
+    # Of what replay sends twice its own core knows nothing; what became of the rest it is told.
+    told = REASONS[manner] - {"overlap", "implausible"} or {"quarantined"}
+    assert any(reason in heard for reason in told), heard
+
+
+def test_status_shows_who_is_quarantined_until_when_and_why(run):
+    kept_out = run.status["totals"]["quarantined"]
+    assert set(kept_out) == {f"rogue-{manner}" for manner in Manner}
+    for manner in Manner:
+        each = kept_out[f"rogue-{manner}"]
+        assert 0 < each["for_s"] <= 60
+        assert (each["times"], each["reason"] in REASONS[manner]) == (1, True), each
+
+
+def test_nothing_of_the_honest_islands_is_refused_and_nothing_spoilt_is_merged(run):
+    accused = {each["island"] for each in run.up.notes("contribution.refused")}
+    assert all(island.startswith("rogue-") for island in accused), accused
+    for row in run.up.ledger():
+        assert not {each["island_id"] for each in row["contributions"]} & {"rogue-nan", "rogue-scale"}, row

@@ -1,0 +1,95 @@
+"""``up --link`` with real processes: training goes on over a slow link that is cut, and over the death of the proxy."""
+
+import json
+import os
+import signal
+
+import pytest
+
+from ops.links.condition import LinkCondition
+from ops.links.control import LinkControl
+from tests.local_run import Up, check_ranges, check_report, check_versions, descendants, wait_for
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+
+REGION = """
+[link."*"]
+delay_ms = 40
+jitter_ms = 5
+up_mbit = 100
+down_mbit = 200
+
+[[event]]
+at_s = 5
+link = "island-2"
+reset = true
+"""
+CUT_S = 2.0
+
+
+class Run:
+    """A run over slow links: one island is cut off for a while, the proxy is killed, and it trains to its end."""
+
+    def __init__(self, folder):
+        (folder / "region.toml").write_text(REGION)
+        flags = ["--islands", 3, "--tokens", 50_000, "--pace", 0.04, "--json", "--link", folder / "region.toml"]
+        with Up(folder / "run", *flags) as up:
+            up.wait_for_progress()
+            control = LinkControl(up.run_dir / "links.sock")
+            self.conditions = control.conditions()
+            control.set("island-1", self.conditions["island-1"].changed({"partition": True}), for_s=CUT_S)
+            wait_for(lambda: not control.conditions()["island-1"].partitioned, "end of the partition")
+            self.counts = control.counts()
+            os.kill(links(up), signal.SIGKILL)
+            wait_for(lambda: "links started again (restart 1)" in up.err, "new links process")
+            up.wait_for_progress()
+            self.conditions_after = control.conditions()
+            self.exit = up.wait()
+        self.up = up
+        self.report = json.loads(up.out.splitlines()[-1]) if up.out else {}
+        self.ledger = up.ledger()
+
+
+def links(up):
+    return next(pid for pid, line in descendants(up.pid).items() if " ops links " in line and "child.py" not in line)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return Run(tmp_path_factory.mktemp("links"))
+
+
+def test_a_run_over_slow_links_ends_with_everything_merged_though_one_is_cut_and_the_proxy_dies(run):
+    assert run.exit == 0, run.up.err
+    check_report(run.report)
+    tokens = run.report["tokens"]
+    assert tokens["trained"] >= 50_000
+    assert tokens["merged"] == tokens["trained"], tokens  # a link loses bytes of nobody's work: it is repeated
+    assert run.report["restarts"]["links"] == 1
+    assert not any(each["restarts"] for each in run.report["islands"].values())  # nobody ended because of it
+    assert run.report["loss"]["after"] < run.report["loss"]["before"]
+
+
+def test_nothing_that_was_merged_is_lost_or_merged_twice(run):
+    check_versions(run.ledger)
+    check_ranges(run.ledger)
+
+
+def test_an_island_that_is_cut_off_goes_on_training(run):
+    trained = {name: each["inner_steps"] for name, each in run.report["islands"].items()}
+    assert trained["island-1"] > 0.8 * max(trained.values()), trained
+
+
+def test_every_client_has_a_link_and_all_its_bytes_pass_there(run):
+    planned = LinkCondition.of(delay_ms=40, jitter_ms=5, up_mbit=100, down_mbit=200)
+    assert run.conditions == dict.fromkeys(["aggregator", "island-0", "island-1", "island-2"], planned)
+    assert run.conditions_after == run.conditions  # those of the plan, and on the same ports
+    for name, count in run.counts.items():
+        assert count.up_bytes > 10_000, name
+        assert count.down_bytes > 10_000, name
+        assert count.connections == 2, name
+    log = (run.up.run_dir / "logs" / "links.log").read_text()
+    assert "link.changed link=island-1" in log
+    assert "link.reset link=island-2" in log
+    assert "Traceback" not in log
+    assert not (run.up.run_dir / "links.sock").exists()

@@ -1,0 +1,58 @@
+"""A real fleet whose aggregator comes back without its store, then with an old copy: it waits, then goes on."""
+
+import json
+import shutil
+import signal
+
+import pytest
+
+from tests.local_run import Up, check_ranges, check_report, ops, wait_for
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+
+
+def totals_and_steps(up):
+    status = json.loads(ops("status", up.run_dir, "--json").stdout)
+    return status["totals"], {name: each["inner_step"] for name, each in status["islands"].items()}
+
+
+def come_back(up, change):
+    """Kills the aggregator, changes what it will find, and returns when it is there again."""
+    old = up.process("aggregator")
+    change()
+    up.kill("aggregator")
+    up.restarted("aggregator", old)
+
+
+def test_an_aggregator_that_is_behind_waits_and_a_new_lineage_goes_on(tmp_path):
+    store, copied = tmp_path / "run" / "store", tmp_path / "copy"
+    with Up(tmp_path / "run", "--islands", 2, "--tokens", 10_000_000, "--pace", 0.03, "--json") as up:
+        up.wait_for_progress()
+        shutil.copytree(store, copied)
+        up.wait_for_progress(2)
+        seen = up.versions()
+
+        come_back(up, lambda: shutil.rmtree(store))
+        wait_for(lambda: "atoll: behind: " in up.err, "complaint", evidence=lambda: up.err)
+        assert "this store holds no model to go on from" in up.err
+        before = totals_and_steps(up)[1]
+        wait_for(lambda: min(totals_and_steps(up)[1].values()) > max(before.values()), "steps", evidence=lambda: up.err)
+        assert up.versions() == {}
+
+        def restore_an_old_copy():
+            shutil.rmtree(store)
+            shutil.copytree(copied, store)
+            config = up.run_dir / "config.toml"
+            text = config.read_text()
+            assert "new_lineage = false" in text
+            config.write_text(text.replace("new_lineage = false", "new_lineage = true"))
+
+        come_back(up, restore_an_old_copy)
+        wait_for(lambda: all(up.versions()[p] > seen[p] for p in seen), "new lineage", evidence=lambda: up.err)
+        up.wait_for_progress()
+        up.signal(signal.SIGINT)
+        assert up.wait(within_s=30.0) == 130
+    check_report(json.loads(up.out.splitlines()[-1]), ended=False)
+    check_ranges(up.ledger())
+    keys = [(row["fragment_id"], row["fragment_version"]) for row in up.ledger()]
+    assert len(set(keys)) == len(keys)

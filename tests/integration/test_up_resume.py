@@ -1,0 +1,152 @@
+"""A real run that is killed as a whole in the middle goes on from its directory, and its tape proves that it did."""
+
+import contextlib
+import io
+import json
+import shutil
+import signal
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from aggregator.recording import read_recording
+from ops import cli
+from ops.replay import replay
+from tests.local_run import Process, Up, check_ranges, check_report, check_versions, descendants, is_alive, wait_for
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+
+#: Tokens to train after the kill.
+MORE = 30_000
+
+
+class Run:
+    """Two islands, momentum, recorded payloads; killed whole after two versions of each fragment, and resumed."""
+
+    def __init__(self, run_dir):
+        rule = ("--outer-momentum", 0.5, "--record-payloads")
+        self.run_dir = run_dir
+        with Up(run_dir, "--islands", 2, "--tokens", 10_000_000, "--pace", 0.02, *rule) as up:
+            up.wait_for_progress(2)
+            said = io.StringIO()
+            with contextlib.redirect_stderr(said):
+                self.refused = cli.main(["up", "--resume", str(run_dir)]), said.getvalue()
+            below = descendants(up.pid)
+            up.signal(signal.SIGKILL)
+            up.wait()
+            wait_for(lambda: not any(map(is_alive, below)), f"end of all of {below}", within_s=5.0)
+        self.before = up.ledger()
+        ends = {each["island_id"]: each["steps"]["to_tokens"] for row in self.before for each in row["contributions"]}
+        self.tokens = sum(ends.values()) + MORE
+        flags = ("--resume", run_dir, "--tokens", self.tokens, "--json")
+        with Process(run_dir.with_name("again"), "up", *flags) as again:
+            self.exit, self.err = again.wait(), again.err
+            self.report = json.loads(again.out.splitlines()[-1]) if again.out else {}
+        self.ledger = up.ledger()
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return Run(tmp_path_factory.mktemp("resume") / "run")
+
+
+def test_a_run_that_was_killed_whole_goes_on_to_its_end(run):
+    assert run.exit == 0, run.err
+    assert "run run goes on in" in run.err
+    assert run.report["phase"] == "ended"
+    assert run.report["tokens"]["trained"] >= run.tokens
+    assert set(run.report["tokens"]["wasted"]) <= {"island_lost"}
+    check_report(run.report)
+    check_versions(run.ledger)
+    check_ranges(run.ledger)
+
+
+def test_everything_that_was_merged_before_is_in_it(run):
+    assert run.ledger[: len(run.before)] == run.before
+    merged = sum(
+        each["steps"]["to_tokens"] - each["steps"]["from_tokens"] for row in run.before for each in row["contributions"]
+    )
+    assert merged > 0
+    assert {row["epoch"] for row in run.ledger} == {1, 2}
+
+
+def test_a_second_up_on_a_directory_in_use_is_refused(run):
+    status, said = run.refused
+    assert status == 2
+    assert "is in use by process" in said
+
+
+def test_the_tape_of_both_lives_gives_the_same_decisions_and_the_same_bytes_with_momentum(run):
+    found = replay(
+        run.run_dir / "events.jsonl",
+        payloads=run.run_dir / "events.payloads",
+        ledger=run.run_dir / "store" / "ledger.jsonl",
+    )
+    assert found.difference is None
+    assert found.counts.lives == 2
+    assert found.unrecorded == 0
+    assert found.derived > len(run.before) - 4
+    assert found.ledger_rows + found.counts.unwitnessed >= len(run.ledger)
+
+
+def test_the_momentum_of_the_second_life_is_that_of_the_first_to_the_last_bit(run):
+    """The recordings of both lives form one chain per fragment: what one leaves is what the next begins with."""
+    left = {}
+    for path in sorted((run.run_dir / "events.payloads").iterdir()):
+        recorded = read_recording(path)
+        p, version = recorded.facts["fragment_id"], recorded.facts["fragment_version"]
+        if (p, version - 1) in left:
+            theta, momentum = left[p, version - 1]
+            assert recorded.arrays["theta_before"].tobytes() == theta
+            assert recorded.arrays["momentum_before"].tobytes() == momentum
+            assert version < 2 or np.any(recorded.arrays["momentum_before"])
+        left[p, version] = recorded.arrays["theta_after"].tobytes(), recorded.arrays["momentum_after"].tobytes()
+    assert {p: max(v for q, v in left if q == p) for p, _ in left} == {
+        int(p): version for p, version in run.report["versions"].items()
+    }
+
+
+@pytest.fixture
+def copied(run, tmp_path):
+    """Tape, payloads and ledger of the run, to tamper with."""
+    for name in ("events.jsonl", "store/ledger.jsonl"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy(run.run_dir / name, tmp_path / name)
+    shutil.copytree(run.run_dir / "events.payloads", tmp_path / "events.payloads")
+    return tmp_path
+
+
+def difference(copied):
+    found = replay(
+        copied / "events.jsonl", payloads=copied / "events.payloads", ledger=copied / "store" / "ledger.jsonl"
+    )
+    return found.difference.what
+
+
+def test_one_changed_element_of_a_recorded_contribution_is_noticed(copied):
+    path = sorted((copied / "events.payloads").iterdir())[3]
+    facts, arrays = json.dumps(read_recording(path).facts), dict(load_file(path))
+    arrays["delta.0"] = arrays["delta.0"].copy()
+    arrays["delta.0"][5] += 0.01
+    save_file(arrays, path, metadata={"round": facts})
+    assert "its recorded contributions give" in difference(copied)
+
+
+def test_a_recording_that_is_cut_short_or_of_another_round_is_noticed(copied):
+    first, second = sorted((copied / "events.payloads").iterdir())[3:5]
+    shutil.copy(second, first)
+    assert "it holds the contributions" in difference(copied) or "theta_before is" in difference(copied)
+    first.write_bytes(second.read_bytes()[:100])
+    assert "cannot be used" in difference(copied)
+
+
+def test_a_ledger_that_was_rewritten_is_noticed(copied):
+    ledger = copied / "store" / "ledger.jsonl"
+    lines = ledger.read_text().splitlines()
+    row = json.loads(lines[6])
+    row["contributions"][0]["merge_weight"] *= 2
+    ledger.write_text("\n".join([*lines[:6], json.dumps(row), *lines[7:]]) + "\n")
+    assert "line 7 of" in difference(copied)
+    ledger.write_text("\n".join([*lines[:6], *lines[7:]]) + "\n")
+    assert "has no line for version" in difference(copied)

@@ -1,0 +1,53 @@
+"""A store that comes back too old, in virtual time: the run waits, and goes on where that was ordered."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from aggregator.config import AggregatorConfig
+from ops.virtual.simulation import IslandPlan, Simulation, SimulationPlan
+
+Committed = list[tuple[int, int]]
+
+
+def rewound(*, new_lineage: bool) -> tuple[Simulation, bool, Committed]:
+    """Runs three islands; after 20 s the aggregator comes back with the store of 10 s."""
+    islands = tuple(IslandPlan(island_id=f"island-{i}", step_time_s=0.05) for i in range(3))
+    config = AggregatorConfig(islands=3, total_tokens=200_000, fragments=4, new_lineage=new_lineage)
+    committed: Committed = []
+
+    def on_note(at_s: float, who: str, name: str, fields: Mapping[str, Any]) -> None:
+        if name == "version.committed":
+            committed.append((fields["fragment"], fields["version"]))
+
+    plan = SimulationPlan(seed=3, islands=islands, config=config)
+    simulation = Simulation(plan, on_note=on_note, watching=False)
+    kept = {}
+
+    def rewind() -> None:
+        simulation.disk.commits = dict(kept)
+        simulation.crash_aggregator()
+
+    simulation.queue.after(10.0, lambda: kept.update(simulation.disk.commits))
+    simulation.queue.after(20.0, rewind)
+    return simulation, simulation.run(60.0), committed
+
+
+def test_without_an_order_it_waits_and_islands_train_on() -> None:
+    simulation, ended, _ = rewound(new_lineage=False)
+    assert not ended
+    assert simulation.aggregator.core.behind
+    assert min(island.step for island in simulation.islands.values()) > 1000
+
+
+def test_a_new_lineage_ends_the_run_with_books_that_balance() -> None:
+    simulation, ended, committed = rewound(new_lineage=True)
+    assert ended
+    run = simulation.aggregator.core.run
+    tokens = run.ledger.books().tokens()
+    assert run.ledger.books().balanced()
+    assert set(tokens["wasted"]) == {"store_lost"}
+    assert 0 < tokens["wasted"]["store_lost"] < tokens["merged"]
+    assert len(set(committed)) == len(committed), "a version was made twice"
+    assert run.versions == tuple(max(version for q, version in committed if q == p) for p in range(4))

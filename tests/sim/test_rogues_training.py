@@ -1,0 +1,57 @@
+"""Real training in virtual time, with a rogue of each manner: the model comes out as it does without them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from aggregator.outer import make_outer_step
+from islands.task import load_task
+from ops.chaos.manners import Manner
+from ops.lab.decoupled import global_params, plan_of
+from ops.lab.settings import cell_settings
+from ops.lab.training import Rule, Stepper, Training
+from ops.virtual.simulation import IslandPlan, Simulation
+
+TASK = load_task("examples.numpy_task:task", {})
+STEPS = 60
+HONEST = 5
+
+
+def loss_after(manners: tuple[Manner, ...]) -> tuple[float, Simulation]:
+    """Returns the held-out loss after the honest islands' steps, with a rogue of each manner beside them."""
+    cell = cell_settings(
+        {"mode": "decoupled", "islands": HONEST, "steps": STEPS, "fragments": 4, "sync_interval": 12, "codec": "bf16"}
+    )
+    per_step = TASK.tokens_per_step
+    islands = HONEST + len(manners)
+    fleet_tokens = islands * per_step  # the schedule goes by what all of them say that they have trained
+    rule = Rule(
+        kinds=dict(TASK.kinds),
+        codec=cell.codec,
+        feedback=True,
+        seed=0,
+        fleet_tokens=fleet_tokens,
+        total_tokens=STEPS * fleet_tokens,
+    )
+    training = Training(TASK, rule, Stepper(TASK), make_outer_step(1.0, 0.0))
+    plan = plan_of(cell, 0, STEPS * fleet_tokens, per_step)
+    rogues = tuple(IslandPlan(island_id=f"rogue-{each}", step_time_s=1.0, jitter=0.0, manner=each) for each in manners)
+    config = replace(plan.config, islands=islands, quarantine_s=30.0)
+    simulation = Simulation(replace(plan, islands=(*plan.islands, *rogues), config=config), training)
+    assert simulation.run(20.0 * STEPS)
+    params = global_params(TASK.init(0)[0], simulation.disk.manifest, training.merges)
+    return TASK.evaluate(params), simulation
+
+
+def test_the_model_is_as_good_with_a_rogue_of_each_manner_as_without() -> None:
+    alone, _ = loss_after(())
+    with_rogues, simulation = loss_after(tuple(Manner))
+    assert math.isfinite(with_rogues)
+    # Other data for the same islands moves it by 0.6 %.
+    assert abs(with_rogues / alone - 1) < 0.01, (with_rogues, alone)
+    run = simulation.aggregator.core.run
+    for member in run.members:
+        assert bool(member.refusals) == member.island_id.startswith("rogue-"), (member.island_id, member.refusals)
+    merged = {m: run.ledger.books(f"rogue-{m}").tokens()["merged"] for m in Manner}
+    assert merged[Manner.NAN] == merged[Manner.SCALE] == merged[Manner.GARBAGE] == 0, merged

@@ -1,0 +1,115 @@
+"""Which island is named as a donor, and what is noted of where an optimizer's state came from."""
+
+from aggregator.donation import MOST_RECEIVERS, WAIT_S
+from broker.messages import AskDonor, Donor, StateSource
+from tests.helpers import Desk, notes, sent
+
+FRESH = {"optimizer": StateSource.FRESH}
+
+
+def fleet(*island_ids, step=8):
+    """Islands that have all run ``step`` steps; H is 4."""
+    desk = Desk(islands=max(1, len(island_ids)))
+    desk.gather(*island_ids)
+    for island_id in island_ids:
+        desk.beat(island_id, step, **FRESH)
+    return desk
+
+
+def named(desk, island_id, *tried):
+    """Who is named to an island that asks; None where nothing is answered."""
+    answers = sent(desk.say(island_id, AskDonor(tried=tried)), Donor, island_id)
+    return answers[0].island_id if answers else None
+
+
+def rejoin(desk, island_id):
+    desk.join(island_id)
+    return desk
+
+
+def test_an_island_that_has_trained_is_named():
+    assert named(rejoin(fleet("a", "b"), "b"), "b") == "a"
+
+
+def test_an_untrained_island_is_never_a_donor():
+    desk = fleet("a", "b", step=3)
+    assert named(desk, "b") == ""
+    desk.beat("a", 4, **FRESH)
+    assert named(desk, "b") == "a"
+
+
+def test_steps_of_an_earlier_life_do_not_count():
+    desk = fleet("a", "b")
+    rejoin(desk, "a")
+    desk.beat("a", desk.run.ledger.life("a", 2).start_step + 3, **FRESH)
+    assert named(rejoin(desk, "b"), "b") == ""
+
+
+def test_an_island_that_still_looks_for_a_state_itself_is_no_donor():
+    desk = fleet("a", "b")
+    desk.beat("a", 9, optimizer=StateSource.PENDING)
+    assert named(rejoin(desk, "b"), "b") == ""
+
+
+def test_of_several_the_one_heard_last_is_named_and_the_tried_ones_are_not():
+    desk = fleet("a", "b", "c", "d")
+    rejoin(desk, "d")
+    for at_s, island_id in enumerate(["c", "a", "b"]):
+        desk.now_s = 0.1 * (1 + at_s)
+        desk.beat(island_id, 9, **FRESH)
+    assert named(desk, "d") == "b"
+    assert named(desk, "d", "b") == "a"
+    assert named(desk, "d", "b", "a") == "c"
+    assert named(desk, "d", "b", "a", "c") == ""
+
+
+def test_a_repeated_question_gets_the_same_answer():
+    desk = fleet("a", "b", "c")
+    rejoin(desk, "c")
+    first = named(desk, "c")
+    desk.now_s = 0.5
+    desk.beat("b" if first == "a" else "a", 9, **FRESH)
+    assert named(desk, "c") == first
+
+
+def test_a_silent_a_leaving_and_a_stopped_island_are_no_donors():
+    desk = fleet("a", "b")
+    rejoin(desk, "b")
+    desk.now_s = desk.config.suspect_after_s + 0.1
+    assert named(desk, "b") == ""
+    desk.beat("a", 9, **FRESH)
+    assert named(desk, "b") == "a"
+    desk.beat("a", 9, stopped=True, **FRESH)
+    assert named(desk, "b") == ""
+
+
+def test_a_donor_gives_to_few_at_a_time_and_the_others_are_not_answered_until_it_is_free():
+    receivers = [f"r{i}" for i in range(MOST_RECEIVERS + 1)]
+    desk = fleet("a", *receivers)
+    for island_id in receivers:
+        rejoin(desk, island_id)
+    assert [named(desk, r) for r in receivers] == ["a"] * MOST_RECEIVERS + [None]
+    desk.beat("r0", desk.run.ledger.life("r0", 2).start_step, optimizer=StateSource.DONOR)
+    assert named(desk, receivers[-1]) == "a"
+
+
+def test_a_slow_donor_is_given_time_for_its_steps():
+    desk = fleet("a", "b")
+    rejoin(desk, "b")
+    (answer,) = sent(desk.say("b", AskDonor(tried=())), Donor)
+    assert answer.wait_s == WAIT_S
+    desk.beat("a", 9, step_time_s=30.0, **FRESH)
+    (answer,) = sent(desk.say("b", AskDonor(tried=())), Donor)
+    assert answer.wait_s == 120.0
+
+
+def test_where_a_state_came_from_is_noted_once():
+    desk = fleet("a", "b")
+    rejoin(desk, "b")
+    named(desk, "b")
+    start = desk.run.ledger.life("b", 2).start_step
+    assert notes(desk.beat("b", start), "island.restored") == []
+    said = desk.beat("b", start, optimizer=StateSource.DONOR)
+    (note,) = notes(said, "island.restored")
+    assert note == {"island": "b", "incarnation": 2, "optimizer": StateSource.DONOR, "donor": "a"}
+    assert notes(desk.beat("b", start, optimizer=StateSource.DONOR), "island.restored") == []

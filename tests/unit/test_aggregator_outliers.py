@@ -1,0 +1,209 @@
+"""What is far too long for its fleet, and what is not: healthy islands are never refused, thirtyfold is always."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aggregator.outliers import WARM_UP_CONTRIBUTIONS, WARM_UP_ROUNDS, WINDOW, FragmentNorms, Sample
+
+FACTOR = 10.0
+FLEET = ("a", "b", "c", "d")
+
+
+def norm_of(steps, rate=1.0):
+    """What random steps beside directed ones add up to: half of each in 24 steps."""
+    return rate * steps * max(1.0, math.sqrt(24 / steps))
+
+
+def samples(*rates, steps=24, islands=FLEET):
+    return [Sample(island_id=i, norm=rate * steps, steps=steps) for i, rate in zip(islands, rates, strict=False)]
+
+
+def settled(rounds=WARM_UP_ROUNDS, rate=1.0):
+    norms = FragmentNorms()
+    for _ in range(rounds):
+        assert_let_in(norms.judge(samples(*[rate] * 4), FLEET, FACTOR))
+    assert not norms.warming_up
+    return norms
+
+
+def assert_let_in(findings):
+    assert [(f.refused, f.scale) for f in findings] == [("", 1.0)] * len(findings)
+
+
+def refused(findings):
+    return [i for i, f in zip(FLEET, findings, strict=False) if f.refused]
+
+
+def test_a_contribution_thirty_times_as_long_as_usual_is_refused_with_the_figures():
+    findings = settled().judge(samples(1, 1, 1, 30), FLEET, FACTOR)
+    assert refused(findings) == ["d"]
+    assert findings[3].refused == "its norm is 720 after 24 steps, at most 240 is plausible"
+
+
+@pytest.mark.parametrize("rate", [0.0, 1e-30, 0.01, 1.0, 9.0])
+def test_a_shorter_one_is_let_in_however_short(rate):
+    assert_let_in(settled().judge(samples(1, 1, 1, rate), FLEET, FACTOR))
+
+
+def test_what_nobody_has_measured_is_let_in_and_teaches_nothing():
+    norms = settled()
+    before = norms.record()
+    assert_let_in(norms.judge([Sample(island_id="d", norm=None, steps=24)], FLEET, FACTOR))
+    assert norms.record() == before
+
+
+def test_a_factor_of_zero_lets_everything_in():
+    assert_let_in(settled().judge(samples(1, 1, 1, 1e9), FLEET, 0.0))
+
+
+def test_a_refused_contribution_teaches_nothing():
+    norms = settled()
+    for _ in range(50):
+        assert refused(norms.judge(samples(1, 1, 1, 30), FLEET, FACTOR)) == ["d"]
+
+
+@pytest.mark.parametrize("steps", [1, 2, 6, 12, 24, 48, 240])
+def test_short_ranges_may_have_the_higher_rate_that_random_steps_have(steps):
+    norms = settled()
+    assert_let_in(norms.judge([Sample(island_id="a", norm=2 * norm_of(steps), steps=steps)], FLEET, FACTOR))
+    assert norms.judge([Sample(island_id="a", norm=30 * norm_of(steps), steps=steps)], FLEET, FACTOR)[0].refused
+
+
+# --- warm-up --------------------------------------------------------------------------------------------------
+
+
+def test_a_thousandfold_is_refused_in_the_very_first_round_by_comparison_with_the_others():
+    assert refused(FragmentNorms().judge(samples(1, 1, 1, 1000), FLEET, FACTOR)) == ["d"]
+    assert refused(FragmentNorms().judge(samples(1, 1000), FLEET[:2], FACTOR)) == ["b"]
+
+
+def test_who_is_alone_before_anything_is_known_is_measured_against_version_0():
+    norms = FragmentNorms()
+    assert norms.judge([Sample(island_id="a", norm=51.0, steps=3)], FLEET, FACTOR, length=5.0)[0].refused
+    assert_let_in(norms.judge([Sample(island_id="a", norm=49.0, steps=3)], FLEET, FACTOR, length=5.0))
+
+
+def test_where_even_that_is_unknown_the_first_one_is_let_in():
+    assert_let_in(FragmentNorms().judge(samples(1), FLEET, FACTOR))
+
+
+def test_norms_that_grow_with_the_learning_rate_are_let_in():
+    """Linear warm-up, H = 24, P = 24: the first round has one step at the lowest rate, the next 24 at many times it."""
+    norms = FragmentNorms()
+    for k in range(40):
+        steps = 1 if k == 0 else 24
+        rate = 1e-5 * (1 if k == 0 else 24 * k - 11)
+        assert_let_in(norms.judge(samples(*[rate] * 4, steps=steps), FLEET, FACTOR))
+
+
+def test_the_warm_up_ends_after_so_many_rounds_and_contributions():
+    norms = FragmentNorms()
+    for k in range(WARM_UP_CONTRIBUTIONS // 2):
+        assert norms.warming_up, k
+        norms.judge(samples(1, 1), FLEET[:2], FACTOR)
+    assert not norms.warming_up
+
+
+# --- the fleet is right ---------------------------------------------------------------------------------------
+
+
+def test_when_most_of_the_fleet_is_too_long_it_is_shortened_and_the_statistics_start_again():
+    norms = settled()
+    findings = norms.judge(samples(1, 40, 40, 40), FLEET, FACTOR)
+    assert [f.refused for f in findings] == [""] * 4
+    assert [f.scale for f in findings] == pytest.approx([1, 0.25, 0.25, 0.25])
+    assert (norms.restarts, norms.warming_up) == (1, True)
+    assert_let_in(norms.judge(samples(40, 40, 40, 40), FLEET, FACTOR))
+
+
+def test_half_of_the_fleet_is_not_most_of_it():
+    assert refused(settled().judge(samples(1, 1, 40, 40), FLEET, FACTOR)) == ["c", "d"]
+    assert refused(settled().judge(samples(1, 40), FLEET[:2], FACTOR)) == ["b"]
+
+
+def test_one_island_in_a_round_of_its_own_does_not_speak_for_those_who_are_away():
+    norms = settled()
+    for _ in range(5):
+        assert norms.judge([Sample(island_id="d", norm=2400.0, steps=24)], FLEET, FACTOR)[0].refused
+    assert norms.restarts == 0
+
+
+def test_votes_of_several_rounds_count_together():
+    """Rounds of one island each, and all norms have risen: nobody is refused for ever."""
+    norms = settled()
+    findings = [norms.judge([Sample(island_id=i, norm=960.0, steps=24)], FLEET, FACTOR)[0] for i in FLEET]
+    assert [bool(f.refused) for f in findings] == [True, True, False, False]
+    assert findings[2].scale == pytest.approx(0.25)
+    assert_let_in(findings[3:])
+
+
+def test_an_island_that_is_back_to_normal_has_withdrawn_its_vote():
+    norms = settled()
+    for island in ("b", "c"):
+        norms.judge([Sample(island_id=island, norm=960.0, steps=24)], FLEET, FACTOR)
+        norms.judge([Sample(island_id=island, norm=24.0, steps=24)], FLEET, FACTOR)
+    assert norms.judge([Sample(island_id="d", norm=960.0, steps=24)], FLEET, FACTOR)[0].refused
+
+
+def test_a_single_island_is_its_own_fleet():
+    norms = FragmentNorms()
+    for _ in range(WARM_UP_CONTRIBUTIONS):
+        assert_let_in(norms.judge(samples(1), ["a"], FACTOR))
+    (finding,) = norms.judge(samples(1000), ["a"], FACTOR)
+    assert (finding.refused, finding.scale) == ("", pytest.approx(0.01))
+
+
+# --- always ---------------------------------------------------------------------------------------------------
+
+drift = st.lists(st.floats(math.log(0.5), math.log(2.0)), min_size=1, max_size=60)
+unequal = st.lists(st.floats(0.6, 1.6), min_size=4, max_size=4)
+lengths = st.lists(st.sampled_from([1, 2, 5, 24, 24, 48, 120]), min_size=4, max_size=4)
+
+
+@given(drift, unequal, lengths)
+def test_a_healthy_fleet_is_never_refused_nor_shortened(changes, spread, steps):
+    """Rates double or halve from round to round; islands differ by 2.7 and have ranges of 1 to 120 steps."""
+    norms, rate = FragmentNorms(), 1.0
+    for change in changes:
+        rate = min(1e6, max(1e-6, rate * math.exp(change)))
+        round_ = [
+            Sample(island_id=i, norm=norm_of(s, rate * own), steps=s)
+            for i, own, s in zip(FLEET, spread, steps, strict=True)
+        ]
+        assert_no_refusal(norms.judge(round_, FLEET, FACTOR))
+
+
+def assert_no_refusal(findings):
+    assert not any(f.refused for f in findings), findings
+
+
+@given(unequal, st.floats(30.0, 1e30), st.integers(WARM_UP_ROUNDS, 40), st.floats(-0.2, 0.2))
+def test_thirtyfold_is_refused_after_the_warm_up_whatever_the_spread_and_the_drift(spread, factor, rounds, drift_):
+    norms, rate = FragmentNorms(), 1.0
+    for _ in range(rounds):
+        assert_no_refusal(norms.judge(samples(*[rate * own for own in spread]), FLEET, FACTOR))
+        rate *= math.exp(drift_ / 4)
+    usual = sorted(spread)[1:3]
+    liar = factor * rate * max(usual) * 1.25
+    assert refused(norms.judge(samples(rate, rate, rate, liar), FLEET, FACTOR)) == ["d"]
+
+
+@given(st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=100), st.integers(0, 100))
+def test_statistics_read_back_judge_the_same(rates, cut):
+    kept = FragmentNorms(seed_norm=3.0)
+    for rate in rates[:cut]:
+        kept.judge(samples(rate), ["a"], FACTOR)
+    read = FragmentNorms.restored(kept.record())
+    for rate in rates[cut:]:
+        assert read.judge(samples(rate), ["a"], FACTOR) == kept.judge(samples(rate), ["a"], FACTOR)
+    assert len(kept.record()["known"]) <= WINDOW
+
+
+def test_among_many_the_first_round_is_judged_as_among_few():
+    many = [Sample(island_id=f"i{n}", norm=24.0, steps=24) for n in range(40)]
+    liars = [Sample(island_id=f"liar{n}", norm=24e3, steps=24) for n in range(19)]
+    findings = FragmentNorms().judge([*many, *liars], [], FACTOR)
+    assert [bool(f.refused) for f in findings] == [False] * 40 + [True] * 19

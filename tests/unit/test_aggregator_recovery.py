@@ -1,0 +1,156 @@
+"""A store that is behind its peers says so and waits; a new lineage loses what it must, and the books say what."""
+
+import copy
+from dataclasses import replace
+
+from aggregator.events import NewLineage, Publish
+from aggregator.recovery import LISTEN_S, Peers, renumbered
+from aggregator.summary import totals
+from broker.messages import Attached, FleetState, Welcome
+from tests.helpers import Desk, LinkedCluster, notes, of, sent
+
+# --- who is believed ------------------------------------------------------------------------------------------------
+
+
+def test_a_broker_is_believed():
+    peers = Peers()
+    assert peers.broker_holds(0, (3, 4), (3, 4)) == ""
+    assert peers.broker_holds(1, (3, 6), (3, 4)) == "broker 1 holds version 6 of fragment 1, this store 4"
+    assert peers.versions == {1: 6}
+
+
+def test_an_empty_store_is_behind_whoever_has_anything():
+    assert Peers().broker_holds(0, (-1, -1), ()) == ""
+    assert Peers().broker_holds(0, (-1, 0), ()) == "broker 0 holds version 0 of fragment 1, this store none"
+
+
+def test_one_island_of_several_cannot_stop_a_run_by_a_lie():
+    peers = Peers()
+    assert peers.island_holds("a", (9,), (4,), live=3) == ""
+    assert peers.versions == {}
+    assert peers.island_holds("b", (5,), (4,), live=3) == "island b holds version 5 of fragment 0, this store 4"
+    assert peers.versions == {0: 9}
+
+
+def test_an_island_that_takes_its_claim_back_does_not_count():
+    peers = Peers()
+    peers.island_holds("a", (9,), (4,), live=3)
+    peers.island_holds("a", (4,), (4,), live=3)
+    assert peers.island_holds("b", (5,), (4,), live=3) == ""
+
+
+# --- a run whose store was restored from an old copy ----------------------------------------------------------------
+
+
+def rewound(**settings):
+    """A run of two islands whose aggregator comes back with a store that is a few versions old."""
+    cluster = LinkedCluster("a", "b", total_tokens=1600, **settings)
+    cluster.train(13)
+    old = copy.deepcopy(cluster.desk.disk.commits)
+    cluster.train(20)
+    newest = copy.deepcopy(cluster.desk.disk.commits)
+    cluster.desk.disk.commits = old
+    return cluster, newest
+
+
+def test_an_old_store_publishes_and_answers_nothing_and_islands_train_on():
+    cluster, newest = rewound()
+    cluster.restart_aggregator()
+    cluster.run_to(cluster.now_s + 1.5)
+    desk = cluster.desk
+    assert desk.core.behind
+    assert notes(desk.take(), "store.behind")[0]["detail"].startswith("broker 0 holds version ")
+    (trouble,) = totals(desk.run, desk.now_s).troubles
+    assert "restore the store from a copy" in trouble
+    assert "--new-lineage" in trouble
+    before = {name: island.step for name, island in cluster.islands.items()}
+    cluster.train(30)
+    assert {name: island.step for name, island in cluster.islands.items()} == {n: s + 30 for n, s in before.items()}
+    said = desk.take()
+    assert of(said, Publish) == []
+    assert sent(said, FleetState) == sent(said, Welcome) == []
+    assert desk.run.versions[0] < newest[0].fragment_version
+
+
+def test_the_right_copy_ends_it_and_nothing_is_lost():
+    cluster, newest = rewound()
+    cluster.restart_aggregator()
+    cluster.train(10)
+    assert cluster.desk.core.behind
+    cluster.desk.disk.commits = newest
+    cluster.restart_aggregator()
+    cluster.train(150)
+    assert cluster.aggregator.run.phase == "ended"
+    assert cluster.aggregator.run.ledger.books().tokens()["wasted"] == {}
+
+
+def test_a_new_lineage_goes_on_above_everything_seen_and_books_what_was_lost():
+    cluster, newest = rewound()
+    cluster.desk.config = replace(cluster.desk.config, new_lineage=True)
+    cluster.restart_aggregator()
+    cluster.run_to(cluster.now_s + 1.5 + LISTEN_S)
+    (order,) = of(cluster.desk.take(), NewLineage)
+    seen = {p: commit.fragment_version for p, commit in newest.items()}
+    assert order.above == seen
+    assert cluster.desk.core.finished
+    disk = cluster.desk.disk
+    disk.commits = {p: renumbered(commit, order.above[p], order.epoch) for p, commit in disk.commits.items()}
+    cluster.restart_aggregator()
+    cluster.train(150)
+    run = cluster.aggregator.run
+    assert run.phase == "ended"
+    assert all(version > seen[p] + 1 for p, version in enumerate(run.versions))
+    books = run.ledger.books()
+    assert books.balanced()
+    tokens = books.tokens()
+    assert tokens["in_flight"] == 0
+    assert set(tokens["wasted"]) == {"store_lost"}
+    assert 0 < tokens["wasted"]["store_lost"] < tokens["merged"]
+
+
+def test_what_a_lineage_gave_up_is_remembered_through_restarts():
+    desk = Desk(dead_after_s=100)
+    desk.gather("a")
+    commit = renumbered(desk.disk.commits[0], 6, 3)
+    assert (commit.fragment_version, commit.epoch, commit.contributions) == (7, 3, ())
+    assert commit.digest == desk.disk.commits[0].digest
+    desk.disk.commits[0] = commit
+    again = desk.restarted()
+    assert again.run.versions == (7,)
+    assert again.run.ledger.slice(0)["gaps"] == "store_lost"
+
+
+# --- an empty store -------------------------------------------------------------------------------------------------
+
+
+def test_an_empty_store_never_restarts_a_run_that_a_broker_knows():
+    desk = Desk()
+    said = desk.say("broker", Attached(versions=(41, 40)))
+    (note,) = notes(said, "store.behind")
+    assert "this store holds no model to go on from" in note["cure"]
+    assert sent(desk.join("a"), Welcome) == []
+    assert desk.run.phase == "seeding"
+
+
+def test_an_empty_store_never_restarts_a_run_that_an_island_knows():
+    """The broker lost its versions too; an island is heard that holds some."""
+    desk = Desk()
+    said = desk.beat("a", 50, versions=(41,), overwritten_tokens=(0,))
+    assert notes(said, "store.behind")[0]["detail"] == "island a holds version 41 of fragment 0, this store none"
+    assert sent(desk.join("b"), Welcome) == []
+
+
+def test_an_empty_store_has_nothing_to_begin_a_new_lineage_from():
+    desk = Desk(new_lineage=True)
+    desk.say("broker", Attached(versions=(41,)))
+    desk.run_to(10.0)
+    assert of(desk.log, NewLineage) == []
+    assert not desk.core.finished
+
+
+def test_a_new_run_with_a_new_broker_begins_as_always():
+    desk = Desk()
+    desk.say("broker", Attached(versions=()))
+    desk.gather("a")
+    assert not desk.core.behind
+    assert desk.run.versions == (0,)

@@ -1,0 +1,208 @@
+"""Outliers and quarantine on one aggregator core: what is merged, who hears what, and what survives a restart."""
+
+import pytest
+
+from aggregator.config import AggregatorConfig
+from aggregator.events import Flaw, Merge, SaveRun
+from aggregator.quarantine import RELEASE_AFTER
+from aggregator.summary import totals
+from broker.errors import ConfigError
+from broker.messages import Fate, Outstanding, Reason, Seed
+from tests.helpers import Desk, notes, of, resolutions
+
+NAN = Flaw(reason=Reason.NOT_FINITE, detail="NaN in w0")
+ISLANDS = ("a", "b", "c", "d")
+
+
+def desk(*island_ids, **settings):
+    made = Desk(**{"quarantine_s": 30.0, "quorum": 3, **settings})
+    made.gather(*(island_ids or ISLANDS))
+    made.take()
+    return made
+
+
+def play_round(made, first, *, bad=(), norm=4.0, bad_norm=4000.0, flaw=None, islands=ISLANDS):
+    """One round of four steps from ``first`` on; the islands in ``bad`` send what is given for them."""
+    made.now_s += 0.4
+    made.open_round(*islands, step=first + 4)
+    said = []
+    for island in islands:
+        wrong = island in bad
+        said += made.offer(island, first, first + 4, norm=bad_norm if wrong else norm, flaw=flaw if wrong else None)
+    return said
+
+
+def merged(made):
+    return [m.island_id for m in made.run.fragments[0].contributions]
+
+
+def test_an_outlier_is_refused_when_its_round_closes_and_the_round_goes_on_without_it():
+    made = desk()
+    said = play_round(made, 0, bad="d")
+    assert merged(made) == ["a", "b", "c"]
+    (note,) = notes(said, "contribution.refused")
+    assert (note["island"], note["reason"]) == ("d", Reason.OUTLIER)
+    assert note["detail"] == "its norm is 4e+03 after 4 steps, at most 400 is plausible"
+    (resolution,) = resolutions(made.beat("d", 4), "d")
+    assert (resolution.fate, resolution.reason, resolution.detail) == (Fate.REFUSED, Reason.OUTLIER, note["detail"])
+    assert made.run.refusals == {Reason.OUTLIER: 1}
+    assert made.run.ledger.books("d").tokens()["wasted"] == {"outlier": 40}
+    assert made.run.ledger.books().balanced()
+
+
+def test_a_round_that_holds_nothing_but_an_outlier_is_cancelled():
+    made = desk(quorum=1)
+    play_round(made, 0)
+    made.open_round(*ISLANDS, step=8)
+    for island in "abc":
+        made.nothing(island)
+    said = made.offer("d", 4, 8, norm=1e6)
+    assert notes(said, "round.cancelled")
+    assert made.run.versions == (1,)
+    assert made.run.fragments[0].stage == "idle"
+
+
+def test_when_the_whole_fleet_jumps_its_step_is_shortened_and_said_so():
+    made = desk()
+    for n in range(8):
+        play_round(made, 4 * n)
+    made.take()
+    said = play_round(made, 32, norm=160.0)
+    (merge,) = of(said, Merge)
+    assert [part.staleness_weight for part in merge.parts] == pytest.approx([0.25] * 4)
+    assert [m.merge_weight for m in made.run.fragments[0].contributions] == pytest.approx([1 / 16] * 4)
+    (note,) = notes(said, "norms.restarted")
+    assert note["norms"] == dict.fromkeys(ISLANDS, 160.0)
+    assert made.run.refusals == {}
+
+
+def offend(made, island="d", *, first=0):
+    """Three rounds in which one island sends NaN; returns the step at which they ended."""
+    for n in range(3):
+        play_round(made, first + 4 * n, bad=island, flaw=NAN)
+    return first + 12
+
+
+def test_a_repeated_offender_is_quarantined_told_so_and_seen_in_the_totals():
+    made = desk()
+    step = offend(made)
+    (note,) = notes(made.take(), "island.quarantined")
+    assert (note["island"], note["reason"], note["detail"]) == (
+        "d",
+        Reason.NOT_FINITE,
+        "for 30.0 s more, after not_finite",
+    )
+    assert totals(made.run, made.now_s).quarantined == {"d": {"for_s": 30.0, "reason": "not_finite", "times": 1}}
+    said = play_round(made, step)
+    (resolution,) = resolutions(said, "d")
+    assert (resolution.fate, resolution.reason) == (Fate.REFUSED, Reason.QUARANTINED)
+    assert resolution.detail == "for 29.6 s more, after not_finite"
+    assert merged(made) == ["a", "b", "c"]
+    assert made.run.ledger.books("d").tokens()["wasted"] == {"not_finite": 120, "quarantined": 40}
+    assert made.run.ledger.books().balanced()
+
+
+def test_a_flaw_is_told_in_quarantine_too_so_that_the_island_can_recover():
+    made = desk()
+    step = offend(made)
+    (resolution,) = resolutions(play_round(made, step, bad="d", flaw=NAN), "d")
+    assert resolution.reason is Reason.NOT_FINITE
+
+
+def test_what_was_merged_before_stays_merged_for_who_asks_in_quarantine():
+    made = desk()
+    play_round(made, 0)
+    offend(made, first=4)
+    (resolution,) = resolutions(
+        made.beat("d", 16, outstanding=(Outstanding(fragment_id=0, from_step=0, to_step=4),)), "d"
+    )
+    assert resolution.fate is Fate.MERGED
+    (resolution,) = resolutions(made.offer("d", 0, 4), "d")
+    assert resolution.fate is Fate.MERGED
+
+
+def test_no_round_waits_for_a_quarantined_island_and_it_does_not_count_for_the_quorum():
+    made = desk(quorum=4, islands=4)
+    step = offend(made)
+    made.open_round(*ISLANDS, step=step + 4)
+    for island in "abc":
+        made.offer(island, step, step + 4, norm=4.0)
+    assert made.run.fragments[0].contributions[0].steps.from_step == step
+    assert made.run.ledger.tally().rounds == {3: 4}
+    assert made.run.fragments[0].round is None
+
+
+def test_after_its_time_an_island_is_merged_again_and_released():
+    made = desk(quarantine_s=4.0)
+    step = offend(made)
+    made.now_s += 4.0
+    made.take()
+    for n in range(RELEASE_AFTER):
+        assert not notes(made.take(), "island.released")
+        play_round(made, step + 4 * n)
+        assert merged(made) == list(ISLANDS)
+    log = made.take()
+    assert notes(log, "island.released") == [{"island": "d"}]
+    assert of(log, SaveRun)[-1].record["quarantine"] == {}
+
+
+def test_one_offence_on_probation_doubles_the_time():
+    made = desk()
+    step = offend(made)
+    made.now_s += 30.0
+    play_round(made, step, bad="d", flaw=NAN)
+    assert totals(made.run, made.now_s).quarantined["d"]["for_s"] == 60.0
+
+
+def test_a_restart_of_the_aggregator_frees_nobody_and_forgets_no_norm():
+    made = desk()
+    step = offend(made)
+    after = made.restarted()
+    after.tick()
+    assert after.run.quarantine.why("d", after.now_s) == "for 30.0 s more, after not_finite"
+    assert after.run.fragments[0].norms.record() == made.run.fragments[0].norms.record()
+    for island in ISLANDS:
+        after.beat(island, step)
+    play_round(after, step, bad="c")
+    assert merged(after) == ["a", "b"]
+
+
+def test_a_restart_of_the_island_does_not_free_it():
+    made = desk()
+    step = offend(made)
+    made.join("d")
+    made.beat("d", step)
+    (resolution,) = resolutions(play_round(made, step), "d")
+    assert resolution.reason is Reason.QUARANTINED
+
+
+def test_lies_in_heartbeats_lead_to_quarantine_too():
+    made = desk()
+    for _ in range(3):
+        made.beat("d", 4, tokens=10**9)
+    assert [q.island_id for q in made.run.quarantine.now(made.now_s)] == ["d"]
+
+
+def test_norms_of_version_0_measure_the_first_who_is_alone_also_where_it_is_zero():
+    made = Desk(fragments=2, islands=3)
+    for island in "abc":
+        made.join(island)
+    made.say("a", Seed(fragment_id=0, payload="weights"), norm=8.0)
+    made.say("a", Seed(fragment_id=1, payload="biases"), norm=0.0)
+    assert made.run.length(0) == 8.0
+    assert made.run.length(1) == pytest.approx(8.0 / 2**0.5)  # of as many average parameters
+
+
+@pytest.mark.parametrize(("name", "value"), [("outlier_factor", 1.0), ("outlier_factor", -1.0), ("quarantine_s", -1.0)])
+def test_settings_that_cannot_work_are_refused(name, value):
+    with pytest.raises(ConfigError, match=name):
+        AggregatorConfig(**{name: value})
+
+
+def test_both_can_be_switched_off():
+    made = desk(outlier_factor=0.0, quarantine_s=0.0)
+    for n in range(4):
+        play_round(made, 4 * n, bad="d")
+    assert merged(made) == list(ISLANDS)
+    offend(made, first=16)
+    assert not notes(made.take(), "island.quarantined")

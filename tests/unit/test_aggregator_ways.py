@@ -1,0 +1,101 @@
+"""By which broker an island is addressed, and what each broker is sent."""
+
+import asyncio
+
+from aggregator.events import Send
+from aggregator.link import Outgoing
+from aggregator.shelves import REPUBLISH_AFTER_S, Shelves
+from aggregator.ways import MOST_NAMES, Ways
+from broker import messages as m
+from tests.helpers import Desk, of
+
+
+def envelope(sender="a", sequence=1, incarnation=1):
+    leave = m.Leave(inner_step=0, tokens=0, reason="")
+    return m.Envelope(
+        run_id="demo", sender=sender, incarnation=incarnation, sequence=sequence, to=m.AGGREGATOR, message=leave
+    )
+
+
+def test_the_newest_message_shows_the_way_whatever_arrives_after_it():
+    ways = Ways()
+    assert ways.to("a") is None
+    assert ways.heard(envelope(sequence=7), 0)
+    assert ways.heard(envelope(sequence=9), 1)
+    assert not ways.heard(envelope(sequence=8), 0)  # kept by a broker that was frozen
+    assert ways.to("a") == 1
+    assert ways.heard(envelope(sequence=1, incarnation=2), 0)  # a new life counts from the start
+    assert not ways.heard(envelope(sequence=50, incarnation=1), 1)
+    assert ways.to("a") == 0
+
+
+def test_only_so_many_ways_are_remembered_the_latest_ones():
+    ways = Ways()
+    for n in range(MOST_NAMES + 10):
+        ways.heard(envelope(sender=f"join:{n}"), 1)
+    assert ways.to("join:9") is None
+    assert ways.to("join:10") == 1
+
+
+def test_a_heartbeat_from_before_the_farewell_does_not_bring_an_island_back():
+    made = Desk()
+    made.gather("a", "b")
+    beat, made.log[:] = made.run.members["a"].heartbeat, []
+    made.say("a", m.Leave(inner_step=0, tokens=0, reason="done"))
+    assert made.run.members["a"].left
+    made.sequence -= 2  # an earlier message than the farewell
+    made.say("a", beat, broker=1)
+    assert made.run.members["a"].left
+    made.sequence += 5
+    made.say("a", beat)
+    assert not made.run.members["a"].left
+
+
+def test_who_is_not_a_member_is_refused_over_the_broker_it_came_by_and_shows_no_way():
+    made = Desk()
+    made.gather("a")
+    beat = made.run.members["a"].heartbeat
+    (refused,) = of(made.say("a", beat, incarnation=9, broker=1), Send)
+    assert (refused.message.reason, refused.by) == (m.Reason.UNKNOWN_ISLAND, 1)
+    assert made.run.ways.to("a") == 0
+
+
+def test_shelves_know_a_broker_that_was_away_from_one_that_came_back_empty():
+    shelves = Shelves(0.0)
+    assert shelves.answered(0, (-1,), 1.0) is None
+    assert shelves.answered(0, (3,), 2.0) is None
+    assert shelves.answered(0, (-1,), 2.5) == 2.0  # empty: it died in between
+    assert shelves.answered(1, (3,), 2.6) == 0.0  # never heard for longer than a broker may be silent
+    assert not shelves.alone(0, 3.0)
+    assert shelves.alone(0, 9.0)
+
+
+def test_each_broker_has_pauses_of_its_own():
+    shelves, newest = Shelves(0.0), {0: (3, 0.5)}
+    for broker in (0, 1):
+        shelves.answered(broker, (2,), 1.0)
+    at_s = 0.5 + REPUBLISH_AFTER_S
+    assert shelves.lacking(0, {0: 2}, newest, at_s - 0.1) == []
+    assert shelves.lacking(0, {0: 2}, newest, at_s) == [0]
+    assert shelves.lacking(0, {0: 2}, newest, at_s + 1.0) == []  # twice as long now
+    assert shelves.lacking(1, {0: 2}, newest, at_s + 1.0) == [0]
+    assert shelves.lacking(0, {0: 3}, newest, at_s + 1.1) == []
+    assert shelves.lacking(0, {0: 2}, newest, at_s + 2.0) == [0]  # it had it: the pause is the first again
+
+
+def test_a_version_is_encoded_once_for_all_brokers():
+    calls = []
+
+    async def main():
+        def encode():
+            calls.append(1)
+            return asyncio.get_running_loop().run_in_executor(None, lambda: ("bytes",))
+
+        outgoing = Outgoing(m.BROKER, encode)
+        first = asyncio.create_task(outgoing.message())
+        await asyncio.sleep(0)
+        first.cancel()  # one broker's task ends: the others still get it
+        return await asyncio.gather(outgoing.message(), outgoing.message())
+
+    assert asyncio.run(main()) == [("bytes",)] * 2
+    assert calls == [1]

@@ -1,0 +1,271 @@
+"""The check of the invariants: silent on a sound run, and loud on each thing that is doctored."""
+
+import copy
+import json
+
+import pytest
+
+from broker.errors import Unavailable
+from ops.chaos import verify
+from ops.chaos.verify import as_json, render
+
+
+def contribution(island="island-0", incarnation=1, steps=(0, 10), weight=0.5):
+    a, b = steps
+    return {
+        "island_id": island,
+        "incarnation": incarnation,
+        "steps": {"from_step": a, "to_step": b, "from_tokens": 64 * a, "to_tokens": 64 * b},
+        "staleness": 0.0,
+        "token_weight": 1.0,
+        "staleness_weight": 1.0,
+        "merge_weight": weight,
+        "fresh": True,
+    }
+
+
+def row(p, version, digest=None, epoch=1, contributions=()):
+    return {
+        "fragment_id": p,
+        "fragment_version": version,
+        "epoch": epoch,
+        "round_id": version,
+        "digest": digest or f"{p}.{version}",
+        "contributions": list(contributions),
+    }
+
+
+def committed(p, version, digest=None):
+    fields = {"fragment": p, "version": version, "digest": digest or f"{p}.{version}", "round": version}
+    return {"now_s": 1.0, "note": "version.committed", "fields": fields | {"contributions": []}}
+
+
+def persisted(p, version):
+    return {"now_s": 1.0, "event": "persisted", "fragment_id": p, "fragment_version": version}
+
+
+def started(epoch, commits=()):
+    of = [{"fragment_id": p, "fragment_version": version} for p, version in commits]
+    return [
+        {"tape": 1, "now_s": 0.0, "config": {}, "record": None, "commits": of},
+        {"now_s": 0.0, "note": "aggregator.started", "fields": {"epoch": epoch}},
+    ]
+
+
+def heartbeat(island, *versions):
+    return {
+        "now_s": 1.0,
+        "event": "received",
+        "kind": "heartbeat",
+        "sender": island,
+        "body": {"versions": list(versions)},
+    }
+
+
+class RunFiles:
+    """The files of a sound run of two fragments, to be doctored and checked."""
+
+    def __init__(self, directory):
+        self.directory = directory
+        both = [contribution(steps=(0, 10)), contribution("island-1", steps=(0, 8))]
+        later = [contribution(steps=(10, 20)), contribution("island-1", 2, steps=(8, 16))]
+        self.ledger = [
+            row(0, 0),
+            row(1, 0),
+            row(0, 1, contributions=both),
+            row(1, 1, contributions=copy.deepcopy(both)),
+            row(0, 2, epoch=2, contributions=later),
+        ]
+        self.tape = [
+            *started(1),
+            *(persisted(p, 0) for p in (0, 1)),
+            persisted(0, 1),
+            committed(0, 1),
+            heartbeat("island-0", 1, 0),
+            {"now_s": 1.0, "note": "contribution.refused", "fields": {"island": "island-1", "reason": "stale"}},
+            {"now_s": 1.0, "note": "round.closed", "fields": {"round": 1, "reason": "complete"}},
+            persisted(1, 1),
+            committed(1, 1),
+            *started(2, [(0, 1), (1, 1)]),
+            persisted(0, 2),
+            committed(0, 2),
+            heartbeat("island-1", 2, 1),
+        ]
+        self.report = {
+            "tokens": {"trained": 2304, "merged": 2000, "wasted": {"stale": 300}, "in_flight": 4},
+            "islands": {"island-0": {"tokens": 1280}, "island-1": {"tokens": 1024}},
+            "refusals": {"stale": 1},
+        }
+
+    def check(self):
+        """Returns the names of the checks that do not hold."""
+        (self.directory / "store").mkdir(exist_ok=True)
+        self._write("store/ledger.jsonl", self.ledger)
+        self._write("events.jsonl", self.tape)
+        (self.directory / "aggregator-report.json").write_text(json.dumps(self.report))
+        return self.failing(verify.verify(self.directory))
+
+    def _write(self, name, lines):
+        (self.directory / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    @staticmethod
+    def failing(checks):
+        assert len(json.dumps(as_json(checks))) > 0
+        text = render(checks)
+        failing = {check.name.removeprefix("store: ") for check in checks if not check.holds}
+        assert ("VIOLATED" in text) is bool(failing)
+        return failing
+
+
+@pytest.fixture
+def run(tmp_path):
+    return RunFiles(tmp_path)
+
+
+GROW, GAP, CONTENT = "versions grow", "no version is missing", "a version names one content"
+ONCE = "each range is merged at most once"
+LOST, DURABLE = "nothing that was published is lost", "nothing is published before it is durable"
+EPOCHS, BALANCE = "epochs grow, and each has one publisher", "trained = merged + wasted + in flight"
+WEIGHTS, REASONS = "merge weights add up to at most 1", "every refusal has a reason"
+BOOKS = "the books in the commits agree with the ledger"
+
+
+def test_a_sound_run_holds_every_invariant(run):
+    assert run.check() == set()
+
+
+def test_a_line_that_a_crash_cut_short_is_no_violation(run):
+    run.check()
+    with (run.directory / "events.jsonl").open("a") as file:
+        file.write('{"now_s": 3.0, "note": "versi')
+    assert run.failing(verify.verify(run.directory)) == set()
+
+
+def test_a_directory_without_a_run_is_refused(tmp_path):
+    with pytest.raises(Unavailable, match="holds no ledger"):
+        verify.verify(tmp_path)
+
+
+def test_a_version_that_is_skipped_is_noticed(run):
+    run.ledger[-1]["fragment_version"] = 3
+    run.tape[-3:] = [persisted(0, 3), committed(0, 3, "0.2"), heartbeat("island-1", 3, 1)]
+    assert run.check() == {GAP}
+
+
+def test_a_store_that_was_away_may_have_gaps_that_another_one_fills(run):
+    (run.directory / "standby-1" / "store").mkdir(parents=True)
+    lines = "".join(json.dumps(each) + "\n" for each in (row(0, 0), run.ledger[-1]))
+    (run.directory / "standby-1" / "store" / "ledger.jsonl").write_text(lines)
+    assert run.check() == set()
+
+
+def test_a_version_that_goes_back_is_noticed(run):
+    run.ledger.append(row(1, 1, "other", epoch=2))
+    assert GROW in run.check()
+
+
+def test_a_tail_that_nobody_saw_may_be_dropped_and_written_again(run):
+    run.ledger.insert(4, row(0, 2, "unseen", epoch=1))
+    assert run.check() == set()
+
+
+def test_a_version_with_two_contents_is_noticed(run):
+    run.tape.append(committed(1, 1, "other"))
+    assert run.check() == {CONTENT}
+
+
+def test_a_ledger_that_differs_from_what_was_published_is_noticed(run):
+    run.ledger[2]["digest"] = "doctored"
+    assert run.check() == {CONTENT}
+
+
+def test_a_copy_that_differs_is_noticed(run):
+    (run.directory / "standby-1" / "store").mkdir(parents=True)
+    rows = [row(1, 0), row(1, 1, "other")]
+    (run.directory / "standby-1" / "store" / "ledger.jsonl").write_text(
+        "".join(json.dumps(each) + "\n" for each in rows)
+    )
+    assert CONTENT in run.check()
+
+
+@pytest.mark.parametrize("incarnation", [1, 2])
+def test_a_range_that_is_merged_twice_is_noticed_whichever_life_sent_it(run, incarnation):
+    run.ledger[-1]["contributions"].append(contribution(incarnation=incarnation, steps=(5, 12), weight=0.0))
+    assert run.check() == {ONCE}
+
+
+def test_an_empty_range_is_noticed(run):
+    run.ledger[-1]["contributions"].append(contribution("island-2", steps=(5, 5), weight=0.0))
+    assert run.check() == {ONCE}
+
+
+def test_weights_that_add_up_to_too_much_are_noticed(run):
+    run.ledger[-1]["contributions"][0]["merge_weight"] = 0.6
+    assert run.check() == {WEIGHTS}
+
+
+def test_a_published_version_that_is_in_no_ledger_is_noticed(run):
+    del run.ledger[-1]
+    assert run.check() == {LOST}
+
+
+def test_an_island_that_has_what_no_ledger_has_is_noticed(run):
+    run.tape.append(heartbeat("island-0", 3, 1))
+    assert run.check() == {LOST}
+
+
+def test_a_version_that_is_published_before_it_is_durable_is_noticed(run):
+    first, second = run.tape.index(persisted(0, 1)), run.tape.index(committed(0, 1))
+    run.tape[first], run.tape[second] = run.tape[second], run.tape[first]
+    assert run.check() == {DURABLE}
+
+
+def test_where_lines_of_a_tape_are_missing_nothing_is_said_about_their_order(run):
+    run.tape[run.tape.index(persisted(0, 1))] = {"gap": 1}
+    assert run.check() == set()
+
+
+def test_an_epoch_that_goes_back_is_noticed(run):
+    run.ledger.append(row(0, 3, epoch=1))
+    assert run.check() == {EPOCHS}
+
+
+def test_two_lives_with_one_epoch_are_noticed(run):
+    run.tape += [*started(2, [(0, 2), (1, 1)]), persisted(1, 2), committed(1, 2)]
+    run.ledger.append(row(1, 2, epoch=2))
+    assert run.check() == {EPOCHS}
+
+
+def test_books_that_do_not_balance_are_noticed(run):
+    run.report["tokens"]["merged"] -= 1
+    assert run.check() == {BALANCE}
+
+
+def test_tokens_that_no_island_trained_are_noticed(run):
+    run.report["islands"]["island-0"]["tokens"] -= 1
+    assert run.check() == {BALANCE}
+
+
+@pytest.mark.parametrize("note", ["contribution.refused", "join.refused", "message.refused", "contribution.retry"])
+@pytest.mark.parametrize("reason", [None, "", "because"])
+def test_a_refusal_without_a_reason_that_exists_is_noticed(run, note, reason):
+    run.tape.append({"now_s": 1.0, "note": note, "fields": {"reason": reason}})
+    assert run.check() == {REASONS}
+
+
+def test_books_in_a_commit_that_differ_from_the_ledger_are_noticed(run):
+    accounts = {"island-0": {"1": {"merged_tokens": 640}}, "island-1": {"1": {"merged_tokens": 512}}}
+    whole = {1: (1, "1.1", {"accounts": accounts})}
+    assert verify.books_agree("store", whole, run.ledger).holds
+    unpublished = {1: (1, "a tail that nobody saw", {"accounts": {}})}
+    assert verify.books_agree("store", unpublished, run.ledger).holds
+    accounts["island-1"]["2"] = {"merged_tokens": 1}
+    assert not verify.books_agree("store", whole, run.ledger).holds
+    assert not verify.books_agree("store", {1: "it is damaged"}, run.ledger).holds
+
+
+def test_only_the_first_violations_are_quoted_and_all_are_counted(run):
+    run.tape += [committed(1, 1, f"other {n}") for n in range(20)]
+    run.check()
+    check = next(each for each in verify.verify(run.directory) if each.name == CONTENT)
+    assert (check.count, len(check.violations)) == (20, verify.MOST_QUOTED)

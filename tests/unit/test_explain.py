@@ -1,0 +1,200 @@
+"""Who was in a version, and why each other island was not: every answer that there is."""
+
+import json
+
+import pytest
+
+from aggregator.records import ledger_line
+from aggregator.story import Storyteller, Target, Why
+from broker import messages as m
+from broker.errors import ConfigError
+from ops import cli, explain
+from tests.taped import STEPS_PER_ROUND, Taped
+
+
+def absences(tape, target):
+    teller = Storyteller(target)
+    for line in tape:
+        teller.take(line)
+    return {each.island: each for each in teller.found.absences()}
+
+
+def fleet(*names, **settings):
+    taped = Taped(**{"islands": 3, "round_timeout_s": 1.0, **settings})
+    taped.gather(*names)
+    return taped
+
+
+def silence(taped, seconds, *awake, step=0):
+    """Time passes; only those who are awake are heard."""
+    for _ in range(int(seconds)):
+        taped.now_s += 1.0
+        taped.beat(step, *awake)
+
+
+def test_whoever_is_in_it_is_no_absence():
+    taped = fleet("a", "b")
+    taped.round(1, "a", "b")
+    assert absences(taped.tape, Target(fragment=0, version=1)) == {}
+
+
+def test_an_island_that_did_not_answer_was_waited_for_until_the_timeout():
+    taped = fleet("a", "b")
+    taped.beat(STEPS_PER_ROUND, "a", "b")
+    taped.offer("a", 1)
+    silence(taped, 2, "a", "b", step=STEPS_PER_ROUND)
+    (absence,) = absences(taped.tape, Target(fragment=0, version=1)).values()
+    assert (absence.island, absence.why) == ("b", Why.SILENT)
+
+
+def test_an_answer_after_the_closing_is_late_and_is_found_in_the_next_version():
+    taped = fleet("a", "b")
+    taped.beat(STEPS_PER_ROUND, "a", "b")
+    first = taped.round_id
+    taped.offer("a", 1)
+    silence(taped, 2, "a", "b", step=STEPS_PER_ROUND)
+    taped.offer("b", 1, round_id=first, base=0)
+    taped.round(2, "a", "b")
+    absence = absences(taped.tape, Target(fragment=0, version=1))["b"]
+    assert absence.why is Why.LATE
+    assert "s after the closing, and is in version 2" in absence.detail
+
+
+def test_an_island_with_nothing_new_says_so():
+    taped = fleet("a", "b")
+    taped.beat(STEPS_PER_ROUND, "a", "b")
+    taped.say("b", m.Nothing(round_id=taped.round_id, fragment_id=0))
+    taped.offer("a", 1)
+    assert absences(taped.tape, Target(fragment=0))["b"].why is Why.NOTHING
+
+
+def test_a_refusal_comes_with_its_reason():
+    taped = fleet("a", "b")
+    taped.beat(STEPS_PER_ROUND, "a", "b")
+    taped.offer("b", 1, base=7)
+    taped.offer("a", 1)
+    absence = absences(taped.tape, Target(fragment=0, version=1))["b"]
+    assert absence.why is Why.REFUSED
+    assert absence.detail == "future_version: trained on version 7, the newest is 0"
+
+
+def test_what_did_not_fit_is_to_be_sent_again():
+    taped = fleet("a", "b", held_bytes=100)
+    taped.beat(STEPS_PER_ROUND, "a", "b")
+    taped.offer("a", 1)
+    taped.offer("b", 1)
+    absence = absences(taped.tape, Target(fragment=0, version=1))["b"]
+    assert absence.why is Why.RETRY
+    assert absence.detail.startswith("queue_full: 80 bytes do not fit")
+
+
+def test_who_left_and_who_died_were_not_asked():
+    taped = fleet("a", "b", "c")
+    taped.say("b", m.Leave(inner_step=0, tokens=0, reason="maintenance"))
+    silence(taped, 8, "a", step=1)
+    taped.round(1, "a")
+    found = absences(taped.tape, Target(fragment=0, version=1))
+    assert (found["b"].why, found["b"].detail) == (Why.LEFT, "maintenance")
+    assert found["c"].why is Why.DEAD
+    assert "silent for 8." in found["c"].detail
+
+
+def test_who_came_after_the_opening_or_holds_nothing_yet_was_not_asked():
+    taped = fleet("a")
+    taped.join("b")
+    taped.beat(STEPS_PER_ROUND, "a")
+    taped.join("c")
+    taped.offer("a", 1)
+    found = absences(taped.tape, Target(round_id=taped.commits[0].round_id))
+    assert (found["b"].why, found["c"].why) == (Why.NOT_READY, Why.NOT_JOINED)
+
+
+def test_an_island_that_missed_two_rounds_is_not_waited_for():
+    taped = fleet("a", "b")
+    for number in (1, 2):
+        taped.beat(STEPS_PER_ROUND * number, "a", "b")
+        taped.offer("a", number)
+        silence(taped, 2, "a", "b", step=STEPS_PER_ROUND * number)
+    taped.beat(STEPS_PER_ROUND * 3, "a", "b")
+    taped.offer("a", 3)
+    assert absences(taped.tape, Target(fragment=0, version=3))["b"].why is Why.UNRESPONSIVE
+    assert absences(taped.tape, Target(fragment=0, version=2))["b"].why is Why.SILENT
+
+
+def test_a_round_that_was_cancelled_is_told_of_by_its_id():
+    taped = fleet("a", "b")
+    taped.beat(STEPS_PER_ROUND, "a", "b")
+    round_id = taped.round_id
+    silence(taped, 2, "a", "b", step=STEPS_PER_ROUND)
+    found = absences(taped.tape, Target(round_id=round_id))
+    assert {each.why for each in found.values()} == {Why.UNRESPONSIVE}
+
+
+# --- the command ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def run_dir(tmp_path):
+    """The directory of a run with two versions, whose second one is not on the tape any more."""
+    taped = fleet("a", "b")
+    taped.round(1, "a", "b")
+    rows = [ledger_line(taped.commits[0])]
+    known = len(taped.tape)
+    taped.round(2, "a", "b")
+    rows.append(ledger_line(taped.commits[0]))
+    (tmp_path / "store").mkdir()
+    for path, lines in ((tmp_path / "events.jsonl", taped.tape[:known]), (tmp_path / "store" / "ledger.jsonl", rows)):
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return tmp_path
+
+
+def test_the_command_shows_weights_and_staleness(run_dir, capsys):
+    assert cli.main(["explain", "0:1", str(run_dir)]) == 0
+    said = capsys.readouterr().out
+    assert "version 1 of fragment 0: 2 islands, 80 tokens" in said
+    assert "closed" in said
+    assert [line.split() for line in said.splitlines() if line.startswith(("a ", "b "))] == [
+        ["a", "0-4", "40", "50.0%", "0.00", "fresh"],
+        ["b", "0-4", "40", "50.0%", "0.00", "fresh"],
+    ]
+    assert "every island that was known is in it" in said
+
+
+def test_json_has_the_same(run_dir, capsys):
+    assert cli.main(["explain", "0:1", str(run_dir), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["fragment"], found["version"], found["absent"]) == (0, 1, [])
+    assert [(each["island"], each["share"], each["fresh"]) for each in found["contributors"]] == [
+        ("a", 0.5, True),
+        ("b", 0.5, True),
+    ]
+
+
+def test_what_the_tape_lost_is_told_from_the_ledger_alone_and_said_so(run_dir, capsys):
+    assert cli.main(["explain", "0", str(run_dir)]) == 0
+    said = capsys.readouterr().out
+    assert "version 2 of fragment 0" in said
+    assert "why others are not in it is not known" in said
+
+
+def test_a_store_by_itself_and_a_tape_by_itself_are_enough(run_dir, capsys):
+    assert cli.main(["explain", "0:2", str(run_dir / "store")]) == 0
+    (run_dir / "store" / "ledger.jsonl").unlink()
+    assert cli.main(["explain", "0:1", str(run_dir)]) == 0
+    assert capsys.readouterr().out.count("50.0%") == 4
+
+
+def test_a_version_that_does_not_exist_is_answered_with_those_that_do(run_dir, capsys):
+    assert cli.main(["explain", "0:9", str(run_dir)]) == 1
+    assert "knows no 0:9: the newest are 0:2" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["x", "1:", "1:x", ":4", "round:", "round"])
+def test_what_names_no_version_is_refused(text):
+    with pytest.raises(ConfigError, match="must be FRAGMENT:VERSION"):
+        explain.target_of(text)
+
+
+def test_a_directory_without_a_run_is_refused(tmp_path, capsys):
+    assert cli.main(["explain", "0:1", str(tmp_path)]) == 2
+    assert "must be the directory of a run or a store" in capsys.readouterr().err

@@ -1,0 +1,294 @@
+"""Both sides of a donation, wired back to back by hand: a clock, lost parts, and donors that fail in every way."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker.messages import AskDonor, Donor, FetchState, StatePart, StateSource
+from islands.donation import FETCH_AGAIN_S, HOLD_S, MOST_DONORS, PART_BYTES, PARTS_AT_ONCE, Giver, Receiver
+from islands.events import CheckState, CopyState, Note, Send, Settled
+
+PATIENCE_S = 60.0
+WAIT_S = 5.0
+
+
+class Rejoining:
+    """A receiver, and what it has asked for."""
+
+    def __init__(self, most_bytes=10 * PART_BYTES):
+        self.core, self.now_s, self.log = Receiver(), 0.0, []
+        self.core.begin(most_bytes, PATIENCE_S, self.now_s, self.log)
+
+    def do(self, call, *args):
+        """Calls the receiver and returns what it does."""
+        before = len(self.log)
+        call(*args, self.now_s, self.log)
+        return self.log[before:]
+
+    def named(self, island_id, wait_s=WAIT_S):
+        return self.do(self.core.named, Donor(island_id=island_id, wait_s=wait_s))
+
+    def part(self, index, *, sender="a", flaw="", **fields):
+        return self.do(self.core.part, sender, part(index, **fields), flaw)
+
+    def at(self, now_s):
+        self.now_s = now_s
+        return self.do(self.core.advance)
+
+    @property
+    def settled(self):
+        return next((each for each in self.log if isinstance(each, Settled)), None)
+
+
+def part(index, num_parts=3, state_bytes=None, state_id="1.40"):
+    size = state_bytes if state_bytes is not None else num_parts * PART_BYTES - 5
+    payload = f"{state_id} part {index}"
+    return StatePart(state_id=state_id, part=index, num_parts=num_parts, state_bytes=size, payload=payload)
+
+
+def asked(actions):
+    return [a.message.tried for a in actions if isinstance(a, Send) and isinstance(a.message, AskDonor)]
+
+
+def fetched(actions):
+    return [(a.to, *a.message.parts) for a in actions if isinstance(a, Send) and isinstance(a.message, FetchState)]
+
+
+# --- the receiver -------------------------------------------------------------------------------------------------
+
+
+def test_a_state_is_fetched_in_parts_checked_whole_and_used():
+    me = Rejoining()
+    assert asked(me.log) == [()]
+    assert fetched(me.named("a")) == [("a", 0)]
+    assert fetched(me.part(0)) == [("a", 1, 2)]
+    assert me.part(2) == []
+    (check,) = me.part(1)
+    assert check == CheckState(parts=tuple(f"1.40 part {i}" for i in range(3)), state_bytes=3 * PART_BYTES - 5)
+    assert me.do(me.core.checked, "") == [Settled(source=StateSource.DONOR, detail=f"of a, {3 * PART_BYTES - 5} bytes")]
+    assert me.core.next_deadline_s() is None
+
+
+def test_no_more_parts_than_allowed_are_on_their_way():
+    me = Rejoining(most_bytes=100 * PART_BYTES)
+    me.named("a")
+    assert fetched(me.part(0, num_parts=50)) == [("a", *range(1, 1 + PARTS_AT_ONCE))]
+    for i in range(1, 46):
+        assert fetched(me.part(i, num_parts=50)) == [("a", i + PARTS_AT_ONCE)]
+
+
+def test_a_question_is_repeated_until_it_is_answered():
+    me = Rejoining()
+    assert asked(me.at(0.9)) == []
+    assert asked(me.at(1.0)) == [()]
+    assert asked(me.at(2.0)) == [()]
+
+
+def test_where_nobody_can_give_an_island_starts_fresh_at_once():
+    me = Rejoining()
+    (settled,) = me.named("")
+    assert settled.source is StateSource.FRESH
+    assert "no island has trained for long enough" in settled.detail
+
+
+def test_a_lost_part_is_asked_for_again_and_a_copy_of_one_changes_nothing():
+    me = Rejoining()
+    me.named("a")
+    me.part(0)
+    me.part(1)
+    assert me.part(1) == []
+    me.now_s = 1.0
+    assert fetched(me.at(FETCH_AGAIN_S)) == [("a", 2)]
+    assert isinstance(me.part(2)[0], CheckState)
+
+
+def test_a_damaged_part_counts_as_lost():
+    me = Rejoining()
+    me.named("a")
+    assert me.part(0, flaw="checksum") == []
+    assert fetched(me.at(FETCH_AGAIN_S)) == [("a", 0)]
+
+
+def test_a_donor_that_dies_half_way_is_replaced_by_another():
+    me = Rejoining()
+    me.named("a")
+    me.now_s = 1.0
+    me.part(0)
+    said = me.at(1.0 + WAIT_S)
+    assert asked(said) == [("a",)]
+    assert [n.fields["donor"] for n in said if isinstance(n, Note)] == ["a"]
+    assert me.named("a") == [], "an old answer"
+    assert fetched(me.named("b")) == [("b", 0)]
+    assert me.part(1, sender="a") == [], "the dead one's last words"
+    for i in range(3):
+        last = me.part(i, sender="b", state_id="7.9")
+    assert last == [CheckState(parts=tuple(f"7.9 part {i}" for i in range(3)), state_bytes=3 * PART_BYTES - 5)]
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"num_parts": 0, "state_bytes": 0}, "has none to give"),
+        ({"num_parts": 3, "state_bytes": 5 * PART_BYTES}, "cannot be"),
+        ({"num_parts": 20, "state_bytes": 20 * PART_BYTES}, "more than"),
+    ],
+)
+def test_a_donor_that_declines_or_lies_is_replaced(fields, why):
+    me = Rejoining()
+    me.named("a")
+    said = me.part(0, **fields)
+    assert asked(said) == [("a",)]
+    assert why in next(n.fields["reason"] for n in said if isinstance(n, Note))
+
+
+def test_a_part_beyond_the_last_is_refused():
+    me = Rejoining()
+    me.named("a")
+    assert asked(me.part(3)) == [("a",)]
+
+
+def test_parts_of_two_copies_are_never_mixed():
+    me = Rejoining()
+    me.named("a")
+    me.part(0)
+    assert asked(me.part(1, state_id="2.0")) == [("a",)]
+
+
+def test_a_state_that_does_not_fit_sends_the_island_to_the_next_donor():
+    me = Rejoining()
+    me.named("a")
+    me.part(0, num_parts=1)
+    said = me.do(me.core.checked, "m is not finite")
+    assert asked(said) == [("a",)]
+
+
+def test_after_the_last_donor_an_island_starts_fresh():
+    me = Rejoining()
+    for donor in range(MOST_DONORS):
+        me.named(f"island-{donor}")
+        me.part(0, sender=f"island-{donor}", num_parts=0, state_bytes=0)
+    assert me.settled == Settled(
+        source=StateSource.FRESH, detail=f"no donor: island-{MOST_DONORS - 1}: has none to give"
+    )
+    assert me.named("another") == []
+
+
+def test_patience_ends_whatever_is_under_way():
+    asking, fetching = Rejoining(), Rejoining()
+    fetching.named("a", wait_s=1e9)
+    for me in (asking, fetching):
+        me.at(PATIENCE_S - 0.01)
+        assert me.settled is None
+        me.at(PATIENCE_S)
+        assert me.settled.source is StateSource.FRESH
+        assert me.core.next_deadline_s() is None
+
+
+# --- the donor ----------------------------------------------------------------------------------------------------
+
+
+def give(giver, sender="b", parts=(0,), state_id="", *, trained=True, now_s=0.0):
+    actions = []
+    giver.fetch(sender, FetchState(state_id=state_id, parts=parts), "1.40", trained, now_s, actions)
+    return actions
+
+
+def copied(giver, num_parts=3, now_s=0.0):
+    actions = []
+    giver.copied(tuple(f"p{i}" for i in range(num_parts)), num_parts * PART_BYTES, now_s, actions)
+    return actions
+
+
+def given_to(actions):
+    return [(a.to, a.message.part, a.message.num_parts) for a in actions]
+
+
+def test_one_copy_serves_all_who_ask_at_once():
+    giver = Giver()
+    assert give(giver, "b") == [CopyState()]
+    assert give(giver, "c") == []
+    assert give(giver, "b") == [], "asked again, while the copy is made"
+    assert given_to(copied(giver)) == [("b", 0, 3), ("c", 0, 3)]
+    assert given_to(give(giver, "c", (1, 2), "1.40")) == [("c", 1, 3), ("c", 2, 3)]
+
+
+def test_an_untrained_island_is_never_a_donor():
+    giver = Giver()
+    assert given_to(give(giver, trained=False)) == [("b", 0, 0)]
+    assert not giver.copying
+
+
+def test_a_loop_that_shows_no_state_declines():
+    giver = Giver()
+    give(giver)
+    assert given_to(copied(giver, num_parts=0)) == [("b", 0, 0)]
+
+
+def test_parts_of_a_copy_that_is_gone_are_declined():
+    giver = Giver()
+    give(giver)
+    copied(giver)
+    giver.advance(HOLD_S)
+    assert not giver.holding
+    assert given_to(give(giver, state_id="1.40", parts=(1,))) == [("b", 0, 0)]
+
+
+def test_a_copy_is_held_while_somebody_asks():
+    giver = Giver()
+    give(giver)
+    copied(giver)
+    assert giver.next_deadline_s() == HOLD_S
+    give(giver, now_s=HOLD_S - 1)
+    giver.advance(HOLD_S)
+    assert giver.holding
+    giver.advance(2 * HOLD_S)
+    assert giver.next_deadline_s() is None
+
+
+def test_a_greedy_question_gets_no_more_than_its_due():
+    giver = Giver()
+    give(giver)
+    copied(giver, num_parts=60)
+    assert len(give(giver, parts=tuple(range(60)), state_id="1.40")) == PARTS_AT_ONCE
+    assert give(giver, parts=(60, 10**9), state_id="1.40") == []
+
+
+# --- both ---------------------------------------------------------------------------------------------------------
+
+
+@given(st.data())
+def test_whatever_is_lost_or_late_an_island_settles_in_time_and_only_for_a_whole_copy(data):
+    me, now_s = Rejoining(), 0.0
+    donors = {name: Giver() for name in "abc"}
+    copies = {name: data.draw(st.integers(0, 6), name) for name in donors}
+    wire = [("", each) for each in me.log]
+    while me.settled is None:
+        assert now_s <= PATIENCE_S + 1, "it waits for ever"
+        happened, wire = wire, []
+        for sender, each in happened:
+            if isinstance(each, CopyState):
+                actions = []
+                parts = tuple(f"{sender} part {i}" for i in range(copies[sender]))
+                donors[sender].copied(parts, copies[sender] * PART_BYTES, now_s, actions)
+                wire += [(sender, a) for a in actions]
+            elif isinstance(each, CheckState):
+                wire += [("", a) for a in me.do(me.core.checked, data.draw(st.sampled_from(["", "", "misfit"])))]
+                whole = {text.split()[0] for text in each.parts}
+                assert len(whole) == 1, each
+                assert [text.split()[2] for text in each.parts] == [str(i) for i in range(copies[whole.pop()])]
+            elif isinstance(each, Send) and not data.draw(st.booleans(), "lost"):
+                for _ in range(data.draw(st.integers(1, 2), "copies")):
+                    match each.message:
+                        case AskDonor(tried=tried):
+                            left = [name for name in donors if name not in tried]
+                            wire += [("", a) for a in me.named(left[0] if left else "")]
+                        case FetchState():
+                            actions = []
+                            donors[each.to].fetch("me", each.message, f"1.{each.to}", True, now_s, actions)
+                            wire += [(each.to, a) for a in actions]
+                        case StatePart():
+                            wire += [("", a) for a in me.do(me.core.part, sender, each.message, "")]
+        now_s += data.draw(st.sampled_from([0.1, 1.0, 4.0]))
+        me.now_s = now_s
+        wire += [("", a) for a in me.at(now_s)]
+        wire = data.draw(st.permutations(wire)) if len(wire) < 6 else wire

@@ -1,0 +1,146 @@
+"""What ``up --resume`` takes from a run directory, and what it refuses to change, without starting anything."""
+
+import argparse
+import json
+import multiprocessing
+import os
+
+import pytest
+
+from broker.errors import ConfigError
+from ops import plan as planning
+from ops import resume, run_directory, up
+
+
+def parsed(*words):
+    parser = argparse.ArgumentParser(epilog="")
+    up.add_arguments(parser)
+    return parser.parse_args([str(word) for word in words])
+
+
+@pytest.fixture(autouse=True)
+def no_redis(monkeypatch):
+    """A Redis that runs somewhere: none is looked for on this machine."""
+    monkeypatch.setenv("REDIS_URL", "redis://127.0.0.1:6379")
+
+
+@pytest.fixture
+def a_run(tmp_path):
+    """The directory of a run that was started and stopped at once."""
+    run_dir = tmp_path / "demo"
+    with in_a_process(run_dir, "--islands", "3", "--tokens", "1000", "--task-option", "width=8"):
+        pass
+    return run_dir
+
+
+class in_a_process:
+    """Another process that prepared a run and holds its directory."""
+
+    def __init__(self, run_dir, *words):
+        context = multiprocessing.get_context("fork")
+        self.ready, self.end = context.Event(), context.Event()
+        self.process = context.Process(target=self._hold, args=(("--run-dir", run_dir, *words),))
+
+    def _hold(self, words):
+        up.prepare(parsed(*words))
+        self.ready.set()
+        self.end.wait(20)
+        os._exit(0)
+
+    def __enter__(self):
+        self.process.start()
+        assert self.ready.wait(20)
+        return self
+
+    def __exit__(self, *_):
+        self.end.set()
+        self.process.join(20)
+
+
+def test_a_resumed_run_has_the_settings_the_name_and_the_port_of_before(a_run):
+    plan = up.prepare(parsed("--resume", a_run))
+    assert (plan.run_id, plan.aggregator.islands, plan.aggregator.total_tokens) == ("demo", 3, 1000)
+    assert plan.task == {"width": 8}
+    assert plan.aggregator.store == a_run / "store"
+    assert plan.broker.port == resume.stored_port(a_run)
+
+
+def test_a_directory_that_was_moved_keeps_the_name_of_its_run(a_run):
+    moved = a_run.rename(a_run.with_name("elsewhere"))
+    plan = up.prepare(parsed("--resume", moved))
+    assert (plan.run_id, plan.aggregator.store) == ("demo", moved / "store")
+
+
+def test_what_may_change_changes_and_stands_in_the_file_afterwards(a_run):
+    plan = up.prepare(parsed("--resume", a_run, "--tokens", 5000, "--pace", "0.1", "--record-payloads"))
+    assert (plan.aggregator.total_tokens, plan.up.pace) == (5000, (0.1,))
+    again = planning.resolve(
+        argparse.Namespace(config=plan.config_file), run_dir=a_run, port=7001, redis_url="", redis_port=None
+    )
+    assert again.aggregator.total_tokens == 5000
+    assert again.aggregator.record_payloads
+
+
+def test_flags_that_say_what_the_run_has_already_are_welcome(a_run):
+    up.prepare(parsed("--resume", a_run, "--islands", 3, "--task-option", "width=8"))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--islands", 4), "islands = '4': the run in .* has 3: leave it out"),
+        (("--outer-momentum", 0.5), "outer_momentum = '0.5': the run in .* has 0.0"),
+        (("--task-option", "width=9"), "task.width = '9': the run in .* has 8"),
+        (("--task-option", "depth=2"), "task.depth = '2': the run in .* has no such setting"),
+        (("--config", "other.toml"), "config = 'other.toml': does not go with --resume"),
+        (("--run-dir", "other"), "run_dir = 'other': does not go with --resume"),
+    ],
+)
+def test_flags_that_contradict_the_run_are_refused_and_nothing_is_written(a_run, words, said):
+    before = (a_run / "config.toml").read_bytes()
+    with pytest.raises(ConfigError, match=said):
+        up.prepare(parsed("--resume", a_run, *words))
+    assert (a_run / "config.toml").read_bytes() == before
+
+
+def test_a_directory_without_a_run_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="must be the directory of a run that `up` started"):
+        up.prepare(parsed("--resume", tmp_path))
+
+
+def test_a_directory_in_use_is_refused_and_free_as_soon_as_its_process_is_gone(tmp_path):
+    run_dir = tmp_path / "demo"
+    with in_a_process(run_dir) as other, pytest.raises(ConfigError, match=f"in use by process {other.process.pid}"):
+        up.prepare(parsed("--resume", run_dir))
+    up.prepare(parsed("--resume", run_dir))
+
+
+def test_a_lock_file_that_a_reboot_left_behind_holds_nobody_up(tmp_path):
+    (tmp_path / run_directory.LOCK_FILE).write_text("process 1")
+    run_directory.claim(tmp_path)
+
+
+def counted(run_dir, trained, phase="ended"):
+    (run_dir / "aggregator-report.json").write_text(json.dumps({"phase": phase, "tokens": {"trained": trained}}))
+
+
+def test_a_run_that_has_ended_asks_for_more_tokens(a_run):
+    counted(a_run, 1064)
+    (a_run / "report.json").write_text('{"exit": 0}')
+    with pytest.raises(ConfigError, match=r"trained 1064 and ended: to go on, give more, such as --tokens 2128"):
+        up.prepare(parsed("--resume", a_run))
+    plan = up.prepare(parsed("--resume", a_run, "--tokens", 2000))
+    assert not resume.has_ended(plan)
+    assert (a_run / "report-1.json").read_text() == '{"exit": 0}'
+    assert not (a_run / "report.json").exists()
+
+
+def test_a_run_that_was_killed_between_its_end_and_its_report_is_only_evaluated(a_run):
+    counted(a_run, 1064)
+    assert resume.has_ended(up.prepare(parsed("--resume", a_run)))
+
+
+def test_a_run_that_was_interrupted_is_not_over(a_run):
+    counted(a_run, 1064, phase="running")
+    (a_run / "report.json").write_text('{"exit": 130}')
+    assert not resume.has_ended(up.prepare(parsed("--resume", a_run)))
