@@ -18,7 +18,7 @@ def follow(epoch=1, shard=0):
 
 def replica(epoch=1):
     return m.Replica(
-        shard=0, epoch=epoch, fragment_id=0, fragment_version=1, digest="ab", commit=b"", payload=()
+        shard=0, epoch=epoch, fragment_id=0, fragment_version=1, digest="ab", round_id=1, commit=b"", payload=()
     )  # fmt: skip
 
 

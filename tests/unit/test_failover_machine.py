@@ -439,7 +439,7 @@ class World:
 
 def commit_of(p, key, epoch):
     return Commit(
-        fragment_id=p, fragment_version=key[0], epoch=epoch, digest=key[1], round_id=1, contributions=(), ledger={}
+        fragment_id=p, fragment_version=key[0], epoch=epoch, digest=key[1], round_id=key[0], contributions=(), ledger={}
     )
 
 
@@ -450,6 +450,7 @@ def replica(commit, epoch):
         fragment_id=commit.fragment_id,
         fragment_version=commit.fragment_version,
         digest=commit.digest,
+        round_id=commit.round_id,
         commit=b"",
         payload=(),
     )
