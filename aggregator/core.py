@@ -95,7 +95,6 @@ class Aggregator:
         self._donations = Donations(self.run)
         self._rounds = Rounds(self.run, self._membership)
         self._ending = Ending(self.run, self._membership, self._rounds)
-        self._durable_serial = 0
         self._save_again_at_s: float | None = None
         self._attach_at_s = now_s
         # A standby that asks a broker about the leader must not take a pause for silence.
@@ -131,9 +130,9 @@ class Aggregator:
             case PersistFailed():
                 self._rounds.persist_failed(event)
             case RunSaved():
-                self._durable_serial = max(self._durable_serial, event.serial)
+                self.run.durable_serial = max(self.run.durable_serial, event.serial)
                 self.run.disk_works()
-                self._membership.saved(self._durable_serial)
+                self._membership.saved(self.run.durable_serial)
             case RunSaveFailed():
                 self._save_again_at_s = now_s + SAVE_RETRY_S
                 self.run.disk_failed(event.detail)
@@ -165,7 +164,7 @@ class Aggregator:
     @property
     def leading(self) -> bool:
         """Whether this life's epoch is durable, so that it may speak."""
-        return self._durable_serial > 0
+        return self.run.durable_serial > 0
 
     @property
     def finished(self) -> bool:

@@ -50,7 +50,8 @@ class Ending:
         if run.phase is Phase.FLUSHING:
             self._flush()
         elif run.phase is Phase.ENDED and self._linger_until_s is not None:
-            gone = not run.members.live(run.now_s)
+            # The record that says so goes to the standbys too: none of them must begin where this one ended.
+            gone = not run.members.live(run.now_s) and run.durable_serial >= run.saved_serial
             if gone or run.now_s >= self._linger_until_s:
                 self.finish("every island has left" if gone else "islands were given time to leave")
 

@@ -101,6 +101,7 @@ class Run:
         self.quarantine = Quarantine(config.quarantine_s)
         self.seeding_id = 0  # of the present attempt at version 0, the round id of its commits
         self.saved_serial = 0  # of the newest run record asked for
+        self.durable_serial = 0  # of the newest one that is durable everywhere it must be
         self.troubles = Troubles()
         self._last_round_id = 0
         self._median_step_s = 0.0

@@ -496,6 +496,7 @@ def _replica(commit: agg.Commit, epoch: int) -> m.Replica:
         fragment_id=commit.fragment_id,
         fragment_version=commit.fragment_version,
         digest=commit.digest,
+        round_id=commit.round_id,
         commit=msgpack.packb(commit_to_map(commit)),
         payload=commit.digest,
     )
