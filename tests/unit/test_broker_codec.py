@@ -419,7 +419,7 @@ def test_tokens_that_run_backwards_are_implausible():
 
 
 def test_a_share_beyond_its_count_is_malformed():
-    error = refusal_of_body(EXAMPLES[3], share={"index": 4, "count": 4, "share_epoch": 0})
+    error = refusal_of_body(EXAMPLES[3], share={"index": 4, "count": 4, "share_epoch": 0, "lane": 0, "cursor": 0})
     assert (error.reason, error.field) == (Reason.MALFORMED, "body.share.index")
 
 
