@@ -16,7 +16,7 @@ from broker.messages import Envelope, Payload, Version
 from broker.ranges import StepRange
 from islands.core import Island
 from islands.donation import PART_BYTES
-from islands.task import DataShare
+from islands.shares import DataShare
 
 
 class IslandWork(Protocol):

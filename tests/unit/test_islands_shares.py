@@ -4,8 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.messages import DataRange, Share
-from islands.shares import IN_A_ROW, Taken, Trail
-from islands.task import LANE_SEED, DataShare
+from islands.shares import IN_A_ROW, LANE_SEED, DataShare, Taken, Trail
 
 
 def share(index, epoch=0, cursor=0, lane=0):
