@@ -90,7 +90,8 @@ class Run:
         self.manifest: FragmentManifest | None = None
         self.fragments: dict[int, Fragment] = {}
         self.members = Members(config.liveness)
-        self.shares = Shares(config.islands, config.share_takeover_s, now_s)
+        takeover_s = max(config.share_takeover_s, config.dead_after_s) if config.share_takeover_s else 0.0
+        self.shares = Shares(config.islands, takeover_s, now_s)
         self.ledger = Ledger({})
         self.ways = Ways()
         self.clock = StepClock(config.heartbeat_interval_s)

@@ -40,8 +40,7 @@ from broker.relay import Send as RelaySend
 from broker.relay import Tick as RelayTick
 from islands import core as isl
 from islands import events as ie
-from islands.shares import Taken
-from islands.task import DataShare
+from islands.shares import DataShare, Taken
 from ops.chaos.manners import Rogue
 from ops.virtual.queue import Alarm
 

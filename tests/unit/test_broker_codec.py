@@ -165,6 +165,9 @@ def buffers(draw):
 def values(hint, field):
     if hint is StepRange:
         return step_ranges()
+    if hint is messages.DataRange:
+        numbers = {"share": st.integers(0, 99), "share_epoch": st.integers(0, 99)}
+        return st.builds(messages.DataRange, from_batch=st.just(3), to_batch=st.integers(4, 9), **numbers)
     if hint is Share:
         return st.builds(lambda i, n, e: Share(index=i, count=i + n, share_epoch=e), *[st.integers(1, 99)] * 3)
     if hint is TensorSpec:
@@ -422,7 +425,7 @@ def test_tokens_that_run_backwards_are_implausible():
 
 
 def test_a_share_beyond_its_count_is_malformed():
-    error = refusal_of_body(EXAMPLES[3], share={"index": 4, "count": 4, "share_epoch": 0})
+    error = refusal_of_body(EXAMPLES[3], share={"index": 4, "count": 4, "share_epoch": 0, "lane": 0, "cursor": 0})
     assert (error.reason, error.field) == (Reason.MALFORMED, "body.share.index")
 
 

@@ -1,0 +1,195 @@
+"""Takeover and hand-back of data shares, and what a contribution may say it was trained on."""
+
+import math
+
+import pytest
+
+from aggregator.shares import Presence, Shares
+from broker.messages import DataRange, Reason
+
+TAKEOVER_S = 60.0
+
+
+def island(name, home, away_s=0.0, *, able=True):
+    return Presence(island_id=name, home=home, away_s=away_s, able=able and away_s < 6)
+
+
+def data(share, from_batch, to_batch, epoch=0):
+    return DataRange(share=share, share_epoch=epoch, from_batch=from_batch, to_batch=to_batch)
+
+
+def fleet(takeover_s=TAKEOVER_S):
+    """Islands a, b and c at home in shares 0, 1 and 2; all of it durable."""
+    shares = Shares(3, takeover_s, 0.0)
+    for home, name in enumerate("abc"):
+        shares.join(name, home)
+    keep(shares, 1)
+    return shares
+
+
+def keep(shares, serial):
+    shares.saving(serial)
+    shares.saved(serial)
+
+
+def merge(shares, *ranges, fragment=0):
+    shares.wait(fragment, ranges)
+    shares.merge(fragment, ranges)
+
+
+def refusal(shares, name, home, *ranges, fragment=0, most=1000):
+    steps = sum(d.to_batch - d.from_batch for d in ranges)
+    found = shares.refusal(name, home, fragment, ranges, steps, most)
+    return found and found[0]
+
+
+AWAY = [island("a", 0), island("b", 1, TAKEOVER_S), island("c", 2)]
+
+
+def told(shares, name, home):
+    own, others = shares.told(name, home)
+    return [(s.lane * s.count + s.index, s.share_epoch, s.cursor) for s in (own, *others)]
+
+
+def test_nothing_moves_while_everybody_is_there():
+    shares = fleet()
+    assert shares.settle([island("a", 0), island("b", 1, 59.0), island("c", 2)], 100.0) == []
+    assert told(shares, "b", 1) == [(1, 0, 0)]
+
+
+def test_the_share_of_an_absent_island_goes_on_with_another_from_the_furthest_batch_known():
+    shares = fleet()
+    merge(shares, data(1, 0, 8), fragment=0)
+    merge(shares, data(1, 0, 5), fragment=1)
+    shares.wait(1, [data(1, 5, 11)])
+    (moved,) = shares.settle(AWAY, 100.0)
+    assert (moved.share, moved.before, moved.tenure.owner, moved.tenure.cursor) == (1, "b", "a", 11)
+    assert shares.settle(AWAY, 101.0) == []
+
+
+def test_nobody_hears_of_a_move_before_it_is_durable():
+    shares = fleet()
+    shares.settle(AWAY, 100.0)
+    assert told(shares, "a", 0) == [(0, 0, 0)]
+    shares.saving(2)
+    assert told(shares, "a", 0) == [(0, 0, 0)]
+    shares.saved(2)
+    assert told(shares, "a", 0) == [(0, 0, 0), (1, 1, 0)]
+    assert told(shares, "b", 1) == [(1, 0, 0)], "what it has is not its own any more: an ended epoch"
+
+
+def test_the_old_owner_is_refused_from_the_move_on_and_so_is_the_heir_after_the_hand_back():
+    shares = fleet()
+    merge(shares, data(1, 0, 8))
+    assert refusal(shares, "b", 1, data(1, 8, 9)) is None
+    shares.settle(AWAY, 100.0)
+    assert refusal(shares, "b", 1, data(1, 8, 9)) is Reason.SHARE_MOVED
+    assert refusal(shares, "b", 1) is Reason.SHARE_MOVED, "nor without saying what"
+    merge(shares, data(0, 0, 3), data(1, 8, 20, epoch=1))
+    (back,) = shares.settle([island("a", 0), island("b", 1), island("c", 2)], 110.0)
+    assert (back.tenure.owner, back.tenure.share_epoch, back.tenure.cursor) == ("b", 2, 20)
+    assert refusal(shares, "a", 0, data(0, 3, 4), data(1, 20, 21, epoch=1)) is Reason.SHARE_MOVED
+    assert refusal(shares, "b", 1, data(1, 8, 9)) is Reason.SHARE_MOVED, "of its first tenure"
+    assert refusal(shares, "b", 1, data(1, 20, 21, epoch=2)) is None
+
+
+def test_shares_are_spread_and_move_on_when_the_heir_goes_too():
+    shares = fleet()
+    gone = [island("a", 0), island("b", 1, 99.0), island("c", 2, 99.0)]
+    assert [m.tenure.owner for m in shares.settle(gone, 100.0)] == ["a", "a"]
+    shares = fleet()
+    assert [m.tenure.owner for m in shares.settle(AWAY, 100.0)] == ["a"]
+    both = [island("a", 0, 70.0), island("b", 1, 140.0), island("c", 2)]
+    assert [(m.share, m.tenure.owner) for m in shares.settle(both, 180.0)] == [(0, "c"), (1, "c")]
+
+
+def test_who_left_is_not_waited_for_and_who_never_came_is():
+    shares = Shares(2, TAKEOVER_S, 0.0)
+    shares.join("a", 0)
+    assert shares.settle([island("a", 0)], 59.0) == []
+    assert [m.share for m in shares.settle([island("a", 0)], 60.0)] == [1]
+    shares = fleet()
+    assert [m.share for m in shares.settle([island("a", 0), island("b", 1, math.inf), island("c", 2)], 1.0)] == [1]
+
+
+def test_takeover_can_be_turned_off():
+    shares = fleet(takeover_s=0.0)
+    assert shares.settle([island("a", 0), island("b", 1, math.inf), island("c", 2, 1e6)], 1e6) == []
+
+
+def test_where_nobody_trains_nothing_moves():
+    assert fleet().settle([island("a", 0, able=False), *AWAY[1:2], island("c", 2, able=False)], 100.0) == []
+
+
+def test_a_new_life_starts_at_the_furthest_batch_and_its_earlier_one_is_refused():
+    shares = fleet()
+    merge(shares, data(1, 0, 8))
+    shares.join("b", 1)
+    keep(shares, 2)
+    assert told(shares, "b", 1) == [(1, 1, 8)]
+    assert refusal(shares, "b", 1, data(1, 8, 9)) is Reason.SHARE_MOVED
+
+
+def test_what_a_restarted_heir_had_taken_over_goes_to_somebody_anew():
+    shares = fleet()
+    shares.settle(AWAY, 100.0)
+    shares.join("a", 0)
+    keep(shares, 2)
+    assert told(shares, "a", 0) == [(0, 1, 0)]
+    (moved,) = shares.settle(AWAY, 101.0)
+    assert (moved.share, moved.before, moved.tenure.share_epoch) == (1, "", 3)
+
+
+def test_an_island_beyond_the_expected_number_makes_a_further_pass_that_nobody_takes_over():
+    shares = fleet()
+    shares.join("d", 3)
+    keep(shares, 2)
+    own, _ = shares.told("d", 3)
+    assert (own.index, own.count, own.lane) == (0, 3, 1)
+    assert shares.settle([*AWAY[:1], island("b", 1), island("c", 2), island("d", 3, math.inf)], 100.0) == []
+
+
+@pytest.mark.parametrize(
+    ("ranges", "reason"),
+    [
+        ([data(0, 8, 10)], None),
+        ([data(0, 7, 10)], Reason.OVERLAP),
+        ([data(0, 8, 10), data(0, 9, 12)], Reason.OVERLAP),
+        ([data(0, 20, 21)], Reason.OVERLAP),
+        ([data(0, 1001, 1002)], Reason.IMPLAUSIBLE),
+        ([data(1, 0, 1)], Reason.SHARE_MOVED),
+        ([data(9, 0, 1)], Reason.SHARE_MOVED),
+        ([data(0, 8, 9, epoch=5)], Reason.SHARE_MOVED),
+    ],
+)
+def test_what_a_contribution_says_it_was_trained_on_must_be_new_possible_and_its_own(ranges, reason):
+    shares = fleet()
+    merge(shares, data(0, 0, 8))
+    shares.wait(0, [data(0, 20, 22)])
+    assert refusal(shares, "a", 0, *ranges) is reason
+
+
+def test_batches_and_steps_must_be_as_many():
+    reason, detail = fleet().refusal("a", 0, 0, [data(0, 0, 4)], 5, 100)
+    assert (reason, detail) == (Reason.IMPLAUSIBLE, "it names 4 batches for 5 steps")
+
+
+def test_what_is_refused_after_all_may_come_again():
+    shares = fleet()
+    shares.wait(0, [data(0, 0, 4)])
+    shares.refuse(0, [data(0, 0, 4)])
+    assert refusal(shares, "a", 0, data(0, 0, 4)) is None
+
+
+def test_shares_survive_a_restart_with_what_was_merged_of_them():
+    shares = fleet()
+    merge(shares, data(1, 0, 8), fragment=0)
+    merge(shares, data(1, 0, 5), fragment=1)
+    shares.settle(AWAY, 100.0)
+    record = shares.saving(2)
+    again = Shares(3, TAKEOVER_S, 200.0)
+    again.restore(record, {p: shares.slice(p) for p in (0, 1)})
+    assert told(again, "a", 0) == [(0, 0, 0), (1, 1, 8)]
+    assert again.saving(1) == record
+    assert refusal(again, "b", 1, data(1, 8, 9)) is Reason.SHARE_MOVED
+    assert refusal(again, "a", 0, data(1, 7, 9, epoch=1)) is Reason.IMPLAUSIBLE
