@@ -4,7 +4,7 @@
 #   docker build -t atoll --build-arg BASE_IMAGE=registry.example.com/python:3.12-slim .
 #
 # The base image needs Python 3.11 or newer with venv. Nothing runs as root, and nothing is written outside
-# /var/lib/atoll (the store and checkpoints) and /tmp.
+# /var/lib/atoll (the store and checkpoints), /etc/atoll (keys) and /tmp.
 ARG BASE_IMAGE=python:3.12-slim
 
 FROM ${BASE_IMAGE} AS build
@@ -19,8 +19,8 @@ ARG BASE_IMAGE
 FROM ${BASE_IMAGE}
 RUN groupadd --system --gid 10001 atoll \
     && useradd --system --uid 10001 --gid atoll --home-dir /tmp --no-create-home atoll \
-    && mkdir -p /var/lib/atoll \
-    && chown atoll:atoll /var/lib/atoll
+    && mkdir -p /var/lib/atoll /etc/atoll \
+    && chown atoll:atoll /var/lib/atoll /etc/atoll
 COPY --from=build /opt/atoll /opt/atoll
 WORKDIR /srv/atoll
 COPY . .

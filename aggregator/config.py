@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from broker.errors import ConfigError
+from broker.identity import KeyRole
+from broker.keys import check_exposure
 from broker.liveness import LivenessConfig
 from broker.messages import Codec
 from broker.settings import setting
@@ -18,6 +20,8 @@ class AggregatorConfig:
 
     run_id: str = setting("atoll", "name of the run; messages of other runs are refused", flag="--run")
     broker: str = setting("tcp://127.0.0.1:7001", "control address of the broker, or of each, with commas between them")
+    key: Path | None = setting(None, "this aggregator's secret key file, with broker.public beside it")
+    insecure: bool = setting(False, "connect without keys to a broker that is not on this machine")
     redis_url: str = setting("", "where Redis listens; empty: take REDIS_URL, else redis://127.0.0.1:6379")
     store: Path = setting(Path("store"), "directory of durable versions, locked while in use")
     tape: Path | None = setting(None, "file for the event tape (JSON lines); none: no tape")
@@ -89,6 +93,8 @@ class AggregatorConfig:
         for name in at_least_one:
             if getattr(self, name) < 1:
                 raise ConfigError(name, getattr(self, name), "must be at least 1")
+        for address in self.brokers:
+            check_exposure(address, setting="broker", key=self.key, insecure=self.insecure, role=KeyRole.AGGREGATOR)
         if self.quorum > self.islands:
             raise ConfigError(
                 "quorum", self.quorum, f"must not exceed islands = {self.islands}, or no round closes by it"

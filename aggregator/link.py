@@ -17,6 +17,7 @@ import zmq.asyncio
 from broker.codec import Limits, Origin
 from broker.endpoint import Endpoint
 from broker.errors import RemoteProtocolError
+from broker.keys import ClientKeys
 from broker.messages import BROKER, AttachBulk, Channel, Envelope, FollowBulk, Message
 
 #: There are few aggregators, and a broker that has come back is of no use to anybody before it knows one.
@@ -49,6 +50,7 @@ class Link:
     Args:
         context: Of the process.
         address: The broker's control address.
+        keys: To be known by; None where connections have none.
         limits: Of what is sent and received.
         wrap: Makes an envelope of an address and a message.
         on_unreadable: Told of each message that cannot be read.
@@ -59,6 +61,7 @@ class Link:
         context: zmq.asyncio.Context,
         address: str,
         *,
+        keys: ClientKeys | None,
         limits: Limits,
         wrap: Callable[[str, Message], Envelope],
         on_unreadable: Callable[[RemoteProtocolError, Origin], None],
@@ -68,6 +71,7 @@ class Link:
                 context,
                 address,
                 channel,
+                keys=keys,
                 limits=limits,
                 reconnect_max_s=RECONNECT_MAX_S,
                 on_unreadable=on_unreadable,

@@ -29,6 +29,8 @@ from broker.codec import Limits, Origin
 from broker.endpoint import Endpoint
 from broker.errors import ConfigError, RemoteProtocolError
 from broker.fragments import FragmentManifest
+from broker.identity import KeyRole
+from broker.keys import client_keys
 from broker.messages import (
     AGGREGATOR,
     BROKER,
@@ -79,8 +81,9 @@ class Wire:
         self._sender = sender
         header_bytes = min(_HEADER_BYTES, config.max_message_bytes)
         limits = Limits(max_header_bytes=header_bytes, max_message_bytes=config.max_message_bytes)
+        keys = client_keys(config.key, KeyRole.AGGREGATOR)
         self._links = [
-            Link(context, address, limits=limits, wrap=self._envelope, on_unreadable=self._unreadable)
+            Link(context, address, keys=keys, limits=limits, wrap=self._envelope, on_unreadable=self._unreadable)
             for address in config.brokers
         ]
         self._manifest: FragmentManifest | None = None

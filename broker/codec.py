@@ -48,6 +48,11 @@ _BULK_HEADER_KEYS = _HEADER_KEYS | {"buffers"}
 _BUFFER_KEYS = frozenset({"codec", "shape", "nbytes", "checksum"})
 _CHECKSUM_MAX = 2**64 - 1
 
+#: First bytes of msgpack's maps and arrays.
+_CONTAINER_BYTES = bytes([*range(0x80, 0xA0), *range(0xDC, 0xE0)])
+#: Maps and arrays that a header may hold besides one for each so many bytes: ours have one in 20 at most.
+_FREE_CONTAINERS, _BYTES_PER_CONTAINER = 65_536, 16
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
@@ -144,17 +149,28 @@ def decode(frames: Sequence[Buffer], limits: Limits = DEFAULT_LIMITS) -> Envelop
     Checksums are not looked at: see :func:`verify`.
 
     Raises:
-        RemoteProtocolError: Whatever is wrong, with reason ``oversize``, ``protocol_version``, ``unknown_kind``,
+        Unreadable: Whatever is wrong, with reason ``oversize``, ``protocol_version``, ``unknown_kind``,
             ``implausible`` (counters that contradict each other) or ``malformed``.
     """
+    header: dict[str, Any] = {}
     try:
-        return _decode([_view(frame) for frame in frames], limits)
+        views = _views(frames, limits)
+        header = _header(views, limits)
+        return _decode(header, views)
     except Unfit as unfit:
-        raise _remote(unfit) from unfit
+        raise Unreadable(unfit, _origin(header)) from unfit
 
 
-def _decode(frames: Sequence[memoryview], limits: Limits) -> Envelope:
-    header = _header(frames, limits)
+def _views(frames: Sequence[Buffer], limits: Limits) -> list[memoryview]:
+    """Returns views of the frames, after their number has been checked."""
+    if not frames:
+        raise Unfit(0, "at least the header", at="number of frames")
+    if len(frames) - 1 > limits.max_buffers:
+        raise Unfit(len(frames) - 1, f"at most {limits.max_buffers}", reason=Reason.OVERSIZE, at="number of buffers")
+    return [_view(frame) for frame in frames]
+
+
+def _decode(header: dict[str, Any], frames: Sequence[memoryview]) -> Envelope:
     # The version comes first: another version may have other keys.
     if type(header.get("v")) is not int or header["v"] != PROTOCOL_VERSION:
         raise Unfit(header.get("v"), str(PROTOCOL_VERSION), reason=Reason.PROTOCOL_VERSION, at="v")
@@ -184,15 +200,12 @@ def _decode(frames: Sequence[memoryview], limits: Limits) -> Envelope:
 
 def _header(frames: Sequence[memoryview], limits: Limits) -> dict[str, Any]:
     """Returns the unpacked header, after all sizes have been checked."""
-    if not frames:
-        raise Unfit(0, "at least the header", at="number of frames")
-    if len(frames) - 1 > limits.max_buffers:
-        raise Unfit(len(frames) - 1, f"at most {limits.max_buffers}", reason=Reason.OVERSIZE, at="number of buffers")
     sizes = [frame.nbytes for frame in frames]
     if sizes[0] > limits.max_header_bytes:
         raise Unfit(sizes[0], f"at most {limits.max_header_bytes} bytes", reason=Reason.OVERSIZE, at="header")
     if sum(sizes) > limits.max_message_bytes:
         raise Unfit(sum(sizes), f"at most {limits.max_message_bytes} bytes", reason=Reason.OVERSIZE, at="message")
+    _check_containers(frames[0])
     try:
         header = msgpack.unpackb(
             frames[0],
@@ -209,6 +222,22 @@ def _header(frames: Sequence[memoryview], limits: Limits) -> dict[str, Any]:
     if type(header) is not dict:
         raise Unfit(header, "a map", at="header")
     return header
+
+
+def _check_containers(header: memoryview) -> None:
+    """Refuses a header that is mostly maps and arrays, before it is unpacked.
+
+    An empty map is one byte on the wire and 64 in memory, and each is looked at: 4 MiB of them took 280 MiB and up to
+    6 s. Other bytes may look like the beginning of a container, so this counts too many, never too few; the bounds
+    leave room for names of tensors in any script.
+    """
+    most = _FREE_CONTAINERS + header.nbytes // _BYTES_PER_CONTAINER
+    if header.nbytes <= most:
+        return
+    raw = bytes(header)
+    found = len(raw) - len(raw.translate(None, _CONTAINER_BYTES))
+    if found > most:
+        raise Unfit(found, f"at most {most} maps and arrays", reason=Reason.OVERSIZE, at="header")
 
 
 def _unique(pairs: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:
@@ -298,12 +327,27 @@ class Origin:
     to: str = ""
 
 
+class Unreadable(RemoteProtocolError):
+    """What :func:`decode` refused, with what is known of whose it is: a header is not taken apart twice.
+
+    Attributes:
+        origin: Claims of the header, all empty if there was none.
+    """
+
+    def __init__(self, unfit: Unfit, origin: Origin) -> None:
+        self.origin = origin
+        super().__init__(unfit.reason, field=unfit.field, got=_shown(unfit.got), expected=unfit.expected)
+
+
 def peek(frames: Sequence[Buffer], limits: Limits = DEFAULT_LIMITS) -> Origin:
     """Returns what is known of a message that :func:`decode` refused; never raises."""
     try:
-        header = _header([_view(frame) for frame in frames], limits)
+        return _origin(_header(_views(frames, limits), limits))
     except Unfit:
         return Origin()
+
+
+def _origin(header: dict[str, Any]) -> Origin:
     kind = header.get("kind")
     return Origin(
         kind=kind if type(kind) is str and kind in KINDS else "",
@@ -330,10 +374,6 @@ def _at(field: str, check: Any, *values: Any, **given: Any) -> Any:
     except Unfit as unfit:
         unfit.path.append(field)
         raise
-
-
-def _remote(unfit: Unfit) -> RemoteProtocolError:
-    return RemoteProtocolError(unfit.reason, field=unfit.field, got=_shown(unfit.got), expected=unfit.expected)
 
 
 def _shown(value: object) -> str:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from broker.codec import Limits
 from broker.errors import ConfigError
+from broker.identity import KeyRole
+from broker.keys import check_exposure
 from broker.liveness import LivenessConfig
 from broker.relay_events import RelayConfig
 from broker.settings import setting
@@ -29,6 +32,8 @@ class BrokerConfig:
     name: str = setting(
         "", "name of this broker in status, unique in its run; empty: this host's, with the port", flag="--broker-name"
     )
+    key: Path | None = setting(None, "the broker's secret key file, with allowed.keys beside it: see `atoll keys`")
+    insecure: bool = setting(False, "listen without keys where others reach the ports: they all can take part")
     redis_url: str = setting("", f"where Redis listens; empty: take REDIS_URL, else {DEFAULT_REDIS_URL}")
     report_interval_s: float = setting(0.5, "seconds between two writes of membership and counters to Redis")
 
@@ -51,6 +56,7 @@ class BrokerConfig:
             raise ConfigError("name", self.name, "must be 1 to 64 of the characters A-Z a-z 0-9 . _ : -, or empty")
         if not self.host:
             raise ConfigError("host", self.host, "must be an address of this machine, or 0.0.0.0 for all of them")
+        check_exposure(self.host, setting="host", key=self.key, insecure=self.insecure, role=KeyRole.BROKER)
         if not 0 <= self.port <= 65_534:
             raise ConfigError("port", self.port, "must be from 1 to 65534 (the bulk port is the next one), or 0")
         if self.report_interval_s <= 0:

@@ -32,6 +32,7 @@ class Peer:
         served: Fragment -> number of this peer's transfer that carried it last.
         transfers: Versions sent to it.
         asked_s: When it first sent what an aggregator answers, since one last answered; None: nothing is owed.
+        sequences: The highest sequence heard over each connection.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Peer:
     served: dict[int, int] = field(default_factory=dict)
     transfers: int = 0
     asked_s: float | None = None
+    sequences: dict[Channel, int] = field(default_factory=dict)
 
     @property
     def is_joining(self) -> bool:
@@ -63,6 +65,7 @@ class Leader:
     routes: dict[Channel, bytes] = field(default_factory=dict)
     leads: bool = True
     name: str = AGGREGATOR
+    sequences: dict[Channel, int] = field(default_factory=dict)
 
 
 class Directory:
@@ -135,6 +138,7 @@ class Directory:
         if new:
             self.disconnect(who, channel)
             who.routes[channel] = route
+            who.sequences.pop(channel, None)
         self._names[channel, route] = who.name
         return new
 

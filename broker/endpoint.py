@@ -26,6 +26,7 @@ import zmq.asyncio
 
 from broker.codec import DEFAULT_LIMITS, Limits, Origin, decode, encode, kind_of, peek
 from broker.errors import ConfigError, LocalProtocolError, RemoteProtocolError, Unavailable
+from broker.keys import ClientKeys
 from broker.messages import Channel, Envelope
 from broker.sockets import Line, bulk_address, channel_address, check_address, configure_socket
 
@@ -71,6 +72,7 @@ class Endpoint:
         context: Of the process; it must outlive the endpoint.
         control_address: The broker's; the bulk address follows from it.
         channel: Which of the two to connect to.
+        keys: What to connect with; None: without keys.
         limits: Of what is sent and received.
         bulk_wait_s: How long ``send`` waits for room on the bulk channel; on the control channel it never does.
         renew_after_s: How long there may be no connection before it is made anew.
@@ -87,6 +89,7 @@ class Endpoint:
         control_address: str,
         channel: Channel,
         *,
+        keys: ClientKeys | None = None,
         limits: Limits = DEFAULT_LIMITS,
         bulk_wait_s: float = 5.0,
         renew_after_s: float = 30.0,
@@ -96,6 +99,7 @@ class Endpoint:
         self.address = channel_address(control_address, channel)
         self.channel = channel
         self.traffic = Traffic()
+        self._keys = keys
         self._limits = limits
         self._wait_s = bulk_wait_s if channel is Channel.BULK else 0.0
         self._on_unreadable = on_unreadable
@@ -125,6 +129,8 @@ class Endpoint:
         socket.set(zmq.IMMEDIATE, 1)
         # ZeroMQ would answer a frame above its maximum by giving the connection up; the codec refuses it with a reason.
         socket.set(zmq.MAXMSGSIZE, -1)
+        if self._keys is not None:
+            self._keys.apply(socket)
         line = Line(socket, self.address, self._renew_after_s)
         try:
             line.connect(time.monotonic())

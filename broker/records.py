@@ -92,6 +92,7 @@ class BrokerRecord:
     sent_bytes: int
     queued_bytes: int
     held_bytes: int
+    repeated_messages: int = 0
     dropped: Mapping[str, int] = field(default_factory=dict)
 
 

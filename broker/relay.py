@@ -10,6 +10,9 @@ a peer that reconnects under a new routing id replaces its half-open predecessor
 Aggregators are known by :class:`~broker.messages.Attach`: what comes as ``aggregator`` over a connection that is not
 attached under the highest epoch seen is refused.
 
+*Keys.* Once :class:`AllowListChanged` has come, each message must also fit the key of its connection: the sender is who
+the key belongs to, and an island joins under no other name. Without keys a sender's name is believed.
+
 *Ways.* Every kind has one way; the sender chooses nothing but the island that it addresses::
 
     Join Heartbeat Nothing Leave
@@ -37,11 +40,14 @@ from __future__ import annotations
 from collections import Counter
 
 from broker import messages as m
+from broker.bindings import Bindings
 from broker.codec import kind_of
 from broker.directory import JOINING, MAX_SHARDS, STANDBY, UNKNOWN, Directory, Leader, Peer
+from broker.identity import AllowList
 from broker.messages import AGGREGATOR, BROKER, Channel, Envelope, Reason, Role
 from broker.queues import ContributionQueue, Queued, VersionShelf
 from broker.relay_events import (
+    AllowListChanged,
     Blocked,
     Note,
     Observe,
@@ -53,6 +59,7 @@ from broker.relay_events import (
     RelayEvent,
     Send,
     Tick,
+    TurnedAway,
     Unreachable,
 )
 
@@ -66,6 +73,8 @@ __all__ = [
     "Blocked",
     "Unreachable",
     "Tick",
+    "AllowListChanged",
+    "TurnedAway",
     "RelayAction",
     "Send",
     "Observe",
@@ -90,6 +99,7 @@ class Relay:
         self.config = config
         self.counters = RelayCounters()
         self._who = Directory(max_peers=config.max_peers)
+        self._bindings = Bindings()
         self._owner: dict[int, int] = {}  # fragment -> shard, filled by Attach
         self._shelf = VersionShelf()
         self._queue = ContributionQueue(per_sender_bytes=config.peer_queue_bytes, total_bytes=config.total_queue_bytes)
@@ -110,10 +120,13 @@ class Relay:
                 self.counters.received_bytes += event.size_bytes
                 refusal = self._receive(event, now_s)
                 if refusal is not None:
-                    self._refuse_message(event.channel, event.peer, event.envelope, refusal)
+                    claimed, kind = event.envelope.sender, kind_of(event.envelope.message)
+                    sender = self._bindings.blamed(event.key, claimed)
+                    self._refuse(event.channel, event.peer, sender, kind, event.envelope.sequence, refusal, claimed)
             case Rejected():
                 refusal = event.reason, event.detail
-                self._refuse(event.channel, event.peer, event.sender, event.kind, event.sequence, refusal)
+                sender = self._bindings.blamed(event.key, event.sender)
+                self._refuse(event.channel, event.peer, sender, event.kind, event.sequence, refusal, event.sender)
             case Blocked():
                 self._unsend(event)
                 self._put_back(event, now_s)
@@ -121,6 +134,10 @@ class Relay:
                 self._unsend(event)
                 self._who.close(event.channel, event.peer)
                 self._give_up(event)
+            case AllowListChanged(allowed=allowed):
+                self._allow(allowed)
+            case TurnedAway():
+                self._turn_away(event)
             case Tick():
                 pass
         self._advance(now_s)
@@ -165,12 +182,12 @@ class Relay:
                 return self._from_island(event, now_s)
 
     def _improper(self, event: Received) -> Refusal:
-        """Says why this sender may not send this kind over this channel in this run.
-
-        Until connections are bound to keys, a sender's name is all there is to tell its role.
-        """
+        """Says why this sender may not send this kind over this channel in this run."""
         envelope, kind = event.envelope, type(event.envelope.message)
         sender = envelope.sender
+        refusal = self._bindings.refusal(event.key, sender, envelope.message)
+        if refusal is not None:
+            return refusal
         if envelope.run_id != self.config.run_id:
             return Reason.WRONG_RUN, f"run is {envelope.run_id}, this broker serves {self.config.run_id}"
         if sender == BROKER:
@@ -186,6 +203,30 @@ class Relay:
             return Reason.UNKNOWN_ISLAND, f"{kind_of(kind)} needs an island id: join first"
         return None
 
+    def _allow(self, allowed: AllowList) -> None:
+        """Takes a new allow list; islands that nobody may be any more are forgotten with all their connections."""
+        self._bindings.replace(allowed)
+        for peer in [each for each in self._who.peers.values() if not self._bindings.anyone_may_be(each.name)]:
+            self._who.forget(peer)
+            self._blocked_peers.pop(peer.name, None)
+            self._actions.append(Note(event="relay.island_revoked", fields={"island": peer.name}, warning=True))
+
+    def _turn_away(self, event: TurnedAway) -> None:
+        if event.reason is None:
+            self.counters.dropped["silent_connection"] += 1
+            return
+        times = self._count_refusal(UNKNOWN, event.reason)
+        if _is_power_of_ten(times):
+            fields = {"channel": event.channel, "reason": event.reason, "times": times, "detail": event.detail}
+            self._actions.append(Note(event="relay.turned_away", fields=fields, warning=True))
+
+    def _note_sequence(self, who: Peer | Leader, event: Received) -> None:
+        """Counts messages that do not come after the last one of their connection."""
+        if event.envelope.sequence <= who.sequences.get(event.channel, -1):
+            self.counters.repeated_messages += 1
+        else:
+            who.sequences[event.channel] = event.envelope.sequence
+
     def _from_island(self, event: Received, now_s: float) -> Refusal:
         envelope = event.envelope
         name, incarnation = envelope.sender, envelope.incarnation
@@ -199,6 +240,7 @@ class Relay:
         peer.heard_s = now_s
         if self._who.connect(peer, event.channel, event.peer):
             self._blocked_peers.pop(name, None)  # a new connection starts empty
+        self._note_sequence(peer, event)
         match envelope.message:
             case m.Want(versions=versions):
                 peer.want, peer.credit = versions, True
@@ -247,6 +289,7 @@ class Relay:
                 f"nobody is attached over this connection: attach on the {event.channel} port first",
             )
         leader.heard_s = now_s
+        self._note_sequence(leader, event)
         match message:
             case m.Version():
                 if self._shelf.offer(envelope, message, event.size_bytes):
@@ -312,6 +355,7 @@ class Relay:
             self._actions.append(Note(event="relay.leader_attached", fields={"shard": shard, "epoch": epoch}))
         leader.heard_s = now_s
         is_new = self._who.connect(leader, event.channel, event.peer)
+        self._note_sequence(leader, event)
         match message:
             case m.Attach(versions=versions):
                 self._owner.update(dict.fromkeys(range(len(versions)), shard))
@@ -468,17 +512,25 @@ class Relay:
         self._refuse(channel, peer, envelope.sender, kind_of(envelope.message), envelope.sequence, refusal)
 
     def _refuse(
-        self, channel: Channel, peer: bytes, claimed: str, kind: str, sequence: int, refusal: tuple[Reason, str]
+        self,
+        channel: Channel,
+        peer: bytes,
+        claimed: str,
+        kind: str,
+        sequence: int,
+        refusal: tuple[Reason, str],
+        to: str = "",
     ) -> None:
         """Counts a refusal, notes it now and then, and tells the sender why.
 
         Args:
             channel: Where the message came from, with ``peer``.
             peer: Routing id.
-            claimed: The sender that the message named, if it could be read: believed only if it is a known peer.
+            claimed: Who sent it, as far as that is known: believed only if it is a known peer.
             kind: Of the message, or empty.
             sequence: Of the message, or -1.
             refusal: Reason and detail.
+            to: The address on the answer, if not ``claimed``: what the message named as its sender.
         """
         reason, detail = refusal
         name = self._who.name_of(channel, peer) or (claimed if claimed in self._who.peers else UNKNOWN)
@@ -492,7 +544,7 @@ class Relay:
         if control is not None:
             channel, peer = Channel.CONTROL, control
         refused = m.Refused(kind=kind, sequence=sequence, reason=reason, detail=detail)
-        self._reply(channel, peer, claimed or (name if name != UNKNOWN else NOBODY), refused)
+        self._reply(channel, peer, to or claimed or (name if name != UNKNOWN else NOBODY), refused)
 
     def _count_refusal(self, name: str, reason: Reason) -> int:
         counts = self.counters.refused.setdefault(name, Counter())

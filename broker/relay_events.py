@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from broker.errors import ConfigError
+from broker.identity import Identity
 from broker.messages import Channel, Envelope, Reason
 
 _MIB = 1 << 20
@@ -48,12 +49,17 @@ class RelayConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Received:
-    """A message arrived; ``peer`` is the routing id of its connection, ``size_bytes`` its frames together."""
+    """A message arrived.
+
+    ``peer`` is the routing id of its connection, ``size_bytes`` its frames together, and ``key`` the public key that
+    the connection was opened with, empty where keys are not in use.
+    """
 
     channel: Channel
     peer: bytes
     envelope: Envelope
     size_bytes: int
+    key: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +73,7 @@ class Rejected:
     kind: str = ""
     sequence: int = -1
     sender: str = ""
+    key: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +101,23 @@ class Tick:
     """Time has passed."""
 
 
-RelayEvent = Received | Rejected | Blocked | Unreachable | Tick
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllowListChanged:
+    """From now on every message is judged by its key: public key -> whose it is. Before the first one, none is."""
+
+    allowed: Mapping[str, Identity]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnedAway:
+    """A connection ended before it could say anything; no reason where it may have been a mere knock at the port."""
+
+    channel: Channel
+    reason: Reason | None
+    detail: str
+
+
+RelayEvent = Received | Rejected | Blocked | Unreachable | Tick | AllowListChanged | TurnedAway
 
 
 # --- actions ----------------------------------------------------------------------------------------------------
@@ -138,7 +161,9 @@ class RelayCounters:
 
     Attributes:
         refused: Sender -> reason -> messages; senders that are not known count as ``directory.UNKNOWN``.
-        dropped: Cause -> control messages or copies that went nowhere.
+        dropped: Cause -> control messages or copies that went nowhere, and connections that said nothing.
+        repeated_messages: Those whose sequence was not above the last one of their connection. They are harmless, since
+            a message may arrive twice, and tell of a peer that plays back what it recorded.
     """
 
     received_messages: int = 0
@@ -147,3 +172,4 @@ class RelayCounters:
     sent_bytes: int = 0
     refused: dict[str, Counter[Reason]] = field(default_factory=dict)
     dropped: Counter[str] = field(default_factory=Counter)
+    repeated_messages: int = 0

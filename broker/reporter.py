@@ -181,5 +181,6 @@ class Reporter:
             sent_bytes=counters.sent_bytes,
             queued_bytes=self._relay.queued_bytes,
             held_bytes=self._relay.held_bytes,
+            repeated_messages=counters.repeated_messages,
             dropped=dict(counters.dropped),
         )

@@ -24,10 +24,12 @@ import zmq
 import zmq.asyncio
 
 from broker import clocks, logs, settings
-from broker.codec import Limits, decode, encode, peek
+from broker.codec import Limits, Unreadable, decode, encode, peek
 from broker.config import DEFAULT_REDIS_URL, BrokerConfig
 from broker.endpoint import configure_socket
 from broker.errors import ConfigError, RemoteProtocolError
+from broker.gate import Gate, GateEvent
+from broker.intake import Intake, Taken
 from broker.messages import Channel, Reason
 from broker.registry import Registry
 from broker.relay import (
@@ -122,7 +124,12 @@ async def serve(
     """
     registry = Registry(config.redis_url or DEFAULT_REDIS_URL, config.run_id)
     context = zmq.asyncio.Context(io_threads=2)
-    broker = _Broker(config, registry)
+    try:
+        broker = _Broker(config, registry, context)
+    except ConfigError:
+        await registry.aclose()
+        context.term()
+        raise
     try:
         listening = broker.bind(context)
         log.info(
@@ -131,6 +138,7 @@ async def serve(
             address=listening.address,
             bulk=listening.bulk_port,
             redis=registry.address,
+            keys=config.key is not None,
         )
         ready(listening)
         await broker.run(stop)
@@ -144,7 +152,7 @@ async def serve(
 class _Broker:
     """Sockets and the relay between them."""
 
-    def __init__(self, config: BrokerConfig, registry: Registry) -> None:
+    def __init__(self, config: BrokerConfig, registry: Registry, context: zmq.asyncio.Context) -> None:
         self._config = config
         self._clock = clocks.monotonic
         self._relay = Relay(config.relay())
@@ -163,6 +171,7 @@ class _Broker:
         self._sockets: dict[Channel, zmq.asyncio.Socket] = {}
         self._woken = asyncio.Event()  # the relay's next deadline may have changed
         self._waiting_until_s: float | None = None
+        self._gate = Gate(context, config.key, self._handle)
 
     # --- sockets ---
 
@@ -179,12 +188,13 @@ class _Broker:
                 control_port = int(bytes(control.get(zmq.LAST_ENDPOINT)).rstrip(b"\0").rpartition(b":")[2])
                 self._open(context, Channel.BULK, host, control_port + 1)
             except zmq.ZMQError as err:
-                self.close()
+                self._close_ports()
                 # Port 0 gave a control port whose neighbour is taken, or that has none: try another.
                 if port != 0 or attempt == PORT_ATTEMPTS - 1 or err.errno not in (errno.EADDRINUSE, errno.EINVAL):
                     raise _cannot_listen(self._config, err) from err
             else:
                 self._reporter.name = self._config.name or f"{socket.gethostname()}:{control_port}"
+                self._watch({Channel.CONTROL: control_port, Channel.BULK: control_port + 1})
                 return Listening(
                     address=f"tcp://{host}:{control_port}", control_port=control_port, bulk_port=control_port + 1
                 )
@@ -195,11 +205,22 @@ class _Broker:
         configure_socket(sock, channel, self._limits[channel])
         sock.set(zmq.ROUTER_MANDATORY, 1)  # a send that nobody takes must not vanish silently
         sock.set(zmq.IPV6, int(":" in host))  # the name of an IPv4 address must stay one for bind
+        self._gate.guard(sock)
         sock.bind(f"tcp://{host}:{port}")
         return sock
 
+    def _watch(self, ports: dict[Channel, int]) -> None:
+        for channel, port in ports.items():
+            # As many bytes as ZeroMQ takes for one frame, and some for frames' own headers.
+            most_bytes = int(self._sockets[channel].get(zmq.MAXMSGSIZE)) * 9 // 8
+            self._gate.watch(channel, self._sockets[channel], port, most_bytes=most_bytes)
+
     def close(self) -> None:
         """Closes the sockets; what is queued in them is sent for ``LINGER_MS`` at most."""
+        self._gate.close()
+        self._close_ports()
+
+    def _close_ports(self) -> None:
         for sock in self._sockets.values():
             sock.close(linger=LINGER_MS)
         self._sockets.clear()
@@ -214,6 +235,10 @@ class _Broker:
                 group.create_task(self._receive(Channel.BULK), name="bulk"),
                 group.create_task(self._keep_time(), name="time"),
                 group.create_task(self._reporter.run(), name="reporter"),
+                group.create_task(self._gate.answer(), name="keys"),
+                group.create_task(self._gate.listen(Channel.CONTROL), name="control connections"),
+                group.create_task(self._gate.listen(Channel.BULK), name="bulk connections"),
+                group.create_task(self._gate.look_around(), name="gate"),
             ]
             await stop.wait()
             for task in tasks:
@@ -225,10 +250,16 @@ class _Broker:
             log.warning("redis.lost", detail=f"no answer to the last report within {LAST_REPORT_S} s")
 
     async def _receive(self, channel: Channel) -> None:
-        sock, limits = self._sockets[channel], self._limits[channel]
+        limits = self._limits[channel]
+        intake = Intake(
+            self._sockets[channel],
+            most_frames=limits.max_buffers + 1,
+            flooded=lambda frame: self._gate.show_out(channel, frame, "a message of far too many frames"),
+        )
         while True:
-            peer, *frames = await sock.recv_multipart(copy=False)
-            self._handle(_event(channel, peer.bytes, frames, limits))
+            taken = await intake.take()
+            key = self._gate.key_of(channel, taken.frames[0]) if taken.frames else ""
+            self._handle(_event(channel, taken, limits, key))
             # A message that is there already is returned without a pause; without one here, the busier channel would
             # keep the other from running.
             await asyncio.sleep(0)
@@ -245,7 +276,7 @@ class _Broker:
 
     # --- what the relay wants done ---
 
-    def _handle(self, event: RelayEvent) -> None:
+    def _handle(self, event: RelayEvent | GateEvent) -> None:
         """Hands an event to the relay, carries out what it answers, and hands back what could not be sent."""
         now_s = self._clock()
         actions = deque(self._relay.handle(event, now_s))
@@ -282,22 +313,30 @@ class _Broker:
         return failure(channel=send.channel, peer=send.peer, envelope=send.envelope, size_bytes=send.size_bytes)
 
 
-def _event(channel: Channel, peer: bytes, frames: list[Any], limits: Limits) -> Received | Rejected:
+def _event(channel: Channel, taken: Taken, limits: Limits, key: str) -> Received | Rejected:
     """Decodes what came, as far as the header; buffers stay the views of frames that they are."""
+    frames = taken.frames
     try:
+        if taken.surplus:
+            most = f"at most {limits.max_buffers}"
+            raise RemoteProtocolError(
+                Reason.OVERSIZE, field="number of buffers", got=len(frames) - 1 + taken.surplus, expected=most
+            )
         envelope = decode(frames, limits)
     except RemoteProtocolError as err:
-        origin = peek(frames, limits)
+        origin = err.origin if isinstance(err, Unreadable) else peek(frames, limits)
         return Rejected(
             channel=channel,
-            peer=peer,
+            peer=taken.peer,
+            key=key,
             reason=Reason(err.reason),
             detail=f"{err.field} is {err.got}, expected {err.expected}",
             kind=origin.kind,
             sequence=origin.sequence,
             sender=origin.sender,
         )
-    return Received(channel=channel, peer=peer, envelope=envelope, size_bytes=sum(len(frame) for frame in frames))
+    size_bytes = sum(len(frame) for frame in frames)
+    return Received(channel=channel, peer=taken.peer, envelope=envelope, size_bytes=size_bytes, key=key)
 
 
 # --- addresses ------------------------------------------------------------------------------------------------------

@@ -46,7 +46,7 @@ RUN_KEYS = (
 )
 
 #: Settings that the environment may supply: addresses and secrets, nothing else.
-ENVIRONMENT = {"redis_url": "REDIS_URL", "broker": "ATOLL_BROKER"}
+ENVIRONMENT = {"redis_url": "REDIS_URL", "broker": "ATOLL_BROKER", "key": "ATOLL_KEY"}
 
 _WORDS: dict[Any, str] = {
     str: "text in quotes",

@@ -8,6 +8,8 @@ from pathlib import Path
 
 from broker.codec import Limits
 from broker.errors import ConfigError
+from broker.identity import KeyRole
+from broker.keys import check_exposure
 from broker.settings import setting
 from broker.sockets import broker_addresses
 
@@ -20,6 +22,8 @@ class IslandConfig:
 
     run_id: str = setting("atoll", "name of the run to join", flag="--run")
     broker: str = setting("tcp://127.0.0.1:7001", "control address of the broker, or of each, with commas between them")
+    key: Path | None = setting(None, "this island's secret key file, with broker.public beside it: see `atoll keys`")
+    insecure: bool = setting(False, "connect without keys to a broker that is not on this machine")
     broker_silent_s: float = setting(2.0, "silence after which an island goes on to the next broker, if it has several")
     island_id: str = setting("", "this island's name; empty: the run assigns one, the same again to the same host")
     task: str = setting("islands.language:task", "what to train: package.module:function, returning a Task")
@@ -37,7 +41,8 @@ class IslandConfig:
     def __post_init__(self) -> None:
         if not _RUN_ID.fullmatch(self.run_id):
             raise ConfigError("run_id", self.run_id, "must be 1 to 64 of the characters A-Z a-z 0-9 . _ -")
-        _ = self.brokers  # checks the addresses
+        for address in self.brokers:
+            check_exposure(address, setting="broker", key=self.key, insecure=self.insecure, role=KeyRole.ISLAND)
         if self.pace < 0:
             raise ConfigError("pace", self.pace, "must be a number of seconds, 0 or more")
         if self.donor_wait_s < 0:

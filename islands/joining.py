@@ -10,6 +10,7 @@ from pathlib import Path
 
 from broker import logs
 from broker.errors import ConfigError, Unavailable
+from broker.keys import own_name
 from islands import core
 from islands.config import IslandConfig
 from islands.exchange import Exchange
@@ -33,6 +34,8 @@ def join(
     run: str = "atoll",
     kinds: Mapping[str, str] | None = None,
     unit_axes: Mapping[str, int] | None = None,
+    key: str | os.PathLike[str] | None = None,
+    insecure: bool = False,
     island_id: str = "",
     tokens_per_step: int = 0,
     state_dir: str | os.PathLike[str] | None = None,
@@ -55,7 +58,11 @@ def join(
         kinds: Regular expression over parameter names -> ``rda``, ``mean``, ``local`` or ``frozen``
             (:mod:`islands.partition`).
         unit_axes: Regular expression -> leading axes that count layers or experts.
-        island_id: The name to have. Empty: the run assigns one, and the same again after a restart on this host.
+        key: This island's secret key file, with ``broker.public`` beside it (``atoll keys``); needed for a broker on
+            another machine.
+        insecure: Do without a key there.
+        island_id: The name to have. Empty: that of the key; without one the run assigns it, and the same again after a
+            restart on this host.
         tokens_per_step: Tokens in one inner step. Where it is given, the run checks counters against it, and knows
             this island's pace in tokens.
         state_dir: Directory for checkpoints of ``state`` as given to :meth:`Island.step`; None: no checkpoints.
@@ -72,10 +79,14 @@ def join(
         ConfigError: The run refused this island, or an argument cannot work; names the tensor or field and the cure.
         Unavailable: The run stayed silent.
     """
+    path = None if key is None else Path(key)
+    island_id = island_id or own_name(path)
     config = IslandConfig(
         run_id=run,
         broker=address if isinstance(address, str) else ",".join(address),
         broker_silent_s=broker_silent_s,
+        key=path,
+        insecure=insecure,
         island_id=island_id,
         state_dir=None if state_dir is None else Path(state_dir),
         checkpoint_interval_s=checkpoint_interval_s,

@@ -16,6 +16,8 @@ from typing import Any, Self
 import zmq.asyncio
 
 from broker.endpoint import Endpoint
+from broker.identity import KeyRole
+from broker.keys import client_keys
 from broker.messages import Channel, Contribution, Envelope, Heartbeat, Message, StatePart, Want
 from islands.config import IslandConfig
 
@@ -55,7 +57,8 @@ class Wire:
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
-        """Makes the ZeroMQ context."""
+        """Makes the ZeroMQ context; ConfigError if a key file is wrong."""
+        self._keys = client_keys(self._config.key, KeyRole.ISLAND)
         self._context = zmq.asyncio.Context()
         self._stack.callback(self._context.term)
         return self
@@ -109,7 +112,7 @@ class Wire:
     async def _opened(self, address: str) -> AsyncIterator[Endpoints]:
         async with AsyncExitStack() as stack:
             for channel in Channel:
-                endpoint = Endpoint(self._context, address, channel, limits=self._config.limits())
+                endpoint = Endpoint(self._context, address, channel, keys=self._keys, limits=self._config.limits())
                 self._endpoints[channel] = await stack.enter_async_context(endpoint)
             try:
                 yield self._endpoints

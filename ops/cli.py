@@ -59,17 +59,17 @@ COMMANDS: dict[str, Command] = {
     "broker": Command(
         module="broker.server",
         summary="the broker daemon, which everybody connects to",
-        example="--config config.toml --host 0.0.0.0 --port 7001",
+        example="--config config.toml --host 0.0.0.0 --key keys/broker.secret",
     ),
     "aggregator": Command(
         module="aggregator.daemon",
         summary="the aggregator daemon, which merges and versions the model",
-        example="--broker tcp://hub:7001 --store /var/lib/atoll --islands 4",
+        example="--broker tcp://hub:7001 --key keys/aggregator.secret --store /var/lib/atoll --islands 4",
     ),
     "island": Command(
         module="islands.daemon",
         summary="one island daemon, which trains",
-        example="--broker tcp://hub:7001 --run demo",
+        example="--broker tcp://hub:7001 --key keys/island-paris.secret --run demo",
     ),
     "status": Command(
         module="ops.status",
@@ -80,6 +80,11 @@ COMMANDS: dict[str, Command] = {
         module="ops.chaos.command",
         summary="a local run that is struck by faults while it trains; a report, and a check of the invariants",
         example="examples/chaos/storm.toml --seconds 120",
+    ),
+    "keys": Command(
+        module="ops.keys",
+        summary="makes key pairs, and says whose keys a broker takes",
+        example="new island paris",
     ),
     "lab": Command(
         module="ops.lab.command",

@@ -21,6 +21,7 @@ from aggregator.config import AggregatorConfig
 from broker import settings
 from broker.config import BrokerConfig
 from broker.errors import ConfigError
+from broker.identity import Identity, KeyRole
 from broker.settings import setting
 from broker.sockets import MAX_BROKERS
 from broker.toml import dump
@@ -45,6 +46,8 @@ _DECIDED_HERE = frozenset(
         "island_id",
         "pace",
         "pulse",
+        "key",
+        "insecure",
         "failover",
         "standby",
         "new_lineage",
@@ -60,6 +63,7 @@ class UpConfig:
     port: int = setting(0, "control port of the broker, its bulk port is the next one; 0 picks free ones")
     brokers: int = setting(1, "brokers to start, on ports two apart; islands leave one that falls silent for the next")
     redis_port: int = setting(0, "port of the Redis that is started; 0 picks 6379 if it is free")
+    keys: bool = setting(False, "make a key for every process, in the run directory, and use them")
     pace: tuple[float, ...] = setting((), "seconds that an inner step takes at least: one for all, or one per island")
     standbys: int = setting(0, "standby aggregators, which follow the leader and take over when it fails")
     model: str | None = setting(None, "size of the default task's model: tiny, small or medium; short for [task] model")
@@ -138,6 +142,17 @@ class Plan:
         return {f"broker-{k}": first + 2 * k for k in range(self.up.brokers)}
 
     @property
+    def keys_dir(self) -> Path:
+        """Where the keys of all processes are, if they have any."""
+        return self.run_dir / "keys"
+
+    @property
+    def identities(self) -> list[Identity]:
+        """Whom the broker lets in, if keys are in use."""
+        islands = [Identity(role=KeyRole.ISLAND, name=island_id) for island_id in self.island_ids]
+        return [Identity(role=KeyRole.AGGREGATOR, name=str(KeyRole.AGGREGATOR)), *islands]
+
+    @property
     def config_file(self) -> Path:
         """The resolved configuration, as every process reads it."""
         return self.run_dir / "config.toml"
@@ -183,6 +198,9 @@ def resolve(args: argparse.Namespace, *, run_dir: Path, port: int, redis_url: st
         },
         "island": {},
     }
+    if up.keys:
+        for name in ("broker", "aggregator"):
+            decided[name]["key"] = run_dir / "keys" / f"{name}.secret"
     usual = {"aggregator": {"total_tokens": DEFAULT_TOKENS}}
     # The address of Redis is settled: neither the flag nor the environment may change it any more.
     flags = argparse.Namespace(**{**vars(args), "redis_url": redis_url})
@@ -312,6 +330,8 @@ def processes(
         )
     for index, island_id in enumerate(plan.island_ids):
         own = ["--island-id", island_id]
+        if plan.up.keys:
+            own += ["--key", os.fspath(plan.keys_dir / f"island-{island_id}.secret")]
         if plan.island.state_dir is None:  # a restarted island goes on with its own optimizer state
             own += ["--state-dir", os.fspath(plan.run_dir / "islands")]
         if plan.up.pace:
@@ -356,6 +376,7 @@ def our_environment(redis_url: str) -> dict[str, str]:
     places += [os.getcwd(), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {
         "ATOLL_NO_VENV": "1",
+        "ATOLL_KEY": "",  # each has its own, or none
         "ATOLL_LOG": "text",  # into files that people read
         "PYTHONPATH": os.pathsep.join(places),
         "PYTHONUNBUFFERED": "1",

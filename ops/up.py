@@ -28,6 +28,7 @@ from ops.archive import ADDRESS_FILE
 from ops.cluster import Change, LocalCluster, are_free, free_ports, wait_until_listening
 from ops.display import Display, Rate, progress_of, trained_tokens
 from ops.export import Which, export
+from ops.keys import make_pairs
 from ops.links import placing
 from ops.links.placing import Links
 from ops.numeric import compilation_cache, one_thread_environment
@@ -122,6 +123,8 @@ def prepare(args: argparse.Namespace) -> Plan:
     except OSError as err:
         cure = "choose another --run-dir"
         raise Unavailable(f"cannot make {run_dir} ({err.strerror}); {cure}", definite=True) from err
+    if plan.up.keys:
+        make_pairs(plan.keys_dir, plan.identities)
     run_directory.claim(run_dir)
     run_directory.write(plan.config_file, planning.config_toml(plan))
     return plan

@@ -207,6 +207,7 @@ class SimCandidate:
         self.simulation, self.station = simulation, station
         self.address = f"{station.name}/{life}"
         self.sender = m.standing_by(station.name)
+        self.key = m.AGGREGATOR
         self.connection = 0
         self.sequence = 0
         self.alive = True

@@ -32,9 +32,10 @@ from aggregator.replication import (
     ReplicationEvent,
 )
 from broker import messages as m
+from broker.identity import Identity, KeyRole
+from broker.relay import AllowListChanged, Relay, RelayConfig, RelayEvent
 from broker.relay import Note as RelayNote
 from broker.relay import Observe as RelayObserve
-from broker.relay import Relay, RelayConfig, RelayEvent
 from broker.relay import Send as RelaySend
 from broker.relay import Tick as RelayTick
 from islands import core as isl
@@ -58,6 +59,7 @@ class SimIsland:
     def __init__(self, simulation: Simulation, plan: IslandPlan, life: int) -> None:
         self.simulation, self.plan, self.life = simulation, plan, life
         self.address = f"{plan.island_id}/{life}"
+        self.key = plan.island_id  # stands for the public key of its connections
         self.alive = True
         self.stopped = False
         self.work = simulation.works.island(plan.island_id, life)
@@ -287,6 +289,7 @@ class SimAggregator:
         self.simulation, self.station, self.disk, self.life = simulation, station, station.disk, life
         self.address = f"{station.name}/{life}"
         self.connection = 0
+        self.key = m.AGGREGATOR
         self.alive = True
         self.rng = random.Random(f"{simulation.plan.seed}/{self.address}")
         disk, config, now_s = station.disk, simulation.plan.config, simulation.queue.now_s
@@ -508,6 +511,10 @@ class SimBroker:
         self.frozen = False
         self.backlog: list[RelayEvent] = []  # what came while it was frozen
         self.relay = Relay(RelayConfig(run_id=simulation.plan.config.run_id))
+        islands = [plan.island_id for plan in simulation.plan.islands]
+        allowed = {name: Identity(role=KeyRole.ISLAND, name=name) for name in islands}
+        allowed[m.AGGREGATOR] = Identity(role=KeyRole.AGGREGATOR, name=m.AGGREGATOR)
+        self.relay.handle(AllowListChanged(allowed=allowed), simulation.queue.now_s)
         self.alarm = Alarm(simulation.queue, lambda: self.handle(RelayTick()))
 
     @property

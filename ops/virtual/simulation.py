@@ -327,6 +327,7 @@ class Simulation:
             peer=f"{process.address}#{process.connection}".encode(),
             envelope=envelope,
             size_bytes=self.size(message),
+            key=process.key,
         )
         for delay_s in self.arrivals_s(process, message, "up"):
             self.queue.after(delay_s, lambda: self.brokers[broker].handle(event))

@@ -494,9 +494,9 @@ def test_a_port_that_is_taken_is_named_with_a_cure():
 
 def test_a_host_that_is_not_ours_is_named_with_a_cure():
     with pytest.raises(ConfigError, match=r"host = '192\.0\.2\.1': this machine has no such address"):
-        on_a_broker(config(host="192.0.2.1"), None)
+        on_a_broker(config(host="192.0.2.1", insecure=True), None)
     with pytest.raises(ConfigError, match="host = 'no such host'"):
-        on_a_broker(config(host="no such host"), None)
+        on_a_broker(config(host="no such host", insecure=True), None)
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "localhost"])
@@ -507,7 +507,7 @@ def test_a_host_may_be_a_wildcard_or_a_name(host):
         aggregator = await bench.aggregator()
         assert (await aggregator.attach()).versions == (-1,)
 
-    on_a_broker(config(host=host), use)
+    on_a_broker(config(host=host, insecure=True), use)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -9,9 +9,11 @@ from hypothesis import strategies as st
 from broker import messages as m
 from broker.directory import MAX_SHARDS, UNKNOWN
 from broker.errors import ConfigError
+from broker.identity import Identity, KeyRole
 from broker.messages import AGGREGATOR, BROKER, Channel, Envelope, Reason
 from broker.ranges import StepRange
 from broker.relay import (
+    AllowListChanged,
     Blocked,
     Note,
     Observe,
@@ -21,6 +23,7 @@ from broker.relay import (
     RelayConfig,
     Send,
     Tick,
+    TurnedAway,
     Unreachable,
 )
 
@@ -125,7 +128,9 @@ class Driver:
         self.actions = self.relay.handle(event, self.now_s)
         return self.actions
 
-    def receive(self, sender, message, *, route=None, channel=None, incarnation=None, to="", run=RUN, nbytes=100):
+    def receive(
+        self, sender, message, *, route=None, channel=None, incarnation=None, to="", run=RUN, nbytes=100, key=""
+    ):
         """What ``sender`` sends over its usual connection."""
         self.sequence += 1
         channel = channel or message.channel
@@ -135,7 +140,7 @@ class Driver:
         envelope = Envelope(
             run_id=run, sender=sender, incarnation=incarnation, sequence=self.sequence, to=to, message=message
         )
-        return self.event(Received(channel=channel, peer=route, envelope=envelope, size_bytes=nbytes))
+        return self.event(Received(channel=channel, peer=route, envelope=envelope, size_bytes=nbytes, key=key))
 
     def attach(self, versions=(-1, -1), epoch=1, shard=0):
         self.receive(AGGREGATOR, m.Attach(shard=shard, epoch=epoch, versions=versions))
@@ -762,3 +767,86 @@ def test_whatever_comes_limits_hold_and_nobody_is_sent_what_it_did_not_ask_for(s
         assert set(driver.relay.counters.refused) <= {"a", "b", "c", "join:x", "join:y", AGGREGATOR, UNKNOWN}
         deadline_s = driver.relay.next_deadline_s()
         assert deadline_s is None or deadline_s > driver.now_s - 1e-9
+
+
+# --- keys -----------------------------------------------------------------------------------------------------------
+
+ALLOWED = {
+    "K-paris": Identity(role=KeyRole.ISLAND, name="paris"),
+    "K-rome": Identity(role=KeyRole.ISLAND, name="rome"),
+    "K-leader": Identity(role=KeyRole.AGGREGATOR, name="aggregator"),
+}
+
+
+@pytest.fixture
+def keyed():
+    """A relay with keys, a leader, and the island paris."""
+    driver = Driver()
+    driver.event(AllowListChanged(allowed=ALLOWED))
+    driver.receive(AGGREGATOR, m.Attach(shard=0, epoch=1, versions=(-1,)), key="K-leader")
+    driver.receive(AGGREGATOR, m.AttachBulk(shard=0, epoch=1), key="K-leader")
+    driver.receive("paris", beat(), key="K-paris")
+    return driver
+
+
+def refusals_in(actions):
+    sends = [action for action in actions if isinstance(action, Send)]
+    return [send.envelope.message.reason for send in sends if isinstance(send.envelope.message, m.Refused)]
+
+
+def test_a_message_that_does_not_fit_its_key_goes_nowhere_and_is_laid_to_the_key(keyed):
+    keyed.receive("rome", beat(), key="K-rome")
+    for sender, message, key in (
+        ("paris", beat(9), "K-rome"),
+        ("paris", contribution(), "K-rome"),
+        ("paris", m.Want(versions=(-1,)), "K-rome"),
+        (AGGREGATOR, m.Attach(shard=0, epoch=5, versions=(3,)), "K-rome"),
+        (AGGREGATOR, version(0, 7, epoch=5), "K-rome"),
+        ("join:n", m.Join(nonce="n", island_id="paris", hint="", tensors=(), tokens_per_step=1), "K-rome"),
+        ("paris", beat(9), "K-unknown"),
+        ("paris", beat(9), ""),
+    ):
+        actions = keyed.receive(sender, message, route=b"elsewhere", key=key, incarnation=7)
+        assert refusals_in(actions) == [Reason.WRONG_KEY]
+        assert [type(action) for action in actions if isinstance(action, Send)] == [Send]
+    assert keyed.relay.counters.refused["rome"][Reason.WRONG_KEY] == 6
+    assert keyed.relay.counters.refused[UNKNOWN][Reason.WRONG_KEY] == 2
+    assert "paris" not in keyed.relay.counters.refused
+    # The real ones are where they were: not fenced, not cut off, not overtaken.
+    assert not refusals_in(keyed.receive("paris", beat(10), key="K-paris"))
+    assert not refusals_in(keyed.receive(AGGREGATOR, version(0, 1, epoch=1), key="K-leader"))
+
+
+def test_a_revoked_island_is_forgotten_and_a_revoked_key_says_nothing_more(keyed):
+    keyed.receive("paris", m.Want(versions=(-1,)), key="K-paris")
+    actions = keyed.event(AllowListChanged(allowed={key: each for key, each in ALLOWED.items() if key != "K-paris"}))
+    assert [action.event for action in actions if isinstance(action, Note)] == ["relay.island_revoked"]
+    assert keyed.relay.num_peers == 0
+    sends = keyed.receive(AGGREGATOR, version(0, 1), key="K-leader")
+    assert not [action for action in sends if isinstance(action, Send)]  # its credit is gone with it
+    assert refusals_in(keyed.receive("paris", beat(), key="K-paris")) == [Reason.WRONG_KEY]
+    keyed.event(AllowListChanged(allowed=ALLOWED))
+    assert not refusals_in(keyed.receive("paris", beat(), key="K-paris"))
+
+
+def test_those_turned_away_at_the_port_are_counted_and_noted_now_and_then(keyed):
+    notes = 0
+    for _ in range(100):
+        actions = keyed.event(TurnedAway(channel=Channel.BULK, reason=Reason.WRONG_KEY, detail="no such key"))
+        notes += len(actions)
+    keyed.event(TurnedAway(channel=Channel.BULK, reason=None, detail="a knock"))
+    assert keyed.relay.counters.refused[UNKNOWN] == {Reason.WRONG_KEY: 100}
+    assert keyed.relay.counters.dropped["silent_connection"] == 1
+    assert notes == 3
+
+
+def test_messages_played_back_over_their_connection_are_counted_and_a_new_connection_starts_anew(keyed):
+    for _ in range(3):
+        keyed.receive("paris", beat(), key="K-paris")
+    assert keyed.relay.counters.repeated_messages == 0
+    keyed.sequence -= 2
+    keyed.receive("paris", beat(), key="K-paris")
+    assert keyed.relay.counters.repeated_messages == 1
+    keyed.sequence = 0
+    keyed.receive("paris", beat(), key="K-paris", route=b"new")
+    assert keyed.relay.counters.repeated_messages == 1

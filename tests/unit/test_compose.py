@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from broker.identity import Identity, KeyRole
 from ops import cli
 from ops.cli import COMMANDS, parser_of
 from ops.status import LEADER_WITHIN_S
@@ -52,11 +53,11 @@ def parse(arguments):
 
 
 def test_the_whole_run_has_all_its_services():
-    assert list(services(COMPOSE)) == ["redis", "broker", "aggregator", "island"]
+    assert list(services(COMPOSE)) == ["keys", "redis", "broker", "aggregator", "island"]
     assert list(services(REGION)) == ["island"]
 
 
-@pytest.mark.parametrize("service", ["broker", "aggregator", "island"])
+@pytest.mark.parametrize("service", ["keys", "broker", "aggregator", "island"])
 def test_commands_in_compose_are_commands_of_ours(service):
     arguments = value(services(COMPOSE)[service], "command")
     assert arguments[0] == service
@@ -82,7 +83,7 @@ def test_the_aggregator_is_healthy_when_it_leads_its_run():
 def test_every_command_is_about_the_same_run_and_its_name_is_a_variable():
     for text in (COMPOSE, REGION):
         for name, block in services(text).items():
-            if name != "redis":
+            if name not in ("redis", "keys"):
                 assert '"--run", "${ATOLL_RUN:-compose}"' in block, name
                 assert '"--run", "compose"' not in block, name
     # A store holds one run, and optimizer state is of one run: neither is found under another name.
@@ -104,7 +105,7 @@ def test_islands_keep_their_optimizer_state_on_a_volume(text):
     args = parse(value(block, "command"))
     assert Path(args.state_dir).is_relative_to("/var/lib/atoll")
     # The directory that the image gives to its user: a volume over any other one would be root's.
-    assert value(block, "volumes") == ["islands:/var/lib/atoll"]
+    assert value(block, "volumes")[0] == "islands:/var/lib/atoll"
     assert re.search(r"^volumes:\n(?:  \w+:\n)*  islands:$", text, re.M)
 
 
@@ -112,8 +113,9 @@ def test_islands_keep_their_optimizer_state_on_a_volume(text):
 def test_every_service_is_checked_for_health_and_shut_in(text):
     shared = text[: text.index("services:")]
     for name, block in services(text).items():
-        assert "healthcheck:" in block, name
-        assert value(block, "test")[0] == "CMD", name
+        if name != "keys":  # it ends as soon as it has done its work
+            assert "healthcheck:" in block, name
+            assert value(block, "test")[0] == "CMD", name
         for wanted in ("read_only: true", 'cap_drop: ["ALL"]', "no-new-privileges:true", "tmpfs:"):
             assert wanted in block or ("<<: *atoll" in block and wanted in shared), (name, wanted)
 
@@ -136,16 +138,32 @@ def test_islands_can_be_scaled_because_nothing_names_one_of_them():
 
 def test_health_checks_in_python_compile():
     for text in (COMPOSE, REGION):
-        for block in services(text).values():
-            check = value(block, "test")
+        for name, block in services(text).items():
+            check = value(block, "test") if name != "keys" else []
             if "-c" in check:
                 compile(check[check.index("-c") + 1], "healthcheck", "exec")
 
 
 def test_the_store_is_on_a_volume_that_the_image_gives_to_its_user():
-    assert "store:/var/lib/atoll" in services(COMPOSE)["aggregator"]
-    assert re.search(r"^volumes:\n  store:\n", COMPOSE, re.M)
-    assert "chown atoll:atoll /var/lib/atoll" in DOCKERFILE
+    assert value(services(COMPOSE)["aggregator"], "volumes")[0] == "store:/var/lib/atoll"
+    assert re.search(r"^volumes:\n  keys:\n  store:\n", COMPOSE, re.M)
+    assert "chown atoll:atoll /var/lib/atoll /etc/atoll" in DOCKERFILE
+
+
+def test_everybody_has_a_key_that_the_keys_service_makes():
+    blocks = services(COMPOSE)
+    made = {f"{KeyRole.BROKER}.secret"}
+    for each in parse(value(blocks["keys"], "command")).who:
+        role, _, name = each.partition(":")
+        made.add(Identity(role=KeyRole(role), name=name or role).stem + ".secret")
+    used = {parse(value(blocks[name], "command")).key for name in ("broker", "aggregator", "island")}
+    assert {Path(path).name for path in used} == made
+    assert {str(Path(path).parent) for path in used} == {"/etc/atoll"}
+    for name in ("broker", "aggregator", "island"):
+        assert "keys:/etc/atoll:ro" in value(blocks[name], "volumes")
+    assert "keys: { condition: service_completed_successfully }" in blocks["broker"]
+    assert value(blocks["keys"], "volumes") == ["keys:/etc/atoll"]
+    assert parse(value(services(REGION)["island"], "command")).key == "/etc/atoll/islands.secret"
 
 
 def test_the_image_needs_no_special_builder_and_runs_as_nobody_special():
@@ -172,6 +190,7 @@ def test_the_systemd_unit_starts_an_island_of_ours_and_does_not_retry_wrong_sett
     assert Path(words[0]).name == "atoll"
     args = parse(words[1:])
     assert str(args.state_dir) == "%S/atoll"
+    assert str(args.key) == "%d/island.secret"
     assert unit["Service"]["StateDirectory"] == "atoll"  # %S/atoll belongs to its user
     assert unit["Service"]["RestartPreventExitStatus"] == "2"
     assert unit["Service"]["DynamicUser"] == "yes"

@@ -792,6 +792,33 @@ def test_a_broker_that_comes_back_empty_loses_nothing():
     assert books["merged"] == books["trained"]
 
 
+def test_an_island_that_plays_back_all_that_it_has_said_changes_nothing():
+    cluster = LinkedCluster("a", "b", total_tokens=2000)
+    carry, recorded = cluster._carry, []
+
+    def record(peer, envelope):
+        if envelope.sender == "a":
+            recorded.append((peer, envelope))
+        carry(peer, envelope)
+
+    cluster._carry = record
+    cluster.train(60)
+    cluster._carry = carry
+    assert {type(envelope.message) for _, envelope in recorded} >= {m.Contribution, m.Heartbeat, m.Want}
+    versions, books = list(cluster.aggregator.run.versions), cluster.aggregator.run.ledger.books("a").tokens()
+    for _ in range(3):
+        for peer, envelope in recorded:
+            carry(peer, envelope)
+        cluster.settle()
+    assert list(cluster.aggregator.run.versions) == versions
+    assert cluster.aggregator.run.ledger.books("a").tokens() == books
+    assert cluster.relay.counters.repeated_messages == 3 * len(recorded)
+    cluster.train(120)
+    assert all(island.core.finished and island.failed is None for island in cluster.islands.values())
+    books = cluster.aggregator.run.ledger.books().tokens()
+    assert books["merged"] == books["trained"]
+
+
 def test_an_island_that_diverged_is_set_back_to_the_global_parameters():
     cluster = LinkedCluster("a", "b")
     cluster.train(2)

@@ -1,0 +1,146 @@
+"""``atoll keys``: makes key pairs, and says whose keys a broker takes.
+
+The secret half of a pair stays where it was made. Where the broker's own pair lies, ``new`` also puts the public half
+on the allow list; a pair that was made elsewhere is let in by bringing its ``.public`` file there (``allow``). What
+``revoke`` takes off the list is shut out within a second, connections that stand included.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from broker.errors import ConfigError
+from broker.identity import ANY, Identity, KeyRole
+from broker.keys import ALLOW_LIST, BROKER_PUBLIC, new_pair, read_allow_list, read_public, write_allow_list, write_pair
+
+_EPILOG = """
+A run over two machines:
+  atoll keys init                        on the hub: pairs of broker and aggregator in keys/, and keys/allowed.keys
+  atoll keys new island paris            a pair for an island, and its line there; or make it in Paris, and here:
+  atoll keys allow island-paris.public
+  atoll broker --host 0.0.0.0 --key keys/broker.secret
+  atoll aggregator --key keys/aggregator.secret
+  atoll island --broker tcp://hub:7001 --key keys/island-paris.secret    needs broker.public beside it, too
+
+NAME is the island's id: its key is good for no other. 'atoll keys new island "*"' makes one for a group of islands
+whose ids the run assigns; they can pass for each other."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of ``atoll keys``."""
+    commands = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    new = commands.add_parser("new", help="make a pair; beside a broker's pair, also allow it")
+    new.add_argument("role", metavar="ROLE", help=f"one of {', '.join(KeyRole)}")
+    new.add_argument("name", nargs="?", default=None, metavar="NAME", help="which one; an island needs it")
+    init = commands.add_parser("init", help="make the pairs of a broker and of others, all allowed, where missing")
+    init.add_argument("who", nargs="*", default=["aggregator"], metavar="ROLE[:NAME]", help="default: aggregator")
+    allow = commands.add_parser("allow", help="put public keys on the broker's allow list")
+    allow.add_argument("files", nargs="+", type=Path, metavar="FILE", help=".public files")
+    revoke = commands.add_parser("revoke", help="take all keys of somebody off the allow list")
+    revoke.add_argument("role", metavar="ROLE")
+    revoke.add_argument("name", nargs="?", default=None, metavar="NAME")
+    listing = commands.add_parser("list", help="show the allow list")
+    for each in (new, init, allow, revoke, listing):
+        each.add_argument(
+            "--dir", type=Path, default=Path("keys"), metavar="DIR", help="the keys' place (default: keys)"
+        )
+        each.add_argument("--json", action="store_true", help="print what is on the list as one JSON object")
+    parser.epilog = f"{parser.epilog}\n{_EPILOG}"
+
+
+def run(args: argparse.Namespace) -> int:
+    """Does one of new, init, allow, revoke, list; returns the exit code.
+
+    Raises:
+        ConfigError: A role or name cannot be, a pair is there already, or a key file is wrong.
+        Unavailable: The directory cannot be written.
+    """
+    directory: Path = args.dir
+    match args.action:
+        case "new":
+            said = _new(directory, _identity(args.role, args.name))
+        case "init":
+            names = [str(KeyRole.BROKER), *args.who]
+            identities = [_identity(role, name or None) for role, _, name in (each.partition(":") for each in names)]
+            missing = [each for each in identities if not (directory / f"{each.stem}.secret").exists()]
+            said = [line for each in missing for line in _new(directory, each)] or ["all of them are there already"]
+        case "allow":
+            said = _allow(directory, [read_public(path, setting="file") for path in args.files])
+        case "revoke":
+            said = _revoke(directory, _identity(args.role, args.name))
+        case _:
+            said = []
+    allowed = _allowed(directory)
+    if args.json:
+        rows = [{"role": str(each.role), "name": each.name, "key": key} for key, each in allowed.items()]
+        print(json.dumps({"directory": str(directory), "allowed": rows}))
+    elif args.action == "list":
+        print("\n".join(f"{each!s:40} {key}" for key, each in allowed.items()) or f"{directory}: nobody is allowed")
+    else:
+        print("\n".join(said))
+    return 0
+
+
+def make_pairs(directory: Path, identities: list[Identity]) -> None:
+    """Makes a broker's pair and those of its clients, all allowed: what ``up --keys`` needs.
+
+    Raises:
+        ConfigError: There are some already.
+        Unavailable: The directory cannot be written.
+    """
+    write_pair(directory, new_pair(Identity(role=KeyRole.BROKER, name=str(KeyRole.BROKER))))
+    pairs = [new_pair(identity) for identity in identities]
+    for pair in pairs:
+        write_pair(directory, pair)
+    write_allow_list(directory / ALLOW_LIST, {pair.public: pair.identity for pair in pairs})
+
+
+def _identity(role: str, name: str | None) -> Identity:
+    if role not in set(KeyRole):
+        raise ConfigError("role", role, "must be one of " + ", ".join(KeyRole))
+    if name is None and role in (KeyRole.ISLAND, KeyRole.OBSERVER):
+        cure = f'must be its id, such as paris; "{ANY}" for a group of islands without ids of their own'
+        raise ConfigError("name", None, cure)
+    return Identity(role=KeyRole(role), name=name or role)
+
+
+def _new(directory: Path, identity: Identity) -> list[str]:
+    pair = new_pair(identity)
+    secret, public = write_pair(directory, pair)
+    said = [f"{identity}: {secret} (keep it there), {public}"]
+    if identity.role is KeyRole.BROKER:
+        write_allow_list(directory / ALLOW_LIST, _allowed(directory))
+        return [*said, f"clients need {directory / BROKER_PUBLIC} beside their own secret file"]
+    if (directory / "broker.secret").exists():
+        return said + _allow(directory, [(identity, pair.public)])
+    return [*said, f"where the broker's keys are: atoll keys allow {public.name}"]
+
+
+def _allow(directory: Path, keys: list[tuple[Identity, str]]) -> list[str]:
+    allowed: dict[str, Identity] = _allowed(directory)
+    said: list[str] = []
+    for identity, key in keys:
+        if identity.role is KeyRole.BROKER:
+            raise ConfigError("file", str(identity), "is a broker's key: it is told to clients, not allowed")
+        if allowed.setdefault(key, identity) != identity:
+            raise ConfigError("file", str(identity), f"has the key of {allowed[key]}: one key, one identity")
+        said.append(f"{identity}: allowed by {directory / ALLOW_LIST}")
+    write_allow_list(directory / ALLOW_LIST, allowed)
+    return said
+
+
+def _revoke(directory: Path, identity: Identity) -> list[str]:
+    allowed = _allowed(directory)
+    kept = {key: each for key, each in allowed.items() if each != identity}
+    if len(kept) == len(allowed):
+        raise ConfigError("name", str(identity), f"is not in {directory / ALLOW_LIST}; see `atoll keys list`")
+    write_allow_list(directory / ALLOW_LIST, kept)
+    return [f"{identity}: off the list; a broker that runs shuts it out within a second"]
+
+
+def _allowed(directory: Path) -> dict[str, Any]:
+    path = directory / ALLOW_LIST
+    return read_allow_list(path) if path.exists() else {}

@@ -1,0 +1,428 @@
+"""A real broker with keys, real traffic, and people at its ports who should not be there."""
+
+import asyncio
+import contextlib
+import os
+import socket
+import subprocess
+import time
+import uuid
+
+import pytest
+import zmq
+import zmq.asyncio
+
+from broker import messages as m
+from broker import redis_server
+from broker.codec import encode
+from broker.config import BrokerConfig
+from broker.endpoint import Endpoint
+from broker.errors import ConfigError, Unavailable
+from broker.identity import ANY, Identity, KeyRole
+from broker.keys import ALLOW_LIST, client_keys, new_pair, read_allow_list, write_allow_list
+from broker.messages import AGGREGATOR, BROKER, Channel, Envelope, Reason
+from broker.registry import Registry
+from broker.server import serve
+from ops.keys import make_pairs
+from tests.aggregator_bench import free_port
+
+WAIT_S = 20.0
+ISLANDS = ("paris", "rome")
+
+
+def heartbeat(step):
+    return m.Heartbeat(
+        inner_step=step,
+        tokens=step,
+        loss=None,
+        step_time_s=None,
+        sync_share=0.0,
+        bytes_up=0,
+        bytes_down=0,
+        versions=(),
+        overwritten_tokens=(),
+        outstanding=(),
+        stopped=False,
+    )
+
+
+def join(island_id):
+    return m.Join(nonce="n", island_id=island_id, hint="", tensors=(), tokens_per_step=1)
+
+
+class Bench:
+    """A broker with keys; ``aggregator`` and ``paris`` are connected and their traffic flows."""
+
+    def __init__(self, context, stack, listening, keys, registry, *, keyed):
+        self.context, self.stack, self.listening, self.keys, self.registry = context, stack, listening, keys, registry
+        self.run, self.keyed = registry.run_id, keyed
+        self.step = self.sequence = 0
+        self.heard = []
+
+    async def open(self):
+        self.aggregator = await self.client(AGGREGATOR)
+        self.paris = await self.client("island-paris")
+        await self.beat_passes()
+
+    async def client(self, stem, channel=Channel.CONTROL, **options):
+        role = KeyRole.AGGREGATOR if stem == AGGREGATOR else KeyRole.ISLAND
+        keys = client_keys(self.keys / f"{stem}.secret", role) if self.keyed else None
+        endpoint = Endpoint(self.context, self.listening.address, channel, keys=keys, **options)
+        await self.stack.enter_async_context(endpoint)
+        assert await endpoint.ready(WAIT_S)
+        return endpoint
+
+    def dealer(self, channel=Channel.CONTROL, *, keys=None, port=None):
+        sock = self.context.socket(zmq.DEALER)
+        sock.linger = 0
+        self.stack.callback(sock.close)
+        if keys is not None:
+            keys.apply(sock)
+        sock.connect(f"tcp://127.0.0.1:{port or self.port(channel)}")
+        return sock
+
+    def port(self, channel=Channel.CONTROL):
+        return self.listening.bulk_port if channel is Channel.BULK else self.listening.control_port
+
+    def envelope(self, sender, message, *, inc=1):
+        self.sequence += 1
+        to = BROKER if isinstance(message, m.Attach | m.Want) else AGGREGATOR
+        return Envelope(run_id=self.run, sender=sender, incarnation=inc, sequence=self.sequence, to=to, message=message)
+
+    async def send(self, endpoint, sender, message, *, inc=1):
+        assert await endpoint.send(self.envelope(sender, message, inc=inc))
+
+    async def receive(self, endpoint, kind):
+        ends_s = time.monotonic() + WAIT_S
+        while time.monotonic() < ends_s:
+            envelope = await endpoint.recv(0.2)
+            if envelope is not None:
+                self.heard.append(envelope.sender)
+                if isinstance(envelope.message, kind):
+                    return envelope
+        raise AssertionError(f"no {kind.__name__} came")
+
+    async def beat_passes(self):
+        """A heartbeat of paris reaches the aggregator; returns the seconds it took."""
+        self.step += 1
+        began_s = time.monotonic()
+        await self.send(self.aggregator, AGGREGATOR, m.Attach(shard=0, epoch=1, versions=(-1,)), inc=0)
+        await self.receive(self.aggregator, m.Attached)
+        await self.send(self.paris, "paris", heartbeat(self.step))
+        while (await self.receive(self.aggregator, m.Heartbeat)).message.inner_step != self.step:
+            pass
+        return time.monotonic() - began_s
+
+    async def refusals(self):
+        """Reason -> count, over all senders, as status would read it."""
+        try:
+            by_sender = (await self.registry.read()).refusals.get("broker", {})
+        except Unavailable:  # Redis is as busy as everybody else here
+            by_sender = {}
+        total = {}
+        for reasons in by_sender.values():
+            for reason, n in reasons.items():
+                total[reason] = total.get(reason, 0) + n
+        return total
+
+    async def counted(self, reason, at_least=1):
+        ends_s = time.monotonic() + WAIT_S
+        while (found := (await self.refusals()).get(reason, 0)) < at_least:
+            assert time.monotonic() < ends_s, f"{reason} was counted {found} times: {await self.refusals()}"
+            await asyncio.sleep(0.05)
+
+
+@pytest.fixture(scope="module")
+def redis(tmp_path_factory):
+    server = redis_server.server(port=free_port(), directory=tmp_path_factory.mktemp("redis"))
+    with started(server):
+        yield server.url
+
+
+@contextlib.contextmanager
+def started(server):
+    with subprocess.Popen(server.command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        try:
+            ends_s = time.monotonic() + WAIT_S
+            port = int(server.url.rpartition(":")[2])
+            while True:
+                with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+                    break
+                assert time.monotonic() < ends_s
+                time.sleep(0.02)
+            yield
+        finally:
+            process.kill()
+
+
+@pytest.fixture
+def on_a_broker(tmp_path, redis):
+    keys = tmp_path / "keys"
+    islands = [Identity(role=KeyRole.ISLAND, name=name) for name in ISLANDS]
+    make_pairs(keys, [Identity(role=KeyRole.AGGREGATOR, name=AGGREGATOR), *islands])
+
+    def run(use, **changes):
+        name = f"run-{uuid.uuid4().hex}"  # counters of earlier runs stay in Redis
+        settings = {"run_id": name, "port": 0, "redis_url": redis, "report_interval_s": 0.05}
+        config = BrokerConfig(**(settings | {"key": keys / "broker.secret"} | changes))
+
+        async def main():
+            stop, ready = asyncio.Event(), asyncio.get_running_loop().create_future()
+            broker = asyncio.create_task(serve(config, stop=stop, ready=ready.set_result))
+            context, registry = zmq.asyncio.Context(), Registry(redis, name)
+            try:
+                async with contextlib.AsyncExitStack() as stack:
+                    await asyncio.wait([broker, ready], return_when=asyncio.FIRST_COMPLETED)
+                    if broker.done():
+                        return
+                    bench = Bench(context, stack, ready.result(), keys, registry, keyed=config.key is not None)
+                    await bench.open()
+                    await use(bench)
+                    await bench.beat_passes()
+                    assert set(bench.heard) <= {"paris", BROKER}
+            finally:
+                stop.set()
+                await asyncio.wait([broker])
+                await registry.aclose()
+                context.term()
+                broker.result()
+
+        asyncio.run(main())
+
+    return run
+
+
+@pytest.mark.parametrize("channel", list(Channel))
+def test_plain_tcp_garbage_is_dropped_and_training_goes_on(on_a_broker, channel):
+    async def use(bench):
+        for garbage in (b"GET / HTTP/1.1\r\n\r\n" * 20, os.urandom(4096), b"\0" * 4096, b"\xff" * 4096, b""):
+            with socket.create_connection(("127.0.0.1", bench.port(channel)), timeout=WAIT_S) as sock:
+                with contextlib.suppress(OSError):
+                    sock.sendall(garbage)
+                await bench.beat_passes()
+
+    on_a_broker(use)
+
+
+def test_a_client_without_a_key_is_turned_away_and_counted(on_a_broker):
+    async def use(bench):
+        for channel in Channel:
+            stranger = bench.dealer(channel)
+            await stranger.send_multipart(encode(bench.envelope("rome", heartbeat(7))))
+            await bench.counted(Reason.MALFORMED)
+            await bench.beat_passes()
+            assert not await stranger.poll(100)
+
+    on_a_broker(use)
+
+
+def test_a_client_with_a_key_that_nobody_allowed_is_turned_away_and_counted(on_a_broker):
+    async def use(bench):
+        own = new_pair(Identity(role=KeyRole.ISLAND, name="rome"))
+        right = client_keys(bench.keys / "island-rome.secret", KeyRole.ISLAND)
+        stranger = bench.dealer(keys=type(right)(own=own, broker_public=right.broker_public))
+        await stranger.send_multipart(encode(bench.envelope("rome", heartbeat(7))))
+        await bench.counted(Reason.WRONG_KEY)
+        await bench.beat_passes()
+        assert not await stranger.poll(100)
+
+    on_a_broker(use)
+
+
+def test_a_client_that_expects_another_broker_says_nothing_to_this_one(on_a_broker):
+    async def use(bench):
+        right = client_keys(bench.keys / "island-rome.secret", KeyRole.ISLAND)
+        other = new_pair(Identity(role=KeyRole.BROKER, name="broker"))
+        stranger = bench.dealer(keys=type(right)(own=right.own, broker_public=other.public))
+        await stranger.send_multipart(encode(bench.envelope("rome", heartbeat(7))))
+        await bench.counted(Reason.MALFORMED)
+        await bench.beat_passes()
+
+    on_a_broker(use)
+
+
+def test_a_key_is_good_for_its_own_id_only(on_a_broker):
+    async def use(bench):
+        rome = await bench.client("island-rome")
+        as_others = (
+            ("paris", heartbeat(99), 1),
+            ("paris", heartbeat(99), 2),  # as if paris had joined again
+            (AGGREGATOR, m.Attach(shard=0, epoch=9, versions=(5,)), 0),
+            ("join:n", join("paris"), 0),
+            ("join:n", join(""), 0),
+        )
+        for sender, message, incarnation in as_others:
+            await bench.send(rome, sender, message, inc=incarnation)
+            refused = (await bench.receive(rome, m.Refused)).message
+            assert refused.reason is Reason.WRONG_KEY
+            assert "island rome" in refused.detail
+            assert await bench.beat_passes() < WAIT_S  # the real paris is neither fenced nor cut off
+        await bench.counted(Reason.WRONG_KEY, at_least=len(as_others))
+        await bench.send(rome, "join:n", join("rome"), inc=0)
+        assert (await bench.receive(bench.aggregator, m.Join)).message.island_id == "rome"
+        bench.heard.clear()
+
+    on_a_broker(use)
+
+
+def test_what_was_recorded_on_the_wire_is_worth_nothing_on_another_connection(on_a_broker):
+    async def use(bench):
+        recorded = bytearray()
+
+        async def forward(reader, writer):
+            to_reader, to_writer = await asyncio.open_connection("127.0.0.1", bench.port())
+
+            async def pump(source, sink, keep):
+                with contextlib.suppress(OSError, asyncio.CancelledError):
+                    while data := await source.read(1 << 16):
+                        keep(data)
+                        sink.write(data)
+                        await sink.drain()
+                sink.close()
+
+            await asyncio.gather(pump(reader, to_writer, recorded.extend), pump(to_reader, writer, len))
+
+        forwarder = await asyncio.start_server(forward, "127.0.0.1", 0)
+        port = forwarder.sockets[0].getsockname()[1]
+        async with forwarder:
+            rome = bench.dealer(keys=client_keys(bench.keys / "island-rome.secret", KeyRole.ISLAND), port=port)
+            await rome.send_multipart(encode(bench.envelope("join:n", join("rome"), inc=0)))
+            await bench.receive(bench.aggregator, m.Join)
+            rome.close()
+        bench.heard.clear()
+        assert len(recorded) > 500
+        before = (await bench.refusals()).get(Reason.MALFORMED, 0)
+        for _ in range(3):
+            with socket.create_connection(("127.0.0.1", bench.port()), timeout=WAIT_S) as sock:
+                sock.sendall(recorded)
+                await bench.beat_passes()
+        await bench.counted(Reason.MALFORMED, at_least=before + 1)
+        assert "join:n" not in bench.heard
+
+    on_a_broker(use)
+
+
+def test_a_revoked_key_is_shut_out_while_the_broker_runs(on_a_broker):
+    async def use(bench):
+        rome = await bench.client("island-rome", renew_after_s=0.5)
+        await bench.send(rome, "join:n", join("rome"), inc=0)
+        await bench.receive(bench.aggregator, m.Join)
+        bench.heard.clear()
+        path = bench.keys / ALLOW_LIST
+        allowed = read_allow_list(path)
+        write_allow_list(path, {key: each for key, each in allowed.items() if each.name != "rome"})
+        await bench.counted(Reason.WRONG_KEY)  # its connection was ended, and the next one was turned away
+        assert not await rome.send(bench.envelope("rome", heartbeat(1)))
+        write_allow_list(path, allowed)
+        assert await rome.ready(WAIT_S)
+
+    on_a_broker(use)
+
+
+def test_an_allow_list_that_is_wrong_changes_nothing(on_a_broker):
+    async def use(bench):
+        path = bench.keys / ALLOW_LIST
+        path.write_text("island rome too short\n")
+        await asyncio.sleep(1.5)
+        await bench.beat_passes()
+        await bench.client("island-rome")
+
+    on_a_broker(use)
+
+
+def test_a_key_for_any_island_is_good_for_no_aggregator(on_a_broker):
+    async def use(bench):
+        pair = new_pair(Identity(role=KeyRole.ISLAND, name=ANY))
+        path = bench.keys / ALLOW_LIST
+        write_allow_list(path, {**read_allow_list(path), pair.public: pair.identity})
+        right = client_keys(bench.keys / "island-rome.secret", KeyRole.ISLAND)
+        keys = type(right)(own=pair, broker_public=right.broker_public)
+        endpoint = Endpoint(bench.context, bench.listening.address, Channel.CONTROL, keys=keys, renew_after_s=0.5)
+        await bench.stack.enter_async_context(endpoint)
+        assert await endpoint.ready(WAIT_S)  # as soon as the list was read again
+        await bench.send(endpoint, AGGREGATOR, m.Attach(shard=0, epoch=9, versions=()), inc=0)
+        assert (await bench.receive(endpoint, m.Refused)).message.reason is Reason.WRONG_KEY
+        await bench.send(endpoint, "join:n", join(""), inc=0)
+        await bench.receive(bench.aggregator, m.Join)
+        bench.heard.clear()
+
+    on_a_broker(use)
+
+
+# --- floods ---------------------------------------------------------------------------------------------------------
+
+#: What a DEALER says first in ZMTP 3 without keys; libzmq itself never sends a message before its last frame is there.
+GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
+READY = b"\x05READY" + b"\x0bSocket-Type" + (6).to_bytes(4, "big") + b"DEALER"
+HELLO = GREETING + b"\x04" + bytes((len(READY),)) + READY
+
+
+async def sends_until_ended(bench, channel, chunk):
+    """Says hello, then ``chunk`` again and again; returns the bytes sent when the broker ended the connection."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", bench.port(channel))
+    writer.write(HELLO)
+    await reader.readexactly(len(GREETING))
+    await reader.readexactly((await reader.readexactly(2))[1])  # the broker is ready too: what comes now are messages
+    listening = asyncio.create_task(reader.read())
+    sent = 0
+    ends_s = time.monotonic() + WAIT_S
+    with contextlib.suppress(ConnectionError):
+        while not listening.done():
+            assert time.monotonic() < ends_s, f"{sent} bytes, and the broker let it go on"
+            writer.write(chunk)
+            sent += len(chunk)
+            async with asyncio.timeout(WAIT_S):
+                await writer.drain()
+            await asyncio.sleep(0.002)
+    with contextlib.suppress(ConnectionError):
+        await listening
+    writer.close()
+    return sent
+
+
+@pytest.mark.parametrize("channel", list(Channel))
+@pytest.mark.parametrize("frame", [b"\x01\x00", b"\x01\xff" + bytes(255)], ids=["empty", "full"])
+def test_a_message_that_never_ends_is_cut_off(on_a_broker, channel, frame):
+    small = {"max_header_bytes": 1 << 16, "max_message_bytes": 1 << 20, "peer_queue_bytes": 1 << 20}
+
+    async def use(bench):
+        assert await sends_until_ended(bench, channel, frame * (20_000 // len(frame))) > 1 << 18
+        await bench.beat_passes()
+
+    on_a_broker(use, key=None, **small)
+
+
+def test_a_message_of_a_hundred_thousand_frames_is_refused_and_its_connection_ended(on_a_broker):
+    async def use(bench):
+        context = bench.stack.enter_context(zmq.Context())
+        sock = context.socket(zmq.DEALER)
+        sock.linger = 0
+        bench.stack.callback(sock.close)
+        client_keys(bench.keys / "island-rome.secret", KeyRole.ISLAND).apply(sock)
+        monitor = bench.stack.enter_context(sock.get_monitor_socket(zmq.EVENT_DISCONNECTED))
+        sock.connect(f"tcp://127.0.0.1:{bench.port()}")
+        await asyncio.get_running_loop().run_in_executor(None, sock.send_multipart, [b"x"] * 100_000)
+        while not monitor.poll(0):
+            # With pyzmq's own receiving, a million of them held everybody up for 24 s.
+            assert await bench.beat_passes() < WAIT_S / 2
+        sock.disable_monitor()
+        await bench.counted(Reason.OVERSIZE)
+
+    on_a_broker(use)
+
+
+# --- settings -------------------------------------------------------------------------------------------------------
+
+
+def test_a_broker_that_others_can_reach_needs_keys_or_an_explicit_risk():
+    with pytest.raises(ConfigError, match=r"host = '0\.0\.0\.0': needs keys .*atoll keys new broker.*--insecure"):
+        BrokerConfig(host="0.0.0.0")
+    assert BrokerConfig(host="0.0.0.0", insecure=True).key is None
+
+
+def test_a_broker_takes_no_key_but_a_broker_s(on_a_broker, tmp_path):
+    async def use(bench):
+        pass
+
+    with pytest.raises(ConfigError, match="is the key of island rome; a broker needs a broker's"):
+        on_a_broker(use, key=tmp_path / "keys" / "island-rome.secret")

@@ -1,0 +1,331 @@
+"""Whose a key is and what its holder may say; key files, and where a process must have one."""
+
+import stat
+
+import pytest
+import zmq
+from zmq.utils import z85
+
+from broker import messages as m
+from broker.bindings import Bindings
+from broker.connections import Connections
+from broker.errors import ConfigError
+from broker.gate import zap_answer
+from broker.identity import ANY, Identity, KeyRole, format_line, parse_allow_list, parse_line
+from broker.keys import (
+    ALLOW_LIST,
+    check_exposure,
+    client_keys,
+    is_local,
+    new_pair,
+    own_name,
+    read_allow_list,
+    read_secret,
+    write_allow_list,
+    write_pair,
+)
+from broker.messages import AGGREGATOR, BROKER, Reason
+from islands.config import IslandConfig
+from ops import cli
+from ops.keys import make_pairs
+
+PARIS = Identity(role=KeyRole.ISLAND, name="paris")
+ANYONE = Identity(role=KeyRole.ISLAND, name=ANY)
+LEADER = Identity(role=KeyRole.AGGREGATOR, name="a")
+WATCHER = Identity(role=KeyRole.OBSERVER, name="o")
+HUB = Identity(role=KeyRole.BROKER, name="broker")
+KEY, OTHER_KEY = (zmq.curve_keypair()[0].decode() for _ in range(2))
+
+
+def join(island_id):
+    return m.Join(nonce="n", island_id=island_id, hint="", tensors=(), tokens_per_step=1)
+
+
+# --- identities -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("identity", "may", "may_not"),
+    [
+        (PARIS, ["paris", "join:n"], ["rome", AGGREGATOR, BROKER, "standby:paris"]),
+        (ANYONE, ["paris", "rome", "join:n"], [AGGREGATOR, BROKER, "standby:a"]),
+        (LEADER, [AGGREGATOR, "standby:a"], ["a", "paris", "join:n", BROKER]),
+        (WATCHER, [], ["o", "paris", AGGREGATOR, BROKER, "join:n"]),
+        (HUB, [], [BROKER, AGGREGATOR, "paris", "join:n"]),
+    ],
+    ids=str,
+)
+def test_a_key_speaks_for_its_holder_alone(identity, may, may_not):
+    assert [sender for sender in may + may_not if identity.may_speak_as(sender)] == may
+
+
+def test_an_island_joins_under_the_name_of_its_key():
+    assert [name for name in ("paris", "rome", "", AGGREGATOR) if PARIS.may_be(name)] == ["paris"]
+    assert [name for name in ("paris", "rome", "", AGGREGATOR, "join:n") if ANYONE.may_be(name)] == [
+        "paris",
+        "rome",
+        "",
+    ]
+    assert not LEADER.may_be("a")
+
+
+@pytest.mark.parametrize("name", ["", "a b", "a/b", "../x", "x" * 65, "a\n", "join:n"])
+def test_a_name_that_no_header_could_carry_is_refused(name):
+    with pytest.raises(ConfigError, match="must be 1 to 64"):
+        Identity(role=KeyRole.ISLAND, name=name)
+
+
+def test_only_an_island_may_be_any_and_none_may_have_an_address_of_others():
+    with pytest.raises(ConfigError):
+        Identity(role=KeyRole.AGGREGATOR, name=ANY)
+    with pytest.raises(ConfigError, match="an address of others"):
+        Identity(role=KeyRole.ISLAND, name=AGGREGATOR)
+
+
+# --- lines ----------------------------------------------------------------------------------------------------------
+
+
+def test_lines_and_lists_come_back_as_they_were_written():
+    for identity in (PARIS, ANYONE, LEADER, HUB):
+        assert parse_line(format_line(identity, KEY), field="x") == (identity, KEY)
+    text = f"# who\n\n  {format_line(PARIS, KEY)}\n{format_line(LEADER, OTHER_KEY)}\n"
+    assert parse_allow_list(text) == {KEY: PARIS, OTHER_KEY: LEADER}
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("island paris", "2 words"),
+        (f"captain paris {KEY}", "must begin with a role"),
+        (f"island pa/ris {KEY}", "must be 1 to 64"),
+        ("island paris short", "must be 40 characters of z85"),
+        (f"island paris {KEY[:-1]}~", "must be 40 characters of z85"),
+    ],
+)
+def test_a_line_that_is_none_is_refused_with_its_number_and_without_the_key(line, words):
+    with pytest.raises(ConfigError, match=words) as caught:
+        parse_allow_list(f"{format_line(LEADER, OTHER_KEY)}\n{line}\n")
+    assert KEY[:-1] not in str(caught.value)
+
+
+def test_one_key_is_one_identity():
+    with pytest.raises(ConfigError, match=r"line 2 .*one key, one identity"):
+        parse_allow_list(f"island paris {KEY}\nisland rome {KEY}\n")
+
+
+# --- bindings -------------------------------------------------------------------------------------------------------
+
+
+def test_without_an_allow_list_a_name_is_believed_and_with_one_the_key_is():
+    bindings = Bindings()
+    assert bindings.refusal("", "paris", join("")) is None
+    assert bindings.blamed("", "rome") == "rome"
+    bindings.replace({KEY: PARIS})
+    assert bindings.refusal(KEY, "join:n", join("paris")) is None
+    for key, sender, message in (
+        ("", "paris", join("paris")),
+        (OTHER_KEY, "paris", join("paris")),
+        (KEY, "rome", join("rome")),
+        (KEY, "join:n", join("rome")),
+        (KEY, "join:n", join("")),
+    ):
+        reason, _ = bindings.refusal(key, sender, message)
+        assert reason is Reason.WRONG_KEY
+    assert bindings.blamed(KEY, "rome") == "paris"
+    assert bindings.blamed(OTHER_KEY, "rome") == ""
+    bindings.replace({})
+    assert bindings.refusal(KEY, "join:n", join("paris"))[0] is Reason.WRONG_KEY
+
+
+# --- files ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_pair_is_two_files_and_the_secret_one_is_its_holder_s(tmp_path):
+    pair = new_pair(PARIS)
+    secret, public = write_pair(tmp_path / "deep" / "keys", pair)
+    assert stat.S_IMODE(secret.stat().st_mode) == 0o600
+    assert read_secret(secret) == pair
+    assert public.read_text() == f"island paris {pair.public}\n"
+    assert pair.secret not in public.read_text() + repr(pair)
+    with pytest.raises(ConfigError, match="is there already"):
+        write_pair(tmp_path / "deep" / "keys", new_pair(PARIS))
+    assert read_secret(secret) == pair
+
+
+def test_a_secret_that_others_may_read_is_refused_with_the_cure(tmp_path):
+    secret, public = write_pair(tmp_path, new_pair(PARIS))
+    public.chmod(0o600)
+    with pytest.raises(ConfigError, match=r"name the \.secret file"):
+        read_secret(public)
+    secret.chmod(0o640)
+    with pytest.raises(ConfigError, match="chmod 600"):
+        read_secret(secret)
+
+
+def test_a_client_needs_the_broker_s_public_key_and_a_key_of_its_own_role(tmp_path):
+    make_pairs(tmp_path, [PARIS, LEADER])
+    keys = client_keys(tmp_path / "island-paris.secret", KeyRole.ISLAND)
+    assert keys.broker_public == read_secret(tmp_path / "broker.secret").public
+    assert client_keys(None, KeyRole.ISLAND) is None
+    with pytest.raises(ConfigError, match="is the key of aggregator a"):
+        client_keys(tmp_path / "aggregator-a.secret", KeyRole.ISLAND)
+    (tmp_path / "broker.public").unlink()
+    with pytest.raises(ConfigError, match=r"broker\.public.*cannot be read"):
+        client_keys(tmp_path / "island-paris.secret", KeyRole.ISLAND)
+
+
+def test_an_island_takes_the_name_of_its_key(tmp_path):
+    make_pairs(tmp_path, [PARIS, ANYONE])
+    assert own_name(tmp_path / "island-paris.secret") == "paris"
+    assert own_name(tmp_path / "islands.secret") == own_name(None) == ""
+
+
+# --- where keys are needed ------------------------------------------------------------------------------------------
+
+
+def test_this_machine_is_known_by_the_form_of_the_address():
+    here = ("tcp://127.0.0.1:7001", "tcp://127.8.9.1:1", "tcp://[::1]:7001", "tcp://localhost:7001", "ipc:///run/x")
+    assert all(map(is_local, (*here, "127.0.0.1", "::1", "localhost")))
+    elsewhere = ("tcp://hub:7001", "tcp://10.0.0.1:7001", "tcp://[fe80::1%eth0]:7001", "tcp://localhost.evil.org:7001")
+    assert not any(map(is_local, (*elsewhere, "0.0.0.0", "::", "hub", "")))
+
+
+def test_outside_this_machine_keys_are_the_rule(tmp_path):
+    with pytest.raises(ConfigError, match=r"broker = 'tcp://hub:7001': needs keys.*keys new island NAME.*--insecure"):
+        IslandConfig(broker="tcp://hub:7001")
+    assert IslandConfig(broker="tcp://hub:7001", insecure=True)
+    assert IslandConfig(broker="tcp://hub:7001", key=tmp_path / "x.secret")
+    with pytest.raises(ConfigError, match="contradicts"):
+        check_exposure("tcp://hub:1", setting="broker", key=tmp_path, insecure=True, role=KeyRole.ISLAND)
+
+
+# --- ZAP ------------------------------------------------------------------------------------------------------------
+
+
+def question(*credentials, mechanism=b"CURVE"):
+    return [b"route", b"", b"1.0", b"7", b"atoll", b"10.0.0.9", b"", mechanism, *credentials]
+
+
+def test_zap_says_yes_to_keys_on_the_list_and_names_them():
+    assert zap_answer(question(z85.decode(KEY.encode())), {KEY: PARIS}) == [
+        *(b"route", b"", b"1.0", b"7", b"200", b"OK"),
+        KEY.encode(),
+        b"",
+    ]
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        question(z85.decode(OTHER_KEY.encode())),
+        question(),
+        question(b"short"),
+        question(z85.decode(KEY.encode()), b"more"),
+        question(mechanism=b"NULL"),
+        question(b"user", b"password", mechanism=b"PLAIN"),
+        question(z85.decode(KEY.encode()), mechanism=b"NULL"),
+    ],
+)
+def test_zap_says_no_to_everything_else(asked):
+    assert zap_answer(asked, {KEY: PARIS})[4] == b"400"
+
+
+def test_zap_says_no_to_a_broker_s_key_and_nothing_to_what_is_no_question():
+    assert zap_answer(question(z85.decode(KEY.encode())), {KEY: HUB})[4] == b"400"
+    assert zap_answer([b"route", b"noise"], {}) is None
+
+
+# --- connections ----------------------------------------------------------------------------------------------------
+
+
+def test_a_connection_that_brings_in_more_than_a_message_and_delivers_none_is_found():
+    connections, received = Connections(most_bytes=100), {}
+    for fd in (3, 4, 5):
+        connections.accepted(fd)
+    for fd in (3, 5):
+        connections.delivered(fd)
+    received.update({3: 90, 4: 90, 5: 1000})
+    assert connections.overfull(received.get) == []  # 5 has delivered: what came before counts no more
+    received.update({3: 180, 4: 180, 5: 1101})
+    assert connections.overfull(received.get) == [(4, 180), (5, 101)]
+    connections.delivered(4)
+    assert connections.overfull(received.get) == [(5, 101)]
+    assert connections.closed(5)
+    assert connections.overfull(received.get) == []
+    connections.accepted(5)  # the number is another connection's now
+    assert not connections.closed(5)
+    assert connections.overfull(lambda fd: None) == []
+
+
+# --- the command ----------------------------------------------------------------------------------------------------
+
+
+def test_keys_are_made_listed_allowed_and_revoked(tmp_path, capsys):
+    hub, away = tmp_path / "hub", tmp_path / "away"
+
+    def keys(*words, folder=hub):
+        return cli.main(["keys", *words, "--dir", str(folder)])
+
+    assert keys("new", "broker") == keys("new", "aggregator") == keys("new", "island", "paris") == 0
+    assert keys("new", "island", "rome", folder=away) == 0
+    assert "atoll keys allow island-rome.public" in capsys.readouterr().out
+    assert not (away / ALLOW_LIST).exists()
+    assert keys("allow", str(away / "island-rome.public")) == 0
+    assert sorted(map(str, read_allow_list(hub / ALLOW_LIST).values())) == [
+        "aggregator aggregator",
+        "island paris",
+        "island rome",
+    ]
+    assert keys("revoke", "island", "paris") == 0
+    capsys.readouterr()
+    assert keys("list") == 0
+    assert [line.split()[:2] for line in capsys.readouterr().out.splitlines()] == [
+        ["aggregator", "aggregator"],
+        ["island", "rome"],
+    ]
+    secrets = [path.read_text().split()[2] for path in (*hub.glob("*.secret"), *away.glob("*.secret"))]
+    assert not any(secret in (hub / ALLOW_LIST).read_text() for secret in secrets)
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["new", "captain"], "must be one of broker, aggregator, island, observer"),
+        (["new", "island"], "must be its id"),
+        (["new", "island", "a b"], "must be 1 to 64"),
+        (["revoke", "island", "paris"], "is not in"),
+        (["allow", "missing.public"], "cannot be read"),
+    ],
+)
+def test_what_cannot_be_done_with_keys_is_said(tmp_path, capsys, words, complaint):
+    assert cli.main(["keys", *words, "--dir", str(tmp_path)]) == 2
+    assert complaint in capsys.readouterr().err
+
+
+def test_a_broker_s_key_and_a_key_of_two_names_are_not_allowed(tmp_path, capsys):
+    make_pairs(tmp_path, [PARIS])
+    assert cli.main(["keys", "allow", str(tmp_path / "broker.public"), "--dir", str(tmp_path)]) == 2
+    copy = tmp_path / "copy.public"
+    copy.write_text((tmp_path / "island-paris.public").read_text().replace("paris", "rome"))
+    assert cli.main(["keys", "allow", str(copy), "--dir", str(tmp_path)]) == 2
+    assert "one key, one identity" in capsys.readouterr().err
+
+
+def test_what_a_whole_run_needs_is_made_once(tmp_path, capsys):
+    def init():
+        assert cli.main(["keys", "init", "aggregator", "island:*", "--dir", str(tmp_path)]) == 0
+        return {path.name: path.read_text() for path in tmp_path.iterdir()}
+
+    made = init()
+    assert made.keys() == {ALLOW_LIST} | {
+        f"{stem}.{half}" for stem in ("broker", "aggregator", "islands") for half in ("secret", "public")
+    }
+    assert init() == made
+    assert "there already" in capsys.readouterr().out
+
+
+def test_a_list_is_replaced_whole(tmp_path):
+    write_allow_list(tmp_path / ALLOW_LIST, {KEY: PARIS})
+    write_allow_list(tmp_path / ALLOW_LIST, {OTHER_KEY: LEADER})
+    assert read_allow_list(tmp_path / ALLOW_LIST) == {OTHER_KEY: LEADER}
+    assert [path.name for path in tmp_path.iterdir()] == [ALLOW_LIST]
