@@ -124,6 +124,19 @@ def test_a_leader_puts_back_what_redis_has_lost(shard):
     shard(use)
 
 
+@pytest.mark.parametrize("left", [{}, {"holder": "z", "epoch": 1}])
+def test_a_leader_that_has_not_renewed_yet_puts_nothing_right(shard, left):
+    async def use(it):
+        assert await it.take("a", 0, 3)
+        await it.wipe()
+        if left:
+            await it.write(**left)
+        found = left.get("holder", ""), left.get("epoch", 0)
+        assert await it.leader.renew(holder="a", epoch=3, in_sync=()) == (False, *found)
+
+    shard(use)
+
+
 def test_two_that_were_given_one_epoch_do_not_both_keep_it(shard):
     async def use(it):
         await it.led_by_a()

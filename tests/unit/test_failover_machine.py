@@ -51,14 +51,14 @@ class ModelLease:
             self._write(now_s, holder, epoch, {holder}, 0)
         return granted
 
-    def renew(self, now_s, *, holder, epoch, in_sync, number):
+    def renew(self, now_s, *, holder, epoch, in_sync, number, confirmed):
         key = self.key
-        granted = key is None or key["epoch"] < epoch
+        granted = confirmed and (key is None or key["epoch"] < epoch)
         if key is not None and (key["holder"], key["epoch"]) == (holder, epoch):
             granted = key["renewal"] < number
         if granted:
             self._write(now_s, holder, epoch, {holder, *in_sync}, number)
-        return granted, self.key["holder"], self.key["epoch"]
+        return granted, *((self.key["holder"], self.key["epoch"]) if self.key else ("", 0))
 
     def _write(self, now_s, holder, epoch, in_sync, number):
         self.key = {
@@ -106,7 +106,7 @@ class Node:
         self.candidate = self.replication = None
         self.writes = []  # in the order in which the disk does them
         self.attached, self.serial, self.run_durable, self.next = False, 0, 0, {}
-        self.renewals = 0
+        self.renewals, self.confirmed = 0, False
 
     @property
     def up(self):
@@ -200,9 +200,9 @@ class World:
                     store_epoch=what.store_epoch,
                 )
                 event = c.Taken(granted=granted)
-            case (r.Renew(in_sync=in_sync), epoch, number):
+            case (r.Renew(in_sync=in_sync), epoch, number, confirmed):
                 granted, holder, under = self.lease.renew(
-                    self.now_s, holder=name, epoch=epoch, in_sync=in_sync, number=number
+                    self.now_s, holder=name, epoch=epoch, in_sync=in_sync, number=number, confirmed=confirmed
                 )
                 event = r.Renewed(granted=granted, holder=holder, epoch=under)
         if life == self.nodes[name].life and self._outstanding(name) == what:
@@ -324,6 +324,7 @@ class World:
     def _event(self, node, event):
         if isinstance(event, r.Local | r.Renewed | r.RenewFailed):
             if node.replication is not None:
+                node.confirmed = node.confirmed or (isinstance(event, r.Renewed) and event.granted)
                 self._leader(node, node.replication.handle(event, self.now_s))
         elif node.candidate is not None:
             self._candidate(node, event)
@@ -394,7 +395,7 @@ class World:
                     self.messages.append((to, ReplicaRun(shard=0, epoch=epoch, serial=node.serial, record=b"")))
                 case r.Renew():
                     node.renewals += 1
-                    self._ask(node, (action, epoch, node.renewals))
+                    self._ask(node, (action, epoch, node.renewals, node.confirmed))
                 case r.Deliver(event=RunSaved()):
                     if not node.attached:
                         if self.forgetful:
