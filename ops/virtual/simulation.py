@@ -362,6 +362,8 @@ class Simulation:
         if isinstance(process, SimCandidate):
             process.received(message, broker)
             return
+        if isinstance(message, m.Attached) and process.replication is not None:
+            process.replication.reached(self.queue.now_s)
         if isinstance(message, m.Follow):
             name = envelope.sender.removeprefix(m.standing_by(""))
             process.ways[name] = broker

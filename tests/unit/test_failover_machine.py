@@ -163,6 +163,7 @@ class World:
         elif node.replication is not None:
             if node.attached:
                 self.broker.attach(node.replication.epoch, self.now_s)
+            node.replication.reached(self.now_s)
             self._leader(node, node.replication.tick(self.now_s))
 
     def write_ends(self, name):
