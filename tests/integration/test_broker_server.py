@@ -19,7 +19,7 @@ import zmq.asyncio
 
 from broker import messages as m
 from broker import redis_server
-from broker.codec import encode
+from broker.codec import encode, seal
 from broker.config import BrokerConfig
 from broker.endpoint import Endpoint
 from broker.errors import ConfigError
@@ -297,13 +297,22 @@ def frames_of(message, *, name="a", run=RUN):
 
 
 def with_header(frames, **changes):
-    header = msgpack.unpackb(frames[0]) | changes
-    return [msgpack.packb(header), *frames[1:]]
+    """The frames with other values in the header, whose checksum is right."""
+    header = msgpack.unpackb(frames[0])
+    checksum = header.pop("checksum")
+    return [seal(msgpack.packb(header | changes | {"checksum": checksum})), *frames[1:]]
+
+
+def damaged(frames, at):
+    header = bytearray(frames[0])
+    header[at] ^= 0x10
+    return [bytes(header), *frames[1:]]
 
 
 BAD = {
-    "noise": (Channel.CONTROL, [b"\xc1 this is no msgpack"], Reason.MALFORMED),
-    "nothing": (Channel.BULK, [b""], Reason.MALFORMED),
+    "noise": (Channel.CONTROL, [seal(b"\xc1 this is no msgpack" + bytes(8))], Reason.MALFORMED),
+    "nothing": (Channel.BULK, [b""], Reason.CHECKSUM),
+    "a damaged header": (Channel.CONTROL, damaged(frames_of(beat()), 100), Reason.CHECKSUM),
     "another protocol version": (
         Channel.CONTROL,
         with_header(frames_of(beat()), v=PROTOCOL_VERSION + 1),

@@ -11,10 +11,10 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from broker.codec import Limits, decode, encode, verify
+from broker.codec import Limits, decode, encode, seal, verify
 from broker.endpoint import Endpoint, bulk_address, channel_address, check_address, configure_socket
 from broker.errors import ConfigError, LocalProtocolError
-from broker.messages import Attached, Channel, Codec, Contribution, Envelope, Leave, Reason, Want
+from broker.messages import PROTOCOL_VERSION, Attached, Channel, Codec, Contribution, Envelope, Leave, Reason, Want
 from broker.ranges import StepRange
 from broker.tensors import decode_tensor, encode_tensor
 
@@ -155,17 +155,18 @@ def test_a_steady_stream_does_not_starve_other_tasks():
 
 
 def header(**changes):
-    return msgpack.packb(msgpack.unpackb(encode(envelope(LEAVE, sender="broker"))[0]) | changes)
+    return seal(msgpack.packb(msgpack.unpackb(encode(envelope(LEAVE, sender="broker"))[0]) | changes))
 
 
 UNREADABLE = {
-    "garbage": ([b"\xff\xfe"], Reason.MALFORMED),
-    "version": ([header(v=2)], Reason.PROTOCOL_VERSION),
+    "garbage": ([seal(b"\xff\xfe" + bytes(8))], Reason.MALFORMED),
+    "damaged": ([header()[:-1] + b"!"], Reason.CHECKSUM),
+    "version": ([header(v=PROTOCOL_VERSION + 1)], Reason.PROTOCOL_VERSION),
     "kind": ([header(kind="update")], Reason.UNKNOWN_KIND),
     "field": ([header(body={"mood": "good"})], Reason.MALFORMED),
     "extra frame": ([header(), b"1234"], Reason.MALFORMED),
     "oversize": ([bytes(2000)], Reason.OVERSIZE),
-    "empty": ([b""], Reason.MALFORMED),
+    "empty": ([b""], Reason.CHECKSUM),
 }
 
 
