@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import os
 import signal
 import socket
@@ -26,7 +27,7 @@ from broker.errors import ConfigError
 from broker.messages import AGGREGATOR, BROKER, PROTOCOL_VERSION, Channel, Encoded, Envelope, Reason
 from broker.ranges import StepRange
 from broker.registry import Registry
-from broker.server import serve
+from broker.server import VERIFY_HERE_BYTES, serve
 
 RUN = "demo"
 WAIT_S = 20.0  # for anything that must happen; nothing here depends on how long it takes
@@ -222,6 +223,27 @@ def test_contributions_and_versions_pass_unchanged():
         got = (await island.receive(m.Version)).message
         assert bytes(got.payload[0].data) == (delta + 1).tobytes()
         assert (await aggregator.attach(versions=(1,))).versions == (1,)
+
+    on_a_broker(config(), use)
+
+
+@pytest.mark.parametrize("elements", [4, VERIFY_HERE_BYTES // 4], ids=["small", "large"])
+def test_a_damaged_version_is_not_kept_but_refused_so_that_it_is_published_again(elements):
+    async def use(bench):
+        island, aggregator = await bench.client("a"), await bench.aggregator()
+        good = version(np.ones(elements, np.float32))
+        (buffer,) = good.payload
+        changed = bytearray(buffer.data)
+        changed[5] ^= 1
+        await island.send(m.Want(versions=(-1,)))
+        await aggregator.send(dataclasses.replace(good, payload=(dataclasses.replace(buffer, data=changed),)))
+        answer = (await aggregator.receive(m.Refused)).message
+        assert (answer.kind, answer.sequence, answer.reason) == ("version", aggregator.sequence, Reason.CHECKSUM)
+        assert (await aggregator.attach()).versions == (-1,)
+        await aggregator.send(good)
+        received = (await island.receive(m.Version)).message  # the first that comes, and none before it
+        assert bytes(received.payload[0].data) == bytes(buffer.data)
+        assert (await aggregator.attach()).versions == (1,)
 
     on_a_broker(config(), use)
 
