@@ -175,7 +175,7 @@ def values(hint, field):
     if hint is Share:
         return st.builds(lambda i, n, e: Share(index=i, count=i + n, share_epoch=e), *[st.integers(1, 99)] * 3)
     if hint is DataRange:
-        counters = {name: COUNTERS for name in ("share", "share_epoch")}
+        counters = dict.fromkeys(("share", "share_epoch"), COUNTERS)
         return st.builds(DataRange, **counters, from_batch=st.integers(0, 9), to_batch=st.integers(10, INT_MAX))
     if hint is TensorSpec:
         shapes = st.lists(st.integers(0, 99), min_size=1, max_size=4).map(tuple)
@@ -389,7 +389,11 @@ def test_a_peer_of_version_1_can_read_that_this_is_another_version():
     """It unpacks the first frame and looks at ``v`` before all else."""
     header = msgpack.unpackb(encode(EXAMPLES[0])[0])
     assert {key: type(header[key]) for key in ("v", "kind", "sender", "seq", "to")} == {
-        **{"v": int, "kind": str, "sender": str, "seq": int, "to": str}
+        "v": int,
+        "kind": str,
+        "sender": str,
+        "seq": int,
+        "to": str,
     }
 
 
