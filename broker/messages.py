@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 from broker.fragments import TensorSpec
 from broker.ranges import StepRange
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 
 class Channel(StrEnum):

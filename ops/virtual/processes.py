@@ -88,6 +88,8 @@ class SimIsland:
             brokers=simulation.plan.brokers,
         )
         self.connection = 0
+        self.bulk_line = 0  # how often the core has made its bulk connection anew
+        self.deaf = False  # what comes over that is swallowed
         self.connected = simulation.plan.brokers == 1  # a single broker's connection is never looked at
         self.sequence = 0
         self.alarm = Alarm(simulation.queue, lambda: self.handle(ie.Tick()))
@@ -97,8 +99,12 @@ class SimIsland:
     def connect(self) -> None:
         """Leaves the broker and connects to the one of the core's choice, as soon as that answers."""
         self.connection += 1
-        self.connected = False
+        self.connected = self.deaf = False
         self.reach(self.connection)
+
+    def line_of(self, channel: m.Channel) -> str:
+        """Names its present connection on a channel."""
+        return f"{self.connection}.{self.bulk_line}" if channel is m.Channel.BULK else str(self.connection)
 
     def reach(self, connection: int) -> None:
         """Tries to make a connection, again and again, unless it is given up for another one."""
@@ -139,6 +145,9 @@ class SimIsland:
                         self.simulation.to_broker(self, action.to, message, self.sequence)
                 case ie.Connect():
                     self.connect()
+                case ie.RenewBulk():
+                    self.bulk_line += 1
+                    self.deaf = False
                 case ie.Joined():
                     self.step = self.start_step = action.start_step
                     self.tokens = action.start_tokens
@@ -176,7 +185,7 @@ class SimIsland:
                     self.simulation.note(queue.now_s, self.address, "island.settled", {"source": action.source})
                     self.begin(action.source)
                 case ie.Note():
-                    if action.name == "broker.left":
+                    if action.name in ("broker.left", "bulk.renewed"):
                         self.simulation.note(queue.now_s, self.address, action.name, action.fields)
         if self.core.startable and not self.training and not self.searching and self.alive:
             if plan.donor_wait_s:

@@ -14,7 +14,8 @@ import pytest
 from aggregator.config import AggregatorConfig
 from broker import messages as m
 from broker.messages import Phase
-from ops.virtual.faults import absences_plan, random_plan, several_brokers
+from islands.hearing import PATIENCE_S
+from ops.virtual.faults import absences_plan, deafened, random_plan, several_brokers
 from ops.virtual.invariants import InvariantViolation
 from ops.virtual.queue import LinkModel
 from ops.virtual.simulation import BrokerTrouble, IslandPlan, Simulation, SimulationPlan, Trouble
@@ -54,9 +55,13 @@ def steady(num_islands: int = 4, **config: object) -> SimulationPlan:
 
 
 def test_a_random_run_keeps_every_invariant(sim_seed: int) -> None:
-    """Every third seed has several brokers, which die, freeze, and are cut off from the aggregator."""
+    """Every third seed has several brokers, which die, freeze, and are cut off from the aggregator.
+
+    In every fourth one islands' bulk connections stand, and deliver nothing any more.
+    """
     plan = random_plan(sim_seed)
-    run(several_brokers(plan) if sim_seed % 3 == 2 else plan)
+    plan = several_brokers(plan) if sim_seed % 3 == 2 else plan
+    run(deafened(plan) if sim_seed % 4 == 1 else plan)
 
 
 @pytest.mark.parametrize("seed", KEPT_SEEDS)
@@ -73,6 +78,20 @@ def test_the_same_seed_gives_the_same_run_to_the_last_decision() -> None:
 def test_another_seed_gives_another_run() -> None:
     plan = random_plan(7)
     assert run(plan).trace != run(replace(plan, seed=8)).trace
+
+
+@pytest.mark.parametrize("brokers", [1, 2])
+def test_an_island_whose_bulk_connection_has_become_deaf_makes_another_and_misses_nothing_for_long(
+    brokers: int,
+) -> None:
+    plan = steady(total_tokens=400_000)
+    islands = (replace(plan.islands[0], deaf_at_s=(10.0,)), *plan.islands[1:])
+    simulation = run(replace(plan, islands=islands, brokers=brokers))
+    renewed = [(at_s, who) for at_s, who, name, _ in simulation.trace if name == "bulk.renewed"]
+    assert [who for _, who in renewed] == ["island-0/0"]
+    assert 10.0 + PATIENCE_S < renewed[0][0] < 10.0 + PATIENCE_S + 3.0
+    books = simulation.aggregator.core.run.ledger.books().tokens()
+    assert books["merged"] == books["trained"]
 
 
 def test_a_calm_fleet_merges_every_token_of_every_island() -> None:
