@@ -50,8 +50,9 @@ class Ending:
         if run.phase is Phase.FLUSHING:
             self._flush()
         elif run.phase is Phase.ENDED and self._linger_until_s is not None:
-            # The record that says so goes to the standbys too: none of them must begin where this one ended.
-            gone = not run.members.live(run.now_s) and run.durable_serial >= run.saved_serial
+            # All of them silent at once is more likely a network that is down: only who has said so is gone. And the
+            # record that says how it ended goes to the standbys too: none of them must begin where this one ended.
+            gone = all(member.left for member in run.members) and run.durable_serial >= run.saved_serial
             if gone or run.now_s >= self._linger_until_s:
                 self.finish("every island has left" if gone else "islands were given time to leave")
 
@@ -82,6 +83,8 @@ class Ending:
         if running and run.now_s < self._flush_began_s + config.round_timeout_s:
             return
         patient = run.now_s < self._flush_began_s + FLUSH_TIMEOUTS * config.round_timeout_s
+        if patient and not run.members.live(run.now_s) and not all(member.left for member in run.members):
+            return  # they all fell silent at once: cut off, most likely, and they bring what is missing
         settled = True
         for p in run.moving:
             fragment = run.fragments[p]

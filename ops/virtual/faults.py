@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import replace
 
 from aggregator.config import AggregatorConfig
@@ -128,6 +129,15 @@ def rogue_plan(seed: int) -> SimulationPlan:
     return replace(plan, islands=(*honest, *rogues), config=config)
 
 
+def combined_plan(seed: int) -> SimulationPlan:
+    """Returns a plan with one combination of all these troubles; :data:`COMBINATIONS` seeds in a row have them all."""
+    make, additions = _COMBINATIONS[seed % COMBINATIONS]
+    plan = make(seed)
+    for add in additions:
+        plan = add(plan)
+    return plan
+
+
 def _target(plan: SimulationPlan, islands: tuple[IslandPlan, ...]) -> int:
     """Returns the tokens that a fleet trains in the time that a random plan gives itself."""
     return int(1.5 * plan.calm_after_s * sum(plan.tokens_per_step / i.step_time_s for i in islands))
@@ -199,3 +209,23 @@ def _moments(rng: random.Random, chance: float, end_s: float) -> tuple[float, ..
     if rng.random() >= chance:
         return ()
     return tuple(sorted(rng.uniform(0.0, end_s) for _ in range(rng.randint(1, 3))))
+
+
+_COMBINATIONS: tuple[
+    tuple[Callable[[int], SimulationPlan], tuple[Callable[[SimulationPlan], SimulationPlan], ...]], ...
+]
+_COMBINATIONS = (
+    (random_plan, (standing_by, several_brokers)),
+    (random_plan, ()),
+    (random_plan, (several_brokers,)),
+    (random_plan, (standing_by,)),
+    (rogue_plan, ()),
+    (rogue_plan, (several_brokers,)),
+    (rogue_plan, (standing_by,)),
+    (absences_plan, (standing_by,)),
+    (absences_plan, (several_brokers,)),
+    (rogue_plan, (standing_by, several_brokers)),
+    (absences_plan, (standing_by, several_brokers)),
+)
+#: How many combinations :func:`combined_plan` makes.
+COMBINATIONS = len(_COMBINATIONS)

@@ -9,20 +9,22 @@ import pytest
 
 from aggregator import events as agg
 from aggregator.tape import read_start, start_line
-from ops.virtual import simulation as virtual
+from ops.virtual import failover
+from ops.virtual.failover import Station
 from ops.virtual.faults import random_plan
 from ops.virtual.processes import SimAggregator
+from ops.virtual.simulation import Simulation
 
 
 class ShadowedAggregator(SimAggregator):
     """Feeds every event to a second core too, made from a first line; the second is asked for no deadline, ever."""
 
-    def __init__(self, simulation: virtual.Simulation, life: int) -> None:
-        disk, now_s = simulation.disk, simulation.queue.now_s
+    def __init__(self, simulation: Simulation, station: Station, life: int, epoch: int | None) -> None:
+        disk, now_s = station.disk, simulation.queue.now_s
         line = start_line(simulation.plan.config, now_s, disk.record, disk.commits)
         self.shadow = read_start(json.loads(json.dumps(line)))
         self.fed = 0
-        super().__init__(simulation, life)
+        super().__init__(simulation, station, life, epoch)
 
     def perform(self, actions: list[agg.Action]) -> None:
         if not self.fed:  # the actions of the start
@@ -56,8 +58,8 @@ class ShadowedAggregator(SimAggregator):
 def test_a_core_that_is_asked_for_no_deadlines_decides_as_the_one_that_is(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(virtual, "SimAggregator", ShadowedAggregator)
-    simulation = virtual.Simulation(random_plan(seed))
+    monkeypatch.setattr(failover, "SimAggregator", ShadowedAggregator)
+    simulation = Simulation(random_plan(seed))
     assert simulation.run(2000.0)
     assert isinstance(simulation.aggregator, ShadowedAggregator)
     assert simulation.aggregator.fed > 100

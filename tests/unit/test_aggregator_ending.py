@@ -136,7 +136,7 @@ def test_an_ended_run_stays_until_every_island_has_left():
 
 
 def test_an_ended_run_does_not_wait_for_ever():
-    made = flushing("a", dead_after_s=1000.0)
+    made = flushing("a", dead_after_s=1000.0, share_takeover_s=0.0)
     made.offer("a", 0, 4)
     made.beat("a", 4, stopped=True)
     made.nothing("a")
@@ -173,3 +173,32 @@ def test_every_fragment_is_flushed_a_few_at_a_time():
             merges += of(made.offer("a", 0, 4, fragment=round_.fragment_id), Merge)
     assert made.run.phase is Phase.ENDED
     assert sorted(m.fragment_id for m in merges) == [0, 1, 2, 3]
+
+
+def test_a_fleet_that_falls_silent_in_the_flush_all_at_once_is_waited_for():
+    """So it looks to the aggregator when the broker they all speak through is cut off from it."""
+    made = flushing("a", "b", quorum=2)
+    for island_id in "ab":
+        made.beat(island_id, 4, stopped=True)
+    made.run_to(8.0)  # longer than dead_after_s
+    assert made.run.phase is Phase.FLUSHING
+    for island_id in "ab":
+        made.beat(island_id, 4, stopped=True)
+    for island_id in "ab":
+        made.offer(island_id, 0, 4)
+    made.run_to(9.0)
+    for island_id in "ab":
+        made.nothing(island_id)
+    assert made.run.phase is Phase.ENDED
+    assert made.run.ledger.books().tokens()["merged"] == 80
+
+
+def test_an_ended_run_stays_for_islands_that_it_does_not_hear():
+    made = flushing("a")
+    made.offer("a", 0, 4)
+    made.beat("a", 4, stopped=True)
+    made.nothing("a")
+    made.run_to(8.0)  # longer than dead_after_s
+    assert not made.core.finished
+    made.run_to(10.1)
+    assert made.core.finished

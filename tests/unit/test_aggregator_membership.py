@@ -288,3 +288,12 @@ def test_a_second_farewell_changes_nothing():
 def test_the_aggregator_attaches_once_a_second():
     made = desk("a")
     assert len(sent(made.run_to(5.05), Attach, BROKER)) == 5
+
+
+def test_a_run_takes_no_more_islands_than_it_can_remember(monkeypatch):
+    monkeypatch.setattr("aggregator.membership.MOST_MEMBERS", 2)
+    desk = Desk()
+    desk.gather("a", "b")
+    (refused,) = sent(desk.join("c"), Refused)
+    assert refused.reason is Reason.QUEUE_FULL
+    assert sent(desk.join("b"), Welcome)  # whoever is known may come back

@@ -1,0 +1,58 @@
+"""``python3 -m tests.mutants``: tries every mutant, and lists those that no test notices."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from queue import SimpleQueue
+
+from tests.mutants.checking import MUTANTS, ROOT, Copy, Outcome, Verdict
+from tests.mutants.mutant import Mutant, Outdated
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Returns 0 if every mutant was noticed by every test that it names, else 1."""
+    parser = argparse.ArgumentParser(prog="python3 -m tests.mutants", description=__doc__)
+    parser.add_argument("words", nargs="*", help="only mutants with one of these words in their sentence or file")
+    parser.add_argument("--jobs", type=int, default=2, help="mutants tried at a time, each in a copy of its own (2)")
+    args = parser.parse_args(argv)
+    chosen = [m for m in MUTANTS if not args.words or any(word in f"{m.file} {m.what}" for word in args.words)]
+    if not chosen:
+        print("no mutant has any of these words", file=sys.stderr)
+        return 2
+    try:
+        for mutant in MUTANTS:
+            mutant.edited((ROOT / mutant.file).read_text())
+            mutant.check_tests(ROOT)
+    except Outdated as err:
+        print(f"the list of mutants is out of date: {err}", file=sys.stderr)
+        return 1
+    bad = 0
+    with tempfile.TemporaryDirectory(prefix="mutants-") as made, ThreadPoolExecutor(args.jobs) as pool:
+        copies: SimpleQueue[Copy] = SimpleQueue()
+        for job in range(args.jobs):
+            directory = Path(made) / str(job)
+            directory.mkdir()
+            copies.put(Copy(directory))
+
+        def verdict(mutant: Mutant) -> Verdict:
+            copy = copies.get()
+            try:
+                return copy.try_one(mutant)
+            finally:
+                copies.put(copy)
+
+        for number, (mutant, found) in enumerate(zip(chosen, pool.map(verdict, chosen), strict=True), start=1):
+            print(f"{number:3} of {len(chosen)}  {found.outcome:8}  {mutant.invariant:2}  {mutant.what}", flush=True)
+            if found.outcome is not Outcome.NOTICED:
+                bad += 1
+                print(f"        {mutant.file}\n        {found.said}", flush=True)
+    print(f"{len(chosen) - bad} of {len(chosen)} mutants were noticed" + (f", {bad} were NOT" if bad else ""))
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
