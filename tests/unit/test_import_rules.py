@@ -68,6 +68,7 @@ PURE = [
     "broker/trouble",
     "ops/virtual/queue",
     "ops/virtual/work",
+    "ops/virtual/failover",
     "ops/virtual/faults",
     "ops/virtual/simulation",
     "ops/virtual/processes",
