@@ -3,6 +3,9 @@
 import argparse
 import contextlib
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
