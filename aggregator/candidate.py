@@ -28,8 +28,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from aggregator.events import Note
-from broker.lease import LeaseView
 from broker.messages import Follow, Following, Replica, ReplicaRun, Stored
+from broker.records import LeaseView
 
 #: A broker that was not heard for so long is not reachable, and not asked for its opinion.
 BROKER_FRESH_S = 3.0

@@ -20,7 +20,7 @@ from aggregator import candidate as cand
 from aggregator.candidate import Candidate, Holding
 from aggregator.records import commit_from_map
 from broker import messages as m
-from broker.lease import LeaseView
+from broker.records import LeaseView
 from ops.virtual.processes import SimAggregator
 from ops.virtual.queue import Alarm
 

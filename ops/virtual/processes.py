@@ -17,7 +17,6 @@ import msgpack
 from aggregator import events as agg
 from aggregator.core import Aggregator
 from aggregator.records import commit_to_map
-from aggregator.replicas import run_message
 from aggregator.replication import (
     Deliver,
     Deposed,
@@ -410,7 +409,7 @@ class SimAggregator:
                     self.send(m.standing_by(to), _replica(commit, epoch), self.ways.get(to))
                 case ReplicateRun(to=to):
                     if self.record is not None:
-                        message = run_message(self.record.record, epoch, self.record.serial)
+                        message = _replica_run(self.record, epoch)
                         self.send(m.standing_by(to), message, self.ways.get(to))
                 case Renew(in_sync=in_sync):
                     name = self.station.name
@@ -508,6 +507,11 @@ def _replica(commit: agg.Commit, epoch: int) -> m.Replica:
         commit=msgpack.packb(commit_to_map(commit)),
         payload=commit.digest,
     )
+
+
+def _replica_run(action: agg.SaveRun, epoch: int) -> m.ReplicaRun:
+    """As :func:`aggregator.replicas.run_message`."""
+    return m.ReplicaRun(shard=0, epoch=epoch, serial=action.serial, record=msgpack.packb(dict(action.record)))
 
 
 class SimBroker:

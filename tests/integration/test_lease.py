@@ -5,7 +5,8 @@ import asyncio
 import pytest
 
 from broker.errors import Unavailable
-from broker.lease import LeaseKey, LeaseView
+from broker.lease import LeaseKey
+from broker.records import LeaseView
 from broker.registry import Registry
 from tests.integration.test_registry import Server
 

@@ -23,8 +23,8 @@ from aggregator.candidate import (
     Tick,
     Unpolled,
 )
-from broker.lease import LeaseView
 from broker.messages import Following, Replica, ReplicaRun, Stored
+from broker.records import LeaseView
 
 LEASE_S = 1.0
 HELD = {0: (5, "0.5"), 1: (4, "1.4")}

@@ -16,8 +16,8 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 from aggregator import candidate as c
 from aggregator import replication as r
 from aggregator.events import Commit, Note, Persisted, RunSaved
-from broker.lease import LeaseView
 from broker.messages import Following, Replica, ReplicaRun, Stored
+from broker.records import LeaseView
 
 LEASE_S, LAG_S = 1.0, 1.0
 FRAGMENTS = (0, 1)

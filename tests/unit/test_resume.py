@@ -55,7 +55,7 @@ def in_a_process(run_dir, *words):
     command = [sys.executable, "-c", PREPARE, "--run-dir", str(run_dir), *words]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
         assert process.stdout.readline() == "ready\n"
-        yield
+        yield process
         process.stdin.close()
 
 
@@ -112,7 +112,7 @@ def test_a_directory_without_a_run_is_refused(tmp_path):
 
 def test_a_directory_in_use_is_refused_and_free_as_soon_as_its_process_is_gone(tmp_path):
     run_dir = tmp_path / "demo"
-    with in_a_process(run_dir) as other, pytest.raises(ConfigError, match=f"in use by process {other.process.pid}"):
+    with in_a_process(run_dir) as other, pytest.raises(ConfigError, match=f"in use by process {other.pid}"):
         up.prepare(parsed("--resume", run_dir))
     up.prepare(parsed("--resume", run_dir))
 
