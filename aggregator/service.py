@@ -43,6 +43,7 @@ from aggregator.events import (
     Plant,
     Publish,
     Received,
+    RenewBulk,
     RunSaved,
     RunSaveFailed,
     SaveRun,
@@ -409,6 +410,8 @@ class _Service:
                     await self._wire.send(action)
                 case Publish():
                     self._wire.publish(action, self.core.run.epoch, self._workshop.durable[action.fragment_id])
+                case RenewBulk(by=by):
+                    self._wire.renew_bulk(by)
                 case Plant():
                     self._workshop.plant(action)
                 case Merge():

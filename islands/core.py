@@ -17,6 +17,7 @@ from __future__ import annotations
 from typing import Any, assert_never
 
 from broker.fragments import FragmentManifest, TensorSpec
+from broker.hearing import Hearing
 from broker.messages import (
     AGGREGATOR,
     BROKER,
@@ -77,7 +78,6 @@ from islands.events import (
     Watch,
 )
 from islands.fragment import RESEND_S, Backoff, Fragment, Pending, Point, Stage
-from islands.hearing import Hearing
 from islands.shares import Trail
 
 JOIN_AGAIN_S = (0.5, 5.0)  # first and longest pause between joins

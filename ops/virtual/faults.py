@@ -82,7 +82,7 @@ def deafened(plan: SimulationPlan) -> SimulationPlan:
     """Returns the plan with damaged bytes that make bulk connections deaf, now and then; all else stays as it is."""
     rng = random.Random(f"deaf {plan.seed}")
     islands = tuple(replace(island, deaf_at_s=_moments(rng, 0.5, plan.calm_after_s)) for island in plan.islands)
-    return replace(plan, islands=islands)
+    return replace(plan, islands=islands, aggregator_deaf_at_s=_moments(rng, 0.3, plan.calm_after_s))
 
 
 def standing_by(plan: SimulationPlan) -> SimulationPlan:

@@ -296,6 +296,7 @@ class SimAggregator:
         self.simulation, self.station, self.disk, self.life = simulation, station, station.disk, life
         self.address = f"{station.name}/{life}"
         self.connection = 0
+        self.deaf: set[int] = set()  # brokers whose bulk connection delivers nothing, either way
         self.key = m.AGGREGATOR
         self.alive = True
         self.rng = random.Random(f"{simulation.plan.seed}/{self.address}")
@@ -370,6 +371,8 @@ class SimAggregator:
                 case agg.SaveRun():
                     self.record = action
                     self.later(plan.persist_s, partial(self.save_run, action))
+                case agg.RenewBulk(by=by):
+                    self.deaf.discard(by)
                 case agg.Publish():
                     self.simulation.invariants.publishing(action, self.core.run.epoch)
                     version = m.Version(

@@ -122,6 +122,7 @@ class SimulationPlan:
     persist_failure: float = 0.0
     capture_s: tuple[float, float] = (0.0005, 0.005)
     aggregator_crashes_at_s: tuple[float, ...] = ()
+    aggregator_deaf_at_s: tuple[float, ...] = ()  # damaged bytes make its bulk connection to the first broker useless
     brokers: int = 1
     broker_crashes_at_s: tuple[float, ...] = ()  # of the first one
     broker_troubles: tuple[BrokerTrouble, ...] = ()
@@ -206,6 +207,8 @@ class Simulation:
                 self.queue.at(island.leaves_at_s, partial(self.leave, island))
         for at_s in plan.aggregator_crashes_at_s:
             self.queue.at(at_s, partial(self.stations[0].crash, plan.restart_s))
+        for at_s in plan.aggregator_deaf_at_s:
+            self.queue.at(at_s, lambda: self.aggregator.deaf.add(0))
         for trouble in plan.troubles:
             match trouble.kind:
                 case StationTrouble.CRASH:
@@ -325,7 +328,7 @@ class Simulation:
             broker = process.core.broker
             if not process.connected:
                 return
-        elif self.cut_off(broker):
+        elif self.cut_off(broker) or self.swallows(process, message, broker):
             return
         else:
             sender = process.sender
@@ -379,8 +382,13 @@ class Simulation:
         if isinstance(process, SimCandidate):
             process.received(message, broker)
             return
+<<<<<<< HEAD
         if isinstance(message, m.Attached) and process.replication is not None:
             process.replication.reached(self.queue.now_s)
+=======
+        if self.swallows(process, message, broker):
+            return
+>>>>>>> 6ead003fff5b4f9b41ae0d0e471dce3060120ecf
         if isinstance(message, m.Follow):
             name = envelope.sender.removeprefix(m.standing_by(""))
             process.ways[name] = broker
@@ -400,6 +408,10 @@ class Simulation:
             broker=broker,
         )
         process.handle(received)
+
+    def swallows(self, process: Process, message: m.Message, broker: int) -> bool:
+        """Whether an aggregator's bulk connection to a broker has become deaf."""
+        return isinstance(process, SimAggregator) and message.channel is m.Channel.BULK and broker in process.deaf
 
     def size(self, message: m.Message) -> int:
         """Bytes of a message: of what was encoded, or as many as float32 would take."""

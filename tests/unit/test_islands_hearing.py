@@ -3,8 +3,8 @@
 import pytest
 
 from broker import messages as m
+from broker.hearing import LEAST_BYTES_PER_S, LONGEST_PATIENCE_S, PATIENCE_S, Hearing
 from islands.events import RenewBulk, Send
-from islands.hearing import LEAST_BYTES_PER_S, LONGEST_PATIENCE_S, PATIENCE_S, Hearing
 from tests.helpers import notes, of
 from tests.unit.test_islands_core import Hand
 

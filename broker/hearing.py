@@ -1,34 +1,33 @@
-"""Whether the bulk connection still delivers what it brings in. Pure.
+"""Whether a bulk connection still delivers what it brings in. Pure.
 
 One changed byte in the length that ZeroMQ writes before a frame, and the receiver waits for a frame that nobody sends:
 whatever comes is swallowed as a part of it. The connection stands, nothing is refused, and ZeroMQ's own pings find out
-after 615 s, because on this channel an answer may honestly wait behind a frame for so long. An island knows sooner.
-It hears over the other connection which versions are published, and it has asked for them; when nothing at all has
-come for much longer than the largest of them takes, it makes the bulk connection anew. The same mends the way up, whose
-Wants the broker no longer sees.
+after 615 s, because on this channel an answer may honestly wait behind a frame for so long. Islands and aggregators
+know sooner. They hear over the other connection what should have come over this one; when nothing at all has come for
+much longer than the largest message takes, they make the bulk connection anew, which mends both of its ways.
 
-A link that is merely slow must not be cut off in the middle of a version, again and again: so the first patience is
+A link that is merely slow must not be cut off in the middle of a message, again and again: so the first patience is
 that of a poor link, it doubles with each renewal that helped nothing, and what has been slow before may be slow again.
 """
 
 from __future__ import annotations
 
-#: Silence after which a connection is made anew: by then three Wants have gone unanswered (:data:`.fragment.RESEND_S`).
+#: Silence after which a connection is made anew: by then an island's third Want has gone unanswered.
 PATIENCE_S = 8.0
-#: And what the largest version takes on a link of 8 Mbit/s.
+#: And what the largest message takes on a link of 8 Mbit/s.
 LEAST_BYTES_PER_S = 1e6
-#: Patience is so many times what versions took lately.
+#: Patience is so many times what messages took lately.
 TIMES = 3.0
 #: By then ZeroMQ's pings have found out.
 LONGEST_PATIENCE_S = 600.0
 
 
 class Hearing:
-    """The ear of one island, on its bulk connection."""
+    """One way of a bulk connection."""
 
     def __init__(self) -> None:
         self._first_s = PATIENCE_S
-        self._took_s = 0.0  # until a version came that was known of: falls slowly, rises at once
+        self._took_s = 0.0  # until something came that was known of: falls slowly, rises at once
         self._missing_since_s: float | None = None
         self._renewals = 0  # since anything came
 
@@ -39,7 +38,7 @@ class Hearing:
         return min(LONGEST_PATIENCE_S, patience_s)
 
     def expect(self, largest_bytes: int) -> None:
-        """The largest version has so many bytes."""
+        """The largest message has so many bytes."""
         self._first_s = PATIENCE_S + largest_bytes / LEAST_BYTES_PER_S
 
     def begin(self) -> None:
@@ -47,14 +46,14 @@ class Hearing:
         self._missing_since_s = None
 
     def heard(self, now_s: float) -> None:
-        """Something came over the bulk connection, whatever it was."""
+        """Something came, whatever it was."""
         if self._missing_since_s is not None:
             self._took_s = max(now_s - self._missing_since_s, 0.9 * self._took_s)
         self._missing_since_s, self._renewals = None, 0
 
-    def missing(self, newer: bool, now_s: float) -> bool:
-        """Says whether to make the connection anew; ``newer``: a version is published that has not come."""
-        if not newer:
+    def missing(self, anything: bool, now_s: float) -> bool:
+        """Says whether to make the connection anew; ``anything``: something was sent that has not come."""
+        if not anything:
             self._missing_since_s = None
         elif self._missing_since_s is None:
             self._missing_since_s = now_s
