@@ -156,7 +156,7 @@ def test_an_island_that_leaves_is_not_waited_for():
 
 
 def test_two_missed_rounds_and_an_island_is_not_waited_for_until_it_contributes_again():
-    made = desk("a", "b", quorum=1, dead_after_s=1000.0, round_timeout_s=30.0)
+    made = desk("a", "b", quorum=1, dead_after_s=1000.0, share_takeover_s=0.0, round_timeout_s=30.0)
     for i in range(2):
         made.open_round("a", "b", step=4 * (i + 1))
         made.offer("a", 4 * i, 4 * (i + 1))
@@ -173,7 +173,7 @@ def test_two_missed_rounds_and_an_island_is_not_waited_for_until_it_contributes_
 
 
 def test_where_all_islands_are_unresponsive_all_are_waited_for():
-    made = desk("a", quorum=1, dead_after_s=1000.0, round_timeout_s=5.0)
+    made = desk("a", quorum=1, dead_after_s=1000.0, share_takeover_s=0.0, round_timeout_s=5.0)
     for i in range(3):
         made.open_round("a", step=4 * (i + 1))
         made.run_to(made.now_s + 5.1)
@@ -354,6 +354,16 @@ def test_reports_of_other_versions_change_nothing():
     assert not of(made.feed(Persisted(fragment_id=0, fragment_version=9)), Publish)
     assert not of(made.feed(Computed(fragment_id=0, fragment_version=9, digest="x")), Persist)
     assert made.run.versions == before
+
+
+def test_while_a_commit_is_under_way_another_version_that_is_durable_publishes_nothing():
+    made = desk("a")
+    made.writes = False
+    made.open_round("a", step=4)
+    made.offer("a", 0, 4)
+    assert not of(made.feed(Persisted(fragment_id=0, fragment_version=0)), Publish)
+    assert made.run.versions == (0,)
+    assert of(made.write(), Publish)
 
 
 def test_a_version_names_what_is_in_it_and_the_commit_the_books_with_it():
