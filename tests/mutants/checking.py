@@ -27,7 +27,7 @@ MUTANTS: tuple[Mutant, ...] = (
 #: A test that hangs with a mutant has noticed it: its own limit, in seconds.
 LIMIT_S = 30
 
-_COPIED = ("broker", "islands", "aggregator", "ops", "tests", "examples", "pyproject.toml")
+_COPIED = ("broker", "islands", "aggregator", "ops", "tests", "examples", "benchmarks", "pyproject.toml")
 
 _OPTIONS = (
     *("-q", "-rfE", "-p", "no:cacheprovider", "--no-header", "--tb=no", "--durations=0", f"--timeout={LIMIT_S}"),

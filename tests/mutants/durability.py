@@ -7,6 +7,8 @@ CANDIDATE = "aggregator/candidate.py"
 T_ROUNDS = "tests/unit/test_aggregator_rounds.py::"
 T_MEMBERSHIP = "tests/unit/test_aggregator_membership.py::"
 T_REPLICATION = "tests/unit/test_aggregator_replication.py::"
+T_ADOPTION = "tests/unit/test_aggregator_adoption.py::"
+T_RECOVERY = "tests/unit/test_aggregator_recovery.py::"
 T_CANDIDATE = "tests/unit/test_aggregator_candidate.py::"
 
 MUTANTS = (
@@ -201,7 +203,7 @@ MUTANTS = (
         file="aggregator/recovery.py",
         old="        if 2 * len(self._claims) <= live:",
         new="        if self._claims:",
-        tests=("tests/unit/test_aggregator_recovery.py",),
+        tests=(T_RECOVERY + "test_an_old_store_publishes_and_answers_nothing_and_islands_train_on",),
     ),
     Mutant(
         what="one island that lies stops a run",
@@ -209,7 +211,7 @@ MUTANTS = (
         file="aggregator/recovery.py",
         old="        if 2 * len(self._claims) <= live:",
         new="        if not self._claims:",
-        tests=("tests/unit/test_aggregator_recovery.py",),
+        tests=(T_RECOVERY + "test_one_island_of_several_cannot_stop_a_run_by_a_lie",),
     ),
     Mutant(
         what="a new lineage takes numbers that somebody has seen",
@@ -217,7 +219,7 @@ MUTANTS = (
         file="aggregator/recovery.py",
         old="        fragment_version=above + 1,",
         new="        fragment_version=above,",
-        tests=("tests/unit/test_aggregator_recovery.py",),
+        tests=(T_RECOVERY + "test_a_new_lineage_goes_on_above_everything_seen_and_books_what_was_lost",),
     ),
     Mutant(
         what="a store that follows keeps versions above those of its leader",
@@ -225,7 +227,7 @@ MUTANTS = (
         file="aggregator/store.py",
         old="        newer = [each for each in versions(self._directory, p) if each > version]",
         new="        newer: list[int] = []",
-        tests=("tests/unit/test_aggregator_adoption.py",),
+        tests=(T_ADOPTION + "test_versions_above_an_adopted_one_give_way_to_it",),
     ),
     Mutant(
         what="a version is in the store under its name before its bytes are on the disk",
@@ -233,7 +235,7 @@ MUTANTS = (
         file="aggregator/store.py",
         old="                    write(fd)\n                    os.fsync(fd)",
         new="                    write(fd)",
-        tests=("tests/unit/test_aggregator_adoption.py", "tests/integration/test_aggregator_store.py"),
+        tests=(T_ADOPTION + "test_a_version_is_flushed_before_it_gets_its_name_and_its_name_after_that",),
     ),
     Mutant(
         what="a version that was written is not durable under its name",
@@ -241,6 +243,6 @@ MUTANTS = (
         file="aggregator/store.py",
         old='        with mapped(f"cannot flush {path.parent}", definite=False):\n            _flush_directory(path.parent)\n\n',
         new="\n",
-        tests=("tests/unit/test_aggregator_adoption.py", "tests/integration/test_aggregator_store.py"),
+        tests=(T_ADOPTION + "test_a_version_is_flushed_before_it_gets_its_name_and_its_name_after_that",),
     ),
 )

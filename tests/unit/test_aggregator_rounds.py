@@ -506,3 +506,12 @@ def test_a_disk_that_cannot_be_written_is_a_trouble_until_it_can():
     assert notes(desk.write(), "store.back") == [{"after_s": 3.0}]
     assert totals(desk.run, desk.now_s).troubles == ()
     assert desk.run.versions == (1,)
+
+
+def test_asking_for_deadlines_does_not_meet_a_quorum():
+    """The driver asks at a moment at which both islands are dead, so that one would be enough, and tells of nothing."""
+    made = desk("a", "b", quorum=2)
+    round_id = made.open_round("a", "b", step=4)
+    made.offer("a", 0, 4)
+    made.core.next_deadline_s(made.now_s + 10.0)
+    assert made.run.open_rounds[round_id].quorum_met_at_s is None

@@ -52,10 +52,10 @@ class World:
         self.merges = self.refusals = self.donors = 0
         for name in NAMES[:3]:
             self.join(name)
+        self.durable = dict.fromkeys(range(FRAGMENTS), 0)
+        self.desk.writes = True
         for p in range(FRAGMENTS):
             self.take(self.desk.say("a", m.Seed(fragment_id=p, payload=f"seed {p}")))
-        for p in range(FRAGMENTS):
-            self.durable[p] = 0
         for name in NAMES[:3]:
             self.beat(name)
         self.desk.computes = self.desk.writes = False
@@ -114,6 +114,8 @@ class World:
     def join(self, name):
         """A new process of an island; what its earlier one had under way is lost with it."""
         island = self.islands[name]
+        while self.desk.writing:
+            self.write("")
         self.desk.writes = True  # a welcome waits for the disk: tested elsewhere
         actions = self.desk.join(name)
         self.desk.writes = False
@@ -178,7 +180,7 @@ class World:
         island = self.islands[name]
         island.heard_at_s = self.desk.now_s
         self.take(
-            self.desk.offer(name, from_step, to_step, fragment=p, base=island.outstanding[key], incarnation=island.incarnation)
+            self.desk.offer(name, from_step, to_step, fragment=p, base=island.outstanding[key])
         )
 
     def old_life(self, name, p):
@@ -254,17 +256,28 @@ class World:
         while self.desk.writing:
             self.write("")
 
+    def calm(self, num_steps):
+        """Everybody trains, and all goes well for a while: otherwise nothing gets far."""
+        for _ in range(num_steps):
+            for name in NAMES:
+                self.train(name, 1)
+                for round_ in list(self.desk.run.open_rounds.values()):
+                    self.hand_over(name, round_.fragment_id)
+            self.compute()
+            self.write("")
+            self.pass_time(0.1)
+
     # --- the end ---
 
     def heal(self):
         """Everybody is calm: what is outstanding gets its fate, and every open round closes."""
-        for _ in range(40):
+        for turn in range(60):
             for name, island in self.islands.items():
                 self.beat(name)
                 for key in list(island.outstanding):
                     if key in island.outstanding:
                         self._send(name, key)
-                for p in range(FRAGMENTS):
+                for p in range(FRAGMENTS if turn < 3 else 0):
                     self.hand_over(name, p)
                 for index in range(len(self.desk.run.open_rounds)):
                     self.nothing(name, index)
@@ -274,7 +287,7 @@ class World:
             self.pass_time(0.5)
             for name in NAMES:
                 self.train(name, 1)
-            if not any(island.outstanding for island in self.islands.values()):
+            if turn > 3 and not any(island.outstanding for island in self.islands.values()):
                 break
         for name, island in self.islands.items():
             assert island.gone or not island.outstanding, f"{name} never hears of {island.outstanding}"
@@ -287,7 +300,7 @@ class World:
 #: How likely each is, beside the others.
 STEPS = {
     "train": 20, "hand over": 20, "compute": 12, "write": 16, "time": 8, "nothing": 6, "send again": 4, "lose": 2,
-    "fail": 2, "leave": 1, "join": 2, "old life": 1, "crash": 1, "ask": 3, "restore": 2,
+    "fail": 2, "leave": 1, "join": 2, "old life": 1, "crash": 1, "ask": 3, "restore": 2, "calm": 8,
 }  # fmt: skip
 
 
@@ -306,7 +319,7 @@ def step(world, kind, a, b):
         case "fail":
             world.write("disk full")
         case "time":
-            world.pass_time((0.02, 0.1, 0.5, 2.0, 7.0)[b % 5])
+            world.pass_time((0.02, 0.1, 0.3, 1.0, 7.0 if a % 4 == 0 else 0.2)[b % 5])
         case "nothing":
             world.nothing(name, b)
         case "send again":
@@ -325,6 +338,8 @@ def step(world, kind, a, b):
             world.ask_donor(name)
         case "restore":
             world.restore(name)
+        case "calm":
+            world.calm(b % 8)
 
 
 class RoundMachine(RuleBasedStateMachine):
