@@ -2,13 +2,8 @@
 
 Shell. Each message is decoded as far as its header, handed to the relay, and what the relay answers is done at once,
 without waiting: a send that would block goes back to the relay as an event. Versions alone are looked into, before the
-<<<<<<< HEAD
 relay hears of them: what it keeps is served again and again, and must not be what a line has damaged. So nothing that a
 peer does, and nothing that Redis does (:mod:`broker.reporter` has a task of its own), holds up anybody else.
-=======
-relay hears of them: what it keeps is served again and again, and must not be what a line has damaged. So nothing that
-a peer does, and nothing that Redis does (:mod:`broker.reporter` has a task of its own), holds up anybody else.
->>>>>>> 6ead003fff5b4f9b41ae0d0e471dce3060120ecf
 """
 
 from __future__ import annotations

@@ -211,6 +211,8 @@ class Invariants:
             if not island.alive:
                 continue
             life = core.run.ledger.life(island.core.island_id, island.core.incarnation)
+            if not life.trained_tokens:
+                continue  # it joined when the run was over: a step that it ran before it heard so is nobody's
             require(life.last_tokens == island.tokens, 4, f"{island.address} trained {island.tokens}, books {life}")
             for p in core.run.manifest.moving:
                 fragment = island.core.fragments[p]

@@ -382,13 +382,10 @@ class Simulation:
         if isinstance(process, SimCandidate):
             process.received(message, broker)
             return
-<<<<<<< HEAD
-        if isinstance(message, m.Attached) and process.replication is not None:
-            process.replication.reached(self.queue.now_s)
-=======
         if self.swallows(process, message, broker):
             return
->>>>>>> 6ead003fff5b4f9b41ae0d0e471dce3060120ecf
+        if isinstance(message, m.Attached) and process.replication is not None:
+            process.replication.reached(self.queue.now_s)
         if isinstance(message, m.Follow):
             name = envelope.sender.removeprefix(m.standing_by(""))
             process.ways[name] = broker

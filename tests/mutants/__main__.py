@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
@@ -30,7 +31,7 @@ def main(argv: list[str] | None = None) -> int:
     except Outdated as err:
         print(f"the list of mutants is out of date: {err}", file=sys.stderr)
         return 1
-    bad = 0
+    bad, began_s = 0, time.monotonic()
     with tempfile.TemporaryDirectory(prefix="mutants-") as made, ThreadPoolExecutor(args.jobs) as pool:
         copies: SimpleQueue[Copy] = SimpleQueue()
         for job in range(args.jobs):
@@ -46,10 +47,16 @@ def main(argv: list[str] | None = None) -> int:
                 copies.put(copy)
 
         for number, (mutant, found) in enumerate(zip(chosen, pool.map(verdict, chosen), strict=True), start=1):
-            print(f"{number:3} of {len(chosen)}  {found.outcome:8}  {mutant.invariant:2}  {mutant.what}", flush=True)
+            seconds = time.monotonic() - began_s
+            print(
+                f"{seconds:5.0f} s  {number:3} of {len(chosen)}  {found.outcome:8}  {mutant.invariant:2}  {mutant.what}",
+                flush=True,
+            )
             if found.outcome is not Outcome.NOTICED:
                 bad += 1
                 print(f"        {mutant.file}\n        {found.said}", flush=True)
+        while not copies.empty():
+            copies.get().close()
     print(f"{len(chosen) - bad} of {len(chosen)} mutants were noticed" + (f", {bad} were NOT" if bad else ""))
     return 1 if bad else 0
 

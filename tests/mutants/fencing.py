@@ -139,7 +139,7 @@ MUTANTS = (
         file=LEASE,
         old="elseif held[2] == ARGV[2] then\n  local member",
         new="else\n  local member",
-        tests=(T_LEASE + "test_the_holder_takes_it_again_without_waiting",),
+        tests=(T_LEASE + "test_only_who_is_in_sync_takes_over_and_only_when_it_has_run_out",),
     ),
     Mutant(
         what="the lease is made anew by one that expected another's",
@@ -234,7 +234,7 @@ MUTANTS = (
         file=CANDIDATE,
         old="        if self._damaged:\n            which",
         new="        if len(self._damaged) > 1 << 30:\n            which",
-        tests=(T_CANDIDATE,),
+        tests=(T_CANDIDATE + "test_a_store_whose_newest_version_is_damaged_does_not_lead_until_it_is_mended",),
     ),
     Mutant(
         what="a store leads that is behind what a broker holds",

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import pathlib
+import stat
 
 import msgpack
 import numpy as np
@@ -238,3 +239,20 @@ def test_a_store_keeps_its_name_and_two_never_share_one(tmp_path):
                 names.add(opened.name)
     assert len(names) == 2
     assert all(standing_by(name) for name in names)
+
+
+def test_a_version_is_flushed_before_it_gets_its_name_and_its_name_after_that(store, monkeypatch):
+    calls = []
+
+    def told(name, real):
+        def call(*args, **kwargs):
+            of_directory = name == "fsync" and stat.S_ISDIR(os.fstat(args[0]).st_mode)
+            calls.append("directory" if of_directory else name)
+            return real(*args, **kwargs)
+
+        return call
+
+    for name in ("fsync", "replace"):
+        monkeypatch.setattr(f"aggregator.store.os.{name}", told(name, getattr(os, name)))
+    store.commit(*made(4))
+    assert calls[:3] == ["fsync", "replace", "directory"]

@@ -359,3 +359,11 @@ def test_one_that_lacks_something_gets_a_while_to_fetch_it(standby):
 
 def test_a_run_that_had_ended_before_this_life_may_be_taken_up_again(standby):
     assert standby.poll(lease(ended=True))
+
+
+def test_a_store_whose_newest_version_is_damaged_does_not_lead_until_it_is_mended(standby):
+    holding = Holding(stored=HELD, run_epoch=2, damaged=frozenset({1}))
+    standby.core = Candidate(name="b", shard=0, lease_s=LEASE_S, yields=False, holding=holding, now_s=standby.now_s)
+    standby.handle(Heard(broker=0, following=following()))
+    assert not standby.poll(lease(age_s=LEASE_S))
+    assert "fragment 1 is damaged" in standby.core.objection

@@ -1,8 +1,8 @@
 """How a run ends: the flush with everybody, and what is given up."""
 
 from aggregator.events import Finished, Flaw, Merge, Stop
-from broker.messages import FleetState, Leave, Outstanding, Phase, Reason
-from tests.helpers import Desk, notes, of, sent
+from broker.messages import Fate, FleetState, Leave, Outstanding, Phase, Reason
+from tests.helpers import Desk, notes, of, resolutions, sent
 
 
 def flushing(*island_ids, step=4, **settings):
@@ -202,3 +202,13 @@ def test_an_ended_run_stays_for_islands_that_it_does_not_hear():
     assert not made.core.finished
     made.run_to(10.1)
     assert made.core.finished
+
+
+def test_who_asks_after_the_end_is_told_that_the_run_is_over():
+    made = flushing("a")
+    made.offer("a", 0, 4)
+    made.beat("a", 4, stopped=True)
+    made.nothing("a")
+    assert made.run.phase is Phase.ENDED
+    said = made.beat("a", 4, stopped=True, outstanding=(Outstanding(fragment_id=0, from_step=8, to_step=9),))
+    assert [(r.fate, r.reason) for r in resolutions(said, "a")] == [(Fate.REFUSED, Reason.RUN_ENDED)]

@@ -63,6 +63,7 @@ def test_a_refused_contribution_teaches_nothing():
     norms = settled()
     for _ in range(50):
         assert refused(norms.judge(samples(1, 1, 1, 30), FLEET, FACTOR)) == ["d"]
+    assert not [each for each in norms._known if each.log_rate > 1.0]
 
 
 @pytest.mark.parametrize("steps", [1, 2, 6, 12, 24, 48, 240])

@@ -203,3 +203,12 @@ def test_a_quorum_that_shrank_and_grew_again_is_waited_for_again():
     assert "grace" in round_.look(1.0, frozenset("abc"), 1, WAITS).reason
     assert "below quorum" in round_.look(1.5, frozenset("abc"), 3, WAITS).reason
     assert not math.isnan(round_.quorum_met_at_s)
+
+
+def test_held_contributions_never_meet_a_quorum():
+    round_ = a_round()
+    for island_id in "ab":
+        round_.offer(admitted(island_id, round_id=6))
+    round_.offer(admitted("c"))
+    assert "below quorum 2: 1 of 3 live islands and 2 held over" in round_.look(1.0, frozenset("abc"), 3, WAITS).reason
+    assert round_.look(29.0, frozenset("abc"), 3, WAITS).verdict is Verdict.WAIT

@@ -156,7 +156,7 @@ def test_an_island_that_leaves_is_not_waited_for():
 
 
 def test_two_missed_rounds_and_an_island_is_not_waited_for_until_it_contributes_again():
-    made = desk("a", "b", quorum=1, dead_after_s=1000.0, round_timeout_s=30.0)
+    made = desk("a", "b", quorum=1, dead_after_s=1000.0, share_takeover_s=0.0, round_timeout_s=30.0)
     for i in range(2):
         made.open_round("a", "b", step=4 * (i + 1))
         made.offer("a", 4 * i, 4 * (i + 1))
@@ -173,7 +173,7 @@ def test_two_missed_rounds_and_an_island_is_not_waited_for_until_it_contributes_
 
 
 def test_where_all_islands_are_unresponsive_all_are_waited_for():
-    made = desk("a", quorum=1, dead_after_s=1000.0, round_timeout_s=5.0)
+    made = desk("a", quorum=1, dead_after_s=1000.0, share_takeover_s=0.0, round_timeout_s=5.0)
     for i in range(3):
         made.open_round("a", step=4 * (i + 1))
         made.run_to(made.now_s + 5.1)
@@ -356,6 +356,16 @@ def test_reports_of_other_versions_change_nothing():
     assert made.run.versions == before
 
 
+def test_while_a_commit_is_under_way_another_version_that_is_durable_publishes_nothing():
+    made = desk("a")
+    made.writes = False
+    made.open_round("a", step=4)
+    made.offer("a", 0, 4)
+    assert not of(made.feed(Persisted(fragment_id=0, fragment_version=0)), Publish)
+    assert made.run.versions == (0,)
+    assert of(made.write(), Publish)
+
+
 def test_a_version_names_what_is_in_it_and_the_commit_the_books_with_it():
     made = desk("a", "b")
     made.open_round("a", "b", step=4)
@@ -496,3 +506,12 @@ def test_a_disk_that_cannot_be_written_is_a_trouble_until_it_can():
     assert notes(desk.write(), "store.back") == [{"after_s": 3.0}]
     assert totals(desk.run, desk.now_s).troubles == ()
     assert desk.run.versions == (1,)
+
+
+def test_asking_for_deadlines_does_not_meet_a_quorum():
+    """The driver asks at a moment at which both islands are dead, so that one would be enough, and tells of nothing."""
+    made = desk("a", "b", quorum=2)
+    round_id = made.open_round("a", "b", step=4)
+    made.offer("a", 0, 4)
+    made.core.next_deadline_s(made.now_s + 10.0)
+    assert made.run.open_rounds[round_id].quorum_met_at_s is None

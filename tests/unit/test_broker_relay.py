@@ -850,3 +850,23 @@ def test_messages_played_back_over_their_connection_are_counted_and_a_new_connec
     keyed.sequence = 0
     keyed.receive("paris", beat(), key="K-paris", route=b"new")
     assert keyed.relay.counters.repeated_messages == 1
+
+
+def test_a_broker_that_knows_as_many_peers_as_it_may_takes_no_more():
+    driver = Driver(dataclasses.replace(CONFIG, max_peers=2))
+    driver.attach()
+    for island in ("a", "b"):
+        driver.receive(island, beat())
+    driver.receive("c", beat())
+    assert driver.reason() is Reason.QUEUE_FULL
+    assert driver.relay.num_peers == 2
+    driver.receive("a", beat())
+    assert driver.sends  # whoever is known is heard
+
+
+def test_a_shelf_counts_what_it_holds(led):
+    for number, nbytes in enumerate((100, 70, 30)):
+        led.receive(AGGREGATOR, version(0, number), nbytes=nbytes)
+        assert led.relay.held_bytes == nbytes
+    led.receive(AGGREGATOR, version(1, 0), nbytes=5)
+    assert led.relay.held_bytes == 35

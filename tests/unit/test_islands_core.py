@@ -12,6 +12,7 @@ from islands.events import (
     Boundary,
     Capture,
     Captured,
+    CopyState,
     Fail,
     Joined,
     Leaving,
@@ -19,6 +20,7 @@ from islands.events import (
     Prepared,
     Received,
     RefreshOptimizer,
+    Restored,
     Send,
     Tick,
     Watch,
@@ -850,3 +852,14 @@ def test_a_replaced_process_gives_up_and_its_successor_goes_on():
     assert new.failed is None
     assert (new.core.incarnation, new.step) == (2, new.core.at.step)
     assert any(m.island_id == "a" and m.incarnation == 2 for m in cluster.aggregator.run.fragments[0].contributions)
+
+
+def test_an_island_whose_optimizer_was_fresh_gives_it_after_a_sync_interval():
+    island = Hand()
+    island.feed(Restored(source=m.StateSource.FRESH))
+    for step, trained in ((SETTINGS.sync_interval_steps - 1, False), (1, True)):
+        island.boundary(step)
+        actions = island.hear(m.FetchState(state_id="", parts=(0,)))
+        declined = [part for part in sent(actions, m.StatePart) if not part.num_parts]
+        assert bool(declined) is not trained
+        assert bool(of(actions, CopyState)) is trained

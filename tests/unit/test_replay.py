@@ -168,3 +168,10 @@ def test_a_driver_may_ask_for_deadlines_at_any_time_without_changing_a_decision(
         return desk.run.median_step_s
 
     assert silence(2.0) == silence() == 0.1
+
+
+def test_a_version_that_was_not_ordered_cannot_be_durable(two_lives):
+    tape = copy.deepcopy(two_lives)
+    tape[at(tape, event="persisted", fragment_version=1)]["fragment_version"] = 2
+    _, difference = played(tape)
+    assert "version 2 of fragment 0 is durable, and version 1 was ordered" in difference.what

@@ -1,0 +1,179 @@
+"""The relay against a model of what it owes: nothing sent to an aggregator vanishes, and no pool outgrows its limit.
+
+Whatever an island hands over is, at any time, with the aggregator, in the broker's queue, or refused with a reason.
+"""
+
+import random
+from collections import Counter
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, rule
+
+from broker import messages as m
+from broker.messages import AGGREGATOR, Channel
+from tests.unit.test_broker_relay import CONFIG, Driver, beat, contribution, version
+
+ISLANDS = ("a", "b", "c")
+LARGEST_BYTES = 150
+
+
+class World:
+    """A relay, what was handed to it, and where that is by the model's account."""
+
+    def __init__(self):
+        self.driver = Driver()
+        self.epoch = 1
+        self.waiting = Counter()  # (island, fragment, from_step) -> copies that the relay must still have
+        self.bytes = {}
+        self.arrived = Counter()
+        self.refused = Counter()
+        self.credits = Counter()
+        self.shelf = {}
+
+    def settle(self, fates):
+        """Resolves everything that was sent: it arrives, meets a full connection, or one that is gone."""
+        sends = list(self.driver.sends)
+        while sends:
+            send = sends.pop(0)
+            message, fate = send.envelope.message, fates.pop() if fates else "arrives"
+            if isinstance(message, m.Contribution):
+                key = send.envelope.sender, message.fragment_id, message.steps.from_step
+                self.waiting[key] -= 1
+                assert self.waiting[key] >= 0, f"{key} was sent, and was not there"
+                if fate == "arrives":
+                    self.arrived[key] += 1
+                    continue
+                self.waiting[key] += 1
+            elif isinstance(message, m.Refused) and message.kind == "contribution":
+                self.told(send)
+                continue
+            elif isinstance(message, m.Version):
+                name = send.peer.decode().split("/")[0]
+                self.credits[name] -= 1
+                assert self.credits[name] >= 0, f"{name} was sent a version that it had no credit for"
+                assert message.fragment_version == self.shelf[message.fragment_id], "not the newest"
+                if fate != "blocked":
+                    continue
+                self.credits[name] += 1
+            elif fate == "arrives":
+                continue
+            (self.driver.block if fate == "blocked" else self.driver.unreachable)(send)
+            sends += self.driver.sends
+            if fate == "gone":
+                fates = []  # one at a time: the rest of these arrive
+
+    def told(self, send):
+        """A refusal ends one copy: of those in hand, the one with that sequence number; the model counts per island."""
+        self.refused[send.peer.decode().split("/")[0]] += 1
+
+    def hand_over(self, island, fragment, step, nbytes, fates):
+        key = island, fragment, step
+        nbytes = self.bytes.setdefault(key, nbytes)
+        copy = self.waiting[key] > 0
+        self.driver.receive(island, contribution(fragment, step, step + 1), nbytes=nbytes)
+        if copy and not self.driver.sends:
+            return
+        refusals = [s for s in self.driver.sends if isinstance(s.envelope.message, m.Refused)]
+        if not refusals:
+            self.waiting[key] += 1
+        self.settle(fates)
+
+    def attach(self, epoch, fates):
+        self.driver.attach(epoch=epoch)
+        self.settle(fates)
+
+    def silence(self, for_s):
+        """Time passes; an aggregator that was not heard is lost, and what waits for it goes back to its senders."""
+        queued = +self.waiting
+        before = Counter(self.refused)
+        self.driver.tick(self.driver.now_s + for_s)
+        lost = "relay.leader_lost" in self.driver.notes
+        self.settle([])
+        if lost:
+            told = self.refused - before
+            owed = Counter()
+            for (island, _, _), copies in queued.items():
+                owed[island] += copies
+            known = {n for n in owed if self.driver.relay._who.route_to(n, Channel.CONTROL) is not None}
+            assert {n: told[n] for n in known} == {n: owed[n] for n in known}
+            self.waiting.clear()
+
+    def check(self):
+        relay = self.driver.relay
+        assert relay.queued_bytes == sum(self.bytes[key] * copies for key, copies in self.waiting.items())
+        assert relay.queued_bytes <= CONFIG.total_queue_bytes + 2 * LARGEST_BYTES
+        deadline_s = relay.next_deadline_s()
+        assert deadline_s is None or deadline_s > self.driver.now_s
+
+
+FATES = ("arrives", "arrives", "arrives", "blocked", "gone")
+
+
+def step(world, kind, a, b):
+    """One thing happens; ``a`` and ``b`` say which."""
+    island = ISLANDS[a % len(ISLANDS)]
+    fates = [FATES[(b // 5**i) % len(FATES)] for i in range(3)]
+    match kind:
+        case "beat":
+            world.driver.receive(island, beat())
+            world.settle(fates)
+        case "hand over":
+            world.hand_over(island, b % 2, a % 7, 20 + 10 * (b % 14), fates)
+        case "want":
+            world.credits[island] = 1
+            world.driver.receive(island, m.Want(versions=(b % 4 - 1, a % 4 - 1)))
+            world.settle(fates)
+        case "publish":
+            p, newest = a % 2, world.shelf.get(a % 2, -1)
+            world.driver.receive(AGGREGATOR, version(p, b % 6, world.epoch))
+            if not world.driver.relay._who.leaders or not world.driver.relay._who.leaders[0].leads:
+                return
+            if Channel.BULK in world.driver.relay._who.leaders[0].routes and b % 6 > newest:
+                world.shelf[p] = b % 6
+            world.settle(fates)
+        case "attach":
+            world.attach(world.epoch, fates)
+        case "time":
+            world.silence((0.001, 0.01, 0.06, 0.5, 2.5)[a % 5])
+    world.check()
+
+
+KINDS = ("beat", "hand over", "hand over", "hand over", "want", "publish", "attach", "time")
+
+
+class RelayMachine(RuleBasedStateMachine):
+    def __init__(self):
+        super().__init__()
+        self.world = World()
+        self.world.attach(1, [])
+
+    @rule(kind=st.sampled_from(KINDS), a=st.integers(0, 50), b=st.integers(0, 300))
+    def something_happens(self, kind, a, b):
+        step(self.world, kind, a, b)
+
+    def teardown(self):
+        """Once the aggregator is there and takes everything, nothing waits any more."""
+        self.world.attach(self.world.epoch, [])
+        self.world.silence(0.1)
+        self.world.attach(self.world.epoch, [])
+        self.world.check()
+        assert not +self.world.waiting
+
+
+TestRelay = RelayMachine.TestCase
+TestRelay.settings = settings(
+    max_examples=20, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True
+)
+
+
+def test_nothing_vanishes_in_long_conversations():
+    arrived = refused = 0
+    for seed in range(4):
+        source, world = random.Random(seed), World()
+        world.attach(1, [])
+        for _ in range(1200):
+            step(world, source.choice(KINDS), source.randrange(51), source.randrange(301))
+        arrived, refused = arrived + world.arrived.total(), refused + world.refused.total()
+    assert arrived > 500  # else it was no test
+    assert refused > 50
