@@ -204,7 +204,9 @@ def _moments(rng: random.Random, chance: float, end_s: float) -> tuple[float, ..
     return tuple(sorted(rng.uniform(0.0, end_s) for _ in range(rng.randint(1, 3))))
 
 
-_COMBINATIONS: tuple[tuple[Callable[[int], SimulationPlan], tuple[Callable[[SimulationPlan], SimulationPlan], ...]], ...]
+_COMBINATIONS: tuple[
+    tuple[Callable[[int], SimulationPlan], tuple[Callable[[SimulationPlan], SimulationPlan], ...]], ...
+]
 _COMBINATIONS = (
     (random_plan, (standing_by, several_brokers)),
     (random_plan, ()),

@@ -190,7 +190,9 @@ MUTANTS = (
         file=LEDGER,
         old="        account.waiting.pop((steps.from_step, steps.to_step), None)\n",
         new="",
-        tests=("tests/unit/test_aggregator_rounds.py::test_what_became_too_old_while_it_was_held_is_refused_when_the_round_closes",),
+        tests=(
+            "tests/unit/test_aggregator_rounds.py::test_what_became_too_old_while_it_was_held_is_refused_when_the_round_closes",
+        ),
     ),
     Mutant(
         what="what a dead island never handed over stays in flight for ever",
@@ -214,7 +216,7 @@ MUTANTS = (
         file="aggregator/run.py",
         old='            self.ledger.recall(record.get("lives", {}))\n',
         new="",
-        tests=("tests/sim/test_combinations.py::test_a_seed_that_found_a_bug_stays_mended",),
+        tests=("tests/unit/test_aggregator_restart.py::test_a_life_that_no_commit_has_is_booked_after_a_restart",),
     ),
     Mutant(
         what="an island claims to have dropped more than it trained",
@@ -238,8 +240,6 @@ MUTANTS = (
         file=LEDGER,
         old="            best = max([best, (life.start_step, life.start_tokens), *ends])",
         new="            best = max([best, (life.start_step, life.start_tokens)])",
-        tests=(
-            T_MEMBERSHIP + "test_a_new_process_gets_the_next_incarnation_and_goes_on_where_the_last_one_arrived",
-        ),
+        tests=(T_MEMBERSHIP + "test_a_new_process_gets_the_next_incarnation_and_goes_on_where_the_last_one_arrived",),
     ),
 )

@@ -35,9 +35,7 @@ MUTANTS = (
         file=RELAY,
         old="        leader = self._who.leader_behind(event.channel, event.peer)\n        highest",
         new="        leader = self._who.leader_behind(event.channel, event.peer) or self._who.leaders.get(0)\n        highest",
-        tests=(
-            T_RELAY + "test_attachment_holds_per_connection",
-        ),
+        tests=(T_RELAY + "test_attachment_holds_per_connection",),
     ),
     Mutant(
         what="a broker hears earlier lives of an island",

@@ -25,8 +25,7 @@ MUTANTS = (
         new="    if flaw is not None and flaw.reason in RETRY_REASONS:\n",
         tests=(
             T_ADMISSION + "test_a_flawed_payload_is_refused_for_good",
-            "tests/sim/test_rogues.py::"
-            "test_a_rogue_is_refused_by_reason_and_quarantined_and_the_others_lose_nothing",
+            "tests/sim/test_rogues.py::test_a_rogue_is_refused_by_reason_and_quarantined_and_the_others_lose_nothing",
         ),
     ),
     Mutant(
@@ -103,9 +102,7 @@ MUTANTS = (
         file=ROUNDS,
         old="            member.resolutions.append(resolution)\n        run.note",
         new="        run.note",
-        tests=(
-            T_ROGUES + "test_an_outlier_is_refused_when_its_round_closes_and_the_round_goes_on_without_it",
-        ),
+        tests=(T_ROGUES + "test_an_outlier_is_refused_when_its_round_closes_and_the_round_goes_on_without_it",),
     ),
     Mutant(
         what="the reason of a refusal is forgotten at once",
@@ -260,9 +257,7 @@ MUTANTS = (
         file=QUEUES,
         old="        if self.queued_bytes and self.queued_bytes + item.size_bytes > self._total_bytes:",
         new="        if self.queued_bytes < 0:",
-        tests=(
-            T_RELAY + "test_one_island_cannot_fill_the_queue_for_the_others",
-        ),
+        tests=(T_RELAY + "test_one_island_cannot_fill_the_queue_for_the_others",),
     ),
     Mutant(
         what="copies pile up in the broker's queue",

@@ -46,7 +46,9 @@ class Mutant:
         """Returns the text of the file with the guard broken; raises as :meth:`apply`."""
         found = text.count(self.old)
         if found != 1:
-            raise Outdated(f"{self.file} has {found} times, must have once: {self.old!r}\n  (of the mutant: {self.what})")
+            raise Outdated(
+                f"{self.file} has {found} times, must have once: {self.old!r}\n  (of the mutant: {self.what})"
+            )
         after = text.replace(self.old, self.new)
         try:
             ast.parse(after)

@@ -188,7 +188,9 @@ MUTANTS = (
         file="islands/core.py",
         old="        return since is None or self.at.step - since >= self.settings.sync_interval_steps",
         new="        return since is None or self.at.step >= since",
-        tests=("tests/unit/test_islands_core.py::test_an_island_whose_optimizer_was_fresh_gives_it_after_a_sync_interval",),
+        tests=(
+            "tests/unit/test_islands_core.py::test_an_island_whose_optimizer_was_fresh_gives_it_after_a_sync_interval",
+        ),
     ),
     Mutant(
         what="a silent island is a donor",
