@@ -217,9 +217,9 @@ _COMBINATIONS: tuple[
 _COMBINATIONS = (
     (random_plan, (standing_by, several_brokers)),
     (random_plan, ()),
-    (random_plan, (several_brokers,)),
+    (random_plan, (several_brokers, deafened)),
     (random_plan, (standing_by,)),
-    (rogue_plan, ()),
+    (rogue_plan, (deafened,)),
     (rogue_plan, (several_brokers,)),
     (rogue_plan, (standing_by,)),
     (absences_plan, (standing_by,)),

@@ -39,6 +39,13 @@ def main(argv: list[str] | None = None) -> int:
             directory.mkdir()
             copies.put(Copy(directory))
 
+        with_nothing_broken = copies.get()
+        failing = with_nothing_broken.failing(test for mutant in chosen for test in mutant.tests)
+        copies.put(with_nothing_broken)
+        if failing:
+            print(f"these tests fail with nothing broken, and so can notice nothing:\n{failing}", file=sys.stderr)
+            chosen, bad = [], 1
+
         def verdict(mutant: Mutant) -> Verdict:
             copy = copies.get()
             try:
@@ -57,7 +64,8 @@ def main(argv: list[str] | None = None) -> int:
                 print(f"        {mutant.file}\n        {found.said}", flush=True)
         while not copies.empty():
             copies.get().close()
-    print(f"{len(chosen) - bad} of {len(chosen)} mutants were noticed" + (f", {bad} were NOT" if bad else ""))
+    if chosen:
+        print(f"{len(chosen) - bad} of {len(chosen)} mutants were noticed" + (f", {bad} were NOT" if bad else ""))
     return 1 if bad else 0
 
 

@@ -216,7 +216,7 @@ MUTANTS = (
         file="aggregator/run.py",
         old='            self.ledger.recall(record.get("lives", {}))\n',
         new="",
-        tests=("tests/sim/test_combinations.py::test_a_seed_that_found_a_bug_stays_mended",),
+        tests=("tests/unit/test_aggregator_restart.py::test_a_life_that_no_commit_has_is_booked_after_a_restart",),
     ),
     Mutant(
         what="an island claims to have dropped more than it trained",

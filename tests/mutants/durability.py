@@ -95,7 +95,7 @@ MUTANTS = (
         file=REPLICATION,
         old="        return self.in_sync | self._unsure | (self._asked or frozenset())",
         new="        return self._asked if self._asked is not None else self.in_sync",
-        tests=(T_REPLICATION + "test_one_that_may_have_been_struck_out_is_still_waited_for",),
+        tests=(T_REPLICATION + "test_a_standby_that_may_have_been_named_is_waited_for",),
     ),
     Mutant(
         what="a standby that the lease may name from now on is not waited for yet",
@@ -201,7 +201,7 @@ MUTANTS = (
         file="aggregator/recovery.py",
         old="        if 2 * len(self._claims) <= live:",
         new="        if self._claims:",
-        tests=(T_RECOVERY + "test_an_old_store_publishes_and_answers_nothing_and_islands_train_on",),
+        tests=(T_RECOVERY + "test_an_empty_store_never_restarts_a_run_that_an_island_knows",),
     ),
     Mutant(
         what="one island that lies stops a run",
@@ -217,7 +217,7 @@ MUTANTS = (
         file="aggregator/recovery.py",
         old="        fragment_version=above + 1,",
         new="        fragment_version=above,",
-        tests=(T_RECOVERY + "test_a_new_lineage_goes_on_above_everything_seen_and_books_what_was_lost",),
+        tests=(T_RECOVERY + "test_what_a_lineage_gave_up_is_remembered_through_restarts",),
     ),
     Mutant(
         what="a store that follows keeps versions above those of its leader",

@@ -153,3 +153,18 @@ def test_islands_go_on_through_a_restart_and_every_token_is_accounted_for():
     assert cluster.aggregator.run.phase == "ended"
     books = cluster.aggregator.run.ledger.books().tokens()
     assert books["merged"] == books["trained"] >= 800
+
+
+def test_a_life_that_no_commit_has_is_booked_after_a_restart():
+    made = Desk(fragments=1)
+    made.gather("a", "b")
+    made.open_round("a", "b", step=4)
+    made.offer("a", 0, 4)
+    made.nothing("b")  # the newest commit
+    made.join("a")
+    made.beat("a", 7)  # three steps of a second life, which ends before another commit
+    made.join("a")
+    trained = made.run.ledger.trained_tokens()
+    after = made.restarted()
+    assert after.run.ledger.life("a", 2).trained_tokens == 30
+    assert after.run.ledger.trained_tokens() == trained

@@ -57,7 +57,7 @@ class World:
         for p in range(FRAGMENTS):
             self.take(self.desk.say("a", m.Seed(fragment_id=p, payload=f"seed {p}")))
         for name in NAMES[:3]:
-            self.beat(name)
+            self.restore(name)
         self.desk.computes = self.desk.writes = False
 
     # --- what is seen ---
@@ -298,7 +298,7 @@ class World:
 #: How likely each is, beside the others.
 STEPS = {
     "train": 20, "hand over": 20, "compute": 12, "write": 16, "time": 8, "nothing": 6, "send again": 4, "lose": 2,
-    "fail": 2, "leave": 1, "join": 2, "old life": 1, "crash": 1, "ask": 3, "restore": 2, "calm": 8,
+    "fail": 2, "leave": 1, "join": 3, "old life": 1, "crash": 1, "ask": 3, "restore": 2, "calm": 8,
 }  # fmt: skip
 
 
@@ -328,6 +328,9 @@ def step(world, kind, a, b):
             world.leave(name)
         case "join":
             world.join(name)
+            if b % 2:
+                world.ask_donor(name)
+                world.restore(name)
         case "old life":
             world.old_life(name, p)
         case "crash":
@@ -361,7 +364,7 @@ TestRounds.settings = settings(
 
 def test_every_step_is_merged_once_or_refused_with_a_reason_in_long_runs():
     merges = refusals = donors = 0
-    for seed in range(4):
+    for seed in range(6):
         source, world = random.Random(seed), World()
         for kind in source.choices(list(STEPS), list(STEPS.values()), k=400):
             step(world, kind, source.randrange(61), source.randrange(61))
@@ -369,4 +372,4 @@ def test_every_step_is_merged_once_or_refused_with_a_reason_in_long_runs():
         merges, refusals, donors = merges + world.merges, refusals + world.refusals, donors + world.donors
     assert merges > 100  # else it was no test
     assert refusals > 0
-    assert donors > 5
+    assert donors > 0
