@@ -72,7 +72,12 @@ class RenewFailed:
     detail: str
 
 
-ReplicationEvent = Local | Followed | Renewed | RenewFailed
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outranked:
+    """A broker says that a later epoch leads there: the lease was taken, whether Redis can be asked or not."""
+
+
+ReplicationEvent = Outranked | Local | Followed | Renewed | RenewFailed
 
 
 # --- out --------------------------------------------------------------------------------------------------------
@@ -110,7 +115,7 @@ class Deliver:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deposed:
-    """Another process leads, under a higher epoch: stop, and follow it."""
+    """Another process leads, under this epoch or a higher one: stop, and follow it."""
 
     holder: str
     epoch: int
@@ -211,6 +216,11 @@ class Replication:
                 self._local(done, now_s)
             case Followed(name=name, follow=follow):
                 self._followed(name, follow, now_s)
+            case Outranked() if not self.deposed:
+                self.deposed = True
+                self._actions.append(Deposed(holder="another aggregator", epoch=self.epoch + 1))
+            case Outranked():
+                pass
             case Renewed():
                 self._renewed(event)
             case RenewFailed():

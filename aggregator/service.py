@@ -60,6 +60,7 @@ from aggregator.replication import (
     Deposed,
     Followed,
     Local,
+    Outranked,
     Renew,
     Renewed,
     RenewFailed,
@@ -442,7 +443,10 @@ class _Service:
         message = None if isinstance(received, Fenced) else received.envelope.message
         if isinstance(message, Attached) and self._replication is not None:
             self._replication.reached(self._clock())
-        if isinstance(received, Fenced) or not isinstance(message, Follow):
+        if isinstance(received, Fenced) and self._replication is not None:
+            await self._events.put(received)
+            await self._events.put(Outranked())
+        elif isinstance(received, Fenced) or not isinstance(message, Follow):
             await self._events.put(received)
         elif self._replication is not None:
             name = received.envelope.sender.removeprefix(STANDBY)

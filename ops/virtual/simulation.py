@@ -19,7 +19,7 @@ from typing import Any
 from aggregator import events as agg
 from aggregator.config import AggregatorConfig
 from aggregator.recovery import renumbered
-from aggregator.replication import Followed
+from aggregator.replication import Followed, Outranked
 from broker import messages as m
 from broker.fragments import FragmentManifest, Kind, TensorSpec
 from broker.relay import Received as RelayReceived
@@ -394,6 +394,8 @@ class Simulation:
         if isinstance(message, m.Refused):
             if message.reason is m.Reason.FENCED:
                 process.handle(agg.Fenced(broker=broker, kind=message.kind, detail=message.detail))
+                if process.replication is not None:
+                    process.handle(Outranked())
             return
         has_payload = isinstance(message, m.Contribution | m.Seed)
         found = process.work.inspect(envelope) if has_payload else agg.Inspection()

@@ -12,6 +12,7 @@ from aggregator.replication import (
     Deposed,
     Followed,
     Local,
+    Outranked,
     Renew,
     Renewed,
     RenewFailed,
@@ -457,3 +458,12 @@ def test_a_leader_that_no_broker_answers_strikes_out_nobody():
     leader.stored_here(0, 1)
     asked = [a.in_sync for _ in range(10) for a in leader.tick(0.25 * LEASE_S) if isinstance(a, Renew)]
     assert set(asked) <= {("b",)}
+
+
+def test_a_leader_that_wakes_up_outranked_stops_even_if_it_asks_redis_nothing():
+    leader = Leader().begun()
+    leader.reachable = False
+    leader.tick(10 * LEASE_S)  # frozen
+    (deposed,) = [a for a in leader.handle(Outranked()) if isinstance(a, Deposed)]
+    assert deposed.epoch > EPOCH
+    assert leader.handle(Outranked()) == []
