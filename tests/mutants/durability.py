@@ -117,7 +117,8 @@ MUTANTS = (
         what="a standby is named in sync though it lacks what was published",
         invariant=3,
         file=REPLICATION,
-        old="            and all(s.stored.get(p) in (key, _key(self._newest[p])) for p, key in self._published.items())",
+        old="            and all(s.stored.get(p) in (key, _key(self._newest[p])) "
+        "for p, key in self._published.items())",
         new="            and all(p in s.stored for p in self._published)",
         tests=(T_REPLICATION + "test_one_that_lacks_what_was_just_published_is_not_named",),
     ),
@@ -174,7 +175,8 @@ MUTANTS = (
         what="a broker puts an older version on its shelf",
         invariant=1,
         file="broker/queues.py",
-        old="            if (version.epoch, version.fragment_version) <= (held.version.epoch, held.version.fragment_version):\n"
+        old="            if (version.epoch, version.fragment_version) <= "
+        "(held.version.epoch, held.version.fragment_version):\n"
         "                return False\n",
         new="",
         tests=("tests/unit/test_broker_relay.py::test_an_older_or_repeated_version_is_not_kept",),
@@ -239,7 +241,8 @@ MUTANTS = (
         what="a version that was written is not durable under its name",
         invariant=3,
         file="aggregator/store.py",
-        old='        with mapped(f"cannot flush {path.parent}", definite=False):\n            _flush_directory(path.parent)\n\n',
+        old='        with mapped(f"cannot flush {path.parent}", definite=False):\n'
+        "            _flush_directory(path.parent)\n\n",
         new="\n",
         tests=(T_ADOPTION + "test_a_version_is_flushed_before_it_gets_its_name_and_its_name_after_that",),
     ),

@@ -45,7 +45,7 @@ class World:
             fragments=FRAGMENTS, sync_interval=H, islands=len(NAMES), quorum=2, round_timeout_s=8.0, max_staleness=3
         )
         self.islands = {name: Modelled() for name in NAMES}
-        self.durable = {p: -1 for p in range(FRAGMENTS)}
+        self.durable = dict.fromkeys(range(FRAGMENTS), -1)
         self.digests = {}  # (fragment, version) -> digest, of what was published
         self.merged = set()  # (island, fragment, step)
         self.given = {}  # receiver -> donor
