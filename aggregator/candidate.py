@@ -28,8 +28,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from aggregator.events import Note
-from broker.lease import LeaseView
 from broker.messages import Follow, Following, Replica, ReplicaRun, Stored
+from broker.records import LeaseView
 
 #: A broker that was not heard for so long is not reachable, and not asked for its opinion.
 BROKER_FRESH_S = 3.0
@@ -37,6 +37,7 @@ BROKER_FRESH_S = 3.0
 ENDED_S = 5.0
 #: How long a lease that is missing or older than the store is left to a leader that may still live, in lease times.
 MISSING_LEASES = 3
+_RUN = -1
 
 
 class Place(StrEnum):
@@ -205,6 +206,7 @@ class Candidate:
         self._run = (holding.run_epoch, holding.run_serial)
         self._damaged = set(holding.damaged)
         self._followed_epoch = 0  # of the leader heard last in this life
+        self._arrived_last: dict[int, int] = {}  # of this epoch: fragment -> round of what came last; -1 for the record
         self._keeping = 0  # writes under way
         self._missing_since_s: float | None = None  # since when there is no key, or one older than this store
         self._brokers: dict[int, tuple[float, Following]] = {}
@@ -255,6 +257,14 @@ class Candidate:
             return
         if message.epoch > self.epoch:
             self._note("leader.followed", epoch=message.epoch)
+            self._arrived_last.clear()
+        # Over several brokers, or in a copy, an earlier commit may come last: what was acknowledged must stay.
+        p, order = (
+            (_RUN, message.serial) if isinstance(message, ReplicaRun) else (message.fragment_id, message.round_id)
+        )
+        if order < self._arrived_last.get(p, -1):
+            return
+        self._arrived_last[p] = order
         self.epoch = self._followed_epoch = message.epoch
         self._keeping += 1
         self._actions.append(Keep(message=message))

@@ -36,7 +36,8 @@ class AggregatorConfig:
         0, "tokens after which the run ends by itself, at the next heartbeat; 0: no end", flag="--tokens"
     )
     share_takeover_s: float = setting(
-        120.0, "absence after which an island's data share goes to another until it is back; 0: never"
+        120.0,
+        "absence after which an island's data share goes to another until it is back, dead_after_s at least; 0: never",
     )
     seed: int = setting(0, "of model initialisation and data order")
 
@@ -118,9 +119,6 @@ class AggregatorConfig:
         ):
             if getattr(self, name) < 0:
                 raise ConfigError(name, getattr(self, name), "must not be negative")
-        if 0 < self.share_takeover_s < self.dead_after_s:
-            cure = f"must be at least dead_after_s = {self.dead_after_s:g}, or 0 for never"
-            raise ConfigError("share_takeover_s", self.share_takeover_s, cure)
         if self.outer_momentum >= 1:
             raise ConfigError("outer_momentum", self.outer_momentum, "must be below 1, or steps grow without bound")
         if self.outer_learning_rate <= 0:

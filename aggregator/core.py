@@ -32,12 +32,14 @@ from aggregator.events import (
     Persisted,
     PersistFailed,
     Received,
+    RenewBulk,
     RunSaved,
     RunSaveFailed,
     Send,
     Stop,
     Tick,
 )
+from aggregator.hearing import Hearings
 from aggregator.membership import Membership
 from aggregator.recovery import CURE, CURE_EMPTY, EPOCH_JUMP, LISTEN_S, Peers
 from aggregator.rounds import Rounds
@@ -49,7 +51,9 @@ from broker.messages import (
     Attach,
     AttachBulk,
     Attached,
+    Channel,
     Contribution,
+    Fate,
     Heartbeat,
     Join,
     Leave,
@@ -95,12 +99,12 @@ class Aggregator:
         self._donations = Donations(self.run)
         self._rounds = Rounds(self.run, self._membership)
         self._ending = Ending(self.run, self._membership, self._rounds)
-        self._durable_serial = 0
         self._save_again_at_s: float | None = None
         self._attach_at_s = now_s
         # A standby that asks a broker about the leader must not take a pause for silence.
         self._attach_interval_s = min(ATTACH_INTERVAL_S, config.lease_s / 4) if config.failover else ATTACH_INTERVAL_S
         self._peers = Peers()
+        self._hearings = Hearings()
         self._behind_since_s: float | None = None
         self._fenced_at: set[int] = set()  # brokers where a later epoch leads
 
@@ -131,9 +135,9 @@ class Aggregator:
             case PersistFailed():
                 self._rounds.persist_failed(event)
             case RunSaved():
-                self._durable_serial = max(self._durable_serial, event.serial)
+                self.run.durable_serial = max(self.run.durable_serial, event.serial)
                 self.run.disk_works()
-                self._membership.saved(self._durable_serial)
+                self._membership.saved(self.run.durable_serial)
             case RunSaveFailed():
                 self._save_again_at_s = now_s + SAVE_RETRY_S
                 self.run.disk_failed(event.detail)
@@ -165,7 +169,7 @@ class Aggregator:
     @property
     def leading(self) -> bool:
         """Whether this life's epoch is durable, so that it may speak."""
-        return self._durable_serial > 0
+        return self.run.durable_serial > 0
 
     @property
     def finished(self) -> bool:
@@ -182,16 +186,30 @@ class Aggregator:
         if self.behind:
             return
         envelope, message = event.envelope, event.envelope.message
+        if message.channel is Channel.BULK:
+            self._hearings.came(event.broker, self.run.now_s)
         match message:
             case Join():
                 self.run.ways.heard(envelope, event.broker)
                 self._membership.join(message)
             case Attached():
                 self._rounds.attached(message, event.broker)
+                self._listen(message, event.broker)
             case Heartbeat() | Nothing() | Leave() | Seed() | Contribution() | AskDonor():
                 self._from_member(event, message)
             case _:
                 self.run.note("message.unexpected", kind=type(message).__name__, sender=envelope.sender)
+
+    def _listen(self, attached: Attached, broker: int) -> None:
+        """Has a bulk connection made anew that stands and delivers nothing."""
+        run = self.run
+        if run.manifest is None or run.phase is Phase.SEEDING:
+            return
+        lacks = any(held < newest for held, newest in zip(attached.versions, run.versions, strict=False))
+        largest_bytes = 4 * max(run.manifest.sizes)
+        if self._hearings.answered(broker, attached.versions, lacks, largest_bytes, run.now_s):
+            run.note("bulk.renewed", broker=broker, lacks=lacks)
+            run.emit(RenewBulk(by=broker))
 
     def _from_member(
         self, event: Received, message: Heartbeat | Nothing | Leave | Seed | Contribution | AskDonor
@@ -212,6 +230,8 @@ class Aggregator:
             case Heartbeat():
                 member.left = member.left and not newest  # a frozen broker may have kept this one past the farewell
                 if self._membership.heartbeat(member, message, event):
+                    fates = (self._membership.resolve(member, each).fate for each in message.outstanding)
+                    self._hearings.listed(event.broker, member.island_id, Fate.UNKNOWN in fates, run.now_s)
                     self._donations.heard(member, message)
                     self._ending.advance()
                     self._ending.close_gaps(member, message, envelope.sequence)

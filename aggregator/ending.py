@@ -50,8 +50,9 @@ class Ending:
         if run.phase is Phase.FLUSHING:
             self._flush()
         elif run.phase is Phase.ENDED and self._linger_until_s is not None:
-            # All of them silent at once is more likely a network that is down: only who has said so is gone.
-            gone = all(member.left for member in run.members)
+            # All of them silent at once is more likely a network that is down: only who has said so is gone. And the
+            # record that says how it ended goes to the standbys too: none of them must begin where this one ended.
+            gone = all(member.left for member in run.members) and run.durable_serial >= run.saved_serial
             if gone or run.now_s >= self._linger_until_s:
                 self.finish("every island has left" if gone else "islands were given time to leave")
 

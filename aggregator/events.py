@@ -197,6 +197,13 @@ class Publish:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RenewBulk:
+    """Make the bulk connection to the broker at place ``by`` anew: it stands, and delivers nothing."""
+
+    by: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Manifested:
     """The fragments are fixed; the driver can now check payloads against them."""
 
@@ -227,4 +234,4 @@ class Finished:
     """The run is over: everything is flushed, durable and announced. The driver may exit."""
 
 
-Action = Send | Plant | Merge | Persist | SaveRun | Publish | Manifested | Note | NewLineage | Finished
+Action = Send | Plant | Merge | Persist | SaveRun | Publish | RenewBulk | Manifested | Note | NewLineage | Finished

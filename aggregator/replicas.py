@@ -25,6 +25,7 @@ def replica_of(commit: Commit, epoch: int, state: FragmentState) -> Replica:
         fragment_id=commit.fragment_id,
         fragment_version=commit.fragment_version,
         digest=commit.digest,
+        round_id=commit.round_id,
         commit=msgpack.packb(commit_to_map(commit)),
         payload=tuple(encode_tensor(array, Codec.F32) for array in (state.params, state.momentum)),
     )
@@ -42,8 +43,8 @@ def commit_of(replica: Replica) -> tuple[Commit, FragmentState]:
             raise TypeError
     except (Unfit, ValueError, KeyError, TypeError, AttributeError, msgpack.UnpackException) as err:
         raise _unfit("commit", type(err).__name__, "the record of a commit") from err
-    named = replica.fragment_id, replica.fragment_version, replica.digest
-    if (commit.fragment_id, commit.fragment_version, commit.digest) != named:
+    named = replica.fragment_id, replica.fragment_version, replica.digest, replica.round_id
+    if (commit.fragment_id, commit.fragment_version, commit.digest, commit.round_id) != named:
         raise _unfit(
             "commit", f"version {commit.fragment_version} of fragment {commit.fragment_id}", "the one it names"
         )

@@ -11,6 +11,8 @@ And nothing is said at all before the lease was renewed once: between taking it 
 store, or a process that was frozen, and a Redis that was emptied meanwhile may have given the same epoch to somebody
 else.
 
+A leader that no broker answers any more lets the lease run out, with the in-sync set as it is.
+
 Nothing here is an edge: a standby says again and again what it has (:class:`broker.messages.Follow`), and is sent what
 differs.
 """
@@ -27,6 +29,8 @@ from broker.messages import Follow
 RESEND_S, LONGEST_RESEND_S = 1.0, 16.0
 #: Replicas on their way to one standby: enough to keep a link busy while the last one is being written.
 IN_FLIGHT = 2
+#: A leader that no broker has answered for so many leases lets its own run out.
+UNREACHED_LEASES = 3
 #: A standby that was silent for so long is forgotten; it is sent nothing meanwhile.
 FORGET_S = 10.0
 
@@ -179,6 +183,7 @@ class Replication:
         self._published = {p: _key(commit) for p, commit in commits.items()}
         self._waiting: dict[int, _Waiting] = {}
         self._standbys: dict[str, _Standby] = {}
+        self._reached_at_s = now_s  # when a broker answered last
         self._confirmed = False  # the lease was renewed under this epoch
         self._asked: frozenset[str] | None = None  # the request on its way
         self._unsure: frozenset[str] = frozenset()  # named in requests whose outcome is unknown
@@ -215,6 +220,10 @@ class Replication:
                     self._note("lease.unknown", detail=event.detail)
                 self._redis_lost = True
         return self._advance(now_s)
+
+    def reached(self, now_s: float) -> None:
+        """A broker has answered: this process leads somebody. To be called with each answer."""
+        self._reached_at_s = now_s
 
     def tick(self, now_s: float) -> list[ReplicationAction]:
         """Does what has fallen due."""
@@ -333,9 +342,11 @@ class Replication:
         return all((s := self._standbys.get(name)) and s.follows and s.stored.get(p) == key for name in self.required)
 
     def _renew(self, now_s: float) -> None:
-        if self._asked is not None:
-            return
-        wanted = (self.in_sync | self._caught_up(now_s)) - self._lagging(now_s)
+        silent_s = now_s - self._reached_at_s
+        if self._asked is not None or silent_s >= UNREACHED_LEASES * 4 * self._interval_s:
+            return  # cut off from every broker, it leads nobody: somebody who is not may take over
+        late = self._lagging(now_s) if silent_s < 2 * self._interval_s else frozenset()  # or it is we who are cut off
+        wanted = (self.in_sync | self._caught_up(now_s)) - late
         if wanted == self.in_sync and not self._unsure and now_s < self._renew_at_s:
             return
         if self._redis_lost and now_s < self._renew_at_s:

@@ -90,7 +90,8 @@ class Run:
         self.manifest: FragmentManifest | None = None
         self.fragments: dict[int, Fragment] = {}
         self.members = Members(config.liveness)
-        self.shares = Shares(config.islands, config.share_takeover_s, now_s)
+        takeover_s = max(config.share_takeover_s, config.dead_after_s) if config.share_takeover_s else 0.0
+        self.shares = Shares(config.islands, takeover_s, now_s)
         self.ledger = Ledger({})
         self.ways = Ways()
         self.clock = StepClock(config.heartbeat_interval_s)
@@ -101,6 +102,7 @@ class Run:
         self.quarantine = Quarantine(config.quarantine_s)
         self.seeding_id = 0  # of the present attempt at version 0, the round id of its commits
         self.saved_serial = 0  # of the newest run record asked for
+        self.durable_serial = 0  # of the newest one that is durable everywhere it must be
         self.troubles = Troubles()
         self._last_round_id = 0
         self._median_step_s = 0.0

@@ -43,6 +43,7 @@ from aggregator.events import (
     Plant,
     Publish,
     Received,
+    RenewBulk,
     RunSaved,
     RunSaveFailed,
     SaveRun,
@@ -79,7 +80,7 @@ from broker.config import DEFAULT_REDIS_URL
 from broker.directory import STANDBY
 from broker.errors import ConfigError, Unavailable
 from broker.lease import LeaseKey
-from broker.messages import Follow, Phase
+from broker.messages import Attached, Follow, Phase
 from broker.registry import Registry
 
 log = logs.get(__name__)
@@ -409,6 +410,8 @@ class _Service:
                     await self._wire.send(action)
                 case Publish():
                     self._wire.publish(action, self.core.run.epoch, self._workshop.durable[action.fragment_id])
+                case RenewBulk(by=by):
+                    self._wire.renew_bulk(by)
                 case Plant():
                     self._workshop.plant(action)
                 case Merge():
@@ -436,12 +439,15 @@ class _Service:
 
     async def _heard(self, received: Received | Fenced) -> None:
         """Takes a message in: what standbys say is not for the core."""
-        if isinstance(received, Fenced) or not isinstance(received.envelope.message, Follow):
+        message = None if isinstance(received, Fenced) else received.envelope.message
+        if isinstance(message, Attached) and self._replication is not None:
+            self._replication.reached(self._clock())
+        if isinstance(received, Fenced) or not isinstance(message, Follow):
             await self._events.put(received)
         elif self._replication is not None:
             name = received.envelope.sender.removeprefix(STANDBY)
             self._ways[name] = received.broker
-            await self._events.put(Followed(name=name, follow=received.envelope.message))
+            await self._events.put(Followed(name=name, follow=message))
 
     async def _made(self, event: Event) -> None:
         """Takes a completion of the workshop in: what has become durable here is not yet durable everywhere."""

@@ -35,6 +35,7 @@ from broker.messages import (
     AGGREGATOR,
     BROKER,
     AttachBulk,
+    Channel,
     Contribution,
     Envelope,
     FollowBulk,
@@ -202,6 +203,10 @@ class Wire:
         outgoing = Outgoing(BROKER, lambda: self._in_thread(encoded))
         for link in self._by(action.by):
             link.publish(action.fragment_id, outgoing)
+
+    def renew_bulk(self, place: int) -> None:
+        """Makes the bulk connection to one broker anew; what was on its way is published and sent again."""
+        self._links[place].endpoints[Channel.BULK].renew()
 
     def replicate(self, name: str, by: int | None, commit: Commit, epoch: int, state: FragmentState) -> None:
         """Queues a commit for a standby; of one fragment whose turn has not come, only the newest is sent."""

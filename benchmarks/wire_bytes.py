@@ -6,7 +6,7 @@ the rest. A round moves one fragment of S parameters (the model over P), and the
     up   = S * b + header        b = 4 bytes for f32, 2 for bf16; 1 for int8 and 1/2 for int4, and 4/256 for scales
     down = S * 4 + header        a version that every island takes
 
-with headers of 250 bytes, 75 for each tensor and, in a version, 200 for each island that is in it. The bulk channel
+with headers of 270 bytes, 75 for each tensor and, in a version, 200 for each island that is in it. The bulk channel
 must agree within 2 % where a model has a million parameters or more. The control channel (heartbeats twice a second,
 announcements of rounds, each with the state an island needs) is shown by itself, in bytes per second and island.
 """
@@ -36,7 +36,7 @@ ELEMENT_BYTES = {Codec.BF16: 2.0, Codec.F32: 4.0, Codec.INT8: 1 + 4 / 256, Codec
 #: Per tensor: its entry in the header (codec, shape, length, checksum) and ZeroMQ's 9 bytes of frame.
 TENSOR_HEADER_BYTES = 75
 #: Per message: protocol, run, addresses, and the fields of its kind.
-MESSAGE_HEADER_BYTES = 250
+MESSAGE_HEADER_BYTES = 270
 #: Per island in a version: who contributed which steps with what weight.
 CONTRIBUTOR_BYTES = 200
 TOLERANCE = 0.02

@@ -2,9 +2,10 @@
 
 Pure. Decoding trusts nothing: sizes are checked before anything is allocated, every value against the annotation of
 its field (:mod:`broker.schema`), and whatever is wrong ends in :class:`RemoteProtocolError`, never in another
-exception. Buffers are passed through as views of the received frames, so that a broker which decodes, routes and
-encodes again touches headers only. Whether their content is right is a question of its own, :func:`verify`, asked by
-those who read it.
+exception. A header ends with its own checksum (:func:`seal`), which is looked at first: a damaged header may well be
+readable, and say something else. Buffers are passed through as views of the received frames, so that a broker which
+decodes, routes and encodes again touches headers only. Whether their content is right is a question of its own,
+:func:`verify`, asked by those who read it.
 """
 
 from __future__ import annotations
@@ -43,10 +44,12 @@ KINDS: dict[str, type[Message]] = {re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__)
 _NAMES = {cls: kind for kind, cls in KINDS.items()}
 _RECORDS: dict[str, Record] = {kind: Record(cls) for kind, cls in KINDS.items()}
 _CODECS = {str(codec): codec for codec in Codec}
-_HEADER_KEYS = frozenset({"v", "kind", "run", "sender", "inc", "seq", "to", "body"})
+_HEADER_KEYS = frozenset({"v", "kind", "run", "sender", "inc", "seq", "to", "body", "checksum"})
 _BULK_HEADER_KEYS = _HEADER_KEYS | {"buffers"}
 _BUFFER_KEYS = frozenset({"codec", "shape", "nbytes", "checksum"})
 _CHECKSUM_MAX = 2**64 - 1
+#: The number at a header's end, big-endian as msgpack writes it.
+_SEAL_BYTES = 8
 
 #: First bytes of msgpack's maps and arrays.
 _CONTAINER_BYTES = bytes([*range(0x80, 0xA0), *range(0xDC, 0xE0)])
@@ -116,8 +119,19 @@ def encode(envelope: Envelope) -> list[Buffer]:
     except Unfit as unfit:
         got = _shown(unfit.got)
         raise LocalProtocolError(f"{kind}: {unfit.field} is {got}, must be {unfit.expected}") from unfit
-    frames[0] = msgpack.packb(header)
+    header["checksum"] = _CHECKSUM_MAX  # the last key; this number has the place of any other
+    frames[0] = seal(msgpack.packb(header))
     return frames
+
+
+def seal(header: bytes) -> bytes:
+    """Returns a packed header whose last 8 bytes are replaced by the xxh3_64 of those before them."""
+    content = header[:-_SEAL_BYTES]
+    return content + xxhash.xxh3_64_digest(content)  # big-endian, too
+
+
+def _is_sealed(header: memoryview) -> bool:
+    return bytes(header[-_SEAL_BYTES:]) == xxhash.xxh3_64_digest(header[:-_SEAL_BYTES])
 
 
 def _payload(message: Any) -> tuple[Any, ...]:
@@ -146,11 +160,11 @@ def _write_buffer(encoded: Any) -> tuple[dict[str, Any], Buffer]:
 def decode(frames: Sequence[Buffer], limits: Limits = DEFAULT_LIMITS) -> Envelope:
     """Returns the message in ``frames``, its buffers as views of them.
 
-    Checksums are not looked at: see :func:`verify`.
+    Checksums of buffers are not looked at: see :func:`verify`.
 
     Raises:
-        Unreadable: Whatever is wrong, with reason ``oversize``, ``protocol_version``, ``unknown_kind``,
-            ``implausible`` (counters that contradict each other) or ``malformed``.
+        Unreadable: Whatever is wrong, with reason ``oversize``, ``checksum`` (of the header), ``protocol_version``,
+            ``unknown_kind``, ``implausible`` (counters that contradict each other) or ``malformed``.
     """
     header: dict[str, Any] = {}
     try:
@@ -181,6 +195,8 @@ def _decode(header: dict[str, Any], frames: Sequence[memoryview]) -> Envelope:
     keys = _BULK_HEADER_KEYS if records.has_payload else _HEADER_KEYS
     if header.keys() != keys:
         raise Unfit(sorted(map(str, header)), "the keys " + ", ".join(sorted(keys)), at="header")
+    if header["checksum"] != int.from_bytes(frames[0][-_SEAL_BYTES:]):
+        raise Unfit(header["checksum"], "the last 8 bytes of the header", at="checksum")
     buffers = frames[1:]
     if records.has_payload:
         message = _at("body", records.read, header["body"], payload=_read_buffers(header["buffers"], buffers))
@@ -205,10 +221,28 @@ def _header(frames: Sequence[memoryview], limits: Limits) -> dict[str, Any]:
         raise Unfit(sizes[0], f"at most {limits.max_header_bytes} bytes", reason=Reason.OVERSIZE, at="header")
     if sum(sizes) > limits.max_message_bytes:
         raise Unfit(sum(sizes), f"at most {limits.max_message_bytes} bytes", reason=Reason.OVERSIZE, at="message")
-    _check_containers(frames[0])
+    if not _is_sealed(frames[0]) and not _is_of_version_1(frames[0]):
+        raise Unfit("another one", "that of all bytes before it", reason=Reason.CHECKSUM, at="checksum")
+    return _unpacked(frames[0])
+
+
+def _is_of_version_1(header: memoryview) -> bool:
+    """Whether a header without a checksum is that of a peer which knows of none, so that it is told to update.
+
+    Damage alone makes no such header of ours: it would have to turn the version into another and the key into another.
+    """
+    try:
+        found = _unpacked(header)
+    except Unfit:
+        return False
+    return found.get("v") == 1 and "checksum" not in found
+
+
+def _unpacked(packed: memoryview) -> dict[str, Any]:
+    _check_containers(packed)
     try:
         header = msgpack.unpackb(
-            frames[0],
+            packed,
             max_str_len=4 * MAX_TEXT,  # UTF-8 takes up to 4 bytes a character
             max_array_len=MAX_ITEMS,
             max_map_len=64,
@@ -312,7 +346,7 @@ def verify(envelope: Envelope) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """Whose message it may be: claims of a header that was not checked, fit for a refusal and for nothing else.
+    """Whose message it may be: claims of a whole header that was not checked, fit for a refusal and for nothing else.
 
     Attributes:
         kind: A known kind, or empty.

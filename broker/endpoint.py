@@ -54,7 +54,7 @@ class Traffic:
     unsent: int = 0  # messages dropped, for want of a connection or of room
     received: int = 0  # messages read
     unreadable: int = 0  # messages refused by the codec
-    renewals: int = 0  # connections made anew, because ZeroMQ had given up
+    renewals: int = 0  # connections made anew: ZeroMQ had given up, or they delivered nothing
     bytes_up: int = 0
     bytes_down: int = 0
 
@@ -173,6 +173,12 @@ class Endpoint:
                 return self._line.stands
             await self._line.changed(left_s)
         return False
+
+    def renew(self) -> None:
+        """Ends the connection, which may stand and yet deliver nothing, and makes another one."""
+        if self._line is not None:
+            self._line.renew(time.monotonic())
+            self.traffic.renewals += 1
 
     async def send(self, envelope: Envelope) -> bool:
         """Hands a message to the connection.

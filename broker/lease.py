@@ -16,19 +16,20 @@ the clock that runs out is that of Redis. Rules of the two scripts:
   key has, since a Redis that lost writes knows less than a leader's store; and where there is no key. Never otherwise.
 
 A renewal that was given up may still reach Redis, after later ones: a standby that they took out of the set would be
-back in it. So renewals are numbered, and one that comes after its successor is refused.
+back in it. So renewals are numbered, and one that comes after its successor is refused. And a leader puts nothing right
+in Redis before it has renewed once what it took: a leader of before may have gone on with what Redis came back with.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 from redis.asyncio import Redis
 
 from broker.errors import Unavailable
+from broker.records import LeaseView
 from broker.registry import Registry
 
 _TAKE = """
@@ -58,7 +59,7 @@ return granted and 1 or 0
 
 _RENEW = """
 local held = redis.call('HMGET', KEYS[1], 'holder', 'epoch', 'renewal')
-local granted = not held[1] or tonumber(held[2]) < tonumber(ARGV[2])
+local granted = ARGV[5] == '1' and (not held[1] or tonumber(held[2]) < tonumber(ARGV[2]))
 if held[1] == ARGV[1] and held[2] == ARGV[2] then
   granted = tonumber(held[3] or '0') < tonumber(ARGV[4])
 end
@@ -69,7 +70,7 @@ if granted then
   redis.call('HSET', KEYS[1], 'renewal', ARGV[4])
   return {1, ARGV[1], ARGV[2]}
 end
-return {0, held[1], held[2]}
+return {0, held[1] or '', held[2] or '0'}
 """
 
 _END = """
@@ -79,30 +80,6 @@ if held[1] == ARGV[1] and held[2] == ARGV[2] then
 end
 return 0
 """
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeaseView:
-    """The lease as it stands.
-
-    Attributes:
-        holder: Name of the leader; empty if there is no key.
-        epoch: Under which it leads; 0 if there is no key.
-        in_sync: Who has every published version, the leader among them: who may take over. Empty if it led without
-            failover.
-        age_s: Since it was renewed, by the clock of Redis; below 0 where that clock was set back.
-        ended: Its holder has ended the run, and nobody need take over.
-    """
-
-    holder: str = ""
-    epoch: int = 0
-    in_sync: frozenset[str] = frozenset()
-    age_s: float = 0.0
-    ended: bool = False
-
-    def expired(self, lease_s: float) -> bool:
-        """Whether the holder has let it run out; a clock that was set back says nothing in the holder's favour."""
-        return self.age_s >= lease_s or self.age_s < 0
 
 
 class LeaseKey:
@@ -118,6 +95,7 @@ class LeaseKey:
         self._renew = registry.script(_RENEW)
         self._end = registry.script(_END)
         self._renewals = 0
+        self._confirmed = False  # what was taken was there when it was renewed
 
     async def read(self) -> LeaseView:
         """Returns the lease as it stands; what is no lease under its name is as bad as no answer."""
@@ -153,14 +131,19 @@ class LeaseKey:
         return await self._registry.attempt(take)
 
     async def renew(self, *, holder: str, epoch: int, in_sync: Iterable[str]) -> tuple[bool, str, int]:
-        """Says that ``holder`` leads and who is in sync; returns (granted, holder, epoch) as the key has them now."""
+        """Says that ``holder`` leads and who is in sync.
+
+        Returns:
+            Whether it was granted, and holder and epoch as the key has them now; "" and 0 if there is none.
+        """
 
         self._renewals += 1
         number = self._renewals
 
         async def renew(_: Redis) -> tuple[bool, str, int]:
-            arguments: list[Any] = [holder, epoch, json.dumps(sorted({holder, *in_sync})), number]
+            arguments: list[Any] = [holder, epoch, json.dumps(sorted({holder, *in_sync})), number, int(self._confirmed)]
             granted, by, under = await self._renew(keys=[self._key], args=arguments)
+            self._confirmed = self._confirmed or bool(granted)
             return bool(granted), str(by), int(under)
 
         return await self._registry.attempt(renew)

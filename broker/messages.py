@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 from broker.fragments import TensorSpec
 from broker.ranges import StepRange
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 
 class Channel(StrEnum):
@@ -612,6 +612,7 @@ class Replica:
     """A commit on its way into a standby's store: all that is durable with one fragment version.
 
     Attributes:
+        round_id: That made the version: of two replicas of a fragment under one epoch, the later one has the higher.
         commit: The record of :mod:`aggregator.records`, as msgpack.
         payload: Parameters and momentum of the fragment, each one float32 vector.
     """
@@ -623,6 +624,7 @@ class Replica:
     fragment_id: int
     fragment_version: int
     digest: str
+    round_id: int
     commit: bytes
     payload: Payload
 

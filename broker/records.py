@@ -97,6 +97,30 @@ class BrokerRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseView:
+    """The lease as it stands.
+
+    Attributes:
+        holder: Name of the leader; empty if there is no key.
+        epoch: Under which it leads; 0 if there is no key.
+        in_sync: Who has every published version, the leader among them: who may take over. Empty if it led without
+            failover.
+        age_s: Since it was renewed, by the clock of Redis; below 0 where that clock was set back.
+        ended: Its holder has ended the run, and nobody need take over.
+    """
+
+    holder: str = ""
+    epoch: int = 0
+    in_sync: frozenset[str] = frozenset()
+    age_s: float = 0.0
+    ended: bool = False
+
+    def expired(self, lease_s: float) -> bool:
+        """Whether the holder has let it run out; a clock that was set back says nothing in the holder's favour."""
+        return self.age_s >= lease_s or self.age_s < 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Lease:
     """Who leads a shard, after an attempt to lead it: ``granted`` says whether that succeeded."""
 

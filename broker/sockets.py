@@ -216,13 +216,17 @@ class Line:
         patience_s = self._renew_after_s if self._trying else min(self._renew_after_s, FORGOTTEN_AFTER_S)
         if self._down_since_s is None or now_s - self._down_since_s < patience_s:
             return False
+        self.renew(now_s)
+        return True
+
+    def renew(self, now_s: float) -> None:
+        """Makes the connection anew, whatever has become of the old one."""
         try:
             self._socket.disconnect(self._address)
         except zmq.ZMQError as err:
             if err.errno != errno.ENOENT:  # which says that ZeroMQ has forgotten it: our very case
                 raise
         self.connect(now_s)
-        return True
 
     async def changed(self, timeout_s: float) -> None:
         """Returns when :meth:`watch` has something to take in, or when the time is over."""

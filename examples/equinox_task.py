@@ -4,13 +4,12 @@
 
 What is special to Equinox is four lines: a module mixes arrays with functions and sizes, so :func:`equinox.partition`
 splits it, the arrays are what is trained and synchronised, and the loss puts the two together again. The rest is a
-loss, a data generator that reads its share anew at each batch, and one call of :func:`islands.inner.jax_task`.
+loss, a data generator that asks its share for each batch, and one call of :func:`islands.inner.jax_task`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import count
 from typing import Any
 
 import equinox as eqx
@@ -76,8 +75,9 @@ def task(*, batch: int = 32, channels: int = 32, learning_rate: float = 3e-3, no
         return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(logits, waves[1]))
 
     def data(share: DataShare) -> Iterator[Waves]:
-        for cursor in count(share.cursor):
-            yield make_waves(cursor * share.count + share.index, batch, noise, seed=share.seed)
+        while True:
+            index, count, cursor, seed = share.take()
+            yield make_waves(cursor * count + index, batch, noise, seed=seed)
 
     def learning_rate_at(schedule: Schedule, num_steps: jax.Array) -> jax.Array:
         return learning_rate * jnp.minimum(1.0, (jnp.minimum(schedule.step, num_steps) + 1) / 20)

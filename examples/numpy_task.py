@@ -10,7 +10,6 @@ random network ("teacher") that the task has to find again from examples.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import count
 from typing import Any
 
 import numpy as np
@@ -70,8 +69,9 @@ def task(*, batch: int = 64, hidden: int = 64, learning_rate: float = 0.1, probl
         return new_params, new_velocity, loss
 
     def data(share: DataShare) -> Iterator[tuple[Array, npt.NDArray[np.int64]]]:
-        for cursor in count(share.cursor):
-            yield examples(cursor * share.count + share.index, batch)
+        while True:
+            index, count, cursor, _ = share.take()
+            yield examples(cursor * count + index, batch)
 
     def evaluate(params: Params) -> float:
         return _loss_and_gradients(params, *examples(HELD_OUT, 4096))[0]

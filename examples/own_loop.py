@@ -70,11 +70,10 @@ def data(share: DataShare) -> Iterator[np.ndarray[Any, Any]]:
     text = np.frombuffer(b"".join(file.read_bytes() for file in sources)[:2_000_000], np.uint8)
     windows = np.lib.stride_tricks.sliding_window_view(text, HISTORY + 1)
     order = np.random.default_rng(share.seed).permutation(len(windows))
-    cursor = share.cursor
     while True:
-        numbers = (cursor * BATCH + np.arange(BATCH)) * share.count + share.index  # share: read anew each time
+        index, count, cursor, _ = share.take()  # anew for each batch: data of an island that is away come to others
+        numbers = (cursor * BATCH + np.arange(BATCH)) * count + index
         yield windows[order[numbers % len(order)]]
-        cursor += 1
 
 
 def main() -> None:

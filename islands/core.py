@@ -17,9 +17,11 @@ from __future__ import annotations
 from typing import Any, assert_never
 
 from broker.fragments import FragmentManifest, TensorSpec
+from broker.hearing import Hearing
 from broker.messages import (
     AGGREGATOR,
     BROKER,
+    Channel,
     Contribution,
     Donor,
     Envelope,
@@ -64,6 +66,7 @@ from islands.events import (
     Prepared,
     Received,
     RefreshOptimizer,
+    RenewBulk,
     Restored,
     SeedEncoded,
     Send,
@@ -123,6 +126,7 @@ class Island:
         self.published: tuple[int, ...] = ()  #: the newest versions there are, as last heard
         self.optimizer = StateSource.PENDING  #: what the inner optimizer started from
 
+        self._hearing = Hearing()
         self._choice = BrokerChoice(brokers, nonce, broker_silent_s)
         self._join = Join(nonce=nonce, island_id=island_id, hint=hint, tensors=tensors, tokens_per_step=tokens_per_step)
         self._join_backoff = Backoff(*JOIN_AGAIN_S)
@@ -233,6 +237,8 @@ class Island:
     def _received(self, event: Received, now_s: float, actions: list[Action]) -> None:
         message = event.envelope.message
         self._listen(event.envelope, now_s)
+        if message.channel is Channel.BULK:
+            self._hearing.heard(now_s)
         match message:
             case Welcome():
                 self._welcome(message, now_s, actions)
@@ -278,6 +284,7 @@ class Island:
         self._news = (welcome.epoch, -1)
         if not again:
             self.manifest = FragmentManifest(welcome.fragments)
+            self._hearing.expect(4 * max(self.manifest.sizes, default=0))
             self.at = Point(welcome.start_step, welcome.start_tokens)
             self.fragments = {p: Fragment(handed=self.at, counted=self.at.step) for p in range(len(self.manifest))}
             self.published = tuple(-1 for _ in self.fragments)
@@ -323,7 +330,9 @@ class Island:
                 seeded.seeding = True
                 seeded.seed.tried(now_s)
                 actions.append(EncodeSeed(fragment_id=p))
-        if self._lacking() and self._want.due(now_s):
+        if self._hearing.missing(self._lacking(), now_s):
+            self._renew_bulk(now_s, actions)
+        elif self._lacking() and self._want.due(now_s):
             self._send_want(now_s, actions)
 
     def _version(self, version: Version, flaw: str, now_s: float, actions: list[Action]) -> None:
@@ -561,10 +570,22 @@ class Island:
         What was on its way may be lost. The answer to the heartbeat says which contributions are, and these are sent
         again without a pause; a copy that arrives twice is known by its range.
         """
+        self._hearing.begin()
         if not self.joined:
             self._join_backoff = Backoff(*JOIN_AGAIN_S)
             return
         self._heartbeat_at_s = now_s
+        self._send_bulk_again(now_s, actions)
+
+    def _renew_bulk(self, now_s: float, actions: list[Action]) -> None:
+        """Versions are published and none comes: the bulk connection may bring in bytes that it never delivers."""
+        actions.append(self._note("bulk.renewed", next_patience_s=round(self._hearing.patience_s, 1)))
+        actions.append(RenewBulk())
+        self._want = self._patience()
+        self._send_bulk_again(now_s, actions)
+
+    def _send_bulk_again(self, now_s: float, actions: list[Action]) -> None:
+        """What was on its way over the bulk connection may be lost: it is due again as soon as it is known to be."""
         for fragment in self.fragments.values():
             fragment.seed.due_at_s = min(fragment.seed.due_at_s, now_s)
             for pending in fragment.outstanding.values():

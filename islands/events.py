@@ -172,6 +172,11 @@ class Connect:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RenewBulk:
+    """Make the bulk connection to the present broker anew; what is on its way over it may be lost."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Joined:
     """The island is a member: the driver learns its name, its fragments and where its counters start."""
 
@@ -264,6 +269,7 @@ class Fail:
 Action = (
     Send
     | Connect
+    | RenewBulk
     | Joined
     | Watch
     | Capture

@@ -283,6 +283,8 @@ class Session:
                     self._post(action.to, action.message)
                 case events.Connect():
                     self._wire.connect(action.broker)
+                case events.RenewBulk():
+                    self._wire.renew(Channel.BULK)
                 case events.Joined():
                     self._joined(action)
                 case events.Watch():

@@ -11,10 +11,12 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from broker.messages import DataRange, Share
 
+#: Between the orders of two passes over the data: far from the seeds that people choose.
+LANE_SEED = 1_000_003
 #: Batches of one share in a row, where there are several: what is written down stays short.
 IN_A_ROW = 8
 
@@ -31,6 +33,86 @@ class Taken:
 def number_of(share: Share) -> int:
     """Returns the number by which a share is known to all."""
     return share.lane * share.count + share.index
+
+
+@dataclass(slots=True, kw_only=True)
+class DataShare:
+    """What is to be trained next: a live view, which the island's loop writes and data generators read.
+
+    Batch number ``cursor`` of part ``index`` of ``count`` is always the same batch. A generator either calls
+    :meth:`take` for each batch, and may then be ahead of training; or it reads ``index``, ``count``, ``cursor`` and
+    ``seed`` anew at each batch, not ahead. One that counts by itself trains the right data only while nothing changes
+    hands: when an island stays away, others train its part too, in turn with their own, until it is back.
+
+    The loop changes the fields between two batches, on the thread that trains: nobody sees half a change.
+
+    Attributes:
+        index: Which part, from 0.
+        count: How many parts there are.
+        share_epoch: Grows whenever this part changes hands.
+        cursor: The next batch of it.
+        seed: Of the data order; the same on all islands, but for those beyond the expected number.
+    """
+
+    index: int
+    count: int
+    share_epoch: int = 0
+    cursor: int = 0
+    seed: int = 0
+    _held: list[Share] = field(default_factory=list, repr=False)  # all that this island owns; the first is at hand
+    _in_a_row: int = field(default=0, repr=False)
+    _ahead: deque[Taken] = field(default_factory=deque, repr=False)  # taken, and not trained yet
+    _run_seed: int = field(default=0, repr=False)
+
+    @classmethod
+    def of(cls, shares: Sequence[Share], seed: int) -> DataShare:
+        """Returns the view of an island that owns these; the run's seed orders the data."""
+        made = cls(index=0, count=1)
+        made._run_seed = seed
+        made.hold(shares)
+        return made
+
+    def hold(self, shares: Sequence[Share]) -> None:
+        """Owns just these from now on; one that is held already, under the same epoch, goes on where it is."""
+        self._put_back()
+        held = {(number_of(share), share.share_epoch): share for share in self._held}
+        at_hand = number_of(self._held[0]) if self._held else -1
+        self._held = [held.get((number_of(share), share.share_epoch), share) for share in shares]
+        self._held.sort(key=lambda share: number_of(share) != at_hand)
+        self._show()
+
+    def take(self) -> tuple[int, int, int, int]:
+        """Returns index, count, cursor and seed of the next batch, and goes on to the one after it."""
+        taken = self.index, self.count, self.cursor, self.seed
+        number = number_of(self._held[0]) if self._held else self.index
+        self._ahead.append(Taken(number, self.share_epoch, self.cursor))
+        self.cursor += 1
+        self._in_a_row += 1
+        if len(self._held) > 1 and self._in_a_row >= IN_A_ROW:
+            self._put_back()
+            self._held.append(self._held.pop(0))
+            self._show()
+        return taken
+
+    def trained(self) -> Taken:
+        """A step was run: returns the batch it was trained on, which is the oldest taken, else the next one."""
+        if not self._ahead:
+            self.take()
+        return self._ahead.popleft()
+
+    def _put_back(self) -> None:
+        if self._held:
+            self._held[0] = replace(self._held[0], cursor=self.cursor)
+
+    def _show(self) -> None:
+        first = self._held[0]
+        self.index, self.count, self.share_epoch, self.cursor = (
+            first.index,
+            first.count,
+            first.share_epoch,
+            first.cursor,
+        )
+        self.seed, self._in_a_row = self._run_seed + first.lane * LANE_SEED, 0
 
 
 class Trail:

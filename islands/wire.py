@@ -84,6 +84,12 @@ class Wire:
         self._broker = broker
         self._moved.set()
 
+    def renew(self, channel: Channel) -> None:
+        """Makes one of the connections to the present broker anew."""
+        endpoint = self._endpoints.get(channel)
+        if endpoint is not None:  # none between two brokers
+            endpoint.renew()
+
     def post(self, envelope: Envelope) -> None:
         """Puts a message behind those that wait for its connection."""
         self._outboxes[envelope.message.channel].put(envelope)

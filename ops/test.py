@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from broker.errors import ConfigError
@@ -20,6 +20,12 @@ GATES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("lint", ("ruff", "check", ".")),
     ("format", ("ruff", "format", "--check", ".")),
     ("types", ("mypy",)),
+)
+
+#: Tests that start no processes of their own share out the processors; those that do want all of them.
+SUITES: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("computed", ("-n", "auto", "--dist", "worksteal", "--ignore", "tests/integration")),
+    ("integration", ("tests/integration",)),
 )
 
 
@@ -39,15 +45,21 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError("tests", os.fspath(ROOT), "has no tests: run this in a checkout of the sources")
     if args.rest:
         return _run("pytest", args.rest)
+    failed = _run_all(GATES)
+    if failed or args.gates:
+        return failed
+    return _run_all((name, ("pytest", *flags)) for name, flags in SUITES)
+
+
+def _run_all(commands: Iterable[tuple[str, tuple[str, ...]]]) -> int:
+    """Runs each, says how it went, and returns the first failure's exit status."""
     failed = 0
-    for name, command in GATES:
+    for name, command in commands:
         started_s = time.monotonic()
         status = _run(command[0], command[1:])
         print(f"{name}: {'passed' if status == 0 else 'FAILED'} in {time.monotonic() - started_s:.1f} s", flush=True)
         failed = failed or status
-    if failed or args.gates:
-        return failed
-    return _run("pytest", [])
+    return failed
 
 
 def _run(module: str, arguments: Sequence[str]) -> int:

@@ -54,6 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     settings.add_flags(parser, ChaosConfig)
     planning.add_arguments(parser)
+    parser.set_defaults(resume=None)  # a flag of up: a run that is struck is a new one
     parser.epilog = f"{parser.epilog}\n{_EPILOG}"
 
 

@@ -106,10 +106,10 @@ class Drill:
                 self.recording.began_s = self.recording.began_s or self.recording.ended_s
                 injector.end_all(time.monotonic())
                 observer.look()
+                names = cluster.running() | {each.process for each in self.recording.changes}
                 cluster.stop()
                 observer.look()
-                names = {"redis", "broker", "aggregator", *(each.process for each in self.recording.changes)}
-                self.up.restarts = {name: cluster.restarts(name) for name in names | set(self.recording.islands)}
+                self.up.restarts = {name: cluster.restarts(name) for name in names}
                 self.recording.happenings = injector.happenings
                 self.recording.jumps = injector.jumps
                 self.recording.redis = watch.answers

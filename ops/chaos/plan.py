@@ -173,7 +173,7 @@ def drawn_faults(config: ChaosConfig, kinds: Collection[Kind], *, standbys: bool
     jumps = 0
     while drills:
         for kind, target in rng.sample(drills, len(drills)):
-            if at_s >= config.seconds:
+            if round(at_s, 3) >= config.seconds:
                 return
             lasts_s = round(NATURES[kind].for_s * rng.uniform(0.5, 1.5), 2)
             options: dict[str, float | bool] = {}

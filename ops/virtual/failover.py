@@ -20,7 +20,7 @@ from aggregator import candidate as cand
 from aggregator.candidate import Candidate, Holding
 from aggregator.records import commit_from_map
 from broker import messages as m
-from broker.lease import LeaseView
+from broker.records import LeaseView
 from ops.virtual.processes import SimAggregator
 from ops.virtual.queue import Alarm
 
@@ -101,12 +101,12 @@ class SimLease:
         """As :meth:`broker.lease.LeaseKey.read`."""
         return replace(self.held, age_s=self._simulation.queue.now_s - self._renewed_at_s)
 
-    def take(self, name: str, expected_epoch: int, epoch: int, lease_s: float) -> bool:
+    def take(self, name: str, expected_epoch: int, epoch: int, store_epoch: int, lease_s: float) -> bool:
         """As the script of :meth:`broker.lease.LeaseKey.take`."""
         held = self.read()
         if held.holder:
-            member = held.epoch == expected_epoch and name in held.in_sync
-            granted = member and (held.holder == name or held.expired(lease_s))
+            may = name in held.in_sync and (held.holder == name or held.expired(lease_s))
+            granted = held.epoch == expected_epoch and (may or held.epoch < store_epoch)
         else:
             granted = expected_epoch == 0
         if granted:
@@ -243,10 +243,10 @@ class SimCandidate:
                 case cand.Poll():
                     lease = self.simulation.lease
                     self.ask(lease.read, lambda seen: cand.Polled(lease=seen))
-                case cand.Take(expected_epoch=expected_epoch, epoch=epoch):
+                case cand.Take(expected_epoch=expected_epoch, epoch=epoch, store_epoch=store_epoch):
                     config = self.simulation.plan.config
                     take = self.simulation.lease.take
-                    operation = partial(take, self.station.name, expected_epoch, epoch, config.lease_s)
+                    operation = partial(take, self.station.name, expected_epoch, epoch, store_epoch, config.lease_s)
                     self.ask(operation, lambda granted: cand.Taken(granted=granted))
                 case cand.Keep(message=message):
                     delay_s = self.rng.uniform(*self.simulation.plan.persist_s)

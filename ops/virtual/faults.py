@@ -78,6 +78,13 @@ def several_brokers(plan: SimulationPlan) -> SimulationPlan:
     return replace(plan, brokers=brokers, broker_troubles=troubles)
 
 
+def deafened(plan: SimulationPlan) -> SimulationPlan:
+    """Returns the plan with damaged bytes that make bulk connections deaf, now and then; all else stays as it is."""
+    rng = random.Random(f"deaf {plan.seed}")
+    islands = tuple(replace(island, deaf_at_s=_moments(rng, 0.5, plan.calm_after_s)) for island in plan.islands)
+    return replace(plan, islands=islands, aggregator_deaf_at_s=_moments(rng, 0.3, plan.calm_after_s))
+
+
 def standing_by(plan: SimulationPlan) -> SimulationPlan:
     """Returns the plan with one or two standby aggregators, and troubles of them and of Redis."""
     rng = random.Random(f"standbys {plan.seed}")
@@ -210,9 +217,9 @@ _COMBINATIONS: tuple[
 _COMBINATIONS = (
     (random_plan, (standing_by, several_brokers)),
     (random_plan, ()),
-    (random_plan, (several_brokers,)),
+    (random_plan, (several_brokers, deafened)),
     (random_plan, (standing_by,)),
-    (rogue_plan, ()),
+    (rogue_plan, (deafened,)),
     (rogue_plan, (several_brokers,)),
     (rogue_plan, (standing_by,)),
     (absences_plan, (standing_by,)),

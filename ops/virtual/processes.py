@@ -17,7 +17,6 @@ import msgpack
 from aggregator import events as agg
 from aggregator.core import Aggregator
 from aggregator.records import commit_to_map
-from aggregator.replicas import run_message
 from aggregator.replication import (
     Deliver,
     Deposed,
@@ -40,8 +39,7 @@ from broker.relay import Send as RelaySend
 from broker.relay import Tick as RelayTick
 from islands import core as isl
 from islands import events as ie
-from islands.shares import Taken
-from islands.task import DataShare
+from islands.shares import DataShare, Taken
 from ops.chaos.manners import Rogue
 from ops.virtual.queue import Alarm
 
@@ -89,6 +87,8 @@ class SimIsland:
             brokers=simulation.plan.brokers,
         )
         self.connection = 0
+        self.bulk_line = 0  # how often the core has made its bulk connection anew
+        self.deaf = False  # what comes over that is swallowed
         self.connected = simulation.plan.brokers == 1  # a single broker's connection is never looked at
         self.sequence = 0
         self.alarm = Alarm(simulation.queue, lambda: self.handle(ie.Tick()))
@@ -98,8 +98,12 @@ class SimIsland:
     def connect(self) -> None:
         """Leaves the broker and connects to the one of the core's choice, as soon as that answers."""
         self.connection += 1
-        self.connected = False
+        self.connected = self.deaf = False
         self.reach(self.connection)
+
+    def line_of(self, channel: m.Channel) -> str:
+        """Names its present connection on a channel."""
+        return f"{self.connection}.{self.bulk_line}" if channel is m.Channel.BULK else str(self.connection)
 
     def reach(self, connection: int) -> None:
         """Tries to make a connection, again and again, unless it is given up for another one."""
@@ -140,6 +144,9 @@ class SimIsland:
                         self.simulation.to_broker(self, action.to, message, self.sequence)
                 case ie.Connect():
                     self.connect()
+                case ie.RenewBulk():
+                    self.bulk_line += 1
+                    self.deaf = False
                 case ie.Joined():
                     self.step = self.start_step = action.start_step
                     self.tokens = action.start_tokens
@@ -177,7 +184,7 @@ class SimIsland:
                     self.simulation.note(queue.now_s, self.address, "island.settled", {"source": action.source})
                     self.begin(action.source)
                 case ie.Note():
-                    if action.name == "broker.left":
+                    if action.name in ("broker.left", "bulk.renewed"):
                         self.simulation.note(queue.now_s, self.address, action.name, action.fields)
         if self.core.startable and not self.training and not self.searching and self.alive:
             if plan.donor_wait_s:
@@ -289,6 +296,7 @@ class SimAggregator:
         self.simulation, self.station, self.disk, self.life = simulation, station, station.disk, life
         self.address = f"{station.name}/{life}"
         self.connection = 0
+        self.deaf: set[int] = set()  # brokers whose bulk connection delivers nothing, either way
         self.key = m.AGGREGATOR
         self.alive = True
         self.rng = random.Random(f"{simulation.plan.seed}/{self.address}")
@@ -363,6 +371,8 @@ class SimAggregator:
                 case agg.SaveRun():
                     self.record = action
                     self.later(plan.persist_s, partial(self.save_run, action))
+                case agg.RenewBulk(by=by):
+                    self.deaf.discard(by)
                 case agg.Publish():
                     self.simulation.invariants.publishing(action, self.core.run.epoch)
                     version = m.Version(
@@ -402,7 +412,7 @@ class SimAggregator:
                     self.send(m.standing_by(to), _replica(commit, epoch), self.ways.get(to))
                 case ReplicateRun(to=to):
                     if self.record is not None:
-                        message = run_message(self.record.record, epoch, self.record.serial)
+                        message = _replica_run(self.record, epoch)
                         self.send(m.standing_by(to), message, self.ways.get(to))
                 case Renew(in_sync=in_sync):
                     name = self.station.name
@@ -496,9 +506,15 @@ def _replica(commit: agg.Commit, epoch: int) -> m.Replica:
         fragment_id=commit.fragment_id,
         fragment_version=commit.fragment_version,
         digest=commit.digest,
+        round_id=commit.round_id,
         commit=msgpack.packb(commit_to_map(commit)),
         payload=commit.digest,
     )
+
+
+def _replica_run(action: agg.SaveRun, epoch: int) -> m.ReplicaRun:
+    """As :func:`aggregator.replicas.run_message`."""
+    return m.ReplicaRun(shard=0, epoch=epoch, serial=action.serial, record=msgpack.packb(dict(action.record)))
 
 
 class SimBroker:

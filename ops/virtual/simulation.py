@@ -54,6 +54,7 @@ class IslandPlan:
         leaves_at_s: When it ends on purpose; None for never.
         pauses: Times (from when, for how long) at which it does not step, while its process lives.
         outages: Times (from when, for how long) at which nothing passes its link.
+        deaf_at_s: When a damaged byte makes its bulk connection swallow all that comes, until it makes another one.
         link: Its own link; None for that of the plan.
         manner: How it misbehaves; None for not at all.
         misbehaves: Share of its contributions that it tampers with.
@@ -68,6 +69,7 @@ class IslandPlan:
     leaves_at_s: float | None = None
     pauses: tuple[tuple[float, float], ...] = ()
     outages: tuple[tuple[float, float], ...] = ()
+    deaf_at_s: tuple[float, ...] = ()
     link: LinkModel | None = None
     manner: Manner | None = None
     misbehaves: float = 1.0
@@ -120,6 +122,7 @@ class SimulationPlan:
     persist_failure: float = 0.0
     capture_s: tuple[float, float] = (0.0005, 0.005)
     aggregator_crashes_at_s: tuple[float, ...] = ()
+    aggregator_deaf_at_s: tuple[float, ...] = ()  # damaged bytes make its bulk connection to the first broker useless
     brokers: int = 1
     broker_crashes_at_s: tuple[float, ...] = ()  # of the first one
     broker_troubles: tuple[BrokerTrouble, ...] = ()
@@ -150,6 +153,11 @@ class Disk:
     record: dict[str, Any] | None = None
     commits: dict[int, agg.Commit] = field(default_factory=dict)
     manifest: FragmentManifest | None = None
+
+
+def line_of(process: Process, channel: m.Channel) -> str:
+    """Names the present connection of a process on a channel."""
+    return process.line_of(channel) if isinstance(process, SimIsland) else str(process.connection)
 
 
 class Simulation:
@@ -193,10 +201,14 @@ class Simulation:
             self.queue.at(island.joins_at_s, partial(self.start_island, island))
             for at_s in island.crashes_at_s:
                 self.queue.at(at_s, partial(self.crash_island, island))
+            for at_s in island.deaf_at_s:
+                self.queue.at(at_s, partial(self.deafen, island))
             if island.leaves_at_s is not None:
                 self.queue.at(island.leaves_at_s, partial(self.leave, island))
         for at_s in plan.aggregator_crashes_at_s:
             self.queue.at(at_s, partial(self.stations[0].crash, plan.restart_s))
+        for at_s in plan.aggregator_deaf_at_s:
+            self.queue.at(at_s, lambda: self.aggregator.deaf.add(0))
         for trouble in plan.troubles:
             match trouble.kind:
                 case StationTrouble.CRASH:
@@ -248,6 +260,12 @@ class Simulation:
             island.kill()
             self.invariants.island_killed(island)
             self.queue.after(plan.restart_s, lambda: self.start_island(plan))
+
+    def deafen(self, plan: IslandPlan) -> None:
+        """Lets an island's bulk connection stand, and deliver nothing any more."""
+        island = self.islands.get(plan.island_id)
+        if island is not None:
+            island.deaf = True
 
     def leave(self, plan: IslandPlan) -> None:
         """Lets an island end on purpose."""
@@ -310,7 +328,7 @@ class Simulation:
             broker = process.core.broker
             if not process.connected:
                 return
-        elif self.cut_off(broker):
+        elif self.cut_off(broker) or self.swallows(process, message, broker):
             return
         else:
             sender = process.sender
@@ -324,7 +342,7 @@ class Simulation:
         )
         event = RelayReceived(
             channel=message.channel,
-            peer=f"{process.address}#{process.connection}".encode(),
+            peer=f"{process.address}#{line_of(process, message.channel)}".encode(),
             envelope=envelope,
             size_bytes=self.size(message),
             key=process.key,
@@ -338,9 +356,9 @@ class Simulation:
 
     def from_broker(self, broker: SimBroker, action: RelaySend) -> None:
         """Carries a message from the broker to a process, or says that there is none."""
-        address, _, connection = action.peer.decode().partition("#")
+        address, _, line = action.peer.decode().partition("#")
         process = self.processes.get(address)
-        if process is None or not process.alive or connection != str(process.connection):
+        if process is None or not process.alive or line != line_of(process, action.channel):
             gone = Unreachable(
                 channel=action.channel, peer=action.peer, envelope=action.envelope, size_bytes=action.size_bytes
             )
@@ -349,19 +367,25 @@ class Simulation:
         if not isinstance(process, SimIsland) and self.cut_off(broker.place):
             return
         for delay_s in self.arrivals_s(process, action.envelope.message, "down"):
-            self.queue.after(delay_s, partial(self.deliver, process, process.connection, action.envelope, broker.place))
+            self.queue.after(delay_s, partial(self.deliver, process, line, action.envelope, broker.place))
 
-    def deliver(self, process: Process, connection: int, envelope: m.Envelope, broker: int) -> None:
+    def deliver(self, process: Process, line: str, envelope: m.Envelope, broker: int) -> None:
         """Hands a message to a process, unless it has left the connection that this came by."""
-        if connection != process.connection:
+        if line != line_of(process, envelope.message.channel):
             return
         if isinstance(process, SimIsland):
+            if process.deaf and envelope.message.channel is m.Channel.BULK:
+                return
             process.handle(ie.Received(envelope=envelope))
             return
         message = envelope.message
         if isinstance(process, SimCandidate):
             process.received(message, broker)
             return
+        if self.swallows(process, message, broker):
+            return
+        if isinstance(message, m.Attached) and process.replication is not None:
+            process.replication.reached(self.queue.now_s)
         if isinstance(message, m.Follow):
             name = envelope.sender.removeprefix(m.standing_by(""))
             process.ways[name] = broker
@@ -381,6 +405,10 @@ class Simulation:
             broker=broker,
         )
         process.handle(received)
+
+    def swallows(self, process: Process, message: m.Message, broker: int) -> bool:
+        """Whether an aggregator's bulk connection to a broker has become deaf."""
+        return isinstance(process, SimAggregator) and message.channel is m.Channel.BULK and broker in process.deaf
 
     def size(self, message: m.Message) -> int:
         """Bytes of a message: of what was encoded, or as many as float32 would take."""

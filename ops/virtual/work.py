@@ -17,7 +17,7 @@ from broker.messages import Envelope, Payload, Reason, Version
 from broker.ranges import StepRange
 from islands.core import Island
 from islands.donation import PART_BYTES
-from islands.task import DataShare
+from islands.shares import DataShare
 from ops.chaos.manners import Payloads
 
 

@@ -19,7 +19,7 @@ from aggregator.store import Store
 from aggregator.tape import event_line, note_line, read_event, read_lines, read_start
 from broker import messages as m
 from broker import redis_server
-from broker.codec import encode
+from broker.codec import encode, seal
 from broker.errors import ConfigError, Unavailable
 from broker.fragments import Kind, TensorSpec
 from broker.messages import PROTOCOL_VERSION, Channel, Codec, Envelope, Fate, Reason
@@ -272,11 +272,12 @@ def frames(island, message):
 
 
 def with_header(parts, **changes):
-    return [msgpack.packb(msgpack.unpackb(parts[0]) | changes), *parts[1:]]
+    return [seal(msgpack.packb(msgpack.unpackb(parts[0]) | changes)), *parts[1:]]  # the checksum stays the last
 
 
 BAD_FRAMES = {
-    "noise": (lambda island: [b"\xc1 no msgpack"], Reason.MALFORMED),
+    "noise": (lambda island: [seal(b"\xc1 no msgpack" + bytes(8))], Reason.MALFORMED),
+    "bytes of another kind": (lambda island: [b"GET / HTTP/1.1"], Reason.CHECKSUM),
     "another protocol version": (
         lambda island: with_header(frames(island, island.contribution(0)), v=PROTOCOL_VERSION + 1),
         Reason.PROTOCOL_VERSION,

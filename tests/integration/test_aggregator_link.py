@@ -5,7 +5,7 @@ import socket
 
 import zmq.asyncio
 
-from aggregator.link import Link, Publication
+from aggregator.link import Link, Outgoing
 from broker import messages as m
 from broker.codec import DEFAULT_LIMITS, decode
 
@@ -24,14 +24,14 @@ def version(fragment_version):
 
 
 def publication(fragment_version):
-    async def nothing():
-        return ()
+    async def made():
+        return version(fragment_version)
 
-    return Publication(lambda _: version(fragment_version), lambda: asyncio.ensure_future(nothing()))
+    return Outgoing(m.BROKER, lambda: asyncio.ensure_future(made()))
 
 
-def wrap(message):
-    return m.Envelope(run_id="demo", sender=m.AGGREGATOR, incarnation=0, sequence=1, to=m.BROKER, message=message)
+def wrap(to, message):
+    return m.Envelope(run_id="demo", sender=m.AGGREGATOR, incarnation=0, sequence=1, to=to, message=message)
 
 
 def test_versions_reach_a_broker_while_another_one_is_away():
@@ -43,11 +43,11 @@ def test_versions_reach_a_broker_while_another_one_is_away():
             port = bulk.bind_to_random_port("tcp://127.0.0.1")
             addresses = [f"tcp://127.0.0.1:{taken.getsockname()[1] - 1}", f"tcp://127.0.0.1:{port - 1}"]
             links = [
-                Link(context, each, limits=DEFAULT_LIMITS, wrap=wrap, on_unreadable=lambda *_: None)
+                Link(context, each, keys=None, limits=DEFAULT_LIMITS, wrap=wrap, on_unreadable=lambda *_: None)
                 for each in addresses
             ]
             async with links[0], links[1], asyncio.TaskGroup() as group:
-                tasks = [group.create_task(link.publish_versions()) for link in links]
+                tasks = [group.create_task(link.send_bulk()) for link in links]
                 seen = []
                 for number in range(3):
                     shared = publication(number)
@@ -56,7 +56,7 @@ def test_versions_reach_a_broker_while_another_one_is_away():
                     async with asyncio.timeout(WITHIN_S):
                         frames = await bulk.recv_multipart()
                     seen.append(decode(frames[1:], DEFAULT_LIMITS).message.fragment_version)
-                assert len(links[0]._waiting) <= 1  # of a fragment only the newest waits
+                assert len(links[0]._versions) <= 1  # of a fragment only the newest waits
                 for task in tasks:
                     task.cancel()
             bulk.close(linger=0)

@@ -189,11 +189,25 @@ def test_an_aggregator_does_not_go_on_behind_a_damaged_newest_version(tmp_path):
         store.load()
         store.save_run({"run_id": "atoll"})
     os.truncate(commit_path(tmp_path, 0, 3), 1000)
-    with Store.open(tmp_path) as store, pytest.raises(ConfigError, match="from version 2, and restart the islands"):
+    with Store.open(tmp_path) as store, pytest.raises(ConfigError, match="go on from version 2, with --new-lineage"):
         load_for(store, AggregatorConfig(store=tmp_path))
     commit_path(tmp_path, 0, 3).unlink()  # the operator's explicit order
     with Store.open(tmp_path) as store:
         assert load_for(store, AggregatorConfig(store=tmp_path)).fragments[0][0].fragment_version == 2
+
+
+def test_a_new_lineage_begins_above_a_damaged_version_with_the_parameters_before_it(tmp_path):
+    fill(tmp_path, newest=3)
+    with Store.open(tmp_path) as store:
+        store.load()
+        store.save_run({"run_id": "atoll", "epoch": 4})
+    os.truncate(commit_path(tmp_path, 0, 3), 1000)
+    with Store.open(tmp_path) as store:
+        kept = store.load().fragments[0]
+        commit, state = load_for(store, AggregatorConfig(store=tmp_path, new_lineage=True)).fragments[0]
+    assert (kept[0].fragment_version, commit.fragment_version, state.version, commit.epoch) == (2, 4, 4, 5)
+    assert commit.digest == kept[0].digest
+    assert state.momentum.tobytes() == kept[1].momentum.tobytes()
 
 
 @pytest.mark.parametrize("keep_bytes", [0, 5, 30, 200, 1000, 5000, 8000])

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import os
 import signal
 import socket
@@ -19,14 +20,14 @@ import zmq.asyncio
 
 from broker import messages as m
 from broker import redis_server
-from broker.codec import encode
+from broker.codec import encode, seal
 from broker.config import BrokerConfig
 from broker.endpoint import Endpoint
 from broker.errors import ConfigError
 from broker.messages import AGGREGATOR, BROKER, PROTOCOL_VERSION, Channel, Encoded, Envelope, Reason
 from broker.ranges import StepRange
 from broker.registry import Registry
-from broker.server import serve
+from broker.server import VERIFY_HERE_BYTES, serve
 
 RUN = "demo"
 WAIT_S = 20.0  # for anything that must happen; nothing here depends on how long it takes
@@ -226,6 +227,27 @@ def test_contributions_and_versions_pass_unchanged():
     on_a_broker(config(), use)
 
 
+@pytest.mark.parametrize("elements", [4, VERIFY_HERE_BYTES // 4], ids=["small", "large"])
+def test_a_damaged_version_is_not_kept_but_refused_so_that_it_is_published_again(elements):
+    async def use(bench):
+        island, aggregator = await bench.client("a"), await bench.aggregator()
+        good = version(np.ones(elements, np.float32))
+        (buffer,) = good.payload
+        changed = bytearray(buffer.data)
+        changed[5] ^= 1
+        await island.send(m.Want(versions=(-1,)))
+        await aggregator.send(dataclasses.replace(good, payload=(dataclasses.replace(buffer, data=changed),)))
+        answer = (await aggregator.receive(m.Refused)).message
+        assert (answer.kind, answer.sequence, answer.reason) == ("version", aggregator.sequence, Reason.CHECKSUM)
+        assert (await aggregator.attach()).versions == (-1,)
+        await aggregator.send(good)
+        received = (await island.receive(m.Version)).message  # the first that comes, and none before it
+        assert bytes(received.payload[0].data) == bytes(buffer.data)
+        assert (await aggregator.attach()).versions == (1,)
+
+    on_a_broker(config(), use)
+
+
 def test_the_next_incarnation_takes_over_and_the_last_one_is_told():
     async def use(bench):
         aggregator = await bench.aggregator()
@@ -297,13 +319,22 @@ def frames_of(message, *, name="a", run=RUN):
 
 
 def with_header(frames, **changes):
-    header = msgpack.unpackb(frames[0]) | changes
-    return [msgpack.packb(header), *frames[1:]]
+    """The frames with other values in the header, whose checksum is right."""
+    header = msgpack.unpackb(frames[0])
+    checksum = header.pop("checksum")
+    return [seal(msgpack.packb(header | changes | {"checksum": checksum})), *frames[1:]]
+
+
+def damaged(frames, at):
+    header = bytearray(frames[0])
+    header[at] ^= 0x10
+    return [bytes(header), *frames[1:]]
 
 
 BAD = {
-    "noise": (Channel.CONTROL, [b"\xc1 this is no msgpack"], Reason.MALFORMED),
-    "nothing": (Channel.BULK, [b""], Reason.MALFORMED),
+    "noise": (Channel.CONTROL, [seal(b"\xc1 this is no msgpack" + bytes(8))], Reason.MALFORMED),
+    "nothing": (Channel.BULK, [b""], Reason.CHECKSUM),
+    "a damaged header": (Channel.CONTROL, damaged(frames_of(beat()), 100), Reason.CHECKSUM),
     "another protocol version": (
         Channel.CONTROL,
         with_header(frames_of(beat()), v=PROTOCOL_VERSION + 1),

@@ -66,7 +66,9 @@ class Run:
         (folder / "faults.toml").write_text(FAULTS)
         flags = [folder / "faults.toml", "--run-dir", self.dir, "--json"]
         with Process(folder / "output", "chaos", *flags) as process:
-            wait_for(self.healed, "whole run after the faults", evidence=lambda: process.err)
+            whole = "whole run after the faults"
+            wait_for(lambda: self.healed() or not process.is_running(), whole, evidence=lambda: process.err)
+            assert process.is_running(), process.err
             below = descendants(process.pid)
             process.signal(signal.SIGINT)
             self.exit = process.wait(60.0)

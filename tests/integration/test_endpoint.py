@@ -11,10 +11,10 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from broker.codec import Limits, decode, encode, verify
+from broker.codec import Limits, decode, encode, seal, verify
 from broker.endpoint import Endpoint, bulk_address, channel_address, check_address, configure_socket
 from broker.errors import ConfigError, LocalProtocolError
-from broker.messages import Attached, Channel, Codec, Contribution, Envelope, Leave, Reason, Want
+from broker.messages import PROTOCOL_VERSION, Attached, Channel, Codec, Contribution, Envelope, Leave, Reason, Want
 from broker.ranges import StepRange
 from broker.tensors import decode_tensor, encode_tensor
 
@@ -155,17 +155,18 @@ def test_a_steady_stream_does_not_starve_other_tasks():
 
 
 def header(**changes):
-    return msgpack.packb(msgpack.unpackb(encode(envelope(LEAVE, sender="broker"))[0]) | changes)
+    return seal(msgpack.packb(msgpack.unpackb(encode(envelope(LEAVE, sender="broker"))[0]) | changes))
 
 
 UNREADABLE = {
-    "garbage": ([b"\xff\xfe"], Reason.MALFORMED),
-    "version": ([header(v=2)], Reason.PROTOCOL_VERSION),
+    "garbage": ([seal(b"\xff\xfe" + bytes(8))], Reason.MALFORMED),
+    "damaged": ([header()[:-1] + b"!"], Reason.CHECKSUM),
+    "version": ([header(v=PROTOCOL_VERSION + 1)], Reason.PROTOCOL_VERSION),
     "kind": ([header(kind="update")], Reason.UNKNOWN_KIND),
     "field": ([header(body={"mood": "good"})], Reason.MALFORMED),
     "extra frame": ([header(), b"1234"], Reason.MALFORMED),
     "oversize": ([bytes(2000)], Reason.OVERSIZE),
-    "empty": ([b""], Reason.MALFORMED),
+    "empty": ([b""], Reason.CHECKSUM),
 }
 
 
@@ -249,44 +250,84 @@ def test_a_connection_that_zeromq_has_given_up_is_made_anew():
     run(main())
 
 
+@contextlib.asynccontextmanager
+async def relayed(address):
+    """An address whose connections lead to another one, and what can be written to their clients besides."""
+    host, port = address.removeprefix("tcp://").rsplit(":", 1)
+    clients, proxies = [], []
+
+    async def carry(reader, writer):
+        with contextlib.suppress(OSError):
+            while data := await reader.read(65_536):
+                writer.write(data)
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
+
+    async def proxy(reader, writer):
+        clients.append(writer)
+        proxies.append(asyncio.current_task())
+        inner, outer = await asyncio.open_connection(host.strip("[]"), int(port))
+        await asyncio.gather(carry(reader, outer), carry(inner, writer))
+
+    server = await asyncio.start_server(proxy, "127.0.0.1", 0)
+    async with server:
+        yield f"tcp://127.0.0.1:{server.sockets[0].getsockname()[1]}", clients
+        await asyncio.wait_for(asyncio.gather(*proxies), PATIENCE_S)
+
+
 def test_a_connection_that_damaged_bytes_have_ended_is_made_anew_soon():
     """Found by chaos: ZeroMQ does not reconnect after a frame that cannot be, and islands waited half a minute."""
 
     async def main():
-        async with context() as ctx, bound(ctx, Channel.CONTROL) as (router, address):
-            host, port = address.removeprefix("tcp://").rsplit(":", 1)
-            clients, proxies = [], []
+        async with (
+            context() as ctx,
+            bound(ctx, Channel.CONTROL) as (router, address),
+            relayed(address) as (through, clients),
+            Endpoint(ctx, through, Channel.CONTROL) as endpoint,
+        ):
+            assert await endpoint.ready(PATIENCE_S)
+            assert await endpoint.send(envelope(LEAVE))
+            await received(router)
+            clients[0].write(b"\xff" * 64)  # a frame longer than there is memory
+            began_s = asyncio.get_running_loop().time()
+            while len(clients) < 2:
+                await endpoint.recv(0.05)
+                assert asyncio.get_running_loop().time() - began_s < PATIENCE_S, "no connection was made anew"
+            assert await endpoint.ready(PATIENCE_S)
+            assert await endpoint.send(envelope(LEAVE, sequence=2))
+            assert decode((await received(router))[1:]).sequence == 2
 
-            async def carry(reader, writer):
-                with contextlib.suppress(OSError):
-                    while data := await reader.read(65_536):
-                        writer.write(data)
-                writer.close()
-                with contextlib.suppress(OSError):
-                    await writer.wait_closed()
+    run(main())
 
-            async def proxy(reader, writer):
-                clients.append(writer)
-                proxies.append(asyncio.current_task())
-                inner, outer = await asyncio.open_connection(host.strip("[]"), int(port))
-                await asyncio.gather(carry(reader, outer), carry(inner, writer))
 
-            server = await asyncio.start_server(proxy, "127.0.0.1", 0)
-            through = f"tcp://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-            async with server:
-                async with Endpoint(ctx, through, Channel.CONTROL) as endpoint:
-                    assert await endpoint.ready(PATIENCE_S)
-                    assert await endpoint.send(envelope(LEAVE))
-                    await received(router)
-                    clients[0].write(b"\xff" * 64)  # a frame longer than there is memory
-                    began_s = asyncio.get_running_loop().time()
-                    while len(clients) < 2:
-                        await endpoint.recv(0.05)
-                        assert asyncio.get_running_loop().time() - began_s < PATIENCE_S, "no connection was made anew"
-                    assert await endpoint.ready(PATIENCE_S)
-                    assert await endpoint.send(envelope(LEAVE, sequence=2))
-                    assert decode((await received(router))[1:]).sequence == 2
-                await asyncio.wait_for(asyncio.gather(*proxies), PATIENCE_S)
+def test_a_connection_that_delivers_nothing_any_more_is_mended_by_making_it_anew():
+    """What comes is swallowed as part of a frame that never ends; ZeroMQ finds out after minutes."""
+
+    async def main():
+        async with (
+            context() as ctx,
+            bound(ctx, Channel.BULK) as (router, address),
+            relayed(bulk_address(address)) as (through, clients),
+        ):
+            host, port = through.rsplit(":", 1)
+            async with Endpoint(ctx, f"{host}:{int(port) - 1}", Channel.BULK) as endpoint:
+                assert await endpoint.ready(PATIENCE_S)
+                assert await endpoint.send(envelope(Want(versions=())))
+                peer, _ = await received(router)
+                clients[0].write(b"\x02" + (1 << 30).to_bytes(8, "big"))  # a frame of 1 GiB begins
+                answer = envelope(contribution(np.ones(4, np.float32), Codec.F32), to="island-0")
+                await router.send_multipart([peer, *encode(answer)])
+                assert await endpoint.recv(0.3) is None
+                endpoint.renew()
+                assert await endpoint.send(envelope(Want(versions=()), sequence=2))
+                again, header = await received(router)
+                assert again != peer
+                assert decode([header]).sequence == 2
+                await router.send_multipart([again, *encode(answer)])
+                assert await endpoint.recv(PATIENCE_S) == answer
+                assert await endpoint.recv(1.2) is None  # by then a connection that was forgotten would be made anew
+                assert (endpoint.traffic.renewals, len(clients)) == (1, 2)
 
     run(main())
 

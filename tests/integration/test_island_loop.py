@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import socket
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from aggregator.config import AggregatorConfig
 from aggregator.store import Store
 from broker.config import BrokerConfig
 from broker.errors import ConfigError, LocalProtocolError, Unavailable
+from broker.ranges import IntervalSet
 from broker.server import serve as serve_broker
 
 RUN = "demo"
@@ -381,14 +383,53 @@ def test_parameters_that_are_never_synchronised_stay_local_and_come_from_the_che
         assert np.all(params["batch_stats"]["mean"] == 3)
 
 
-def test_the_data_share_changes_between_batches_when_an_island_joins(hub):
-    with join(hub, params_of()) as first:
-        params, _ = first.restore(params_of())
-        with join(hub, params_of()) as second:
-            second.restore(params_of())
-            assert (second.share.index, second.share.count) == (1, 2)
-            params = train(first, params, until=lambda: first.share.count == 2)
-            assert (first.share.index, first.share.share_epoch) == (0, 1)
+def test_an_island_beyond_the_expected_number_trains_the_data_in_another_order(hub):
+    with join(hub, params_of()) as first, join(hub, params_of()) as second:
+        assert (first.share.index, first.share.count) == (second.share.index, second.share.count) == (0, 1)
+        assert first.share.seed != second.share.seed
+
+
+def test_the_data_of_an_island_that_is_cut_off_go_to_another_and_back_and_no_batch_is_merged_twice(tmp_path):
+    waits = {"suspect_after_s": 0.2, "dead_after_s": 0.4, "share_takeover_s": 0.5}
+    with Hub(tmp_path / "store", islands=2, **waits) as hub:
+        tenures = hub.core.run.shares._tenures
+        with join(hub, params_of(), island_id="stays") as stays:
+            params, _ = stays.restore(params_of())
+            goes = join(hub, params_of(), island_id="goes")
+            theirs, _ = goes.restore(params_of())
+            stop = threading.Event()
+            trainer = threading.Thread(target=train, args=(stays, params), kwargs={"until": stop.is_set})
+            trainer.start()
+            try:
+                train(goes, theirs, until=lambda: min(newest(hub)) > 2)
+                goes._session._post = lambda to, message: None  # cut off: from here on nobody hears of it
+                train(goes, theirs, until=lambda: tenures[1].owner == "stays")
+                reached = tenures[1].cursor
+                train(goes, theirs, until=lambda: hub.core.run.shares.reached(1) > reached + 8)
+                goes.leave()
+                with join(hub, params_of(), island_id="goes") as back:
+                    assert (back.share.index, back.share.cursor) == (1, tenures[1].cursor)
+                    assert back.share.cursor > reached + 8, "it goes on where its heir has come to"
+                    theirs, _ = back.restore(params_of())
+                    begins = back.inner_step
+                    train(back, theirs, until=lambda: min(newest(hub)) > 2 and back.inner_step > begins + 30)
+                    wait_s = time.monotonic() + WAIT_S
+                    while hub.core.run.shares.reached(1) <= back.share.cursor - 30:
+                        assert time.monotonic() < wait_s
+                        time.sleep(0.01)
+            finally:
+                stop.set()
+                trainer.join(WAIT_S)
+    batches = {}
+    owners = set()
+    for line in (tmp_path / "store" / "ledger.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        for each in row["contributions"]:
+            for d in each["data"]:
+                owners.add((each["island_id"], each["incarnation"], d["share"]))
+                merged = batches.setdefault((row["fragment_id"], d["share"]), IntervalSet())
+                merged.add(d["from_batch"], d["to_batch"])  # raises if one of them is there already
+    assert {("stays", 1, 0), ("stays", 1, 1), ("goes", 1, 1), ("goes", 2, 1)} <= owners
 
 
 def test_parameters_that_are_not_finite_are_replaced_all_at_once_and_the_optimizer_is_reset(hub):

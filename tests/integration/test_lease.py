@@ -5,7 +5,8 @@ import asyncio
 import pytest
 
 from broker.errors import Unavailable
-from broker.lease import LeaseKey, LeaseView
+from broker.lease import LeaseKey
+from broker.records import LeaseView
 from broker.registry import Registry
 from tests.integration.test_registry import Server
 
@@ -120,6 +121,19 @@ def test_a_leader_puts_back_what_redis_has_lost(shard):
         await it.write(holder="z", epoch=0)  # old data
         assert (await it.leader.renew(holder="a", epoch=1, in_sync=("b",)))[0]
         assert (await it.leader.read()).in_sync == {"a", "b"}
+
+    shard(use)
+
+
+@pytest.mark.parametrize("left", [{}, {"holder": "z", "epoch": 1}])
+def test_a_leader_that_has_not_renewed_yet_puts_nothing_right(shard, left):
+    async def use(it):
+        assert await it.take("a", 0, 3)
+        await it.wipe()
+        if left:
+            await it.write(**left)
+        found = left.get("holder", ""), left.get("epoch", 0)
+        assert await it.leader.renew(holder="a", epoch=3, in_sync=()) == (False, *found)
 
     shard(use)
 

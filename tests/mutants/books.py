@@ -5,7 +5,7 @@ from tests.mutants.mutant import Mutant
 ADMISSION, LEDGER, SHARES = "aggregator/admission.py", "aggregator/ledger.py", "aggregator/shares.py"
 T_ADMISSION = "tests/unit/test_aggregator_admission.py::"
 T_LEDGER = "tests/unit/test_aggregator_ledger.py::"
-T_SHARES = "tests/unit/test_aggregator_shares.py::"
+T_SHARES = "tests/unit/test_aggregator_share_moves.py::"
 T_ISLANDS = "tests/unit/test_islands_core.py::"
 T_MEMBERSHIP = "tests/unit/test_aggregator_membership.py::"
 

@@ -69,7 +69,7 @@ MUTANTS = (
         file="aggregator/shares.py",
         old="        others = (self._share(n, t) for n, t in sorted(self._durable.items())",
         new="        others = (self._share(n, t) for n, t in sorted(self._tenures.items())",
-        tests=("tests/unit/test_aggregator_shares.py::test_a_move_is_told_once_it_is_durable",),
+        tests=("tests/unit/test_aggregator_share_moves.py::test_a_move_is_told_once_it_is_durable",),
     ),
     # --- at the standbys ----------------------------------------------------------------------------------------------
     Mutant(

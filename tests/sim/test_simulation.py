@@ -13,6 +13,7 @@ import pytest
 
 from aggregator.config import AggregatorConfig
 from broker import messages as m
+from broker.hearing import PATIENCE_S
 from broker.messages import Phase
 from ops.virtual.faults import absences_plan, random_plan
 from ops.virtual.invariants import InvariantViolation
@@ -67,6 +68,31 @@ def test_the_same_seed_gives_the_same_run_to_the_last_decision() -> None:
 def test_another_seed_gives_another_run() -> None:
     plan = random_plan(7)
     assert run(plan).trace != run(replace(plan, seed=8)).trace
+
+
+@pytest.mark.parametrize("brokers", [1, 2])
+def test_an_island_whose_bulk_connection_has_become_deaf_makes_another_and_misses_nothing_for_long(
+    brokers: int,
+) -> None:
+    plan = steady(total_tokens=400_000)
+    islands = (replace(plan.islands[0], deaf_at_s=(10.0,)), *plan.islands[1:])
+    simulation = run(replace(plan, islands=islands, brokers=brokers))
+    renewed = [(at_s, who) for at_s, who, name, _ in simulation.trace if name == "bulk.renewed"]
+    assert [who for _, who in renewed] == ["island-0/0"]
+    assert 10.0 + PATIENCE_S < renewed[0][0] < 10.0 + PATIENCE_S + 3.0
+    books = simulation.aggregator.core.run.ledger.books().tokens()
+    assert books["merged"] == books["trained"]
+
+
+@pytest.mark.parametrize("brokers", [1, 2])
+def test_an_aggregator_whose_bulk_connection_has_become_deaf_makes_another(brokers: int) -> None:
+    plan = replace(steady(total_tokens=400_000), aggregator_deaf_at_s=(10.0,), brokers=brokers)
+    simulation = run(plan)
+    renewed = [at_s for at_s, who, name, _ in simulation.trace if name == "bulk.renewed" and who == "aggregator/0"]
+    assert 10.0 + PATIENCE_S <= renewed[0] < 10.0 + PATIENCE_S + 4.0
+    books = simulation.aggregator.core.run.ledger.books().tokens()
+    # Beside another broker the run goes on meanwhile, and what waited for this one may be stale when it comes.
+    assert books["merged"] > (0.99 if brokers == 1 else 0.7) * books["trained"]
 
 
 def test_a_calm_fleet_merges_every_token_of_every_island() -> None:

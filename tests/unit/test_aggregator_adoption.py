@@ -91,6 +91,7 @@ def vector(*values):
     [
         tampered(fragment_version=4),
         tampered(fragment_id=1),
+        tampered(round_id=1),
         tampered(digest="0" * 16),
         tampered(commit=b""),
         tampered(commit=b"\xc1"),

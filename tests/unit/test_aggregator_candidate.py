@@ -23,8 +23,8 @@ from aggregator.candidate import (
     Tick,
     Unpolled,
 )
-from broker.lease import LeaseView
 from broker.messages import Following, Replica, ReplicaRun, Stored
+from broker.records import LeaseView
 
 LEASE_S = 1.0
 HELD = {0: (5, "0.5"), 1: (4, "1.4")}
@@ -32,7 +32,14 @@ HELD = {0: (5, "0.5"), 1: (4, "1.4")}
 
 def replica(p=0, version=6, epoch=2):
     return Replica(
-        shard=0, epoch=epoch, fragment_id=p, fragment_version=version, digest=f"{p}.{version}", commit=b"", payload=()
+        shard=0,
+        epoch=epoch,
+        fragment_id=p,
+        fragment_version=version,
+        digest=f"{p}.{version}",
+        round_id=10 * version,
+        commit=b"",
+        payload=(),
     )
 
 
@@ -156,6 +163,17 @@ def test_nothing_of_an_earlier_leader_is_taken(standby):
     assert standby.core.epoch == 4
     assert standby.handle(Arrived(message=replica(epoch=3))) == []
     assert standby.handle(Arrived(message=record(epoch=2, serial=9))) == []
+
+
+def test_what_comes_after_something_later_of_the_same_leader_is_late(standby):
+    standby.keep(replica(version=7))
+    assert standby.handle(Arrived(message=replica(version=6))) == []
+    standby.keep(replica(version=7))  # a copy does no harm
+    standby.keep(replica(p=1, version=3))
+    standby.keep(record(serial=4))
+    assert standby.handle(Arrived(message=record(serial=3))) == []
+    standby.keep(replica(version=6, epoch=3))  # the next leader's word counts from there
+    assert standby.said().stored[0].fragment_version == 6
 
 
 # --- leading --------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Ids, incarnations, shares and liveness."""
+"""Ids, incarnations and liveness."""
 
 import pytest
 
@@ -8,8 +8,8 @@ from broker.liveness import Liveness, LivenessConfig
 CONFIG = LivenessConfig(heartbeat_interval_s=0.5, suspect_after_s=2.0, dead_after_s=6.0)
 
 
-def members(*names, expected=2):
-    made = Members(CONFIG, expected)
+def members(*names):
+    made = Members(CONFIG)
     for name in names:
         made.admit(name, "", f"nonce-{name}", 10, 0.0)
     return made
@@ -47,13 +47,6 @@ def test_a_new_life_forgets_what_the_old_one_said_and_missed():
     assert made.by_nonce("nonce-a") is None
 
 
-def test_shares_are_disjoint_and_change_when_more_islands_come_than_expected():
-    made = members("a", "b", expected=2)
-    assert [(s.index, s.count, s.share_epoch) for s in map(made.share, made)] == [(0, 2, 0), (1, 2, 0)]
-    made.admit("c", "", "n", 10, 0.0)
-    assert [(s.index, s.count, s.share_epoch) for s in map(made.share, made)] == [(0, 3, 1), (1, 3, 1), (2, 3, 1)]
-
-
 @pytest.mark.parametrize(("silent_s", "state"), [(1.9, "alive"), (2.0, "suspect"), (5.9, "suspect"), (6.0, "dead")])
 def test_silence_makes_an_island_suspect_and_then_dead(silent_s, state):
     made = members("a")
@@ -85,11 +78,11 @@ def test_the_next_death_is_named_late_enough_that_it_has_happened():
 
 
 def test_a_record_restores_everybody_as_live_for_a_while():
-    made = members("a", "b", expected=1)
+    made = members("a", "b")
     made["a"].start = (40, 400)
     made["b"].left = True
     made.admit("a", "host", "again", 10, 0.0)
-    restored = Members(CONFIG, 1)
+    restored = Members(CONFIG)
     restored.restore(made.record(), 100.0)
     assert restored.record() == made.record()
     assert [m.island_id for m in restored.live(105.0)] == ["a"]

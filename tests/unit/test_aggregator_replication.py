@@ -7,6 +7,7 @@ from aggregator.replication import (
     FORGET_S,
     LONGEST_RESEND_S,
     RESEND_S,
+    UNREACHED_LEASES,
     Deliver,
     Deposed,
     Followed,
@@ -50,15 +51,21 @@ class Leader:
             now_s=self.now_s,
         )
         self.stores = {}
+        self.reachable = True  # a broker answers all the time
         self.actions = self.core.tick(self.now_s)
 
     def handle(self, event, after_s=0.0):
-        self.now_s += after_s
+        self.passes(after_s)
         self.actions = self.core.handle(event, self.now_s)
         return self.actions
 
+    def passes(self, seconds):
+        self.now_s += seconds
+        if self.reachable:
+            self.core.reached(self.now_s)
+
     def tick(self, after_s=0.0):
-        self.now_s += after_s
+        self.passes(after_s)
         self.actions = self.core.tick(self.now_s)
         return self.actions
 
@@ -422,3 +429,31 @@ def test_a_refused_renewal_deposes_and_nothing_is_done_any_more(leader):
     assert leader.actions == []
     leader.hear("b", *WHOLE)
     assert leader.actions == []
+
+
+# --- cut off from every broker ------------------------------------------------------------------------------------
+
+
+def test_a_leader_that_no_broker_answers_lets_its_lease_run_out_and_takes_it_up_again():
+    leader = Leader().begun()
+    leader.reachable = False
+    waits_s = [0.25 * LEASE_S] * (4 * UNREACHED_LEASES - 1)
+    for wait_s in waits_s:
+        renews = [a for a in leader.tick(wait_s) if isinstance(a, Renew)]
+        assert renews
+        leader.granted()
+    assert not [a for _ in range(8) for a in leader.tick(0.25 * LEASE_S) if isinstance(a, Renew)]
+    leader.reachable = True
+    assert [a for a in leader.tick(0.25 * LEASE_S) if isinstance(a, Renew)]
+
+
+def test_a_leader_that_no_broker_answers_strikes_out_nobody():
+    leader = Leader().begun()
+    leader.hear("b", commit_of(0, 0), commit_of(1, 0))
+    leader.granted()
+    assert leader.core.in_sync == {"b"}
+    leader.reachable = False
+    leader.persist(commit_of(0, 1))
+    leader.stored_here(0, 1)
+    asked = [a.in_sync for _ in range(10) for a in leader.tick(0.25 * LEASE_S) if isinstance(a, Renew)]
+    assert set(asked) <= {("b",)}

@@ -1,4 +1,4 @@
-"""Who trains which part of the data: takeover, hand-back, and what is refused meanwhile; the test plays the core."""
+"""Takeover and hand-back of data shares, and what a contribution may say it was trained on."""
 
 import math
 
@@ -7,158 +7,189 @@ import pytest
 from aggregator.shares import Presence, Shares
 from broker.messages import DataRange, Reason
 
-TAKEOVER_S = 10.0
+TAKEOVER_S = 60.0
 
 
-def data(from_batch, to_batch, *, share=0, share_epoch=0):
-    return DataRange(share=share, share_epoch=share_epoch, from_batch=from_batch, to_batch=to_batch)
+def island(name, home, away_s=0.0, *, able=True):
+    return Presence(island_id=name, home=home, away_s=away_s, able=able and away_s < 6)
 
 
-def presence(*away_s):
-    """Islands a, b, .. that were last heard so long ago; those of no silence are able."""
-    return [
-        Presence(island_id="abcd"[home], home=home, away_s=away, able=away == 0.0) for home, away in enumerate(away_s)
-    ]
+def data(share, from_batch, to_batch, epoch=0):
+    return DataRange(share=share, share_epoch=epoch, from_batch=from_batch, to_batch=to_batch)
 
 
-def refusal(shares, *ranges, island_id="a", home=0, most_batches=100):
+def fleet(takeover_s=TAKEOVER_S):
+    """Islands a, b and c at home in shares 0, 1 and 2; all of it durable."""
+    shares = Shares(3, takeover_s, 0.0)
+    for home, name in enumerate("abc"):
+        shares.join(name, home)
+    keep(shares, 1)
+    return shares
+
+
+def keep(shares, serial):
+    shares.saving(serial)
+    shares.saved(serial)
+
+
+def merge(shares, *ranges, fragment=0):
+    shares.wait(fragment, ranges)
+    shares.merge(fragment, ranges)
+
+
+def refusal(shares, name, home, *ranges, fragment=0, most=1000):
     steps = sum(d.to_batch - d.from_batch for d in ranges)
-    found = shares.refusal(island_id, home, 0, ranges, steps=steps, most_batches=most_batches)
-    return found[0] if found is not None else None
+    found = shares.refusal(name, home, fragment, ranges, steps, most)
+    return found and found[0]
 
 
-@pytest.fixture
-def shares():
-    """Two shares, in the hands of a and b."""
-    made = Shares(2, TAKEOVER_S, 0.0)
-    for home, island_id in enumerate("ab"):
-        made.join(island_id, home)
-    made.saving(1)
-    made.saved(1)
-    return made
+AWAY = [island("a", 0), island("b", 1, TAKEOVER_S), island("c", 2)]
 
 
-def test_an_island_trains_its_home_from_the_beginning(shares):
-    home, others = shares.told("a", 0)
-    assert (home.index, home.count, home.share_epoch, home.cursor, others) == (0, 2, 0, 0, ())
-    assert refusal(shares, data(0, 4)) is None
+def told(shares, name, home):
+    own, others = shares.told(name, home)
+    return [(s.lane * s.count + s.index, s.share_epoch, s.cursor) for s in (own, *others)]
 
 
-def test_a_share_is_left_to_its_owner_until_it_was_away_for_long(shares):
-    assert shares.settle(presence(9.9, 0.0), 9.9) == []
-    (moved,) = shares.settle(presence(10.0, 0.0), 10.0)
-    assert (moved.share, moved.before, moved.tenure.owner) == (0, "a", "b")
+def test_nothing_moves_while_everybody_is_there():
+    shares = fleet()
+    assert shares.settle([island("a", 0), island("b", 1, 59.0), island("c", 2)], 100.0) == []
+    assert told(shares, "b", 1) == [(1, 0, 0)]
 
 
-def test_who_has_left_is_not_waited_for(shares):
-    (moved,) = shares.settle(presence(math.inf, 0.0), 1.0)
-    assert (moved.share, moved.tenure.owner, moved.because) == (0, "b", "its island has left")
+def test_the_share_of_an_absent_island_goes_on_with_another_from_the_furthest_batch_known():
+    shares = fleet()
+    merge(shares, data(1, 0, 8), fragment=0)
+    merge(shares, data(1, 0, 5), fragment=1)
+    shares.wait(1, [data(1, 5, 11)])
+    (moved,) = shares.settle(AWAY, 100.0)
+    assert (moved.share, moved.before, moved.tenure.owner, moved.tenure.cursor) == (1, "b", "a", 11)
+    assert shares.settle(AWAY, 101.0) == []
 
 
-def test_without_anybody_able_a_share_stays_where_it_is(shares):
-    assert shares.settle(presence(99.0, 99.0), 99.0) == []
-
-
-def test_a_share_goes_to_another_under_the_next_epoch_and_comes_back_under_the_one_after(shares):
-    (taken,) = shares.settle(presence(12.0, 0.0), 12.0)
-    assert (taken.tenure.owner, taken.tenure.share_epoch) == ("b", 1)
-    (back,) = shares.settle(presence(0.0, 0.0), 14.0)
-    assert (back.tenure.owner, back.tenure.share_epoch) == ("a", 2)
-    assert shares.settle(presence(0.0, 0.0), 15.0) == []
-
-
-def test_a_move_is_told_once_it_is_durable(shares):
-    shares.settle(presence(12.0, 0.0), 12.0)
-    assert shares.told("b", 1)[1] == ()
+def test_nobody_hears_of_a_move_before_it_is_durable():
+    shares = fleet()
+    shares.settle(AWAY, 100.0)
+    assert told(shares, "a", 0) == [(0, 0, 0)]
     shares.saving(2)
-    shares.settle(presence(0.0, 0.0), 13.0)  # back already; what is durable next is what was asked for then
+    assert told(shares, "a", 0) == [(0, 0, 0)]
     shares.saved(2)
-    (other,) = shares.told("b", 1)[1]
-    assert (other.index, other.share_epoch) == (0, 1)
+    assert told(shares, "a", 0) == [(0, 0, 0), (1, 1, 0)]
+    assert told(shares, "b", 1) == [(1, 0, 0)], "what it has is not its own any more: an ended epoch"
 
 
-def test_while_its_home_is_not_its_own_an_island_is_told_an_epoch_that_is_over(shares):
-    shares.settle(presence(12.0, 0.0), 12.0)
-    shares.saving(2)
-    shares.saved(2)
-    home, _ = shares.told("a", 0)
-    assert home.share_epoch == 0
-    assert refusal(shares, data(0, 4, share_epoch=home.share_epoch)) is Reason.SHARE_MOVED
+def test_the_old_owner_is_refused_from_the_move_on_and_so_is_the_heir_after_the_hand_back():
+    shares = fleet()
+    merge(shares, data(1, 0, 8))
+    assert refusal(shares, "b", 1, data(1, 8, 9)) is None
+    shares.settle(AWAY, 100.0)
+    assert refusal(shares, "b", 1, data(1, 8, 9)) is Reason.SHARE_MOVED
+    assert refusal(shares, "b", 1) is Reason.SHARE_MOVED, "nor without saying what"
+    merge(shares, data(0, 0, 3), data(1, 8, 20, epoch=1))
+    (back,) = shares.settle([island("a", 0), island("b", 1), island("c", 2)], 110.0)
+    assert (back.tenure.owner, back.tenure.share_epoch, back.tenure.cursor) == ("b", 2, 20)
+    assert refusal(shares, "a", 0, data(0, 3, 4), data(1, 20, 21, epoch=1)) is Reason.SHARE_MOVED
+    assert refusal(shares, "b", 1, data(1, 8, 9)) is Reason.SHARE_MOVED, "of its first tenure"
+    assert refusal(shares, "b", 1, data(1, 20, 21, epoch=2)) is None
 
 
-def test_what_is_trained_under_an_earlier_epoch_is_refused(shares):
-    shares.settle(presence(12.0, 0.0), 12.0)
-    assert refusal(shares, data(0, 4)) is Reason.SHARE_MOVED
-    assert refusal(shares, data(0, 4, share_epoch=1)) is Reason.SHARE_MOVED  # the epoch of another
-    assert refusal(shares, data(0, 4, share_epoch=1), island_id="b", home=1) is None
-    shares.settle(presence(0.0, 0.0), 14.0)
-    assert refusal(shares, data(0, 4)) is Reason.SHARE_MOVED  # its own again, under the epoch of before
-    assert refusal(shares, data(0, 4, share_epoch=2)) is None
+def test_shares_are_spread_and_move_on_when_the_heir_goes_too():
+    shares = fleet()
+    gone = [island("a", 0), island("b", 1, 99.0), island("c", 2, 99.0)]
+    assert [m.tenure.owner for m in shares.settle(gone, 100.0)] == ["a", "a"]
+    shares = fleet()
+    assert [m.tenure.owner for m in shares.settle(AWAY, 100.0)] == ["a"]
+    both = [island("a", 0, 70.0), island("b", 1, 140.0), island("c", 2)]
+    assert [(m.share, m.tenure.owner) for m in shares.settle(both, 180.0)] == [(0, "c"), (1, "c")]
 
 
-def test_a_contribution_that_does_not_say_its_data_counts_as_of_its_home(shares):
-    assert refusal(shares) is None
-    shares.settle(presence(12.0, 0.0), 12.0)
-    assert refusal(shares) is Reason.SHARE_MOVED
+def test_who_left_is_not_waited_for_and_who_never_came_is():
+    shares = Shares(2, TAKEOVER_S, 0.0)
+    shares.join("a", 0)
+    assert shares.settle([island("a", 0)], 59.0) == []
+    assert [m.share for m in shares.settle([island("a", 0)], 60.0)] == [1]
+    shares = fleet()
+    assert [m.share for m in shares.settle([island("a", 0), island("b", 1, math.inf), island("c", 2)], 1.0)] == [1]
 
 
-def test_batches_that_were_merged_or_wait_are_not_taken_again(shares):
-    shares.wait(0, [data(0, 4)])
-    assert refusal(shares, data(2, 6)) is Reason.OVERLAP
-    shares.merge(0, [data(0, 4)])
-    assert refusal(shares, data(3, 5)) is Reason.OVERLAP
-    assert refusal(shares, data(4, 6)) is None
+def test_takeover_can_be_turned_off():
+    shares = fleet(takeover_s=0.0)
+    assert shares.settle([island("a", 0), island("b", 1, math.inf), island("c", 2, 1e6)], 1e6) == []
 
 
-def test_batches_that_were_refused_after_all_may_come_again(shares):
-    shares.wait(0, [data(0, 4)])
-    shares.refuse(0, [data(0, 4)])
-    assert refusal(shares, data(0, 4)) is None
+def test_where_nobody_trains_nothing_moves():
+    assert fleet().settle([island("a", 0, able=False), *AWAY[1:2], island("c", 2, able=False)], 100.0) == []
 
 
-def test_batches_named_twice_in_one_contribution_are_an_overlap(shares):
-    assert refusal(shares, data(0, 4), data(3, 5)) is Reason.OVERLAP
-
-
-def test_batches_must_be_as_many_as_steps_and_within_what_was_possible(shares):
-    assert shares.refusal("a", 0, 0, [data(0, 4)], steps=3, most_batches=100) is not None
-    assert refusal(shares, data(0, 4), most_batches=3) is Reason.IMPLAUSIBLE
-    shares.merge(0, [data(0, 4)])
-    shares.settle(presence(12.0, 0.0), 12.0)
-    assert refusal(shares, data(3, 5, share_epoch=1), island_id="b", home=1) is Reason.IMPLAUSIBLE
-
-
-def test_an_heir_begins_behind_everything_that_arrived(shares):
-    shares.merge(0, [data(0, 4)])
-    shares.wait(1, [data(4, 7)])
-    (moved,) = shares.settle(presence(12.0, 0.0), 12.0)
-    assert moved.tenure.cursor == 7
-
-
-def test_a_new_life_has_its_home_and_what_it_had_besides_goes_to_nobody(shares):
-    shares.settle(presence(12.0, 0.0), 12.0)
+def test_a_new_life_starts_at_the_furthest_batch_and_its_earlier_one_is_refused():
+    shares = fleet()
+    merge(shares, data(1, 0, 8))
     shares.join("b", 1)
-    assert refusal(shares, data(0, 4, share_epoch=1), island_id="b", home=1) is Reason.SHARE_MOVED
-    assert refusal(shares, data(0, 4, share=1, share_epoch=1), island_id="b", home=1) is None
+    keep(shares, 2)
+    assert told(shares, "b", 1) == [(1, 1, 8)]
+    assert refusal(shares, "b", 1, data(1, 8, 9)) is Reason.SHARE_MOVED
 
 
-def test_of_several_the_one_with_the_fewest_shares_takes_over():
-    shares = Shares(3, TAKEOVER_S, 0.0)
-    for home, island_id in enumerate("abc"):
-        shares.join(island_id, home)
-    moved = shares.settle(presence(20.0, 20.0, 0.0), 20.0)
-    assert [m.tenure.owner for m in moved] == ["c", "c"]
-    back = shares.settle([*presence(20.0, 0.0, 0.0)], 21.0)
-    assert [(m.share, m.tenure.owner) for m in back] == [(1, "b")]
+def test_what_a_restarted_heir_had_taken_over_goes_to_somebody_anew():
+    shares = fleet()
+    shares.settle(AWAY, 100.0)
+    shares.join("a", 0)
+    keep(shares, 2)
+    assert told(shares, "a", 0) == [(0, 1, 0)]
+    (moved,) = shares.settle(AWAY, 101.0)
+    assert (moved.share, moved.before, moved.tenure.share_epoch) == (1, "", 3)
 
 
-def test_what_is_read_back_says_the_same(shares):
-    shares.merge(0, [data(0, 4)])
-    shares.settle(presence(12.0, 0.0), 12.0)
-    record, slices = shares.saving(2), {0: shares.slice(0)}
-    again = Shares(2, TAKEOVER_S, 0.0)
-    again.restore(record, slices)
-    shares.saved(2)
-    assert again.told("b", 1) == shares.told("b", 1)
-    assert refusal(again, data(3, 5, share_epoch=1), island_id="b", home=1) is Reason.IMPLAUSIBLE
-    assert again.reached(0) == 4
+def test_an_island_beyond_the_expected_number_makes_a_further_pass_that_nobody_takes_over():
+    shares = fleet()
+    shares.join("d", 3)
+    keep(shares, 2)
+    own, _ = shares.told("d", 3)
+    assert (own.index, own.count, own.lane) == (0, 3, 1)
+    assert shares.settle([*AWAY[:1], island("b", 1), island("c", 2), island("d", 3, math.inf)], 100.0) == []
+
+
+@pytest.mark.parametrize(
+    ("ranges", "reason"),
+    [
+        ([data(0, 8, 10)], None),
+        ([data(0, 7, 10)], Reason.OVERLAP),
+        ([data(0, 8, 10), data(0, 9, 12)], Reason.OVERLAP),
+        ([data(0, 20, 21)], Reason.OVERLAP),
+        ([data(0, 1001, 1002)], Reason.IMPLAUSIBLE),
+        ([data(1, 0, 1)], Reason.SHARE_MOVED),
+        ([data(9, 0, 1)], Reason.SHARE_MOVED),
+        ([data(0, 8, 9, epoch=5)], Reason.SHARE_MOVED),
+    ],
+)
+def test_what_a_contribution_says_it_was_trained_on_must_be_new_possible_and_its_own(ranges, reason):
+    shares = fleet()
+    merge(shares, data(0, 0, 8))
+    shares.wait(0, [data(0, 20, 22)])
+    assert refusal(shares, "a", 0, *ranges) is reason
+
+
+def test_batches_and_steps_must_be_as_many():
+    reason, detail = fleet().refusal("a", 0, 0, [data(0, 0, 4)], 5, 100)
+    assert (reason, detail) == (Reason.IMPLAUSIBLE, "it names 4 batches for 5 steps")
+
+
+def test_what_is_refused_after_all_may_come_again():
+    shares = fleet()
+    shares.wait(0, [data(0, 0, 4)])
+    shares.refuse(0, [data(0, 0, 4)])
+    assert refusal(shares, "a", 0, data(0, 0, 4)) is None
+
+
+def test_shares_survive_a_restart_with_what_was_merged_of_them():
+    shares = fleet()
+    merge(shares, data(1, 0, 8), fragment=0)
+    merge(shares, data(1, 0, 5), fragment=1)
+    shares.settle(AWAY, 100.0)
+    record = shares.saving(2)
+    again = Shares(3, TAKEOVER_S, 200.0)
+    again.restore(record, {p: shares.slice(p) for p in (0, 1)})
+    assert told(again, "a", 0) == [(0, 0, 0), (1, 1, 8)]
+    assert again.saving(1) == record
+    assert refusal(again, "b", 1, data(1, 8, 9)) is Reason.SHARE_MOVED
+    assert refusal(again, "a", 0, data(1, 7, 9, epoch=1)) is Reason.IMPLAUSIBLE

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from benchmarks.fuzz_decoder import fuzz
 from broker import messages
-from broker.codec import DEFAULT_LIMITS, KINDS, Limits, Origin, decode, encode, kind_of, peek, verify
+from broker.codec import DEFAULT_LIMITS, KINDS, Limits, Origin, decode, encode, kind_of, peek, seal, verify
 from broker.errors import ConfigError, LocalProtocolError, RemoteProtocolError
 from broker.fragments import Kind, TensorSpec
 from broker.lengths import encoded_bytes
@@ -24,6 +24,7 @@ from broker.messages import (
     Attached,
     Codec,
     Contribution,
+    DataRange,
     Encoded,
     Envelope,
     FleetState,
@@ -124,11 +125,17 @@ def raw(example=EXAMPLES[0]):
     return msgpack.unpackb(bytes(encode(example)[0]))
 
 
+def packed(header):
+    """A header, given as a dict, as whoever means it would write it: with the checksum of what it says."""
+    content = {key: value for key, value in header.items() if key != "checksum"}
+    return seal(msgpack.packb(content | {"checksum": 2**64 - 1}))
+
+
 def refusal(header, *buffers, limits=DEFAULT_LIMITS):
-    """What decoding a header (a dict, or packed bytes) with these buffers raises."""
-    packed = header if isinstance(header, bytes) else msgpack.packb(header)
+    """What decoding a header (a dict, or bytes that get a checksum of their own) with these buffers raises."""
+    written = seal(header + bytes(8)) if isinstance(header, bytes) else packed(header)
     with pytest.raises(RemoteProtocolError) as caught:
-        decode([packed, *buffers], limits)
+        decode([written, *buffers], limits)
     return caught.value
 
 
@@ -165,8 +172,14 @@ def buffers(draw):
 def values(hint, field):
     if hint is StepRange:
         return step_ranges()
+    if hint is messages.DataRange:
+        numbers = {"share": st.integers(0, 99), "share_epoch": st.integers(0, 99)}
+        return st.builds(messages.DataRange, from_batch=st.just(3), to_batch=st.integers(4, 9), **numbers)
     if hint is Share:
         return st.builds(lambda i, n, e: Share(index=i, count=i + n, share_epoch=e), *[st.integers(1, 99)] * 3)
+    if hint is DataRange:
+        counters = dict.fromkeys(("share", "share_epoch"), COUNTERS)
+        return st.builds(DataRange, **counters, from_batch=st.integers(0, 9), to_batch=st.integers(10, INT_MAX))
     if hint is TensorSpec:
         shapes = st.lists(st.integers(0, 99), min_size=1, max_size=4).map(tuple)
         return st.builds(
@@ -253,8 +266,8 @@ def test_a_payload_of_many_dimensions_and_no_elements_is_carried():
 
 
 def test_another_protocol_version_is_refused_before_anything_else_is_looked_at():
-    error = refusal({"v": 2, "something": "new"})
-    assert (error.reason, error.field, error.expected) == (Reason.PROTOCOL_VERSION, "v", "1")
+    error = refusal({"v": 3, "something": "new"})
+    assert (error.reason, error.field, error.expected) == (Reason.PROTOCOL_VERSION, "v", "2")
     assert refusal({"v": True}).reason == Reason.PROTOCOL_VERSION
     assert refusal({}).reason == Reason.PROTOCOL_VERSION
 
@@ -309,15 +322,15 @@ def test_a_header_value_out_of_range_is_refused_and_named(key, value):
         b"\xc1",
         b"\x93\x01\x02",
         b"not msgpack at all",
-        msgpack.packb([1, 2]),
-        msgpack.packb(None),
+        b"\xcf",
         msgpack.packb(raw()) + b"\x00",  # something behind the map
-        msgpack.packb({"v": 1, "kind": "x" * 5000}),
-        msgpack.packb({"v": 1, "body": list(range(65_537))}),
-        msgpack.packb({"v": 1, "body": bytes((2 << 20) + 1)}),  # a record above its limit
-        msgpack.packb({"v": 1, "body": msgpack.ExtType(5, b"abc")}),
-        msgpack.packb({"v": 1, "body": msgpack.Timestamp(1, 2)}),
-        msgpack.packb({1: 1}),
+        b"\x92\x01\xcf",
+        {"kind": "x" * 5000},
+        {"body": list(range(65_537))},
+        {"body": bytes((2 << 20) + 1)},  # a record above its limit
+        {"body": msgpack.ExtType(5, b"abc")},
+        {"body": msgpack.Timestamp(1, 2)},
+        {1: 1},
         b"\x81\xa1\xff\x01",  # a key that is not UTF-8
         b"\x81\x90\x01",  # a key that is an array
         b"\x82\xa1v\x01\xa1v\x01",  # a key that stands twice
@@ -325,8 +338,66 @@ def test_a_header_value_out_of_range_is_refused_and_named(key, value):
         b"\xdd\xff\xff\xff\xff",  # an array that claims four billion items
     ],
 )
-def test_what_is_no_header_is_refused_as_malformed(header):
-    assert refusal(header).reason in (Reason.MALFORMED, Reason.PROTOCOL_VERSION)
+def test_what_is_no_header_is_refused_as_malformed_even_with_a_checksum(header):
+    error = refusal(header)
+    assert (error.reason, error.field) == (Reason.MALFORMED, "header")
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda each: kind_of(each.message))
+def test_no_changed_byte_of_a_header_passes_and_nothing_of_a_damaged_one_is_believed(example):
+    """Without the checksum 6 to 14 % of these headers were read, and said something else."""
+    header, *buffers = encode(example)
+    for at in range(len(header)):
+        for flip in (0x01, 0x10, 0x80, 0xFF):
+            damaged = bytearray(header)
+            damaged[at] ^= flip
+            with pytest.raises(RemoteProtocolError) as caught:
+                decode([damaged, *buffers])
+            assert (caught.value.reason, caught.value.field) == (Reason.CHECKSUM, "checksum")
+            assert caught.value.origin == peek([damaged, *buffers]) == Origin()
+
+
+@pytest.mark.parametrize("cut", [1, 7, 8, 9, 100])
+def test_a_header_that_was_cut_off_is_damaged(cut):
+    with pytest.raises(RemoteProtocolError) as caught:
+        decode([encode(EXAMPLES[0])[0][:-cut]])
+    assert caught.value.reason == Reason.CHECKSUM
+
+
+def test_a_header_ends_with_its_checksum_and_holds_no_other_one():
+    """A map in which another number had that name would be sealed too, and written differently when it is passed on."""
+    header = raw()
+    assert list(header)[-1] == "checksum"
+    moved = {"checksum": header.pop("checksum")} | header
+    moved = {key: value for key, value in moved.items() if key != "inc"} | {"inc": 2**64 - 1}
+    with pytest.raises(RemoteProtocolError) as caught:
+        decode([seal(msgpack.packb(moved))])
+    assert (caught.value.reason, caught.value.field) == (Reason.MALFORMED, "checksum")
+
+
+def test_a_peer_of_version_1_knows_no_checksum_and_is_told_to_update():
+    old = raw() | {"v": 1}
+    del old["checksum"]
+    with pytest.raises(RemoteProtocolError) as caught:
+        decode([msgpack.packb(old)])
+    assert (caught.value.reason, caught.value.field) == (Reason.PROTOCOL_VERSION, "v")
+    assert peek([msgpack.packb(old)]).sender == "island-0"
+    for later in (old | {"v": 2}, old | {"v": 3}):  # these must have one
+        with pytest.raises(RemoteProtocolError) as caught:
+            decode([msgpack.packb(later)])
+        assert caught.value.reason == Reason.CHECKSUM
+
+
+def test_a_peer_of_version_1_can_read_that_this_is_another_version():
+    """It unpacks the first frame and looks at ``v`` before all else."""
+    header = msgpack.unpackb(encode(EXAMPLES[0])[0])
+    assert {key: type(header[key]) for key in ("v", "kind", "sender", "seq", "to")} == {
+        "v": int,
+        "kind": str,
+        "sender": str,
+        "seq": int,
+        "to": str,
+    }
 
 
 def test_no_frames_at_all_are_refused():
@@ -422,7 +493,7 @@ def test_tokens_that_run_backwards_are_implausible():
 
 
 def test_a_share_beyond_its_count_is_malformed():
-    error = refusal_of_body(EXAMPLES[3], share={"index": 4, "count": 4, "share_epoch": 0})
+    error = refusal_of_body(EXAMPLES[3], share={"index": 4, "count": 4, "share_epoch": 0, "lane": 0, "cursor": 0})
     assert (error.reason, error.field) == (Reason.MALFORMED, "body.share.index")
 
 
@@ -479,7 +550,7 @@ def test_a_buffer_is_read_only_at_the_exact_length_that_its_codec_takes(codec, r
     header = msgpack.unpackb(bytes(header))
     header["buffers"][0] |= {"codec": codec, "nbytes": claimed}
     if claimed == right:
-        received = decode([msgpack.packb(header), bytes(right)])
+        received = decode([packed(header), bytes(right)])
         assert received.message.payload[0].codec == codec
         assert refusal(header, bytes(right + 1)).field == "buffers[0]"
     else:
@@ -487,15 +558,15 @@ def test_a_buffer_is_read_only_at_the_exact_length_that_its_codec_takes(codec, r
 
 
 def test_a_frame_shorter_than_its_header_says_is_malformed():
-    header, first, second = encode(EXAMPLES[1])
-    error = refusal(bytes(header), first[:-1], second)
+    _, first, second = encode(EXAMPLES[1])
+    error = refusal(raw(EXAMPLES[1]), first[:-1], second)
     assert (error.reason, error.field) == (Reason.MALFORMED, "buffers[0]")
 
 
 def test_frames_must_be_as_many_as_the_header_says():
-    header, first, second = encode(EXAMPLES[1])
-    assert refusal(bytes(header), first).field == "number of buffers"
-    assert refusal(bytes(header), first, second, b"").field == "number of buffers"
+    _, first, second = encode(EXAMPLES[1])
+    assert refusal(raw(EXAMPLES[1]), first).field == "number of buffers"
+    assert refusal(raw(EXAMPLES[1]), first, second, b"").field == "number of buffers"
     assert refusal(raw(), b"").field == "number of buffers"  # a heartbeat with one
     assert refusal(raw(EXAMPLES[1]) | {"buffers": 2}, first, second).field == "buffers"
 
@@ -520,7 +591,7 @@ def test_verify_passes_what_has_no_payload():
 
 def test_a_header_above_its_limit_is_refused_unread():
     limits = Limits(max_header_bytes=64, max_message_bytes=64)
-    error = refusal(b"\xff" * 65, limits=limits)
+    error = refusal(b"\xff" * 57, limits=limits)
     assert (error.reason, error.field, error.got) == (Reason.OVERSIZE, "header", "65")
 
 
@@ -636,18 +707,18 @@ def test_every_refusal_can_be_told_to_the_peer_in_a_refusal():
 def test_peek_tells_whose_a_refused_message_is():
     header = raw()
     header["body"] = {"mood": "good"}
-    assert peek([msgpack.packb(header)]) == Origin(kind="heartbeat", sender="island-0", sequence=17, to="aggregator")
+    assert peek([packed(header)]) == Origin(kind="heartbeat", sender="island-0", sequence=17, to="aggregator")
 
 
 def test_peek_believes_only_what_could_stand_in_a_refusal():
     header = raw() | {"kind": "x\n", "sender": "a b", "seq": -5, "to": 3}
-    assert peek([msgpack.packb(header)]) == Origin()
+    assert peek([packed(header)]) == Origin()
     assert peek([]) == peek([b"\xff"]) == peek([b""]) == Origin()
     assert peek([bytes(100)], Limits(max_header_bytes=99, max_message_bytes=99)) == Origin()
 
 
 def test_peek_reads_other_versions_of_the_protocol():
-    assert peek([msgpack.packb({"v": 9, "sender": "island-3", "seq": 4})]).sender == "island-3"
+    assert peek([packed({"v": 9, "sender": "island-3", "seq": 4})]).sender == "island-3"
 
 
 # --- fuzzing ----------------------------------------------------------------------------------------------------
@@ -693,7 +764,7 @@ def test_any_value_in_any_place_is_read_or_refused(data):
             break
         where = where[key]
     where[key] = data.draw(JSON_LIKE)
-    decode_or_refuse([msgpack.packb(header), *encode(example)[1:]])
+    decode_or_refuse([packed(header), *encode(example)[1:]])
 
 
 def test_broken_copies_of_messages_of_every_kind_are_read_or_refused():

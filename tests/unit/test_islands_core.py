@@ -1,7 +1,5 @@
 """The island's state machine: by itself, against a naive model of steps, and wired to the aggregator's."""
 
-import itertools
-
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -544,7 +542,7 @@ def test_a_want_that_brought_nothing_is_sent_again_after_a_pause():
     for i in range(200):
         hand.now_s = i / 10
         times += [hand.now_s for _ in sent(hand.state(versions=(1,)), m.Want)]
-    assert [round(b - a, 1) for a, b in itertools.pairwise(times)][:2] == [4.0, 8.0]
+    assert times[:2] == [2.0, 6.0]  # then the connection itself comes into question: test_islands_hearing.py
 
 
 def test_each_version_that_arrives_grants_the_next_transfer():

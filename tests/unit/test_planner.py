@@ -40,9 +40,9 @@ def fleet(sites=4, **changes):
 
 
 def test_a_round_costs_the_encoded_fragment_and_a_header():
-    assert contribution_bytes((1000, 24), Codec.BF16) == 2048 + 250 + 2 * 75
-    assert version_bytes((1000, 24), Codec.F32, islands=3) == 4096 + 250 + 2 * 75 + 3 * 200
-    assert contribution_bytes((1000,), Codec.INT4) == encoded_bytes(Codec.INT4, 1000) + 325 == 516 + 325
+    assert contribution_bytes((1000, 24), Codec.BF16) == 2048 + 270 + 2 * 75
+    assert version_bytes((1000, 24), Codec.F32, islands=3) == 4096 + 270 + 2 * 75 + 3 * 200
+    assert contribution_bytes((1000,), Codec.INT4) == encoded_bytes(Codec.INT4, 1000) + 345 == 516 + 345
 
 
 @pytest.mark.parametrize("codec", Codec)

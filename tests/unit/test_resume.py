@@ -1,15 +1,19 @@
 """What ``up --resume`` takes from a run directory, and what it refuses to change, without starting anything."""
 
 import argparse
+import contextlib
 import json
-import multiprocessing
-import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 from broker.errors import ConfigError
 from ops import plan as planning
 from ops import resume, run_directory, up
+
+ROOT = Path(__file__).parents[2]
 
 
 def parsed(*words):
@@ -33,28 +37,26 @@ def a_run(tmp_path):
     return run_dir
 
 
-class in_a_process:
+#: Run with the flags of ``up``: prepares a run and holds its directory until its standard input ends.
+PREPARE = """
+import argparse, sys
+from ops import up
+parser = argparse.ArgumentParser()
+up.add_arguments(parser)
+up.prepare(parser.parse_args(sys.argv[1:]))
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+@contextlib.contextmanager
+def in_a_process(run_dir, *words):
     """Another process that prepared a run and holds its directory."""
-
-    def __init__(self, run_dir, *words):
-        context = multiprocessing.get_context("fork")
-        self.ready, self.end = context.Event(), context.Event()
-        self.process = context.Process(target=self._hold, args=(("--run-dir", run_dir, *words),))
-
-    def _hold(self, words):
-        up.prepare(parsed(*words))
-        self.ready.set()
-        self.end.wait(20)
-        os._exit(0)
-
-    def __enter__(self):
-        self.process.start()
-        assert self.ready.wait(20)
-        return self
-
-    def __exit__(self, *_):
-        self.end.set()
-        self.process.join(20)
+    command = [sys.executable, "-c", PREPARE, "--run-dir", str(run_dir), *words]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
+        assert process.stdout.readline() == "ready\n"
+        yield process
+        process.stdin.close()
 
 
 def test_a_resumed_run_has_the_settings_the_name_and_the_port_of_before(a_run):
@@ -110,7 +112,7 @@ def test_a_directory_without_a_run_is_refused(tmp_path):
 
 def test_a_directory_in_use_is_refused_and_free_as_soon_as_its_process_is_gone(tmp_path):
     run_dir = tmp_path / "demo"
-    with in_a_process(run_dir) as other, pytest.raises(ConfigError, match=f"in use by process {other.process.pid}"):
+    with in_a_process(run_dir) as other, pytest.raises(ConfigError, match=f"in use by process {other.pid}"):
         up.prepare(parsed("--resume", run_dir))
     up.prepare(parsed("--resume", run_dir))
 

@@ -1,0 +1,64 @@
+"""Whether a bulk connection still delivers what it brings in. Pure.
+
+One changed byte in the length that ZeroMQ writes before a frame, and the receiver waits for a frame that nobody sends:
+whatever comes is swallowed as a part of it. The connection stands, nothing is refused, and ZeroMQ's own pings find out
+after 615 s, because on this channel an answer may honestly wait behind a frame for so long. Islands and aggregators
+know sooner. They hear over the other connection what should have come over this one; when nothing at all has come for
+much longer than the largest message takes, they make the bulk connection anew, which mends both of its ways.
+
+A link that is merely slow must not be cut off in the middle of a message, again and again: so the first patience is
+that of a poor link, it doubles with each renewal that helped nothing, and what has been slow before may be slow again.
+"""
+
+from __future__ import annotations
+
+#: Silence after which a connection is made anew: by then an island's third Want has gone unanswered.
+PATIENCE_S = 8.0
+#: And what the largest message takes on a link of 8 Mbit/s.
+LEAST_BYTES_PER_S = 1e6
+#: Patience is so many times what messages took lately.
+TIMES = 3.0
+#: By then ZeroMQ's pings have found out.
+LONGEST_PATIENCE_S = 600.0
+
+
+class Hearing:
+    """One way of a bulk connection."""
+
+    def __init__(self) -> None:
+        self._first_s = PATIENCE_S
+        self._took_s = 0.0  # until something came that was known of: falls slowly, rises at once
+        self._missing_since_s: float | None = None
+        self._renewals = 0  # since anything came
+
+    @property
+    def patience_s(self) -> float:
+        """Silence, while something is missing, after which the connection is made anew."""
+        patience_s = max(self._first_s, TIMES * self._took_s) * 2.0 ** min(self._renewals, 16)
+        return min(LONGEST_PATIENCE_S, patience_s)
+
+    def expect(self, largest_bytes: int) -> None:
+        """The largest message has so many bytes."""
+        self._first_s = PATIENCE_S + largest_bytes / LEAST_BYTES_PER_S
+
+    def begin(self) -> None:
+        """The connection is a new one."""
+        self._missing_since_s = None
+
+    def heard(self, now_s: float) -> None:
+        """Something came, whatever it was."""
+        if self._missing_since_s is not None:
+            self._took_s = max(now_s - self._missing_since_s, 0.9 * self._took_s)
+        self._missing_since_s, self._renewals = None, 0
+
+    def missing(self, anything: bool, now_s: float) -> bool:
+        """Says whether to make the connection anew; ``anything``: something was sent that has not come."""
+        if not anything:
+            self._missing_since_s = None
+        elif self._missing_since_s is None:
+            self._missing_since_s = now_s
+        elif now_s - self._missing_since_s >= self.patience_s:
+            self._missing_since_s = now_s
+            self._renewals += 1
+            return True
+        return False

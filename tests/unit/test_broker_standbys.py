@@ -1,0 +1,153 @@
+"""The relay between a leader and its standbys: who is told what, and what finds its way."""
+
+import pytest
+
+from broker import messages as m
+from broker.directory import MAX_SHARDS
+from broker.messages import AGGREGATOR, Channel, Reason, standing_by
+from broker.relay import Tick
+from tests.unit.test_broker_relay import CONFIG, Driver, beat, join, version
+
+B = standing_by("b")
+
+
+def follow(epoch=1, shard=0):
+    stored = (m.Stored(fragment_id=0, fragment_version=1, digest="ab"),)
+    return m.Follow(shard=shard, epoch=epoch, stored=stored, run_epoch=epoch, run_serial=1)
+
+
+def replica(epoch=1):
+    return m.Replica(
+        shard=0, epoch=epoch, fragment_id=0, fragment_version=1, digest="ab", round_id=1, commit=b"", payload=()
+    )  # fmt: skip
+
+
+class Broker(Driver):
+    """A relay with a standby."""
+
+    def follow(self, sender=B, **changes):
+        self.receive(sender, follow(**changes), incarnation=0)
+        return self.following()
+
+    def follow_bulk(self, sender=B):
+        return self.receive(sender, m.FollowBulk(shard=0), incarnation=0)
+
+    def sent(self, kind):
+        return [each for each in self.actions if isinstance(getattr(each, "envelope", None), m.Envelope)
+                and isinstance(each.envelope.message, kind)]  # fmt: skip
+
+    def following(self):
+        """What the standby was just told."""
+        found = [each.envelope.message for each in self.sent(m.Following)]
+        assert len(found) == 1
+        return found[0]
+
+    def refusals(self):
+        return [each.envelope.message.reason for each in self.sent(m.Refused)]
+
+
+@pytest.fixture
+def broker():
+    return Broker()
+
+
+def test_a_standby_hears_that_nobody_leads_where_nobody_does(broker):
+    assert broker.follow() == m.Following(epoch=0, leader_heard_ago_s=None, stored=())
+    assert broker.relay.counters.dropped["no_leader"] == 1
+
+
+def test_a_standby_hears_who_leads_since_when_it_was_silent_and_what_is_held_here(broker):
+    broker.attach(epoch=4)
+    broker.receive(AGGREGATOR, version(1, 7, epoch=4))
+    broker.now_s += 0.75
+    held = m.Stored(fragment_id=1, fragment_version=7, digest="00")
+    assert broker.follow() == m.Following(epoch=4, leader_heard_ago_s=0.75, stored=(held,))
+
+
+def test_a_standby_of_another_shard_hears_of_its_own_fragments_alone(broker):
+    broker.attach()
+    broker.receive(AGGREGATOR, version())
+    assert broker.follow(shard=1).stored == ()
+
+
+def test_a_leader_that_fell_silent_is_heard_of_no_more_but_its_epoch_is(broker):
+    broker.attach(epoch=4)
+    broker.now_s += CONFIG.leader_silent_s
+    broker.event(Tick())
+    assert broker.follow() == m.Following(epoch=4, leader_heard_ago_s=None, stored=())
+
+
+def test_what_a_standby_says_goes_on_to_the_leader(broker):
+    broker.attach()
+    broker.follow()
+    (forwarded,) = broker.sent(m.Follow)
+    assert forwarded.channel is Channel.CONTROL
+    assert forwarded.peer == b"aggregator/0/control"
+    assert forwarded.envelope.sender == B
+
+
+def test_replicas_and_run_records_go_to_the_standby_over_its_bulk_connection(broker):
+    broker.attach()
+    broker.follow_bulk()
+    for message in (replica(), m.ReplicaRun(shard=0, epoch=1, serial=1, record=b"")):
+        broker.receive(AGGREGATOR, message, to=B)
+        (sent,) = broker.sent(type(message))
+        assert (sent.channel, sent.peer) == (Channel.BULK, b"standby:b/0/bulk")
+
+
+def test_a_replica_for_somebody_who_is_not_connected_is_dropped_and_counted(broker):
+    broker.attach()
+    broker.receive(AGGREGATOR, replica(), to=B)
+    broker.follow()  # on the other channel alone
+    broker.receive(AGGREGATOR, replica(), to=B)
+    assert not broker.sent(m.Replica)
+    assert broker.relay.counters.dropped["no_such_peer"] == 2
+
+
+def test_a_deposed_leader_replicates_nothing_any_more(broker):
+    broker.attach()
+    broker.follow_bulk()
+    broker.receive(AGGREGATOR, m.Attach(shard=0, epoch=2, versions=()), route=b"new/control")
+    broker.receive(AGGREGATOR, m.AttachBulk(shard=0, epoch=2), route=b"new/bulk")
+    broker.receive(AGGREGATOR, replica(), to=B)
+    assert not broker.sent(m.Replica)
+    assert broker.refusals() == [Reason.FENCED]
+
+
+def test_a_standby_that_connects_again_is_reached_over_its_new_connection(broker):
+    broker.attach()
+    broker.follow_bulk()
+    broker.receive(B, m.FollowBulk(shard=0), incarnation=0, route=b"again")
+    broker.receive(AGGREGATOR, replica(), to=B)
+    assert broker.sent(m.Replica)[0].peer == b"again"
+
+
+def test_only_a_standby_follows_and_it_does_nothing_else(broker):
+    broker.attach()
+    for sender, message in (("island-0", follow()), (AGGREGATOR, follow()), (B, beat()), (B, join()), (B, version())):
+        broker.receive(sender, message)
+        assert broker.refusals() == [Reason.WRONG_ROLE], (sender, type(message))
+
+
+def test_a_standby_gets_no_versions_and_is_no_island(broker):
+    broker.attach()
+    broker.follow()
+    broker.follow_bulk()
+    broker.receive(AGGREGATOR, version())
+    assert not broker.sent(m.Version)
+
+
+def test_standbys_are_counted_among_the_peers_and_forgotten_like_them(broker):
+    for n in range(CONFIG.max_peers):
+        broker.follow(sender=standing_by(f"s{n}"))
+    broker.receive(standing_by("more"), follow(), incarnation=0)
+    assert broker.refusals() == [Reason.QUEUE_FULL]
+    broker.now_s += 2 * CONFIG.forget_after_s
+    broker.event(Tick())
+    broker.follow(sender=standing_by("more"))
+    assert broker.relay.num_peers == 1
+
+
+def test_a_shard_beyond_the_limit_is_refused(broker):
+    broker.receive(B, follow(shard=MAX_SHARDS), incarnation=0)
+    assert broker.refusals() == [Reason.IMPLAUSIBLE]
