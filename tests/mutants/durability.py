@@ -59,7 +59,7 @@ MUTANTS = (
         what="things are said under an epoch that is not durable",
         invariant=3,
         file="aggregator/core.py",
-        old="        return self._durable_serial > 0",
+        old="        return self.run.durable_serial > 0",
         new="        return True",
         tests=(T_MEMBERSHIP + "test_nothing_is_said_before_the_epoch_is_durable",),
     ),

@@ -155,7 +155,7 @@ MUTANTS = (
         what="the lease is renewed by a leader that was deposed",
         invariant=5,
         file=LEASE,
-        old="local granted = not held[1] or tonumber(held[2]) < tonumber(ARGV[2])",
+        old="local granted = ARGV[5] == '1' and (not held[1] or tonumber(held[2]) < tonumber(ARGV[2]))",
         new="local granted = true",
         tests=(
             T_LEASE + "test_a_deposed_leader_hears_who_leads_when_it_renews",
