@@ -195,7 +195,7 @@ MUTANTS = (
         file="aggregator/recovery.py",
         old='        return _sentence(f"broker {broker}", ahead, own)',
         new='        return ""',
-        tests=("tests/sim/test_lineage.py::test_without_an_order_it_waits_and_islands_train_on",),
+        tests=(T_RECOVERY + "test_a_broker_is_believed",),
     ),
     Mutant(
         what="an aggregator whose store is behind most islands goes on",
