@@ -54,9 +54,9 @@ def main(argv: list[str] | None = None) -> int:
                 copies.put(copy)
 
         for number, (mutant, found) in enumerate(zip(chosen, pool.map(verdict, chosen), strict=True), start=1):
-            seconds = time.monotonic() - began_s
+            at = f"{time.monotonic() - began_s:5.0f} s  {number:3} of {len(chosen)}"
             print(
-                f"{seconds:5.0f} s  {number:3} of {len(chosen)}  {found.outcome:8}  {mutant.invariant:2}  {mutant.what}",
+                f"{at}  {found.outcome:8}  {mutant.invariant:2}  {mutant.what}",
                 flush=True,
             )
             if found.outcome is not Outcome.NOTICED:

@@ -164,7 +164,8 @@ MUTANTS = (
         what="counters go back",
         invariant=4,
         file=LEDGER,
-        old="        if step > life.last_step:\n            life.last_step, life.last_tokens = step, max(tokens, life.last_tokens)",
+        old="        if step > life.last_step:\n"
+        "            life.last_step, life.last_tokens = step, max(tokens, life.last_tokens)",
         new="        if step:\n            life.last_step, life.last_tokens = step, tokens",
         tests=(T_LEDGER + "test_counters_never_go_back",),
     ),

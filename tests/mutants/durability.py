@@ -59,7 +59,7 @@ MUTANTS = (
         what="things are said under an epoch that is not durable",
         invariant=3,
         file="aggregator/core.py",
-        old="        return self._durable_serial > 0",
+        old="        return self.run.durable_serial > 0",
         new="        return True",
         tests=(T_MEMBERSHIP + "test_nothing_is_said_before_the_epoch_is_durable",),
     ),
@@ -117,7 +117,8 @@ MUTANTS = (
         what="a standby is named in sync though it lacks what was published",
         invariant=3,
         file=REPLICATION,
-        old="            and all(s.stored.get(p) in (key, _key(self._newest[p])) for p, key in self._published.items())",
+        old="            and all(s.stored.get(p) in (key, _key(self._newest[p])) "
+        "for p, key in self._published.items())",
         new="            and all(p in s.stored for p in self._published)",
         tests=(T_REPLICATION + "test_one_that_lacks_what_was_just_published_is_not_named",),
     ),
@@ -174,7 +175,8 @@ MUTANTS = (
         what="a broker puts an older version on its shelf",
         invariant=1,
         file="broker/queues.py",
-        old="            if (version.epoch, version.fragment_version) <= (held.version.epoch, held.version.fragment_version):\n"
+        old="            if (version.epoch, version.fragment_version) <= "
+        "(held.version.epoch, held.version.fragment_version):\n"
         "                return False\n",
         new="",
         tests=("tests/unit/test_broker_relay.py::test_an_older_or_repeated_version_is_not_kept",),
@@ -193,7 +195,7 @@ MUTANTS = (
         file="aggregator/recovery.py",
         old='        return _sentence(f"broker {broker}", ahead, own)',
         new='        return ""',
-        tests=("tests/sim/test_lineage.py::test_without_an_order_it_waits_and_islands_train_on",),
+        tests=(T_RECOVERY + "test_a_broker_is_believed",),
     ),
     Mutant(
         what="an aggregator whose store is behind most islands goes on",
@@ -239,7 +241,8 @@ MUTANTS = (
         what="a version that was written is not durable under its name",
         invariant=3,
         file="aggregator/store.py",
-        old='        with mapped(f"cannot flush {path.parent}", definite=False):\n            _flush_directory(path.parent)\n\n',
+        old='        with mapped(f"cannot flush {path.parent}", definite=False):\n'
+        "            _flush_directory(path.parent)\n\n",
         new="\n",
         tests=(T_ADOPTION + "test_a_version_is_flushed_before_it_gets_its_name_and_its_name_after_that",),
     ),

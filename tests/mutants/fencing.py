@@ -34,7 +34,8 @@ MUTANTS = (
         invariant=5,
         file=RELAY,
         old="        leader = self._who.leader_behind(event.channel, event.peer)\n        highest",
-        new="        leader = self._who.leader_behind(event.channel, event.peer) or self._who.leaders.get(0)\n        highest",
+        new="        leader = self._who.leader_behind(event.channel, event.peer) or self._who.leaders.get(0)\n"
+        "        highest",
         tests=(T_RELAY + "test_attachment_holds_per_connection",),
     ),
     Mutant(
@@ -97,7 +98,8 @@ MUTANTS = (
         invariant=5,
         file="aggregator/replication.py",
         old="        if not event.granted:\n            self.deposed = True",
-        new="        if not event.granted:\n            return\n        if not event.granted:\n            self.deposed = True",
+        new="        if not event.granted:\n            return\n"
+        "        if not event.granted:\n            self.deposed = True",
         tests=(T_REPLICATION + "test_a_refused_renewal_deposes_and_nothing_is_done_any_more",),
     ),
     Mutant(
@@ -153,7 +155,7 @@ MUTANTS = (
         what="the lease is renewed by a leader that was deposed",
         invariant=5,
         file=LEASE,
-        old="local granted = not held[1] or tonumber(held[2]) < tonumber(ARGV[2])",
+        old="local granted = ARGV[5] == '1' and (not held[1] or tonumber(held[2]) < tonumber(ARGV[2]))",
         new="local granted = true",
         tests=(
             T_LEASE + "test_a_deposed_leader_hears_who_leads_when_it_renews",

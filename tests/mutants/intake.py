@@ -346,7 +346,8 @@ MUTANTS = (
         invariant=9,
         file=BINDINGS,
         old="        if identity is None:\n            return Reason.WRONG_KEY",
-        new="        if identity is None:\n            return None\n        if not key:\n            return Reason.WRONG_KEY",
+        new="        if identity is None:\n            return None\n"
+        "        if not key:\n            return Reason.WRONG_KEY",
         tests=(T_RELAY + "test_a_revoked_island_is_forgotten_and_a_revoked_key_says_nothing_more",),
     ),
     Mutant(

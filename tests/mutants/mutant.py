@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 class Outdated(Exception):
-    """A mutant does not fit the source any more: its text or its tests are gone. The list must be brought up to date."""
+    """A mutant does not fit the source any more: its text or its tests are gone, and the list is to be mended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

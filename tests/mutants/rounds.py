@@ -94,7 +94,8 @@ MUTANTS = (
         what="rounds wait for quarantined islands",
         invariant=6,
         file=ROUNDS,
-        old="        responsive = self._run.members.responsive(self._run.now_s) - self._run.quarantine.out(self._run.now_s)\n"
+        old="        responsive = self._run.members.responsive(self._run.now_s) - "
+        "self._run.quarantine.out(self._run.now_s)\n"
         "        if",
         new="        responsive = self._run.members.responsive(self._run.now_s)\n        if",
         tests=(
@@ -140,7 +141,9 @@ MUTANTS = (
         invariant=6,
         file=STALENESS,
         old="    total = math.fsum(token_weights)\n",
-        new="    total = math.fsum(\n        w * staleness_weight(t.staleness, exponent) for w, t in zip(token_weights, contributions, strict=True)\n    )\n",
+        new="    total = math.fsum(\n"
+        "        w * staleness_weight(t.staleness, exponent) for w, t in zip(token_weights, contributions)\n"
+        "    )\n",
         tests=(T_STALENESS + "test_one_stale_contribution_alone_moves_less_than_one_fresh_one_alone",),
     ),
     Mutant(

@@ -27,7 +27,7 @@ def rewound(*, new_lineage: bool) -> tuple[Simulation, bool, Committed]:
 
     def rewind() -> None:
         simulation.disk.commits = dict(kept)
-        simulation.crash_aggregator()
+        simulation.stations[0].crash(simulation.plan.restart_s)
 
     simulation.queue.after(10.0, lambda: kept.update(simulation.disk.commits))
     simulation.queue.after(20.0, rewind)
