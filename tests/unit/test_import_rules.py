@@ -37,7 +37,7 @@ PURE = [
     "broker/relay_events",
     "broker/records",
     "islands/brokers",
-    "islands/hearing",
+    "broker/hearing",
     "islands/core",
     "islands/donation",
     "islands/shares",
