@@ -37,7 +37,6 @@ PURE = [
     "broker/relay_events",
     "broker/records",
     "islands/brokers",
-    "broker/hearing",
     "islands/core",
     "islands/donation",
     "islands/shares",
