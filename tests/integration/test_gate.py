@@ -116,13 +116,14 @@ class Bench:
     async def refusals(self):
         """Reason -> count, over all senders, as status would read it."""
         try:
-            by_sender = (await self.registry.read()).refusals.get("broker", {})
+            refusals = (await self.registry.read()).refusals
         except Unavailable:  # Redis is as busy as everybody else here
-            by_sender = {}
+            refusals = {}
         total = {}
-        for reasons in by_sender.values():
-            for reason, n in reasons.items():
-                total[reason] = total.get(reason, 0) + n
+        for source, by_sender in refusals.items():
+            for reasons in by_sender.values() if source.startswith("broker:") else ():
+                for reason, n in reasons.items():
+                    total[reason] = total.get(reason, 0) + n
         return total
 
     async def counted(self, reason, at_least=1):

@@ -18,7 +18,7 @@ REASONS = {
     Manner.NAN: {"not_finite"},
     Manner.SCALE: {"outlier"},
     Manner.REPLAY: {"overlap"},
-    Manner.GARBAGE: {"implausible", "unknown_fragment"},
+    Manner.GARBAGE: {"implausible", "unknown_fragment", "wrong_shape"},
 }
 
 
