@@ -199,7 +199,10 @@ class Store:
         """
         p, version = commit.fragment_id, commit.fragment_version
         newer = [each for each in versions(self._directory, p) if each > version]
-        held = self._newest.pop(p, None)
+        held = self._newest.get(p)
+        if held is not None and _key(held) == _key(commit) and not newer:
+            return  # a copy of what is here
+        self._newest.pop(p, None)
         for each in newer:  # first: a crash must not leave them above what was acknowledged
             path = commit_path(self._directory, p, each)
             with mapped(f"cannot remove {path}", definite=False):
