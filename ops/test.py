@@ -22,8 +22,8 @@ GATES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("types", ("mypy",)),
 )
 
-#: Tests that start no processes of their own share out the processors. Those that do mostly wait for these: two files at
-#: a time, each by one worker, since the tests of a file often share a run.
+#: Tests that start no processes of their own share out the processors. Those that do mostly wait for these: two files
+#: at a time, each by one worker, since the tests of a file often share a run.
 SUITES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("computed", ("-n", "auto", "--dist", "worksteal", "--ignore", "tests/integration")),
     ("integration", ("-n", "2", "--dist", "loadfile", "tests/integration")),
