@@ -47,7 +47,7 @@ log = logs.get(__name__)
 
 #: Decisions worth a warning.
 _WARNINGS = frozenset({"replica.not_durable", "candidate.waits"})
-#: An ended run is left to its leader for so long before a standby goes home.
+#: The timer's resolution: a deadline that has passed already must not keep the loop from the sockets.
 MIN_WAIT_S = 0.0005
 
 

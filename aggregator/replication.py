@@ -19,7 +19,7 @@ differs.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from aggregator.events import Commit, Event, Note, Persisted, PersistFailed, RunSaved, RunSaveFailed
@@ -396,8 +396,3 @@ class Replication:
 
 def _key(commit: Commit) -> Key:
     return commit.fragment_version, commit.digest
-
-
-def followed_by(names: Iterable[str]) -> str:
-    """Says who stands by, for people."""
-    return ", ".join(sorted(names)) or "nobody"
