@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from broker.directory import MAX_SHARDS
 from broker.errors import ConfigError
 from broker.identity import KeyRole
 from broker.keys import check_exposure
@@ -68,6 +69,8 @@ class AggregatorConfig:
     heartbeat_interval_s: float = setting(0.5, "seconds between heartbeats of an island")
     suspect_after_s: float = setting(2.0, "silence after which status calls an island suspect")
     dead_after_s: float = setting(6.0, "silence after which no round waits for an island")
+    shards: int = setting(1, "aggregators that share the fragments among them; each with a store of its own")
+    shard: int = setting(0, "which of them this one is, from 0 on; shard 0 lets islands in and ends the run")
     failover: bool = setting(
         False, "lead by lease in Redis alone, and follow while another aggregator of this run leads: run two or more"
     )
@@ -94,6 +97,17 @@ class AggregatorConfig:
         for name in at_least_one:
             if getattr(self, name) < 1:
                 raise ConfigError(name, getattr(self, name), "must be at least 1")
+        if not 1 <= self.shards <= MAX_SHARDS:
+            raise ConfigError("shards", self.shards, f"must lie between 1 and {MAX_SHARDS}")
+        if not 0 <= self.shard < self.shards:
+            cure = f"must lie between 0 and {self.shards - 1}: there are {self.shards} shards (--shards)"
+            raise ConfigError("shard", self.shard, cure)
+        if self.shards > self.fragments:
+            cure = f"must not exceed fragments = {self.fragments}: a shard without a fragment has nothing to do"
+            raise ConfigError("shards", self.shards, cure)
+        if self.new_lineage and self.shards > 1:
+            cure = "is for a run of one shard: with several, restore the store of the shard that is behind from a copy"
+            raise ConfigError("new_lineage", True, cure)
         for address in self.brokers:
             check_exposure(address, setting="broker", key=self.key, insecure=self.insecure, role=KeyRole.AGGREGATOR)
         if self.quorum > self.islands:

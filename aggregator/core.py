@@ -5,6 +5,7 @@ the time calls for. The parts share one :class:`aggregator.run.Run`:
 
 * :mod:`aggregator.membership`: joins, heartbeats, farewells; what each island is told;
 * :mod:`aggregator.seeding`: version 0;
+* :mod:`aggregator.roster`: what concerns all shards, where there are several;
 * :mod:`aggregator.donation`: who gives a rejoining island the state of its inner optimizer;
 * :mod:`aggregator.rounds`: contributions, rounds, weights, commits, publication;
 * :mod:`aggregator.ending`: the flush and the end.
@@ -42,6 +43,7 @@ from aggregator.events import (
 from aggregator.hearing import Hearings
 from aggregator.membership import Membership
 from aggregator.recovery import CURE, CURE_EMPTY, EPOCH_JUMP, LISTEN_S, Peers
+from aggregator.roster import Adopter, Keeper
 from aggregator.rounds import Rounds
 from aggregator.run import Run
 from aggregator.seeding import Seeding
@@ -60,6 +62,8 @@ from broker.messages import (
     Nothing,
     Phase,
     Reason,
+    Roster,
+    Rostered,
     Seed,
 )
 
@@ -68,7 +72,7 @@ SAVE_RETRY_S = 1.0
 
 
 class Aggregator:
-    """One aggregator shard that owns every fragment of its run.
+    """One aggregator shard: the only one of its run, or one of several with fragments of its own.
 
     Args:
         config: The settings.
@@ -95,10 +99,12 @@ class Aggregator:
         if record is not None:
             self.run.restore(record, commits or {})
         self._membership = Membership(self.run)
-        self._seeding = Seeding(self.run, self._membership)
+        keeps = Adopter if config.shard else Keeper
+        self._roster: Keeper | Adopter = keeps(self.run, self._membership)
+        self._seeding = Seeding(self.run, self._membership, self._roster)
         self._donations = Donations(self.run)
         self._rounds = Rounds(self.run, self._membership)
-        self._ending = Ending(self.run, self._membership, self._rounds)
+        self._ending = Ending(self.run, self._membership, self._rounds, self._roster)
         self._save_again_at_s: float | None = None
         self._attach_at_s = now_s
         # A standby that asks a broker about the leader must not take a pause for silence.
@@ -128,16 +134,13 @@ class Aggregator:
             case Computed():
                 self._rounds.computed(event)
             case Persisted():
-                if self._rounds.persisted(event) and self._seeding.complete():
-                    for p in sorted(self.run.fragments):
-                        self._rounds.publish(p)
-                    self._membership.tell_all()
+                self._rounds.persisted(event)
             case PersistFailed():
                 self._rounds.persist_failed(event)
             case RunSaved():
                 self.run.durable_serial = max(self.run.durable_serial, event.serial)
                 self.run.disk_works()
-                self._membership.saved(self.run.durable_serial)
+                self._roster.saved()
             case RunSaveFailed():
                 self._save_again_at_s = now_s + SAVE_RETRY_S
                 self.run.disk_failed(event.detail)
@@ -164,7 +167,8 @@ class Aggregator:
         deadlines = [self._attach_at_s, *self._rounds.deadlines_s(), *self._ending.deadlines_s()]
         if self._save_again_at_s is not None:
             deadlines.append(self._save_again_at_s)
-        return min(deadlines)
+        roster_at_s = self._roster.deadline_s() if isinstance(self._roster, Keeper) else None
+        return min(deadlines if roster_at_s is None else [*deadlines, roster_at_s])
 
     @property
     def leading(self) -> bool:
@@ -197,6 +201,10 @@ class Aggregator:
                 self._listen(message, event.broker)
             case Heartbeat() | Nothing() | Leave() | Seed() | Contribution() | AskDonor():
                 self._from_member(event, message)
+            case Roster() if isinstance(self._roster, Adopter):
+                self._roster.adopt(message)
+            case Rostered() if isinstance(self._roster, Keeper):
+                self._roster.told(message)
             case _:
                 self.run.note("message.unexpected", kind=type(message).__name__, sender=envelope.sender)
 
@@ -207,7 +215,7 @@ class Aggregator:
             return
         lacks = any(held < newest for held, newest in zip(attached.versions, run.versions, strict=False))
         largest_bytes = 4 * max(run.manifest.sizes)
-        if self._hearings.answered(broker, attached.versions, lacks, largest_bytes, run.now_s):
+        if self._hearings.answered(broker, run.of_ours(attached.versions), lacks, largest_bytes, run.now_s):
             run.note("bulk.renewed", broker=broker, lacks=lacks)
             run.emit(RenewBulk(by=broker))
 
@@ -216,6 +224,8 @@ class Aggregator:
     ) -> None:
         run, envelope = self.run, event.envelope
         member = run.members.get(envelope.sender)
+        if run.config.shard and (member is None or not member.begun or envelope.incarnation > member.incarnation):
+            return  # shard 0 knows it, and tells us; all that matters is repeated
         if member is None or envelope.incarnation > member.incarnation:
             detail = f"no island {envelope.sender!r} with incarnation {envelope.incarnation} is known: join again"
             self._membership.refuse(event, Reason.UNKNOWN_ISLAND, detail)
@@ -230,7 +240,8 @@ class Aggregator:
             case Heartbeat():
                 member.left = member.left and not newest  # a frozen broker may have kept this one past the farewell
                 if self._membership.heartbeat(member, message, event):
-                    fates = (self._membership.resolve(member, each).fate for each in message.outstanding)
+                    ours = [each for each in message.outstanding if run.owns(each.fragment_id)]
+                    fates = (self._membership.resolve(member, each).fate for each in ours)
                     self._hearings.listed(event.broker, member.island_id, Fate.UNKNOWN in fates, run.now_s)
                     self._donations.heard(member, message)
                     self._ending.advance()
@@ -263,32 +274,45 @@ class Aggregator:
             return
         self._membership.settle_shares()
         if run.phase is Phase.SEEDING:
-            self._seeding.choose()
+            if self._seeding.complete():
+                for p in sorted(run.fragments):
+                    self._rounds.publish(p)
+                self._membership.tell_all()
+            else:
+                self._seeding.choose()
         self._ending.advance()
         self._rounds.advance()
+        if isinstance(self._roster, Adopter):
+            self._roster.advance(self._ending.flushed)
+        else:
+            self._roster.advance()
 
     def _attach(self) -> None:
         """Says to every broker, again and again, who leads and what there is."""
         run = self.run
         if run.now_s >= self._attach_at_s:
             self._attach_at_s = run.now_s + self._attach_interval_s
-            attach = Attach(shard=0, epoch=run.epoch, versions=run.versions)
+            c = run.config
+            attach = Attach(shard=c.shard, shards=c.shards, epoch=run.epoch, versions=run.versions)
             run.emit(Send(to=BROKER, message=attach))
-            run.emit(Send(to=BROKER, message=AttachBulk(shard=0, epoch=run.epoch)))
+            run.emit(Send(to=BROKER, message=AttachBulk(shard=c.shard, epoch=run.epoch)))
+            if isinstance(self._roster, Adopter):
+                self._roster.say(self._ending.flushed)
 
     def _compare(self, event: Received) -> None:
         """Compares what a peer holds with what the store has."""
         run, message = self.run, event.envelope.message
         match message:
             case Attached():
-                self._fall_behind(self._peers.broker_holds(event.broker, message.versions, run.versions))
+                held = run.of_ours(message.versions)
+                self._fall_behind(self._peers.broker_holds(event.broker, held, run.versions))
             case Heartbeat():
                 member, sender = run.members.get(event.envelope.sender), event.envelope.sender
                 if member is None and run.phase is not Phase.SEEDING:
                     return  # a stranger, who will be told to join
                 if member is None or member.incarnation == event.envelope.incarnation:
                     live = 0 if member is None else len(run.members.live(run.now_s))
-                    held = message.versions
+                    held = run.of_ours(message.versions)
                     self._fall_behind(self._peers.island_holds(sender, held, run.versions, live=live))
             case _:
                 pass

@@ -8,6 +8,7 @@ from __future__ import annotations
 from aggregator.events import Finished
 from aggregator.members import Member
 from aggregator.membership import Membership
+from aggregator.roster import Adopter, Keeper
 from aggregator.rounds import Rounds
 from aggregator.run import Run, Stage
 from broker.messages import Heartbeat, Phase, Reason
@@ -21,8 +22,10 @@ LINGER_S = 10.0
 class Ending:
     """The flush, and what comes after."""
 
-    def __init__(self, run: Run, membership: Membership, rounds: Rounds) -> None:
+    def __init__(self, run: Run, membership: Membership, rounds: Rounds, roster: Keeper | Adopter) -> None:
         self._run = run
+        self._roster = roster
+        self.flushed = False  #: every fragment of this shard is, as far as can be
         self._membership = membership
         self._rounds = rounds
         self._flush_began_s: float | None = None
@@ -41,18 +44,21 @@ class Ending:
     def advance(self) -> None:
         """Begins the flush at the target, carries it on, and ends the run when it is done."""
         run = self._run
-        target = run.config.total_tokens
-        if run.phase is Phase.RUNNING and target and run.ledger.trained_tokens() >= target:
+        if run.phase is Phase.RUNNING and self._due():
             run.phase = Phase.FLUSHING
             self._flush_began_s = run.now_s
-            run.note("run.flushing", trained_tokens=run.ledger.trained_tokens(), target=target)
+            run.note("run.flushing", trained_tokens=run.ledger.trained_tokens(), target=run.config.total_tokens)
+            if run.config.shards > 1:
+                run.save()  # which tells the others
             self._membership.tell_all()
-        if run.phase is Phase.FLUSHING:
+        if run.phase is Phase.FLUSHING and run.told_phase is Phase.ENDED and not run.busy:
+            self._end()  # as shard 0 has
+        elif run.phase is Phase.FLUSHING:
             self._flush()
         elif run.phase is Phase.ENDED and self._linger_until_s is not None:
             # All of them silent at once is more likely a network that is down: only who has said so is gone. And the
             # record that says how it ended goes to the standbys too: none of them must begin where this one ended.
-            gone = all(member.left for member in run.members) and run.durable_serial >= run.saved_serial
+            gone = all(member.left for member in run.members) and run.agreed_serial >= run.saved_serial
             if gone or run.now_s >= self._linger_until_s:
                 self.finish("every island has left" if gone else "islands were given time to leave")
 
@@ -76,6 +82,13 @@ class Ending:
             if sequence > emptied and p not in pending:
                 self._run.ledger.close_gap(member.island_id, member.incarnation, p)
 
+    def _due(self) -> bool:
+        """Whether it is time to end: shard 0 decides that for all."""
+        run, target = self._run, self._run.config.total_tokens
+        if run.config.shard:
+            return run.told_phase in (Phase.FLUSHING, Phase.ENDED)
+        return bool(target) and run.ledger.trained_tokens() >= target
+
     def _flush(self) -> None:
         run, config = self._run, self._run.config
         assert self._flush_began_s is not None
@@ -97,13 +110,18 @@ class Ending:
             again = missing and run.now_s >= fragment.closed_at_s + config.heartbeat_interval_s
             if (again or not fragment.flushed) and len(run.busy) < config.rounds_in_flight:
                 self._rounds.open(p, flush=True)
-        if settled:
-            self._give_up_the_rest()
-            run.phase = Phase.ENDED
-            self._flush_began_s, self._linger_until_s = None, run.now_s + LINGER_S
-            run.note("run.ended", **run.ledger.books().tokens())
-            run.save()
-            self._membership.tell_all()
+        self.flushed = settled
+        if settled and isinstance(self._roster, Keeper) and (self._roster.flushed or not patient):
+            self._end()
+
+    def _end(self) -> None:
+        run = self._run
+        self._give_up_the_rest()
+        run.phase = Phase.ENDED
+        self._flush_began_s, self._linger_until_s = None, run.now_s + LINGER_S
+        run.note("run.ended", **run.ledger.books().tokens())
+        run.save()
+        self._membership.tell_all()
 
     def _missing(self, p: int) -> bool:
         """Whether a live island has trained steps on this fragment whose fate is still open."""

@@ -82,7 +82,7 @@ class Follower:
         )
         self.core = Candidate(
             name=self._name,
-            shard=0,
+            shard=config.shard,
             lease_s=config.lease_s,
             yields=config.standby,
             holding=holding,

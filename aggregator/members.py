@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from broker.liveness import Liveness, LivenessConfig, liveness
-from broker.messages import Heartbeat, Resolution, StateSource
+from broker.messages import Enrolled, Heartbeat, Resolution, StateSource
 
 #: Rounds in a row that an island may miss before rounds stop waiting for it.
 MISSES_BEFORE_UNRESPONSIVE = 2
@@ -26,6 +26,7 @@ class Member:
     last_seen_s: float
     left: bool = False
     start: tuple[int, int] = (0, 0)  #: step and token counter at which this incarnation began
+    begun: bool = True  #: with several shards: whether that is known by now
     counted_at_s: float = 0.0  #: when its counters were last believed
     missed_rounds: int = 0  #: in a row; an island that contributes again starts over
     heartbeat: Heartbeat | None = None  #: the last one of this incarnation
@@ -82,21 +83,25 @@ class Members:
             member = Member(name, len(self._members), hint, 0, nonce, tokens_per_step, now_s)
             self._members[name] = member
         member.incarnation += 1
+        self._renew(member, hint, nonce, tokens_per_step, now_s)
+        return member
+
+    def _renew(self, member: Member, hint: str, nonce: str, tokens_per_step: int, now_s: float) -> None:
+        """Forgets what belongs to an earlier life."""
         member.nonce, member.hint, member.tokens_per_step = nonce, hint or member.hint, tokens_per_step
         member.last_seen_s, member.counted_at_s, member.left, member.missed_rounds = now_s, now_s, False, 0
         member.heartbeat, member.presumed = None, False
         member.optimizer = StateSource.PENDING
         member.resolutions.clear()
         member.emptied.clear()
-        return member
 
     def state(self, member: Member, now_s: float) -> Liveness:
         """Says how alive a member is."""
         return Liveness.LEFT if member.left else liveness(now_s - member.last_seen_s, self._config)
 
     def live(self, now_s: float) -> list[Member]:
-        """Members that are not dead and have not left, by id."""
-        return [m for m in self if self.state(m, now_s) in (Liveness.ALIVE, Liveness.SUSPECT)]
+        """Members that are not dead and have not left, by id; those whose life has not begun yet do not count."""
+        return [m for m in self if m.begun and self.state(m, now_s) in (Liveness.ALIVE, Liveness.SUSPECT)]
 
     def responsive(self, now_s: float) -> frozenset[str]:
         """Ids of the live members that rounds wait for."""
@@ -110,15 +115,46 @@ class Members:
     def record(self) -> dict[str, Any]:
         """Returns what must survive a restart, as plain data."""
         rows = {
-            m.island_id: [m.index, m.hint, m.incarnation, m.nonce, m.tokens_per_step, m.left, list(m.start)]
+            m.island_id: [m.index, m.hint, m.incarnation, m.nonce, m.tokens_per_step, m.left, list(m.start), m.begun]
             for m in self
         }
         return {"members": rows}
 
+    def enrolled(self) -> tuple[Enrolled, ...]:
+        """Returns the same for other shards."""
+        return tuple(
+            Enrolled(
+                island_id=m.island_id,
+                index=m.index,
+                hint=m.hint,
+                incarnation=m.incarnation,
+                nonce=m.nonce,
+                tokens_per_step=m.tokens_per_step,
+                left=m.left,
+                begun=m.begun,
+                start_step=m.start[0],
+                start_tokens=m.start[1],
+            )
+            for m in self
+        )
+
+    def enrol(self, e: Enrolled, now_s: float) -> Member:
+        """Takes over what shard 0 says of an island: one that is new here, or a new life, which has not begun yet."""
+        member = self._members.get(e.island_id)
+        if member is None:
+            member = Member(e.island_id, e.index, e.hint, 0, e.nonce, e.tokens_per_step, now_s)
+            self._members[e.island_id] = member
+        if e.incarnation > member.incarnation:
+            self._renew(member, e.hint, e.nonce, e.tokens_per_step, now_s)
+            member.incarnation, member.begun = e.incarnation, False
+        return member
+
     def restore(self, record: Mapping[str, Any], now_s: float) -> None:
         """Reads :meth:`record` back; every known member counts as live for a while."""
-        for name, (index, hint, incarnation, nonce, tokens_per_step, left, start) in record["members"].items():
+        for name, row in record["members"].items():
+            index, hint, incarnation, nonce, tokens_per_step, left, start, *begun = row
             member = Member(name, index, hint, incarnation, nonce, tokens_per_step, now_s, left, tuple(start))
+            member.begun = all(begun)  # which records of a single shard had not from the beginning
             member.counted_at_s, member.presumed = now_s, True
             self._members[name] = member
 

@@ -36,7 +36,8 @@ class Membership:
     def __init__(self, run: Run) -> None:
         self._run = run
         self._welcomes: list[tuple[int, str]] = []  # (serial of the run record to wait for, island id)
-        self.seeder: tuple[str, int] | None = None  #: island and incarnation that is asked for version 0
+        # Likewise, of islands whose life begins when every shard has said how far it knows the last one.
+        self._beginning = [(1, member.island_id) for member in run.members if not member.begun]
         self._due_in_s: dict[int, float] = {}
         self._due_asked_at_s = float("-inf")
 
@@ -48,7 +49,10 @@ class Membership:
         known = run.members.by_nonce(join.nonce)
         if known is not None:  # a repetition: the same answer, once it is durable
             if not self._waits(known):
-                self._welcome(known)
+                if run.agreed_serial:
+                    self._welcome(known)
+                else:
+                    self._welcomes.append((run.saved_serial, known.island_id))  # do the other shards know it?
             return
         refusal = self._refusal(join)
         if refusal is not None:
@@ -59,16 +63,34 @@ class Membership:
             run.emit(Send(to=joining(join.nonce), message=refused))
             return
         member = run.members.admit(join.island_id, join.hint, join.nonce, join.tokens_per_step, run.now_s)
-        member.start = start_step, start_tokens = run.ledger.resume_point(member.island_id)
-        run.ledger.begin(member.island_id, member.incarnation, start_step, start_tokens)
-        if run.phase is Phase.ENDED:
-            run.ledger.end(member.island_id)  # the books are closed: what it trains now is lost
+        self.fence(member)
+        if run.config.shards == 1:
+            self._begin(member)
+            return
+        member.begun = False
+        run.begins.pop(member.island_id, None)
+        run.shares.leave(member.island_id, member.index)
+        self._beginning.append((run.save(), member.island_id))
+
+    def fence(self, member: Member) -> None:
+        """A new life of an island: of the earlier one nothing more is taken, and nothing expected."""
+        run = self._run
         for round_ in run.open_rounds.values():
             round_.answer_nothing(member.island_id)  # its earlier life was asked; this one starts with nothing
         run.clock.forget(member.island_id)
         run.quarantine.joined(member.island_id)
         assert run.pacer is not None
         run.pacer.forget(member.island_id)
+
+    def _begin(self, member: Member) -> None:
+        """Opens the books of a new life, at the furthest step that any shard knows of the last one."""
+        run = self._run
+        known = run.ledger.resume_point(member.island_id)
+        member.start = start_step, start_tokens = max(known, run.begins.get(member.island_id, known))
+        member.begun = True
+        run.ledger.begin(member.island_id, member.incarnation, start_step, start_tokens)
+        if run.phase is Phase.ENDED:
+            run.ledger.end(member.island_id)  # the books are closed: what it trains now is lost
         run.shares.join(member.island_id, member.index)
         self._welcomes.append((run.save(), member.island_id))
         run.note(
@@ -82,6 +104,10 @@ class Membership:
     def saved(self, serial: int) -> None:
         """The run record of that serial is durable: whoever waited for it is welcome, and shares in it are told."""
         self._run.shares.saved(serial)
+        beginning = [island_id for waits_for, island_id in self._beginning if waits_for <= serial]
+        self._beginning = [each for each in self._beginning if each[0] > serial]
+        for island_id in dict.fromkeys(beginning):
+            self._begin(self._run.members[island_id])
         ready = [island_id for waits_for, island_id in self._welcomes if waits_for <= serial]
         self._welcomes = [each for each in self._welcomes if each[0] > serial]
         for island_id in ready:
@@ -136,7 +162,7 @@ class Membership:
     def settle_shares(self) -> None:
         """Moves data shares between islands that are away and others; a move is durable before anyone is told."""
         run = self._run
-        if run.phase is not Phase.RUNNING:
+        if run.phase is not Phase.RUNNING or run.config.shard:
             return
         live = {m.island_id for m in run.members.live(run.now_s)}
         present = [
@@ -162,15 +188,16 @@ class Membership:
             run.save()
 
     def _waits(self, member: Member) -> bool:
-        return any(island_id == member.island_id for _, island_id in self._welcomes)
+        return any(island_id == member.island_id for _, island_id in (*self._beginning, *self._welcomes))
 
     # --- hearing ----------------------------------------------------------------------------------------------
 
     def heartbeat(self, member: Member, beat: Heartbeat, event: Received) -> bool:
         """Takes in an island's counters; returns whether they can be true."""
         run = self._run
-        if len(beat.versions) != len(run.fragments) or len(beat.overwritten_tokens) != len(run.fragments):
-            detail = f"it speaks of {len(beat.versions)} fragments, the run has {len(run.fragments)}"
+        known = 0 if run.manifest is None else len(run.manifest)
+        if len(beat.versions) != known or len(beat.overwritten_tokens) != known:
+            detail = f"it speaks of {len(beat.versions)} fragments, the run has {known}"
             self.refuse(event, Reason.MANIFEST, detail)
             return False
         lie = self._impossible(member, beat.inner_step, beat.tokens) or self._overdrawn(member, beat)
@@ -184,7 +211,7 @@ class Membership:
             run.clock.forget(member.island_id)
         elif member.ready:
             run.clock.report(member.island_id, beat.inner_step, run.now_s, beat.step_time_s)
-        member.resolutions += [self.resolve(member, item) for item in beat.outstanding]
+        member.resolutions += [self.resolve(member, item) for item in beat.outstanding if run.owns(item.fragment_id)]
         return True
 
     def _impossible(self, member: Member, inner_step: int, tokens: int) -> str:
@@ -286,6 +313,8 @@ class Membership:
             fleet_ratio=self._fleet_ratio(member),
             share=share,
             taken_over=taken_over,
+            shard=run.config.shard,
+            shards=run.config.shards,
         )
         run.emit(Send(to=member.island_id, message=state))
 
@@ -305,7 +334,7 @@ class Membership:
 
     def _seed_wanted(self, member: Member) -> tuple[int, ...]:
         run = self._run
-        if run.phase is not Phase.SEEDING or self.seeder != (member.island_id, member.incarnation):
+        if run.phase is not Phase.SEEDING or run.seeder != (member.island_id, member.incarnation):
             return ()
         return tuple(p for p, f in run.fragments.items() if f.version < 0 and f.stage is Stage.IDLE)
 

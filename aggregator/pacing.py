@@ -8,7 +8,7 @@ set the pace, and a frozen one stops counting. Fragments start H / P steps apart
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 
@@ -93,17 +93,31 @@ class StepClock:
 
 
 class Pacer:
-    """Decides which fragment is due, keeping each near H inner steps between its rounds."""
+    """Decides which fragment is due, keeping each near H inner steps between its rounds.
 
-    def __init__(self, fragment_ids: Iterable[int], sync_interval_steps: int, clock: StepClock) -> None:
+    Args:
+        fragment_ids: All that move, in any shard: each has its place in the interval.
+        sync_interval_steps: H.
+        clock: Of the islands.
+        ours: Those that are decided on here; None: all.
+    """
+
+    def __init__(
+        self,
+        fragment_ids: Iterable[int],
+        sync_interval_steps: int,
+        clock: StepClock,
+        ours: Collection[int] | None = None,
+    ) -> None:
         self._clock = clock
         self._interval = sync_interval_steps
-        self._fragment_ids = tuple(fragment_ids)
-        self._spacing = sync_interval_steps / len(self._fragment_ids)
+        every = tuple(fragment_ids)
+        self._fragment_ids = every if ours is None else tuple(p for p in every if p in ours)
+        self._spacing = sync_interval_steps / max(1, len(every))
         # Step of each island at which the current interval of the fragment began.
         self._began: dict[int, dict[str, float]] = {p: {} for p in self._fragment_ids}
         # Fragment k is first due after (k + 1) * H / P steps: so much of an interval counts as done at the start.
-        self._head_start = {p: sync_interval_steps - (k + 1) * self._spacing for k, p in enumerate(self._fragment_ids)}
+        self._head_start = {p: sync_interval_steps - (k + 1) * self._spacing for k, p in enumerate(every)}
 
     @property
     def spacing_steps(self) -> float:

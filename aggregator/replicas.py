@@ -17,10 +17,10 @@ from broker.schema import Unfit
 from broker.tensors import decode_into, encode_tensor, fragment_digest
 
 
-def replica_of(commit: Commit, epoch: int, state: FragmentState) -> Replica:
-    """Returns a commit of shard 0 as a message; its buffers are views of the arrays."""
+def replica_of(commit: Commit, shard: int, epoch: int, state: FragmentState) -> Replica:
+    """Returns a commit of a shard as a message; its buffers are views of the arrays."""
     return Replica(
-        shard=0,
+        shard=shard,
         epoch=epoch,
         fragment_id=commit.fragment_id,
         fragment_version=commit.fragment_version,
@@ -63,9 +63,9 @@ def commit_of(replica: Replica) -> tuple[Commit, FragmentState]:
     return commit, FragmentState(params=params, momentum=momentum, version=commit.fragment_version)
 
 
-def run_message(record: Mapping[str, Any], epoch: int, serial: int) -> ReplicaRun:
-    """Returns the run record of shard 0 as a message."""
-    return ReplicaRun(shard=0, epoch=epoch, serial=serial, record=msgpack.packb(dict(record)))
+def run_message(record: Mapping[str, Any], shard: int, epoch: int, serial: int) -> ReplicaRun:
+    """Returns the run record of a shard as a message."""
+    return ReplicaRun(shard=shard, epoch=epoch, serial=serial, record=msgpack.packb(dict(record)))
 
 
 def record_of(message: ReplicaRun) -> dict[str, Any]:

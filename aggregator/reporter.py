@@ -43,6 +43,7 @@ class Reporter:
     Args:
         registry: Of the run.
         collect: Returns the state of the moment.
+        shard: Of this aggregator.
         holder: Names this process in the lease; empty where :mod:`aggregator.service` keeps the lease itself.
         clock: Monotonic seconds.
         interval_s: Between two writes, while nothing asks for an earlier one.
@@ -53,12 +54,14 @@ class Reporter:
         registry: Registry,
         *,
         collect: Callable[[], Snapshot],
+        shard: int,
         holder: str,
         clock: Callable[[], float],
         interval_s: float = 0.5,
     ) -> None:
         self._registry = registry
         self._collect = collect
+        self._shard = shard
         self._holder = holder
         self._clock = clock
         self._interval_s = interval_s
@@ -125,7 +128,7 @@ class Reporter:
     async def _lead(self, epoch: int) -> None:
         """Takes the lease, or renews it. Who holds it is a fact to report: routing goes by the epoch at the broker."""
         attempt = self._registry.renew_lease if self._leased else self._registry.acquire_lease
-        lease = await attempt(0, holder=self._holder, epoch=epoch)
+        lease = await attempt(self._shard, holder=self._holder, epoch=epoch)
         if not lease.granted and self._leased is not False:
             cure = "end the other aggregator; if this is a new run under an old name, give it another --run"
             log.warning("lease.held", holder=lease.holder, epoch=lease.epoch, our_epoch=epoch, cure=cure)

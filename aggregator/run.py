@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -26,7 +26,7 @@ from aggregator.records import manifest_from_rows, manifest_to_rows
 from aggregator.round import Admitted, Round
 from aggregator.shares import Shares
 from aggregator.ways import Ways
-from broker.fragments import FragmentManifest
+from broker.fragments import FragmentManifest, shard_of
 from broker.messages import Contribution, Merged, Phase, Reason
 from broker.trouble import Troubles
 
@@ -91,7 +91,7 @@ class Run:
         self.fragments: dict[int, Fragment] = {}
         self.members = Members(config.liveness)
         takeover_s = max(config.share_takeover_s, config.dead_after_s) if config.share_takeover_s else 0.0
-        self.shares = Shares(config.islands, takeover_s, now_s)
+        self.shares = Shares(config.islands, takeover_s, now_s, alone=config.shards == 1)
         self.ledger = Ledger({})
         self.ways = Ways()
         self.clock = StepClock(config.heartbeat_interval_s)
@@ -101,8 +101,15 @@ class Run:
         self.refusals: Counter[str] = Counter()
         self.quarantine = Quarantine(config.quarantine_s)
         self.seeding_id = 0  # of the present attempt at version 0, the round id of its commits
+        self.seeder: tuple[str, int] | None = None  # island and incarnation that is asked for it
+        self.began = False  # version 0 is whole, in every shard
         self.saved_serial = 0  # of the newest run record asked for
         self.durable_serial = 0  # of the newest one that is durable everywhere it must be
+        self.agreed_serial = 0  # of the newest one that every shard has, too
+        self.on_save: Callable[[], None] = lambda: None  # for who passes on what is in it
+        self.begins: dict[str, tuple[int, int]] = {}  # island -> the furthest step and tokens that other shards know
+        self.roster_at = (0, 0)  # epoch and serial of shard 0's roster that was taken over last
+        self.told_phase = Phase.SEEDING  # by shard 0, where that is another one
         self.troubles = Troubles()
         self._last_round_id = 0
         self._median_step_s = 0.0
@@ -126,12 +133,16 @@ class Run:
             "manifest": None if self.manifest is None else manifest_to_rows(self.manifest),
             "last_round_id": self._last_round_id,
             "ended": self.phase is Phase.ENDED,
+            "phase": str(self.decided),
+            "seeding": [self.seeding_id, *(self.seeder or ("", 0))],
+            "roster": list(self.roster_at),
             "quarantine": self.quarantine.record(self.now_s),
             **self.members.record(),
             "lives": self.ledger.counters(),
             "shares": self.shares.saving(self.saved_serial),
         }
         self.emit(SaveRun(serial=self.saved_serial, record=record))
+        self.on_save()
         return self.saved_serial
 
     def disk_failed(self, detail: str) -> None:
@@ -170,9 +181,22 @@ class Run:
     # --- what is ----------------------------------------------------------------------------------------------
 
     @property
+    def decided(self) -> Phase:
+        """The phase as it is to be on record: a run begins when it is."""
+        return Phase.RUNNING if self.began and self.phase is Phase.SEEDING else self.phase
+
+    def owns(self, fragment_id: int) -> bool:
+        """Whether a fragment is one of this shard's."""
+        return shard_of(fragment_id, self.config.shards) == self.config.shard
+
+    def of_ours(self, versions: Sequence[int]) -> tuple[int, ...]:
+        """Returns versions by fragment with -1 in place of those of other shards."""
+        return tuple(version if self.owns(p) else -1 for p, version in enumerate(versions))
+
+    @property
     def moving(self) -> tuple[int, ...]:
-        """Ids of the fragments that fall due."""
-        return self.manifest.moving if self.manifest is not None else ()
+        """Ids of the fragments that fall due here."""
+        return tuple(p for p in self.manifest.moving if self.owns(p)) if self.manifest is not None else ()
 
     @property
     def busy(self) -> frozenset[int]:
@@ -181,10 +205,14 @@ class Run:
 
     @property
     def versions(self) -> tuple[int, ...]:
-        """The newest published version per fragment, -1 for none: version 0 is published whole or not at all."""
-        if self.phase is Phase.SEEDING:
-            return tuple(-1 for _ in self.fragments)
-        return tuple(self.fragments[p].version for p in sorted(self.fragments))
+        """The newest published version per fragment, -1 for none: version 0 is published whole or not at all.
+
+        Fragments of other shards have none here.
+        """
+        if self.manifest is None:
+            return ()
+        seeding, ours = self.phase is Phase.SEEDING, self.fragments
+        return tuple(-1 if seeding or p not in ours else ours[p].version for p in range(len(self.manifest)))
 
     @property
     def median_step_s(self) -> float:
@@ -211,7 +239,7 @@ class Run:
         if self.manifest is None:
             return 0.0
         squares = sum(f.norms.seed_norm**2 for f in self.fragments.values())
-        share = self.manifest.sizes[fragment_id] / sum(self.manifest.sizes)
+        share = self.manifest.sizes[fragment_id] / sum(self.manifest.sizes[p] for p in self.fragments)
         return max(self.fragments[fragment_id].norms.seed_norm, math.sqrt(share * squares))
 
     def waiting_bytes(self) -> int:
@@ -247,9 +275,9 @@ class Run:
     def adopt_manifest(self, manifest: FragmentManifest) -> None:
         """Fixes the fragments of the run."""
         self.manifest = manifest
-        self.fragments = {p: Fragment() for p in range(len(manifest))}
-        self.ledger = Ledger({p: manifest.sizes[p] for p in manifest.moving})
-        self.pacer = Pacer(manifest.moving, self.config.sync_interval, self.clock)
+        self.fragments = {p: Fragment() for p in range(len(manifest)) if self.owns(p)}
+        self.ledger = Ledger({p: manifest.sizes[p] for p in self.moving})
+        self.pacer = Pacer(manifest.moving, self.config.sync_interval, self.clock, frozenset(self.moving))
         self.emit(Manifested(manifest=manifest))
 
     def restore(self, record: Mapping[str, Any], commits: Mapping[int, Commit]) -> None:
@@ -261,10 +289,16 @@ class Run:
         self._last_round_id = last_round_id + ROUND_IDS_PER_LIFE
         slices = {p: commit.ledger.get("data", {}) for p, commit in commits.items()}
         self.shares.restore(record.get("shares", {}), slices)
+        at_epoch, at_serial = record.get("roster", (0, 0))
+        self.roster_at = at_epoch, at_serial
         if record["manifest"] is None:
             return
         self.adopt_manifest(manifest_from_rows(record["manifest"]))
-        if set(commits) == set(self.fragments) and _whole(commits):
+        alone = self.config.shards == 1  # else shard 0 has written down when it was whole
+        self.began = _whole(commits) if alone else Phase(record["phase"]) is not Phase.SEEDING
+        if self.config.shard and not self.began:
+            self._restore_seeds(record, commits)
+        elif set(commits) == set(self.fragments) and self.began:
             for p, commit in commits.items():
                 fragment = self.fragments[p]
                 fragment.version, fragment.digest = commit.fragment_version, commit.digest
@@ -279,10 +313,19 @@ class Run:
             if record.get("ended") and target and self.ledger.trained_tokens() >= target:
                 self.phase = Phase.ENDED  # which an operator takes back with a higher target
         for member in self.members:
-            if not self.ledger.knows(member.island_id, member.incarnation):
+            if member.begun and not self.ledger.knows(member.island_id, member.incarnation):
                 self.ledger.begin(member.island_id, member.incarnation, *member.start)
             if member.left:
                 self.ledger.end(member.island_id)
+
+    def _restore_seeds(self, record: Mapping[str, Any], commits: Mapping[int, Commit]) -> None:
+        """What is durable of the attempt at version 0 that shard 0 had decided on last: it may count on that."""
+        self.seeding_id, island_id, incarnation = record["seeding"]
+        self.seeder = (island_id, incarnation) if island_id else None
+        for p, commit in commits.items():
+            if commit.round_id == self.seeding_id:
+                fragment = self.fragments[p]
+                fragment.version, fragment.digest = commit.fragment_version, commit.digest
 
 
 def _whole(commits: Mapping[int, Commit]) -> bool:

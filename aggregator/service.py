@@ -142,9 +142,9 @@ async def serve(
 class _Term:
     """The right to lead under one epoch, with the lease that says so."""
 
-    def __init__(self, name: str, epoch: int, registry: Registry) -> None:
+    def __init__(self, name: str, epoch: int, registry: Registry, shard: int) -> None:
         self.name, self.epoch = name, epoch
-        self.lease = LeaseKey(registry, 0)
+        self.lease = LeaseKey(registry, shard)
         self._registry = registry
 
     async def __aenter__(self) -> Self:
@@ -159,7 +159,7 @@ async def _follow(
 ) -> _Term | None:
     """Stands by until this process may lead; None if it was stopped, or the run has ended."""
     registry = Registry(config.redis_url or DEFAULT_REDIS_URL, config.run_id)
-    follower = Follower(config, context, store, loaded, LeaseKey(registry, 0))
+    follower = Follower(config, context, store, loaded, LeaseKey(registry, config.shard))
     log.info("aggregator.stands_by", run=config.run_id, broker=config.broker, name=store.name, redis=registry.address)
     epoch = None
     try:
@@ -167,7 +167,7 @@ async def _follow(
     finally:
         if epoch is None:
             await registry.aclose()
-    return None if epoch is None else _Term(store.name, epoch, registry)
+    return None if epoch is None else _Term(store.name, epoch, registry, config.shard)
 
 
 async def _lead(
@@ -308,6 +308,7 @@ class _Service:
         self._reporter = Reporter(
             registry,
             collect=self._snapshot,
+            shard=config.shard,
             holder="" if term is not None else f"{socket.gethostname()}:{os.getpid()}",
             clock=self._clock,
         )
@@ -473,7 +474,7 @@ class _Service:
                         self._wire.replicate(to, self._ways.get(to), commit, epoch, state)
                 case ReplicateRun(to=to, serial=serial):
                     if self._record is not None and self._record.serial >= serial:
-                        message = run_message(self._record.record, epoch, self._record.serial)
+                        message = run_message(self._record.record, self._config.shard, epoch, self._record.serial)
                         self._wire.replicate_run(to, self._ways.get(to), message)
                 case Renew(in_sync=in_sync):
                     self._spawn(self._renew(self._term, in_sync))

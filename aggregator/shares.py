@@ -18,10 +18,12 @@ loses the batches between, as it loses an island's last steps when that dies.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from broker import messages
 from broker.messages import DataRange, Reason, Share
 from broker.ranges import IntervalSet
 
@@ -64,14 +66,22 @@ class Moved:
 class Shares:
     """Every share of a run: its owner, and what was merged of it.
 
+    With several aggregator shards a share changes hands in two steps (:mod:`aggregator.roster`): first it is nobody's,
+    and when every shard knows that and has said how far it was trained, it is the new owner's.
+
     Args:
         count: Shares of one pass over the data.
         takeover_s: Absence after which an island's share goes to another; 0: never.
         now_s: Monotonic seconds.
+        alone: Whether there is one aggregator shard.
     """
 
-    def __init__(self, count: int, takeover_s: float, now_s: float) -> None:
+    def __init__(self, count: int, takeover_s: float, now_s: float, *, alone: bool = True) -> None:
         self._count = count
+        self._alone = alone
+        self._free_at: dict[int, int] = {}  # share of nobody -> serial of the record that says so first
+        self._agreed_serial = 0
+        self._elsewhere: dict[int, int] = {}  # share -> furthest batch on the fragments of other shards
         self._takeover_s = takeover_s
         self._began_s = now_s
         self._tenures: dict[int, Tenure] = {}
@@ -86,8 +96,14 @@ class Shares:
         """A new life of an island begins with its home; what an earlier life had besides goes to nobody for now."""
         for share, tenure in self._tenures.items():
             if tenure.owner == island_id and share != home:
-                self._tenures[share] = Tenure("", tenure.share_epoch + 1, self.reached(share))
+                self._take(share)
         self._move(home, island_id)
+
+    def leave(self, island_id: str, home: int) -> None:
+        """The first step of joining where there are several shards: what the island has, and its home, are nobody's."""
+        for share, tenure in self._tenures.items():
+            if tenure.owner and (tenure.owner == island_id or share == home):
+                self._take(share)
 
     def settle(self, present: Sequence[Presence], now_s: float) -> list[Moved]:
         """Hands shares back to islands that have returned, and those of absent ones to others; says what moved."""
@@ -97,6 +113,8 @@ class Shares:
         able = [p for p in present if p.able]
         for share in range(self._count):
             tenure = self._tenures.get(share, Tenure("", 0, 0))
+            if share in self._tenures and not tenure.owner and not self._free(share):
+                continue  # on its way: not every shard knows yet that it is nobody's
             home, owner = at_home.get(share), by_id.get(tenure.owner)
             if home is not None and home.able:
                 if tenure.owner != home.island_id:
@@ -114,12 +132,34 @@ class Shares:
     def saving(self, serial: int) -> dict[str, list[Any]]:
         """Returns what belongs into the run record of that serial, as plain data."""
         self._saving.append((serial, dict(self._tenures)))
+        nobodys = self.nobodys()
+        self._free_at = {n: self._free_at.get(n, serial) for n in nobodys}
         return {str(n): [t.owner, t.share_epoch, t.cursor] for n, t in sorted(self._tenures.items())}
 
     def saved(self, serial: int) -> None:
-        """The run record of that serial is durable: what it says may be told."""
+        """The run record of that serial is durable, in every shard: what it says may be told."""
+        self._agreed_serial = serial
         while self._saving and self._saving[0][0] <= serial:
             _, self._durable = self._saving.pop(0)
+
+    def nobodys(self) -> list[int]:
+        """Shares that belong to nobody now."""
+        return sorted(n for n, tenure in self._tenures.items() if not tenure.owner)
+
+    def reached_elsewhere(self, share: int, batch: int) -> None:
+        """Another shard has merged, or holds, a share of nobody up to this batch."""
+        self._elsewhere[share] = max(batch, self._elsewhere.get(share, 0))
+
+    def tenures(self) -> tuple[messages.Tenure, ...]:
+        """Returns who has what for other shards."""
+        return tuple(
+            messages.Tenure(share=n, owner=t.owner, share_epoch=t.share_epoch, cursor=t.cursor)
+            for n, t in sorted(self._tenures.items())
+        )
+
+    def adopt(self, tenures: Iterable[messages.Tenure]) -> None:
+        """Takes over who has what from shard 0."""
+        self._tenures = {t.share: Tenure(t.owner, t.share_epoch, t.cursor) for t in tenures}
 
     # --- telling ----------------------------------------------------------------------------------------------
 
@@ -223,9 +263,20 @@ class Shares:
 
     def _move(self, share: int, to: str) -> Tenure:
         known = self._tenures.get(share)
+        if known is not None and not self._free(share):
+            return self._take(share)
         epoch = 0 if known is None else known.share_epoch + 1
-        self._tenures[share] = Tenure(to, epoch, self.reached(share))
+        cursor = max(self.reached(share), self._elsewhere.get(share, 0))
+        self._tenures[share] = Tenure(to, epoch, cursor)
         return self._tenures[share]
+
+    def _take(self, share: int) -> Tenure:
+        tenure = self._tenures[share] = Tenure("", self._tenures[share].share_epoch + 1, self.reached(share))
+        return tenure
+
+    def _free(self, share: int) -> bool:
+        """Whether a share may be given: what its last owner trained is known in every shard."""
+        return self._alone or self._free_at.get(share, math.inf) <= self._agreed_serial
 
     def _away(self, away_s: float) -> bool:
         return bool(self._takeover_s) and away_s >= self._takeover_s

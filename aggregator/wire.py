@@ -192,6 +192,7 @@ class Wire:
 
         def encoded() -> Version:
             return Version(
+                shard=self._config.shard,
                 epoch=epoch,
                 fragment_id=action.fragment_id,
                 fragment_version=action.fragment_version,
@@ -210,7 +211,9 @@ class Wire:
 
     def replicate(self, name: str, by: int | None, commit: Commit, epoch: int, state: FragmentState) -> None:
         """Queues a commit for a standby; of one fragment whose turn has not come, only the newest is sent."""
-        outgoing = Outgoing(standing_by(name), lambda: self._in_thread(partial(replica_of, commit, epoch, state)))
+        outgoing = Outgoing(
+            standing_by(name), lambda: self._in_thread(partial(replica_of, commit, self._config.shard, epoch, state))
+        )
         for link in self._by(by):
             link.replicate((name, commit.fragment_id), outgoing)
 

@@ -84,11 +84,6 @@ class Directory:
         """Whether a new name finds no place."""
         return len(self.peers) >= self._max_peers
 
-    @property
-    def highest_epoch(self) -> int:
-        """The highest epoch seen of any shard, 0 for none."""
-        return max((leader.epoch for leader in self.leaders.values()), default=0)
-
     def name_of(self, channel: Channel, route: bytes) -> str | None:
         """Who spoke last over a connection."""
         return self._names.get((channel, route))

@@ -115,3 +115,8 @@ def partition(tensors: tuple[TensorSpec, ...], num_fragments: int) -> FragmentMa
         filled[smallest] += tensor.size
     fragments = [tuple(b) for b in bins] + [(t,) for t in alone] + ([tuple(frozen)] if frozen else [])
     return FragmentManifest(tuple(fragments))
+
+
+def shard_of(fragment_id: int, shards: int) -> int:
+    """Which aggregator shard of ``shards`` owns a fragment: they take turns, so each has its part of every size."""
+    return fragment_id % shards

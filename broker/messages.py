@@ -244,6 +244,49 @@ class Stored:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Enrolled:
+    """An island in shard 0's books: its present life, and where that began, once ``begun`` says that this is known."""
+
+    island_id: str
+    index: int
+    hint: str
+    incarnation: int
+    nonce: str
+    tokens_per_step: int
+    left: bool
+    begun: bool
+    start_step: int
+    start_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tenure:
+    """A share in one island's hands, from batch ``cursor`` on; empty ``owner``: in nobody's."""
+
+    share: int
+    owner: str
+    share_epoch: int
+    cursor: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Begin:
+    """The furthest step of an island that one shard knows, and the token counter there."""
+
+    island_id: str
+    step: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reached:
+    """The furthest batch of a share that one shard has merged, or holds: one past it."""
+
+    share: int
+    batch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Merged:
     """One contribution in a version: who, which steps, and with what weight."""
 
@@ -449,18 +492,22 @@ class Welcome:
 class FleetState:
     """All that an island must know, in one message: the reply to a heartbeat, and pushed when a round opens.
 
+    With several shards each sends its own: it speaks of its fragments (:func:`broker.fragments.shard_of`), and of all
+    else only shard 0 is believed.
+
     Attributes:
-        epoch: Of the leader; lower ones are ignored.
+        epoch: Of the leader of this shard; lower ones are ignored.
         phase: Where the run stands.
         rounds: Open rounds in which this island owes an answer.
         due_soon: Fragments whose rounds open within about one step of this island: copy them at each boundary.
-        versions: The newest published version per fragment, -1 for none.
+        versions: The newest published version per fragment, -1 for none and for those of other shards.
         resolutions: One for each outstanding contribution that the heartbeat named, or that was just resolved.
         seed: Fragments of version 0 that this island is asked to supply.
         trained_tokens: Tokens trained by the fleet as last reported.
         fleet_ratio: Tokens the fleet trains while this island trains one.
         share: This island's own part of the data.
         taken_over: Parts of islands that are away; whatever is not listed any more is theirs again.
+        shard: Whose fragments this is about, of ``shards``.
     """
 
     channel: ClassVar[Channel] = Channel.CONTROL
@@ -476,6 +523,8 @@ class FleetState:
     fleet_ratio: float
     share: Share
     taken_over: tuple[Share, ...] = ()
+    shard: int = 0
+    shards: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -508,6 +557,7 @@ class Version:
     fragment_version: int
     digest: str
     contributions: tuple[Merged, ...]
+    shard: int = 0
     payload: Payload
 
 
@@ -528,13 +578,17 @@ class Refused:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attach:
-    """The aggregator's heartbeat to the broker, on the control channel: it owns these fragments, under this epoch."""
+    """The aggregator's heartbeat to the broker, on the control channel: it leads this shard, under this epoch.
+
+    ``versions`` are the newest published ones per fragment, -1 for none and for fragments of other shards.
+    """
 
     channel: ClassVar[Channel] = Channel.CONTROL
     role: ClassVar[Role] = Role.AGGREGATOR
     shard: int
     epoch: int
-    versions: tuple[int, ...]  # newest published per fragment, -1 for none
+    versions: tuple[int, ...]
+    shards: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -554,6 +608,68 @@ class Attached:
     channel: ClassVar[Channel] = Channel.CONTROL
     role: ClassVar[Role] = Role.BROKER
     versions: tuple[int, ...]
+
+
+# --- shard 0 <-> the other shards -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Roster:
+    """What shard 0 has decided for all: the phase, who seeds, the islands with their lives, and the data shares.
+
+    Repeated until :class:`Rostered` says that it is durable there; see :mod:`aggregator.roster`.
+
+    Attributes:
+        to_shard: Whom it is for.
+        epoch: Of the leader of shard 0.
+        serial: Of its run record that says so; grows under one epoch.
+        phase: Of the run.
+        seeding_id: Of the present attempt at version 0; 0: of none yet.
+        seeder: The island that is asked for it, empty for none.
+        seeder_incarnation: Its life.
+        fragments: The run's manifest; empty before the first island joins.
+        members: Every island that ever joined.
+        tenures: Every share that was ever given to anybody.
+    """
+
+    channel: ClassVar[Channel] = Channel.CONTROL
+    role: ClassVar[Role] = Role.AGGREGATOR
+    to_shard: int
+    epoch: int
+    serial: int
+    phase: Phase
+    seeding_id: int
+    seeder: str
+    seeder_incarnation: int
+    fragments: tuple[tuple[TensorSpec, ...], ...]
+    members: tuple[Enrolled, ...]
+    tenures: tuple[Tenure, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rostered:
+    """Another shard's heartbeat to shard 0: which roster is durable there, and what shard 0 must know to decide.
+
+    Attributes:
+        shard: Who says it.
+        epoch: Of its leader.
+        roster_epoch: With ``roster_serial``: of the newest roster that is durable there; 0: of none in this life.
+        seeding_id: Of the attempt at version 0 that is durable there whole; 0: none is.
+        flushed: Its flush is done, as far as it can be.
+        begins: Where islands go on whose new life has not begun.
+        reached: How far shares that belong to nobody were trained.
+    """
+
+    channel: ClassVar[Channel] = Channel.CONTROL
+    role: ClassVar[Role] = Role.AGGREGATOR
+    shard: int
+    epoch: int
+    roster_epoch: int
+    roster_serial: int
+    seeding_id: int
+    flushed: bool
+    begins: tuple[Begin, ...]
+    reached: tuple[Reached, ...]
 
 
 # --- leader <-> standby ---------------------------------------------------------------------------------------
@@ -660,6 +776,8 @@ Message = (
     | Attach
     | AttachBulk
     | Attached
+    | Roster
+    | Rostered
     | Follow
     | FollowBulk
     | Following

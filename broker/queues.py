@@ -7,7 +7,7 @@ in bytes, because a broker that runs out of memory takes the whole run's traffic
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from broker.messages import Contribution, Envelope, Seed, Stored, Version
@@ -60,12 +60,12 @@ class VersionShelf:
             for p in range(num_fragments)
         )
 
-    def stored(self, fragments: Collection[int]) -> tuple[Stored, ...]:
-        """What is held of these fragments, by name and bytes."""
+    def stored(self, among: Callable[[int], bool]) -> tuple[Stored, ...]:
+        """What is held of some fragments, by name and bytes."""
         return tuple(
             Stored(fragment_id=p, fragment_version=held.version.fragment_version, digest=held.version.digest)
             for p, held in sorted(self._held.items())
-            if p in fragments
+            if among(p)
         )
 
     def choose(self, versions: tuple[int, ...], served: dict[int, int]) -> HeldVersion | None:

@@ -15,8 +15,9 @@ the key belongs to, and an island joins under no other name. Without keys a send
 
 *Ways.* Every kind has one way; the sender chooses nothing but the island that it addresses::
 
-    Join Heartbeat Nothing Leave
-    AskDonor                       island -> aggregator of shard 0      control   repeated; dropped if nobody takes it
+    Join AskDonor                  island -> aggregator of shard 0      control   repeated; dropped if nobody takes it
+    Heartbeat Leave                island -> aggregator of each shard   control   likewise
+    Nothing                        island -> the fragment's shard       control   likewise
     Seed Contribution              island -> the fragment's shard       bulk      queued in bytes; beyond that refused
     Want                           island -> here: credit for one       bulk
     FetchState StatePart           island -> the island in ``to``      both      asked for again; dropped if it is gone
@@ -24,6 +25,7 @@ the key belongs to, and an island joins under no other name. Without keys a send
     Attach AttachBulk              aggregator -> here: who leads        both
     Welcome FleetState Donor
     Refused                        aggregator -> the island in ``to``   control   repeated; dropped if nobody takes it
+    Roster Rostered                shard 0 -> another shard, and back   control   likewise
     Follow FollowBulk              standby -> here and the leader       both      repeated
     Replica ReplicaRun             leader -> the standby in ``to``      bulk      repeated; dropped if nobody takes it
 
@@ -43,6 +45,7 @@ from broker import messages as m
 from broker.bindings import Bindings
 from broker.codec import kind_of
 from broker.directory import JOINING, MAX_SHARDS, STANDBY, UNKNOWN, Directory, Leader, Peer
+from broker.fragments import shard_of
 from broker.identity import AllowList
 from broker.messages import AGGREGATOR, BROKER, Channel, Envelope, Reason, Role
 from broker.queues import ContributionQueue, Queued, VersionShelf
@@ -100,7 +103,7 @@ class Relay:
         self.counters = RelayCounters()
         self._who = Directory(max_peers=config.max_peers)
         self._bindings = Bindings()
-        self._owner: dict[int, int] = {}  # fragment -> shard, filled by Attach
+        self._shards = 1  # how many there are, as the last Attach said
         self._shelf = VersionShelf()
         self._queue = ContributionQueue(per_sender_bytes=config.peer_queue_bytes, total_bytes=config.total_queue_bytes)
         self._blocked_peers: dict[str, None] = {}  # a set in order: whose bulk connection takes nothing now
@@ -246,23 +249,36 @@ class Relay:
                 peer.want, peer.credit = versions, True
                 self._serve(peer)
             case m.Contribution(fragment_id=p) | m.Seed(fragment_id=p):
-                # An unknown fragment goes to shard 0, which has the manifest and refuses it for good.
-                return self._contribute(self._owner.get(p, 0), Queued(envelope=envelope, size_bytes=event.size_bytes))
+                # One that does not exist is refused for good by whose it would be, and who knows the manifest.
+                shard = shard_of(p, self._shards)
+                return self._contribute(shard, Queued(envelope=envelope, size_bytes=event.size_bytes))
             case m.FetchState() | m.StatePart():
                 route = self._who.route_to(envelope.to, event.channel)
                 if route is None:
                     self.counters.dropped["no_such_peer"] += 1
                 else:
                     self._send(event.channel, route, envelope, event.size_bytes)
-            case message:
-                if isinstance(message, m.Heartbeat | m.Leave):
-                    self._actions.append(Observe(envelope=envelope))
-                leader = self._who.leading(0)  # shard 0 keeps membership
-                to = leader.routes.get(Channel.CONTROL) if leader is not None else None
-                self._send_control(to, envelope, event.size_bytes, missing="no_leader")
-                if isinstance(message, m.Heartbeat | m.Join):
-                    self._answer_for_nobody(event, peer, now_s, led=to is not None)
+            case m.Nothing(fragment_id=p):
+                self._to_shard(shard_of(p, self._shards), event)
+            case m.Heartbeat() | m.Leave():
+                self._actions.append(Observe(envelope=envelope))
+                led = self._to_shard(0, event)
+                for shard in range(1, self._shards):
+                    self._to_shard(shard, event)
+                if isinstance(envelope.message, m.Heartbeat):
+                    self._answer_for_nobody(event, peer, now_s, led=led)
+            case m.Join():
+                self._answer_for_nobody(event, peer, now_s, led=self._to_shard(0, event))  # which keeps membership
+            case _:
+                self._to_shard(0, event)
         return None
+
+    def _to_shard(self, shard: int, event: Received) -> bool:
+        """Passes a small message on to the aggregator of a shard; says whether there is one."""
+        leader = self._who.leading(shard)
+        route = leader.routes.get(Channel.CONTROL) if leader is not None else None
+        self._send_control(route, event.envelope, event.size_bytes, missing="no_leader")
+        return route is not None
 
     def _answer_for_nobody(self, event: Received, peer: Peer, now_s: float, *, led: bool) -> None:
         """Tells an island that no aggregator answers that the broker lives (:mod:`islands.brokers`)."""
@@ -279,7 +295,8 @@ class Relay:
     def _from_aggregator(self, event: Received, now_s: float) -> Refusal:
         envelope, message = event.envelope, event.envelope.message
         leader = self._who.leader_behind(event.channel, event.peer)
-        highest = leader.epoch if leader is not None else self._who.highest_epoch
+        of = leader or self._who.leaders.get(getattr(message, "shard", 0))
+        highest = of.epoch if of is not None else 0
         epoch = getattr(message, "epoch", highest)  # a refusal carries none
         if epoch < highest:
             return Reason.FENCED, f"epoch {epoch} has ended, {highest} leads"
@@ -288,6 +305,8 @@ class Relay:
                 Reason.NOT_LEADER,
                 f"nobody is attached over this connection: attach on the {event.channel} port first",
             )
+        if leader.shard != getattr(message, "shard", leader.shard):
+            return Reason.WRONG_ROLE, f"shard {leader.shard} speaks for itself alone"
         leader.heard_s = now_s
         self._note_sequence(leader, event)
         match message:
@@ -297,6 +316,12 @@ class Relay:
                         self._serve(peer)
                 else:
                     self.counters.dropped["old_version"] += 1
+                return None
+            case m.Roster(to_shard=shard):
+                self._to_shard(shard, event)
+                return None
+            case m.Rostered():
+                self._to_shard(0, event)
                 return None
             case m.Welcome(island_id=island_id, incarnation=incarnation):
                 known = self._who.peers.get(island_id)
@@ -332,11 +357,10 @@ class Relay:
         following = m.Following(
             epoch=known.epoch if known is not None else 0,
             leader_heard_ago_s=now_s - leader.heard_s if leader is not None else None,
-            stored=self._shelf.stored({p for p, of in self._owner.items() if of == shard}),
+            stored=self._shelf.stored(lambda p: shard_of(p, self._shards) == shard),
         )
         self._reply(event.channel, event.peer, name, following)
-        route = leader.routes.get(Channel.CONTROL) if leader is not None else None
-        self._send_control(route, event.envelope, event.size_bytes, missing="no_leader")
+        self._to_shard(shard, event)
         return None
 
     # --- towards aggregators ---
@@ -345,6 +369,8 @@ class Relay:
         shard, epoch = message.shard, message.epoch
         if shard >= MAX_SHARDS:
             return Reason.IMPLAUSIBLE, f"shard is {shard}, must be below {MAX_SHARDS}"
+        if isinstance(message, m.Attach) and not shard < message.shards <= MAX_SHARDS:
+            return Reason.IMPLAUSIBLE, f"shards is {message.shards}, must be above {shard} and at most {MAX_SHARDS}"
         leader = self._who.leaders.get(shard)
         if leader is not None and epoch < leader.epoch:
             return Reason.FENCED, f"epoch {epoch} of shard {shard} has ended, {leader.epoch} leads"
@@ -358,7 +384,7 @@ class Relay:
         self._note_sequence(leader, event)
         match message:
             case m.Attach(versions=versions):
-                self._owner.update(dict.fromkeys(range(len(versions)), shard))
+                self._shards = message.shards
                 held = m.Attached(versions=self._shelf.versions(len(versions)))
                 self._reply(event.channel, event.peer, AGGREGATOR, held)
             case m.AttachBulk():
@@ -443,7 +469,7 @@ class Relay:
                 peer.served.pop(p, None)  # it still comes first
                 self._blocked_peers[peer.name] = None
             case m.Contribution(fragment_id=p) | m.Seed(fragment_id=p):
-                shard = self._owner.get(p, 0)
+                shard = shard_of(p, self._shards)
                 self._queue.put_back(shard, Queued(envelope=event.envelope, size_bytes=event.size_bytes))
                 self._blocked_shards[shard] = None
             case _:
@@ -457,7 +483,7 @@ class Relay:
         match event.envelope.message:
             case m.Contribution(fragment_id=p) | m.Seed(fragment_id=p):
                 item = Queued(envelope=event.envelope, size_bytes=event.size_bytes)
-                self._queue.put_back(self._owner.get(p, 0), item)
+                self._queue.put_back(shard_of(p, self._shards), item)
             case _:
                 self.counters.dropped["unreachable"] += 1
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from typing import Any, assert_never
 
-from broker.fragments import FragmentManifest, TensorSpec
+from broker.fragments import FragmentManifest, TensorSpec, shard_of
 from broker.hearing import Hearing
 from broker.messages import (
     AGGREGATOR,
@@ -140,7 +140,7 @@ class Island:
         self._due_soon: frozenset[int] = frozenset()
         self._stopped = False
         self._clean_from: int | None = 0  # parameters are finite from this step on; None while they are replaced
-        self._news = (0, -1)  # epoch and sequence of the newest FleetState
+        self._news: dict[int, tuple[int, int]] = {}  # shard -> epoch and sequence of its newest FleetState
         self.heard_at_s: float | None = None
         self._fenced_since_s: float | None = None
         self._progress = (0, 0, 1.0)  # trained_tokens, own tokens then, fleet_ratio
@@ -244,8 +244,8 @@ class Island:
                 self._welcome(message, now_s, actions)
             case FleetState():
                 news = (message.epoch, event.envelope.sequence)
-                if self.joined and news > self._news:
-                    self._news = news
+                if self.joined and news > self._news.get(message.shard, (0, -1)):
+                    self._news[message.shard] = news
                     self.heard_at_s = now_s
                     self._fenced_since_s = None
                     self._fleet_state(message, now_s, actions)
@@ -281,7 +281,7 @@ class Island:
         self.island_id, self.incarnation = welcome.island_id, welcome.incarnation
         self.settings, self.shares = welcome.settings, (welcome.share, *welcome.taken_over)
         self._choice.welcomed(welcome.settings.heartbeat_interval_s)
-        self._news = (welcome.epoch, -1)
+        self._news = {0: (welcome.epoch, -1)}
         if not again:
             self.manifest = FragmentManifest(welcome.fragments)
             self._hearing.expect(4 * max(self.manifest.sizes, default=0))
@@ -306,18 +306,22 @@ class Island:
         self._send_want(now_s, actions)
 
     def _fleet_state(self, state: FleetState, now_s: float, actions: list[Action]) -> None:
-        self.phase, self.published = state.phase, state.versions
-        shares = (state.share, *state.taken_over)
-        self.shares = shares if shares != self.shares else self.shares
-        self._progress = (state.trained_tokens, self.at.tokens, state.fleet_ratio)
-        if state.phase in (Phase.FLUSHING, Phase.ENDED):
-            self.done = True
-        self._due_soon = frozenset(p for p in state.due_soon if p in self.fragments)
+        theirs = [p for p in self.fragments if shard_of(p, state.shards) == state.shard]
+        if state.shard == 0:  # which decides for all
+            self.phase = state.phase
+            shares = (state.share, *state.taken_over)
+            self.shares = shares if shares != self.shares else self.shares
+            self._progress = (state.trained_tokens, self.at.tokens, state.fleet_ratio)
+            if state.phase in (Phase.FLUSHING, Phase.ENDED):
+                self.done = True
+        newest = dict(enumerate(state.versions))
+        self.published = tuple(newest.get(p, -1) if p in theirs else v for p, v in enumerate(self.published))
+        self._due_soon = self._due_soon.difference(theirs).union(p for p in state.due_soon if p in theirs)
         for resolution in state.resolutions:
             self._resolve(resolution, now_s, actions)
         open_rounds = {r.fragment_id: r.round_id for r in state.rounds}
-        for p, fragment in self.fragments.items():
-            round_id = open_rounds.get(p)
+        for p in theirs:
+            fragment, round_id = self.fragments[p], open_rounds.get(p)
             if round_id is None or round_id < fragment.answered:
                 fragment.asked = None
             elif round_id > fragment.answered:

@@ -64,11 +64,11 @@ class Trouble:
 
 
 class SimLease:
-    """Redis, as far as leading goes."""
+    """Redis, as far as leading one shard goes."""
 
-    def __init__(self, simulation: Simulation) -> None:
+    def __init__(self, simulation: Simulation, shard: int) -> None:
         self._simulation = simulation
-        self._rng = random.Random(f"{simulation.plan.seed}/redis")
+        self._rng = random.Random(f"{simulation.plan.seed}/redis" + (f"/{shard}" if shard else ""))
         self.held = LeaseView()
         self._renewed_at_s = 0.0
         self._history: list[tuple[float, LeaseView, float]] = []
@@ -146,16 +146,27 @@ class Station:
     """One aggregator: what is on its disk, and the process that runs there now.
 
     Attributes:
+        number: Among all stations.
+        config: Says of which shard it is.
+        yields: Whether it lets another one of its shard begin.
         name: Of its store.
         process: None while it is down.
     """
 
-    def __init__(self, simulation: Simulation, place: int, disk: Disk) -> None:
-        self.simulation, self.place, self.disk = simulation, place, disk
-        self.name = "aggregator" if place == 0 else f"standby-{place}"
+    def __init__(self, simulation: Simulation, number: int, disk: Disk) -> None:
+        self.simulation, self.number, self.disk = simulation, number, disk
+        shard, place = divmod(number, 1 + simulation.plan.standbys)
+        self.config = replace(simulation.plan.config, shard=shard)
+        self.yields = place > 0
+        self.name = (f"standby-{place}" if place else "aggregator") + (f"-of-{shard}" if shard else "")
         self.process: SimAggregator | SimCandidate | None = None
         self.frozen_until_s = 0.0
         self.lives = 0
+
+    @property
+    def lease(self) -> SimLease:
+        """Of its shard."""
+        return self.simulation.leases[self.config.shard]
 
     def start(self) -> None:
         """Starts a process: one that stands by, where there are others."""
@@ -171,7 +182,7 @@ class Station:
         if epoch is not None:
             self.simulation.invariants.leading(self, epoch)
         leader = SimAggregator(self.simulation, self, self.lives, epoch)
-        self.simulation.aggregator = leader
+        self.simulation.leaders[self.config.shard] = leader
         self._run(leader)
         leader.start()
 
@@ -219,9 +230,9 @@ class SimCandidate:
         )
         self.core = Candidate(
             name=station.name,
-            shard=0,
+            shard=station.config.shard,
             lease_s=simulation.plan.config.lease_s,
-            yields=station.place > 0,
+            yields=station.yields,
             holding=holding,
             now_s=simulation.queue.now_s,
         )
@@ -241,11 +252,11 @@ class SimCandidate:
                     self.send(follow)
                     self.send(m.FollowBulk(shard=follow.shard))
                 case cand.Poll():
-                    lease = self.simulation.lease
+                    lease = self.station.lease
                     self.ask(lease.read, lambda seen: cand.Polled(lease=seen))
                 case cand.Take(expected_epoch=expected_epoch, epoch=epoch, store_epoch=store_epoch):
                     config = self.simulation.plan.config
-                    take = self.simulation.lease.take
+                    take = self.station.lease.take
                     operation = partial(take, self.station.name, expected_epoch, epoch, store_epoch, config.lease_s)
                     self.ask(operation, lambda granted: cand.Taken(granted=granted))
                 case cand.Keep(message=message):
@@ -262,7 +273,7 @@ class SimCandidate:
     def ask(self, operation: Callable[[], Any], answer: Callable[[Any], cand.CandidateEvent]) -> None:
         """Asks Redis; whatever comes of it is an event."""
         silent = partial(self.handle, cand.Unpolled(detail="no answer"))
-        self.simulation.lease.call(self.station.place, operation, lambda got: self.handle(answer(got)), silent)
+        self.station.lease.call(self.station.number, operation, lambda got: self.handle(answer(got)), silent)
 
     def keep(self, message: m.Replica | m.ReplicaRun) -> None:
         """A commit or a run record reaches the disk, or does not."""

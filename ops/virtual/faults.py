@@ -103,6 +103,30 @@ def standing_by(plan: SimulationPlan) -> SimulationPlan:
     return replace(plan, config=config, standbys=standbys, troubles=troubles)
 
 
+def sharded(plan: SimulationPlan) -> SimulationPlan:
+    """Returns the plan with two or three aggregator shards, and crashes and freezes of each of their processes."""
+    rng = random.Random(f"shards {plan.seed}")
+    shards = rng.randint(2, 3)
+    fragments = max(plan.config.fragments, shards)
+    stations = shards * (1 + plan.standbys)
+    troubles = tuple(
+        StationOrRedisTrouble(
+            kind=rng.choice([StationTrouble.CRASH, StationTrouble.CRASH, StationTrouble.FREEZE]),
+            station=rng.randrange(stations),
+            at_s=rng.uniform(0.0, 0.8 * plan.calm_after_s),
+            for_s=min(rng.choice([0.2, 1.0, 2.5, 6.0]), 0.2 * plan.calm_after_s),
+        )
+        for _ in range(rng.randint(0, 5))
+    )
+    config = replace(
+        plan.config,
+        shards=shards,
+        fragments=fragments,
+        sync_interval=max(plan.config.sync_interval, fragments),
+    )
+    return replace(plan, config=config, troubles=(*plan.troubles, *troubles))
+
+
 def rogue_plan(seed: int) -> SimulationPlan:
     """Returns the random plan of that seed with rogues among its islands, which are fewer than the honest ones.
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from aggregator.core import Aggregator
 from aggregator.events import Commit, Merge, Publish
+from broker.fragments import shard_of
 from broker.messages import Merged
 from broker.ranges import IntervalSet
 from islands.events import Fail
@@ -51,8 +53,8 @@ class Invariants:
         self._durable: dict[tuple[int, int], Commit] = {}
         self._published: dict[tuple[int, int], str] = {}
         self._newest: dict[int, int] = {}
-        self._epoch = 0
-        self._leaders = 0  # the highest epoch under which anybody took over
+        self._epochs: dict[int, int] = {}  # shard -> the highest epoch that published
+        self._leaders: dict[int, int] = {}  # shard -> the highest epoch under which anybody took over
         self._merged: dict[tuple[str, int, int], IntervalSet] = {}
         self.merged_tokens: Counter[int] = Counter()
         self._trained: dict[int, IntervalSet] = {}  # share -> batches trained by anybody, once or more often
@@ -121,27 +123,31 @@ class Invariants:
             ends_at = self._trained.get(d.share, IntervalSet()).end
             require(d.to_batch <= ends_at, 2, f"{d} of {merged.island_id} was never trained")
 
-    def publishing(self, publish: Publish, epoch: int) -> None:
+    def publishing(self, publish: Publish, epoch: int, shard: int) -> None:
         """A version is about to be sent."""
         key = publish.fragment_id, publish.fragment_version
         require(key in self._durable, 3, f"{key} is published before it is durable")
         require(self._durable[key].digest == publish.digest, 1, f"{key} is published with other bytes than stored")
-        again = key in self._published
+        again, before = key in self._published, self._epochs.get(shard, 0)
         require(self._published.setdefault(key, publish.digest) == publish.digest, 1, f"{key} names two byte strings")
-        if again and epoch < self._epoch:
+        if again and epoch < before:
             return  # by a leader that does not know yet that it is none any more: brokers refuse it
         newest = self._newest.get(publish.fragment_id, -1)
         require(publish.fragment_version >= newest, 1, f"version of {key} goes back from {newest}")
         self._newest[publish.fragment_id] = publish.fragment_version
-        require(epoch >= self._epoch, 5, f"epoch {epoch} publishes after {self._epoch}")
-        self._epoch = epoch
+        require(epoch >= before, 5, f"epoch {epoch} publishes after {before}")
+        self._epochs[shard] = epoch
 
     def leading(self, station: Station, epoch: int) -> None:
         """An aggregator takes over: under an epoch of its own, and with everything that was ever published."""
-        require(epoch > self._leaders, 5, f"{station.name} leads under epoch {epoch} after {self._leaders}")
-        self._leaders = epoch
+        shard, shards = station.config.shard, station.config.shards
+        before = self._leaders.get(shard, 0)
+        require(epoch > before, 5, f"{station.name} leads under epoch {epoch} after {before}")
+        self._leaders[shard] = epoch
         commits = station.disk.commits
         for p, newest in self._newest.items():
+            if shard_of(p, shards) != shard:
+                continue
             commit = commits.get(p)
             version = -1 if commit is None else commit.fragment_version
             require(version >= newest, 3, f"{station.name} leads with version {version} of {p}, {newest} was published")
@@ -195,10 +201,12 @@ class Invariants:
 
     def at_end(self, simulation: Simulation) -> None:
         """What must hold when a run has ended and everybody is calm."""
-        core = simulation.aggregator.core
+        for leader in simulation.leaders.values():
+            self._at_end(simulation, leader.core)
+
+    def _at_end(self, simulation: Simulation, core: Aggregator) -> None:
         require(core.run.manifest is not None, 6, "nobody ever joined")
-        assert core.run.manifest is not None
-        for p in core.run.manifest.moving:
+        for p in core.run.moving:
             require(core.run.fragments[p].version > 0, 6, f"fragment {p} never grew")
         for (island_id, incarnation), tokens in self._trained_tokens.items():
             if not core.run.ledger.knows(island_id, incarnation):
@@ -214,7 +222,7 @@ class Invariants:
             if not life.trained_tokens:
                 continue  # it joined when the run was over: a step that it ran before it heard so is nobody's
             require(life.last_tokens == island.tokens, 4, f"{island.address} trained {island.tokens}, books {life}")
-            for p in core.run.manifest.moving:
+            for p in core.run.moving:
                 fragment = island.core.fragments[p]
                 where = f"{island.address} fragment {p}"
                 require(not fragment.outstanding, 8, f"{where} never heard of {fragment.outstanding}")
@@ -231,7 +239,7 @@ class Invariants:
                 )
         books = core.run.ledger.books()
         require(books.in_flight == 0, 4, f"{books.in_flight} in flight after the flush: {books}")
-        for p in core.run.manifest.moving:
+        for p in core.run.moving:
             merged = sum(
                 life.accounts[p].merged_tokens for lives in core.run.ledger.lives().values() for life in lives.values()
             )

@@ -300,7 +300,7 @@ class SimAggregator:
         self.key = m.AGGREGATOR
         self.alive = True
         self.rng = random.Random(f"{simulation.plan.seed}/{self.address}")
-        disk, config, now_s = station.disk, simulation.plan.config, simulation.queue.now_s
+        disk, config, now_s = station.disk, station.config, simulation.queue.now_s
         self.core = Aggregator(config, now_s=now_s, record=disk.record, commits=disk.commits, epoch=epoch or 1)
         self.replication: Replication | None = None
         if epoch is not None:
@@ -374,8 +374,9 @@ class SimAggregator:
                 case agg.RenewBulk(by=by):
                     self.deaf.discard(by)
                 case agg.Publish():
-                    self.simulation.invariants.publishing(action, self.core.run.epoch)
+                    self.simulation.invariants.publishing(action, self.core.run.epoch, self.station.config.shard)
                     version = m.Version(
+                        shard=self.station.config.shard,
                         epoch=self.core.run.epoch,
                         fragment_id=action.fragment_id,
                         fragment_version=action.fragment_version,
@@ -393,7 +394,7 @@ class SimAggregator:
                     self.simulation.begin_lineage(above, epoch)
                 case agg.Finished():
                     if self.replication is not None and self.core.run.phase is m.Phase.ENDED:
-                        self.simulation.lease.end(self.station.name, self.replication.epoch)
+                        self.station.lease.end(self.station.name, self.replication.epoch)
         self._arm()
 
     def _arm(self) -> None:
@@ -405,19 +406,19 @@ class SimAggregator:
     def replicate(self, actions: list[ReplicationAction]) -> None:
         """Carries out what stands between the disk and the core, as :mod:`aggregator.service` does."""
         assert self.replication is not None
-        epoch, lease = self.replication.epoch, self.simulation.lease
+        shard, epoch, lease = self.station.config.shard, self.replication.epoch, self.station.lease
         for action in actions:
             match action:
                 case Replicate(to=to, commit=commit):
-                    self.send(m.standing_by(to), _replica(commit, epoch), self.ways.get(to))
+                    self.send(m.standing_by(to), _replica(commit, shard, epoch), self.ways.get(to))
                 case ReplicateRun(to=to):
                     if self.record is not None:
-                        message = _replica_run(self.record, epoch)
+                        message = _replica_run(self.record, shard, epoch)
                         self.send(m.standing_by(to), message, self.ways.get(to))
                 case Renew(in_sync=in_sync):
                     name = self.station.name
                     lease.call(
-                        self.station.place,
+                        self.station.number,
                         partial(lease.renew, name, epoch, in_sync),
                         lambda got: self.handle(Renewed(granted=got[0], holder=got[1], epoch=got[2])),
                         partial(self.handle, RenewFailed(detail="no answer")),
@@ -498,10 +499,10 @@ class SimAggregator:
         self.alarm.arm(None)
 
 
-def _replica(commit: agg.Commit, epoch: int) -> m.Replica:
+def _replica(commit: agg.Commit, shard: int, epoch: int) -> m.Replica:
     """As :func:`aggregator.replicas.replica_of`, with a name instead of arrays."""
     return m.Replica(
-        shard=0,
+        shard=shard,
         epoch=epoch,
         fragment_id=commit.fragment_id,
         fragment_version=commit.fragment_version,
@@ -512,9 +513,9 @@ def _replica(commit: agg.Commit, epoch: int) -> m.Replica:
     )
 
 
-def _replica_run(action: agg.SaveRun, epoch: int) -> m.ReplicaRun:
+def _replica_run(action: agg.SaveRun, shard: int, epoch: int) -> m.ReplicaRun:
     """As :func:`aggregator.replicas.run_message`."""
-    return m.ReplicaRun(shard=0, epoch=epoch, serial=action.serial, record=msgpack.packb(dict(action.record)))
+    return m.ReplicaRun(shard=shard, epoch=epoch, serial=action.serial, record=msgpack.packb(dict(action.record)))
 
 
 class SimBroker:

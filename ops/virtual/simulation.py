@@ -126,7 +126,7 @@ class SimulationPlan:
     brokers: int = 1
     broker_crashes_at_s: tuple[float, ...] = ()  # of the first one
     broker_troubles: tuple[BrokerTrouble, ...] = ()
-    standbys: int = 0  # aggregators besides the first; with them the config has ``failover``
+    standbys: int = 0  # aggregators besides the first of each shard; with them the config has ``failover``
     troubles: tuple[StationOrRedisTrouble, ...] = ()
     restart_s: float = 0.5
     donor_wait_s: float = (
@@ -183,7 +183,7 @@ class Simulation:
         self.note = on_note or self.keep
         self.queue = EventQueue()
         self.rng = random.Random(plan.seed)
-        self.lease = SimLease(self)
+        self.leases = [SimLease(self, shard) for shard in range(plan.config.shards)]
         self.invariants = Invariants(
             rogues=frozenset(i.island_id for i in plan.islands if i.manner is not None), watching=watching
         )
@@ -191,8 +191,8 @@ class Simulation:
         self.brokers = [SimBroker(self, place) for place in range(plan.brokers)]
         self.islands: dict[str, SimIsland] = {}
         self.processes: dict[str, Process] = {}
-        self.stations = [Station(self, place, Disk()) for place in range(1 + plan.standbys)]
-        self.aggregator: SimAggregator  # whoever led last
+        self.leaders: dict[int, SimAggregator] = {}  # whoever led each shard last
+        self.stations = [Station(self, number, Disk()) for number in range(plan.config.shards * (1 + plan.standbys))]
         self._lives: dict[str, int] = {}
         self._senders: dict[tuple[str, str, m.Channel], Sender] = {}
         for station in self.stations:
@@ -229,8 +229,13 @@ class Simulation:
                     pass  # looked at by each message
 
     @property
+    def aggregator(self) -> SimAggregator:
+        """Whoever led shard 0 last."""
+        return self.leaders[0]
+
+    @property
     def disk(self) -> Disk:
-        """Of whoever led last."""
+        """Of whoever led shard 0 last."""
         return self.aggregator.disk
 
     def run(self, limit_s: float) -> bool:
@@ -240,9 +245,9 @@ class Simulation:
     def ended(self) -> bool:
         """Whether the run is over for everybody who is still there."""
         live = [i for i in self.islands.values() if i.alive]
-        if not hasattr(self, "aggregator"):
-            return False
-        return self.aggregator.core.run.phase is m.Phase.ENDED and bool(live) and all(i.core.finished for i in live)
+        phases = [leader.core.run.phase for leader in self.leaders.values()]
+        over = len(phases) == self.plan.config.shards and set(phases) == {m.Phase.ENDED}
+        return over and bool(live) and all(i.core.finished for i in live)
 
     # --- faults -----------------------------------------------------------------------------------------------
 
@@ -417,7 +422,7 @@ class Simulation:
         if isinstance(message, m.Contribution | m.Version | m.Seed):
             if isinstance(message.payload, tuple):
                 return payload_bytes(message.payload)
-            manifest = self.disk.manifest
+            manifest = self.disk.manifest if self.leaders else None
             known = manifest is not None and message.fragment_id < len(manifest)
             return 4 * manifest.sizes[message.fragment_id] if manifest is not None and known else 0
         if isinstance(message, m.StatePart):

@@ -65,7 +65,7 @@ def over_the_wire(message):
 @pytest.mark.parametrize("size", [64, 1, 0])
 def test_a_commit_comes_through_the_wire_as_it_was_bit_for_bit(size):
     commit, state = made(3, size=size)
-    there, arrays = commit_of(over_the_wire(replica_of(commit, 5, state)))
+    there, arrays = commit_of(over_the_wire(replica_of(commit, 0, 5, state)))
     assert there == commit
     assert arrays.version == 3
     assert arrays.params.tobytes() == state.params.tobytes()
@@ -74,12 +74,12 @@ def test_a_commit_comes_through_the_wire_as_it_was_bit_for_bit(size):
 
 def test_a_run_record_comes_through_the_wire_as_it_was():
     record = {"run_id": "demo", "epoch": 5, "manifest": None, "members": {"a": [0, "", 1, "n", 64, False, [0, 0]]}}
-    assert record_of(over_the_wire(run_message(record, 5, 9))) == record
+    assert record_of(over_the_wire(run_message(record, 0, 5, 9))) == record
 
 
 def tampered(**changes):
     commit, state = made(3)
-    return dataclasses.replace(replica_of(commit, 5, state), **changes)
+    return dataclasses.replace(replica_of(commit, 0, 5, state), **changes)
 
 
 def vector(*values):
@@ -112,7 +112,7 @@ def test_a_replica_that_is_not_what_the_leader_committed_is_refused(replica):
 
 def test_a_replica_with_a_flipped_bit_is_refused():
     commit, state = made(3)
-    frames = [bytearray(frame) for frame in encode(envelope_of(replica_of(commit, 5, state)))]
+    frames = [bytearray(frame) for frame in encode(envelope_of(replica_of(commit, 0, 5, state)))]
     frames[1][10] ^= 1
     with pytest.raises(RemoteProtocolError):
         commit_of(decode([bytes(frame) for frame in frames], LIMITS).message)
@@ -120,7 +120,7 @@ def test_a_replica_with_a_flipped_bit_is_refused():
 
 @pytest.mark.parametrize("record", [b"", b"\xc1", msgpack.packb(3), msgpack.packb([]), msgpack.packb({"epoch": 4})])
 def test_a_run_record_that_is_none_or_of_another_epoch_is_refused(record):
-    message = dataclasses.replace(run_message({"epoch": 5}, 5, 1), record=record)
+    message = dataclasses.replace(run_message({"epoch": 5}, 0, 5, 1), record=record)
     with pytest.raises(RemoteProtocolError):
         record_of(message)
 
