@@ -224,8 +224,10 @@ class Aggregator:
     ) -> None:
         run, envelope = self.run, event.envelope
         member = run.members.get(envelope.sender)
-        if run.config.shard and (member is None or not member.begun or envelope.incarnation > member.incarnation):
+        if run.config.shard and (member is None or envelope.incarnation > member.incarnation):
             return  # shard 0 knows it, and tells us; all that matters is repeated
+        if member is not None and not member.begun:
+            return  # not welcome yet
         if member is None or envelope.incarnation > member.incarnation:
             detail = f"no island {envelope.sender!r} with incarnation {envelope.incarnation} is known: join again"
             self._membership.refuse(event, Reason.UNKNOWN_ISLAND, detail)

@@ -227,6 +227,11 @@ class Ledger:
         """The life named; KeyError if it never joined."""
         return self._lives[island_id][incarnation]
 
+    def last_life(self, island_id: str) -> Life:
+        """The latest life of an island that has begun; KeyError if it never joined."""
+        lives = self._lives[island_id]
+        return lives[max(lives)]
+
     def knows(self, island_id: str, incarnation: int) -> bool:
         """Whether that life ever began."""
         return incarnation in self._lives.get(island_id, {})

@@ -351,7 +351,7 @@ class Membership:
 
     def tokens_per_step(self, member: Member) -> float:
         """Returns what an island declared; where it left that open, what it has trained so far."""
-        life = self._run.ledger.life(member.island_id, member.incarnation)
+        life = self._run.ledger.last_life(member.island_id)
         return member.tokens_per_step or life.trained_tokens / max(1, life.last_step - life.start_step)
 
 

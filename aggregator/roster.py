@@ -39,7 +39,7 @@ class Keeper:
         self._others = range(1, run.config.shards)
         self._heard: dict[int, tuple[Rostered, float]] = {}  # shard -> what it said last, and when
         self._agreed = dict.fromkeys(self._others, 0)  # the highest serial that was ever durable there
-        self._sent: dict[int, tuple[int, float]] = {}  # serial, and when
+        self._sent_at_s: dict[int, float] = {}
         self._saving: list[Roster] = []  # in records that are not durable yet
         self._roster: Roster | None = None  # the newest that may be told
         self._began_s = run.now_s
@@ -101,17 +101,12 @@ class Keeper:
                 run.troubles.begin(f"shard {shard}", f"aggregator shard {shard} is silent: {text}", run.now_s)
             else:
                 run.troubles.end(f"shard {shard}", run.now_s)
-            current = said is not None and (said[0].roster_epoch, said[0].roster_serial)
-            if self._roster is not None and current != (run.epoch, self._roster.serial):
-                serial, at_s = self._sent.get(shard, (0, float("-inf")))
-                if serial < self._roster.serial or run.now_s >= at_s + AGAIN_S:
-                    self._send(shard)
+            if self._owes(shard) and run.now_s >= self._sent_at_s[shard] + AGAIN_S:
+                self._send(shard)
 
     def deadline_s(self) -> float | None:
         """Returns when :meth:`advance` has something to send again."""
-        if self._roster is None or all(agreed >= self._roster.serial for agreed in self._agreed.values()):
-            return None
-        return min(at_s for _, at_s in self._sent.values()) + AGAIN_S
+        return min((self._sent_at_s[shard] + AGAIN_S for shard in self._others if self._owes(shard)), default=None)
 
     @property
     def seeded(self) -> bool:
@@ -124,6 +119,12 @@ class Keeper:
         """Whether every other shard has done its flush."""
         return all(shard in self._heard and self._heard[shard][0].flushed for shard in self._others)
 
+    def _owes(self, shard: int) -> bool:
+        """Whether a shard, as it is now, has not answered the newest roster."""
+        said = self._heard[shard][0] if shard in self._heard else None
+        known = (said.roster_epoch, said.roster_serial) if said is not None else None
+        return self._roster is not None and known != (self._run.epoch, self._roster.serial)
+
     def _settle(self) -> None:
         run = self._run
         agreed = min([run.durable_serial, *self._agreed.values()])
@@ -133,7 +134,7 @@ class Keeper:
 
     def _send(self, shard: int) -> None:
         assert self._roster is not None
-        self._sent[shard] = self._roster.serial, self._run.now_s
+        self._sent_at_s[shard] = self._run.now_s
         self._run.emit(Send(to=AGGREGATOR, message=replace(self._roster, to_shard=shard)))
 
 
