@@ -37,7 +37,8 @@ class Membership:
         self._run = run
         self._welcomes: list[tuple[int, str]] = []  # (serial of the run record to wait for, island id)
         # Likewise, of islands whose life begins when every shard has said how far it knows the last one.
-        self._beginning = [(1, member.island_id) for member in run.members if not member.begun]
+        unbegun = [] if run.config.shard else [member for member in run.members if not member.begun]
+        self._beginning = [(1, member.island_id) for member in unbegun]
         self._due_in_s: dict[int, float] = {}
         self._due_asked_at_s = float("-inf")
 
@@ -110,8 +111,9 @@ class Membership:
             self._begin(self._run.members[island_id])
         ready = [island_id for waits_for, island_id in self._welcomes if waits_for <= serial]
         self._welcomes = [each for each in self._welcomes if each[0] > serial]
-        for island_id in ready:
-            self._welcome(self._run.members[island_id])
+        for member in (self._run.members[island_id] for island_id in ready):
+            if member.begun:  # else it has joined anew meanwhile
+                self._welcome(member)
 
     def _refusal(self, join: Join) -> tuple[Reason, str] | None:
         """Says why an island cannot take part; the first island's tensors fix the fragments."""

@@ -202,7 +202,9 @@ class Adopter:
         run = self._run
         if run.manifest is None and roster.fragments:
             run.adopt_manifest(FragmentManifest(roster.fragments))
-        if run.phase is Phase.SEEDING and roster.seeding_id != run.seeding_id and not run.began:
+        # Once it has begun, the attempt is the one that was whole here: that was asked before.
+        another = roster.phase is Phase.SEEDING and roster.seeding_id != run.seeding_id
+        if run.phase is Phase.SEEDING and another and not run.began:
             if any(f.stage is not Stage.IDLE for f in run.fragments.values()):
                 return False
             for fragment in run.fragments.values():

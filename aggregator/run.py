@@ -291,6 +291,7 @@ class Run:
         self.shares.restore(record.get("shares", {}), slices)
         at_epoch, at_serial = record.get("roster", (0, 0))
         self.roster_at = at_epoch, at_serial
+        self.seeding_id = record.get("seeding", [0])[0]
         if record["manifest"] is None:
             return
         self.adopt_manifest(manifest_from_rows(record["manifest"]))
@@ -320,7 +321,7 @@ class Run:
 
     def _restore_seeds(self, record: Mapping[str, Any], commits: Mapping[int, Commit]) -> None:
         """What is durable of the attempt at version 0 that shard 0 had decided on last: it may count on that."""
-        self.seeding_id, island_id, incarnation = record["seeding"]
+        _, island_id, incarnation = record["seeding"]
         self.seeder = (island_id, incarnation) if island_id else None
         for p, commit in commits.items():
             if commit.round_id == self.seeding_id:
