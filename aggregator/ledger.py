@@ -127,6 +127,21 @@ class Books:
         """Whether nothing is counted twice or forgotten: trained = merged + wasted + in flight."""
         return self.trained == self.merged + sum(self.wasted.values()) + self.in_flight
 
+    @classmethod
+    def added(cls, parts: Iterable[Books]) -> Books:
+        """Returns the balance over the fragments of several shards."""
+        books = list(parts)
+        wasted: Counter[str] = Counter()
+        for each in books:
+            wasted.update(each.wasted)
+        return cls(
+            trained=sum(each.trained for each in books),
+            merged=sum(each.merged for each in books),
+            wasted=dict(sorted(wasted.items())),
+            in_flight=sum(each.in_flight for each in books),
+            scale=sum(each.scale for each in books),
+        )
+
     def tokens(self) -> dict[str, Any]:
         """Returns whole tokens that still add up: what rounding leaves over goes to the largest remainders."""
         parts = {

@@ -241,7 +241,9 @@ class Replication:
 
     def next_deadline_s(self) -> float:
         """Returns when to call :meth:`tick`: with each renewal, which is often enough for all else."""
-        return self._renew_at_s if self._asked is None else self._advanced_at_s + self._interval_s
+        if self._asked is None and self._renew_at_s > self._advanced_at_s:
+            return self._renew_at_s
+        return self._advanced_at_s + self._interval_s  # an answer is awaited, or no broker: looked at all the same
 
     @property
     def standbys(self) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 from aggregator.run import Run
@@ -35,8 +36,10 @@ def report(run: Run, traffic: Traffic) -> dict[str, Any]:
     Refusals are those of this life of the aggregator, and bytes those of the islands' lives that it has heard from.
     All else covers the whole run: tokens, steps, rounds and what follows from them are restored from the commits.
     """
+    books = run.ledger.books()
     return {
-        "tokens": run.ledger.books().tokens(),
+        "tokens": books.tokens(),
+        "books": asdict(books),
         "versions": {str(p): version for p, version in enumerate(run.versions)},
         "rounds": {str(n): count for n, count in sorted(run.ledger.tally().rounds.items())},
         "participation": run.ledger.tally().participation,

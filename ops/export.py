@@ -11,6 +11,7 @@ import argparse
 import json
 import math
 import os
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from enum import StrEnum
@@ -26,7 +27,7 @@ from safetensors.numpy import save_file
 from aggregator.records import MANIFEST, RUN_ID, manifest_from_rows
 from aggregator.store_files import mapped, read_newest, read_run, read_seed
 from broker.errors import ConfigError, Unavailable
-from broker.fragments import FragmentManifest
+from broker.fragments import FragmentManifest, shard_of
 from broker.schema import Unfit
 
 DTYPES: dict[str, np.dtype[Any]] = {"f32": np.dtype(np.float32), "bf16": np.dtype(ml_dtypes.bfloat16)}
@@ -86,14 +87,15 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def export(directory: Path, out: Path, *, which: Which = Which.NEWEST, dtype: str = "f32") -> Exported:
+def export(directory: Path | Sequence[Path], out: Path, *, which: Which = Which.NEWEST, dtype: str = "f32") -> Exported:
     """Writes the global model of a run as safetensors, replacing ``out`` at once or not at all.
 
     Tensors have the names and shapes of the run's manifest. Local tensors (batch statistics and the like) are in no
     store and so not in the file. Takes memory for one copy of the model.
 
     Args:
-        directory: Of a run (with a ``store`` in it), or a store itself.
+        directory: Of a run (with a ``store`` in it, and one of each further shard), or a store itself; or several
+            stores that have all fragments among them.
         out: File to write; its directory must exist.
         which: Newest versions, or the seed.
         dtype: A key of :data:`DTYPES`; bf16 rounds to nearest.
@@ -104,11 +106,12 @@ def export(directory: Path, out: Path, *, which: Which = Which.NEWEST, dtype: st
     """
     if dtype not in DTYPES:
         raise ConfigError("dtype", dtype, f"must be one of {', '.join(sorted(DTYPES))}")
-    store = _store_of(directory)
-    run_id, manifest = _run_of(store)
+    stores = _stores_of(directory) if isinstance(directory, Path) else directory
+    run_id, manifest = _run_of(stores[0])
     tensors: dict[str, NDArray[Any]] = {}
     versions, digests = [], []
     for fragment_id, specs in enumerate(manifest.fragments):
+        store = stores[shard_of(fragment_id, len(stores))]
         commit, params = (read_seed if which is Which.SEED else read_newest)(store, fragment_id)
         if params.size != manifest.sizes[fragment_id]:
             holds = f"fragment {fragment_id} of {store} holds {params.size} elements"
@@ -136,10 +139,12 @@ def export(directory: Path, out: Path, *, which: Which = Which.NEWEST, dtype: st
     )
 
 
-def _store_of(directory: Path) -> Path:
+def _stores_of(directory: Path) -> list[Path]:
+    """Returns the store of each shard, in their order."""
     for candidate in (directory, directory / "store"):
         if (candidate / "fragments").is_dir():
-            return candidate
+            others = [shard / "store" for shard in directory.glob("aggregator-[0-9]*") if shard.name[11:].isdecimal()]
+            return [candidate, *sorted(others, key=lambda store: int(store.parent.name[11:]))]
     raise ConfigError("RUN_DIR", str(directory), "must be the directory of a run or a store, with fragments in it")
 
 

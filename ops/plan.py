@@ -34,6 +34,9 @@ ROOT = Path(__file__).resolve().parent.parent
 #: What trains visibly in under five minutes on two cores.
 DEFAULT_TOKENS = 2_000_000
 
+#: Where an aggregator says at the end what it has counted.
+REPORT = "aggregator-report.json"
+
 #: Settings that follow from the run directory, or that each process gets for itself.
 _DECIDED_HERE = frozenset(
     {
@@ -49,6 +52,7 @@ _DECIDED_HERE = frozenset(
         "key",
         "insecure",
         "failover",
+        "shard",
         "standby",
         "new_lineage",
     }
@@ -65,7 +69,7 @@ class UpConfig:
     redis_port: int = setting(0, "port of the Redis that is started; 0 picks 6379 if it is free")
     keys: bool = setting(False, "make a key for every process, in the run directory, and use them")
     pace: tuple[float, ...] = setting((), "seconds that an inner step takes at least: one for all, or one per island")
-    standbys: int = setting(0, "standby aggregators, which follow the leader and take over when it fails")
+    standbys: int = setting(0, "standby aggregators of each shard, which follow its leader and take over when it fails")
     model: str | None = setting(None, "size of the default task's model: tiny, small or medium; short for [task] model")
     data: tuple[str, ...] = setting((), "text files, folders, .npy or .bin token arrays; short for [task] data")
     link: Path | None = setting(None, "TOML file of delays, rates and faults between islands and broker, per process")
@@ -120,13 +124,29 @@ class Plan:
         return tuple(f"island-{i:0{width}}" for i in range(self.aggregator.islands))
 
     @property
+    def shards(self) -> dict[str, int]:
+        """Name of each aggregator -> its shard; of a shard the one that begins, then those that stand by."""
+        names: dict[str, int] = {}
+        for shard in range(self.aggregator.shards):
+            first = f"aggregator-{shard}" if shard else "aggregator"
+            standby = f"{first}-standby" if shard else "standby"
+            names |= dict.fromkeys((first, *(f"{standby}-{i + 1}" for i in range(self.up.standbys))), shard)
+        return names
+
+    @property
     def aggregator_ids(self) -> tuple[str, ...]:
-        """Names of the aggregators: the one that begins, and those that stand by."""
-        return ("aggregator", *(f"standby-{i + 1}" for i in range(self.up.standbys)))
+        """Names of the aggregators."""
+        return tuple(self.shards)
 
     def store_of(self, aggregator_id: str) -> Path:
         """Where an aggregator keeps its versions."""
         return self.aggregator.store if aggregator_id == "aggregator" else self.run_dir / aggregator_id / "store"
+
+    @property
+    def reports(self) -> tuple[Path, ...]:
+        """What each shard's aggregator writes when it ends."""
+        own = (self.run_dir / f"aggregator-{shard}" / REPORT for shard in range(1, self.aggregator.shards))
+        return (self.run_dir / REPORT, *own)
 
     @property
     def clients(self) -> tuple[str, ...]:
@@ -193,7 +213,7 @@ def resolve(args: argparse.Namespace, *, run_dir: Path, port: int, redis_url: st
         "aggregator": {
             "store": run_dir / "store",
             "tape": run_dir / "events.jsonl",
-            "report": run_dir / "aggregator-report.json",
+            "report": run_dir / REPORT,
             "failover": up.standbys > 0,
         },
         "island": {},
@@ -315,11 +335,13 @@ def processes(
     specs = [
         *_brokers(plan, config, environment),
     ]
-    for name in plan.aggregator_ids:
-        own = []
+    for name, shard in plan.shards.items():
+        own = ["--standby"] if "standby" in name else []
         if name != "aggregator":
-            own = ["--standby", "--store", os.fspath(plan.store_of(name))]
+            own += ["--store", os.fspath(plan.store_of(name))]
             own += ["--tape", os.fspath(plan.run_dir / name / "events.jsonl")]
+        if shard:
+            own += ["--shard", str(shard), "--report", os.fspath(plan.reports[shard])]
         specs.append(
             ProcessSpec(
                 name=name,

@@ -14,6 +14,7 @@ import json
 import os
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ from ops.links.placing import Links
 from ops.numeric import compilation_cache, one_thread_environment
 from ops.plan import Plan
 from ops.processes import ProcessSpec, last_lines
-from ops.report import Report, RunFacts, build_report, render
+from ops.report import Report, RunFacts, build_report, combined, render
 from ops.status import Status, status_of
 from ops.supervision import RestartPolicy
 
@@ -92,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
         losses: tuple[float | None, float | None] = (None, None)
         if status == 0:
             try:
-                losses = evaluate(plan, plan.store_of(run_.ended_by), display, signals)
+                losses = evaluate(plan, run_.last_stores(), display, signals)
             except (GaveUp, Unavailable, ConfigError) as err:
                 status, run_.note = 1, f"not evaluated: {err}"
                 display.note(run_.note)
@@ -213,7 +214,7 @@ class Run:
     first_step_s: float | None = None
     ended_s: float | None = None
     restarts: dict[str, int] = field(default_factory=dict)
-    ended_by: str = ""  #: whoever led at the end
+    ended_by: dict[int, str] = field(default_factory=dict)  #: shard -> whoever led it at the end
 
     def train(self, display: Display, signals: Signals) -> int:
         """Starts everything, waits for the end, whichever it is, and ends everything; returns the exit status."""
@@ -303,8 +304,8 @@ class Run:
         self.troubles = troubles
 
     def _happened(self, cluster: LocalCluster, display: Display) -> bool:
-        """Tells what became of the processes; returns whether the aggregator has ended the run."""
-        ended = False
+        """Tells what became of the processes; returns whether every shard has ended the run."""
+        shards = self.plan.shards
         for event in cluster.poll():
             match event.change:
                 case Change.GAVE_UP:
@@ -312,9 +313,14 @@ class Run:
                 case Change.DIED | Change.STARTED:
                     display.note(event.detail)
                 case Change.ENDED:
-                    if event.process in self.plan.aggregator_ids and not self.ended_by:
-                        ended, self.ended_by = True, event.process
-        return ended
+                    if event.process in shards:
+                        self.ended_by.setdefault(shards[event.process], event.process)
+        return len(self.ended_by) == self.plan.aggregator.shards
+
+    def last_stores(self) -> list[Path]:
+        """Returns the stores that have the last version of every fragment, one of each shard."""
+        firsts = {shard: name for name, shard in reversed(self.plan.shards.items())}
+        return [self.plan.store_of(name) for name in (firsts | self.ended_by).values()]
 
     @staticmethod
     def _status(registry: Registry, loop: asyncio.Runner) -> Status | None:
@@ -340,18 +346,18 @@ class Run:
         return build_report(self._counted(), facts, loss_before=losses[0], loss_after=losses[1])
 
     def _counted(self) -> dict[str, Any] | None:
-        path = self.plan.aggregator.report
+        """What the aggregators wrote; without that of one shard the rest would not add up."""
         try:
-            counted = json.loads(path.read_text()) if path is not None else None
+            counted = [json.loads(path.read_text()) for path in self.plan.reports]
         except (OSError, ValueError):
             return None
-        return counted if isinstance(counted, dict) else None
+        return dict(combined(counted)) if all(isinstance(each, dict) for each in counted) else None
 
 
 # --- after --------------------------------------------------------------------------------------------------------
 
 
-def evaluate(plan: Plan, store: Path, display: Display, signals: Signals) -> tuple[float, float]:
+def evaluate(plan: Plan, stores: Sequence[Path], display: Display, signals: Signals) -> tuple[float, float]:
     """Returns the held-out loss of version 0 and of the newest model, which is left as ``model.safetensors``.
 
     The two are judged at the same time, in processes of their own: this one never loads JAX.
@@ -363,8 +369,8 @@ def evaluate(plan: Plan, store: Path, display: Display, signals: Signals) -> tup
     """
     display.note("evaluating the model before and after")
     before, after = plan.run_dir / "seed.safetensors", plan.run_dir / "model.safetensors"
-    export(plan.aggregator.store, before, which=Which.SEED)  # a standby may have come after it
-    export(store, after)
+    export(plan.run_dir, before, which=Which.SEED)  # a standby may have come after it
+    export(stores, after)
     environment = planning.our_environment(plan.redis_url) | one_thread_environment() | compilation_cache()
     logs = plan.run_dir / "logs"
     specs = [
