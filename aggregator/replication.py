@@ -240,8 +240,9 @@ class Replication:
         return self._advance(now_s)
 
     def next_deadline_s(self) -> float:
-        """Returns when to call :meth:`tick`: with each renewal, which is often enough for all else."""
-        return self._renew_at_s if self._asked is None else self._advanced_at_s + self._interval_s
+        """Returns when to call :meth:`tick`: with each renewal, or as often while none may be asked for."""
+        renews = self._asked is None and self._renew_at_s > self._advanced_at_s
+        return self._renew_at_s if renews else self._advanced_at_s + self._interval_s
 
     @property
     def standbys(self) -> tuple[str, ...]:

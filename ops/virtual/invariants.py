@@ -52,7 +52,7 @@ class Invariants:
         self._published: dict[tuple[int, int], str] = {}
         self._newest: dict[int, int] = {}
         self._epoch = 0
-        self._leaders = 0  # the highest epoch under which anybody took over
+        self._speakers: dict[int, str] = {}  # epoch -> the life of an aggregator that said something under it
         self._merged: dict[tuple[str, int, int], IntervalSet] = {}
         self.merged_tokens: Counter[int] = Counter()
         self._trained: dict[int, IntervalSet] = {}  # share -> batches trained by anybody, once or more often
@@ -136,10 +136,15 @@ class Invariants:
         require(epoch >= self._epoch, 5, f"epoch {epoch} publishes after {self._epoch}")
         self._epoch = epoch
 
+    def speaking(self, address: str, epoch: int) -> None:
+        """A life of an aggregator is about to say something: nobody else ever did under its epoch."""
+        other = self._speakers.setdefault(epoch, address)
+        require(other == address, 5, f"{address} speaks under epoch {epoch}, as {other} did")
+
     def leading(self, station: Station, epoch: int) -> None:
         """An aggregator takes over: under an epoch of its own, and with everything that was ever published."""
-        require(epoch > self._leaders, 5, f"{station.name} leads under epoch {epoch} after {self._leaders}")
-        self._leaders = epoch
+        spoken = max(self._speakers, default=0)
+        require(epoch > spoken, 5, f"{station.name} leads under epoch {epoch} after {spoken}")
         commits = station.disk.commits
         for p, newest in self._newest.items():
             commit = commits.get(p)

@@ -32,12 +32,12 @@ KEPT_SEEDS = (
 )
 
 
-def run(plan: SimulationPlan) -> Simulation:
+def run(plan: SimulationPlan, limit_s: float = LIMIT_S) -> Simulation:
     """Runs a plan to its end; a violated invariant carries the last decisions of the run."""
     simulation = Simulation(plan)
     try:
-        ended = simulation.run(LIMIT_S)
-        assert ended, f"not ended after {LIMIT_S} virtual seconds: {simulation.aggregator.core.run.phase}"
+        ended = simulation.run(limit_s)
+        assert ended, f"not ended after {limit_s} virtual seconds: {simulation.aggregator.core.run.phase}"
         simulation.invariants.at_end(simulation)
     except AssertionError as err:
         story = "\n".join(
