@@ -51,10 +51,10 @@ class Members:
 
     def __init__(self, config: LivenessConfig) -> None:
         self._config = config
-        self._members: dict[str, Member] = {}
+        self._members: dict[str, Member] = {}  # by id, in their order
 
     def __iter__(self) -> Iterator[Member]:
-        return iter([self._members[i] for i in sorted(self._members)])
+        return iter(tuple(self._members.values()))
 
     def __len__(self) -> int:
         """How many islands ever joined."""
@@ -80,7 +80,7 @@ class Members:
         member = self._members.get(name)
         if member is None:
             member = Member(name, len(self._members), hint, 0, nonce, tokens_per_step, now_s)
-            self._members[name] = member
+            self._members = dict(sorted({**self._members, name: member}.items()))
         member.incarnation += 1
         member.nonce, member.hint, member.tokens_per_step = nonce, hint or member.hint, tokens_per_step
         member.last_seen_s, member.counted_at_s, member.left, member.missed_rounds = now_s, now_s, False, 0
@@ -121,6 +121,7 @@ class Members:
             member = Member(name, index, hint, incarnation, nonce, tokens_per_step, now_s, left, tuple(start))
             member.counted_at_s, member.presumed = now_s, True
             self._members[name] = member
+        self._members = dict(sorted(self._members.items()))
 
     def _named_by(self, hint: str) -> str | None:
         return next((m.island_id for m in self if hint and m.hint == hint), None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -31,9 +30,10 @@ class Passages:
 
     def __init__(self, crashes: Iterable[CrashPoint]) -> None:
         self._crashes = {(each.process, each.point, each.number): each for each in crashes}
-        self.counts: Counter[tuple[str, Point]] = Counter()
+        self.counts: dict[tuple[str, Point], int] = {}
 
     def pass_by(self, process: str, point: Point) -> CrashPoint | None:
         """Counts, and returns the crash that happens there, if any does."""
-        self.counts[process, point] += 1
-        return self._crashes.get((process, point, self.counts[process, point]))
+        place = process, point
+        number = self.counts[place] = self.counts.get(place, 0) + 1
+        return self._crashes.get((process, point, number)) if self._crashes else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from operator import ge
 from typing import TYPE_CHECKING
 
 from aggregator.events import Commit, Merge, Publish
@@ -63,9 +64,8 @@ class Invariants:
     def trained(self, taken: Taken) -> None:
         """An island has trained a batch: in each share the next one, or one that was trained before by somebody."""
         known = self._trained.setdefault(taken.share, IntervalSet())
-        require(
-            taken.batch <= known.end, 2, f"batches [{known.end}, {taken.batch}) of share {taken.share} were skipped"
-        )
+        if taken.batch > known.end:
+            require(False, 2, f"batches [{known.end}, {taken.batch}) of share {taken.share} were skipped")
         if taken.batch == known.end:
             known.add(taken.batch, taken.batch + 1)
 
@@ -139,7 +139,8 @@ class Invariants:
     def speaking(self, address: str, epoch: int) -> None:
         """A life of an aggregator is about to say something: nobody else ever did under its epoch."""
         other = self._speakers.setdefault(epoch, address)
-        require(other == address, 5, f"{address} speaks under epoch {epoch}, as {other} did")
+        if other != address:
+            require(False, 5, f"{address} speaks under epoch {epoch}, as {other} did")
 
     def leading(self, station: Station, epoch: int) -> None:
         """An aggregator takes over: under an epoch of its own, and with everything that was ever published."""
@@ -166,7 +167,8 @@ class Invariants:
         if not books.balanced():  # the message costs more than the check
             require(False, 4, f"the books do not balance: {books}")
         waiting = aggregator.core.run.waiting_bytes()
-        require(waiting <= aggregator.core.run.config.held_bytes, 9, f"{waiting} bytes wait")
+        if waiting > aggregator.core.run.config.held_bytes:
+            require(False, 9, f"{waiting} bytes wait")
 
     def after_island_event(self, island: SimIsland) -> None:
         """Versions in an island's parameters only grow; its ranges never overlap."""
@@ -175,26 +177,30 @@ class Invariants:
         core = island.core
         if core.joined:
             self._trained_tokens[(core.island_id, core.incarnation)] = island.tokens
-        versions = tuple(f.version for f in core.fragments.values())
-        before = self._versions_seen.get(island.address, tuple(-1 for _ in versions))
-        require(
-            all(a >= b for a, b in zip(versions, before, strict=False)),
-            1,
-            f"{island.address} went back: {before} {versions}",
-        )
+        # Messages cost more than the checks.
+        versions = tuple([f.version for f in core.fragments.values()])
+        before = self._versions_seen.get(island.address)
+        if before is not None and before != versions and not all(map(ge, versions, before)):
+            require(False, 1, f"{island.address} went back: {before} {versions}")
         self._versions_seen[island.address] = versions
+        step = island.step
         for p, fragment in core.fragments.items():
-            require(fragment.handed.step <= island.step, 2, f"{island.address} handed over steps it has not run")
-            require(fragment.counted <= island.step, 2, f"{island.address} fragment {p} counts steps it has not run")
+            if fragment.handed.step > step:
+                require(False, 2, f"{island.address} handed over steps it has not run")
+            if fragment.counted > step:
+                require(False, 2, f"{island.address} fragment {p} counts steps it has not run")
 
     def island_killed(self, island: SimIsland) -> None:
         """An island's process is gone."""
         self._versions_seen.pop(island.address, None)
 
     def island_failed(self, island: SimIsland, fail: Fail) -> None:
-        """An island gave up: only a process that was replaced may."""
-        newer = island.simulation.islands[island.plan.island_id] is not island
-        require(newer, 7, f"{island.address} gave up: {fail.reason}")
+        """An island gave up: only a process that was replaced may, or whose place the message of a dead one took."""
+        simulation, core = island.simulation, island.core
+        newer = simulation.islands[island.plan.island_id] is not island
+        member = simulation.aggregator.core.run.members.get(core.island_id)
+        outranked = member is not None and member.incarnation > core.incarnation
+        require(newer or outranked, 7, f"{island.address} gave up: {fail.reason}")
 
     # --- at the end -------------------------------------------------------------------------------------------
 
@@ -212,11 +218,13 @@ class Invariants:
                 continue
             booked = core.run.ledger.life(island_id, incarnation).last_tokens
             require(booked <= tokens, 4, f"{island_id}.{incarnation} trained {tokens}, booked are {booked}")
+        ended_at_s = next((at_s for at_s, _, name, _ in simulation.trace if name == "run.ended"), float("inf"))
+        unheard_from_s = ended_at_s - core.run.config.heartbeat_interval_s
         for island in simulation.islands.values():
             if not island.alive:
                 continue
             life = core.run.ledger.life(island.core.island_id, island.core.incarnation)
-            if not life.trained_tokens:
+            if not life.trained_tokens or island.stepped_at_s > unheard_from_s:
                 continue  # it joined when the run was over: a step that it ran before it heard so is nobody's
             require(life.last_tokens == island.tokens, 4, f"{island.address} trained {island.tokens}, books {life}")
             for p in core.run.manifest.moving:

@@ -70,6 +70,7 @@ class SimIsland:
         self.copies: dict[int, int] = {}
         self.watched: frozenset[int] = frozenset()
         self.training = self.searching = False
+        self.stepped_at_s = math.inf  # when its first step ended
         self.data: DataShare
         self.shares: tuple[m.Share, ...] = ()
         self.trained: list[tuple[int, Taken]] = []  # since the last boundary
@@ -183,6 +184,7 @@ class SimIsland:
                 case ie.Fail():
                     self.simulation.invariants.island_failed(self, action)
                     self.kill()
+                    self.simulation.replace_failed(self)
                 case ie.RefreshOptimizer():
                     self.recovering = True
                     self.held.clear()
@@ -247,6 +249,7 @@ class SimIsland:
         taken = self.data.trained()
         self.simulation.invariants.trained(taken)
         self.trained.append((self.step, taken))
+        self.stepped_at_s = min(self.stepped_at_s, self.simulation.queue.now_s)
         self.step += 1
         self.tokens += self.work.tokens_per_step
         self.stopped = self.core.done
@@ -335,6 +338,7 @@ class SimAggregator:
         self.saved_serial = 0
         self.renewals, self.confirmed = 0, False  # of the lease, as broker.lease.LeaseKey counts them
         self.sequence = 0
+        self.deadline_s: float | None = None  # of the core, after its last event
         self.alarm = Alarm(simulation.queue, lambda: self.handle(agg.Tick()), self.clock.true_s)
 
     def start(self) -> None:
@@ -410,10 +414,11 @@ class SimAggregator:
                 case agg.Finished():
                     if self.replication is not None and self.core.run.phase is m.Phase.ENDED:
                         self.simulation.lease.end(self.station.name, self.replication.epoch)
+        self.deadline_s = self.core.next_deadline_s(self.clock.now_s)
         self._arm()
 
     def _arm(self) -> None:
-        deadline_s = self.core.next_deadline_s(self.clock.now_s)
+        deadline_s = self.deadline_s
         if self.replication is not None and not self.core.finished:
             deadline_s = min(deadline_s or math.inf, self.replication.next_deadline_s())
         self.alarm.arm(deadline_s if self.alive else None)

@@ -294,6 +294,12 @@ class Simulation:
             self.invariants.island_killed(island)
             self.queue.after(plan.restart_s, partial(self.start_island, island.plan))
 
+    def replace_failed(self, island: SimIsland) -> None:
+        """An island gave up: whoever supervises it starts another process, unless there is one."""
+        if self.islands[island.plan.island_id] is island:
+            self.invariants.island_killed(island)
+            self.queue.after(island.plan.restart_s, partial(self.start_island, island.plan))
+
     def deafen(self, plan: IslandPlan) -> None:
         """Lets an island's bulk connection stand, and deliver nothing any more."""
         island = self.islands.get(plan.island_id)
@@ -350,6 +356,8 @@ class Simulation:
             link = process.plan.link or link
         if self.queue.now_s > self.plan.calm_after_s:
             link = LinkModel(delay_s=link.delay_s, bytes_per_s=link.bytes_per_s)
+        if not link.bytes_per_s:
+            return link.arrivals_s(self.rng)
         sender = self._senders.setdefault((process.address, direction, message.channel), Sender())
         queued_s = sender.queued_s(self.queue.now_s, self.size(message), link.bytes_per_s)
         return link.arrivals_s(self.rng, queued_s)
@@ -369,6 +377,9 @@ class Simulation:
             return
         else:
             sender = process.sender
+        delays_s = self.arrivals_s(process, message, "up", broker)
+        if not delays_s:
+            return
         envelope = m.Envelope(
             run_id=self.plan.config.run_id,
             sender=sender,
@@ -384,7 +395,7 @@ class Simulation:
             size_bytes=self.size(message),
             key=process.key,
         )
-        for delay_s in self.arrivals_s(process, message, "up", broker):
+        for delay_s in delays_s:
             self.queue.after(delay_s, lambda: self.brokers[broker].handle(event))
 
     def cut_off(self, broker: int) -> bool:
