@@ -354,7 +354,9 @@ class Replication:
 
     def _renew(self, now_s: float) -> None:
         silent_s = now_s - self._reached_at_s
-        if self._asked is not None or silent_s >= UNREACHED_LEASES * 4 * self._interval_s:
+        # Before the first renewal it has said nothing that a broker could have answered.
+        unreached = self._confirmed and silent_s >= UNREACHED_LEASES * 4 * self._interval_s
+        if self._asked is not None or unreached:
             return  # cut off from every broker, it leads nobody: somebody who is not may take over
         late = self._lagging(now_s) if silent_s < 2 * self._interval_s else frozenset()  # or it is we who are cut off
         wanted = (self.in_sync | self._caught_up(now_s)) - late

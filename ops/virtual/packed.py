@@ -65,14 +65,38 @@ def packed_plan(seed: int) -> SimulationPlan:
     plan = _calm(rng, seed)
     for trouble in rng.choices(TROUBLES, k=rng.randint(2, 5)):
         plan = trouble(_Draw(rng, plan))
-    return plan
+    return _beside_the_honest(plan) if any(island.manner for island in plan.islands) else plan
 
 
-def short_plan(seed: int = 0) -> SimulationPlan:
-    """Returns a run so short that it can be repeated with a crash at everything that any process says or writes."""
+def _beside_the_honest(plan: SimulationPlan) -> SimulationPlan:
+    """Lets a rogue come last, and the honest stay: where it alone is heard it is the fleet, and nothing can tell."""
+    honest = {island.island_id for island in plan.islands if island.manner is None}
+    islands = tuple(
+        IslandPlan(island_id=island.island_id, step_time_s=island.step_time_s, jitter=island.jitter)
+        if island.island_id in honest
+        else replace(island, joins_at_s=max(3.0, island.joins_at_s))
+        for island in plan.islands
+    )
+    return replace(
+        plan,
+        islands=islands,
+        config=replace(plan.config, suspect_after_s=2.0, dead_after_s=6.0),
+        cuts=tuple(cut for cut in plan.cuts if cut.link.process not in honest),
+        clocks=(),
+        crash_points=tuple(crash for crash in plan.crash_points if crash.process not in honest),
+    )
+
+
+def short_plan(seed: int = 0, steps: int = 14) -> SimulationPlan:
+    """Returns a run so short that it can be repeated with a crash at everything that any process says or writes.
+
+    Args:
+        seed: Of the delays.
+        steps: After which it ends, of both islands together; they take 0.4 s each.
+    """
     config = AggregatorConfig(
         islands=2,
-        total_tokens=14 * TOKENS_PER_STEP,
+        total_tokens=steps * TOKENS_PER_STEP,
         fragments=1,
         sync_interval=2,
         round_timeout_s=2.0,
