@@ -10,7 +10,7 @@ settings.register_profile("atoll", deadline=None, suppress_health_check=[HealthC
 settings.load_profile("atoll")
 
 #: Of the long runs with every combination of troubles, each for itself.
-LONG_SEEDS = range(22)
+LONG_SEEDS = range(11)
 #: Of the small ones, and how many of them are one test.
 PACKED_SEEDS, SEEDS_AT_ONCE = range(1000), 25
 

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from ops.virtual.simulation import Simulation
 
 
+#: Troubles after which Redis knows less than it did.
+FORGETFUL = ("wiped", "old")
+
+
 class InvariantViolation(AssertionError):
     """An invariant of the design does not hold; the message names it."""
 
@@ -135,6 +139,21 @@ class Invariants:
         self._newest[publish.fragment_id] = publish.fragment_version
         require(epoch >= self._epoch, 5, f"epoch {epoch} publishes after {self._epoch}")
         self._epoch = epoch
+
+    def replicated(self, aggregator: SimAggregator, publish: Publish) -> None:
+        """A version is about to be sent: whoever may take over has it, unless Redis has forgotten who that is."""
+        simulation, replication = aggregator.simulation, aggregator.replication
+        lease = simulation.lease.held
+        if replication is None or (lease.holder, lease.epoch) != (aggregator.name, replication.epoch):
+            return
+        if any(trouble.kind in FORGETFUL for trouble in simulation.plan.troubles):
+            return
+        for station in simulation.stations:
+            commit = station.disk.commits.get(publish.fragment_id)
+            have = -1 if commit is None else commit.fragment_version
+            if station.name in lease.in_sync and have < publish.fragment_version:
+                key = publish.fragment_id, publish.fragment_version
+                require(False, 3, f"{key} is published, {station.name} is in sync and has version {have}")
 
     def speaking(self, address: str, epoch: int) -> None:
         """A life of an aggregator is about to say something: nobody else ever did under its epoch."""

@@ -395,6 +395,7 @@ class SimAggregator:
                     self.deaf.discard(by)
                 case agg.Publish():
                     self.simulation.invariants.publishing(action, self.core.run.epoch)
+                    self.simulation.invariants.replicated(self, action)
                     version = m.Version(
                         epoch=self.core.run.epoch,
                         fragment_id=action.fragment_id,
