@@ -233,8 +233,10 @@ class Aggregator:
             self._membership.refuse(event, Reason.UNKNOWN_ISLAND, detail)
             return
         if envelope.incarnation < member.incarnation:
-            # Not answered: the address belongs to the later incarnation. The broker tells the old process.
-            run.count_refusal(Reason.FENCED)
+            # A broker that has seen the later one says so itself; this one has not, and nobody else would tell. Should
+            # the later one be behind that address by now, one refusal does it no harm.
+            detail = f"incarnation {envelope.incarnation} has ended: {member.incarnation} has joined"
+            self._membership.refuse(event, Reason.FENCED, detail)
             return
         newest = run.ways.heard(envelope, event.broker)
         member.last_seen_s = run.now_s

@@ -297,10 +297,11 @@ class Ledger:
                 for fragment_id, account in life.accounts.items():
                     weight = self._weights[fragment_id]
                     merged += account.merged_tokens * weight
+                    waiting = sum(r.tokens for r in account.waiting.values())
+                    rest = life.trained_tokens - account.merged_tokens - waiting
                     for cause, tokens in account.wasted_tokens.items():
                         wasted[cause] += tokens * weight
-                    waiting = sum(r.tokens for r in account.waiting.values())
-                    rest = life.trained_tokens - account.spent_tokens - waiting
+                        rest -= tokens
                     in_flight += waiting * weight
                     if life.ended:
                         wasted[Reason.ISLAND_LOST] += rest * weight
@@ -314,9 +315,10 @@ class Ledger:
         for island_id, lives in self._lives.items():
             for incarnation, life in lives.items():
                 for fragment_id, account in life.accounts.items():
-                    spent = account.known_tokens
-                    where = f"{island_id}.{incarnation} fragment {fragment_id}"
-                    assert spent <= life.trained_tokens, f"{where}: {spent} tokens spent of {life.trained_tokens}"
+                    spent, trained = account.known_tokens, life.trained_tokens
+                    assert spent <= trained, (
+                        f"{island_id}.{incarnation} fragment {fragment_id}: {spent} tokens spent of {trained}"
+                    )
 
     # --- durability ------------------------------------------------------------------------------------------
 

@@ -52,10 +52,10 @@ class Members:
 
     def __init__(self, config: LivenessConfig) -> None:
         self._config = config
-        self._members: dict[str, Member] = {}
+        self._members: dict[str, Member] = {}  # by id, in their order
 
     def __iter__(self) -> Iterator[Member]:
-        return iter([self._members[i] for i in sorted(self._members)])
+        return iter(tuple(self._members.values()))
 
     def __len__(self) -> int:
         """How many islands ever joined."""
@@ -81,7 +81,7 @@ class Members:
         member = self._members.get(name)
         if member is None:
             member = Member(name, len(self._members), hint, 0, nonce, tokens_per_step, now_s)
-            self._members[name] = member
+            self._members = dict(sorted({**self._members, name: member}.items()))
         member.incarnation += 1
         self._renew(member, hint, nonce, tokens_per_step, now_s)
         return member
@@ -157,6 +157,7 @@ class Members:
             member.begun = all(begun)  # which records of a single shard had not from the beginning
             member.counted_at_s, member.presumed = now_s, True
             self._members[name] = member
+        self._members = dict(sorted(self._members.items()))
 
     def _named_by(self, hint: str) -> str | None:
         return next((m.island_id for m in self if hint and m.hint == hint), None)

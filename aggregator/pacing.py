@@ -28,8 +28,9 @@ class StepClock:
     def __init__(self, heartbeat_interval_s: float) -> None:
         self._heartbeat_interval_s = heartbeat_interval_s
         self._paces: dict[str, Pace] = {}
-        # One event asks the same of every fragment at one moment: answered once. (moment, who advances, their steps)
-        self._answers: tuple[float, tuple[str, ...], dict[str, float]] | None = None
+        # One event asks the same of every fragment at one moment: answered once. (moment, who advances, their steps,
+        # their median step time)
+        self._answers: tuple[float, tuple[str, ...], dict[str, float], float | None] | None = None
 
     def report(self, island_id: str, inner_step: int, now_s: float, step_time_s: float | None = None) -> None:
         """Takes note of a counter read off the island itself; older news than what is known is ignored."""
@@ -75,18 +76,19 @@ class StepClock:
         """Returns the islands whose counter grew lately, sorted."""
         return self._answers_at(now_s)[1]
 
-    def _answers_at(self, now_s: float) -> tuple[float, tuple[str, ...], dict[str, float]]:
+    def _answers_at(self, now_s: float) -> tuple[float, tuple[str, ...], dict[str, float], float | None]:
         if self._answers is None or self._answers[0] != now_s:
             advancing = sorted(
                 i for i, p in self._paces.items() if p.step_time_s and now_s - p.advanced_at_s <= self._allowance_s(p)
             )
-            self._answers = now_s, tuple(advancing), {}
+            times = sorted(step_s for i in advancing if (step_s := self._paces[i].step_time_s))
+            median_s = times[len(times) // 2] if times else None
+            self._answers = now_s, tuple(advancing), {}, median_s
         return self._answers
 
     def median_step_time_s(self, now_s: float) -> float | None:
         """Returns the upper median of the advancing islands' step times: the pace of the lower median island."""
-        times = sorted(p.step_time_s for i in self.advancing(now_s) if (p := self._paces[i]).step_time_s)
-        return times[len(times) // 2] if times else None
+        return self._answers_at(now_s)[3]
 
     def _allowance_s(self, pace: Pace) -> float:
         return max(3 * self._heartbeat_interval_s, 4 * (pace.step_time_s or 0.0))

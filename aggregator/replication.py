@@ -240,10 +240,9 @@ class Replication:
         return self._advance(now_s)
 
     def next_deadline_s(self) -> float:
-        """Returns when to call :meth:`tick`: with each renewal, which is often enough for all else."""
-        if self._asked is None and self._renew_at_s > self._advanced_at_s:
-            return self._renew_at_s
-        return self._advanced_at_s + self._interval_s  # an answer is awaited, or no broker: looked at all the same
+        """Returns when to call :meth:`tick`: with each renewal, or as often while none may be asked for."""
+        renews = self._asked is None and self._renew_at_s > self._advanced_at_s
+        return self._renew_at_s if renews else self._advanced_at_s + self._interval_s
 
     @property
     def standbys(self) -> tuple[str, ...]:
@@ -355,7 +354,9 @@ class Replication:
 
     def _renew(self, now_s: float) -> None:
         silent_s = now_s - self._reached_at_s
-        if self._asked is not None or silent_s >= UNREACHED_LEASES * 4 * self._interval_s:
+        # Before the first renewal it has said nothing that a broker could have answered.
+        unreached = self._confirmed and silent_s >= UNREACHED_LEASES * 4 * self._interval_s
+        if self._asked is not None or unreached:
             return  # cut off from every broker, it leads nobody: somebody who is not may take over
         late = self._lagging(now_s) if silent_s < 2 * self._interval_s else frozenset()  # or it is we who are cut off
         wanted = (self.in_sync | self._caught_up(now_s)) - late

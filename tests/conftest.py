@@ -9,10 +9,18 @@ from hypothesis import HealthCheck, settings
 settings.register_profile("atoll", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("atoll")
 
+#: Of the long runs with every combination of troubles, each for itself.
+LONG_SEEDS = range(11)
+#: Of the small ones, and how many of them are one test.
+PACKED_SEEDS, SEEDS_AT_ONCE = range(1000), 25
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    long, packed = (f"{seeds.start}:{seeds.stop}" for seeds in (LONG_SEEDS, PACKED_SEEDS))
     parser.addoption(
-        "--seeds", default="0:44", help="range of simulated seeds, FIRST:LAST; one seed N is N:N+1 (default: 0:44)"
+        "--seeds",
+        help="range of simulated seeds, FIRST:LAST; one seed N is N:N+1 "
+        f"(default: {packed} in test_packed.py, {long} in test_combinations.py)",
     )
     parser.addoption(
         "--regenerate-transcripts",
@@ -22,6 +30,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    given = metafunc.config.getoption("--seeds")
     if "sim_seed" in metafunc.fixturenames:
-        first, last = metafunc.config.getoption("--seeds").split(":")
-        metafunc.parametrize("sim_seed", range(int(first), int(last)))
+        metafunc.parametrize("sim_seed", _range(given) if given else LONG_SEEDS)
+    if "packed_seeds" in metafunc.fixturenames:
+        seeds = _range(given) if given else PACKED_SEEDS
+        batches = [seeds[i : i + SEEDS_AT_ONCE] for i in range(0, len(seeds), SEEDS_AT_ONCE)]
+        metafunc.parametrize("packed_seeds", batches, ids=[f"{batch.start}:{batch.stop}" for batch in batches])
+
+
+def _range(text: str) -> range:
+    first, last = text.split(":")
+    return range(int(first), int(last))

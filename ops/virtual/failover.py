@@ -21,6 +21,8 @@ from aggregator.candidate import Candidate, Holding
 from aggregator.records import commit_from_map
 from broker import messages as m
 from broker.records import LeaseView
+from ops.virtual.crash_points import Point
+from ops.virtual.partitions import REDIS
 from ops.virtual.processes import SimAggregator
 from ops.virtual.queue import Alarm
 
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
 
 #: How long a caller waits for a Redis that does not answer.
 NO_ANSWER_S = 0.5
+#: Share of calls, while troubles last, that were given up when they arrived, after later ones.
+LATE_CALLS = 0.02
 #: Share of answers that are lost on the way back, while troubles last: it was done, and nobody knows.
 LOST_ANSWERS = 0.02
 
@@ -68,10 +72,14 @@ class SimLease:
 
     def __init__(self, simulation: Simulation, shard: int) -> None:
         self._simulation = simulation
-        self._rng = random.Random(f"{simulation.plan.seed}/redis" + (f"/{shard}" if shard else ""))
+        suffix = f"/{shard}" if shard else ""
+        self._rng = random.Random(f"{simulation.plan.seed}/redis{suffix}")
+        self._late = random.Random(f"{simulation.plan.seed}/redis{suffix}, late")
+        self._clock = simulation.clock("redis")
         self.held = LeaseView()
         self._renewed_at_s = 0.0
-        self._history: list[tuple[float, LeaseView, float]] = []
+        self._renewal = 0  # its number, in the key
+        self._history: list[tuple[float, LeaseView, float, int]] = []
         for trouble in simulation.plan.troubles:
             if trouble.kind in (RedisTrouble.WIPED, RedisTrouble.OLD):
                 simulation.queue.at(trouble.at_s + trouble.for_s, partial(self._come_back, trouble))
@@ -81,25 +89,31 @@ class SimLease:
     ) -> None:
         """Does ``operation`` a moment from now and passes on what it returns; or tells of the silence."""
         queue, now_s = self._simulation.queue, self._simulation.queue.now_s
-        troubles = self._simulation.plan.troubles
-        if any(t.lasts(now_s) and (t.kind in RedisTrouble or self._cuts(t, station)) for t in troubles):
+        troubles, name = self._simulation.plan.troubles, self._simulation.stations[station].name
+        if self._simulation.dies_at(name, Point.SEND):
+            return
+        fails = any(t.lasts(now_s) and (t.kind in RedisTrouble or self._cuts(t, station)) for t in troubles)
+        if fails or self._simulation.is_cut(name, REDIS):
             queue.after(NO_ANSWER_S, silent)
             return
-        lost = now_s < self._simulation.plan.calm_after_s and self._rng.random() < LOST_ANSWERS
+        trouble = now_s < self._simulation.plan.calm_after_s
+        lost = trouble and self._rng.random() < LOST_ANSWERS
         there_s, back_s = (self._rng.uniform(0.001, 0.02) for _ in range(2))
+        if trouble and self._late.random() < LATE_CALLS:
+            lost, there_s = True, self._late.uniform(0.0, 3.0)
 
         def do() -> None:
             result = operation()
-            if lost:
-                queue.after(NO_ANSWER_S, silent)
-            else:
+            if not lost:
                 queue.after(back_s, lambda: answer(result))
 
+        if lost:
+            queue.after(NO_ANSWER_S, silent)
         queue.after(there_s, do)
 
     def read(self) -> LeaseView:
         """As :meth:`broker.lease.LeaseKey.read`."""
-        return replace(self.held, age_s=self._simulation.queue.now_s - self._renewed_at_s)
+        return replace(self.held, age_s=self._clock.now_s - self._renewed_at_s)
 
     def take(self, name: str, expected_epoch: int, epoch: int, store_epoch: int, lease_s: float) -> bool:
         """As the script of :meth:`broker.lease.LeaseKey.take`."""
@@ -113,12 +127,16 @@ class SimLease:
             self._set(LeaseView(holder=name, epoch=epoch, in_sync=frozenset({name})))
         return granted
 
-    def renew(self, name: str, epoch: int, in_sync: tuple[str, ...]) -> tuple[bool, str, int]:
+    def renew(
+        self, name: str, epoch: int, in_sync: tuple[str, ...], number: int, *, confirmed: bool
+    ) -> tuple[bool, str, int]:
         """As the script of :meth:`broker.lease.LeaseKey.renew`."""
         held = self.held
-        granted = not held.holder or (held.holder, held.epoch) == (name, epoch) or held.epoch < epoch
+        granted = confirmed and (not held.holder or held.epoch < epoch)
+        if (held.holder, held.epoch) == (name, epoch):
+            granted = self._renewal < number
         if granted:
-            self._set(LeaseView(holder=name, epoch=epoch, in_sync=frozenset({name, *in_sync})))
+            self._set(LeaseView(holder=name, epoch=epoch, in_sync=frozenset({name, *in_sync})), number)
         return granted, self.held.holder, self.held.epoch
 
     def end(self, name: str, epoch: int) -> None:
@@ -126,20 +144,30 @@ class SimLease:
         if (self.held.holder, self.held.epoch) == (name, epoch):
             self.held = replace(self.held, ended=True)
 
-    def _set(self, lease: LeaseView) -> None:
-        self.held, self._renewed_at_s = lease, self._simulation.queue.now_s
-        self._history.append((self._renewed_at_s, self.held, self._renewed_at_s))
+    def _set(self, lease: LeaseView, renewal: int = 0) -> None:
+        self.held, self._renewed_at_s, self._renewal = lease, self._clock.now_s, renewal
+        self._history.append((self._simulation.queue.now_s, lease, self._renewed_at_s, renewal))
 
     def _come_back(self, trouble: Trouble) -> None:
         """With nothing, or with what was there earlier."""
-        self.held, self._renewed_at_s = LeaseView(), 0.0
+        self.held, self._renewed_at_s, self._renewal = LeaseView(), 0.0, 0
         if trouble.kind is RedisTrouble.OLD:
-            for at_s, held, renewed_at_s in self._history:
+            for at_s, held, renewed_at_s, renewal in self._history:
                 if at_s <= trouble.at_s / 2:
-                    self.held, self._renewed_at_s = held, renewed_at_s
+                    self.held, self._renewed_at_s, self._renewal = held, renewed_at_s, renewal
 
     def _cuts(self, trouble: Trouble, station: int) -> bool:
         return trouble.kind is StationTrouble.NO_REDIS and trouble.station == station
+
+
+def station_names(shards: int, standbys: int) -> tuple[str, ...]:
+    """Returns the names of all aggregators, as ``up`` gives them: shard by shard, who begins and who stands by."""
+    names: list[str] = []
+    for shard in range(shards):
+        prefix = f"aggregator-{shard}" if shard else ""
+        names.append(prefix or "aggregator")
+        names += (f"{prefix}-standby-{i}".removeprefix("-") for i in range(1, 1 + standbys))
+    return tuple(names)
 
 
 class Station:
@@ -158,7 +186,7 @@ class Station:
         shard, place = divmod(number, 1 + simulation.plan.standbys)
         self.config = replace(simulation.plan.config, shard=shard)
         self.yields = place > 0
-        self.name = (f"standby-{place}" if place else "aggregator") + (f"-of-{shard}" if shard else "")
+        self.name = station_names(self.config.shards, simulation.plan.standbys)[number]
         self.process: SimAggregator | SimCandidate | None = None
         self.frozen_until_s = 0.0
         self.lives = 0
@@ -216,7 +244,8 @@ class SimCandidate:
 
     def __init__(self, simulation: Simulation, station: Station, life: int) -> None:
         self.simulation, self.station = simulation, station
-        self.address = f"{station.name}/{life}"
+        self.name, self.address = station.name, f"{station.name}/{life}"
+        self.clock = simulation.clock(self.name)
         self.sender = m.standing_by(station.name)
         self.key = m.AGGREGATOR
         self.connection = 0
@@ -234,9 +263,9 @@ class SimCandidate:
             lease_s=simulation.plan.config.lease_s,
             yields=station.yields,
             holding=holding,
-            now_s=simulation.queue.now_s,
+            now_s=self.clock.now_s,
         )
-        self.alarm = Alarm(simulation.queue, lambda: self.handle(cand.Tick()))
+        self.alarm = Alarm(simulation.queue, lambda: self.handle(cand.Tick()), self.clock.true_s)
 
     def handle(self, event: cand.CandidateEvent) -> None:
         """Feeds one event to the core and carries out what it answers."""
@@ -244,9 +273,14 @@ class SimCandidate:
             self.station.awake(partial(self._handle, event))
 
     def _handle(self, event: cand.CandidateEvent) -> None:
-        if not self.alive:
-            return
-        for action in self.core.handle(event, self.simulation.queue.now_s):
+        if self.alive:
+            self.perform(self.core.handle(event, self.clock.now_s))
+
+    def perform(self, actions: list[cand.CandidateAction]) -> None:
+        """Carries out actions; what takes time ends in an event."""
+        for action in actions:
+            if not self.alive:
+                return  # it died of one of them
             match action:
                 case cand.SendFollow(follow=follow):
                     self.send(follow)
@@ -277,7 +311,7 @@ class SimCandidate:
 
     def keep(self, message: m.Replica | m.ReplicaRun) -> None:
         """A commit or a run record reaches the disk, or does not."""
-        if not self.alive:
+        if not self.alive or self.simulation.dies_at(self.name, Point.PERSIST):
             return
         plan, disk = self.simulation.plan, self.station.disk
         if self.simulation.queue.now_s < plan.calm_after_s and self.rng.random() < plan.persist_failure:
@@ -287,7 +321,8 @@ class SimCandidate:
             disk.record = msgpack.unpackb(message.record)
         else:
             disk.commits[message.fragment_id] = commit_from_map(msgpack.unpackb(message.commit))
-        self.handle(cand.Kept(message=message))
+        if not self.simulation.dies_at(self.name, Point.PERSISTED):
+            self.handle(cand.Kept(message=message))
 
     def received(self, message: m.Message, broker: int) -> None:
         """Takes in what came over a broker."""

@@ -32,7 +32,7 @@ from aggregator.replication import (
 )
 from broker import messages as m
 from broker.identity import Identity, KeyRole
-from broker.relay import AllowListChanged, Relay, RelayConfig, RelayEvent
+from broker.relay import AllowListChanged, Relay, RelayAction, RelayConfig, RelayEvent
 from broker.relay import Note as RelayNote
 from broker.relay import Observe as RelayObserve
 from broker.relay import Send as RelaySend
@@ -41,6 +41,7 @@ from islands import core as isl
 from islands import events as ie
 from islands.shares import DataShare, Taken
 from ops.chaos.manners import Rogue
+from ops.virtual.crash_points import Point
 from ops.virtual.queue import Alarm
 
 #: How often a process tries to connect to a broker that does not answer.
@@ -56,7 +57,8 @@ class SimIsland:
 
     def __init__(self, simulation: Simulation, plan: IslandPlan, life: int) -> None:
         self.simulation, self.plan, self.life = simulation, plan, life
-        self.address = f"{plan.island_id}/{life}"
+        self.name, self.address = plan.island_id, f"{plan.island_id}/{life}"
+        self.clock = simulation.clock(self.name)
         self.key = plan.island_id  # stands for the public key of its connections
         self.alive = True
         self.stopped = False
@@ -68,6 +70,7 @@ class SimIsland:
         self.copies: dict[int, int] = {}
         self.watched: frozenset[int] = frozenset()
         self.training = self.searching = False
+        self.stepped_at_s = math.inf  # when its first step ended
         self.data: DataShare
         self.shares: tuple[m.Share, ...] = ()
         self.trained: list[tuple[int, Taken]] = []  # since the last boundary
@@ -91,7 +94,7 @@ class SimIsland:
         self.deaf = False  # what comes over that is swallowed
         self.connected = simulation.plan.brokers == 1  # a single broker's connection is never looked at
         self.sequence = 0
-        self.alarm = Alarm(simulation.queue, lambda: self.handle(ie.Tick()))
+        self.alarm = Alarm(simulation.queue, lambda: self.handle(ie.Tick()), self.clock.true_s)
         if not self.connected:
             self.connect()
 
@@ -110,11 +113,18 @@ class SimIsland:
         if not self.alive or connection != self.connection or self.connected:
             return
         queue = self.simulation.queue
-        if self.simulation.brokers[self.core.broker].answers and self.plan.reachable(queue.now_s):
+        if self.simulation.brokers[self.core.broker].answers and self.reachable:
             self.connected = True
             queue.after(0.0, lambda: self.line(connection))
         else:
             queue.after(CONNECT_AGAIN_S, lambda: self.reach(connection))
+
+    @property
+    def reachable(self) -> bool:
+        """Whether a connection to the broker of its choice can be made."""
+        simulation = self.simulation
+        cut = bool(simulation.plan.cuts) and simulation.is_cut(self.name, self.core.broker)
+        return not cut and self.plan.reachable(simulation.queue.now_s)
 
     def lose(self) -> None:
         """The broker's process is gone: the connection breaks, and is tried again."""
@@ -130,13 +140,15 @@ class SimIsland:
     def handle(self, event: ie.Event) -> None:
         """Feeds one event to the core and carries out what it answers."""
         if self.alive:
-            self.perform(self.core.handle(event, self.simulation.queue.now_s))
+            self.perform(self.core.handle(event, self.clock.now_s))
             self.simulation.invariants.after_island_event(self)
 
     def perform(self, actions: list[ie.Action]) -> None:
         """Carries out actions; what takes time ends in an event."""
         queue, plan = self.simulation.queue, self.simulation.plan
         for action in actions:
+            if not self.alive:
+                return  # it died of one of them
             match action:
                 case ie.Send():
                     for message in self.rogue.outgoing(action.message) if self.rogue else (action.message,):
@@ -172,6 +184,7 @@ class SimIsland:
                 case ie.Fail():
                     self.simulation.invariants.island_failed(self, action)
                     self.kill()
+                    self.simulation.replace_failed(self)
                 case ie.RefreshOptimizer():
                     self.recovering = True
                     self.held.clear()
@@ -236,11 +249,12 @@ class SimIsland:
         taken = self.data.trained()
         self.simulation.invariants.trained(taken)
         self.trained.append((self.step, taken))
+        self.stepped_at_s = min(self.stepped_at_s, self.simulation.queue.now_s)
         self.step += 1
         self.tokens += self.work.tokens_per_step
         self.stopped = self.core.done
         vitals = ie.Vitals(loss=1.0, step_time_s=self.plan.step_time_s, sync_share=0.0, bytes_up=0, bytes_down=0)
-        self.core.handle(vitals, self.simulation.queue.now_s)
+        self.core.handle(vitals, self.clock.now_s)
         self.boundary()
         if not self.stopped:
             self.next_step()
@@ -294,13 +308,14 @@ class SimAggregator:
 
     def __init__(self, simulation: Simulation, station: Station, life: int, epoch: int | None) -> None:
         self.simulation, self.station, self.disk, self.life = simulation, station, station.disk, life
-        self.address = f"{station.name}/{life}"
+        self.name, self.address = station.name, f"{station.name}/{life}"
+        self.clock = simulation.clock(self.name)
         self.connection = 0
         self.deaf: set[int] = set()  # brokers whose bulk connection delivers nothing, either way
         self.key = m.AGGREGATOR
         self.alive = True
         self.rng = random.Random(f"{simulation.plan.seed}/{self.address}")
-        disk, config, now_s = station.disk, station.config, simulation.queue.now_s
+        disk, config, now_s = station.disk, station.config, self.clock.now_s
         self.core = Aggregator(config, now_s=now_s, record=disk.record, commits=disk.commits, epoch=epoch or 1)
         self.replication: Replication | None = None
         if epoch is not None:
@@ -321,12 +336,14 @@ class SimAggregator:
         self.computed: dict[int, str] = {}  # digest last computed, per fragment
         self.orders = 0
         self.saved_serial = 0
+        self.renewals, self.confirmed = 0, False  # of the lease, as broker.lease.LeaseKey counts them
         self.sequence = 0
-        self.alarm = Alarm(simulation.queue, lambda: self.handle(agg.Tick()))
+        self.deadline_s: float | None = None  # of the core, after its last event
+        self.alarm = Alarm(simulation.queue, lambda: self.handle(agg.Tick()), self.clock.true_s)
 
     def start(self) -> None:
         """Begins to lead."""
-        self.perform(self.core.start(self.simulation.queue.now_s))
+        self.perform(self.core.start(self.clock.now_s))
 
     def handle(self, event: agg.Event | ReplicationEvent) -> None:
         """Feeds one event to whom it is for, as soon as the process runs, and carries out what is answered."""
@@ -336,7 +353,7 @@ class SimAggregator:
     def _handle(self, event: agg.Event | ReplicationEvent) -> None:
         if not self.alive:
             return
-        now_s = self.simulation.queue.now_s
+        now_s = self.clock.now_s
         if isinstance(event, ReplicationEvent):
             assert self.replication is not None
             self.replicate(self.replication.handle(event, now_s))
@@ -349,15 +366,18 @@ class SimAggregator:
 
     def feed(self, event: agg.Event) -> None:
         """Feeds one event to the core and carries out what it answers."""
-        self.perform(self.core.handle(event, self.simulation.queue.now_s))
+        self.perform(self.core.handle(event, self.clock.now_s))
         self.simulation.invariants.after_aggregator_event(self)
 
     def perform(self, actions: list[agg.Action]) -> None:
         """Carries out actions; what takes time ends in an event."""
         plan = self.simulation.plan
         for action in actions:
+            if not self.alive:
+                return  # it died of one of them
             match action:
                 case agg.Send():
+                    self.simulation.invariants.speaking(self.address, self.station.config.shard, self.core.run.epoch)
                     self.send(action.to, action.message, action.by)
                 case agg.Plant():
                     self.order(action.fragment_id, 0, self.work.plant(action))
@@ -367,7 +387,7 @@ class SimAggregator:
                 case agg.Persist():
                     self.later(plan.persist_s, partial(self.persist, action.commit))
                     if self.replication is not None:
-                        self.replicate(self.replication.persist(action.commit, self.simulation.queue.now_s))
+                        self.replicate(self.replication.persist(action.commit, self.clock.now_s))
                 case agg.SaveRun():
                     self.record = action
                     self.later(plan.persist_s, partial(self.save_run, action))
@@ -375,6 +395,7 @@ class SimAggregator:
                     self.deaf.discard(by)
                 case agg.Publish():
                     self.simulation.invariants.publishing(action, self.core.run.epoch, self.station.config.shard)
+                    self.simulation.invariants.replicated(self, action)
                     version = m.Version(
                         shard=self.station.config.shard,
                         epoch=self.core.run.epoch,
@@ -395,10 +416,11 @@ class SimAggregator:
                 case agg.Finished():
                     if self.replication is not None and self.core.run.phase is m.Phase.ENDED:
                         self.station.lease.end(self.station.name, self.replication.epoch)
+        self.deadline_s = self.core.next_deadline_s(self.clock.now_s)
         self._arm()
 
     def _arm(self) -> None:
-        deadline_s = self.core.next_deadline_s(self.simulation.queue.now_s)
+        deadline_s = self.deadline_s
         if self.replication is not None and not self.core.finished:
             deadline_s = min(deadline_s or math.inf, self.replication.next_deadline_s())
         self.alarm.arm(deadline_s if self.alive else None)
@@ -408,6 +430,8 @@ class SimAggregator:
         assert self.replication is not None
         shard, epoch, lease = self.station.config.shard, self.replication.epoch, self.station.lease
         for action in actions:
+            if not self.alive:
+                return
             match action:
                 case Replicate(to=to, commit=commit):
                     self.send(m.standing_by(to), _replica(commit, shard, epoch), self.ways.get(to))
@@ -416,11 +440,11 @@ class SimAggregator:
                         message = _replica_run(self.record, shard, epoch)
                         self.send(m.standing_by(to), message, self.ways.get(to))
                 case Renew(in_sync=in_sync):
-                    name = self.station.name
+                    self.renewals += 1
                     lease.call(
                         self.station.number,
-                        partial(lease.renew, name, epoch, in_sync),
-                        lambda got: self.handle(Renewed(granted=got[0], holder=got[1], epoch=got[2])),
+                        partial(lease.renew, self.name, epoch, in_sync, self.renewals, confirmed=self.confirmed),
+                        self.renewed,
                         partial(self.handle, RenewFailed(detail="no answer")),
                     )
                 case Deliver(event=event):
@@ -434,6 +458,12 @@ class SimAggregator:
                     return
                 case agg.Note():
                     self.simulation.note(self.simulation.queue.now_s, self.address, action.name, action.fields)
+
+    def renewed(self, answer: tuple[bool, str, int]) -> None:
+        """Redis has answered whether the lease was renewed, and whose it is."""
+        granted, holder, epoch = answer
+        self.confirmed = self.confirmed or granted
+        self.handle(Renewed(granted=granted, holder=holder, epoch=epoch))
 
     def later(self, delay_s: tuple[float, float], call: Callable[[], None]) -> None:
         """Runs ``call`` after a random delay, if the process lives then, and as soon as it runs."""
@@ -459,6 +489,8 @@ class SimAggregator:
 
     def persist(self, commit: agg.Commit) -> None:
         """A commit reaches the disk, or does not."""
+        if self.simulation.dies_at(self.name, Point.PERSIST):
+            return
         p, version = commit.fragment_id, commit.fragment_version
         calm = self.simulation.queue.now_s > self.simulation.plan.calm_after_s
         if not calm and self.rng.random() < self.simulation.plan.persist_failure:
@@ -472,15 +504,15 @@ class SimAggregator:
 
     def done(self, event: agg.Persisted | agg.RunSaved) -> None:
         """Something is on this disk; it is durable where nobody else must have it."""
-        if self.replication is not None:
-            self.handle(Local(event=event))
-            return
-        if isinstance(event, agg.Persisted):
+        if self.replication is None and isinstance(event, agg.Persisted):
             self.simulation.invariants.persisted(self.disk.commits[event.fragment_id])
-        self.handle(event)
+        if not self.simulation.dies_at(self.name, Point.PERSISTED):
+            self.handle(event if self.replication is None else Local(event=event))
 
     def save_run(self, action: agg.SaveRun) -> None:
         """The run record reaches the disk, unless a later one of this life is there already."""
+        if self.simulation.dies_at(self.name, Point.PERSIST):
+            return
         newest = self.disk.record
         if action.serial > self.saved_serial and (newest is None or newest["epoch"] <= action.record["epoch"]):
             self.saved_serial = action.serial
@@ -523,6 +555,8 @@ class SimBroker:
 
     def __init__(self, simulation: Simulation, place: int) -> None:
         self.simulation, self.place = simulation, place
+        self.name = f"broker-{place}"
+        self.clock = simulation.clock(self.name)
         self.alive = True
         self.frozen = False
         self.backlog: list[RelayEvent] = []  # what came while it was frozen
@@ -530,8 +564,8 @@ class SimBroker:
         islands = [plan.island_id for plan in simulation.plan.islands]
         allowed = {name: Identity(role=KeyRole.ISLAND, name=name) for name in islands}
         allowed[m.AGGREGATOR] = Identity(role=KeyRole.AGGREGATOR, name=m.AGGREGATOR)
-        self.relay.handle(AllowListChanged(allowed=allowed), simulation.queue.now_s)
-        self.alarm = Alarm(simulation.queue, lambda: self.handle(RelayTick()))
+        self.relay.handle(AllowListChanged(allowed=allowed), self.clock.now_s)
+        self.alarm = Alarm(simulation.queue, lambda: self.handle(RelayTick()), self.clock.true_s)
 
     @property
     def answers(self) -> bool:
@@ -540,12 +574,16 @@ class SimBroker:
 
     def handle(self, event: RelayEvent) -> None:
         """Feeds one event to the relay and carries out what it answers."""
-        if not self.alive:
-            return
         if self.frozen:
             self.backlog.append(event)
-            return
-        for action in self.relay.handle(event, self.simulation.queue.now_s):
+        elif self.alive:
+            self.perform(self.relay.handle(event, self.clock.now_s))
+
+    def perform(self, actions: list[RelayAction]) -> None:
+        """Passes on what the relay lets through."""
+        for action in actions:
+            if not self.alive:
+                return  # it died of one of them
             match action:
                 case RelaySend():
                     self.simulation.from_broker(self, action)

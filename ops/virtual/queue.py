@@ -7,6 +7,9 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
+#: So many events at one moment are somebody who asks to be woken now, and then does nothing.
+MOST_AT_ONCE = 5_000
+
 
 class EventQueue:
     """Calls functions at virtual times; ties are broken by the order in which they were scheduled."""
@@ -15,6 +18,7 @@ class EventQueue:
         self.now_s = 0.0
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._count = 0
+        self._at_once = 0  # events since time went on
 
     def at(self, time_s: float, call: Callable[[], None]) -> None:
         """Schedules ``call``; a time in the past means now."""
@@ -31,7 +35,10 @@ class EventQueue:
             if not self._heap or self._heap[0][0] > end_s:
                 self.now_s = max(self.now_s, end_s)
                 return False
-            self.now_s, _, call = heapq.heappop(self._heap)
+            time_s, _, call = heapq.heappop(self._heap)
+            self._at_once = self._at_once + 1 if time_s == self.now_s else 0
+            assert self._at_once < MOST_AT_ONCE, f"time stands still at {time_s} s: somebody is woken again and again"
+            self.now_s = time_s
             call()
         return True
 
@@ -81,10 +88,14 @@ class Sender:
 
 @dataclass(slots=True)
 class Alarm:
-    """The one timer of a driver: re-armed after each event, old settings are ignored when they ring."""
+    """The one timer of a driver: re-armed after each event, old settings are ignored when they ring.
+
+    With a clock that is wrong it may ring early; what it rings for then has it set again.
+    """
 
     queue: EventQueue
     ring: Callable[[], None]
+    true_s: Callable[[float], float] = float  #: when to ring, of what the driver's clock shall show
     set_for_s: float | None = None
     generation: int = 0
 
@@ -103,4 +114,4 @@ class Alarm:
                 self.set_for_s = None
                 self.ring()
 
-        self.queue.at(at_s, ring)
+        self.queue.at(self.true_s(at_s), ring)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import partial
 from typing import Any
@@ -29,14 +29,20 @@ from broker.tensors import payload_bytes
 from islands import events as ie
 from islands.donation import PART_BYTES
 from ops.chaos.manners import Manner
+from ops.virtual.clocks import Clock, ClockTrouble
+from ops.virtual.crash_points import CrashPoint, Passages, Point
 from ops.virtual.failover import SimCandidate, SimLease, Station, StationTrouble
 from ops.virtual.failover import Trouble as StationOrRedisTrouble
 from ops.virtual.invariants import Invariants
+from ops.virtual.partitions import Cut, Way
 from ops.virtual.processes import SimAggregator, SimBroker, SimIsland
 from ops.virtual.queue import EventQueue, LinkModel, Sender
 from ops.virtual.work import Counting, Works
 
 Process = SimIsland | SimAggregator | SimCandidate
+
+#: Before the number of a broker, in the names of those that may crash or have a clock.
+BROKER = "broker-"
 
 #: (virtual time, process, name of the decision, fields).
 OnNote = Callable[[float, str, str, Mapping[str, Any]], None]
@@ -128,6 +134,9 @@ class SimulationPlan:
     broker_troubles: tuple[BrokerTrouble, ...] = ()
     standbys: int = 0  # aggregators besides the first of each shard; with them the config has ``failover``
     troubles: tuple[StationOrRedisTrouble, ...] = ()
+    cuts: tuple[Cut, ...] = ()  # of single links, by direction
+    clocks: tuple[ClockTrouble, ...] = ()
+    crash_points: tuple[CrashPoint, ...] = ()
     restart_s: float = 0.5
     donor_wait_s: float = (
         0.0  #: how long a new process may look for another island's optimizer state; 0: it starts fresh
@@ -183,6 +192,8 @@ class Simulation:
         self.note = on_note or self.keep
         self.queue = EventQueue()
         self.rng = random.Random(plan.seed)
+        self._clocks: dict[str, Clock] = {}
+        self.passages = Passages(plan.crash_points)
         self.leases = [SimLease(self, shard) for shard in range(plan.config.shards)]
         self.invariants = Invariants(
             rogues=frozenset(i.island_id for i in plan.islands if i.manner is not None), watching=watching
@@ -244,19 +255,42 @@ class Simulation:
 
     def ended(self) -> bool:
         """Whether the run is over for everybody who is still there."""
-        live = [i for i in self.islands.values() if i.alive]
         phases = [leader.core.run.phase for leader in self.leaders.values()]
-        over = len(phases) == self.plan.config.shards and set(phases) == {m.Phase.ENDED}
-        return over and bool(live) and all(i.core.finished for i in live)
+        if len(phases) < self.plan.config.shards or set(phases) != {m.Phase.ENDED}:
+            return False
+        live = [i for i in self.islands.values() if i.alive]
+        return bool(live) and all(i.core.finished for i in live)
+
+    def clock(self, process: str) -> Clock:
+        """The clock that the processes of that name read."""
+        clock = self._clocks.get(process)
+        if clock is None:
+            wrong = tuple(each for each in self.plan.clocks if each.process == process)
+            clock = self._clocks[process] = Clock(self.queue, wrong)
+        return clock
 
     # --- faults -----------------------------------------------------------------------------------------------
+
+    def dies_at(self, process: str, point: Point) -> bool:
+        """A process comes by a point; returns whether it dies there, which is then done."""
+        crash = self.passages.pass_by(process, point)
+        if crash is None:
+            return False
+        self.note(self.queue.now_s, process, "crashed", {"at": str(point), "number": crash.number})
+        if process.startswith(BROKER):
+            self.crash_broker(int(process.removeprefix(BROKER)), crash.restart_s)
+        elif process in self.islands:
+            self.crash_island(replace(self.islands[process].plan, restart_s=crash.restart_s))
+        else:
+            next(station for station in self.stations if station.name == process).crash(crash.restart_s)
+        return True
 
     def start_island(self, plan: IslandPlan) -> None:
         """Starts a process of an island."""
         life = self._lives[plan.island_id] = self._lives.get(plan.island_id, -1) + 1
         island = SimIsland(self, plan, life)
         self.processes[island.address] = self.islands[plan.island_id] = island
-        island.perform(island.core.start(self.queue.now_s))
+        island.perform(island.core.start(island.clock.now_s))
 
     def crash_island(self, plan: IslandPlan) -> None:
         """Kills an island's process; another one starts later."""
@@ -264,7 +298,13 @@ class Simulation:
         if island is not None and island.alive:
             island.kill()
             self.invariants.island_killed(island)
-            self.queue.after(plan.restart_s, lambda: self.start_island(plan))
+            self.queue.after(plan.restart_s, partial(self.start_island, island.plan))
+
+    def replace_failed(self, island: SimIsland) -> None:
+        """An island gave up: whoever supervises it starts another process, unless there is one."""
+        if self.islands[island.plan.island_id] is island:
+            self.invariants.island_killed(island)
+            self.queue.after(island.plan.restart_s, partial(self.start_island, island.plan))
 
     def deafen(self, plan: IslandPlan) -> None:
         """Lets an island's bulk connection stand, and deliver nothing any more."""
@@ -307,25 +347,31 @@ class Simulation:
 
     # --- the network ------------------------------------------------------------------------------------------
 
-    def arrivals_s(self, process: Process, message: m.Message, direction: str) -> list[float]:
+    def arrivals_s(self, process: Process, message: m.Message, direction: str, broker: int) -> list[float]:
         """Returns the delays after which copies of a message get through to or from a process, if any does.
 
         Bulk waits for bulk, control for control: they have connections of their own. Links are faultless once the
         plan's troubles are over.
         """
         link = self.plan.link
+        if self.plan.cuts and self.is_cut(process.name, broker, direction):
+            return []
         if isinstance(process, SimIsland):
             if not process.plan.reachable(self.queue.now_s):
                 return []
             link = process.plan.link or link
         if self.queue.now_s > self.plan.calm_after_s:
             link = LinkModel(delay_s=link.delay_s, bytes_per_s=link.bytes_per_s)
+        if not link.bytes_per_s:
+            return link.arrivals_s(self.rng)
         sender = self._senders.setdefault((process.address, direction, message.channel), Sender())
         queued_s = sender.queued_s(self.queue.now_s, self.size(message), link.bytes_per_s)
         return link.arrivals_s(self.rng, queued_s)
 
     def to_broker(self, process: Process, to: str, message: m.Message, sequence: int, broker: int = 0) -> None:
         """Carries a message from a process to a broker: an island's own, or the one that an aggregator names."""
+        if not process.alive or self.dies_at(process.name, Point.SEND):
+            return
         sender, incarnation = "", 0
         if isinstance(process, SimIsland):
             incarnation = process.core.incarnation
@@ -337,6 +383,9 @@ class Simulation:
             return
         else:
             sender = process.sender
+        delays_s = self.arrivals_s(process, message, "up", broker)
+        if not delays_s:
+            return
         envelope = m.Envelope(
             run_id=self.plan.config.run_id,
             sender=sender,
@@ -352,15 +401,26 @@ class Simulation:
             size_bytes=self.size(message),
             key=process.key,
         )
-        for delay_s in self.arrivals_s(process, message, "up"):
+        for delay_s in delays_s:
             self.queue.after(delay_s, lambda: self.brokers[broker].handle(event))
 
     def cut_off(self, broker: int) -> bool:
         """Whether nothing passes between a broker and the aggregator now."""
         return any(each.cuts(broker, self.queue.now_s) for each in self.plan.broker_troubles)
 
+    def is_cut(self, process: str, broker: int, direction: str = "") -> bool:
+        """Whether nothing passes a link now, in one direction; in neither, without a handshake, or in any."""
+        now_s, directions = self.queue.now_s, (direction,) if direction else (Way.UP, Way.DOWN)
+        return any(
+            cut.link.broker == broker and cut.link.process == process and cut.stops(each, now_s)
+            for cut in self.plan.cuts
+            for each in directions
+        )
+
     def from_broker(self, broker: SimBroker, action: RelaySend) -> None:
         """Carries a message from the broker to a process, or says that there is none."""
+        if self.dies_at(broker.name, Point.SEND):
+            return
         address, _, line = action.peer.decode().partition("#")
         process = self.processes.get(address)
         if process is None or not process.alive or line != line_of(process, action.channel):
@@ -371,7 +431,7 @@ class Simulation:
             return
         if not isinstance(process, SimIsland) and self.cut_off(broker.place):
             return
-        for delay_s in self.arrivals_s(process, action.envelope.message, "down"):
+        for delay_s in self.arrivals_s(process, action.envelope.message, "down", broker.place):
             self.queue.after(delay_s, partial(self.deliver, process, line, action.envelope, broker.place))
 
     def deliver(self, process: Process, line: str, envelope: m.Envelope, broker: int) -> None:
@@ -390,7 +450,7 @@ class Simulation:
         if self.swallows(process, message, broker):
             return
         if isinstance(message, m.Attached) and process.replication is not None:
-            process.replication.reached(self.queue.now_s)
+            process.replication.reached(process.clock.now_s)
         if isinstance(message, m.Follow):
             name = envelope.sender.removeprefix(m.standing_by(""))
             process.ways[name] = broker

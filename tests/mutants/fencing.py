@@ -118,6 +118,22 @@ MUTANTS = (
         new="            self._wanted_epoch = 1 + lease.epoch",
         tests=(T_CANDIDATE + "test_its_epoch_is_above_all_that_it_has_heard_of",),
     ),
+    Mutant(
+        what="an island that was outranked at a broker that does not know is never told",
+        invariant=8,
+        file=CORE,
+        old="            self._membership.refuse(event, Reason.FENCED, detail)",
+        new="            run.count_refusal(Reason.FENCED)",
+        tests=("tests/unit/test_aggregator_membership.py::test_an_earlier_incarnation_is_not_heard",),
+    ),
+    Mutant(
+        what="a new leader that Redis did not answer for long never renews",
+        invariant=6,
+        file="aggregator/replication.py",
+        old="        unreached = self._confirmed and silent_s",
+        new="        unreached = silent_s",
+        tests=(T_REPLICATION + "test_a_new_leader_that_redis_does_not_answer_for_long_renews_as_soon_as_it_does",),
+    ),
     # --- the lease: compare-and-set -----------------------------------------------------------------------------------
     Mutant(
         what="the lease goes to one that is not in sync",

@@ -32,12 +32,12 @@ KEPT_SEEDS = (
 )
 
 
-def run(plan: SimulationPlan) -> Simulation:
+def run(plan: SimulationPlan, limit_s: float = LIMIT_S) -> Simulation:
     """Runs a plan to its end; a violated invariant carries the last decisions of the run."""
     simulation = Simulation(plan)
     try:
-        ended = simulation.run(LIMIT_S)
-        assert ended, f"not ended after {LIMIT_S} virtual seconds: {simulation.aggregator.core.run.phase}"
+        ended = simulation.run(limit_s)
+        assert ended, f"not ended after {limit_s} virtual seconds: {simulation.aggregator.core.run.phase}"
         simulation.invariants.at_end(simulation)
     except AssertionError as err:
         story = "\n".join(
@@ -179,7 +179,7 @@ def test_a_killed_island_comes_back_and_only_its_own_last_steps_are_lost() -> No
     assert wasted["island_lost"] <= 30 * plan.tokens_per_step
 
 
-@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize("seed", range(12))
 def test_whoever_is_away_no_batch_is_merged_twice_and_none_is_skipped(seed: int) -> None:
     """The observer checks it: batches are trained without a gap, and merged at most once into a fragment."""
     run(absences_plan(seed))

@@ -151,7 +151,9 @@ def test_an_earlier_incarnation_is_not_heard():
     made.join("a")
     made.incarnations["a"] = 1
     made.now_s = 3.0
-    assert not sent(made.beat("a", 400), FleetState)
+    actions = made.beat("a", 400)
+    assert not sent(actions, FleetState)
+    assert [refused.reason for refused in sent(actions, Refused)] == [Reason.FENCED]  # its broker may know no better
     assert made.run.refusals[Reason.FENCED] == 1
     assert made.run.ledger.trained_tokens() == 0
 

@@ -448,6 +448,30 @@ def test_a_leader_that_no_broker_answers_lets_its_lease_run_out_and_takes_it_up_
     assert [a for a in leader.tick(0.25 * LEASE_S) if isinstance(a, Renew)]
 
 
+def test_a_new_leader_that_redis_does_not_answer_for_long_renews_as_soon_as_it_does():
+    """Until then it says nothing, so that no broker can answer either."""
+    leader = Leader()
+    leader.reachable = False
+    for _ in range(8 * UNREACHED_LEASES):
+        actions = [
+            *leader.handle(RenewFailed(detail="no answer"), after_s=0.25 * LEASE_S),
+            *leader.tick(0.25 * LEASE_S),
+        ]
+        assert [a for a in actions if isinstance(a, Renew)]
+
+
+def test_a_leader_that_no_broker_answers_does_not_ask_to_be_woken_at_once_again_and_again():
+    leader = Leader().begun()
+    leader.reachable = False
+    leader.tick(4 * UNREACHED_LEASES * LEASE_S)
+    leader.granted()
+    for _ in range(3):
+        leader.tick()
+        wait_s = leader.core.next_deadline_s() - leader.now_s
+        assert wait_s == pytest.approx(0.25 * LEASE_S)
+        leader.passes(wait_s)
+
+
 def test_a_leader_that_no_broker_answers_strikes_out_nobody():
     leader = Leader().begun()
     leader.hear("b", commit_of(0, 0), commit_of(1, 0))

@@ -1,0 +1,45 @@
+"""Many small runs with many troubles each: crashes at what is said and written, cut links, clocks that are wrong.
+
+A failing seed N reproduces with ``python3 -m ops test tests/sim/test_packed.py --seeds N:N+1``.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from ops.virtual.packed import packed_plan
+from tests.sim.test_rogues import check_the_honest
+from tests.sim.test_simulation import run
+
+#: Within which a small run ends, whatever happens to it: seconds of training, seconds of trouble, and repair.
+LIMIT_S = 200.0
+
+#: Seeds that once found a bug.
+KEPT_SEEDS = (
+    254,  # a leader that no broker answered asked to be woken at once, again and again, instead of renewing its lease
+    2499,  # the late message of a dead process outranked the living one, and no broker knew: nobody ever heard it
+)
+
+
+def check(seed: int) -> None:
+    """Runs one seed; what fails names it."""
+    try:
+        check_the_honest(run(packed_plan(seed), LIMIT_S))
+    except AssertionError as err:
+        raise AssertionError(f"seed {seed}: {err}") from err
+
+
+def test_whatever_is_packed_into_a_few_seconds_every_invariant_holds(packed_seeds: range) -> None:
+    for seed in packed_seeds:
+        check(seed)
+
+
+@pytest.mark.parametrize("seed", KEPT_SEEDS)
+def test_a_seed_that_found_a_bug_stays_mended(seed: int) -> None:
+    check(seed)
+
+
+def test_the_same_seed_gives_the_same_run_to_the_last_decision() -> None:
+    first, second = (run(packed_plan(3), LIMIT_S) for _ in range(2))
+    assert first.trace == second.trace
+    assert first.queue.now_s == second.queue.now_s

@@ -1,0 +1,27 @@
+"""One short run with every subset of its links cut, one by one in a random order, and restored in another."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from itertools import combinations
+
+import pytest
+
+from ops.virtual.packed import short_plan
+from ops.virtual.partitions import Way, links, swizzled
+from tests.sim.test_packed import LIMIT_S
+from tests.sim.test_simulation import run
+
+STATIONS = ("aggregator", "standby-1")
+LINKS = links((*STATIONS, "island-0", "island-1"), STATIONS, brokers=1)
+
+
+@pytest.mark.parametrize("many", range(1, 1 + len(LINKS)))
+def test_whichever_links_are_cut_and_come_back_the_run_goes_on_and_loses_nothing_that_was_merged(many: int) -> None:
+    for number, chosen in enumerate(combinations(LINKS, many)):
+        rng = random.Random(f"{many} of {len(LINKS)}: {number}")
+        for for_s, ways in ((2.0, (Way.BOTH,)), (4.0, tuple(Way))):
+            begin_s = rng.uniform(0.0, 2.0)
+            cuts = swizzled(rng, chosen, begin_s, begin_s + for_s, ways)
+            run(replace(short_plan(number, steps=30), cuts=cuts), LIMIT_S)  # all are back before it ends
