@@ -141,6 +141,7 @@ class Island:
         self._stopped = False
         self._clean_from: int | None = 0  # parameters are finite from this step on; None while they are replaced
         self._news: dict[int, tuple[int, int]] = {}  # shard -> epoch and sequence of its newest FleetState
+        self._open_shards: set[int] = set()  # those that may make another version
         self.heard_at_s: float | None = None
         self._fenced_since_s: float | None = None
         self._progress = (0, 0, 1.0)  # trained_tokens, own tokens then, fleet_ratio
@@ -307,6 +308,10 @@ class Island:
 
     def _fleet_state(self, state: FleetState, now_s: float, actions: list[Action]) -> None:
         theirs = [p for p in self.fragments if shard_of(p, state.shards) == state.shard]
+        if state.phase is Phase.ENDED:
+            self._open_shards.discard(state.shard)
+        else:
+            self._open_shards.add(state.shard)
         if state.shard == 0:  # which decides for all
             self.phase = state.phase
             shares = (state.share, *state.taken_over)
@@ -463,7 +468,7 @@ class Island:
         for p in boundary.installed:
             self._installed(self.fragments[p])
         if self._clean_from is None and not any(f.awaits_overwrite for f in self.fragments.values()):
-            self._clean_from = self.at.step
+            self._clean_from = self._optimizer_from = self.at.step  # here, and not when it was asked for
         for p in boundary.copied:
             self.fragments[p].copy = self.at
         if boundary.stopped:
@@ -532,7 +537,7 @@ class Island:
             self._receiver.end("the run ends", actions)
         if self._heartbeat_at_s is not None and now_s >= self._heartbeat_at_s:
             self._heartbeat(now_s, actions)
-        if self.phase is Phase.ENDED and self._stopped and not self._lacking():
+        if self.phase is Phase.ENDED and not self._open_shards and self._stopped and not self._lacking():
             self.finished = all(f.stage is Stage.IDLE and not f.outstanding for f in self.fragments.values())
 
     def _prepare(self, fragment: Fragment, actions: list[Action]) -> None:
