@@ -283,6 +283,7 @@ class _Service:
         self._group = asyncio.TaskGroup()
         self._tasks: set[asyncio.Task[None]] = set()
         self._tape = tape
+        self._tape_due = asyncio.Event()
         commits = {p: commit for p, (commit, _) in loaded.fragments.items()}
         now_s = self._clock()
         epoch = least_epoch if term is None else term.epoch
@@ -418,6 +419,7 @@ class _Service:
                 case Merge():
                     self._workshop.merge(action)
                 case Persist():
+                    self._tape_due.set()  # what led to a version had better be on the tape before it is durable
                     self._workshop.persist(action)
                     if self._replication is not None:
                         await self._replicate(self._replication.persist(action.commit, now_s), now_s)
@@ -509,7 +511,10 @@ class _Service:
 
     async def _flush_tape(self) -> None:
         while self._tape is not None:
-            await asyncio.sleep(TAPE_FLUSH_S)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(TAPE_FLUSH_S):
+                    await self._tape_due.wait()
+            self._tape_due.clear()
             await asyncio.to_thread(self._tape.flush)
 
     def _snapshot(self) -> Snapshot:

@@ -5,7 +5,8 @@ import copy
 import pytest
 
 from aggregator.records import ledger_line
-from aggregator.replay import Replay, fingerprint
+from aggregator.replay import Replay
+from aggregator.replay_terms import fingerprint
 from tests.helpers import Desk
 from tests.taped import STEPS_PER_ROUND, Taped
 
