@@ -489,8 +489,11 @@ class _Service:
                     assert_never(action)
 
     async def _renew(self, term: _Term, in_sync: tuple[str, ...]) -> None:
+        heard = () if self._replication is None else self._replication.standbys
         try:
-            granted, holder, epoch = await term.lease.renew(holder=term.name, epoch=term.epoch, in_sync=in_sync)
+            granted, holder, epoch = await term.lease.renew(
+                holder=term.name, epoch=term.epoch, in_sync=in_sync, standbys=heard
+            )
         except Unavailable as err:
             await self._events.put(RenewFailed(detail=str(err)))
         else:

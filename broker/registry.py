@@ -38,7 +38,7 @@ from redis.commands.core import AsyncScript
 from redis.exceptions import RedisError, ResponseError
 
 from broker.errors import ConfigError, Unavailable
-from broker.records import BrokerRecord, FragmentRecord, Lease, MemberRecord, RunTotals, Snapshot
+from broker.records import BrokerRecord, FragmentRecord, Lease, LeaseView, MemberRecord, RunTotals, Snapshot
 
 __all__ = ["BrokerRecord", "FragmentRecord", "Lease", "MemberRecord", "Registry", "RunTotals", "Snapshot", "shown"]
 
@@ -47,6 +47,8 @@ T = TypeVar("T")
 KEEP_S = 7 * 24 * 3600
 MAX_EVENTS = 10_000
 RUNS = "atoll:runs"
+#: Shards whose leases are looked at; there are no more of them than aggregators.
+SHARDS_READ = 64
 
 #: A registry that is slower than this is as good as gone: nobody waits for it.
 CONNECT_TIMEOUT_S = 0.5
@@ -273,8 +275,9 @@ class Registry:
             pipe.zrange(self._key("brokers"), 0, -1)
             for name in ("model", "totals"):
                 pipe.hgetall(self._key(name))
-            pipe.hgetall(self._key("lease", "0"))
-            time, members, brokers, model, totals, lease = await pipe.execute()
+            for shard in range(SHARDS_READ):
+                pipe.hgetall(self._key("lease", str(shard)))
+            time, members, brokers, model, totals, *leases = await pipe.execute()
         islands = [island for island, _ in members]
         sources = [*(f"broker:{broker}" for broker in brokers), "aggregator"]
         keys = [
@@ -295,7 +298,7 @@ class Registry:
             totals=_values(totals),
             brokers=dict(zip(brokers, hashes[len(islands) :], strict=False)),
             refusals=dict(zip(sources, hashes[len(islands) + len(brokers) :], strict=True)),
-            leases={0: lease} if lease else {},
+            leases={shard: LeaseView.of(held, _seconds(time)) for shard, held in enumerate(leases) if held},
         )
 
     async def read_events(self, count: int = 100) -> list[dict[str, Any]]:

@@ -1,5 +1,6 @@
 """``up --standbys 1`` with real processes: leaders killed and frozen, standbys that die, a Redis that is away."""
 
+import json
 import os
 import signal
 import time
@@ -7,7 +8,7 @@ import time
 import pytest
 
 from aggregator.store_files import commit_path, run_path, versions
-from tests.local_run import Up, check_ranges, check_report, descendants, json_lines, wait_for
+from tests.local_run import Up, check_ranges, check_report, descendants, json_lines, ops, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
@@ -66,6 +67,8 @@ class Run:
             self.pair = Pair(self.up)
             self.pair.wait_for("aggregator", "standby.in_sync")
             self.pair.wait_for("aggregator", "version.committed")
+            self.names = {each: (self.pair.store(each) / "name").read_text() for each in AGGREGATORS}
+            self.led_by = json.loads(ops("status", run_dir, "--json").stdout)["shards"]["0"]
             self.kill_the_leader()
             self.freeze_the_leader()
             self.kill_the_standby()
@@ -126,6 +129,14 @@ def run(tmp_path_factory):
 def test_the_run_ends_as_if_nothing_had_happened(run):
     assert run.exit == 0, run.up.err
     check_report(run.report)
+
+
+def test_status_says_who_leads_and_who_could_take_over(run):
+    leader, standby = (run.names[each] for each in AGGREGATORS)
+    assert (run.led_by["leader"], run.led_by["epoch"]) == (leader, 1)
+    assert run.led_by["in_sync"] == sorted([leader, standby])
+    assert run.led_by["standbys"] == [standby]
+    assert run.led_by["age_s"] < 2.0
 
 
 def test_a_standby_takes_over_under_the_next_epoch_within_three_seconds(run):

@@ -159,6 +159,22 @@ def test_a_renewal_that_comes_after_its_successor_changes_nothing(shard):
     shard(use)
 
 
+def test_the_standbys_that_a_leader_hears_are_written_for_people_to_see(shard):
+    async def use(it):
+        await it.led_by_a()
+        await it.leader.renew(holder="a", epoch=1, in_sync=("b",), standbys=("c", "b"))
+        found = (await it.registry.read()).leases
+        assert found.keys() == {0}
+        assert (found[0].holder, found[0].epoch) == ("a", 1)
+        assert (found[0].in_sync, found[0].standbys) == ({"a", "b"}, {"b", "c"})
+        assert 0 <= found[0].age_s < LEASE_S
+        await asyncio.sleep(LEASE_S)
+        assert await it.take("b", 1, 2)
+        assert (await it.registry.read()).leases[0].standbys == frozenset()
+
+    shard(use)
+
+
 def test_renewals_are_numbered_anew_in_each_term(shard):
     async def use(it):
         await it.led_by_a("b")
