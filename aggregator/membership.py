@@ -139,12 +139,14 @@ class Membership:
         if run.phase is not Phase.RUNNING:
             return
         live = {m.island_id for m in run.members.live(run.now_s)}
+        out = run.quarantine.out(run.now_s)
         present = [
             Presence(
                 island_id=m.island_id,
                 home=m.index,
                 away_s=math.inf if m.left else run.now_s - m.last_seen_s,
-                able=m.island_id in live and m.ready and not m.stopped,
+                able=m.island_id in live - out and m.ready and not m.stopped,
+                quarantined=m.island_id in out,
             )
             for m in run.members
         ]
