@@ -203,13 +203,15 @@ class _Ledger:
         left = frozenset() if self._check is None else self._check.rounds_left()
         recorded: dict[int, dict[str, Any]] = {}
         digests, seen, lineages = dict(played.digests), set(elsewhere), set()
+        bytes_known = {(p, digest) for (p, _), digest in digests.items()}
         for number, row in numbered_lines(ledger):
             if row is None:
                 continue  # torn, or its version is missing below
             key = row["fragment_id"], row["fragment_version"]
             seen.add(key)
-            if key[1] > 0 and not row["contributions"]:
+            if key[1] > 0 and not row["contributions"] and (key[0], row["digest"]) in bytes_known:
                 lineages.add(key)
+            bytes_known.add((key[0], row["digest"]))
             said = f"line {number} of {ledger}: version {key[1]} of fragment {key[0]}"
             expected = played.fingerprints.get(key)
             if expected is not None and fingerprint(row) not in expected:
