@@ -17,7 +17,6 @@ import asyncio
 import json
 import math
 import os
-import socket
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import ExitStack, suppress
 from typing import Any, Self, assert_never
@@ -309,7 +308,8 @@ class _Service:
         self._reporter = Reporter(
             registry,
             collect=self._snapshot,
-            holder="" if term is not None else f"{socket.gethostname()}:{os.getpid()}",
+            lease=LeaseKey(registry, 0) if term is None else None,
+            holder=store.name,
             clock=self._clock,
         )
 

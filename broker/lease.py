@@ -10,14 +10,17 @@ the clock that runs out is that of Redis. Rules of the two scripts:
 * **take**: granted if there is no key and the caller expects none; or the key has the epoch that the caller expects,
   and the caller is in the in-sync set, and either holds it or nobody has renewed it for ``lease_s``. A key whose epoch
   is lower than that of the caller's store comes from a Redis that lost writes, and counts as none. One without an
-  in-sync set is that of an aggregator that led without failover: it goes to the store that has its epoch. The taker
-  alone is in sync then.
+  in-sync set is of an earlier release, whose aggregator led without failover: it goes to the store that has its epoch.
+  The taker alone is in sync then.
 * **renew**: granted to the holder under its epoch, who says anew who is in sync; to a leader of a higher epoch than the
   key has, since a Redis that lost writes knows less than a leader's store; and where there is no key. Never otherwise.
 
 A renewal that was given up may still reach Redis, after later ones: a standby that they took out of the set would be
 back in it. So renewals are numbered, and one that comes after its successor is refused. And a leader puts nothing right
 in Redis before it has renewed once what it took: a leader of before may have gone on with what Redis came back with.
+
+An aggregator without failover asks nobody whether it may lead: it says that it does (:meth:`LeaseKey.lead`), alone in
+sync, so that status knows, and a standby that is added later finds a lease of its own kind.
 """
 
 from __future__ import annotations
@@ -30,6 +33,9 @@ from redis.asyncio import Redis
 
 from broker.records import LeaseView
 from broker.registry import Registry
+
+#: A lease that runs out after so long never does.
+_FOR_EVER_S = 1e9
 
 _TAKE = """
 local held = redis.call('HMGET', KEYS[1], 'holder', 'epoch', 'in_sync', 'renewed_at')
@@ -145,6 +151,25 @@ class LeaseKey:
             return bool(granted), str(by), int(under)
 
         return await self._registry.attempt(renew)
+
+    async def lead(self, *, holder: str, epoch: int) -> tuple[bool, str, int]:
+        """Says that ``holder`` leads without failover: renews what it has, else takes what is nobody's, or is older.
+
+        A lease under a lower epoch is older, whoever holds it: a store that leads has seen the end of that.
+
+        Returns:
+            As :meth:`renew`.
+        """
+        if self._confirmed:
+            renewed = await self.renew(holder=holder, epoch=epoch, in_sync=())
+            if renewed[0]:
+                return renewed
+        found = await self.read()
+        granted = found.epoch <= epoch and await self.take(  # a store that went back must not take the epoch back
+            holder=holder, expected_epoch=found.epoch, epoch=epoch, lease_s=_FOR_EVER_S, store_epoch=epoch
+        )
+        self._confirmed = granted
+        return (True, holder, epoch) if granted else (False, found.holder, found.epoch)
 
     async def end(self, *, holder: str, epoch: int) -> None:
         """Says that the run has ended under this leader."""

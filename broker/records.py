@@ -106,8 +106,8 @@ class LeaseView:
     Attributes:
         holder: Name of the leader; empty if there is no key.
         epoch: Under which it leads; 0 if there is no key.
-        in_sync: Who has every published version, the leader among them: who may take over. Empty if it led without
-            failover.
+        in_sync: Who has every published version, the leader among them: who may take over. Empty if an earlier release
+            wrote it, without failover.
         standbys: Who else the leader had heard of when it renewed last, in sync or not.
         age_s: Since it was renewed, by the clock of Redis; below 0 where that clock was set back.
         ended: Its holder has ended the run, and nobody need take over.
@@ -145,15 +145,6 @@ class LeaseView:
     def expired(self, lease_s: float) -> bool:
         """Whether the holder has let it run out; a clock that was set back says nothing in the holder's favour."""
         return self.age_s >= lease_s or self.age_s < 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lease:
-    """Who leads a shard, after an attempt to lead it: ``granted`` says whether that succeeded."""
-
-    granted: bool
-    holder: str
-    epoch: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
