@@ -28,9 +28,11 @@ class Member:
     start: tuple[int, int] = (0, 0)  #: step and token counter at which this incarnation began
     counted_at_s: float = 0.0  #: when its counters were last believed
     missed_rounds: int = 0  #: in a row; an island that contributes again starts over
-    heartbeat: Heartbeat | None = None  #: the last one of this incarnation
+    heartbeat: Heartbeat | None = None  #: the last one of this incarnation, by ``beat_sequence``
+    beat_sequence: int = -1  #: of the envelope that it came in
     resolutions: list[Resolution] = field(default_factory=list)  #: to tell with the next state
     presumed: bool = False  #: it trained with an earlier life of the aggregator, and was not heard yet by this one
+    stopped_sequence: int | None = None  #: of the first heartbeat that said that it has stopped
     emptied: dict[int, int] = field(default_factory=dict)  #: fragment -> sequence of its "nothing" in the flush
     optimizer: StateSource = StateSource.PENDING  #: what this incarnation's inner optimizer started from
     refusals: dict[str, int] = field(default_factory=dict)  #: reason -> count, over all incarnations
@@ -84,9 +86,10 @@ class Members:
         member.incarnation += 1
         member.nonce, member.hint, member.tokens_per_step = nonce, hint or member.hint, tokens_per_step
         member.last_seen_s, member.counted_at_s, member.left, member.missed_rounds = now_s, now_s, False, 0
-        member.heartbeat, member.presumed = None, False
+        member.heartbeat, member.beat_sequence, member.presumed = None, -1, False
         member.optimizer = StateSource.PENDING
         member.resolutions.clear()
+        member.stopped_sequence = None
         member.emptied.clear()
         return member
 

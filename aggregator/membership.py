@@ -179,12 +179,17 @@ class Membership:
         if lie:
             self.refuse(event, Reason.IMPLAUSIBLE, lie)
             return False
-        member.heartbeat, member.counted_at_s = beat, run.now_s
+        overtaken = event.envelope.sequence < member.beat_sequence  # by another way: it says what was, not what is
+        if not overtaken:
+            member.heartbeat, member.beat_sequence, member.counted_at_s = beat, event.envelope.sequence, run.now_s
         run.ledger.report(member.island_id, member.incarnation, beat.inner_step, beat.tokens)
         run.ledger.overwritten(member.island_id, member.incarnation, beat.overwritten_tokens)
         if beat.stopped:
+            first = member.stopped_sequence
+            sequence = event.envelope.sequence
+            member.stopped_sequence = sequence if first is None else min(first, sequence)
             run.clock.forget(member.island_id)
-        elif member.ready:
+        elif member.ready and not overtaken:
             run.clock.report(member.island_id, beat.inner_step, run.now_s, beat.step_time_s)
         member.resolutions += [self.resolve(member, item) for item in beat.outstanding]
         return True
