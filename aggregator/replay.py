@@ -37,6 +37,7 @@ from aggregator.replay_terms import (
     fingerprint,
     what_differs,
 )
+from aggregator.replication import NOTES
 from aggregator.tape import note_line, read_event, read_start
 
 
@@ -238,6 +239,9 @@ class Replay:
 
     def _note(self, line: Line) -> Difference | None:
         life = self._now()
+        if line.get("note") in NOTES:
+            self.counts.beside += 1
+            return None
         if not life.expected:
             return self._difference(f"{line.get('note')} is on the tape, and nothing was decided here", dict(line))
         replayed = as_read(note_line(life.expected.pop(0), line["now_s"]))

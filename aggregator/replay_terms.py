@@ -99,6 +99,7 @@ class Counts:
         lives: Of the aggregator.
         events: Fed to a core.
         decisions: Notes that agree.
+        beside: Notes about standbys and the lease, which are no decisions of the core.
         versions: Durable ones, version 0 included.
         unwitnessed: Versions that a life began with and that no earlier line tells of: made in the last moments before
             a crash, or by another aggregator.
@@ -111,6 +112,7 @@ class Counts:
     lives: int = 0
     events: int = 0
     decisions: int = 0
+    beside: int = 0
     versions: int = 0
     unwitnessed: int = 0
     unfollowed: int = 0

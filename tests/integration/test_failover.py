@@ -8,6 +8,7 @@ import time
 import pytest
 
 from aggregator.store_files import commit_path, run_path, versions
+from ops.replay import replay_all
 from tests.local_run import Up, check_ranges, check_report, descendants, json_lines, ops, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
@@ -181,3 +182,12 @@ def test_in_the_end_both_stores_hold_the_same_bytes(run):
         newest = versions(one, p)[0]
         assert newest == versions(other, p)[0] == run.report["versions"][str(p)]
         assert commit_path(one, p, newest).read_bytes() == commit_path(other, p, newest).read_bytes()
+
+
+def test_the_tapes_of_both_agree_with_their_replay_and_together_tell_almost_everything(run):
+    tapes = [run.pair.folder(each) / "events.jsonl" for each in AGGREGATORS]
+    found, covered = replay_all(tapes, ledgers=[run.pair.store(each) / "ledger.jsonl" for each in AGGREGATORS])
+    assert [each.difference for each in found] == [None, None]
+    made = {(row["fragment_id"], row["fragment_version"]) for rows in run.ledgers.values() for row in rows}
+    assert covered.versions == len(made)
+    assert covered.checked >= len(made) - 8  # two leaders were killed, and may have been about to write a version each

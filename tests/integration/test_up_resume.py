@@ -87,7 +87,8 @@ def test_the_tape_of_both_lives_gives_the_same_decisions_and_the_same_bytes_with
     assert covered.checked == found.counts.versions
     # The tape is written when a version is about to be: a kill costs it what a write in between takes, if anything.
     assert covered.versions - covered.checked == found.counts.unwitnessed <= FRAGMENTS
-    assert found.derived + found.alone + FRAGMENTS == len(run.ledger)
+    made_twice = found.derived + found.alone + FRAGMENTS - len(run.ledger)
+    assert 0 <= made_twice <= FRAGMENTS  # computed before the kill, and not durable then
 
 
 def test_the_momentum_of_the_second_life_is_that_of_the_first_to_the_last_bit(run):
