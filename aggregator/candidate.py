@@ -330,7 +330,8 @@ class Candidate:
             return ""  # a moment later: it may be what was published last
         fresh = [f for at_s, f in self._brokers.values() if now_s < at_s + BROKER_FRESH_S]
         if not fresh:
-            return "no broker answers"
+            asked_for_long = now_s >= self._began_at_s + BROKER_FRESH_S
+            return "no broker answers" if asked_for_long else ""  # at the start none had the time to
         heard_s = min((f.leader_heard_ago_s for f in fresh if f.leader_heard_ago_s is not None), default=None)
         if (void or not own) and heard_s is not None and heard_s < self._lease_s:
             return ""

@@ -2,8 +2,9 @@
 
 An island that finds no checkpoint of its own asks for a donor, again and again until it is answered. A donor is an
 island that lives, answers its rounds, and has trained a whole sync interval in this life, so that its optimizer knows
-the run: an untrained island is never a donor. Of those, the one heard most recently is named; as heartbeats
-interleave, the work goes round. The state itself passes between the two, through the broker, and never comes here.
+the run: an untrained island is never a donor. Neither is a quarantined one. Of those left, the one heard most recently
+is named; as heartbeats interleave, the work goes round. The state itself passes between the two, through the broker,
+and never comes here.
 
 A donor serves few islands at once. Where all are busy, nothing is answered: the island asks again, and starts fresh
 when its own patience ends. Where nobody could ever give, it is told so at once.
@@ -77,6 +78,7 @@ class Donations:
             and trained_steps >= run.config.sync_interval
             and m.missed_rounds < MISSES_BEFORE_UNRESPONSIVE
             and run.members.state(m, run.now_s) is Liveness.ALIVE
+            and not run.quarantine.holds(m.island_id, run.now_s)  # who knows what its optimizer has seen
         )
 
     def _forget(self) -> None:

@@ -72,14 +72,16 @@ class Ending:
     def close_gaps(self, member: Member, beat: Heartbeat, sequence: int) -> None:
         """Books what a stopped island has handed over, waits for nothing about, and nobody remembers.
 
-        It had nothing left when it answered the flush, and has nothing outstanding in a heartbeat sent after that: the
-        fate of the rest was known to an earlier life of the aggregator and lost with it.
+        It had nothing left when it answered the flush after it had stopped, and has nothing outstanding in a heartbeat
+        sent after that: the fate of the rest was known to an earlier life of the aggregator and lost with it. What it
+        answered before it had stopped says nothing of the step that it was at.
         """
-        if self._run.phase is not Phase.FLUSHING or not beat.stopped:
+        stopped_at = member.stopped_sequence
+        if self._run.phase is not Phase.FLUSHING or not beat.stopped or stopped_at is None:
             return
         pending = {item.fragment_id for item in beat.outstanding}
         for p, emptied in member.emptied.items():
-            if sequence > emptied and p not in pending:
+            if sequence > emptied > stopped_at and p not in pending:
                 self._run.ledger.close_gap(member.island_id, member.incarnation, p)
 
     def _due(self) -> bool:

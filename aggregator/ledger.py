@@ -2,7 +2,8 @@
 
 Unit: token x fragment. An island that trained n tokens has trained them on every fragment; fragment p hands them
 over in its own rounds. The books are kept per *life* (incarnation) of an island. What a life trained and neither
-merged, nor lost by a recorded cause, nor still has on its way is *in flight* while it lives and ``island_lost`` after.
+merged, nor lost by a recorded cause, nor still has on its way is *in flight* while it lives and ``island_lost`` after;
+what of it a new lineage gave up is ``store_lost`` then, or when the flush closes the gap.
 
 The slice of one fragment is written in the same commit as each of its versions, so that after a restart the books
 agree with the parameters exactly; what was refused since is refused again when it is sent again.
@@ -35,6 +36,7 @@ class Account:
     wasted_tokens: Counter[str] = field(default_factory=Counter)
     waiting: dict[tuple[int, int], StepRange] = field(default_factory=dict)  #: arrived, not merged yet
     why: dict[tuple[int, int], Reason] = field(default_factory=dict)  #: of the latest refusals, for who asks again
+    forgotten_tokens: int | None = None  #: before what came first to a new lineage, with no known fate; None: none came
 
     @property
     def spent_tokens(self) -> int:
@@ -194,6 +196,9 @@ class Ledger:
         """Takes in a contribution that arrived."""
         account = self.account(island_id, incarnation, fragment_id)
         assert not account.overlaps(steps), f"{island_id} fragment {fragment_id}: {steps} arrived before"
+        if self._gaps is not Reason.UNRECORDED and account.forgotten_tokens is None:
+            before = steps.from_tokens - self._lives[island_id][incarnation].start_tokens
+            account.forgotten_tokens = max(0, before - account.known_tokens)
         account.waiting[(steps.from_step, steps.to_step)] = steps
         self.report(island_id, incarnation, steps.to_step, steps.to_tokens)
 
@@ -304,7 +309,9 @@ class Ledger:
                         rest -= tokens
                     in_flight += waiting * weight
                     if life.ended:
-                        wasted[Reason.ISLAND_LOST] += rest * weight
+                        forgotten = min(rest, account.forgotten_tokens or 0)  # it did not come to closing the gap
+                        wasted[self._gaps] += forgotten * weight
+                        wasted[Reason.ISLAND_LOST] += (rest - forgotten) * weight
                     else:
                         in_flight += rest * weight
         causes = {cause: tokens for cause, tokens in sorted(wasted.items()) if tokens}
@@ -335,6 +342,7 @@ class Ledger:
                     "merged_to": list(account.merged_to),
                     "refused": [list(i) for i in account.refused],
                     "wasted": {str(k): v for k, v in account.wasted_tokens.items()},
+                    **({} if account.forgotten_tokens is None else {"forgotten": account.forgotten_tokens}),
                 }
         tally = self._tallies[fragment_id]
         counted = [{str(n): k for n, k in tally.rounds.items()}, tally.participation_sum, tally.staleness_sum]
@@ -388,4 +396,5 @@ class Ledger:
                     merged_tokens=row["merged_tokens"],
                     merged_to=tuple(row["merged_to"]),
                     wasted_tokens=Counter(row["wasted"]),
+                    forgotten_tokens=row.get("forgotten"),
                 )

@@ -29,9 +29,11 @@ class Member:
     begun: bool = True  #: with several shards: whether that is known by now
     counted_at_s: float = 0.0  #: when its counters were last believed
     missed_rounds: int = 0  #: in a row; an island that contributes again starts over
-    heartbeat: Heartbeat | None = None  #: the last one of this incarnation
+    heartbeat: Heartbeat | None = None  #: the last one of this incarnation, by ``beat_sequence``
+    beat_sequence: int = -1  #: of the envelope that it came in
     resolutions: list[Resolution] = field(default_factory=list)  #: to tell with the next state
     presumed: bool = False  #: it trained with an earlier life of the aggregator, and was not heard yet by this one
+    stopped_sequence: int | None = None  #: of the first heartbeat that said that it has stopped
     emptied: dict[int, int] = field(default_factory=dict)  #: fragment -> sequence of its "nothing" in the flush
     optimizer: StateSource = StateSource.PENDING  #: what this incarnation's inner optimizer started from
     refusals: dict[str, int] = field(default_factory=dict)  #: reason -> count, over all incarnations
@@ -90,9 +92,10 @@ class Members:
         """Forgets what belongs to an earlier life."""
         member.nonce, member.hint, member.tokens_per_step = nonce, hint or member.hint, tokens_per_step
         member.last_seen_s, member.counted_at_s, member.left, member.missed_rounds = now_s, now_s, False, 0
-        member.heartbeat, member.presumed = None, False
+        member.heartbeat, member.beat_sequence, member.presumed = None, -1, False
         member.optimizer = StateSource.PENDING
         member.resolutions.clear()
+        member.stopped_sequence = None
         member.emptied.clear()
 
     def state(self, member: Member, now_s: float) -> Liveness:

@@ -167,12 +167,14 @@ class Membership:
         if run.phase is not Phase.RUNNING or run.config.shard:
             return
         live = {m.island_id for m in run.members.live(run.now_s)}
+        out = run.quarantine.out(run.now_s)
         present = [
             Presence(
                 island_id=m.island_id,
                 home=m.index,
                 away_s=math.inf if m.left else run.now_s - m.last_seen_s,
-                able=m.island_id in live and m.ready and not m.stopped,
+                able=m.island_id in live - out and m.ready and not m.stopped,
+                quarantined=m.island_id in out,
             )
             for m in run.members
         ]
@@ -206,12 +208,17 @@ class Membership:
         if lie:
             self.refuse(event, Reason.IMPLAUSIBLE, lie)
             return False
-        member.heartbeat, member.counted_at_s = beat, run.now_s
+        overtaken = event.envelope.sequence < member.beat_sequence  # by another way: it says what was, not what is
+        if not overtaken:
+            member.heartbeat, member.beat_sequence, member.counted_at_s = beat, event.envelope.sequence, run.now_s
         run.ledger.report(member.island_id, member.incarnation, beat.inner_step, beat.tokens)
         run.ledger.overwritten(member.island_id, member.incarnation, beat.overwritten_tokens)
         if beat.stopped:
+            first = member.stopped_sequence
+            sequence = event.envelope.sequence
+            member.stopped_sequence = sequence if first is None else min(first, sequence)
             run.clock.forget(member.island_id)
-        elif member.ready:
+        elif member.ready and not overtaken:
             run.clock.report(member.island_id, beat.inner_step, run.now_s, beat.step_time_s)
         member.resolutions += [self.resolve(member, item) for item in beat.outstanding if run.owns(item.fragment_id)]
         return True

@@ -14,7 +14,9 @@ and waits; islands train on and keep their bytes. Then there are three ways out:
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from aggregator.events import Commit
 from broker.messages import Reason
@@ -91,6 +93,42 @@ def renumbered(commit: Commit, above: int, epoch: int) -> Commit:
         contributions=(),
         ledger={**commit.ledger, "gaps": str(Reason.STORE_LOST)} if commit.ledger else {},
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lineage:
+    """Where the history of a fragment goes on from an earlier version under a new number.
+
+    Attributes:
+        version: The first one of the new lineage.
+        kept: The one that it is, byte for byte; those in between were given up.
+    """
+
+    fragment_id: int
+    version: int
+    kept: int
+
+    @property
+    def given_up(self) -> range:
+        """The numbers that nobody goes on from; of some, nothing may be known any more."""
+        return range(self.kept + 1, self.version)
+
+
+def lineages(rows: Iterable[Mapping[str, Any]]) -> list[Lineage]:
+    """Returns the new lineages in the lines of ledgers, each line at most once per version, versions growing.
+
+    A line is the first of a lineage if nobody contributed to it and it names the bytes of an earlier version. One that
+    has neither contributions nor such bytes is a fault, and for others to find.
+    """
+    found: list[Lineage] = []
+    known: dict[tuple[int, str], int] = {}
+    for row in rows:
+        p, version, digest = row["fragment_id"], row["fragment_version"], row["digest"]
+        kept = known.get((p, digest))
+        if version > 0 and not row["contributions"] and kept is not None and kept < version:
+            found.append(Lineage(fragment_id=p, version=version, kept=kept))
+        known[p, digest] = version
+    return found
 
 
 def _ahead(versions: Sequence[int], own: Sequence[int]) -> dict[int, int]:

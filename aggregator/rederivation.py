@@ -5,13 +5,19 @@ here*, with the weights that the replayed core decided; the recording brings the
 cannot be known otherwise is taken from it: parameters of version 0, and the momentum after rounds that were not
 recorded; the parameters are then checked against the digest on the tape.
 
+A recording of a round that is not on the tape, as of the last moments before a crash, is derived by itself
+(:meth:`Rederivation.left_over`): from what it says it began with and the weights that it names, to the digest and the
+weights that the ledger has.
+
 The bytes are the same on the same build and the same type of processor: sums in another order round differently.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 from safetensors import SafetensorError
@@ -23,7 +29,19 @@ from aggregator.outer import FragmentState, OuterStep, Vector, make_outer_step
 from aggregator.recording import RecordedRound, read_recording
 from broker.fragments import TensorSpec
 from broker.messages import Codec, Encoded
+from broker.ranges import StepRange
 from broker.tensors import encode_tensor, fragment_digest
+
+#: What reading a file that was tampered with can end in.
+_UNUSABLE = (OSError, SafetensorError, KeyError, ValueError, TypeError)
+
+
+class _Derived(NamedTuple):
+    """A version made from a recording, and the first array there that is another."""
+
+    state: FragmentState
+    digest: str
+    contradicts: str
 
 
 class Rederivation:
@@ -32,12 +50,20 @@ class Rederivation:
     Attributes:
         derived: Versions whose bytes agree.
         unrecorded: Versions without a recording.
+        missing: Those of them whose life recorded payloads: the file is gone.
+        alone: Versions whose round is not on the tape, and whose bytes agree with the ledger.
+        unclaimed: Recordings of rounds that led to no version that the ledger knows, or that no ledger could tell of.
     """
 
     def __init__(self, directory: Path) -> None:
         self.derived = 0
         self.unrecorded = 0
+        self.missing = 0
+        self.alone = 0
+        self.unclaimed = 0
         self._directory = directory
+        self._used: set[int] = set()  #: round ids
+        self._core: Aggregator | None = None
         self._durable: dict[int, FragmentState] = {}
         self._pending: dict[int, FragmentState] = {}
         self._rule: tuple[float, float] | None = None
@@ -45,6 +71,7 @@ class Rederivation:
 
     def begin(self, core: Aggregator) -> None:
         """A life begins: what was pending is either in its store by now, or never will be."""
+        self._core = core
         for p, fragment in core.run.fragments.items():
             pending = self._pending.pop(p, None)
             if pending is not None and (pending.version, fragment_digest(pending.params)) == (
@@ -53,7 +80,11 @@ class Rederivation:
             ):
                 self._durable[p] = pending
             durable = self._durable.get(p)
-            if durable is not None and durable.version != fragment.version:
+            if durable is None or durable.version == fragment.version:
+                continue
+            if fragment_digest(durable.params) == fragment.digest:
+                self._durable[p] = durable._replace(version=fragment.version)  # a new lineage: the same, renumbered
+            else:
                 del self._durable[p]  # versions in between are not on the tape
         rule = core.run.config.outer_learning_rate, core.run.config.outer_momentum
         if rule != self._rule:
@@ -75,8 +106,10 @@ class Rederivation:
         path = self._directory / f"{action.round_id:010d}.safetensors"
         name = f"version {version} of fragment {p}"
         self._pending.pop(p, None)
+        self._used.add(action.round_id)
         if not path.exists():
             self.unrecorded += 1
+            self.missing += core.run.config.record_payloads
             self._durable.pop(p, None)
             return ""
         try:
@@ -89,21 +122,73 @@ class Rederivation:
             parts = _parts(tensors, action, recorded)
             if isinstance(parts, str):
                 return f"{path}: {parts}"
-            assert self._outer_step is not None, "a merge came before a life began"
-            made, merged = versions.merge(tensors, replace(action, parts=parts), before, self._outer_step)
-        except (OSError, SafetensorError, KeyError, ValueError, TypeError) as err:
+            made = self._derive(tensors, replace(action, parts=parts), before, recorded)
+        except _UNUSABLE as err:
             return f"{path} cannot be used for {name}: {type(err).__name__}: {err}"
         if made.digest != digest:
             return f"{name} is {digest} on the tape, and its recorded contributions give {made.digest}"
-        for what, derived in (
-            ("merged", merged.delta),
-            ("theta_after", made.state.params),
-            ("momentum_after", made.state.momentum),
-        ):
-            if not _same(recorded.arrays[what], derived):
-                return f"{path}: {what} is not what its contributions give"
+        if made.contradicts:
+            return f"{path}: {made.contradicts} is not what its contributions give"
         self._pending[p] = made.state
         self.derived += 1
+        return ""
+
+    def _derive(
+        self, tensors: tuple[TensorSpec, ...], action: Merge, before: FragmentState, recorded: RecordedRound
+    ) -> _Derived:
+        assert self._outer_step is not None, "a merge came before a life began"
+        made, merged = versions.merge(tensors, action, before, self._outer_step)
+        derived = {
+            "merged": merged.delta,
+            "theta_after": made.state.params,
+            "momentum_after": made.state.momentum,
+        }
+        wrong = [what for what, vector in derived.items() if not _same(recorded.arrays[what], vector)]
+        return _Derived(made.state, made.digest, wrong[0] if wrong else "")
+
+    # --- rounds that are not on the tape ----------------------------------------------------------------------
+
+    def rounds_left(self) -> frozenset[int]:
+        """Returns the ids of recorded rounds that are not on the tape."""
+        names = (path.stem for path in self._directory.glob("*.safetensors"))
+        return frozenset(int(name) for name in names if name.isdecimal()) - self._used
+
+    def left_over(self, round_id: int, row: Mapping[str, Any] | None, digests: Mapping[tuple[int, int], str]) -> str:
+        """Derives a recorded round by itself; returns what contradicts its recording or the ledger, or an empty text.
+
+        Args:
+            round_id: One of :meth:`rounds_left`.
+            row: The ledger's line of the version that it led to. None: it led to none, as far as is known; a crash
+                leaves such rounds, whole or cut short, so there is nothing that its recording could contradict.
+            digests: (fragment, version) -> digest, as far as tape and ledger tell.
+        """
+        manifest = None if self._core is None else self._core.run.manifest
+        if row is None or manifest is None:
+            self.unclaimed += 1
+            return ""
+        path = self._directory / f"{round_id:010d}.safetensors"
+        p, version = row["fragment_id"], row["fragment_version"]
+        name = f"version {version} of fragment {p}"
+        tensors = manifest.fragments[p]
+        try:
+            recorded = read_recording(path)
+            action = Merge(round_id=round_id, fragment_id=p, fragment_version=version, parts=_parts_of_row(row))
+            parts = _parts(tensors, action, recorded)
+            if isinstance(parts, str):
+                return f"{path}: {parts}"
+            params, momentum = recorded.arrays["theta_before"], recorded.arrays["momentum_before"]
+            began, known = fragment_digest(params), digests.get((p, version - 1))
+            if known not in (None, began):
+                return f"{path}: theta_before is {began}, and version {version - 1} was {known}"
+            before = FragmentState(params=params, momentum=momentum, version=version - 1)
+            made = self._derive(tensors, replace(action, parts=parts), before, recorded)
+        except _UNUSABLE as err:
+            return f"{path} cannot be used for {name}: {type(err).__name__}: {err}"
+        if made.digest != row["digest"]:
+            return f"{name} is {row['digest']} in the ledger, and its recorded contributions give {made.digest}"
+        if made.contradicts:
+            return f"{path}: {made.contradicts} is not what its contributions give"
+        self.alone += 1
         return ""
 
     def _before(self, core: Aggregator, action: Merge, recorded: RecordedRound) -> FragmentState | str:
@@ -125,6 +210,20 @@ class Rederivation:
         if version == 0 and momentum.any():
             return "momentum_before is not zero at version 0"
         return FragmentState(params=params, momentum=momentum, version=version)
+
+
+def _parts_of_row(row: Mapping[str, Any]) -> tuple[Part, ...]:
+    """Returns what a line of the ledger says was merged, in the order in which it was, without payloads."""
+    return tuple(
+        Part(
+            island_id=each["island_id"],
+            steps=StepRange(**each["steps"]),
+            payload=(),
+            token_weight=each["token_weight"],
+            staleness_weight=each["staleness_weight"],
+        )
+        for each in row["contributions"]
+    )
 
 
 def _parts(tensors: tuple[TensorSpec, ...], action: Merge, recorded: RecordedRound) -> tuple[Part, ...] | str:

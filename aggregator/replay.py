@@ -11,106 +11,34 @@ What must agree (design, section 10, point 10):
 * the beginning of each life with the end of the one before: what was durable is there, with the same books;
 * with recorded payloads, every byte of every version (:mod:`aggregator.rederivation`).
 
-What may be missing: the last lines before a crash (the tape is written twice a second; versions of that moment are in
-the store and not on the tape), and what a full disk cost, which the tape says itself. The latter makes the rest of that
-life impossible to follow; it is counted as skipped.
+What may be missing: the last lines before a crash (versions of that moment can be in the store and not on the tape),
+and what a full disk cost, which the tape says itself. The latter makes the rest of that life impossible to follow. None
+of it is a difference, and none of it is passed over in silence: each version that is known of and could not be derived
+is in :attr:`Replay.unchecked` with the reason, for :mod:`aggregator.coverage` to say.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
-
-import xxhash
+from typing import Any
 
 from aggregator.core import Aggregator
 from aggregator.events import Action, Commit, Computed, Event, Merge, Note, Persist, Persisted, Plant
-from aggregator.records import commit_to_map, ledger_line
+from aggregator.records import commit_from_map, commit_to_map, ledger_line
+from aggregator.replay_terms import (
+    ByteCheck,
+    Counts,
+    Difference,
+    Key,
+    Line,
+    NoBytes,
+    Why,
+    as_read,
+    fingerprint,
+    what_differs,
+)
+from aggregator.replication import NOTES
 from aggregator.tape import note_line, read_event, read_start
-
-Line = Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
-    """Where a tape and its replay part.
-
-    Attributes:
-        line: Of the tape, from 1; 0 where it is no line.
-        life: Of the aggregator, from 1.
-        what: A sentence.
-        on_tape: What stands there; None if it is no single value.
-        replayed: What the core says instead.
-    """
-
-    line: int
-    life: int
-    what: str
-    on_tape: Any = None
-    replayed: Any = None
-
-
-class ByteCheck(Protocol):
-    """Derives the bytes of versions again, in the order in which they were made; says what is wrong, or nothing."""
-
-    def begin(self, core: Aggregator) -> None:
-        """A life begins, from the commits that ``core`` was made with."""
-        ...
-
-    def planted(self, fragment_id: int, digest: str) -> None:
-        """Version 0 of a fragment is in memory."""
-        ...
-
-    def merged(self, core: Aggregator, action: Merge, digest: str) -> str:
-        """A merge was reported with ``digest``; returns what contradicts it, or an empty text."""
-        ...
-
-    def persisted(self, fragment_id: int) -> None:
-        """What was made last of a fragment is durable."""
-        ...
-
-
-class NoBytes:
-    """Checks no bytes: none were recorded."""
-
-    def begin(self, core: Aggregator) -> None:
-        """See :class:`ByteCheck`."""
-
-    def planted(self, fragment_id: int, digest: str) -> None:
-        """See :class:`ByteCheck`."""
-
-    def merged(self, core: Aggregator, action: Merge, digest: str) -> str:
-        """See :class:`ByteCheck`."""
-        return ""
-
-    def persisted(self, fragment_id: int) -> None:
-        """See :class:`ByteCheck`."""
-
-
-@dataclass(slots=True)
-class Counts:
-    """What was played so far.
-
-    Attributes:
-        lives: Of the aggregator.
-        events: Fed to a core.
-        decisions: Notes that agree.
-        versions: Durable ones, version 0 included.
-        unwitnessed: Versions that a life began with and that no earlier line tells of: made in the last moments before
-            a crash, or by another aggregator.
-        missing: Lines that the tape says it lost.
-        skipped: Lines that could not be followed after such a gap.
-    """
-
-    lives: int = 0
-    events: int = 0
-    decisions: int = 0
-    versions: int = 0
-    unwitnessed: int = 0
-    missing: int = 0
-    skipped: int = 0
 
 
 @dataclass(slots=True)
@@ -121,7 +49,9 @@ class _Life:
     expected: list[Note] = field(default_factory=list)  #: decisions whose lines must come next
     ordered: dict[int, Plant | Merge] = field(default_factory=dict)
     commits: dict[int, Commit] = field(default_factory=dict)  #: the newest one ordered, per fragment
-    durable: dict[int, int] = field(default_factory=dict)  #: fragment -> version reported durable
+    begun: dict[int, Commit] = field(default_factory=dict)  #: those it began with
+    durable: dict[int, int] = field(default_factory=dict)  #: fragment -> newest durable version
+    behind: Difference | None = None  #: it began with less than was durable, and may do nothing but wait
     started: bool = False
     lost: bool = False  #: lines are missing: the core is no longer where the tape is
 
@@ -133,13 +63,21 @@ class Replay:
         counts: So far.
         fingerprints: (fragment, version) -> fingerprints of the ledger lines of its commits; more than one only for a
             version 0 that was seeded anew.
+        digests: (fragment, version) -> digest, of all versions that the tape names, derived or not.
         durable: (fragment, version) of the commits that were reported durable.
+        unchecked: (fragment, version) of those that the tape knows of, and that could not be derived from it.
+        given_up: (fragment, version) of those that a new lineage went back behind.
+        epochs: Of the lives on this tape.
     """
 
     def __init__(self, check: ByteCheck | None = None) -> None:
         self.counts = Counts()
-        self.fingerprints: dict[tuple[int, int], set[int]] = {}
-        self.durable: set[tuple[int, int]] = set()
+        self.fingerprints: dict[Key, set[int]] = {}
+        self.digests: dict[Key, str] = {}
+        self.durable: set[Key] = set()
+        self.unchecked: dict[Key, Why] = {}
+        self.given_up: set[Key] = set()
+        self.epochs: set[int] = set()
         self._check: ByteCheck = check if check is not None else NoBytes()
         self._life: _Life | None = None
         self._unreadable: int | None = None
@@ -154,13 +92,16 @@ class Replay:
         """
         self._number = number
         try:
-            return self._take(line)
+            difference = self._take(line)
         except Exception as err:  # noqa: BLE001 - a line that was tampered with can set off anything in a core
-            return self._difference(f"this line cannot be played: {type(err).__name__}: {err}")
+            difference = self._difference(f"this line cannot be played: {type(err).__name__}: {err}")
+        behind = self._life.behind if self._life is not None else None
+        return difference if difference is None or behind is None else behind  # the rest follows from that
 
     def _take(self, line: Line | None) -> Difference | None:
         if line is None:
             self._unreadable = self._number if self._unreadable is None else self._unreadable
+            self.counts.torn += 1
             return None
         if self._unreadable is not None and "tape" not in line and "gap" not in line:
             # A crash cuts the last line of a life short, a failing disk says how much is gone. This is neither.
@@ -176,65 +117,136 @@ class Replay:
             self._life.lost = True
             return None
         if self._life.lost:
-            self.counts.skipped += 1
+            self._skip(line)
             return None
         if not self._life.started:
             # The core was started a moment after its first line was written: its first note has the time.
             self._life.started = True
-            self._order(self._life.core.start(line["now_s"]))
+            wrong = self._order(self._life.core.start(line["now_s"]))
+            if wrong is not None:
+                return wrong
         return self._event(line) if "event" in line else self._note(line)
+
+    @property
+    def failover(self) -> bool:
+        """Whether other aggregators may have led this run too, whose versions this one's ledger may be without."""
+        return self._life is not None and self._life.core.run.config.failover
 
     # --- lives ------------------------------------------------------------------------------------------------
 
     def _begin(self, line: Line) -> Difference | None:
         before, core = self._life, read_start(line)
+        life = self._life = _Life(core)
         self.counts.lives += 1
-        self._life = _Life(core)
-        for row in line["commits"]:
-            p, version = row["fragment_id"], row["fragment_version"]
-            known = before.commits.get(p) if before is not None else None
-            durable = before.durable.get(p, -1) if before is not None else -1
+        self.epochs.add(core.run.epoch)
+        rows = {row["fragment_id"]: row for row in line["commits"]}
+        for p in sorted({*rows, *(() if before is None else before.durable)}):
+            durable = -1 if before is None else before.durable.get(p, -1)
+            version = rows[p]["fragment_version"] if p in rows else -1
             if version < durable:
-                what = f"this life begins with version {version} of fragment {p}, and version {durable} was durable"
-                return self._difference(what)
-            if known is not None and version == known.fragment_version:
-                ordered = _as_read(commit_to_map(known))
-                if row == ordered:
-                    self._witness(known)  # if its completion was not on the tape any more
-                elif version <= durable or row["epoch"] == known.epoch:
-                    what = f"the commit of version {version} of fragment {p} is not the one that was ordered"
-                    return self._difference(what, row, ordered)
-                else:
-                    self.counts.unwitnessed += 1  # ordered here, and made by the next leader
-            elif before is None or before.lost or version > durable:
-                first = durable + 1 if before is not None else version
-                self.counts.unwitnessed += version - first + 1
+                # Its store went back. That is no difference yet: it may notice, say so, and wait.
+                has = f"version {version}" if p in rows else "no version"
+                what = f"this life begins with {has} of fragment {p}, and version {durable} was durable"
+                life.behind = life.behind or self._difference(what)
+                life.durable[p] = durable
+                continue
+            life.durable[p], life.begun[p] = version, commit_from_map(rows[p])
+            wrong = self._begin_with(life.begun[p], rows[p], before)
+            if wrong is not None:
+                return wrong
         self._check.begin(core)
         return None
 
+    def _begin_with(self, commit: Commit, row: Line, before: _Life | None) -> Difference | None:
+        """Compares a commit that a life begins with, on the tape as ``row``, with the end of the life before."""
+        p, version = commit.fragment_id, commit.fragment_version
+        durable = -1 if before is None else before.durable.get(p, -1)
+        known = None if before is None else before.commits.get(p, before.begun.get(p))
+        if known is not None and version == known.fragment_version:
+            ordered = as_read(commit_to_map(known))
+            if row == ordered:
+                if version > durable:
+                    self._witness(known)  # its completion was not on the tape any more
+                return None
+            if version <= durable or row["epoch"] == known.epoch:
+                what = f"the commit of version {version} of fragment {p} is not the one that was ordered"
+                return self._difference(what, row, ordered)
+            self._miss(commit)  # ordered here, and made by the next leader
+        elif version > durable:
+            if version > 0 and not commit.contributions:
+                self._new_lineage(commit, durable)
+                return None
+            first = version if before is None else durable + 1
+            for each in range(first, version):
+                self._unchecked(p, each, Why.CRASH)
+            self._miss(commit)
+        else:
+            self._known(commit)  # made behind a gap
+        return None
+
+    def _new_lineage(self, commit: Commit, durable: int) -> None:
+        """Takes a version that nobody merged: an earlier one goes on under a number above all that were seen."""
+        p, version = commit.fragment_id, commit.fragment_version
+        kept = [v for (q, v), digest in self.digests.items() if q == p and v < version and digest == commit.digest]
+        self.given_up |= {(p, each) for each in range(max(kept, default=durable) + 1, version)}
+        if kept:
+            self._known(commit)
+            self.durable.add((p, version))
+            self.counts.versions += 1
+        else:
+            self._miss(commit)
+
+    def _miss(self, commit: Commit) -> None:
+        """A life begins with a version that no line tells of; what it begins with, its first line says."""
+        self._known(commit)
+        self._unchecked(commit.fragment_id, commit.fragment_version, Why.CRASH)
+
+    def _unchecked(self, p: int, version: int, why: Why) -> None:
+        key = p, version
+        if key in self.durable or key in self.unchecked:
+            return
+        self.unchecked[key] = why
+        if why is Why.GAP:
+            self.counts.unfollowed += 1
+        else:
+            self.counts.unwitnessed += 1
+
     # --- lines ------------------------------------------------------------------------------------------------
+
+    def _skip(self, line: Line) -> None:
+        """Passes over a line behind a gap; the versions that it tells of are known of, and not derived."""
+        self.counts.skipped += 1
+        if line.get("event") == "persisted":
+            p, version = line["fragment_id"], line["fragment_version"]
+            self._now().durable[p] = version
+            self._unchecked(p, version, Why.GAP)
+        elif line.get("note") == "version.committed":
+            self.digests[line["fields"]["fragment"], line["fields"]["version"]] = line["fields"]["digest"]
 
     def _event(self, line: Line) -> Difference | None:
         life = self._now()
         if life.expected:
             note = life.expected[0]
             what = f"here {note.name} was decided, which is not on the tape"
-            return self._difference(what, None, _as_read(note_line(note, line["now_s"])))
+            return self._difference(what, None, as_read(note_line(note, line["now_s"])))
         event = read_event(line)
         wrong = self._completion(event)
         if wrong is not None:
             return wrong
-        self._order(life.core.handle(event, line["now_s"]))
+        wrong = self._order(life.core.handle(event, line["now_s"]))
         self.counts.events += 1
-        return None
+        return wrong
 
     def _note(self, line: Line) -> Difference | None:
         life = self._now()
+        if line.get("note") in NOTES:
+            self.counts.beside += 1
+            return None
         if not life.expected:
             return self._difference(f"{line.get('note')} is on the tape, and nothing was decided here", dict(line))
-        replayed = _as_read(note_line(life.expected.pop(0), line["now_s"]))
+        replayed = as_read(note_line(life.expected.pop(0), line["now_s"]))
         if line != replayed:
-            return self._difference(_what_differs(line, replayed), dict(line), replayed)
+            return self._difference(what_differs(line, replayed), dict(line), replayed)
         self.counts.decisions += 1
         return None
 
@@ -264,9 +276,12 @@ class Replay:
                 pass
         return None
 
-    def _order(self, actions: list[Action]) -> None:
+    def _order(self, actions: list[Action]) -> Difference | None:
+        """Takes what a core wants done; returns what it may not want."""
         life = self._now()
         for action in actions:
+            if life.behind is not None and isinstance(action, Plant | Merge | Persist):
+                return life.behind
             match action:
                 case Note():
                     life.expected.append(action)
@@ -276,13 +291,19 @@ class Replay:
                     life.commits[commit.fragment_id] = commit
                 case _:
                     pass
+        return None
 
     def _witness(self, commit: Commit) -> None:
         key = commit.fragment_id, commit.fragment_version
         self.counts.versions += key not in self.durable
         self.durable.add(key)
-        self.fingerprints.setdefault(key, set()).add(fingerprint(ledger_line(commit)))
+        self._known(commit)
         self._check.persisted(commit.fragment_id)
+
+    def _known(self, commit: Commit) -> None:
+        key = commit.fragment_id, commit.fragment_version
+        self.digests[key] = commit.digest
+        self.fingerprints.setdefault(key, set()).add(fingerprint(ledger_line(commit)))
 
     def _now(self) -> _Life:
         assert self._life is not None
@@ -290,29 +311,6 @@ class Replay:
 
     def _difference(self, what: str, on_tape: Any = None, replayed: Any = None) -> Difference:
         return Difference(line=self._number, life=self.counts.lives, what=what, on_tape=on_tape, replayed=replayed)
-
-
-def fingerprint(row: Mapping[str, Any]) -> int:
-    """Returns a number that two lines of a ledger share only if they say the same."""
-    text = json.dumps(_as_read(row), sort_keys=True, separators=(",", ":"))
-    return int(xxhash.xxh3_64_intdigest(text.encode()))
-
-
-def _as_read(value: Any) -> Any:
-    """Returns plain data as it comes back from a line."""
-    return json.loads(json.dumps(value, default=str))
-
-
-def _what_differs(line: Line, replayed: Line) -> str:
-    """Says in a sentence how two notes differ: the first field will do."""
-    name, again = line.get("note"), replayed["note"]
-    if name != again:
-        return f"{name} is on the tape, and {again} was decided"
-    mine, theirs = replayed["fields"], line.get("fields", {})
-    for key in [*mine, *theirs]:
-        if mine.get(key) != theirs.get(key):
-            return f"{key} of {name} is {theirs.get(key)!r} on the tape, and {mine.get(key)!r} was decided"
-    return f"{name} has something beside its fields on the tape"
 
 
 def _ordered(version: int | None) -> str:

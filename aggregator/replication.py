@@ -34,6 +34,9 @@ UNREACHED_LEASES = 3
 #: A standby that was silent for so long is forgotten; it is sent nothing meanwhile.
 FORGET_S = 10.0
 
+#: What is noted here. It stands on the tape beside what the core decides, and no replay of the core can give it.
+NOTES = frozenset({"standby.came", "standby.lost", "standby.in_sync", "standby.lags", "lease.unknown", "lease.back"})
+
 #: A fragment version and the name of its bytes.
 Key = tuple[int, str]
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from broker import logs
 from broker.errors import Unavailable
+from broker.lease import LeaseKey
 from broker.records import FragmentRecord, RunTotals
 from broker.registry import Registry
 
@@ -43,8 +44,8 @@ class Reporter:
     Args:
         registry: Of the run.
         collect: Returns the state of the moment.
-        shard: Of this aggregator.
-        holder: Names this process in the lease; empty where :mod:`aggregator.service` keeps the lease itself.
+        lease: To say in it who leads; None where :mod:`aggregator.service` keeps the lease itself.
+        holder: Names this aggregator there.
         clock: Monotonic seconds.
         interval_s: Between two writes, while nothing asks for an earlier one.
     """
@@ -54,14 +55,14 @@ class Reporter:
         registry: Registry,
         *,
         collect: Callable[[], Snapshot],
-        shard: int,
+        lease: LeaseKey | None,
         holder: str,
         clock: Callable[[], float],
         interval_s: float = 0.5,
     ) -> None:
         self._registry = registry
         self._collect = collect
-        self._shard = shard
+        self._lease = lease
         self._holder = holder
         self._clock = clock
         self._interval_s = interval_s
@@ -102,8 +103,8 @@ class Reporter:
         due = [each for each in now.fragments if everything or self._written.get(each.fragment_id) != each.version]
         events = list(self._events)
         try:
-            if self._holder:
-                await self._lead(now.epoch)
+            if self._lease is not None:
+                await self._lead(self._lease, now.epoch)
             taken = await self._registry.write_fragments(due)
             await self._registry.write_totals(now.totals)
             await self._registry.write_refusals("aggregator", now.refusals)
@@ -125,13 +126,12 @@ class Reporter:
             self._complete_at_s = started_s + REWRITE_S
         return True
 
-    async def _lead(self, epoch: int) -> None:
+    async def _lead(self, lease: LeaseKey, epoch: int) -> None:
         """Takes the lease, or renews it. Who holds it is a fact to report: routing goes by the epoch at the broker."""
-        attempt = self._registry.renew_lease if self._leased else self._registry.acquire_lease
-        lease = await attempt(self._shard, holder=self._holder, epoch=epoch)
-        if not lease.granted and self._leased is not False:
+        granted, holder, their_epoch = await lease.lead(holder=self._holder, epoch=epoch)
+        if not granted and self._leased is not False:
             cure = "end the other aggregator; if this is a new run under an old name, give it another --run"
-            log.warning("lease.held", holder=lease.holder, epoch=lease.epoch, our_epoch=epoch, cure=cure)
-        elif lease.granted and not self._leased:
-            log.info("lease.taken", holder=self._holder, epoch=epoch)
-        self._leased = lease.granted
+            log.warning("lease.held", holder=holder, epoch=their_epoch, our_epoch=epoch, cure=cure)
+        elif granted and not self._leased:
+            log.info("lease.taken", holder=holder, epoch=epoch)
+        self._leased = granted

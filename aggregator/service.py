@@ -17,7 +17,6 @@ import asyncio
 import json
 import math
 import os
-import socket
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import ExitStack, suppress
 from typing import Any, Self, assert_never
@@ -283,6 +282,7 @@ class _Service:
         self._group = asyncio.TaskGroup()
         self._tasks: set[asyncio.Task[None]] = set()
         self._tape = tape
+        self._tape_due = asyncio.Event()
         commits = {p: commit for p, (commit, _) in loaded.fragments.items()}
         now_s = self._clock()
         epoch = least_epoch if term is None else term.epoch
@@ -308,8 +308,8 @@ class _Service:
         self._reporter = Reporter(
             registry,
             collect=self._snapshot,
-            shard=config.shard,
-            holder="" if term is not None else f"{socket.gethostname()}:{os.getpid()}",
+            lease=LeaseKey(registry, config.shard) if term is None else None,
+            holder=store.name,
             clock=self._clock,
         )
 
@@ -419,6 +419,7 @@ class _Service:
                 case Merge():
                     self._workshop.merge(action)
                 case Persist():
+                    self._tape_due.set()  # what led to a version had better be on the tape before it is durable
                     self._workshop.persist(action)
                     if self._replication is not None:
                         await self._replicate(self._replication.persist(action.commit, now_s), now_s)
@@ -488,8 +489,11 @@ class _Service:
                     assert_never(action)
 
     async def _renew(self, term: _Term, in_sync: tuple[str, ...]) -> None:
+        heard = () if self._replication is None else self._replication.standbys
         try:
-            granted, holder, epoch = await term.lease.renew(holder=term.name, epoch=term.epoch, in_sync=in_sync)
+            granted, holder, epoch = await term.lease.renew(
+                holder=term.name, epoch=term.epoch, in_sync=in_sync, standbys=heard
+            )
         except Unavailable as err:
             await self._events.put(RenewFailed(detail=str(err)))
         else:
@@ -510,7 +514,10 @@ class _Service:
 
     async def _flush_tape(self) -> None:
         while self._tape is not None:
-            await asyncio.sleep(TAPE_FLUSH_S)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(TAPE_FLUSH_S):
+                    await self._tape_due.wait()
+            self._tape_due.clear()
             await asyncio.to_thread(self._tape.flush)
 
     def _snapshot(self) -> Snapshot:

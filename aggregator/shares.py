@@ -44,13 +44,15 @@ class Presence:
     Attributes:
         home: Number of its own share.
         away_s: Seconds since it was heard; infinite once it has left.
-        able: It trains now, and so can take a share over.
+        able: It trains now, and what it trains is merged, so it can take a share over.
+        quarantined: Nothing that it trains is merged: it keeps its home, and what it took over goes on to others.
     """
 
     island_id: str
     home: int
     away_s: float
     able: bool
+    quarantined: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,12 +122,17 @@ class Shares:
                 if tenure.owner != home.island_id:
                     moved.append(self._moved(share, home.island_id, "its island is back"))
                 continue
-            if owner is not None and not self._away(owner.away_s):
+            useless = owner is not None and owner is not home and owner.quarantined
+            if owner is not None and not self._away(owner.away_s) and not useless:
                 continue
             away_s = home.away_s if home is not None else now_s - self._began_s
-            if able and self._away(away_s):
+            because = "its island has left" if away_s == float("inf") else f"its island is away for {away_s:.0f} s"
+            if home is not None and home.quarantined and not self._away(away_s):
+                because = "its island is quarantined"
+            elif not self._away(away_s):
+                continue
+            if able:
                 heir = min(able, key=lambda p: (len(self._owned(p.island_id)), p.home))
-                because = "its island has left" if away_s == float("inf") else f"its island is away for {away_s:.0f} s"
                 moved.append(self._moved(share, heir.island_id, because))
         return moved
 

@@ -1,7 +1,7 @@
 """The lease of an aggregator shard in Redis: one key, changed by compare-and-set alone.
 
     lease:{shard}    hash    holder, epoch, in_sync (JSON list of names), renewed_at (clock of Redis), renewal (a number
-                             that grows within an epoch); ended, at the end
+                             that grows within an epoch), standbys (JSON list: who is heard); ended, at the end
 
 Leading is safe without it: a version is published only once it is durable at everyone in the *in-sync set*, and nobody
 else may take the lease. So the two things that a lease decides, who may take over and when, are decided on one key, and
@@ -10,14 +10,17 @@ the clock that runs out is that of Redis. Rules of the two scripts:
 * **take**: granted if there is no key and the caller expects none; or the key has the epoch that the caller expects,
   and the caller is in the in-sync set, and either holds it or nobody has renewed it for ``lease_s``. A key whose epoch
   is lower than that of the caller's store comes from a Redis that lost writes, and counts as none. One without an
-  in-sync set is that of an aggregator that led without failover: it goes to the store that has its epoch. The taker
-  alone is in sync then.
+  in-sync set is of an earlier release, whose aggregator led without failover: it goes to the store that has its epoch.
+  The taker alone is in sync then.
 * **renew**: granted to the holder under its epoch, who says anew who is in sync; to a leader of a higher epoch than the
   key has, since a Redis that lost writes knows less than a leader's store; and where there is no key. Never otherwise.
 
 A renewal that was given up may still reach Redis, after later ones: a standby that they took out of the set would be
 back in it. So renewals are numbered, and one that comes after its successor is refused. And a leader puts nothing right
 in Redis before it has renewed once what it took: a leader of before may have gone on with what Redis came back with.
+
+An aggregator without failover asks nobody whether it may lead: it says that it does (:meth:`LeaseKey.lead`), alone in
+sync, so that status knows, and a standby that is added later finds a lease of its own kind.
 """
 
 from __future__ import annotations
@@ -28,9 +31,11 @@ from typing import Any
 
 from redis.asyncio import Redis
 
-from broker.errors import Unavailable
 from broker.records import LeaseView
 from broker.registry import Registry
+
+#: A lease that runs out after so long never does.
+_FOR_EVER_S = 1e9
 
 _TAKE = """
 local held = redis.call('HMGET', KEYS[1], 'holder', 'epoch', 'in_sync', 'renewed_at')
@@ -50,7 +55,7 @@ elseif held[2] == ARGV[2] then
 end
 if granted then
   local stamp = string.format('%.6f', now)
-  redis.call('HDEL', KEYS[1], 'ended', 'renewal')
+  redis.call('HDEL', KEYS[1], 'ended', 'renewal', 'standbys')
   local alone = cjson.encode({ARGV[1]})
   redis.call('HSET', KEYS[1], 'holder', ARGV[1], 'epoch', ARGV[3], 'in_sync', alone, 'renewed_at', stamp)
 end
@@ -67,7 +72,7 @@ if granted then
   local time = redis.call('TIME')
   local stamp = string.format('%.6f', tonumber(time[1]) + tonumber(time[2]) / 1e6)
   redis.call('HSET', KEYS[1], 'holder', ARGV[1], 'epoch', ARGV[2], 'in_sync', ARGV[3], 'renewed_at', stamp)
-  redis.call('HSET', KEYS[1], 'renewal', ARGV[4])
+  redis.call('HSET', KEYS[1], 'renewal', ARGV[4], 'standbys', ARGV[6])
   return {1, ARGV[1], ARGV[2]}
 end
 return {0, held[1] or '', held[2] or '0'}
@@ -98,18 +103,14 @@ class LeaseKey:
         self._confirmed = False  # what was taken was there when it was renewed
 
     async def read(self) -> LeaseView:
-        """Returns the lease as it stands; what is no lease under its name is as bad as no answer."""
+        """Returns the lease as it stands."""
 
         async def read(redis: Redis) -> LeaseView:
             async with redis.pipeline(transaction=True) as pipe:
                 pipe.hgetall(self._key)
                 pipe.time()
                 held, (seconds, micros) = await pipe.execute()
-            try:
-                return view(held, int(seconds) + int(micros) / 1e6)
-            except (ValueError, KeyError, TypeError) as err:
-                cure = "delete that key, and whoever leads writes it anew"
-                raise Unavailable(f"{self._key} in Redis is no lease: {err!r}; {cure}", definite=True) from err
+            return LeaseView.of(held, int(seconds) + int(micros) / 1e6)
 
         return await self._registry.attempt(read)
 
@@ -130,8 +131,10 @@ class LeaseKey:
 
         return await self._registry.attempt(take)
 
-    async def renew(self, *, holder: str, epoch: int, in_sync: Iterable[str]) -> tuple[bool, str, int]:
-        """Says that ``holder`` leads and who is in sync.
+    async def renew(
+        self, *, holder: str, epoch: int, in_sync: Iterable[str], standbys: Iterable[str] = ()
+    ) -> tuple[bool, str, int]:
+        """Says that ``holder`` leads, who is in sync, and which standbys it hears, for people to see.
 
         Returns:
             Whether it was granted, and holder and epoch as the key has them now; "" and 0 if there is none.
@@ -141,12 +144,32 @@ class LeaseKey:
         number = self._renewals
 
         async def renew(_: Redis) -> tuple[bool, str, int]:
-            arguments: list[Any] = [holder, epoch, json.dumps(sorted({holder, *in_sync})), number, int(self._confirmed)]
+            sync, heard = json.dumps(sorted({holder, *in_sync})), json.dumps(sorted(standbys))
+            arguments: list[Any] = [holder, epoch, sync, number, int(self._confirmed), heard]
             granted, by, under = await self._renew(keys=[self._key], args=arguments)
             self._confirmed = self._confirmed or bool(granted)
             return bool(granted), str(by), int(under)
 
         return await self._registry.attempt(renew)
+
+    async def lead(self, *, holder: str, epoch: int) -> tuple[bool, str, int]:
+        """Says that ``holder`` leads without failover: renews what it has, else takes what is nobody's, or is older.
+
+        A lease under a lower epoch is older, whoever holds it: a store that leads has seen the end of that.
+
+        Returns:
+            As :meth:`renew`.
+        """
+        if self._confirmed:
+            renewed = await self.renew(holder=holder, epoch=epoch, in_sync=())
+            if renewed[0]:
+                return renewed
+        found = await self.read()
+        granted = found.epoch <= epoch and await self.take(  # a store that went back must not take the epoch back
+            holder=holder, expected_epoch=found.epoch, epoch=epoch, lease_s=_FOR_EVER_S, store_epoch=epoch
+        )
+        self._confirmed = granted
+        return (True, holder, epoch) if granted else (False, found.holder, found.epoch)
 
     async def end(self, *, holder: str, epoch: int) -> None:
         """Says that the run has ended under this leader."""
@@ -155,16 +178,3 @@ class LeaseKey:
             await self._end(keys=[self._key], args=[holder, epoch])
 
         await self._registry.attempt(end)
-
-
-def view(held: dict[str, str], now_s: float) -> LeaseView:
-    """Returns the fields of the key as a value."""
-    if "holder" not in held:
-        return LeaseView()
-    return LeaseView(
-        holder=held["holder"],
-        epoch=int(held["epoch"]),
-        in_sync=frozenset(json.loads(held.get("in_sync", "[]"))),
-        age_s=now_s - float(held["renewed_at"]),
-        ended=held.get("ended") == "1",
-    )

@@ -5,9 +5,12 @@ The keys and the operations are in :mod:`broker.registry`.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
+
+from broker.errors import Unavailable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,8 +106,9 @@ class LeaseView:
     Attributes:
         holder: Name of the leader; empty if there is no key.
         epoch: Under which it leads; 0 if there is no key.
-        in_sync: Who has every published version, the leader among them: who may take over. Empty if it led without
-            failover.
+        in_sync: Who has every published version, the leader among them: who may take over. Empty if an earlier release
+            wrote it, without failover.
+        standbys: Who else the leader had heard of when it renewed last, in sync or not.
         age_s: Since it was renewed, by the clock of Redis; below 0 where that clock was set back.
         ended: Its holder has ended the run, and nobody need take over.
     """
@@ -112,21 +116,35 @@ class LeaseView:
     holder: str = ""
     epoch: int = 0
     in_sync: frozenset[str] = frozenset()
+    standbys: frozenset[str] = frozenset()
     age_s: float = 0.0
     ended: bool = False
+
+    @classmethod
+    def of(cls, held: Mapping[str, str], now_s: float) -> Self:
+        """Returns the fields of the key as a value.
+
+        Raises:
+            Unavailable: They are those of no lease, which is as bad as no answer.
+        """
+        if not held:
+            return cls()
+        try:
+            return cls(
+                holder=held["holder"],
+                epoch=int(held["epoch"]),
+                in_sync=frozenset(json.loads(held.get("in_sync", "[]"))),
+                standbys=frozenset(json.loads(held.get("standbys", "[]"))),
+                age_s=now_s - float(held["renewed_at"]),
+                ended=held.get("ended") == "1",
+            )
+        except (ValueError, KeyError, TypeError) as err:
+            cure = "delete that key, and whoever leads writes it anew"
+            raise Unavailable(f"what stands in Redis is no lease: {err!r}; {cure}", definite=True) from err
 
     def expired(self, lease_s: float) -> bool:
         """Whether the holder has let it run out; a clock that was set back says nothing in the holder's favour."""
         return self.age_s >= lease_s or self.age_s < 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lease:
-    """Who leads a shard, after an attempt to lead it: ``granted`` says whether that succeeded."""
-
-    granted: bool
-    holder: str
-    epoch: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +159,7 @@ class Snapshot:
     totals: Mapping[str, Any]
     brokers: Mapping[str, Mapping[str, Any]]
     refusals: Mapping[str, Mapping[str, Mapping[str, int]]]  # source -> island -> reason -> count
-    leases: Mapping[int, Mapping[str, Any]]
+    leases: Mapping[int, LeaseView]  # those that somebody ever took
 
     @property
     def empty(self) -> bool:

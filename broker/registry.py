@@ -10,7 +10,7 @@ aggregator's store. All keys of a run begin with ``atoll:{run_id}:``
     brokers             sorted set   broker -> when it last wrote
     broker:{broker}     hash         field of BrokerRecord -> JSON, with ``written_at``
     refusals:{source}   hash         island id -> JSON of reason -> count, as counted by aggregator or broker:{broker}
-    lease:{shard}       hash         holder, epoch, renewed_at; changed by compare-and-set alone
+    lease:{shard}       hash         who leads; :mod:`broker.lease` changes it, by compare-and-set alone
     events              stream       capped; one JSON object in the field ``event``
 
 and ``atoll:runs`` is a sorted set of run ids. All times are those of Redis: writers say how long ago something was, so
@@ -38,15 +38,17 @@ from redis.commands.core import AsyncScript
 from redis.exceptions import RedisError, ResponseError
 
 from broker.errors import ConfigError, Unavailable
-from broker.records import BrokerRecord, FragmentRecord, Lease, MemberRecord, RunTotals, Snapshot
+from broker.records import BrokerRecord, FragmentRecord, LeaseView, MemberRecord, RunTotals, Snapshot
 
-__all__ = ["BrokerRecord", "FragmentRecord", "Lease", "MemberRecord", "Registry", "RunTotals", "Snapshot", "shown"]
+__all__ = ["BrokerRecord", "FragmentRecord", "MemberRecord", "Registry", "RunTotals", "Snapshot", "shown"]
 
 T = TypeVar("T")
 
 KEEP_S = 7 * 24 * 3600
 MAX_EVENTS = 10_000
 RUNS = "atoll:runs"
+#: Shards whose leases are looked at; there are no more of them than aggregators.
+SHARDS_READ = 64
 
 #: A registry that is slower than this is as good as gone: nobody waits for it.
 CONNECT_TIMEOUT_S = 0.5
@@ -95,24 +97,6 @@ redis.call('EXPIRE', KEYS[1], ARGV[1])
 return written
 """
 
-#: The one place where a lease changes. A missing lease goes to whoever asks, and whoever holds it keeps it; only a
-#: candidate (ARGV[3] = 1) with a higher epoch takes it over.
-_LEASE = """
-local held = redis.call('HMGET', KEYS[1], 'holder', 'epoch')
-local granted = not held[1] or (held[1] == ARGV[1] and held[2] == ARGV[2])
-if not granted and ARGV[3] == '1' then
-  granted = tonumber(ARGV[2]) > tonumber(held[2])
-end
-if granted then
-  local time = redis.call('TIME')
-  local now = string.format('%d.%06d', tonumber(time[1]), tonumber(time[2]))
-  redis.call('HSET', KEYS[1], 'holder', ARGV[1], 'epoch', ARGV[2], 'renewed_at', now)
-  redis.call('HDEL', KEYS[1], 'in_sync', 'renewal', 'ended')
-  return {1, ARGV[1], ARGV[2]}
-end
-return {0, held[1], held[2]}
-"""
-
 
 class Registry:
     """One run's keys over one connection; opened by the first operation, and again after a failure.
@@ -143,7 +127,6 @@ class Registry:
             raise ConfigError("redis_url", shown(url), cure) from err
         self._write_fragments = self._redis.register_script(_WRITE_FRAGMENTS)
         self._write_members = self._redis.register_script(_WRITE_MEMBERS)
-        self._lease = self._redis.register_script(_LEASE)
 
     async def aclose(self) -> None:
         """Closes the connection."""
@@ -244,22 +227,6 @@ class Registry:
 
         await self._attempt(write)
 
-    async def acquire_lease(self, shard: int, *, holder: str, epoch: int) -> Lease:
-        """Tries to lead a shard: granted if nobody does, if ``holder`` does under this epoch, or to a higher epoch."""
-        return await self._change_lease(shard, holder, epoch, candidate=True)
-
-    async def renew_lease(self, shard: int, *, holder: str, epoch: int) -> Lease:
-        """Says that ``holder`` still leads; puts the lease back if Redis lost it. Never takes it from another."""
-        return await self._change_lease(shard, holder, epoch, candidate=False)
-
-    async def _change_lease(self, shard: int, holder: str, epoch: int, *, candidate: bool) -> Lease:
-        async def change() -> Lease:
-            arguments: list[Any] = [holder, epoch, int(candidate)]
-            granted, by, under = await self._lease(keys=[self._key("lease", str(shard))], args=arguments)
-            return Lease(granted=bool(granted), holder=str(by), epoch=int(under))
-
-        return await self._attempt(change)
-
     # --- read by status ---
 
     async def read(self) -> Snapshot:
@@ -273,8 +240,9 @@ class Registry:
             pipe.zrange(self._key("brokers"), 0, -1)
             for name in ("model", "totals"):
                 pipe.hgetall(self._key(name))
-            pipe.hgetall(self._key("lease", "0"))
-            time, members, brokers, model, totals, lease = await pipe.execute()
+            for shard in range(SHARDS_READ):
+                pipe.hgetall(self._key("lease", str(shard)))
+            time, members, brokers, model, totals, *leases = await pipe.execute()
         islands = [island for island, _ in members]
         sources = [*(f"broker:{broker}" for broker in brokers), "aggregator"]
         keys = [
@@ -295,7 +263,7 @@ class Registry:
             totals=_values(totals),
             brokers=dict(zip(brokers, hashes[len(islands) :], strict=False)),
             refusals=dict(zip(sources, hashes[len(islands) + len(brokers) :], strict=True)),
-            leases={0: lease} if lease else {},
+            leases={shard: LeaseView.of(held, _seconds(time)) for shard, held in enumerate(leases) if held},
         )
 
     async def read_events(self, count: int = 100) -> list[dict[str, Any]]:

@@ -7,6 +7,7 @@ one, or for the last moments before a crash, that part of the answer is missing,
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import io
 import json
 import os
@@ -18,6 +19,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from aggregator.recovery import Lineage, lineages
 from aggregator.story import Absence, RoundStory, Storyteller, Target
 from aggregator.tape import read_lines
 from broker.errors import ConfigError, Unavailable
@@ -55,6 +57,7 @@ class Explanation:
         closed: Why the round closed when it did; empty if it is not known.
         took_s: From its opening to its closing; None if it is not known.
         absent: The other islands known then; None if the tape does not tell of this round.
+        lineage: The new lineage that the version begins, or that gave it up; None for any other version.
     """
 
     fragment: int
@@ -67,6 +70,7 @@ class Explanation:
     took_s: float | None
     contributors: tuple[Contributor, ...]
     absent: tuple[Absence, ...] | None
+    lineage: Lineage | None = None
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -148,8 +152,24 @@ def explain(target: Target, *, ledgers: Sequence[Path], tapes: Sequence[Path]) -
         if found is not None and (row is None or found.committed.get("digest") == row["digest"]):
             story = found
     if row is not None:
-        return _of_row(row, story)
+        found_in = _lineage_of(row["fragment_id"], row["fragment_version"], ledgers)
+        return dataclasses.replace(_of_row(row, story), lineage=found_in)
     return None if story is None else _of_story(story)
+
+
+def _lineage_of(p: int, version: int, ledgers: Sequence[Path]) -> Lineage | None:
+    """Returns the new lineage of a fragment that begins with a version, or went back behind it."""
+    rows = {
+        row["fragment_version"]: {key: row[key] for key in ("fragment_id", "fragment_version", "digest")}
+        | {"contributions": bool(row["contributions"])}
+        for ledger in ledgers
+        for row in read_lines(ledger)
+        if row.get("fragment_id") == p
+    }
+    for each in lineages(rows[version] for version in sorted(rows)):
+        if version == each.version or version in each.given_up:
+            return each
+    return None
 
 
 def _fits(row: Mapping[str, Any], target: Target) -> bool:
@@ -250,6 +270,9 @@ def to_json(found: Explanation) -> dict[str, Any]:
 def render(found: Explanation) -> str:
     """Returns the explanation as text for people."""
     lines = [_headline(found)]
+    if found.lineage is not None and found.lineage.version != found.version:
+        again = f"which is version {found.lineage.kept} again"
+        lines.append(f"it was given up: a new lineage began with version {found.lineage.version}, {again}")
     if found.closed:
         took = "" if found.took_s is None else f" {found.took_s:.2f} s after its opening"
         lines.append(
@@ -283,6 +306,10 @@ def _headline(found: Explanation) -> str:
     name = f"version {found.version} of fragment {found.fragment}"
     if found.version == 0:
         return f"{name} is the beginning: the parameters of one island, merged with nothing; digest {found.digest}"
+    if found.lineage is not None and found.lineage.version == found.version:
+        what = f"{name} begins a new lineage: it is version {found.lineage.kept} under a number that nobody had seen"
+        lost = ", ".join(map(str, found.lineage.given_up))
+        return f"{what}; given up: {lost or 'nothing'}; digest {found.digest}"
     islands = len({each.island for each in found.contributors})
     tokens = sum(each.tokens for each in found.contributors)
     return f"{name}: {islands} islands, {tokens:,} tokens; digest {found.digest}"

@@ -84,6 +84,26 @@ class FragmentStatus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ShardStatus:
+    """Who leads one shard of the fragments, by its lease.
+
+    Attributes:
+        leader: Name of the aggregator that holds the lease.
+        age_s: Since it renewed the lease.
+        in_sync: Who has every published version, the leader among them; they alone may take over.
+        standbys: Who else the leader hears, in sync or not.
+        ended: It has ended the run.
+    """
+
+    leader: str
+    epoch: int
+    age_s: float
+    in_sync: tuple[str, ...]
+    standbys: tuple[str, ...]
+    ended: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
     """A run as Redis knows it.
 
@@ -92,8 +112,7 @@ class Status:
         brokers: Name -> how it is.
         totals: What the aggregator counted, with ``islands`` (state -> how many), ``refusals`` (reason -> messages,
             whoever sent them) and ``broker_age_s``.
-        leader: The aggregator that holds the lease, as host and process; empty if nobody ever took it.
-        leader_age_s: Since it renewed the lease; None with no leader.
+        shards: Shard -> who leads it, of those that anybody ever led.
     """
 
     run_id: str
@@ -103,8 +122,7 @@ class Status:
     broker_age_s: float | None
     broker_is_silent: bool
     brokers: Mapping[str, BrokerStatus] = field(default_factory=dict)
-    leader: str = ""
-    leader_age_s: float | None = None
+    shards: Mapping[int, ShardStatus] = field(default_factory=dict)
 
 
 def status_of(snapshot: Snapshot, now_s: float) -> Status:
@@ -145,7 +163,17 @@ def status_of(snapshot: Snapshot, now_s: float) -> Status:
         name: BrokerStatus(age_s=age_s, silent=age_s >= dead_s, islands=speaking[name])
         for name, age_s in sorted(ages_s.items())
     }
-    lease = snapshot.leases.get(0, {})
+    shards = {
+        shard: ShardStatus(
+            leader=lease.holder,
+            epoch=lease.epoch,
+            age_s=max(0.0, now_s - snapshot.now_s + lease.age_s),
+            in_sync=tuple(sorted(lease.in_sync)),
+            standbys=tuple(sorted(lease.standbys)),
+            ended=lease.ended,
+        )
+        for shard, lease in sorted(snapshot.leases.items())
+    }
     states = Counter(str(each.state) for each in islands.values())
     totals = {
         **snapshot.totals,
@@ -161,18 +189,19 @@ def status_of(snapshot: Snapshot, now_s: float) -> Status:
         broker_age_s=broker_age_s,
         broker_is_silent=broker_age_s is None or broker_age_s >= dead_s,
         brokers=brokers,
-        leader=str(lease.get("holder", "")),
-        leader_age_s=max(0.0, now_s - float(lease["renewed_at"])) if lease else None,
+        shards=shards,
     )
 
 
 def leaderless(status: Status, within_s: float) -> str:
-    """Says why a run has no leader that renewed its lease within so many seconds; empty if it has one."""
-    if status.leader_age_s is None:
+    """Says why a run has no leader that renewed its lease within so many seconds; empty if every shard has one."""
+    if not status.shards:
         return f"run {status.run_id} has no leader: no aggregator has taken its lease"
-    if status.leader_age_s > within_s:
-        since = f"{age(status.leader_age_s)} ago, the limit is {age(within_s)}"
-        return f"run {status.run_id} has no leader: aggregator {status.leader} renewed its lease {since}"
+    for shard, each in status.shards.items():
+        if each.age_s > within_s:
+            what = f"run {status.run_id}" if len(status.shards) == 1 else f"shard {shard} of run {status.run_id}"
+            since = f"{age(each.age_s)} ago, the limit is {age(within_s)}"
+            return f"{what} has no leader: aggregator {each.leader} renewed its lease {since}"
     return ""
 
 
@@ -208,12 +237,13 @@ def _island(
 
 
 def to_json(status: Status) -> dict[str, Any]:
-    """Returns ``islands``, ``fragments``, ``totals``, ``brokers`` for ``json.dumps``; NaN and infinity become None."""
+    """Returns the tables of a status and its ``totals`` for ``json.dumps``; NaN and infinity become None."""
     islands = {name: asdict(each) for name, each in status.islands.items()}
     fragments = {str(p): asdict(each) for p, each in status.fragments.items()}
     brokers = {name: asdict(each) for name, each in status.brokers.items()}
-    totals = dict(status.totals)
-    return dict(_finite({"islands": islands, "fragments": fragments, "totals": totals, "brokers": brokers}))
+    shards = {str(shard): asdict(each) for shard, each in status.shards.items()}
+    tables = {"islands": islands, "fragments": fragments, "brokers": brokers, "shards": shards}
+    return dict(_finite(tables | {"totals": dict(status.totals)}))
 
 
 def _finite(value: Any) -> Any:
@@ -238,6 +268,8 @@ def render(status: Status) -> RenderableType:
         parts += [Text(), _island_table(status)]
     if status.fragments:
         parts += [Text(), _fragment_table(status)]
+    if status.shards:
+        parts += [Text(), _shard_table(status)]
     if len(status.brokers) > 1:
         parts += [Text(), _broker_table(status)]
     for name, each in status.totals.get("quarantined", {}).items():
@@ -300,6 +332,17 @@ def _fragment_table(status: Status) -> Table:
     for p, each in status.fragments.items():
         contributors = ", ".join(each.contributors)
         table.add_row(str(p), str(each.version), age(each.age_s), f"{each.merged_tokens:,}", contributors or "-")
+    return table
+
+
+def _shard_table(status: Status) -> Table:
+    table = _table(">shard", "leader", ">epoch", ">renewed", "in sync", "standbys heard")
+    for shard, each in status.shards.items():
+        renewed = Text("the run has ended") if each.ended else Text(age(each.age_s))
+        if not each.ended and each.age_s > LEADER_WITHIN_S:
+            renewed.stylize("red")
+        in_sync = ", ".join(each.in_sync) or "-"
+        table.add_row(str(shard), each.leader, str(each.epoch), renewed, in_sync, ", ".join(each.standbys) or "-")
     return table
 
 
@@ -472,8 +515,9 @@ def _check_leader(status: Status, within_s: float) -> int:
     if why:
         print(f"atoll: {why}", file=sys.stderr)
         return 1
-    assert status.leader_age_s is not None
-    print(f"run {status.run_id} is led by {status.leader}, which renewed its lease {age(status.leader_age_s)} ago")
+    leaders = ", ".join(sorted({each.leader for each in status.shards.values()}))
+    oldest_s = max(each.age_s for each in status.shards.values())
+    print(f"run {status.run_id} is led by {leaders}, which renewed its lease {age(oldest_s)} ago")
     return 0
 
 

@@ -80,7 +80,7 @@ class Drill:
                 cluster,
                 self._plan,
                 rng=random.Random(f"targets {self._config.fault_seed}"),
-                leader=lambda: _leader(watch.leader, self._plan, cluster),
+                leader=lambda: _leader(watch.leader, self._plan),
                 links=self._links,
             )
             observer = Observer(self._plan.run_dir, self.recording)
@@ -234,12 +234,12 @@ class _Loop:
                 self._view.note(event.detail.partition("\n")[0])
 
 
-def _leader(holder: str | None, plan: Plan, cluster: LocalCluster) -> str | None:
-    """Returns the process that holds the lease: by the name of its store or, without standbys, by its process id."""
+def _leader(holder: str | None, plan: Plan) -> str | None:
+    """Returns the process that holds the lease, by the name of its store."""
     if holder is None:
         return None
     for name in plan.aggregator_ids:
         store_name = plan.store_of(name) / "name"
-        if holder.endswith(f":{cluster.pid(name)}") or (store_name.exists() and store_name.read_text() == holder):
+        if store_name.exists() and store_name.read_text() == holder:
             return name
     return None

@@ -8,13 +8,15 @@ run cannot be seen in files; virtual time checks that (:mod:`ops.virtual.invaria
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from aggregator.commit_file import Damaged
+from aggregator.recovery import lineages
 from aggregator.store_files import fragment_ids, read_newest
 from aggregator.tape import read_lines
 from broker.errors import Unavailable
@@ -77,16 +79,19 @@ def verify(run_dir: Path) -> list[Check]:
     ledgers = {name: list(read_lines(store / "ledger.jsonl")) for name, store in stores.items()}
     tapes = {str(path.relative_to(run_dir)): list(read_lines(path)) for path in tape_files(run_dir)}
     published = published_versions(tapes)
-    merged = main_ledger(ledgers)
+    everything = main_ledger(ledgers)
+    begun = {(each.fragment_id, each.version): each for each in lineages(everything)}
+    given_up = {(p, version) for (p, _), each in begun.items() for version in each.given_up}
+    merged = [row for row in everything if (row["fragment_id"], row["fragment_version"]) not in given_up]
     return [
         *(versions_grow(f"{name}: versions grow", rows, published) for name, rows in ledgers.items()),
-        no_gap(merged),
+        no_gap(merged, begun),
         one_content(ledgers, tapes),
         merged_once(merged),
-        weights_fit(merged),
-        nothing_lost(ledgers, published, tapes),
+        weights_fit(everything),
+        nothing_lost(ledgers, {key: digest for key, digest in published.items() if key not in given_up}, tapes),
         durable_first(tapes),
-        epochs_grow(merged, tapes),
+        epochs_grow(everything, tapes),
         *(books_agree(name, newest_books(store), merged) for name, store in stores.items()),
         books_balance(_report_of(run_dir)),
         refusals_have_reasons(tapes, _report_of(run_dir)),
@@ -138,14 +143,20 @@ def versions_grow(name: str, rows: Iterable[Line], published: Mapping[Key, str])
     return check
 
 
-def no_gap(rows: Iterable[Line]) -> Check:
-    """From version 0 on, all ledgers together have every version of every fragment."""
+def no_gap(rows: Iterable[Line], begun: Collection[Key] = ()) -> Check:
+    """From version 0 on, all ledgers together have every version of every fragment.
+
+    Args:
+        rows: Without those that were given up.
+        begun: First versions of new lineages, which follow whatever was kept.
+    """
     check = Check("no version is missing", 1)
     newest: dict[int, int] = {}
     for row in rows:
         p, version = row["fragment_id"], row["fragment_version"]
         before = newest.get(p, -1)
-        check.require(version == before + 1, f"fragment {p} goes from version {before} to {version}")
+        fits = version == before + 1 or (p, version) in begun
+        check.require(fits, f"fragment {p} goes from version {before} to {version}")
         newest[p] = version
     return check
 
@@ -252,7 +263,7 @@ def durable_first(tapes: Mapping[str, Sequence[Line]]) -> Check:
 
 
 def epochs_grow(rows: Iterable[Line], tapes: Mapping[str, Sequence[Line]]) -> Check:
-    """Every life of an aggregator has an epoch of its own, higher than those before; versions follow in their order."""
+    """Every life that publishes has an epoch of its own, higher than those before; versions follow in their order."""
     check = Check("epochs grow, and each has one publisher", 5)
     newest: dict[int, int] = {}
     for row in rows:
@@ -262,12 +273,13 @@ def epochs_grow(rows: Iterable[Line], tapes: Mapping[str, Sequence[Line]]) -> Ch
         newest[p] = epoch
     publisher: dict[int, str] = {}
     for name, lines in tapes.items():
-        epoch, lives = 0, 0
-        for line in lines:
+        epoch, before, lives, waits = 0, 0, 0, True
+        for line in [*lines, {"note": "aggregator.started", "fields": {"epoch": math.inf}}]:  # and the last life's end
             if line.get("note") == "aggregator.started":
-                given = line["fields"]["epoch"]
-                check.require(given > epoch, f"{name}: a life starts with epoch {given} after {epoch}")
-                epoch, lives = given, lives + 1
+                check.require(waits or epoch > before, f"{name}: a life starts with epoch {epoch} after {before}")
+                before, epoch, lives, waits = max(before, epoch), line["fields"]["epoch"], lives + 1, False
+            elif line.get("note") == "store.behind":
+                waits = True  # with a lost store its number is gone too; it publishes nothing
             elif line.get("note") == "version.committed" and epoch:
                 who = f"{name}, life {lives}"
                 check.require(publisher.setdefault(epoch, who) == who, f"epoch {epoch}: {publisher[epoch]} and {who}")

@@ -136,5 +136,5 @@ class StatusWatch:
         self.answers.append((time.monotonic(), whole))
         if whole:
             self.latest = status_of(snapshot, snapshot.now_s)
-            lease = snapshot.leases.get(0, {})
-            self.leader = str(lease["holder"]) if "holder" in lease else None
+            lease = snapshot.leases.get(0)
+            self.leader = None if lease is None else lease.holder

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass, field
 from operator import ge
 from typing import TYPE_CHECKING
 
 from aggregator.core import Aggregator
 from aggregator.events import Commit, Merge, Publish
 from broker.fragments import shard_of
-from broker.messages import Merged
+from broker.messages import Merged, Phase
 from broker.ranges import IntervalSet
 from islands.events import Fail
 from islands.fragment import Stage
@@ -17,6 +18,7 @@ from islands.shares import Taken
 from ops.virtual.work import SEED_NORM, Claim
 
 if TYPE_CHECKING:
+    from aggregator.run import Run
     from ops.virtual.failover import Station
     from ops.virtual.processes import SimAggregator, SimIsland
     from ops.virtual.simulation import Simulation
@@ -44,6 +46,14 @@ def without(intervals: IntervalSet, start: int, end: int) -> IntervalSet:
     return IntervalSet([*kept, *((a, b) for a, b in pieces if a < b)])
 
 
+@dataclass(slots=True)
+class _End:
+    """The end of the run, as one shard has it."""
+
+    epoch: int = 0  #: under which it came; 0: it has not
+    booked: dict[tuple[str, int], int] = field(default_factory=dict)  #: by life: tokens reported by then
+
+
 class Invariants:
     """The observer of one simulated run.
 
@@ -68,6 +78,7 @@ class Invariants:
         self._merged_data: dict[tuple[int, int], IntervalSet] = {}  # (fragment, share) -> batches
         self._versions_seen: dict[str, tuple[int, ...]] = {}
         self._trained_tokens: dict[tuple[str, int], int] = {}
+        self._ends: dict[int, _End] = {}  # by shard
 
     def trained(self, taken: Taken) -> None:
         """An island has trained a batch: in each share the next one, or one that was trained before by somebody."""
@@ -185,6 +196,7 @@ class Invariants:
 
     def after_aggregator_event(self, aggregator: SimAggregator) -> None:
         """The ledger must balance after every event."""
+        self._take_note_of_end(aggregator.core.run)
         if not self._watching:
             return
         ledger = aggregator.core.run.ledger
@@ -195,6 +207,17 @@ class Invariants:
         waiting = aggregator.core.run.waiting_bytes()
         if waiting > aggregator.core.run.config.held_bytes:
             require(False, 9, f"{waiting} bytes wait")
+
+    def _take_note_of_end(self, run: Run) -> None:
+        """Remembers what was booked when the run ended: what an island reports later is nobody's."""
+        end = self._ends.setdefault(run.config.shard, _End())
+        if run.phase is not Phase.ENDED:
+            if run.epoch >= end.epoch:
+                end.epoch, end.booked = 0, {}  # it goes on, in a life that has not heard of the end
+        elif not end.epoch:
+            end.epoch = run.epoch
+            lives = ((name, i, life) for name, each in run.ledger.lives().items() for i, life in each.items())
+            end.booked = {(name, i): life.trained_tokens for name, i, life in lives}
 
     def after_island_event(self, island: SimIsland) -> None:
         """Versions in an island's parameters only grow; its ranges never overlap."""
@@ -237,8 +260,14 @@ class Invariants:
 
     def _at_end(self, simulation: Simulation, core: Aggregator) -> None:
         require(core.run.manifest is not None, 6, "nobody ever joined")
+        # A flush may run out of patience where the pool for contributions is smaller than one round needs.
+        gave_up = any(name == "run.flush_incomplete" for _, _, name, _ in simulation.trace)
+        honest = [i.core for i in simulation.islands.values() if i.alive and i.plan.island_id not in self._rogues]
+        booked_by_end = self._ends.get(core.run.config.shard, _End()).booked
+        trained = any(booked_by_end.get((each.island_id, each.incarnation)) for each in honest)
         for p in core.run.moving:
-            require(core.run.fragments[p].version > 0, 6, f"fragment {p} never grew")
+            grew = core.run.fragments[p].version > 0
+            require(grew or gave_up or not trained, 6, f"fragment {p} never grew")
         for (island_id, incarnation), tokens in self._trained_tokens.items():
             if not core.run.ledger.knows(island_id, incarnation):
                 # Welcomed by an aggregator that died before version 0 was whole: there was nothing to train yet.
@@ -252,9 +281,11 @@ class Invariants:
             if not island.alive:
                 continue
             life = core.run.ledger.life(island.core.island_id, island.core.incarnation)
+            booked = booked_by_end.get((island.core.island_id, island.core.incarnation), 0)
             if not life.trained_tokens or island.stepped_at_s > unheard_from_s:
                 continue  # it joined when the run was over: a step that it ran before it heard so is nobody's
-            require(life.last_tokens == island.tokens, 4, f"{island.address} trained {island.tokens}, books {life}")
+            told = life.last_tokens == island.tokens or gave_up or not booked  # who is late may end without a last word
+            require(told, 4, f"{island.address} trained {island.tokens}, books {life}")
             for p in core.run.moving:
                 fragment = island.core.fragments[p]
                 where = f"{island.address} fragment {p}"
@@ -264,12 +295,9 @@ class Invariants:
                 account = core.run.ledger.account(island.core.island_id, island.core.incarnation, p)
                 spent = account.merged_tokens + sum(account.wasted_tokens.values())
                 require(not account.waiting, 4, f"{where} still waits: {account.waiting}")
-                trained = life.trained_tokens
-                # A flush may run out of patience where the pool for contributions is smaller than one round needs.
-                gave_up = any(name == "run.flush_incomplete" for _, _, name, _ in simulation.trace)
-                require(
-                    spent == trained or gave_up, 4, f"{island.address} fragment {p}: {spent} accounted for of {trained}"
-                )
+                # A step that ended when the run was over is booked as lost with its life, on no fragment's account.
+                what = f"{where}: {spent} accounted for of {life.trained_tokens}, {booked} before the end"
+                require(booked <= spent <= life.trained_tokens or gave_up, 4, what)
         books = core.run.ledger.books()
         require(books.in_flight == 0, 4, f"{books.in_flight} in flight after the flush: {books}")
         for p in core.run.moving:

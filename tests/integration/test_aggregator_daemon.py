@@ -635,7 +635,7 @@ def test_redis_hears_of_versions_totals_refusals_and_the_lease_again_after_it_wa
         assert found.totals["loss"] == 2.0
         assert found.totals["participation"] == 1.0
         assert found.totals["staleness_mean"] >= 0
-        assert found.leases[0]["epoch"] == "1"
+        assert found.leases[0].epoch == 1
         assert {"island.joined", "run.seeded", "version.committed"} <= {each["event"] for each in events}
         redis.stop()
         before = bench.core.run.versions

@@ -1,5 +1,6 @@
 """``up --standbys 1`` with real processes: leaders killed and frozen, standbys that die, a Redis that is away."""
 
+import json
 import os
 import signal
 import time
@@ -7,7 +8,8 @@ import time
 import pytest
 
 from aggregator.store_files import commit_path, run_path, versions
-from tests.local_run import Up, check_ranges, check_report, descendants, json_lines, wait_for
+from ops.replay import replay_all
+from tests.local_run import Up, check_ranges, check_report, descendants, json_lines, ops, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
@@ -66,6 +68,8 @@ class Run:
             self.pair = Pair(self.up)
             self.pair.wait_for("aggregator", "standby.in_sync")
             self.pair.wait_for("aggregator", "version.committed")
+            self.names = {each: (self.pair.store(each) / "name").read_text() for each in AGGREGATORS}
+            self.led_by = json.loads(ops("status", run_dir, "--json").stdout)["shards"]["0"]
             self.kill_the_leader()
             self.freeze_the_leader()
             self.kill_the_standby()
@@ -128,6 +132,14 @@ def test_the_run_ends_as_if_nothing_had_happened(run):
     check_report(run.report)
 
 
+def test_status_says_who_leads_and_who_could_take_over(run):
+    leader, standby = (run.names[each] for each in AGGREGATORS)
+    assert (run.led_by["leader"], run.led_by["epoch"]) == (leader, 1)
+    assert run.led_by["in_sync"] == sorted([leader, standby])
+    assert run.led_by["standbys"] == [standby]
+    assert run.led_by["age_s"] < 2.0
+
+
 def test_a_standby_takes_over_under_the_next_epoch_within_three_seconds(run):
     assert run.epoch_after_kill == 2
     assert run.took_s["from kill -9 of the leader to the first new version"] < 3.0
@@ -170,3 +182,12 @@ def test_in_the_end_both_stores_hold_the_same_bytes(run):
         newest = versions(one, p)[0]
         assert newest == versions(other, p)[0] == run.report["versions"][str(p)]
         assert commit_path(one, p, newest).read_bytes() == commit_path(other, p, newest).read_bytes()
+
+
+def test_the_tapes_of_both_agree_with_their_replay_and_together_tell_almost_everything(run):
+    tapes = [run.pair.folder(each) / "events.jsonl" for each in AGGREGATORS]
+    found, covered = replay_all(tapes, ledgers=[run.pair.store(each) / "ledger.jsonl" for each in AGGREGATORS])
+    assert [each.difference for each in found] == [None, None]
+    made = {(row["fragment_id"], row["fragment_version"]) for rows in run.ledgers.values() for row in rows}
+    assert covered.versions == len(made)
+    assert covered.checked >= len(made) - 8  # two leaders were killed, and may have been about to write a version each

@@ -23,8 +23,8 @@ def server(tmp_path_factory):
 class Shard:
     """One lease key of a run of its own, as two or three processes see it."""
 
-    def __init__(self, registry):
-        self.registry = registry
+    def __init__(self, registry, url):
+        self.registry, self.url = registry, url
         self.leader, self.other = LeaseKey(registry, 0), LeaseKey(registry, 0)
 
     async def take(self, holder, expected, epoch, *, store_epoch=0):
@@ -57,7 +57,7 @@ def shard(server, request):
         async def main():
             registry = Registry(server.url, f"{request.node.name:.60}".replace("[", "-").replace("]", ""))
             try:
-                return await use(Shard(registry))
+                return await use(Shard(registry, server.url))
             finally:
                 await registry.aclose()
 
@@ -159,6 +159,22 @@ def test_a_renewal_that_comes_after_its_successor_changes_nothing(shard):
     shard(use)
 
 
+def test_the_standbys_that_a_leader_hears_are_written_for_people_to_see(shard):
+    async def use(it):
+        await it.led_by_a()
+        await it.leader.renew(holder="a", epoch=1, in_sync=("b",), standbys=("c", "b"))
+        found = (await it.registry.read()).leases
+        assert found.keys() == {0}
+        assert (found[0].holder, found[0].epoch) == ("a", 1)
+        assert (found[0].in_sync, found[0].standbys) == ({"a", "b"}, {"b", "c"})
+        assert 0 <= found[0].age_s < LEASE_S
+        await asyncio.sleep(LEASE_S)
+        assert await it.take("b", 1, 2)
+        assert (await it.registry.read()).leases[0].standbys == frozenset()
+
+    shard(use)
+
+
 def test_renewals_are_numbered_anew_in_each_term(shard):
     async def use(it):
         await it.led_by_a("b")
@@ -181,13 +197,61 @@ def test_a_key_older_than_the_store_goes_to_whoever_saw_that(shard):
     shard(use)
 
 
-def test_the_key_of_a_leader_without_failover_goes_to_the_store_with_its_epoch(shard):
+def test_a_key_without_an_in_sync_set_goes_to_the_store_with_its_epoch(shard):
     async def use(it):
-        await it.registry.acquire_lease(0, holder="host:1", epoch=4)
+        await it.write(holder="host:1", epoch="4", renewed_at="0")
         assert (await it.leader.read()).in_sync == frozenset()
-        await asyncio.sleep(LEASE_S)
         assert not await it.take("b", 4, 5, store_epoch=3)
         assert await it.take("b", 4, 5, store_epoch=4)
+
+    shard(use)
+
+
+# --- without failover -----------------------------------------------------------------------------------------------
+
+
+def test_without_failover_the_lease_goes_to_higher_epochs_only(shard):
+    async def use(it):
+        assert await it.leader.lead(holder="x", epoch=3) == (True, "x", 3)
+        assert await it.leader.lead(holder="x", epoch=3) == (True, "x", 3)  # a renewal
+        for holder, epoch in [("y", 3), ("y", 2), ("x", 2)]:
+            assert await LeaseKey(it.registry, 0).lead(holder=holder, epoch=epoch) == (False, "x", 3)
+        assert await it.other.lead(holder="y", epoch=4) == (True, "y", 4)
+        assert await it.leader.lead(holder="x", epoch=3) == (False, "y", 4)
+
+    shard(use)
+
+
+def test_without_failover_a_lost_lease_is_put_back_and_the_next_life_takes_it(shard):
+    async def use(it):
+        await it.leader.lead(holder="x", epoch=3)
+        await it.wipe()
+        assert await it.leader.lead(holder="x", epoch=3) == (True, "x", 3)
+        assert (await it.leader.read()).in_sync == {"x"}
+        assert await LeaseKey(it.registry, 0).lead(holder="x", epoch=4) == (True, "x", 4)
+
+    shard(use)
+
+
+def test_of_many_that_lead_without_failover_at_once_one_gets_the_lease(shard):
+    async def use(it):
+        registries = [Registry(it.url, it.registry.run_id) for _ in range(8)]
+        try:
+            keys = [LeaseKey(each, 0) for each in registries]
+            answers = await asyncio.gather(*(key.lead(holder=f"h{n}", epoch=1) for n, key in enumerate(keys)))
+        finally:
+            for each in registries:
+                await each.aclose()
+        assert sum(granted for granted, _, _ in answers) == 1
+
+    shard(use)
+
+
+def test_failover_that_is_turned_on_later_goes_on_with_the_store_that_led_alone(shard):
+    async def use(it):
+        await it.leader.lead(holder="x", epoch=3)
+        assert not await it.take("y", 3, 4, store_epoch=3)  # a copy, which need not be whole
+        assert await it.take("x", 3, 4, store_epoch=3)
 
     shard(use)
 

@@ -267,50 +267,6 @@ def test_keys_vanish_some_time_after_the_last_write(url):
     assert all(0 < ttl <= registry.KEEP_S for ttl in ttls.values()), ttls
 
 
-# --- the lease ------------------------------------------------------------------------------------------------------
-
-
-def test_the_lease_goes_to_higher_epochs_only(url):
-    async def use(run):
-        first = await run.acquire_lease(0, holder="x", epoch=3)
-        assert (first.granted, first.holder, first.epoch) == (True, "x", 3)
-        assert (await run.acquire_lease(0, holder="x", epoch=3)).granted  # asked twice
-        for holder, epoch in [("y", 3), ("y", 2), ("x", 2)]:
-            refused = await run.acquire_lease(0, holder=holder, epoch=epoch)
-            assert (refused.granted, refused.holder, refused.epoch) == (False, "x", 3)
-        taken = await run.acquire_lease(0, holder="y", epoch=4)
-        assert (taken.granted, taken.holder, taken.epoch) == (True, "y", 4)
-
-    with_registry(url, "lease", use)
-
-
-def test_renewing_takes_the_lease_from_nobody_and_puts_a_lost_one_back(url):
-    async def use(run):
-        await run.acquire_lease(1, holder="x", epoch=3)
-        assert (await run.renew_lease(1, holder="x", epoch=3)).granted
-        assert not (await run.renew_lease(1, holder="y", epoch=9)).granted
-        await run._redis.flushdb()  # Redis came back empty
-        assert (await run.renew_lease(1, holder="x", epoch=3)).granted
-        assert not (await run.acquire_lease(1, holder="y", epoch=3)).granted
-
-    with_registry(url, "renew", use)
-
-
-def test_of_many_candidates_at_once_one_gets_the_lease(url):
-    async def main():
-        candidates = [Registry(url, "race") for _ in range(8)]
-        try:
-            asked = [each.acquire_lease(0, holder=f"h{n}", epoch=1) for n, each in enumerate(candidates)]
-            return await asyncio.gather(*asked)
-        finally:
-            for each in candidates:
-                await each.aclose()
-
-    leases = asyncio.run(main())
-    assert sum(lease.granted for lease in leases) == 1
-    assert len({lease.holder for lease in leases}) == 1
-
-
 # --- failures -------------------------------------------------------------------------------------------------------
 
 

@@ -48,6 +48,7 @@ def test_a_full_disk_stops_publishing_and_nothing_else_until_there_is_space(tmp_
     assert report["tokens"]["wasted"] == {}
     assert report["restarts"]["aggregator"] == 0
     assert any("gap" in line for line in read_lines(up.run_dir / "events.jsonl"))
-    played = replay.replay(up.run_dir / "events.jsonl", ledger=up.run_dir / "store" / "ledger.jsonl")
+    played, seen = replay.replay(up.run_dir / "events.jsonl", ledger=up.run_dir / "store" / "ledger.jsonl")
     assert played.difference is None
-    assert played.counts.missing > 0
+    assert played.counts.missing == seen.missing_lines > 0
+    assert len(seen.checked | seen.unchecked.keys()) == len(up.ledger())

@@ -235,6 +235,14 @@ MUTANTS = (
         tests=(T_ROGUES + "test_a_restart_of_the_aggregator_frees_nobody_and_forgets_no_norm",),
     ),
     Mutant(
+        what="a quarantined island inherits data shares",
+        invariant=9,
+        file="aggregator/membership.py",
+        old="able=m.island_id in live - out and",
+        new="able=m.island_id in live and",
+        tests=(T_ROGUES + "test_a_quarantined_island_inherits_no_share_of_one_that_is_gone",),
+    ),
+    Mutant(
         what="a quarantined island's contributions are merged",
         invariant=9,
         file=ADMISSION,

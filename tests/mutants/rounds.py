@@ -316,6 +316,17 @@ MUTANTS = (
         tests=("tests/unit/test_replay.py::test_a_decision_that_was_tampered_with_is_named",),
     ),
     Mutant(
+        what="a replay says nothing of the versions behind a gap",
+        invariant=10,
+        file="aggregator/replay.py",
+        old="            self._unchecked(p, version, Why.GAP)\n",
+        new="",
+        tests=(
+            "tests/unit/test_replay_coverage.py"
+            "::test_versions_behind_a_gap_of_the_tape_are_counted_whichever_life_it_is_in",
+        ),
+    ),
+    Mutant(
         what="a replay lets versions be durable that nobody ordered",
         invariant=10,
         file="aggregator/replay.py",

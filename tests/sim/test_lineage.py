@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from aggregator.config import AggregatorConfig
@@ -11,9 +12,10 @@ from ops.virtual.simulation import IslandPlan, Simulation, SimulationPlan
 Committed = list[tuple[int, int]]
 
 
-def rewound(*, new_lineage: bool) -> tuple[Simulation, bool, Committed]:
-    """Runs three islands; after 20 s the aggregator comes back with the store of 10 s."""
+def rewound(*, new_lineage: bool, crashes_at_s: tuple[float, ...] = ()) -> tuple[Simulation, bool, Committed]:
+    """Runs three islands; after 20 s the aggregator comes back with the store of 10 s. The first island may crash."""
     islands = tuple(IslandPlan(island_id=f"island-{i}", step_time_s=0.05) for i in range(3))
+    islands = (replace(islands[0], crashes_at_s=crashes_at_s), *islands[1:])
     config = AggregatorConfig(islands=3, total_tokens=200_000, fragments=4, new_lineage=new_lineage)
     committed: Committed = []
 
@@ -51,3 +53,15 @@ def test_a_new_lineage_ends_the_run_with_books_that_balance() -> None:
     assert 0 < tokens["wasted"]["store_lost"] < tokens["merged"]
     assert len(set(committed)) == len(committed), "a version was made twice"
     assert run.versions == tuple(max(version for q, version in committed if q == p) for p in range(4))
+
+
+def test_what_a_lineage_gave_up_is_booked_as_that_also_of_an_island_that_dies_before_the_end() -> None:
+    calm = rewound(new_lineage=True)[0].aggregator.core.run.ledger.books().tokens()["wasted"]["store_lost"]
+    simulation, ended, _ = rewound(new_lineage=True, crashes_at_s=(26.0,))
+    assert ended
+    books = simulation.aggregator.core.run.ledger.books()
+    assert books.balanced()
+    wasted = books.tokens()["wasted"]
+    assert set(wasted) == {"store_lost", "island_lost"}
+    assert wasted["store_lost"] > 0.95 * calm
+    assert wasted["island_lost"] < 3000  # what the dead island still had

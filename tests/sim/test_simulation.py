@@ -232,6 +232,19 @@ def test_a_donor_that_dies_half_way_is_replaced() -> None:
     assert f"'tried': ['{donor}']" in named[0]
 
 
+@pytest.mark.parametrize("seed", [30, 46, 65, 81])
+def test_a_run_that_ends_with_its_first_steps_accounts_for_them(seed: int) -> None:
+    """Some islands have none yet when it ends, are at their first, or end it when the run is over.
+
+    Seeds that found a bug: a heartbeat that was overtaken made an island count as one that holds nothing; what an
+    island had answered before it stopped was taken for a loss of the step that it was at.
+    """
+    plan = random_plan(seed)
+    simulation = run(replace(plan, config=replace(plan.config, total_tokens=500)))
+    wasted = simulation.aggregator.core.run.ledger.books().tokens()["wasted"]
+    assert "unrecorded" not in wasted
+
+
 def test_in_a_fleet_that_has_trained_nothing_everybody_starts_fresh_and_soon() -> None:
     simulation = Simulation(replace(steady(), donor_wait_s=60.0))
     simulation.run(2.0)

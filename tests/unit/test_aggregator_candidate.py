@@ -23,6 +23,7 @@ from aggregator.candidate import (
     Tick,
     Unpolled,
 )
+from aggregator.events import Note
 from broker.messages import Following, Replica, ReplicaRun, Stored
 from broker.records import LeaseView
 
@@ -261,7 +262,17 @@ def test_an_empty_store_never_leads_a_run_that_a_broker_knows():
 def test_it_does_not_lead_where_no_broker_answers():
     standby = Standby(broker=False)
     assert not standby.poll(lease())
+    assert not standby.poll(lease(), after_s=BROKER_FRESH_S)
     assert standby.core.objection == "no broker answers"
+
+
+def test_it_complains_of_brokers_only_when_they_had_the_time_to_answer():
+    standby = Standby(broker=False)
+    for _ in range(int(4 * BROKER_FRESH_S) - 1):
+        assert not standby.poll(lease(), after_s=0.25)
+        assert (standby.core.objection, standby.of(Note)) == ("", [])
+    standby.handle(Heard(broker=0, following=following()))
+    assert standby.poll(lease())
 
 
 def test_a_broker_that_fell_silent_has_no_say(standby):

@@ -83,6 +83,24 @@ def test_a_silent_a_leaving_and_a_stopped_island_are_no_donors():
     assert named(desk, "b") == ""
 
 
+def test_a_quarantined_island_is_no_donor_until_its_time_is_over():
+    desk = fleet("a", "b")
+    desk.run.quarantine.restore({"a": [0, 1, 5.0, "outlier", 0]}, desk.now_s)
+    rejoin(desk, "b")
+    assert named(desk, "b") == ""
+    desk.now_s += 5.0
+    desk.beat("a", 9, **FRESH)
+    assert named(desk, "b") == "a"
+
+
+def test_a_donor_that_was_named_and_is_quarantined_since_is_named_no_more():
+    desk = fleet("a", "b", "c")
+    rejoin(desk, "c")
+    first = named(desk, "c")
+    desk.run.quarantine.restore({first: [0, 1, 60.0, "not_finite", 0]}, desk.now_s)
+    assert named(desk, "c") == ("b" if first == "a" else "a")
+
+
 def test_a_donor_gives_to_few_at_a_time_and_the_others_are_not_answered_until_it_is_free():
     receivers = [f"r{i}" for i in range(MOST_RECEIVERS + 1)]
     desk = fleet("a", *receivers)

@@ -73,6 +73,23 @@ def test_what_nobody_remembers_is_booked_as_unrecorded():
     assert made.run.ledger.books().tokens()["wasted"] == {"unrecorded": 20}
 
 
+def test_what_an_island_answered_before_it_had_stopped_says_nothing_of_the_step_that_it_was_at():
+    made = flushing("a", "b", round_timeout_s=2.0)
+    made.run_to(2.0)  # both are at a long step, and were given time: a flush round asks all the same
+    made.nothing("a")
+    made.beat("a", 6, stopped=True)  # with nothing outstanding: it was not asked for these steps yet
+    made.beat("a", 6, stopped=True)
+    assert made.run.ledger.books("a").tokens()["wasted"] == {}
+    made.offer("b", 0, 4)
+    made.beat("b", 4, stopped=True)
+    made.now_s += 1.0
+    made.beat("a", 6, stopped=True)
+    made.offer("a", 0, 6)
+    made.nothing("b")
+    assert made.run.phase is Phase.ENDED
+    assert made.run.ledger.books().tokens() == {"trained": 100, "merged": 100, "wasted": {}, "in_flight": 0}
+
+
 def test_a_flush_that_does_not_get_everything_ends_all_the_same():
     made = flushing("a", "b", round_timeout_s=2.0, dead_after_s=100.0)
     made.offer("a", 0, 4)

@@ -225,6 +225,29 @@ def test_a_gap_is_closed_once_and_only_when_nothing_waits():
     assert made.books().wasted == {"unrecorded": 60 * 3}
 
 
+def test_what_a_lineage_gave_up_is_lost_with_the_store_also_of_an_island_that_dies_before_the_flush():
+    made = ledger("a")
+    made.wait("a", 1, 0, steps(0, 4))
+    made.merge("a", 1, 0, steps(0, 4))
+    again = Ledger(WEIGHTS)
+    for p in WEIGHTS:  # versions that had steps 4 to 8 are given up
+        again.restore(p, made.slice(p) | {"gaps": "store_lost"})
+    again.wait("a", 1, 0, steps(8, 10))
+    again.merge("a", 1, 0, steps(8, 10))
+    again.report("a", 1, 12, 120)
+    assert again.books().tokens()["wasted"] == {}  # it lives: more of it may be on its way
+    restored = Ledger(WEIGHTS)
+    for p in WEIGHTS:
+        restored.restore(p, json.loads(json.dumps(again.slice(p))))
+    restored.report("a", 1, 12, 120)
+    for each in (again, restored):
+        each.end("a")
+        books = each.books()
+        assert books.balanced()
+        assert books.wasted["store_lost"] == 40 * WEIGHTS[0]
+        assert books.wasted["island_lost"] == 20 * WEIGHTS[0] + 120 * (sum(WEIGHTS.values()) - WEIGHTS[0])
+
+
 def test_a_refusal_is_remembered_with_its_reason_for_a_while():
     made = ledger("a")
     made.refuse("a", 1, 0, steps(0, 4), Reason.NOT_FINITE)

@@ -39,10 +39,11 @@ def test_a_new_life_forgets_what_the_old_one_said_and_missed():
     made = members("a")
     member = made["a"]
     member.missed_rounds, member.left, member.heartbeat = 5, True, object()
-    member.emptied[0] = 3
+    member.emptied[0], member.beat_sequence, member.stopped_sequence = 3, 9, 8
     made.admit("a", "", "other", 20, 9.0)
     assert (member.incarnation, member.nonce, member.tokens_per_step) == (2, "other", 20)
     assert (member.missed_rounds, member.left, member.heartbeat, member.emptied) == (0, False, None, {})
+    assert (member.beat_sequence, member.stopped_sequence) == (-1, None)
     assert made.by_nonce("other") is member
     assert made.by_nonce("nonce-a") is None
 

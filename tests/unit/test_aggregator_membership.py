@@ -299,3 +299,17 @@ def test_a_run_takes_no_more_islands_than_it_can_remember(monkeypatch):
     (refused,) = sent(desk.join("c"), Refused)
     assert refused.reason is Reason.QUEUE_FULL
     assert sent(desk.join("b"), Welcome)  # whoever is known may come back
+
+
+def test_a_heartbeat_that_a_later_one_has_overtaken_changes_nothing():
+    made = desk("a", "b")
+    made.beat("a", 4)
+    member, before = made.run.members["a"], made.sequence
+    made.sequence = before - 5  # over another way: sent before it held version 0
+    made.beat("a", 0, versions=(-1,))
+    assert member.ready
+    assert member.heartbeat.inner_step == 4
+    assert made.run.ledger.life("a", 1).last_step == 4
+    made.sequence = before
+    made.beat("a", 5)
+    assert member.heartbeat.inner_step == 5

@@ -4,7 +4,7 @@ import copy
 from dataclasses import replace
 
 from aggregator.events import NewLineage, Publish
-from aggregator.recovery import LISTEN_S, Peers, renumbered
+from aggregator.recovery import LISTEN_S, Peers, lineages, renumbered
 from aggregator.summary import totals
 from broker.messages import Attached, FleetState, Welcome
 from tests.helpers import Desk, LinkedCluster, notes, of, sent
@@ -154,3 +154,24 @@ def test_a_new_run_with_a_new_broker_begins_as_always():
     desk.gather("a")
     assert not desk.core.behind
     assert desk.run.versions == (0,)
+
+
+def line(version, digest, contributions=("a",), p=0):
+    return {"fragment_id": p, "fragment_version": version, "digest": digest, "contributions": contributions}
+
+
+def test_lineages_are_found_in_the_lines_of_a_ledger_by_what_nobody_contributed_to():
+    rows = [line(0, "0", ()), line(1, "1"), line(2, "2"), line(4, "1", ()), line(5, "5"), line(7, "5", ())]
+    assert [(each.version, each.kept, list(each.given_up)) for each in lineages(rows)] == [(4, 1, [2, 3]), (7, 5, [6])]
+
+
+def test_a_line_without_contributions_or_earlier_bytes_begins_no_lineage():
+    rows = [
+        line(0, "0", ()),
+        line(0, "0", (), p=1),
+        line(1, "1"),
+        line(2, "1"),
+        line(3, "3", ()),
+        line(1, "0.", (), p=1),
+    ]
+    assert lineages(rows) == []

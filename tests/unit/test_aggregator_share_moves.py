@@ -14,10 +14,17 @@ def data(from_batch, to_batch, *, share=0, share_epoch=0):
     return DataRange(share=share, share_epoch=share_epoch, from_batch=from_batch, to_batch=to_batch)
 
 
-def presence(*away_s):
-    """Islands a, b, .. that were last heard so long ago; those of no silence are able."""
+def presence(*away_s, out=""):
+    """Islands a, b, .. that were last heard so long ago; those of no silence are able, unless they are kept out."""
     return [
-        Presence(island_id="abcd"[home], home=home, away_s=away, able=away == 0.0) for home, away in enumerate(away_s)
+        Presence(
+            island_id="abcd"[home],
+            home=home,
+            away_s=away,
+            able=away == 0.0 and "abcd"[home] not in out,
+            quarantined="abcd"[home] in out,
+        )
+        for home, away in enumerate(away_s)
     ]
 
 
@@ -150,6 +157,43 @@ def test_of_several_the_one_with_the_fewest_shares_takes_over():
     assert [m.tenure.owner for m in moved] == ["c", "c"]
     back = shares.settle([*presence(20.0, 0.0, 0.0)], 21.0)
     assert [(m.share, m.tenure.owner) for m in back] == [(1, "b")]
+
+
+@pytest.fixture
+def three():
+    """Three shares, in the hands of a, b and c."""
+    made = Shares(3, TAKEOVER_S, 0.0)
+    for home, island_id in enumerate("abc"):
+        made.join(island_id, home)
+    return made
+
+
+def owners(moved):
+    return [(each.share, each.tenure.owner) for each in moved]
+
+
+def test_a_quarantined_island_is_no_heir(three):
+    assert owners(three.settle(presence(20.0, 0.0, 0.0, out="b"), 20.0)) == [(0, "c")]
+    assert three.settle(presence(20.0, 20.0, 0.0, out="c"), 21.0) == []  # nobody is able: it stays where it is
+
+
+def test_what_an_heir_took_over_goes_on_to_another_when_it_is_quarantined_and_its_home_stays(three):
+    assert owners(three.settle(presence(20.0, 0.0, 0.0), 20.0)) == [(0, "b")]
+    assert owners(three.settle(presence(20.0, 0.0, 0.0, out="b"), 21.0)) == [(0, "c")]
+    assert three.settle(presence(20.0, 0.0, 0.0, out="b"), 22.0) == []
+    assert three.settle(presence(20.0, 0.0, 0.0), 23.0) == []  # released: what moved has moved
+
+
+def test_a_share_does_not_go_back_to_an_island_that_returns_into_quarantine(three):
+    three.settle(presence(20.0, 0.0, 0.0), 20.0)
+    assert three.settle(presence(0.0, 0.0, 0.0, out="a"), 21.0) == []
+    (moved,) = three.settle(presence(0.0, 20.0, 0.0, out="a"), 40.0)[:1]  # its heir is away now
+    assert (moved.share, moved.tenure.owner, moved.because) == (0, "c", "its island is quarantined")
+    assert owners(three.settle(presence(0.0, 20.0, 0.0), 41.0)) == [(0, "a")]
+
+
+def test_a_quarantined_island_keeps_its_home_while_it_is_there(three):
+    assert three.settle(presence(0.0, 0.0, 0.0, out="abc"), 20.0) == []
 
 
 def test_what_is_read_back_says_the_same(shares):

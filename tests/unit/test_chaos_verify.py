@@ -159,6 +159,26 @@ def test_a_store_that_was_away_may_have_gaps_that_another_one_fills(run):
     assert run.check() == set()
 
 
+def new_lineage(run, *, digest="0.1"):
+    """Fragment 0 goes back to version 1, which is version 4 from then on: one more than anybody has seen."""
+    again = [contribution(steps=(10, 20)), contribution("island-1", 3, steps=(8, 12))]
+    run.ledger += [row(0, 4, digest, epoch=3), row(0, 5, epoch=3, contributions=again)]
+    run.tape += [*started(3, [(0, 4), (1, 1)]), persisted(0, 5), committed(0, 5), heartbeat("island-0", 5, 1)]
+
+
+@pytest.mark.parametrize("lost", ["nothing", "the lines of what was given up"])
+def test_a_new_lineage_is_no_gap_and_what_it_gave_up_is_not_lost(run, lost):
+    new_lineage(run)  # and what was merged into the version that was given up may be merged again
+    if lost != "nothing":
+        del run.ledger[4]
+    assert run.check() == set()
+
+
+def test_a_new_lineage_of_other_bytes_is_a_gap(run):
+    new_lineage(run, digest="invented")
+    assert run.check() == {GAP, ONCE}
+
+
 def test_a_version_that_goes_back_is_noticed(run):
     run.ledger.append(row(1, 1, "other", epoch=2))
     assert GROW in run.check()
@@ -233,6 +253,13 @@ def test_an_epoch_that_goes_back_is_noticed(run):
 def test_two_lives_with_one_epoch_are_noticed(run):
     run.tape += [*started(2, [(0, 2), (1, 1)]), persisted(1, 2), committed(1, 2)]
     run.ledger.append(row(1, 2, epoch=2))
+    assert run.check() == {EPOCHS}
+
+
+def test_a_life_whose_store_was_lost_may_have_any_epoch_while_it_waits(run):
+    run.tape += [*started(1), {"now_s": 1.0, "note": "store.behind", "fields": {}}, *started(3, [(0, 2), (1, 1)])]
+    assert run.check() == set()
+    run.tape += started(1)
     assert run.check() == {EPOCHS}
 
 

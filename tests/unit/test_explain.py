@@ -184,6 +184,22 @@ def test_a_store_by_itself_and_a_tape_by_itself_are_enough(run_dir, capsys):
     assert capsys.readouterr().out.count("50.0%") == 4
 
 
+def test_a_new_lineage_is_said_where_it_begins_and_where_it_went_back(run_dir, capsys):
+    ledger = run_dir / "store" / "ledger.jsonl"
+    first = json.loads(ledger.read_text().splitlines()[0])
+    begun = first | {"fragment_version": 5, "epoch": 3, "contributions": []}
+    ledger.write_text(ledger.read_text() + json.dumps(begun) + "\n")
+    assert cli.main(["explain", "0", str(run_dir)]) == 0
+    said = capsys.readouterr().out
+    assert "version 5 of fragment 0 begins a new lineage: it is version 1 under a number that nobody had seen" in said
+    assert "given up: 2, 3, 4;" in said
+    assert cli.main(["explain", "0:2", str(run_dir)]) == 0
+    said = capsys.readouterr().out
+    assert "it was given up: a new lineage began with version 5, which is version 1 again" in said
+    assert cli.main(["explain", "0:1", str(run_dir)]) == 0
+    assert "lineage" not in capsys.readouterr().out
+
+
 def test_a_version_that_does_not_exist_is_answered_with_those_that_do(run_dir, capsys):
     assert cli.main(["explain", "0:9", str(run_dir)]) == 1
     assert "knows no 0:9: the newest are 0:2" in capsys.readouterr().err

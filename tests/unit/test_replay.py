@@ -1,11 +1,16 @@
 """A tape that was written agrees with its replay; one that was tampered with does not, and the place is named."""
 
 import copy
+import inspect
+import re
 
 import pytest
 
+from aggregator import replication
 from aggregator.records import ledger_line
-from aggregator.replay import Replay, fingerprint
+from aggregator.replay import Replay
+from aggregator.replay_terms import fingerprint
+from aggregator.replication import NOTES
 from tests.helpers import Desk
 from tests.taped import STEPS_PER_ROUND, Taped
 
@@ -175,3 +180,18 @@ def test_a_version_that_was_not_ordered_cannot_be_durable(two_lives):
     tape[at(tape, event="persisted", fragment_version=1)]["fragment_version"] = 2
     _, difference = played(tape)
     assert "version 2 of fragment 0 is durable, and version 1 was ordered" in difference.what
+
+
+def test_notes_about_standbys_and_the_lease_are_no_decisions_of_the_core(two_lives):
+    tape = copy.deepcopy(two_lives)
+    for name in sorted(NOTES):
+        tape.insert(at(tape, note="version.committed"), {"now_s": 1.0, "note": name, "fields": {"standby": "b"}})
+    replay, difference = played(tape)
+    assert difference is None
+    assert replay.counts.beside == len(NOTES)
+    assert replay.counts.versions == 4
+
+
+def test_every_note_about_standbys_is_known_to_a_replay():
+    source = inspect.getsource(replication)
+    assert set(re.findall(r'"((?:standby|lease)\.[a-z_]+)"', source)) == NOTES

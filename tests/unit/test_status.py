@@ -7,9 +7,9 @@ import json
 import pytest
 from rich.console import Console
 
-from broker.errors import ConfigError
+from broker.errors import ConfigError, Unavailable
 from broker.liveness import Liveness
-from broker.records import Snapshot
+from broker.records import LeaseView, Snapshot
 from ops import status
 from ops.status import status_of, to_json
 
@@ -111,7 +111,7 @@ def test_json_has_the_documented_keys_and_is_strict():
     document = to_json(status_of(snapshot(), NOW_S))
     text = json.dumps(document, allow_nan=False)  # raises for NaN
     assert json.loads(text) == document
-    assert set(document) == {"islands", "fragments", "totals", "brokers"}
+    assert set(document) == {"islands", "fragments", "totals", "brokers", "shards"}
     assert set(document["islands"]["a"]) >= {
         "state",
         "inner_step",
@@ -214,8 +214,7 @@ def arguments(*words):
 
 
 def leases(renewed_ago_s):
-    """A lease as Redis returns it: text throughout."""
-    return {0: {"holder": "hub:7", "epoch": "2", "renewed_at": f"{NOW_S - renewed_ago_s:.6f}"}}
+    return {0: LeaseView(holder="hub:7", epoch=2, age_s=renewed_ago_s)}
 
 
 @pytest.fixture
@@ -245,6 +244,53 @@ def test_a_run_with_a_leader_passes_the_check_until_the_lease_is_old(check):
         1,
         "atoll: run demo has no leader: aggregator hub:7 renewed its lease 10.1 s ago, the limit is 10.0 s",
     )
+
+
+def test_every_shard_must_have_a_leader(check):
+    two = {**leases(0.4), 1: LeaseView(holder="hub:8", epoch=1, age_s=60.0)}
+    assert check(snapshot(leases=two)) == (
+        1,
+        "atoll: shard 1 of run demo has no leader: aggregator hub:8 renewed its lease 1 min 00 s ago, "
+        "the limit is 10.0 s",
+    )
+    assert check(snapshot(leases=two), "100")[1].startswith("run demo is led by hub:7, hub:8, which renewed")
+
+
+def test_who_leads_each_shard_is_shown_with_its_epoch_and_who_could_take_over():
+    first = LeaseView(
+        holder="hub-1",
+        epoch=4,
+        in_sync=frozenset({"hub-1", "hub-2"}),
+        standbys=frozenset({"hub-3", "hub-2"}),
+        age_s=0.3,
+    )
+    second = LeaseView(holder="hub-9", epoch=2, age_s=-3.0, ended=True)
+    found = status_of(snapshot(leases={1: second, 0: first}), NOW_S)
+    said = [line.split("  ") for line in shown(found).splitlines()]
+    words = [[each.strip() for each in line if each.strip()] for line in said]
+    assert ["0", "hub-1", "4", "0.3 s", "hub-1, hub-2", "hub-2, hub-3"] in words
+    assert ["1", "hub-9", "2", "the run has ended", "-", "-"] in words
+    assert to_json(found)["shards"] == {
+        "0": {
+            "leader": "hub-1",
+            "epoch": 4,
+            "age_s": 0.3,
+            "in_sync": ["hub-1", "hub-2"],
+            "standbys": ["hub-2", "hub-3"],
+            "ended": False,
+        },
+        "1": {"leader": "hub-9", "epoch": 2, "age_s": 0.0, "in_sync": [], "standbys": [], "ended": True},
+    }
+
+
+def test_the_age_of_a_lease_grows_with_the_time_since_redis_was_read():
+    assert status_of(snapshot(leases=leases(0.4)), NOW_S + 5.0).shards[0].age_s == pytest.approx(5.4)
+
+
+def test_what_is_no_lease_under_its_name_is_said():
+    with pytest.raises(Unavailable, match=r"is no lease: .* delete that key"):
+        LeaseView.of({"holder": "a", "epoch": "many", "renewed_at": "1"}, 2.0)
+    assert LeaseView.of({}, 2.0) == LeaseView()
 
 
 def test_the_limit_on_the_lease_can_be_given(check):
