@@ -16,7 +16,7 @@ from broker import logs
 from broker.errors import Unavailable
 from broker.lease import LeaseKey
 from broker.records import FragmentRecord, RunTotals
-from broker.registry import Registry
+from broker.registry import Registry, aggregator_source
 
 log = logs.get(__name__)
 
@@ -44,6 +44,7 @@ class Reporter:
     Args:
         registry: Of the run.
         collect: Returns the state of the moment.
+        shard: Of this aggregator.
         lease: To say in it who leads; None where :mod:`aggregator.service` keeps the lease itself.
         holder: Names this aggregator there.
         clock: Monotonic seconds.
@@ -55,6 +56,7 @@ class Reporter:
         registry: Registry,
         *,
         collect: Callable[[], Snapshot],
+        shard: int = 0,
         lease: LeaseKey | None,
         holder: str,
         clock: Callable[[], float],
@@ -62,6 +64,7 @@ class Reporter:
     ) -> None:
         self._registry = registry
         self._collect = collect
+        self._shard = shard
         self._lease = lease
         self._holder = holder
         self._clock = clock
@@ -106,8 +109,8 @@ class Reporter:
             if self._lease is not None:
                 await self._lead(self._lease, now.epoch)
             taken = await self._registry.write_fragments(due)
-            await self._registry.write_totals(now.totals)
-            await self._registry.write_refusals("aggregator", now.refusals)
+            await self._registry.write_totals(now.totals, self._shard)
+            await self._registry.write_refusals(aggregator_source(self._shard), now.refusals)
             await self._registry.append_events(events)
         except Unavailable as err:
             if not self._lost:

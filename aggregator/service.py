@@ -308,6 +308,7 @@ class _Service:
         self._reporter = Reporter(
             registry,
             collect=self._snapshot,
+            shard=config.shard,
             lease=LeaseKey(registry, config.shard) if term is None else None,
             holder=store.name,
             clock=self._clock,

@@ -67,7 +67,8 @@ def _island(run: Run, traffic: Traffic, island_id: str) -> dict[str, Any]:
 
 def totals(run: Run, now_s: float) -> RunTotals:
     """Returns where the run stands."""
-    tokens = run.ledger.books().tokens()
+    books = run.ledger.books()
+    tokens = books.tokens()
     target = run.config.total_tokens
     losses = [m.heartbeat.loss for m in run.members.live(now_s) if m.heartbeat and m.heartbeat.loss is not None]
     return RunTotals(
@@ -88,6 +89,7 @@ def totals(run: Run, now_s: float) -> RunTotals:
             for each in run.quarantine.now(now_s)
         },
         troubles=run.troubles.sentences(now_s),
+        books=asdict(books),
     )
 
 

@@ -6,7 +6,7 @@ The keys and the operations are in :mod:`broker.registry`.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -64,6 +64,7 @@ class RunTotals:
         staleness_mean: Mean staleness of what was merged, in versions, None before the first.
         quarantined: Island -> for how many seconds more (``for_s``), for which ``reason``, how many ``times`` in a row.
         troubles: What the aggregator cannot put right by itself, each with its cure; empty when all is well.
+        books: The same tokens exactly, in parts of a token: what those of several shards are added up by.
     """
 
     phase: str
@@ -80,6 +81,7 @@ class RunTotals:
     staleness_mean: float | None = None
     quarantined: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     troubles: tuple[str, ...] = ()
+    books: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,7 +158,7 @@ class Snapshot:
     heard_at_s: Mapping[str, float]
     members: Mapping[str, Mapping[str, Any]]
     fragments: Mapping[int, Mapping[str, Any]]
-    totals: Mapping[str, Any]
+    totals: Sequence[Mapping[str, Any]]  # of each shard; empty before the first has said anything
     brokers: Mapping[str, Mapping[str, Any]]
     refusals: Mapping[str, Mapping[str, Mapping[str, int]]]  # source -> island -> reason -> count
     leases: Mapping[int, LeaseView]  # those that somebody ever took

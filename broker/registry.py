@@ -6,7 +6,8 @@ aggregator's store. All keys of a run begin with ``atoll:{run_id}:``
     members             sorted set   island id -> when its last heartbeat came, by the clock of Redis
     member:{island}     hash         field of MemberRecord -> JSON, and ``broker``: the one it was heard by
     model               hash         fragment id -> JSON of FragmentRecord; (epoch, version) only grows
-    totals              hash         field of RunTotals -> JSON
+    totals              hash         field of RunTotals -> JSON; of shard 0
+    totals:{shard}      hash         likewise, of each other shard
     brokers             sorted set   broker -> when it last wrote
     broker:{broker}     hash         field of BrokerRecord -> JSON, with ``written_at``
     refusals:{source}   hash         island id -> JSON of reason -> count, as counted by aggregator or broker:{broker}
@@ -96,6 +97,11 @@ end
 redis.call('EXPIRE', KEYS[1], ARGV[1])
 return written
 """
+
+
+def aggregator_source(shard: int) -> str:
+    """Under which name the aggregator of a shard counts refusals."""
+    return f"aggregator-{shard}" if shard else "aggregator"
 
 
 class Registry:
@@ -197,13 +203,14 @@ class Registry:
 
         return await self._attempt(write)
 
-    async def write_totals(self, totals: RunTotals) -> None:
-        """Writes where the run stands."""
+    async def write_totals(self, totals: RunTotals, shard: int = 0) -> None:
+        """Writes where the run stands, as far as one shard can say."""
+        key = self._totals_key(shard)
 
         async def write() -> None:
             async with self._redis.pipeline(transaction=True) as pipe:
-                pipe.hset(self._key("totals"), mapping=_fields(totals))
-                pipe.expire(self._key("totals"), KEEP_S)
+                pipe.hset(key, mapping=_fields(totals))
+                pipe.expire(key, KEEP_S)
                 await pipe.execute()
 
         await self._attempt(write)
@@ -244,8 +251,10 @@ class Registry:
                 pipe.hgetall(self._key("lease", str(shard)))
             time, members, brokers, model, totals, *leases = await pipe.execute()
         islands = [island for island, _ in members]
-        sources = [*(f"broker:{broker}" for broker in brokers), "aggregator"]
+        others = [shard for shard, held in enumerate(leases) if held and shard]
+        sources = [*(f"broker:{broker}" for broker in brokers), *map(aggregator_source, (0, *others))]
         keys = [
+            *(self._totals_key(shard) for shard in others),
             *(self._key("member", island) for island in islands),
             *(self._key("broker", broker) for broker in brokers),
             *(self._key("refusals", source) for source in sources),
@@ -254,13 +263,14 @@ class Registry:
             for key in keys:
                 pipe.hgetall(key)
             hashes = [_values(each) for each in await pipe.execute()]
+        of_shards, hashes = [_values(totals), *hashes[: len(others)]], hashes[len(others) :]
         return Snapshot(
             run_id=self.run_id,
             now_s=_seconds(time),
             heard_at_s=dict(members),
             members=dict(zip(islands, hashes, strict=False)),
             fragments={int(p): json.loads(each) for p, each in model.items()},
-            totals=_values(totals),
+            totals=of_shards if all(of_shards) else of_shards[:1] if totals else [],
             brokers=dict(zip(brokers, hashes[len(islands) :], strict=False)),
             refusals=dict(zip(sources, hashes[len(islands) + len(brokers) :], strict=True)),
             leases={shard: LeaseView.of(held, _seconds(time)) for shard, held in enumerate(leases) if held},
@@ -296,6 +306,9 @@ class Registry:
     async def attempt(self, operation: Callable[[aioredis.Redis], Awaitable[T]]) -> T:
         """Runs an operation on the connection once; Unavailable says what Redis or the network had to say."""
         return await self._attempt(lambda: operation(self._redis))
+
+    def _totals_key(self, shard: int) -> str:
+        return self._key("totals", str(shard)) if shard else self._key("totals")
 
     def _key(self, *parts: str) -> str:
         return ":".join(("atoll", self.run_id, *parts))

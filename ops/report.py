@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from aggregator.ledger import Books
 from ops.status import age, size
 
 Report = dict[str, Any]
@@ -46,40 +44,6 @@ class RunFacts:
     first_step_s: float | None = None
     restarts: Mapping[str, int] = field(default_factory=dict)
     note: str = ""
-
-
-def combined(counted: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """Returns what the aggregators of all shards have counted, as if it had been one.
-
-    Each speaks of its own fragments. Tokens are weighted by their parameters, as within one; averages over versions by
-    the number of these. What concerns islands and the run as a whole is shard 0's.
-    """
-    first = counted[0]
-    if len(counted) == 1:
-        return first
-    rounds = sum_up(each["rounds"] for each in counted)
-    return {
-        **first,
-        "tokens": Books.added(Books(**each["books"]) for each in counted).tokens(),
-        "versions": {p: v for each in counted for p, v in each["versions"].items() if v >= 0},
-        "rounds": rounds,
-        **{name: _over_rounds(counted, name) for name in ("participation", "staleness_mean")},
-        "refusals": sum_up(each["refusals"] for each in counted),
-    }
-
-
-def sum_up(tables: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    """Adds tables of counts."""
-    total: Counter[str] = Counter()
-    for table in tables:
-        total.update(table)
-    return dict(total)
-
-
-def _over_rounds(counted: Sequence[Mapping[str, Any]], name: str) -> float | None:
-    parts = [(each[name], sum(each["rounds"].values())) for each in counted if each[name] is not None]
-    number = sum(n for _, n in parts)
-    return sum(value * n for value, n in parts) / number if number else None
 
 
 def build_report(

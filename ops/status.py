@@ -29,6 +29,7 @@ from broker.errors import ConfigError, Unavailable
 from broker.liveness import Liveness, LivenessConfig, liveness
 from broker.registry import Registry, Snapshot
 from ops.archive import address_in, served
+from ops.shards import one_total
 
 #: Where lines are cut when the output is no terminal: a file has no width, and log viewers wrap by themselves.
 PLAIN_WIDTH = 140
@@ -176,7 +177,7 @@ def status_of(snapshot: Snapshot, now_s: float) -> Status:
     }
     states = Counter(str(each.state) for each in islands.values())
     totals = {
-        **snapshot.totals,
+        **(one_total(snapshot.totals) if snapshot.totals else {}),
         "islands": {str(state): states[str(state)] for state in Liveness},
         "refusals": dict(sorted(sum(refusals.values(), Counter[str]()).items())),
         "broker_age_s": broker_age_s,

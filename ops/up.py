@@ -35,7 +35,8 @@ from ops.links.placing import Links
 from ops.numeric import compilation_cache, one_thread_environment
 from ops.plan import Plan
 from ops.processes import ProcessSpec, last_lines
-from ops.report import Report, RunFacts, build_report, combined, render
+from ops.report import Report, RunFacts, build_report, render
+from ops.shards import one_report
 from ops.status import Status, status_of
 from ops.supervision import RestartPolicy
 
@@ -351,7 +352,7 @@ class Run:
             counted = [json.loads(path.read_text()) for path in self.plan.reports]
         except (OSError, ValueError):
             return None
-        return dict(combined(counted)) if all(isinstance(each, dict) for each in counted) else None
+        return one_report(counted) if all(isinstance(each, dict) for each in counted) else None
 
 
 # --- after --------------------------------------------------------------------------------------------------------

@@ -631,10 +631,10 @@ def test_redis_hears_of_versions_totals_refusals_and_the_lease_again_after_it_wa
         rows = [json.loads(line) for line in (tmp_path / "store" / "ledger.jsonl").read_text().splitlines()]
         digests = {row["fragment_version"]: row["digest"] for row in rows if row["fragment_id"] == 0}
         assert found.fragments[0]["digest"] == digests[found.fragments[0]["version"]]
-        assert found.totals["phase"] == "running"
-        assert found.totals["loss"] == 2.0
-        assert found.totals["participation"] == 1.0
-        assert found.totals["staleness_mean"] >= 0
+        assert found.totals[0]["phase"] == "running"
+        assert found.totals[0]["loss"] == 2.0
+        assert found.totals[0]["participation"] == 1.0
+        assert found.totals[0]["staleness_mean"] >= 0
         assert found.leases[0].epoch == 1
         assert {"island.joined", "run.seeded", "version.committed"} <= {each["event"] for each in events}
         redis.stop()
@@ -651,7 +651,7 @@ def test_redis_hears_of_versions_totals_refusals_and_the_lease_again_after_it_wa
         assert found.refusals["aggregator"] == {"a": {"unknown_fragment": 1}}
         await end()
         found, events = await in_redis(url, lambda s: s.totals, "the last report")
-        assert found.totals["trained_tokens"] == bench.core.run.ledger.books().tokens()["trained"]
+        assert found.totals[0]["trained_tokens"] == bench.core.run.ledger.books().tokens()["trained"]
         assert events[-1]["event"] == "aggregator.finished"
 
     on_a_bench(use)

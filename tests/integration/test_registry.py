@@ -205,7 +205,7 @@ def test_what_is_written_is_read_back(url):
     assert found.members["c"]["left"] is True
     assert found.fragments[0]["version"] == 3
     assert found.fragments[0]["contributors"] == ["a", "b"]
-    assert found.totals["wasted_tokens"] == {"stale": 5}
+    assert found.totals[0]["wasted_tokens"] == {"stale": 5}
     assert found.brokers["hub:7001"]["dropped"] == {"no_leader": 1}
     assert found.refusals["broker:hub:7001"] == {"a": {"queue_full": 2}}
     assert not found.empty

@@ -46,6 +46,7 @@ PURE = [
     "aggregator/replication",
     "aggregator/candidate",
     "aggregator/run",
+    "aggregator/roster",
     "aggregator/shelves",
     "aggregator/hearing",
     "aggregator/ways",

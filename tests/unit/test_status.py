@@ -47,18 +47,20 @@ def snapshot(**changes):
                 "committed_at": NOW_S - 12.5,
             }
         },
-        "totals": {
-            "phase": "running",
-            "trained_tokens": 20_480,
-            "merged_tokens": 16_384,
-            "in_flight_tokens": 4000,
-            "target_tokens": 40_960,
-            "progress": 0.5,
-            "loss": 3.25,
-            "model_version": 4,
-            "wasted_tokens": {"stale": 96},
-            "rounds": {"2": 4},
-        },
+        "totals": [
+            {
+                "phase": "running",
+                "trained_tokens": 20_480,
+                "merged_tokens": 16_384,
+                "in_flight_tokens": 4000,
+                "target_tokens": 40_960,
+                "progress": 0.5,
+                "loss": 3.25,
+                "model_version": 4,
+                "wasted_tokens": {"stale": 96},
+                "rounds": {"2": 4},
+            }
+        ],
         "brokers": {"hub:7001": {"suspect_after_s": 2.0, "dead_after_s": 6.0, "written_at": NOW_S - 0.4}},
         "refusals": {
             "broker:hub:7001": {"a": {"queue_full": 2}, "(unknown)": {"malformed": 7}},
@@ -176,9 +178,9 @@ def test_text_says_when_the_broker_has_fallen_silent():
 
 
 def test_a_run_that_has_only_begun_is_shown_too():
-    bare = snapshot(heard_at_s={"a": NOW_S}, members={}, fragments={}, totals={}, refusals={})
+    bare = snapshot(heard_at_s={"a": NOW_S}, members={}, fragments={}, totals=[], refusals={})
     assert "run demo: 1 alive" in shown(status_of(bare, NOW_S))
-    empty = snapshot(heard_at_s={}, members={}, fragments={}, totals={}, refusals={}, brokers={})
+    empty = snapshot(heard_at_s={}, members={}, fragments={}, totals=[], refusals={}, brokers={})
     assert empty.empty
     assert "no islands" in shown(status_of(empty, NOW_S))
 
@@ -299,7 +301,7 @@ def test_the_limit_on_the_lease_can_be_given(check):
 
 
 def test_a_run_that_only_its_broker_has_written_about_has_no_leader(check):
-    broker_alone = snapshot(heard_at_s={}, members={}, fragments={}, totals={}, refusals={})
+    broker_alone = snapshot(heard_at_s={}, members={}, fragments={}, totals=[], refusals={})
     assert not broker_alone.empty
     assert check(broker_alone) == (1, "atoll: run demo has no leader: no aggregator has taken its lease")
 
@@ -321,7 +323,7 @@ def test_the_check_of_the_leader_refuses_what_it_cannot_do(words, cure):
 def test_who_is_quarantined_is_said_with_the_time_left_and_the_reason():
     kept_out = {"b": {"for_s": 72.0, "reason": "outlier", "times": 3}}
     plain = snapshot()
-    told = status_of(snapshot(totals={**plain.totals, "quarantined": kept_out}), NOW_S)
+    told = status_of(snapshot(totals=[{**plain.totals[0], "quarantined": kept_out}]), NOW_S)
     assert to_json(told)["totals"]["quarantined"] == kept_out
     console = Console(file=io.StringIO(), width=200)
     console.print(status.render(told))

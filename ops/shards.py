@@ -1,0 +1,69 @@
+"""What the aggregators of several shards have counted, put together as if it had been one. Pure.
+
+Each speaks of its own fragments. Tokens are weighted by their parameters, as within one shard; averages over versions
+by the number of these. What concerns islands and the run as a whole is shard 0's.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from aggregator.ledger import Books
+
+#: Averages over versions.
+_AVERAGES = ("participation", "staleness_mean")
+
+
+def one_report(reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Puts final reports together, that of shard 0 first; each as :func:`aggregator.summary.report` returns it."""
+    if len(reports) == 1:
+        return dict(reports[0])
+    return {
+        **reports[0],
+        "tokens": _tokens(reports),
+        "versions": {p: v for each in reports for p, v in each["versions"].items() if v >= 0},
+        "refusals": _sum(each["refusals"] for each in reports),
+        **_over_versions(reports),
+    }
+
+
+def one_total(totals: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Puts the totals in Redis together, that of shard 0 first; each has the fields of ``broker.records.RunTotals``."""
+    if len(totals) == 1:
+        return dict(totals[0])
+    tokens = _tokens(totals)
+    return {
+        **totals[0],
+        "merged_tokens": tokens["merged"],
+        "in_flight_tokens": tokens["in_flight"],
+        "trained_tokens": tokens["trained"],
+        "wasted_tokens": tokens["wasted"],
+        "model_version": sum(each["model_version"] for each in totals),
+        "quarantined": {name: how for each in reversed(totals) for name, how in each["quarantined"].items()},
+        "troubles": [f"shard {n}: {text}" for n, each in enumerate(totals) for text in each["troubles"]],
+        **_over_versions(totals),
+    }
+
+
+def _tokens(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    return Books.added(Books(**each["books"]) for each in parts).tokens()
+
+
+def _over_versions(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    versions = [sum(each["rounds"].values()) for each in parts]
+
+    def average(name: str) -> float | None:
+        known = [(each[name], n) for each, n in zip(parts, versions, strict=True) if each[name] is not None]
+        number = sum(n for _, n in known)
+        return sum(value * n for value, n in known) / number if number else None
+
+    return {"rounds": _sum(each["rounds"] for each in parts)} | {name: average(name) for name in _AVERAGES}
+
+
+def _sum(tables: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    total: Counter[str] = Counter()
+    for table in tables:
+        total.update(table)
+    return dict(total)
