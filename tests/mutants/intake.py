@@ -14,6 +14,7 @@ T_ROGUES = "tests/unit/test_aggregator_rogues.py::"
 T_RELAY = "tests/unit/test_broker_relay.py::"
 T_CODEC = "tests/unit/test_broker_codec.py::"
 T_KEYS = "tests/unit/test_keys.py::"
+T_ISLAND = "tests/unit/test_islands_core.py::"
 
 MUTANTS = (
     # --- admission ----------------------------------------------------------------------------------------------------
@@ -86,6 +87,22 @@ MUTANTS = (
         old="        if len(run.members) >= MOST_MEMBERS and run.members.get(join.island_id) is None:",
         new="        if len(run.members) < 0:",
         tests=(T_MEMBERSHIP + "test_a_run_takes_no_more_islands_than_it_can_remember",),
+    ),
+    Mutant(
+        what="on a blocked link an island's contributions pile up",
+        invariant=9,
+        file="islands/fragment.py",
+        old="        return not self.flushing and any(not pending.arrived for pending in self.outstanding.values())",
+        new="        return False",
+        tests=(T_ISLAND + "test_while_a_contribution_is_on_its_way_no_further_ones_pile_up_behind_it",),
+    ),
+    Mutant(
+        what="in the flush an island says that it has nothing left while it has",
+        invariant=4,
+        file="islands/fragment.py",
+        old="        return not self.flushing and any(not pending.arrived for pending in self.outstanding.values())",
+        new="        return any(not pending.arrived for pending in self.outstanding.values())",
+        tests=(T_ISLAND + "test_the_flush_gets_everything_whatever_is_still_on_its_way",),
     ),
     # --- refusals are told --------------------------------------------------------------------------------------------
     Mutant(
