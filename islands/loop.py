@@ -25,7 +25,7 @@ from broker import clocks, logs
 from broker.errors import ConfigError, LocalProtocolError, Unavailable
 from broker.messages import StateSource
 from broker.signals import Interrupted
-from islands import checkpoint, core, placement
+from islands import checkpoint, core, placement, state_parts
 from islands.config import IslandConfig
 from islands.exchange import Exchange, Install, Membership, Moment, Position, Snapshot
 from islands.placement import Leaf
@@ -149,9 +149,9 @@ class Island:
             return None, str(err)
         if saved is None:
             return None, "no --state-dir" if path is None else "no checkpoint yet"
-        misfit = checkpoint.misfit(saved.state, needed.state) or checkpoint.misfit(saved.local, needed.local)
-        if misfit:
-            return None, f"the checkpoint is of another model or optimizer: {misfit}"
+        flaw = state_parts.unfit(saved, needed)
+        if flaw:
+            return None, f"the checkpoint does not serve: {flaw}"
         return saved, f"of step {saved.at.step}, life {saved.incarnation}"
 
     def _from_donor(self, needed: Needed) -> tuple[checkpoint.Checkpoint | None, str]:

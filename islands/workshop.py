@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from broker.codec import verify
 from broker.errors import LocalProtocolError, RemoteProtocolError
 from broker.fragments import FragmentManifest
-from broker.messages import Codec, Encoded, Envelope, Version
+from broker.messages import Codec, Encoded, Envelope, StatePart, Version
 from islands import checkpoint, placement, state_parts
 from islands.checkpoint import Checkpoint
 from islands.exchange import Install, Moment
@@ -116,12 +116,14 @@ class Workshop:
         return await self._in_thread(self._clerk, flaw_in, envelope, self._manifest)
 
     async def inspect_part(self, envelope: Envelope) -> str:
-        """Returns what is wrong with the buffer of a part of a donor's state; empty if it arrived whole."""
+        """Returns what is wrong with a part of a donor's state; empty if it arrived whole and is as long as it says."""
+        assert isinstance(envelope.message, StatePart)
+        flaw = state_parts.flaw_in(envelope.message)
         try:
             await self._in_thread(self._clerk, verify, envelope)
         except RemoteProtocolError as err:
             return str(err)
-        return ""
+        return flaw
 
     async def prepare(self, version: Version, keep: float) -> Install:
         """Returns a version, placed so that installing it is one addition."""
