@@ -52,8 +52,10 @@ class Workshop:
         self._references: tuple[Reference, ...] = ()
         self._turns: defaultdict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._workers = ThreadPoolExecutor(WORKERS, "atoll-tensors")
-        # Apart from the others, which may all be waiting for a device: messages and the disk do not.
-        self._clerk = ThreadPoolExecutor(1, "atoll-files")
+        # Apart from the others, which may all be waiting for a device: what looks at messages waits for nothing, not
+        # for the disk either, where a checkpoint may hang for as long as it likes.
+        self._clerk = ThreadPoolExecutor(1, "atoll-messages")
+        self._archivist = ThreadPoolExecutor(1, "atoll-files")
 
     # --- setting up -------------------------------------------------------------------------------------------
 
@@ -88,6 +90,7 @@ class Workshop:
         """Ends the threads; what they are doing is finished, what waits for them is dropped."""
         self._workers.shutdown(wait=False, cancel_futures=True)
         self._clerk.shutdown(wait=False, cancel_futures=True)
+        self._archivist.shutdown(wait=False, cancel_futures=True)
 
     # --- jobs -------------------------------------------------------------------------------------------------
 
@@ -172,7 +175,7 @@ class Workshop:
         snapshot = moment.snapshot
         assert snapshot is not None
         names = self.parameters.local
-        return await self._in_thread(self._clerk, checkpoint.save, path, snapshot, names, moment.at, incarnation)
+        return await self._in_thread(self._archivist, checkpoint.save, path, snapshot, names, moment.at, incarnation)
 
     async def cut_state(self, moment: Moment, incarnation: int) -> tuple[tuple[tuple[Encoded, ...], ...], int]:
         """Returns a copy of the optimizer's state in parts, for another island, and its bytes."""
