@@ -159,6 +159,11 @@ class Island:
         return self._choice.at
 
     @property
+    def remembered_runs(self) -> int:
+        """How long the list is of what was trained on and not handed over yet."""
+        return len(self._trail)
+
+    @property
     def startable(self) -> bool:
         """Whether every fragment has its first version ready to be installed."""
         return self.joined and all(f.stage is Stage.READY or f.version >= 0 for f in self.fragments.values())
@@ -497,7 +502,8 @@ class Island:
             data=self._trail.data_of(steps.from_step, steps.to_step),
             payload=event.payload,
         )
-        self._trail.forget(min(f.undescribed_from for f in self.fragments.values()))
+        assert self.manifest is not None
+        self._trail.forget(min(self.fragments[q].undescribed_from for q in self.manifest.moving))
         pending = Pending(contribution, self._patience(), sent_at_s=now_s)
         pending.backoff.tried(now_s)
         fragment.outstanding[(steps.from_step, steps.to_step)] = pending

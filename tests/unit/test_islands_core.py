@@ -1,5 +1,7 @@
 """The island's state machine: by itself, against a naive model of steps, and wired to the aggregator's."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -7,6 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from aggregator.events import Flaw
 from broker import messages as m
+from broker.fragments import Kind
 from islands.core import Island
 from islands.events import (
     Boundary,
@@ -26,6 +29,7 @@ from islands.events import (
     Watch,
 )
 from islands.fragment import Backoff, Pending, Stage
+from islands.shares import Taken
 from tests.helpers import TOKENS_PER_STEP, LinkedCluster, notes, of, tensors
 
 SETTINGS = m.RunSettings(
@@ -43,10 +47,10 @@ SHARE = m.Share(index=0, count=1, share_epoch=0)
 class Hand:
     """One island core with one fragment, whose messages and boundaries the test makes by hand."""
 
-    def __init__(self, *, keep=1.0, fragments=1, joined=True):
-        self.core = Island(
-            island_id="", hint="", nonce="n", tensors=tensors(fragments), tokens_per_step=TOKENS_PER_STEP
-        )
+    def __init__(self, *, keep=1.0, fragments=1, joined=True, kinds=None):
+        kinds = kinds or (Kind.RDA,) * fragments
+        self.tensors = tuple(replace(t, kind=kind) for t, kind in zip(tensors(fragments), kinds, strict=True))
+        self.core = Island(island_id="", hint="", nonce="n", tensors=self.tensors, tokens_per_step=TOKENS_PER_STEP)
         self.now_s, self.sequence, self.step, self.epoch = 0.0, 0, 0, 1
         self.num = fragments
         self.settings = m.RunSettings(**{f: getattr(SETTINGS, f) for f in SETTINGS.__slots__} | {"keep": keep})
@@ -80,7 +84,7 @@ class Hand:
         return self.feed(Received(envelope=envelope, flaw=flaw))
 
     def welcome(self, incarnation=1, nonce=None, start=0):
-        manifest = tuple((t,) for t in tensors(self.num))
+        manifest = tuple((t,) for t in self.tensors)
         return self.hear(
             m.Welcome(
                 nonce=nonce or self.core.nonce,
@@ -532,6 +536,22 @@ def test_a_resolution_of_something_else_is_ignored():
     hand.state(resolutions=(other,))
     hand.resolve(contribution, m.Fate.MERGED)
     assert hand.resolve(contribution, m.Fate.REFUSED, m.Reason.STALE) == []
+
+
+def test_what_was_trained_is_forgotten_once_the_fragments_that_move_have_handed_it_over():
+    """A frozen one never does: what an heir trained, a few batches of each share in turn, would be kept for ever."""
+    hand = Hand(fragments=2, kinds=(Kind.RDA, Kind.FROZEN))
+    for round_id in range(1, 40):
+        steps = range(hand.step, hand.step + 4)
+        trained = tuple((step, Taken(share=step % 2, share_epoch=0, batch=step // 2)) for step in steps)
+        hand.step += 4
+        tokens = hand.step * TOKENS_PER_STEP
+        hand.feed(Boundary(inner_step=hand.step, tokens=tokens, copied=(0,), trained=trained))
+        assert of(hand.state(rounds=((round_id, 0),)), Capture)
+        (contribution,) = sent(hand.captured(), m.Contribution)
+        assert sum(each.to_batch - each.from_batch for each in contribution.data) == 4
+        hand.resolve(contribution, m.Fate.MERGED)
+        assert hand.core.remembered_runs <= 8
 
 
 # --- adopting -------------------------------------------------------------------------------------------------
