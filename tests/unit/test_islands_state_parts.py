@@ -136,7 +136,15 @@ def written(header):
 
 def header_of(row=None, **changed):
     row = {**ROW, "checksum": xxhash.xxh3_64_intdigest(bytes(12)), **(row or {})}
-    return {"incarnation": 1, "step": 1, "tokens": 1, "cursor": 0, "state": [list(row.values())], "local": [], **changed}
+    return {
+        "incarnation": 1,
+        "step": 1,
+        "tokens": 1,
+        "cursor": 0,
+        "state": [list(row.values())],
+        "local": [],
+        **changed,
+    }
 
 
 @pytest.mark.parametrize(
