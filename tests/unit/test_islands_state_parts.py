@@ -147,21 +147,25 @@ def header_of(row=None, **changed):
     }
 
 
+COUNTS = (-1, 1.0, None, "1", True, 1 << 63)
+DTYPES = (None, 5, "O", "(", "", ["f4"], [["a", "f4"]], {"names": []}, "V4", "(9999999999,)f4", "f4,f4")
+SHAPES = (None, 3, "3", [3.0], [-1], [True], [0, 1 << 62, 1 << 62], [1] * 100, [[3]], [4])
+
+
 @pytest.mark.parametrize(
     "header",
     [
-        *({name: value} for name in ("incarnation", "step", "tokens", "cursor") for value in (-1, 1.0, None, "1", 1 << 63)),
-        {"cursor": True},
+        *({name: value} for name in ("incarnation", "step", "tokens", "cursor") for value in COUNTS),
         *({"state": value} for value in (None, 1, {"m": 1}, "m", [None], [[]], [["m"]], [{}])),
         *({"row": {"sort": value}} for value in (None, 5, ["f"], b"float32", {})),
         *({"row": {"name": value}} for value in (None, 5, ["m"], {})),
-        *({"row": {"dtype": value}} for value in (None, 5, "O", "(", "", ["f4"], [["a", "f4"]], {"names": []}, "V4", "(9999999999,)f4", "f4,f4")),
-        *({"row": {"shape": value}} for value in (None, 3, "3", [3.0], [-1], [True], [0, 1 << 62, 1 << 62], [1] * 100, [[3]], [4])),
+        *({"row": {"dtype": value}} for value in DTYPES),
+        *({"row": {"shape": value}} for value in SHAPES),
         *({"row": {"nbytes": value}} for value in (None, -1, 12.0, "12", 1 << 62, 8)),
         *({"row": {"checksum": value}} for value in (None, -1, 0, "0")),
     ],
     ids=repr,
-)  # fmt: skip
+)
 def test_a_header_that_holds_what_does_not_belong_there_ends_no_session(header):
     wanted = needed({"m": np.zeros(3, np.float32)})
     assert state_parts.read(*written(header_of()), wanted)[1] == "", "what the others are changed from"
