@@ -51,7 +51,7 @@ class World:
         self.sim = Simulation(plan)
         self.seen = Counter()
         self._searching = {}  # address -> since when
-        self._owners = {}  # share -> who has trained it last
+        self._owners = {}  # (share, epoch) -> whose it is, as told
         while not self.sim.islands or not all(island.training for island in self.sim.islands.values()):
             self.pass_time(1.0)
             assert self.now_s < 30.0, "version 0 takes too long"
@@ -77,10 +77,10 @@ class World:
             if island.searching and not island.training:
                 since_s = self._searching.setdefault(island.address, self.now_s)
                 assert self.now_s - since_s <= DONOR_WAIT_S + SLACK_S, f"{island.address} looks for a donor for ever"
-            for share in island.core.shares:
-                before = self._owners.setdefault((share.lane, share.index, share.share_epoch), island.plan.island_id)
-                assert before == island.plan.island_id, f"{before} and {island.address} own {share} under one epoch"
-        self.seen["takeovers"] = max(self.seen["takeovers"], len({key[2] for key in self._owners}) - 1)
+        for number, tenure in self.sim.aggregator.core.run.shares._durable.items():
+            before = self._owners.setdefault((number, tenure.share_epoch), tenure.owner)
+            assert before == tenure.owner, f"{before} and {tenure.owner} own share {number} under one epoch"
+        self.seen["takeovers"] = max(self.seen["takeovers"], *(epoch for _, epoch in self._owners), 0)
 
     def kill(self, name):
         island = self.sim.islands.get(name)
