@@ -341,6 +341,29 @@ MUTANTS = (
         new='    if type(header.get("v")) is not int:',
         tests=(T_CODEC + "test_another_protocol_version_is_refused_before_anything_else_is_looked_at",),
     ),
+    Mutant(
+        what="what was recorded is taken once more when it is played back",
+        invariant=9,
+        file=RELAY,
+        old="        if not who.seen.setdefault(event.channel, Seen()).repeats(event.envelope.sequence):",
+        new="        if who.seen.setdefault(event.channel, Seen()).repeats(event.envelope.sequence) is not None:",
+        tests=(
+            T_RELAY + "test_a_message_played_back_over_its_connection_is_refused_and_counted",
+            T_RELAY + "test_a_want_that_is_played_back_brings_no_version",
+            T_RELAY + "test_what_a_leader_or_a_standby_has_said_cannot_be_played_back_either",
+        ),
+    ),
+    Mutant(
+        what="what let others go first on its connection is refused",
+        invariant=6,
+        file="broker/replays.py",
+        old="        if -ahead >= WINDOW or self._recent >> -ahead & 1:",
+        new="        if ahead <= 0:",
+        tests=(
+            T_RELAY + "test_what_let_others_go_first_is_not_played_back",
+            "tests/unit/test_broker_replays.py::test_what_was_overtaken_on_its_way_is_no_repetition_and_its_copy_is",
+        ),
+    ),
     # --- keys ---------------------------------------------------------------------------------------------------------
     Mutant(
         what="a key speaks for any island",
