@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,6 +12,8 @@ from broker.messages import Enrolled, Heartbeat, Resolution, StateSource
 
 #: Rounds in a row that an island may miss before rounds stop waiting for it.
 MISSES_BEFORE_UNRESPONSIVE = 2
+#: Earlier processes of an island whose joins are still known: late or repeated ones arrive within seconds.
+EARLIER_REMEMBERED = 8
 
 
 @dataclass(slots=True)
@@ -37,6 +40,7 @@ class Member:
     emptied: dict[int, int] = field(default_factory=dict)  #: fragment -> sequence of its "nothing" in the flush
     optimizer: StateSource = StateSource.PENDING  #: what this incarnation's inner optimizer started from
     refusals: dict[str, int] = field(default_factory=dict)  #: reason -> count, over all incarnations
+    earlier: deque[str] = field(default_factory=lambda: deque(maxlen=EARLIER_REMEMBERED))  #: nonces before the last one
 
     @property
     def stopped(self) -> bool:
@@ -74,6 +78,10 @@ class Members:
         """The member whose current process introduced itself with ``nonce``."""
         return next((m for m in self._members.values() if m.nonce == nonce), None)
 
+    def replaced_by(self, nonce: str) -> Member | None:
+        """The member that a process with ``nonce`` once was, before a later one replaced it; None if none is known."""
+        return next((m for m in self._members.values() if nonce in m.earlier), None)
+
     def admit(self, island_id: str, hint: str, nonce: str, tokens_per_step: int, now_s: float) -> Member:
         """Takes an island in, or in again under the next incarnation, which fences all earlier ones.
 
@@ -90,6 +98,8 @@ class Members:
 
     def _renew(self, member: Member, hint: str, nonce: str, tokens_per_step: int, now_s: float) -> None:
         """Forgets what belongs to an earlier life."""
+        if nonce != member.nonce:
+            member.earlier.append(member.nonce)
         member.nonce, member.hint, member.tokens_per_step = nonce, hint or member.hint, tokens_per_step
         member.last_seen_s, member.counted_at_s, member.left, member.missed_rounds = now_s, now_s, False, 0
         member.heartbeat, member.beat_sequence, member.presumed = None, -1, False

@@ -119,6 +119,9 @@ class Membership:
         """Says why an island cannot take part; the first island's tensors fix the fragments."""
         run = self._run
         most = run.config.max_tokens_per_step
+        member = run.members.replaced_by(join.nonce)
+        if member is not None:  # admitted, it would fence the process that is there
+            return Reason.FENCED, f"a later process has joined as {member.island_id}: a replaced one does not come back"
         if join.tokens_per_step > most:
             detail = f"tokens_per_step is {join.tokens_per_step}: the aggregator allows {most} (max_tokens_per_step)"
             return Reason.IMPLAUSIBLE, detail

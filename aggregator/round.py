@@ -60,7 +60,7 @@ class Round:
         return fresh
 
     def answer_nothing(self, island_id: str) -> None:
-        """Takes note that an island has no step to hand over."""
+        """Takes note that an island hands nothing over in this round."""
         self.answered.add(island_id)
 
     def is_fresh(self, contribution: Admitted) -> bool:

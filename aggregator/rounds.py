@@ -53,7 +53,7 @@ class Rounds:
     # --- answers ----------------------------------------------------------------------------------------------
 
     def nothing(self, member: Member, nothing: Nothing, sequence: int) -> None:
-        """Takes note that an island has no step to hand over in an open round."""
+        """Takes note that an island hands nothing over in an open round; in a flush, that it has nothing left."""
         round_ = self._run.open_rounds.get(nothing.round_id)
         if round_ is not None:
             round_.answer_nothing(member.island_id)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from broker.messages import AGGREGATOR, Channel, joining, standing_by
+from broker.replays import Seen
 
 #: The name under which refusals are counted while the sender is not known.
 UNKNOWN = "(unknown)"
@@ -32,7 +33,7 @@ class Peer:
         served: Fragment -> number of this peer's transfer that carried it last.
         transfers: Versions sent to it.
         asked_s: When it first sent what an aggregator answers, since one last answered; None: nothing is owed.
-        sequences: The highest sequence heard over each connection.
+        seen: The sequence numbers heard over each connection.
     """
 
     name: str
@@ -44,7 +45,7 @@ class Peer:
     served: dict[int, int] = field(default_factory=dict)
     transfers: int = 0
     asked_s: float | None = None
-    sequences: dict[Channel, int] = field(default_factory=dict)
+    seen: dict[Channel, Seen] = field(default_factory=dict)
 
     @property
     def is_joining(self) -> bool:
@@ -65,7 +66,7 @@ class Leader:
     routes: dict[Channel, bytes] = field(default_factory=dict)
     leads: bool = True
     name: str = AGGREGATOR
-    sequences: dict[Channel, int] = field(default_factory=dict)
+    seen: dict[Channel, Seen] = field(default_factory=dict)
 
 
 class Directory:
@@ -133,7 +134,7 @@ class Directory:
         if new:
             self.disconnect(who, channel)
             who.routes[channel] = route
-            who.sequences.pop(channel, None)
+            who.seen.pop(channel, None)
         self._names[channel, route] = who.name
         return new
 

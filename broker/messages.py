@@ -84,6 +84,7 @@ class Reason(StrEnum):
     CHECKSUM = "checksum"
     WRONG_ROLE = "wrong_role"  # this kind may not come from that sender, or not on that channel
     WRONG_KEY = "wrong_key"  # the key of the connection is bound to another sender, or was revoked
+    REPLAYED = "replayed"  # this sequence number has come over this connection before
     # joining
     UNKNOWN_ISLAND = "unknown_island"  # not a member: join (again) first
     FENCED = "fenced"  # a later incarnation of this island has joined

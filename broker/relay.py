@@ -65,6 +65,7 @@ from broker.relay_events import (
     TurnedAway,
     Unreachable,
 )
+from broker.replays import Seen
 
 __all__ = [
     "Relay",
@@ -223,12 +224,12 @@ class Relay:
             fields = {"channel": event.channel, "reason": event.reason, "times": times, "detail": event.detail}
             self._actions.append(Note(event="relay.turned_away", fields=fields, warning=True))
 
-    def _note_sequence(self, who: Peer | Leader, event: Received) -> None:
-        """Counts messages that do not come after the last one of their connection."""
-        if event.envelope.sequence <= who.sequences.get(event.channel, -1):
-            self.counters.repeated_messages += 1
-        else:
-            who.sequences[event.channel] = event.envelope.sequence
+    def _replayed(self, who: Peer | Leader, event: Received) -> Refusal:
+        """Says of a message that has come over its connection before that it has."""
+        if not who.seen.setdefault(event.channel, Seen()).repeats(event.envelope.sequence):
+            return None
+        self.counters.repeated_messages += 1
+        return Reason.REPLAYED, f"message {event.envelope.sequence} has come over this connection before"
 
     def _from_island(self, event: Received, now_s: float) -> Refusal:
         envelope = event.envelope
@@ -240,10 +241,12 @@ class Relay:
             return Reason.QUEUE_FULL, f"the broker knows {self.num_peers} peers and takes no more (max_peers)"
         if peer is None or incarnation > peer.incarnation:
             peer = self._enter(name, incarnation, now_s)
-        peer.heard_s = now_s
         if self._who.connect(peer, event.channel, event.peer):
             self._blocked_peers.pop(name, None)  # a new connection starts empty
-        self._note_sequence(peer, event)
+        replayed = self._replayed(peer, event)
+        if replayed is not None:
+            return replayed
+        peer.heard_s = now_s
         match envelope.message:
             case m.Want(versions=versions):
                 peer.want, peer.credit = versions, True
@@ -307,8 +310,10 @@ class Relay:
             )
         if leader.shard != getattr(message, "shard", leader.shard):
             return Reason.WRONG_ROLE, f"shard {leader.shard} speaks for itself alone"
+        replayed = self._replayed(leader, event)
+        if replayed is not None:
+            return replayed
         leader.heard_s = now_s
-        self._note_sequence(leader, event)
         match message:
             case m.Version():
                 if self._shelf.offer(envelope, message, event.size_bytes):
@@ -349,8 +354,11 @@ class Relay:
         if peer is None and self._who.full:
             return Reason.QUEUE_FULL, f"the broker knows {self.num_peers} peers and takes no more (max_peers)"
         peer = peer or self._enter(name, 0, now_s)
-        peer.heard_s = now_s
         self._who.connect(peer, event.channel, event.peer)
+        replayed = self._replayed(peer, event)
+        if replayed is not None:
+            return replayed
+        peer.heard_s = now_s
         if isinstance(message, m.FollowBulk):
             return None
         known, leader = self._who.leaders.get(shard), self._who.leading(shard)
@@ -379,9 +387,11 @@ class Relay:
                 self._who.disconnect_all(leader)
             leader = self._who.leaders[shard] = Leader(shard=shard, epoch=epoch, heard_s=now_s)
             self._actions.append(Note(event="relay.leader_attached", fields={"shard": shard, "epoch": epoch}))
-        leader.heard_s = now_s
         is_new = self._who.connect(leader, event.channel, event.peer)
-        self._note_sequence(leader, event)
+        replayed = self._replayed(leader, event)
+        if replayed is not None:
+            return replayed
+        leader.heard_s = now_s
         match message:
             case m.Attach(versions=versions):
                 self._shards = message.shards

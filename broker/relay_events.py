@@ -162,8 +162,8 @@ class RelayCounters:
     Attributes:
         refused: Sender -> reason -> messages; senders that are not known count as ``directory.UNKNOWN``.
         dropped: Cause -> control messages or copies that went nowhere, and connections that said nothing.
-        repeated_messages: Those whose sequence was not above the last one of their connection. They are harmless, since
-            a message may arrive twice, and tell of a peer that plays back what it recorded.
+        repeated_messages: Those whose sequence number had come over their connection before: refused. They tell
+            of a peer that plays back what it recorded.
     """
 
     received_messages: int = 0

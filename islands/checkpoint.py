@@ -3,20 +3,23 @@
 The global model is the run's business; what only this island has is worth a file, so that a restart does not begin with
 an optimizer that has seen nothing. One file per island, replaced as a whole::
 
-    b"ATOLLCK1"  [length of the header, 8 bytes, little-endian]  [header: msgpack map]  [array]...
+    b"ATOLLCK2"  [length of the header]  [its xxh3_64 checksum]  [header: msgpack map]  [array]...
 
-The header lists each array's name, dtype, shape, length and xxh3_64 checksum. A file that is damaged, or of another
-model or optimizer, is left alone and the island starts fresh: a checkpoint is a convenience, never a condition.
+Length and checksum have 8 bytes each, little-endian. The header lists each array's name, sort, dtype, shape, length and
+xxh3_64 checksum. A file that is damaged, or of another model or optimizer, is left alone and the island starts fresh: a
+checkpoint is a convenience, never a condition. What another island gives comes in the same form, so nothing in it is
+believed either.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import ml_dtypes  # noqa: F401  (numpy finds bfloat16 by name once this is imported)
 import msgpack
@@ -29,9 +32,11 @@ from islands import placement
 from islands.exchange import Position, Snapshot
 from islands.tree import Tree, map_leaves, named_leaves
 
-_MAGIC = b"ATOLLCK1"
+_MAGIC = b"ATOLLCK2"
+_PREFIX = struct.Struct("<8sQQ")  # magic, length of the header, its checksum
 _MAX_HEADER_BYTES = 64 << 20
 Array = npt.NDArray[Any]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +89,7 @@ def packed(snapshot: Snapshot, local_names: Sequence[str], at: Position, incarna
             "local": rows[len(state) :],
         }
     )
-    return [_MAGIC + len(header).to_bytes(8, "little") + header, *buffers]
+    return [_PREFIX.pack(_MAGIC, len(header), xxhash.xxh3_64_intdigest(header)) + header, *buffers]
 
 
 def save(path: Path, snapshot: Snapshot, local_names: Sequence[str], at: Position, incarnation: int) -> int:
@@ -149,29 +154,50 @@ def parsed(content: memoryview) -> Checkpoint:
     Raises:
         ValueError: It is cut off, changed, or was never written here. KeyError, TypeError, those of msgpack: likewise.
     """
-    start = len(_MAGIC) + 8
-    if bytes(content[: len(_MAGIC)]) != _MAGIC:
+    if bytes(content[: len(_MAGIC)]) != _MAGIC or len(content) < _PREFIX.size:
         raise ValueError("it does not begin as a checkpoint does")
-    length = int.from_bytes(content[len(_MAGIC) : start], "little")
-    if length > min(_MAX_HEADER_BYTES, len(content)):
+    _, length, checksum = _PREFIX.unpack(content[: _PREFIX.size])
+    offset = _PREFIX.size + length
+    if length > _MAX_HEADER_BYTES or offset > len(content):
         raise ValueError(f"its header of {length} bytes is cut off")
-    header = msgpack.unpackb(content[start : start + length])
-    offset = start + length
+    packed_header = content[_PREFIX.size : offset]
+    if xxhash.xxh3_64_intdigest(packed_header) != checksum:
+        raise ValueError("its header is changed")
+    header = msgpack.unpackb(packed_header)
     groups: dict[str, list[tuple[str, str, Array]]] = {"state": [], "local": []}
     for group, entries in groups.items():
-        for name, sort, dtype, shape, nbytes, checksum in header[group]:
-            data = content[offset : offset + nbytes]
+        for row in _checked(header[group], list):
+            name, sort, dtype, shape, nbytes, checksum = _checked(row, list)
+            for text in (name, sort, dtype):
+                _checked(text, str)
+            data = content[offset : offset + _count(nbytes)]
             offset += nbytes
             if len(data) != nbytes or xxhash.xxh3_64_intdigest(data) != checksum:
                 raise ValueError(f"{group} {name} is cut off or changed")
-            entries.append((name, sort, np.frombuffer(data, np.dtype(dtype)).reshape(shape)))
+            array = np.frombuffer(data, np.dtype(dtype)).reshape([_count(n) for n in shape])
+            entries.append((name, sort, array))
     return Checkpoint(
-        incarnation=int(header["incarnation"]),
-        at=Position(int(header["step"]), int(header["tokens"])),
-        cursor=int(header["cursor"]),
+        incarnation=_count(header["incarnation"]),
+        at=Position(_count(header["step"]), _count(header["tokens"])),
+        cursor=_count(header["cursor"]),
         state=tuple(groups["state"]),
         local=tuple(groups["local"]),
     )
+
+
+def _checked(value: Any, sort: type[T]) -> T:
+    """Returns ``value``; raises TypeError unless it is of just this type, such as a bool where a number belongs."""
+    if type(value) is not sort:
+        raise TypeError(f"it has {value!r:.60} where a {sort.__name__} belongs")
+    return value
+
+
+def _count(value: Any) -> int:
+    """Returns a number that counts something and fits into 64 bits; raises TypeError, ValueError."""
+    number = _checked(value, int)
+    if not 0 <= number < 1 << 63:
+        raise ValueError(f"it counts {number}")
+    return number
 
 
 # --- into trees -------------------------------------------------------------------------------------------------

@@ -160,6 +160,11 @@ class Island:
         return self._choice.at
 
     @property
+    def remembered_runs(self) -> int:
+        """How long the list is of what was trained on and not handed over yet."""
+        return len(self._trail)
+
+    @property
     def startable(self) -> bool:
         """Whether every fragment has its first version ready to be installed."""
         return self.joined and all(f.stage is Stage.READY or f.version >= 0 for f in self.fragments.values())
@@ -327,6 +332,7 @@ class Island:
         open_rounds = {r.fragment_id: r.round_id for r in state.rounds}
         for p in theirs:
             fragment, round_id = self.fragments[p], open_rounds.get(p)
+            fragment.flushing = state.phase in (Phase.FLUSHING, Phase.ENDED)
             if round_id is None or round_id < fragment.answered:
                 fragment.asked = None
             elif round_id > fragment.answered:
@@ -413,6 +419,7 @@ class Island:
                 self._arrived(pending, now_s)
                 del fragment.outstanding[key]
             case Fate.UNKNOWN | Fate.RETRY:
+                pending.arrived = False  # or not any more: what an aggregator held in memory went with it
                 if pending.backoff.due(now_s):
                     pending.backoff.tried(now_s)
                     pending.sent_once = False
@@ -424,7 +431,8 @@ class Island:
                 assert_never(resolution.fate)
 
     def _arrived(self, pending: Pending, now_s: float) -> None:
-        """Measures a journey that needed no second attempt, once."""
+        """Takes note that the aggregator has it; measures a journey that needed no second attempt, once."""
+        pending.arrived = True
         if pending.sent_once:
             pending.sent_once = False
             sample_s = now_s - pending.sent_at_s
@@ -499,7 +507,8 @@ class Island:
             data=self._trail.data_of(steps.from_step, steps.to_step),
             payload=event.payload,
         )
-        self._trail.forget(min(f.undescribed_from for f in self.fragments.values()))
+        assert self.manifest is not None
+        self._trail.forget(min(self.fragments[q].undescribed_from for q in self.manifest.moving))
         pending = Pending(contribution, self._patience(), sent_at_s=now_s)
         pending.backoff.tried(now_s)
         fragment.outstanding[(steps.from_step, steps.to_step)] = pending
@@ -524,7 +533,11 @@ class Island:
         for p, fragment in self.fragments.items():
             if fragment.stage is Stage.IDLE and fragment.newer is not None:
                 self._prepare(fragment, actions)
-            if fragment.asked is not None and fragment.copy is not None and fragment.answerable(self.at):
+            if fragment.asked is None or fragment.stage is Stage.CAPTURING:
+                continue
+            if fragment.congested:
+                self._pass(p, fragment, now_s, actions)
+            elif fragment.copy is not None and fragment.answerable(self.at):
                 self._answer(p, fragment, fragment.copy, now_s, actions)
         asked = frozenset(p for p, f in self.fragments.items() if f.asked is not None)
         watched = frozenset() if self._stopped else self._due_soon | asked
@@ -553,16 +566,13 @@ class Island:
 
     def _answer(self, p: int, fragment: Fragment, copy: Point, now_s: float, actions: list[Action]) -> None:
         """Answers an open round from the copy at hand: with a contribution, or with "nothing"."""
-        assert fragment.asked is not None
-        fragment.answered, fragment.asked = fragment.asked, None
         if fragment.overwrite:
             fragment.drop(copy)  # spoilt: never handed over, and gone with the next version
         if copy.step <= fragment.handed.step:
-            fragment.nothing_at_s = now_s
-            nothing = Nothing(round_id=fragment.answered, fragment_id=p)
-            actions.append(Send(to=AGGREGATOR, message=nothing))
+            self._pass(p, fragment, now_s, actions)
             return
-        fragment.nothing_at_s = None
+        assert fragment.asked is not None
+        fragment.answered, fragment.asked, fragment.nothing_at_s = fragment.asked, None, None
         fragment.count(copy.step)
         fragment.capturing = StepRange(
             from_step=fragment.handed.step,
@@ -572,6 +582,12 @@ class Island:
         )
         fragment.handed, fragment.stage = copy, Stage.CAPTURING
         actions.append(Capture(fragment_id=p, step=copy.step))
+
+    def _pass(self, p: int, fragment: Fragment, now_s: float, actions: list[Action]) -> None:
+        """Answers an open round with "nothing": it need not wait for this island."""
+        assert fragment.asked is not None
+        fragment.answered, fragment.asked, fragment.nothing_at_s = fragment.asked, None, now_s
+        actions.append(Send(to=AGGREGATOR, message=Nothing(round_id=fragment.answered, fragment_id=p)))
 
     def _introduce(self, now_s: float, actions: list[Action]) -> None:
         """Tells a broker that knows nothing all it needs, at once: a new connection, or a new broker behind an old one.

@@ -105,11 +105,11 @@ class Receiver:
         if wrong:
             self._give_up_donor(wrong, now_s, actions)
             return
+        if part.part not in self._asked_at_s:
+            return  # a copy of one that is here; or one that nobody asked for, which there may be no room for
         if not self._state_id:
             self._state_id, self._num_parts, self._bytes = part.state_id, part.num_parts, part.state_bytes
             self._unasked = [i for i in range(part.num_parts - 1, -1, -1) if i != part.part]
-        if part.part in self._parts:
-            return
         self._parts[part.part] = part.payload
         self._asked_at_s.pop(part.part, None)
         self._silent_at_s = now_s + self._wait_s

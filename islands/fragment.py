@@ -56,6 +56,7 @@ class Pending:
     backoff: Backoff
     sent_at_s: float
     sent_once: bool = True
+    arrived: bool = False  #: the aggregator is known to have it
 
 
 @dataclass(slots=True)
@@ -74,6 +75,7 @@ class Fragment:
     newer: Version | None = None  #: arrived meanwhile
     overwrite: bool = False  #: adopt the next version with keep = 0
     asked: int | None = None  #: the open round to answer
+    flushing: bool = False  #: rounds of it are the last ones
     answered: int = 0  #: the last round answered
     nothing_at_s: float | None = None  #: when the last answer was "nothing"
     outstanding: dict[tuple[int, int], Pending] = field(default_factory=dict)
@@ -88,6 +90,16 @@ class Fragment:
             return -1
         versions = [v.fragment_version for v in (self.incoming, self.newer) if v is not None]
         return max([self.version, *versions])
+
+    @property
+    def congested(self) -> bool:
+        """Whether to hand over nothing more for now: an earlier contribution is not known to have arrived.
+
+        On a link that is blocked, or too slow, captures would pile up here, and old ones would hold up new ones until
+        all of them are stale. Steps that are not handed over yet lose nothing by waiting: the next range has them. In
+        the flush there is no next one.
+        """
+        return not self.flushing and any(not pending.arrived for pending in self.outstanding.values())
 
     @property
     def undescribed_from(self) -> int:

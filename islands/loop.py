@@ -25,7 +25,8 @@ from broker import clocks, logs
 from broker.errors import ConfigError, LocalProtocolError, Unavailable
 from broker.messages import StateSource
 from broker.signals import Interrupted
-from islands import checkpoint, core, placement
+from islands import checkpoint, core, placement, state_parts
+from islands.beginning import Beginning
 from islands.config import IslandConfig
 from islands.exchange import Exchange, Install, Membership, Moment, Position, Snapshot
 from islands.placement import Leaf
@@ -55,8 +56,9 @@ class Island:
         restored: Where the optimizer's state came from: ``checkpoint``, ``donor`` or ``fresh``; None before
             :meth:`restore`.
         restored_cursor: The data cursor in that checkpoint; None if there was none.
-        reset_optimizer: The last :meth:`step` replaced spoilt parameters (not finite) by the global ones: go on with
-            a fresh inner optimizer. True until the next step.
+        reset_optimizer: The last :meth:`step` replaced spoilt parameters (not finite) by the global ones, and those
+            that are never synchronised by what :meth:`restore` returned: go on with a fresh inner optimizer. True until
+            the next step.
         inner_step: Steps run so far, over all lives of the island.
         tokens: Tokens trained so far, likewise.
     """
@@ -87,6 +89,7 @@ class Island:
         self._shares = exchange.shares
         self._stopped = self._left = False
         self._versions = [-1] * self._membership.num_fragments
+        self._beginning = Beginning(())
         self._sync_s = 0.0
         self._first_step_at_s: float | None = None
         self._last_step_at_s = 0.0
@@ -137,6 +140,7 @@ class Island:
             leaves = [placement.from_host(a, x) for (_, _, a), (_, x) in zip(saved.local, local, strict=True)]
             params = self._parameters.replace_local(params, leaves) if leaves else params
             opt_state = checkpoint.restored(opt_state, saved.state)
+        self._beginning = Beginning(self._parameters.of_none(params))
         log.info("island.restored", optimizer=self.restored, detail=detail, step=self.inner_step)
         return params, opt_state
 
@@ -149,9 +153,9 @@ class Island:
             return None, str(err)
         if saved is None:
             return None, "no --state-dir" if path is None else "no checkpoint yet"
-        misfit = checkpoint.misfit(saved.state, needed.state) or checkpoint.misfit(saved.local, needed.local)
-        if misfit:
-            return None, f"the checkpoint is of another model or optimizer: {misfit}"
+        flaw = state_parts.unfit(saved, needed)
+        if flaw:
+            return None, f"the checkpoint does not serve: {flaw}"
         return saved, f"of step {saved.at.step}, life {saved.incarnation}"
 
     def _from_donor(self, needed: Needed) -> tuple[checkpoint.Checkpoint | None, str]:
@@ -316,9 +320,10 @@ class Island:
         exchange, parameters, placements = self._exchange, self._parameters, self._workshop.placements
         installed: dict[int, list[Leaf]] = {}
         told: list[tuple[Install, tuple[Leaf, ...]]] = []
+        recovered = False
         while exchange.ready:
             batch = exchange.ready.popleft()
-            self.reset_optimizer |= batch.fresh_optimizer
+            recovered |= batch.fresh_optimizer
             for install in batch.installs:
                 p = install.fragment_id
                 before = parameters.of_fragment(params, p)
@@ -336,6 +341,9 @@ class Island:
         }
         if installed:
             params = parameters.replace(params, installed)
+        if recovered:
+            self.reset_optimizer = True
+            params = parameters.replace_local(params, self._beginning.restored(parameters.of_none(params)))
         snapshot = None
         if exchange.snapshot_wanted and state is not None:
             exchange.snapshot_wanted = False

@@ -119,8 +119,11 @@ class Trail:
     """What was trained on in each inner step, until it has been handed over."""
 
     def __init__(self) -> None:
-        self._runs: deque[tuple[int, Taken, int]] = deque()  # (first step, its batch, how many of both in a row)
+        self._runs: list[tuple[int, Taken, int]] = []  # (first step, its batch, how many of both in a row)
         self._ends_at = 0
+
+    def __len__(self) -> int:
+        return len(self._runs)
 
     def add(self, step: int, taken: Taken) -> None:
         """Step number ``step`` (from 0) was trained on a batch; steps come in order."""
@@ -137,8 +140,11 @@ class Trail:
         """Returns the batches of steps ``[from_step, to_step)``, by share; empty where not all are known."""
         spans: dict[tuple[int, int], list[list[int]]] = {}
         known = 0
-        runs: Sequence[tuple[int, Taken, int]] = list(self._runs)
-        for first, taken, num in runs[max(0, bisect_right(runs, from_step, key=lambda run: run[0]) - 1) :]:
+        runs = self._runs
+        for i in range(max(0, bisect_right(runs, from_step, key=lambda run: run[0]) - 1), len(runs)):
+            first, taken, num = runs[i]
+            if first >= to_step:
+                break
             a, b = max(first, from_step), min(first + num, to_step)
             if a >= b:
                 continue
@@ -159,5 +165,4 @@ class Trail:
 
     def forget(self, before_step: int) -> None:
         """Drops what is known of steps that nobody asks about any more."""
-        while self._runs and self._runs[0][0] + self._runs[0][2] <= before_step:
-            self._runs.popleft()
+        del self._runs[: bisect_right(self._runs, before_step, key=lambda run: run[0] + run[2])]

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from broker.messages import Codec, Encoded
+from broker.messages import Codec, Encoded, StatePart
 from islands import checkpoint
 from islands.checkpoint import Checkpoint
 from islands.donation import PART_BYTES
@@ -58,21 +58,38 @@ def joined(parts: Sequence[Sequence[Encoded]], state_bytes: int) -> memoryview:
     return memoryview(b"".join(each.data for part in parts for each in part))[:state_bytes]
 
 
+def flaw_in(part: StatePart) -> str:
+    """Says why a part cannot be what it says, by its length; empty if it can. Wrong ones are not worth keeping."""
+    if not part.num_parts:
+        return ""  # says that there is none to give
+    begins = part.part * PART_BYTES
+    needed = max(0, min(PART_BYTES, part.state_bytes - begins))
+    needed += -needed % _ELEMENT_BYTES
+    found = sum(memoryview(each.data).nbytes for each in part.payload)
+    return "" if found == needed else f"part {part.part} has {found} bytes, {needed} belong there"
+
+
 def read(parts: Sequence[Sequence[Encoded]], state_bytes: int, needed: Needed) -> tuple[Checkpoint | None, str]:
     """Returns a donor's state if it serves, or says why not: it is damaged, of another optimizer, or not finite."""
     try:
         found = checkpoint.parsed(joined(parts, state_bytes))
     except (ValueError, KeyError, TypeError, OverflowError, msgpack.UnpackException) as err:
         return None, f"its state cannot be read ({err})"
+    flaw = unfit(found, needed)
+    return (None, flaw) if flaw else (found, "")
+
+
+def unfit(found: Checkpoint, needed: Needed) -> str:
+    """Says why a state that was read does not serve, a donor's or one's own; empty if it does."""
     misfit = checkpoint.misfit(found.state, needed.state) or checkpoint.misfit(found.local, needed.local)
     if misfit:
-        return None, f"its state is of another optimizer: {misfit}"
+        return f"it is of another model or optimizer: {misfit}"
     for name, sort, array in (*found.state, *found.local):
         if not _holds(sort, array):
-            return None, f"{name} is called {sort} and holds {array.dtype}{list(array.shape)}"
+            return f"{name} is called {sort} and holds {array.dtype}{list(array.shape)}"
         if not _finite(array):
-            return None, f"{name} is not finite"
-    return found, ""
+            return f"{name} is not finite"
+    return ""
 
 
 def _encoded(piece: memoryview) -> Encoded:

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from broker.codec import verify
 from broker.errors import LocalProtocolError, RemoteProtocolError
 from broker.fragments import FragmentManifest
-from broker.messages import Codec, Encoded, Envelope, Version
+from broker.messages import Codec, Encoded, Envelope, StatePart, Version
 from islands import checkpoint, placement, state_parts
 from islands.checkpoint import Checkpoint
 from islands.exchange import Install, Moment
@@ -52,8 +52,10 @@ class Workshop:
         self._references: tuple[Reference, ...] = ()
         self._turns: defaultdict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._workers = ThreadPoolExecutor(WORKERS, "atoll-tensors")
-        # Apart from the others, which may all be waiting for a device: messages and the disk do not.
-        self._clerk = ThreadPoolExecutor(1, "atoll-files")
+        # Apart from the others, which may all be waiting for a device: what looks at messages waits for nothing, not
+        # for the disk either, where a checkpoint may hang for as long as it likes.
+        self._clerk = ThreadPoolExecutor(1, "atoll-messages")
+        self._archivist = ThreadPoolExecutor(1, "atoll-files")
 
     # --- setting up -------------------------------------------------------------------------------------------
 
@@ -88,6 +90,7 @@ class Workshop:
         """Ends the threads; what they are doing is finished, what waits for them is dropped."""
         self._workers.shutdown(wait=False, cancel_futures=True)
         self._clerk.shutdown(wait=False, cancel_futures=True)
+        self._archivist.shutdown(wait=False, cancel_futures=True)
 
     # --- jobs -------------------------------------------------------------------------------------------------
 
@@ -116,12 +119,14 @@ class Workshop:
         return await self._in_thread(self._clerk, flaw_in, envelope, self._manifest)
 
     async def inspect_part(self, envelope: Envelope) -> str:
-        """Returns what is wrong with the buffer of a part of a donor's state; empty if it arrived whole."""
+        """Returns what is wrong with a part of a donor's state; empty if it arrived whole and is as long as it says."""
+        assert isinstance(envelope.message, StatePart)
+        flaw = state_parts.flaw_in(envelope.message)
         try:
             await self._in_thread(self._clerk, verify, envelope)
         except RemoteProtocolError as err:
             return str(err)
-        return ""
+        return flaw
 
     async def prepare(self, version: Version, keep: float) -> Install:
         """Returns a version, placed so that installing it is one addition."""
@@ -170,7 +175,7 @@ class Workshop:
         snapshot = moment.snapshot
         assert snapshot is not None
         names = self.parameters.local
-        return await self._in_thread(self._clerk, checkpoint.save, path, snapshot, names, moment.at, incarnation)
+        return await self._in_thread(self._archivist, checkpoint.save, path, snapshot, names, moment.at, incarnation)
 
     async def cut_state(self, moment: Moment, incarnation: int) -> tuple[tuple[tuple[Encoded, ...], ...], int]:
         """Returns a copy of the optimizer's state in parts, for another island, and its bytes."""

@@ -24,6 +24,7 @@ from broker.fragments import FragmentManifest, TensorSpec
 from broker.messages import Codec, Envelope, Payload, Version
 from broker.ranges import StepRange
 from islands import checkpoint, placement, state_parts
+from islands.beginning import Beginning
 from islands.core import Island
 from islands.exchange import Position, Snapshot
 from islands.partition import tensor_specs
@@ -167,6 +168,7 @@ class TrainingIsland:
         self._copies: dict[int, list[Any]] = {}
         self._prepared: dict[int, tuple[tuple[Any, ...], float]] = {}
         self._data: Iterator[Batch]
+        self._beginning: Beginning
 
     def joined(self, core: Island, share: DataShare) -> None:
         """Cuts the tree into the run's fragments and opens the data."""
@@ -177,6 +179,7 @@ class TrainingIsland:
         of = self._parameters.of_fragment
         self._placements = tuple(Placement(of(self.params, p)) for p in range(len(core.manifest)))
         self._data = iter(self._task.data(share))
+        self._beginning = Beginning(self._parameters.of_none(self.params))
 
     def seed(self, fragment_id: int) -> Payload:
         """Returns a fragment of the initial parameters, float32."""
@@ -222,8 +225,10 @@ class TrainingIsland:
         self.params = self._parameters.replace(self.params, {fragment_id: installed})
 
     def refresh_optimizer(self) -> None:
-        """Starts with an optimizer that has seen no step."""
+        """Starts with an optimizer that has seen no step, and with unsynchronised parameters as they were."""
         self._stepper.catch_up(self)
+        local = self._beginning.restored(self._parameters.of_none(self.params))
+        self.params = self._parameters.replace_local(self.params, local)
         self.opt_state = self._task.fresh_optimizer(self.params)
 
     def copy_state(self) -> tuple[tuple[Payload, ...], int]:

@@ -445,6 +445,28 @@ def test_parameters_that_are_not_finite_are_replaced_all_at_once_and_the_optimiz
         assert all(np.isfinite(x).all() for x in params.values())
 
 
+def test_spoilt_parameters_that_nobody_else_has_are_set_back_with_the_others(hub):
+    """Batch statistics that are not finite would make each step after the recovery not finite again."""
+
+    def step(params):
+        mean = params["batch_stats"]["mean"]
+        return {"w": params["w"] + mean[0], "b": params["b"], "batch_stats": {"mean": mean + params["w"].mean()}}
+
+    def begin():
+        return {**params_of(), "batch_stats": {"mean": np.full(4, 0.01, np.float32)}}
+
+    with join(hub, begin()) as island:
+        params, _ = island.restore(begin())
+        params["w"] = params["w"] * np.float32(np.nan)
+        params = train(island, params, step, until=lambda: island.reset_optimizer)
+        assert all(np.isfinite(x).all() for x in (params["w"], params["batch_stats"]["mean"]))
+        healthy = newest(hub)
+        params = train(
+            island, params, step, until=lambda: min(a - b for a, b in zip(newest(hub), healthy, strict=True)) > 1
+        )
+        assert np.isfinite(params["w"]).all()
+
+
 def test_a_silent_run_ends_closing_too(tmp_path):
     with Hub(tmp_path / "store", total_tokens=200) as hub:
         island = join(hub, params_of())

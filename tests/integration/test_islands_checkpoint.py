@@ -75,11 +75,12 @@ def test_a_state_of_another_shape_name_or_sort_does_not_fit(tmp_path):
     ("damage", "says"),
     [
         (lambda data: data[:-1], "is cut off or changed"),
-        (lambda data: data[:12], "damaged"),
+        (lambda data: data[:12], "does not begin as a checkpoint does"),
         (lambda data: b"", "does not begin as a checkpoint does"),
         (lambda data: data[:8] + b"\xff" * 8 + data[16:], "is cut off"),
         (lambda data: data[:-3] + b"\x01" + data[-2:], "m is cut off or changed"),
-        (lambda data: data[:16] + b"\xc1" * 8 + data[24:], "damaged"),
+        (lambda data: data[:16] + b"\xc1" * 8 + data[24:], "its header is changed"),
+        (lambda data: data[:40] + b"\xc1" + data[41:], "its header is changed"),
     ],
 )
 def test_a_damaged_file_is_refused_with_words(tmp_path, damage, says):

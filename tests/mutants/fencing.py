@@ -11,6 +11,17 @@ T_ISLANDS = "tests/unit/test_islands_core.py::"
 
 MUTANTS = (
     Mutant(
+        what="a join of a process that was replaced, late or repeated on its way, throws its successor out",
+        invariant=6,
+        file="aggregator/membership.py",
+        old="        if member is not None:  # admitted, it would fence the process that is there\n",
+        new="        if member is not None and not join.nonce:\n",
+        tests=(
+            "tests/unit/test_aggregator_membership.py::"
+            "test_a_join_of_a_process_that_was_replaced_does_not_throw_its_successor_out",
+        ),
+    ),
+    Mutant(
         what="a broker lets an earlier leader attach",
         invariant=5,
         file=RELAY,

@@ -14,6 +14,7 @@ T_ROGUES = "tests/unit/test_aggregator_rogues.py::"
 T_RELAY = "tests/unit/test_broker_relay.py::"
 T_CODEC = "tests/unit/test_broker_codec.py::"
 T_KEYS = "tests/unit/test_keys.py::"
+T_ISLAND = "tests/unit/test_islands_core.py::"
 
 MUTANTS = (
     # --- admission ----------------------------------------------------------------------------------------------------
@@ -86,6 +87,22 @@ MUTANTS = (
         old="        if len(run.members) >= MOST_MEMBERS and run.members.get(join.island_id) is None:",
         new="        if len(run.members) < 0:",
         tests=(T_MEMBERSHIP + "test_a_run_takes_no_more_islands_than_it_can_remember",),
+    ),
+    Mutant(
+        what="on a blocked link an island's contributions pile up",
+        invariant=9,
+        file="islands/fragment.py",
+        old="        return not self.flushing and any(not pending.arrived for pending in self.outstanding.values())",
+        new="        return False",
+        tests=(T_ISLAND + "test_while_a_contribution_is_on_its_way_no_further_ones_pile_up_behind_it",),
+    ),
+    Mutant(
+        what="in the flush an island says that it has nothing left while it has",
+        invariant=4,
+        file="islands/fragment.py",
+        old="        return not self.flushing and any(not pending.arrived for pending in self.outstanding.values())",
+        new="        return any(not pending.arrived for pending in self.outstanding.values())",
+        tests=(T_ISLAND + "test_the_flush_gets_everything_whatever_is_still_on_its_way",),
     ),
     # --- refusals are told --------------------------------------------------------------------------------------------
     Mutant(
@@ -331,6 +348,29 @@ MUTANTS = (
         old='    if type(header.get("v")) is not int or header["v"] != PROTOCOL_VERSION:',
         new='    if type(header.get("v")) is not int:',
         tests=(T_CODEC + "test_another_protocol_version_is_refused_before_anything_else_is_looked_at",),
+    ),
+    Mutant(
+        what="what was recorded is taken once more when it is played back",
+        invariant=9,
+        file=RELAY,
+        old="        if not who.seen.setdefault(event.channel, Seen()).repeats(event.envelope.sequence):",
+        new="        if who.seen.setdefault(event.channel, Seen()).repeats(event.envelope.sequence) is not None:",
+        tests=(
+            T_RELAY + "test_a_message_played_back_over_its_connection_is_refused_and_counted",
+            T_RELAY + "test_a_want_that_is_played_back_brings_no_version",
+            T_RELAY + "test_what_a_leader_or_a_standby_has_said_cannot_be_played_back_either",
+        ),
+    ),
+    Mutant(
+        what="what let others go first on its connection is refused",
+        invariant=6,
+        file="broker/replays.py",
+        old="        if -ahead >= WINDOW or self._recent >> -ahead & 1:",
+        new="        if ahead <= 0:",
+        tests=(
+            T_RELAY + "test_what_let_others_go_first_is_not_played_back",
+            "tests/unit/test_broker_replays.py::test_what_was_overtaken_on_its_way_is_no_repetition_and_its_copy_is",
+        ),
     ),
     # --- keys ---------------------------------------------------------------------------------------------------------
     Mutant(

@@ -6,6 +6,7 @@ import pytest
 
 from aggregator.core import Aggregator
 from aggregator.events import RunSaved, SaveRun, Tick
+from aggregator.members import EARLIER_REMEMBERED
 from aggregator.membership import first_difference
 from broker.fragments import Kind, TensorSpec, partition
 from broker.messages import (
@@ -54,6 +55,21 @@ def test_nothing_is_said_before_the_epoch_is_durable():
     assert core.handle(Tick(), 5.0) == []
     assert core.next_deadline_s(5.0) is None
     assert sent(core.handle(RunSaved(serial=save.serial), 5.0), Attach, BROKER)
+
+
+def test_a_join_of_a_process_that_was_replaced_does_not_throw_its_successor_out():
+    """It was repeated, or lay in a broker that was frozen, while its process died and another one started."""
+    made = desk("a", "b")
+    made.join("a", nonce="second")
+    said = made.join("a", nonce="a-1")
+    assert not sent(said, Welcome)
+    (refused,) = sent(said, Refused, "join:a-1")
+    assert (refused.kind, refused.reason) == ("join", Reason.FENCED)
+    assert "a later process has joined as a" in refused.detail
+    assert (made.run.members["a"].nonce, made.run.members["a"].incarnation) == ("second", 2)
+    for life in range(20):
+        made.join("a", nonce=f"later-{life}")
+    assert len(made.run.members["a"].earlier) == EARLIER_REMEMBERED
 
 
 def test_a_repeated_join_gets_the_same_answer():

@@ -840,16 +840,55 @@ def test_those_turned_away_at_the_port_are_counted_and_noted_now_and_then(keyed)
     assert notes == 3
 
 
-def test_messages_played_back_over_their_connection_are_counted_and_a_new_connection_starts_anew(keyed):
+def test_a_message_played_back_over_its_connection_is_refused_and_counted(keyed):
     for _ in range(3):
         keyed.receive("paris", beat(), key="K-paris")
     assert keyed.relay.counters.repeated_messages == 0
     keyed.sequence -= 2
-    keyed.receive("paris", beat(), key="K-paris")
+    actions = keyed.receive("paris", beat(), key="K-paris")
+    assert refusals_in(actions) == [Reason.REPLAYED]
+    assert [type(action) for action in actions if isinstance(action, Send)] == [Send], "it goes nowhere else"
+    assert keyed.relay.counters.refused["paris"] == {Reason.REPLAYED: 1}
     assert keyed.relay.counters.repeated_messages == 1
     keyed.sequence = 0
-    keyed.receive("paris", beat(), key="K-paris", route=b"new")
-    assert keyed.relay.counters.repeated_messages == 1
+    assert not refusals_in(keyed.receive("paris", beat(), key="K-paris", route=b"new")), "which starts anew"
+
+
+def test_what_let_others_go_first_is_not_played_back(keyed):
+    keyed.sequence = 10
+    keyed.receive("paris", beat(), key="K-paris")
+    keyed.sequence = 5
+    assert not refusals_in(keyed.receive("paris", beat(), key="K-paris"))
+
+
+def test_a_want_that_is_played_back_brings_no_version(keyed):
+    keyed.receive(AGGREGATOR, version(0, 1), key="K-leader")
+    served = keyed.receive("paris", m.Want(versions=(-1,)), key="K-paris")
+    assert m.Version in {type(a.envelope.message) for a in served if isinstance(a, Send)}
+    keyed.sequence -= 1
+    served = keyed.receive("paris", m.Want(versions=(-1,)), key="K-paris")
+    assert m.Version not in {type(a.envelope.message) for a in served if isinstance(a, Send)}
+
+
+def test_what_a_leader_or_a_standby_has_said_cannot_be_played_back_either(driver):
+    driver.attach()
+    attach = m.Attach(shard=0, epoch=1, versions=(3,))
+    follow = m.Follow(shard=0, epoch=1, stored=(), run_epoch=1, run_serial=1)
+    for sender, message in ((AGGREGATOR, attach), (AGGREGATOR, version(0, 1)), (m.standing_by("b"), follow)):
+        assert not refusals_in(driver.receive(sender, message, incarnation=0))
+        driver.sequence -= 1
+        assert refusals_in(driver.receive(sender, message, incarnation=0)) == [Reason.REPLAYED]
+
+
+def test_what_is_played_back_is_no_sign_of_life(keyed):
+    keyed.receive("paris", beat(), key="K-paris")
+    answers = []
+    for _ in range(10):
+        keyed.now_s += CONFIG.forget_after_s / 4
+        keyed.sequence -= 1
+        answers.append(refusals_in(keyed.receive("paris", beat(), key="K-paris")))
+    assert [Reason.REPLAYED] in answers
+    assert [Reason.NOT_LEADER] in answers, "it was forgotten meanwhile, with all that it had said"
 
 
 def test_a_broker_that_knows_as_many_peers_as_it_may_takes_no_more():

@@ -1,5 +1,7 @@
 """The island's state machine: by itself, against a naive model of steps, and wired to the aggregator's."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -7,6 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from aggregator.events import Flaw
 from broker import messages as m
+from broker.fragments import Kind
 from islands.core import Island
 from islands.events import (
     Boundary,
@@ -26,6 +29,7 @@ from islands.events import (
     Watch,
 )
 from islands.fragment import Backoff, Pending, Stage
+from islands.shares import Taken
 from tests.helpers import TOKENS_PER_STEP, LinkedCluster, notes, of, tensors
 
 SETTINGS = m.RunSettings(
@@ -43,10 +47,10 @@ SHARE = m.Share(index=0, count=1, share_epoch=0)
 class Hand:
     """One island core with one fragment, whose messages and boundaries the test makes by hand."""
 
-    def __init__(self, *, keep=1.0, fragments=1, joined=True):
-        self.core = Island(
-            island_id="", hint="", nonce="n", tensors=tensors(fragments), tokens_per_step=TOKENS_PER_STEP
-        )
+    def __init__(self, *, keep=1.0, fragments=1, joined=True, kinds=None):
+        kinds = kinds or (Kind.RDA,) * fragments
+        self.tensors = tuple(replace(t, kind=kind) for t, kind in zip(tensors(fragments), kinds, strict=True))
+        self.core = Island(island_id="", hint="", nonce="n", tensors=self.tensors, tokens_per_step=TOKENS_PER_STEP)
         self.now_s, self.sequence, self.step, self.epoch = 0.0, 0, 0, 1
         self.num = fragments
         self.settings = m.RunSettings(**{f: getattr(SETTINGS, f) for f in SETTINGS.__slots__} | {"keep": keep})
@@ -80,7 +84,7 @@ class Hand:
         return self.feed(Received(envelope=envelope, flaw=flaw))
 
     def welcome(self, incarnation=1, nonce=None, start=0):
-        manifest = tuple((t,) for t in tensors(self.num))
+        manifest = tuple((t,) for t in self.tensors)
         return self.hear(
             m.Welcome(
                 nonce=nonce or self.core.nonce,
@@ -282,7 +286,7 @@ def test_with_nothing_new_the_answer_is_nothing():
 def test_a_copy_that_was_handed_over_does_not_make_steps_run_since_nothing():
     """The announcement of the next round was lost: the only copy at hand is the one of the last round."""
     hand = Hand()
-    hand.hand_over(4, 1)
+    hand.resolve(hand.hand_over(4, 1), m.Fate.MERGED)
     hand.boundary(4)
     said = hand.state(rounds=((2, 0),))
     assert not sent(said, m.Nothing)
@@ -310,7 +314,7 @@ def test_a_round_is_answered_once_however_often_it_is_announced():
 
 def test_ranges_follow_each_other_and_name_the_versions_trained_on():
     hand = Hand()
-    hand.hand_over(4, 1)
+    hand.resolve(hand.hand_over(4, 1), m.Fate.WAITING)
     hand.boundary(2)
     hand.version(1)
     hand.boundary(1, installed=(0,))
@@ -400,6 +404,44 @@ def test_on_a_slow_link_pauses_are_as_long_as_journeys():
     assert not sent(hand.resolve(second, m.Fate.UNKNOWN), m.Contribution)
     hand.now_s = 10.0 + 30.0
     assert sent(hand.resolve(second, m.Fate.UNKNOWN), m.Contribution)
+
+
+def test_while_a_contribution_is_on_its_way_no_further_ones_pile_up_behind_it():
+    """Control gets through and bulk does not: captured each time, what is kept would grow by a model per interval."""
+    hand = Hand(fragments=2)
+    first = hand.hand_over(4, 1)
+    for round_id in range(2, 100):
+        hand.boundary(4, copied=(0,))
+        said = hand.state(rounds=((round_id, 0),))
+        assert not of(said, Capture)
+        assert [nothing.round_id for nothing in sent(said, m.Nothing)] == [round_id], "no round waits for it"
+    assert len(hand.core.fragments[0].outstanding) == 1
+    assert hand.hand_over(4, 100, p=1).steps.from_step == 0, "the other fragment is another matter"
+    hand.resolve(first, m.Fate.WAITING)
+    assert of(hand.state(rounds=((101, 0),)), Capture)
+    (later,) = sent(hand.captured(), m.Contribution)
+    assert (later.steps.from_step, later.steps.to_step) == (4, 396), "nothing is lost by it"
+
+
+def test_what_a_new_aggregator_has_not_got_counts_as_on_its_way_again():
+    hand = Hand()
+    first = hand.hand_over(4, 1)
+    hand.resolve(first, m.Fate.WAITING)
+    hand.resolve(first, m.Fate.UNKNOWN)
+    hand.boundary(4, copied=(0,))
+    assert sent(hand.state(rounds=((2, 0),)), m.Nothing)
+
+
+def test_the_flush_gets_everything_whatever_is_still_on_its_way():
+    """There, "nothing" would mean that no steps are left."""
+    hand = Hand()
+    hand.hand_over(4, 1)
+    hand.state(phase=m.Phase.FLUSHING)
+    hand.boundary(1, copied=(0,), stopped=True)
+    said = hand.state(phase=m.Phase.FLUSHING, rounds=((2, 0),))
+    assert not sent(said, m.Nothing)
+    (contribution,) = sent(hand.captured(), m.Contribution)
+    assert (contribution.steps.from_step, contribution.steps.to_step) == (4, 5)
 
 
 def test_a_version_resolves_the_contributions_in_it():
@@ -496,12 +538,28 @@ def test_a_resolution_of_something_else_is_ignored():
     assert hand.resolve(contribution, m.Fate.REFUSED, m.Reason.STALE) == []
 
 
+def test_what_was_trained_is_forgotten_once_the_fragments_that_move_have_handed_it_over():
+    """A frozen one never does: what an heir trained, a few batches of each share in turn, would be kept for ever."""
+    hand = Hand(fragments=2, kinds=(Kind.RDA, Kind.FROZEN))
+    for round_id in range(1, 40):
+        steps = range(hand.step, hand.step + 4)
+        trained = tuple((step, Taken(share=step % 2, share_epoch=0, batch=step // 2)) for step in steps)
+        hand.step += 4
+        tokens = hand.step * TOKENS_PER_STEP
+        hand.feed(Boundary(inner_step=hand.step, tokens=tokens, copied=(0,), trained=trained))
+        assert of(hand.state(rounds=((round_id, 0),)), Capture)
+        (contribution,) = sent(hand.captured(), m.Contribution)
+        assert sum(each.to_batch - each.from_batch for each in contribution.data) == 4
+        hand.resolve(contribution, m.Fate.MERGED)
+        assert hand.core.remembered_runs <= 8
+
+
 # --- adopting -------------------------------------------------------------------------------------------------
 
 
 def test_overwriting_counts_the_steps_it_drops():
     hand = Hand(keep=0.0)
-    hand.hand_over(4, 1)
+    hand.resolve(hand.hand_over(4, 1), m.Fate.WAITING)
     hand.version(1)
     hand.boundary(3, installed=(0,))
     fragment = hand.core.fragments[0]
@@ -638,7 +696,7 @@ class IslandAgainstSteps(RuleBasedStateMachine):
         self.hand = Hand(keep=keep, fragments=2)
         self.rounds, self.newest, self.round_id = {}, {0: 0, 1: 0}, 0
         self.copies, self.ready, self.fates = {}, [], {0: {}, 1: {}}
-        self.sent = []
+        self.sent, self.forgotten = [], {0: 0, 1: 0}
         self.progress = 0.0
 
     def note(self, said):
@@ -704,6 +762,7 @@ class IslandAgainstSteps(RuleBasedStateMachine):
     )
     def resolve(self, data, fate, reason):
         contribution = data.draw(st.sampled_from(self.sent))
+        self.forgotten[contribution.fragment_id] += fate is m.Fate.UNKNOWN  # by an aggregator that had it
         self.note(self.hand.resolve(contribution, fate, reason if fate is m.Fate.REFUSED else None))
 
     @rule(seconds=st.floats(0.1, 5.0))
@@ -731,6 +790,8 @@ class IslandAgainstSteps(RuleBasedStateMachine):
             assert sent_steps + captured + dropped + here == self.hand.step, (p, fragment)
             assert fragment.version <= self.newest[p]
             assert all(key[1] <= fragment.handed.step for key in fragment.outstanding)
+            on_their_way = [pending for pending in fragment.outstanding.values() if not pending.arrived]
+            assert len(on_their_way) <= 1 + self.forgotten[p], "contributions pile up"
 
 
 TestIslandAgainstSteps = IslandAgainstSteps.TestCase

@@ -147,6 +147,17 @@ def test_a_part_beyond_the_last_is_refused():
     assert asked(me.part(3)) == [("a",)]
 
 
+def test_parts_that_nobody_asked_for_are_not_kept():
+    me = Rejoining(most_bytes=100 * PART_BYTES)
+    me.named("a")
+    for unasked in (3, 2, 1):
+        assert me.part(unasked, num_parts=50) == []
+    me.part(0, num_parts=50)
+    for unasked in range(1 + PARTS_AT_ONCE, 50):
+        assert me.part(unasked, num_parts=50) == []
+    assert fetched(me.at(FETCH_AGAIN_S)) == [("a", *range(1, 1 + PARTS_AT_ONCE))]
+
+
 def test_parts_of_two_copies_are_never_mixed():
     me = Rejoining()
     me.named("a")

@@ -1,12 +1,18 @@
 """A state on its way between islands: cut, joined, and what of another island's is refused."""
 
+import struct
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import ml_dtypes
+import msgpack
 import numpy as np
 import optax
 import pytest
+import xxhash
 
+from broker import messages as m
 from islands import checkpoint, state_parts
 from islands.donation import PART_BYTES
 from islands.exchange import Position, Snapshot
@@ -56,10 +62,10 @@ def test_a_large_state_is_cut_into_equal_parts_and_the_last_one_filled_up():
 @pytest.mark.parametrize(
     ("wanted", "says"),
     [
-        ({"m": np.zeros(4, np.float32)}, "of another optimizer"),
-        ({"m": np.zeros(3, np.float16)}, "of another optimizer"),
-        ({"v": np.zeros(3, np.float32)}, "of another optimizer"),
-        ({"m": np.zeros(3, np.float32), "n": np.zeros(3)}, "of another optimizer"),
+        ({"m": np.zeros(4, np.float32)}, "of another model or optimizer"),
+        ({"m": np.zeros(3, np.float16)}, "of another model or optimizer"),
+        ({"v": np.zeros(3, np.float32)}, "of another model or optimizer"),
+        ({"m": np.zeros(3, np.float32), "n": np.zeros(3)}, "of another model or optimizer"),
     ],
 )
 def test_the_state_of_another_optimizer_is_refused(wanted, says):
@@ -94,3 +100,89 @@ def test_an_array_that_is_not_what_it_is_called_is_refused(monkeypatch):
     found, flaw = state_parts.read(parts, size, needed({"m": np.zeros(3, np.float32)}))
     assert found is None
     assert flaw == "m is called float32 and holds int8[3]"
+
+
+@pytest.mark.parametrize("part", [0, 1, 2])
+@pytest.mark.parametrize("more", [-4, 4, 1 << 20])
+def test_a_part_of_another_length_than_it_says_is_not_kept(part, more):
+    size = 2 * PART_BYTES + 5
+    length = PART_BYTES if part < 2 else 8
+    message = m.StatePart(state_id="1.40", part=part, num_parts=3, state_bytes=size, payload=buffers(length))
+    assert state_parts.flaw_in(message) == ""
+    message = replace(message, payload=buffers(length + more))
+    assert state_parts.flaw_in(message) == f"part {part} has {length + more} bytes, {length} belong there"
+    assert "belong there" in state_parts.flaw_in(replace(message, payload=()))
+    assert "has 4 bytes, 0 belong there" in state_parts.flaw_in(replace(message, part=9, payload=buffers(4)))
+
+
+def test_a_part_that_says_that_there_is_none_needs_no_bytes():
+    assert state_parts.flaw_in(m.StatePart(state_id="", part=0, num_parts=0, state_bytes=0, payload=())) == ""
+
+
+def buffers(size):
+    data = memoryview(bytes(size))
+    return (m.Encoded(codec=m.Codec.F32, shape=(size // 4,), checksum=0, data=data),)
+
+
+ROW = {"name": "m", "sort": "float32", "dtype": "float32", "shape": [3], "nbytes": 12, "checksum": None}
+
+
+def written(header):
+    """What a donor may send whose program is not ours: any header, whole."""
+    body = msgpack.packb(header)
+    prefix = struct.pack("<8sQQ", b"ATOLLCK2", len(body), xxhash.xxh3_64_intdigest(body))
+    return state_parts.cut([prefix + body, bytes(12)])
+
+
+def header_of(row=None, **changed):
+    row = {**ROW, "checksum": xxhash.xxh3_64_intdigest(bytes(12)), **(row or {})}
+    return {
+        "incarnation": 1,
+        "step": 1,
+        "tokens": 1,
+        "cursor": 0,
+        "state": [list(row.values())],
+        "local": [],
+        **changed,
+    }
+
+
+COUNTS = (-1, 1.0, None, "1", True, 1 << 63)
+DTYPES = (None, 5, "O", "(", "", ["f4"], [["a", "f4"]], {"names": []}, "V4", "(9999999999,)f4", "f4,f4")
+SHAPES = (None, 3, "3", [3.0], [-1], [True], [0, 1 << 62, 1 << 62], [1] * 100, [[3]], [4])
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        *({name: value} for name in ("incarnation", "step", "tokens", "cursor") for value in COUNTS),
+        *({"state": value} for value in (None, 1, {"m": 1}, "m", [None], [[]], [["m"]], [{}])),
+        *({"row": {"sort": value}} for value in (None, 5, ["f"], b"float32", {})),
+        *({"row": {"name": value}} for value in (None, 5, ["m"], {})),
+        *({"row": {"dtype": value}} for value in DTYPES),
+        *({"row": {"shape": value}} for value in SHAPES),
+        *({"row": {"nbytes": value}} for value in (None, -1, 12.0, "12", 1 << 62, 8)),
+        *({"row": {"checksum": value}} for value in (None, -1, 0, "0")),
+    ],
+    ids=repr,
+)
+def test_a_header_that_holds_what_does_not_belong_there_ends_no_session(header):
+    wanted = needed({"m": np.zeros(3, np.float32)})
+    assert state_parts.read(*written(header_of()), wanted)[1] == "", "what the others are changed from"
+    row = header.pop("row", None)
+    found, flaw = state_parts.read(*written(header_of(row, **header)), wanted)
+    assert found is None
+    assert flaw
+
+
+def test_a_header_that_is_no_map_or_too_deep_or_changed_is_refused():
+    wanted = needed({})
+    for header in (None, 1, [], [1, 2], "state"):
+        assert "cannot be read" in state_parts.read(*written(header), wanted)[1]
+    deep = b"\x91" * 200_000
+    prefix = struct.pack("<8sQQ", b"ATOLLCK2", len(deep), xxhash.xxh3_64_intdigest(deep))
+    assert "cannot be read" in state_parts.read(*state_parts.cut([prefix, deep]), wanted)[1]
+    (((whole,),), size) = sent({"lr": 1.0})
+    changed = bytearray(whole.data)
+    changed[40] ^= 1
+    assert "its header is changed" in state_parts.read([[replace(whole, data=memoryview(changed))]], size, wanted)[1]
