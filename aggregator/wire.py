@@ -27,7 +27,7 @@ from aggregator.replicas import replica_of
 from broker import logs
 from broker.codec import Limits, Origin
 from broker.endpoint import Endpoint
-from broker.errors import ConfigError, RemoteProtocolError
+from broker.errors import ConfigError, LocalProtocolError, RemoteProtocolError
 from broker.fragments import FragmentManifest
 from broker.identity import KeyRole
 from broker.keys import client_keys
@@ -84,7 +84,15 @@ class Wire:
         limits = Limits(max_header_bytes=header_bytes, max_message_bytes=config.max_message_bytes)
         keys = client_keys(config.key, KeyRole.AGGREGATOR)
         self._links = [
-            Link(context, address, keys=keys, limits=limits, wrap=self._envelope, on_unreadable=self._unreadable)
+            Link(
+                context,
+                address,
+                keys=keys,
+                limits=limits,
+                wrap=self._envelope,
+                on_unreadable=self._unreadable,
+                on_unsendable=self._unsendable,
+            )
             for address in config.brokers
         ]
         self._manifest: FragmentManifest | None = None
@@ -164,6 +172,9 @@ class Wire:
     def _unreadable(self, error: RemoteProtocolError, origin: Origin) -> None:
         self._complain(error.reason, origin.kind, str(error), key=(error.reason, origin.kind))
 
+    def _unsendable(self, error: LocalProtocolError, to: str) -> None:
+        self._complain("unsendable", to, str(error), key=("unsendable",))
+
     def _complain(self, reason: str, about: str, detail: str, *, key: tuple[str, ...] = ()) -> None:
         """Logs the 1st, 10th, 100th, .. time of a complaint."""
         key = key or (reason, about)
@@ -175,7 +186,9 @@ class Wire:
     # --- out ----------------------------------------------------------------------------------------------------
 
     async def send(self, action: Send) -> None:
-        """Sends a small message at once, or drops it where the broker is away: all of them are repeated."""
+        """Sends a small message at once, or drops it: where the broker is away, for all of them are repeated; and with
+        a complaint where no peer would read it.
+        """
         links = self._by(action.by)
         if isinstance(action.message, AttachBulk | FollowBulk):  # the only ones on the bulk channel
             for link in links:
