@@ -124,6 +124,7 @@ class Aggregator:
     def handle(self, event: Event, now_s: float) -> list[Action]:
         """Takes one event in and returns what to do, in order."""
         self.run.now_s = now_s
+        self.run.clock.look_again()
         if self.behind and not isinstance(event, Stop | RunSaved | RunSaveFailed):
             self._wait_behind(event)
             return self._drain()
@@ -265,6 +266,7 @@ class Aggregator:
     def _advance(self) -> None:
         """Lets every part do what the state and the time now call for; called after every event."""
         run = self.run
+        run.clock.look_again()
         run.remember_pace()
         if self._save_again_at_s is not None and run.now_s >= self._save_again_at_s:
             self._save_again_at_s = None

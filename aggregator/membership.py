@@ -10,6 +10,8 @@ from aggregator.run import Run, Stage
 from aggregator.shares import Presence
 from broker.fragments import FragmentManifest, Kind, TensorSpec, partition
 from broker.messages import (
+    FASTEST_STEP_S,
+    SLOWEST_STEP_S,
     Fate,
     FleetState,
     Heartbeat,
@@ -28,6 +30,9 @@ from broker.messages import (
 
 #: Islands that a run remembers at the most; each that ever joined costs a row in every commit.
 MOST_MEMBERS = 10_000
+#: In the ratio by which schedules go on between two reports, no island counts for more than so many times the fleet's
+#: lower median, nor for less: a claim, or a pause, of one island must not move the schedules of the others.
+SPREAD = 32.0
 
 
 class Membership:
@@ -200,7 +205,7 @@ class Membership:
             detail = f"it speaks of {len(beat.versions)} fragments, the run has {known}"
             self.refuse(event, Reason.MANIFEST, detail)
             return False
-        lie = self._impossible(member, beat.inner_step, beat.tokens) or self._overdrawn(member, beat)
+        lie = self._impossible(member, beat.inner_step, beat.tokens) or self._overdrawn(member, beat) or _unreal(beat)
         if lie:
             self.refuse(event, Reason.IMPLAUSIBLE, lie)
             return False
@@ -339,20 +344,31 @@ class Membership:
         return tuple(p for p, f in run.fragments.items() if f.version < 0 and f.stage is Stage.IDLE)
 
     def _fleet_ratio(self, member: Member) -> float:
-        """Returns tokens the fleet trains while this island trains one, from step times."""
+        """Returns tokens the fleet trains while this island trains one, from step times within :data:`SPREAD`."""
         run = self._run
         rates: dict[str, float] = {}
         for island_id in run.clock.advancing(run.now_s):
             step_time_s = run.clock.step_time_s(island_id)
             if step_time_s:
                 rates[island_id] = self.tokens_per_step(run.members[island_id]) / step_time_s
-        own = rates.get(member.island_id)
-        return sum(rates.values()) / own if own else float(max(1, len(rates)))
+        if not rates.get(member.island_id):
+            return float(max(1, len(rates)))
+        middle = sorted(rates.values())[(len(rates) - 1) // 2]
+        within = {i: min(max(rate, middle / SPREAD), middle * SPREAD) for i, rate in rates.items()}
+        own = within[member.island_id]
+        return sum(within.values()) / own if own else float(len(rates))
 
     def tokens_per_step(self, member: Member) -> float:
         """Returns what an island declared; where it left that open, what it has trained so far."""
         life = self._run.ledger.last_life(member.island_id)
         return member.tokens_per_step or life.trained_tokens / max(1, life.last_step - life.start_step)
+
+
+def _unreal(beat: Heartbeat) -> str:
+    """Says what is wrong with the pace that a heartbeat claims; empty if nothing is."""
+    if beat.step_time_s is None or FASTEST_STEP_S <= beat.step_time_s <= SLOWEST_STEP_S:
+        return ""
+    return f"it claims {beat.step_time_s:.3g} s for a step, from {FASTEST_STEP_S:g} to {SLOWEST_STEP_S:g} are possible"
 
 
 def first_difference(manifest: FragmentManifest, tensors: tuple[TensorSpec, ...]) -> str:

@@ -27,7 +27,7 @@ from aggregator.round import Admitted, Round
 from aggregator.shares import Shares
 from aggregator.ways import Ways
 from broker.fragments import FragmentManifest, shard_of
-from broker.messages import Contribution, Merged, Phase, Reason
+from broker.messages import FASTEST_STEP_S, Contribution, Merged, Phase, Reason
 from broker.trouble import Troubles
 
 #: Added to round ids at a restart: an answer to a round before it must not count as fresh after it.
@@ -35,7 +35,7 @@ ROUND_IDS_PER_LIFE = 1_000_000
 
 #: No training loop runs faster than this, not even one that does nothing. Counters that grow faster are lies, which
 #: could end a run or overflow a sum.
-STEPS_PER_S, STEPS_AT_ONCE = 1_000_000, 100_000
+STEPS_PER_S, STEPS_AT_ONCE = round(1 / FASTEST_STEP_S), 100_000
 
 
 class Stage(StrEnum):
@@ -94,7 +94,7 @@ class Run:
         self.shares = Shares(config.islands, takeover_s, now_s, alone=config.shards == 1)
         self.ledger = Ledger({})
         self.ways = Ways()
-        self.clock = StepClock(config.heartbeat_interval_s)
+        self.clock = StepClock(config.heartbeat_interval_s, self.eligible)
         self.pacer: Pacer | None = None
         self.journeys = Journeys(config)
         self.open_rounds: dict[int, Round] = {}

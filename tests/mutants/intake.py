@@ -7,6 +7,8 @@ OUTLIERS, QUARANTINE, RELAY = "aggregator/outliers.py", "aggregator/quarantine.p
 QUEUES, CODEC, BINDINGS, GATE = "broker/queues.py", "broker/codec.py", "broker/bindings.py", "broker/gate.py"
 T_ADMISSION = "tests/unit/test_aggregator_admission.py::"
 T_MEMBERSHIP = "tests/unit/test_aggregator_membership.py::"
+T_PACING = "tests/unit/test_aggregator_pacing.py::"
+T_LINK = "tests/integration/test_aggregator_link.py::"
 T_ROUNDS = "tests/unit/test_aggregator_rounds.py::"
 T_OUTLIERS = "tests/unit/test_aggregator_outliers.py::"
 T_QUARANTINE = "tests/unit/test_aggregator_quarantine.py::"
@@ -64,9 +66,44 @@ MUTANTS = (
         what="a heartbeat's counters are believed whatever they are",
         invariant=9,
         file=MEMBERSHIP,
-        old="        lie = self._impossible(member, beat.inner_step, beat.tokens) or self._overdrawn(member, beat)",
-        new="        lie = self._overdrawn(member, beat)",
+        old="        lie = self._impossible(member, beat.inner_step, beat.tokens) or self._overdrawn(member, beat) or",
+        new="        lie = self._overdrawn(member, beat) or",
         tests=(T_MEMBERSHIP + "test_counters_that_cannot_be_true_are_refused_and_not_booked",),
+    ),
+    Mutant(
+        what="any pace is believed, one that overflows what is computed from it too",
+        invariant=9,
+        file=MEMBERSHIP,
+        old=" or _unreal(beat)",
+        new="",
+        tests=(T_MEMBERSHIP + "test_a_pace_that_no_training_loop_has_is_refused_and_moves_nothing",),
+    ),
+    Mutant(
+        what="the pace that one island claims moves the schedules of all others as far as it likes",
+        invariant=9,
+        file=MEMBERSHIP,
+        old="        within = {i: min(max(rate, middle / SPREAD), middle * SPREAD) for i, rate in rates.items()}",
+        new="        within = {i: max(rate, middle / 1e9) for i, rate in rates.items()}",
+        tests=(T_MEMBERSHIP + "test_one_islands_pace_moves_the_schedules_of_the_others_by_little",),
+    ),
+    Mutant(
+        what="an island that is dead or in quarantine sets the pace",
+        invariant=6,
+        file="aggregator/pacing.py",
+        old=" and i in eligible",
+        new="",
+        tests=(
+            T_PACING + "test_of_two_islands_a_slow_one_that_died_does_not_hold_up_the_other",
+            T_PACING + "test_an_island_in_quarantine_does_not_set_the_pace",
+        ),
+    ),
+    Mutant(
+        what="a message that cannot be encoded ends the aggregator",
+        invariant=6,
+        file="aggregator/link.py",
+        old="        except LocalProtocolError as err:\n            self._on_unsendable(err, to)",
+        new="        except ZeroDivisionError as err:\n            self._on_unsendable(err, to)",
+        tests=(T_LINK + "test_a_message_that_no_peer_would_read_is_dropped_and_the_next_one_goes_out",),
     ),
     Mutant(
         what="the pool of contributions that wait has no bound",
