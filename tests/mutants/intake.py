@@ -124,6 +124,14 @@ MUTANTS = (
         new="        if len(run.members) < 0:",
         tests=(T_MEMBERSHIP + "test_a_run_takes_no_more_islands_than_it_can_remember",),
     ),
+    Mutant(
+        what="a heartbeat may ask for more resolutions than one message can hold",
+        invariant=9,
+        file="broker/schema.py",
+        old='"outstanding": MAX_OUTSTANDING',
+        new='"outstanding": MAX_ITEMS',
+        tests=(T_CODEC + "test_a_heartbeat_asks_about_no_more_than_one_answer_can_tell",),
+    ),
     # --- refusals are told --------------------------------------------------------------------------------------------
     Mutant(
         what="an island is not told that its contribution was refused on arrival",

@@ -361,6 +361,17 @@ def test_a_heartbeat_names_what_is_outstanding():
     assert (beat.inner_step, beat.tokens, beat.versions) == (4, 40, (0,))
 
 
+def test_a_heartbeat_asks_about_the_oldest_of_each_fragment_where_not_all_have_room(monkeypatch):
+    monkeypatch.setattr("islands.core.MAX_OUTSTANDING", 3)
+    hand = Hand(fragments=2)
+    for round_id in range(3):
+        hand.hand_over(4, 2 * round_id + 1, 0)
+        hand.hand_over(4, 2 * round_id + 2, 1)
+    hand.now_s = 0.5
+    (beat,) = sent(hand.feed(Tick()), m.Heartbeat)
+    assert [(o.fragment_id, o.from_step) for o in beat.outstanding] == [(0, 0), (1, 0), (0, 4)]
+
+
 def test_a_contribution_that_never_arrived_is_sent_again_with_growing_pauses():
     hand = Hand()
     contribution = hand.hand_over(4, 1)
