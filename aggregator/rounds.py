@@ -131,6 +131,7 @@ class Rounds:
             free_bytes=run.config.held_bytes - run.waiting_bytes(),
             payload_bytes=event.payload_bytes,
             misplaced=misplaced,
+            crowded=run.crowded(member.island_id, contribution),
         )
 
     def _answer(self, member: Member, contribution: Contribution, admission: Admission) -> None:

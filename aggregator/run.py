@@ -28,6 +28,7 @@ from aggregator.shares import Shares
 from aggregator.ways import Ways
 from broker.fragments import FragmentManifest, shard_of
 from broker.messages import FASTEST_STEP_S, Contribution, Merged, Phase, Reason
+from broker.schema import MAX_DATA_RANGES
 from broker.trouble import Troubles
 
 #: Added to round ids at a restart: an answer to a round before it must not count as fresh after it.
@@ -36,6 +37,10 @@ ROUND_IDS_PER_LIFE = 1_000_000
 #: No training loop runs faster than this, not even one that does nothing. Counters that grow faster are lies, which
 #: could end a run or overflow a sum.
 STEPS_PER_S, STEPS_AT_ONCE = round(1 / FASTEST_STEP_S), 100_000
+
+
+#: Contributions of one island that may wait on one fragment.
+MOST_WAITING = 16
 
 
 class Stage(StrEnum):
@@ -63,6 +68,11 @@ class Fragment:
     norms: FragmentNorms = field(default_factory=FragmentNorms)
     flushed: bool = False
     published_at_s: float | None = None
+
+    @property
+    def waiting(self) -> list[Admitted]:
+        """Contributions that are held, or in the round."""
+        return self.held + (self.round.contributions if self.round is not None else [])
 
     def in_commit(self, island_id: str, incarnation: int, from_step: int) -> bool:
         """Whether a contribution is in the version that is being made durable right now."""
@@ -244,11 +254,19 @@ class Run:
 
     def waiting_bytes(self) -> int:
         """Bytes of the contributions that wait in open rounds or are held; bounded by the configuration."""
-        total = 0
-        for fragment in self.fragments.values():
-            waiting = fragment.held + (fragment.round.contributions if fragment.round is not None else [])
-            total += sum(c.payload_bytes for c in waiting)
-        return total
+        return sum(c.payload_bytes for fragment in self.fragments.values() for c in fragment.waiting)
+
+    def crowded(self, island_id: str, contribution: Contribution) -> str:
+        """Says why no more of an island's contributions may wait on a fragment; empty if one more may.
+
+        A version repeats who is in it with which steps and batches. However small contributions are, one island must
+        not fill it with more than fits into a message: what was merged already could never be published.
+        """
+        waiting = [c for c in self.fragments[contribution.fragment_id].waiting if c.island_id == island_id]
+        ranges = len(contribution.data) + sum(len(c.data) for c in waiting)
+        if len(waiting) < MOST_WAITING and ranges <= MAX_DATA_RANGES:
+            return ""
+        return f"{len(waiting)} of this island wait, and {ranges} ranges of batches with this one"
 
     def most_steps(self, member: Member) -> int:
         """Returns the highest inner step that an island can have reached by now: what is beyond is a lie."""

@@ -8,6 +8,7 @@ QUEUES, CODEC, BINDINGS, GATE = "broker/queues.py", "broker/codec.py", "broker/b
 T_ADMISSION = "tests/unit/test_aggregator_admission.py::"
 T_MEMBERSHIP = "tests/unit/test_aggregator_membership.py::"
 T_PACING = "tests/unit/test_aggregator_pacing.py::"
+T_SHARES = "tests/unit/test_aggregator_shares.py::"
 T_LINK = "tests/integration/test_aggregator_link.py::"
 T_ROUNDS = "tests/unit/test_aggregator_rounds.py::"
 T_OUTLIERS = "tests/unit/test_aggregator_outliers.py::"
@@ -131,6 +132,38 @@ MUTANTS = (
         old='"outstanding": MAX_OUTSTANDING',
         new='"outstanding": MAX_ITEMS',
         tests=(T_CODEC + "test_a_heartbeat_asks_about_no_more_than_one_answer_can_tell",),
+    ),
+    Mutant(
+        what="a contribution may name more ranges than the version that it goes into can repeat",
+        invariant=9,
+        file="broker/schema.py",
+        old='"data": MAX_DATA_RANGES',
+        new='"data": MAX_ITEMS',
+        tests=(T_CODEC + "test_a_contribution_names_no_more_ranges_than_its_version_can_repeat",),
+    ),
+    Mutant(
+        what="one island fills a version with so many contributions that it cannot be published",
+        invariant=6,
+        file=ADMISSION,
+        old="    if crowded:",
+        new="    if crowded and payload_bytes < 0:",
+        tests=(T_ADMISSION + "test_one_island_cannot_fill_a_version_with_more_than_a_message_holds",),
+    ),
+    Mutant(
+        what="gaps between merged batches are kept without end",
+        invariant=9,
+        file="aggregator/shares.py",
+        old="            if merged.num_intervals > MOST_INTERVALS:",
+        new="            if merged.num_intervals < 0:",
+        tests=(T_SHARES + "test_an_island_that_leaves_gaps_does_not_make_every_commit_longer",),
+    ),
+    Mutant(
+        what="a gap is given up while something waits to be merged there",
+        invariant=6,
+        file="aggregator/shares.py",
+        old=" if not self._waits(fragment_id, share, *gap)]",
+        new="]",
+        tests=(T_SHARES + "test_a_gap_in_which_something_waits_is_not_given_up",),
     ),
     # --- refusals are told --------------------------------------------------------------------------------------------
     Mutant(
