@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from aggregator.events import Received, Send
+from aggregator.fitting import misfit
 from aggregator.members import Member
 from aggregator.run import Run, Stage
 from aggregator.shares import Presence
@@ -129,9 +130,13 @@ class Membership:
             return Reason.QUEUE_FULL, f"{MOST_MEMBERS} islands have joined, the run takes no more"
         if run.manifest is None:
             try:
-                run.adopt_manifest(partition(join.tensors, run.config.fragments))
+                manifest = partition(join.tensors, run.config.fragments)
             except ValueError as err:
                 return Reason.MANIFEST, str(err)
+            problem = misfit(manifest, run.config)
+            if problem is not None:
+                return Reason.OVERSIZE, f"the aggregator's {problem}"
+            run.adopt_manifest(manifest)
         assert run.manifest is not None
         difference = first_difference(run.manifest, join.tensors)
         return (Reason.MANIFEST, difference) if difference else None

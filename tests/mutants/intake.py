@@ -165,6 +165,14 @@ MUTANTS = (
         new="]",
         tests=(T_SHARES + "test_a_gap_in_which_something_waits_is_not_given_up",),
     ),
+    Mutant(
+        what="a first island with a model that no message can carry ends the aggregator",
+        invariant=6,
+        file=MEMBERSHIP,
+        old="            if problem is not None:",
+        new="            if problem is not None and not join.tensors:",
+        tests=(T_MEMBERSHIP + "test_a_model_that_does_not_fit_the_limits_is_refused_and_another_one_is_welcome",),
+    ),
     # --- refusals are told --------------------------------------------------------------------------------------------
     Mutant(
         what="an island is not told that its contribution was refused on arrival",

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from aggregator.core import Aggregator
-from aggregator.events import RunSaved, SaveRun, Tick
+from aggregator.events import Manifested, RunSaved, SaveRun, Tick
 from aggregator.membership import first_difference
 from broker.fragments import Kind, TensorSpec, partition
 from broker.messages import (
@@ -99,6 +99,22 @@ def test_the_first_island_fixes_the_tensors_and_others_must_agree():
     assert "(9, 9)" in refused.detail
     assert made.run.refusals[Reason.MANIFEST] == 1
     assert made.run.members.get("b") is None
+
+
+@pytest.mark.parametrize(
+    ("name", "cure"),
+    [("max_message_bytes", "or use more fragments"), ("held_bytes", "one round of the largest fragment")],
+)
+def test_a_model_that_does_not_fit_the_limits_is_refused_and_another_one_is_welcome(name, cure):
+    made = Desk(**{name: 5 << 20})
+    large = tuple(replace(t, shape=(1 << 10, 1 << 10)) for t in tensors(1))
+    said = made.join("a", model=large)
+    (refused,) = sent(said, Refused, "join:a-1")
+    assert refused.reason is Reason.OVERSIZE
+    assert f"{name} = {5 << 20}" in refused.detail
+    assert cure in refused.detail
+    assert not of(said, Manifested)
+    assert sent(made.join("b"), Welcome)
 
 
 def test_a_model_without_anything_to_synchronise_is_refused():

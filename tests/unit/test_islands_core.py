@@ -207,6 +207,14 @@ def test_a_run_that_does_not_fit_is_given_up_with_the_cure():
     assert (fail.reason, fail.cure) == ("manifest", "tensor 'w0' is missing")
 
 
+def test_a_model_that_is_too_large_for_the_run_is_given_up_with_the_cure():
+    hand = Hand(joined=False)
+    refused = m.Refused(kind="join", sequence=-1, reason=m.Reason.OVERSIZE, detail="use more fragments")
+    assert of(hand.hear(refused), Fail) == [Fail(reason="oversize", cure="use more fragments")]
+    contribution = m.Refused(kind="contribution", sequence=3, reason=m.Reason.OVERSIZE, detail="use more fragments")
+    assert of(Hand().hear(contribution), Fail) == []
+
+
 def test_an_island_that_the_aggregator_does_not_know_joins_again_as_the_next_life():
     hand = Hand()
     hand.hand_over(4, 1)
