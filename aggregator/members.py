@@ -36,6 +36,11 @@ class Member:
     optimizer: StateSource = StateSource.PENDING  #: what this incarnation's inner optimizer started from
     refusals: dict[str, int] = field(default_factory=dict)  #: reason -> count, over all incarnations
 
+    def supersede(self) -> None:
+        """Ends the present life, if there still is one: its process is fenced, and has to join again."""
+        self.incarnation += 1
+        self.nonce, self.left, self.heartbeat, self.presumed = "", True, None, False
+
     @property
     def stopped(self) -> bool:
         """Whether the island has ended its training loop, for the flush."""

@@ -120,7 +120,10 @@ class Membership:
             self._welcome(self._run.members[island_id])
 
     def _refusal(self, join: Join) -> tuple[Reason, str] | None:
-        """Says why an island cannot take part; the first island's tensors fix the fragments."""
+        """Says why an island cannot take part; the first island's tensors fix the fragments.
+
+        Those of one that came, supplied nothing and is gone are forgotten when another one comes with its own.
+        """
         run = self._run
         most = run.config.max_tokens_per_step
         if join.tokens_per_step > most:
@@ -128,7 +131,7 @@ class Membership:
             return Reason.IMPLAUSIBLE, detail
         if len(run.members) >= MOST_MEMBERS and run.members.get(join.island_id) is None:
             return Reason.QUEUE_FULL, f"{MOST_MEMBERS} islands have joined, the run takes no more"
-        if run.manifest is None:
+        if run.manifest is None or (self._unused() and first_difference(run.manifest, join.tensors)):
             try:
                 manifest = partition(join.tensors, run.config.fragments)
             except ValueError as err:
@@ -137,9 +140,22 @@ class Membership:
             if problem is not None:
                 return Reason.OVERSIZE, f"the aggregator's {problem}"
             run.adopt_manifest(manifest)
+            for member in run.members:  # they had joined with other tensors
+                member.supersede()
+                run.ledger.begin(member.island_id, member.incarnation, 0, 0)
+                run.ledger.end(member.island_id)
         assert run.manifest is not None
         difference = first_difference(run.manifest, join.tensors)
         return (Reason.MANIFEST, difference) if difference else None
+
+    def _unused(self) -> bool:
+        """Whether the fragments may still be others: nothing of version 0 is here, nor anybody who could supply it.
+
+        With several shards the others have them too, and keep them.
+        """
+        run = self._run
+        begun = run.phase is not Phase.SEEDING or run.began or run.planted
+        return not begun and run.config.shards == 1 and not run.members.live(run.now_s)
 
     def _welcome(self, member: Member) -> None:
         run, c = self._run, self._run.config

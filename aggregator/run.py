@@ -112,6 +112,7 @@ class Run:
         self.quarantine = Quarantine(config.quarantine_s)
         self.seeding_id = 0  # of the present attempt at version 0, the round id of its commits
         self.seeder: tuple[str, int] | None = None  # island and incarnation that is asked for it
+        self.planted = False  # something of version 0 may be in the store
         self.began = False  # version 0 is whole, in every shard
         self.saved_serial = 0  # of the newest run record asked for
         self.durable_serial = 0  # of the newest one that is durable everywhere it must be
@@ -291,7 +292,7 @@ class Run:
     # --- beginning --------------------------------------------------------------------------------------------
 
     def adopt_manifest(self, manifest: FragmentManifest) -> None:
-        """Fixes the fragments of the run."""
+        """Fixes the fragments of the run; what was fixed before must not have been used."""
         self.manifest = manifest
         self.fragments = {p: Fragment() for p in range(len(manifest)) if self.owns(p)}
         self.ledger = Ledger({p: manifest.sizes[p] for p in self.moving})
@@ -312,6 +313,7 @@ class Run:
         if record["manifest"] is None:
             return
         self.adopt_manifest(manifest_from_rows(record["manifest"]))
+        self.planted = bool(commits)
         alone = self.config.shards == 1  # else shard 0 has written down when it was whole
         self.began = _whole(commits) if alone else Phase(record["phase"]) is not Phase.SEEDING
         if self.config.shard and not self.began:

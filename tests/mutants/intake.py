@@ -9,6 +9,7 @@ T_ADMISSION = "tests/unit/test_aggregator_admission.py::"
 T_MEMBERSHIP = "tests/unit/test_aggregator_membership.py::"
 T_PACING = "tests/unit/test_aggregator_pacing.py::"
 T_SHARES = "tests/unit/test_aggregator_shares.py::"
+T_SEEDING = "tests/unit/test_aggregator_seeding.py::"
 T_LINK = "tests/integration/test_aggregator_link.py::"
 T_ROUNDS = "tests/unit/test_aggregator_rounds.py::"
 T_OUTLIERS = "tests/unit/test_aggregator_outliers.py::"
@@ -172,6 +173,38 @@ MUTANTS = (
         old="            if problem is not None:",
         new="            if problem is not None and not join.tensors:",
         tests=(T_MEMBERSHIP + "test_a_model_that_does_not_fit_the_limits_is_refused_and_another_one_is_welcome",),
+    ),
+    Mutant(
+        what="an island that lives and supplies nothing of version 0 keeps a run from beginning",
+        invariant=6,
+        file="aggregator/seeding.py",
+        old="            if not silent:",
+        new="            if run.phase is Phase.SEEDING:",
+        tests=(T_SEEDING + "test_a_seeder_that_lives_and_supplies_nothing_is_passed_over",),
+    ),
+    Mutant(
+        what="an island whose parameters are not finite is asked for version 0 for ever",
+        invariant=6,
+        file="aggregator/seeding.py",
+        old="            if event.flaw.reason not in RETRY_REASONS:",
+        new="            if event.flaw.reason in RETRY_REASONS:",
+        tests=(T_SEEDING + "test_an_island_whose_parameters_cannot_be_taken_is_passed_over_at_once",),
+    ),
+    Mutant(
+        what="a model that nobody supplied keeps every other one out",
+        invariant=6,
+        file=MEMBERSHIP,
+        old="        if run.manifest is None or (self._unused() and first_difference(run.manifest, join.tensors)):",
+        new="        if run.manifest is None:",
+        tests=(T_SEEDING + "test_a_model_whose_island_left_before_it_supplied_any_of_it_is_forgotten",),
+    ),
+    Mutant(
+        what="fragments change under what is in the store already",
+        invariant=1,
+        file=MEMBERSHIP,
+        old=" or run.began or run.planted",
+        new=" or run.began",
+        tests=(T_SEEDING + "test_a_model_whose_island_lives_or_has_supplied_some_of_it_stays",),
     ),
     # --- refusals are told --------------------------------------------------------------------------------------------
     Mutant(
