@@ -31,7 +31,7 @@ class Member:
     missed_rounds: int = 0  #: in a row; an island that contributes again starts over
     heartbeat: Heartbeat | None = None  #: the last one of this incarnation
     resolutions: list[Resolution] = field(default_factory=list)  #: to tell with the next state
-    presumed: bool = False  #: it trained with an earlier life of the aggregator, and was not heard yet by this one
+    presumed: bool = False  #: it joined an earlier life of the aggregator, and has not joined this one
     emptied: dict[int, int] = field(default_factory=dict)  #: fragment -> sequence of its "nothing" in the flush
     optimizer: StateSource = StateSource.PENDING  #: what this incarnation's inner optimizer started from
     refusals: dict[str, int] = field(default_factory=dict)  #: reason -> count, over all incarnations

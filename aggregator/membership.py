@@ -227,6 +227,8 @@ class Membership:
             self.refuse(event, Reason.MANIFEST, detail)
             return False
         lie = self._impossible(member, beat.inner_step, beat.tokens) or self._overdrawn(member, beat) or _unreal(beat)
+        if not lie and self.holds_nothing(member) and any(version >= 0 for version in run.of_ours(beat.versions)):
+            lie = f"it claims to hold version {max(run.of_ours(beat.versions))} of a run that has not begun"
         if lie:
             self.refuse(event, Reason.IMPLAUSIBLE, lie)
             return False
@@ -239,6 +241,11 @@ class Membership:
             run.clock.report(member.island_id, beat.inner_step, run.now_s, beat.step_time_s)
         member.resolutions += [self.resolve(member, item) for item in beat.outstanding if run.owns(item.fragment_id)]
         return True
+
+    def holds_nothing(self, member: Member) -> bool:
+        """Whether an island joined before the run began, as this shard knows first-hand: there is nothing to hold."""
+        run = self._run
+        return run.phase is Phase.SEEDING and not run.config.shard and not member.presumed
 
     def _impossible(self, member: Member, inner_step: int, tokens: int) -> str:
         """Says why an island cannot have trained so many tokens in so many steps; empty if it can."""
