@@ -34,6 +34,7 @@ def admit(
     free_bytes: int,
     payload_bytes: int,
     misplaced: tuple[Reason, str] | None = None,
+    crowded: str = "",
 ) -> Admission:
     """Decides on one contribution of a known island to a known fragment.
 
@@ -41,7 +42,8 @@ def admit(
     the space are judged. Counters come before the rest: what a refusal wastes is booked by them. A flaw is told even
     to an island that is ``quarantined`` (says why and for how long; empty if it is not): it may have to recover from
     it. ``RETRY`` means that the island should send the same bytes again. ``misplaced`` says what is wrong with the
-    data it was trained on (:meth:`aggregator.shares.Shares.refusal`).
+    data it was trained on (:meth:`aggregator.shares.Shares.refusal`), ``crowded`` why too much of its island waits
+    already (:meth:`aggregator.run.Run.crowded`).
     """
     steps = contribution.steps
     copy = _recognise(contribution, account)
@@ -75,6 +77,8 @@ def admit(
     if payload_bytes > free_bytes:
         detail = f"{payload_bytes} bytes do not fit into the {free_bytes} left for contributions that wait"
         return Admission(fate=Fate.RETRY, reason=Reason.QUEUE_FULL, detail=detail)
+    if crowded:
+        return Admission(fate=Fate.RETRY, reason=Reason.QUEUE_FULL, detail=crowded)
     return Admission(fate=Fate.WAITING)
 
 

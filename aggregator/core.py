@@ -112,6 +112,8 @@ class Aggregator:
         self._peers = Peers()
         self._hearings = Hearings()
         self._behind_since_s: float | None = None
+        self._behind_surely = False  # not by the word of islands alone
+        self._missed: list[Event] = []  # completions that came while the store was behind
         self._fenced_at: set[int] = set()  # brokers where a later epoch leads
 
     def start(self, now_s: float) -> list[Action]:
@@ -124,35 +126,13 @@ class Aggregator:
     def handle(self, event: Event, now_s: float) -> list[Action]:
         """Takes one event in and returns what to do, in order."""
         self.run.now_s = now_s
+        self.run.clock.look_again()
         if self.behind and not isinstance(event, Stop | RunSaved | RunSaveFailed):
             self._wait_behind(event)
-            return self._drain()
-        match event:
-            case Received():
-                if self.leading:  # before that: everything that matters is repeated
-                    self._received(event)
-            case Computed():
-                self._rounds.computed(event)
-            case Persisted():
-                self._rounds.persisted(event)
-            case PersistFailed():
-                self._rounds.persist_failed(event)
-            case RunSaved():
-                self.run.durable_serial = max(self.run.durable_serial, event.serial)
-                self.run.disk_works()
-                self._roster.saved()
-            case RunSaveFailed():
-                self._save_again_at_s = now_s + SAVE_RETRY_S
-                self.run.disk_failed(event.detail)
-                self.run.note("run_record.failed", detail=event.detail, retry_s=SAVE_RETRY_S)
-            case Fenced():
-                self._fenced(event)
-            case Tick():
-                pass
-            case Stop():
-                self._ending.finish("stopped by the operator")
-            case _:
-                assert_never(event)
+            if self.behind:
+                return self._drain()
+        else:
+            self._take(event)
         if not self.finished:
             self._advance()
         return self._drain()
@@ -184,6 +164,35 @@ class Aggregator:
     def behind(self) -> bool:
         """Whether peers hold newer versions than the store, so that nothing may be said."""
         return self._behind_since_s is not None
+
+    def _take(self, event: Event) -> None:
+        """Hands an event to the part that knows about it."""
+        match event:
+            case Received():
+                if self.leading:  # before that: everything that matters is repeated
+                    self._received(event)
+            case Computed():
+                self._rounds.computed(event)
+            case Persisted():
+                self._rounds.persisted(event)
+            case PersistFailed():
+                self._rounds.persist_failed(event)
+            case RunSaved():
+                self.run.durable_serial = max(self.run.durable_serial, event.serial)
+                self.run.disk_works()
+                self._roster.saved()
+            case RunSaveFailed():
+                self._save_again_at_s = self.run.now_s + SAVE_RETRY_S
+                self.run.disk_failed(event.detail)
+                self.run.note("run_record.failed", detail=event.detail, retry_s=SAVE_RETRY_S)
+            case Fenced():
+                self._fenced(event)
+            case Tick():
+                pass
+            case Stop():
+                self._ending.finish("stopped by the operator")
+            case _:
+                assert_never(event)
 
     def _received(self, event: Received) -> None:
         self._compare(event)
@@ -267,6 +276,7 @@ class Aggregator:
     def _advance(self) -> None:
         """Lets every part do what the state and the time now call for; called after every event."""
         run = self.run
+        run.clock.look_again()
         run.remember_pace()
         if self._save_again_at_s is not None and run.now_s >= self._save_again_at_s:
             self._save_again_at_s = None
@@ -309,21 +319,30 @@ class Aggregator:
         match message:
             case Attached():
                 held = run.of_ours(message.versions)
-                self._fall_behind(self._peers.broker_holds(event.broker, held, run.versions))
+                self._fall_behind(self._peers.broker_holds(event.broker, held, run.versions), surely=True)
             case Heartbeat():
                 member, sender = run.members.get(event.envelope.sender), event.envelope.sender
                 if member is None and run.phase is not Phase.SEEDING:
                     return  # a stranger, who will be told to join
+                if member is not None and self._membership.holds_nothing(member):
+                    return  # whatever it says: a lie is refused
                 if member is None or member.incarnation == event.envelope.incarnation:
-                    live = 0 if member is None else len(run.members.live(run.now_s))
+                    live = frozenset() if member is None else self._live()
                     held = run.of_ours(message.versions)
-                    self._fall_behind(self._peers.island_holds(sender, held, run.versions, live=live))
+                    sentence = self._peers.island_holds(sender, held, run.versions, live=live)
+                    self._fall_behind(sentence, surely=member is None)
             case _:
                 pass
 
-    def _fall_behind(self, sentence: str) -> None:
+    def _live(self) -> frozenset[str]:
+        return frozenset(m.island_id for m in self.run.members.live(self.run.now_s))
+
+    def _fall_behind(self, sentence: str, *, surely: bool) -> None:
         """The store is behind: from here on nothing is published, answered or merged."""
-        if not sentence or self.behind:
+        if not sentence:
+            return
+        self._behind_surely = self._behind_surely or surely
+        if self.behind:
             return
         run = self.run
         self._behind_since_s = run.now_s
@@ -331,14 +350,34 @@ class Aggregator:
         run.troubles.begin("behind", f"behind: {sentence}; {cure}", run.now_s)
         run.note("store.behind", detail=sentence, cure=cure)
 
+    def _go_on(self) -> None:
+        """The store is not behind after all: what was completed meanwhile is taken note of now."""
+        run = self.run
+        self._behind_since_s = None
+        self._peers.disbelieve()
+        lasted_s = run.troubles.end("behind", run.now_s)
+        run.note("store.not_behind", detail="most islands contradict", after_s=round(lasted_s or 0.0, 3))
+        self._rounds.resume()
+        missed, self._missed = self._missed, []
+        for event in missed:
+            self._take(event)
+
     def _wait_behind(self, event: Event) -> None:
         """Attaches and listens, and does nothing else; begins a new lineage where that was ordered."""
         run = self.run
         if isinstance(event, Received):
+            member = run.members.get(event.envelope.sender)
+            if member is not None and member.incarnation == event.envelope.incarnation:
+                member.last_seen_s = run.now_s
             self._compare(event)
         elif isinstance(event, Fenced):
             self._fenced(event)
+        elif isinstance(event, Computed | Persisted | PersistFailed):
+            self._missed.append(event)
         self._attach()
+        if not self._behind_surely and self._peers.outvoted(self._live()):
+            self._go_on()
+            return
         assert self._behind_since_s is not None
         ordered = run.config.new_lineage and run.phase is not Phase.SEEDING
         if ordered and not self.finished and run.now_s >= self._behind_since_s + LISTEN_S:
@@ -350,7 +389,7 @@ class Aggregator:
     def _fenced(self, event: Fenced) -> None:
         """A later epoch leads at a broker: said once per broker."""
         if not self.run.config.failover:  # else the lease says who leads
-            self._fall_behind(f"broker {event.broker} knows a later epoch ({event.detail})")
+            self._fall_behind(f"broker {event.broker} knows a later epoch ({event.detail})", surely=True)
         if event.broker not in self._fenced_at:
             self._fenced_at.add(event.broker)
             self.run.note("aggregator.fenced", epoch=self.run.epoch, broker=event.broker, detail=event.detail)

@@ -16,7 +16,7 @@ import zmq.asyncio
 
 from broker.codec import Limits, Origin
 from broker.endpoint import Endpoint
-from broker.errors import RemoteProtocolError
+from broker.errors import LocalProtocolError, RemoteProtocolError
 from broker.keys import ClientKeys
 from broker.messages import BROKER, AttachBulk, Channel, Envelope, FollowBulk, Message
 
@@ -54,6 +54,8 @@ class Link:
         limits: Of what is sent and received.
         wrap: Makes an envelope of an address and a message.
         on_unreadable: Told of each message that cannot be read.
+        on_unsendable: Told of each message that no peer would read, and to whom it was to go. It is dropped: what a
+            peer has claimed may be in it, and no peer ends an aggregator.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class Link:
         limits: Limits,
         wrap: Callable[[str, Message], Envelope],
         on_unreadable: Callable[[RemoteProtocolError, Origin], None],
+        on_unsendable: Callable[[LocalProtocolError, str], None],
     ) -> None:
         self.endpoints = {
             channel: Endpoint(
@@ -79,6 +82,7 @@ class Link:
             for channel in Channel
         }
         self._wrap = wrap
+        self._on_unsendable = on_unsendable
         self._attach: AttachBulk | FollowBulk | None = None
         self._replicas: dict[tuple[str, int | None], Outgoing] = {}  # by standby and fragment
         self._versions: dict[int, Outgoing] = {}  # by fragment, in the order of publication
@@ -99,7 +103,10 @@ class Link:
 
     async def send(self, envelope: Envelope) -> None:
         """Sends a control message at once, or drops it when the broker is away: all of them are repeated."""
-        await self.endpoints[Channel.CONTROL].send(envelope)
+        try:
+            await self.endpoints[Channel.CONTROL].send(envelope)
+        except LocalProtocolError as err:
+            self._on_unsendable(err, envelope.to)
 
     def attach(self, message: AttachBulk | FollowBulk) -> None:
         """Sends the bulk channel's heartbeat: it waits its turn, but goes before all else."""
@@ -125,8 +132,14 @@ class Link:
                 if self._attach is not None:
                     to, message = BROKER, cast(Message, self._attach)
                     self._attach = None
+                    await self._send_bulk(to, message)
                 else:
                     queue: dict[Any, Outgoing] = self._replicas or self._versions
                     outgoing = queue.pop(next(iter(queue)))
-                    to, message = outgoing.to, await outgoing.message()
-                await self.endpoints[Channel.BULK].send(self._wrap(to, message))
+                    await self._send_bulk(outgoing.to, await outgoing.message())
+
+    async def _send_bulk(self, to: str, message: Message) -> None:
+        try:
+            await self.endpoints[Channel.BULK].send(self._wrap(to, message))
+        except LocalProtocolError as err:
+            self._on_unsendable(err, to)

@@ -35,12 +35,17 @@ class Member:
     heartbeat: Heartbeat | None = None  #: the last one of this incarnation, by ``beat_sequence``
     beat_sequence: int = -1  #: of the envelope that it came in
     resolutions: list[Resolution] = field(default_factory=list)  #: to tell with the next state
-    presumed: bool = False  #: it trained with an earlier life of the aggregator, and was not heard yet by this one
+    presumed: bool = False  #: it joined an earlier life of the aggregator, and has not joined this one
     stopped_sequence: int | None = None  #: of the first heartbeat that said that it has stopped
     emptied: dict[int, int] = field(default_factory=dict)  #: fragment -> sequence of its "nothing" in the flush
     optimizer: StateSource = StateSource.PENDING  #: what this incarnation's inner optimizer started from
     refusals: dict[str, int] = field(default_factory=dict)  #: reason -> count, over all incarnations
     earlier: deque[str] = field(default_factory=lambda: deque(maxlen=EARLIER_REMEMBERED))  #: nonces before the last one
+
+    def supersede(self) -> None:
+        """Ends the present life, if there still is one: its process is fenced, and has to join again."""
+        self.incarnation += 1
+        self.nonce, self.left, self.heartbeat, self.presumed = "", True, None, False
 
     @property
     def stopped(self) -> bool:

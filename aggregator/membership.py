@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 
 from aggregator.events import Received, Send
+from aggregator.fitting import misfit
 from aggregator.members import Member
 from aggregator.run import Run, Stage
 from aggregator.shares import Presence
 from broker.fragments import FragmentManifest, Kind, TensorSpec, partition
 from broker.messages import (
+    FASTEST_STEP_S,
+    SLOWEST_STEP_S,
     Fate,
     FleetState,
     Heartbeat,
@@ -28,6 +31,9 @@ from broker.messages import (
 
 #: Islands that a run remembers at the most; each that ever joined costs a row in every commit.
 MOST_MEMBERS = 10_000
+#: In the ratio by which schedules go on between two reports, no island counts for more than so many times the fleet's
+#: lower median, nor for less: a claim, or a pause, of one island must not move the schedules of the others.
+SPREAD = 32.0
 
 
 class Membership:
@@ -116,7 +122,10 @@ class Membership:
                 self._welcome(member)
 
     def _refusal(self, join: Join) -> tuple[Reason, str] | None:
-        """Says why an island cannot take part; the first island's tensors fix the fragments."""
+        """Says why an island cannot take part; the first island's tensors fix the fragments.
+
+        Those of one that came, supplied nothing and is gone are forgotten when another one comes with its own.
+        """
         run = self._run
         most = run.config.max_tokens_per_step
         member = run.members.replaced_by(join.nonce)
@@ -127,14 +136,31 @@ class Membership:
             return Reason.IMPLAUSIBLE, detail
         if len(run.members) >= MOST_MEMBERS and run.members.get(join.island_id) is None:
             return Reason.QUEUE_FULL, f"{MOST_MEMBERS} islands have joined, the run takes no more"
-        if run.manifest is None:
+        if run.manifest is None or (self._unused() and first_difference(run.manifest, join.tensors)):
             try:
-                run.adopt_manifest(partition(join.tensors, run.config.fragments))
+                manifest = partition(join.tensors, run.config.fragments)
             except ValueError as err:
                 return Reason.MANIFEST, str(err)
+            problem = misfit(manifest, run.config)
+            if problem is not None:
+                return Reason.OVERSIZE, f"the aggregator's {problem}"
+            run.adopt_manifest(manifest)
+            for member in run.members:  # they had joined with other tensors
+                member.supersede()
+                run.ledger.begin(member.island_id, member.incarnation, 0, 0)
+                run.ledger.end(member.island_id)
         assert run.manifest is not None
         difference = first_difference(run.manifest, join.tensors)
         return (Reason.MANIFEST, difference) if difference else None
+
+    def _unused(self) -> bool:
+        """Whether the fragments may still be others: nothing of version 0 is here, nor anybody who could supply it.
+
+        With several shards the others have them too, and keep them.
+        """
+        run = self._run
+        begun = run.phase is not Phase.SEEDING or run.began or run.planted
+        return not begun and run.config.shards == 1 and not run.members.live(run.now_s)
 
     def _welcome(self, member: Member) -> None:
         run, c = self._run, self._run.config
@@ -207,7 +233,9 @@ class Membership:
             detail = f"it speaks of {len(beat.versions)} fragments, the run has {known}"
             self.refuse(event, Reason.MANIFEST, detail)
             return False
-        lie = self._impossible(member, beat.inner_step, beat.tokens) or self._overdrawn(member, beat)
+        lie = self._impossible(member, beat.inner_step, beat.tokens) or self._overdrawn(member, beat) or _unreal(beat)
+        if not lie and self.holds_nothing(member) and any(version >= 0 for version in run.of_ours(beat.versions)):
+            lie = f"it claims to hold version {max(run.of_ours(beat.versions))} of a run that has not begun"
         if lie:
             self.refuse(event, Reason.IMPLAUSIBLE, lie)
             return False
@@ -225,6 +253,11 @@ class Membership:
             run.clock.report(member.island_id, beat.inner_step, run.now_s, beat.step_time_s)
         member.resolutions += [self.resolve(member, item) for item in beat.outstanding if run.owns(item.fragment_id)]
         return True
+
+    def holds_nothing(self, member: Member) -> bool:
+        """Whether an island joined before the run began, as this shard knows first-hand: there is nothing to hold."""
+        run = self._run
+        return run.phase is Phase.SEEDING and not run.config.shard and not member.presumed
 
     def _impossible(self, member: Member, inner_step: int, tokens: int) -> str:
         """Says why an island cannot have trained so many tokens in so many steps; empty if it can."""
@@ -351,20 +384,31 @@ class Membership:
         return tuple(p for p, f in run.fragments.items() if f.version < 0 and f.stage is Stage.IDLE)
 
     def _fleet_ratio(self, member: Member) -> float:
-        """Returns tokens the fleet trains while this island trains one, from step times."""
+        """Returns tokens the fleet trains while this island trains one, from step times within :data:`SPREAD`."""
         run = self._run
         rates: dict[str, float] = {}
         for island_id in run.clock.advancing(run.now_s):
             step_time_s = run.clock.step_time_s(island_id)
             if step_time_s:
                 rates[island_id] = self.tokens_per_step(run.members[island_id]) / step_time_s
-        own = rates.get(member.island_id)
-        return sum(rates.values()) / own if own else float(max(1, len(rates)))
+        if not rates.get(member.island_id):
+            return float(max(1, len(rates)))
+        middle = sorted(rates.values())[(len(rates) - 1) // 2]
+        within = {i: min(max(rate, middle / SPREAD), middle * SPREAD) for i, rate in rates.items()}
+        own = within[member.island_id]
+        return sum(within.values()) / own if own else float(len(rates))
 
     def tokens_per_step(self, member: Member) -> float:
         """Returns what an island declared; where it left that open, what it has trained so far."""
         life = self._run.ledger.last_life(member.island_id)
         return member.tokens_per_step or life.trained_tokens / max(1, life.last_step - life.start_step)
+
+
+def _unreal(beat: Heartbeat) -> str:
+    """Says what is wrong with the pace that a heartbeat claims; empty if nothing is."""
+    if beat.step_time_s is None or FASTEST_STEP_S <= beat.step_time_s <= SLOWEST_STEP_S:
+        return ""
+    return f"it claims {beat.step_time_s:.3g} s for a step, from {FASTEST_STEP_S:g} to {SLOWEST_STEP_S:g} are possible"
 
 
 def first_difference(manifest: FragmentManifest, tensors: tuple[TensorSpec, ...]) -> str:

@@ -24,6 +24,7 @@ _WARNINGS = frozenset(
         "message.unexpected",
         "run_record.failed",
         "store.behind",
+        "store.not_behind",
         "version.not_durable",
     }
 )

@@ -3,12 +3,13 @@
 An island's step counter is reported once per heartbeat and with each contribution; in between it is extrapolated
 at the island's own pace, for a bounded time. A fragment is due when the *lower median* of the recently advancing
 islands has run H inner steps since the fragment's last round: one very fast or very slow island does not
-set the pace, and a frozen one stops counting. Fragments start H / P steps apart and keep their distance.
+set the pace, a frozen one stops counting, and one that is dead or in quarantine does not count, whatever pace it had
+claimed. Fragments start H / P steps apart and keep their distance.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 
@@ -23,10 +24,16 @@ class Pace:
 
 
 class StepClock:
-    """Estimates every island's inner step at any moment."""
+    """Estimates every island's inner step at any moment.
 
-    def __init__(self, heartbeat_interval_s: float) -> None:
+    Args:
+        heartbeat_interval_s: How often counters are reported.
+        eligible: Says which islands count now; None: all that were heard.
+    """
+
+    def __init__(self, heartbeat_interval_s: float, eligible: Callable[[], Collection[str]] | None = None) -> None:
         self._heartbeat_interval_s = heartbeat_interval_s
+        self._eligible = eligible
         self._paces: dict[str, Pace] = {}
         # One event asks the same of every fragment at one moment: answered once. (moment, who advances, their steps,
         # their median step time)
@@ -46,6 +53,10 @@ class StepClock:
         elif inner_step == pace.inner_step:
             # Still within the same step: what was extrapolated beyond it has not happened.
             pace.reported_at_s = max(pace.reported_at_s, now_s - (pace.step_time_s or 0.0))
+
+    def look_again(self) -> None:
+        """Who is eligible may have changed: said before and after each event, so that it depends on events alone."""
+        self._answers = None
 
     def forget(self, island_id: str) -> None:
         """Drops an island that left, died or starts anew."""
@@ -73,13 +84,16 @@ class StepClock:
         return pace.step_time_s if pace else None
 
     def advancing(self, now_s: float) -> tuple[str, ...]:
-        """Returns the islands whose counter grew lately, sorted."""
+        """Returns the eligible islands whose counter grew lately, sorted."""
         return self._answers_at(now_s)[1]
 
     def _answers_at(self, now_s: float) -> tuple[float, tuple[str, ...], dict[str, float], float | None]:
         if self._answers is None or self._answers[0] != now_s:
+            eligible = self._paces if self._eligible is None else self._eligible()
             advancing = sorted(
-                i for i, p in self._paces.items() if p.step_time_s and now_s - p.advanced_at_s <= self._allowance_s(p)
+                i
+                for i, p in self._paces.items()
+                if p.step_time_s and now_s - p.advanced_at_s <= self._allowance_s(p) and i in eligible
             )
             times = sorted(step_s for i in advancing if (step_s := self._paces[i].step_time_s))
             median_s = times[len(times) // 2] if times else None

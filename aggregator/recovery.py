@@ -9,12 +9,16 @@ and waits; islands train on and keep their bytes. Then there are three ways out:
 * order a *new lineage* (``--new-lineage``): go on from what this store has, under versions above all that were seen.
   What was merged since is lost, and stands in the books as ``store_lost``;
 * begin another run.
+
+What islands say may be a lie, told while most of the others were cut off. So a store that is behind by the word of
+islands alone goes on as soon as more than half of those that are heard contradict. By a broker's word it is behind for
+good; so is an empty store by anybody's, since it has nothing that it could go on with.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +29,8 @@ from broker.messages import Reason
 LISTEN_S = 2.0
 #: What a new lineage adds to its epoch where a broker refuses it: how much higher that one's is, it does not say.
 EPOCH_JUMP = 1000
+#: No run has had so many versions: whoever holds one beyond lies, and a new lineage must find room above.
+MOST_VERSION = 2**48
 
 CURE = (
     "nothing is published: restore the store from a copy, such as a standby's; or go on from what it has and lose "
@@ -45,40 +51,56 @@ class Peers:
 
     def __init__(self) -> None:
         self.versions: dict[int, int] = {}
+        self._shelves: dict[int, int] = {}  # likewise, by the word of brokers alone
         self._claims: dict[str, dict[int, int]] = {}
+        self._believed = False  # what islands claim
 
     def broker_holds(self, broker: int, versions: Sequence[int], own: Sequence[int]) -> str:
         """Takes the versions on a broker's shelf; says which is ahead of ours, or nothing. Brokers are believed."""
         ahead = _ahead(versions, own)
-        self._believe(ahead)
+        _raise(self._shelves, ahead)
+        _raise(self.versions, ahead)
         return _sentence(f"broker {broker}", ahead, own)
 
-    def island_holds(self, island_id: str, versions: Sequence[int], own: Sequence[int], *, live: int) -> str:
+    def island_holds(
+        self, island_id: str, versions: Sequence[int], own: Sequence[int], *, live: Collection[str]
+    ) -> str:
         """Takes the versions that an island claims to hold.
 
         One island may lie, and must not stop a run by it: islands are believed when more than half of those that live
-        claim to be ahead. A store that knows no island believes the first.
+        claim to be ahead. A store that knows no island believes the first. What the dead have claimed does not count.
 
         Args:
             island_id: Who claims it.
             versions: By fragment.
             own: Likewise.
-            live: Islands that live, and are known to this store.
+            live: Ids of the islands that live, and are known to this store.
         """
         ahead = _ahead(versions, own)
         if not ahead:
             self._claims.pop(island_id, None)
             return ""
         self._claims[island_id] = ahead
-        if 2 * len(self._claims) <= live:
+        counted = {each: claim for each, claim in self._claims.items() if each in live or each == island_id}
+        if 2 * len(counted) <= len(live):
             return ""
+        if not self._believed:  # later on, the dead are witnesses too
+            self._believed, self._claims = True, counted
         for claim in self._claims.values():
-            self._believe(claim)
+            _raise(self.versions, claim)
         return _sentence(f"island {island_id}", ahead, own)
 
-    def _believe(self, ahead: Mapping[int, int]) -> None:
-        for p, version in ahead.items():
-            self.versions[p] = max(version, self.versions.get(p, -1))
+    def outvoted(self, live: Collection[str]) -> bool:
+        """Whether more than half of the live islands contradict those that claimed to be ahead, alive or dead by now.
+
+        A tie decides nothing: it takes more than half to be believed, and more than half to be refuted.
+        """
+        return 2 * len(self._claims) < len(live)
+
+    def disbelieve(self) -> None:
+        """Forgets what islands have claimed: it was refuted."""
+        self._believed, self._claims = False, {}
+        self.versions = dict(self._shelves)
 
 
 def renumbered(commit: Commit, above: int, epoch: int) -> Commit:
@@ -132,7 +154,14 @@ def lineages(rows: Iterable[Mapping[str, Any]]) -> list[Lineage]:
 
 
 def _ahead(versions: Sequence[int], own: Sequence[int]) -> dict[int, int]:
-    return {p: version for p, version in enumerate(versions) if version > (own[p] if p < len(own) else -1)}
+    return {
+        p: version for p, version in enumerate(versions) if (own[p] if p < len(own) else -1) < version <= MOST_VERSION
+    }
+
+
+def _raise(known: dict[int, int], ahead: Mapping[int, int]) -> None:
+    for p, version in ahead.items():
+        known[p] = max(version, known.get(p, -1))
 
 
 def _sentence(who: str, ahead: Mapping[int, int], own: Sequence[int]) -> str:

@@ -131,6 +131,7 @@ class Rounds:
             free_bytes=run.config.held_bytes - run.waiting_bytes(),
             payload_bytes=event.payload_bytes,
             misplaced=misplaced,
+            crowded=run.crowded(member.island_id, contribution),
         )
 
     def _answer(self, member: Member, contribution: Contribution, admission: Admission) -> None:
@@ -482,10 +483,16 @@ class Rounds:
         for member in run.members.live(lost_at_s):
             if nobody or run.ways.to(member.island_id) in (None, broker):
                 member.last_seen_s, member.missed_rounds = run.now_s, 0
-        for round_ in run.open_rounds.values() if nobody else ():
+        if nobody:
+            self.resume()
+        run.note("broker.back", broker=broker, open_rounds=len(run.open_rounds))
+
+    def resume(self) -> None:
+        """Open rounds count as just opened: for a while nobody could answer, or was heard."""
+        run = self._run
+        for round_ in run.open_rounds.values():
             round_.opened_at_s, round_.quorum_met_at_s = run.now_s, None
             run.journeys.opened(round_.round_id, run.now_s)
-        run.note("broker.back", broker=broker, open_rounds=len(run.open_rounds))
 
     # --- measures ---------------------------------------------------------------------------------------------
 

@@ -27,7 +27,8 @@ from aggregator.round import Admitted, Round
 from aggregator.shares import Shares
 from aggregator.ways import Ways
 from broker.fragments import FragmentManifest, shard_of
-from broker.messages import Contribution, Merged, Phase, Reason
+from broker.messages import FASTEST_STEP_S, Contribution, Merged, Phase, Reason
+from broker.schema import MAX_DATA_RANGES
 from broker.trouble import Troubles
 
 #: Added to round ids at a restart: an answer to a round before it must not count as fresh after it.
@@ -35,7 +36,11 @@ ROUND_IDS_PER_LIFE = 1_000_000
 
 #: No training loop runs faster than this, not even one that does nothing. Counters that grow faster are lies, which
 #: could end a run or overflow a sum.
-STEPS_PER_S, STEPS_AT_ONCE = 1_000_000, 100_000
+STEPS_PER_S, STEPS_AT_ONCE = round(1 / FASTEST_STEP_S), 100_000
+
+
+#: Contributions of one island that may wait on one fragment.
+MOST_WAITING = 16
 
 
 class Stage(StrEnum):
@@ -63,6 +68,11 @@ class Fragment:
     norms: FragmentNorms = field(default_factory=FragmentNorms)
     flushed: bool = False
     published_at_s: float | None = None
+
+    @property
+    def waiting(self) -> list[Admitted]:
+        """Contributions that are held, or in the round."""
+        return self.held + (self.round.contributions if self.round is not None else [])
 
     def in_commit(self, island_id: str, incarnation: int, from_step: int) -> bool:
         """Whether a contribution is in the version that is being made durable right now."""
@@ -94,7 +104,7 @@ class Run:
         self.shares = Shares(config.islands, takeover_s, now_s, alone=config.shards == 1)
         self.ledger = Ledger({})
         self.ways = Ways()
-        self.clock = StepClock(config.heartbeat_interval_s)
+        self.clock = StepClock(config.heartbeat_interval_s, self.eligible)
         self.pacer: Pacer | None = None
         self.journeys = Journeys(config)
         self.open_rounds: dict[int, Round] = {}
@@ -102,6 +112,7 @@ class Run:
         self.quarantine = Quarantine(config.quarantine_s)
         self.seeding_id = 0  # of the present attempt at version 0, the round id of its commits
         self.seeder: tuple[str, int] | None = None  # island and incarnation that is asked for it
+        self.planted = False  # something of version 0 may be in the store
         self.began = False  # version 0 is whole, in every shard
         self.saved_serial = 0  # of the newest run record asked for
         self.durable_serial = 0  # of the newest one that is durable everywhere it must be
@@ -244,11 +255,19 @@ class Run:
 
     def waiting_bytes(self) -> int:
         """Bytes of the contributions that wait in open rounds or are held; bounded by the configuration."""
-        total = 0
-        for fragment in self.fragments.values():
-            waiting = fragment.held + (fragment.round.contributions if fragment.round is not None else [])
-            total += sum(c.payload_bytes for c in waiting)
-        return total
+        return sum(c.payload_bytes for fragment in self.fragments.values() for c in fragment.waiting)
+
+    def crowded(self, island_id: str, contribution: Contribution) -> str:
+        """Says why no more of an island's contributions may wait on a fragment; empty if one more may.
+
+        A version repeats who is in it with which steps and batches. However small contributions are, one island must
+        not fill it with more than fits into a message: what was merged already could never be published.
+        """
+        waiting = [c for c in self.fragments[contribution.fragment_id].waiting if c.island_id == island_id]
+        ranges = len(contribution.data) + sum(len(c.data) for c in waiting)
+        if len(waiting) < MOST_WAITING and ranges <= MAX_DATA_RANGES:
+            return ""
+        return f"{len(waiting)} of this island wait, and {ranges} ranges of batches with this one"
 
     def most_steps(self, member: Member) -> int:
         """Returns the highest inner step that an island can have reached by now: what is beyond is a lie."""
@@ -273,7 +292,7 @@ class Run:
     # --- beginning --------------------------------------------------------------------------------------------
 
     def adopt_manifest(self, manifest: FragmentManifest) -> None:
-        """Fixes the fragments of the run."""
+        """Fixes the fragments of the run; what was fixed before must not have been used."""
         self.manifest = manifest
         self.fragments = {p: Fragment() for p in range(len(manifest)) if self.owns(p)}
         self.ledger = Ledger({p: manifest.sizes[p] for p in self.moving})
@@ -295,6 +314,7 @@ class Run:
         if record["manifest"] is None:
             return
         self.adopt_manifest(manifest_from_rows(record["manifest"]))
+        self.planted = bool(commits)
         alone = self.config.shards == 1  # else shard 0 has written down when it was whole
         self.began = _whole(commits) if alone else Phase(record["phase"]) is not Phase.SEEDING
         if self.config.shard and not self.began:

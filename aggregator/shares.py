@@ -26,6 +26,13 @@ from typing import Any
 from broker import messages
 from broker.messages import DataRange, Reason, Share
 from broker.ranges import IntervalSet
+from broker.schema import MAX_DATA_RANGES
+
+#: Shares in one island's hands, at most: a contribution names them all. What is beyond waits for another heir.
+MOST_OWNED = MAX_DATA_RANGES // 2
+#: Intervals of merged batches kept of one share on one fragment: they stand in every commit. Where there are more, the
+#: lowest gaps count as merged: what belongs there was refused or lost, or is far too old by now.
+MOST_INTERVALS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +140,8 @@ class Shares:
                 continue
             if able:
                 heir = min(able, key=lambda p: (len(self._owned(p.island_id)), p.home))
+                if len(self._owned(heir.island_id)) >= MOST_OWNED:
+                    continue
                 moved.append(self._moved(share, heir.island_id, because))
         return moved
 
@@ -205,7 +214,7 @@ class Shares:
         batches = sum(d.to_batch - d.from_batch for d in data)
         if batches != steps:
             return Reason.IMPLAUSIBLE, f"it names {batches} batches for {steps} steps"
-        own: set[tuple[int, int, int]] = set()
+        own: dict[int, IntervalSet] = {}
         for d in data:
             tenure = self._tenures.get(d.share)
             if tenure is None or (tenure.owner, tenure.share_epoch) != (island_id, d.share_epoch):
@@ -215,12 +224,11 @@ class Shares:
             if d.from_batch < tenure.cursor or d.to_batch > tenure.cursor + most_batches:
                 return Reason.IMPLAUSIBLE, f"{what}: this tenure began at {tenure.cursor}"
             merged = self._merged.get((fragment_id, d.share), IntervalSet())
-            waiting = {(d.share, a, b) for a, b in self._waiting.get((fragment_id, d.share), ())} | own
-            if merged.overlaps(d.from_batch, d.to_batch) or any(
-                n == d.share and a < d.to_batch and d.from_batch < b for n, a, b in waiting
-            ):
+            here = own.setdefault(d.share, IntervalSet())
+            known = merged.overlaps(d.from_batch, d.to_batch) or here.overlaps(d.from_batch, d.to_batch)
+            if known or self._waits(fragment_id, d.share, d.from_batch, d.to_batch):
                 return Reason.OVERLAP, f"{what} were handed over before, in part"
-            own.add((d.share, d.from_batch, d.to_batch))
+            here.add(d.from_batch, d.to_batch)
         return None
 
     # --- the books --------------------------------------------------------------------------------------------
@@ -241,6 +249,12 @@ class Shares:
         self.refuse(fragment_id, data)
         for d in data:
             self._merged.setdefault((fragment_id, d.share), IntervalSet()).add(d.from_batch, d.to_batch)
+        for share in {d.share for d in data}:
+            merged = self._merged[fragment_id, share]
+            if merged.num_intervals > MOST_INTERVALS:
+                idle = [gap for gap in merged.gaps() if not self._waits(fragment_id, share, *gap)]
+                for gap in idle[: merged.num_intervals - MOST_INTERVALS]:
+                    merged.add(*gap)
 
     def reached(self, share: int) -> int:
         """Returns the furthest batch of a share that was merged or waits to be, on any fragment: one past it."""
@@ -287,6 +301,10 @@ class Shares:
 
     def _away(self, away_s: float) -> bool:
         return bool(self._takeover_s) and away_s >= self._takeover_s
+
+    def _waits(self, fragment_id: int, share: int, from_batch: int, to_batch: int) -> bool:
+        """Whether a contribution waits that was trained on some of these batches."""
+        return any(a < to_batch and from_batch < b for a, b in self._waiting.get((fragment_id, share), ()))
 
     def _owned(self, island_id: str) -> list[int]:
         return [n for n, tenure in self._tenures.items() if tenure.owner == island_id]

@@ -20,6 +20,7 @@ import zmq.asyncio
 from aggregator import versions
 from aggregator.config import AggregatorConfig
 from aggregator.events import Commit, Fenced, Publish, Received, Send
+from aggregator.fitting import HEADER_BYTES, misfit
 from aggregator.inspection import inspect
 from aggregator.link import Link, Outgoing
 from aggregator.outer import FragmentState
@@ -27,7 +28,7 @@ from aggregator.replicas import replica_of
 from broker import logs
 from broker.codec import Limits, Origin
 from broker.endpoint import Endpoint
-from broker.errors import ConfigError, RemoteProtocolError
+from broker.errors import LocalProtocolError, RemoteProtocolError
 from broker.fragments import FragmentManifest
 from broker.identity import KeyRole
 from broker.keys import client_keys
@@ -55,8 +56,6 @@ log = logs.get(__name__)
 POLL_S = 1.0
 #: Payloads below this are inspected on the spot: it takes 50 us, and handing them to a thread as much.
 INSPECT_HERE_BYTES = 1 << 18
-#: Of a message's size limit: what a header with thousands of contributions or tensors may take.
-_HEADER_BYTES = 4 << 20
 
 
 class Wire:
@@ -80,11 +79,19 @@ class Wire:
         self._config = config
         self._deliver = deliver
         self._sender = sender
-        header_bytes = min(_HEADER_BYTES, config.max_message_bytes)
+        header_bytes = min(HEADER_BYTES, config.max_message_bytes)
         limits = Limits(max_header_bytes=header_bytes, max_message_bytes=config.max_message_bytes)
         keys = client_keys(config.key, KeyRole.AGGREGATOR)
         self._links = [
-            Link(context, address, keys=keys, limits=limits, wrap=self._envelope, on_unreadable=self._unreadable)
+            Link(
+                context,
+                address,
+                keys=keys,
+                limits=limits,
+                wrap=self._envelope,
+                on_unreadable=self._unreadable,
+                on_unsendable=self._unsendable,
+            )
             for address in config.brokers
         ]
         self._manifest: FragmentManifest | None = None
@@ -110,16 +117,11 @@ class Wire:
         """Takes the fragments that payloads are checked against.
 
         Raises:
-            ConfigError: A fragment of the run would not fit into a message.
+            ConfigError: A fragment of a run that had begun would not fit into a message: a limit was lowered since.
         """
-        largest = 4 * max(manifest.sizes) + _HEADER_BYTES
-        if largest > self._config.max_message_bytes:
-            cure = f"must be at least {largest} for the largest fragment; raise it everywhere, or use more fragments"
-            raise ConfigError("max_message_bytes", self._config.max_message_bytes, cure)
-        round_bytes = 4 * max(manifest.sizes) * self._config.islands
-        if round_bytes > self._config.held_bytes:
-            cure = f"must be at least {round_bytes}, one round of the largest fragment, or no round could complete"
-            raise ConfigError("held_bytes", self._config.held_bytes, cure)
+        problem = misfit(manifest, self._config)
+        if problem is not None:
+            raise problem
         self._manifest = manifest
 
     # --- in -----------------------------------------------------------------------------------------------------
@@ -164,6 +166,9 @@ class Wire:
     def _unreadable(self, error: RemoteProtocolError, origin: Origin) -> None:
         self._complain(error.reason, origin.kind, str(error), key=(error.reason, origin.kind))
 
+    def _unsendable(self, error: LocalProtocolError, to: str) -> None:
+        self._complain("unsendable", to, str(error), key=("unsendable",))
+
     def _complain(self, reason: str, about: str, detail: str, *, key: tuple[str, ...] = ()) -> None:
         """Logs the 1st, 10th, 100th, .. time of a complaint."""
         key = key or (reason, about)
@@ -175,7 +180,9 @@ class Wire:
     # --- out ----------------------------------------------------------------------------------------------------
 
     async def send(self, action: Send) -> None:
-        """Sends a small message at once, or drops it where the broker is away: all of them are repeated."""
+        """Sends a small message at once, or drops it: where the broker is away, for all of them are repeated; and with
+        a complaint where no peer would read it.
+        """
         links = self._by(action.by)
         if isinstance(action.message, AttachBulk | FollowBulk):  # the only ones on the bulk channel
             for link in links:

@@ -326,6 +326,11 @@ class Join:
     tokens_per_step: int
 
 
+#: Seconds per inner step that a heartbeat may claim: no training loop is faster, and none that is slower than a day a
+#: step is of use. Islands keep what they report within it.
+FASTEST_STEP_S, SLOWEST_STEP_S = 1e-6, 1e5
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heartbeat:
     """Says that the island lives, how far it is, and what it still waits for. Answered by :class:`FleetState`.

@@ -65,6 +65,15 @@ class IntervalSet:
             self._starts.insert(i, start)
             self._ends.insert(i, end)
 
+    def gaps(self) -> Iterator[tuple[int, int]]:
+        """Yields the intervals between those of the set, in order."""
+        return zip(self._ends[:-1], self._starts[1:], strict=True)
+
+    @property
+    def num_intervals(self) -> int:
+        """Of how many intervals it consists."""
+        return len(self._starts)
+
     def overlaps(self, start: int, end: int) -> bool:
         """Whether any integer of ``[start, end)`` is in the set."""
         i = bisect_right(self._ends, start)

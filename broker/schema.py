@@ -26,12 +26,16 @@ from broker.ranges import StepRange
 
 INT_MAX = 2**63 - 1
 MAX_TEXT = 1024  # characters
-MAX_ITEMS = 65_536  # of one tuple
+MAX_ITEMS = 65_536  # of one tuple, unless its field stands below
 MAX_DIMENSIONS = 32
+MAX_OUTSTANDING = 1024  # of one heartbeat: each is answered, in one message
+MAX_DATA_RANGES = 256  # of one contribution: the version that it goes into repeats them
 MAX_RECORD_BYTES = 2 << 20  # of one record that an aggregator writes and another one reads
 
 #: The field that travels as raw frames; the codec fills it in.
 PAYLOAD = "payload"
+#: Longest tuples of fields whose readers repeat them, or do more than read them.
+_MOST_ITEMS = {"shape": MAX_DIMENSIONS, "outstanding": MAX_OUTSTANDING, "data": MAX_DATA_RANGES}
 #: Integers where -1 stands for "none".
 _MINUS_ONE_IS_NONE = frozenset({"versions", "sequence"})
 #: Floats that may be below zero.
@@ -189,7 +193,7 @@ def _rule(hint: Any, field: str) -> Rule:
         (inner,) = set(arguments) - {NoneType}
         return _optional(_rule(inner, field))
     if origin is tuple and len(arguments) == 2 and arguments[1] is Ellipsis:
-        return _tuple(_rule(arguments[0], field), MAX_DIMENSIONS if field == "shape" else MAX_ITEMS)
+        return _tuple(_rule(arguments[0], field), _MOST_ITEMS.get(field, MAX_ITEMS))
     raise TypeError(f"{field}: {hint} has no form on the wire; see the rules in broker/schema.py")
 
 

@@ -47,6 +47,7 @@ from broker.messages import (
     Welcome,
 )
 from broker.ranges import StepRange
+from broker.schema import MAX_OUTSTANDING
 from islands.brokers import BrokerChoice
 from islands.donation import Giver, Receiver
 from islands.events import (
@@ -384,6 +385,8 @@ class Island:
                     actions.append(Fail(reason=f"another process has joined as {self.island_id!r}", cure=cure))
             case Reason.MANIFEST | Reason.PROTOCOL_VERSION | Reason.WRONG_RUN:
                 actions.append(Fail(reason=str(refused.reason), cure=refused.detail))
+            case Reason.OVERSIZE if refused.kind == "join":
+                actions.append(Fail(reason=str(refused.reason), cure=refused.detail))
             case _:
                 pass  # whatever was refused is sent again in time, or its resolution says why not
 
@@ -620,10 +623,11 @@ class Island:
     def _heartbeat(self, now_s: float, actions: list[Action]) -> None:
         assert self.settings is not None
         self._heartbeat_at_s = now_s + self.settings.heartbeat_interval_s
+        # The oldest of each fragment first: what there is no room for is asked about as soon as others are resolved.
+        every = sorted((n, p, steps) for p, f in self.fragments.items() for n, steps in enumerate(f.outstanding))
         outstanding = tuple(
             Outstanding(fragment_id=p, from_step=from_step, to_step=to_step)
-            for p, fragment in self.fragments.items()
-            for from_step, to_step in fragment.outstanding
+            for _, p, (from_step, to_step) in every[:MAX_OUTSTANDING]
         )
         beat = Heartbeat(
             inner_step=self.at.step,

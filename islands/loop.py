@@ -23,7 +23,7 @@ from typing import Any, Literal, Self
 
 from broker import clocks, logs
 from broker.errors import ConfigError, LocalProtocolError, Unavailable
-from broker.messages import StateSource
+from broker.messages import FASTEST_STEP_S, SLOWEST_STEP_S, StateSource
 from broker.signals import Interrupted
 from islands import checkpoint, core, placement, state_parts
 from islands.beginning import Beginning
@@ -41,8 +41,16 @@ log = logs.get(__name__)
 
 #: While the caller waits: how often to look for signals.
 LOOK_EVERY_S = 0.2
-#: Of the step times' moving average.
-STEP_TIME_MEMORY = 0.9
+#: Of the step times' moving average; a single one counts for at most so many times the average.
+STEP_TIME_MEMORY, MOST_OF_ONE_STEP = 0.9, 4.0
+
+
+def step_time_s(average_s: float | None, recent_s: float) -> float:
+    """Returns the moving average with one more step; a pause does not spoil it, and peers take what it says."""
+    if average_s is not None:
+        recent_s = min(recent_s, MOST_OF_ONE_STEP * average_s)
+        recent_s = STEP_TIME_MEMORY * average_s + (1 - STEP_TIME_MEMORY) * recent_s
+    return min(max(recent_s, FASTEST_STEP_S), SLOWEST_STEP_S)
 
 
 class Island:
@@ -193,11 +201,8 @@ class Island:
         exchange = self._exchange
         if exchange.error is not None or self._left or self.restored is None or self._first_step_at_s is None:
             self._first_or_never(params, began_s, shows_state=state is not None)
-        elif exchange.step_time_s is None:
-            exchange.step_time_s = began_s - self._last_step_at_s
         else:
-            recent_s = began_s - self._last_step_at_s
-            exchange.step_time_s = STEP_TIME_MEMORY * exchange.step_time_s + (1 - STEP_TIME_MEMORY) * recent_s
+            exchange.step_time_s = step_time_s(exchange.step_time_s, began_s - self._last_step_at_s)
         self._last_step_at_s = began_s
         if tokens > self._tokens_per_step > 0:
             cure = f"island.join was told {self._tokens_per_step} tokens_per_step: give the most that a step can train"

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from broker.messages import DataRange, Share
+from broker.schema import MAX_DATA_RANGES
 
 #: Between the orders of two passes over the data: far from the seeds that people choose.
 LANE_SEED = 1_000_003
@@ -137,7 +138,11 @@ class Trail:
         self._ends_at = step + 1
 
     def data_of(self, from_step: int, to_step: int) -> tuple[DataRange, ...]:
-        """Returns the batches of steps ``[from_step, to_step)``, by share; empty where not all are known."""
+        """Returns the batches of steps ``[from_step, to_step)``, by share; empty where not all are known.
+
+        Also empty where they are in more pieces than a contribution may name, which no loop brings about that trains
+        its shares in turn.
+        """
         spans: dict[tuple[int, int], list[list[int]]] = {}
         known = 0
         runs = self._runs
@@ -155,7 +160,7 @@ class Trail:
                 so_far[-1][1] = ends
             else:
                 so_far.append([begins, ends])
-        if known != to_step - from_step:
+        if known != to_step - from_step or sum(map(len, spans.values())) > MAX_DATA_RANGES:
             return ()
         return tuple(
             DataRange(share=share, share_epoch=epoch, from_batch=a, to_batch=b)

@@ -147,6 +147,7 @@ def rogue_plan(seed: int) -> SimulationPlan:
     config = replace(
         plan.config,
         islands=len(honest) + len(rogues),
+        held_bytes=max(300_000, plan.config.held_bytes),  # one round of them all, or nobody is let in
         total_tokens=_target(plan, (*honest, *rogues)),
         quarantine_s=rng.choice([0.0, 0.5, 2.0, 5.0]),
     )

@@ -555,10 +555,28 @@ def test_payloads_are_not_recorded_without_a_tape_to_be_beside(tmp_path):
     on_a_bench(use)
 
 
-def test_a_fragment_that_fits_no_message_ends_the_process_with_its_cure(tmp_path):
+def test_a_model_that_fits_no_message_is_refused_and_another_one_begins_the_run(tmp_path):
+    large = (TensorSpec(name="embed", shape=(1 << 30, 4), dtype="float32", kind=Kind.MEAN),)
+
     async def use(bench):
+        await bench.aggregator(aggregator_config(tmp_path, broker=bench.address))
+        stranger = await bench.island("b", tensors=large)
+        await until(lambda: stranger.refused, "the refusal")
+        assert stranger.refused[0].reason is Reason.OVERSIZE
+        assert "use more fragments" in stranger.refused[0].detail
+        island = await bench.island("a")
+        await until(lambda: island.began_s is not None, "version 0")
+
+    on_a_bench(use)
+
+
+def test_a_run_whose_fragments_fit_no_message_any_more_does_not_start(tmp_path):
+    async def use(bench):
+        end = await bench.aggregator(aggregator_config(tmp_path, broker=bench.address))
+        island = await bench.island("a")
+        await until(lambda: island.began_s is not None, "version 0")
+        await end()
         settings = aggregator_config(tmp_path, broker=bench.address, max_message_bytes=5000)
-        await bench.island("a")
         with pytest.raises(ConfigError, match=r"max_message_bytes = 5000: must be at least .* use more fragments"):
             await bench.serve(settings)
 

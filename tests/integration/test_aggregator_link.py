@@ -34,6 +34,45 @@ def wrap(to, message):
     return m.Envelope(run_id="demo", sender=m.AGGREGATOR, incarnation=0, sequence=1, to=to, message=message)
 
 
+def link_to(context, address, unsendable):
+    return Link(
+        context,
+        address,
+        keys=None,
+        limits=DEFAULT_LIMITS,
+        wrap=wrap,
+        on_unreadable=lambda *_: None,
+        on_unsendable=lambda error, to: unsendable.append((to, str(error))),
+    )
+
+
+def test_a_message_that_no_peer_would_read_is_dropped_and_the_next_one_goes_out():
+    """What a peer claims may end up in a message; one that cannot be encoded must not end the aggregator."""
+
+    async def main():
+        context, unsendable = zmq.asyncio.Context(), []
+        bulk = context.socket(zmq.ROUTER)
+        port = bulk.bind_to_random_port("tcp://127.0.0.1")
+        async with link_to(context, f"tcp://127.0.0.1:{port - 1}", unsendable) as link, asyncio.TaskGroup() as group:
+            sending = group.create_task(link.send_bulk())
+            link.publish(0, publication(2**64))
+            link.publish(1, publication(7))
+            await link.send(wrap("a", m.Donor(island_id="b", wait_s=float("inf"))))
+            async with asyncio.timeout(WITHIN_S):
+                frames = await bulk.recv_multipart()
+            sending.cancel()
+        bulk.close(linger=0)
+        context.term()
+        return decode(frames[1:], DEFAULT_LIMITS).message.fragment_version, unsendable
+
+    version_sent, unsendable = asyncio.run(main())
+    assert version_sent == 7
+    assert {to: "wait_s" in error or "fragment_version" in error for to, error in unsendable} == {
+        "a": True,
+        m.BROKER: True,
+    }
+
+
 def test_versions_reach_a_broker_while_another_one_is_away():
     async def main():
         context = zmq.asyncio.Context()
@@ -42,10 +81,7 @@ def test_versions_reach_a_broker_while_another_one_is_away():
             bulk = context.socket(zmq.ROUTER)
             port = bulk.bind_to_random_port("tcp://127.0.0.1")
             addresses = [f"tcp://127.0.0.1:{taken.getsockname()[1] - 1}", f"tcp://127.0.0.1:{port - 1}"]
-            links = [
-                Link(context, each, keys=None, limits=DEFAULT_LIMITS, wrap=wrap, on_unreadable=lambda *_: None)
-                for each in addresses
-            ]
+            links = [link_to(context, each, []) for each in addresses]
             async with links[0], links[1], asyncio.TaskGroup() as group:
                 tasks = [group.create_task(link.send_bulk()) for link in links]
                 seen = []

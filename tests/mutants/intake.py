@@ -7,6 +7,10 @@ OUTLIERS, QUARANTINE, RELAY = "aggregator/outliers.py", "aggregator/quarantine.p
 QUEUES, CODEC, BINDINGS, GATE = "broker/queues.py", "broker/codec.py", "broker/bindings.py", "broker/gate.py"
 T_ADMISSION = "tests/unit/test_aggregator_admission.py::"
 T_MEMBERSHIP = "tests/unit/test_aggregator_membership.py::"
+T_PACING = "tests/unit/test_aggregator_pacing.py::"
+T_SHARES = "tests/unit/test_aggregator_shares.py::"
+T_SEEDING = "tests/unit/test_aggregator_seeding.py::"
+T_LINK = "tests/integration/test_aggregator_link.py::"
 T_ROUNDS = "tests/unit/test_aggregator_rounds.py::"
 T_OUTLIERS = "tests/unit/test_aggregator_outliers.py::"
 T_QUARANTINE = "tests/unit/test_aggregator_quarantine.py::"
@@ -65,9 +69,44 @@ MUTANTS = (
         what="a heartbeat's counters are believed whatever they are",
         invariant=9,
         file=MEMBERSHIP,
-        old="        lie = self._impossible(member, beat.inner_step, beat.tokens) or self._overdrawn(member, beat)",
-        new="        lie = self._overdrawn(member, beat)",
+        old="        lie = self._impossible(member, beat.inner_step, beat.tokens) or self._overdrawn(member, beat) or",
+        new="        lie = self._overdrawn(member, beat) or",
         tests=(T_MEMBERSHIP + "test_counters_that_cannot_be_true_are_refused_and_not_booked",),
+    ),
+    Mutant(
+        what="any pace is believed, one that overflows what is computed from it too",
+        invariant=9,
+        file=MEMBERSHIP,
+        old=" or _unreal(beat)",
+        new="",
+        tests=(T_MEMBERSHIP + "test_a_pace_that_no_training_loop_has_is_refused_and_moves_nothing",),
+    ),
+    Mutant(
+        what="the pace that one island claims moves the schedules of all others as far as it likes",
+        invariant=9,
+        file=MEMBERSHIP,
+        old="        within = {i: min(max(rate, middle / SPREAD), middle * SPREAD) for i, rate in rates.items()}",
+        new="        within = {i: max(rate, middle / 1e9) for i, rate in rates.items()}",
+        tests=(T_MEMBERSHIP + "test_one_islands_pace_moves_the_schedules_of_the_others_by_little",),
+    ),
+    Mutant(
+        what="an island that is dead or in quarantine sets the pace",
+        invariant=6,
+        file="aggregator/pacing.py",
+        old=" and i in eligible",
+        new="",
+        tests=(
+            T_PACING + "test_of_two_islands_a_slow_one_that_died_does_not_hold_up_the_other",
+            T_PACING + "test_an_island_in_quarantine_does_not_set_the_pace",
+        ),
+    ),
+    Mutant(
+        what="a message that cannot be encoded ends the aggregator",
+        invariant=6,
+        file="aggregator/link.py",
+        old="        except LocalProtocolError as err:\n            self._on_unsendable(err, to)",
+        new="        except ZeroDivisionError as err:\n            self._on_unsendable(err, to)",
+        tests=(T_LINK + "test_a_message_that_no_peer_would_read_is_dropped_and_the_next_one_goes_out",),
     ),
     Mutant(
         what="the pool of contributions that wait has no bound",
@@ -103,6 +142,86 @@ MUTANTS = (
         old="        return not self.flushing and any(not pending.arrived for pending in self.outstanding.values())",
         new="        return any(not pending.arrived for pending in self.outstanding.values())",
         tests=(T_ISLAND + "test_the_flush_gets_everything_whatever_is_still_on_its_way",),
+    ),
+    Mutant(
+        what="a heartbeat may ask for more resolutions than one message can hold",
+        invariant=9,
+        file="broker/schema.py",
+        old='"outstanding": MAX_OUTSTANDING',
+        new='"outstanding": MAX_ITEMS',
+        tests=(T_CODEC + "test_a_heartbeat_asks_about_no_more_than_one_answer_can_tell",),
+    ),
+    Mutant(
+        what="a contribution may name more ranges than the version that it goes into can repeat",
+        invariant=9,
+        file="broker/schema.py",
+        old='"data": MAX_DATA_RANGES',
+        new='"data": MAX_ITEMS',
+        tests=(T_CODEC + "test_a_contribution_names_no_more_ranges_than_its_version_can_repeat",),
+    ),
+    Mutant(
+        what="one island fills a version with so many contributions that it cannot be published",
+        invariant=6,
+        file=ADMISSION,
+        old="    if crowded:",
+        new="    if crowded and payload_bytes < 0:",
+        tests=(T_ADMISSION + "test_one_island_cannot_fill_a_version_with_more_than_a_message_holds",),
+    ),
+    Mutant(
+        what="gaps between merged batches are kept without end",
+        invariant=9,
+        file="aggregator/shares.py",
+        old="            if merged.num_intervals > MOST_INTERVALS:",
+        new="            if merged.num_intervals < 0:",
+        tests=(T_SHARES + "test_an_island_that_leaves_gaps_does_not_make_every_commit_longer",),
+    ),
+    Mutant(
+        what="a gap is given up while something waits to be merged there",
+        invariant=6,
+        file="aggregator/shares.py",
+        old=" if not self._waits(fragment_id, share, *gap)]",
+        new="]",
+        tests=(T_SHARES + "test_a_gap_in_which_something_waits_is_not_given_up",),
+    ),
+    Mutant(
+        what="a first island with a model that no message can carry ends the aggregator",
+        invariant=6,
+        file=MEMBERSHIP,
+        old="            if problem is not None:",
+        new="            if problem is not None and not join.tensors:",
+        tests=(T_MEMBERSHIP + "test_a_model_that_does_not_fit_the_limits_is_refused_and_another_one_is_welcome",),
+    ),
+    Mutant(
+        what="an island that lives and supplies nothing of version 0 keeps a run from beginning",
+        invariant=6,
+        file="aggregator/seeding.py",
+        old="            if not silent:",
+        new="            if run.phase is Phase.SEEDING:",
+        tests=(T_SEEDING + "test_a_seeder_that_lives_and_supplies_nothing_is_passed_over",),
+    ),
+    Mutant(
+        what="an island whose parameters are not finite is asked for version 0 for ever",
+        invariant=6,
+        file="aggregator/seeding.py",
+        old="            if event.flaw.reason not in RETRY_REASONS:",
+        new="            if event.flaw.reason in RETRY_REASONS:",
+        tests=(T_SEEDING + "test_an_island_whose_parameters_cannot_be_taken_is_passed_over_at_once",),
+    ),
+    Mutant(
+        what="a model that nobody supplied keeps every other one out",
+        invariant=6,
+        file=MEMBERSHIP,
+        old="        if run.manifest is None or (self._unused() and first_difference(run.manifest, join.tensors)):",
+        new="        if run.manifest is None:",
+        tests=(T_SEEDING + "test_a_model_whose_island_left_before_it_supplied_any_of_it_is_forgotten",),
+    ),
+    Mutant(
+        what="fragments change under what is in the store already",
+        invariant=1,
+        file=MEMBERSHIP,
+        old=" or run.began or run.planted",
+        new=" or run.began",
+        tests=(T_SEEDING + "test_a_model_whose_island_lives_or_has_supplied_some_of_it_stays",),
     ),
     # --- refusals are told --------------------------------------------------------------------------------------------
     Mutant(

@@ -5,6 +5,7 @@ import pytest
 from aggregator.admission import admit, too_stale
 from aggregator.events import Flaw
 from aggregator.ledger import Ledger
+from aggregator.run import MOST_WAITING
 from broker.messages import Contribution, Fate, Outstanding, Reason, Refused, TrainedOn
 from broker.ranges import StepRange
 from tests.helpers import Desk, notes, resolutions, sent, steps
@@ -141,6 +142,18 @@ def test_the_oldest_step_decides_whether_a_contribution_is_stale():
     assert (admission.fate, admission.reason) == (Fate.REFUSED, Reason.STALE)
     assert "3 behind; the limit is 2" in admission.detail
     assert too_stale(on((3, 1)), 5, 2) == ""
+
+
+def test_one_island_cannot_fill_a_version_with_more_than_a_message_holds():
+    """A version repeats who is in it: what is merged and cannot be said could never be published."""
+    made = Desk()
+    made.gather("a", "b")
+    for n in range(MOST_WAITING):
+        assert not resolutions(made.offer("a", n, n + 1, round_id=0), "a")
+    (resolution,) = resolutions(made.offer("a", MOST_WAITING, MOST_WAITING + 1, round_id=0), "a")
+    assert (resolution.fate, resolution.reason) == (Fate.RETRY, Reason.QUEUE_FULL)
+    assert "16 of this island wait" in resolution.detail
+    assert not resolutions(made.offer("b", 0, 4, round_id=0), "b"), "the others have their own room"
 
 
 def test_a_full_pool_asks_for_the_same_bytes_again():

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from aggregator.core import Aggregator
-from aggregator.events import RunSaved, SaveRun, Tick
+from aggregator.events import Manifested, RunSaved, SaveRun, Tick
 from aggregator.members import EARLIER_REMEMBERED
 from aggregator.membership import first_difference
 from broker.fragments import Kind, TensorSpec, partition
@@ -117,6 +117,22 @@ def test_the_first_island_fixes_the_tensors_and_others_must_agree():
     assert made.run.members.get("b") is None
 
 
+@pytest.mark.parametrize(
+    ("name", "cure"),
+    [("max_message_bytes", "or use more fragments"), ("held_bytes", "one round of the largest fragment")],
+)
+def test_a_model_that_does_not_fit_the_limits_is_refused_and_another_one_is_welcome(name, cure):
+    made = Desk(**{name: 5 << 20})
+    large = tuple(replace(t, shape=(1 << 10, 1 << 10)) for t in tensors(1))
+    said = made.join("a", model=large)
+    (refused,) = sent(said, Refused, "join:a-1")
+    assert refused.reason is Reason.OVERSIZE
+    assert f"{name} = {5 << 20}" in refused.detail
+    assert cure in refused.detail
+    assert not of(said, Manifested)
+    assert sent(made.join("b"), Welcome)
+
+
 def test_a_model_without_anything_to_synchronise_is_refused():
     made = Desk()
     frozen = tuple(replace(t, kind=Kind.FROZEN) for t in tensors(1))
@@ -189,6 +205,17 @@ def test_counters_that_cannot_be_true_are_refused_and_not_booked(step, counters)
     made.run.ledger.check()
 
 
+@pytest.mark.parametrize("step_time_s", [0.0, 5e-324, 1e-306, 9e-7, 1.1e5, 1e9, 1.7e308])
+def test_a_pace_that_no_training_loop_has_is_refused_and_moves_nothing(step_time_s):
+    made = desk("a", "b")
+    for island_id in ("a", "b"):
+        made.beat(island_id, 1)
+    said = made.beat("b", 2, step_time_s=step_time_s)
+    assert sent(said, Refused, "b")[0].reason is Reason.IMPLAUSIBLE
+    assert made.run.clock.step_time_s("b") == 0.1
+    assert sent(made.beat("a", 2), FleetState, "a")[-1].fleet_ratio == 2.0
+
+
 def test_a_heartbeat_cannot_claim_to_have_dropped_what_it_handed_over():
     made = desk()
     made.open_round("a", "b", step=4)
@@ -238,6 +265,18 @@ def test_the_fleets_ratio_counts_tokens_and_not_islands():
     made.beat("a", 4, step_time_s=0.1)
     (state,) = sent(made.beat("b", 1, step_time_s=0.4), FleetState, "b")
     assert state.fleet_ratio == pytest.approx(5.0)  # a trains four while b trains one, and b itself
+
+
+@pytest.mark.parametrize(("claimed_s", "ratio"), [(1e-6, 3 + 32.0), (1e5, 3 + 1 / 32)])
+def test_one_islands_pace_moves_the_schedules_of_the_others_by_little(claimed_s, ratio):
+    """A claim, or a pause: schedules follow the ratio between two reports, and never go back."""
+    made = desk("a", "b", "c", "d")
+    for island_id in ("a", "b", "c"):
+        made.beat(island_id, 1)
+    made.beat("d", 1, step_time_s=claimed_s)
+    assert sent(made.beat("a", 1), FleetState, "a")[-1].fleet_ratio == pytest.approx(ratio)
+    (own,) = sent(made.beat("d", 1, step_time_s=claimed_s), FleetState, "d")
+    assert 1 <= own.fleet_ratio <= 1 + 3 * 32
 
 
 def test_rounds_are_announced_before_they_open():

@@ -7,6 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aggregator.pacing import MovingAverage, Pacer, StepClock
+from broker.messages import Reason
+from islands.loop import step_time_s
+from tests.helpers import Desk
 
 HEARTBEAT_S = 0.5
 
@@ -220,3 +223,50 @@ def test_a_moving_average_clips_an_outage():
     average.add(1.0)
     average.add(1000.0)
     assert average.get() == 2.5  # 1 + (4 - 1) / 2
+
+
+# --- who counts -----------------------------------------------------------------------------------------------
+
+
+def versions_made(desk, names, seconds):
+    """Lets these islands train ten steps a second and answer every round; returns how many versions that made."""
+    before = desk.run.fragments[0].version
+    at = desk.run.ledger.account("a", 1, 0).handed_over[0] if desk.run.versions[0] > 0 else 0
+    for beat in range(1, round(seconds / HEARTBEAT_S) + 1):
+        desk.now_s += HEARTBEAT_S
+        desk.tick()
+        for name in names:
+            desk.beat(name, at + 5 * beat)
+        for open_round in list(desk.run.open_rounds.values()):
+            for name in names:
+                if name in open_round.owing(frozenset(names)):
+                    begins = desk.run.ledger.account(name, 1, 0).handed_over[0]
+                    desk.offer(name, begins, at + 5 * beat, round_id=open_round.round_id, norm=1.0)
+    return desk.run.fragments[0].version - before
+
+
+def test_of_two_islands_a_slow_one_that_died_does_not_hold_up_the_other():
+    desk = Desk(islands=2)
+    desk.gather("a", "slow")
+    desk.now_s = 1.0
+    desk.beat("slow", 1, step_time_s=1e4)  # and then it is killed
+    assert versions_made(desk, ["a"], 60.0) >= 50
+
+
+def test_an_island_in_quarantine_does_not_set_the_pace():
+    desk = Desk(islands=2, quarantine_s=1000.0)
+    desk.gather("a", "rogue")
+    desk.beat("rogue", 1, step_time_s=1e4)
+    for _ in range(3):
+        desk.run.offence(desk.run.members["rogue"], Reason.IMPLAUSIBLE, 0)
+    desk.now_s = 1.0
+    desk.beat("rogue", 1, step_time_s=1e4)
+    assert versions_made(desk, ["a"], 5.0) >= 5
+
+
+def test_a_pause_of_one_step_does_not_spoil_what_an_island_says_of_its_pace():
+    average_s = step_time_s(None, 0.1)
+    assert average_s == 0.1
+    assert step_time_s(average_s, 60.0) == pytest.approx(0.13)
+    assert step_time_s(None, 0.0) == 1e-6
+    assert step_time_s(None, 1e9) == 1e5

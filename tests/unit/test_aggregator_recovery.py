@@ -4,10 +4,12 @@ import copy
 from dataclasses import replace
 
 from aggregator.events import NewLineage, Publish
-from aggregator.recovery import LISTEN_S, Peers, lineages, renumbered
+from aggregator.recovery import LISTEN_S, MOST_VERSION, Peers, lineages, renumbered
 from aggregator.summary import totals
-from broker.messages import Attached, FleetState, Welcome
+from broker.messages import Attached, FleetState, Reason, Refused, Seed, Welcome
 from tests.helpers import Desk, LinkedCluster, notes, of, sent
+
+ABC = frozenset("abc")
 
 # --- who is believed ------------------------------------------------------------------------------------------------
 
@@ -26,17 +28,48 @@ def test_an_empty_store_is_behind_whoever_has_anything():
 
 def test_one_island_of_several_cannot_stop_a_run_by_a_lie():
     peers = Peers()
-    assert peers.island_holds("a", (9,), (4,), live=3) == ""
+    assert peers.island_holds("a", (9,), (4,), live=ABC) == ""
     assert peers.versions == {}
-    assert peers.island_holds("b", (5,), (4,), live=3) == "island b holds version 5 of fragment 0, this store 4"
+    assert peers.island_holds("b", (5,), (4,), live=ABC) == "island b holds version 5 of fragment 0, this store 4"
     assert peers.versions == {0: 9}
 
 
 def test_an_island_that_takes_its_claim_back_does_not_count():
     peers = Peers()
-    peers.island_holds("a", (9,), (4,), live=3)
-    peers.island_holds("a", (4,), (4,), live=3)
-    assert peers.island_holds("b", (5,), (4,), live=3) == ""
+    peers.island_holds("a", (9,), (4,), live=ABC)
+    peers.island_holds("a", (4,), (4,), live=ABC)
+    assert peers.island_holds("b", (5,), (4,), live=ABC) == ""
+
+
+def test_what_the_dead_have_claimed_does_not_make_the_claim_of_another_one_true():
+    peers = Peers()
+    peers.island_holds("a", (9,), (4,), live=ABC)
+    assert peers.island_holds("b", (5,), (4,), live=frozenset("bcde")) == ""
+
+
+def test_a_version_that_no_run_can_have_is_nobodys():
+    peers = Peers()
+    assert peers.island_holds("a", (2**63 - 1,), (4,), live=frozenset("a")) == ""
+    assert peers.island_holds("a", (MOST_VERSION,), (4,), live=frozenset("a"))
+
+
+def test_it_takes_more_than_half_of_those_who_are_heard_to_refute_a_claim():
+    peers = Peers()
+    peers.broker_holds(0, (5,), (4,))
+    peers.island_holds("a", (9,), (4,), live=frozenset("a"))
+    assert not peers.outvoted(frozenset("ab"))
+    assert peers.outvoted(ABC)
+    peers.disbelieve()
+    assert peers.versions == {0: 5}
+
+
+def test_those_who_made_a_store_behind_and_died_are_witnesses_still():
+    peers = Peers()
+    for island_id in "ab":
+        peers.island_holds(island_id, (9,), (4,), live=frozenset("ab"))
+    peers.island_holds("a", (9,), (4,), live=frozenset("a"))
+    assert not peers.outvoted(frozenset("acd"))
+    assert peers.outvoted(frozenset("acdef"))
 
 
 # --- a run whose store was restored from an old copy ----------------------------------------------------------------
@@ -118,6 +151,96 @@ def test_what_a_lineage_gave_up_is_remembered_through_restarts():
     again = desk.restarted()
     assert again.run.versions == (7,)
     assert again.run.ledger.slice(0)["gaps"] == "store_lost"
+
+
+# --- a lie ----------------------------------------------------------------------------------------------------------
+
+
+def lied_to(**settings):
+    """A run of three whose only live island claims what nobody ever published: the others are cut off."""
+    desk = Desk(**settings)
+    desk.gather("a", "b", "rogue")
+    beat(desk, 6.5, 1, "rogue")
+    desk.take()
+    desk.beat("rogue", 2, versions=(10**9,))
+    return desk
+
+
+def beat(desk, seconds, step, *island_ids):
+    for _ in range(round(2 * seconds)):
+        desk.now_s += 0.5
+        desk.tick()
+        for island_id in island_ids:
+            desk.beat(island_id, step)
+
+
+def test_a_store_goes_on_when_those_come_back_who_know_better():
+    desk = lied_to()
+    assert desk.core.behind
+    desk.now_s += 1
+    for island_id in "ab":
+        desk.beat(island_id, 3)
+    assert not desk.core.behind
+    (note,) = notes(desk.take(), "store.not_behind")
+    assert note["after_s"] == 1.0
+    assert totals(desk.run, desk.now_s).troubles == ()
+    desk.beat("rogue", 2, versions=(10**9,))
+    assert not desk.core.behind
+    desk.open_round("a", "b", step=5)
+    for island_id in "ab":
+        desk.offer(island_id, 0, 4)
+    desk.run_to(desk.now_s + 40)
+    assert desk.run.versions == (1,)
+
+
+def test_what_was_completed_while_a_store_was_taken_for_behind_is_not_lost():
+    desk = Desk()
+    desk.gather("a", "b", "rogue")
+    desk.writes = False
+    desk.open_round("a", "b", "rogue", step=4)
+    for island_id in ("a", "b", "rogue"):
+        desk.offer(island_id, 0, 4)
+    beat(desk, 6.5, 5, "rogue")
+    desk.beat("rogue", 5, versions=(10**9,))
+    assert desk.core.behind
+    assert not of(desk.write(), Publish)
+    desk.writes = True
+    desk.take()
+    for island_id in "ab":
+        desk.beat(island_id, 5)
+    assert [p.fragment_version for p in of(desk.take(), Publish)] == [1]
+    assert desk.run.versions == (1,)
+
+
+def test_a_store_stays_behind_by_the_word_of_a_broker_whatever_islands_say():
+    desk = lied_to()
+    desk.say("broker", Attached(versions=(7,)))
+    beat(desk, 3, 3, "a", "b")
+    assert desk.core.behind
+
+
+def test_an_island_that_joins_before_the_run_begins_holds_nothing_of_it():
+    desk = Desk()
+    desk.join("rogue")
+    for _ in range(3):
+        (refused,) = sent(desk.beat("rogue", 0, versions=(7,), overwritten_tokens=(0,)), Refused)
+        assert refused.reason is Reason.IMPLAUSIBLE
+    assert not desk.core.behind
+    assert [q.island_id for q in desk.run.quarantine.now(desk.now_s)] == ["rogue"]
+    desk.join("a")
+    desk.tick()
+    desk.say("a", Seed(fragment_id=0, payload="x"))
+    assert desk.run.phase == "running"
+
+
+def test_an_island_of_an_earlier_life_may_know_of_a_run_whose_store_was_emptied():
+    desk = Desk()
+    desk.gather("a")
+    desk.disk.commits.clear()
+    again = desk.restarted()
+    assert again.run.phase == "seeding"
+    again.beat("a", 50, versions=(41,))
+    assert again.core.behind
 
 
 # --- an empty store -------------------------------------------------------------------------------------------------

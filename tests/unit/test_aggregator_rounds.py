@@ -247,7 +247,7 @@ def test_contributions_that_come_while_a_version_is_made_wait_for_the_next():
 
 
 def test_held_bytes_are_limited_and_freed_by_merging():
-    made = desk("a", "b", held_bytes=500)
+    made = desk("a", "b", held_bytes=500, islands=1)
     made.open_round("a", "b", step=4)
     made.offer("a", 0, 4, payload_bytes=300)
     (resolution,) = resolutions(made.offer("b", 0, 4, payload_bytes=300), "b")

@@ -1,8 +1,13 @@
 """Version 0 comes whole from one island, whoever dies on the way."""
 
+from dataclasses import replace
+
+import pytest
+
 from aggregator.events import Flaw, Plant, Publish
-from broker.messages import FleetState, Leave, Reason, Refused, Seed
-from tests.helpers import Desk, notes, of, sent
+from aggregator.seeding import PATIENCE_S
+from broker.messages import FleetState, Leave, Reason, Refused, Seed, Welcome
+from tests.helpers import Desk, notes, of, sent, tensors
 
 
 def seed(desk, island_id, *fragments):
@@ -88,6 +93,132 @@ def test_a_seeder_that_dies_half_way_is_replaced_and_nothing_of_it_is_kept():
     assert made.run.phase == "seeding"
     seed(made, "b", 0, 1)
     assert made.run.phase == "running"
+
+
+def wait_for_seeds(made, seconds, *island_ids):
+    """Lets islands send heartbeats and nothing else."""
+    for _ in range(round(2 * seconds)):
+        made.now_s += 0.5
+        made.tick()
+        for island_id in island_ids:
+            made.beat(island_id, 0, versions=(-1,) * len(made.run.fragments))
+
+
+def test_a_seeder_that_lives_and_supplies_nothing_is_passed_over():
+    """Its bulk port is blocked, say: its heartbeats come all the same."""
+    made = desk("a", "b")
+    seed(made, "a", 0)
+    wait_for_seeds(made, PATIENCE_S - 1, "a", "b")
+    assert wanted(made, "a") == (1, 2)
+    wait_for_seeds(made, 2, "a", "b")
+    assert notes(made.take(), "seeder.passed_over") == [{"island": "a", "incarnation": 1}]
+    assert wanted(made, "a") == ()
+    assert wanted(made, "b") == (0, 1, 2)
+    assert not of(seed(made, "a", 1), Plant)
+    seed(made, "b", 0, 1, 2)
+    assert made.run.phase == "running"
+
+
+def test_a_slow_seeder_is_not_passed_over_while_something_new_comes():
+    made = desk("a", "b")
+    for p in range(3):
+        wait_for_seeds(made, PATIENCE_S - 1, "a", "b")
+        seed(made, "a", p)
+    assert made.run.phase == "running"
+
+
+def test_a_lone_seeder_is_asked_on_and_keeps_what_it_has_supplied():
+    made = desk("a")
+    seed(made, "a", 0)
+    wait_for_seeds(made, 10 * PATIENCE_S, "a")
+    assert wanted(made, "a") == (1, 2)
+    seed(made, "a", 1, 2)
+    assert made.run.phase == "running"
+
+
+def test_where_nobody_supplies_anything_all_are_asked_again_with_more_patience():
+    made = desk("a", "b")
+    wait_for_seeds(made, 12 * PATIENCE_S, "a", "b")
+    passed = [note["island"] for note in notes(made.take(), "seeder.passed_over")]
+    assert passed == ["a", "b", "a", "b", "a"]  # after 1, 2, 4, 6 and 10 times that
+
+
+def test_an_island_whose_parameters_cannot_be_taken_is_passed_over_at_once():
+    made = desk("a", "b")
+    flaw = Flaw(reason=Reason.NOT_FINITE, detail="NaN in w0")
+    made.say("a", Seed(fragment_id=0, payload="x"), flaw=flaw)
+    assert wanted(made, "b") == (0, 1, 2)
+    assert wanted(made, "a") == ()
+
+
+def test_flawed_seeds_without_end_do_no_harm_and_make_nobody_wait_longer():
+    made = desk("a", quarantine_s=0.0)
+    flaw = Flaw(reason=Reason.NOT_FINITE, detail="NaN in w0")
+    for _ in range(1200):
+        made.say("a", Seed(fragment_id=0, payload="x"), flaw=flaw)
+    made.join("b")
+    made.say("a", Seed(fragment_id=0, payload="x"), flaw=flaw)
+    assert wanted(made, "b") == (0, 1, 2)
+    made.join("c")
+    wait_for_seeds(made, PATIENCE_S + 1, "a", "b", "c")
+    assert wanted(made, "c") == (0, 1, 2)
+
+
+def test_a_seed_that_was_damaged_on_its_way_is_no_reason_to_pass_over_its_island():
+    made = desk("a", "b")
+    made.say("a", Seed(fragment_id=0, payload="x"), flaw=Flaw(reason=Reason.CHECKSUM, detail="w0"))
+    assert wanted(made, "a") == (0, 1, 2)
+
+
+def test_an_island_in_quarantine_is_not_asked_for_version_0():
+    made = desk("a", "b", quarantine_s=30.0)
+    for _ in range(3):
+        made.run.offence(made.run.members["a"], Reason.IMPLAUSIBLE, 0)
+    made.tick()
+    assert wanted(made, "b") == (0, 1, 2)
+
+
+# --- a model that nobody supplied ---------------------------------------------------------------------------------
+
+
+def narrow():
+    return tuple(replace(t, shape=(4, 4)) for t in tensors(3))
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_model_whose_island_left_before_it_supplied_any_of_it_is_forgotten(restarts):
+    made = desk()
+    made.join("a", model=narrow())
+    made.say("a", Leave(inner_step=0, tokens=0, reason="wrong width"))
+    if restarts:
+        made = made.restarted()
+    assert sent(made.join("b"), Welcome)
+    seed(made, "b", 0, 1, 2)
+    assert made.run.phase == "running"
+    (again,) = sent(made.join("a"), Welcome)
+    assert again.incarnation == 3, "its first life is over, whatever it still says"
+    made.run.ledger.check()
+
+
+def test_a_first_life_with_another_model_is_fenced():
+    made = desk()
+    made.join("a", model=narrow())
+    made.now_s = 10.0  # silent for long
+    made.join("b")
+    said = seed(made, "a", 0)
+    assert not of(said, Plant)
+    assert made.run.refusals[Reason.FENCED] == 1
+    assert made.run.seeder == ("b", 1)
+
+
+def test_a_model_whose_island_lives_or_has_supplied_some_of_it_stays():
+    made = desk("a")
+    assert sent(made.join("b", model=narrow()), Refused)[0].reason is Reason.MANIFEST
+    seed(made, "a", 0)
+    made.say("a", Leave(inner_step=0, tokens=0, reason="bye"))
+    assert sent(made.join("b", model=narrow()), Refused)[0].reason is Reason.MANIFEST
+    again = made.restarted()
+    assert sent(again.join("b", model=narrow()), Refused)[0].reason is Reason.MANIFEST
 
 
 def test_a_seeder_that_leaves_is_replaced_at_once():

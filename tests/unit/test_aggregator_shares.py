@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from aggregator.shares import Presence, Shares
+from aggregator.shares import MOST_INTERVALS, MOST_OWNED, Presence, Shares
 from broker.messages import DataRange, Reason
 
 TAKEOVER_S = 60.0
@@ -193,3 +193,49 @@ def test_shares_survive_a_restart_with_what_was_merged_of_them():
     assert again.saving(1) == record
     assert refusal(again, "b", 1, data(1, 8, 9)) is Reason.SHARE_MOVED
     assert refusal(again, "a", 0, data(1, 7, 9, epoch=1)) is Reason.IMPLAUSIBLE
+
+
+# --- bounds ---------------------------------------------------------------------------------------------------
+
+
+def test_one_heir_has_no_more_shares_than_a_contribution_can_name():
+    shares = Shares(3 * MOST_OWNED, TAKEOVER_S, 0.0)
+    shares.join("a", 0)
+    here = [island("a", 0)]
+    assert len(shares.settle(here, TAKEOVER_S)) == MOST_OWNED - 1
+    assert shares.settle(here, TAKEOVER_S + 1) == []
+    assert [moved.tenure.owner for moved in shares.settle([*here, island("b", 1)], TAKEOVER_S + 2)][:2] == ["b", "b"]
+
+
+def test_an_island_that_leaves_gaps_does_not_make_every_commit_longer():
+    shares = fleet()
+    shares.wait(0, [data(0, 1, 2)])  # arrived, and waits
+    for n in range(MOST_INTERVALS + 10):
+        merge(shares, data(0, 4 * n + 2, 4 * n + 3), data(0, 4 * n + 4, 4 * n + 5))
+    assert len(shares.slice(0)["0"]) <= MOST_INTERVALS
+    assert shares.slice(0)["0"][0][0] == 2
+    assert refusal(shares, "a", 0, data(0, 3, 4), most=10**6) is Reason.OVERLAP, "a gap that was given up"
+    newest = 4 * (MOST_INTERVALS + 9) + 4
+    assert refusal(shares, "a", 0, data(0, newest - 1, newest), most=10**6) is None, "a young one"
+    shares.merge(0, [data(0, 1, 2)])
+
+
+def test_a_gap_in_which_something_waits_is_not_given_up():
+    shares = fleet()
+    late = data(0, 1, 2)
+    merge(shares, data(0, 0, 1))
+    shares.wait(0, [late])
+    for n in range(1, MOST_INTERVALS + 10):
+        merge(shares, data(0, 2 * n, 2 * n + 1))
+    shares.merge(0, [late])
+    assert shares.slice(0)["0"][0][0] == 0
+
+
+def test_many_ranges_in_one_contribution_are_compared_with_each_other():
+    shares = fleet()
+    many = [data(0, 2 * i, 2 * i + 1) for i in range(MOST_INTERVALS)]
+    assert refusal(shares, "a", 0, *many) is None
+    assert refusal(shares, "a", 0, *many, data(0, 100, 102)) is Reason.OVERLAP
+    merge(shares, *many)
+    merge(shares, *[data(0, 2 * i + 1, 2 * i + 2) for i in range(MOST_INTERVALS)])
+    assert shares.slice(0)["0"] == [[0, 2 * MOST_INTERVALS]]

@@ -43,7 +43,7 @@ from broker.messages import (
     Want,
 )
 from broker.ranges import StepRange
-from broker.schema import INT_MAX, MAX_TEXT
+from broker.schema import INT_MAX, MAX_DATA_RANGES, MAX_OUTSTANDING, MAX_TEXT
 from broker.tensors import encode_tensor
 
 FUZZ_INPUTS = int(os.environ.get("ATOLL_FUZZ_INPUTS", "20000"))
@@ -437,6 +437,24 @@ def test_a_value_of_the_wrong_type_or_range_is_refused_and_named(field, value):
 def test_a_loss_may_be_negative_and_a_version_may_be_none():
     sent = envelope(heartbeat(loss=-0.5, versions=(-1, 0)))
     assert decode(encode(sent)) == sent
+
+
+def test_a_heartbeat_asks_about_no_more_than_one_answer_can_tell():
+    """Each is answered with a resolution, which is longer than the question."""
+    every = tuple(Outstanding(fragment_id=0, from_step=i, to_step=i + 1) for i in range(MAX_OUTSTANDING + 1))
+    sent = envelope(heartbeat(outstanding=every[1:]))
+    assert decode(encode(sent)) == sent
+    with pytest.raises(LocalProtocolError, match="at most 1024 items"):
+        encode(envelope(heartbeat(outstanding=every)))
+
+
+def test_a_contribution_names_no_more_ranges_than_its_version_can_repeat():
+    every = tuple(
+        DataRange(share=0, share_epoch=0, from_batch=2 * i, to_batch=2 * i + 1) for i in range(MAX_DATA_RANGES + 1)
+    )
+    decode(encode(envelope(contribution(data=every[1:]))))
+    with pytest.raises(LocalProtocolError, match="at most 256 items"):
+        encode(envelope(contribution(data=every)))
 
 
 def test_the_error_names_the_way_to_a_nested_value():

@@ -62,6 +62,14 @@ def test_filling_a_gap_joins_both_sides():
     assert repr(intervals) == "{[0, 12)}"
 
 
+def test_gaps_lie_between_the_intervals():
+    assert list(IntervalSet().gaps()) == []
+    assert IntervalSet().num_intervals == 0
+    intervals = IntervalSet([(1, 4), (8, 12), (13, 14)])
+    assert list(intervals.gaps()) == [(4, 8), (12, 13)]
+    assert intervals.num_intervals == 3
+
+
 def test_the_empty_set_ends_at_zero_and_is_false():
     assert IntervalSet().end == 0
     assert not IntervalSet()

@@ -79,7 +79,7 @@ def test_a_refusal_comes_with_its_reason():
 
 
 def test_what_did_not_fit_is_to_be_sent_again():
-    taped = fleet("a", "b", held_bytes=100)
+    taped = fleet("a", "b", held_bytes=100, islands=1)
     taped.beat(STEPS_PER_ROUND, "a", "b")
     taped.offer("a", 1)
     taped.offer("b", 1)

@@ -55,6 +55,7 @@ PURE = [
     "aggregator/membership",
     "aggregator/members",
     "aggregator/seeding",
+    "aggregator/fitting",
     "aggregator/donation",
     "aggregator/shares",
     "aggregator/ending",

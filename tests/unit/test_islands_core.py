@@ -211,6 +211,14 @@ def test_a_run_that_does_not_fit_is_given_up_with_the_cure():
     assert (fail.reason, fail.cure) == ("manifest", "tensor 'w0' is missing")
 
 
+def test_a_model_that_is_too_large_for_the_run_is_given_up_with_the_cure():
+    hand = Hand(joined=False)
+    refused = m.Refused(kind="join", sequence=-1, reason=m.Reason.OVERSIZE, detail="use more fragments")
+    assert of(hand.hear(refused), Fail) == [Fail(reason="oversize", cure="use more fragments")]
+    contribution = m.Refused(kind="contribution", sequence=3, reason=m.Reason.OVERSIZE, detail="use more fragments")
+    assert of(Hand().hear(contribution), Fail) == []
+
+
 def test_an_island_that_the_aggregator_does_not_know_joins_again_as_the_next_life():
     hand = Hand()
     hand.hand_over(4, 1)
@@ -363,6 +371,17 @@ def test_a_heartbeat_names_what_is_outstanding():
     (beat,) = sent(hand.feed(Tick()), m.Heartbeat)
     assert beat.outstanding == (m.Outstanding(fragment_id=0, from_step=0, to_step=4),)
     assert (beat.inner_step, beat.tokens, beat.versions) == (4, 40, (0,))
+
+
+def test_a_heartbeat_asks_about_the_oldest_of_each_fragment_where_not_all_have_room(monkeypatch):
+    monkeypatch.setattr("islands.core.MAX_OUTSTANDING", 3)
+    hand = Hand(fragments=2)
+    for round_id in range(3):
+        hand.hand_over(4, 2 * round_id + 1, 0)
+        hand.hand_over(4, 2 * round_id + 2, 1)
+    hand.now_s = 0.5
+    (beat,) = sent(hand.feed(Tick()), m.Heartbeat)
+    assert [(o.fragment_id, o.from_step) for o in beat.outstanding] == [(0, 0), (1, 0), (0, 4)]
 
 
 def test_a_contribution_that_never_arrived_is_sent_again_with_growing_pauses():

@@ -4,6 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.messages import DataRange, Share
+from broker.schema import MAX_DATA_RANGES
 from islands.shares import IN_A_ROW, LANE_SEED, DataShare, Taken, Trail
 
 
@@ -84,3 +85,11 @@ def test_ranges_of_a_trail_hold_just_the_batches_of_their_steps(turns, draw):
     b = draw.draw(st.integers(a + 1, len(steps)))
     said = [(d.share, i) for d in trail.data_of(a, b) for i in range(d.from_batch, d.to_batch)]
     assert sorted(said) == sorted(steps[a:b])
+
+
+def test_what_is_in_too_many_pieces_to_be_named_is_not_named():
+    trail = Trail()
+    for step in range(MAX_DATA_RANGES + 1):
+        trail.add(step, Taken(0, 0, 2 * step))
+    assert len(trail.data_of(0, MAX_DATA_RANGES)) == MAX_DATA_RANGES
+    assert trail.data_of(0, MAX_DATA_RANGES + 1) == ()
