@@ -337,8 +337,8 @@ class Candidate:
         newest = max((f.epoch for f in fresh), default=0)
         if not void and lease.in_sync and self.name not in lease.in_sync:
             return f"{lease.holder} led last, and this store was not in sync with it"
-        if not void and not own and self._run[0] != lease.epoch:
-            return f"this store has nothing of epoch {lease.epoch}"
+        if not void and not own and self._run[0] < lease.synced:
+            return f"this store has nothing of epoch {lease.synced}"
         if self._damaged:
             which = ", ".join(map(str, sorted(self._damaged)))
             return f"the newest version of fragment {which} is damaged in this store, and whoever leads must mend it"

@@ -105,6 +105,7 @@ class LeaseView:
         epoch: Under which it leads; 0 if there is no key.
         in_sync: Who has every published version, the leader among them: who may take over. Empty if it led without
             failover.
+        synced: The epoch under which they were: that of the leader before, until a taker has renewed.
         age_s: Since it was renewed, by the clock of Redis; below 0 where that clock was set back.
         ended: Its holder has ended the run, and nobody need take over.
     """
@@ -112,6 +113,7 @@ class LeaseView:
     holder: str = ""
     epoch: int = 0
     in_sync: frozenset[str] = frozenset()
+    synced: int = 0
     age_s: float = 0.0
     ended: bool = False
 

@@ -107,7 +107,7 @@ if granted then
   local time = redis.call('TIME')
   local now = string.format('%d.%06d', tonumber(time[1]), tonumber(time[2]))
   redis.call('HSET', KEYS[1], 'holder', ARGV[1], 'epoch', ARGV[2], 'renewed_at', now)
-  redis.call('HDEL', KEYS[1], 'in_sync', 'renewal', 'ended')
+  redis.call('HDEL', KEYS[1], 'in_sync', 'synced', 'renewal', 'ended')
   return {1, ARGV[1], ARGV[2]}
 end
 return {0, held[1], held[2]}

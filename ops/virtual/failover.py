@@ -104,13 +104,17 @@ class SimLease:
     def take(self, name: str, expected_epoch: int, epoch: int, store_epoch: int, lease_s: float) -> bool:
         """As the script of :meth:`broker.lease.LeaseKey.take`."""
         held = self.read()
+        lease = LeaseView(holder=name, epoch=epoch, in_sync=frozenset({name}), synced=epoch)
         if held.holder:
             may = name in held.in_sync and (held.holder == name or held.expired(lease_s))
-            granted = held.epoch == expected_epoch and (may or held.epoch < store_epoch)
+            older = held.epoch < store_epoch
+            granted = held.epoch == expected_epoch and (may or older)
+            if not older:
+                lease = replace(lease, in_sync=held.in_sync, synced=held.synced)
         else:
             granted = expected_epoch == 0
         if granted:
-            self._set(LeaseView(holder=name, epoch=epoch, in_sync=frozenset({name})))
+            self._set(lease)
         return granted
 
     def renew(self, name: str, epoch: int, in_sync: tuple[str, ...]) -> tuple[bool, str, int]:
@@ -118,7 +122,7 @@ class SimLease:
         held = self.held
         granted = not held.holder or (held.holder, held.epoch) == (name, epoch) or held.epoch < epoch
         if granted:
-            self._set(LeaseView(holder=name, epoch=epoch, in_sync=frozenset({name, *in_sync})))
+            self._set(LeaseView(holder=name, epoch=epoch, in_sync=frozenset({name, *in_sync}), synced=epoch))
         return granted, self.held.holder, self.held.epoch
 
     def end(self, name: str, epoch: int) -> None:

@@ -170,6 +170,14 @@ MUTANTS = (
         new="  granted = true",
         tests=(T_LEASE + "test_a_renewal_that_comes_after_its_successor_changes_nothing",),
     ),
+    Mutant(
+        what="a taker that dies at once locks everybody else out",
+        invariant=6,
+        file=LEASE,
+        old="  if not older and held[3] then",
+        new="  if not held[1] then",
+        tests=(T_LEASE + "test_a_taker_that_dies_before_its_first_renewal_leaves_the_lease_to_the_others_in_sync",),
+    ),
     # --- what speaks against leading, one by one ----------------------------------------------------------------------
     Mutant(
         what="a standby leads while another one's lease holds",
@@ -226,8 +234,8 @@ MUTANTS = (
         what="a store leads that knows nothing of the last leader",
         invariant=3,
         file=CANDIDATE,
-        old="        if not void and not own and self._run[0] != lease.epoch:",
-        new="        if not void and not own and self._run[0] > lease.epoch:",
+        old="        if not void and not own and self._run[0] < lease.synced:",
+        new="        if not void and not own and self._run[0] < 0:",
         tests=(T_CANDIDATE + "test_a_store_that_knows_nothing_of_the_last_leader_does_not_lead",),
     ),
     Mutant(

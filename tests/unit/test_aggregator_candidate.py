@@ -54,7 +54,7 @@ def following(*, epoch=2, heard_ago_s=None, stored=HELD):
 
 def lease(**changes):
     """One that this store may take: its leader is gone, and it is in sync."""
-    fields = {"holder": "a", "epoch": 2, "in_sync": frozenset({"a", "b"}), "age_s": 1.5}
+    fields = {"holder": "a", "epoch": 2, "in_sync": frozenset({"a", "b"}), "synced": 2, "age_s": 1.5}
     return LeaseView(**(fields | changes))
 
 
@@ -288,6 +288,17 @@ def test_a_store_that_knows_nothing_of_the_last_leader_does_not_lead():
     standby = Standby(run_epoch=1)
     assert not standby.poll(lease())
     assert standby.core.objection == "this store has nothing of epoch 2"
+
+
+def test_a_taker_that_dies_before_its_first_renewal_leaves_the_lease_to_the_others_in_sync(standby):
+    taken = lease(holder="c", epoch=3, in_sync=frozenset({"a", "b", "c"}), synced=2)
+    assert standby.poll(taken)
+    assert standby.of(Take) == [Take(expected_epoch=3, epoch=4, store_epoch=2)]
+
+
+def test_a_taker_that_has_renewed_leads_those_alone_who_followed_it(standby):
+    assert not standby.poll(lease(holder="c", epoch=3, in_sync=frozenset({"b", "c"}), synced=3))
+    assert standby.core.objection == "this store has nothing of epoch 3"
 
 
 def test_without_redis_nobody_leads(standby):

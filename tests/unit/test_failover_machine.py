@@ -38,17 +38,25 @@ class ModelLease:
             return LeaseView()
         key = self.key
         age_s = now_s + self.offset_s - key["renewed_at"]
-        return LeaseView(holder=key["holder"], epoch=key["epoch"], in_sync=key["in_sync"], age_s=age_s)
+        return LeaseView(
+            holder=key["holder"], epoch=key["epoch"], in_sync=key["in_sync"], synced=key["synced"], age_s=age_s
+        )
 
     def take(self, now_s, *, holder, expected_epoch, epoch, store_epoch):
         view = self.read(now_s)
+        in_sync, synced = {holder}, epoch
         if self.key is None:
             granted = expected_epoch == 0
         else:
-            may = holder in view.in_sync and (view.holder == holder or view.expired(LEASE_S))
-            granted = view.epoch == expected_epoch and (may or view.epoch < store_epoch)
+            may, older = (
+                holder in view.in_sync and (view.holder == holder or view.expired(LEASE_S)),
+                view.epoch < store_epoch,
+            )
+            granted = view.epoch == expected_epoch and (may or older)
+            if not older:
+                in_sync, synced = view.in_sync, view.synced
         if granted:
-            self._write(now_s, holder, epoch, {holder}, 0)
+            self._write(now_s, holder, epoch, in_sync, synced, 0)
         return granted
 
     def renew(self, now_s, *, holder, epoch, in_sync, number, confirmed):
@@ -57,14 +65,15 @@ class ModelLease:
         if key is not None and (key["holder"], key["epoch"]) == (holder, epoch):
             granted = key["renewal"] < number
         if granted:
-            self._write(now_s, holder, epoch, {holder, *in_sync}, number)
+            self._write(now_s, holder, epoch, {holder, *in_sync}, epoch, number)
         return granted, *((self.key["holder"], self.key["epoch"]) if self.key else ("", 0))
 
-    def _write(self, now_s, holder, epoch, in_sync, number):
+    def _write(self, now_s, holder, epoch, in_sync, synced, number):
         self.key = {
             "holder": holder,
             "epoch": epoch,
             "in_sync": frozenset(in_sync),
+            "synced": synced,
             "renewed_at": now_s + self.offset_s,
             "renewal": number,
         }
