@@ -324,7 +324,7 @@ class Candidate:
     def _what_speaks_against(self, lease: LeaseView, now_s: float) -> str | None:
         """Says why not to lead; None if nothing does, empty if simply somebody else leads."""
         own, void = lease.holder == self.name, self._void(lease)
-        if not void and not own and not lease.expired(self._lease_s):
+        if not void and not lease.expired(self._lease_s):  # though it be its own: a copy may lead under its name
             return ""
         if self._keeping:
             return ""  # a moment later: it may be what was published last
@@ -332,11 +332,14 @@ class Candidate:
         if not fresh:
             return "no broker answers"
         heard_s = min((f.leader_heard_ago_s for f in fresh if f.leader_heard_ago_s is not None), default=None)
-        if (void or not own) and heard_s is not None and heard_s < self._lease_s:
+        if heard_s is not None and heard_s < self._lease_s:
             return ""
         newest = max((f.epoch for f in fresh), default=0)
         if not void and lease.in_sync and self.name not in lease.in_sync:
-            return f"{lease.holder} led last, and this store was not in sync with it"
+            return (
+                f"{lease.holder} led last, and this store was not in sync with it; if no store that was is left, "
+                f"delete the key lease:{self.shard} of this run in Redis"
+            )
         if not void and not own and self._run[0] < lease.synced:
             return f"this store has nothing of epoch {lease.synced}"
         if self._damaged:

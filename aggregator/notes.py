@@ -23,6 +23,7 @@ _WARNINGS = frozenset(
         "message.refused",
         "message.unexpected",
         "run_record.failed",
+        "standby.namesake",
         "store.behind",
         "version.not_durable",
     }

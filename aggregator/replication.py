@@ -188,6 +188,8 @@ class Replication:
         self._published = {p: _key(commit) for p, commit in commits.items()}
         self._waiting: dict[int, _Waiting] = {}
         self._standbys: dict[str, _Standby] = {}
+        self._began_at_s = now_s
+        self._namesake = False  # a standby of this leader's own name was heard
         self._reached_at_s = now_s  # when a broker answered last
         self._confirmed = False  # the lease was renewed under this epoch
         self._asked: frozenset[str] | None = None  # the request on its way
@@ -272,7 +274,11 @@ class Replication:
         if follow.epoch > self.epoch:
             return  # it has another leader; the lease will say so
         if name == self.name:
-            return  # sent while this store still stood by
+            if now_s >= self._began_at_s + FORGET_S and not self._namesake:  # else sent while this store stood by
+                self._namesake = True
+                cure = "is its store a copy of this one? remove the file `name` in it, and start it again"
+                self._note("standby.namesake", standby=name, detail=f"another process stands by as {name}; {cure}")
+            return
         if name not in self._standbys:
             self._note("standby.came", standby=name)
         standby = self._standbys.setdefault(name, _Standby(now_s))

@@ -31,6 +31,7 @@ from aggregator.store_files import (
     fragment_ids,
     ledger_path,
     mapped,
+    name_path,
     pack_run,
     read_newest,
     read_run,
@@ -230,13 +231,30 @@ class Store:
 
     @property
     def name(self) -> str:
-        """A name that is this store's alone, drawn when it was new: two stores of one run are never taken for one."""
-        path = self._directory / "name"
+        """A name that is this store's alone, drawn when it was new: two stores of one run are never taken for one.
+
+        A copy of a store holds its name too. So the file says where it was written, by the inodes of the directory and
+        of itself, which no copy has; where they differ, a new name is drawn. Devices are left out: their numbers change
+        when a machine starts again, and a store that loses its name loses its place in the lease.
+        """
+        path = name_path(self._directory)
         with mapped(f"cannot name the store {self._directory}", definite=True):
-            if not path.exists():
-                drawn = f"{re.sub('[^A-Za-z0-9._-]', '-', socket.gethostname())[:40]}-{os.urandom(4).hex()}"
-                self._replace(path, lambda fd: write_all(fd, memoryview(drawn.encode())))
-            return path.read_text()
+            known, *place = path.read_text().split() if path.exists() else [""]
+            here = [str(each.stat().st_ino) for each in (self._directory, path)] if known else []
+            if known and place == here:
+                return known
+            name = known if not place else ""  # written before names had a place
+            if not name:
+                name = f"{re.sub('[^A-Za-z0-9._-]', '-', socket.gethostname())[:40]}-{os.urandom(4).hex()}"
+            if place:
+                _LOG.warning("store.renamed path=%s was=%s name=%s reason=a copy", self._directory, known, name)
+
+            def write(fd: int) -> None:
+                content = f"{name} {self._directory.stat().st_ino} {os.fstat(fd).st_ino}\n"
+                write_all(fd, memoryview(content.encode()))
+
+            self._replace(path, write)
+            return name
 
     def _replace(self, path: Path, write: Callable[[int], None]) -> None:
         """Puts what ``write`` writes in the place of ``path``, whole and durable."""

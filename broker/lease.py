@@ -9,11 +9,12 @@ else may take the lease. So the two things that a lease decides, who may take ov
 the clock that runs out is that of Redis. Rules of the two scripts:
 
 * **take**: granted if there is no key and the caller expects none; or the key has the epoch that the caller expects,
-  and the caller is in the in-sync set, and either holds it or nobody has renewed it for ``lease_s``. A key whose epoch
-  is lower than that of the caller's store comes from a Redis that lost writes, and counts as none. One without an
-  in-sync set is that of an aggregator that led without failover: it goes to the store that has its epoch. Who was in
-  sync stays so until the taker renews for the first time, since it publishes nothing before that: if it dies at once,
-  any other one of them may lead. Where nobody was, or the key says nothing, the taker alone is.
+  the caller is in the in-sync set, and nobody has renewed it for ``lease_s``. Its holder waits as well: a copy of its
+  store may be leading under its name. A key whose epoch is lower than that of the caller's store comes from a Redis
+  that lost writes, and counts as none. One without an in-sync set is that of an aggregator that led without failover:
+  it goes to the store that has its epoch. Who was in sync stays so until the taker renews for the first time, since it
+  publishes nothing before that: if it dies at once, any other one of them may lead. Where nobody was, or the key says
+  nothing, the taker alone is.
 * **renew**: granted to the holder under its epoch, who says anew who is in sync; to a leader of a higher epoch than the
   key has, since a Redis that lost writes knows less than a leader's store; and where there is no key. Never otherwise.
 
@@ -48,7 +49,7 @@ elseif held[2] == ARGV[2] then
     member = member or name == ARGV[1]
   end
   local age = now - tonumber(held[4])
-  granted = older or (member and (held[1] == ARGV[1] or age >= tonumber(ARGV[4]) or age < 0))
+  granted = older or (member and (age >= tonumber(ARGV[4]) or age < 0))
   if not older and held[3] then
     in_sync, synced = held[3], held[5] or held[2]
   end

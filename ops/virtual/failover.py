@@ -106,7 +106,7 @@ class SimLease:
         held = self.read()
         lease = LeaseView(holder=name, epoch=epoch, in_sync=frozenset({name}), synced=epoch)
         if held.holder:
-            may = name in held.in_sync and (held.holder == name or held.expired(lease_s))
+            may = name in held.in_sync and held.expired(lease_s)
             older = held.epoch < store_epoch
             granted = held.epoch == expected_epoch and (may or older)
             if not older:

@@ -112,9 +112,11 @@ def test_a_taker_that_dies_before_its_first_renewal_leaves_the_lease_to_the_othe
     shard(use)
 
 
-def test_the_holder_takes_it_again_without_waiting(shard):
+def test_the_holder_waits_like_the_others(shard):
     async def use(it):
         await it.led_by_a("b")
+        assert not await it.take("a", 1, 2)  # a copy of its store, under its name
+        await asyncio.sleep(LEASE_S)
         assert await it.take("a", 1, 2)
         assert (await it.leader.read()).holder == "a"
 
@@ -221,6 +223,7 @@ def test_the_end_is_said_by_the_holder_alone_and_forgotten_when_somebody_leads_a
         assert not (await it.leader.read()).ended
         await it.leader.end(holder="a", epoch=1)
         assert (await it.leader.read()).ended
+        await asyncio.sleep(LEASE_S)
         assert await it.take("a", 1, 2)
         assert not (await it.leader.read()).ended
 

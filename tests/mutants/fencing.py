@@ -131,8 +131,8 @@ MUTANTS = (
         what="the lease is taken before it has run out",
         invariant=5,
         file=LEASE,
-        old="(held[1] == ARGV[1] or age >= tonumber(ARGV[4]) or age < 0)",
-        new="(held[1] == ARGV[1] or age >= 0 or age < 0)",
+        old="(age >= tonumber(ARGV[4]) or age < 0)",
+        new="(age >= 0 or age < 0)",
         tests=(T_LEASE + "test_only_who_is_in_sync_takes_over_and_only_when_it_has_run_out",),
     ),
     Mutant(
@@ -178,13 +178,29 @@ MUTANTS = (
         new="  if not held[1] then",
         tests=(T_LEASE + "test_a_taker_that_dies_before_its_first_renewal_leaves_the_lease_to_the_others_in_sync",),
     ),
+    Mutant(
+        what="a copy of a store takes the lease from the leader whose name it has",
+        invariant=5,
+        file=LEASE,
+        old="(member and (age >=",
+        new="(member and (held[1] == ARGV[1] or age >=",
+        tests=(T_LEASE + "test_the_holder_waits_like_the_others",),
+    ),
+    Mutant(
+        what="a copy of a store keeps its name",
+        invariant=3,
+        file="aggregator/store.py",
+        old="            if known and place == here:",
+        new="            if known:",
+        tests=("tests/integration/test_aggregator_store.py::test_a_copy_of_a_store_gets_a_name_of_its_own",),
+    ),
     # --- what speaks against leading, one by one ----------------------------------------------------------------------
     Mutant(
         what="a standby leads while another one's lease holds",
         invariant=5,
         file=CANDIDATE,
-        old='        if not void and not own and not lease.expired(self._lease_s):\n            return ""\n',
-        new="",
+        old="        if not void and not lease.expired(self._lease_s):",
+        new="        if lease.epoch < 0:",
         tests=(T_CANDIDATE + "test_it_leads_under_the_next_epoch_once_the_lease_has_run_out",),
     ),
     Mutant(
@@ -215,7 +231,7 @@ MUTANTS = (
         what="a standby leads while a broker hears the leader",
         invariant=5,
         file=CANDIDATE,
-        old="        if (void or not own) and heard_s is not None and heard_s < self._lease_s:",
+        old="        if heard_s is not None and heard_s < self._lease_s:",
         new="        if heard_s is not None and heard_s < 0:",
         tests=(
             T_CANDIDATE + "test_a_leader_that_a_broker_hears_is_only_cut_off_from_redis",

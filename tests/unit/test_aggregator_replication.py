@@ -2,7 +2,7 @@
 
 import pytest
 
-from aggregator.events import Commit, Persisted, PersistFailed, RunSaved, RunSaveFailed
+from aggregator.events import Commit, Note, Persisted, PersistFailed, RunSaved, RunSaveFailed
 from aggregator.replication import (
     FORGET_S,
     LONGEST_RESEND_S,
@@ -227,6 +227,16 @@ def test_a_standby_that_stays_silent_is_forgotten(leader):
 def test_its_own_voice_of_before_and_followers_of_a_later_leader_are_not_heeded(leader):
     leader.hear("a", *WHOLE)
     leader.hear("b", *WHOLE, epoch=EPOCH + 1)
+    assert leader.core.standbys == ()
+
+
+def test_a_standby_under_the_leaders_own_name_is_complained_about_once_it_cannot_be_its_own_voice(leader):
+    leader.hear("a", *WHOLE, after_s=FORGET_S - 0.1)
+    assert not leader.of(Note)
+    leader.hear("a", *WHOLE, after_s=0.1)
+    assert [each.name for each in leader.of(Note)] == ["standby.namesake"]
+    leader.hear("a", *WHOLE)
+    assert not leader.of(Note)
     assert leader.core.standbys == ()
 
 

@@ -49,7 +49,7 @@ class ModelLease:
             granted = expected_epoch == 0
         else:
             may, older = (
-                holder in view.in_sync and (view.holder == holder or view.expired(LEASE_S)),
+                holder in view.in_sync and (view.expired(LEASE_S)),
                 view.epoch < store_epoch,
             )
             granted = view.epoch == expected_epoch and (may or older)
