@@ -84,6 +84,7 @@ class Store:
         self._keep = keep
         self._loaded = False
         self._newest: dict[int, Commit] = {}  #: fragment -> newest whole version
+        self._unlisted: dict[tuple[int, int, str], Commit] = {}  #: durable, and not in the ledger file yet
         self._damaged: defaultdict[int, set[int]] = defaultdict(set)  #: fragment -> versions not whole
 
     @classmethod
@@ -189,7 +190,8 @@ class Store:
         self._replace(path, lambda fd: write_commit(fd, commit, state))
         self._newest[commit.fragment_id] = commit
         self._damaged[commit.fragment_id].discard(commit.fragment_version)
-        self._append_to_ledger([commit])
+        self._unlisted[_key(commit)] = commit
+        self._list_commits()
         self._prune(commit.fragment_id)
 
     def adopt(self, commit: Commit, state: FragmentState) -> None:
@@ -202,6 +204,7 @@ class Store:
         newer = [each for each in versions(self._directory, p) if each > version]
         held = self._newest.get(p)
         if held is not None and _key(held) == _key(commit) and not newer:
+            self._list_commits()
             return  # a copy of what is here
         self._newest.pop(p, None)
         for each in newer:  # first: a crash must not leave them above what was acknowledged
@@ -277,6 +280,12 @@ class Store:
         with mapped(f"cannot flush {path.parent}", definite=False):
             _flush_directory(path.parent)
 
+    def _list_commits(self) -> None:
+        """Gives what is durable its line, whoever asks for what next after an attempt that failed."""
+        if self._unlisted:
+            self._append_to_ledger(self._unlisted.values())
+            self._unlisted.clear()
+
     def _append_to_ledger(self, commits: Iterable[Commit]) -> None:
         """Adds a line per commit, all or none, durably: afterwards the commit may be pruned."""
         lines = "".join(json.dumps(ledger_line(commit), separators=(",", ":")) + "\n" for commit in commits)
@@ -296,6 +305,9 @@ class Store:
 
     def _strike_from_ledger(self, fragment_id: int, first_version: int) -> None:
         """Removes the lines of a fragment from a version on; the others stay as they are, byte for byte."""
+        self._unlisted = {
+            key: each for key, each in self._unlisted.items() if key[0] != fragment_id or key[1] < first_version
+        }
         path = ledger_path(self._directory)
         if not path.exists():
             return
