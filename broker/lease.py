@@ -14,7 +14,7 @@ the clock that runs out is that of Redis. Rules of the two scripts:
   that lost writes, and counts as none. One without an in-sync set is that of an aggregator that led without failover:
   it goes to the store that has its epoch. Who was in sync stays so until the taker renews for the first time, since it
   publishes nothing before that: if it dies at once, any other one of them may lead. Where nobody was, or the key says
-  nothing, the taker alone is.
+  nothing, the taker alone is, and until it renews ``synced`` is 0: no lease vouches for its store.
 * **renew**: granted to the holder under its epoch, who says anew who is in sync; to a leader of a higher epoch than the
   key has, since a Redis that lost writes knows less than a leader's store; and where there is no key. Never otherwise.
 
@@ -39,7 +39,7 @@ _TAKE = """
 local held = redis.call('HMGET', KEYS[1], 'holder', 'epoch', 'in_sync', 'renewed_at', 'synced')
 local time = redis.call('TIME')
 local now = tonumber(time[1]) + tonumber(time[2]) / 1e6
-local granted, in_sync, synced = false, cjson.encode({ARGV[1]}), ARGV[3]
+local granted, in_sync, synced = false, cjson.encode({ARGV[1]}), '0'
 if not held[1] then
   granted = ARGV[2] == '0'
 elseif held[2] == ARGV[2] then
@@ -79,6 +79,15 @@ end
 return {0, held[1] or '', held[2] or '0'}
 """
 
+_GIVE_UP = """
+local held = redis.call('HMGET', KEYS[1], 'holder', 'epoch')
+if held[1] == ARGV[1] and held[2] == ARGV[2] then
+  redis.call('HSET', KEYS[1], 'holder', ARGV[3], 'in_sync', cjson.encode({ARGV[3]}), 'synced', '0', 'renewed_at', '0')
+  redis.call('HDEL', KEYS[1], 'renewal')
+end
+return 0
+"""
+
 _END = """
 local held = redis.call('HMGET', KEYS[1], 'holder', 'epoch')
 if held[1] == ARGV[1] and held[2] == ARGV[2] then
@@ -100,6 +109,7 @@ class LeaseKey:
         self._take = registry.script(_TAKE)
         self._renew = registry.script(_RENEW)
         self._end = registry.script(_END)
+        self._give_up = registry.script(_GIVE_UP)
         self._renewals = 0
         self._confirmed = False  # what was taken was there when it was renewed
 
@@ -153,6 +163,14 @@ class LeaseKey:
             return bool(granted), str(by), int(under)
 
         return await self._registry.attempt(renew)
+
+    async def give_up(self, *, holder: str, epoch: int, to: str) -> None:
+        """Leaves the lease to a standby, which may take it at once under a later epoch, and founds a line then."""
+
+        async def give_up(_: Redis) -> None:
+            await self._give_up(keys=[self._key], args=[holder, epoch, to])
+
+        await self._registry.attempt(give_up)
 
     async def end(self, *, holder: str, epoch: int) -> None:
         """Says that the run has ended under this leader."""

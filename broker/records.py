@@ -105,7 +105,8 @@ class LeaseView:
         epoch: Under which it leads; 0 if there is no key.
         in_sync: Who has every published version, the leader among them: who may take over. Empty if it led without
             failover.
-        synced: The epoch under which they were: that of the leader before, until a taker has renewed.
+        synced: The epoch under which they were: that of the leader before, until a taker has renewed. 0: of none, since
+            there was no lease before, or none that said anything.
         age_s: Since it was renewed, by the clock of Redis; below 0 where that clock was set back.
         ended: Its holder has ended the run, and nobody need take over.
     """

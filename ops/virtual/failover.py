@@ -18,6 +18,7 @@ import msgpack
 
 from aggregator import candidate as cand
 from aggregator.candidate import Candidate, Holding
+from aggregator.founding import Founding, foundings_of
 from aggregator.records import commit_from_map
 from broker import messages as m
 from broker.records import LeaseView
@@ -104,7 +105,7 @@ class SimLease:
     def take(self, name: str, expected_epoch: int, epoch: int, store_epoch: int, lease_s: float) -> bool:
         """As the script of :meth:`broker.lease.LeaseKey.take`."""
         held = self.read()
-        lease = LeaseView(holder=name, epoch=epoch, in_sync=frozenset({name}), synced=epoch)
+        lease = LeaseView(holder=name, epoch=epoch, in_sync=frozenset({name}))
         if held.holder:
             may = name in held.in_sync and held.expired(lease_s)
             older = held.epoch < store_epoch
@@ -124,6 +125,12 @@ class SimLease:
         if granted:
             self._set(LeaseView(holder=name, epoch=epoch, in_sync=frozenset({name, *in_sync}), synced=epoch))
         return granted, self.held.holder, self.held.epoch
+
+    def give_up(self, name: str, epoch: int, to: str) -> None:
+        """As the script of :meth:`broker.lease.LeaseKey.give_up`."""
+        if (self.held.holder, self.held.epoch) == (name, epoch):
+            self._set(LeaseView(holder=to, epoch=epoch, in_sync=frozenset({to})))
+            self._renewed_at_s = -1e9
 
     def end(self, name: str, epoch: int) -> None:
         """As the script of :meth:`broker.lease.LeaseKey.end`."""
@@ -165,6 +172,7 @@ class Station:
         self.name = (f"standby-{place}" if place else "aggregator") + (f"-of-{shard}" if shard else "")
         self.process: SimAggregator | SimCandidate | None = None
         self.frozen_until_s = 0.0
+        self.founding: Founding | None = None  # of whoever leads here
         self.lives = 0
 
     @property
@@ -181,8 +189,9 @@ class Station:
         else:
             self.lead(None)
 
-    def lead(self, epoch: int | None) -> None:
+    def lead(self, epoch: int | None, founding: Founding | None = None) -> None:
         """Lets this station lead; ``epoch`` is that of the lease, None where there is no other."""
+        self.founding = founding
         if epoch is not None:
             self.simulation.invariants.leading(self, epoch)
         leader = SimAggregator(self.simulation, self, self.lives, epoch)
@@ -231,6 +240,7 @@ class SimCandidate:
         holding = Holding(
             stored={p: (commit.fragment_version, commit.digest) for p, commit in disk.commits.items()},
             run_epoch=0 if disk.record is None else disk.record["epoch"],
+            foundings=foundings_of(disk.record),
         )
         self.core = Candidate(
             name=station.name,
@@ -266,8 +276,8 @@ class SimCandidate:
                 case cand.Keep(message=message):
                     delay_s = self.rng.uniform(*self.simulation.plan.persist_s)
                     self.simulation.queue.after(delay_s, partial(self.station.awake, partial(self.keep, message)))
-                case cand.Lead(epoch=epoch):
-                    self.station.lead(epoch)
+                case cand.Lead(epoch=epoch, founding=founding):
+                    self.station.lead(epoch, founding)
                 case cand.Quit():
                     self.kill()
                 case _:

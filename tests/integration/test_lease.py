@@ -199,7 +199,7 @@ def test_a_key_older_than_the_store_goes_to_whoever_saw_that(shard):
         assert not await it.take("b", 1, 6, store_epoch=1)
         assert await it.take("b", 1, 6, store_epoch=5)
         view = await it.leader.read()
-        assert (view.in_sync, view.synced) == ({"b"}, 6)  # what the key said of others is as old as the rest of it
+        assert (view.in_sync, view.synced) == ({"b"}, 0)  # what the key said of others is as old as the rest of it
 
     shard(use)
 
@@ -211,6 +211,23 @@ def test_the_key_of_a_leader_without_failover_goes_to_the_store_with_its_epoch(s
         await asyncio.sleep(LEASE_S)
         assert not await it.take("b", 4, 5, store_epoch=3)
         assert await it.take("b", 4, 5, store_epoch=4)
+
+    shard(use)
+
+
+def test_a_leader_leaves_the_lease_to_another_one_which_needs_not_wait(shard):
+    async def use(it):
+        await it.led_by_a("c")
+        await it.leader.give_up(holder="z", epoch=1, to="b")
+        await it.leader.give_up(holder="a", epoch=2, to="b")
+        assert (await it.leader.read()).holder == "a"
+        await it.leader.give_up(holder="a", epoch=1, to="b")
+        view = await it.leader.read()
+        assert (view.holder, view.epoch, view.in_sync, view.synced) == ("b", 1, {"b"}, 0)
+        assert not (await it.leader.renew(holder="a", epoch=1, in_sync=()))[0]
+        assert not await it.take("a", 1, 2)
+        assert await it.take("b", 1, 2)
+        assert (await it.leader.read()).synced == 0  # it founds a line, however often it begins
 
     shard(use)
 

@@ -45,6 +45,7 @@ PURE = [
     "aggregator/core",
     "aggregator/replication",
     "aggregator/candidate",
+    "aggregator/founding",
     "aggregator/run",
     "aggregator/shelves",
     "aggregator/hearing",
