@@ -18,7 +18,8 @@ What speaks against leading:
 * the lease does not name this store as in sync, or this store has never heard of the epoch that the lease has;
 * the newest version of a fragment is damaged in this store;
 * the key is missing, or older than this store since Redis has lost writes: then a leader that may still live is first
-  given the time to put it right.
+  given the time to put it right, a store that is newer goes first, and whoever leads founds a line
+  (:mod:`aggregator.founding`).
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from aggregator.events import Note
-from broker.messages import Follow, Following, Replica, ReplicaRun, Stored
+from aggregator.founding import Founding, foundings_in, made_under, stray
+from broker.messages import Follow, Following, Replica, ReplicaRun, Stored, newness
 from broker.records import LeaseView
 
 #: A broker that was not heard for so long is not reachable, and not asked for its opinion.
@@ -142,9 +144,14 @@ class Keep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lead:
-    """Lead from here on, under this epoch, from what the store holds."""
+    """Lead from here on, under this epoch, from what the store holds.
+
+    Attributes:
+        founding: Where no lease vouches for it; else None.
+    """
 
     epoch: int
+    founding: Founding | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,6 +173,7 @@ class Holding:
         stored: Fragment -> (version, digest) of its newest whole version.
         run_epoch: Of its run record; 0 for none.
         run_serial: Likewise; -1 where this process has not been told.
+        foundings: Of its run record.
         damaged: Fragments whose newest version is not what was written. Somebody may have seen it, so this store must
             not lead; whoever leads mends it.
     """
@@ -173,6 +181,7 @@ class Holding:
     stored: Mapping[int, tuple[int, str]]
     run_epoch: int = 0
     run_serial: int = -1
+    foundings: tuple[Founding, ...] = ()
     damaged: frozenset[int] = frozenset()
 
 
@@ -204,6 +213,9 @@ class Candidate:
         self._began_at_s = now_s
         self._stored = dict(holding.stored)
         self._run = (holding.run_epoch, holding.run_serial)
+        self._foundings = holding.foundings
+        self._stray = ""  # what following the leader would erase
+        self._vetted_epoch = 0  # of the leader whose run record says that this store may follow it
         self._damaged = set(holding.damaged)
         self._followed_epoch = 0  # of the leader heard last in this life
         self._arrived_last: dict[int, int] = {}  # of this epoch: fragment -> round of what came last; -1 for the record
@@ -213,6 +225,7 @@ class Candidate:
         self._tick_at_s = now_s
         self._polling = False
         self._wanted_epoch = 0
+        self._founding: Founding | None = None  # of the lease that is asked for
         self._actions: list[CandidateAction] = []
 
     # --- what the driver calls ----------------------------------------------------------------------------------
@@ -255,6 +268,8 @@ class Candidate:
     def _arrived(self, message: Replica | ReplicaRun) -> None:
         if self.place is not Place.FOLLOWING or message.epoch < self.epoch:
             return
+        if not self._vetted(message):
+            return
         if message.epoch > self.epoch:
             self._note("leader.followed", epoch=message.epoch)
             self._arrived_last.clear()
@@ -269,6 +284,21 @@ class Candidate:
         self._keeping += 1
         self._actions.append(Keep(message=message))
 
+    def _vetted(self, message: Replica | ReplicaRun) -> bool:
+        """Whether this store may follow whoever sent that: its run record has to come first, and to say so."""
+        if message.epoch == self._vetted_epoch:
+            return True
+        if not isinstance(message, ReplicaRun) or self._keeping:
+            return False  # sent again; the last one of the leader before must be in before the stores are compared
+        try:
+            self._stray = stray(self._stored, self._foundings, foundings_in(message.record))
+        except ValueError as err:
+            self._note("replica.not_durable", detail=str(err))
+            return False
+        if not self._stray:
+            self._vetted_epoch = message.epoch
+        return not self._stray
+
     def _kept(self, event: Kept) -> None:
         self._keeping -= 1
         if event.problem:
@@ -279,19 +309,34 @@ class Candidate:
                 self._stored[p] = version, digest
                 self._damaged.discard(p)
             case ReplicaRun(epoch=epoch, serial=serial):
-                self._run = max(self._run, (epoch, serial))
+                if (epoch, serial) >= self._run:
+                    self._run, self._foundings = (epoch, serial), foundings_in(event.message.record)
         self._follow()
 
     def _follow(self) -> None:
         """Says what is here; the epoch is that of the leader, as soon as anything of it is durable."""
-        stored = tuple(
-            Stored(fragment_id=p, fragment_version=version, digest=digest)
-            for p, (version, digest) in sorted(self._stored.items())
-        )
         serial = max(0, self._run[1])
         known = self._run[0] if self._run[1] >= 0 else 0  # a record of an earlier life says nothing of its serial
-        follow = Follow(shard=self.shard, epoch=self.epoch, stored=stored, run_epoch=known, run_serial=serial)
-        self._actions.append(SendFollow(follow=follow))
+        self._actions.append(
+            SendFollow(
+                follow=Follow(
+                    shard=self.shard,
+                    epoch=self.epoch,
+                    stored=self._says,
+                    made_under=self._made_under,
+                    run_epoch=known,
+                    run_serial=serial,
+                )
+            )
+        )
+
+    @property
+    def _says(self) -> tuple[Stored, ...]:
+        return tuple(Stored(fragment_id=p, fragment_version=v, digest=d) for p, (v, d) in sorted(self._stored.items()))
+
+    @property
+    def _made_under(self) -> int:
+        return made_under(self._run[0], self._foundings, self._stored)
 
     # --- leading ------------------------------------------------------------------------------------------------
 
@@ -308,11 +353,16 @@ class Candidate:
         elif self._missing_since_s is None:
             self._missing_since_s = now_s
         objection = self._what_speaks_against(lease, now_s)
-        self._object(objection)
+        self._object(objection if objection != "" else self._why_not_followed(lease))
         if objection is None:
-            epochs = [following.epoch for _, following in self._brokers.values()]
+            heard = [following for _, following in self._brokers.values()]
+            epochs = [each.epoch for each in heard] + [each.newest.made_under for each in heard if each.newest]
             self._wanted_epoch = 1 + max([lease.epoch, self.epoch, *epochs])
             self.place = Place.TAKING
+            self._founding = None
+            if self._unvouched(lease):
+                name = f"{self._wanted_epoch}.{self.name}"
+                self._founding = Founding(name=name, after=self._made_under, base=dict(self._stored))
             store_epoch = self._run[0]
             take = Take(expected_epoch=lease.epoch, epoch=self._wanted_epoch, store_epoch=store_epoch)
             self._actions.append(take)
@@ -321,10 +371,17 @@ class Candidate:
         """Whether the lease says nothing: there is none, or one that Redis had long ago."""
         return lease.epoch < max(1, self._run[0])
 
+    def _unvouched(self, lease: LeaseView) -> bool:
+        """Whether no lease says that this store has all that was published; nor did it when its holder took it.
+
+        What this store began to found before it died, it has to found again.
+        """
+        return self._void(lease) or not lease.synced
+
     def _what_speaks_against(self, lease: LeaseView, now_s: float) -> str | None:
         """Says why not to lead; None if nothing does, empty if simply somebody else leads."""
         own, void = lease.holder == self.name, self._void(lease)
-        if not void and not own and not lease.expired(self._lease_s):
+        if not void and not lease.expired(self._lease_s):  # though it be its own: a copy may lead under its name
             return ""
         if self._keeping:
             return ""  # a moment later: it may be what was published last
@@ -333,19 +390,29 @@ class Candidate:
             asked_for_long = now_s >= self._began_at_s + BROKER_FRESH_S
             return "no broker answers" if asked_for_long else ""  # at the start none had the time to
         heard_s = min((f.leader_heard_ago_s for f in fresh if f.leader_heard_ago_s is not None), default=None)
-        if (void or not own) and heard_s is not None and heard_s < self._lease_s:
+        if heard_s is not None and heard_s < self._lease_s:
             return ""
         newest = max((f.epoch for f in fresh), default=0)
         if not void and lease.in_sync and self.name not in lease.in_sync:
-            return f"{lease.holder} led last, and this store was not in sync with it"
-        if not void and not own and self._run[0] != lease.epoch:
-            return f"this store has nothing of epoch {lease.epoch}"
+            return (
+                f"{lease.holder} led last, and this store was not in sync with it; if no store that was is left, "
+                f"delete the key lease:{self.shard} of this run in Redis"
+            )
+        if not void and self._run[0] < lease.synced:
+            return f"this store has nothing of epoch {lease.synced}"
         if self._damaged:
             which = ", ".join(map(str, sorted(self._damaged)))
             return f"the newest version of fragment {which} is damaged in this store, and whoever leads must mend it"
         behind = self._behind(fresh)
         if behind:
             return f"behind: {behind}"
+        settling_s = 2 * MISSING_LEASES * self._lease_s
+        if void or now_s < self._began_at_s + settling_s:  # a lease that Redis has from a snapshot may be old as well
+            newer = self._newer_store(fresh, None if void else lease.in_sync)
+            if newer:
+                return newer
+        if not own and newest < lease.synced and now_s < self._began_at_s + settling_s / 2:
+            return ""  # everything starts anew: who led last may be about to
         if void:
             assert self._missing_since_s is not None
             begun = bool(self._stored) or newest > 0
@@ -365,11 +432,30 @@ class Candidate:
                     return f"a broker holds version {version} of fragment {p} with other bytes than this store"
         return ""
 
+    def _newer_store(self, brokers: list[Following], among: frozenset[str] | None) -> str:
+        """Says which other standby has a newer store; of those that may lead, where the lease says who may."""
+        own = newness(self._made_under, self._says)
+        for following in brokers:
+            other = following.newest
+            if other is None or (among is not None and other.name not in among):
+                continue
+            if newness(other.made_under, other.stored) > own:
+                return f"the store of {other.name} is newer; to go on from less, stop that one"
+        return ""
+
+    def _why_not_followed(self, lease: LeaseView) -> str:
+        if not self._stray:
+            return ""
+        return (
+            f"this store holds {self._stray}, which {lease.holder or 'the leader'} began without, and does not follow: "
+            f"let this one lead in its place, or remove this store to follow"
+        )
+
     def _taken(self, granted: bool) -> None:
         if granted:
             self.place, self.epoch = Place.LEADING, self._wanted_epoch
             self._note("lease.taken", epoch=self.epoch)
-            self._actions.append(Lead(epoch=self.epoch))
+            self._actions.append(Lead(epoch=self.epoch, founding=self._founding))
         else:
             self.place = Place.FOLLOWING
 

@@ -40,6 +40,7 @@ from aggregator.events import (
     Stop,
     Tick,
 )
+from aggregator.founding import MAX_FOUNDINGS, Founding
 from aggregator.hearing import Hearings
 from aggregator.membership import Membership
 from aggregator.recovery import CURE, CURE_EMPTY, EPOCH_JUMP, LISTEN_S, Peers
@@ -80,6 +81,7 @@ class Aggregator:
         record: The run record of an earlier life of this store, or None for a new run.
         commits: The newest durable commit per fragment, with that record.
         epoch: What the lease says; at least one more than the record's. One aggregator alone counts for itself.
+        founding: Where no lease vouches for what the store has.
 
     Attributes:
         run: Everything it knows, for whoever reports on it.
@@ -93,11 +95,14 @@ class Aggregator:
         record: Mapping[str, Any] | None = None,
         commits: Mapping[int, Commit] | None = None,
         epoch: int = 1,
+        founding: Founding | None = None,
     ) -> None:
         self.run = Run(config, now_s)
         self.run.epoch = epoch
         if record is not None:
             self.run.restore(record, commits or {})
+        if founding is not None:
+            self.run.foundings = (*self.run.foundings, founding)[-MAX_FOUNDINGS:]
         self._membership = Membership(self.run)
         keeps = Adopter if config.shard else Keeper
         self._roster: Keeper | Adopter = keeps(self.run, self._membership)

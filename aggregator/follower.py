@@ -34,6 +34,7 @@ from aggregator.candidate import (
 )
 from aggregator.config import AggregatorConfig
 from aggregator.events import Fenced, Note, Received, Send
+from aggregator.founding import foundings_of
 from aggregator.replicas import commit_of, record_of
 from aggregator.store import Loaded, Store, newer_but_damaged
 from aggregator.wire import Wire
@@ -73,11 +74,12 @@ class Follower:
         self._disk = ThreadPoolExecutor(1, "disk")
         self._group = asyncio.TaskGroup()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._epoch: int | None = None
+        self._lead: Lead | None = None
         self._ended = False
         holding = Holding(
             stored={p: (commit.fragment_version, commit.digest) for p, (commit, _) in loaded.fragments.items()},
             run_epoch=0 if loaded.run is None else loaded.run["epoch"],
+            foundings=foundings_of(loaded.run),
             damaged=frozenset(p for p, _ in newer_but_damaged(loaded)),
         )
         self.core = Candidate(
@@ -89,8 +91,8 @@ class Follower:
             now_s=self._clock(),
         )
 
-    async def run(self, stop: asyncio.Event) -> int | None:
-        """Follows until this process may lead, and returns the epoch; None if ``stop`` or the run's end came before."""
+    async def run(self, stop: asyncio.Event) -> Lead | None:
+        """Follows until this process may lead, and returns how; None if ``stop`` or the run's end came before."""
         async with self._wire, self._group:
             for work in self._wire.work():
                 self._spawn(work)
@@ -103,11 +105,11 @@ class Follower:
                 for task in self._tasks:
                     task.cancel()
         await asyncio.to_thread(self._disk.shutdown)  # what it is at may still be in the leader's commit
-        return self._epoch
+        return self._lead
 
     async def _pump(self, stopping: asyncio.Task[bool]) -> None:
         await self._perform(self.core.handle(Tick(), self._clock()))
-        while self._epoch is None and not self._ended and not stopping.done():
+        while self._lead is None and not self._ended and not stopping.done():
             event = await self._next_event(stopping)
             await self._perform(self.core.handle(event, self._clock()))
 
@@ -132,8 +134,8 @@ class Follower:
                     self._spawn(self._take(action))
                 case Keep(message=message):
                     self._spawn(self._keep(message))
-                case Lead(epoch=epoch):
-                    self._epoch = epoch
+                case Lead():
+                    self._lead = action
                 case Quit():
                     log.info("aggregator.ended", run=self._config.run_id, by="its leader")
                     self._ended = True

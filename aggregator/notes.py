@@ -23,6 +23,7 @@ _WARNINGS = frozenset(
         "message.refused",
         "message.unexpected",
         "run_record.failed",
+        "standby.namesake",
         "store.behind",
         "store.not_behind",
         "version.not_durable",

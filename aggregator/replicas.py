@@ -11,6 +11,7 @@ import numpy as np
 from aggregator.events import Commit
 from aggregator.outer import FragmentState
 from aggregator.records import commit_from_map, commit_to_map
+from broker.codec import verify_payload
 from broker.errors import RemoteProtocolError
 from broker.messages import Codec, Reason, Replica, ReplicaRun
 from broker.schema import Unfit
@@ -50,6 +51,7 @@ def commit_of(replica: Replica) -> tuple[Commit, FragmentState]:
         )
     if len(replica.payload) != 2 or any(each.codec is not Codec.F32 for each in replica.payload):
         raise _unfit("payload", f"{len(replica.payload)} buffers", "parameters and momentum in f32")
+    verify_payload(replica.payload)  # the digest names the parameters alone: nothing else would notice the momentum
     arrays = []
     for encoded in replica.payload:
         array = np.empty(encoded.shape, np.float32)

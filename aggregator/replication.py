@@ -19,11 +19,12 @@ differs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from aggregator.events import Commit, Event, Note, Persisted, PersistFailed, RunSaved, RunSaveFailed
-from broker.messages import Follow
+from aggregator.founding import Founding
+from broker.messages import Follow, newness
 
 #: A replica that is not acknowledged goes out again after this; the pause doubles, since the link may be busy with it.
 RESEND_S, LONGEST_RESEND_S = 1.0, 16.0
@@ -124,7 +125,14 @@ class Deposed:
     epoch: int
 
 
-ReplicationAction = Replicate | ReplicateRun | Renew | Deliver | Deposed | Note
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GiveUp:
+    """Leave the lease to a standby with a better store; :class:`Deposed` comes next."""
+
+    to: str
+
+
+ReplicationAction = Replicate | ReplicateRun | Renew | Deliver | Deposed | GiveUp | Note
 
 
 # --- state ------------------------------------------------------------------------------------------------------
@@ -170,6 +178,7 @@ class Replication:
         lease_s: Of the lease, which is renewed four times as often.
         standby_lag_s: How long a commit waits for a standby before that is no longer in sync.
         commits: The newest durable commit of each fragment at the start.
+        foundings: Of the run record, this leader's own included.
         now_s: Monotonic seconds.
     """
 
@@ -182,7 +191,9 @@ class Replication:
         standby_lag_s: float,
         commits: Mapping[int, Commit],
         now_s: float,
+        foundings: Sequence[Founding] = (),
     ) -> None:
+        self._foundings = tuple(foundings)
         self.name, self.epoch = name, epoch
         self.in_sync: frozenset[str] = frozenset()  #: standbys that the lease names
         self.deposed = False
@@ -191,6 +202,8 @@ class Replication:
         self._published = {p: _key(commit) for p, commit in commits.items()}
         self._waiting: dict[int, _Waiting] = {}
         self._standbys: dict[str, _Standby] = {}
+        self._began_at_s = now_s
+        self._namesake = False  # a standby of this leader's own name was heard
         self._reached_at_s = now_s  # when a broker answered last
         self._confirmed = False  # the lease was renewed under this epoch
         self._asked: frozenset[str] | None = None  # the request on its way
@@ -268,15 +281,26 @@ class Replication:
             case RunSaved(serial=serial):
                 if self._delivered_serial == self._serial:
                     self._run_since_s = now_s
+                if not self._serial:
+                    self._renew_at_s = now_s
                 self._serial = max(self._serial, serial)
             case _:
                 self._actions.append(Deliver(event=done))
 
     def _followed(self, name: str, follow: Follow, now_s: float) -> None:
+        if self._gives_way(name, follow):
+            self.deposed = True
+            self._note("lease.given_up", to=name, detail=f"the store of {name} is newer, and nothing was made since")
+            self._actions += [GiveUp(to=name), Deposed(holder=name, epoch=self.epoch)]
+            return
         if follow.epoch > self.epoch:
             return  # it has another leader; the lease will say so
         if name == self.name:
-            return  # sent while this store still stood by
+            if now_s >= self._began_at_s + FORGET_S and not self._namesake:  # else sent while this store stood by
+                self._namesake = True
+                cure = "is its store a copy of this one? remove the file `name` in it, and start it again"
+                self._note("standby.namesake", standby=name, detail=f"another process stands by as {name}; {cure}")
+            return
         if name not in self._standbys:
             self._note("standby.came", standby=name)
         standby = self._standbys.setdefault(name, _Standby(now_s))
@@ -284,6 +308,20 @@ class Replication:
         standby.follows = follow.epoch == self.epoch
         standby.stored = {s.fragment_id: (s.fragment_version, s.digest) for s in follow.stored}
         standby.run_serial = follow.run_serial if follow.run_epoch == self.epoch else -1
+
+    def _gives_way(self, name: str, follow: Follow) -> bool:
+        """Whether a standby should lead in place of this one, which began without a lease and has made nothing since.
+
+        It came late: its store is newer, and does not follow one that is not.
+        """
+        if name == self.name or follow.run_epoch == self.epoch or not self._foundings:
+            return False
+        founding = self._foundings[-1]
+        if not founding.holds({p: _key(commit) for p, commit in self._newest.items()}):
+            return False
+        stored = {s.fragment_id: (s.fragment_version, s.digest) for s in follow.stored}
+        own = founding.after, sum(version + 1 for version, _ in founding.base.values())
+        return newness(follow.made_under, follow.stored) > own and not founding.holds(stored)
 
     def _renewed(self, event: Renewed) -> None:
         asked, self._asked = self._asked or frozenset(), None
@@ -306,7 +344,7 @@ class Replication:
             for name in [n for n, s in self._standbys.items() if now_s >= s.heard_at_s + FORGET_S]:
                 del self._standbys[name]
                 self._note("standby.lost", standby=name)
-            for name, standby in sorted(self._standbys.items()):
+            for name, standby in sorted(self._standbys.items()) if self._confirmed else ():
                 self._send_missing(name, standby, now_s)
             self._deliver()
             self._renew(now_s)
@@ -317,6 +355,8 @@ class Replication:
         wanted: dict[int, Key | int] = {_RUN: self._serial} if self._serial else {}
         wanted |= {p: _key(c) for p, c in sorted(self._newest.items())}
         for p, key in wanted.items():
+            if p != _RUN and standby.run_serial < 0:
+                break  # the run record first: by that it knows whether it may follow
             has = standby.run_serial if p == _RUN else standby.stored.get(p)
             if has == key and standby.follows:
                 standby.sent.pop(p, None)
@@ -361,6 +401,9 @@ class Replication:
         unreached = self._confirmed and silent_s >= UNREACHED_LEASES * 4 * self._interval_s
         if self._asked is not None or unreached:
             return  # cut off from every broker, it leads nobody: somebody who is not may take over
+        if not self._serial:  # the lease names an epoch only when a store has it: see broker.lease, of ``synced``
+            self._renew_at_s = now_s + self._interval_s / 4
+            return
         late = self._lagging(now_s) if silent_s < 2 * self._interval_s else frozenset()  # or it is we who are cut off
         wanted = (self.in_sync | self._caught_up(now_s)) - late
         if wanted == self.in_sync and not self._unsure and now_s < self._renew_at_s:

@@ -16,6 +16,7 @@ from typing import Any
 
 from aggregator.config import AggregatorConfig
 from aggregator.events import Action, Commit, Manifested, Note, SaveRun
+from aggregator.founding import Founding, foundings_of
 from aggregator.journeys import Journeys
 from aggregator.ledger import Ledger
 from aggregator.members import Member, Members
@@ -119,6 +120,7 @@ class Run:
         self.agreed_serial = 0  # of the newest one that every shard has, too
         self.on_save: Callable[[], None] = lambda: None  # for who passes on what is in it
         self.begins: dict[str, tuple[int, int]] = {}  # island -> the furthest step and tokens that other shards know
+        self.foundings: tuple[Founding, ...] = ()  # of the line that the store has, oldest first
         self.roster_at = (0, 0)  # epoch and serial of shard 0's roster that was taken over last
         self.told_phase = Phase.SEEDING  # by shard 0, where that is another one
         self.troubles = Troubles()
@@ -147,6 +149,7 @@ class Run:
             "phase": str(self.decided),
             "seeding": [self.seeding_id, *(self.seeder or ("", 0))],
             "roster": list(self.roster_at),
+            "foundings": [founding.row() for founding in self.foundings],
             "quarantine": self.quarantine.record(self.now_s),
             **self.members.record(),
             "lives": self.ledger.counters(),
@@ -302,6 +305,7 @@ class Run:
     def restore(self, record: Mapping[str, Any], commits: Mapping[int, Commit]) -> None:
         """Goes on from what an earlier life left in the store; a version 0 that is not whole was never published."""
         self.epoch = max(self.epoch, record["epoch"] + 1)
+        self.foundings = foundings_of(record)
         self.members.restore(record, self.now_s)
         self.quarantine.restore(record.get("quarantine", {}), self.now_s)
         last_round_id = max([record["last_round_id"], *(c.round_id for c in commits.values())])

@@ -24,6 +24,7 @@ from typing import Any, Self, assert_never
 import zmq.asyncio
 
 from aggregator import summary
+from aggregator.candidate import Lead
 from aggregator.config import AggregatorConfig
 from aggregator.core import Aggregator
 from aggregator.events import (
@@ -51,6 +52,7 @@ from aggregator.events import (
     Tick,
 )
 from aggregator.follower import Follower
+from aggregator.founding import Founding
 from aggregator.notes import NoteLog
 from aggregator.recording import Recorder
 from aggregator.replicas import run_message
@@ -58,6 +60,7 @@ from aggregator.replication import (
     Deliver,
     Deposed,
     Followed,
+    GiveUp,
     Local,
     Outranked,
     Renew,
@@ -141,8 +144,8 @@ async def serve(
 class _Term:
     """The right to lead under one epoch, with the lease that says so."""
 
-    def __init__(self, name: str, epoch: int, registry: Registry, shard: int) -> None:
-        self.name, self.epoch = name, epoch
+    def __init__(self, name: str, lead: Lead, registry: Registry, shard: int) -> None:
+        self.name, self.epoch, self.founding = name, lead.epoch, lead.founding
         self.lease = LeaseKey(registry, shard)
         self._registry = registry
 
@@ -160,13 +163,13 @@ async def _follow(
     registry = Registry(config.redis_url or DEFAULT_REDIS_URL, config.run_id)
     follower = Follower(config, context, store, loaded, LeaseKey(registry, config.shard))
     log.info("aggregator.stands_by", run=config.run_id, broker=config.broker, name=store.name, redis=registry.address)
-    epoch = None
+    lead = None
     try:
-        epoch = await follower.run(stop)
+        lead = await follower.run(stop)
     finally:
-        if epoch is None:
+        if lead is None:
             await registry.aclose()
-    return None if epoch is None else _Term(store.name, epoch, registry, config.shard)
+    return None if lead is None else _Term(store.name, lead, registry, config.shard)
 
 
 async def _lead(
@@ -286,11 +289,14 @@ class _Service:
         commits = {p: commit for p, (commit, _) in loaded.fragments.items()}
         now_s = self._clock()
         epoch = least_epoch if term is None else term.epoch
+        founding = None if term is None else term.founding
         if tape is not None:
-            tape.write(start_line(config, now_s, loaded.run, commits, epoch=epoch))
-        self.core = Aggregator(config, now_s=now_s, record=loaded.run, commits=commits, epoch=epoch)
+            tape.write(start_line(config, now_s, loaded.run, commits, epoch=epoch, founding=founding))
+        self.core = Aggregator(config, now_s=now_s, record=loaded.run, commits=commits, epoch=epoch, founding=founding)
         self._term = term
-        self._replication = None if term is None else _replication(config, term, commits, now_s)
+        self._replication = (
+            None if term is None else _replication(config, term, commits, self.core.run.foundings, now_s)
+        )
         self._record: SaveRun | None = None  # the newest
         self._ways: dict[str, int] = {}  # by which broker each standby was heard last
         self._wire = Wire(context, config, self._heard)
@@ -482,6 +488,9 @@ class _Service:
                     self._spawn(self._renew(self._term, in_sync))
                 case Deliver(event=event):
                     await self._feed(event, now_s)
+                case GiveUp(to=to):
+                    with suppress(Unavailable):  # then it runs out
+                        await self._term.lease.give_up(holder=self._term.name, epoch=epoch, to=to)
                 case Deposed():
                     self.deposed = action
                 case Note():
@@ -543,13 +552,20 @@ class _Service:
             log.error("report.failed", path=str(path), detail=err.strerror, cure="the log and Redis have the same")
 
 
-def _replication(config: AggregatorConfig, term: _Term, commits: Mapping[int, Commit], now_s: float) -> Replication:
+def _replication(
+    config: AggregatorConfig,
+    term: _Term,
+    commits: Mapping[int, Commit],
+    foundings: tuple[Founding, ...],
+    now_s: float,
+) -> Replication:
     return Replication(
         name=term.name,
         epoch=term.epoch,
         lease_s=config.lease_s,
         standby_lag_s=config.standby_lag_s,
         commits=commits,
+        foundings=foundings,
         now_s=now_s,
     )
 

@@ -31,6 +31,7 @@ from aggregator.store_files import (
     fragment_ids,
     ledger_path,
     mapped,
+    name_path,
     pack_run,
     read_newest,
     read_run,
@@ -83,6 +84,7 @@ class Store:
         self._keep = keep
         self._loaded = False
         self._newest: dict[int, Commit] = {}  #: fragment -> newest whole version
+        self._unlisted: dict[tuple[int, int, str], Commit] = {}  #: durable, and not in the ledger file yet
         self._damaged: defaultdict[int, set[int]] = defaultdict(set)  #: fragment -> versions not whole
 
     @classmethod
@@ -188,7 +190,8 @@ class Store:
         self._replace(path, lambda fd: write_commit(fd, commit, state))
         self._newest[commit.fragment_id] = commit
         self._damaged[commit.fragment_id].discard(commit.fragment_version)
-        self._append_to_ledger([commit])
+        self._unlisted[_key(commit)] = commit
+        self._list_commits()
         self._prune(commit.fragment_id)
 
     def adopt(self, commit: Commit, state: FragmentState) -> None:
@@ -201,6 +204,7 @@ class Store:
         newer = [each for each in versions(self._directory, p) if each > version]
         held = self._newest.get(p)
         if held is not None and _key(held) == _key(commit) and not newer:
+            self._list_commits()
             return  # a copy of what is here
         self._newest.pop(p, None)
         for each in newer:  # first: a crash must not leave them above what was acknowledged
@@ -230,13 +234,30 @@ class Store:
 
     @property
     def name(self) -> str:
-        """A name that is this store's alone, drawn when it was new: two stores of one run are never taken for one."""
-        path = self._directory / "name"
+        """A name that is this store's alone, drawn when it was new: two stores of one run are never taken for one.
+
+        A copy of a store holds its name too. So the file says where it was written, by the inodes of the directory and
+        of itself, which no copy has; where they differ, a new name is drawn. Devices are left out: their numbers change
+        when a machine starts again, and a store that loses its name loses its place in the lease.
+        """
+        path = name_path(self._directory)
         with mapped(f"cannot name the store {self._directory}", definite=True):
-            if not path.exists():
-                drawn = f"{re.sub('[^A-Za-z0-9._-]', '-', socket.gethostname())[:40]}-{os.urandom(4).hex()}"
-                self._replace(path, lambda fd: write_all(fd, memoryview(drawn.encode())))
-            return path.read_text()
+            known, *place = path.read_text().split() if path.exists() else [""]
+            here = [str(each.stat().st_ino) for each in (self._directory, path)] if known else []
+            if known and place == here:
+                return known
+            name = known if not place else ""  # written before names had a place
+            if not name:
+                name = f"{re.sub('[^A-Za-z0-9._-]', '-', socket.gethostname())[:40]}-{os.urandom(4).hex()}"
+            if place:
+                _LOG.warning("store.renamed path=%s was=%s name=%s reason=a copy", self._directory, known, name)
+
+            def write(fd: int) -> None:
+                content = f"{name} {self._directory.stat().st_ino} {os.fstat(fd).st_ino}\n"
+                write_all(fd, memoryview(content.encode()))
+
+            self._replace(path, write)
+            return name
 
     def _replace(self, path: Path, write: Callable[[int], None]) -> None:
         """Puts what ``write`` writes in the place of ``path``, whole and durable."""
@@ -259,6 +280,12 @@ class Store:
         with mapped(f"cannot flush {path.parent}", definite=False):
             _flush_directory(path.parent)
 
+    def _list_commits(self) -> None:
+        """Gives what is durable its line, whoever asks for what next after an attempt that failed."""
+        if self._unlisted:
+            self._append_to_ledger(self._unlisted.values())
+            self._unlisted.clear()
+
     def _append_to_ledger(self, commits: Iterable[Commit]) -> None:
         """Adds a line per commit, all or none, durably: afterwards the commit may be pruned."""
         lines = "".join(json.dumps(ledger_line(commit), separators=(",", ":")) + "\n" for commit in commits)
@@ -278,6 +305,9 @@ class Store:
 
     def _strike_from_ledger(self, fragment_id: int, first_version: int) -> None:
         """Removes the lines of a fragment from a version on; the others stay as they are, byte for byte."""
+        self._unlisted = {
+            key: each for key, each in self._unlisted.items() if key[0] != fragment_id or key[1] < first_version
+        }
         path = ledger_path(self._directory)
         if not path.exists():
             return

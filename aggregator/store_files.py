@@ -1,6 +1,7 @@
 """Where things are in a store directory, and how to read them without a lock, while a run is live.
 
     lock                            held (flock) by the one process that writes
+    name                            what this store is called, and where: a copy of it must not be taken for it
     run.msgpack                     the run record: run id, epoch, manifest, members and their incarnations
     fragments/003/00000017.commit   version 17 of fragment 3 (:mod:`aggregator.commit_file`)
     ledger.jsonl                    one line per version: who is in it, with what weight and staleness
@@ -48,6 +49,17 @@ def mapped(what: str, *, definite: bool) -> Iterator[None]:
     except OSError as err:
         cure = _CURES.get(err.errno or 0, "check that disk")
         raise Unavailable(f"{what}: {err.strerror or err}; {cure}", definite=definite) from err
+
+
+def name_path(directory: Path) -> Path:
+    """Where the name of the store is."""
+    return directory / "name"
+
+
+def read_name(directory: Path) -> str | None:
+    """Returns what the store was called when it was opened last; None if it never stood by."""
+    words = name_path(directory).read_text().split() if name_path(directory).exists() else []
+    return words[0] if words else None
 
 
 def run_path(directory: Path) -> Path:

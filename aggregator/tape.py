@@ -42,6 +42,7 @@ from aggregator.events import (
     Stop,
     Tick,
 )
+from aggregator.founding import Founding, foundings_of
 from aggregator.records import commit_from_map, commit_to_map
 from broker import logs
 from broker.codec import KINDS, kind_of
@@ -82,6 +83,7 @@ def start_line(
     commits: Mapping[int, Commit],
     *,
     epoch: int = 1,
+    founding: Founding | None = None,
 ) -> dict[str, Any]:
     """Returns the first line of a life: all that its core is made from."""
     given = {name: value for name, value in dataclasses.asdict(config).items() if value is not None}
@@ -91,6 +93,7 @@ def start_line(
         "epoch": epoch,
         "config": {name: str(value) if isinstance(value, Path) else value for name, value in given.items()},
         "record": record,
+        "founding": None if founding is None else founding.row(),
         "commits": [commit_to_map(commit) for _, commit in sorted(commits.items())],
     }
 
@@ -160,7 +163,10 @@ def read_start(line: Mapping[str, Any]) -> Aggregator:
     commits = {row["fragment_id"]: commit_from_map(row) for row in line["commits"]}
     config = from_sources(AggregatorConfig, _OFF | line["config"], where="config of the tape")
     epoch = line.get("epoch", 1)  # tapes from before there were leases are without
-    return Aggregator(config, now_s=line["now_s"], record=line["record"], commits=commits, epoch=epoch)
+    founding = foundings_of({"foundings": [line["founding"]]})[0] if line.get("founding") else None
+    return Aggregator(
+        config, now_s=line["now_s"], record=line["record"], commits=commits, epoch=epoch, founding=founding
+    )
 
 
 def read_event(line: Mapping[str, Any]) -> Event:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -10,6 +11,7 @@ import numpy as np
 from aggregator.events import Merge, Plant
 from aggregator.merge import MergedFragment, merge_fragment
 from aggregator.outer import FragmentState, OuterStep, seeded
+from broker.errors import LocalProtocolError
 from broker.fragments import TensorSpec
 from broker.messages import Codec, Encoded
 from broker.tensors import decode_into, encode_tensor, fragment_digest
@@ -47,9 +49,16 @@ def merge(
         action: Contributions with their final weights, in the order to fold.
         before: The newest durable version; it stays as it is.
         outer_step: From :func:`aggregator.outer.make_outer_step`.
+
+    Raises:
+        LocalProtocolError: The outcome is not finite, though every contribution was: ``before`` cannot be right. The
+            process ends; a standby may have better.
     """
     merged = merge_fragment(tensors, action.parts)
     after = outer_step(before, merged.delta)
+    if not math.isfinite(float(np.sum(after.params, dtype=np.float64))):  # which no sum of finite float32 leaves
+        what = f"version {after.version} of fragment {action.fragment_id}"
+        raise LocalProtocolError(f"{what} would hold values that are not finite: nothing is made of them")
     return Made(after, fragment_digest(after.params)), merged
 
 

@@ -22,7 +22,7 @@ import xxhash
 
 from broker.errors import ConfigError, LocalProtocolError, RemoteProtocolError
 from broker.lengths import encoded_bytes
-from broker.messages import MESSAGE_TYPES, PROTOCOL_VERSION, Codec, Encoded, Envelope, Message, Reason
+from broker.messages import MESSAGE_TYPES, PROTOCOL_VERSION, Codec, Encoded, Envelope, Message, Payload, Reason
 from broker.schema import (
     MAX_DIMENSIONS,
     MAX_ITEMS,
@@ -333,7 +333,12 @@ def verify(envelope: Envelope) -> None:
     Raises:
         RemoteProtocolError: With reason ``checksum``. The message was damaged on its way: sent again, it may pass.
     """
-    for index, encoded in enumerate(getattr(envelope.message, "payload", ())):
+    verify_payload(getattr(envelope.message, "payload", ()))
+
+
+def verify_payload(payload: Payload) -> None:
+    """The same for a payload without its envelope."""
+    for index, encoded in enumerate(payload):
         found = xxhash.xxh3_64_intdigest(encoded.data)
         if found != encoded.checksum:
             field = f"buffers[{index}].checksum"

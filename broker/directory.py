@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from broker.messages import AGGREGATOR, Channel, joining, standing_by
+from broker.messages import AGGREGATOR, Channel, Follow, Standing, joining, newness, standing_by
 from broker.replays import Seen
 
 #: The name under which refusals are counted while the sender is not known.
@@ -34,6 +34,7 @@ class Peer:
         transfers: Versions sent to it.
         asked_s: When it first sent what an aggregator answers, since one last answered; None: nothing is owed.
         seen: The sequence numbers heard over each connection.
+        follow: What a standby said last.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Peer:
     transfers: int = 0
     asked_s: float | None = None
     seen: dict[Channel, Seen] = field(default_factory=dict)
+    follow: Follow | None = None
 
     @property
     def is_joining(self) -> bool:
@@ -103,6 +105,15 @@ class Directory:
         """Who leads a shard, if anybody does."""
         leader = self.leaders.get(shard)
         return leader if leader is not None and leader.leads else None
+
+    def newest_standby(self, shard: int, *, beside: str, since_s: float) -> Standing | None:
+        """Which standby of a shard has the newest store: of those heard since then, other than ``beside``."""
+        heard = [
+            Standing(name=each.name.removeprefix(STANDBY), made_under=each.follow.made_under, stored=each.follow.stored)
+            for each in self.peers.values()
+            if each.follow is not None and each.follow.shard == shard and each.name != beside and each.heard_s > since_s
+        ]
+        return max(heard, key=lambda each: (newness(each.made_under, each.stored), each.name), default=None)
 
     def leader_behind(self, channel: Channel, route: bytes) -> Leader | None:
         """The aggregator that is attached over this connection."""

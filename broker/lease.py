@@ -1,17 +1,20 @@
 """The lease of an aggregator shard in Redis: one key, changed by compare-and-set alone.
 
-    lease:{shard}    hash    holder, epoch, in_sync (JSON list of names), renewed_at (clock of Redis), renewal (a number
-                             that grows within an epoch), standbys (JSON list: who is heard); ended, at the end
+    lease:{shard}    hash    holder, epoch, in_sync (JSON list of names), synced (the epoch under which these were in
+                             sync), renewed_at (clock of Redis), renewal (a number that grows within an epoch),
+                             standbys (JSON list: who is heard); ended, at the end
 
 Leading is safe without it: a version is published only once it is durable at everyone in the *in-sync set*, and nobody
 else may take the lease. So the two things that a lease decides, who may take over and when, are decided on one key, and
 the clock that runs out is that of Redis. Rules of the two scripts:
 
 * **take**: granted if there is no key and the caller expects none; or the key has the epoch that the caller expects,
-  and the caller is in the in-sync set, and either holds it or nobody has renewed it for ``lease_s``. A key whose epoch
-  is lower than that of the caller's store comes from a Redis that lost writes, and counts as none. One without an
-  in-sync set is of an earlier release, whose aggregator led without failover: it goes to the store that has its epoch.
-  The taker alone is in sync then.
+  the caller is in the in-sync set, and nobody has renewed it for ``lease_s``. Its holder waits as well: a copy of its
+  store may be leading under its name. A key whose epoch is lower than that of the caller's store comes from a Redis
+  that lost writes, and counts as none. One without an in-sync set is of an earlier release, whose aggregator led
+  without failover: it goes to the store that has its epoch. Who was in sync stays so until the taker renews for the
+  first time, since it publishes nothing before that: if it dies at once, any other one of them may lead. Where nobody
+  was, or the key says nothing, the taker alone is, and until it renews ``synced`` is 0: no lease vouches for its store.
 * **renew**: granted to the holder under its epoch, who says anew who is in sync; to a leader of a higher epoch than the
   key has, since a Redis that lost writes knows less than a leader's store; and where there is no key. Never otherwise.
 
@@ -38,10 +41,10 @@ from broker.registry import Registry
 _FOR_EVER_S = 1e9
 
 _TAKE = """
-local held = redis.call('HMGET', KEYS[1], 'holder', 'epoch', 'in_sync', 'renewed_at')
+local held = redis.call('HMGET', KEYS[1], 'holder', 'epoch', 'in_sync', 'renewed_at', 'synced')
 local time = redis.call('TIME')
 local now = tonumber(time[1]) + tonumber(time[2]) / 1e6
-local granted = false
+local granted, in_sync, synced = false, cjson.encode({ARGV[1]}), '0'
 if not held[1] then
   granted = ARGV[2] == '0'
 elseif held[2] == ARGV[2] then
@@ -51,13 +54,16 @@ elseif held[2] == ARGV[2] then
     member = member or name == ARGV[1]
   end
   local age = now - tonumber(held[4])
-  granted = older or (member and (held[1] == ARGV[1] or age >= tonumber(ARGV[4]) or age < 0))
+  granted = older or (member and (age >= tonumber(ARGV[4]) or age < 0))
+  if not older and held[3] then
+    in_sync, synced = held[3], held[5] or held[2]
+  end
 end
 if granted then
   local stamp = string.format('%.6f', now)
   redis.call('HDEL', KEYS[1], 'ended', 'renewal', 'standbys')
-  local alone = cjson.encode({ARGV[1]})
-  redis.call('HSET', KEYS[1], 'holder', ARGV[1], 'epoch', ARGV[3], 'in_sync', alone, 'renewed_at', stamp)
+  redis.call('HSET', KEYS[1], 'holder', ARGV[1], 'epoch', ARGV[3], 'renewed_at', stamp)
+  redis.call('HSET', KEYS[1], 'in_sync', in_sync, 'synced', synced)
 end
 return granted and 1 or 0
 """
@@ -72,10 +78,19 @@ if granted then
   local time = redis.call('TIME')
   local stamp = string.format('%.6f', tonumber(time[1]) + tonumber(time[2]) / 1e6)
   redis.call('HSET', KEYS[1], 'holder', ARGV[1], 'epoch', ARGV[2], 'in_sync', ARGV[3], 'renewed_at', stamp)
-  redis.call('HSET', KEYS[1], 'renewal', ARGV[4], 'standbys', ARGV[6])
+  redis.call('HSET', KEYS[1], 'renewal', ARGV[4], 'standbys', ARGV[6], 'synced', ARGV[2])
   return {1, ARGV[1], ARGV[2]}
 end
 return {0, held[1] or '', held[2] or '0'}
+"""
+
+_GIVE_UP = """
+local held = redis.call('HMGET', KEYS[1], 'holder', 'epoch')
+if held[1] == ARGV[1] and held[2] == ARGV[2] then
+  redis.call('HSET', KEYS[1], 'holder', ARGV[3], 'in_sync', cjson.encode({ARGV[3]}), 'synced', '0', 'renewed_at', '0')
+  redis.call('HDEL', KEYS[1], 'renewal')
+end
+return 0
 """
 
 _END = """
@@ -99,6 +114,7 @@ class LeaseKey:
         self._take = registry.script(_TAKE)
         self._renew = registry.script(_RENEW)
         self._end = registry.script(_END)
+        self._give_up = registry.script(_GIVE_UP)
         self._renewals = 0
         self._confirmed = False  # what was taken was there when it was renewed
 
@@ -170,6 +186,14 @@ class LeaseKey:
         )
         self._confirmed = granted
         return (True, holder, epoch) if granted else (False, found.holder, found.epoch)
+
+    async def give_up(self, *, holder: str, epoch: int, to: str) -> None:
+        """Leaves the lease to a standby, which may take it at once under a later epoch, and founds a line then."""
+
+        async def give_up(_: Redis) -> None:
+            await self._give_up(keys=[self._key], args=[holder, epoch, to])
+
+        await self._registry.attempt(give_up)
 
     async def end(self, *, holder: str, epoch: int) -> None:
         """Says that the run has ended under this leader."""

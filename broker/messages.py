@@ -10,6 +10,7 @@ the codec derives its strict checks from the annotations. ``payload`` fields tra
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, ClassVar
@@ -691,6 +692,7 @@ class Follow:
         shard: Whose fragments it follows.
         epoch: Of the leader that it follows: it takes nothing of a lower one any more. 0: of none yet.
         stored: The newest version per fragment, as far as there is one.
+        made_under: The epoch under which the last of them was made, as far as the store can tell; 0: there is none.
         run_epoch: With ``run_serial``: of the newest run record in its store.
     """
 
@@ -699,6 +701,7 @@ class Follow:
     shard: int
     epoch: int
     stored: tuple[Stored, ...]
+    made_under: int
     run_epoch: int
     run_serial: int
 
@@ -712,6 +715,20 @@ class FollowBulk:
     shard: int
 
 
+def newness(made_under: int, stored: Sequence[Stored]) -> tuple[int, int]:
+    """Returns what orders the stores of a shard: the epoch of their last version, then how many versions there were."""
+    return made_under, sum(each.fragment_version + 1 for each in stored)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """What another standby has, as its last :class:`Follow` said."""
+
+    name: str
+    made_under: int
+    stored: tuple[Stored, ...]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Following:
     """The broker's answer to a standby: what it knows of the leader and of the model.
@@ -720,6 +737,7 @@ class Following:
         epoch: The highest one seen of this shard, 0 for none.
         leader_heard_ago_s: Since the leader was heard last; None if nobody leads here.
         stored: The newest version of each fragment that the broker holds.
+        newest: Of the other standbys of this shard that were heard lately, the one with the newest store.
     """
 
     channel: ClassVar[Channel] = Channel.CONTROL
@@ -727,6 +745,7 @@ class Following:
     epoch: int
     leader_heard_ago_s: float | None
     stored: tuple[Stored, ...]
+    newest: Standing | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -110,6 +110,8 @@ class LeaseView:
         epoch: Under which it leads; 0 if there is no key.
         in_sync: Who has every published version, the leader among them: who may take over. Empty if an earlier release
             wrote it, without failover.
+        synced: The epoch under which they were: that of the leader before, until a taker has renewed. 0: of none, since
+            there was no lease before, or none that said anything.
         standbys: Who else the leader had heard of when it renewed last, in sync or not.
         age_s: Since it was renewed, by the clock of Redis; below 0 where that clock was set back.
         ended: Its holder has ended the run, and nobody need take over.
@@ -118,6 +120,7 @@ class LeaseView:
     holder: str = ""
     epoch: int = 0
     in_sync: frozenset[str] = frozenset()
+    synced: int = 0
     standbys: frozenset[str] = frozenset()
     age_s: float = 0.0
     ended: bool = False
@@ -136,6 +139,7 @@ class LeaseView:
                 holder=held["holder"],
                 epoch=int(held["epoch"]),
                 in_sync=frozenset(json.loads(held.get("in_sync", "[]"))),
+                synced=int(held.get("synced", held["epoch"])),
                 standbys=frozenset(json.loads(held.get("standbys", "[]"))),
                 age_s=now_s - float(held["renewed_at"]),
                 ended=held.get("ended") == "1",

@@ -361,11 +361,13 @@ class Relay:
         peer.heard_s = now_s
         if isinstance(message, m.FollowBulk):
             return None
+        peer.follow = message
         known, leader = self._who.leaders.get(shard), self._who.leading(shard)
         following = m.Following(
             epoch=known.epoch if known is not None else 0,
             leader_heard_ago_s=now_s - leader.heard_s if leader is not None else None,
             stored=self._shelf.stored(lambda p: shard_of(p, self._shards) == shard),
+            newest=self._who.newest_standby(shard, beside=name, since_s=now_s - self.config.leader_silent_s),
         )
         self._reply(event.channel, event.peer, name, following)
         self._to_shard(shard, event)

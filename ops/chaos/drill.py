@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Iterable
 
+from aggregator.store_files import read_name
 from broker import clocks
 from broker.errors import Unavailable
 from broker.signals import Interrupted, Signals
@@ -239,7 +240,6 @@ def _leader(holder: str | None, plan: Plan) -> str | None:
     if holder is None:
         return None
     for name in plan.aggregator_ids:
-        store_name = plan.store_of(name) / "name"
-        if store_name.exists() and store_name.read_text() == holder:
+        if read_name(plan.store_of(name)) == holder:
             return name
     return None

@@ -18,6 +18,7 @@ import msgpack
 
 from aggregator import candidate as cand
 from aggregator.candidate import Candidate, Holding
+from aggregator.founding import Founding, foundings_of
 from aggregator.records import commit_from_map
 from broker import messages as m
 from broker.records import LeaseView
@@ -118,13 +119,17 @@ class SimLease:
     def take(self, name: str, expected_epoch: int, epoch: int, store_epoch: int, lease_s: float) -> bool:
         """As the script of :meth:`broker.lease.LeaseKey.take`."""
         held = self.read()
+        lease = LeaseView(holder=name, epoch=epoch, in_sync=frozenset({name}))
         if held.holder:
-            may = name in held.in_sync and (held.holder == name or held.expired(lease_s))
-            granted = held.epoch == expected_epoch and (may or held.epoch < store_epoch)
+            may = name in held.in_sync and held.expired(lease_s)
+            older = held.epoch < store_epoch
+            granted = held.epoch == expected_epoch and (may or older)
+            if not older:
+                lease = replace(lease, in_sync=held.in_sync, synced=held.synced)
         else:
             granted = expected_epoch == 0
         if granted:
-            self._set(LeaseView(holder=name, epoch=epoch, in_sync=frozenset({name})))
+            self._set(lease)
         return granted
 
     def renew(
@@ -136,8 +141,15 @@ class SimLease:
         if (held.holder, held.epoch) == (name, epoch):
             granted = self._renewal < number
         if granted:
-            self._set(LeaseView(holder=name, epoch=epoch, in_sync=frozenset({name, *in_sync})), number)
+            renewed = LeaseView(holder=name, epoch=epoch, in_sync=frozenset({name, *in_sync}), synced=epoch)
+            self._set(renewed, number)
         return granted, self.held.holder, self.held.epoch
+
+    def give_up(self, name: str, epoch: int, to: str) -> None:
+        """As the script of :meth:`broker.lease.LeaseKey.give_up`."""
+        if (self.held.holder, self.held.epoch) == (name, epoch):
+            self._set(LeaseView(holder=to, epoch=epoch, in_sync=frozenset({to})))
+            self._renewed_at_s = -1e9
 
     def end(self, name: str, epoch: int) -> None:
         """As the script of :meth:`broker.lease.LeaseKey.end`."""
@@ -189,6 +201,7 @@ class Station:
         self.name = station_names(self.config.shards, simulation.plan.standbys)[number]
         self.process: SimAggregator | SimCandidate | None = None
         self.frozen_until_s = 0.0
+        self.founding: Founding | None = None  # of whoever leads here
         self.lives = 0
 
     @property
@@ -205,8 +218,9 @@ class Station:
         else:
             self.lead(None)
 
-    def lead(self, epoch: int | None) -> None:
+    def lead(self, epoch: int | None, founding: Founding | None = None) -> None:
         """Lets this station lead; ``epoch`` is that of the lease, None where there is no other."""
+        self.founding = founding
         if epoch is not None:
             self.simulation.invariants.leading(self, epoch)
         leader = SimAggregator(self.simulation, self, self.lives, epoch)
@@ -256,6 +270,7 @@ class SimCandidate:
         holding = Holding(
             stored={p: (commit.fragment_version, commit.digest) for p, commit in disk.commits.items()},
             run_epoch=0 if disk.record is None else disk.record["epoch"],
+            foundings=foundings_of(disk.record),
         )
         self.core = Candidate(
             name=station.name,
@@ -296,8 +311,8 @@ class SimCandidate:
                 case cand.Keep(message=message):
                     delay_s = self.rng.uniform(*self.simulation.plan.persist_s)
                     self.simulation.queue.after(delay_s, partial(self.station.awake, partial(self.keep, message)))
-                case cand.Lead(epoch=epoch):
-                    self.station.lead(epoch)
+                case cand.Lead(epoch=epoch, founding=founding):
+                    self.station.lead(epoch, founding)
                 case cand.Quit():
                     self.kill()
                 case _:

@@ -20,6 +20,7 @@ from aggregator.records import commit_to_map
 from aggregator.replication import (
     Deliver,
     Deposed,
+    GiveUp,
     Local,
     Renew,
     Renewed,
@@ -316,7 +317,14 @@ class SimAggregator:
         self.alive = True
         self.rng = random.Random(f"{simulation.plan.seed}/{self.address}")
         disk, config, now_s = station.disk, station.config, self.clock.now_s
-        self.core = Aggregator(config, now_s=now_s, record=disk.record, commits=disk.commits, epoch=epoch or 1)
+        self.core = Aggregator(
+            config,
+            now_s=now_s,
+            record=disk.record,
+            commits=disk.commits,
+            epoch=epoch or 1,
+            founding=station.founding,
+        )
         self.replication: Replication | None = None
         if epoch is not None:
             self.replication = Replication(
@@ -325,6 +333,7 @@ class SimAggregator:
                 lease_s=config.lease_s,
                 standby_lag_s=config.standby_lag_s,
                 commits=disk.commits,
+                foundings=self.core.run.foundings,
                 now_s=now_s,
             )
         self.record: agg.SaveRun | None = None  # the newest asked for
@@ -451,6 +460,9 @@ class SimAggregator:
                     if isinstance(event, agg.Persisted):
                         self.simulation.invariants.persisted(self.disk.commits[event.fragment_id])
                     self.feed(event)
+                case GiveUp(to=to):
+                    give_up = partial(lease.give_up, self.station.name, epoch, to)
+                    lease.call(self.station.number, give_up, lambda _: None, lambda: None)
                 case Deposed():
                     self.simulation.note(self.simulation.queue.now_s, self.address, "deposed", {"by": action.holder})
                     self.kill()

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from aggregator.outer import FragmentState
 from aggregator.records import manifest_from_rows, manifest_to_rows
 from aggregator.service import load_for
 from aggregator.store import Store
-from aggregator.store_files import commit_path, read_newest, read_run, read_seed, versions
+from aggregator.store_files import commit_path, read_name, read_newest, read_run, read_seed, versions
 from broker.errors import ConfigError, LocalProtocolError, Unavailable
 from broker.fragments import FragmentManifest, Kind, TensorSpec
 from broker.messages import Merged
@@ -535,3 +536,37 @@ def test_reading_needs_no_lock(tmp_path):
     fill(tmp_path, newest=3)
     with Store.open(tmp_path):
         assert read_newest(tmp_path, 0)[0].fragment_version == 3
+
+
+# --- its name ---------------------------------------------------------------------------------------------------------
+
+
+def name_of(directory):
+    with Store.open(directory) as store:
+        return store.name
+
+
+def test_a_store_keeps_its_name_when_it_is_moved_or_opened_again(tmp_path):
+    drawn = name_of(tmp_path / "a")
+    assert name_of(tmp_path / "a") == drawn
+    (tmp_path / "a").rename(tmp_path / "b")
+    assert name_of(tmp_path / "b") == read_name(tmp_path / "b") == drawn
+
+
+def test_a_copy_of_a_store_gets_a_name_of_its_own(tmp_path):
+    drawn = name_of(tmp_path / "a")
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    name_of(tmp_path / "d")
+    shutil.copy2(tmp_path / "a" / "name", tmp_path / "d" / "name")  # over what was there
+    names = [name_of(tmp_path / each) for each in "abd"]
+    assert names[0] == drawn
+    assert len(set(names)) == 3
+    assert [name_of(tmp_path / each) for each in "abd"] == names
+
+
+def test_a_name_from_before_names_had_a_place_is_kept(tmp_path):
+    name_of(tmp_path / "a")
+    (tmp_path / "a" / "name").write_text("hub-1234abcd")
+    assert name_of(tmp_path / "a") == "hub-1234abcd"
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    assert name_of(tmp_path / "b") != "hub-1234abcd"

@@ -87,17 +87,38 @@ def test_only_who_is_in_sync_takes_over_and_only_when_it_has_run_out(shard):
         assert not await it.take("c", 1, 2)
         assert not await it.take("b", 2, 3)  # another epoch than it has
         assert await it.take("b", 1, 2)
-        assert (await it.leader.read()).in_sync == {"b"}
         assert not await it.take("a", 1, 2)
 
     shard(use)
 
 
-def test_the_holder_takes_it_again_without_waiting(shard):
+def test_a_taker_that_dies_before_its_first_renewal_leaves_the_lease_to_the_others_in_sync(shard):
+    async def use(it):
+        await it.led_by_a("b", "c")
+        await asyncio.sleep(LEASE_S)
+        assert await it.take("b", 1, 2)
+        view = await it.leader.read()
+        assert (view.holder, view.epoch, view.in_sync, view.synced) == ("b", 2, {"a", "b", "c"}, 1)
+        await asyncio.sleep(LEASE_S)
+        assert not await it.take("z", 2, 3)
+        assert await it.take("c", 2, 3)
+        assert (await it.leader.read()).synced == 1  # nobody has published anything since
+        assert (await it.other.renew(holder="c", epoch=3, in_sync=()))[0]
+        view = await it.leader.read()
+        assert (view.in_sync, view.synced) == ({"c"}, 3)
+        await asyncio.sleep(LEASE_S)
+        assert not await it.take("a", 3, 4)
+
+    shard(use)
+
+
+def test_the_holder_waits_like_the_others(shard):
     async def use(it):
         await it.led_by_a("b")
+        assert not await it.take("a", 1, 2)  # a copy of its store, under its name
+        await asyncio.sleep(LEASE_S)
         assert await it.take("a", 1, 2)
-        assert (await it.leader.read()).in_sync == {"a"}
+        assert (await it.leader.read()).holder == "a"
 
     shard(use)
 
@@ -193,6 +214,8 @@ def test_a_key_older_than_the_store_goes_to_whoever_saw_that(shard):
         assert not await it.take("b", 1, 6)
         assert not await it.take("b", 1, 6, store_epoch=1)
         assert await it.take("b", 1, 6, store_epoch=5)
+        view = await it.leader.read()
+        assert (view.in_sync, view.synced) == ({"b"}, 0)  # what the key said of others is as old as the rest of it
 
     shard(use)
 
@@ -203,6 +226,23 @@ def test_a_key_without_an_in_sync_set_goes_to_the_store_with_its_epoch(shard):
         assert (await it.leader.read()).in_sync == frozenset()
         assert not await it.take("b", 4, 5, store_epoch=3)
         assert await it.take("b", 4, 5, store_epoch=4)
+
+    shard(use)
+
+
+def test_a_leader_leaves_the_lease_to_another_one_which_needs_not_wait(shard):
+    async def use(it):
+        await it.led_by_a("c")
+        await it.leader.give_up(holder="z", epoch=1, to="b")
+        await it.leader.give_up(holder="a", epoch=2, to="b")
+        assert (await it.leader.read()).holder == "a"
+        await it.leader.give_up(holder="a", epoch=1, to="b")
+        view = await it.leader.read()
+        assert (view.holder, view.epoch, view.in_sync, view.synced) == ("b", 1, {"b"}, 0)
+        assert not (await it.leader.renew(holder="a", epoch=1, in_sync=()))[0]
+        assert not await it.take("a", 1, 2)
+        assert await it.take("b", 1, 2)
+        assert (await it.leader.read()).synced == 0  # it founds a line, however often it begins
 
     shard(use)
 
@@ -264,6 +304,7 @@ def test_the_end_is_said_by_the_holder_alone_and_forgotten_when_somebody_leads_a
         assert not (await it.leader.read()).ended
         await it.leader.end(holder="a", epoch=1)
         assert (await it.leader.read()).ended
+        await asyncio.sleep(LEASE_S)
         assert await it.take("a", 1, 2)
         assert not (await it.leader.read()).ended
 

@@ -461,6 +461,14 @@ MUTANTS = (
         tests=(T_CODEC + "test_verify_finds_a_damaged_buffer_and_decode_does_not_look",),
     ),
     Mutant(
+        what="a standby takes a momentum that was damaged on its way",
+        invariant=3,
+        file="aggregator/replicas.py",
+        old="    verify_payload(replica.payload)",
+        new="    verify_payload(())",
+        tests=("tests/unit/test_aggregator_adoption.py::test_a_replica_with_a_flipped_bit_is_refused",),
+    ),
+    Mutant(
         what="another version of the protocol is read",
         invariant=9,
         file=CODEC,

@@ -110,10 +110,11 @@ def test_a_replica_that_is_not_what_the_leader_committed_is_refused(replica):
         commit_of(replica)
 
 
-def test_a_replica_with_a_flipped_bit_is_refused():
+@pytest.mark.parametrize("buffer", [1, 2], ids=["parameters", "momentum"])
+def test_a_replica_with_a_flipped_bit_is_refused(buffer):
     commit, state = made(3)
     frames = [bytearray(frame) for frame in encode(envelope_of(replica_of(commit, 0, 5, state)))]
-    frames[1][10] ^= 1
+    frames[buffer][10] ^= 1
     with pytest.raises(RemoteProtocolError):
         commit_of(decode([bytes(frame) for frame in frames], LIMITS).message)
 
@@ -190,6 +191,31 @@ def test_the_same_commit_again_changes_nothing(store, tmp_path):
     store.adopt(*made(3))
     assert commit_path(tmp_path / "store", 0, 3).read_bytes() == before
     assert [version for version, _ in history(tmp_path)] == [0, 1, 2, 3]
+
+
+def test_a_line_that_could_not_be_added_to_the_ledger_file_comes_with_the_next_attempt(store, tmp_path, monkeypatch):
+    def full(*_):
+        raise Unavailable("the disk is full", definite=True)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Store, "_append_to_ledger", full)
+        with pytest.raises(Unavailable):
+            store.adopt(*made(4))
+    store.adopt(*made(4))  # the leader sends it again, since it was not acknowledged
+    assert history(tmp_path)[-1] == (4, digest(4))
+    store.adopt(*made(4))
+    assert len(history(tmp_path)) == 5
+
+
+def test_a_line_that_was_never_added_is_not_added_for_what_gave_way(store, tmp_path, monkeypatch):
+    with monkeypatch.context() as patched:
+        patched.setattr(
+            Store, "_append_to_ledger", lambda *_: (_ for _ in ()).throw(Unavailable("full", definite=True))
+        )
+        with pytest.raises(Unavailable):
+            store.adopt(*made(4))
+    store.adopt(*made(2, seed=1))
+    assert history(tmp_path) == [(0, digest(0)), (1, digest(1)), (2, digest(2, seed=1))]
 
 
 def test_a_leaders_next_commits_follow_what_was_adopted(store):

@@ -1,5 +1,6 @@
 """A standby: what it keeps and says, when it leads, and everything that speaks against that."""
 
+import msgpack
 import pytest
 
 from aggregator.candidate import (
@@ -24,7 +25,8 @@ from aggregator.candidate import (
     Unpolled,
 )
 from aggregator.events import Note
-from broker.messages import Following, Replica, ReplicaRun, Stored
+from aggregator.founding import Founding
+from broker.messages import Following, Replica, ReplicaRun, Standing, Stored
 from broker.records import LeaseView
 
 LEASE_S = 1.0
@@ -44,18 +46,22 @@ def replica(p=0, version=6, epoch=2):
     )
 
 
-def record(epoch=2, serial=1):
-    return ReplicaRun(shard=0, epoch=epoch, serial=serial, record=b"")
+def packed(epoch, foundings=()):
+    return msgpack.packb({"epoch": epoch, "foundings": [each.row() for each in foundings]})
 
 
-def following(*, epoch=2, heard_ago_s=None, stored=HELD):
+def record(epoch=2, serial=1, foundings=()):
+    return ReplicaRun(shard=0, epoch=epoch, serial=serial, record=packed(epoch, foundings))
+
+
+def following(*, epoch=2, heard_ago_s=None, stored=HELD, newest=None):
     held = tuple(Stored(fragment_id=p, fragment_version=v, digest=d) for p, (v, d) in stored.items())
-    return Following(epoch=epoch, leader_heard_ago_s=heard_ago_s, stored=held)
+    return Following(epoch=epoch, leader_heard_ago_s=heard_ago_s, stored=held, newest=newest)
 
 
 def lease(**changes):
     """One that this store may take: its leader is gone, and it is in sync."""
-    fields = {"holder": "a", "epoch": 2, "in_sync": frozenset({"a", "b"}), "age_s": 1.5}
+    fields = {"holder": "a", "epoch": 2, "in_sync": frozenset({"a", "b"}), "synced": 2, "age_s": 1.5}
     return LeaseView(**(fields | changes))
 
 
@@ -65,9 +71,10 @@ NO_LEASE = LeaseView()
 class Standby:
     """Store ``b``, in sync with a leader of epoch 2, beside a broker that heard nothing of that leader lately."""
 
-    def __init__(self, stored=HELD, run_epoch=2, *, yields=False, broker=True):
+    def __init__(self, stored=HELD, run_epoch=2, *, yields=False, broker=True, foundings=()):
         self.now_s = 100.0
-        holding = Holding(stored=stored, run_epoch=run_epoch)
+        self.vetted = set()  # leaders whose run record was sent
+        holding = Holding(stored=stored, run_epoch=run_epoch, foundings=foundings)
         self.core = Candidate(name="b", shard=0, lease_s=LEASE_S, yields=yields, holding=holding, now_s=self.now_s)
         self.actions = self.core.handle(Tick(), self.now_s)
         if broker:
@@ -98,6 +105,9 @@ class Standby:
 
     def keep(self, message):
         """The leader sends something, and it becomes durable."""
+        if isinstance(message, Replica) and message.epoch not in self.vetted:
+            self.keep(record(epoch=message.epoch))
+        self.vetted.add(message.epoch)
         self.handle(Arrived(message=message))
         assert self.of(Keep) == [Keep(message=message)]
         return self.handle(Kept(message=message))
@@ -147,6 +157,7 @@ def test_what_has_become_durable_is_said_at_once(standby):
 
 
 def test_what_could_not_be_written_is_not_said(standby):
+    standby.keep(record())
     standby.handle(Arrived(message=replica()))
     standby.handle(Kept(message=replica(), problem="the disk is full"))
     assert not standby.of(SendFollow)
@@ -186,7 +197,7 @@ def test_it_leads_under_the_next_epoch_once_the_lease_has_run_out(standby):
     assert standby.of(Take) == [Take(expected_epoch=2, epoch=3, store_epoch=2)]
     assert standby.core.place is Place.TAKING
     standby.handle(Taken(granted=True))
-    assert standby.of(Lead) == [Lead(epoch=3)]
+    assert standby.of(Lead) == [Lead(epoch=3, founding=None)]
     assert standby.core.next_deadline_s() is None
 
 
@@ -197,6 +208,7 @@ def test_its_epoch_is_above_all_that_it_has_heard_of(standby):
 
 
 def test_a_lease_that_another_one_got_first_leaves_it_following(standby):
+    standby.keep(record())
     standby.poll(lease())
     standby.handle(Taken(granted=False))
     assert standby.core.place is Place.FOLLOWING
@@ -209,6 +221,7 @@ def test_while_it_reaches_for_the_lease_it_stores_nothing(standby):
 
 
 def test_it_does_not_reach_for_the_lease_while_it_is_writing(standby):
+    standby.keep(record())
     standby.handle(Arrived(message=replica()))
     assert not standby.poll(lease())
     standby.handle(Kept(message=replica()))
@@ -219,14 +232,16 @@ def test_an_attempt_that_was_granted_without_an_answer_is_seen_in_the_lease(stan
     standby.poll(lease())
     standby.handle(Unpolled(detail="no answer"))
     assert standby.core.place is Place.FOLLOWING
-    assert standby.poll(lease(holder="b", epoch=3, in_sync=frozenset({"b"}), age_s=0.2))
+    assert standby.poll(lease(holder="b", epoch=3, in_sync=frozenset({"a", "b"}), age_s=LEASE_S))
     assert standby.of(Take) == [Take(expected_epoch=3, epoch=4, store_epoch=2)]
 
 
-def test_its_own_lease_needs_not_run_out():
-    standby = Standby()  # the leader, started again
+def test_its_own_lease_has_to_run_out_too_since_a_copy_of_its_store_may_lead_under_its_name(standby):
+    assert not standby.poll(lease(holder="b", age_s=0.1))
     standby.handle(Heard(broker=0, following=following(heard_ago_s=0.1)))
-    assert standby.poll(lease(holder="b", age_s=0.1))
+    assert not standby.poll(lease(holder="b", age_s=LEASE_S))
+    standby.handle(Heard(broker=0, following=following(heard_ago_s=LEASE_S)))
+    assert standby.poll(lease(holder="b", age_s=LEASE_S))
 
 
 def test_a_clock_of_redis_that_was_set_back_keeps_nobody_waiting(standby):
@@ -292,13 +307,24 @@ def test_a_leader_that_a_broker_hears_is_only_cut_off_from_redis(standby):
 
 def test_a_store_that_the_lease_does_not_name_waits_for_one_that_it_does(standby):
     assert standby.polls_for(lease(in_sync=frozenset({"a"}), age_s=60.0), 20.0) is None
-    assert standby.core.objection == "a led last, and this store was not in sync with it"
+    assert standby.core.objection.startswith("a led last, and this store was not in sync with it; if no store that was")
 
 
 def test_a_store_that_knows_nothing_of_the_last_leader_does_not_lead():
     standby = Standby(run_epoch=1)
     assert not standby.poll(lease())
     assert standby.core.objection == "this store has nothing of epoch 2"
+
+
+def test_a_taker_that_dies_before_its_first_renewal_leaves_the_lease_to_the_others_in_sync(standby):
+    taken = lease(holder="c", epoch=3, in_sync=frozenset({"a", "b", "c"}), synced=2)
+    assert standby.poll(taken)
+    assert standby.of(Take) == [Take(expected_epoch=3, epoch=4, store_epoch=2)]
+
+
+def test_a_taker_that_has_renewed_leads_those_alone_who_followed_it(standby):
+    assert not standby.poll(lease(holder="c", epoch=3, in_sync=frozenset({"b", "c"}), synced=3))
+    assert standby.core.objection == "this store has nothing of epoch 3"
 
 
 def test_without_redis_nobody_leads(standby):
@@ -348,6 +374,91 @@ def test_a_new_run_begins_at_once_but_not_with_the_one_that_was_started_to_stand
     assert first.poll(NO_LEASE)
     assert first.of(Take) == [Take(expected_epoch=0, epoch=1, store_epoch=0)]
     assert second.polls_for(NO_LEASE, 30.0, epoch=0, stored={}) == (MISSING_LEASES + 1) * LEASE_S + 2.0
+
+
+# --- a line that no lease vouches for ---------------------------------------------------------------------------------
+
+
+def newest(made_under=2, version=6):
+    stored = (
+        Stored(fragment_id=0, fragment_version=version, digest="x"),
+        Stored(fragment_id=1, fragment_version=4, digest="1.4"),
+    )
+    return Standing(name="a", made_under=made_under, stored=stored)
+
+
+@pytest.mark.parametrize("view", VOID)
+def test_without_a_lease_the_newest_store_goes_first(standby, view):
+    assert standby.polls_for(view, 20.0, newest=newest()) is None
+    assert standby.core.objection == "the store of a is newer; to go on from less, stop that one"
+    assert standby.polls_for(view, 20.0, newest=newest(made_under=1, version=9)) is not None
+
+
+def test_a_store_of_a_later_epoch_is_newer_whatever_its_versions(standby):
+    assert standby.polls_for(NO_LEASE, 20.0, newest=newest(made_under=3, version=1)) is None
+
+
+def test_what_a_lease_says_soon_after_everything_began_anew_may_be_old(standby):
+    standby.handle(Heard(broker=0, following=following(newest=newest())))
+    assert not standby.poll(lease())
+    assert standby.core.objection.startswith("the store of a is newer")
+    assert standby.polls_for(lease(), 20.0, newest=newest()) == 2 * MISSING_LEASES * LEASE_S  # it may be unable to
+    other = Standby()
+    other.handle(Heard(broker=0, following=following(newest=newest())))
+    assert other.poll(lease(in_sync=frozenset({"b"})))  # that one may not lead
+
+
+def test_brokers_that_never_heard_of_the_last_leader_leave_it_time_to_come_back():
+    standby = Standby(broker=False)
+    assert standby.polls_for(lease(), 20.0, epoch=0, stored={}) == MISSING_LEASES * LEASE_S
+
+
+@pytest.mark.parametrize("view", VOID)
+def test_whoever_leads_without_a_lease_founds_a_line_on_what_it_has(standby, view):
+    assert standby.polls_for(view, 20.0)
+    standby.handle(Taken(granted=True))
+    assert standby.of(Lead)[0].founding == Founding(name="3.b", after=2, base=HELD)
+
+
+def test_a_founder_that_died_before_it_wrote_that_down_founds_again(standby):
+    standby.poll(lease(holder="b", epoch=5, in_sync=frozenset({"b"}), synced=0))
+    standby.handle(Taken(granted=True))
+    assert standby.of(Lead) == [Lead(epoch=6, founding=Founding(name="6.b", after=2, base=HELD))]
+
+
+def test_a_founder_that_has_made_nothing_is_as_new_as_it_was():
+    founding = Founding(name="7.b", after=2, base=HELD)
+    standby = Standby(run_epoch=7, foundings=(founding,))
+    standby.handle(Tick(), after_s=0.25)
+    assert standby.said().made_under == 2
+    standby.keep(record(epoch=7, foundings=(founding,)))
+    standby.keep(replica(epoch=7))
+    assert standby.said().made_under == 7
+
+
+@pytest.mark.parametrize("epoch", [2, 9], ids=["the epoch that this store has of another", "a later epoch"])
+def test_nothing_is_taken_of_a_leader_that_began_with_less_than_this_store_has(standby, epoch):
+    line = (Founding(name="x", after=1, base={0: (5, "0.5"), 1: (3, "1.3")}),)
+    assert standby.handle(Arrived(message=record(epoch=epoch, foundings=line))) == []
+    assert standby.handle(Arrived(message=replica(epoch=epoch))) == []
+    standby.poll(lease(holder="a", epoch=epoch, age_s=0.1))
+    assert standby.core.objection.startswith("this store holds version 4 of fragment 1, which a began without")
+    line = (Founding(name="y", after=2, base=HELD),)
+    standby.keep(record(epoch=epoch + 1, foundings=line))
+    assert not standby.poll(lease(holder="a", epoch=epoch + 1, age_s=0.1))
+    assert standby.core.objection == ""
+
+
+def test_commits_are_not_taken_before_the_run_record_of_their_leader(standby):
+    assert standby.handle(Arrived(message=replica(epoch=3))) == []
+    standby.keep(record(epoch=3))
+    standby.keep(replica(epoch=3))
+
+
+def test_a_run_record_that_is_none_is_not_followed(standby):
+    standby.handle(Arrived(message=ReplicaRun(shard=0, epoch=3, serial=1, record=b"")))
+    assert not standby.of(Keep)
+    assert standby.core.epoch == 2
 
 
 # --- the end ----------------------------------------------------------------------------------------------------------

@@ -2,7 +2,8 @@
 
 import pytest
 
-from aggregator.events import Commit, Persisted, PersistFailed, RunSaved, RunSaveFailed
+from aggregator.events import Commit, Note, Persisted, PersistFailed, RunSaved, RunSaveFailed
+from aggregator.founding import Founding
 from aggregator.replication import (
     FORGET_S,
     LONGEST_RESEND_S,
@@ -11,6 +12,7 @@ from aggregator.replication import (
     Deliver,
     Deposed,
     Followed,
+    GiveUp,
     Local,
     Outranked,
     Renew,
@@ -37,10 +39,16 @@ def commit_of(p=0, version=1, digest=None):
     )
 
 
+def stored_of(*commits):
+    return tuple(
+        Stored(fragment_id=c.fragment_id, fragment_version=c.fragment_version, digest=c.digest) for c in commits
+    )
+
+
 class Leader:
     """A Replication, and the lease and standbys as far as a test answers for them."""
 
-    def __init__(self, commits=(), fragments=2):
+    def __init__(self, commits=(), fragments=2, foundings=()):
         self.now_s = 100.0
         commits = commits or [commit_of(p, 0) for p in range(fragments)]
         self.core = Replication(
@@ -49,6 +57,7 @@ class Leader:
             lease_s=LEASE_S,
             standby_lag_s=LAG_S,
             commits={c.fragment_id: c for c in commits},
+            foundings=foundings,
             now_s=self.now_s,
         )
         self.stores = {}
@@ -72,8 +81,8 @@ class Leader:
 
     def begun(self):
         """The lease is renewed, and the run record is durable here."""
-        self.granted()
         self.saved(1)
+        self.granted()
         return self
 
     def granted(self, after_s=0.0):
@@ -89,11 +98,15 @@ class Leader:
     def stored_here(self, p=0, version=1, after_s=0.0):
         return self.handle(Local(event=Persisted(fragment_id=p, fragment_version=version)), after_s)
 
-    def hear(self, name="b", *commits, epoch=EPOCH, serial=1, after_s=0.0):
-        stored = tuple(
-            Stored(fragment_id=c.fragment_id, fragment_version=c.fragment_version, digest=c.digest) for c in commits
+    def hear(self, name="b", *commits, epoch=EPOCH, serial=1, after_s=0.0, made_under=None):
+        follow = Follow(
+            shard=0,
+            epoch=epoch,
+            stored=stored_of(*commits),
+            made_under=epoch if made_under is None else made_under,
+            run_epoch=epoch,
+            run_serial=serial,
         )
-        follow = Follow(shard=0, epoch=epoch, stored=stored, run_epoch=epoch, run_serial=serial)
         return self.handle(Followed(name=name, follow=follow), after_s)
 
     def in_sync(self, *names):
@@ -125,12 +138,31 @@ def leader():
 
 def test_the_lease_is_renewed_at_once_and_then_four_times_per_lease():
     leader = Leader()
+    leader.saved(1)
     assert leader.of(Renew) == [Renew(in_sync=())]
     leader.granted()
     assert not leader.tick(after_s=0.2)
     assert leader.core.next_deadline_s() == pytest.approx(100.25)
     leader.tick(after_s=0.05)
     assert leader.of(Renew)
+
+
+def test_the_lease_names_an_epoch_only_when_the_store_has_it():
+    leader = Leader()
+    assert not leader.of(Renew)
+    assert leader.core.next_deadline_s() > leader.now_s
+    assert not leader.tick(after_s=0.5)
+    leader.saved(1)
+    assert leader.of(Renew)
+
+
+def test_nothing_is_sent_to_standbys_before_the_lease_was_renewed_once():
+    leader = Leader()
+    leader.hear("b", epoch=EPOCH - 1)
+    leader.saved(1)
+    assert not leader.of(ReplicateRun)
+    leader.granted()
+    assert leader.of(ReplicateRun)
 
 
 def test_nothing_is_said_before_the_lease_was_renewed_once():
@@ -174,9 +206,11 @@ def test_a_standby_is_sent_the_run_record_first_and_then_what_it_lacks_a_few_at_
     leader = Leader(fragments=5).begun()
     leader.hear("b", commit_of(1, 0), serial=-1)
     assert leader.of(ReplicateRun) == [ReplicateRun(to="b", serial=1)]
-    assert [each.commit.fragment_id for each in leader.of(Replicate)] == [0]
+    assert not leader.of(Replicate)  # by the record it knows whether it may follow at all
+    leader.hear("b", commit_of(1, 0), serial=1)
+    assert [each.commit.fragment_id for each in leader.of(Replicate)] == [0, 2]
     leader.hear("b", commit_of(0, 0), commit_of(1, 0), serial=1)
-    assert [each.commit.fragment_id for each in leader.of(Replicate)] == [2, 3]
+    assert [each.commit.fragment_id for each in leader.of(Replicate)] == [3]
 
 
 def test_other_bytes_under_the_same_version_are_replaced(leader):
@@ -227,6 +261,16 @@ def test_a_standby_that_stays_silent_is_forgotten(leader):
 def test_its_own_voice_of_before_and_followers_of_a_later_leader_are_not_heeded(leader):
     leader.hear("a", *WHOLE)
     leader.hear("b", *WHOLE, epoch=EPOCH + 1)
+    assert leader.core.standbys == ()
+
+
+def test_a_standby_under_the_leaders_own_name_is_complained_about_once_it_cannot_be_its_own_voice(leader):
+    leader.hear("a", *WHOLE, after_s=FORGET_S - 0.1)
+    assert not leader.of(Note)
+    leader.hear("a", *WHOLE, after_s=0.1)
+    assert [each.name for each in leader.of(Note)] == ["standby.namesake"]
+    leader.hear("a", *WHOLE)
+    assert not leader.of(Note)
     assert leader.core.standbys == ()
 
 
@@ -451,6 +495,7 @@ def test_a_leader_that_no_broker_answers_lets_its_lease_run_out_and_takes_it_up_
 def test_a_new_leader_that_redis_does_not_answer_for_long_renews_as_soon_as_it_does():
     """Until then it says nothing, so that no broker can answer either."""
     leader = Leader()
+    leader.saved(1)
     leader.reachable = False
     for _ in range(8 * UNREACHED_LEASES):
         actions = [
@@ -491,3 +536,46 @@ def test_a_leader_that_wakes_up_outranked_stops_even_if_it_asks_redis_nothing():
     (deposed,) = [a for a in leader.handle(Outranked()) if isinstance(a, Deposed)]
     assert deposed.epoch > EPOCH
     assert leader.handle(Outranked()) == []
+
+
+# --- a better store comes late ----------------------------------------------------------------------------------------
+
+FOUNDING = Founding(name="3.a", after=1, base={0: (0, "0.0"), 1: (0, "1.0")})
+BETTER = (commit_of(0, 4), commit_of(1, 3))
+
+
+@pytest.fixture
+def founder():
+    """It began without a lease, on what had been made under epoch 1."""
+    return Leader(foundings=(FOUNDING,)).begun()
+
+
+@pytest.mark.parametrize("epoch", [2, EPOCH, EPOCH + 4], ids=["before", "the same epoch", "above"])
+def test_a_founder_that_has_made_nothing_leaves_the_lease_to_a_newer_store(founder, epoch):
+    if epoch == EPOCH:  # which it had of another leader
+        follow = Follow(shard=0, epoch=EPOCH, stored=stored_of(*BETTER), made_under=EPOCH, run_epoch=0, run_serial=0)
+        founder.handle(Followed(name="b", follow=follow))
+    else:
+        founder.hear("b", *BETTER, epoch=epoch)
+    assert founder.of(GiveUp) == [GiveUp(to="b")]
+    assert founder.of(Deposed) == [Deposed(holder="b", epoch=EPOCH)]
+    assert founder.core.deposed
+
+
+def test_a_founder_that_has_made_something_goes_on(founder):
+    founder.persist(commit_of(0, 1))
+    founder.hear("b", *BETTER, epoch=2)
+    assert not founder.of(GiveUp)
+
+
+def test_a_founder_goes_on_beside_stores_that_are_not_newer(founder):
+    founder.hear("b", *WHOLE, epoch=2, made_under=1)
+    founder.hear("c", *BETTER, epoch=2, made_under=0)
+    founder.hear("d", commit_of(0, 0), epoch=2)  # of a later epoch, and with less
+    founder.hear("e", *BETTER)  # it follows
+    assert not founder.core.deposed
+
+
+def test_a_leader_with_a_lease_gives_way_to_nobody(leader):
+    leader.hear("b", *BETTER, epoch=2)
+    assert not leader.of(GiveUp)

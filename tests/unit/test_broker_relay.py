@@ -873,7 +873,7 @@ def test_a_want_that_is_played_back_brings_no_version(keyed):
 def test_what_a_leader_or_a_standby_has_said_cannot_be_played_back_either(driver):
     driver.attach()
     attach = m.Attach(shard=0, epoch=1, versions=(3,))
-    follow = m.Follow(shard=0, epoch=1, stored=(), run_epoch=1, run_serial=1)
+    follow = m.Follow(shard=0, epoch=1, stored=(), run_epoch=1, run_serial=1, made_under=1)
     for sender, message in ((AGGREGATOR, attach), (AGGREGATOR, version(0, 1)), (m.standing_by("b"), follow)):
         assert not refusals_in(driver.receive(sender, message, incarnation=0))
         driver.sequence -= 1

@@ -13,7 +13,7 @@ B = standing_by("b")
 
 def follow(epoch=1, shard=0):
     stored = (m.Stored(fragment_id=0, fragment_version=1, digest="ab"),)
-    return m.Follow(shard=shard, epoch=epoch, stored=stored, run_epoch=epoch, run_serial=1)
+    return m.Follow(shard=shard, epoch=epoch, stored=stored, made_under=epoch, run_epoch=epoch, run_serial=1)
 
 
 def replica(epoch=1):
@@ -52,7 +52,7 @@ def broker():
 
 
 def test_a_standby_hears_that_nobody_leads_where_nobody_does(broker):
-    assert broker.follow() == m.Following(epoch=0, leader_heard_ago_s=None, stored=())
+    assert broker.follow() == m.Following(epoch=0, leader_heard_ago_s=None, stored=(), newest=None)
     assert broker.relay.counters.dropped["no_leader"] == 1
 
 
@@ -61,7 +61,7 @@ def test_a_standby_hears_who_leads_since_when_it_was_silent_and_what_is_held_her
     broker.receive(AGGREGATOR, version(1, 7, epoch=4))
     broker.now_s += 0.75
     held = m.Stored(fragment_id=1, fragment_version=7, digest="00")
-    assert broker.follow() == m.Following(epoch=4, leader_heard_ago_s=0.75, stored=(held,))
+    assert broker.follow() == m.Following(epoch=4, leader_heard_ago_s=0.75, stored=(held,), newest=None)
 
 
 def test_a_standby_of_another_shard_hears_of_its_own_fragments_alone(broker):
@@ -74,7 +74,7 @@ def test_a_leader_that_fell_silent_is_heard_of_no_more_but_its_epoch_is(broker):
     broker.attach(epoch=4)
     broker.now_s += CONFIG.leader_silent_s
     broker.event(Tick())
-    assert broker.follow() == m.Following(epoch=4, leader_heard_ago_s=None, stored=())
+    assert broker.follow() == m.Following(epoch=4, leader_heard_ago_s=None, stored=(), newest=None)
 
 
 def test_what_a_standby_says_goes_on_to_the_leader(broker):
@@ -107,7 +107,7 @@ def test_a_replica_for_somebody_who_is_not_connected_is_dropped_and_counted(brok
 def test_a_deposed_leader_replicates_nothing_any_more(broker):
     broker.attach()
     broker.follow_bulk()
-    broker.receive(AGGREGATOR, m.Attach(shard=0, epoch=2, versions=()), route=b"new/control")
+    broker.receive(AGGREGATOR, m.Attach(shard=0, shards=1, epoch=2, versions=()), route=b"new/control")
     broker.receive(AGGREGATOR, m.AttachBulk(shard=0, epoch=2), route=b"new/bulk")
     broker.receive(AGGREGATOR, replica(), to=B)
     assert not broker.sent(m.Replica)
@@ -151,3 +151,21 @@ def test_standbys_are_counted_among_the_peers_and_forgotten_like_them(broker):
 def test_a_shard_beyond_the_limit_is_refused(broker):
     broker.receive(B, follow(shard=MAX_SHARDS), incarnation=0)
     assert broker.refusals() == [Reason.IMPLAUSIBLE]
+
+
+def test_a_standby_hears_which_other_one_has_the_newest_store_of_its_shard(broker):
+    def say(name, made_under, version, shard=0):
+        stored = (m.Stored(fragment_id=shard, fragment_version=version, digest="ab"),)
+        message = m.Follow(shard=shard, epoch=1, stored=stored, made_under=made_under, run_epoch=1, run_serial=1)
+        broker.receive(standing_by(name), message, incarnation=0)
+        return broker.following().newest
+
+    assert say("b", 1, 9) is None
+    assert say("c", 2, 5).name == "b"
+    assert say("d", 2, 4) == m.Standing(
+        name="c", made_under=2, stored=(m.Stored(fragment_id=0, fragment_version=5, digest="ab"),)
+    )
+    assert say("e", 7, 7, shard=1) is None
+    assert say("c", 2, 5).name == "d"
+    broker.now_s += CONFIG.leader_silent_s
+    assert say("b", 1, 9) is None  # nobody else was heard since

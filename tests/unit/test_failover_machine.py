@@ -8,6 +8,7 @@ it happens, and at the end everything is healed, and somebody must lead with eve
 import random
 from dataclasses import dataclass, field
 
+import msgpack
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -16,7 +17,8 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 from aggregator import candidate as c
 from aggregator import replication as r
 from aggregator.events import Commit, Note, Persisted, RunSaved
-from broker.messages import Following, Replica, ReplicaRun, Stored
+from aggregator.founding import MAX_FOUNDINGS, foundings_in
+from broker.messages import Following, Replica, ReplicaRun, Standing, Stored, newness
 from broker.records import LeaseView
 
 LEASE_S, LAG_S = 1.0, 1.0
@@ -38,17 +40,25 @@ class ModelLease:
             return LeaseView()
         key = self.key
         age_s = now_s + self.offset_s - key["renewed_at"]
-        return LeaseView(holder=key["holder"], epoch=key["epoch"], in_sync=key["in_sync"], age_s=age_s)
+        return LeaseView(
+            holder=key["holder"], epoch=key["epoch"], in_sync=key["in_sync"], synced=key["synced"], age_s=age_s
+        )
 
     def take(self, now_s, *, holder, expected_epoch, epoch, store_epoch):
         view = self.read(now_s)
+        in_sync, synced = {holder}, 0
         if self.key is None:
             granted = expected_epoch == 0
         else:
-            may = holder in view.in_sync and (view.holder == holder or view.expired(LEASE_S))
-            granted = view.epoch == expected_epoch and (may or view.epoch < store_epoch)
+            may, older = (
+                holder in view.in_sync and (view.expired(LEASE_S)),
+                view.epoch < store_epoch,
+            )
+            granted = view.epoch == expected_epoch and (may or older)
+            if not older:
+                in_sync, synced = view.in_sync, view.synced
         if granted:
-            self._write(now_s, holder, epoch, {holder}, 0)
+            self._write(now_s, holder, epoch, in_sync, synced, 0)
         return granted
 
     def renew(self, now_s, *, holder, epoch, in_sync, number, confirmed):
@@ -57,14 +67,18 @@ class ModelLease:
         if key is not None and (key["holder"], key["epoch"]) == (holder, epoch):
             granted = key["renewal"] < number
         if granted:
-            self._write(now_s, holder, epoch, {holder, *in_sync}, number)
+            self._write(now_s, holder, epoch, {holder, *in_sync}, epoch, number)
         return granted, *((self.key["holder"], self.key["epoch"]) if self.key else ("", 0))
 
-    def _write(self, now_s, holder, epoch, in_sync, number):
+    def give_up(self, to):
+        self._write(-1000.0, to, self.key["epoch"], {to}, 0, 0)
+
+    def _write(self, now_s, holder, epoch, in_sync, synced, number):
         self.key = {
             "holder": holder,
             "epoch": epoch,
             "in_sync": frozenset(in_sync),
+            "synced": synced,
             "renewed_at": now_s + self.offset_s,
             "renewal": number,
         }
@@ -77,6 +91,7 @@ class Broker:
     epoch: int = 0
     heard_at_s: float | None = None
     held: dict = field(default_factory=dict)  #: fragment -> (epoch, version, digest)
+    follows: dict = field(default_factory=dict)  #: standby -> what it said last
 
     def attach(self, epoch, now_s):
         if epoch >= self.epoch:
@@ -86,10 +101,17 @@ class Broker:
         if epoch >= self.epoch and (epoch, key[0]) > self.held.get(p, (-1, -1, ""))[:2]:
             self.held[p] = epoch, *key
 
-    def following(self, now_s):
+    def following(self, name, follow, now_s):
+        self.follows[name] = now_s, follow
+        others = [
+            Standing(name=each, made_under=said.made_under, stored=said.stored)
+            for each, (at_s, said) in self.follows.items()
+            if each != name and now_s < at_s + 2.0
+        ]
+        newest = max(others, key=lambda each: newness(each.made_under, each.stored), default=None)
         ago_s = None if self.heard_at_s is None else now_s - self.heard_at_s
         stored = tuple(Stored(fragment_id=p, fragment_version=v, digest=d) for p, (_, v, d) in self.held.items())
-        return Following(epoch=self.epoch, leader_heard_ago_s=ago_s, stored=stored)
+        return Following(epoch=self.epoch, leader_heard_ago_s=ago_s, stored=stored, newest=newest)
 
 
 class Node:
@@ -97,7 +119,7 @@ class Node:
 
     def __init__(self, name):
         self.name = name
-        self.stored, self.run_epoch = {}, 0  # the disk
+        self.stored, self.run_epoch, self.foundings = {}, 0, ()  # the disk
         self.life = 0
         self.stop()
 
@@ -107,6 +129,7 @@ class Node:
         self.writes = []  # in the order in which the disk does them
         self.attached, self.serial, self.run_durable, self.next = False, 0, 0, {}
         self.renewals, self.confirmed = 0, False
+        self.line = ()  # foundings of a leader
 
     @property
     def up(self):
@@ -119,10 +142,13 @@ class World:
     Args:
         forgetful: Redis may lose its data or come back with old data; then it is the broker that keeps its own, and the
             promise is about what the broker has seen.
+        dark: Everything may lose power at once, and Redis and the broker come back empty. Whoever is there first may
+            lead then, with less than was published; but what was published stays in the store of somebody.
     """
 
-    def __init__(self, *, forgetful=False):
-        self.forgetful = forgetful
+    def __init__(self, *, forgetful=False, dark=False):
+        self.forgetful, self.dark = forgetful, dark
+        self.sealed = []  # (fragment, key): what was published before the last time that all was dark
         self.now_s = 100.0
         self.lease, self.broker = ModelLease(), Broker()
         self.nodes = {name: Node(name) for name in NAMES}
@@ -143,7 +169,7 @@ class World:
     def start(self, name):
         node = self.nodes[name]
         if not node.up:
-            holding = c.Holding(stored=dict(node.stored), run_epoch=node.run_epoch)
+            holding = c.Holding(stored=dict(node.stored), run_epoch=node.run_epoch, foundings=node.foundings)
             node.candidate = c.Candidate(
                 name=name, shard=0, lease_s=LEASE_S, yields=name != "a", holding=holding, now_s=self.now_s
             )
@@ -154,7 +180,22 @@ class World:
         node = self.nodes[name]
         for write, _ in node.writes[:done]:
             write()
+            self._check_sealed()
         node.stop()
+
+    def blackout(self, done, first):
+        """Everything loses power; what comes back at once is ``first``, the others later."""
+        for name in NAMES:
+            self.crash(name, done)
+        self.lease, self.broker = ModelLease(), Broker()
+        self.messages, self.requests, self.replies, self.snapshots = [], [], [], []
+        self._seal()
+        self.start(first)
+
+    def _seal(self):
+        """From here on, somebody may lead without knowing what was published; but no store may lose it."""
+        self.sealed += self.promised.items()
+        self.delivered, self.promised, self.leads = {}, {}, []
 
     def tick(self, name):
         node = self.nodes[name]
@@ -174,6 +215,7 @@ class World:
         if node.writes:
             write, event = node.writes.pop(0)
             write()
+            self._check_sealed()
             self._event(node, event)
 
     def message_arrives(self, index):
@@ -182,9 +224,10 @@ class World:
         if isinstance(message, Replica | ReplicaRun):
             if node.candidate is not None:
                 self._candidate(node, c.Arrived(message=message))
-        elif message is FOLLOWING:
+        elif message[0] is FOLLOWING:
             if node.candidate is not None:
-                self._candidate(node, c.Heard(broker=0, following=self.broker.following(self.now_s)))
+                following = self.broker.following(to, message[1], self.now_s)
+                self._candidate(node, c.Heard(broker=0, following=following))
         elif node.replication is not None:
             name, follow = message
             self._leader(node, node.replication.handle(r.Followed(name=name, follow=follow), self.now_s))
@@ -284,7 +327,7 @@ class World:
                     break
         leaders = [n for n in self.nodes.values() if n.attached and n.name == self.lease.key["holder"]]
         why = {n.name: n.candidate.objection for n in self.nodes.values() if n.candidate}
-        if self.forgetful and (leaders or all(why.get(name) for name in NAMES)):
+        if (self.forgetful or self.sealed) and (leaders or all(why.get(name) for name in NAMES)):
             # A leader of before may have been heard after its lease was lost: then nobody leads, and each says why. Or
             # a store was given an epoch that Redis forgot, and follows nobody until the next takeover.
             return
@@ -341,14 +384,14 @@ class World:
                 case c.Take():
                     self._ask(node, action)
                 case c.SendFollow(follow=follow):
-                    self.messages.append((node.name, FOLLOWING))
+                    self.messages.append((node.name, (FOLLOWING, follow)))
                     for each in self.nodes.values():
                         if each.attached and each.replication.epoch == self.broker.epoch:
                             self.messages.append((each.name, (node.name, follow)))
                 case c.Keep(message=message):
                     node.writes.append((self._keeping(node, message), c.Kept(message=message)))
-                case c.Lead(epoch=epoch):
-                    self._lead(node, epoch)
+                case c.Lead(epoch=epoch, founding=founding):
+                    self._lead(node, epoch, founding)
                 case c.Quit():
                     raise AssertionError("nobody has ended the run")
                 case Note():
@@ -357,20 +400,29 @@ class World:
     def _keeping(self, node, message):
         def write():
             if isinstance(message, ReplicaRun):
-                node.run_epoch = message.epoch
+                node.run_epoch, node.foundings = message.epoch, foundings_in(message.record)
             else:
                 node.stored[message.fragment_id] = message.fragment_version, message.digest
 
         return write
 
-    def _lead(self, node, epoch):
+    def _lead(self, node, epoch, founding):
         assert not node.writes, "it leads while it still stores what another leader sends"
+        if self.dark and founding is not None:
+            self._seal()  # no lease vouches for it: it may be the second one to begin without the others
         if not self.forgetful:  # else that is settled when it renews for the first time
             self._led(node, epoch)
         node.candidate = None
         commits = {p: commit_of(p, key, epoch) for p, key in node.stored.items()}
+        node.line = node.foundings if founding is None else (*node.foundings, founding)[-MAX_FOUNDINGS:]
         node.replication = r.Replication(
-            name=node.name, epoch=epoch, lease_s=LEASE_S, standby_lag_s=LAG_S, commits=commits, now_s=self.now_s
+            name=node.name,
+            epoch=epoch,
+            lease_s=LEASE_S,
+            standby_lag_s=LAG_S,
+            commits=commits,
+            foundings=node.line,
+            now_s=self.now_s,
         )
         self._save_run(node)
 
@@ -382,10 +434,10 @@ class World:
 
     def _save_run(self, node):
         node.serial += 1
-        epoch = node.replication.epoch
+        epoch, line = node.replication.epoch, node.line
 
         def write():
-            node.run_epoch = epoch
+            node.run_epoch, node.foundings = epoch, line
 
         node.writes.append((write, r.Local(event=RunSaved(serial=node.serial))))
 
@@ -396,7 +448,8 @@ class World:
                 case r.Replicate(to=to, commit=commit):
                     self.messages.append((to, replica(commit, epoch)))
                 case r.ReplicateRun(to=to):
-                    self.messages.append((to, ReplicaRun(shard=0, epoch=epoch, serial=node.serial, record=b"")))
+                    record = msgpack.packb({"epoch": epoch, "foundings": [each.row() for each in node.line]})
+                    self.messages.append((to, ReplicaRun(shard=0, epoch=epoch, serial=node.serial, record=record)))
                 case r.Renew():
                     node.renewals += 1
                     self._ask(node, (action, epoch, node.renewals, node.confirmed))
@@ -413,6 +466,10 @@ class World:
                     assert key[0] == version
                     assert node.stored[p] == key, "published, and not on disk here"
                     self._publish(node, p, key)
+                case r.GiveUp(to=to):
+                    if self.lease.key and (self.lease.key["holder"], self.lease.key["epoch"]) == (node.name, epoch):
+                        self.lease.give_up(to)
+                    self._seal()  # it had made nothing, but islands may have seen what it began from
                 case r.Deposed():
                     node.stop()
                     self.start(node.name)
@@ -434,6 +491,18 @@ class World:
                 self._check(p, key, stored, f"{node.name} publishes under {epoch} though {later} leads")
         if key[0] > self.promised.get(p, (-1, ""))[0]:
             self.promised[p] = key
+
+    def _check_sealed(self):
+        for p, key in self.sealed:
+            held = [each.stored.get(p, (-1, "")) for each in self.nodes.values()]
+            assert any(self._goes_back_to(p, each, key) for each in held), f"{key} of {p} is in no store: {held}"
+
+    def _goes_back_to(self, p, have, key):
+        while have[0] >= key[0]:
+            if have == key:
+                return True
+            have = self.parents[p, have]
+        return False
 
     def _check(self, p, promise, stored, what):
         have = stored.get(p, (-1, ""))
@@ -467,7 +536,7 @@ def replica(commit, epoch):
 STEPS = {
     "time": 8, "tick": 12, "write": 12, "message": 25, "request": 14, "reply": 14, "commit": 6, "calm": 2,
     "lose_message": 3, "copy_message": 1, "lose_reply": 2, "give_up": 3, "crash": 1, "start": 3, "broker": 1,
-    "save_run": 1, "clock": 1, "redis": 1,
+    "save_run": 1, "clock": 1, "redis": 1, "dark": 1,
 }  # fmt: skip
 
 
@@ -514,14 +583,16 @@ def step(world, kind, a, b):
         case "clock":
             world.jump_clock((-30.0, -0.5, 0.5, 30.0)[a % 4])
         # Before the first version is published, a Redis that is emptied may give epoch 1 twice: to nobody's harm.
+        case "dark" if world.dark and world.promised:
+            world.blackout(b % 4, name)
         case "redis" if world.forgetful and world.delivered:
             world.snapshot() if b % 3 else world.lose_redis(a)
 
 
-def run_at_random(seed, steps, *, forgetful):
+def run_at_random(seed, steps, **traits):
     """Returns the world after so many steps and its healing."""
     source = random.Random(seed)
-    world = World(forgetful=forgetful)
+    world = World(**traits)
     kinds, weights = list(STEPS), list(STEPS.values())
     for kind in source.choices(kinds, weights, k=steps):
         step(world, kind, source.randrange(1 << 16), source.randrange(1 << 16))
@@ -532,11 +603,11 @@ def run_at_random(seed, steps, *, forgetful):
 
 
 class Failover(RuleBasedStateMachine):
-    forgetful = False
+    forgetful = dark = False
 
     def __init__(self):
         super().__init__()
-        self.world = World(forgetful=self.forgetful)
+        self.world = World(forgetful=self.forgetful, dark=self.dark)
 
     @rule(kind=st.sampled_from(list(STEPS)), a=st.integers(0, 255), b=st.integers(0, 5))
     def something_happens(self, kind, a, b):
@@ -555,6 +626,10 @@ class FailoverWithAForgetfulRedis(Failover):
     forgetful = True
 
 
+class FailoverWithPowerCuts(Failover):
+    dark = True
+
+
 BRIEF = settings(
     max_examples=15, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True
 )
@@ -564,11 +639,15 @@ TestFailoverWithAForgetfulRedis = FailoverWithAForgetfulRedis.TestCase
 TestFailoverWithAForgetfulRedis.settings = BRIEF
 
 
-@pytest.mark.parametrize("forgetful", [False, True])
-def test_nothing_published_is_lost_whatever_happens(forgetful):
+TestFailoverWithPowerCuts = FailoverWithPowerCuts.TestCase
+TestFailoverWithPowerCuts.settings = BRIEF
+
+
+@pytest.mark.parametrize("traits", [{}, {"forgetful": True}, {"dark": True}], ids=str)
+def test_nothing_published_is_lost_whatever_happens(traits):
     epochs = commits = 0
     for seed in range(6):
-        world = run_at_random(seed, 1500, forgetful=forgetful)
+        world = run_at_random(seed, 1500, **traits)
         epochs, commits = epochs + len(world.leads), commits + len(world.delivered)
     assert epochs > 20  # else it was no test
     assert commits > 60

@@ -57,7 +57,7 @@ def parts_of(cls):
     """Every dataclass that occurs in the fields of ``cls``, at any depth."""
     found = set()
     for hint in typing.get_type_hints(cls).values():
-        while typing.get_origin(hint) is tuple:
+        while typing.get_origin(hint) is tuple or isinstance(hint, types.UnionType):
             hint = typing.get_args(hint)[0]
         if dataclasses.is_dataclass(hint):
             found |= {hint} | parts_of(hint)

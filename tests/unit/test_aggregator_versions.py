@@ -1,0 +1,39 @@
+"""Versions made from payloads: what must never become durable."""
+
+import numpy as np
+import pytest
+
+from aggregator import versions
+from aggregator.events import Merge, Part
+from aggregator.outer import FragmentState, make_outer_step
+from broker.errors import LocalProtocolError
+from broker.fragments import Kind, TensorSpec
+from broker.messages import Codec
+from broker.ranges import StepRange
+from broker.tensors import encode_tensor
+
+TENSORS = (TensorSpec(name="w", shape=(8,), dtype="float32", kind=Kind.MEAN),)
+
+
+def merged(momentum):
+    """The version that follows one with this momentum, by a contribution of ones."""
+    steps = StepRange(from_step=0, to_step=2, from_tokens=0, to_tokens=20)
+    payload = (encode_tensor(np.ones(8, np.float32), Codec.F32),)
+    part = Part(island_id="a", steps=steps, payload=payload, token_weight=1.0, staleness_weight=1.0)
+    merge = Merge(round_id=1, fragment_id=3, fragment_version=5, parts=(part,))
+    before = FragmentState(params=np.zeros(8, np.float32), momentum=momentum, version=4)
+    return versions.merge(TENSORS, merge, before, make_outer_step(1.0, 0.5))[0]
+
+
+def test_the_next_version_is_named_by_its_parameters():
+    made = merged(np.zeros(8, np.float32))
+    assert made.state.version == 5
+    assert np.isfinite(made.state.params).all()
+
+
+@pytest.mark.parametrize("damage", [np.inf, -np.inf, np.nan])
+def test_a_version_that_is_not_finite_ends_the_process_and_is_never_committed(damage):
+    momentum = np.zeros(8, np.float32)
+    momentum[5] = damage
+    with pytest.raises(LocalProtocolError, match="version 5 of fragment 3"):
+        merged(momentum)
