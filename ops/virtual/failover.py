@@ -265,6 +265,7 @@ class SimCandidate:
         self.connection = 0
         self.sequence = 0
         self.alive = True
+        self.kept_at_s = 0.0  # when the last thing that came will be on the disk
         self.rng = random.Random(f"{simulation.plan.seed}/{self.address}")
         disk = station.disk
         holding = Holding(
@@ -309,8 +310,11 @@ class SimCandidate:
                     operation = partial(take, self.station.name, expected_epoch, epoch, store_epoch, config.lease_s)
                     self.ask(operation, lambda granted: cand.Taken(granted=granted))
                 case cand.Keep(message=message):
+                    now_s = self.simulation.queue.now_s
                     delay_s = self.rng.uniform(*self.simulation.plan.persist_s)
-                    self.simulation.queue.after(delay_s, partial(self.station.awake, partial(self.keep, message)))
+                    self.kept_at_s = max(self.kept_at_s, now_s + delay_s)  # one after the other, as they came
+                    keep = partial(self.station.awake, partial(self.keep, message))
+                    self.simulation.queue.at(self.kept_at_s, keep)
                 case cand.Lead(epoch=epoch, founding=founding):
                     self.station.lead(epoch, founding)
                 case cand.Quit():
