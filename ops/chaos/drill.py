@@ -10,7 +10,7 @@ import dataclasses
 import random
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from aggregator.store_files import read_name
 from broker import clocks
@@ -75,13 +75,14 @@ class Drill:
         policy = RestartPolicy(max_delay_s=1.0)
         logs = self._plan.run_dir / "logs"
         watch = StatusWatch(self._plan.redis_url, self._plan.run_id)
+        leaders = random.Random(f"leaders {self._config.fault_seed}")
         status = 0
         with LocalCluster(logs, policy=policy, adapt=self._adapted) as cluster, watch:
             injector = Injector(
                 cluster,
                 self._plan,
                 rng=random.Random(f"targets {self._config.fault_seed}"),
-                leader=lambda: _leader(watch.leader, self._plan),
+                leader=lambda: _leader(watch.leaders, self._plan, leaders),
                 links=self._links,
             )
             observer = Observer(self._plan.run_dir, self.recording)
@@ -235,11 +236,8 @@ class _Loop:
                 self._view.note(event.detail.partition("\n")[0])
 
 
-def _leader(holder: str | None, plan: Plan) -> str | None:
-    """Returns the process that holds the lease, by the name of its store."""
-    if holder is None:
-        return None
-    for name in plan.aggregator_ids:
-        if read_name(plan.store_of(name)) == holder:
-            return name
-    return None
+def _leader(holders: Sequence[str], plan: Plan, rng: random.Random) -> str | None:
+    """Returns the process that holds a lease, by the name of its store: of several shards' any."""
+    stores = {read_name(plan.store_of(name)): name for name in plan.aggregator_ids}
+    leading = [stores[holder] for holder in holders if holder in stores]
+    return rng.choice(leading) if len(leading) > 1 else next(iter(leading), None)

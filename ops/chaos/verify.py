@@ -263,7 +263,7 @@ def durable_first(tapes: Mapping[str, Sequence[Line]]) -> Check:
 
 
 def epochs_grow(rows: Iterable[Line], tapes: Mapping[str, Sequence[Line]]) -> Check:
-    """Every life that publishes has an epoch of its own, higher than those before; versions follow in their order."""
+    """Every life that publishes has an epoch of its own in its shard, above those before; versions follow suit."""
     check = Check("epochs grow, and each has one publisher", 5)
     newest: dict[int, int] = {}
     for row in rows:
@@ -271,18 +271,21 @@ def epochs_grow(rows: Iterable[Line], tapes: Mapping[str, Sequence[Line]]) -> Ch
         what = f"fragment {p} version {row['fragment_version']}: epoch {epoch} after {newest.get(p)}"
         check.require(epoch >= newest.get(p, epoch), what)
         newest[p] = epoch
-    publisher: dict[int, str] = {}
+    publisher: dict[tuple[int, int], str] = {}
     for name, lines in tapes.items():
-        epoch, before, lives, waits = 0, 0, 0, True
+        shard, epoch, before, lives, waits = 0, 0, 0, 0, True
         for line in [*lines, {"note": "aggregator.started", "fields": {"epoch": math.inf}}]:  # and the last life's end
-            if line.get("note") == "aggregator.started":
+            if "tape" in line:
+                shard = line.get("config", {}).get("shard", 0)
+            elif line.get("note") == "aggregator.started":
                 check.require(waits or epoch > before, f"{name}: a life starts with epoch {epoch} after {before}")
                 before, epoch, lives, waits = max(before, epoch), line["fields"]["epoch"], lives + 1, False
             elif line.get("note") == "store.behind":
                 waits = True  # with a lost store its number is gone too; it publishes nothing
             elif line.get("note") == "version.committed" and epoch:
                 who = f"{name}, life {lives}"
-                check.require(publisher.setdefault(epoch, who) == who, f"epoch {epoch}: {publisher[epoch]} and {who}")
+                other = publisher.setdefault((shard, epoch), who)
+                check.require(other == who, f"epoch {epoch} of shard {shard}: {other} and {who}")
     return check
 
 

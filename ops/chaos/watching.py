@@ -99,7 +99,7 @@ class StatusWatch:
     Attributes:
         latest: The last one that was read.
         answers: (moment, whether the run's status could be read), one per attempt.
-        leader: Who holds the lease, as it stands there.
+        leaders: Who holds the lease of each shard, as it stands there.
     """
 
     def __init__(self, redis_url: str, run_id: str) -> None:
@@ -107,7 +107,7 @@ class StatusWatch:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._main, name="atoll-status-watch", daemon=True)
         self.latest: Status | None = None
-        self.leader: str | None = None
+        self.leaders: tuple[str, ...] = ()
         self.answers: list[tuple[float, bool]] = []
 
     def __enter__(self) -> StatusWatch:
@@ -136,5 +136,4 @@ class StatusWatch:
         self.answers.append((time.monotonic(), whole))
         if whole:
             self.latest = status_of(snapshot, snapshot.now_s)
-            lease = snapshot.leases.get(0)
-            self.leader = None if lease is None else lease.holder
+            self.leaders = tuple(lease.holder for _, lease in sorted(snapshot.leases.items()))
