@@ -315,10 +315,11 @@ class Run:
         self.adopt_manifest(manifest_from_rows(record["manifest"]))
         self.planted = bool(commits)
         alone = self.config.shards == 1  # else shard 0 has written down when it was whole
-        self.began = _whole(commits) if alone else Phase(record["phase"]) is not Phase.SEEDING
+        there = set(commits) == set(self.fragments)
+        self.began = (there and _whole(commits)) if alone else Phase(record["phase"]) is not Phase.SEEDING
         if self.config.shard and not self.began:
             self._restore_seeds(record, commits)
-        elif set(commits) == set(self.fragments) and self.began:
+        elif there and self.began:
             for p, commit in commits.items():
                 fragment = self.fragments[p]
                 fragment.version, fragment.digest = commit.fragment_version, commit.digest

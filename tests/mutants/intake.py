@@ -206,6 +206,14 @@ MUTANTS = (
         new=" or run.began",
         tests=(T_SEEDING + "test_a_model_whose_island_lives_or_has_supplied_some_of_it_stays",),
     ),
+    Mutant(
+        what="a part of version 0 is taken for all of it, and the rest never asked for",
+        invariant=6,
+        file="aggregator/run.py",
+        old="(there and _whole(commits)) if alone",
+        new="_whole(commits) if alone",
+        tests=(T_SEEDING + "test_a_version_0_of_which_a_part_is_durable_is_asked_for_whole_after_a_restart",),
+    ),
     # --- refusals are told --------------------------------------------------------------------------------------------
     Mutant(
         what="an island is not told that its contribution was refused on arrival",
