@@ -112,6 +112,7 @@ class Run:
         self.quarantine = Quarantine(config.quarantine_s)
         self.seeding_id = 0  # of the present attempt at version 0, the round id of its commits
         self.seeder: tuple[str, int] | None = None  # island and incarnation that is asked for it
+        self.never_began = True  # no record says that there ever was a version 0
         self.planted = False  # something of version 0 may be in the store
         self.began = False  # version 0 is whole, in every shard
         self.saved_serial = 0  # of the newest run record asked for
@@ -314,6 +315,7 @@ class Run:
             return
         self.adopt_manifest(manifest_from_rows(record["manifest"]))
         self.planted = bool(commits)
+        self.never_began = Phase(record.get("phase", Phase.RUNNING)) is Phase.SEEDING
         alone = self.config.shards == 1  # else shard 0 has written down when it was whole
         there = set(commits) == set(self.fragments)
         self.began = (there and _whole(commits)) if alone else Phase(record["phase"]) is not Phase.SEEDING

@@ -3,6 +3,8 @@
 import copy
 from dataclasses import replace
 
+import pytest
+
 from aggregator.events import NewLineage, Publish
 from aggregator.recovery import LISTEN_S, MOST_VERSION, Peers, renumbered
 from aggregator.summary import totals
@@ -219,9 +221,12 @@ def test_a_store_stays_behind_by_the_word_of_a_broker_whatever_islands_say():
     assert desk.core.behind
 
 
-def test_an_island_that_joins_before_the_run_begins_holds_nothing_of_it():
+@pytest.mark.parametrize("restarts", [False, True])
+def test_an_island_that_joins_before_the_run_begins_holds_nothing_of_it(restarts):
     desk = Desk()
     desk.join("rogue")
+    if restarts:
+        desk = desk.restarted()
     for _ in range(3):
         (refused,) = sent(desk.beat("rogue", 0, versions=(7,), overwritten_tokens=(0,)), Refused)
         assert refused.reason is Reason.IMPLAUSIBLE
