@@ -195,6 +195,14 @@ def test_a_store_goes_on_when_those_come_back_who_know_better():
     assert desk.run.versions == (1,)
 
 
+def test_one_that_was_dead_and_lies_as_it_comes_back_does_not_outvote_the_only_other_one():
+    desk = Desk()
+    desk.gather("a", "rogue")
+    beat(desk, 6.5, 1, "a")
+    desk.beat("rogue", 1, versions=(10**9,))
+    assert not desk.core.behind
+
+
 def test_what_was_completed_while_a_store_was_taken_for_behind_is_not_lost():
     desk = Desk()
     desk.gather("a", "b", "rogue")
