@@ -104,7 +104,7 @@ class Run:
         self.shares = Shares(config.islands, takeover_s, now_s, alone=config.shards == 1)
         self.ledger = Ledger({})
         self.ways = Ways()
-        self.clock = StepClock(config.heartbeat_interval_s, self.eligible)
+        self.clock = StepClock(config.heartbeat_interval_s, self.counts)
         self.pacer: Pacer | None = None
         self.journeys = Journeys(config)
         self.open_rounds: dict[int, Round] = {}
@@ -242,6 +242,10 @@ class Run:
     def eligible(self) -> frozenset[str]:
         """Ids of the live islands that are not quarantined: those that a round could consist of."""
         return frozenset(m.island_id for m in self.members.live(self.now_s)) - self.quarantine.out(self.now_s)
+
+    def counts(self, island_id: str) -> bool:
+        """Whether an island is one of the :meth:`eligible`."""
+        return self.members.lives(island_id, self.now_s) and not self.quarantine.holds(island_id, self.now_s)
 
     def length(self, fragment_id: int) -> float:
         """Returns the norm of a fragment at version 0, at least that of as many average parameters of the model.

@@ -92,7 +92,7 @@ MUTANTS = (
         what="an island that is dead or in quarantine sets the pace",
         invariant=6,
         file="aggregator/pacing.py",
-        old=" and i in eligible",
+        old=" and self._counts(i)",
         new="",
         tests=(
             T_PACING + "test_of_two_islands_a_slow_one_that_died_does_not_hold_up_the_other",
