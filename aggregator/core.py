@@ -332,7 +332,7 @@ class Aggregator:
                 if member is not None and self._membership.holds_nothing(member):
                     return  # whatever it says: a lie is refused
                 if member is None or member.incarnation == event.envelope.incarnation:
-                    live = frozenset() if member is None else self._live()
+                    live = frozenset() if member is None else self._live() | {sender}
                     held = run.of_ours(message.versions)
                     sentence = self._peers.island_holds(sender, held, run.versions, live=live)
                     self._fall_behind(sentence, surely=member is None)

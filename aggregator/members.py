@@ -119,7 +119,15 @@ class Members:
 
     def live(self, now_s: float) -> list[Member]:
         """Members that are not dead and have not left, by id; those whose life has not begun yet do not count."""
-        return [m for m in self if m.begun and self.state(m, now_s) in (Liveness.ALIVE, Liveness.SUSPECT)]
+        return [m for m in self if self._lives(m, now_s)]
+
+    def lives(self, island_id: str, now_s: float) -> bool:
+        """Whether an island is one of the live ones."""
+        member = self._members.get(island_id)
+        return member is not None and self._lives(member, now_s)
+
+    def _lives(self, m: Member, now_s: float) -> bool:
+        return m.begun and self.state(m, now_s) in (Liveness.ALIVE, Liveness.SUSPECT)
 
     def responsive(self, now_s: float) -> frozenset[str]:
         """Ids of the live members that rounds wait for."""

@@ -257,7 +257,8 @@ class Membership:
     def holds_nothing(self, member: Member) -> bool:
         """Whether an island joined before the run began, as this shard knows first-hand: there is nothing to hold."""
         run = self._run
-        return run.phase is Phase.SEEDING and not run.config.shard and not member.presumed
+        first_hand = run.never_began or not member.presumed
+        return run.phase is Phase.SEEDING and not run.config.shard and first_hand
 
     def _impossible(self, member: Member, inner_step: int, tokens: int) -> str:
         """Says why an island cannot have trained so many tokens in so many steps; empty if it can."""

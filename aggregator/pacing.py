@@ -28,12 +28,12 @@ class StepClock:
 
     Args:
         heartbeat_interval_s: How often counters are reported.
-        eligible: Says which islands count now; None: all that were heard.
+        counts: Says whether an island counts now; None: all do.
     """
 
-    def __init__(self, heartbeat_interval_s: float, eligible: Callable[[], Collection[str]] | None = None) -> None:
+    def __init__(self, heartbeat_interval_s: float, counts: Callable[[str], bool] | None = None) -> None:
         self._heartbeat_interval_s = heartbeat_interval_s
-        self._eligible = eligible
+        self._counts = counts or (lambda _: True)
         self._paces: dict[str, Pace] = {}
         # One event asks the same of every fragment at one moment: answered once. (moment, who advances, their steps,
         # their median step time)
@@ -55,7 +55,7 @@ class StepClock:
             pace.reported_at_s = max(pace.reported_at_s, now_s - (pace.step_time_s or 0.0))
 
     def look_again(self) -> None:
-        """Who is eligible may have changed: said before and after each event, so that it depends on events alone."""
+        """Who counts may have changed: said before and after each event, so that it depends on events alone."""
         self._answers = None
 
     def forget(self, island_id: str) -> None:
@@ -84,16 +84,15 @@ class StepClock:
         return pace.step_time_s if pace else None
 
     def advancing(self, now_s: float) -> tuple[str, ...]:
-        """Returns the eligible islands whose counter grew lately, sorted."""
+        """Returns the islands that count and whose counter grew lately, sorted."""
         return self._answers_at(now_s)[1]
 
     def _answers_at(self, now_s: float) -> tuple[float, tuple[str, ...], dict[str, float], float | None]:
         if self._answers is None or self._answers[0] != now_s:
-            eligible = self._paces if self._eligible is None else self._eligible()
             advancing = sorted(
                 i
                 for i, p in self._paces.items()
-                if p.step_time_s and now_s - p.advanced_at_s <= self._allowance_s(p) and i in eligible
+                if p.step_time_s and now_s - p.advanced_at_s <= self._allowance_s(p) and self._counts(i)
             )
             times = sorted(step_s for i in advancing if (step_s := self._paces[i].step_time_s))
             median_s = times[len(times) // 2] if times else None

@@ -105,7 +105,7 @@ class Run:
         self.shares = Shares(config.islands, takeover_s, now_s, alone=config.shards == 1)
         self.ledger = Ledger({})
         self.ways = Ways()
-        self.clock = StepClock(config.heartbeat_interval_s, self.eligible)
+        self.clock = StepClock(config.heartbeat_interval_s, self.counts)
         self.pacer: Pacer | None = None
         self.journeys = Journeys(config)
         self.open_rounds: dict[int, Round] = {}
@@ -113,6 +113,7 @@ class Run:
         self.quarantine = Quarantine(config.quarantine_s)
         self.seeding_id = 0  # of the present attempt at version 0, the round id of its commits
         self.seeder: tuple[str, int] | None = None  # island and incarnation that is asked for it
+        self.never_began = True  # no record says that there ever was a version 0
         self.planted = False  # something of version 0 may be in the store
         self.began = False  # version 0 is whole, in every shard
         self.saved_serial = 0  # of the newest run record asked for
@@ -245,6 +246,10 @@ class Run:
         """Ids of the live islands that are not quarantined: those that a round could consist of."""
         return frozenset(m.island_id for m in self.members.live(self.now_s)) - self.quarantine.out(self.now_s)
 
+    def counts(self, island_id: str) -> bool:
+        """Whether an island is one of the :meth:`eligible`."""
+        return self.members.lives(island_id, self.now_s) and not self.quarantine.holds(island_id, self.now_s)
+
     def length(self, fragment_id: int) -> float:
         """Returns the norm of a fragment at version 0, at least that of as many average parameters of the model.
 
@@ -319,6 +324,7 @@ class Run:
             return
         self.adopt_manifest(manifest_from_rows(record["manifest"]))
         self.planted = bool(commits)
+        self.never_began = Phase(record.get("phase", Phase.RUNNING)) is Phase.SEEDING
         alone = self.config.shards == 1  # else shard 0 has written down when it was whole
         every = set(commits) == set(self.fragments)
         self.began = every and _whole(commits) if alone else Phase(record["phase"]) is not Phase.SEEDING

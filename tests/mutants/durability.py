@@ -257,8 +257,8 @@ MUTANTS = (
         what="an emptied store that knows its islands does not listen to them",
         invariant=1,
         file="aggregator/membership.py",
-        old=" and not run.config.shard and not member.presumed",
-        new=" and not run.config.shard",
+        old="        first_hand = run.never_began or not member.presumed",
+        new="        first_hand = True",
         tests=(T_RECOVERY + "test_an_island_of_an_earlier_life_may_know_of_a_run_whose_store_was_emptied",),
     ),
     Mutant(

@@ -93,7 +93,7 @@ MUTANTS = (
         what="an island that is dead or in quarantine sets the pace",
         invariant=6,
         file="aggregator/pacing.py",
-        old=" and i in eligible",
+        old=" and self._counts(i)",
         new="",
         tests=(
             T_PACING + "test_of_two_islands_a_slow_one_that_died_does_not_hold_up_the_other",
@@ -222,6 +222,14 @@ MUTANTS = (
         old=" or run.began or run.planted",
         new=" or run.began",
         tests=(T_SEEDING + "test_a_model_whose_island_lives_or_has_supplied_some_of_it_stays",),
+    ),
+    Mutant(
+        what="a part of version 0 is taken for all of it, and the rest never asked for",
+        invariant=6,
+        file="aggregator/run.py",
+        old="(there and _whole(commits)) if alone",
+        new="_whole(commits) if alone",
+        tests=(T_SEEDING + "test_a_version_0_of_which_a_part_is_durable_is_asked_for_whole_after_a_restart",),
     ),
     # --- refusals are told --------------------------------------------------------------------------------------------
     Mutant(

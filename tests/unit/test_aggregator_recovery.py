@@ -3,6 +3,8 @@
 import copy
 from dataclasses import replace
 
+import pytest
+
 from aggregator.events import NewLineage, Publish
 from aggregator.recovery import LISTEN_S, MOST_VERSION, Peers, lineages, renumbered
 from aggregator.summary import totals
@@ -193,6 +195,14 @@ def test_a_store_goes_on_when_those_come_back_who_know_better():
     assert desk.run.versions == (1,)
 
 
+def test_one_that_was_dead_and_lies_as_it_comes_back_does_not_outvote_the_only_other_one():
+    desk = Desk()
+    desk.gather("a", "rogue")
+    beat(desk, 6.5, 1, "a")
+    desk.beat("rogue", 1, versions=(10**9,))
+    assert not desk.core.behind
+
+
 def test_what_was_completed_while_a_store_was_taken_for_behind_is_not_lost():
     desk = Desk()
     desk.gather("a", "b", "rogue")
@@ -219,9 +229,12 @@ def test_a_store_stays_behind_by_the_word_of_a_broker_whatever_islands_say():
     assert desk.core.behind
 
 
-def test_an_island_that_joins_before_the_run_begins_holds_nothing_of_it():
+@pytest.mark.parametrize("restarts", [False, True])
+def test_an_island_that_joins_before_the_run_begins_holds_nothing_of_it(restarts):
     desk = Desk()
     desk.join("rogue")
+    if restarts:
+        desk = desk.restarted()
     for _ in range(3):
         (refused,) = sent(desk.beat("rogue", 0, versions=(7,), overwritten_tokens=(0,)), Refused)
         assert refused.reason is Reason.IMPLAUSIBLE

@@ -276,6 +276,14 @@ def test_a_version_0_made_of_two_islands_is_never_taken_for_whole_after_a_restar
     assert wanted(again, "b") == (0, 1, 2)
 
 
+def test_a_version_0_of_which_a_part_is_durable_is_asked_for_whole_after_a_restart():
+    made = desk("a")
+    seed(made, "a", 0, 1)
+    again = made.restarted()
+    again.tick()
+    assert wanted(again, "a") == (0, 1, 2)
+
+
 def test_a_version_0_that_was_whole_is_there_after_a_restart():
     made = desk("a")
     seed(made, "a", 0, 1, 2)
