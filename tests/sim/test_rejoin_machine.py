@@ -23,6 +23,7 @@ from ops.virtual.simulation import IslandPlan, Simulation, SimulationPlan
 
 NAMES = ("a", "b", "c", "d")
 TAKEOVER_S, DONOR_WAIT_S = 2.0, 4.0
+DELAY_S = 0.05  # of a message, at most
 SLACK_S = 1.0  # of whoever looks for a donor, for a tick
 LIMIT_S = 1000.0  # after the healing
 
@@ -45,7 +46,7 @@ class World:
             IslandPlan(island_id=name, step_time_s=0.15 + 0.05 * i, joins_at_s=0.0 if i < 3 else 1e9)
             for i, name in enumerate(NAMES)
         )
-        link = LinkModel(delay_s=(0.001, 0.05), loss=0.04, duplication=0.04)
+        link = LinkModel(delay_s=(0.001, DELAY_S), loss=0.04, duplication=0.04)
         plan = SimulationPlan(seed=seed, islands=plans, config=config, link=link, donor_wait_s=DONOR_WAIT_S)
         self.plans = {each.island_id: each for each in plans}
         self.sim = Simulation(plan)
@@ -89,7 +90,12 @@ class World:
             self.sim.invariants.island_killed(island)
 
     def start(self, name):
-        """A new process; of an island that lives, in the place of the one there is, which may not hear of it soon."""
+        """A new process; of an island that lives, in the place of the one there is, which may not hear of it soon.
+
+        Of two first joins on their way at the same time the one that arrives last stays, though its process may be the
+        dead one; a start takes longer than that, but where a broker is frozen.
+        """
+        self.pass_time(2 * DELAY_S)
         before = self.sim.islands.get(name)
         if before is not None and before.alive:
             if not before.core.joined:

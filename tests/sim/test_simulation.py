@@ -70,6 +70,25 @@ def test_another_seed_gives_another_run() -> None:
     assert run(plan).trace != run(replace(plan, seed=8)).trace
 
 
+def test_an_uplink_that_is_too_slow_for_a_model_in_each_interval_is_used_and_nothing_piles_up() -> None:
+    """It had three models under way, old and new beside each other, and half of its steps were stale on arrival."""
+    plan = steady(total_tokens=120_000, fragments=4)
+    model_bytes = 4 * sum(tensor.size for tensor in plan.model())
+    interval_s = plan.config.sync_interval * plan.islands[0].step_time_s
+    slow = LinkModel(bytes_per_s=model_bytes / interval_s / 1.5)
+    simulation = Simulation(replace(plan, islands=(replace(plan.islands[0], link=slow), *plan.islands[1:])))
+    most = 0
+    while not simulation.run(simulation.queue.now_s + 0.5):
+        assert simulation.queue.now_s < LIMIT_S
+        island = simulation.islands[plan.islands[0].island_id]
+        if island.core.phase is Phase.RUNNING:
+            most = max(most, sum(len(fragment.outstanding) for fragment in island.core.fragments.values()))
+    simulation.invariants.at_end(simulation)
+    assert most <= 2 * plan.config.fragments  # on their way, and waiting where they have arrived
+    books = simulation.aggregator.core.run.ledger.books(plan.islands[0].island_id).tokens()
+    assert books["merged"] > 0.9 * books["trained"]
+
+
 @pytest.mark.parametrize("brokers", [1, 2])
 def test_an_island_whose_bulk_connection_has_become_deaf_makes_another_and_misses_nothing_for_long(
     brokers: int,
