@@ -431,9 +431,9 @@ class Ledger:
         """Takes sums over; lives that are in them are known by what became of their tokens alone."""
         past = self._past.setdefault(island_id, Past())
         lives = self._lives.setdefault(island_id, {})
-        upto, steps, tokens, *handed_over = row
+        upto, steps, tokens, at_step, at_tokens = row
         if upto > past.upto:
-            past.upto, past.steps, past.tokens, past.handed_over = upto, steps, tokens, tuple(handed_over)
+            past.upto, past.steps, past.tokens, past.handed_over = upto, steps, tokens, (at_step, at_tokens)
             for incarnation in [i for i in lives if i <= upto]:
                 past.take(lives.pop(incarnation))
         return past

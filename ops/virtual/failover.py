@@ -47,6 +47,7 @@ class RedisTrouble(StrEnum):
 
     DOWN = "down"  # it does not answer, and has what it had afterwards
     WIPED = "wiped"  # it does not answer, and is empty afterwards
+    POWER = "power"  # nor does anything else run: aggregators have their disks afterwards, brokers and Redis nothing
     OLD = "old"  # it does not answer, and has what it had when the run was half as old
 
 
@@ -74,7 +75,7 @@ class SimLease:
         self._renewed_at_s = 0.0
         self._history: list[tuple[float, LeaseView, float]] = []
         for trouble in simulation.plan.troubles:
-            if trouble.kind in (RedisTrouble.WIPED, RedisTrouble.OLD):
+            if trouble.kind in (RedisTrouble.WIPED, RedisTrouble.OLD, RedisTrouble.POWER):
                 simulation.queue.at(trouble.at_s + trouble.for_s, partial(self._come_back, trouble))
 
     def call(

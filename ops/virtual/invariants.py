@@ -138,6 +138,10 @@ class Invariants:
         require(epoch >= before, 5, f"epoch {epoch} publishes after {before}")
         self._epochs[shard] = epoch
 
+    def power_lost(self) -> None:
+        """Nobody knows any more of an epoch that was given, and under which nothing was published."""
+        self._leaders = dict(self._epochs)
+
     def leading(self, station: Station, epoch: int) -> None:
         """An aggregator takes over: under an epoch of its own, and with everything that was ever published."""
         shard, shards = station.config.shard, station.config.shards

@@ -29,7 +29,7 @@ from broker.tensors import payload_bytes
 from islands import events as ie
 from islands.donation import PART_BYTES
 from ops.chaos.manners import Manner
-from ops.virtual.failover import SimCandidate, SimLease, Station, StationTrouble
+from ops.virtual.failover import RedisTrouble, SimCandidate, SimLease, Station, StationTrouble
 from ops.virtual.failover import Trouble as StationOrRedisTrouble
 from ops.virtual.invariants import Invariants
 from ops.virtual.processes import SimAggregator, SimBroker, SimIsland
@@ -215,6 +215,8 @@ class Simulation:
                     self.queue.at(trouble.at_s, partial(self.stations[trouble.station].crash, trouble.for_s))
                 case StationTrouble.FREEZE:
                     self.queue.at(trouble.at_s, partial(self.stations[trouble.station].freeze, trouble.for_s))
+                case RedisTrouble.POWER:
+                    self.queue.at(trouble.at_s, partial(self.cut_power, trouble.for_s))
                 case _:
                     pass  # looked at with each call of Redis
         for at_s in plan.broker_crashes_at_s:
@@ -265,6 +267,14 @@ class Simulation:
             island.kill()
             self.invariants.island_killed(island)
             self.queue.after(plan.restart_s, lambda: self.start_island(plan))
+
+    def cut_power(self, for_s: float) -> None:
+        """Stops aggregators and brokers; all of them start again at once. Islands, elsewhere, train on."""
+        self.invariants.power_lost()
+        for station in self.stations:
+            station.crash(for_s)
+        for place in range(self.plan.brokers):
+            self.crash_broker(place, for_s)
 
     def deafen(self, plan: IslandPlan) -> None:
         """Lets an island's bulk connection stand, and deliver nothing any more."""
