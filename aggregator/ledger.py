@@ -5,13 +5,16 @@ over in its own rounds. The books are kept per *life* (incarnation) of an island
 merged, nor lost by a recorded cause, nor still has on its way is *in flight* while it lives and ``island_lost`` after;
 what of it a new lineage gave up is ``store_lost`` then, or when the flush closes the gap.
 
+Of each island only the latest lives are kept one by one. Those before, once they have ended and nothing of them waits,
+are folded into one sum (:class:`Past`): an island that comes and goes for weeks makes no book longer.
+
 The slice of one fragment is written in the same commit as each of its versions, so that after a restart the books
 agree with the parameters exactly; what was refused since is refused again when it is sent again.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,8 +24,10 @@ from broker.ranges import IntervalSet, StepRange
 
 #: Refused ranges of an account whose reason is still told to an island that missed it; more than are ever outstanding.
 REASONS_REMEMBERED = 32
-#: Lives of an island whose counters stand in the run record: more do not come and go between two commits.
-LIVES_REMEMBERED = 8
+#: Lives of an island that are kept one by one, if they have ended.
+LIVES_KEPT = 8
+#: Where the sums over those before stand, beside the incarnations.
+PAST = "past"
 
 
 @dataclass(slots=True)
@@ -112,6 +117,38 @@ class Life:
         return (max(tokens, self.last_tokens) if step > self.last_step else self.last_tokens) - self.start_tokens
 
 
+@dataclass(slots=True)
+class Past:
+    """The lives of an island up to one, all of which have ended with nothing on its way, as sums.
+
+    Attributes:
+        upto: Incarnation of the last one.
+        steps: Inner steps that they reported.
+        tokens: Tokens likewise.
+        handed_over: The furthest step that arrived of them for good, and the token counter there.
+        merged_tokens: By fragment.
+        wasted_tokens: Likewise, by cause.
+    """
+
+    upto: int = 0
+    steps: int = 0
+    tokens: int = 0
+    handed_over: tuple[int, int] = (0, 0)
+    merged_tokens: Counter[int] = field(default_factory=Counter)
+    wasted_tokens: defaultdict[int, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+
+    @property
+    def row(self) -> list[int]:
+        """What it says of all fragments, as plain data."""
+        return [self.upto, self.steps, self.tokens, *self.handed_over]
+
+    def take(self, life: Life) -> None:
+        """Adds what became of a life's tokens."""
+        for p, account in life.accounts.items():
+            self.merged_tokens[p] += account.merged_tokens
+            self.wasted_tokens[p] += account.wasted_tokens
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Books:
     """A balance: token x fragment counts, each fragment weighted by its parameters, in tokens.
@@ -162,11 +199,18 @@ class Books:
 
 
 class Ledger:
-    """The books of one run. Fragment weights are their parameter counts; frozen fragments do not count."""
+    """The books of one run.
 
-    def __init__(self, weights: Mapping[int, int]) -> None:
+    Args:
+        weights: Fragment -> its parameter count; frozen fragments do not count.
+        lives_kept: Of an island, one by one.
+    """
+
+    def __init__(self, weights: Mapping[int, int], *, lives_kept: int = LIVES_KEPT) -> None:
         self._weights = dict(weights)
+        self._lives_kept = lives_kept
         self._lives: dict[str, dict[int, Life]] = {}
+        self._past: dict[str, Past] = {}
         self._tallies = {p: Tally() for p in self._weights}
         self._gaps = Reason.UNRECORDED  # why a fate may be unknown; after a new lineage, the store that was lost
 
@@ -180,6 +224,7 @@ class Ledger:
         if incarnation not in lives:
             accounts = {p: Account() for p in self._weights}
             lives[incarnation] = Life(start_step, start_tokens, start_step, start_tokens, accounts)
+        self._fold(island_id)
 
     def end(self, island_id: str) -> None:
         """Ends the current life of an island that left."""
@@ -244,7 +289,7 @@ class Ledger:
     # --- reading ---------------------------------------------------------------------------------------------
 
     def life(self, island_id: str, incarnation: int) -> Life:
-        """The life named; KeyError if it never joined."""
+        """The life named; KeyError if it never joined, or is folded."""
         return self._lives[island_id][incarnation]
 
     def last_life(self, island_id: str) -> Life:
@@ -253,12 +298,28 @@ class Ledger:
         return lives[max(lives)]
 
     def knows(self, island_id: str, incarnation: int) -> bool:
-        """Whether that life ever began."""
+        """Whether that life ever began, and is not folded."""
         return incarnation in self._lives.get(island_id, {})
 
     def lives(self) -> Mapping[str, Mapping[int, Life]]:
-        """Every life by island and incarnation."""
+        """The lives that are not folded, by island and incarnation; every island that ever began has one."""
         return self._lives
+
+    def past(self, island_id: str) -> Past:
+        """The lives of an island that are folded."""
+        return self._past.get(island_id) or Past()
+
+    def trained(self, island_id: str) -> tuple[int, int]:
+        """Returns the inner steps and the tokens that all lives of an island have reported."""
+        lives, past = self._lives[island_id].values(), self.past(island_id)
+        steps = past.steps + sum(life.last_step - life.start_step for life in lives)
+        return steps, past.tokens + sum(life.trained_tokens for life in lives)
+
+    def merged_tokens(self, fragment_id: int) -> int:
+        """Returns the tokens that were merged into a fragment, of all islands."""
+        past = sum(past.merged_tokens[fragment_id] for past in self._past.values())
+        lives = (life for lives in self._lives.values() for life in lives.values())
+        return past + sum(life.accounts[fragment_id].merged_tokens for life in lives)
 
     def account(self, island_id: str, incarnation: int, fragment_id: int) -> Account:
         """The account named; KeyError if the island or the fragment is unknown."""
@@ -266,7 +327,7 @@ class Ledger:
 
     def resume_point(self, island_id: str) -> tuple[int, int]:
         """Returns (step, tokens) where the next life starts: the highest hand-over that arrived, over all fragments."""
-        best = (0, 0)
+        best = self.past(island_id).handed_over
         for life in self._lives.get(island_id, {}).values():
             ends = (account.handed_over for account in life.accounts.values())
             best = max([best, (life.start_step, life.start_tokens), *ends])
@@ -283,7 +344,7 @@ class Ledger:
 
     def trained_tokens(self) -> int:
         """Tokens trained by all lives, as last reported."""
-        return sum(life.trained_tokens for lives in self._lives.values() for life in lives.values())
+        return sum(self.trained(island_id)[1] for island_id in self._lives)
 
     def books(self, island_id: str | None = None) -> Books:
         """Returns the balance of one island, or of all.
@@ -297,6 +358,15 @@ class Ledger:
         for name, lives in self._lives.items():
             if island_id is not None and name != island_id:
                 continue
+            past = self.past(name)
+            trained += past.tokens * scale
+            for fragment_id, weight in self._weights.items():
+                merged += past.merged_tokens[fragment_id] * weight
+                causes = past.wasted_tokens[fragment_id]
+                for cause, tokens in causes.items():
+                    wasted[cause] += tokens * weight
+                rest = past.tokens - past.merged_tokens[fragment_id] - causes.total()
+                wasted[Reason.ISLAND_LOST] += rest * weight
             for life in lives.values():
                 trained += life.trained_tokens * scale
                 for fragment_id, account in life.accounts.items():
@@ -314,12 +384,16 @@ class Ledger:
                         wasted[Reason.ISLAND_LOST] += (rest - forgotten) * weight
                     else:
                         in_flight += rest * weight
-        causes = {cause: tokens for cause, tokens in sorted(wasted.items()) if tokens}
-        return Books(trained=trained, merged=merged, wasted=causes, in_flight=in_flight, scale=scale)
+        fates = {cause: tokens for cause, tokens in sorted(wasted.items()) if tokens}
+        return Books(trained=trained, merged=merged, wasted=fates, in_flight=in_flight, scale=scale)
 
     def check(self) -> None:
         """Raises AssertionError if any account holds more than its island trained."""
         for island_id, lives in self._lives.items():
+            past = self.past(island_id)
+            for fragment_id in self._weights:
+                spent = past.merged_tokens[fragment_id] + past.wasted_tokens[fragment_id].total()
+                assert spent <= past.tokens, f"{island_id} fragment {fragment_id}: {spent} spent of {past.tokens}, once"
             for incarnation, life in lives.items():
                 for fragment_id, account in life.accounts.items():
                     spent, trained = account.known_tokens, life.trained_tokens
@@ -332,6 +406,10 @@ class Ledger:
     def slice(self, fragment_id: int) -> dict[str, Any]:
         """Returns one fragment's accounts and tally as plain data for its commit; what waits is not in it."""
         rows: dict[str, Any] = {}
+        folded: dict[str, Any] = {}
+        for island_id, past in self._past.items():
+            wasted = {str(k): v for k, v in past.wasted_tokens[fragment_id].items()}
+            folded[island_id] = [past.row, past.merged_tokens[fragment_id], wasted]
         for island_id, lives in self._lives.items():
             for incarnation, life in lives.items():
                 account = life.accounts[fragment_id]
@@ -347,17 +425,18 @@ class Ledger:
         tally = self._tallies[fragment_id]
         counted = [{str(n): k for n, k in tally.rounds.items()}, tally.participation_sum, tally.staleness_sum]
         lost = {"gaps": str(self._gaps)} if self._gaps is not Reason.UNRECORDED else {}
-        return {"accounts": rows, "tally": counted, **lost}
+        return {"accounts": rows, "past": folded, "tally": counted, **lost}
 
     def counters(self) -> dict[str, dict[str, list[Any]]]:
-        """Returns the counters of each island's latest lives as plain data, for the run record.
+        """Returns the counters of each island as plain data, for the run record: of each life, and of those folded.
 
         A life may end before any commit has it: what it trained is lost, and must be booked as that.
         """
         return {
-            island_id: {
-                str(i): [(life := lives[i]).start_step, life.start_tokens, life.last_step, life.last_tokens, life.ended]
-                for i in sorted(lives)[-LIVES_REMEMBERED:]
+            island_id: {PAST: self.past(island_id).row}
+            | {
+                str(i): [life.start_step, life.start_tokens, life.last_step, life.last_tokens, life.ended]
+                for i, life in sorted(lives.items())
             }
             for island_id, lives in self._lives.items()
         }
@@ -365,8 +444,39 @@ class Ledger:
     def recall(self, counters: Mapping[str, Mapping[str, list[Any]]]) -> None:
         """Reads :meth:`counters` back, over what the slices say; the furthest hold."""
         for island_id, lives in counters.items():
+            if lives.get(PAST, [0])[0]:
+                self._recall_past(island_id, lives[PAST])
             for incarnation, row in lives.items():
-                self._recall(island_id, int(incarnation), row)
+                if incarnation != PAST and int(incarnation) > self.past(island_id).upto:
+                    self._recall(island_id, int(incarnation), row)
+        for island_id in self._lives:
+            self._fold(island_id)
+
+    def _recall_past(self, island_id: str, row: list[int]) -> Past:
+        """Takes sums over; lives that are in them are known by what became of their tokens alone."""
+        past = self._past.setdefault(island_id, Past())
+        lives = self._lives.setdefault(island_id, {})
+        upto, steps, tokens, at_step, at_tokens = row
+        if upto > past.upto:
+            past.upto, past.steps, past.tokens, past.handed_over = upto, steps, tokens, (at_step, at_tokens)
+            for incarnation in [i for i in lives if i <= upto]:
+                past.take(lives.pop(incarnation))
+        return past
+
+    def _fold(self, island_id: str) -> None:
+        """Folds the earliest lives of an island, as far as they have ended and nothing of them is on its way."""
+        lives = self._lives[island_id]
+        for incarnation in sorted(lives)[: -self._lives_kept]:
+            life = lives[incarnation]
+            if not life.ended or any(account.waiting for account in life.accounts.values()):
+                return
+            past = self._past.setdefault(island_id, Past())
+            ends = (account.handed_over for account in life.accounts.values())
+            past.handed_over = max([past.handed_over, (life.start_step, life.start_tokens), *ends])
+            past.upto = incarnation
+            past.steps += life.last_step - life.start_step
+            past.tokens += life.trained_tokens
+            past.take(lives.pop(incarnation))
 
     def _recall(self, island_id: str, incarnation: int, row: list[Any]) -> Life:
         start_step, start_tokens, last_step, last_tokens, ended = row
@@ -387,10 +497,13 @@ class Ledger:
         rounds, participation_sum, staleness_sum = kept["tally"]
         counted = Counter({int(n): k for n, k in rounds.items()})
         self._tallies[fragment_id] = Tally(counted, participation_sum, staleness_sum)
+        for island_id, (row, merged_tokens, wasted) in kept.get("past", {}).items():
+            past = self._recall_past(island_id, row)
+            past.merged_tokens[fragment_id] += merged_tokens
+            past.wasted_tokens[fragment_id] += Counter(wasted)
         for island_id, lives in kept["accounts"].items():
             for incarnation, row in lives.items():
-                life = self._recall(island_id, int(incarnation), row["life"])
-                life.accounts[fragment_id] = Account(
+                account = Account(
                     merged=IntervalSet((a, b) for a, b in row["merged"]),
                     refused=IntervalSet((a, b) for a, b in row["refused"]),
                     merged_tokens=row["merged_tokens"],
@@ -398,3 +511,9 @@ class Ledger:
                     wasted_tokens=Counter(row["wasted"]),
                     forgotten_tokens=row.get("forgotten"),
                 )
+                if int(incarnation) > self.past(island_id).upto:
+                    self._recall(island_id, int(incarnation), row["life"]).accounts[fragment_id] = account
+                else:  # folded since, as another fragment's slice or the run record says
+                    past = self._past[island_id]
+                    past.merged_tokens[fragment_id] += account.merged_tokens
+                    past.wasted_tokens[fragment_id] += account.wasted_tokens

@@ -51,13 +51,13 @@ def report(run: Run, traffic: Traffic) -> dict[str, Any]:
 
 
 def _island(run: Run, traffic: Traffic, island_id: str) -> dict[str, Any]:
-    lives = run.ledger.lives()[island_id].values()
+    inner_steps, tokens = run.ledger.trained(island_id)
     member = run.members.get(island_id)
     beat = member.heartbeat if member is not None else None
     up, down = traffic.total(island_id)
     return {
-        "inner_steps": sum(life.last_step - life.start_step for life in lives),
-        "tokens": sum(life.trained_tokens for life in lives),
+        "inner_steps": inner_steps,
+        "tokens": tokens,
         "sync_share": None if beat is None else beat.sync_share,
         "bytes_up": up,
         "bytes_down": down,
@@ -101,18 +101,13 @@ def fragments(run: Run, committed_at_s: Mapping[int, float], now_s: float) -> li
         committed_at_s: Fragment -> when its newest version became durable.
         now_s: Same clock.
     """
-    merged = dict.fromkeys(run.fragments, 0)
-    for lives in run.ledger.lives().values():
-        for life in lives.values():
-            for p, account in life.accounts.items():
-                merged[p] += account.merged_tokens
     return [
         FragmentRecord(
             fragment_id=p,
             version=version,
             epoch=run.epoch,
             digest=run.fragments[p].digest,
-            merged_tokens=merged[p],
+            merged_tokens=run.ledger.merged_tokens(p) if p in run.moving else 0,
             contributors=tuple(sorted({each.island_id for each in run.fragments[p].contributions})),
             committed_ago_s=now_s - committed_at_s.get(p, now_s),
         )

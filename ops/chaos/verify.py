@@ -317,9 +317,11 @@ def books_agree(store: str, books: Mapping[int, Books | str], rows: Iterable[Lin
             if fragment == p and at <= version:
                 by_island[island] += tokens
         accounts = of_fragment.get("accounts", {})
-        booked = {island: sum(life["merged_tokens"] for life in lives.values()) for island, lives in accounts.items()}
+        booked = Counter({island: tokens for island, (_, tokens, _) in of_fragment.get("past", {}).items()})
+        for island, lives in accounts.items():
+            booked[island] += sum(life["merged_tokens"] for life in lives.values())
         for island in sorted({*booked, *by_island}):
-            has, should = booked.get(island, 0), by_island[island]
+            has, should = booked[island], by_island[island]
             check.require(has == should, f"fragment {p}: {island} has {has} merged tokens booked, the ledger {should}")
     return check
 

@@ -51,6 +51,7 @@ class RedisTrouble(StrEnum):
 
     DOWN = "down"  # it does not answer, and has what it had afterwards
     WIPED = "wiped"  # it does not answer, and is empty afterwards
+    POWER = "power"  # nor does anything else run: aggregators have their disks afterwards, brokers and Redis nothing
     OLD = "old"  # it does not answer, and has what it had when the run was half as old
 
 
@@ -82,7 +83,7 @@ class SimLease:
         self._renewal = 0  # its number, in the key
         self._history: list[tuple[float, LeaseView, float, int]] = []
         for trouble in simulation.plan.troubles:
-            if trouble.kind in (RedisTrouble.WIPED, RedisTrouble.OLD):
+            if trouble.kind in (RedisTrouble.WIPED, RedisTrouble.OLD, RedisTrouble.POWER):
                 simulation.queue.at(trouble.at_s + trouble.for_s, partial(self._come_back, trouble))
 
     def call(

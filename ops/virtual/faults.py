@@ -89,7 +89,7 @@ def standing_by(plan: SimulationPlan) -> SimulationPlan:
     """Returns the plan with one or two standby aggregators, and troubles of them and of Redis."""
     rng = random.Random(f"standbys {plan.seed}")
     standbys = rng.randint(1, 2)
-    kinds = [*StationTrouble, *StationTrouble, *RedisTrouble]
+    kinds = [*StationTrouble, *StationTrouble, RedisTrouble.DOWN, RedisTrouble.WIPED, RedisTrouble.OLD]
     troubles = tuple(
         StationOrRedisTrouble(
             kind=rng.choice(kinds),
@@ -101,6 +101,35 @@ def standing_by(plan: SimulationPlan) -> SimulationPlan:
     )
     config = replace(plan.config, failover=True, lease_s=rng.choice([0.5, 1.0, 2.0]))
     return replace(plan, config=config, standbys=standbys, troubles=troubles)
+
+
+def power_cut(plan: SimulationPlan) -> SimulationPlan:
+    """Returns the plan with one or two standbys, and a moment at which all aggregators, brokers and Redis lose power.
+
+    One of the aggregators was away for long before that, so that its store is old; all start again at the same time.
+    A good store that comes later than that finds another one leading: what is promised then is another matter
+    (``tests/unit/test_failover_machine.py``).
+    """
+    rng = random.Random(f"power {plan.seed}")
+    standbys = rng.randint(1, 2)
+    power = StationOrRedisTrouble(
+        kind=RedisTrouble.POWER, at_s=rng.uniform(0.6, 0.9) * plan.calm_after_s, for_s=rng.uniform(0.2, 2.0)
+    )
+    away_at_s = rng.uniform(0.1, 0.8) * power.at_s
+    away = StationOrRedisTrouble(
+        kind=StationTrouble.CRASH,
+        station=rng.randrange(1 + standbys),
+        at_s=away_at_s,
+        for_s=power.at_s + power.for_s - away_at_s,
+    )
+    return replace(
+        plan,
+        config=replace(plan.config, failover=True, lease_s=rng.choice([0.5, 1.0, 2.0])),
+        standbys=standbys,
+        troubles=(away, power),
+        aggregator_crashes_at_s=(),
+        broker_crashes_at_s=(),
+    )
 
 
 def sharded(plan: SimulationPlan) -> SimulationPlan:

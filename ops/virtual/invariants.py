@@ -176,6 +176,11 @@ class Invariants:
         if other != address:
             require(False, 5, f"{address} speaks under epoch {epoch}, as {other} did")
 
+    def power_lost(self) -> None:
+        """Nobody knows any more of an epoch that was given, and under which nothing was published."""
+        published = self._epochs
+        self._speakers = {key: who for key, who in self._speakers.items() if key[1] <= published.get(key[0], 0)}
+
     def leading(self, station: Station, epoch: int) -> None:
         """An aggregator takes over: under an epoch of its own, and with everything that was ever published."""
         shard, shards = station.config.shard, station.config.shards
@@ -269,6 +274,8 @@ class Invariants:
             grew = core.run.fragments[p].version > 0
             require(grew or gave_up or not trained, 6, f"fragment {p} never grew")
         for (island_id, incarnation), tokens in self._trained_tokens.items():
+            if incarnation <= core.run.ledger.past(island_id).upto:
+                continue  # in the sums alone
             if not core.run.ledger.knows(island_id, incarnation):
                 # Welcomed by an aggregator that died before version 0 was whole: there was nothing to train yet.
                 require(tokens == 0, 4, f"{island_id}.{incarnation} trained {tokens}, nothing is booked")
@@ -301,9 +308,7 @@ class Invariants:
         books = core.run.ledger.books()
         require(books.in_flight == 0, 4, f"{books.in_flight} in flight after the flush: {books}")
         for p in core.run.moving:
-            merged = sum(
-                life.accounts[p].merged_tokens for lives in core.run.ledger.lives().values() for life in lives.values()
-            )
+            merged = core.run.ledger.merged_tokens(p)
             require(
                 merged == self.merged_tokens[p], 4, f"fragment {p}: ledger {merged}, commits {self.merged_tokens[p]}"
             )

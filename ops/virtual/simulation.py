@@ -31,7 +31,7 @@ from islands.donation import PART_BYTES
 from ops.chaos.manners import Manner
 from ops.virtual.clocks import Clock, ClockTrouble
 from ops.virtual.crash_points import CrashPoint, Passages, Point
-from ops.virtual.failover import SimCandidate, SimLease, Station, StationTrouble
+from ops.virtual.failover import RedisTrouble, SimCandidate, SimLease, Station, StationTrouble
 from ops.virtual.failover import Trouble as StationOrRedisTrouble
 from ops.virtual.invariants import Invariants
 from ops.virtual.partitions import Cut, Way
@@ -226,6 +226,8 @@ class Simulation:
                     self.queue.at(trouble.at_s, partial(self.stations[trouble.station].crash, trouble.for_s))
                 case StationTrouble.FREEZE:
                     self.queue.at(trouble.at_s, partial(self.stations[trouble.station].freeze, trouble.for_s))
+                case RedisTrouble.POWER:
+                    self.queue.at(trouble.at_s, partial(self.cut_power, trouble.for_s))
                 case _:
                     pass  # looked at with each call of Redis
         for at_s in plan.broker_crashes_at_s:
@@ -305,6 +307,14 @@ class Simulation:
         if self.islands[island.plan.island_id] is island:
             self.invariants.island_killed(island)
             self.queue.after(island.plan.restart_s, partial(self.start_island, island.plan))
+
+    def cut_power(self, for_s: float) -> None:
+        """Stops aggregators and brokers; all of them start again at once. Islands, elsewhere, train on."""
+        self.invariants.power_lost()
+        for station in self.stations:
+            station.crash(for_s)
+        for place in range(self.plan.brokers):
+            self.crash_broker(place, for_s)
 
     def deafen(self, plan: IslandPlan) -> None:
         """Lets an island's bulk connection stand, and deliver nothing any more."""

@@ -243,4 +243,23 @@ MUTANTS = (
         new="            best = max([best, (life.start_step, life.start_tokens)])",
         tests=(T_MEMBERSHIP + "test_a_new_process_gets_the_next_incarnation_and_goes_on_where_the_last_one_arrived",),
     ),
+    Mutant(
+        what="what a life has merged is counted once more when another slice has it folded",
+        invariant=4,
+        file="aggregator/ledger.py",
+        old="                if int(incarnation) > self.past(island_id).upto:\n                    self._recall(island_id, int(",
+        new="                if int(incarnation) > 0:\n                    self._recall(island_id, int(",
+        tests=("tests/unit/test_aggregator_ledger.py::test_slices_of_different_times_are_one_balance",),
+    ),
+    Mutant(
+        what="a life is folded while something of it is on its way",
+        invariant=4,
+        file="aggregator/ledger.py",
+        old="            if not life.ended or any(account.waiting for account in life.accounts.values()):",
+        new="            if not life.ended:",
+        tests=(
+            "tests/unit/test_aggregator_ledger.py::"
+            "test_a_life_with_something_on_its_way_is_not_folded_nor_are_those_after_it",
+        ),
+    ),
 )

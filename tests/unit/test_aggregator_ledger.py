@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from aggregator.ledger import REASONS_REMEMBERED, Books, Ledger
+from aggregator.ledger import LIVES_KEPT, REASONS_REMEMBERED, Books, Ledger
 from broker.messages import Reason
 from broker.ranges import StepRange
 from tests.helpers import steps
@@ -27,9 +27,11 @@ def ledger(*island_ids):
 class LedgerAgainstTokens(RuleBasedStateMachine):
     """Each (island, incarnation, fragment, token) has one fate in the model; the ledger must count the same."""
 
+    lives_kept = 1000
+
     def __init__(self):
         super().__init__()
-        self.ledger = Ledger(WEIGHTS)
+        self.ledger = Ledger(WEIGHTS, lives_kept=self.lives_kept)
         self.fates = {}  # (island, incarnation, fragment) -> {token: fate or None}
         self.at = {}  # island -> (step, token)
         self.handed = {}  # (island, fragment) -> (step, token) of the present life
@@ -116,10 +118,12 @@ class LedgerAgainstTokens(RuleBasedStateMachine):
     @rule()
     def write_and_read_back(self):
         rows = {p: json.loads(json.dumps(self.ledger.slice(p))) for p in WEIGHTS}
-        restored = Ledger(WEIGHTS)
+        restored = Ledger(WEIGHTS, lives_kept=self.lives_kept)
         for p, row in rows.items():
             restored.restore(p, row)
         assert restored.books() == self.ledger.books()
+        assert [restored.trained(i) for i in ISLANDS] == [self.ledger.trained(i) for i in ISLANDS]
+        assert [restored.merged_tokens(p) for p in WEIGHTS] == [self.ledger.merged_tokens(p) for p in WEIGHTS]
         assert {p: restored.slice(p) for p in WEIGHTS} == {p: self.ledger.slice(p) for p in WEIGHTS}
         assert all(restored.resume_point(i) == self.ledger.resume_point(i) for i in ISLANDS)
         self.ledger = restored
@@ -158,6 +162,14 @@ class LedgerAgainstTokens(RuleBasedStateMachine):
         assert books.trained == sum(counted.values())
 
 
+class FoldedLedgerAgainstTokens(LedgerAgainstTokens):
+    """The same, with every life folded as soon as it may be."""
+
+    lives_kept = 1
+
+
+TestFoldedLedgerAgainstTokens = FoldedLedgerAgainstTokens.TestCase
+TestFoldedLedgerAgainstTokens.settings = settings(max_examples=60, stateful_step_count=30)
 TestLedgerAgainstTokens = LedgerAgainstTokens.TestCase
 TestLedgerAgainstTokens.settings = settings(max_examples=60, stateful_step_count=30)
 
@@ -279,3 +291,96 @@ def test_whole_tokens_still_add_up(merged):
 
 def test_an_unbalanced_book_says_so():
     assert not Books(trained=8, merged=7, wasted={}, in_flight=0, scale=1).balanced()
+
+
+# --- lives that have ended are folded ---------------------------------------------------------------------------------
+
+
+def live_and_die(made, incarnation):
+    """A life of ten steps, of which fragment 0 merges four, and fragment 1 six."""
+    made.begin("a", incarnation, *made.resume_point("a"))
+    at = made.life("a", incarnation).start_step
+    made.report("a", incarnation, at + 10, 10 * (at + 10))
+    for p, end in ((0, at + 4), (1, at + 6)):
+        made.wait("a", incarnation, p, steps(at, end))
+        made.merge("a", incarnation, p, steps(at, end))
+
+
+def written(made):
+    rows = json.dumps([[p, made.slice(p)] for p in WEIGHTS]), json.dumps(made.counters())
+    return [json.loads(each) for each in rows]
+
+
+def read(slices, counters, **kept):
+    made = Ledger(WEIGHTS, **kept)
+    for p, row in slices:
+        made.restore(p, row)
+    made.recall(counters)
+    made.check()
+    assert made.books().balanced()
+    return made
+
+
+def test_an_island_that_comes_and_goes_for_weeks_makes_no_book_longer():
+    made, sizes = Ledger(WEIGHTS), []
+    for incarnation in range(1, 200):
+        live_and_die(made, incarnation)
+        sizes.append(sum(len(each) for each in map(str, written(made))))
+    assert sizes[-1] < 1.3 * sizes[20]
+    assert len(made.lives()["a"]) == LIVES_KEPT
+    assert made.trained("a") == (1990, 19900)
+    assert (made.merged_tokens(0), made.merged_tokens(1)) == (199 * 40, 199 * 60)
+    assert made.books().wasted == {"island_lost": 198 * (60 * 3 + 40 * 5)}
+    assert read(*written(made)).books() == made.books()
+
+
+def test_books_from_before_lives_were_folded_are_read_and_folded():
+    long = Ledger(WEIGHTS, lives_kept=1000)
+    for incarnation in range(1, 50):
+        live_and_die(long, incarnation)
+    slices, _ = written(long)
+    for _, row in slices:
+        del row["past"]
+    made = read(slices, {})
+    assert made.books() == long.books()
+    assert len(made.lives()["a"]) == LIVES_KEPT
+
+
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("recalled", ["old", "new"])
+def test_slices_of_different_times_are_one_balance(first, recalled):
+    made = Ledger(WEIGHTS, lives_kept=2)
+    for incarnation in range(1, 6):
+        live_and_die(made, incarnation)
+    old_slices, old_counters = written(made)
+    for incarnation in range(6, 12):
+        live_and_die(made, incarnation)
+    new_slices, new_counters = written(made)
+    mixed = [old_slices[0], new_slices[1]]
+    back = read(mixed if first == 0 else mixed[::-1], new_counters if recalled == "new" else old_counters, lives_kept=2)
+    assert back.trained("a") == made.trained("a")
+    assert back.merged_tokens(1) == made.merged_tokens(1)
+    assert back.merged_tokens(0) == 5 * 40  # the rest of fragment 0 is lost with the commits that were not written
+
+
+def test_what_was_trained_in_lives_that_no_commit_has_is_in_the_run_record():
+    made = Ledger(WEIGHTS, lives_kept=2)
+    slices, _ = written(made)
+    for incarnation in range(1, 12):
+        live_and_die(made, incarnation)
+    back = read(slices, written(made)[1], lives_kept=2)
+    assert back.trained("a") == made.trained("a")
+    assert back.books().merged == 0
+
+
+def test_a_life_with_something_on_its_way_is_not_folded_nor_are_those_after_it():
+    made = Ledger(WEIGHTS, lives_kept=1)
+    made.begin("a", 1, 0, 0)
+    made.wait("a", 1, 0, steps(0, 4))
+    for incarnation in range(2, 5):
+        live_and_die(made, incarnation)
+    assert made.past("a").upto == 0
+    made.merge("a", 1, 0, steps(0, 4))
+    live_and_die(made, 5)
+    assert made.past("a").upto == 4
+    assert made.books().merged == 3 * (40 + 4 * 40) + 5 * 4 * 60
