@@ -31,6 +31,7 @@ PURE = [
     "broker/hearing",
     "broker/queues",
     "broker/directory",
+    "broker/replays",
     "broker/identity",
     "broker/bindings",
     "broker/relay",
