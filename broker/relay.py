@@ -298,7 +298,8 @@ class Relay:
     def _from_aggregator(self, event: Received, now_s: float) -> Refusal:
         envelope, message = event.envelope, event.envelope.message
         leader = self._who.leader_behind(event.channel, event.peer)
-        of = leader or self._who.leaders.get(getattr(message, "shard", 0))
+        speaks_for = self._speaks_for(message)
+        of = leader or self._who.leaders.get(speaks_for or 0)
         highest = of.epoch if of is not None else 0
         epoch = getattr(message, "epoch", highest)  # a refusal carries none
         if epoch < highest:
@@ -308,7 +309,7 @@ class Relay:
                 Reason.NOT_LEADER,
                 f"nobody is attached over this connection: attach on the {event.channel} port first",
             )
-        if leader.shard != getattr(message, "shard", leader.shard):
+        if speaks_for not in (None, leader.shard):
             return Reason.WRONG_ROLE, f"shard {leader.shard} speaks for itself alone"
         replayed = self._replayed(leader, event)
         if replayed is not None:
@@ -344,6 +345,20 @@ class Relay:
         else:
             self._send(event.channel, route, envelope, event.size_bytes)
         return None
+
+    def _speaks_for(self, message: m.Message) -> int | None:
+        """Returns the one shard whose aggregator may say this; None: that of any."""
+        match message:
+            case m.Version(fragment_id=p):
+                return shard_of(p, self._shards)
+            case m.Welcome() | m.Donor() | m.Roster():
+                return 0
+            case m.FleetState(shard=shard) | m.Rostered(shard=shard):
+                return shard
+            case m.Replica(shard=shard) | m.ReplicaRun(shard=shard):
+                return shard
+            case _:
+                return None
 
     def _follow(self, event: Received, message: m.Follow | m.FollowBulk, now_s: float) -> Refusal:
         """Passes a standby's heartbeat on to the leader, and tells it what is known here."""

@@ -320,8 +320,10 @@ class Run:
 
     def last_stores(self) -> list[Path]:
         """Returns the stores that have the last version of every fragment, one of each shard."""
-        firsts = {shard: name for name, shard in reversed(self.plan.shards.items())}
-        return [self.plan.store_of(name) for name in (firsts | self.ended_by).values()]
+        led_by: dict[int, str] = {}
+        for name, shard in self.plan.shards.items():
+            led_by.setdefault(shard, self.ended_by.get(shard, name))
+        return [self.plan.store_of(name) for _, name in sorted(led_by.items())]
 
     @staticmethod
     def _status(registry: Registry, loop: asyncio.Runner) -> Status | None:

@@ -183,6 +183,7 @@ class Desk:
         round_id: int | None = None,
         trained_on: tuple[m.TrainedOn, ...] | None = None,
         steps_: StepRange | None = None,
+        data: tuple[m.DataRange, ...] = (),
         **more: Any,
     ) -> list[agg.Action]:
         """Hands over a range of steps, trained on ``base`` (default: the newest), in the open round of the fragment."""
@@ -195,6 +196,7 @@ class Desk:
             steps=steps_ or steps(from_step, to_step),
             trained_on=trained_on or (m.TrainedOn(fragment_version=base, steps=to_step - from_step),),
             payload=(island_id, from_step, to_step),
+            data=data,
         )
         return self.say(island_id, contribution, **more)
 

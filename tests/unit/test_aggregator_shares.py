@@ -149,6 +149,128 @@ def test_an_island_beyond_the_expected_number_makes_a_further_pass_that_nobody_t
     assert shares.settle([*AWAY[:1], island("b", 1), island("c", 2), island("d", 3, math.inf)], 100.0) == []
 
 
+# --- in two steps, where there are several shards ----------------------------------------------------------------
+
+
+def several(takeover_s=TAKEOVER_S):
+    """The same fleet where other shards must know of each step; they agree to nothing before :func:`keep`."""
+    shares = Shares(3, takeover_s, 0.0, alone=False)
+    for home, name in enumerate("abc"):
+        shares.join(name, home)
+    keep(shares, 1)
+    return shares
+
+
+def test_a_share_of_an_absent_island_is_nobodys_until_every_shard_knows_and_has_said_how_far_it_was_trained():
+    shares = several()
+    merge(shares, data(1, 0, 8))
+    (taken,) = shares.settle(AWAY, 100.0)
+    assert (taken.before, taken.tenure.owner, taken.tenure.share_epoch) == ("b", "", 1)
+    assert shares.nobodys() == [1]
+    assert refusal(shares, "b", 1, data(1, 8, 9)) is Reason.SHARE_MOVED, "from now on nothing more is taken"
+    shares.saving(2)
+    assert shares.settle(AWAY, 101.0) == [], "on record here, and nobody else has said that it knows"
+    shares.reached_elsewhere(1, 11)
+    shares.reached_elsewhere(1, 9)  # an earlier answer, which came late
+    shares.saved(2)
+    (given,) = shares.settle(AWAY, 102.0)
+    assert (given.before, given.tenure.owner, given.tenure.share_epoch, given.tenure.cursor) == ("", "a", 2, 11)
+    assert told(shares, "a", 0) == [(0, 0, 0)], "nobody hears of it before it is agreed"
+    keep(shares, 3)
+    assert told(shares, "a", 0) == [(0, 0, 0), (1, 2, 11)]
+    assert shares.nobodys() == []
+
+
+def test_an_agreement_on_an_earlier_record_gives_no_share_away():
+    shares = several()
+    shares.saving(2)
+    shares.settle(AWAY, 100.0)
+    shares.saving(3)
+    shares.saved(2)
+    assert shares.settle(AWAY, 101.0) == []
+    shares.saved(3)
+    assert [m.tenure.owner for m in shares.settle(AWAY, 102.0)] == ["a"]
+
+
+def test_a_share_that_was_nobodys_before_waits_for_a_new_agreement():
+    shares = several()
+    for serial, owner in ((2, ""), (3, "a"), (4, ""), (5, "b")):
+        present = AWAY if serial < 4 else [island("a", 0), island("b", 1), island("c", 2)]
+        (moved,) = shares.settle(present, 100.0 + serial)
+        assert moved.tenure.owner == owner
+        shares.saving(serial)
+        assert shares.settle(present, 100.0 + serial) == []
+        shares.saved(serial)
+    assert told(shares, "b", 1) == [(1, 4, 0)]
+
+
+def test_an_island_that_joins_again_gives_up_all_that_it_has_and_gets_its_home_when_all_know():
+    shares = several()
+    for serial in (2, 3):
+        shares.settle(AWAY, 100.0)
+        keep(shares, serial)
+    merge(shares, data(0, 0, 5), data(1, 0, 4, epoch=2))
+    shares.leave("a", 0)
+    assert shares.nobodys() == [0, 1]
+    assert refusal(shares, "a", 0, data(0, 5, 6)) is Reason.SHARE_MOVED
+    shares.reached_elsewhere(0, 7)
+    keep(shares, 4)
+    shares.join("a", 0)
+    keep(shares, 5)
+    assert told(shares, "a", 0) == [(0, 2, 7)]
+    (moved,) = shares.settle(AWAY, 103.0)
+    assert (moved.share, moved.tenure.owner, moved.tenure.cursor) == (1, "a", 4)
+
+
+def test_the_home_of_an_island_that_joins_again_is_taken_from_whoever_has_it():
+    shares = several()
+    for serial in (2, 3):
+        shares.settle(AWAY, 100.0)
+        keep(shares, serial)
+    shares.leave("b", 1)
+    assert shares.nobodys() == [1]
+    assert refusal(shares, "a", 0, data(1, 0, 1, epoch=2)) is Reason.SHARE_MOVED
+    keep(shares, 4)
+    shares.join("b", 1)
+    keep(shares, 5)
+    assert told(shares, "b", 1) == [(1, 4, 0)]
+
+
+def test_a_first_home_needs_no_agreement():
+    shares = Shares(3, TAKEOVER_S, 0.0, alone=False)
+    shares.leave("a", 0)
+    shares.join("a", 0)
+    keep(shares, 1)
+    assert told(shares, "a", 0) == [(0, 0, 0)]
+
+
+def test_after_a_restart_a_share_of_nobody_waits_for_an_agreement_of_the_new_life():
+    shares = several()
+    shares.settle(AWAY, 100.0)
+    again = Shares(3, TAKEOVER_S, 200.0, alone=False)
+    again.restore(shares.saving(2), {})
+    assert again.settle(AWAY, 200.0) == []
+    again.saving(1)
+    assert again.settle(AWAY, 200.0) == []
+    again.reached_elsewhere(1, 6)
+    again.saved(1)
+    (moved,) = again.settle(AWAY, 201.0)
+    assert (moved.tenure.owner, moved.tenure.cursor) == ("a", 6)
+
+
+def test_other_shards_have_what_they_are_told_and_say_how_far_shares_of_nobody_were_trained():
+    shares, other = several(), several()
+    merge(other, data(1, 0, 8), fragment=1)
+    shares.settle(AWAY, 100.0)
+    other.adopt(shares.tenures())
+    assert other.tenures() == shares.tenures()
+    assert [(n, other.reached(n)) for n in other.nobodys()] == [(1, 8)]
+    assert refusal(other, "b", 1, data(1, 8, 9)) is Reason.SHARE_MOVED
+
+
+# --- what a contribution may say --------------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize(
     ("ranges", "reason"),
     [

@@ -462,6 +462,187 @@ def test_contributions_follow_the_fragment_to_its_shard(driver):
     assert driver.sends[0].peer == b"b0"
 
 
+# --- several shards -------------------------------------------------------------------------------------------------
+
+
+def roster(to_shard=1, epoch=1):
+    return m.Roster(
+        to_shard=to_shard,
+        epoch=epoch,
+        serial=1,
+        phase=m.Phase.SEEDING,
+        seeding_id=0,
+        seeder="",
+        seeder_incarnation=0,
+        fragments=(),
+        members=(),
+        tenures=(),
+    )
+
+
+def rostered(shard=1, epoch=1):
+    return m.Rostered(
+        shard=shard,
+        epoch=epoch,
+        roster_epoch=0,
+        roster_serial=0,
+        seeding_id=0,
+        flushed=False,
+        begins=(),
+        reached=(),
+    )
+
+
+def attach_shard(driver, shard, epoch=1, shards=2):
+    """Attaches over connections c0 and b0, c1 and b1, and so on."""
+    attach = m.Attach(shard=shard, shards=shards, epoch=epoch, versions=(-1,) * 4)
+    driver.receive(AGGREGATOR, attach, route=f"c{shard}".encode())
+    return driver.receive(AGGREGATOR, m.AttachBulk(shard=shard, epoch=epoch), route=f"b{shard}".encode())
+
+
+@pytest.fixture
+def sharded(driver):
+    """Two shards, and an island that the broker knows."""
+    for shard in (0, 1):
+        attach_shard(driver, shard)
+    driver.receive("a", beat())
+    driver.receive(AGGREGATOR, fleet_state(), route=b"c0", to="a")
+    return driver
+
+
+def test_heartbeats_and_farewells_reach_every_shard_and_are_observed_once(sharded):
+    for message in (beat(1), m.Leave(inner_step=1, tokens=10, reason="bye")):
+        sharded.receive("a", message)
+        assert sharded.sent == [(b"c0", message), (b"c1", message)]
+        assert [type(action) for action in sharded.actions].count(Observe) == 1
+
+
+def test_joins_and_questions_for_a_donor_reach_shard_0_alone(sharded):
+    sharded.receive(m.joining("n"), join())
+    assert [peer for peer, _ in sharded.sent] == [b"c0"]
+    sharded.receive("a", m.AskDonor(tried=()))
+    assert [peer for peer, _ in sharded.sent] == [b"c0"]
+
+
+@pytest.mark.parametrize(("fragment_id", "shard"), [(0, 0), (1, 1), (2, 0), (3, 1)])
+def test_what_is_about_a_fragment_reaches_its_shard_alone(sharded, fragment_id, shard):
+    for message in (
+        m.Nothing(round_id=1, fragment_id=fragment_id),
+        contribution(fragment_id=fragment_id),
+        m.Seed(fragment_id=fragment_id, payload=()),
+    ):
+        sharded.receive("a", message)
+        route = b"c%d" if message.channel is Channel.CONTROL else b"b%d"
+        assert sharded.sent == [(route % shard, message)]
+
+
+def test_a_silent_shard_holds_up_nobody_elses_fragments(sharded):
+    sharded.now_s += CONFIG.leader_silent_s / 2
+    attach_shard(sharded, 0)
+    sharded.tick(sharded.now_s + CONFIG.leader_silent_s / 2)
+    assert sharded.notes == ["relay.leader_lost"]
+    sharded.receive("a", contribution(fragment_id=1))
+    assert sharded.reason() is Reason.NOT_LEADER
+    assert "shard 1" in sharded.refusal().envelope.message.detail
+    sharded.receive("a", contribution(fragment_id=0))
+    assert [peer for peer, _ in sharded.sent] == [b"b0"]
+    sharded.receive("a", beat(1))
+    assert sharded.sent == [(b"c0", beat(1))]
+    assert sharded.relay.counters.dropped == {"no_leader": 1}
+
+
+def test_a_shard_whose_connection_is_full_lets_the_others_through(sharded):
+    sharded.receive("a", contribution(fragment_id=1))
+    sharded.block(sharded.sends[0])
+    sharded.receive("a", contribution(fragment_id=1, from_step=1, to_step=2), nbytes=50)
+    assert sharded.sent == []
+    sharded.receive("a", contribution(fragment_id=0))
+    assert [peer for peer, _ in sharded.sent] == [b"b0"]
+    attach_shard(sharded, 0)
+    assert [message for _, message in sharded.sent if isinstance(message, m.Contribution)] == []
+    sharded.tick(sharded.now_s + CONFIG.retry_s)
+    assert [peer for peer, _ in sharded.sent] == [b"b1", b"b1"]
+
+
+def test_rosters_go_from_shard_0_to_the_shard_they_are_for_and_answers_back(driver):
+    for shard in (0, 1, 2):
+        attach_shard(driver, shard, shards=3)
+    for shard in (1, 2):
+        driver.receive(AGGREGATOR, roster(to_shard=shard), route=b"c0")
+        assert driver.sent == [(b"c%d" % shard, roster(to_shard=shard))]
+        driver.receive(AGGREGATOR, rostered(shard), route=b"c%d" % shard)
+        assert driver.sent == [(b"c0", rostered(shard))]
+
+
+def test_a_roster_for_a_shard_that_is_away_is_dropped_and_counted(driver):
+    attach_shard(driver, 0)
+    driver.receive(AGGREGATOR, roster(), route=b"c0")
+    assert driver.sent == []
+    assert driver.relay.counters.dropped == {"no_leader": 1}
+
+
+@pytest.mark.parametrize(
+    ("shard", "message"),
+    [
+        (0, dataclasses.replace(fleet_state(), shard=1, shards=2)),
+        (1, fleet_state()),
+        (0, version(fragment_id=1)),
+        (1, version(fragment_id=2)),
+        (1, roster()),
+        (1, roster(to_shard=0)),
+        (0, rostered()),
+        (1, rostered(shard=2)),
+        (1, welcome("a", 2)),
+    ],
+)
+def test_a_shard_that_speaks_for_another_is_refused(sharded, shard, message):
+    route = b"c%d" if message.channel is Channel.CONTROL else b"b%d"
+    sharded.receive(AGGREGATOR, message, route=route % shard, to="a")
+    assert sharded.reason() is Reason.WRONG_ROLE
+    assert f"shard {shard} speaks for itself alone" in sharded.refusal().envelope.message.detail
+    assert sharded.relay.held_bytes == 0
+    sharded.receive("a", beat(1))
+    assert len(sharded.sent) == 2, "it is still the first life that the broker knows"
+
+
+def test_epochs_are_compared_within_a_shard(sharded):
+    attach_shard(sharded, 1, epoch=7)
+    assert isinstance(sharded.receive(AGGREGATOR, fleet_state(epoch=1), route=b"c0", to="a")[0], Send)
+    assert sharded.sent[0][0].startswith(b"a/")
+    for message, route in (
+        (m.Attach(shard=1, shards=2, epoch=6, versions=()), b"c1"),
+        (dataclasses.replace(fleet_state(epoch=6), shard=1, shards=2), b"c1"),
+        (rostered(epoch=6), b"c1"),
+        (version(fragment_id=1, epoch=6), b"b1"),
+    ):
+        sharded.receive(AGGREGATOR, message, route=route, to="a")
+        assert sharded.reason() is Reason.FENCED, message
+    sharded.receive(AGGREGATOR, roster(epoch=1), route=b"c0")
+    assert sharded.sent == [(b"c1", roster(epoch=1))]
+
+
+def test_a_new_leader_of_one_shard_takes_the_place_of_no_other(sharded):
+    attach = m.Attach(shard=1, shards=2, epoch=2, versions=(-1,) * 4)
+    sharded.receive(AGGREGATOR, attach, route=b"new")
+    sharded.receive("a", beat(1))
+    assert sharded.sent == [(b"c0", beat(1)), (b"new", beat(1))]
+    sharded.receive(AGGREGATOR, rostered(epoch=2), route=b"c1")
+    assert sharded.reason() is Reason.NOT_LEADER, "that connection is no leader's any more"
+
+
+def test_a_shard_that_has_not_attached_yet_is_not_measured_by_the_epoch_of_another(driver):
+    attach_shard(driver, 0, epoch=5)  # to a broker that has just started
+    for message in (version(fragment_id=1), rostered(), dataclasses.replace(fleet_state(), shard=1, shards=2)):
+        driver.receive(AGGREGATOR, message, route=b"1")
+        assert driver.reason() is Reason.NOT_LEADER, message  # as fenced it would take its store for behind
+
+
+@pytest.mark.parametrize(("shard", "shards"), [(1, 1), (0, 0), (2, 2), (0, MAX_SHARDS + 1)])
+def test_an_absurd_number_of_shards_is_refused(driver, shard, shards):
+    driver.receive(AGGREGATOR, m.Attach(shard=shard, shards=shards, epoch=1, versions=()))
+    assert driver.reason() is Reason.IMPLAUSIBLE
+
+
 # --- backpressure towards the aggregator ----------------------------------------------------------------------------
 
 

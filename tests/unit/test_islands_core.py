@@ -695,6 +695,94 @@ def test_the_end_of_training_is_reported_at_once_and_the_island_finishes_with_th
     assert hand.core.finished
 
 
+# --- several shards -------------------------------------------------------------------------------------------
+
+
+def of_shard(hand, shard, shards=2, **more):
+    """What the aggregator of one shard says: its own count of messages, its own fragments."""
+    return hand.state(shard=shard, shards=shards, **more)
+
+
+def test_each_shard_speaks_of_its_own_fragments_alone():
+    hand = Hand(fragments=3)
+    of_shard(hand, 0, versions=(5, -1, 6), due_soon=(0, 2))
+    of_shard(hand, 1, versions=(-1, 7, -1), due_soon=(1,))
+    assert hand.core.published == (5, 7, 6)
+    of_shard(hand, 0, versions=(5, 99, 6), due_soon=(1,))
+    assert hand.core.published == (5, 7, 6)
+
+
+def test_copies_are_kept_for_what_any_shard_has_announced():
+    hand = Hand(fragments=2)
+    of_shard(hand, 0, due_soon=(0,))
+    of_shard(hand, 1, due_soon=(1,))
+    assert of(hand.log, Watch)[-1].fragments == {0, 1}
+    of_shard(hand, 0, due_soon=())
+    assert of(hand.log, Watch)[-1].fragments == {1}
+
+
+def test_a_round_of_one_shard_is_not_closed_by_news_of_another():
+    hand = Hand(fragments=2)
+    hand.boundary(4)
+    of_shard(hand, 1, rounds=((7, 1),))
+    of_shard(hand, 0)
+    assert [c.fragment_id for c in of(hand.boundary(1, copied=(1,)), Capture)] == [1]
+    (contribution,) = sent(hand.captured(1), m.Contribution)
+    assert (contribution.round_id, contribution.fragment_id) == (7, 1)
+
+
+def test_rounds_of_two_shards_may_have_the_same_number():
+    hand = Hand(fragments=2)
+    hand.boundary(4)
+    of_shard(hand, 0, rounds=((1, 0),))
+    of_shard(hand, 1, rounds=((1, 1),))
+    hand.boundary(1, copied=(0, 1))
+    said = sent(hand.captured(0), m.Contribution) + sent(hand.captured(1), m.Contribution)
+    assert [(each.round_id, each.fragment_id) for each in said] == [(1, 0), (1, 1)]
+
+
+def test_only_shard_0_speaks_of_the_phase_the_shares_and_the_progress():
+    hand = Hand(fragments=2)
+    hand.boundary(4)
+    of_shard(hand, 0, trained_tokens=400, fleet_ratio=10.0)
+    shares = hand.core.shares
+    of_shard(hand, 1, phase=m.Phase.FLUSHING, trained_tokens=9_999, fleet_ratio=99.0, taken_over=(SHARE, SHARE))
+    assert (hand.core.phase, hand.core.done) == (m.Phase.RUNNING, False)
+    assert hand.core.shares == shares
+    assert hand.core.schedule_tokens(40) == 400
+    of_shard(hand, 0, phase=m.Phase.FLUSHING)
+    assert (hand.core.phase, hand.core.done) == (m.Phase.FLUSHING, True)
+
+
+def test_epochs_and_sequences_are_compared_within_a_shard():
+    hand = Hand(fragments=2)
+    hand.epoch = 9
+    of_shard(hand, 0, versions=(5, -1), sequence=500)
+    hand.epoch = 1
+    of_shard(hand, 1, versions=(-1, 7), sequence=3)
+    assert hand.core.published == (5, 7)
+    of_shard(hand, 1, versions=(-1, 6), sequence=2)
+    of_shard(hand, 0, versions=(4, -1), sequence=501)  # of an earlier epoch
+    assert hand.core.published == (5, 7)
+
+
+def test_an_island_stays_until_every_shard_has_ended():
+    hand = Hand(fragments=2)
+    for shard in (0, 1):
+        of_shard(hand, shard, phase=m.Phase.FLUSHING)
+    hand.boundary(1, copied=(0, 1), stopped=True)
+    for shard in (0, 1):
+        of_shard(hand, shard, phase=m.Phase.FLUSHING, rounds=((1, shard),))
+        (contribution,) = sent(hand.captured(shard), m.Contribution)
+        hand.version(1, shard)
+        hand.boundary(installed=(shard,))
+        hand.resolve(contribution, m.Fate.MERGED)
+    of_shard(hand, 0, phase=m.Phase.ENDED, versions=(1, -1))
+    assert not hand.core.finished, "shard 1 may make another version"
+    of_shard(hand, 1, phase=m.Phase.ENDED, versions=(-1, 1))
+    assert hand.core.finished
+
+
 def test_a_backoff_doubles_up_to_its_longest_pause():
     backoff = Backoff(2.0, 8.0)
     pauses = []

@@ -1,0 +1,126 @@
+"""``up --shards 2 --standbys 1`` with real processes: the leader of one and an island are killed.
+
+The island comes back while its shard has no leader, so it has to wait for the standby. Everything else that may happen
+to shards is tried in virtual time (``tests/sim/test_shards.py``); here it is about processes, files and the one report.
+"""
+
+import os
+import signal
+import time
+from collections import defaultdict
+
+import pytest
+
+from aggregator.store_files import read_run
+from ops.chaos.verify import verify
+from ops.export import export
+from tests.local_run import Up, check_ranges, check_report, descendants, json_lines, wait_for
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(150)]
+
+FRAGMENTS = range(4)
+SHARDS = {0: ("aggregator", "standby-1"), 1: ("aggregator-1", "aggregator-1-standby-1")}
+
+
+class Run:
+    """A run of two shards with a standby each; the leader of shard 1 and an island are killed at one time."""
+
+    def __init__(self, run_dir):
+        self.run_dir = run_dir
+        flags = ("--shards", 2, "--standbys", 1, "--islands", 2, "--tokens", 40_000, "--pace", 0.04, "--json")
+        with Up(run_dir, *flags, "--sync-interval", 20) as self.up:
+            self.wait_for(lambda: self.notes("aggregator-1", "standby.in_sync"), "standby of shard 1 in sync")
+            self.wait_for(lambda: self.notes("aggregator", "version.committed"), "first version in shard 0")
+            self.wait_for(lambda: self.notes("aggregator-1", "version.committed"), "first version in shard 1")
+            began_s = self.kill(" ops aggregator ", " --shard 1 ")
+            self.kill(" ops island ", " --island-id island-0 ")
+            self.took_over = self.wait_for(
+                lambda: self.notes("aggregator-1-standby-1", "version.committed", began_s), "takeover in shard 1"
+            )[0]
+            self.exit = self.up.wait()
+        self.report = self.up.report()
+
+    def folder(self, name):
+        return self.run_dir if name == "aggregator" else self.run_dir / name
+
+    def ledgers(self, shard):
+        """Name -> lines of the ledger, of a shard's aggregators."""
+        return {name: json_lines(self.folder(name) / "store" / "ledger.jsonl") for name in SHARDS[shard]}
+
+    def notes(self, name, note, since_s=0.0):
+        tape = json_lines(self.folder(name) / "events.jsonl")
+        return [each for each in tape if each.get("note") == note and each["now_s"] > since_s]
+
+    def wait_for(self, condition, what):
+        def checked():
+            assert self.up.is_running(), f"up ended early:\n{self.up.err}\n{self.up.out}"
+            return condition()
+
+        return wait_for(checked, what, 40.0, evidence=lambda: self.up.err)
+
+    def kill(self, *marks):
+        """Kills the process whose command line has all these, and is no standby's; returns when."""
+
+        def found():
+            lines = descendants(self.up.pid).items()
+            return [pid for pid, line in lines if all(mark in f"{line} " for mark in marks) and _began_so(line)]
+
+        os.kill(self.wait_for(found, f"process with {marks}")[0], signal.SIGKILL)
+        return time.monotonic()
+
+
+def _began_so(line):
+    return " --standby " not in line and "child.py" not in line
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return Run(tmp_path_factory.mktemp("shards") / "run")
+
+
+def test_the_run_ends_in_order_and_its_one_report_balances(run):
+    assert run.exit == 0, run.up.err
+    check_report(run.report)
+    assert set(run.report["versions"]) == {str(p) for p in FRAGMENTS}
+    assert min(run.report["versions"].values()) > 1
+    assert run.report["loss_after"] < run.report["loss_before"]
+
+
+def test_each_shard_has_its_own_fragments_and_all_its_aggregators_have_the_same_ones(run):
+    for shard in SHARDS:
+        for name, rows in run.ledgers(shard).items():
+            assert {row["fragment_id"] % len(SHARDS) for row in rows} == {shard}, name
+
+
+def test_a_standby_of_a_shard_takes_over_in_it_alone(run):
+    assert run.took_over["fields"]["fragment"] % len(SHARDS) == 1
+    epochs = defaultdict(set)
+    for shard in SHARDS:
+        for rows in run.ledgers(shard).values():
+            epochs[shard] |= {row["epoch"] for row in rows}
+    assert epochs == {0: {1}, 1: {1, 2}}
+
+
+def test_all_shards_have_the_same_lives_of_islands_on_record(run):
+    records = [read_run(run.folder(name) / "store") for name in ("aggregator", "aggregator-1-standby-1")]
+    lives = [{name: row[2] for name, row in record["members"].items()} for record in records]
+    assert lives == [{"island-0": 2, "island-1": 1}] * 2
+    assert {record["phase"] for record in records} == {"ended"}
+
+
+def test_no_step_is_merged_twice_and_every_invariant_holds(run):
+    for shard in SHARDS:
+        merged = {}
+        for rows in run.ledgers(shard).values():
+            merged |= {(row["fragment_id"], row["fragment_version"], row["epoch"]): row for row in rows}
+        newest = {key[:2]: merged[key] for key in sorted(merged)}
+        check_ranges(newest.values())
+    broken = [(check.name, check.violations) for check in verify(run.run_dir) if not check.holds]
+    assert not broken
+
+
+def test_the_model_that_is_left_has_the_last_version_of_every_fragment(run, tmp_path):
+    stores = [run.folder(name) / "store" for name in ("aggregator", "aggregator-1-standby-1")]
+    exported = export(stores, tmp_path / "model.safetensors")
+    assert exported.versions == tuple(run.report["versions"][str(p)] for p in FRAGMENTS)
+    assert (tmp_path / "model.safetensors").read_bytes() == (run.run_dir / "model.safetensors").read_bytes()

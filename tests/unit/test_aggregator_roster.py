@@ -1,0 +1,591 @@
+"""Several shards decide as one: the cores of all of them side by side; the test carries what they tell each other."""
+
+from dataclasses import replace
+
+import pytest
+
+from aggregator.events import Publish, SaveRun
+from aggregator.roster import AGAIN_S, SILENT_S
+from broker.fragments import shard_of
+from broker.messages import (
+    AGGREGATOR,
+    DataRange,
+    FleetState,
+    Heartbeat,
+    Leave,
+    Nothing,
+    Phase,
+    Reached,
+    Refused,
+    Roster,
+    Rostered,
+    Seed,
+    Tenure,
+    Welcome,
+)
+from tests.helpers import TOKENS_PER_STEP, Desk, notes, of, sent
+
+
+class Shards:
+    """The cores of all shards of a run.
+
+    Attributes:
+        desks: Shard by shard.
+        cut: Shards that nothing is carried to or from.
+        said: Every action so far, by shard.
+    """
+
+    def __init__(self, count=2, **settings):
+        settings = {"shards": count, "fragments": count, **settings}
+        self.fragments = settings["fragments"]
+        self.desks = [Desk(shard=n, **settings) for n in range(count)]
+        self.cut = set()
+        self.said = [[] for _ in self.desks]
+        self.incarnations = {}
+        self.carry()
+
+    @property
+    def now_s(self):
+        return self.desks[0].now_s
+
+    def carry(self):
+        """Delivers what shards tell each other until none has anything new to say."""
+        under_way = True
+        while under_way:
+            under_way = False
+            for n, desk in enumerate(self.desks):
+                actions = desk.take()
+                self.said[n] += actions
+                for message in sent(actions, Roster) + sent(actions, Rostered):
+                    to = message.to_shard if isinstance(message, Roster) else 0
+                    if not self.cut & {n, to}:
+                        self.desks[to].say(AGGREGATOR, message)
+                        under_way = True
+        for welcome in sent(self.said[0], Welcome):
+            self.incarnations[welcome.island_id] = welcome.incarnation
+
+    def run_to(self, at_s):
+        while self.now_s < at_s:
+            to_s = min(at_s, self.now_s + 0.25)
+            for desk in self.desks:
+                desk.run_to(to_s)
+                desk.tick()
+            self.carry()
+
+    def restart(self, n):
+        """The next life of a shard, from what was on its disk."""
+        self.said[n] += self.desks[n].take()
+        self.desks[n] = self.desks[n].restarted()
+        self.carry()
+
+    def write(self, n):
+        """Completes the oldest write of a shard whose writes take their time."""
+        self.desks[n].write()
+        self.carry()
+
+    # --- what islands say ---
+
+    def say(self, island_id, message, shard=None):
+        for desk in self.desks if shard is None else [self.desks[shard]]:
+            desk.say(island_id, message, incarnation=self.incarnations.get(island_id, 0))
+        self.carry()
+
+    def join(self, island_id):
+        self.desks[0].incarnations[island_id] = self.incarnations.get(island_id, 0)
+        self.desks[0].join(island_id)
+        self.carry()
+
+    def seed(self, island_id, *fragments):
+        for p in fragments or range(self.fragments):
+            self.say(island_id, Seed(fragment_id=p, payload=f"seed {p}"), shard_of(p, len(self.desks)))
+
+    def beat(self, island_id, step, **more):
+        fields = {
+            "tokens": step * TOKENS_PER_STEP,
+            "loss": None,
+            "step_time_s": 0.1,
+            "sync_share": 0.0,
+            "bytes_up": 0,
+            "bytes_down": 0,
+            "versions": tuple(max(versions) for versions in zip(*self.versions(), strict=True)),
+            "overwritten_tokens": (0,) * self.fragments,
+            "outstanding": (),
+            "stopped": False,
+        }
+        self.say(island_id, Heartbeat(inner_step=step, **fields | more))
+
+    def offer(self, island_id, from_step, to_step, fragment, **more):
+        desk = self.desks[shard_of(fragment, len(self.desks))]
+        desk.incarnations[island_id] = self.incarnations[island_id]
+        desk.offer(island_id, from_step, to_step, fragment=fragment, **more)
+        self.carry()
+
+    def nothing(self, island_id):
+        """Answers every open round with nothing."""
+        for desk in self.desks:
+            for round_ in list(desk.run.open_rounds.values()):
+                nothing = Nothing(round_id=round_.round_id, fragment_id=round_.fragment_id)
+                desk.say(island_id, nothing, incarnation=self.incarnations[island_id])
+        self.carry()
+
+    def gather(self, *island_ids):
+        """Joins islands, gets version 0 from the first, and lets all of them report step 0."""
+        for island_id in island_ids:
+            self.join(island_id)
+        self.seed(island_ids[0])
+        for island_id in island_ids:
+            self.beat(island_id, 0)
+
+    # --- what is ---
+
+    def versions(self):
+        return [desk.run.versions for desk in self.desks]
+
+    @property
+    def phases(self):
+        return [desk.run.phase for desk in self.desks]
+
+    def published(self, n):
+        return {(each.fragment_id, each.fragment_version) for each in of(self.said[n], Publish)}
+
+    def welcomes(self, island_id):
+        return [each for each in sent(self.said[0], Welcome) if each.island_id == island_id]
+
+    def newest_roster(self):
+        return sent(self.said[0], Roster)[-1]
+
+    def on_record(self, n, island_id):
+        """Incarnation, start and whether it has begun, of an island in a shard's run record."""
+        _, _, incarnation, _, _, _, start, begun = self.desks[n].disk.record["members"][island_id]
+        return incarnation, tuple(start), begun
+
+    def tenure(self, n, share):
+        return next(each for each in self.desks[n].run.shares.tenures() if each.share == share)
+
+
+def shards(*island_ids, **settings):
+    made = Shards(**settings)
+    made.gather(*(island_ids or ("a", "b")))
+    assert made.phases == [Phase.RUNNING] * len(made.desks)
+    return made
+
+
+# --- joins ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("late", [1, 2])
+def test_a_join_is_answered_only_when_every_shard_has_the_new_life_on_record(late):
+    made = Shards(3)
+    made.desks[late].writes = False
+    made.join("a")
+    while not made.welcomes("a"):
+        made.write(late)
+    (welcome,) = made.welcomes("a")
+    assert (welcome.incarnation, welcome.start_step) == (1, 0)
+    assert [made.on_record(n, "a") for n in range(3)] == [(1, (0, 0), True)] * 3
+
+
+def test_nobody_is_welcome_while_a_shard_is_away_and_it_is_told_again_when_it_is_back():
+    made = Shards()
+    made.cut = {1}
+    made.join("a")
+    made.run_to(5.0)
+    assert not made.welcomes("a")
+    assert any("shard 1 is silent" in text for text in made.desks[0].run.troubles.sentences(made.now_s))
+    made.cut.clear()
+    made.run_to(5.0 + 2 * AGAIN_S)
+    assert len(made.welcomes("a")) == 1
+    assert not made.desks[0].run.troubles.sentences(made.now_s)
+
+
+def test_a_repeated_join_is_not_answered_before_the_shards_agree():
+    made = Shards()
+    made.cut = {1}
+    for _ in range(3):
+        made.desks[0].join("a", nonce="n")
+    made.carry()
+    assert not made.welcomes("a")
+
+
+@pytest.mark.parametrize("furthest", [0, 1])
+def test_a_new_life_begins_at_the_furthest_step_that_any_shard_knows(furthest):
+    made = shards("a")
+    made.beat("a", 12)
+    made.offer("a", 0, 4, fragment=1 - furthest)
+    made.offer("a", 0, 9, fragment=furthest)
+    made.join("a")
+    assert [(w.incarnation, w.start_step, w.start_tokens) for w in made.welcomes("a")] == [(1, 0, 0), (2, 9, 90)]
+    for n, desk in enumerate(made.desks):
+        assert desk.run.ledger.life("a", 2).start_step == 9
+        assert made.on_record(n, "a") == (2, (9, 90), True)
+        desk.run.ledger.check()
+
+
+def test_of_an_earlier_life_nothing_is_taken_from_when_its_end_is_known():
+    made = shards("a")
+    made.beat("a", 12)
+    made.desks[1].writes = False
+    made.join("a")  # shard 1 knows, and has not written it down
+    made.offer("a", 0, 9, fragment=1)
+    while made.desks[1].writing:
+        made.write(1)
+    assert [w.start_step for w in made.welcomes("a")] == [0, 0]
+    assert not made.desks[1].run.waiting_bytes()
+
+
+def test_nothing_is_taken_from_a_life_that_has_not_begun():
+    made = shards("a")
+    made.cut = {1}
+    made.join("a")
+    made.incarnations["a"] = 2  # as if it had been told
+    before = len(made.said[0])
+    made.beat("a", 50)
+    assert not sent(made.said[0][before:], FleetState, "a")
+    assert not sent(made.said[0][before:], Refused)
+    assert made.desks[0].run.members.live(made.now_s) == []
+
+
+def test_a_shard_that_restarts_in_a_join_does_not_let_it_begin_twice():
+    made = shards("a")
+    made.beat("a", 12)
+    made.offer("a", 0, 9, fragment=1)
+    made.desks[1].writes = False
+    made.join("a")
+    made.write(1)  # the end of the first life; the beginning of the second is lost
+    made.restart(1)
+    made.run_to(2.0)
+    assert [(w.incarnation, w.start_step) for w in made.welcomes("a")] == [(1, 0), (2, made.on_record(1, "a")[1][0])]
+    assert made.on_record(0, "a") == made.on_record(1, "a")
+
+
+def test_a_restarted_shard_0_brings_a_half_done_join_to_its_end():
+    made = shards("a")
+    made.beat("a", 12)
+    made.offer("a", 0, 4, fragment=0)
+    made.offer("a", 0, 9, fragment=1)
+    made.cut = {1}
+    made.join("a")
+    assert made.on_record(0, "a")[2] is False
+    made.restart(0)
+    made.run_to(1.0)
+    assert len(made.welcomes("a")) == 1
+    made.cut.clear()
+    made.run_to(3.0)
+    assert [(w.incarnation, w.start_step) for w in made.welcomes("a")] == [(1, 0), (2, 9)]
+
+
+def test_an_island_that_a_shard_does_not_know_is_passed_over_and_not_told_to_join_again():
+    made = shards("a")
+    made.cut = {1}
+    before = len(made.said[1])
+    for stranger in ("nobody", "a"):
+        made.incarnations[stranger] = 7  # shard 0 may know it by now
+        made.desks[1].say(stranger, Leave(inner_step=0, tokens=0, reason="bye"), incarnation=7)
+    made.carry()
+    assert not sent(made.said[1][before:], Refused)
+    assert not made.desks[1].run.refusals
+    assert not made.desks[1].run.members["a"].left
+
+
+def test_an_island_that_has_left_has_left_in_every_shard():
+    made = shards("a", "b")
+    made.say("b", Leave(inner_step=0, tokens=0, reason="bye"), shard=0)  # to the other it got lost
+    assert [[m.island_id for m in desk.run.members.live(0.0)] for desk in made.desks] == [["a"], ["a"]]
+
+
+# --- rosters --------------------------------------------------------------------------------------------------
+
+
+def test_an_older_roster_changes_nothing_and_neither_does_the_same_again():
+    made = shards("a")
+    old = made.newest_roster()
+    made.join("b")
+    new, record = made.newest_roster(), made.desks[1].disk.record
+    assert (old.epoch, old.serial) < (new.epoch, new.serial)
+    later = replace(old, epoch=old.epoch, serial=new.serial - 1, phase=Phase.ENDED, members=(), tenures=())
+    earlier_epoch = replace(old, epoch=old.epoch - 1, serial=new.serial + 100, phase=Phase.ENDED)
+    for roster in (old, later, earlier_epoch, new):
+        assert not of(made.desks[1].say(AGGREGATOR, roster), SaveRun)
+    assert made.desks[1].disk.record == record
+    assert made.phases[1] is Phase.RUNNING
+
+
+def test_after_a_restart_the_same_roster_is_taken_once_more():
+    made = shards("a")
+    made.cut = {1}
+    made.restart(1)
+    roster = made.newest_roster()
+    assert made.desks[1].run.roster_at == (roster.epoch, roster.serial)
+    assert of(made.desks[1].say(AGGREGATOR, roster), SaveRun)
+
+
+def test_a_roster_of_a_later_epoch_is_taken_whatever_its_serial():
+    made = shards("a")
+    made.restart(0)
+    assert made.newest_roster().epoch == 2
+    made.join("b")
+    assert made.on_record(1, "b") == (1, (0, 0), True)
+
+
+def test_a_roster_for_another_shard_and_what_shards_do_not_tell_each_other_change_nothing():
+    made = shards("a", count=3)
+    roster, said = made.newest_roster(), sent(made.said[1], Rostered)[-1]
+    beyond = replace(roster, serial=roster.serial + 1, to_shard=2, phase=Phase.ENDED)
+    assert not of(made.desks[1].say(AGGREGATOR, beyond), SaveRun)
+    assert notes(made.desks[0].say(AGGREGATOR, beyond), "message.unexpected")
+    assert notes(made.desks[1].say(AGGREGATOR, said), "message.unexpected")
+
+
+def test_what_a_shard_that_does_not_exist_or_an_earlier_leader_says_is_not_believed():
+    made = shards("a")
+    made.restart(1)
+    made.run_to(2.0)
+    said = sent(made.said[1], Rostered)[-1]
+    assert said.epoch == 2
+    far = (Reached(share=0, batch=10**6),)
+    for lie in (replace(said, shard=7, reached=far), replace(said, shard=0, reached=far), replace(said, epoch=1)):
+        serial = made.desks[0].run.agreed_serial
+        made.desks[0].say(AGGREGATOR, replace(lie, roster_serial=serial + 100))
+        assert made.desks[0].run.agreed_serial == serial
+    made.join("a")
+    assert made.tenure(0, 0).cursor == 0
+
+
+def test_what_was_agreed_under_an_earlier_epoch_of_shard_0_counts_for_nothing_under_the_next():
+    made = shards("a")
+    said = sent(made.said[1], Rostered)[-1]
+    made.cut = {1}
+    made.restart(0)
+    assert said.roster_serial > made.desks[0].run.saved_serial
+    made.desks[0].say(AGGREGATOR, said)
+    made.join("b")
+    assert made.desks[0].run.agreed_serial == 0
+    assert not made.welcomes("b")
+
+
+# --- version 0 ------------------------------------------------------------------------------------------------
+
+
+def test_version_0_is_published_only_when_every_shard_has_its_part_and_shard_0_has_written_that_down():
+    made = Shards(fragments=4)
+    made.join("a")
+    made.seed("a", 0, 1, 2)
+    assert made.phases == [Phase.SEEDING] * 2
+    made.desks[0].writes = False
+    made.seed("a", 3)
+    assert made.phases == [Phase.SEEDING] * 2
+    assert not made.published(0)
+    assert not made.published(1)
+    while made.desks[0].writing:
+        made.write(0)
+    assert made.phases == [Phase.RUNNING] * 2
+    assert made.published(0) == {(0, 0), (2, 0)}
+    assert made.published(1) == {(1, 0), (3, 0)}
+    assert made.desks[0].disk.record["phase"] == "running"
+
+
+def test_a_shard_says_that_its_part_is_there_only_once_it_is_durable():
+    made = Shards()
+    made.join("a")
+    made.desks[1].writes = False
+    made.seed("a")
+    assert made.phases == [Phase.SEEDING] * 2
+    while made.desks[1].writing:
+        made.write(1)
+    assert made.phases == [Phase.RUNNING] * 2
+
+
+def test_a_seeder_that_joins_anew_is_asked_for_all_of_it_again():
+    made = Shards()
+    made.join("a")
+    made.seed("a", 1)
+    first = made.newest_roster().seeding_id
+    made.join("a")
+    made.seed("a", 0)
+    assert made.phases == [Phase.SEEDING] * 2, "the other half came from an earlier life"
+    assert made.newest_roster().seeding_id > first
+    made.seed("a", 1)
+    assert made.phases == [Phase.RUNNING] * 2
+
+
+def test_a_shard_that_writes_a_seed_down_takes_the_next_attempt_over_when_it_is_done():
+    made = Shards()
+    made.join("a")
+    first = made.newest_roster().seeding_id
+    made.desks[1].writes = False
+    made.seed("a", 1)
+    writing = made.desks[1].writing.popleft()
+    made.desks[1].writes = True
+    made.join("a")
+    assert made.newest_roster().seeding_id > first
+    assert made.desks[1].run.seeding_id == first, "what is written now must not be taken for the next one's"
+    made.desks[1].writing.append(writing)
+    made.write(1)
+    made.run_to(2 * AGAIN_S)
+    assert made.desks[1].run.seeding_id > first
+    made.seed("a", 0)
+    assert made.phases == [Phase.SEEDING] * 2
+    made.seed("a", 1)
+    assert made.phases == [Phase.RUNNING] * 2
+
+
+def test_a_successor_of_shard_0_that_tells_of_a_begun_run_does_not_make_a_shard_forget_its_part():
+    made = Shards()
+    made.join("a")
+    made.seed("a", 1)
+    made.desks[0].writes = False
+    made.seed("a", 0)
+    made.cut = {1}
+    while made.desks[0].writing:
+        made.write(0)
+    assert made.phases == [Phase.RUNNING, Phase.SEEDING], "it was not told"
+    made.restart(0)
+    made.cut.clear()
+    made.run_to(2 * AGAIN_S)
+    assert made.phases == [Phase.RUNNING] * 2
+    assert made.published(1) == {(1, 0)}
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_begun_run_is_believed_whichever_attempt_its_roster_names(restarted):
+    made = Shards()
+    made.join("a")
+    made.seed("a", 1)
+    made.cut = {1}
+    if restarted:
+        made.restart(1)
+    roster = made.newest_roster()
+    begun = replace(roster, epoch=2, serial=1, phase=Phase.RUNNING, seeding_id=roster.seeding_id + 1_000_000)
+    made.desks[1].say(AGGREGATOR, begun)
+    made.carry()
+    assert made.phases[1] is Phase.RUNNING
+    assert made.published(1) == {(1, 0)}
+
+
+def test_a_shard_that_restarts_in_the_seeding_keeps_what_was_durable():
+    made = Shards(fragments=4)
+    made.join("a")
+    made.seed("a", 1, 3)
+    made.restart(1)
+    made.seed("a", 0, 2)
+    made.run_to(2 * AGAIN_S)
+    assert made.phases == [Phase.RUNNING] * 2
+
+
+# --- data shares ----------------------------------------------------------------------------------------------
+
+
+def moving(**settings):
+    """Islands a and b; b was heard last at the beginning, and its share may move after three seconds."""
+    made = shards("a", "b", suspect_after_s=1.0, dead_after_s=2.0, share_takeover_s=3.0, islands=2, **settings)
+    made.beat("b", 12)
+    made.offer("b", 0, 4, fragment=0, data=(DataRange(share=1, share_epoch=0, from_batch=0, to_batch=4),))
+    made.offer("b", 0, 9, fragment=1, data=(DataRange(share=1, share_epoch=0, from_batch=0, to_batch=9),))
+    return made
+
+
+def wait(made, at_s):
+    while made.now_s < at_s:
+        made.run_to(min(at_s, made.now_s + 0.5))
+        made.beat("a", 1)
+
+
+def test_a_share_that_moves_is_nobodys_first_and_then_goes_on_from_the_furthest_batch_of_any_shard():
+    made = moving()
+    made.cut = {1}
+    wait(made, 6.0)
+    assert made.tenure(0, 1) == Tenure(share=1, owner="", share_epoch=1, cursor=4)
+    assert made.tenure(1, 1).owner == "b"
+    made.cut.clear()
+    wait(made, 7.0)
+    for n in (0, 1):
+        assert made.tenure(n, 1) == Tenure(share=1, owner="a", share_epoch=2, cursor=9)
+    moves = notes(made.said[0], "share.moved")
+    assert [(each["before"], each["owner"]) for each in moves] == [("b", ""), ("", "a")]
+
+
+def test_nobody_is_told_of_a_share_before_every_shard_has_it_on_record():
+    made = moving()
+    made.desks[1].writes = False
+    wait(made, 5.0)
+
+    def told():
+        return [(s.index, s.share_epoch) for s in sent(made.said[0], FleetState, "a")[-1].taken_over]
+
+    for _ in range(10):
+        if not made.desks[1].writing:
+            break
+        assert told() == []
+        made.write(1)
+        made.beat("a", 1)
+    assert told() == [(1, 2)]
+    assert made.desks[1].disk.record["shares"]["1"] == ["a", 2, 9]
+
+
+def test_an_island_that_is_back_gets_its_share_from_where_the_heir_had_come():
+    made = moving()
+    wait(made, 5.0)
+    assert made.tenure(0, 1).owner == "a"
+    made.offer("a", 0, 3, fragment=1, data=(DataRange(share=1, share_epoch=2, from_batch=9, to_batch=12),))
+    made.join("b")
+    made.beat("b", 9)
+    assert made.tenure(0, 1) == made.tenure(1, 1) == Tenure(share=1, owner="b", share_epoch=4, cursor=12)
+    assert made.welcomes("b")[-1].share.cursor == 12
+
+
+def test_only_shard_0_moves_shares():
+    made = moving()
+    made.cut = {0}
+    wait(made, 9.0)
+    assert made.tenure(1, 1).owner == "b"
+
+
+# --- the end --------------------------------------------------------------------------------------------------
+
+
+def ending(**settings):
+    """Island a has trained the target, and brought all of it but what it has of fragment 1."""
+    made = shards("a", total_tokens=40, **settings)
+    made.beat("a", 4)
+    assert made.phases == [Phase.FLUSHING] * 2
+    made.beat("a", 4, stopped=True)
+    made.offer("a", 0, 4, fragment=0)
+    return made
+
+
+def test_phases_follow_shard_0_and_it_ends_when_every_shard_has_done_its_flush():
+    made = ending()
+    made.run_to(1.0)
+    made.beat("a", 4, stopped=True)
+    assert made.phases == [Phase.FLUSHING] * 2
+    made.offer("a", 0, 4, fragment=1)
+    made.nothing("a")
+    made.beat("a", 4, stopped=True)
+    assert made.phases == [Phase.ENDED] * 2
+    assert [desk.run.ledger.books().tokens()["in_flight"] for desk in made.desks] == [0, 0]
+    assert [desk.disk.record["phase"] for desk in made.desks] == ["ended", "ended"]
+
+
+def test_a_shard_does_not_end_by_itself_however_much_was_trained():
+    made = shards("a", total_tokens=40)
+    made.cut = {1}
+    made.beat("a", 4)
+    assert made.phases == [Phase.FLUSHING, Phase.RUNNING]
+    made.run_to(SILENT_S)
+    assert made.phases[1] is Phase.RUNNING
+    made.cut.clear()
+    made.run_to(SILENT_S + 2 * AGAIN_S)
+    assert made.phases == [Phase.FLUSHING] * 2
+
+
+def test_a_shard_that_was_away_at_the_end_ends_when_it_hears_of_it():
+    made = ending()
+    made.offer("a", 0, 4, fragment=1)
+    made.nothing("a")
+    made.beat("a", 4, stopped=True)
+    assert made.phases == [Phase.ENDED] * 2
+    made.restart(1)
+    made.run_to(2.0)
+    made.beat("a", 4, stopped=True)
+    made.run_to(4.0)
+    assert made.phases[1] is Phase.ENDED
