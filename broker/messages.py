@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 from broker.fragments import TensorSpec
 from broker.ranges import StepRange
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 
 
 class Channel(StrEnum):
