@@ -266,8 +266,8 @@ def test_a_payload_of_many_dimensions_and_no_elements_is_carried():
 
 
 def test_another_protocol_version_is_refused_before_anything_else_is_looked_at():
-    error = refusal({"v": 3, "something": "new"})
-    assert (error.reason, error.field, error.expected) == (Reason.PROTOCOL_VERSION, "v", "2")
+    error = refusal({"v": 4, "something": "new"})
+    assert (error.reason, error.field, error.expected) == (Reason.PROTOCOL_VERSION, "v", "3")
     assert refusal({"v": True}).reason == Reason.PROTOCOL_VERSION
     assert refusal({}).reason == Reason.PROTOCOL_VERSION
 
