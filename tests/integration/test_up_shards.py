@@ -85,7 +85,7 @@ def test_the_run_ends_in_order_and_its_one_report_balances(run):
     check_report(run.report)
     assert set(run.report["versions"]) == {str(p) for p in FRAGMENTS}
     assert min(run.report["versions"].values()) > 1
-    assert run.report["loss_after"] < run.report["loss_before"]
+    assert run.report["loss"]["after"] < run.report["loss"]["before"]
 
 
 def test_each_shard_has_its_own_fragments_and_all_its_aggregators_have_the_same_ones(run):
