@@ -2,27 +2,40 @@
 
 Each speaks of its own fragments. Tokens are weighted by their parameters, as within one shard; averages over versions
 by the number of these. What concerns islands and the run as a whole is shard 0's.
+
+Of an island that died, its last heartbeat may have reached one shard and not another. All of its steps were trained on
+the fragments of all shards: what one of these has never heard of is lost with the island, or in flight while the run
+goes on.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from aggregator.ledger import Books
+from broker.messages import Phase, Reason
 
 #: Averages over versions.
 _AVERAGES = ("participation", "staleness_mean")
+#: Of an island: they only grow.
+_COUNTERS = ("inner_steps", "tokens")
 
 
 def one_report(reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Puts final reports together, that of shard 0 first; each as :func:`aggregator.summary.report` returns it."""
     if len(reports) == 1:
         return dict(reports[0])
+    islands = _islands([each["islands"] for each in reports])
+    trained = sum(each["tokens"] for each in islands.values())
+    ended = reports[0]["phase"] == Phase.ENDED
+    books = [_with_all_of(Books(**each["books"]), trained, ended=ended) for each in reports]
     return {
         **reports[0],
-        "tokens": _tokens(reports),
+        "tokens": Books.added(books).tokens(),
+        "islands": islands,
         "versions": {p: v for each in reports for p, v in each["versions"].items() if v >= 0},
         "refusals": _sum(each["refusals"] for each in reports),
         **_over_versions(reports),
@@ -45,6 +58,25 @@ def one_total(totals: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "troubles": [f"shard {n}: {text}" for n, each in enumerate(totals) for text in each["troubles"]],
         **_over_versions(totals),
     }
+
+
+def _islands(tables: Sequence[Mapping[str, Mapping[str, Any]]]) -> dict[str, dict[str, Any]]:
+    """Returns the islands as shard 0 has them, with the most that any shard knows them to have trained."""
+    return {
+        name: {**own, **{key: max(each[name][key] for each in tables if name in each) for key in _COUNTERS}}
+        for name, own in tables[0].items()
+    }
+
+
+def _with_all_of(books: Books, trained_tokens: int, *, ended: bool) -> Books:
+    """Returns one shard's books with all that islands have trained, as far as any shard knows."""
+    unknown = trained_tokens * books.scale - books.trained
+    if unknown <= 0:
+        return books
+    if not ended:
+        return replace(books, trained=books.trained + unknown, in_flight=books.in_flight + unknown)
+    wasted = {**books.wasted, Reason.ISLAND_LOST: books.wasted.get(Reason.ISLAND_LOST, 0) + unknown}
+    return replace(books, trained=books.trained + unknown, wasted=wasted)
 
 
 def _tokens(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
