@@ -77,6 +77,8 @@ class Membership:
         member.begun = False
         run.begins.pop(member.island_id, None)
         run.shares.leave(member.island_id, member.index)
+        # One that has not begun gives way to this one: nobody has taken anything of it.
+        self._beginning = [each for each in self._beginning if each[1] != member.island_id]
         self._beginning.append((run.save(), member.island_id))
 
     def fence(self, member: Member) -> None:

@@ -147,8 +147,8 @@ MUTANTS = (
         what="a new owner begins at the last one's cursor, and trains again what was merged since",
         invariant=2,
         file=SHARES,
-        old="        self._tenures[share] = Tenure(to, epoch, self.reached(share))",
-        new="        self._tenures[share] = Tenure(to, epoch, known.cursor if known else 0)",
+        old="        cursor = max(self.reached(share), self._elsewhere.get(share, 0))",
+        new="        cursor = known.cursor if known else 0",
         tests=(T_SHARES + "test_an_heir_begins_behind_everything_that_arrived",),
     ),
     Mutant(

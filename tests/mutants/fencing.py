@@ -44,9 +44,9 @@ MUTANTS = (
         what="a broker passes on what an aggregator says that has not attached",
         invariant=5,
         file=RELAY,
-        old="        leader = self._who.leader_behind(event.channel, event.peer)\n        highest",
+        old="        leader = self._who.leader_behind(event.channel, event.peer)\n        speaks_for",
         new="        leader = self._who.leader_behind(event.channel, event.peer) or self._who.leaders.get(0)\n"
-        "        highest",
+        "        speaks_for",
         tests=(T_RELAY + "test_attachment_holds_per_connection",),
     ),
     Mutant(
@@ -100,7 +100,7 @@ MUTANTS = (
         what="an island believes news that is older than what it knows",
         invariant=5,
         file="islands/core.py",
-        old="                if self.joined and news > self._news:",
+        old="                if self.joined and news > self._news.get(message.shard, (0, -1)):",
         new="                if self.joined:",
         tests=(T_ISLANDS + "test_news_that_is_older_than_what_is_known_is_ignored",),
     ),

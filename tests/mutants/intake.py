@@ -227,7 +227,7 @@ MUTANTS = (
         what="a part of version 0 is taken for all of it, and the rest never asked for",
         invariant=6,
         file="aggregator/run.py",
-        old="(there and _whole(commits)) if alone",
+        old="every and _whole(commits) if alone",
         new="_whole(commits) if alone",
         tests=(T_SEEDING + "test_a_version_0_of_which_a_part_is_durable_is_asked_for_whole_after_a_restart",),
     ),

@@ -245,6 +245,21 @@ def test_nothing_is_taken_from_a_life_that_has_not_begun():
     assert made.desks[0].run.members.live(made.now_s) == []
 
 
+def test_an_island_that_joins_twice_before_the_shards_agree_begins_once_and_keeps_its_share():
+    made = shards("a")
+    made.desks[1].writes = False
+    made.join("a")
+    made.incarnations["a"] = 2  # that process dies, too
+    made.join("a")
+    while made.desks[1].writing:
+        made.write(1)
+    (welcome,) = made.welcomes("a")[1:]
+    assert welcome.incarnation == 3
+    assert len(notes(made.said[0], "island.joined")) == 2
+    assert made.tenure(0, 0) == made.tenure(1, 0)
+    assert (made.tenure(0, 0).owner, made.tenure(0, 0).share_epoch) == ("a", welcome.share.share_epoch)
+
+
 def test_a_shard_that_restarts_in_a_join_does_not_let_it_begin_twice():
     made = shards("a")
     made.beat("a", 12)

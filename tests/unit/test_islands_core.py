@@ -377,8 +377,8 @@ def test_a_heartbeat_asks_about_the_oldest_of_each_fragment_where_not_all_have_r
     monkeypatch.setattr("islands.core.MAX_OUTSTANDING", 3)
     hand = Hand(fragments=2)
     for round_id in range(3):
-        hand.hand_over(4, 2 * round_id + 1, 0)
-        hand.hand_over(4, 2 * round_id + 2, 1)
+        for p in (0, 1):
+            hand.resolve(hand.hand_over(4, 2 * round_id + 1 + p, p), m.Fate.WAITING)
     hand.now_s = 0.5
     (beat,) = sent(hand.feed(Tick()), m.Heartbeat)
     assert [(o.fragment_id, o.from_step) for o in beat.outstanding] == [(0, 0), (1, 0), (0, 4)]
