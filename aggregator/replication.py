@@ -36,7 +36,12 @@ UNREACHED_LEASES = 3
 FORGET_S = 10.0
 
 #: What is noted here. It stands on the tape beside what the core decides, and no replay of the core can give it.
-NOTES = frozenset({"standby.came", "standby.lost", "standby.in_sync", "standby.lags", "lease.unknown", "lease.back"})
+NOTES = frozenset(
+    {
+        *("standby.came", "standby.lost", "standby.in_sync", "standby.lags", "standby.namesake"),
+        *("lease.unknown", "lease.back", "lease.given_up"),
+    }
+)
 
 #: A fragment version and the name of its bytes.
 Key = tuple[int, str]

@@ -150,6 +150,7 @@ class Run:
             "phase": str(self.decided),
             "seeding": [self.seeding_id, *(self.seeder or ("", 0))],
             "roster": list(self.roster_at),
+            "told": [str(self.told_phase), self.config.total_tokens],
             "foundings": [founding.row() for founding in self.foundings],
             "quarantine": self.quarantine.record(self.now_s),
             **self.members.record(),
@@ -319,6 +320,9 @@ class Run:
         self.shares.restore(record.get("shares", {}), slices)
         at_epoch, at_serial = record.get("roster", (0, 0))
         self.roster_at = at_epoch, at_serial
+        told_phase, told_target = record.get("told", (Phase.SEEDING, 0))
+        if told_target == self.config.total_tokens:  # else an operator has another end in mind
+            self.told_phase = Phase(told_phase)  # shard 0 may have ended, and tell nobody any more
         self.seeding_id = record.get("seeding", [0])[0]
         if record["manifest"] is None:
             return

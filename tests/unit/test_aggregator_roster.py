@@ -604,3 +604,28 @@ def test_a_shard_that_was_away_at_the_end_ends_when_it_hears_of_it():
     made.beat("a", 4, stopped=True)
     made.run_to(4.0)
     assert made.phases[1] is Phase.ENDED
+
+
+def test_a_shard_that_dies_at_the_end_ends_by_itself_when_shard_0_is_gone():
+    made = ending()
+    made.offer("a", 0, 4, fragment=1)
+    made.nothing("a")
+    made.desks[1].writes = False
+    made.beat("a", 4, stopped=True)
+    made.write(1)  # what shard 0 has told; its own end is not written yet
+    made.cut = {0}
+    assert made.desks[1].disk.record["phase"] == "flushing"
+    made.restart(1)
+    made.run_to(3.0)
+    assert made.phases[1] is Phase.ENDED
+
+
+def test_a_shard_that_starts_for_a_higher_target_waits_for_what_shard_0_says_now():
+    made = ending()
+    made.offer("a", 0, 4, fragment=1)
+    made.nothing("a")
+    made.beat("a", 4, stopped=True)
+    made.cut = {0}
+    further = made.desks[1].restarted(shards=2, fragments=2, shard=1, total_tokens=80)
+    further.run_to(3.0)
+    assert further.run.phase is Phase.RUNNING
