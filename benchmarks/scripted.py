@@ -34,7 +34,7 @@ from broker.tensors import encode_tensor
 #: takes it as said for the others where they were last.
 SPACING_STEPS = 1000
 MARGIN_STEPS = 10
-STEP_TIME_S = 1e6
+STEP_TIME_S = 1e5
 HEARTBEAT_S = 0.5
 GIVE_UP_S = 180.0
 

@@ -26,6 +26,10 @@ from ops.chaos.manners import Manner, Rogue
 from ops.chaos.tampering import TamperedTensors
 
 
+#: More messages than any manner sends in place of one.
+MOST_FOR_ONE = 8
+
+
 def rogue_wire(manner: Manner, rate: float, seed: int) -> type[wire.Wire]:
     """Returns the connection of an island, with a rogue between core and socket."""
 
@@ -41,8 +45,9 @@ def rogue_wire(manner: Manner, rate: float, seed: int) -> type[wire.Wire]:
             self._rogue = Rogue(manner, rate, TamperedTensors(), self._rng)
 
         def post(self, envelope: Envelope) -> None:
-            for message in self._rogue.outgoing(envelope.message):
-                super().post(replace(envelope, message=message))
+            # Each under a number of its own: under the same one a broker would refuse all but the first.
+            for place, message in enumerate(self._rogue.outgoing(envelope.message)):
+                super().post(replace(envelope, message=message, sequence=MOST_FOR_ONE * envelope.sequence + place))
             if manner is Manner.GARBAGE and isinstance(envelope.message, Contribution):
                 asyncio.get_running_loop().create_task(self._send_bytes())
 

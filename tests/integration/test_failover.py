@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from aggregator.store_files import commit_path, run_path, versions
+from aggregator.store_files import commit_path, read_name, run_path, versions
 from ops.replay import replay_all
 from tests.local_run import Up, check_ranges, check_report, descendants, json_lines, ops, wait_for
 
@@ -68,7 +68,7 @@ class Run:
             self.pair = Pair(self.up)
             self.pair.wait_for("aggregator", "standby.in_sync")
             self.pair.wait_for("aggregator", "version.committed")
-            self.names = {each: (self.pair.store(each) / "name").read_text() for each in AGGREGATORS}
+            self.names = {each: read_name(self.pair.store(each)) for each in AGGREGATORS}
             self.led_by = json.loads(ops("status", run_dir, "--json").stdout)["shards"]["0"]
             self.kill_the_leader()
             self.freeze_the_leader()

@@ -290,6 +290,7 @@ def test_of_many_that_lead_without_failover_at_once_one_gets_the_lease(shard):
 def test_failover_that_is_turned_on_later_goes_on_with_the_store_that_led_alone(shard):
     async def use(it):
         await it.leader.lead(holder="x", epoch=3)
+        await asyncio.sleep(LEASE_S)
         assert not await it.take("y", 3, 4, store_epoch=3)  # a copy, which need not be whole
         assert await it.take("x", 3, 4, store_epoch=3)
 
