@@ -25,7 +25,6 @@ from islands.config import IslandConfig
 from ops.chaos.manners import Manner, Rogue
 from ops.chaos.tampering import TamperedTensors
 
-
 #: More messages than any manner sends in place of one.
 MOST_FOR_ONE = 8
 
