@@ -29,6 +29,7 @@ class Ending:
         self._membership = membership
         self._rounds = rounds
         self._flush_began_s: float | None = None
+        self._ended_serial = 0  # of the record that says that the run has ended
         # A successor of a leader that had ended the run: islands that have not heard of it still may.
         self._linger_until_s: float | None = run.now_s + LINGER_S if run.phase is Phase.ENDED else None
         self.finished = False
@@ -58,7 +59,10 @@ class Ending:
         elif run.phase is Phase.ENDED and self._linger_until_s is not None:
             # All of them silent at once is more likely a network that is down: only who has said so is gone. And the
             # record that says how it ended goes to the standbys too: none of them must begin where this one ended.
-            gone = all(member.left for member in run.members) and run.agreed_serial >= run.saved_serial
+            gone = (
+                all(member.left for member in run.members)
+                and min(run.durable_serial - run.saved_serial, run.agreed_serial - self._ended_serial) >= 0
+            )  # the other shards need to know of the end, and no more
             if gone or run.now_s >= self._linger_until_s:
                 self.finish("every island has left" if gone else "islands were given time to leave")
 
@@ -122,7 +126,7 @@ class Ending:
         run.phase = Phase.ENDED
         self._flush_began_s, self._linger_until_s = None, run.now_s + LINGER_S
         run.note("run.ended", **run.ledger.books().tokens())
-        run.save()
+        self._ended_serial = run.save()
         self._membership.tell_all()
 
     def _missing(self, p: int) -> bool:

@@ -96,7 +96,7 @@ class Keeper:
         for shard in self._others:
             said = self._heard.get(shard)
             silent_s = run.now_s - (said[1] if said is not None else self._began_s)
-            if silent_s >= SILENT_S:
+            if silent_s >= SILENT_S and run.phase is not Phase.ENDED:
                 text = "its fragments stand still, nobody joins: look at its log"
                 run.troubles.begin(f"shard {shard}", f"aggregator shard {shard} is silent: {text}", run.now_s)
             else:

@@ -55,7 +55,7 @@ def one_total(totals: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "wasted_tokens": tokens["wasted"],
         "model_version": sum(each["model_version"] for each in totals),
         "quarantined": {name: how for each in reversed(totals) for name, how in each["quarantined"].items()},
-        "troubles": [f"shard {n}: {text}" for n, each in enumerate(totals) for text in each["troubles"]],
+        "troubles": [_of_shard(n, text) for n, each in enumerate(totals) for text in each["troubles"]],
         **_over_versions(totals),
     }
 
@@ -92,6 +92,12 @@ def _over_versions(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         return sum(value * n for value, n in known) / number if number else None
 
     return {"rounds": _sum(each["rounds"] for each in parts)} | {name: average(name) for name in _AVERAGES}
+
+
+def _of_shard(shard: int, trouble: str) -> str:
+    """Names the shard behind the words for how long: these change, and are cut off where only news is told."""
+    since, colon, text = trouble.partition(": ")
+    return f"{since}: shard {shard}: {text}" if colon else f"shard {shard}: {trouble}"
 
 
 def _sum(tables: Iterable[Mapping[str, int]]) -> dict[str, int]:
