@@ -4,12 +4,12 @@ An island's step counter is reported once per heartbeat and with each contributi
 at the island's own pace, for a bounded time. A fragment is due when the *lower median* of the recently advancing
 islands has run H inner steps since the fragment's last round: one very fast or very slow island does not
 set the pace, a frozen one stops counting, and one that is dead or in quarantine does not count, whatever pace it had
-claimed. Fragments start H / P steps apart and keep their distance.
+claimed. Fragments start H / P steps apart and keep their distance; after a takeover the first of them is due at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 
@@ -127,12 +127,26 @@ class Pacer:
         self._clock = clock
         self._interval = sync_interval_steps
         every = tuple(fragment_ids)
+        self._places = tuple(k for k, p in enumerate(every) if ours is None or p in ours)
         self._fragment_ids = every if ours is None else tuple(p for p in every if p in ours)
         self._spacing = sync_interval_steps / max(1, len(every))
         # Step of each island at which the current interval of the fragment began.
         self._began: dict[int, dict[str, float]] = {p: {} for p in self._fragment_ids}
         # Fragment k is first due after (k + 1) * H / P steps: so much of an interval counts as done at the start.
         self._head_start = {p: sync_interval_steps - (k + 1) * self._spacing for k, p in enumerate(every)}
+
+    def resume(self, last_rounds: Mapping[int, int]) -> None:
+        """Goes on after a leader that is gone: what waits longest is due first, and at once; the others keep apart.
+
+        Its islands have trained since its last round, and often hold what it did not acknowledge: to wait once more
+        would only be silence.
+
+        Args:
+            last_rounds: Fragment id -> id of the round that made its newest version.
+        """
+        oldest_first = sorted(self._fragment_ids, key=lambda p: (last_rounds.get(p, 0), p))
+        for place, p in zip(self._places, oldest_first, strict=True):
+            self._head_start[p] = self._interval - place * self._spacing
 
     @property
     def spacing_steps(self) -> float:

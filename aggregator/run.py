@@ -343,6 +343,8 @@ class Run:
                     self.ledger.restore(p, commit.ledger)
                     if "norms" in commit.ledger:
                         fragment.norms = FragmentNorms.restored(commit.ledger["norms"])
+            assert self.pacer is not None
+            self.pacer.resume({p: commit.round_id for p, commit in commits.items()})
             self.ledger.recall(record.get("lives", {}))
             self.phase = Phase.RUNNING
             target = self.config.total_tokens

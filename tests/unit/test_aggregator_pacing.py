@@ -270,3 +270,21 @@ def test_a_pause_of_one_step_does_not_spoil_what_an_island_says_of_its_pace():
     assert step_time_s(average_s, 60.0) == pytest.approx(0.13)
     assert step_time_s(None, 0.0) == 1e-6
     assert step_time_s(None, 1e9) == 1e5
+
+
+def test_after_a_takeover_what_waits_longest_is_due_at_once_and_the_others_keep_apart():
+    fleet = Fleet({"a": 0.1, "b": 0.1})
+    fleet.pacer.resume({0: 1_000_007, 1: 1_000_004, 2: 1_000_005, 3: 1_000_006})
+    fleet.run(1.6)
+    assert [p for _, p in fleet.opened] == [1, 2, 3, 0, 1, 2, 3, 0]
+    assert fleet.opened[0][0] == 0.0, "as soon as an island is heard"
+    gaps = [b - a for (a, _), (b, _) in itertools.pairwise(fleet.opened)]
+    assert all(abs(gap - 0.2) <= 0.111 for gap in gaps), gaps
+
+
+def test_after_a_takeover_of_one_of_two_shards_its_fragments_keep_clear_of_the_others():
+    clock = StepClock(HEARTBEAT_S)
+    pacer = Pacer(range(4), 8, clock, ours={1, 3})
+    pacer.resume({1: 9, 3: 5})
+    clock.report("a", 0, 0.0, 0.1)
+    assert [pacer.due_in_s(p, 0.0) for p in (3, 1)] == [pytest.approx(0.2), pytest.approx(0.6)]

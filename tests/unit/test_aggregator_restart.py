@@ -43,7 +43,7 @@ def test_what_was_merged_is_known_and_what_was_not_is_asked_for_again():
     fates = [r.fate for r in resolutions(again.beat("a", 8, outstanding=asked), "a")]
     assert fates == [Fate.MERGED, Fate.UNKNOWN]
     assert resolutions(again.offer("a", 0, 4, base=0), "a")[0].fate is Fate.MERGED
-    assert notes(again.offer("a", 4, 8, base=1), "contribution.held")
+    assert notes(again.offer("a", 4, 8, base=1), "contribution.accepted"), "into the round that is due at once"
 
 
 def test_a_merge_that_was_not_durable_is_done_again():
