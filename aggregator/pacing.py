@@ -83,6 +83,10 @@ class StepClock:
         pace = self._paces.get(island_id)
         return pace.step_time_s if pace else None
 
+    def known(self) -> tuple[str, ...]:
+        """Returns all islands that have reported and were not forgotten."""
+        return tuple(self._paces)
+
     def advancing(self, now_s: float) -> tuple[str, ...]:
         """Returns the islands that count and whose counter grew lately, sorted."""
         return self._answers_at(now_s)[1]
@@ -172,13 +176,16 @@ class Pacer:
 
         After an outage all of them are late, by different parts of an interval; if only some of it counted, they would
         fall due together from then on. A round that would follow within half a spacing is left out.
+
+        Islands that are not heard just now train on, as a rule: a broker that is frozen hides them all, and the round
+        that opens meanwhile is theirs, too.
         """
         late = max(0.0, self.progress(fragment_id, now_s) - self._interval) % self._interval
         if self._interval - late < self._spacing / 2:
             late -= self._interval
         began = self._began[fragment_id]
         began.clear()
-        for island_id in self._clock.advancing(now_s):
+        for island_id in self._clock.known():
             began[island_id] = self._clock.estimate(island_id, now_s) - late
 
     def forget(self, island_id: str) -> None:

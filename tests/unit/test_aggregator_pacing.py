@@ -288,3 +288,19 @@ def test_after_a_takeover_of_one_of_two_shards_its_fragments_keep_clear_of_the_o
     pacer.resume({1: 9, 3: 5})
     clock.report("a", 0, 0.0, 0.1)
     assert [pacer.due_in_s(p, 0.0) for p in (3, 1)] == [pytest.approx(0.2), pytest.approx(0.6)]
+
+
+def test_a_broker_that_was_frozen_as_a_round_opened_brings_the_next_one_no_sooner():
+    fleet = Fleet({"a": 0.1, "b": 0.1, "c": 0.1}, fragments=1)
+    clock, pacer = fleet.clock, fleet.pacer
+    for island_id in "abc":
+        clock.report(island_id, 0, 0.0, 0.1)
+    for island_id in "abc":  # the last that was heard of two of them
+        clock.report(island_id, 7, 0.7, 0.1)
+    clock.report("a", 15, 1.5, 0.1)
+    pacer.opened(0, 2.3)  # a alone is known to advance by now
+    assert clock.advancing(2.3) == ("a",)
+    for inner_step in (12, 17, 22, 27, 29):  # at 2.9 s all comes at once, oldest first
+        for island_id in "bca":
+            clock.report(island_id, inner_step, 2.9, 0.1)
+    assert pacer.progress(0, 2.9) == pytest.approx(29 - 22, abs=1.01), "7 steps since it has opened, not 17"
