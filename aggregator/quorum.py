@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -53,12 +54,15 @@ class Waits:
         grace_s: Wait after the quorum.
         arrivals_s: Wait after the opening that would have let nine in ten past contributions in.
         timeout_s: When a round closes whatever happens.
+        settled_at_s: Before this moment islands that were cut off together may still be on their way back: a round
+            closes for want of time only later.
     """
 
     quorum: int
     grace_s: float
     arrivals_s: float
     timeout_s: float
+    settled_at_s: float = -math.inf
 
 
 def effective_quorum(quorum: int, live: int) -> int:
@@ -94,7 +98,7 @@ def decide(now_s: float, view: RoundView, live: int, waits: Waits) -> Decision:
     named = f"quorum {quorum}" if quorum == waits.quorum else f"quorum {waits.quorum}, lowered to {quorum}"
     if len(view.fresh) < quorum or view.quorum_met_at_s is None:
         return Decision(verdict=Verdict.WAIT, reason=f"below {named}: {have}", recheck_at_s=timeout_at_s)
-    ends_at_s = max(view.quorum_met_at_s + waits.grace_s, view.opened_at_s + waits.arrivals_s)
+    ends_at_s = max(view.quorum_met_at_s + waits.grace_s, view.opened_at_s + waits.arrivals_s, waits.settled_at_s)
     if now_s < ends_at_s:
         recheck_at_s = min(ends_at_s, timeout_at_s)
         return Decision(verdict=Verdict.WAIT, reason=f"in grace window: {have}", recheck_at_s=recheck_at_s)

@@ -11,6 +11,7 @@ and contributions are admitted at any time: into the open round, or held for the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -37,6 +38,8 @@ from aggregator.staleness import Trained, mean_staleness, merge_weights, most_to
 from broker.messages import Attached, Contribution, Fate, Merged, Nothing, Phase, Reason, Resolution
 
 PERSIST_RETRY_S = 1.0
+#: Time for islands that a broker's outage cut off to come back in, in heartbeats: measured are up to 2.7.
+HEARTBEATS_TO_SETTLE = 3
 
 #: Reasons that cast doubt on the counters themselves: nothing is booked by them.
 _UNBOOKED = (Reason.IMPLAUSIBLE, Reason.OVERLAP)
@@ -49,6 +52,7 @@ class Rounds:
         self._run = run
         self._membership = membership
         self._shelves = Shelves(run.now_s)
+        self._settled_at_s = -math.inf  # before that, islands are on their way back
 
     # --- answers ----------------------------------------------------------------------------------------------
 
@@ -475,8 +479,9 @@ class Rounds:
     def _start_over(self, broker: int, lost_at_s: float) -> None:
         """Whoever speaks through this broker could not answer while it was away, and counts as just heard.
 
-        If there was no other broker, open rounds count as just opened, too. Otherwise every open round would close with
-        the first island that is back, and the others be missed.
+        If there was no other broker, open rounds count as just opened, too, and rounds have time until everybody has
+        had some heartbeats to come back in. Otherwise every open round would close with the first island that is back,
+        and the others be missed.
         """
         run = self._run
         nobody = self._shelves.alone(broker, run.now_s)
@@ -485,6 +490,7 @@ class Rounds:
                 member.last_seen_s, member.missed_rounds = run.now_s, 0
         if nobody:
             self.resume()
+            self._settled_at_s = run.now_s + HEARTBEATS_TO_SETTLE * run.config.heartbeat_interval_s
         run.note("broker.back", broker=broker, open_rounds=len(run.open_rounds))
 
     def resume(self) -> None:
@@ -500,7 +506,8 @@ class Rounds:
         return len(self._run.eligible())
 
     def _waits(self) -> Waits:
-        return self._run.journeys.waits(self._run.median_step_s)
+        waits = self._run.journeys.waits(self._run.median_step_s)
+        return replace(waits, settled_at_s=self._settled_at_s)
 
     def _allowed(self) -> int:
         return self._run.journeys.rounds_allowed(len(self._run.moving), self._run.median_step_s)

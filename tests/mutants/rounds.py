@@ -9,6 +9,7 @@ QUORUM, ROUND, ROUNDS, STALENESS = (
     "aggregator/staleness.py",
 )
 DONATION, RECEIVER, CHOICE = "aggregator/donation.py", "islands/donation.py", "islands/brokers.py"
+PACING, T_PACING = "aggregator/pacing.py", "tests/unit/test_aggregator_pacing.py::"
 T_QUORUM = "tests/unit/test_aggregator_quorum.py::"
 T_ROUNDS = "tests/unit/test_aggregator_rounds.py::"
 T_STALENESS = "tests/unit/test_aggregator_staleness.py::"
@@ -37,12 +38,28 @@ MUTANTS = (
         what="a round closes without its grace window",
         invariant=6,
         file=QUORUM,
-        old="    ends_at_s = max(view.quorum_met_at_s + waits.grace_s, view.opened_at_s + waits.arrivals_s)",
-        new="    ends_at_s = view.quorum_met_at_s",
+        old="    ends_at_s = max(view.quorum_met_at_s + waits.grace_s, view.opened_at_s + waits.arrivals_s, waits.settled_at_s)",
+        new="    ends_at_s = max(view.quorum_met_at_s, waits.settled_at_s)",
         tests=(
             T_QUORUM + "test_a_round_waits_in_its_grace_window_and_says_until_when",
             T_ROUNDS + "test_a_round_closes_at_quorum_and_grace_without_the_last",
         ),
+    ),
+    Mutant(
+        what="a round leaves out islands that are on their way back after an outage of the broker",
+        invariant=6,
+        file=ROUNDS,
+        old="            self._settled_at_s = run.now_s + HEARTBEATS_TO_SETTLE * run.config.heartbeat_interval_s",
+        new="            pass",
+        tests=(T_ROUNDS + "test_after_an_outage_of_the_only_broker_rounds_wait_for_those_who_are_not_back_yet",),
+    ),
+    Mutant(
+        what="only islands that are heard as a round opens begin a new interval",
+        invariant=6,
+        file=PACING,
+        old="        for island_id in self._clock.known():",
+        new="        for island_id in self._clock.advancing(now_s):",
+        tests=(T_PACING + "test_a_broker_that_was_frozen_as_a_round_opened_brings_the_next_one_no_sooner",),
     ),
     Mutant(
         what="a round never times out",

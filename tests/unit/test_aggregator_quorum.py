@@ -1,6 +1,7 @@
 """When a round closes: every row of the truth table, and what holds for all of them."""
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -44,6 +45,15 @@ def test_a_round_closes_at_the_very_end_of_its_grace_window():
     decision = decide(6.0, view("ab", met=5.0), 4, WAITS)
     assert decision.verdict is Verdict.CLOSE
     assert decision.reason == "quorum 2 met and grace window over: 2 of 4 live islands"
+
+
+def test_no_round_closes_for_want_of_time_while_islands_are_on_their_way_back_but_a_complete_one_does():
+    waits = replace(WAITS, settled_at_s=8.0)
+    decision = decide(7.9, view("ab", met=5.0), 4, waits)
+    assert (decision.verdict, decision.recheck_at_s) == (Verdict.WAIT, 8.0)
+    assert decide(8.0, view("ab", met=5.0), 4, waits).verdict is Verdict.CLOSE
+    assert decide(5.0, view("abcd", owing="", met=5.0), 4, waits).verdict is Verdict.CLOSE
+    assert decide(31.0, view("ab", met=5.0), 4, replace(WAITS, settled_at_s=40.0)).verdict is Verdict.CLOSE, "timeout"
 
 
 def test_a_round_closes_at_once_when_nobody_owes_an_answer():

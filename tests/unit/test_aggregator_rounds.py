@@ -401,6 +401,24 @@ def test_only_the_broker_that_lacks_a_version_is_sent_it_again():
     assert [p.by for p in of(made.say(AGGREGATOR, Attached(versions=(-1,)), broker=2), Publish)] == [2]
 
 
+def test_after_an_outage_of_the_only_broker_rounds_wait_for_those_who_are_not_back_yet():
+    made = desk("a", "b", "c", quorum=1, grace_factor=0.0)
+    made.open_round("a", "b", "c", step=4)
+    made.now_s += 4.0
+    back_s = made.now_s
+    attached(made, -1)
+    made.offer("a", 0, 4)
+    made.offer("b", 0, 4)
+    made.run_to(back_s + 1.4)
+    assert made.run.versions == (0,), "the third may be on its way: it has three heartbeats to come back in"
+    made.run_to(back_s + 1.6)
+    assert made.run.versions == (1,)
+    made.open_round("a", "b", step=8)
+    made.offer("a", 4, 8)
+    made.run_to(made.now_s + 0.1)
+    assert made.run.versions == (2,), "and later ones have the usual time"
+
+
 def test_an_outage_of_one_broker_of_two_keeps_its_islands_and_opens_no_round_anew():
     made = desk("a", "b", quorum=1, round_timeout_s=30.0)
     made.by["b"] = 1
