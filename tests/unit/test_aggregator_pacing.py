@@ -303,4 +303,5 @@ def test_a_broker_that_was_frozen_as_a_round_opened_brings_the_next_one_no_soone
     for inner_step in (12, 17, 22, 27, 29):  # at 2.9 s all comes at once, oldest first
         for island_id in "bca":
             clock.report(island_id, inner_step, 2.9, 0.1)
+            assert pacer.most_overdue(2.9, frozenset()) is None
     assert pacer.progress(0, 2.9) == pytest.approx(29 - 22, abs=1.01), "7 steps since it has opened, not 17"
