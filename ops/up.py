@@ -170,11 +170,13 @@ def _links(plan: Plan, file: Path) -> Links:
     described, brokers = placing.read(file), plan.aggregator.broker.split(",")
     own = range(plan.broker.port, plan.broker.port + placing.DOORS_PER_BROKER * len(brokers))
     taken = {*own, plan.redis_port}  # by processes that are not started yet
-    count = placing.num_ports(described, plan.clients, len(brokers))
+    redis_clients = [*plan.aggregator_ids, *plan.broker_ports]
+    ways = placing.ways(plan.clients, brokers, redis_clients=redis_clients, redis_url=plan.redis_url)
+    count = placing.num_ports(described, ways)
     first = free_ports(count)
     while taken & set(range(first, first + count)):
         first = free_ports(count)
-    return placing.place(described, plan.clients, brokers=brokers, first_port=first, run_dir=plan.run_dir)
+    return placing.place(described, ways, first_port=first, run_dir=plan.run_dir)
 
 
 def _redis_port(wanted: int) -> int:

@@ -136,7 +136,11 @@ def _place_links(args: argparse.Namespace, config: ChaosConfig, file: FaultFile)
     """Gives every process a link, if a fault of the plan may want one and none is placed yet."""
     asked = config.kinds if config.kinds is not None else frozenset(Kind if config.fault_every_s else ())
     wanted = asked | {each.kind for each in file.faults}
-    if args.link is None and any(NATURES[kind].needs is Needs.LINKS for kind in wanted):
+    if args.link is not None:
+        return
+    if Kind.CUT_REDIS in wanted and planning.given_redis_url(args) is None:
+        args.link = links.PLAIN_WITH_REDIS
+    elif any(NATURES[kind].needs is Needs.LINKS for kind in wanted):
         args.link = links.PLAIN
 
 

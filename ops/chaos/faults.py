@@ -63,6 +63,7 @@ class Kind(StrEnum):
     WIPE = "wipe"  # Redis killed, and started empty
     STALE = "stale"  # Redis killed, and started with data from the beginning of the run
     PARTITION = "partition"  # nothing passes between a process and the broker
+    CUT_REDIS = "cut-redis"  # nothing passes between a process and Redis
     SLOW = "slow"  # a far and narrow link
     CORRUPT = "corrupt"  # bytes are changed on the way
     RESET = "reset"  # connections are cut, again and again
@@ -95,6 +96,7 @@ _PROCESSES = frozenset({Role.ISLAND, Role.AGGREGATOR, Role.BROKER, Role.REDIS, R
 _OURS = frozenset({Role.ISLAND, Role.AGGREGATOR, Role.BROKER})
 _CLIENTS = frozenset({Role.ISLAND, Role.AGGREGATOR})
 _REDIS = frozenset({Role.REDIS})
+_REDIS_CLIENTS = frozenset({Role.AGGREGATOR, Role.BROKER})
 
 
 def _on_link(for_s: float, **condition: float | bool) -> Nature:
@@ -113,6 +115,7 @@ NATURES: Mapping[Kind, Nature] = {
     Kind.WIPE: Nature(befalls=_REDIS, usual="redis", needs=Needs.OWN_REDIS),
     Kind.STALE: Nature(befalls=_REDIS, usual="redis", needs=Needs.OWN_REDIS),
     Kind.PARTITION: _on_link(4.0, partition=True),
+    Kind.CUT_REDIS: Nature(befalls=_REDIS_CLIENTS, usual="leader", for_s=4.0, needs=Needs.OWN_REDIS),
     Kind.SLOW: _on_link(6.0, delay_ms=200.0, mbit=2.0),
     Kind.CORRUPT: _on_link(4.0, corrupt_per_mb=200.0),
     Kind.RESET: _on_link(3.0, reset_every_s=0.5),

@@ -22,7 +22,7 @@ class Outcome:
 
     Attributes:
         detected_s: Until somebody noticed: the supervisor a death, the aggregator an island that it missed or refused,
-            or a full disk.
+            or a full disk, or that its lease is unknown.
         restarted_s: Until every process that died of it was started again.
         healed_s: Until the first version with the struck island in it (a new life of it, if it was killed); until the
             first version under a new epoch, or after the fault's end, for aggregators; after it for brokers; until
@@ -81,6 +81,8 @@ def _shows(happening: Happening) -> Callable[[NoteSeen], bool]:
     kind = happening.fault.kind
     if kind is Kind.DISK_FULL:
         return lambda note: note.name in ("version.not_durable", "run_record.failed")
+    if kind is Kind.CUT_REDIS:
+        return lambda note: note.name == "lease.unknown"
     if kind in _MISBEHAVING:
         return lambda note: (
             "refused" in note.name and bool(struck & {note.fields.get("island"), note.fields.get("sender")})

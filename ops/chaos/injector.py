@@ -14,7 +14,7 @@ import resource
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -26,6 +26,7 @@ from broker.redis_server import SNAPSHOT
 from ops.chaos.faults import Fault, Kind, Role, option, resolve, role_of
 from ops.chaos.records import ClockJump, Happening
 from ops.cluster import LocalCluster
+from ops.links.region import TO_REDIS
 from ops.numeric import one_thread_environment
 from ops.plan import Plan, our_environment
 from ops.processes import ProcessSpec
@@ -174,7 +175,9 @@ class Injector:
             case Kind.WIPE | Kind.STALE:
                 return self._replace_redis(fault.kind)
             case Kind.PARTITION | Kind.SLOW | Kind.CORRUPT | Kind.RESET:
-                return self._worsen_links(processes, fault)
+                return self._worsen_links(processes, fault.options, fault.for_s)
+            case Kind.CUT_REDIS:
+                return self._worsen_links([name + TO_REDIS for name in processes], {"partition": True}, fault.for_s)
             case Kind.NAN | Kind.SCALE | Kind.REPLAY | Kind.GARBAGE:
                 return self._start_rogue(processes[0], fault.kind)
 
@@ -225,11 +228,13 @@ class Injector:
             shutil.copy(self._stale_file, snapshot)
         return _nothing
 
-    def _worsen_links(self, processes: tuple[str, ...], fault: Fault) -> Callable[[float], None]:
+    def _worsen_links(
+        self, links: Iterable[str], condition: Mapping[str, float | bool], for_s: float
+    ) -> Callable[[float], None]:
         if self._links is None:
             raise Unavailable("this run has no links", definite=True)
-        for name in processes:
-            self._links.set(name, fault.options, for_s=fault.for_s)
+        for name in links:
+            self._links.set(name, condition, for_s=for_s)
         return _nothing  # the proxy takes it back by itself
 
     def _start_rogue(self, name: str, manner: Kind) -> Callable[[float], None]:

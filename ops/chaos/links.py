@@ -8,8 +8,10 @@ from pathlib import Path
 from ops.links.condition import LinkCondition
 from ops.links.control import SOCKET_NAME, LinkControl
 
-#: A region file in which every process has a link without any fault.
+#: A region file in which every process has a link without any fault to the brokers.
 PLAIN = str(Path(__file__).with_name("plain_links.toml"))
+#: Likewise to the brokers and to Redis.
+PLAIN_WITH_REDIS = str(Path(__file__).with_name("plain_links_with_redis.toml"))
 #: The proxy answers within milliseconds; nothing else is done while it is asked.
 WITHIN_S = 1.0
 

@@ -53,6 +53,7 @@ DRILLS: tuple[tuple[Kind, str], ...] = (
     (Kind.WIPE, "redis"),
     (Kind.STALE, "redis"),
     (Kind.PARTITION, "any island"),
+    (Kind.CUT_REDIS, "leader"),
     (Kind.SLOW, "any island"),
     (Kind.CORRUPT, "any island"),
     (Kind.RESET, "any island"),

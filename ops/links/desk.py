@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fnmatch
 import json
 import math
 import os
@@ -18,6 +17,7 @@ from broker.settings import nearest, refuse_unknown
 from ops.links.carrier import Carrier
 from ops.links.condition import LinkCondition, Way
 from ops.links.control import short_path
+from ops.links.region import meant
 
 MAX_REQUEST_BYTES = 64 << 10
 MAX_FOR_S = 1e6
@@ -76,9 +76,9 @@ def matching(glob: Any, names: Mapping[str, Any]) -> list[str]:
     Raises:
         ConfigError: It means none.
     """
-    if not isinstance(glob, str) or not (found := fnmatch.filter(names, glob)):
-        raise ConfigError("link", glob, f"means no link; {nearest(str(glob), list(names))}")
-    return found
+    if not isinstance(glob, str):
+        raise ConfigError("link", glob, f"means no link of this run; {nearest(str(glob), list(names))}")
+    return meant("link", glob, list(names))
 
 
 def _condition(table: Any) -> LinkCondition:

@@ -1,7 +1,8 @@
-"""Places the links between the processes of a run and its broker: ``up --link``.
+"""Places the links of the processes of a run to its brokers and to Redis: ``up --link``.
 
-Which clients get a link follows from the region file; each of them has two doors at the proxy for each broker, and is
-told by ATOLL_BROKER to use these in place of the broker's own ports. ``config.toml`` keeps the broker's address, so
+Which of them there are follows from the region file. A link to the brokers has the name of its client, and two doors at
+the proxy for each broker; the client is told by ATOLL_BROKER to use these in place of the brokers' own ports. A link to
+Redis is called ``NAME.redis`` and has one door, of which REDIS_URL tells. ``config.toml`` keeps the true addresses, so
 that the same file still describes the run without links.
 """
 
@@ -10,12 +11,15 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from broker.errors import ConfigError
 from broker.sockets import split_tcp
 from ops.links import region
 from ops.links.control import SOCKET_NAME
+from ops.links.region import TO_REDIS
 from ops.links.wiring import Door, Wire, Wiring
 from ops.processes import ProcessSpec
 
@@ -25,6 +29,8 @@ PROCESS_NAME = "links"
 WIRING_NAME = "links.json"
 #: A client enters a broker by two: control, and bulk behind it.
 DOORS_PER_BROKER = 2
+#: Of a Redis whose URL names none.
+REDIS_PORT = 6379
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,11 +64,18 @@ class Links:
         return [self._rerouted(each) for each in specs]
 
     def _rerouted(self, spec: ProcessSpec) -> ProcessSpec:
+        environment, host = dict(spec.environment), self.wiring.host
         wire = self.wiring.wires.get(spec.name)
-        if wire is None:
-            return spec
-        addresses = [f"tcp://{self.wiring.host}:{door.listen}" for door in wire.doors[::DOORS_PER_BROKER]]
-        return replace(spec, environment={**spec.environment, "ATOLL_BROKER": ",".join(addresses)})
+        if wire is not None:
+            addresses = [f"tcp://{host}:{door.listen}" for door in wire.doors[::DOORS_PER_BROKER]]
+            environment["ATOLL_BROKER"] = ",".join(addresses)
+        wire = self.wiring.wires.get(spec.name + TO_REDIS)
+        if wire is not None:
+            url = urlsplit(environment["REDIS_URL"])
+            who = url.netloc.rpartition("@")
+            there = f"{who[0]}{who[1]}{host}:{wire.doors[0].listen}"
+            environment["REDIS_URL"] = url._replace(netloc=there).geturl()
+        return replace(spec, environment=environment)
 
 
 def read(path: Path) -> region.Region:
@@ -79,30 +92,50 @@ def read(path: Path) -> region.Region:
     return region.parse(text, source=str(path))
 
 
-def num_ports(described: region.Region, clients: Sequence[str], brokers: int = 1) -> int:
+def ways(
+    clients: Iterable[str], brokers: Iterable[str], *, redis_clients: Iterable[str], redis_url: str
+) -> dict[str, list[tuple[str, int]]]:
+    """Returns every link that a region file may speak of, and the addresses that it leads to, one for each door.
+
+    Args:
+        clients: Names of all processes that connect to the brokers.
+        brokers: Control addresses, ``tcp://HOST:PORT``.
+        redis_clients: Names of all processes that connect to Redis.
+        redis_url: Where it is; those of a Redis without a TCP port, or with TLS, lead nowhere.
+
+    Raises:
+        ConfigError: A broker has no TCP address.
+    """
+    targets = [(host, port + i) for host, port in map(split_tcp, brokers) for i in range(DOORS_PER_BROKER)]
+    found = dict.fromkeys(clients, targets)
+    url = urlsplit(redis_url)
+    if url.scheme == "redis" and url.hostname:
+        found |= {name + TO_REDIS: [(url.hostname, url.port or REDIS_PORT)] for name in redis_clients}
+    return found
+
+
+def num_ports(described: region.Region, ways: Mapping[str, Sequence[tuple[str, int]]]) -> int:
     """Returns how many adjacent ports the doors of a run take. Raises as :meth:`ops.links.region.Region.plans`."""
-    return DOORS_PER_BROKER * brokers * len(described.plans(clients))
+    return sum(len(ways[name]) for name in described.plans(list(ways)))
 
 
 def place(
-    described: region.Region, clients: Sequence[str], *, brokers: Sequence[str], first_port: int, run_dir: Path
+    described: region.Region, ways: Mapping[str, Sequence[tuple[str, int]]], *, first_port: int, run_dir: Path
 ) -> Links:
     """Returns the links of a run.
 
     Args:
         described: The region file.
-        clients: Names of all processes that connect to the broker.
-        brokers: Control addresses, ``tcp://HOST:PORT``.
+        ways: Of :func:`ways`.
         first_port: Of :func:`num_ports` free ones.
         run_dir: Of the run.
 
     Raises:
-        ConfigError: A glob means no client, or a broker has no TCP address.
+        ConfigError: A glob means no link.
     """
-    targets = [(host, port + i) for host, port in map(split_tcp, brokers) for i in range(DOORS_PER_BROKER)]
-    wires = {}
-    for index, (name, plan) in enumerate(described.plans(clients).items()):
-        first = first_port + index * len(targets)
-        doors = tuple(Door(listen=first + i, host=host, port=port) for i, (host, port) in enumerate(targets))
-        wires[name] = Wire(doors=doors, plan=plan)
+    ports = count(first_port)
+    wires = {
+        name: Wire(doors=tuple(Door(listen=next(ports), host=host, port=port) for host, port in ways[name]), plan=plan)
+        for name, plan in described.plans(list(ways)).items()
+    }
     return Links(wiring=Wiring(wires=wires), run_dir=run_dir)

@@ -22,6 +22,7 @@
     reset = true          # once
 
 A client that no table means keeps its direct way to the broker. The keys are those of :mod:`ops.links.condition`.
+The way of an aggregator or a broker to Redis is ``aggregator.redis``; only a glob that ends in ``.redis`` means it.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ from ops.links.link import LinkEvent, LinkPlan
 _EVENT_KEYS = ("at_s", "for_s", "link", "reset")
 _TABLES = ("link", "event")
 MAX_EVENTS = 10_000
+#: What the name of a process's link to Redis ends in.
+TO_REDIS = ".redis"
 MAX_TIME_S = 1e8
 
 
@@ -55,25 +58,30 @@ class Region:
     tables: Sequence[tuple[str, Mapping[str, Any]]]
     events: Sequence[tuple[str, LinkEvent]]
 
-    def plans(self, clients: Sequence[str]) -> dict[str, LinkPlan]:
-        """Returns the plan of each client that a table means.
+    def plans(self, names: Sequence[str]) -> dict[str, LinkPlan]:
+        """Returns the plan of each link that a table means, of those that there may be.
 
         Raises:
-            ConfigError: A glob means none of the clients, or an event none with a link.
+            ConfigError: A glob means none of them, or an event none that a table means.
         """
         bases: dict[str, LinkCondition] = {}
         for glob, keys in self.tables:
-            for name in _meant(f'[link."{glob}"]', glob, clients):
+            for name in meant(f'[link."{glob}"]', glob, names):
                 bases[name] = bases.get(name, FAULTLESS).changed(keys)
         events: dict[str, list[LinkEvent]] = {name: [] for name in bases}
         for glob, event in self.events:
-            for name in _meant("[[event]] link", glob, list(bases)):
+            for name in meant("[[event]] link", glob, list(bases)):
                 events[name].append(event)
-        return {name: LinkPlan(base=bases[name], events=tuple(events[name])) for name in clients if name in bases}
+        return {name: LinkPlan(base=bases[name], events=tuple(events[name])) for name in names if name in bases}
 
 
-def _meant(field: str, glob: str, names: Sequence[str]) -> list[str]:
-    found = fnmatch.filter(names, glob)
+def meant(field: str, glob: str, names: Sequence[str]) -> list[str]:
+    """Returns the links that a glob means: to Redis if it ends like their names, else to the brokers.
+
+    Raises:
+        ConfigError: None.
+    """
+    found = [name for name in fnmatch.filter(names, glob) if name.endswith(TO_REDIS) == glob.endswith(TO_REDIS)]
     if not found:
         raise ConfigError(field, glob, f"means no link of this run; {nearest(glob, names)}")
     return found

@@ -41,6 +41,12 @@ target = "leader"
 for_s = 1.0
 
 [[fault]]
+at_s = 3.5
+kind = "cut-redis"
+target = ["aggregator", "broker"]
+for_s = 2.0
+
+[[fault]]
 at_s = 4.5
 kind = "disk-full"
 for_s = 1.5
@@ -95,9 +101,10 @@ def run(tmp_path_factory):
 def test_every_fault_is_done_and_heals(run):
     assert not run.report["chaos"]["skipped"]
     assert {name for name in run.faults if "island" not in name} == {
-        *("wipe redis", "stop aggregator", "disk-full aggregator", "clock aggregator", "kill aggregator")
+        *("wipe redis", "stop aggregator", "disk-full aggregator", "clock aggregator", "kill aggregator"),
+        "cut-redis aggregator broker",
     }
-    assert len(run.faults) == 6
+    assert len(run.faults) == 7
     assert all(each["healed_s"] is not None for each in run.faults.values()), run.err
     died = {name: each for name, each in run.faults.items() if name.startswith(("kill", "wipe"))}
     assert all(None not in (each["detected_s"], each["restarted_s"]) for each in died.values())

@@ -136,9 +136,8 @@ def test_with_links_the_clients_that_have_one_are_sent_to_their_doors(tmp_path):
     path.write_text('[link."island-*"]\ndelay_ms = 40\n')
     plan = resolved("--islands", "2", "--link", str(path))
     assert plan.up.link == path
-    links = placing.place(
-        placing.read(path), plan.clients, brokers=[plan.aggregator.broker], first_port=7201, run_dir=plan.run_dir
-    )
+    ways = placing.ways(plan.clients, [plan.aggregator.broker], redis_clients=["broker"], redis_url=plan.redis_url)
+    links = placing.place(placing.read(path), ways, first_port=7201, run_dir=plan.run_dir)
     specs = planning.processes(dataclasses.replace(plan, links=links), environment={"A": "1"}, island_environment={})
     assert [spec.name for spec in specs] == ["links", "broker", "aggregator", "island-0", "island-1"]
     assert [spec.environment.get("ATOLL_BROKER") for spec in specs] == [
