@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from aggregator.outer import make_outer_step
 from broker.fragments import FragmentManifest
 from islands.task import Params, Task
 from islands.tree import flatten, unflatten
+from ops.lab.gain import outer_step_of
 from ops.lab.outcome import GANTT_ROUNDS, Outcome, Point, spread_of
 from ops.lab.settings import CellSettings, MergeRule
 from ops.lab.training import Merges, Rule, Stepper, Training
@@ -51,7 +51,7 @@ def run(task: Task, cell: CellSettings, seed: int, judge: Judge, together: int) 
         total_tokens=total_tokens,
     )
     stepper = Stepper(task, together)
-    outer_step = make_outer_step(cell.outer_learning_rate, cell.outer_momentum)
+    outer_step = outer_step_of(cell.outer_learning_rate, cell.outer_momentum, cell.outer_adaptation)
     training = Training(task, rule, stepper, outer_step)
     journal = Journal()
     plan = plan_of(cell, seed, total_tokens, per_step)

@@ -28,13 +28,14 @@ from numpy.typing import NDArray
 
 from aggregator.events import Part
 from aggregator.merge import merge_fragment
-from aggregator.outer import make_outer_step, seeded
+from aggregator.outer import seeded
 from broker.fragments import FragmentManifest, partition
 from broker.ranges import StepRange
 from broker.tensors import encode_tensor, payload_bytes
 from islands.partition import tensor_specs
 from islands.task import Batch, DataShare, Params, Schedule, Task
 from islands.tree import flatten, unflatten
+from ops.lab.gain import outer_step_of
 from ops.lab.outcome import Outcome, Point
 from ops.lab.settings import CellSettings, MergeRule, Mode
 from ops.lab.training import Clock, Merges
@@ -165,7 +166,7 @@ class _Outer:
         self.rounds = 0
         self._cell = cell
         self._manifest = manifest
-        self._outer_step = make_outer_step(cell.outer_learning_rate, cell.outer_momentum)
+        self._outer_step = outer_step_of(cell.outer_learning_rate, cell.outer_momentum, cell.outer_adaptation)
         self._state = {p: seeded(self._vector(p, params)) for p in range(len(manifest))}
         spacing = cell.sync_interval / len(manifest)
         self._offsets = {p: round((p + 1) * spacing) % cell.sync_interval for p in range(len(manifest))}

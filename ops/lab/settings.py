@@ -39,7 +39,7 @@ _EVENT_FIELDS = {
     "outages": "[island, from s, for s]",
 }
 #: Settings that are younger than some records: while they have their default, a cell is what it was before them.
-_YOUNGER = {"crashes": (), "restart_s": 10.0}
+_YOUNGER = {"crashes": (), "restart_s": 10.0, "outer_adaptation": 0.0}
 
 
 #: What is not an experiment's subject is as in production.
@@ -69,6 +69,7 @@ class CellSettings:
     mix: float = setting(0.5, "share of the local value that streaming islands keep on receipt (alpha)")
     outer_learning_rate: float = setting(_PRODUCTION.outer_learning_rate, "of the outer Nesterov step")
     outer_momentum: float = setting(_PRODUCTION.outer_momentum, "of the outer Nesterov step")
+    outer_adaptation: float = setting(0.0, "c in a gain of 1 + c * cos(D, last D), without momentum (ops/lab/gain.py)")
     staleness_exponent: float = setting(_PRODUCTION.staleness_exponent, "a in (1 + staleness) ** -a")
     max_staleness: int = setting(_PRODUCTION.max_staleness, "versions the oldest step may be behind")
     presence_exponent: float = setting(0.0, "beta in (share of the live weight present) ** beta")
@@ -100,7 +101,7 @@ class CellSettings:
         for name in ("megabytes_per_s", "chips", "mtbi_years", "restart_s"):
             if getattr(self, name) < 0:
                 raise ConfigError(name, getattr(self, name), "must not be negative")
-        for name in ("jitter", "mix"):
+        for name in ("jitter", "mix", "outer_adaptation"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ConfigError(name, getattr(self, name), "must lie between 0 and 1")
         if self.quorum > self.islands or self.quorum < 0:
@@ -117,6 +118,9 @@ class CellSettings:
         for event in self.joins:
             if event[2] <= event[1] or who.count(event[0]) > 1:
                 raise ConfigError("joins", event, "must end after it begins, and an island joins once")
+        if self.outer_adaptation and self.outer_momentum:
+            cure = "needs outer_momentum = 0: without it the outer step keeps the last D, which the gain is made from"
+            raise ConfigError("outer_adaptation", self.outer_adaptation, cure)
         if self.mode is Mode.STREAMING and self.overlap >= self.sync_interval:
             cure = f"must be below sync_interval = {self.sync_interval}: a fragment is adopted before it is sent again"
             raise ConfigError("overlap", self.overlap, cure)
