@@ -144,6 +144,7 @@ class Run:
         record = {
             "run_id": self.config.run_id,
             "epoch": self.epoch,
+            "shard": [self.config.shard, self.config.shards],
             "manifest": None if self.manifest is None else manifest_to_rows(self.manifest),
             "last_round_id": self._last_round_id,
             "ended": self.phase is Phase.ENDED,

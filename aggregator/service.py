@@ -224,7 +224,7 @@ def load_for(store: Store, config: AggregatorConfig, *, mendable: bool = False) 
     """Returns what the store holds, if this run can go on from it; or follow a leader that mends it (``mendable``).
 
     Raises:
-        ConfigError: It belongs to another run.
+        ConfigError: It belongs to another run, or to another shard of it.
         Unavailable: It is damaged beyond what a restart may pass over.
     """
     loaded = store.load()
@@ -234,6 +234,11 @@ def load_for(store: Store, config: AggregatorConfig, *, mendable: bool = False) 
         return loaded
     if loaded.run["run_id"] != config.run_id:
         cure = f"holds the run {loaded.run['run_id']!r}: give --run {loaded.run['run_id']}, or another --store"
+        raise ConfigError("store", str(config.store), cure)
+    shard, shards = loaded.run.get("shard", (config.shard, config.shards))  # which older stores do not say
+    if (shard, shards) != (config.shard, config.shards):
+        # Its fragments would not be all that this shard has, and so count as never begun.
+        cure = f"is that of shard {shard} of {shards}: give --shard {shard} --shards {shards}, or another --store"
         raise ConfigError("store", str(config.store), cure)
     if mendable:
         return loaded

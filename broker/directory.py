@@ -66,6 +66,7 @@ class Leader:
     epoch: int
     heard_s: float
     routes: dict[Channel, bytes] = field(default_factory=dict)
+    shards: int = 0  # how many there are, as it says; 0 before it has
     leads: bool = True
     name: str = AGGREGATOR
     seen: dict[Channel, Seen] = field(default_factory=dict)

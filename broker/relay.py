@@ -399,6 +399,11 @@ class Relay:
         leader = self._who.leaders.get(shard)
         if leader is not None and epoch < leader.epoch:
             return Reason.FENCED, f"epoch {epoch} of shard {shard} has ended, {leader.epoch} leads"
+        if isinstance(message, m.Attach):
+            for other in self._who.leaders.values():
+                if other.shard != shard and other.leads and other.shards not in (0, message.shards):
+                    counts = f"shards is {message.shards}, and shard {other.shard} leads as one of {other.shards}"
+                    return Reason.IMPLAUSIBLE, f"{counts}: start all aggregators of a run with the same number"
         if leader is None or epoch > leader.epoch or not leader.leads:
             if leader is not None:
                 self._who.disconnect_all(leader)
@@ -411,7 +416,7 @@ class Relay:
         leader.heard_s = now_s
         match message:
             case m.Attach(versions=versions):
-                self._shards = message.shards
+                self._shards = leader.shards = message.shards
                 held = m.Attached(versions=self._shelf.versions(len(versions)))
                 self._reply(event.channel, event.peer, AGGREGATOR, held)
             case m.AttachBulk():

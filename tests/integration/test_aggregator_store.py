@@ -197,6 +197,18 @@ def test_an_aggregator_does_not_go_on_behind_a_damaged_newest_version(tmp_path):
         assert load_for(store, AggregatorConfig(store=tmp_path)).fragments[0][0].fragment_version == 2
 
 
+def test_a_store_is_not_taken_by_another_shard_whose_fragments_it_would_seem_to_lack(tmp_path):
+    fill(tmp_path, newest=1)
+    with Store.open(tmp_path) as store:
+        store.load()
+        store.save_run({"run_id": "atoll", "shard": [1, 2]})
+    with Store.open(tmp_path) as store:
+        for shard, shards in ((0, 1), (0, 2), (1, 3)):
+            with pytest.raises(ConfigError, match="is that of shard 1 of 2: give --shard 1 --shards 2, or another"):
+                load_for(store, AggregatorConfig(store=tmp_path, shard=shard, shards=shards))
+        assert load_for(store, AggregatorConfig(store=tmp_path, shard=1, shards=2)).fragments[0]
+
+
 def test_a_new_lineage_begins_above_a_damaged_version_with_the_parameters_before_it(tmp_path):
     fill(tmp_path, newest=3)
     with Store.open(tmp_path) as store:

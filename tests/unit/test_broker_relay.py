@@ -605,6 +605,21 @@ def test_a_shard_that_speaks_for_another_is_refused(sharded, shard, message):
     assert len(sharded.sent) == 2, "it is still the first life that the broker knows"
 
 
+def test_an_aggregator_that_counts_other_shards_than_those_that_lead_is_refused(sharded):
+    attach_shard(sharded, 2, shards=3)
+    sharded.receive(AGGREGATOR, m.Attach(shard=2, shards=3, epoch=1, versions=()), route=b"c2")
+    assert sharded.reason() is Reason.IMPLAUSIBLE
+    assert "shard 0 leads as one of 2: start all" in sharded.refusal().envelope.message.detail
+    sharded.receive("a", m.Nothing(round_id=1, fragment_id=2))
+    assert [peer for peer, _ in sharded.sent] == [b"c0"], "fragments still belong to shards as before"
+
+
+def test_a_shard_may_begin_anew_with_another_number_once_all_others_are_gone(sharded):
+    sharded.tick(sharded.now_s + CONFIG.leader_silent_s + 1)
+    sharded.receive(AGGREGATOR, m.Attach(shard=0, shards=1, epoch=2, versions=()), route=b"c0")
+    assert [type(message) for _, message in sharded.sent] == [m.Attached]
+
+
 def test_epochs_are_compared_within_a_shard(sharded):
     attach_shard(sharded, 1, epoch=7)
     assert isinstance(sharded.receive(AGGREGATOR, fleet_state(epoch=1), route=b"c0", to="a")[0], Send)
