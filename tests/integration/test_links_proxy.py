@@ -281,7 +281,7 @@ def test_orders_come_over_the_socket_however_deep_its_directory_is(tmp_path):
         assert control.conditions()["near"] == LinkCondition.of(delay_ms=1)
         assert control.reset("far") == ("far",)
         assert control.counts()["near"].up_bytes == 0
-        with pytest.raises(ConfigError, match=r"nera.*means no link; did you mean near"):
+        with pytest.raises(ConfigError, match=r"nera.*means no link of this run; did you mean near"):
             control.set("nera", LinkCondition())
         with pytest.raises(ConfigError, match="for_s"):
             control.set("near", LinkCondition(), for_s=-1.0)
