@@ -83,9 +83,10 @@ class StepClock:
         pace = self._paces.get(island_id)
         return pace.step_time_s if pace else None
 
-    def known(self) -> tuple[str, ...]:
-        """Returns all islands that have reported and were not forgotten."""
-        return tuple(self._paces)
+    def heard_lately(self, now_s: float) -> tuple[str, ...]:
+        """Returns all islands that advance, and those whose silence is hardly longer than that bears."""
+        more_s = 2 * self._heartbeat_interval_s
+        return tuple(i for i, p in self._paces.items() if now_s - p.advanced_at_s <= self._allowance_s(p) + more_s)
 
     def advancing(self, now_s: float) -> tuple[str, ...]:
         """Returns the islands that count and whose counter grew lately, sorted."""
@@ -137,6 +138,7 @@ class Pacer:
         # Step of each island at which the current interval of the fragment began.
         self._began: dict[int, dict[str, float]] = {p: {} for p in self._fragment_ids}
         # Fragment k is first due after (k + 1) * H / P steps: so much of an interval counts as done at the start.
+        self._early: dict[int, float] = {}  # by how many steps a fragment's next round comes before its place
         self._head_start = {p: sync_interval_steps - (k + 1) * self._spacing for k, p in enumerate(every)}
 
     def resume(self, last_rounds: Mapping[int, int]) -> None:
@@ -151,6 +153,12 @@ class Pacer:
         oldest_first = sorted(self._fragment_ids, key=lambda p: (last_rounds.get(p, 0), p))
         for place, p in zip(self._places, oldest_first, strict=True):
             self._head_start[p] = self._interval - place * self._spacing
+        if (
+            oldest_first
+        ):  # among several shards its place may be later: it comes early now, and at its place from then on
+            first = oldest_first[0]
+            self._early[first] = self._interval - self._head_start[first]
+            self._head_start[first] = float(self._interval)
 
     @property
     def spacing_steps(self) -> float:
@@ -177,16 +185,23 @@ class Pacer:
         After an outage all of them are late, by different parts of an interval; if only some of it counted, they would
         fall due together from then on. A round that would follow within half a spacing is left out.
 
-        Islands that are not heard just now train on, as a rule: a broker that is frozen hides them all, and the round
-        that opens meanwhile is theirs, too.
+        Islands that have just fallen silent train on, as a rule: a broker that is frozen hides them all, one after the
+        other, and the round that opens meanwhile is theirs, too. Where they are is not known, so their interval begins
+        a whole one after the last: fragments keep their distance in each island's steps. Whoever is away for longer
+        agrees with the others when it is back, as a newcomer does.
         """
         late = max(0.0, self.progress(fragment_id, now_s) - self._interval) % self._interval
         if self._interval - late < self._spacing / 2:
             late -= self._interval
-        began = self._began[fragment_id]
-        began.clear()
-        for island_id in self._clock.known():
-            began[island_id] = self._clock.estimate(island_id, now_s) - late
+        late -= self._early.pop(fragment_id, 0.0)
+        before = self._began[fragment_id]
+        began = self._began[fragment_id] = {}
+        advancing = self._clock.advancing(now_s)
+        for island_id in self._clock.heard_lately(now_s):
+            if island_id in advancing or island_id not in before:
+                began[island_id] = self._clock.estimate(island_id, now_s) - late
+            else:
+                began[island_id] = before[island_id] + self._interval
 
     def forget(self, island_id: str) -> None:
         """Drops an island whose step counter starts anew."""

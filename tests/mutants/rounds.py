@@ -54,10 +54,10 @@ MUTANTS = (
         tests=(T_ROUNDS + "test_after_an_outage_of_the_only_broker_rounds_wait_for_those_who_are_not_back_yet",),
     ),
     Mutant(
-        what="only islands that are heard as a round opens begin a new interval",
+        what="islands that fall silent as a round opens begin no new interval",
         invariant=6,
         file=PACING,
-        old="        for island_id in self._clock.known():",
+        old="        for island_id in self._clock.heard_lately(now_s):",
         new="        for island_id in self._clock.advancing(now_s):",
         tests=(T_PACING + "test_a_broker_that_was_frozen_as_a_round_opened_brings_the_next_one_no_sooner",),
     ),

@@ -282,12 +282,16 @@ def test_after_a_takeover_what_waits_longest_is_due_at_once_and_the_others_keep_
     assert all(abs(gap - 0.2) <= 0.111 for gap in gaps), gaps
 
 
-def test_after_a_takeover_of_one_of_two_shards_its_fragments_keep_clear_of_the_others():
-    clock = StepClock(HEARTBEAT_S)
-    pacer = Pacer(range(4), 8, clock, ours={1, 3})
-    pacer.resume({1: 9, 3: 5})
-    clock.report("a", 0, 0.0, 0.1)
-    assert [pacer.due_in_s(p, 0.0) for p in (3, 1)] == [pytest.approx(0.2), pytest.approx(0.6)]
+def test_after_a_takeover_of_one_of_two_shards_its_first_round_is_due_at_once_and_then_all_keep_clear_of_the_others():
+    fleet = Fleet({"a": 0.1, "b": 0.1}, fragments=4)
+    fleet.pacer = Pacer(range(4), 8, fleet.clock, ours={1, 3})
+    fleet.pacer.resume({1: 9, 3: 5})
+    fleet.run(8.0)
+    assert fleet.opened[0] == (0.0, 3)
+    for p, place in ((3, 1), (1, 3)):  # places 0 and 2 are those of the other shard
+        moments = [at_s % 0.8 for at_s, q in fleet.opened if q == p and at_s > 0.5]
+        assert len(moments) >= 8
+        assert all(abs(moment - 0.2 * place) <= 0.111 for moment in moments), moments
 
 
 def test_a_broker_that_was_frozen_as_a_round_opened_brings_the_next_one_no_sooner():
@@ -305,3 +309,25 @@ def test_a_broker_that_was_frozen_as_a_round_opened_brings_the_next_one_no_soone
             clock.report(island_id, inner_step, 2.9, 0.1)
             assert pacer.most_overdue(2.9, frozenset()) is None
     assert pacer.progress(0, 2.9) == pytest.approx(29 - 22, abs=1.01), "7 steps since it has opened, not 17"
+
+
+@pytest.mark.parametrize("steps_on", [True, False], ids=["cut off and training on", "frozen"])
+def test_fragments_keep_apart_after_most_islands_were_away(steps_on):
+    clock = StepClock(HEARTBEAT_S)
+    pacer = Pacer(range(8), 24, clock)
+    opened = []
+    for tick in range(9_000):
+        now_s = tick / 100
+        for n, island_id in enumerate("abc"):
+            away = island_id in "bc" and 20 <= now_s < 25
+            if (tick + 7 * n) % 50 or away:
+                continue
+            stood_s = 5.0 if not steps_on and island_id in "bc" and now_s > 20 else 0.0
+            clock.report(island_id, int((now_s - stood_s) / 0.1 + 1e-9), now_s, 0.1)
+        clock.look_again()
+        while (due := pacer.most_overdue(now_s, frozenset())) is not None:
+            pacer.opened(due, now_s)
+            opened.append(now_s)
+    late = [round(at_s, 1) for at_s in opened if at_s > 70]
+    assert len(late) >= 8 * 8
+    assert max(map(late.count, late)) == 1, "several fall due together from then on"
