@@ -30,6 +30,8 @@ from ops.chaos.faults import NATURES, Kind, Needs
 from ops.chaos.plan import ChaosConfig, FaultFile, all_faults, read_faults
 from ops.chaos.tapes import read_tapes
 from ops.display import Display
+from ops.links import placing
+from ops.links.region import TO_REDIS
 from ops.plan import Plan, UpConfig
 
 _EPILOG = """
@@ -138,9 +140,10 @@ def _place_links(args: argparse.Namespace, config: ChaosConfig, file: FaultFile)
     wanted = asked | {each.kind for each in file.faults}
     if args.link is not None:
         return
-    if Kind.CUT_REDIS in wanted and planning.given_redis_url(args) is None:
+    needs = {NATURES[kind].needs for kind in wanted}
+    if Needs.REDIS_LINKS in needs and planning.given_redis_url(args) is None:
         args.link = links.PLAIN_WITH_REDIS
-    elif any(NATURES[kind].needs is Needs.LINKS for kind in wanted):
+    elif Needs.LINKS in needs:
         args.link = links.PLAIN
 
 
@@ -151,6 +154,8 @@ def _possible(args: argparse.Namespace) -> set[Needs]:
         possible.add(Needs.OWN_REDIS)
     if args.link is not None:
         possible.add(Needs.LINKS)
+        if any(glob.endswith(TO_REDIS) for glob, _ in placing.read(Path(args.link)).tables):
+            possible.add(Needs.REDIS_LINKS)
     if (Path(__file__).parent / "rogue.py").exists():
         possible.add(Needs.ROGUE)
     return possible

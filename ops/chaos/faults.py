@@ -48,6 +48,7 @@ class Needs(StrEnum):
     """What a kind of fault cannot do without."""
 
     LINKS = "links"  # the proxy between clients and broker
+    REDIS_LINKS = "redis-links"  # .. and between them and Redis
     ROGUE = "rogue"  # an island that misbehaves
     OWN_REDIS = "redis"  # a Redis server that the run itself has started
 
@@ -115,7 +116,7 @@ NATURES: Mapping[Kind, Nature] = {
     Kind.WIPE: Nature(befalls=_REDIS, usual="redis", needs=Needs.OWN_REDIS),
     Kind.STALE: Nature(befalls=_REDIS, usual="redis", needs=Needs.OWN_REDIS),
     Kind.PARTITION: _on_link(4.0, partition=True),
-    Kind.CUT_REDIS: Nature(befalls=_REDIS_CLIENTS, usual="leader", for_s=4.0, needs=Needs.OWN_REDIS),
+    Kind.CUT_REDIS: Nature(befalls=_REDIS_CLIENTS, usual="leader", for_s=4.0, needs=Needs.REDIS_LINKS),
     Kind.SLOW: _on_link(6.0, delay_ms=200.0, mbit=2.0),
     Kind.CORRUPT: _on_link(4.0, corrupt_per_mb=200.0),
     Kind.RESET: _on_link(3.0, reset_every_s=0.5),

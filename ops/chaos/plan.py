@@ -215,6 +215,10 @@ def cure_of(needs: Needs | None) -> str:
     match needs:
         case Needs.LINKS:
             return "needs the link proxy between islands and broker: give --link FILE"
+        case Needs.REDIS_LINKS:
+            return (
+                'needs a link to Redis: write [link."*.redis"] into the file of --link, or give none and no --redis-url'
+            )
         case Needs.ROGUE:
             return "needs the misbehaving island ops.chaos.rogue, which this program does not have"
         case Needs.OWN_REDIS:

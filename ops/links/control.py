@@ -5,7 +5,7 @@ Requests, with what is answered beside ``"ok": true``:
 * ``{"do": "list"}``: ``links``, by name: ``condition`` (a table, see :mod:`ops.links.condition`), ``up_bytes``,
   ``down_bytes``, ``corrupted_bytes``, ``connections``, ``resets``
 * ``{"do": "set", "link": GLOB, "condition": TABLE, "for_s": SECONDS or null}``: ``links``, the names that it applied to
-* ``{"do": "clear", "link": GLOB}``: the plan of the run counts again; ``links`` likewise
+* ``{"do": "clear", "link": GLOB}``: the plan of the run counts again; ``links`` likewise; without a link, of all
 * ``{"do": "reset", "link": GLOB}``: every connection is reset once; ``links`` likewise
 
 What cannot be done is answered with ``{"ok": false, "field": .., "value": .., "cure": ..}``, and changes nothing.
@@ -76,9 +76,12 @@ class LinkControl:
         """
         return self._names({"do": "set", "link": link, "condition": condition.table(), "for_s": for_s})
 
-    def clear(self, link: str = "*") -> tuple[str, ...]:
-        """Puts links back to what the run's plan says; returns their names. Raises as :meth:`set`."""
-        return self._names({"do": "clear", "link": link})
+    def clear(self, link: str | None = None) -> tuple[str, ...]:
+        """Puts links back to what the run's plan says, all of them if none is named; returns their names.
+
+        Raises as :meth:`set`.
+        """
+        return self._names({"do": "clear"} if link is None else {"do": "clear", "link": link})
 
     def reset(self, link: str) -> tuple[str, ...]:
         """Resets every connection of links once; returns their names. Raises as :meth:`set`."""

@@ -55,7 +55,8 @@ def _request(line: bytes) -> dict[str, Any]:
 def _do(carriers: Mapping[str, Carrier], request: Mapping[str, Any]) -> Any:
     if request["do"] == "list":
         return {name: _shown(carrier) for name, carrier in carriers.items()}
-    names = matching(request.get("link"), carriers)
+    every = request["do"] == "clear" and "link" not in request
+    names = list(carriers) if every else matching(request.get("link"), carriers)
     match request["do"]:
         case "set":
             condition, for_s = _condition(request.get("condition")), _duration(request.get("for_s"))

@@ -136,6 +136,8 @@ def test_a_kind_that_is_not_possible_here_is_refused_where_it_was_asked_for_and_
         all_faults(config, named, set(), standbys=False)
     with pytest.raises(ConfigError, match="needs a Redis that this command starts"):
         all_faults(ChaosConfig(fault_kinds=("wipe",)), FaultFile(), {Needs.LINKS}, standbys=False)
+    with pytest.raises(ConfigError, match=r"needs a link to Redis: write \[link"):
+        all_faults(ChaosConfig(fault_kinds=("cut-redis",)), FaultFile(), {Needs.LINKS}, standbys=False)
     assert len(all_faults(config, named, EVERYTHING, standbys=False)) == len(drawn) + 1
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.errors import ConfigError
-from ops.links import region, wiring
+from ops.links import desk, region, wiring
 from ops.links.condition import FAULTLESS, KEYS, Direction, LinkCondition
 from ops.links.link import PARTITION_BREAKS_AFTER_S, Link, LinkEvent, LinkPlan
 from ops.links.placing import Links, num_ports, place, read, ways
@@ -285,6 +285,20 @@ def test_a_link_to_redis_has_one_door_and_is_meant_by_its_own_name_alone():
         "redis://me:pw@127.0.0.1:9002/3",
         "redis://me:pw@host:99/3",
     ]
+
+
+class ClearedCarrier:
+    cleared = False
+
+    def clear(self):
+        self.cleared = True
+
+
+def test_an_order_to_clear_means_all_links_if_it_names_none():
+    carriers = {"aggregator": ClearedCarrier(), "aggregator.redis": ClearedCarrier()}
+    assert desk.answer(carriers, b'{"do": "clear", "link": "*"}')["links"] == ["aggregator"]
+    assert desk.answer(carriers, b'{"do": "clear"}')["links"] == ["aggregator", "aggregator.redis"]
+    assert all(each.cleared for each in carriers.values())
 
 
 @pytest.mark.parametrize("url", ["unix:///run/redis.sock", "rediss://host:99"])
