@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, rule
 from aggregator.config import AggregatorConfig
 from broker.messages import StateSource
 from islands.donation import Stage
-from ops.virtual.processes import SimIsland
+from ops.virtual.island import SimIsland
 from ops.virtual.queue import LinkModel
 from ops.virtual.simulation import IslandPlan, Simulation, SimulationPlan
 
