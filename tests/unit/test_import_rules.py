@@ -89,6 +89,7 @@ PURE = [
     "ops/virtual/broker",
     "ops/virtual/invariants",
     "ops/chaos/faults",
+    "ops/chaos/invariants",
     "ops/chaos/plan",
     "ops/chaos/records",
     "ops/chaos/stepping",
