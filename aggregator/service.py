@@ -8,7 +8,7 @@ With failover, a process leads for one term at a time, and follows between its t
 it leads, :mod:`aggregator.replication` stands between the disk and the core: what is durable here is reported to the
 core once it is durable at the standbys too.
 
-:class:`ops.virtual.processes.SimAggregator` is the same pump in virtual time.
+:class:`ops.virtual.aggregator.SimAggregator` is the same pump in virtual time.
 """
 
 from __future__ import annotations

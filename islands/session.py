@@ -4,8 +4,8 @@ Shell. One thread with one event loop owns the core, both connections (:mod:`isl
 be encoded; what computes or waits is done in other threads (:mod:`islands.workshop`) and comes back as an event.
 
 The training thread appears as :class:`islands.exchange.Moment` values, and as two counters that are read before each
-event: the core always knows where training stands. :class:`ops.virtual.processes.SimIsland` is the same driver in
-virtual time.
+event: the core always knows where training stands. :class:`ops.virtual.island.SimIsland` is the same driver in virtual
+time.
 """
 
 from __future__ import annotations

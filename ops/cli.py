@@ -72,7 +72,7 @@ COMMANDS: dict[str, Command] = {
         example="--broker tcp://hub:7001 --key keys/island-paris.secret --run demo",
     ),
     "status": Command(
-        module="ops.status",
+        module="ops.status.command",
         summary="who is in the run, at which step, and which versions there are",
         example="--watch",
     ),

@@ -16,7 +16,8 @@ from rich.table import Table
 from rich.text import Text
 
 from broker.liveness import Liveness
-from ops.status import Status, age, size
+from ops.status.run_status import Status
+from ops.text import age, size
 
 #: Tokens per second are measured over this long: shorter is restless, longer hides that an island stopped.
 RATE_WINDOW_S = 15.0

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ops.status import age, size
+from ops.text import age, size
 
 Report = dict[str, Any]
 

@@ -37,7 +37,7 @@ from ops.plan import Plan
 from ops.processes import ProcessSpec, last_lines
 from ops.report import Report, RunFacts, build_report, render
 from ops.shards import one_report
-from ops.status import Status, status_of
+from ops.status.run_status import Status, status_of
 from ops.supervision import RestartPolicy
 
 #: Where ``status`` looks first.

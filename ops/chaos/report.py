@@ -14,7 +14,7 @@ from ops.chaos.plan import summary
 from ops.chaos.records import Recording
 from ops.chaos.stepping import Spell, merged, out_spells, period_s, share_of_steps, stall_beside, stepping
 from ops.chaos.tapes import RoundSeen, Tapes
-from ops.status import age
+from ops.text import age
 
 Report = dict[str, Any]
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from ops.chaos.records import Happening, Recording
 from ops.display import Display, Rate, progress_of, trained_tokens
-from ops.status import Status
+from ops.status.run_status import Status
 
 SHOW_EVERY_S = 1.0
 

@@ -19,7 +19,7 @@ from broker.errors import Unavailable
 from broker.registry import Registry
 from islands.pulse import read_pulse
 from ops.chaos.records import Recording, Step, VersionSeen
-from ops.status import Status, status_of
+from ops.status.run_status import Status, status_of
 
 STATUS_EVERY_S = 0.5
 

@@ -26,7 +26,7 @@ from ops.planning.links import Assume, Mode
 from ops.planning.planner import plan
 from ops.planning.sizing import Model, parse_parameters, read_model
 from ops.planning.view import render, render_table, table_json, to_json
-from ops.status import PLAIN_WIDTH
+from ops.text import PLAIN_WIDTH
 
 DEFAULT_TOKENS_PER_STEP = 1 << 18
 DEFAULT_MTBI_YEARS = 1.0

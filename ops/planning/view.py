@@ -18,7 +18,7 @@ from ops.planning.footprint import Memory
 from ops.planning.links import Assume, Mode, assumptions
 from ops.planning.planner import FleetPlan, Forecast, forecast
 from ops.planning.sizing import Model
-from ops.status import age, size
+from ops.text import age, size
 
 #: The default of ``max_message_bytes``.
 _MESSAGE_LIMIT_BYTES = 1 << 30

@@ -1,7 +1,7 @@
 """Aggregators that stand by, and the Redis that holds their lease, in virtual time.
 
 A :class:`Station` is one aggregator's disk with the process that runs on it: a :class:`SimCandidate` while it stands
-by, a :class:`~ops.virtual.processes.SimAggregator` while it leads. The scripts of :mod:`broker.lease` are here again,
+by, a :class:`~ops.virtual.aggregator.SimAggregator` while it leads. The scripts of :mod:`broker.lease` are here again,
 in Python; the real ones are tested on a real server.
 """
 
@@ -22,9 +22,9 @@ from aggregator.founding import Founding, foundings_of
 from aggregator.records import commit_from_map
 from broker import messages as m
 from broker.records import LeaseView
+from ops.virtual.aggregator import SimAggregator
 from ops.virtual.crash_points import Point
 from ops.virtual.partitions import REDIS
-from ops.virtual.processes import SimAggregator
 from ops.virtual.queue import Alarm
 
 if TYPE_CHECKING:

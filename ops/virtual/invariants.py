@@ -19,8 +19,9 @@ from ops.virtual.work import SEED_NORM, Claim
 
 if TYPE_CHECKING:
     from aggregator.run import Run
+    from ops.virtual.aggregator import SimAggregator
     from ops.virtual.failover import Station
-    from ops.virtual.processes import SimAggregator, SimIsland
+    from ops.virtual.island import SimIsland
     from ops.virtual.simulation import Simulation
 
 

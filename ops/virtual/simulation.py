@@ -4,7 +4,7 @@ One process, one seeded event queue, no sockets, no clock: the same seed and con
 byte. What the processes do with parameters is plugged in (:mod:`ops.virtual.work`): steps are only counted, so that a
 fleet costs microseconds per step, or the laboratory really trains. Invariants (design, section 10) are checked after
 every event by :class:`ops.virtual.invariants.Invariants`, which sees everything. The processes themselves are in
-:mod:`ops.virtual.processes`.
+:mod:`ops.virtual.island`, :mod:`ops.virtual.aggregator`, :mod:`ops.virtual.failover` and :mod:`ops.virtual.broker`.
 """
 
 from __future__ import annotations
@@ -29,13 +29,15 @@ from broker.tensors import payload_bytes
 from islands import events as ie
 from islands.donation import PART_BYTES
 from ops.chaos.manners import Manner
+from ops.virtual.aggregator import SimAggregator
+from ops.virtual.broker import SimBroker
 from ops.virtual.clocks import Clock, ClockTrouble
 from ops.virtual.crash_points import CrashPoint, Passages, Point
 from ops.virtual.failover import RedisTrouble, SimCandidate, SimLease, Station, StationTrouble
 from ops.virtual.failover import Trouble as StationOrRedisTrouble
 from ops.virtual.invariants import Invariants
+from ops.virtual.island import SimIsland
 from ops.virtual.partitions import Cut, Way
-from ops.virtual.processes import SimAggregator, SimBroker, SimIsland
 from ops.virtual.queue import EventQueue, LinkModel, Sender
 from ops.virtual.work import Counting, Works
 

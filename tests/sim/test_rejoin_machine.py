@@ -6,20 +6,16 @@ merged twice, none is passed over, a donor's state is whole and of an island tha
 healed, and the run must end with everybody's books in order.
 """
 
-import random
 from collections import Counter
 from dataclasses import replace
-
-from hypothesis import HealthCheck, settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, rule
 
 from aggregator.config import AggregatorConfig
 from broker.messages import StateSource
 from islands.donation import Stage
-from ops.virtual.processes import SimIsland
+from ops.virtual.island import SimIsland
 from ops.virtual.queue import LinkModel
 from ops.virtual.simulation import IslandPlan, Simulation, SimulationPlan
+from tests.worlds import brief_runs, long_run
 
 NAMES = ("a", "b", "c", "d")
 TAKEOVER_S, DONOR_WAIT_S = 2.0, 4.0
@@ -199,31 +195,11 @@ def step(world, kind, a, b):
             world.crash_broker()
 
 
-class RejoinMachine(RuleBasedStateMachine):
-    def __init__(self):
-        super().__init__()
-        self.world = World()
-
-    @rule(kind=st.sampled_from(list(STEPS)), a=st.integers(0, 60), b=st.integers(0, 60))
-    def something_happens(self, kind, a, b):
-        step(self.world, kind, a, b)
-
-    def teardown(self):
-        self.world.heal()
-
-
-TestRejoin = RejoinMachine.TestCase
-TestRejoin.settings = settings(
-    max_examples=4, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True
-)
+TestRejoin = brief_runs(World, step, STEPS, runs=4, steps=20)
 
 
 def test_whoever_comes_back_trains_what_is_its_own_and_nothing_is_merged_twice_in_long_runs():
     seen = Counter()
     for seed in range(1, 4):
-        source, world = random.Random(seed), World(seed)
-        for kind in source.choices(list(STEPS), list(STEPS.values()), k=40):
-            step(world, kind, source.randrange(61), source.randrange(61))
-        world.heal()
-        seen += world.seen
+        seen += long_run(World(seed), step, STEPS, seed=seed, steps=40).seen
     assert min(seen[what] for what in ("from donors", "donors killed", "takeovers", "replaced")) > 0, seen

@@ -10,9 +10,9 @@ import pytest
 from aggregator import events as agg
 from aggregator.tape import read_start, start_line
 from ops.virtual import failover
+from ops.virtual.aggregator import SimAggregator
 from ops.virtual.failover import Station
 from ops.virtual.faults import random_plan
-from ops.virtual.processes import SimAggregator
 from ops.virtual.simulation import Simulation
 
 

@@ -7,7 +7,7 @@ from rich.console import Console
 
 from broker.liveness import Liveness
 from ops.display import RATE_WINDOW_S, Display, Rate, line, progress_of, table
-from ops.status import FragmentStatus, IslandStatus, Status
+from ops.status.run_status import FragmentStatus, IslandStatus, Status
 
 
 def island(state=Liveness.ALIVE, **changes):

@@ -5,19 +5,15 @@ never, and come back as another life. What must hold is checked as it happens; a
 step that was handed over is merged, or its island knows why not.
 """
 
-import random
 from collections import defaultdict
 from dataclasses import dataclass, field
-
-from hypothesis import HealthCheck, settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, rule
 
 from aggregator import events as agg
 from aggregator.donation import MOST_RECEIVERS
 from broker import messages as m
 from broker.messages import Fate, Phase, StateSource
 from tests.helpers import Desk, of, sent, steps
+from tests.worlds import brief_runs, long_run
 
 NAMES = ("a", "b", "c", "d")
 FRAGMENTS, H = 2, 4
@@ -343,32 +339,13 @@ def step(world, kind, a, b):
             world.calm(b % 8)
 
 
-class RoundMachine(RuleBasedStateMachine):
-    def __init__(self):
-        super().__init__()
-        self.world = World()
-
-    @rule(kind=st.sampled_from(list(STEPS)), a=st.integers(0, 60), b=st.integers(0, 60))
-    def something_happens(self, kind, a, b):
-        step(self.world, kind, a, b)
-
-    def teardown(self):
-        self.world.heal()
-
-
-TestRounds = RoundMachine.TestCase
-TestRounds.settings = settings(
-    max_examples=12, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True
-)
+TestRounds = brief_runs(World, step, STEPS, runs=12, steps=30)
 
 
 def test_every_step_is_merged_once_or_refused_with_a_reason_in_long_runs():
     merges = refusals = donors = 0
     for seed in range(6):
-        source, world = random.Random(seed), World()
-        for kind in source.choices(list(STEPS), list(STEPS.values()), k=400):
-            step(world, kind, source.randrange(61), source.randrange(61))
-        world.heal()
+        world = long_run(World(), step, STEPS, seed=seed, steps=400)
         merges, refusals, donors = merges + world.merges, refusals + world.refusals, donors + world.donors
     assert merges > 100  # else it was no test
     assert refusals > 0

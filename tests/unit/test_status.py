@@ -10,8 +10,10 @@ from rich.console import Console
 from broker.errors import ConfigError, Unavailable
 from broker.liveness import Liveness
 from broker.records import LeaseView, Snapshot
-from ops import status
-from ops.status import status_of, to_json
+from ops.status import command
+from ops.status.run_status import status_of
+from ops.status.view import headline, render, to_json
+from ops.text import PLAIN_WIDTH, age, size
 
 NOW_S = 1_000_000.0
 
@@ -73,7 +75,7 @@ def snapshot(**changes):
 
 def shown(what):
     out = io.StringIO()
-    Console(file=out, width=status.PLAIN_WIDTH, highlight=False).print(status.render(what))
+    Console(file=out, width=PLAIN_WIDTH, highlight=False).print(render(what))
     return out.getvalue()
 
 
@@ -136,7 +138,7 @@ def test_json_has_the_documented_keys_and_is_strict():
 
 def test_text_tells_the_run_its_islands_and_fragments():
     found = status_of(snapshot(), NOW_S)
-    assert status.headline(found) == (
+    assert headline(found) == (
         "run demo: 1 alive, 1 suspect, 1 dead, 1 left; running 50% of 40,960 tokens; "
         "trained 20,480 = merged 16,384 + wasted 96 + in flight 4,000; loss 3.2500; "
         "refused malformed 7, queue_full 3, stale 1"
@@ -190,20 +192,20 @@ def test_a_run_that_has_only_begun_is_shown_too():
     [(0.04, "0.0 s"), (59.94, "59.9 s"), (60.0, "1 min 00 s"), (3599.0, "59 min 59 s"), (7320.0, "2 h 02 min")],
 )
 def test_age_is_short(seconds, text):
-    assert status.age(seconds) == text
+    assert age(seconds) == text
 
 
 @pytest.mark.parametrize(
     ("nbytes", "text"), [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (2_500_000, "2.5 MB"), (10**13, "10.0 TB")]
 )
 def test_size_is_short(nbytes, text):
-    assert status.size(nbytes) == text
+    assert size(nbytes) == text
 
 
 @pytest.mark.parametrize("interval", [0.0, -1.0, float("nan")])
 def test_watch_needs_an_interval(interval):
     with pytest.raises(ConfigError, match="watch"):
-        status.run(arguments("--watch", str(interval)))
+        command.run(arguments("--watch", str(interval)))
 
 
 # --- the leader ------------------------------------------------------------------------------------------------------
@@ -211,7 +213,7 @@ def test_watch_needs_an_interval(interval):
 
 def arguments(*words):
     parser = argparse.ArgumentParser()
-    status.add_arguments(parser)
+    command.add_arguments(parser)
     return parser.parse_args(words)
 
 
@@ -227,8 +229,8 @@ def check(monkeypatch, capsys):
         async def fetch(url, run_id):
             return status_of(found, NOW_S)
 
-        monkeypatch.setattr(status, "_fetch", fetch)
-        code = status.run(arguments("--leader", *words))
+        monkeypatch.setattr(command, "_fetch", fetch)
+        code = command.run(arguments("--leader", *words))
         said = capsys.readouterr()
         assert (said.out == "") == (code != 0)
         line = said.out + said.err
@@ -317,7 +319,7 @@ def test_a_run_that_only_its_broker_has_written_about_has_no_leader(check):
 )
 def test_the_check_of_the_leader_refuses_what_it_cannot_do(words, cure):
     with pytest.raises(ConfigError, match=cure):
-        status.run(arguments("--leader", *words))
+        command.run(arguments("--leader", *words))
 
 
 def test_who_is_quarantined_is_said_with_the_time_left_and_the_reason():
@@ -326,6 +328,6 @@ def test_who_is_quarantined_is_said_with_the_time_left_and_the_reason():
     told = status_of(snapshot(totals=[{**plain.totals[0], "quarantined": kept_out}]), NOW_S)
     assert to_json(told)["totals"]["quarantined"] == kept_out
     console = Console(file=io.StringIO(), width=200)
-    console.print(status.render(told))
+    console.print(render(told))
     text = console.file.getvalue()
     assert "b is quarantined for 1 min 12 s more, after outlier, for the 3rd time in a row" in text

@@ -1,0 +1,151 @@
+"""How a status is shown: as one JSON object, and as tables for people. Values in, values out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from broker.liveness import Liveness
+from ops.status.run_status import LEADER_WITHIN_S, Status
+from ops.text import age, ordinal, size
+
+_STYLES = {Liveness.ALIVE: "green", Liveness.SUSPECT: "yellow", Liveness.DEAD: "red", Liveness.LEFT: "dim"}
+
+
+# --- as JSON ------------------------------------------------------------------------------------------------------
+
+
+def to_json(status: Status) -> dict[str, Any]:
+    """Returns the tables of a status and its ``totals`` for ``json.dumps``; NaN and infinity become None."""
+    islands = {name: asdict(each) for name, each in status.islands.items()}
+    fragments = {str(p): asdict(each) for p, each in status.fragments.items()}
+    brokers = {name: asdict(each) for name, each in status.brokers.items()}
+    shards = {str(shard): asdict(each) for shard, each in status.shards.items()}
+    tables = {"islands": islands, "fragments": fragments, "brokers": brokers, "shards": shards}
+    return dict(_finite(tables | {"totals": dict(status.totals)}))
+
+
+def _finite(value: Any) -> Any:
+    match value:
+        case float():
+            return round(value, 6) if math.isfinite(value) else None
+        case Mapping():
+            return {str(key): _finite(each) for key, each in value.items()}
+        case list() | tuple():
+            return [_finite(each) for each in value]
+        case _:
+            return value
+
+
+# --- as text ------------------------------------------------------------------------------------------------------
+
+
+def render(status: Status) -> RenderableType:
+    """Returns tables of islands and fragments between a headline and what deserves attention."""
+    parts: list[RenderableType] = [Text(headline(status), style="bold")]
+    if status.islands:
+        parts += [Text(), _island_table(status)]
+    if status.fragments:
+        parts += [Text(), _fragment_table(status)]
+    if status.shards:
+        parts += [Text(), _shard_table(status)]
+    if len(status.brokers) > 1:
+        parts += [Text(), _broker_table(status)]
+    for name, each in status.totals.get("quarantined", {}).items():
+        what = f"{name} is quarantined for {age(each['for_s'])} more, after {each['reason']}"
+        again = f", for the {ordinal(each['times'])} time in a row" if each["times"] > 1 else ""
+        parts += [Text(), Text(f"{what}{again}: its contributions are refused, rounds do not wait for it.", "yellow")]
+    for trouble in status.totals.get("troubles", ()):
+        parts += [Text(), Text(f"The aggregator says, {trouble}", "yellow")]
+    if status.broker_is_silent:
+        since = "has never written" if status.broker_age_s is None else f"last wrote {age(status.broker_age_s)} ago"
+        who = "The broker" if len(status.brokers) < 2 else "Every broker is silent: the last one"
+        parts += [Text(), Text(f"{who} {since}: it has ended or lost Redis, and islands may live on.", "yellow")]
+    return Group(*parts)
+
+
+def headline(status: Status) -> str:
+    """Returns the run in one line: islands, phase, tokens, loss."""
+    totals = status.totals
+    counts = ", ".join(f"{n} {state}" for state, n in totals["islands"].items() if n) or "no islands"
+    words = [f"run {status.run_id}: {counts}"]
+    if "phase" in totals:
+        progress = f" {totals['progress']:.0%} of {totals['target_tokens']:,} tokens" if totals["target_tokens"] else ""
+        wasted = sum(totals["wasted_tokens"].values())
+        words += [
+            f"{totals['phase']}{progress}",
+            f"trained {totals['trained_tokens']:,} = merged {totals['merged_tokens']:,} + wasted {wasted:,}"
+            f" + in flight {totals['in_flight_tokens']:,}",
+        ]
+        if totals["loss"] is not None:
+            words.append(f"loss {totals['loss']:.4f}")
+    if totals["refusals"]:
+        words.append("refused " + _counts(totals["refusals"]))
+    return "; ".join(words)
+
+
+def _island_table(status: Status) -> Table:
+    table = _table("island", "state", ">step", ">tokens", ">loss", ">step time", ">last seen", ">sync", ">up", ">down")
+    table.add_column("optimizer")
+    table.add_column("refused")
+    for name, each in status.islands.items():
+        table.add_row(
+            name,
+            Text(each.state, style=_STYLES[each.state]),
+            f"{each.inner_step:,}",
+            f"{each.tokens:,}",
+            "-" if each.loss is None else f"{each.loss:.4f}",
+            "-" if each.step_time_s is None else f"{each.step_time_s:.3f} s",
+            age(each.last_seen_s),
+            "-" if each.sync_share is None else f"{each.sync_share:.2%}",
+            size(each.bytes_up),
+            size(each.bytes_down),
+            each.optimizer or "-",
+            _counts(each.refusals),
+        )
+    return table
+
+
+def _fragment_table(status: Status) -> Table:
+    table = _table(">fragment", ">version", ">age", ">merged tokens", "contributors")
+    for p, each in status.fragments.items():
+        contributors = ", ".join(each.contributors)
+        table.add_row(str(p), str(each.version), age(each.age_s), f"{each.merged_tokens:,}", contributors or "-")
+    return table
+
+
+def _shard_table(status: Status) -> Table:
+    table = _table(">shard", "leader", ">epoch", ">renewed", "in sync", "standbys heard")
+    for shard, each in status.shards.items():
+        renewed = Text("the run has ended") if each.ended else Text(age(each.age_s))
+        if not each.ended and each.age_s > LEADER_WITHIN_S:
+            renewed.stylize("red")
+        in_sync = ", ".join(each.in_sync) or "-"
+        table.add_row(str(shard), each.leader, str(each.epoch), renewed, in_sync, ", ".join(each.standbys) or "-")
+    return table
+
+
+def _broker_table(status: Status) -> Table:
+    table = _table("broker", "state", ">last wrote", ">islands")
+    for name, each in status.brokers.items():
+        state = Text("silent", style="red") if each.silent else Text("alive", style="green")
+        table.add_row(name, state, age(each.age_s), str(each.islands))
+    return table
+
+
+def _table(*columns: str) -> Table:
+    """An empty table; columns whose title begins with ``>`` are numbers."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    for column in columns:
+        table.add_column(column.removeprefix(">"), justify="right" if column.startswith(">") else "left", no_wrap=True)
+    return table
+
+
+def _counts(reasons: Mapping[str, int]) -> str:
+    return ", ".join(f"{reason} {n:,}" for reason, n in reasons.items())

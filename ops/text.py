@@ -1,0 +1,32 @@
+"""How numbers stand in text for people: durations, sizes, and the width of a line where there is no terminal."""
+
+from __future__ import annotations
+
+#: Where lines are cut when the output is no terminal: a file has no width, and log viewers wrap by themselves.
+PLAIN_WIDTH = 140
+
+
+def age(seconds: float) -> str:
+    """Returns a duration in the two largest units that matter."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, hours = divmod(int(seconds), 60)[0], int(seconds) // 3600
+    if hours:
+        return f"{hours} h {minutes % 60:02d} min"
+    return f"{minutes} min {int(seconds) % 60:02d} s"
+
+
+def ordinal(number: int) -> str:
+    """Returns a number as in "the 3rd time"."""
+    ending = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{ending}"
+
+
+def size(nbytes: int) -> str:
+    """Returns bytes with a decimal unit."""
+    amount = float(nbytes)
+    for unit in ("B", "kB", "MB", "GB"):
+        if amount < 1000:
+            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
+        amount /= 1000
+    return f"{amount:.1f} TB"

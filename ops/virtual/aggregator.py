@@ -1,0 +1,303 @@
+"""The process of an aggregator that leads: the driver of :class:`aggregator.core.Aggregator` in virtual time.
+
+It mirrors :mod:`aggregator.service` action by action; where that uses sockets, a merging thread and a disk, this one
+schedules the completion after a drawn delay. What is merged is plugged in (:mod:`ops.virtual.work`).
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+import msgpack
+
+from aggregator import events as agg
+from aggregator.core import Aggregator
+from aggregator.records import commit_to_map
+from aggregator.replication import (
+    Deliver,
+    Deposed,
+    GiveUp,
+    Local,
+    Renew,
+    Renewed,
+    RenewFailed,
+    Replicate,
+    ReplicateRun,
+    Replication,
+    ReplicationAction,
+    ReplicationEvent,
+)
+from broker import messages as m
+from ops.virtual.crash_points import Point
+from ops.virtual.queue import Alarm
+
+if TYPE_CHECKING:
+    from ops.virtual.failover import Station
+    from ops.virtual.simulation import Simulation
+
+
+class SimAggregator:
+    """One process that leads: the driver of :class:`aggregator.core.Aggregator` in virtual time.
+
+    With an epoch of the lease, :class:`aggregator.replication.Replication` stands between the disk and the core.
+    """
+
+    sender = m.AGGREGATOR
+
+    def __init__(self, simulation: Simulation, station: Station, life: int, epoch: int | None) -> None:
+        self.simulation, self.station, self.disk, self.life = simulation, station, station.disk, life
+        self.name, self.address = station.name, f"{station.name}/{life}"
+        self.clock = simulation.clock(self.name)
+        self.connection = 0
+        self.deaf: set[int] = set()  # brokers whose bulk connection delivers nothing, either way
+        self.key = m.AGGREGATOR
+        self.alive = True
+        self.rng = random.Random(f"{simulation.plan.seed}/{self.address}")
+        disk, config, now_s = station.disk, station.config, self.clock.now_s
+        self.core = Aggregator(
+            config,
+            now_s=now_s,
+            record=disk.record,
+            commits=disk.commits,
+            epoch=epoch or 1,
+            founding=station.founding,
+        )
+        self.replication: Replication | None = None
+        if epoch is not None:
+            self.replication = Replication(
+                name=station.name,
+                epoch=epoch,
+                lease_s=config.lease_s,
+                standby_lag_s=config.standby_lag_s,
+                commits=disk.commits,
+                foundings=self.core.run.foundings,
+                now_s=now_s,
+            )
+        self.record: agg.SaveRun | None = None  # the newest asked for
+        self.ways: dict[str, int] = {}  # by which broker each standby was heard last
+        self.work = simulation.works.aggregator()
+        if disk.manifest is not None:
+            self.work.manifested(disk.manifest)
+        self.ordered: dict[int, int] = {}  # number of the newest order, per fragment
+        self.computed: dict[int, str] = {}  # digest last computed, per fragment
+        self.orders = 0
+        self.saved_serial = 0
+        self.renewals, self.confirmed = 0, False  # of the lease, as broker.lease.LeaseKey counts them
+        self.sequence = 0
+        self.deadline_s: float | None = None  # of the core, after its last event
+        self.alarm = Alarm(simulation.queue, lambda: self.handle(agg.Tick()), self.clock.true_s)
+
+    def start(self) -> None:
+        """Begins to lead."""
+        self.perform(self.core.start(self.clock.now_s))
+
+    def handle(self, event: agg.Event | ReplicationEvent) -> None:
+        """Feeds one event to whom it is for, as soon as the process runs, and carries out what is answered."""
+        if self.alive:
+            self.station.awake(partial(self._handle, event))
+
+    def _handle(self, event: agg.Event | ReplicationEvent) -> None:
+        if not self.alive:
+            return
+        now_s = self.clock.now_s
+        if isinstance(event, ReplicationEvent):
+            assert self.replication is not None
+            self.replicate(self.replication.handle(event, now_s))
+            self._arm()
+            return
+        if isinstance(event, agg.Tick) and self.replication is not None:
+            self.replicate(self.replication.tick(now_s))
+        if self.alive:
+            self.feed(event)
+
+    def feed(self, event: agg.Event) -> None:
+        """Feeds one event to the core and carries out what it answers."""
+        self.perform(self.core.handle(event, self.clock.now_s))
+        self.simulation.invariants.after_aggregator_event(self)
+
+    def perform(self, actions: list[agg.Action]) -> None:
+        """Carries out actions; what takes time ends in an event."""
+        plan = self.simulation.plan
+        for action in actions:
+            if not self.alive:
+                return  # it died of one of them
+            match action:
+                case agg.Send():
+                    self.simulation.invariants.speaking(self.address, self.station.config.shard, self.core.run.epoch)
+                    self.send(action.to, action.message, action.by)
+                case agg.Plant():
+                    self.order(action.fragment_id, 0, self.work.plant(action))
+                case agg.Merge():
+                    self.simulation.invariants.merging(action)
+                    self.order(action.fragment_id, action.fragment_version, self.work.merge(action))
+                case agg.Persist():
+                    self.later(plan.persist_s, partial(self.persist, action.commit))
+                    if self.replication is not None:
+                        self.replicate(self.replication.persist(action.commit, self.clock.now_s))
+                case agg.SaveRun():
+                    self.record = action
+                    self.later(plan.persist_s, partial(self.save_run, action))
+                case agg.RenewBulk(by=by):
+                    self.deaf.discard(by)
+                case agg.Publish():
+                    self.simulation.invariants.publishing(action, self.core.run.epoch, self.station.config.shard)
+                    self.simulation.invariants.replicated(self, action)
+                    version = m.Version(
+                        shard=self.station.config.shard,
+                        epoch=self.core.run.epoch,
+                        fragment_id=action.fragment_id,
+                        fragment_version=action.fragment_version,
+                        digest=action.digest,
+                        contributions=action.contributions,
+                        payload=self.work.payload(action.fragment_id, action.digest),
+                    )
+                    self.send(m.BROKER, version, action.by)
+                case agg.Note():
+                    self.simulation.note(self.simulation.queue.now_s, self.address, action.name, action.fields)
+                case agg.Manifested():
+                    self.disk.manifest = action.manifest
+                    self.work.manifested(action.manifest)
+                case agg.NewLineage(above=above, epoch=epoch):
+                    self.simulation.begin_lineage(above, epoch)
+                case agg.Finished():
+                    if self.replication is not None and self.core.run.phase is m.Phase.ENDED:
+                        self.station.lease.end(self.station.name, self.replication.epoch)
+        self.deadline_s = self.core.next_deadline_s(self.clock.now_s)
+        self._arm()
+
+    def _arm(self) -> None:
+        deadline_s = self.deadline_s
+        if self.replication is not None and not self.core.finished:
+            deadline_s = min(deadline_s or math.inf, self.replication.next_deadline_s())
+        self.alarm.arm(deadline_s if self.alive else None)
+
+    def replicate(self, actions: list[ReplicationAction]) -> None:
+        """Carries out what stands between the disk and the core, as :mod:`aggregator.service` does."""
+        assert self.replication is not None
+        shard, epoch, lease = self.station.config.shard, self.replication.epoch, self.station.lease
+        for action in actions:
+            if not self.alive:
+                return
+            match action:
+                case Replicate(to=to, commit=commit):
+                    self.send(m.standing_by(to), _replica(commit, shard, epoch), self.ways.get(to))
+                case ReplicateRun(to=to):
+                    if self.record is not None:
+                        message = _replica_run(self.record, shard, epoch)
+                        self.send(m.standing_by(to), message, self.ways.get(to))
+                case Renew(in_sync=in_sync):
+                    self.renewals += 1
+                    lease.call(
+                        self.station.number,
+                        partial(lease.renew, self.name, epoch, in_sync, self.renewals, confirmed=self.confirmed),
+                        self.renewed,
+                        partial(self.handle, RenewFailed(detail="no answer")),
+                    )
+                case Deliver(event=event):
+                    if isinstance(event, agg.Persisted):
+                        self.simulation.invariants.persisted(self.disk.commits[event.fragment_id])
+                    self.feed(event)
+                case GiveUp(to=to):
+                    give_up = partial(lease.give_up, self.station.name, epoch, to)
+                    lease.call(self.station.number, give_up, lambda _: None, lambda: None)
+                case Deposed():
+                    self.simulation.note(self.simulation.queue.now_s, self.address, "deposed", {"by": action.holder})
+                    self.kill()
+                    self.station.start()
+                    return
+                case agg.Note():
+                    self.simulation.note(self.simulation.queue.now_s, self.address, action.name, action.fields)
+
+    def renewed(self, answer: tuple[bool, str, int]) -> None:
+        """Redis has answered whether the lease was renewed, and whose it is."""
+        granted, holder, epoch = answer
+        self.confirmed = self.confirmed or granted
+        self.handle(Renewed(granted=granted, holder=holder, epoch=epoch))
+
+    def later(self, delay_s: tuple[float, float], call: Callable[[], None]) -> None:
+        """Runs ``call`` after a random delay, if the process lives then, and as soon as it runs."""
+
+        def when_awake() -> None:
+            self.station.awake(lambda: call() if self.alive else None)
+
+        self.simulation.queue.after(self.rng.uniform(*delay_s), when_awake)
+
+    def order(self, fragment_id: int, fragment_version: int, digest: str) -> None:
+        """A merge or a seed has begun, and replaces what its fragment was waiting for."""
+        self.orders += 1
+        self.ordered[fragment_id] = self.orders
+        plan = self.simulation.plan
+        self.later(plan.merge_s, partial(self.compute, fragment_id, fragment_version, digest, self.orders))
+
+    def compute(self, fragment_id: int, fragment_version: int, digest: str, order: int) -> None:
+        """A merge or a seed is in memory, if it is still the newest order of its fragment."""
+        if self.ordered[fragment_id] != order:
+            return
+        self.computed[fragment_id] = digest
+        self.handle(agg.Computed(fragment_id=fragment_id, fragment_version=fragment_version, digest=digest))
+
+    def persist(self, commit: agg.Commit) -> None:
+        """A commit reaches the disk, or does not."""
+        if self.simulation.dies_at(self.name, Point.PERSIST):
+            return
+        p, version = commit.fragment_id, commit.fragment_version
+        calm = self.simulation.queue.now_s > self.simulation.plan.calm_after_s
+        if not calm and self.rng.random() < self.simulation.plan.persist_failure:
+            self.handle(agg.PersistFailed(fragment_id=p, fragment_version=version, detail="disk full"))
+            return
+        if self.computed[commit.fragment_id] != commit.digest:
+            return  # of a seed that was given up
+        self.work.persist(commit)
+        self.disk.commits[commit.fragment_id] = commit
+        self.done(agg.Persisted(fragment_id=p, fragment_version=version))
+
+    def done(self, event: agg.Persisted | agg.RunSaved) -> None:
+        """Something is on this disk; it is durable where nobody else must have it."""
+        if self.replication is None and isinstance(event, agg.Persisted):
+            self.simulation.invariants.persisted(self.disk.commits[event.fragment_id])
+        if not self.simulation.dies_at(self.name, Point.PERSISTED):
+            self.handle(event if self.replication is None else Local(event=event))
+
+    def save_run(self, action: agg.SaveRun) -> None:
+        """The run record reaches the disk, unless a later one of this life is there already."""
+        if self.simulation.dies_at(self.name, Point.PERSIST):
+            return
+        newest = self.disk.record
+        if action.serial > self.saved_serial and (newest is None or newest["epoch"] <= action.record["epoch"]):
+            self.saved_serial = action.serial
+            self.disk.record = dict(action.record)
+        self.done(agg.RunSaved(serial=action.serial))
+
+    def send(self, to: str, message: m.Message, by: int | None) -> None:
+        """Sends one message to a broker, or to each."""
+        self.sequence += 1
+        for broker in range(self.simulation.plan.brokers) if by is None else (by,):
+            self.simulation.to_broker(self, to, message, self.sequence, broker)
+
+    def kill(self) -> None:
+        """Ends the process without a word."""
+        self.alive = False
+        self.alarm.arm(None)
+
+
+def _replica(commit: agg.Commit, shard: int, epoch: int) -> m.Replica:
+    """As :func:`aggregator.replicas.replica_of`, with a name instead of arrays."""
+    return m.Replica(
+        shard=shard,
+        epoch=epoch,
+        fragment_id=commit.fragment_id,
+        fragment_version=commit.fragment_version,
+        digest=commit.digest,
+        round_id=commit.round_id,
+        commit=msgpack.packb(commit_to_map(commit)),
+        payload=commit.digest,
+    )
+
+
+def _replica_run(action: agg.SaveRun, shard: int, epoch: int) -> m.ReplicaRun:
+    """As :func:`aggregator.replicas.run_message`."""
+    return m.ReplicaRun(shard=shard, epoch=epoch, serial=action.serial, record=msgpack.packb(dict(action.record)))

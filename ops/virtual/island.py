@@ -1,0 +1,271 @@
+"""An island's process in a simulated run: the driver of :class:`islands.core.Island` in virtual time.
+
+It mirrors :mod:`islands.session` action by action; where that uses sockets and a training thread, this one schedules
+the completion after a drawn delay. What is trained is plugged in (:mod:`ops.virtual.work`).
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from functools import partial
+from typing import TYPE_CHECKING
+
+from broker import messages as m
+from islands import core as isl
+from islands import events as ie
+from islands.shares import DataShare, Taken
+from ops.chaos.manners import Rogue
+from ops.virtual.queue import Alarm
+
+if TYPE_CHECKING:
+    from ops.virtual.simulation import IslandPlan, Simulation
+
+#: How often a process tries to connect to a broker that does not answer.
+CONNECT_AGAIN_S = 0.3
+
+
+class SimIsland:
+    """One process of an island: the driver of :class:`islands.core.Island` in virtual time."""
+
+    def __init__(self, simulation: Simulation, plan: IslandPlan, life: int) -> None:
+        self.simulation, self.plan, self.life = simulation, plan, life
+        self.name, self.address = plan.island_id, f"{plan.island_id}/{life}"
+        self.clock = simulation.clock(self.name)
+        self.key = plan.island_id  # stands for the public key of its connections
+        self.alive = True
+        self.stopped = False
+        self.work = simulation.works.island(plan.island_id, life)
+        self.step = self.tokens = self.start_step = 0
+        self.ready: list[int] = []
+        self.recovering = self.fresh_optimizer = False
+        self.held: list[int] = []  # of a recovery, until every fragment is there: as in islands.session
+        self.copies: dict[int, int] = {}
+        self.watched: frozenset[int] = frozenset()
+        self.training = self.searching = False
+        self.stepped_at_s = math.inf  # when its first step ended
+        self.data: DataShare
+        self.shares: tuple[m.Share, ...] = ()
+        self.trained: list[tuple[int, Taken]] = []  # since the last boundary
+        self.gift_wanted = False  # another island needs a copy of the optimizer's state
+        self.rng = random.Random(f"{simulation.plan.seed}/{self.address}")
+        self.rogue = None
+        if plan.manner is not None:
+            self.rogue = Rogue(
+                plan.manner, plan.misbehaves, simulation.works.tampered(), random.Random(f"rogue {self.address}")
+            )
+        self.core = isl.Island(
+            island_id=plan.island_id,
+            hint="",
+            nonce=f"{plan.island_id}-{life}",
+            tensors=self.work.tensors,
+            tokens_per_step=self.work.tokens_per_step,
+            brokers=simulation.plan.brokers,
+        )
+        self.connection = 0
+        self.bulk_line = 0  # how often the core has made its bulk connection anew
+        self.deaf = False  # what comes over that is swallowed
+        self.connected = simulation.plan.brokers == 1  # a single broker's connection is never looked at
+        self.sequence = 0
+        self.alarm = Alarm(simulation.queue, lambda: self.handle(ie.Tick()), self.clock.true_s)
+        if not self.connected:
+            self.connect()
+
+    def connect(self) -> None:
+        """Leaves the broker and connects to the one of the core's choice, as soon as that answers."""
+        self.connection += 1
+        self.connected = self.deaf = False
+        self.reach(self.connection)
+
+    def line_of(self, channel: m.Channel) -> str:
+        """Names its present connection on a channel."""
+        return f"{self.connection}.{self.bulk_line}" if channel is m.Channel.BULK else str(self.connection)
+
+    def reach(self, connection: int) -> None:
+        """Tries to make a connection, again and again, unless it is given up for another one."""
+        if not self.alive or connection != self.connection or self.connected:
+            return
+        queue = self.simulation.queue
+        if self.simulation.brokers[self.core.broker].answers and self.reachable:
+            self.connected = True
+            queue.after(0.0, lambda: self.line(connection))
+        else:
+            queue.after(CONNECT_AGAIN_S, lambda: self.reach(connection))
+
+    @property
+    def reachable(self) -> bool:
+        """Whether a connection to the broker of its choice can be made."""
+        simulation = self.simulation
+        cut = bool(simulation.plan.cuts) and simulation.is_cut(self.name, self.core.broker)
+        return not cut and self.plan.reachable(simulation.queue.now_s)
+
+    def lose(self) -> None:
+        """The broker's process is gone: the connection breaks, and is tried again."""
+        connection, self.connected = self.connection, False
+        self.simulation.queue.after(0.0, lambda: self.line(connection))
+        self.simulation.queue.after(CONNECT_AGAIN_S, lambda: self.reach(connection))
+
+    def line(self, connection: int) -> None:
+        """Tells the core how its connection stands."""
+        if connection == self.connection:
+            self.handle(ie.Line(stands=self.connected))
+
+    def handle(self, event: ie.Event) -> None:
+        """Feeds one event to the core and carries out what it answers."""
+        if self.alive:
+            self.perform(self.core.handle(event, self.clock.now_s))
+            self.simulation.invariants.after_island_event(self)
+
+    def perform(self, actions: list[ie.Action]) -> None:
+        """Carries out actions; what takes time ends in an event."""
+        queue, plan = self.simulation.queue, self.simulation.plan
+        for action in actions:
+            if not self.alive:
+                return  # it died of one of them
+            match action:
+                case ie.Send():
+                    for message in self.rogue.outgoing(action.message) if self.rogue else (action.message,):
+                        self.sequence += 1
+                        self.simulation.to_broker(self, action.to, message, self.sequence)
+                case ie.Connect():
+                    self.connect()
+                case ie.RenewBulk():
+                    self.bulk_line += 1
+                    self.deaf = False
+                case ie.Joined():
+                    self.step = self.start_step = action.start_step
+                    self.tokens = action.start_tokens
+                    self.data = DataShare.of(self.core.shares, self.simulation.plan.config.seed)
+                    self.work.joined(self.core, self.data)
+                case ie.Watch():
+                    self.watched = action.fragments
+                case ie.Capture():
+                    assert self.copies[action.fragment_id] == action.step, "a capture names a copy that is gone"
+                    steps = self.core.fragments[action.fragment_id].capturing
+                    assert steps is not None
+                    payload = self.work.capture(action.fragment_id, steps)
+                    done = ie.Captured(fragment_id=action.fragment_id, payload=payload)
+                    queue.after(self.rng.uniform(*plan.capture_s), partial(self.handle, done))
+                case ie.Prepare():
+                    self.work.prepare(action.version, action.keep)
+                    prepared = partial(self.prepared, action.version, action.keep)
+                    queue.after(self.rng.uniform(*plan.capture_s), prepared)
+                case ie.EncodeSeed():
+                    payload = self.work.seed(action.fragment_id)
+                    seeded = ie.SeedEncoded(fragment_id=action.fragment_id, payload=payload)
+                    queue.after(self.rng.uniform(*plan.capture_s), partial(self.handle, seeded))
+                case ie.Fail():
+                    self.simulation.invariants.island_failed(self, action)
+                    self.kill()
+                    self.simulation.replace_failed(self)
+                case ie.RefreshOptimizer():
+                    self.recovering = True
+                    self.held.clear()
+                case ie.CopyState():
+                    self.gift_wanted = True
+                case ie.CheckState():
+                    checked = ie.StateChecked(flaw=self.work.take_state(action.parts))
+                    queue.after(self.rng.uniform(*plan.capture_s), partial(self.handle, checked))
+                case ie.Settled():
+                    self.simulation.note(queue.now_s, self.address, "island.settled", {"source": action.source})
+                    self.begin(action.source)
+                case ie.Note():
+                    if action.name in ("broker.left", "bulk.renewed"):
+                        self.simulation.note(queue.now_s, self.address, action.name, action.fields)
+        if self.core.startable and not self.training and not self.searching and self.alive:
+            if plan.donor_wait_s:
+                self.searching = True
+                self.handle(ie.StateNeeded(most_bytes=1 << 60, patience_s=plan.donor_wait_s))
+            else:
+                self.begin(m.StateSource.FRESH)
+        self.alarm.arm(self.core.next_deadline_s() if self.alive else None)
+
+    def begin(self, source: m.StateSource) -> None:
+        """Starts to train, with an optimizer state from ``source``."""
+        if not self.training and self.alive:
+            self.training = True
+            self.handle(ie.Restored(source=source))
+            self.boundary()
+            self.next_step()
+
+    def prepared(self, version: m.Version, keep: float) -> None:
+        """A version is ready to be installed; those of a recovery all at once, with a fresh optimizer."""
+        if not self.alive:
+            return
+        if self.recovering and keep == 0:
+            self.held.append(version.fragment_id)
+            if len(self.held) == len(self.core.fragments):
+                self.ready += self.held
+                self.held.clear()
+                self.recovering, self.fresh_optimizer = False, True
+        else:
+            self.ready.append(version.fragment_id)
+        self.handle(ie.Prepared(fragment_id=version.fragment_id, fragment_version=version.fragment_version))
+        if self.stopped:
+            self.boundary()
+
+    def next_step(self) -> None:
+        """Starts an inner step."""
+        spread = self.plan.jitter * self.plan.step_time_s
+        step_s = max(1e-3, self.rng.uniform(self.plan.step_time_s - spread, self.plan.step_time_s + spread))
+        ends_at_s = self.plan.stepped_at_s(self.simulation.queue.now_s, step_s)
+        self.simulation.queue.at(ends_at_s, self.stepped)
+
+    def stepped(self) -> None:
+        """An inner step ended."""
+        if not self.alive:
+            return
+        if self.core.shares is not self.shares:
+            self.shares = self.core.shares
+            self.data.hold(self.shares)
+        self.work.train(self.tokens)
+        taken = self.data.trained()
+        self.simulation.invariants.trained(taken)
+        self.trained.append((self.step, taken))
+        self.stepped_at_s = min(self.stepped_at_s, self.simulation.queue.now_s)
+        self.step += 1
+        self.tokens += self.work.tokens_per_step
+        self.stopped = self.core.done
+        vitals = ie.Vitals(loss=1.0, step_time_s=self.plan.step_time_s, sync_share=0.0, bytes_up=0, bytes_down=0)
+        self.core.handle(vitals, self.clock.now_s)
+        self.boundary()
+        if not self.stopped:
+            self.next_step()
+
+    def boundary(self) -> None:
+        """What the training thread does between two steps: install what is ready, then copy what is watched."""
+        installed, self.ready = tuple(self.ready), []
+        for p in installed:
+            self.copies.pop(p, None)
+            self.work.install(p)
+        if self.fresh_optimizer and installed:
+            self.fresh_optimizer = False
+            self.work.refresh_optimizer()
+        assert self.core.manifest is not None
+        wanted = self.core.manifest.moving if self.stopped else sorted(self.watched)
+        if self.gift_wanted:
+            self.gift_wanted = False
+            parts, state_bytes = self.work.copy_state()
+            done = ie.StateCopied(parts=parts, state_bytes=state_bytes)
+            self.simulation.queue.after(self.rng.uniform(*self.simulation.plan.capture_s), partial(self.handle, done))
+        copied = tuple(wanted)
+        for p in copied:
+            self.work.copy(p)
+        self.copies.update(dict.fromkeys(copied, self.step))
+        trained, self.trained = tuple(self.trained), []
+        self.handle(
+            ie.Boundary(
+                inner_step=self.step,
+                tokens=self.tokens,
+                installed=installed,
+                copied=copied,
+                trained=trained,
+                stopped=self.stopped,
+            )
+        )
+
+    def kill(self) -> None:
+        """Ends the process without a word."""
+        self.alive = False
+        self.work.end()
+        self.alarm.arm(None)
