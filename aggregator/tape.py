@@ -2,7 +2,7 @@
 
 Three kinds of lines, each one JSON object::
 
-    {"tape": 1, "now_s": .., "epoch": .., "config": {..}, "record": {..}, "commits": [..]}     a life begins
+    {"tape": 2, "now_s": .., "epoch": .., "config": {..}, "record": {..}, "commits": [..]}     a life begins
     {"now_s": .., "event": "received", ..}                                      what went into the core
     {"now_s": .., "note": "round.opened", "fields": {..}}                       what it decided, and why
     {"gap": 12}                                                                 so many lines were lost to the disk
@@ -53,9 +53,8 @@ from broker.settings import from_sources
 
 log = logs.get(__name__)
 
-FORMAT = 1
-#: What settings that are younger than some tapes must be, to decide again as was decided without them.
-_OFF = {"outlier_factor": 0.0, "quarantine_s": 0.0}
+#: Of the lines, and of the rules: where decisions change, a sound tape made by the earlier ones would look forged.
+FORMAT = 2
 #: Lines that may wait for a disk that hangs; a line has a few hundred bytes.
 MAX_WAITING = 100_000
 
@@ -159,10 +158,12 @@ def read_start(line: Mapping[str, Any]) -> Aggregator:
         ConfigError: The tape has another format, or settings that this program does not know.
     """
     if line["tape"] != FORMAT:
-        raise ConfigError("tape", line["tape"], f"this program reads format {FORMAT}: use the one that wrote the tape")
+        raise ConfigError(
+            "tape", line["tape"], f"this program reads format {FORMAT}: use the release that wrote the tape"
+        )
     commits = {row["fragment_id"]: commit_from_map(row) for row in line["commits"]}
-    config = from_sources(AggregatorConfig, _OFF | line["config"], where="config of the tape")
-    epoch = line.get("epoch", 1)  # tapes from before there were leases are without
+    config = from_sources(AggregatorConfig, line["config"], where="config of the tape")
+    epoch = line["epoch"]
     founding = foundings_of({"foundings": [line["founding"]]})[0] if line.get("founding") else None
     return Aggregator(
         config, now_s=line["now_s"], record=line["record"], commits=commits, epoch=epoch, founding=founding
@@ -194,8 +195,8 @@ def read_event(line: Mapping[str, Any]) -> Event:
         ),
         flaw=None if line["flaw"] is None else Flaw(reason=Reason(line["flaw"][0]), detail=line["flaw"][1]),
         payload_bytes=line["payload_bytes"],
-        broker=line.get("broker", 0),  # tapes of runs with one broker may be without
-        norm=line.get("norm"),
+        broker=line["broker"],
+        norm=line["norm"],
     )
 
 
