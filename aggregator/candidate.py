@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from aggregator.events import Note
-from aggregator.founding import Founding, foundings_in, made_under, stray
+from aggregator.founding import Founding, foundings_in, made_under, shards_in, stray
 from broker.messages import Follow, Following, Replica, ReplicaRun, Stored, newness
 from broker.records import LeaseView
 
@@ -190,7 +190,8 @@ class Candidate:
 
     Args:
         name: Of this store, the same in all its lives.
-        shard: Which fragments.
+        shard: Which fragments,
+        shards: .. of how many.
         lease_s: Silence after which a leader may be replaced; polled four times as often.
         yields: Leaves a run that nobody leads to others for a while: it was started to stand by.
         holding: What its store has.
@@ -202,8 +203,19 @@ class Candidate:
         objection: Why it does not lead, for people; empty while somebody else does.
     """
 
-    def __init__(self, *, name: str, shard: int, lease_s: float, yields: bool, holding: Holding, now_s: float) -> None:
+    def __init__(
+        self,
+        *,
+        name: str,
+        shard: int,
+        shards: int = 1,
+        lease_s: float,
+        yields: bool,
+        holding: Holding,
+        now_s: float,
+    ) -> None:
         self.name, self.shard = name, shard
+        self._shards = shards
         self.place = Place.FOLLOWING
         self.epoch = holding.run_epoch
         self.objection = ""
@@ -215,6 +227,7 @@ class Candidate:
         self._run = (holding.run_epoch, holding.run_serial)
         self._foundings = holding.foundings
         self._stray = ""  # what following the leader would erase
+        self._leaders_shards = shards  # how many the leader counts
         self._vetted_epoch = 0  # of the leader whose run record says that this store may follow it
         self._damaged = set(holding.damaged)
         self._followed_epoch = 0  # of the leader heard last in this life
@@ -295,9 +308,11 @@ class Candidate:
         except ValueError as err:
             self._note("replica.not_durable", detail=str(err))
             return False
-        if not self._stray:
+        self._leaders_shards = shards_in(message.record) or self._shards
+        fits = not self._stray and self._leaders_shards == self._shards
+        if fits:
             self._vetted_epoch = message.epoch
-        return not self._stray
+        return fits
 
     def _kept(self, event: Kept) -> None:
         self._keeping -= 1
@@ -444,6 +459,11 @@ class Candidate:
         return ""
 
     def _why_not_followed(self, lease: LeaseView) -> str:
+        if self._leaders_shards != self._shards:
+            return (
+                f"{lease.holder or 'the leader'} counts {self._leaders_shards} shards, this standby {self._shards}: "
+                f"start it with --shards {self._leaders_shards}"
+            )
         if not self._stray:
             return ""
         return (

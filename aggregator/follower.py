@@ -85,6 +85,7 @@ class Follower:
         self.core = Candidate(
             name=self._name,
             shard=config.shard,
+            shards=config.shards,
             lease_s=config.lease_s,
             yields=config.standby,
             holding=holding,

@@ -68,6 +68,11 @@ def foundings_in(packed: bytes) -> tuple[Founding, ...]:
         raise ValueError(f"no run record: {type(err).__name__}") from err
 
 
+def shards_in(packed: bytes) -> int:
+    """Returns how many shards a run record that :func:`foundings_in` has read counts; 0 if it does not say."""
+    return int(msgpack.unpackb(packed).get("shard", (0, 0))[1])
+
+
 def made_under(run_epoch: int, foundings: Sequence[Founding], stored: Mapping[int, Key]) -> int:
     """Returns the epoch under which what a store holds was made, at the latest."""
     epoch = run_epoch

@@ -277,6 +277,7 @@ class SimCandidate:
         self.core = Candidate(
             name=station.name,
             shard=station.config.shard,
+            shards=station.config.shards,
             lease_s=simulation.plan.config.lease_s,
             yields=station.yields,
             holding=holding,

@@ -436,6 +436,17 @@ def test_a_founder_that_has_made_nothing_is_as_new_as_it_was():
     assert standby.said().made_under == 7
 
 
+def test_it_follows_no_leader_that_counts_other_shards_and_says_how_to_start_it(standby):
+    text = msgpack.packb({"epoch": 3, "foundings": [], "shard": [0, 2]})
+    standby.handle(Arrived(message=ReplicaRun(shard=0, epoch=3, serial=1, record=text)))
+    standby.handle(Arrived(message=replica(epoch=3)))
+    assert standby.of(Keep) == []
+    standby.handle(Polled(lease=lease(epoch=3, age_s=0.1)))
+    assert standby.core.objection == "a counts 2 shards, this standby 1: start it with --shards 2"
+    standby.handle(Arrived(message=record(epoch=4)))
+    assert len(standby.of(Keep)) == 1, "one that counts as it does"
+
+
 @pytest.mark.parametrize("epoch", [2, 9], ids=["the epoch that this store has of another", "a later epoch"])
 def test_nothing_is_taken_of_a_leader_that_began_with_less_than_this_store_has(standby, epoch):
     line = (Founding(name="x", after=1, base={0: (5, "0.5"), 1: (3, "1.3")}),)
