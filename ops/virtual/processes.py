@@ -1,6 +1,6 @@
 """The processes of a simulated run: drivers of the production cores in virtual time.
 
-Each mirrors its real counterpart (:mod:`islands.session`, :mod:`aggregator.service`, :mod:`broker.server`) action by
+Each mirrors its real counterpart (:mod:`islands.session`, :mod:`aggregator.leader`, :mod:`broker.server`) action by
 action; where those use sockets, threads and a disk, these schedule the completion after a drawn delay.
 """
 
@@ -435,7 +435,7 @@ class SimAggregator:
         self.alarm.arm(deadline_s if self.alive else None)
 
     def replicate(self, actions: list[ReplicationAction]) -> None:
-        """Carries out what stands between the disk and the core, as :mod:`aggregator.service` does."""
+        """Carries out what stands between the disk and the core, as :mod:`aggregator.leader` does."""
         assert self.replication is not None
         shard, epoch, lease = self.station.config.shard, self.replication.epoch, self.station.lease
         for action in actions:
