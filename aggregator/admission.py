@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from aggregator.events import Flaw
-from aggregator.ledger import Account, Life
+from aggregator.lives import Account, Life
 from broker.messages import RETRY_REASONS, Contribution, Fate, Reason, TrainedOn
 
 

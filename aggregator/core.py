@@ -7,7 +7,10 @@ the time calls for. The parts share one :class:`aggregator.run.Run`:
 * :mod:`aggregator.seeding`: version 0;
 * :mod:`aggregator.roster`: what concerns all shards, where there are several;
 * :mod:`aggregator.donation`: who gives a rejoining island the state of its inner optimizer;
-* :mod:`aggregator.rounds`: contributions, rounds, weights, commits, publication;
+* :mod:`aggregator.intake`: contributions;
+* :mod:`aggregator.rounds`: when rounds open and close, and their weights;
+* :mod:`aggregator.commits`: what makes of a merge a version;
+* :mod:`aggregator.publishing`: versions to the brokers;
 * :mod:`aggregator.ending`: the flush and the end.
 
 The order contract of the actions is *persist before anyone hears of it*: a version is sent only after its commit is
@@ -20,6 +23,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, assert_never
 
+from aggregator.commits import Commits
 from aggregator.config import AggregatorConfig
 from aggregator.donation import Donations
 from aggregator.ending import Ending
@@ -42,7 +46,9 @@ from aggregator.events import (
 )
 from aggregator.founding import MAX_FOUNDINGS, Founding
 from aggregator.hearing import Hearings
+from aggregator.intake import Intake
 from aggregator.membership import Membership
+from aggregator.publishing import Publishing
 from aggregator.recovery import CURE, CURE_EMPTY, EPOCH_JUMP, LISTEN_S, Peers
 from aggregator.roster import Adopter, Keeper
 from aggregator.rounds import Rounds
@@ -108,8 +114,11 @@ class Aggregator:
         self._roster: Keeper | Adopter = keeps(self.run, self._membership)
         self._seeding = Seeding(self.run, self._membership, self._roster)
         self._donations = Donations(self.run)
-        self._rounds = Rounds(self.run, self._membership)
-        self._ending = Ending(self.run, self._membership, self._rounds, self._roster)
+        self._intake = Intake(self.run, self._membership)
+        self._rounds = Rounds(self.run, self._membership, self._intake)
+        self._publishing = Publishing(self.run, self._rounds)
+        self._commits = Commits(self.run, self._publishing)
+        self._ending = Ending(self.run, self._membership, self._intake, self._rounds, self._roster)
         self._save_again_at_s: float | None = None
         self._attach_at_s = now_s
         # A standby that asks a broker about the leader must not take a pause for silence.
@@ -149,7 +158,8 @@ class Aggregator:
             return self._save_again_at_s
         if self.behind:
             return self._attach_at_s
-        deadlines = [self._attach_at_s, *self._rounds.deadlines_s(), *self._ending.deadlines_s()]
+        parts = (self._commits, self._rounds, self._ending)
+        deadlines = [self._attach_at_s, *(deadline_s for part in parts for deadline_s in part.deadlines_s())]
         if self._save_again_at_s is not None:
             deadlines.append(self._save_again_at_s)
         roster_at_s = self._roster.deadline_s() if isinstance(self._roster, Keeper) else None
@@ -177,11 +187,11 @@ class Aggregator:
                 if self.leading:  # before that: everything that matters is repeated
                     self._received(event)
             case Computed():
-                self._rounds.computed(event)
+                self._commits.computed(event)
             case Persisted():
-                self._rounds.persisted(event)
+                self._commits.persisted(event)
             case PersistFailed():
-                self._rounds.persist_failed(event)
+                self._commits.persist_failed(event)
             case RunSaved():
                 self.run.durable_serial = max(self.run.durable_serial, event.serial)
                 self.run.disk_works()
@@ -211,7 +221,7 @@ class Aggregator:
                 self.run.ways.heard(envelope, event.broker)
                 self._membership.join(message)
             case Attached():
-                self._rounds.attached(message, event.broker)
+                self._publishing.attached(message, event.broker)
                 self._listen(message, event.broker)
             case Heartbeat() | Nothing() | Leave() | Seed() | Contribution() | AskDonor():
                 self._from_member(event, message)
@@ -266,13 +276,13 @@ class Aggregator:
                     self._ending.close_gaps(member, message, envelope.sequence)
                     self._membership.tell(member)
             case Nothing():
-                self._rounds.nothing(member, message, envelope.sequence)
+                self._intake.nothing(member, message, envelope.sequence)
             case Leave():
                 self._membership.leave(member, message, event)
             case Seed():
                 self._seeding.seed(member, message, event)
             case Contribution():
-                self._rounds.contribution(member, message, event)
+                self._intake.contribution(member, message, event)
             case AskDonor():
                 self._donations.ask(member, message)
             case _:
@@ -295,11 +305,12 @@ class Aggregator:
         if run.phase is Phase.SEEDING:
             if self._seeding.complete():
                 for p in sorted(run.fragments):
-                    self._rounds.publish(p)
+                    self._publishing.publish(p)
                 self._membership.tell_all()
             else:
                 self._seeding.choose()
         self._ending.advance()
+        self._commits.advance()
         self._rounds.advance()
         if isinstance(self._roster, Adopter):
             self._roster.advance(self._ending.flushed)

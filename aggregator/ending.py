@@ -6,6 +6,7 @@ Design: section 4.9.
 from __future__ import annotations
 
 from aggregator.events import Finished
+from aggregator.intake import Intake
 from aggregator.members import Member
 from aggregator.membership import Membership
 from aggregator.roster import Adopter, Keeper
@@ -22,11 +23,14 @@ LINGER_S = 10.0
 class Ending:
     """The flush, and what comes after."""
 
-    def __init__(self, run: Run, membership: Membership, rounds: Rounds, roster: Keeper | Adopter) -> None:
+    def __init__(
+        self, run: Run, membership: Membership, intake: Intake, rounds: Rounds, roster: Keeper | Adopter
+    ) -> None:
         self._run = run
         self._roster = roster
         self.flushed = False  #: every fragment of this shard is, as far as can be
         self._membership = membership
+        self._intake = intake
         self._rounds = rounds
         self._flush_began_s: float | None = None
         self._ended_serial = 0  # of the record that says that the run has ended
@@ -144,7 +148,7 @@ class Ending:
         run = self._run
         for p in run.moving:
             for held in run.fragments[p].held:
-                self._rounds.refuse_waiting(held, Reason.RUN_ENDED, "it came after the flush")
+                self._intake.refuse_waiting(held, Reason.RUN_ENDED, "it came after the flush")
             run.fragments[p].held.clear()
         lost = run.ledger.books().tokens()["in_flight"]
         if lost:

@@ -6,7 +6,7 @@ merged, nor lost by a recorded cause, nor still has on its way is *in flight* wh
 what of it a new lineage gave up is ``store_lost`` then, or when the flush closes the gap.
 
 Of each island only the latest lives are kept one by one. Those before, once they have ended and nothing of them waits,
-are folded into one sum (:class:`Past`): an island that comes and goes for weeks makes no book longer.
+are folded into one sum (:class:`aggregator.lives.Past`): an island that comes and goes for weeks makes no book longer.
 
 The slice of one fragment is written in the same commit as each of its versions, so that after a restart the books
 agree with the parameters exactly; what was refused since is refused again when it is sent again.
@@ -14,13 +14,15 @@ agree with the parameters exactly; what was refused since is refused again when 
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
+from aggregator.books import Books, balance
+from aggregator.lives import Account, Life, Past
+from aggregator.tally import Tally
 from broker.messages import Reason
-from broker.ranges import IntervalSet, StepRange
+from broker.ranges import StepRange
 
 #: Refused ranges of an account whose reason is still told to an island that missed it; more than are ever outstanding.
 REASONS_REMEMBERED = 32
@@ -28,174 +30,6 @@ REASONS_REMEMBERED = 32
 LIVES_KEPT = 8
 #: Where the sums over those before stand, beside the incarnations.
 PAST = "past"
-
-
-@dataclass(slots=True)
-class Account:
-    """One life of one island on one fragment."""
-
-    merged: IntervalSet = field(default_factory=IntervalSet)
-    refused: IntervalSet = field(default_factory=IntervalSet)
-    merged_tokens: int = 0
-    merged_to: tuple[int, int] = (0, 0)  #: the furthest merged step, and the token counter there
-    wasted_tokens: Counter[str] = field(default_factory=Counter)
-    waiting: dict[tuple[int, int], StepRange] = field(default_factory=dict)  #: arrived, not merged yet
-    why: dict[tuple[int, int], Reason] = field(default_factory=dict)  #: of the latest refusals, for who asks again
-    forgotten_tokens: int | None = None  #: before what came first to a new lineage, with no known fate; None: none came
-
-    @property
-    def spent_tokens(self) -> int:
-        """Tokens whose fate is sealed: merged or wasted."""
-        return self.merged_tokens + sum(self.wasted_tokens.values())
-
-    @property
-    def known_tokens(self) -> int:
-        """Tokens that arrived or were dropped: spent, or waiting to be."""
-        return self.spent_tokens + sum(r.tokens for r in self.waiting.values())
-
-    @property
-    def handed_over(self) -> tuple[int, int]:
-        """The furthest step that arrived here for good, and the token counter there."""
-        return max([self.merged_to, *((r.to_step, r.to_tokens) for r in self.waiting.values())])
-
-    def why_refused(self, from_step: int, to_step: int) -> Reason:
-        """Why a refused range was refused, as long as that is remembered."""
-        return self.why.get((from_step, to_step), Reason.OVERLAP)
-
-    def overlaps(self, steps: StepRange) -> bool:
-        """Whether any of these steps arrived before, whatever became of them."""
-        return (
-            self.merged.overlaps(steps.from_step, steps.to_step)
-            or self.refused.overlaps(steps.from_step, steps.to_step)
-            or any(a < steps.to_step and steps.from_step < b for a, b in self.waiting)
-        )
-
-
-@dataclass(slots=True)
-class Tally:
-    """How well the islands keep together: sums over the versions of one fragment, or of all."""
-
-    rounds: Counter[int] = field(default_factory=Counter)  #: number of contributors -> versions
-    participation_sum: float = 0.0
-    staleness_sum: float = 0.0
-
-    def count(self, contributors: int, participation: float, staleness: float) -> None:
-        """Takes one version in."""
-        self.rounds[contributors] += 1
-        self.participation_sum += participation
-        self.staleness_sum += staleness
-
-    @property
-    def participation(self) -> float | None:
-        """Mean share of the live islands in a version; None before the first."""
-        return self.participation_sum / self.rounds.total() if self.rounds else None
-
-    @property
-    def staleness(self) -> float | None:
-        """Mean staleness of what was merged, in versions; None before the first."""
-        return self.staleness_sum / self.rounds.total() if self.rounds else None
-
-
-@dataclass(slots=True)
-class Life:
-    """One incarnation of an island: where its counters began, how far it has reported, and its accounts."""
-
-    start_step: int
-    start_tokens: int
-    last_step: int
-    last_tokens: int
-    accounts: dict[int, Account]
-    ended: bool = False
-
-    @property
-    def trained_tokens(self) -> int:
-        """Tokens this life has reported."""
-        return self.last_tokens - self.start_tokens
-
-    def trained_tokens_by(self, step: int, tokens: int) -> int:
-        """Tokens this life will have reported once it reports these counters; see :meth:`Ledger.report`."""
-        return (max(tokens, self.last_tokens) if step > self.last_step else self.last_tokens) - self.start_tokens
-
-
-@dataclass(slots=True)
-class Past:
-    """The lives of an island up to one, all of which have ended with nothing on its way, as sums.
-
-    Attributes:
-        upto: Incarnation of the last one.
-        steps: Inner steps that they reported.
-        tokens: Tokens likewise.
-        handed_over: The furthest step that arrived of them for good, and the token counter there.
-        merged_tokens: By fragment.
-        wasted_tokens: Likewise, by cause.
-    """
-
-    upto: int = 0
-    steps: int = 0
-    tokens: int = 0
-    handed_over: tuple[int, int] = (0, 0)
-    merged_tokens: Counter[int] = field(default_factory=Counter)
-    wasted_tokens: defaultdict[int, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
-
-    @property
-    def row(self) -> list[int]:
-        """What it says of all fragments, as plain data."""
-        return [self.upto, self.steps, self.tokens, *self.handed_over]
-
-    def take(self, life: Life) -> None:
-        """Adds what became of a life's tokens."""
-        for p, account in life.accounts.items():
-            self.merged_tokens[p] += account.merged_tokens
-            self.wasted_tokens[p] += account.wasted_tokens
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Books:
-    """A balance: token x fragment counts, each fragment weighted by its parameters, in tokens.
-
-    The parts are integers in units of ``1 / scale`` tokens, so that the balance is checked exactly.
-    """
-
-    trained: int
-    merged: int
-    wasted: Mapping[str, int]
-    in_flight: int
-    scale: int
-
-    def balanced(self) -> bool:
-        """Whether nothing is counted twice or forgotten: trained = merged + wasted + in flight."""
-        return self.trained == self.merged + sum(self.wasted.values()) + self.in_flight
-
-    @classmethod
-    def added(cls, parts: Iterable[Books]) -> Books:
-        """Returns the balance over the fragments of several shards."""
-        books = list(parts)
-        wasted: Counter[str] = Counter()
-        for each in books:
-            wasted.update(each.wasted)
-        return cls(
-            trained=sum(each.trained for each in books),
-            merged=sum(each.merged for each in books),
-            wasted=dict(sorted(wasted.items())),
-            in_flight=sum(each.in_flight for each in books),
-            scale=sum(each.scale for each in books),
-        )
-
-    def tokens(self) -> dict[str, Any]:
-        """Returns whole tokens that still add up: what rounding leaves over goes to the largest remainders."""
-        parts = {
-            "merged": self.merged,
-            "in_flight": self.in_flight,
-            **{f"wasted.{k}": v for k, v in self.wasted.items()},
-        }
-        total = round(self.trained / self.scale)
-        whole = {k: v // self.scale for k, v in parts.items()}
-        left = total - sum(whole.values())
-        by_remainder = sorted(parts, key=lambda k: (-(parts[k] % self.scale), k))
-        for key in by_remainder[: max(0, left)]:
-            whole[key] += 1
-        wasted = {k.removeprefix("wasted."): v for k, v in whole.items() if k.startswith("wasted.") and v}
-        return {"trained": total, "merged": whole["merged"], "wasted": wasted, "in_flight": whole["in_flight"]}
 
 
 class Ledger:
@@ -335,57 +169,16 @@ class Ledger:
 
     def tally(self) -> Tally:
         """Returns the tally over all fragments."""
-        total = Tally()
-        for tally in self._tallies.values():
-            total.rounds += tally.rounds
-            total.participation_sum += tally.participation_sum
-            total.staleness_sum += tally.staleness_sum
-        return total
+        return Tally.added(self._tallies.values())
 
     def trained_tokens(self) -> int:
         """Tokens trained by all lives, as last reported."""
         return sum(self.trained(island_id)[1] for island_id in self._lives)
 
     def books(self, island_id: str | None = None) -> Books:
-        """Returns the balance of one island, or of all.
-
-        What is in flight is counted by fragment as the tokens reported beyond those accounted for; it can only come
-        out negative when something was counted twice, which :meth:`check` refuses.
-        """
-        scale = sum(self._weights.values()) or 1  # no fragment is known before the first island has joined
-        trained = merged = in_flight = 0
-        wasted: Counter[str] = Counter()
-        for name, lives in self._lives.items():
-            if island_id is not None and name != island_id:
-                continue
-            past = self.past(name)
-            trained += past.tokens * scale
-            for fragment_id, weight in self._weights.items():
-                merged += past.merged_tokens[fragment_id] * weight
-                causes = past.wasted_tokens[fragment_id]
-                for cause, tokens in causes.items():
-                    wasted[cause] += tokens * weight
-                rest = past.tokens - past.merged_tokens[fragment_id] - causes.total()
-                wasted[Reason.ISLAND_LOST] += rest * weight
-            for life in lives.values():
-                trained += life.trained_tokens * scale
-                for fragment_id, account in life.accounts.items():
-                    weight = self._weights[fragment_id]
-                    merged += account.merged_tokens * weight
-                    waiting = sum(r.tokens for r in account.waiting.values())
-                    rest = life.trained_tokens - account.merged_tokens - waiting
-                    for cause, tokens in account.wasted_tokens.items():
-                        wasted[cause] += tokens * weight
-                        rest -= tokens
-                    in_flight += waiting * weight
-                    if life.ended:
-                        forgotten = min(rest, account.forgotten_tokens or 0)  # it did not come to closing the gap
-                        wasted[self._gaps] += forgotten * weight
-                        wasted[Reason.ISLAND_LOST] += (rest - forgotten) * weight
-                    else:
-                        in_flight += rest * weight
-        fates = {cause: tokens for cause, tokens in sorted(wasted.items()) if tokens}
-        return Books(trained=trained, merged=merged, wasted=fates, in_flight=in_flight, scale=scale)
+        """Returns the balance of one island, or of all."""
+        names = [name for name in self._lives if island_id is None or name == island_id]
+        return balance(((self.past(name), self._lives[name].values()) for name in names), self._weights, self._gaps)
 
     def check(self) -> None:
         """Raises AssertionError if any account holds more than its island trained."""
@@ -412,20 +205,10 @@ class Ledger:
             folded[island_id] = [past.row, past.merged_tokens[fragment_id], wasted]
         for island_id, lives in self._lives.items():
             for incarnation, life in lives.items():
-                account = life.accounts[fragment_id]
-                rows.setdefault(island_id, {})[str(incarnation)] = {
-                    "life": [life.start_step, life.start_tokens, life.last_step, life.last_tokens, life.ended],
-                    "merged": [list(i) for i in account.merged],
-                    "merged_tokens": account.merged_tokens,
-                    "merged_to": list(account.merged_to),
-                    "refused": [list(i) for i in account.refused],
-                    "wasted": {str(k): v for k, v in account.wasted_tokens.items()},
-                    **({} if account.forgotten_tokens is None else {"forgotten": account.forgotten_tokens}),
-                }
-        tally = self._tallies[fragment_id]
-        counted = [{str(n): k for n, k in tally.rounds.items()}, tally.participation_sum, tally.staleness_sum]
+                row = {"life": life.row, **life.accounts[fragment_id].record()}
+                rows.setdefault(island_id, {})[str(incarnation)] = row
         lost = {"gaps": str(self._gaps)} if self._gaps is not Reason.UNRECORDED else {}
-        return {"accounts": rows, "past": folded, "tally": counted, **lost}
+        return {"accounts": rows, "past": folded, "tally": self._tallies[fragment_id].record(), **lost}
 
     def counters(self) -> dict[str, dict[str, list[Any]]]:
         """Returns the counters of each island as plain data, for the run record: of each life, and of those folded.
@@ -433,11 +216,7 @@ class Ledger:
         A life may end before any commit has it: what it trained is lost, and must be booked as that.
         """
         return {
-            island_id: {PAST: self.past(island_id).row}
-            | {
-                str(i): [life.start_step, life.start_tokens, life.last_step, life.last_tokens, life.ended]
-                for i, life in sorted(lives.items())
-            }
+            island_id: {PAST: self.past(island_id).row} | {str(i): life.row for i, life in sorted(lives.items())}
             for island_id, lives in self._lives.items()
         }
 
@@ -494,26 +273,15 @@ class Ledger:
         """Reads one fragment's slice back; the furthest counters seen in any slice hold."""
         if "gaps" in kept:
             self._gaps = Reason(kept["gaps"])
-        rounds, participation_sum, staleness_sum = kept["tally"]
-        counted = Counter({int(n): k for n, k in rounds.items()})
-        self._tallies[fragment_id] = Tally(counted, participation_sum, staleness_sum)
+        self._tallies[fragment_id] = Tally.restored(kept["tally"])
         for island_id, (row, merged_tokens, wasted) in kept.get("past", {}).items():
             past = self._recall_past(island_id, row)
             past.merged_tokens[fragment_id] += merged_tokens
             past.wasted_tokens[fragment_id] += Counter(wasted)
         for island_id, lives in kept["accounts"].items():
             for incarnation, row in lives.items():
-                account = Account(
-                    merged=IntervalSet((a, b) for a, b in row["merged"]),
-                    refused=IntervalSet((a, b) for a, b in row["refused"]),
-                    merged_tokens=row["merged_tokens"],
-                    merged_to=tuple(row["merged_to"]),
-                    wasted_tokens=Counter(row["wasted"]),
-                    forgotten_tokens=row.get("forgotten"),
-                )
+                account = Account.restored(row)
                 if int(incarnation) > self.past(island_id).upto:
                     self._recall(island_id, int(incarnation), row["life"]).accounts[fragment_id] = account
                 else:  # folded since, as another fragment's slice or the run record says
-                    past = self._past[island_id]
-                    past.merged_tokens[fragment_id] += account.merged_tokens
-                    past.wasted_tokens[fragment_id] += account.wasted_tokens
+                    self._past[island_id].take_account(fragment_id, account)

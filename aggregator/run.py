@@ -1,6 +1,6 @@
 """What an aggregator knows about its run: the state that the parts of the core share.
 
-The parts (:mod:`aggregator.membership`, :mod:`aggregator.seeding`, :mod:`aggregator.rounds`, :mod:`aggregator.ending`)
+The parts (:mod:`aggregator.membership`, :mod:`aggregator.rounds` and the others that :mod:`aggregator.core` lists)
 read and change one :class:`Run` while one event is handled. What they want done is put into its outbox, in order;
 :class:`aggregator.core.Aggregator` empties it. ``now_s`` is the clock reading that came with the event.
 """

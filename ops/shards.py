@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from aggregator.ledger import Books
+from aggregator.books import Books
 from broker.messages import Phase, Reason
 
 #: Averages over versions.

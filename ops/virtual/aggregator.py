@@ -1,6 +1,6 @@
 """The process of an aggregator that leads: the driver of :class:`aggregator.core.Aggregator` in virtual time.
 
-It mirrors :mod:`aggregator.service` action by action; where that uses sockets, a merging thread and a disk, this one
+It mirrors :mod:`aggregator.leader` action by action; where that uses sockets, a merging thread and a disk, this one
 schedules the completion after a drawn delay. What is merged is plugged in (:mod:`ops.virtual.work`).
 """
 
@@ -176,7 +176,7 @@ class SimAggregator:
         self.alarm.arm(deadline_s if self.alive else None)
 
     def replicate(self, actions: list[ReplicationAction]) -> None:
-        """Carries out what stands between the disk and the core, as :mod:`aggregator.service` does."""
+        """Carries out what stands between the disk and the core, as :mod:`aggregator.leader` does."""
         assert self.replication is not None
         shard, epoch, lease = self.station.config.shard, self.replication.epoch, self.station.lease
         for action in actions:

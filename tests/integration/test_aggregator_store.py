@@ -16,9 +16,9 @@ from aggregator import store_files
 from aggregator.commit_file import Damaged
 from aggregator.config import AggregatorConfig
 from aggregator.events import Commit
+from aggregator.loading import load_for
 from aggregator.outer import FragmentState
 from aggregator.records import manifest_from_rows, manifest_to_rows
-from aggregator.service import load_for
 from aggregator.store import Store
 from aggregator.store_files import commit_path, read_name, read_newest, read_run, read_seed, versions
 from broker.errors import ConfigError, LocalProtocolError, Unavailable

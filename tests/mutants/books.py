@@ -3,6 +3,7 @@
 from tests.mutants.mutant import Mutant
 
 ADMISSION, LEDGER, SHARES = "aggregator/admission.py", "aggregator/ledger.py", "aggregator/shares.py"
+LIVES = "aggregator/lives.py"
 T_ADMISSION = "tests/unit/test_aggregator_admission.py::"
 T_LEDGER = "tests/unit/test_aggregator_ledger.py::"
 T_SHARES = "tests/unit/test_aggregator_share_moves.py::"
@@ -37,7 +38,7 @@ MUTANTS = (
     Mutant(
         what="steps that wait to be merged overlap nothing",
         invariant=2,
-        file=LEDGER,
+        file=LIVES,
         old="            or any(a < steps.to_step and steps.from_step < b for a, b in self.waiting)\n",
         new="",
         tests=(T_LEDGER + "test_the_same_steps_are_never_taken_in_twice",),
@@ -45,7 +46,7 @@ MUTANTS = (
     Mutant(
         what="steps that were refused overlap nothing",
         invariant=2,
-        file=LEDGER,
+        file=LIVES,
         old="            or self.refused.overlaps(steps.from_step, steps.to_step)\n",
         new="",
         tests=(T_ADMISSION + "test_steps_handed_over_before_are_refused_as_overlap_wherever_they_are",),
@@ -198,9 +199,9 @@ MUTANTS = (
     Mutant(
         what="what a dead island never handed over stays in flight for ever",
         invariant=4,
-        file=LEDGER,
-        old="                    if life.ended:\n",
-        new="                    if life.ended and rest < 0:\n",
+        file="aggregator/books.py",
+        old="                if life.ended:\n",
+        new="                if life.ended and rest < 0:\n",
         tests=(T_LEDGER + "test_steps_never_handed_over_are_lost_with_their_island",),
     ),
     Mutant(

@@ -2,7 +2,7 @@
 
 from tests.mutants.mutant import Mutant
 
-ROUNDS, MEMBERSHIP, REPLICATION = "aggregator/rounds.py", "aggregator/membership.py", "aggregator/replication.py"
+COMMITS, MEMBERSHIP, REPLICATION = "aggregator/commits.py", "aggregator/membership.py", "aggregator/replication.py"
 CANDIDATE = "aggregator/candidate.py"
 T_ROUNDS = "tests/unit/test_aggregator_rounds.py::"
 T_MEMBERSHIP = "tests/unit/test_aggregator_membership.py::"
@@ -15,7 +15,7 @@ MUTANTS = (
     Mutant(
         what="a version is published when its commit is asked for, not when that is durable",
         invariant=3,
-        file=ROUNDS,
+        file=COMMITS,
         old="            else {},\n        )\n        run.emit(Persist(commit=fragment.commit))",
         new="            else {},\n        )\n        run.emit(Persist(commit=fragment.commit))\n"
         "        self.persisted(Persisted(fragment_id=p, fragment_version=event.fragment_version))",
@@ -25,8 +25,8 @@ MUTANTS = (
         what="a write that failed counts as durable",
         invariant=3,
         file="aggregator/core.py",
-        old="                self._rounds.persist_failed(event)",
-        new="                self._rounds.persisted(\n"
+        old="                self._commits.persist_failed(event)",
+        new="                self._commits.persisted(\n"
         "                    Persisted(fragment_id=event.fragment_id, fragment_version=event.fragment_version)\n"
         "                )",
         tests=(T_ROUNDS + "test_a_commit_that_failed_is_asked_for_again_and_published_once_it_is_durable",),
@@ -34,7 +34,7 @@ MUTANTS = (
     Mutant(
         what="a report about another version counts as that of the commit under way",
         invariant=3,
-        file=ROUNDS,
+        file=COMMITS,
         old="        if commit is None or commit.fragment_version != event.fragment_version:\n            return False",
         new="        if commit is None:\n            return False",
         tests=(T_ROUNDS + "test_while_a_commit_is_under_way_another_version_that_is_durable_publishes_nothing",),
@@ -42,7 +42,7 @@ MUTANTS = (
     Mutant(
         what="an island is told that it is in a version before that is durable",
         invariant=3,
-        file=ROUNDS,
+        file="aggregator/intake.py",
         old="        fate = Fate.WAITING if run.in_commit(member, contribution) else admission.fate",
         new="        fate = admission.fate",
         tests=(T_ROUNDS + "test_a_contribution_in_a_version_that_is_not_durable_is_still_waiting",),

@@ -2,7 +2,7 @@
 
 from tests.mutants.mutant import Mutant
 
-ADMISSION, MEMBERSHIP, ROUNDS = "aggregator/admission.py", "aggregator/membership.py", "aggregator/rounds.py"
+ADMISSION, MEMBERSHIP, INTAKE = "aggregator/admission.py", "aggregator/membership.py", "aggregator/intake.py"
 OUTLIERS, QUARANTINE, RELAY = "aggregator/outliers.py", "aggregator/quarantine.py", "broker/relay.py"
 QUEUES, CODEC, BINDINGS, GATE = "broker/queues.py", "broker/codec.py", "broker/bindings.py", "broker/gate.py"
 T_ADMISSION = "tests/unit/test_aggregator_admission.py::"
@@ -235,7 +235,7 @@ MUTANTS = (
     Mutant(
         what="an island is not told that its contribution was refused on arrival",
         invariant=8,
-        file=ROUNDS,
+        file=INTAKE,
         old="        member.resolutions.append(resolution)\n        self._membership.tell(member)",
         new="        self._membership.tell(member)",
         tests=(T_ADMISSION + "test_a_refusal_reaches_its_sender_the_log_and_the_counters",),
@@ -243,7 +243,7 @@ MUTANTS = (
     Mutant(
         what="an island is not told that its contribution was refused as its round closed",
         invariant=8,
-        file=ROUNDS,
+        file=INTAKE,
         old="            member.resolutions.append(resolution)\n        run.note",
         new="        run.note",
         tests=(T_ROGUES + "test_an_outlier_is_refused_when_its_round_closes_and_the_round_goes_on_without_it",),

@@ -8,6 +8,7 @@ QUORUM, ROUND, ROUNDS, STALENESS = (
     "aggregator/rounds.py",
     "aggregator/staleness.py",
 )
+INTAKE, COMMITS = "aggregator/intake.py", "aggregator/commits.py"
 DONATION, RECEIVER, CHOICE = "aggregator/donation.py", "islands/donation.py", "islands/brokers.py"
 PACING, T_PACING = "aggregator/pacing.py", "tests/unit/test_aggregator_pacing.py::"
 T_QUORUM = "tests/unit/test_aggregator_quorum.py::"
@@ -123,7 +124,7 @@ MUTANTS = (
     Mutant(
         what="a round waits for the answer of an island whose contribution was refused",
         invariant=6,
-        file=ROUNDS,
+        file=INTAKE,
         old="            if round_ is not None and (refused or admission.reason is Reason.QUEUE_FULL):",
         new="            if round_ is not None and admission.reason is Reason.QUEUE_FULL:",
         tests=("tests/unit/test_aggregator_admission.py::test_a_refused_island_does_not_hold_up_the_round",),
@@ -131,7 +132,7 @@ MUTANTS = (
     Mutant(
         what="what arrived between two rounds is dropped",
         invariant=2,
-        file=ROUNDS,
+        file=INTAKE,
         old="            fragment.held.append(admitted)",
         new="            fragment.held = []",
         tests=(T_ROUNDS + "test_contributions_that_come_while_a_version_is_made_wait_for_the_next",),
@@ -139,7 +140,7 @@ MUTANTS = (
     Mutant(
         what="a commit that failed is not asked for again",
         invariant=6,
-        file=ROUNDS,
+        file=COMMITS,
         old="        fragment.persist_again_at_s = run.now_s + PERSIST_RETRY_S\n",
         new="",
         tests=(T_ROUNDS + "test_a_commit_that_failed_is_asked_for_again_and_published_once_it_is_durable",),
@@ -147,7 +148,7 @@ MUTANTS = (
     Mutant(
         what="what became too old while it was held is merged",
         invariant=2,
-        file=ROUNDS,
+        file=INTAKE,
         old="            if stale:\n                self.refuse_waiting",
         new="            if stale and not c:\n                self.refuse_waiting",
         tests=(T_ROUNDS + "test_what_became_too_old_while_it_was_held_is_refused_when_the_round_closes",),

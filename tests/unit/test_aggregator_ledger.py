@@ -8,7 +8,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from aggregator.ledger import LIVES_KEPT, REASONS_REMEMBERED, Books, Ledger
+from aggregator.books import Books
+from aggregator.ledger import LIVES_KEPT, REASONS_REMEMBERED, Ledger
 from broker.messages import Reason
 from broker.ranges import StepRange
 from tests.helpers import steps

@@ -1,0 +1,45 @@
+"""Versions on their way to the brokers: each new one to all, and again to those that lack it (design, section 4.7)."""
+
+from __future__ import annotations
+
+from aggregator.events import Publish
+from aggregator.rounds import Rounds
+from aggregator.run import Run
+from aggregator.shelves import Shelves
+from broker.messages import Attached, Phase
+
+
+class Publishing:
+    """What is sent to the brokers, and what they say that they have."""
+
+    def __init__(self, run: Run, rounds: Rounds) -> None:
+        self._run = run
+        self._rounds = rounds
+        self._shelves = Shelves(run.now_s)
+
+    def publish(self, p: int, by: int | None = None) -> None:
+        """Sends the newest durable version of a fragment to each broker, or again to the one at place ``by``."""
+        fragment = self._run.fragments[p]
+        if by is None:
+            fragment.published_at_s = self._run.now_s
+        publish = Publish(
+            fragment_id=p,
+            fragment_version=fragment.version,
+            digest=fragment.digest,
+            contributions=fragment.contributions,
+            by=by,
+        )
+        self._run.emit(publish)
+
+    def attached(self, attached: Attached, broker: int) -> None:
+        """Publishes again what a broker lacks: it came back empty, or a version was lost on the way."""
+        run = self._run
+        away_since_s = self._shelves.answered(broker, attached.versions, run.now_s)
+        if run.phase is Phase.SEEDING:
+            return
+        if away_since_s is not None:
+            self._rounds.start_over(broker, away_since_s, alone=self._shelves.alone(broker, run.now_s))
+        held = dict(enumerate(attached.versions))
+        newest = {p: (fragment.version, fragment.published_at_s) for p, fragment in run.fragments.items()}
+        for p in self._shelves.lacking(broker, held, newest, run.now_s):
+            self.publish(p, by=broker)
