@@ -2,7 +2,7 @@
 
 A peer is known by its name, and reached by the routing ids that ZeroMQ gave its connections: one on each channel,
 random, new after every reconnect. The directory keeps both maps in step. It learns only from messages that
-:mod:`broker.relay` has accepted, and never holds more than ``max_peers`` names.
+:mod:`broker.presence` has admitted, and never holds more than ``max_peers`` names.
 """
 
 from __future__ import annotations
@@ -73,14 +73,18 @@ class Leader:
 
 
 class Directory:
-    """Peers by name, aggregators by shard, and the name behind each connection."""
+    """Peers by name, aggregators by shard, and the name behind each connection.
 
-    __slots__ = ("_max_peers", "_names", "leaders", "peers")
+    ``shards`` is how many there are, as the last :class:`~broker.messages.Attach` said.
+    """
+
+    __slots__ = ("_max_peers", "_names", "leaders", "peers", "shards")
 
     def __init__(self, *, max_peers: int) -> None:
         self._max_peers = max_peers
         self.peers: dict[str, Peer] = {}
         self.leaders: dict[int, Leader] = {}
+        self.shards = 1
         self._names: dict[tuple[Channel, bytes], str] = {}
 
     @property

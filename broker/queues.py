@@ -1,7 +1,7 @@
 """What the broker keeps: the newest version of each fragment, and contributions on their way to an aggregator.
 
-Both are pure containers with their rules; :mod:`broker.relay` decides when to use them. Everything kept here is counted
-in bytes, because a broker that runs out of memory takes the whole run's traffic with it.
+Both are pure containers with their rules; :mod:`broker.deliveries` decides when to use them. Everything kept here is
+counted in bytes, because a broker that runs out of memory takes the whole run's traffic with it.
 """
 
 from __future__ import annotations

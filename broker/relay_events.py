@@ -151,6 +151,9 @@ class Note:
 
 RelayAction = Send | Observe | Note
 
+#: Why a message is not taken: the reason, and a detail for people.
+Refusal = tuple[Reason, str]
+
 
 # --- counters ---------------------------------------------------------------------------------------------------
 

@@ -2,7 +2,8 @@
 
 from tests.mutants.mutant import Mutant
 
-RELAY, CANDIDATE, LEASE, CORE = "broker/relay.py", "aggregator/candidate.py", "broker/lease.py", "aggregator/core.py"
+RELAY, PRESENCE, LEASE = "broker/relay.py", "broker/presence.py", "broker/lease.py"
+CANDIDATE, CORE = "aggregator/candidate.py", "aggregator/core.py"
 T_RELAY = "tests/unit/test_broker_relay.py::"
 T_CANDIDATE = "tests/unit/test_aggregator_candidate.py::"
 T_REPLICATION = "tests/unit/test_aggregator_replication.py::"
@@ -24,7 +25,7 @@ MUTANTS = (
     Mutant(
         what="a broker lets an earlier leader attach",
         invariant=5,
-        file=RELAY,
+        file=PRESENCE,
         old="        if leader is not None and epoch < leader.epoch:",
         new="        if leader is not None and epoch < 0:",
         tests=(
@@ -35,7 +36,7 @@ MUTANTS = (
     Mutant(
         what="a broker passes on what an earlier leader says",
         invariant=5,
-        file=RELAY,
+        file=PRESENCE,
         old="        if epoch < highest:",
         new="        if epoch < 0:",
         tests=(T_RELAY + "test_lower_epochs_are_fenced",),
@@ -43,16 +44,16 @@ MUTANTS = (
     Mutant(
         what="a broker passes on what an aggregator says that has not attached",
         invariant=5,
-        file=RELAY,
-        old="        leader = self._who.leader_behind(event.channel, event.peer)\n        speaks_for",
+        file=PRESENCE,
+        old="        leader = self._who.leader_behind(event.channel, event.peer)\n        shard = ",
         new="        leader = self._who.leader_behind(event.channel, event.peer) or self._who.leaders.get(0)\n"
-        "        speaks_for",
+        "        shard = ",
         tests=(T_RELAY + "test_attachment_holds_per_connection",),
     ),
     Mutant(
         what="a broker hears earlier lives of an island",
         invariant=5,
-        file=RELAY,
+        file=PRESENCE,
         old="        if peer is not None and incarnation < peer.incarnation:",
         new="        if peer is not None and incarnation < 0:",
         tests=(T_RELAY + "test_a_lower_incarnation_is_fenced_and_told_over_its_own_connection",),
@@ -62,9 +63,9 @@ MUTANTS = (
         invariant=5,
         file=RELAY,
         old="                if known is not None and incarnation > known.incarnation:\n"
-        "                    self._enter(island_id, incarnation, now_s)",
+        "                    self._presence.enter(island_id, incarnation, now_s)",
         new="                if known is not None and incarnation < 0:\n"
-        "                    self._enter(island_id, incarnation, now_s)",
+        "                    self._presence.enter(island_id, incarnation, now_s)",
         tests=(T_RELAY + "test_a_welcome_fences_earlier_incarnations_before_the_new_one_is_heard",),
     ),
     Mutant(

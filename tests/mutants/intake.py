@@ -3,8 +3,9 @@
 from tests.mutants.mutant import Mutant
 
 ADMISSION, MEMBERSHIP, INTAKE = "aggregator/admission.py", "aggregator/membership.py", "aggregator/intake.py"
-OUTLIERS, QUARANTINE, RELAY = "aggregator/outliers.py", "aggregator/quarantine.py", "broker/relay.py"
+OUTLIERS, QUARANTINE = "aggregator/outliers.py", "aggregator/quarantine.py"
 QUEUES, CODEC, BINDINGS, GATE = "broker/queues.py", "broker/codec.py", "broker/bindings.py", "broker/gate.py"
+PRESENCE, DELIVERIES = "broker/presence.py", "broker/deliveries.py"
 T_ADMISSION = "tests/unit/test_aggregator_admission.py::"
 T_MEMBERSHIP = "tests/unit/test_aggregator_membership.py::"
 T_PACING = "tests/unit/test_aggregator_pacing.py::"
@@ -278,8 +279,8 @@ MUTANTS = (
     Mutant(
         what="what waited at the broker for an aggregator that fell silent is dropped without a word",
         invariant=8,
-        file=RELAY,
-        old="                self._refuse_message(Channel.CONTROL, route, item.envelope, refusal)",
+        file=PRESENCE,
+        old="                self._out.refuse_message(Channel.CONTROL, route, item.envelope, refusal)",
         new="                pass",
         tests=(T_RELAY + "test_what_waits_for_a_leader_that_falls_silent_comes_back",),
     ),
@@ -294,8 +295,8 @@ MUTANTS = (
     Mutant(
         what="a broker refuses without a word",
         invariant=8,
-        file=RELAY,
-        old="        self._reply(channel, peer, to or claimed or (name if name != UNKNOWN else NOBODY), refused)\n",
+        file="broker/outbox.py",
+        old="        self.reply(channel, peer, to or claimed or (name if name != UNKNOWN else NOBODY), refused)\n",
         new="",
         tests=(T_RELAY + "test_undecodable_input_is_refused_to_its_connection_and_counted",),
     ),
@@ -414,8 +415,8 @@ MUTANTS = (
     Mutant(
         what="copies pile up in the broker's queue",
         invariant=9,
-        file=RELAY,
-        old="        if self._queue.holds(item):",
+        file=DELIVERIES,
+        old="        if self.queue.holds(item):",
         new="        if not item:",
         tests=(T_RELAY + "test_a_copy_of_what_waits_already_takes_no_room",),
     ),
@@ -438,7 +439,7 @@ MUTANTS = (
     Mutant(
         what="a version is sent without credit",
         invariant=9,
-        file=RELAY,
+        file=DELIVERIES,
         old="        peer.credit = False\n",
         new="",
         tests=(T_RELAY + "test_a_want_is_answered_with_one_version",),
@@ -487,7 +488,7 @@ MUTANTS = (
     Mutant(
         what="what was recorded is taken once more when it is played back",
         invariant=9,
-        file=RELAY,
+        file=PRESENCE,
         old="        if not who.seen.setdefault(event.channel, Seen()).repeats(event.envelope.sequence):",
         new="        if who.seen.setdefault(event.channel, Seen()).repeats(event.envelope.sequence) is not None:",
         tests=(
@@ -536,7 +537,7 @@ MUTANTS = (
     Mutant(
         what="a revoked island stays known",
         invariant=9,
-        file=RELAY,
+        file=PRESENCE,
         old="            self._who.forget(peer)\n",
         new="",
         tests=(T_RELAY + "test_a_revoked_island_is_forgotten_and_a_revoked_key_says_nothing_more",),

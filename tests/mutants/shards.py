@@ -2,7 +2,7 @@
 
 from tests.mutants.mutant import Mutant
 
-ROSTER, SHARES, RELAY = "aggregator/roster.py", "aggregator/shares.py", "broker/relay.py"
+ROSTER, SHARES, PRESENCE = "aggregator/roster.py", "aggregator/shares.py", "broker/presence.py"
 T_ROSTER = "tests/unit/test_aggregator_roster.py::"
 T_SHARES = "tests/unit/test_aggregator_shares.py::"
 T_RELAY = "tests/unit/test_broker_relay.py::"
@@ -112,16 +112,16 @@ MUTANTS = (
     Mutant(
         what="a broker lets one shard speak for another",
         invariant=5,
-        file=RELAY,
-        old="        if speaks_for not in (None, leader.shard):",
-        new="        if speaks_for is None and leader.shard < 0:",
+        file=PRESENCE,
+        old="        if shard not in (None, leader.shard):",
+        new="        if shard is None and leader.shard < 0:",
         tests=(T_RELAY + "test_a_shard_that_speaks_for_another_is_refused",),
     ),
     Mutant(
         what="a broker measures what a shard says by the epoch of shard 0",
         invariant=5,
-        file=RELAY,
-        old="        of = leader or self._who.leaders.get(speaks_for or 0)",
+        file=PRESENCE,
+        old="        of = leader or self._who.leaders.get(shard or 0)",
         new="        of = leader or self._who.leaders.get(0)",
         tests=(T_RELAY + "test_a_shard_that_has_not_attached_yet_is_not_measured_by_the_epoch_of_another",),
     ),

@@ -1,0 +1,152 @@
+"""Large messages on their way through the broker: versions to islands, contributions and seeds to aggregators. Pure.
+
+*Backpressure.* The driver sends or, at a high-water mark, answers a :class:`~broker.relay_events.Send` with
+:class:`~broker.relay_events.Blocked`. A contribution then waits in a queue bounded in bytes; a version does not wait at
+all: the island's credit stands again, and whatever version is the newest when the island takes more is what it gets.
+Nobody says when a connection takes more, so those that took nothing are tried again after a short pause.
+
+What waits for an aggregator that has gone waits for its next connection, or is given back when the aggregator is given
+up. The containers with their bounds are in :mod:`broker.queues`; which aggregator and which islands there are is known
+to the :class:`~broker.directory.Directory`.
+"""
+
+from __future__ import annotations
+
+from broker import messages as m
+from broker.directory import Directory, Leader, Peer
+from broker.fragments import shard_of
+from broker.messages import Channel, Envelope, Reason
+from broker.outbox import Outbox
+from broker.queues import ContributionQueue, Queued, VersionShelf
+from broker.relay_events import Blocked, Refusal, RelayConfig, Unreachable
+
+
+class Deliveries:
+    """What is kept for islands and for aggregators, and which connections take nothing now.
+
+    Attributes:
+        shelf: The newest version of each fragment.
+        queue: Contributions and seeds that wait for an aggregator.
+        retry_at_s: When :meth:`retry` is due; None while no connection is blocked.
+    """
+
+    def __init__(self, config: RelayConfig, who: Directory, out: Outbox) -> None:
+        self.shelf = VersionShelf()
+        self.queue = ContributionQueue(per_sender_bytes=config.peer_queue_bytes, total_bytes=config.total_queue_bytes)
+        self.retry_at_s: float | None = None
+        self._retry_s = config.retry_s
+        self._who = who
+        self._out = out
+        self._blocked_peers: dict[str, None] = {}  # a set in order: whose bulk connection takes nothing now
+        self._blocked_shards: dict[int, None] = {}
+
+    # --- towards islands ---
+
+    def publish(self, envelope: Envelope, version: m.Version, size_bytes: int) -> None:
+        """Keeps a version, if it is newer than the one held, and sends it to all who have credit."""
+        if self.shelf.offer(envelope, version, size_bytes):
+            for peer in self._who.peers.values():
+                self._serve(peer)
+        else:
+            self._out.counters.dropped["old_version"] += 1
+
+    def grant(self, peer: Peer, versions: tuple[int, ...]) -> None:
+        """Gives a peer credit for one version newer than ``versions``, of any fragment."""
+        peer.want, peer.credit = versions, True
+        self._serve(peer)
+
+    def _serve(self, peer: Peer) -> None:
+        """Spends a peer's credit, if there is anything new to spend it on."""
+        route = peer.routes.get(Channel.BULK)
+        if not peer.credit or route is None or peer.name in self._blocked_peers:
+            return
+        held = self.shelf.choose(peer.want, peer.served)
+        if held is None:
+            return
+        peer.credit = False
+        peer.transfers += 1
+        peer.served[held.version.fragment_id] = peer.transfers
+        self._out.send(Channel.BULK, route, held.envelope, held.size_bytes)
+
+    def unblock_peer(self, name: str) -> None:
+        """Notes that a peer has gone, or has a new connection, which starts empty."""
+        self._blocked_peers.pop(name, None)
+
+    # --- towards aggregators ---
+
+    def contribute(self, shard: int, item: Queued) -> Refusal | None:
+        """Sends a contribution on or queues it; or says why neither."""
+        leader = self._who.leading(shard)
+        if leader is None:
+            return Reason.NOT_LEADER, f"no aggregator leads shard {shard} now: send it again later"
+        if self.queue.holds(item):
+            self._out.counters.dropped["copy_in_queue"] += 1
+            return None
+        route = leader.routes.get(Channel.BULK)
+        if route is not None and shard not in self._blocked_shards:
+            self._out.send(Channel.BULK, route, item.envelope, item.size_bytes)
+            return None
+        full = self.queue.full_for(item)
+        if full is not None:
+            return Reason.QUEUE_FULL, full
+        self.queue.push(shard, item)
+        return None
+
+    def forward_queue(self, leader: Leader) -> None:
+        """Sends an aggregator all that waits for it, if its connection takes anything."""
+        route = leader.routes.get(Channel.BULK)
+        if route is not None and leader.shard not in self._blocked_shards:
+            for item in self.queue.drain(leader.shard):
+                self._out.send(Channel.BULK, route, item.envelope, item.size_bytes)
+
+    def unblock_shard(self, shard: int) -> None:
+        """Notes that the aggregator of a shard has a new connection, which starts empty."""
+        self._blocked_shards.pop(shard, None)
+
+    def withdraw(self, shard: int) -> list[Queued]:
+        """Takes back all that waits for an aggregator that has gone."""
+        self._blocked_shards.pop(shard, None)
+        return self.queue.drain(shard)
+
+    # --- what could not be sent ---
+
+    def put_back(self, event: Blocked, now_s: float) -> None:
+        """Takes back what a full connection did not take; small messages are dropped, their senders repeat them."""
+        match event.envelope.message:
+            case m.Version(fragment_id=p):
+                peer = self._who.peers.get(self._who.name_of(event.channel, event.peer) or "")
+                if peer is None:
+                    return
+                peer.credit = True
+                peer.served.pop(p, None)  # it still comes first
+                self._blocked_peers[peer.name] = None
+            case m.Contribution(fragment_id=p) | m.Seed(fragment_id=p):
+                shard = shard_of(p, self._who.shards)
+                self.queue.put_back(shard, Queued(envelope=event.envelope, size_bytes=event.size_bytes))
+                self._blocked_shards[shard] = None
+            case _:
+                self._out.counters.dropped["blocked"] += 1
+                return
+        if self.retry_at_s is None:
+            self.retry_at_s = now_s + self._retry_s
+
+    def give_up(self, event: Unreachable) -> None:
+        """A contribution waits for the aggregator's next connection; an island asks again over its own."""
+        match event.envelope.message:
+            case m.Contribution(fragment_id=p) | m.Seed(fragment_id=p):
+                item = Queued(envelope=event.envelope, size_bytes=event.size_bytes)
+                self.queue.put_back(shard_of(p, self._who.shards), item)
+            case _:
+                self._out.counters.dropped["unreachable"] += 1
+
+    def retry(self, now_s: float) -> None:
+        """Tries the connections again that took nothing, once that is due."""
+        if self.retry_at_s is None or now_s < self.retry_at_s:
+            return
+        self.retry_at_s = None
+        peers, self._blocked_peers = self._blocked_peers, {}
+        for name in peers:
+            self._serve(self._who.peers[name])
+        shards, self._blocked_shards = self._blocked_shards, {}
+        for shard in shards:
+            self.forward_queue(self._who.leaders[shard])
