@@ -17,6 +17,9 @@ from __future__ import annotations
 import hashlib
 from enum import StrEnum
 
+from broker.messages import BROKER, Envelope, FleetState, Reason, Refused, Welcome
+from islands.events import Action, Connect, Note
+
 #: A connection that was lost may be back so soon: ZeroMQ tries again after 0.1 s, which is all a reset takes.
 LOST_S = 0.2
 #: A broker without a leader is left after the first of these, and later ones ever later: going round brings nothing
@@ -98,6 +101,16 @@ class BrokerChoice:
         if self._asked_at_s is None:
             self._asked_at_s = now_s
 
+    def listen(self, envelope: Envelope, now_s: float) -> None:
+        """A message came: the broker lives, and perhaps an aggregator answers through it."""
+        match envelope.message:
+            case Welcome() | FleetState():
+                self.answered(now_s)
+            case Refused(reason=Reason.NOT_LEADER) if envelope.sender == BROKER:
+                self.leaderless(now_s)
+            case _:
+                self.heard()
+
     def heard(self) -> None:
         """Something came."""
         self._asked_at_s, self._moves = None, 0
@@ -121,6 +134,15 @@ class BrokerChoice:
         """Returns when to leave this broker if nothing changes; None for never."""
         due = self._due()
         return None if due is None else due[0]
+
+    def advance(self, now_s: float, actions: list[Action]) -> None:
+        """Connects to the next broker if it is time."""
+        left, patience_s = self.at, self.patience_s
+        why = self.move(now_s)
+        if why is not None:
+            facts = {"broker": left, "reason": str(why), "next": self.at, "patience_s": round(patience_s, 2)}
+            actions.append(Note(name="broker.left", fields=facts))
+            actions.append(Connect(broker=self.at))
 
     def move(self, now_s: float) -> Why | None:
         """Goes on to the next broker if it is time, and says why; None while this one is kept."""

@@ -7,9 +7,7 @@ from enum import StrEnum
 
 from broker.messages import Contribution, TrainedOn, Version
 from broker.ranges import StepRange
-
-#: First and longest pause before a contribution, a seed or a Want that nothing was heard of is sent again.
-RESEND_S = (2.0, 8.0)
+from islands.resending import RESEND_S, Backoff
 
 
 class Stage(StrEnum):
@@ -27,25 +25,6 @@ class Point:
 
     step: int
     tokens: int
-
-
-@dataclass(slots=True)
-class Backoff:
-    """When to try again: at once, then after pauses that double."""
-
-    first_s: float
-    longest_s: float
-    due_at_s: float = 0.0
-    pause_s: float = 0.0
-
-    def tried(self, now_s: float) -> None:
-        """Takes note of an attempt."""
-        self.pause_s = min(self.longest_s, 2 * self.pause_s) if self.pause_s else self.first_s
-        self.due_at_s = now_s + self.pause_s
-
-    def due(self, now_s: float) -> bool:
-        """Whether the pause is over."""
-        return now_s >= self.due_at_s
 
 
 @dataclass(slots=True)

@@ -62,7 +62,7 @@ MUTANTS = (
     Mutant(
         what="an island hands steps over that it has handed over already",
         invariant=2,
-        file="islands/core.py",
+        file="islands/hand_over.py",
         old="        fragment.handed, fragment.stage = copy, Stage.CAPTURING",
         new="        fragment.stage = Stage.CAPTURING",
         tests=(T_ISLANDS + "test_ranges_follow_each_other_and_name_the_versions_trained_on",),
@@ -78,9 +78,9 @@ MUTANTS = (
     Mutant(
         what="a copy from before an installation is captured",
         invariant=2,
-        file="islands/core.py",
-        old="        fragment.incoming, fragment.copy, fragment.stage = None, None, Stage.IDLE",
-        new="        fragment.incoming, fragment.stage = None, Stage.IDLE",
+        file="islands/adoption.py",
+        old="            fragment.incoming, fragment.copy, fragment.stage = None, None, Stage.IDLE",
+        new="            fragment.incoming, fragment.stage = None, Stage.IDLE",
         tests=(T_ISLANDS + "test_copies_are_dropped_by_an_installation",),
     ),
     Mutant(

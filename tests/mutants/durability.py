@@ -184,9 +184,9 @@ MUTANTS = (
     Mutant(
         what="an island takes a late copy of a version older than its own",
         invariant=1,
-        file="islands/core.py",
-        old="        if version.fragment_version < fragment.version:\n            return",
-        new="        if version.fragment_version < 0:\n            return",
+        file="islands/adoption.py",
+        old="        if version.fragment_version < fragment.version:\n            return False",
+        new="        if version.fragment_version < 0:\n            return False",
         tests=("tests/unit/test_islands_core.py::test_while_a_version_is_wanted_once_more_older_ones_are_not_taken",),
     ),
     Mutant(

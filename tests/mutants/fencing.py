@@ -100,9 +100,9 @@ MUTANTS = (
     Mutant(
         what="an island believes news that is older than what it knows",
         invariant=5,
-        file="islands/core.py",
-        old="                if self.joined and news > self._news.get(message.shard, (0, -1)):",
-        new="                if self.joined:",
+        file="islands/fleet.py",
+        old="        if news <= self._news.get(state.shard, (0, -1)):",
+        new="        if False:",
         tests=(T_ISLANDS + "test_news_that_is_older_than_what_is_known_is_ignored",),
     ),
     Mutant(

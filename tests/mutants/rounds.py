@@ -206,7 +206,7 @@ MUTANTS = (
     Mutant(
         what="an island gives the state of an optimizer that is fresh itself",
         invariant=6,
-        file="islands/core.py",
+        file="islands/training.py",
         old="        return since is None or self.at.step - since >= self.settings.sync_interval_steps",
         new="        return since is None or self.at.step >= since",
         tests=(
@@ -281,7 +281,7 @@ MUTANTS = (
     Mutant(
         what="a contribution that never arrived is not sent again",
         invariant=6,
-        file="islands/core.py",
+        file="islands/hand_over.py",
         old="what an aggregator held in memory went with it\n                if pending.backoff.due(now_s):",
         new="what an aggregator held in memory went with it\n                if pending.backoff.due(now_s - 1e9):",
         tests=(

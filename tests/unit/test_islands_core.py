@@ -28,7 +28,8 @@ from islands.events import (
     Tick,
     Watch,
 )
-from islands.fragment import Backoff, Pending, Stage
+from islands.fragment import Pending, Stage
+from islands.resending import Backoff
 from islands.shares import Taken
 from tests.helpers import TOKENS_PER_STEP, LinkedCluster, notes, of, tensors
 
@@ -374,7 +375,7 @@ def test_a_heartbeat_names_what_is_outstanding():
 
 
 def test_a_heartbeat_asks_about_the_oldest_of_each_fragment_where_not_all_have_room(monkeypatch):
-    monkeypatch.setattr("islands.core.MAX_OUTSTANDING", 3)
+    monkeypatch.setattr("islands.member.MAX_OUTSTANDING", 3)
     hand = Hand(fragments=2)
     for round_id in range(3):
         for p in (0, 1):

@@ -1,0 +1,133 @@
+"""Which versions an island adopts: from the word that there is one to its place in the parameters. Pure.
+
+Aggregators say which versions are published, and a ``Want`` tells the broker what is here: it is repeated while
+something is lacking, and where nothing comes at all, the bulk connection is made anew. A version that has arrived is
+prepared beside training and installed at a boundary; a newer one that comes meanwhile is the next. Where the local
+parameters are spoilt, the global ones take their place (``keep = 0``).
+"""
+
+from __future__ import annotations
+
+from broker.hearing import Hearing
+from broker.messages import BROKER, Reason, Resolution, Version, Want
+from islands.events import Action, Note, Prepare, RefreshOptimizer, RenewBulk, Send
+from islands.fleet import Fleet
+from islands.fragment import Fragment, Stage
+from islands.resending import Patience
+from islands.training import Training
+
+
+class Adoption:
+    """One island's versions: wanted, prepared, installed."""
+
+    def __init__(self, training: Training, fleet: Fleet, hearing: Hearing, patience: Patience) -> None:
+        self._training = training
+        self._fleet = fleet
+        self._hearing = hearing
+        self._patience = patience
+        self._want = patience.backoff()
+        self._clean_from: int | None = 0  # parameters are finite from this step on; None while they are replaced
+
+    @property
+    def lacking(self) -> bool:
+        """Whether a newer version is published than the one here or on its way into the parameters."""
+        return any(self._fleet.published[p] > f.newest for p, f in self._training.fragments.items())
+
+    # --- wanted -----------------------------------------------------------------------------------------------
+
+    def want(self, now_s: float, actions: list[Action]) -> None:
+        """Tells the broker what is here: it sends what is newer."""
+        self._want.tried(now_s)
+        versions = tuple(f.newest for f in self._training.fragments.values())
+        actions.append(Send(to=BROKER, message=Want(versions=versions)))
+
+    def want_anew(self, now_s: float, actions: list[Action]) -> None:
+        """Tells it for the first time in a life, or of another state: later pauses are short again."""
+        self._want = self._patience.backoff()
+        self.want(now_s, actions)
+
+    def want_again(self, now_s: float, actions: list[Action]) -> bool:
+        """Asks once more for what is lacking, where it is time; returns whether the bulk connection is made anew.
+
+        It is where versions are published and none comes: it may bring in bytes that it never delivers.
+        """
+        lacking = self.lacking
+        if self._hearing.missing(lacking, now_s):
+            again = {"next_patience_s": round(self._hearing.patience_s, 1)}
+            actions.append(Note(name="bulk.renewed", fields=again))
+            actions.append(RenewBulk())
+            self.want_anew(now_s, actions)
+            return True
+        if lacking and self._want.due(now_s):
+            self.want(now_s, actions)
+        return False
+
+    # --- adopted ----------------------------------------------------------------------------------------------
+
+    def arrived(self, version: Version, flaw: str, now_s: float, actions: list[Action]) -> bool:
+        """Takes a version that is newer than what is here, and whole; returns whether it did."""
+        fragment = self._training.fragments.get(version.fragment_id)
+        if fragment is None or version.fragment_version <= fragment.newest:
+            return False
+        if version.fragment_version < fragment.version:
+            return False  # a late copy, while the version here is wanted once more: versions never go back
+        if flaw:
+            facts = {"fragment": version.fragment_id, "detail": flaw}
+            actions.append(Note(name="version.refused", fields=facts))
+            return False  # the next Want asks for it again
+        fragment.newer = version
+        self.want_anew(now_s, actions)
+        return True
+
+    def prepare(self, fragment: Fragment, actions: list[Action]) -> None:
+        """Has the version that has arrived prepared, unless the fragment does something else."""
+        training = self._training
+        if fragment.stage is not Stage.IDLE:
+            return
+        assert fragment.newer is not None
+        assert training.settings is not None
+        # Nothing trained since the last hand-over and nothing to come: the global parameters, exactly.
+        settled = training.stopped and fragment.handed == training.at
+        first = fragment.version < 0
+        keep = 0.0 if fragment.overwrite or settled or first else training.settings.keep
+        fragment.incoming, fragment.newer, fragment.incoming_keep = fragment.newer, None, keep
+        fragment.overwrite, fragment.stage = False, Stage.PREPARING
+        actions.append(Prepare(version=fragment.incoming, keep=keep))
+
+    def prepared(self, fragment_id: int) -> None:
+        """A version can be installed at the next boundary."""
+        fragment = self._training.fragments[fragment_id]
+        if fragment.stage is Stage.PREPARING:
+            fragment.stage = Stage.READY
+
+    def installed(self, fragment_ids: tuple[int, ...]) -> None:
+        """These versions are in the local parameters since the boundary where training stands."""
+        training = self._training
+        for fragment in (training.fragments[p] for p in fragment_ids):
+            assert fragment.stage is Stage.READY, fragment
+            assert fragment.incoming is not None
+            fragment.count(training.at.step)
+            if fragment.incoming_keep == 0:
+                fragment.drop(training.at)
+            fragment.version = fragment.incoming.fragment_version
+            fragment.incoming, fragment.copy, fragment.stage = None, None, Stage.IDLE
+        if self._clean_from is None and not any(f.awaits_overwrite for f in training.fragments.values()):
+            self._clean_from = training.at.step  # here, and not when it was asked for
+            training.refreshed()
+
+    # --- in the place of spoilt parameters --------------------------------------------------------------------
+
+    def refused(self, resolution: Resolution, actions: list[Action]) -> None:
+        """A contribution was refused for good: where the local parameters are to blame, takes the global ones."""
+        training = self._training
+        if resolution.reason is Reason.STALE:
+            training.fragments[resolution.fragment_id].overwrite = True
+        elif resolution.reason is Reason.NOT_FINITE and self._clean_from is not None:
+            if resolution.from_step < self._clean_from:
+                return  # captured before the recovery, and refused after it
+            self._clean_from = None
+            for fragment in training.fragments.values():
+                fragment.overwrite = True
+            training.refreshed()
+            actions.append(RefreshOptimizer())
+        self._want = self._patience.backoff()  # the version wanted may be one that is here already
