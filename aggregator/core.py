@@ -34,6 +34,7 @@ from aggregator.events import (
     Event,
     Fenced,
     NewLineage,
+    NotLetIn,
     Persisted,
     PersistFailed,
     Received,
@@ -202,6 +203,9 @@ class Aggregator:
                 self.run.note("run_record.failed", detail=event.detail, retry_s=SAVE_RETRY_S)
             case Fenced():
                 self._fenced(event)
+            case NotLetIn(broker=broker, detail=detail):
+                sentence = f"broker {broker} does not let this aggregator in: {detail}"
+                self.run.troubles.begin(f"broker {broker}", sentence, self.run.now_s)
             case Tick():
                 pass
             case Stop():
@@ -325,7 +329,7 @@ class Aggregator:
             c = run.config
             attach = Attach(shard=c.shard, shards=c.shards, epoch=run.epoch, versions=run.versions)
             run.emit(Send(to=BROKER, message=attach))
-            run.emit(Send(to=BROKER, message=AttachBulk(shard=c.shard, epoch=run.epoch)))
+            run.emit(Send(to=BROKER, message=AttachBulk(shard=c.shard, epoch=run.epoch, shards=c.shards)))
             if isinstance(self._roster, Adopter):
                 self._roster.say(self._ending.flushed)
 
@@ -334,6 +338,7 @@ class Aggregator:
         run, message = self.run, event.envelope.message
         match message:
             case Attached():
+                run.troubles.end(f"broker {event.broker}", run.now_s)
                 held = run.of_ours(message.versions)
                 self._fall_behind(self._peers.broker_holds(event.broker, held, run.versions), surely=True)
             case Heartbeat():

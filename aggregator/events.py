@@ -102,6 +102,14 @@ class Fenced:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NotLetIn:
+    """A broker refused to attach this aggregator, which counts other shards than those that lead there."""
+
+    broker: int
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Tick:
     """The time that :meth:`aggregator.core.Aggregator.next_deadline_s` asked for has come."""
 
@@ -111,7 +119,7 @@ class Stop:
     """The operator ends the run now (Ctrl-C, SIGTERM): nothing is flushed."""
 
 
-Event = Received | Computed | Persisted | PersistFailed | RunSaved | RunSaveFailed | Fenced | Tick | Stop
+Event = Received | Computed | Persisted | PersistFailed | RunSaved | RunSaveFailed | Fenced | NotLetIn | Tick | Stop
 
 # --- out ------------------------------------------------------------------------------------------------------
 

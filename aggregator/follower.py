@@ -33,7 +33,7 @@ from aggregator.candidate import (
     Unpolled,
 )
 from aggregator.config import AggregatorConfig
-from aggregator.events import Fenced, Note, Received, Send
+from aggregator.events import Fenced, Note, NotLetIn, Received, Send
 from aggregator.founding import foundings_of
 from aggregator.replicas import commit_of, record_of
 from aggregator.store import Loaded, Store, newer_but_damaged
@@ -145,8 +145,8 @@ class Follower:
                 case _:
                     assert_never(action)
 
-    async def _heard(self, received: Received | Fenced) -> None:
-        if isinstance(received, Fenced):
+    async def _heard(self, received: Received | Fenced | NotLetIn) -> None:
+        if not isinstance(received, Received):
             return  # of the time when it led
         message = received.envelope.message
         match message:

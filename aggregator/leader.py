@@ -30,6 +30,7 @@ from aggregator.events import (
     Merge,
     NewLineage,
     Note,
+    NotLetIn,
     Persist,
     Persisted,
     PersistFailed,
@@ -263,15 +264,15 @@ class Leader:
 
     # --- the standbys -----------------------------------------------------------------------------------------------
 
-    async def _heard(self, received: Received | Fenced) -> None:
+    async def _heard(self, received: Received | Fenced | NotLetIn) -> None:
         """Takes a message in: what standbys say is not for the core."""
-        message = None if isinstance(received, Fenced) else received.envelope.message
+        message = received.envelope.message if isinstance(received, Received) else None
         if isinstance(message, Attached) and self._replication is not None:
             self._replication.reached(self._clock())
         if isinstance(received, Fenced) and self._replication is not None:
             await self._events.put(received)
             await self._events.put(Outranked())
-        elif isinstance(received, Fenced) or not isinstance(message, Follow):
+        elif not isinstance(received, Received) or not isinstance(message, Follow):
             await self._events.put(received)
         elif self._replication is not None:
             name = received.envelope.sender.removeprefix(STANDBY)

@@ -26,7 +26,7 @@ def load_for(store: Store, config: AggregatorConfig, *, mendable: bool = False) 
         cure = f"holds the run {loaded.run['run_id']!r}: give --run {loaded.run['run_id']}, or another --store"
         raise ConfigError("store", str(config.store), cure)
     shard, shards = loaded.run.get("shard", (config.shard, config.shards))  # which older stores do not say
-    if (shard, shards) != (config.shard, config.shards):
+    if loaded.run.get("manifest") is not None and (shard, shards) != (config.shard, config.shards):
         # Its fragments would not be all that this shard has, and so count as never begun.
         cure = f"is that of shard {shard} of {shards}: give --shard {shard} --shards {shards}, or another --store"
         raise ConfigError("store", str(config.store), cure)

@@ -25,6 +25,8 @@ from broker.messages import Merged, Phase
 
 #: Time for islands that a broker's outage cut off to come back in, in heartbeats: measured are up to 2.7.
 HEARTBEATS_TO_SETTLE = 3
+#: Likewise for those that a leader finds in its store: their broker may have been away with the one before.
+HEARTBEATS_TO_RETURN = 2
 
 
 class Rounds:
@@ -35,6 +37,9 @@ class Rounds:
         self._membership = membership
         self._intake = intake
         self._settled_at_s = -math.inf  # before that, islands are on their way back
+        self._settles = False  # and none of their rounds has closed since they were cut off
+        if run.phase is Phase.RUNNING:
+            self._settle(HEARTBEATS_TO_RETURN)
 
     # --- opening and closing ----------------------------------------------------------------------------------
 
@@ -94,6 +99,7 @@ class Rounds:
         decision = round_.look(run.now_s, waited_for, self._live(), self._waits())
         if decision.verdict is Verdict.WAIT:
             return
+        self._settles = False
         del run.open_rounds[round_.round_id]
         fragment.closed_at_s = run.now_s
         missing = sorted(round_.owing(waited_for))
@@ -171,16 +177,24 @@ class Rounds:
 
         If there was no other broker (it was ``alone``), open rounds count as just opened, too, and rounds have time
         until everybody has had some heartbeats to come back in. Otherwise every open round would close with the first
-        island that is back, and the others be missed.
+        island that is back, and the others be missed. Whoever was silent already before that is not helped, and a
+        broker that is lost again and again gives no more time until a round has closed.
         """
         run = self._run
+        heard_from_s = lost_at_s - HEARTBEATS_TO_SETTLE * run.config.heartbeat_interval_s
         for member in run.members.live(lost_at_s):
-            if alone or run.ways.to(member.island_id) in (None, broker):
+            if member.last_seen_s >= heard_from_s and (alone or run.ways.to(member.island_id) in (None, broker)):
                 member.last_seen_s, member.missed_rounds = run.now_s, 0
         if alone:
             self.resume()
-            self._settled_at_s = run.now_s + HEARTBEATS_TO_SETTLE * run.config.heartbeat_interval_s
+            if not self._settles:
+                self._settle(HEARTBEATS_TO_SETTLE)
         run.note("broker.back", broker=broker, open_rounds=len(run.open_rounds))
+
+    def _settle(self, heartbeats: int) -> None:
+        """For so long no round closes for want of time."""
+        self._settles = True
+        self._settled_at_s = self._run.now_s + heartbeats * self._run.config.heartbeat_interval_s
 
     def resume(self) -> None:
         """Open rounds count as just opened: for a while nobody could answer, or was heard."""

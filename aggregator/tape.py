@@ -34,6 +34,7 @@ from aggregator.events import (
     Fenced,
     Flaw,
     Note,
+    NotLetIn,
     Persisted,
     PersistFailed,
     Received,
@@ -66,6 +67,7 @@ _PLAIN_EVENTS: dict[str, type[Event]] = {
     "run_saved": RunSaved,
     "run_save_failed": RunSaveFailed,
     "fenced": Fenced,
+    "not_let_in": NotLetIn,
     "tick": Tick,
     "stop": Stop,
 }

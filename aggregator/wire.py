@@ -19,7 +19,7 @@ import zmq.asyncio
 
 from aggregator import versions
 from aggregator.config import AggregatorConfig
-from aggregator.events import Commit, Fenced, Publish, Received, Send
+from aggregator.events import Commit, Fenced, NotLetIn, Publish, Received, Send
 from aggregator.fitting import HEADER_BYTES, misfit
 from aggregator.inspection import inspect
 from aggregator.link import Link, Outgoing
@@ -72,7 +72,7 @@ class Wire:
         self,
         context: zmq.asyncio.Context,
         config: AggregatorConfig,
-        deliver: Callable[[Received | Fenced], Awaitable[None]],
+        deliver: Callable[[Received | Fenced | NotLetIn], Awaitable[None]],
         *,
         sender: str = AGGREGATOR,
     ) -> None:
@@ -151,6 +151,8 @@ class Wire:
         self._complain(refused.reason, refused.kind, refused.detail, key=(refused.reason, refused.kind, str(place)))
         if refused.reason is Reason.FENCED:
             await self._deliver(Fenced(broker=place, kind=refused.kind, detail=refused.detail))
+        elif refused.kind == "attach":
+            await self._deliver(NotLetIn(broker=place, detail=refused.detail))
 
     async def _inspected(self, envelope: Envelope, place: int) -> Received:
         if not isinstance(envelope.message, Contribution | Seed):

@@ -64,9 +64,9 @@ class Leader:
 
     shard: int
     epoch: int
+    shards: int  # how many there are, as it says
     heard_s: float
     routes: dict[Channel, bytes] = field(default_factory=dict)
-    shards: int = 0  # how many there are, as it says; 0 before it has
     leads: bool = True
     name: str = AGGREGATOR
     seen: dict[Channel, Seen] = field(default_factory=dict)

@@ -606,6 +606,7 @@ class AttachBulk:
     role: ClassVar[Role] = Role.AGGREGATOR
     shard: int
     epoch: int
+    shards: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

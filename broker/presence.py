@@ -92,20 +92,19 @@ class Presence:
         shard, epoch = message.shard, message.epoch
         if shard >= MAX_SHARDS:
             return Reason.IMPLAUSIBLE, f"shard is {shard}, must be below {MAX_SHARDS}"
-        if isinstance(message, m.Attach) and not shard < message.shards <= MAX_SHARDS:
+        if not shard < message.shards <= MAX_SHARDS:
             return Reason.IMPLAUSIBLE, f"shards is {message.shards}, must be above {shard} and at most {MAX_SHARDS}"
         leader = self._who.leaders.get(shard)
         if leader is not None and epoch < leader.epoch:
             return Reason.FENCED, f"epoch {epoch} of shard {shard} has ended, {leader.epoch} leads"
-        if isinstance(message, m.Attach):
-            for other in self._who.leaders.values():
-                if other.shard != shard and other.leads and other.shards not in (0, message.shards):
-                    counts = f"shards is {message.shards}, and shard {other.shard} leads as one of {other.shards}"
-                    return Reason.IMPLAUSIBLE, f"{counts}: start all aggregators of a run with the same number"
+        for other in self._who.leaders.values():
+            if other.shard != shard and other.leads and other.shards != message.shards:
+                counts = f"shards is {message.shards}, and shard {other.shard} leads as one of {other.shards}"
+                return Reason.IMPLAUSIBLE, f"{counts}: start all aggregators of a run with the same number"
         if leader is None or epoch > leader.epoch or not leader.leads:
             if leader is not None:
                 self._who.disconnect_all(leader)
-            leader = self._who.leaders[shard] = Leader(shard=shard, epoch=epoch, heard_s=now_s)
+            leader = self._who.leaders[shard] = Leader(shard=shard, epoch=epoch, shards=message.shards, heard_s=now_s)
             self._out.add(Note(event="relay.leader_attached", fields={"shard": shard, "epoch": epoch}))
         if self._who.connect(leader, event.channel, event.peer) and event.channel is Channel.BULK:
             self._deliveries.unblock_shard(shard)

@@ -473,6 +473,8 @@ class Simulation:
                 process.handle(agg.Fenced(broker=broker, kind=message.kind, detail=message.detail))
                 if process.replication is not None:
                     process.handle(Outranked())
+            elif message.kind == "attach":
+                process.handle(agg.NotLetIn(broker=broker, detail=message.detail))
             return
         has_payload = isinstance(message, m.Contribution | m.Seed)
         found = process.work.inspect(envelope) if has_payload else agg.Inspection()

@@ -201,12 +201,14 @@ def test_a_store_is_not_taken_by_another_shard_whose_fragments_it_would_seem_to_
     fill(tmp_path, newest=1)
     with Store.open(tmp_path) as store:
         store.load()
-        store.save_run({"run_id": "atoll", "shard": [1, 2]})
+        store.save_run({"run_id": "atoll", "shard": [1, 2], "manifest": []})
     with Store.open(tmp_path) as store:
         for shard, shards in ((0, 1), (0, 2), (1, 3)):
             with pytest.raises(ConfigError, match="is that of shard 1 of 2: give --shard 1 --shards 2, or another"):
                 load_for(store, AggregatorConfig(store=tmp_path, shard=shard, shards=shards))
         assert load_for(store, AggregatorConfig(store=tmp_path, shard=1, shards=2)).fragments[0]
+        store.save_run({"run_id": "atoll", "shard": [1, 2], "manifest": None})
+        assert load_for(store, AggregatorConfig(store=tmp_path)).run, "one that nothing was ever put in is anybody's"
 
 
 def test_a_new_lineage_begins_above_a_damaged_version_with_the_parameters_before_it(tmp_path):

@@ -135,7 +135,7 @@ class Client:
             assert time.monotonic() < ends_s, f"{self.name} received no {kind.__name__}"
 
     async def attach(self, versions=(-1,), epoch=1):
-        await self.send(m.AttachBulk(shard=0, epoch=epoch))
+        await self.send(m.AttachBulk(shard=0, epoch=epoch, shards=1))
         await self.send(m.Attach(shard=0, epoch=epoch, versions=versions))
         return (await self.receive(m.Attached)).message
 

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from aggregator.events import Computed, Fenced, Flaw, Merge, Persist, Persisted, Publish, Send
+from aggregator.events import Computed, Fenced, Flaw, Merge, NotLetIn, Persist, Persisted, Publish, Send
 from aggregator.summary import totals
 from broker.messages import (
     AGGREGATOR,
@@ -417,6 +417,62 @@ def test_after_an_outage_of_the_only_broker_rounds_wait_for_those_who_are_not_ba
     made.offer("a", 4, 8)
     made.run_to(made.now_s + 0.1)
     assert made.run.versions == (2,), "and later ones have the usual time"
+
+
+def test_an_outage_of_the_only_broker_brings_nobody_back_who_was_silent_before_it():
+    made = desk("a", "b")
+    made.open_round("a", "b", step=4)
+    silent_since_s = made.run.members["b"].last_seen_s
+    made.now_s += 2.0
+    made.beat("a", 5)
+    attached(made, 0)
+    made.now_s += 4.0
+    attached(made, -1)
+    assert made.run.members["a"].last_seen_s == made.now_s
+    assert made.run.members["b"].last_seen_s == silent_since_s
+
+
+def test_a_broker_that_is_lost_again_and_again_gives_rounds_no_more_time_until_one_has_closed():
+    made = desk("a", "b", quorum=1, grace_factor=0.0)
+    made.open_round("a", "b", step=4)
+    made.now_s += 4.0
+    attached(made, -1)
+    made.offer("a", 0, 4)
+    for _ in range(2):
+        made.now_s += 3.0
+        attached(made, -1)
+        made.beat("a", 5)
+    made.offer("a", 4, 5)
+    made.run_to(made.now_s + 0.1)
+    assert made.run.versions == (1,)
+
+
+def test_the_first_round_after_a_takeover_waits_for_islands_whose_broker_was_away_too():
+    made = desk("a", "b", quorum=1, grace_factor=0.0)
+    made.open_round("a", "b", step=4)
+    made.offer("a", 0, 4)
+    made.offer("b", 0, 4)
+    assert made.run.versions == (1,)
+    again = made.restarted()
+    began_s = again.now_s
+    again.beat("a", 8)
+    again.offer("a", 4, 8, base=1)
+    again.run_to(began_s + 0.9)
+    assert again.run.versions == (1,), "the other has two heartbeats to come back in"
+    again.run_to(began_s + 1.1)
+    assert again.run.versions == (2,)
+
+
+def test_an_aggregator_that_no_broker_lets_in_says_so_until_one_does():
+    made = desk("a")
+    made.feed(NotLetIn(broker=0, detail="shards is 1, and shard 1 leads as one of 2"))
+    made.now_s += 3.0
+    attached(made, 0)  # another answer of the same broker comes first
+    made.feed(NotLetIn(broker=1, detail="shards is 1, and shard 1 leads as one of 2"))
+    troubles = made.run.troubles.sentences(made.now_s + 2.0)
+    assert troubles == (
+        "for 2 s: broker 1 does not let this aggregator in: shards is 1, and shard 1 leads as one of 2",
+    )
 
 
 def test_an_outage_of_one_broker_of_two_keeps_its_islands_and_opens_no_round_anew():

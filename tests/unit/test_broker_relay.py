@@ -144,7 +144,7 @@ class Driver:
 
     def attach(self, versions=(-1, -1), epoch=1, shard=0):
         self.receive(AGGREGATOR, m.Attach(shard=shard, epoch=epoch, versions=versions))
-        return self.receive(AGGREGATOR, m.AttachBulk(shard=shard, epoch=epoch))
+        return self.receive(AGGREGATOR, m.AttachBulk(shard=shard, epoch=epoch, shards=1))
 
     def block(self, send):
         return self.event(
@@ -400,7 +400,7 @@ def test_lower_epochs_are_fenced(led):
     assert "relay.leader_attached" in led.notes
     for message, route in [
         (m.Attach(shard=0, epoch=2, versions=()), None),
-        (m.AttachBulk(shard=0, epoch=2), None),
+        (m.AttachBulk(shard=0, epoch=2, shards=1), None),
         (fleet_state(epoch=2), b"new"),
         (fleet_state(epoch=2), None),
         (version(epoch=2), None),
@@ -455,7 +455,7 @@ def test_the_broker_says_that_it_lives_where_the_aggregator_does_not_answer(led)
 
 def test_contributions_follow_the_fragment_to_its_shard(driver):
     driver.receive(AGGREGATOR, m.Attach(shard=0, epoch=1, versions=(0,)), route=b"c0")
-    driver.receive(AGGREGATOR, m.AttachBulk(shard=0, epoch=1), route=b"b0")
+    driver.receive(AGGREGATOR, m.AttachBulk(shard=0, epoch=1, shards=1), route=b"b0")
     driver.receive("a", contribution(fragment_id=0))
     assert driver.sends[0].peer == b"b0"
     driver.receive("a", contribution(fragment_id=99))  # unknown: shard 0 says so
@@ -497,7 +497,7 @@ def attach_shard(driver, shard, epoch=1, shards=2):
     """Attaches over connections c0 and b0, c1 and b1, and so on."""
     attach = m.Attach(shard=shard, shards=shards, epoch=epoch, versions=(-1,) * 4)
     driver.receive(AGGREGATOR, attach, route=f"c{shard}".encode())
-    return driver.receive(AGGREGATOR, m.AttachBulk(shard=shard, epoch=epoch), route=f"b{shard}".encode())
+    return driver.receive(AGGREGATOR, m.AttachBulk(shard=shard, epoch=epoch, shards=shards), route=f"b{shard}".encode())
 
 
 @pytest.fixture
@@ -614,6 +614,15 @@ def test_an_aggregator_that_counts_other_shards_than_those_that_lead_is_refused(
     assert [peer for peer, _ in sharded.sent] == [b"c0"], "fragments still belong to shards as before"
 
 
+def test_an_aggregator_that_counts_other_shards_takes_no_place_by_its_bulk_connection_either(sharded):
+    sharded.receive(AGGREGATOR, m.AttachBulk(shard=1, epoch=2, shards=3), route=b"b-wrong")
+    assert sharded.reason() is Reason.IMPLAUSIBLE
+    sharded.receive(AGGREGATOR, version(fragment_id=1, fragment_version=5, epoch=2), route=b"b-wrong")
+    assert sharded.relay.held_bytes == 0
+    sharded.receive("a", contribution(fragment_id=1))
+    assert [peer for peer, _ in sharded.sent] == [b"b1"], "it goes to the one that leads"
+
+
 def test_a_shard_may_begin_anew_with_another_number_once_all_others_are_gone(sharded):
     sharded.tick(sharded.now_s + CONFIG.leader_silent_s + 1)
     sharded.receive(AGGREGATOR, m.Attach(shard=0, shards=1, epoch=2, versions=()), route=b"c0")
@@ -728,7 +737,7 @@ def test_contribution_to_a_vanished_connection_waits_for_the_next(led):
     led.receive("a", contribution())
     led.unreachable(led.sends[0])
     assert led.relay.queued_bytes == 100
-    led.receive(AGGREGATOR, m.AttachBulk(shard=0, epoch=1), route=b"again")
+    led.receive(AGGREGATOR, m.AttachBulk(shard=0, epoch=1, shards=1), route=b"again")
     assert [send.peer for send in led.sends] == [b"again"]
     assert led.relay.queued_bytes == 0
 
@@ -871,7 +880,7 @@ def test_an_empty_broker_heals_from_what_it_hears():
     """After a restart: attach, see what is missing, publish it again; islands ask again."""
     driver = Driver()
     driver.receive("a", m.Want(versions=(2,)))
-    driver.receive(AGGREGATOR, m.AttachBulk(shard=0, epoch=5))
+    driver.receive(AGGREGATOR, m.AttachBulk(shard=0, epoch=5, shards=1))
     driver.receive(AGGREGATOR, m.Attach(shard=0, epoch=5, versions=(3,)))
     assert driver.sent == [(b"aggregator/0/control", m.Attached(versions=(-1,)))]
     driver.receive(AGGREGATOR, version(0, 3, epoch=5))
@@ -980,7 +989,7 @@ def keyed():
     driver = Driver()
     driver.event(AllowListChanged(allowed=ALLOWED))
     driver.receive(AGGREGATOR, m.Attach(shard=0, epoch=1, versions=(-1,)), key="K-leader")
-    driver.receive(AGGREGATOR, m.AttachBulk(shard=0, epoch=1), key="K-leader")
+    driver.receive(AGGREGATOR, m.AttachBulk(shard=0, epoch=1, shards=1), key="K-leader")
     driver.receive("paris", beat(), key="K-paris")
     return driver
 

@@ -108,7 +108,7 @@ def test_a_deposed_leader_replicates_nothing_any_more(broker):
     broker.attach()
     broker.follow_bulk()
     broker.receive(AGGREGATOR, m.Attach(shard=0, shards=1, epoch=2, versions=()), route=b"new/control")
-    broker.receive(AGGREGATOR, m.AttachBulk(shard=0, epoch=2), route=b"new/bulk")
+    broker.receive(AGGREGATOR, m.AttachBulk(shard=0, epoch=2, shards=1), route=b"new/bulk")
     broker.receive(AGGREGATOR, replica(), to=B)
     assert not broker.sent(m.Replica)
     assert broker.refusals() == [Reason.FENCED]
