@@ -149,4 +149,6 @@ class Deliveries:
             self._serve(self._who.peers[name])
         shards, self._blocked_shards = self._blocked_shards, {}
         for shard in shards:
-            self.forward_queue(self._who.leaders[shard])
+            leader = self._who.leaders.get(shard)
+            if leader is not None:  # else what waits is for a shard of another count, which has not attached yet
+                self.forward_queue(leader)

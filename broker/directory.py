@@ -75,7 +75,7 @@ class Leader:
 class Directory:
     """Peers by name, aggregators by shard, and the name behind each connection.
 
-    ``shards`` is how many there are, as the last :class:`~broker.messages.Attach` said.
+    ``shards`` is how many there are, as the aggregator that attached last said.
     """
 
     __slots__ = ("_max_peers", "_names", "leaders", "peers", "shards")

@@ -106,6 +106,7 @@ class Presence:
                 self._who.disconnect_all(leader)
             leader = self._who.leaders[shard] = Leader(shard=shard, epoch=epoch, shards=message.shards, heard_s=now_s)
             self._out.add(Note(event="relay.leader_attached", fields={"shard": shard, "epoch": epoch}))
+        self._who.shards = leader.shards
         if self._who.connect(leader, event.channel, event.peer) and event.channel is Channel.BULK:
             self._deliveries.unblock_shard(shard)
         return self._admit(leader, event, now_s)

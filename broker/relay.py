@@ -224,7 +224,6 @@ class Relay:
             return leader
         match message:
             case m.Attach(versions=versions):
-                self._who.shards = leader.shards
                 held = m.Attached(versions=self._deliveries.shelf.versions(len(versions)))
                 self._out.reply(event.channel, event.peer, AGGREGATOR, held)
             case m.AttachBulk():

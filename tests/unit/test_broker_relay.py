@@ -564,6 +564,20 @@ def test_a_shard_whose_connection_is_full_lets_the_others_through(sharded):
     assert [peer for peer, _ in sharded.sent] == [b"b1", b"b1"]
 
 
+def test_what_waits_when_the_count_of_shards_changes_waits_for_a_shard_that_is_not_there_yet(driver):
+    attach_shard(driver, 0, shards=1)
+    driver.receive("a", beat())
+    driver.receive("a", contribution(fragment_id=1))
+    driver.block(driver.sends[0])
+    attach_shard(driver, 0, epoch=2, shards=2)
+    for _ in range(3):
+        driver.tick(driver.now_s + CONFIG.retry_s)
+        for send in driver.sends:
+            driver.block(send)
+    driver.tick(driver.now_s + CONFIG.retry_s)
+    assert driver.sent == []
+
+
 def test_rosters_go_from_shard_0_to_the_shard_they_are_for_and_answers_back(driver):
     for shard in (0, 1, 2):
         attach_shard(driver, shard, shards=3)
