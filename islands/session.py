@@ -22,9 +22,8 @@ from typing import Any, assert_never
 
 from broker import clocks, logs
 from broker.errors import ConfigError, Unavailable
-from broker.messages import BROKER, Channel, Encoded, Envelope, Message, Reason, StatePart, Version, joining
-from islands import checkpoint, events
-from islands.checkpoint import Checkpoint
+from broker.messages import BROKER, Channel, Envelope, Message, Reason, StatePart, Version, joining
+from islands import events
 from islands.config import IslandConfig
 from islands.core import Island
 from islands.exchange import (
@@ -35,11 +34,11 @@ from islands.exchange import (
     Membership,
     Moment,
     Position,
-    StateFound,
     take_newest,
 )
 from islands.placement import Leaf
 from islands.shares import Taken
+from islands.snapshots import Snapshots, Work
 from islands.wire import Wire
 from islands.workshop import Workshop
 
@@ -73,6 +72,7 @@ class Session:
 
         # Touched by the communication thread only.
         self._wire = Wire(config, self._receive, self._line)
+        self._snapshots = Snapshots(config, core, workshop, exchange)
         self._loop: asyncio.AbstractEventLoop
         self._tasks: asyncio.TaskGroup
         self._leaving: asyncio.Event
@@ -83,11 +83,6 @@ class Session:
         self._recovering = False
         self._held: dict[int, Install] = {}  # of a recovery, until every fragment is there
         self._loss: float | None = None  # as last seen; None if it is not finite
-        self._snapshot_at_s = math.inf
-        self._save_wanted = self._saving = False
-        self._gift_wanted = False  # another island needs a copy of the optimizer's state
-        self._searching = self._begun = False  # for an optimizer state; with one
-        self._found: Checkpoint | None = None  # a donor's state that fits
         self._notes: Counter[tuple[str, str]] = Counter()
 
     # --- called by the training thread ------------------------------------------------------------------------
@@ -106,9 +101,7 @@ class Session:
     @property
     def checkpoint_file(self) -> Path | None:
         """This island's checkpoint, if it keeps one."""
-        if self._config.state_dir is None:
-            return None
-        return checkpoint.file_of(self._config.state_dir, self._core.island_id)
+        return self._snapshots.checkpoint_file
 
     # --- the thread -------------------------------------------------------------------------------------------
 
@@ -178,6 +171,16 @@ class Session:
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         self._tasks.create_task(work)
 
+    def _begin(self, works: Sequence[Work]) -> None:
+        for work in works:
+            self._spawn(self._finish(work))
+
+    async def _finish(self, work: Work) -> None:
+        """Does work that takes time, and tells the core."""
+        event = await work()
+        if event is not None:
+            self._handle(event)
+
     # --- messages ---------------------------------------------------------------------------------------------
 
     def _line(self, stands: bool) -> None:
@@ -232,21 +235,8 @@ class Session:
         if core.joined and position.step > core.at.step:
             boundary = events.Boundary(inner_step=position.step, tokens=position.tokens, trained=self._trained())
             self._perform(core.handle(boundary, now_s))
-        if now_s >= self._snapshot_at_s and not self._saving:
-            self._snapshot_at_s = now_s + self._config.checkpoint_interval_s
-            self._save_wanted = exchange.snapshot_wanted = True
-        self._catch_up_state(now_s)
-
-    def _catch_up_state(self, now_s: float) -> None:
-        """Before the first step: tells the core that an optimizer state is needed, and then which one it has become."""
-        needed, source = self._exchange.state_needed, self._exchange.restored
-        if needed is not None and not self._searching:
-            self._searching = True
-            wish = events.StateNeeded(most_bytes=needed.most_bytes, patience_s=self._config.donor_wait_s)
-            self._perform(self._core.handle(wish, now_s))
-        if source is not None and not self._begun:
-            self._begun = True
-            self._perform(self._core.handle(events.Restored(source=source), now_s))
+        for event in self._snapshots.advance(now_s):
+            self._perform(core.handle(event, now_s))
 
     def _boundary(self, moment: Moment) -> None:
         for install, before in moment.installed:
@@ -254,12 +244,7 @@ class Session:
             # Ahead of whatever the core asks of this fragment next.
             self._spawn(self._workshop.settle(install, before))
         self._copies.update({p: (moment.at.step, leaves) for p, leaves in moment.copied.items()})
-        if moment.snapshot is not None and self._save_wanted:
-            self._save_wanted, self._saving = False, True
-            self._spawn(self._save(moment))
-        if moment.snapshot is not None and self._gift_wanted:
-            self._gift_wanted = False
-            self._spawn(self._give(moment))
+        self._begin(self._snapshots.taken(moment))
         boundary = events.Boundary(
             inner_step=moment.at.step,
             tokens=moment.at.tokens,
@@ -301,13 +286,11 @@ class Session:
                 case events.RefreshOptimizer():
                     self._recovering = True
                 case events.CopyState():
-                    self._copy_state()
+                    self._begin(self._snapshots.gift())
                 case events.CheckState():
-                    self._spawn(self._check_state(action))
+                    self._begin(self._snapshots.check(action))
                 case events.Settled():
-                    self._exchange.state_found = StateFound(found=self._found, detail=action.detail)
-                    self._found = None
-                    self._exchange.news.set()
+                    self._snapshots.settled(action.detail)
                 case events.Note():
                     self._note(action.name, action.fields)
                 case events.Fail():
@@ -386,8 +369,7 @@ class Session:
         )
         exchange.doing = "waiting for version 0"
         exchange.news.set()
-        if self._config.state_dir is not None:
-            self._snapshot_at_s = self._clock() + self._config.checkpoint_interval_s
+        self._snapshots.joined(self._clock())
         self._spawn(self._warm_up(core.settings.keep))
         log.info(
             "island.joined",
@@ -441,39 +423,6 @@ class Session:
         here = sum(fragment.newest >= 0 for fragment in fragments)
         self._exchange.doing = f"waiting for version 0: {here} of {len(fragments)} fragments are here"
         self._exchange.news.set()
-
-    async def _save(self, moment: Moment) -> None:
-        path = self.checkpoint_file
-        assert path is not None
-        try:
-            nbytes = await self._workshop.save(path, moment, self._core.incarnation)
-            log.debug("checkpoint.saved", step=moment.at.step, bytes=nbytes)
-        except Unavailable as err:
-            log.warning("checkpoint.failed", detail=str(err), retry_s=self._config.checkpoint_interval_s)
-        finally:
-            self._saving = False
-
-    # --- the optimizer's state, to and from other islands -------------------------------------------------------
-
-    def _copy_state(self) -> None:
-        """Has the training thread copy its state at the next boundary, if its loop shows any."""
-        if self._exchange.shows_state:
-            self._gift_wanted = self._exchange.snapshot_wanted = True
-        else:
-            self._spawn(self._give(None))
-
-    async def _give(self, moment: Moment | None) -> None:
-        parts: tuple[tuple[Encoded, ...], ...] = ()
-        state_bytes = 0
-        if moment is not None:
-            parts, state_bytes = await self._workshop.cut_state(moment, self._core.incarnation)
-        self._handle(events.StateCopied(parts=parts, state_bytes=state_bytes))
-
-    async def _check_state(self, action: events.CheckState) -> None:
-        needed = self._exchange.state_needed
-        assert needed is not None
-        self._found, flaw = await self._workshop.read_state(action.parts, action.state_bytes, needed)
-        self._handle(events.StateChecked(flaw=flaw))
 
 
 async def _raise(error: BaseException) -> None:
