@@ -1,6 +1,7 @@
 """The registry and status against a real server."""
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -17,8 +18,8 @@ from broker.registry import BrokerRecord, FragmentRecord, MemberRecord, Registry
 from ops import cli
 
 BROKER = BrokerRecord(
-    suspect_after_s=2.0,
-    dead_after_s=6.0,
+    suspect_after_s=20.0,  # far from both ages that write_a_run gives its islands, 1 s and 30 s
+    dead_after_s=25.0,
     peers=2,
     received_messages=10,
     received_bytes=1000,
@@ -134,7 +135,7 @@ def test_what_one_broker_remembers_of_an_island_does_not_hide_what_another_has_h
         written = [
             await run.write_members("one", [member("a", inner_step=5, heard_ago_s=0.0)]),
             await run.write_members("two", [member("a", inner_step=9, heard_ago_s=0.0)]),
-            await run.write_members("one", [member("a", inner_step=5, heard_ago_s=3.0), member("b")]),
+            await run.write_members("one", [member("a", inner_step=5, heard_ago_s=30.0), member("b")]),
             await run.write_members("two", [member("a", inner_step=9, heard_ago_s=0.1)]),  # its own again: always
         ]
         return written, await run.read()
@@ -142,7 +143,7 @@ def test_what_one_broker_remembers_of_an_island_does_not_hide_what_another_has_h
     written, found = with_registry(url, "two brokers", use)
     assert written == [1, 1, 1, 1]
     assert (found.members["a"]["inner_step"], found.members["a"]["broker"]) == (9, "two")
-    assert found.now_s - found.heard_at_s["a"] < 1.0
+    assert found.now_s - found.heard_at_s["a"] < 15.0  # not the 30 of the other one
     assert found.members["b"]["broker"] == "one"
 
 
@@ -184,7 +185,7 @@ def test_redis_url_wins_when_it_is_set():
 def test_the_server_leaves_its_last_state_on_disk_and_nothing_else(server, tmp_path):
     with_registry(server.url, "disk", write_a_run)
     server.process.terminate()
-    assert server.process.wait(timeout=10) == 0
+    assert server.process.wait(timeout=40) == 0
     assert [path.name for path in tmp_path.iterdir()] == [redis_server.SNAPSHOT]
 
 
@@ -198,7 +199,7 @@ def test_what_is_written_is_read_back(url):
 
     found = with_registry(url, "back", use)
     assert set(found.heard_at_s) == {"a", "b", "c"}
-    assert found.now_s - found.heard_at_s["b"] == pytest.approx(30.0, abs=5.0)
+    assert 29.9 < found.now_s - found.heard_at_s["b"] < 50.0  # 30 and what it took to write and to read
     assert found.heard_at_s["a"] - found.heard_at_s["b"] == pytest.approx(29.0, abs=0.01)
     assert found.members["a"]["loss"] == 2.0
     assert found.members["b"]["loss"] is None
@@ -280,7 +281,10 @@ def test_a_silent_server_is_given_up_and_may_have_done_it(server, monkeypatch):
     monkeypatch.setattr(registry, "ANSWER_TIMEOUT_S", 0.1)
 
     async def use(run):
-        await run.write_totals(TOTALS)
+        for _ in range(100):  # a busy machine may miss that limit too
+            with contextlib.suppress(Unavailable):
+                await run.write_totals(TOTALS)
+                break
         server.process.send_signal(signal.SIGSTOP)
         with pytest.raises(Unavailable) as caught:
             await run.write_totals(TOTALS)
@@ -432,7 +436,7 @@ def test_watch_shows_every_change_until_it_is_interrupted(url):
             pass  # ends at the test's time limit if it never comes
         watcher.send_signal(signal.SIGINT)
         watcher.stdout.read()
-        assert watcher.wait(timeout=20) == 0
+        assert watcher.wait(timeout=40) == 0
     finally:
         watcher.kill()
         watcher.wait()
