@@ -163,9 +163,14 @@ def test_a_slow_island_is_merged_too_and_holds_nobody_up(runs):
     assert merged_shares(runs.unequal.ledger(), report)["island-3"] > 0.9
 
 
-def last_line(text):
-    """Returns the object in the last whole line."""
-    return json.loads(text[: text.rindex("\n")].splitlines()[-1])
+def tells_all(text):
+    """Whether the third status has come, and the last one has steps of two islands and a version of each fragment."""
+    if text.count("\n") < 3:
+        return False
+    last = json.loads(text[: text.rindex("\n")].splitlines()[-1])
+    steps = [each["inner_step"] for each in last["islands"].values()]
+    merged = [each["version"] for each in last["fragments"].values()]
+    return len(steps) == 2 and any(steps) and len(merged) == 4 and all(merged) and "phase" in last["totals"]
 
 
 # --- status ---------------------------------------------------------------------------------------------------------
@@ -175,9 +180,8 @@ def test_status_tells_of_a_live_run_from_other_processes_until_sigterm_ends_it(t
     with Up(tmp_path / "run", "--islands", 2, "--tokens", 10_000_000, "--pace", 0.02, "--json") as up:
         up.wait_for_progress()
         with Process(tmp_path / "watch", "status", up.run_dir, "--json", "--watch", "0.1") as watch:
-            wait_for(lambda: watch.out.count("\n") >= 3, "third status", evidence=lambda: watch.err)
-            # Redis hears of a version a little after the disk.
-            wait_for(lambda: all(f["version"] > 0 for f in last_line(watch.out)["fragments"].values()), "versions")
+            # Redis hears of a version a little after the disk, and of the islands from somebody else.
+            wait_for(lambda: tells_all(watch.out), "status with everything in it", evidence=lambda: watch.err + watch.out)
             seen = [json.loads(line) for line in watch.out.splitlines(keepends=True) if line.endswith("\n")]
         text = ops("status", up.run_dir).stdout
         end_by_signal(up, signal.SIGTERM, up.signal)
