@@ -25,7 +25,7 @@ from broker.server import serve as serve_broker
 from broker.tensors import decode_tensor, encode_tensor
 
 RUN = "demo"
-WAIT_S = 20.0  # for anything that must happen
+WAIT_S = 40.0  # for anything that must happen
 STEP_S = 0.004
 TOKENS_PER_STEP = 10
 

@@ -30,7 +30,7 @@ from broker.registry import Registry
 from broker.server import VERIFY_HERE_BYTES, serve
 
 RUN = "demo"
-WAIT_S = 20.0  # for anything that must happen; nothing here depends on how long it takes
+WAIT_S = 40.0  # for anything that must happen; nothing here depends on how long it takes
 
 
 def free_port():

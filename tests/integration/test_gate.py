@@ -26,7 +26,7 @@ from broker.server import serve
 from ops.keys import make_pairs
 from tests.aggregator_bench import free_port
 
-WAIT_S = 20.0
+WAIT_S = 40.0  # for anything that must happen
 ISLANDS = ("paris", "rome")
 
 
@@ -405,7 +405,7 @@ def test_a_message_of_a_hundred_thousand_frames_is_refused_and_its_connection_en
         await asyncio.get_running_loop().run_in_executor(None, sock.send_multipart, [b"x"] * 100_000)
         while not monitor.poll(0):
             # With pyzmq's own receiving, a million of them held everybody up for 24 s.
-            assert await bench.beat_passes() < WAIT_S / 2
+            assert await bench.beat_passes() < 10.0
         sock.disable_monitor()
         await bench.counted(Reason.OVERSIZE)
 
