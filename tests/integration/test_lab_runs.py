@@ -4,12 +4,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from ops.lab import archive
+from tests.local_run import descendants, is_alive, wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -145,14 +145,11 @@ def test_nothing_is_left_running_when_the_laboratory_is_killed(experiment, tmp_p
     experiment.write_text(slow)
     command = [sys.executable, "-m", "ops", "lab", "run", experiment, "--records", tmp_path / "records"]
     process = subprocess.Popen([*map(str, command)], cwd=ROOT, stdout=subprocess.DEVNULL)
-    children: list[int] = []
-    deadline_s = time.monotonic() + 20
-    while not children and time.monotonic() < deadline_s:
-        time.sleep(0.1)
-        children = [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
-    assert children
+
+    def workers():
+        return [pid for pid, line in descendants(process.pid).items() if " ops.lab.worker " in line]
+
+    children = wait_for(workers, "run that has begun", within_s=30.0)
     process.kill()
     process.wait()
-    while any(os.path.exists(f"/proc/{pid}") for pid in children) and time.monotonic() < deadline_s:
-        time.sleep(0.1)
-    assert not any(os.path.exists(f"/proc/{pid}") for pid in children)
+    wait_for(lambda: not any(map(is_alive, children)), "end of the runs", within_s=20.0)
