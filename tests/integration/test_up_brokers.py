@@ -13,8 +13,11 @@ from tests.local_run import Up, check_ranges, check_report, check_versions, wait
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(150)]
 
 PACE_S = 0.04
-#: Stated are 2.5 s (broker_silent_s and a heartbeat) and 0.2 s; the rest is for a busy machine.
-MOVED_WITHIN_S = {signal.SIGSTOP: 4.0, signal.SIGKILL: 1.5}
+#: Stated are 2.5 s (broker_silent_s and a heartbeat) and 0.2 s; the rest is for a busy machine. Who did not notice the
+#: death of a broker would wait for as long as for a silent one.
+MOVED_WITHIN_S = {signal.SIGSTOP: 8.0, signal.SIGKILL: 2.0}
+#: An island that waits for a silent broker stops for longer than two seconds; the rest is for a busy machine.
+MISSING_S = 1.5
 
 
 class Run:
@@ -96,7 +99,7 @@ def test_the_run_ends_in_order_and_nothing_that_was_merged_is_lost(run):
 
 
 def test_no_island_stops_stepping_while_its_broker_is_gone(run):
-    """Steps counted at heartbeats: between any two, as many as the pace allows but for a fraction of a second."""
+    """Steps counted at heartbeats: between any two, as many as the pace allows but for what a busy machine takes."""
     beats = {}
     for line in run.tape:
         if line.get("kind") == "heartbeat" and not line["body"]["stopped"]:
@@ -107,4 +110,4 @@ def test_no_island_stops_stepping_while_its_broker_is_gone(run):
     for island, heard in beats.items():
         for (a_s, a), (b_s, b) in itertools.pairwise(heard):
             missing_s = (b_s - a_s) - (b - a) * PACE_S
-            assert missing_s < 0.6, f"{island} ran {b - a} steps in {b_s - a_s:.2f} s"
+            assert missing_s < MISSING_S, f"{island} ran {b - a} steps in {b_s - a_s:.2f} s"
