@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import time
 
 import pytest
 
@@ -24,6 +25,7 @@ at_s = 5
 link = "island-2"
 reset = true
 """
+PACE_S = 0.04
 CUT_S = 2.0
 
 
@@ -32,14 +34,18 @@ class Run:
 
     def __init__(self, folder):
         (folder / "region.toml").write_text(REGION)
-        flags = ["--islands", 3, "--tokens", 50_000, "--pace", 0.04, "--json", "--link", folder / "region.toml"]
+        flags = ["--islands", 3, "--tokens", 50_000, "--pace", PACE_S, "--json", "--link", folder / "region.toml"]
         with Up(folder / "run", *flags) as up:
             up.wait_for_progress()
             control = LinkControl(up.run_dir / "links.sock")
             self.conditions = control.conditions()
+            self.cut_s = time.monotonic()  # the clock of the tape, on one machine
             control.set("island-1", self.conditions["island-1"].changed({"partition": True}), for_s=CUT_S)
             wait_for(lambda: not control.conditions()["island-1"].partitioned, "end of the partition")
-            self.counts = control.counts()
+            log = up.run_dir / "logs" / "links.log"
+            wait_for(lambda: "link.reset link=island-2" in log.read_text(), "reset of the plan")
+            # Who was reset or cut off for a while connects again first.
+            self.counts = wait_for(lambda: all_connected(control.counts()), "two connections of everybody")
             os.kill(links(up), signal.SIGKILL)
             wait_for(lambda: "links started again (restart 1)" in up.err, "new links process")
             up.wait_for_progress()
@@ -47,7 +53,11 @@ class Run:
             self.exit = up.wait()
         self.up = up
         self.report = json.loads(up.out.splitlines()[-1]) if up.out else {}
-        self.ledger = up.ledger()
+        self.ledger, self.tape = up.ledger(), up.tape()
+
+
+def all_connected(counts):
+    return counts if all(each.connections == 2 for each in counts.values()) else None
 
 
 def links(up):
@@ -76,8 +86,12 @@ def test_nothing_that_was_merged_is_lost_or_merged_twice(run):
 
 
 def test_an_island_that_is_cut_off_goes_on_training(run):
-    trained = {name: each["inner_steps"] for name, each in run.report["islands"].items()}
-    assert trained["island-1"] > 0.8 * max(trained.values()), trained
+    beats = [line for line in run.tape if line.get("kind") == "heartbeat" and line["sender"] == "island-1"]
+    before = max((line["now_s"], line["body"]["inner_step"]) for line in beats if line["now_s"] < run.cut_s)
+    # A second later, the heartbeats that the cut held up are through.
+    after = min((line["now_s"], line["body"]["inner_step"]) for line in beats if line["now_s"] > run.cut_s + CUT_S + 1)
+    trained_s = PACE_S * (after[1] - before[1])
+    assert trained_s > 0.6 * (after[0] - before[0])  # 0.4 at most, had it waited
 
 
 def test_every_client_has_a_link_and_all_its_bytes_pass_there(run):
