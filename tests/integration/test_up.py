@@ -181,7 +181,9 @@ def test_status_tells_of_a_live_run_from_other_processes_until_sigterm_ends_it(t
         up.wait_for_progress()
         with Process(tmp_path / "watch", "status", up.run_dir, "--json", "--watch", "0.1") as watch:
             # Redis hears of a version a little after the disk, and of the islands from somebody else.
-            wait_for(lambda: tells_all(watch.out), "status with everything in it", evidence=lambda: watch.err + watch.out)
+            wait_for(
+                lambda: tells_all(watch.out), "status with everything in it", evidence=lambda: watch.err + watch.out
+            )
             seen = [json.loads(line) for line in watch.out.splitlines(keepends=True) if line.endswith("\n")]
         text = ops("status", up.run_dir).stdout
         end_by_signal(up, signal.SIGTERM, up.signal)
