@@ -59,15 +59,18 @@ def test_a_run_that_was_interrupted_goes_on_where_it_was(experiment, tmp_path):
     ) as process:
         assert process.stdout is not None
         for line in process.stdout:
+            if "begins" in line:
+                break
+        beside = lab("run", experiment, "--records", records)  # takes about as long as a run: there are four
+        assert beside.returncode == 1
+        assert "is being run already" in beside.stderr
+        for line in process.stdout:
             if "3 to go" in line:  # one run is done
                 break
         assert "begins" in process.stdout.readline()
-        beside = lab("run", experiment, "--records", records)
-        assert beside.returncode == 1
-        assert "is being run already" in beside.stderr
         process.send_signal(signal.SIGINT)
         rest = process.stdout.read()
-        assert process.wait(timeout=20) == 130
+        assert process.wait(timeout=40) == 130
     assert "stopped" in rest
     assert "Traceback" not in rest
     kept = archive.read(records / "stopped.jsonl")
@@ -135,7 +138,7 @@ def test_a_run_that_is_killed_is_said_to_be_and_leaves_no_record(experiment, tmp
                 (child,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
                 os.kill(int(child), signal.SIGKILL)
             killed += "killed by SIGKILL" in line
-        assert process.wait(timeout=20) == 1
+        assert process.wait(timeout=40) == 1
     assert killed == 2
     assert archive.read(tmp_path / "records" / "stopped.jsonl") == ()
 
