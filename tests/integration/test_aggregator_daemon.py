@@ -25,12 +25,12 @@ from broker.fragments import Kind, TensorSpec
 from broker.messages import PROTOCOL_VERSION, Channel, Codec, Envelope, Fate, Reason
 from broker.registry import Registry
 from broker.tensors import encode_tensor
+from ops.cluster import free_ports
 from tests.aggregator_bench import (
     RUN,
     TOKENS_PER_STEP,
     WAIT_S,
     aggregator_config,
-    free_port,
     initial,
     on_a_bench,
     until,
@@ -379,7 +379,7 @@ class Process:
             "sync-interval": 4,
             "heartbeat-interval-s": 0.2,
             "codec": "f32",
-            "redis-url": f"redis://127.0.0.1:{free_port()}",
+            "redis-url": f"redis://127.0.0.1:{free_ports(1)}",
         } | flags
         command = [sys.executable, "-m", "ops.cli", "aggregator"]
         self._command = command + [str(word) for name, value in given.items() for word in (f"--{name}", value)]
@@ -605,7 +605,7 @@ def redis(tmp_path):
 
 class RedisProcess:
     def __init__(self, directory):
-        self.found = redis_server.server(port=free_port(), directory=directory)
+        self.found = redis_server.server(port=free_ports(1), directory=directory)
         self._process = None
 
     def start(self):

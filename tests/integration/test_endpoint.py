@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import logging
-import socket as sockets
 
 import msgpack
 import numpy as np
@@ -17,6 +16,7 @@ from broker.errors import ConfigError, LocalProtocolError
 from broker.messages import PROTOCOL_VERSION, Attached, Channel, Codec, Contribution, Envelope, Leave, Reason, Want
 from broker.ranges import StepRange
 from broker.tensors import decode_tensor, encode_tensor
+from ops.cluster import free_ports
 
 PATIENCE_S = 30.0  # for what is bound to happen; never waited for in full unless the test fails
 LEAVE = Leave(inner_step=3, tokens=12, reason="done")
@@ -473,13 +473,7 @@ def test_an_endpoint_is_used_inside_its_async_with_only():
 
 def unused_address():
     """A control address on loopback where nothing listens, with the next port free too, a moment ago."""
-    while True:
-        with sockets.socket() as control, sockets.socket() as bulk:
-            control.bind(("127.0.0.1", 0))
-            port = control.getsockname()[1]
-            with contextlib.suppress(OSError, OverflowError):
-                bulk.bind(("127.0.0.1", port + 1))
-                return f"tcp://127.0.0.1:{port}"
+    return f"tcp://127.0.0.1:{free_ports(2)}"
 
 
 @pytest.mark.parametrize(

@@ -23,8 +23,8 @@ from broker.keys import ALLOW_LIST, client_keys, new_pair, read_allow_list, writ
 from broker.messages import AGGREGATOR, BROKER, Channel, Envelope, Reason
 from broker.registry import Registry
 from broker.server import serve
+from ops.cluster import free_ports
 from ops.keys import make_pairs
-from tests.aggregator_bench import free_port
 
 WAIT_S = 40.0  # for anything that must happen
 ISLANDS = ("paris", "rome")
@@ -135,7 +135,7 @@ class Bench:
 
 @pytest.fixture(scope="module")
 def redis(tmp_path_factory):
-    server = redis_server.server(port=free_port(), directory=tmp_path_factory.mktemp("redis"))
+    server = redis_server.server(port=free_ports(1), directory=tmp_path_factory.mktemp("redis"))
     with started(server):
         yield server.url
 

@@ -5,12 +5,13 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
 
 import pytest
+
+from ops.cluster import free_ports
 
 WAIT_S = 50.0  # for what must happen; nothing here depends on how long it takes
 RUN = "daemons"
@@ -40,19 +41,6 @@ def spawn(tmp_path):
         if process.poll() is None:
             process.kill()
         process.wait()
-
-
-def free_ports(count):
-    """The first of some adjacent free ports."""
-    while True:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            first = probe.getsockname()[1]
-        with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
-            for port in range(first, first + count):
-                sock = stack.enter_context(socket.socket())
-                sock.bind(("127.0.0.1", port))
-            return first
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from broker import redis_server, registry
 from broker.errors import ConfigError, Unavailable
 from broker.registry import BrokerRecord, FragmentRecord, MemberRecord, Registry, RunTotals
 from ops import cli
+from ops.cluster import free_ports
 
 BROKER = BrokerRecord(
     suspect_after_s=20.0,  # far from both ages that write_a_run gives its islands, 1 s and 30 s
@@ -43,17 +44,11 @@ TOTALS = RunTotals(
 )
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 class Server:
     """A Redis server that can be stopped, suspended, and started again empty on the same port."""
 
     def __init__(self, directory):
-        self.found = redis_server.server(port=free_port(), directory=directory)
+        self.found = redis_server.server(port=free_ports(1), directory=directory)
         self.url = self.found.url
         self.process = None
 
@@ -273,7 +268,7 @@ def test_keys_vanish_some_time_after_the_last_write(url):
 
 def test_a_refused_connection_certainly_did_nothing():
     with pytest.raises(Unavailable, match="does not serve") as caught:
-        with_registry(f"redis://127.0.0.1:{free_port()}", "none", write_a_run)
+        with_registry(f"redis://127.0.0.1:{free_ports(1)}", "none", write_a_run)
     assert caught.value.definite
 
 
@@ -396,7 +391,7 @@ def test_status_of_an_unknown_run_lists_the_known_ones(server, capsys):
 
 
 def test_status_without_redis_is_one_line_with_a_cure(capsys):
-    url = f"redis://127.0.0.1:{free_port()}"
+    url = f"redis://127.0.0.1:{free_ports(1)}"
     assert cli.main(["status", "--redis", url]) == 1
     out, err = capsys.readouterr()
     assert out == ""
