@@ -25,7 +25,6 @@ at_s = 5
 link = "island-2"
 reset = true
 """
-PACE_S = 0.04
 CUT_S = 2.0
 
 
@@ -34,7 +33,7 @@ class Run:
 
     def __init__(self, folder):
         (folder / "region.toml").write_text(REGION)
-        flags = ["--islands", 3, "--tokens", 50_000, "--pace", PACE_S, "--json", "--link", folder / "region.toml"]
+        flags = ["--islands", 3, "--tokens", 50_000, "--pace", 0.04, "--json", "--link", folder / "region.toml"]
         with Up(folder / "run", *flags) as up:
             up.wait_for_progress()
             control = LinkControl(up.run_dir / "links.sock")
@@ -86,12 +85,17 @@ def test_nothing_that_was_merged_is_lost_or_merged_twice(run):
 
 
 def test_an_island_that_is_cut_off_goes_on_training(run):
-    beats = [line for line in run.tape if line.get("kind") == "heartbeat" and line["sender"] == "island-1"]
-    before = max((line["now_s"], line["body"]["inner_step"]) for line in beats if line["now_s"] < run.cut_s)
-    # A second later, the heartbeats that the cut held up are through.
-    after = min((line["now_s"], line["body"]["inner_step"]) for line in beats if line["now_s"] > run.cut_s + CUT_S + 1)
-    trained_s = PACE_S * (after[1] - before[1])
-    assert trained_s > 0.6 * (after[0] - before[0])  # 0.4 at most, had it waited
+    # Two of some three seconds would be missing, had it waited. The others are as fast as a busy machine lets them be.
+    assert steps_per_s(run, "island-1") > 0.6 * steps_per_s(run, "island-0")
+
+
+def steps_per_s(run, island):
+    """Returns how fast an island trained from before the cut until the heartbeats that it held up are through."""
+    beats = [line for line in run.tape if line.get("kind") == "heartbeat" and line["sender"] == island]
+    heard = [(line["now_s"], line["body"]["inner_step"]) for line in beats]
+    (a_s, a) = max(beat for beat in heard if beat[0] < run.cut_s)
+    (b_s, b) = min(beat for beat in heard if beat[0] > run.cut_s + CUT_S + 1.0)
+    return (b - a) / (b_s - a_s)
 
 
 def test_every_client_has_a_link_and_all_its_bytes_pass_there(run):
