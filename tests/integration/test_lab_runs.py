@@ -143,6 +143,7 @@ def test_a_run_that_is_killed_is_said_to_be_and_leaves_no_record(experiment, tmp
     assert archive.read(tmp_path / "records" / "stopped.jsonl") == ()
 
 
+@pytest.mark.timeout(150)
 def test_nothing_is_left_running_when_the_laboratory_is_killed(experiment, tmp_path):
     slow = EXPERIMENT.replace("steps = 60", "steps = 200000")
     experiment.write_text(slow)
@@ -152,7 +153,9 @@ def test_nothing_is_left_running_when_the_laboratory_is_killed(experiment, tmp_p
     def workers():
         return [pid for pid, line in descendants(process.pid).items() if " ops.lab.worker " in line]
 
-    children = wait_for(workers, "run that has begun", within_s=30.0)
-    process.kill()
-    process.wait()
-    wait_for(lambda: not any(map(is_alive, children)), "end of the runs", within_s=20.0)
+    try:
+        children = wait_for(workers, "run that has begun")
+    finally:
+        process.kill()
+        process.wait()
+    wait_for(lambda: not any(map(is_alive, children)), "end of the runs", within_s=30.0)
