@@ -39,7 +39,8 @@ kind = "not-worse"
 
 
 @pytest.fixture
-def experiment(tmp_path):
+def experiment(tmp_path, monkeypatch):
+    monkeypatch.setenv("ATOLL_NO_VENV", "1")  # with this interpreter, also where the checkout has no environment
     path = tmp_path / "stopped.toml"
     path.write_text(EXPERIMENT)
     return path
