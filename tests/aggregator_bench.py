@@ -6,7 +6,6 @@ told. Tests say what happens and wait for its consequences; nothing depends on h
 
 import asyncio
 import contextlib
-import socket
 import time
 
 import numpy as np
@@ -23,9 +22,10 @@ from broker.messages import AGGREGATOR, BROKER, Channel, Codec, Envelope
 from broker.ranges import StepRange
 from broker.server import serve as serve_broker
 from broker.tensors import decode_tensor, encode_tensor
+from ops.cluster import free_ports
 
 RUN = "demo"
-WAIT_S = 20.0  # for anything that must happen
+WAIT_S = 40.0  # for anything that must happen
 STEP_S = 0.004
 TOKENS_PER_STEP = 10
 
@@ -36,16 +36,10 @@ TENSORS = (
 )
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 def aggregator_config(tmp_path, **changes):
     settings = {
         "run_id": RUN,
-        "redis_url": f"redis://127.0.0.1:{free_port()}",  # nobody listens there
+        "redis_url": f"redis://127.0.0.1:{free_ports(1)}",  # nobody listens there
         "store": tmp_path / "store",
         "islands": 1,
         "fragments": 2,
@@ -321,7 +315,7 @@ class Bench:
 def on_a_bench(use, *, broker=None):
     """Runs ``use(bench)`` beside a broker, then ends everything."""
     settings = BrokerConfig(
-        **({"run_id": RUN, "port": 0, "redis_url": f"redis://127.0.0.1:{free_port()}"} | (broker or {}))
+        **({"run_id": RUN, "port": 0, "redis_url": f"redis://127.0.0.1:{free_ports(1)}"} | (broker or {}))
     )
 
     async def main():

@@ -25,12 +25,12 @@ from broker.fragments import Kind, TensorSpec
 from broker.messages import PROTOCOL_VERSION, Channel, Codec, Envelope, Fate, Reason
 from broker.registry import Registry
 from broker.tensors import encode_tensor
+from ops.cluster import free_ports
 from tests.aggregator_bench import (
     RUN,
     TOKENS_PER_STEP,
     WAIT_S,
     aggregator_config,
-    free_port,
     initial,
     on_a_bench,
     until,
@@ -379,7 +379,7 @@ class Process:
             "sync-interval": 4,
             "heartbeat-interval-s": 0.2,
             "codec": "f32",
-            "redis-url": f"redis://127.0.0.1:{free_port()}",
+            "redis-url": f"redis://127.0.0.1:{free_ports(1)}",
         } | flags
         command = [sys.executable, "-m", "ops.cli", "aggregator"]
         self._command = command + [str(word) for name, value in given.items() for word in (f"--{name}", value)]
@@ -605,7 +605,7 @@ def redis(tmp_path):
 
 class RedisProcess:
     def __init__(self, directory):
-        self.found = redis_server.server(port=free_port(), directory=directory)
+        self.found = redis_server.server(port=free_ports(1), directory=directory)
         self._process = None
 
     def start(self):
@@ -618,16 +618,17 @@ class RedisProcess:
             self._process = None
 
 
-async def in_redis(url, condition, what):
-    """Waits until what stands in Redis about the run meets a condition; returns it."""
+async def in_redis(url, condition, what, *, events=frozenset()):
+    """Waits until what stands in Redis meets a condition, and has such events; returns it, and all events."""
     registry = Registry(url, RUN)
     ends_s = time.monotonic() + WAIT_S
     try:
         while True:
             with contextlib.suppress(Unavailable):
                 found = await registry.read()
-                if condition(found):
-                    return found, await registry.read_events()
+                told = await registry.read_events(10_000)
+                if condition(found) and events <= {each["event"] for each in told}:
+                    return found, told
             assert time.monotonic() < ends_s, f"never came: {what}"
             await asyncio.sleep(0.02)
     finally:
@@ -642,11 +643,13 @@ def test_redis_hears_of_versions_totals_refusals_and_the_lease_again_after_it_wa
         island = await bench.island("a")
         await until(at_version(bench, 1), "version 1 without a Redis")
         redis.start()
-        found, events = await in_redis(url, lambda s: len(s.fragments) == 2 and s.totals, "the model in Redis")
+        told = {"island.joined", "run.seeded", "version.committed"}
+        model = lambda s: len(s.fragments) == 2 and s.totals  # noqa: E731
+        found, events = await in_redis(url, model, "the model in Redis", events=told)
         assert found.fragments[0]["version"] >= 1
         assert found.fragments[0]["contributors"] == ["a"]
         assert found.fragments[0]["merged_tokens"] > 0
-        rows = [json.loads(line) for line in (tmp_path / "store" / "ledger.jsonl").read_text().splitlines()]
+        rows = list(read_lines(tmp_path / "store" / "ledger.jsonl"))  # which is written to meanwhile
         digests = {row["fragment_version"]: row["digest"] for row in rows if row["fragment_id"] == 0}
         assert found.fragments[0]["digest"] == digests[found.fragments[0]["version"]]
         assert found.totals[0]["phase"] == "running"
@@ -654,7 +657,7 @@ def test_redis_hears_of_versions_totals_refusals_and_the_lease_again_after_it_wa
         assert found.totals[0]["participation"] == 1.0
         assert found.totals[0]["staleness_mean"] >= 0
         assert found.leases[0].epoch == 1
-        assert {"island.joined", "run.seeded", "version.committed"} <= {each["event"] for each in events}
+        assert told <= {each["event"] for each in events}
         redis.stop()
         before = bench.core.run.versions
         await until(lambda: bench.core.run.versions > before, "training that goes on without it")

@@ -28,19 +28,14 @@ from broker.messages import AGGREGATOR, BROKER, PROTOCOL_VERSION, Channel, Encod
 from broker.ranges import StepRange
 from broker.registry import Registry
 from broker.server import VERIFY_HERE_BYTES, serve
+from ops.cluster import free_ports
 
 RUN = "demo"
-WAIT_S = 20.0  # for anything that must happen; nothing here depends on how long it takes
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+WAIT_S = 40.0  # for anything that must happen; nothing here depends on how long it takes
 
 
 def config(**changes):
-    nowhere = f"redis://127.0.0.1:{free_port()}"
+    nowhere = f"redis://127.0.0.1:{free_ports(1)}"
     return BrokerConfig(
         **({"run_id": RUN, "port": 0, "name": "hub", "redis_url": nowhere, "report_interval_s": 0.05} | changes)
     )
@@ -419,7 +414,7 @@ class Redis:
     """A server that can be started, again and empty, on one port."""
 
     def __init__(self, directory):
-        self.found = redis_server.server(port=free_port(), directory=directory)
+        self.found = redis_server.server(port=free_ports(1), directory=directory)
         self.process = None
 
     def start(self):

@@ -142,5 +142,5 @@ def test_a_doctored_ledger_is_noticed(run, capsys):
 def test_islands_that_were_not_struck_train_on(run):
     stepping = run.report["chaos"]["stepping"]
     # Not a measurement: two processors and a test suite. Whoever waited for all of these faults would lose a third.
-    assert stepping["goodput"] > 0.8, stepping
+    assert stepping["goodput"] > 0.75, stepping
     assert run.report["chaos"]["participation"]["versions"] >= 4

@@ -15,6 +15,7 @@ from ops.cluster import Change, LocalCluster, are_free, free_ports, wait_until_l
 from ops.numeric import one_thread_environment
 from ops.processes import ProcessSpec, last_lines
 from ops.supervision import RestartPolicy
+from tests.local_run import descendants, is_alive
 
 EAGER = RestartPolicy(first_delay_s=0.0, settled_after_s=0.0)
 
@@ -23,25 +24,16 @@ def shell(name, script, **options):
     return ProcessSpec(name=name, command=["sh", "-c", script], **options)
 
 
-def is_alive(pid):
-    """Says whether a process runs; a zombie does not."""
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def wait_for(condition, within_s=10.0):
+def wait_for(condition, within_s=40.0):
     ends_s = time.monotonic() + within_s
     while not condition():
         assert time.monotonic() < ends_s, "it did not happen in time"
         time.sleep(0.01)
 
 
-def poll_until(cluster, change, within_s=10.0):
+def poll_until(cluster, change):
     seen = []
-    wait_for(lambda: seen.extend(cluster.poll()) or any(event.change is change for event in seen), within_s)
+    wait_for(lambda: seen.extend(cluster.poll()) or any(event.change is change for event in seen))
     return seen
 
 
@@ -117,7 +109,7 @@ def test_stopping_goes_in_order_and_kills_what_refuses(tmp_path):
     # Each says when it stops; "stubborn" ignores the request, and its own child would, too.
     notes = tmp_path / "notes"
     with LocalCluster(tmp_path) as cluster:
-        polite = "trap 'echo {0} >> {1}; exit 0' TERM; echo up; while :; do sleep 0.01; done"
+        polite = "trap 'echo {0} >> {1}; exit 0' TERM; echo up; sleep 100 & wait"
         cluster.start(
             [
                 shell("redis", polite.format("redis", notes), stop_order=2),
@@ -128,8 +120,8 @@ def test_stopping_goes_in_order_and_kills_what_refuses(tmp_path):
         for name in ("redis", "island", "stubborn"):
             wait_for(lambda name=name: "up" in last_lines(tmp_path / f"{name}.log"))
         started_s = time.monotonic()
-        assert cluster.stop(within_s=1.5) == ["stubborn"]
-        assert time.monotonic() - started_s < 5.0
+        assert cluster.stop(within_s=2.4) == ["stubborn"]
+        assert time.monotonic() - started_s < 20.0  # 1.2 s, if the machine has time for it
         assert notes.read_text().split() == ["island", "redis"]
         assert cluster.poll() == []
 
@@ -159,6 +151,8 @@ with LocalCluster(folder) as cluster:
         os.kill(cluster._guard._process.pid, signal.SIGKILL)
         cluster._guard._process.wait()
     print("ready", flush=True)
+    cluster.poll()
+    print("polled", flush=True)
     while True:
         cluster.poll()
         time.sleep(0.05)
@@ -172,23 +166,14 @@ def test_nothing_survives_a_kill_of_the_supervisor_not_even_grandchildren(tmp_pa
         assert up.stdout.readline() == b"ready\n"
         pids = read_pids(tmp_path / "pids", 4)
         assert all(map(is_alive, pids))
-        if trouble:  # the next poll replaces the guard that was killed
-            wait_for(lambda: "guard.py" in children_of(up.pid))
+        assert up.stdout.readline() == b"polled\n"
+        if trouble:  # a poll replaces the guard that was killed, and tells the next one whom to kill
+            wait_for(lambda: any("guard.py" in line for line in descendants(up.pid).values()))
     finally:
         up.kill()
         up.wait()
         up.stdout.close()
     wait_for(lambda: not any(map(is_alive, pids)))
-
-
-def children_of(pid):
-    with open(f"/proc/{pid}/task/{pid}/children") as file:
-        children = file.read().split()
-    commands = []
-    for child in children:
-        with open(f"/proc/{child}/cmdline") as file:
-            commands.append(file.read())
-    return " ".join(commands)
 
 
 def test_a_process_gets_its_processors_and_its_environment(tmp_path):

@@ -57,6 +57,12 @@ class Region:
 
         wait_for(reached, f"two versions of each fragment {what}", evidence=lambda: self.log("aggregator"))
 
+    def whole_status(self):
+        """What status says, once everybody has written what it knows into a Redis that was empty."""
+        asked = ops("status", "--json", **self.variables)
+        status = json.loads(asked.stdout) if asked.returncode == 0 else {"islands": {}}
+        return status if len(status["islands"]) == 5 and len(status["fragments"]) == 4 else None
+
     def live(self):
         for name in ("first", "second", "third"):
             self.start_island(name)
@@ -94,7 +100,7 @@ class Region:
                 assert wait_until_listening(self.redis_port)
                 for name in ("broker", "aggregator"):
                     wait_for(lambda name=name: "redis.back" in self.log(name), f"Redis at the {name}")
-                self.status = json.loads(ops("status", "--json", **self.variables).stdout)
+                self.status = wait_for(self.whole_status, "status of everything", evidence=lambda: self.log("broker"))
                 for name in ("second", "third", "first", "paris", "fifth", "aggregator", "broker"):
                     if self.started[name].is_running():
                         self.started[name].signal(signal.SIGTERM)
@@ -146,7 +152,8 @@ def test_an_island_with_another_model_is_refused_with_the_tensor(region):
     assert region.other_exit == 2
     assert "tensor 'hidden/bias' has shape (32,), the run has (64,)" in region.log("other")
     assert "use the run's model settings" in region.log("other")
-    assert 1 <= len(region.notes("join.refused")) <= 2  # it may have asked again over a new connection
+    # It asks again, after ever longer pauses, until it has the answer: which a busy machine may take seconds for.
+    assert 1 <= len(region.notes("join.refused")) <= 8
 
 
 def test_without_redis_training_goes_on_after_one_warning(region):

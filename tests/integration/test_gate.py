@@ -23,10 +23,10 @@ from broker.keys import ALLOW_LIST, client_keys, new_pair, read_allow_list, writ
 from broker.messages import AGGREGATOR, BROKER, Channel, Envelope, Reason
 from broker.registry import Registry
 from broker.server import serve
+from ops.cluster import free_ports
 from ops.keys import make_pairs
-from tests.aggregator_bench import free_port
 
-WAIT_S = 20.0
+WAIT_S = 40.0  # for anything that must happen
 ISLANDS = ("paris", "rome")
 
 
@@ -135,7 +135,7 @@ class Bench:
 
 @pytest.fixture(scope="module")
 def redis(tmp_path_factory):
-    server = redis_server.server(port=free_port(), directory=tmp_path_factory.mktemp("redis"))
+    server = redis_server.server(port=free_ports(1), directory=tmp_path_factory.mktemp("redis"))
     with started(server):
         yield server.url
 
@@ -405,7 +405,7 @@ def test_a_message_of_a_hundred_thousand_frames_is_refused_and_its_connection_en
         await asyncio.get_running_loop().run_in_executor(None, sock.send_multipart, [b"x"] * 100_000)
         while not monitor.poll(0):
             # With pyzmq's own receiving, a million of them held everybody up for 24 s.
-            assert await bench.beat_passes() < WAIT_S / 2
+            assert await bench.beat_passes() < 10.0
         sock.disable_monitor()
         await bench.counted(Reason.OVERSIZE)
 

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import json
-import socket
 import subprocess
 import sys
 import threading
@@ -23,16 +22,11 @@ from broker.config import BrokerConfig
 from broker.errors import ConfigError, LocalProtocolError, Unavailable
 from broker.ranges import IntervalSet
 from broker.server import serve as serve_broker
+from ops.cluster import free_ports
 
 RUN = "demo"
 WAIT_S = 40.0  # for what must happen; nothing here depends on how long it takes
 TOKENS = 10  # per inner step
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 class Hub:
@@ -63,7 +57,7 @@ class Hub:
         return AggregatorConfig(
             run_id=RUN,
             broker=self.address,
-            redis_url=f"redis://127.0.0.1:{free_port()}",
+            redis_url=f"redis://127.0.0.1:{free_ports(1)}",
             store=self._store,
             **(usual | self._changes),
         )
@@ -78,7 +72,7 @@ class Hub:
     async def _serve(self):
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         broker_stop, listening = asyncio.Event(), self._loop.create_future()
-        broker = BrokerConfig(run_id=RUN, port=0, redis_url=f"redis://127.0.0.1:{free_port()}")
+        broker = BrokerConfig(run_id=RUN, port=0, redis_url=f"redis://127.0.0.1:{free_ports(1)}")
         async with asyncio.TaskGroup() as group:
             group.create_task(serve_broker(broker, stop=broker_stop, ready=listening.set_result))
             self.address = (await listening).address
@@ -239,7 +233,7 @@ def test_a_model_that_differs_is_refused_with_the_tensor_and_the_cure(hub):
 
 
 def test_silence_ends_the_attempt_to_join_and_names_the_address():
-    address = f"tcp://127.0.0.1:{free_port()}"
+    address = f"tcp://127.0.0.1:{free_ports(1)}"
     with pytest.raises(Unavailable, match=rf"cannot join run {RUN}: {address} was silent for 0.3 s while connecting"):
         islands.join(address, params_of(), run=RUN, timeout_s=0.3)
 
@@ -252,7 +246,7 @@ def test_what_check_raises_ends_the_waiting():
         raise Stop
 
     with pytest.raises(Stop):
-        islands.join(f"tcp://127.0.0.1:{free_port()}", params_of(), run=RUN, check=check)
+        islands.join(f"tcp://127.0.0.1:{free_ports(1)}", params_of(), run=RUN, check=check)
 
 
 def test_a_second_process_under_the_same_id_fences_the_first(hub):
@@ -352,7 +346,8 @@ def test_a_restarted_island_without_a_checkpoint_takes_the_optimizer_state_of_an
                 assert (opt_state["count"], opt_state["key"], opt_state["m"][-1]) == (41, 41, 41.0)
                 assert params["w"][0, 0] < 1, "the run's parameters"
                 before = donor.inner_step
-                train(island, params, until=lambda: hub.member("newcomer").optimizer == "donor", state=(opt_state, 0))
+                told = lambda: hub.member("newcomer").optimizer == "donor" and donor.inner_step > before  # noqa: E731
+                train(island, params, until=told, state=(opt_state, 0))
                 assert donor.inner_step > before, "the donor goes on"
             with join(hub, params_of(), island_id="other") as island:
                 other = {"m": np.zeros(4, np.float32)}

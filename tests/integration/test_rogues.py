@@ -20,6 +20,8 @@ REASONS = {
     Manner.REPLAY: {"overlap"},
     Manner.GARBAGE: {"implausible", "unknown_fragment", "wrong_shape"},
 }
+#: What one of them hears: of what replay sends twice its own core knows nothing, of the rest it is told.
+TOLD = {manner: REASONS[manner] - {"overlap", "implausible"} or {"quarantined"} for manner in Manner}
 
 
 class Run:
@@ -27,17 +29,41 @@ class Run:
 
     def __init__(self, run_dir):
         flags = ("--islands", 3, "--tokens", 10_000_000, "--pace", 0.04, "--sync-interval", 12, "--fragments", 4)
-        with Up(run_dir, *flags, "--quarantine-s", 60, "--json") as up, contextlib.ExitStack() as stack:
+        self.run_dir = run_dir
+        with Up(run_dir, *flags, "--quarantine-s", 60, "--json") as self.up, contextlib.ExitStack() as stack:
+            up = self.up
             wait_for(lambda: (run_dir / "config.toml").exists(), "configuration", evidence=lambda: up.err)
             self.rogues = {manner: self.rogue(run_dir, manner) for manner in Manner}
             for rogue in self.rogues.values():
                 stack.enter_context(rogue)
             wait_for(lambda: len(up.notes("island.quarantined")) == 4, "four quarantines", evidence=lambda: up.err)
             up.wait_for_progress()  # without them
-            self.status = json.loads(ops("status", run_dir, "--json").stdout)
+            # One that hears of a refusal late, or has not done yet all that it does, is waited for as well.
+            wait_for(lambda: all(map(self.was_told, Manner)), "word of refusals", evidence=self.said_by_rogues)
+            self.status = wait_for(self.quarantines, "status of four quarantines", evidence=lambda: up.err)
             up.signal(signal.SIGINT)
             self.exit = up.wait()
-        self.up, self.run_dir = up, run_dir
+
+    def refused(self, manner):
+        """Why messages of a rogue were refused so far."""
+        rogue = f"rogue-{manner}"
+        refused = {each["reason"] for each in self.up.notes("contribution.refused") if each["island"] == rogue}
+        return refused | {each["reason"] for each in self.up.notes("message.refused") if each["sender"] == rogue}
+
+    def heard(self, manner):
+        return self.rogues[manner].err + self.rogues[manner].out
+
+    def was_told(self, manner):
+        """Whether a rogue was refused for all that it does, and has heard of one refusal."""
+        return REASONS[manner] <= self.refused(manner) and any(reason in self.heard(manner) for reason in TOLD[manner])
+
+    def said_by_rogues(self):
+        return "\n".join(f"{manner}: {self.refused(manner)}\n{self.heard(manner)[-1500:]}" for manner in Manner)
+
+    def quarantines(self):
+        """The status of the run, once it has all quarantines."""
+        status = json.loads(ops("status", self.run_dir, "--json").stdout)
+        return status if len(status["totals"]["quarantined"]) == len(Manner) else None
 
     @staticmethod
     def rogue(run_dir, manner):
@@ -68,14 +94,8 @@ def test_the_islands_train_on_and_their_parameters_stay_finite(run, tmp_path):
 
 @pytest.mark.parametrize("manner", Manner)
 def test_each_rogue_is_refused_by_reason_and_hears_it(run, manner):
-    rogue = f"rogue-{manner}"
-    refused = {each["reason"] for each in run.up.notes("contribution.refused") if each["island"] == rogue}
-    refused |= {each["reason"] for each in run.up.notes("message.refused") if each["sender"] == rogue}
-    assert REASONS[manner] <= refused
-    heard = run.rogues[manner].err + run.rogues[manner].out
-    # Of what replay sends twice its own core knows nothing; what became of the rest it is told.
-    told = REASONS[manner] - {"overlap", "implausible"} or {"quarantined"}
-    assert any(reason in heard for reason in told), heard
+    assert REASONS[manner] <= run.refused(manner)
+    assert any(reason in run.heard(manner) for reason in TOLD[manner]), run.heard(manner)
 
 
 def test_status_shows_who_is_quarantined_until_when_and_why(run):

@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import time
+from statistics import median
 
 import pytest
 
@@ -13,8 +14,11 @@ from tests.local_run import Up, check_ranges, check_report, check_versions, wait
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(150)]
 
 PACE_S = 0.04
-#: Stated are 2.5 s (broker_silent_s and a heartbeat) and 0.2 s; the rest is for a busy machine.
-MOVED_WITHIN_S = {signal.SIGSTOP: 4.0, signal.SIGKILL: 1.5}
+#: Stated are 2.5 s (broker_silent_s and a heartbeat) and 0.2 s; the rest is for a busy machine. Who did not notice the
+#: death of a broker would wait for as long as for a silent one.
+MOVED_WITHIN_S = {signal.SIGSTOP: 8.0, signal.SIGKILL: 2.0}
+#: An island that waits for a silent broker stops for longer than two seconds; the rest is for a busy machine.
+MISSING_S = 1.5
 
 
 class Run:
@@ -96,7 +100,7 @@ def test_the_run_ends_in_order_and_nothing_that_was_merged_is_lost(run):
 
 
 def test_no_island_stops_stepping_while_its_broker_is_gone(run):
-    """Steps counted at heartbeats: between any two, as many as the pace allows but for a fraction of a second."""
+    """Steps counted at heartbeats: between any two about as many as usual, on a machine as busy as this one is."""
     beats = {}
     for line in run.tape:
         if line.get("kind") == "heartbeat" and not line["body"]["stopped"]:
@@ -105,6 +109,8 @@ def test_no_island_stops_stepping_while_its_broker_is_gone(run):
                 heard.append((line["now_s"], line["body"]["inner_step"]))
     assert len(beats) == 4
     for island, heard in beats.items():
+        usual_s = median((b_s - a_s) / (b - a) for (a_s, a), (b_s, b) in itertools.pairwise(heard))
+        assert usual_s < 3 * PACE_S
         for (a_s, a), (b_s, b) in itertools.pairwise(heard):
-            missing_s = (b_s - a_s) - (b - a) * PACE_S
-            assert missing_s < 0.6, f"{island} ran {b - a} steps in {b_s - a_s:.2f} s"
+            missing_s = (b_s - a_s) - (b - a) * usual_s
+            assert missing_s < MISSING_S, f"{island} ran {b - a} steps in {b_s - a_s:.2f} s"

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import time
 
 import pytest
 
@@ -37,9 +38,13 @@ class Run:
             up.wait_for_progress()
             control = LinkControl(up.run_dir / "links.sock")
             self.conditions = control.conditions()
+            self.cut_s = time.monotonic()  # the clock of the tape, on one machine
             control.set("island-1", self.conditions["island-1"].changed({"partition": True}), for_s=CUT_S)
             wait_for(lambda: not control.conditions()["island-1"].partitioned, "end of the partition")
-            self.counts = control.counts()
+            log = up.run_dir / "logs" / "links.log"
+            wait_for(lambda: "link.reset link=island-2" in log.read_text(), "reset of the plan")
+            # Who was reset or cut off for a while connects again first.
+            self.counts = wait_for(lambda: all_connected(control.counts()), "two connections of everybody")
             os.kill(links(up), signal.SIGKILL)
             wait_for(lambda: "links started again (restart 1)" in up.err, "new links process")
             up.wait_for_progress()
@@ -47,7 +52,11 @@ class Run:
             self.exit = up.wait()
         self.up = up
         self.report = json.loads(up.out.splitlines()[-1]) if up.out else {}
-        self.ledger = up.ledger()
+        self.ledger, self.tape = up.ledger(), up.tape()
+
+
+def all_connected(counts):
+    return counts if all(each.connections == 2 for each in counts.values()) else None
 
 
 def links(up):
@@ -76,8 +85,17 @@ def test_nothing_that_was_merged_is_lost_or_merged_twice(run):
 
 
 def test_an_island_that_is_cut_off_goes_on_training(run):
-    trained = {name: each["inner_steps"] for name, each in run.report["islands"].items()}
-    assert trained["island-1"] > 0.8 * max(trained.values()), trained
+    # Two of some three seconds would be missing, had it waited. The others are as fast as a busy machine lets them be.
+    assert steps_per_s(run, "island-1") > 0.6 * steps_per_s(run, "island-0")
+
+
+def steps_per_s(run, island):
+    """Returns how fast an island trained from before the cut until the heartbeats that it held up are through."""
+    beats = [line for line in run.tape if line.get("kind") == "heartbeat" and line["sender"] == island]
+    heard = [(line["now_s"], line["body"]["inner_step"]) for line in beats]
+    (a_s, a) = max(beat for beat in heard if beat[0] < run.cut_s)
+    (b_s, b) = min(beat for beat in heard if beat[0] > run.cut_s + CUT_S + 1.0)
+    return (b - a) / (b_s - a_s)
 
 
 def test_every_client_has_a_link_and_all_its_bytes_pass_there(run):

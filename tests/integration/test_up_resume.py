@@ -36,7 +36,7 @@ class Run:
             below = descendants(up.pid)
             up.signal(signal.SIGKILL)
             up.wait()
-            wait_for(lambda: not any(map(is_alive, below)), f"end of all of {below}", within_s=5.0)
+            wait_for(lambda: not any(map(is_alive, below)), f"end of all of {below}")
         self.before = up.ledger()
         ends = {each["island_id"]: each["steps"]["to_tokens"] for row in self.before for each in row["contributions"]}
         self.tokens = sum(ends.values()) + MORE

@@ -10,7 +10,7 @@ from islands import checkpoint
 from islands.exchange import Moment, Position, Snapshot
 from islands.workshop import Workshop
 
-WAIT_S = 20.0  # for what must happen; nothing here depends on how long it takes
+WAIT_S = 40.0  # for what must happen; nothing here depends on how long it takes
 
 
 def test_versions_are_looked_at_while_a_checkpoint_hangs(tmp_path, monkeypatch):
