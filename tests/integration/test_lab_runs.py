@@ -51,7 +51,7 @@ def lab(*arguments, **options):
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False, **options)
 
 
-@pytest.mark.timeout(150)
+@pytest.mark.timeout(300)
 def test_a_run_that_was_interrupted_goes_on_where_it_was(experiment, tmp_path):
     records = tmp_path / "records"
     command = [sys.executable, "-m", "ops", "lab", "run", experiment, "--records", records, "--jobs", "1"]
