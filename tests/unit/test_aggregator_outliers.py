@@ -208,3 +208,14 @@ def test_among_many_the_first_round_is_judged_as_among_few():
     liars = [Sample(island_id=f"liar{n}", norm=24e3, steps=24) for n in range(19)]
     findings = FragmentNorms().judge([*many, *liars], [], FACTOR)
     assert [bool(f.refused) for f in findings] == [False] * 40 + [True] * 19
+
+
+def test_the_very_first_step_of_a_newcomer_condemns_nobody_who_has_trained_for_a_while():
+    """Seen on a busy machine: the first step has a hundredth of the learning rate that others have by then."""
+    norms = FragmentNorms(seed_norm=8.7)
+    fleet = ["early", "late"]
+    norms.judge([Sample(island_id="late", norm=0.000128, steps=1)], fleet, 10.0, length=8.7)
+    early = Sample(island_id="early", norm=0.882, steps=65)
+    assert norms.judge([early], fleet, 10.0, length=8.7)[0].refused == ""
+    liar = Sample(island_id="late", norm=882.0, steps=65)
+    assert norms.judge([liar], [*fleet, "third"], 10.0, length=8.7)[0].refused
