@@ -225,6 +225,19 @@ def test_a_moving_average_clips_an_outage():
     assert average.get() == 2.5  # 1 + (4 - 1) / 2
 
 
+def test_a_moving_average_forgets_a_first_sample_that_was_nothing_like_the_second():
+    average = MovingAverage(rate=0.5)
+    for sample in (1.046, 0.017):
+        average.add(sample)
+    assert average.get() == 0.017, "the first merge of a process compiles"
+    average.add(0.001)
+    assert average.get() == pytest.approx(0.009), "and from then on each counts"
+    other = MovingAverage(rate=0.5)
+    for sample in (1.0, 0.5):
+        other.add(sample)
+    assert other.get() == 0.75
+
+
 # --- who counts -----------------------------------------------------------------------------------------------
 
 
