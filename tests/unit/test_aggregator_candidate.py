@@ -216,7 +216,8 @@ def test_a_lease_that_another_one_got_first_leaves_it_following(standby):
 
 
 def test_while_it_reaches_for_the_lease_it_stores_nothing(standby):
-    standby.poll(lease())
+    standby.keep(record())
+    assert standby.poll(lease())
     assert standby.handle(Arrived(message=replica())) == []
 
 
