@@ -233,26 +233,23 @@ class Pacer:
 
 
 class MovingAverage:
-    """An exponential average of samples clipped to four times itself, so that one outage does not spoil it.
+    """An exponential average that no sample spoils for long, be it an outage or a compilation at the beginning.
 
-    Nor does the first sample, which often has the beginning of something in it, such as a compilation: a second one
-    that is less than a quarter of it takes its place.
+    A sample counts as at most four times the average, and the average as at most four times a sample.
     """
 
-    __slots__ = ("_first", "_rate", "value")
+    __slots__ = ("_rate", "value")
 
     def __init__(self, rate: float = 0.2) -> None:
         self._rate = rate
-        self._first = False  # whether the value is that of the first sample
         self.value: float | None = None
 
     def add(self, sample: float) -> None:
-        """Takes one sample."""
-        if self.value is None or (self._first and sample < self.value / 4):
-            self._first, self.value = self.value is None, sample
-        else:
-            self._first = False
-            self.value += self._rate * (min(sample, 4 * self.value) - self.value)
+        """Takes one sample, at least 0."""
+        before = sample if self.value is None else self.value
+        if before and sample:
+            before, sample = min(before, 4 * sample), min(sample, 4 * before)
+        self.value = before + self._rate * (sample - before)
 
     def get(self, default: float = 0.0) -> float:
         """The average, or ``default`` before the first sample."""

@@ -225,17 +225,18 @@ def test_a_moving_average_clips_an_outage():
     assert average.get() == 2.5  # 1 + (4 - 1) / 2
 
 
-def test_a_moving_average_forgets_a_first_sample_that_was_nothing_like_the_second():
-    average = MovingAverage(rate=0.5)
-    for sample in (1.046, 0.017):
+def test_a_moving_average_forgets_first_samples_that_were_nothing_like_what_follows():
+    average = MovingAverage()
+    for sample in (1.939, 0.893, 0.009):  # the first merges of a process wait for a compilation
         average.add(sample)
-    assert average.get() == 0.017, "the first merge of a process compiles"
-    average.add(0.001)
-    assert average.get() == pytest.approx(0.009), "and from then on each counts"
-    other = MovingAverage(rate=0.5)
-    for sample in (1.0, 0.5):
-        other.add(sample)
-    assert other.get() == 0.75
+    assert average.get() == pytest.approx(0.036 - 0.2 * (0.036 - 0.009))
+
+
+def test_a_moving_average_leaves_zero_again():
+    average = MovingAverage(rate=0.5)
+    for sample in (0.0, 1.0, 0.0):
+        average.add(sample)
+    assert average.get() == 0.25
 
 
 # --- who counts -----------------------------------------------------------------------------------------------
