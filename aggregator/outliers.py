@@ -17,9 +17,10 @@ of one fragment differ by factors. Only long ones are refused. A short one is ha
   move it within a few rounds.
 * **Warm-up.** Until ``WARM_UP_ROUNDS`` versions hold ``WARM_UP_CONTRIBUTIONS`` contributions, norms grow with the
   learning rate and little is known: ten times the factor is allowed, against the lower median of what is known and what
-  the *other* islands of the same round sent, in ranges that are not much shorter: the first steps of all are taken at
-  a hundredth of the learning rate that follows. Who has nothing to be compared with is measured against version 0:
-  ``factor`` times the length of the parameters themselves, or of as many average parameters if those are zero.
+  the *other* islands of the same round sent. Who has nothing to be compared with is measured against version 0:
+  ``factor`` times the length of the parameters themselves, or of as many average parameters if those are zero. So may
+  be who has only much shorter ranges to be compared with, since the first steps of all are taken at a hundredth of the
+  learning rate that follows.
 * **The fleet is right.** Judged when the round closes, with everybody's contribution on the table. If more than half of
   the islands that are there to be counted send too much, the times have changed and not the islands: their
   contributions are shortened to the limit, and the statistics start again from what they sent. Votes of several rounds
@@ -42,7 +43,7 @@ WINDOW = 64
 WARM_UP_ROUNDS, WARM_UP_CONTRIBUTIONS = 6, 16
 #: Islands in a round beyond which one of them does not move the median.
 MANY = 16
-#: In the warm-up a range is compared with ranges of at least this part of its steps.
+#: In the warm-up a range of less than this part of its steps says little of another one.
 COMPARABLE = 1 / 8
 #: Allowed in the warm-up, in factors; and the most that a wide spread may stretch the factor later.
 WARM_UP_FACTORS, SPREAD_FACTORS = 10.0, 2.5
@@ -145,26 +146,24 @@ class FragmentNorms:
             steps = median(each.steps for each in self._known)
             return [_allowed(typical + stretch, steps, sample.steps) for sample in samples]
         stretch = math.log(WARM_UP_FACTORS * factor)
+        by_length = factor * length if length else math.inf
         limits = []
-        references: dict[tuple[str, int], tuple[float, float] | None] = {}
+        references: dict[str, tuple[float, float, int]] = {}
         round_ = [(sample.island_id, _known(sample)) for sample in samples if sample.norm]
         many = len({island_id for island_id, _ in round_}) > MANY
         for sample in samples:
             # Nobody is compared with itself, unless so many are there that it makes no difference.
-            apart, steps = key = ("", 0) if many else (sample.island_id, sample.steps)
-            if key not in references:
+            apart = "" if many else sample.island_id
+            if apart not in references:
                 known = [*self._known, *(each for island_id, each in round_ if island_id != apart)]
-                known = [each for each in known if each.steps >= COMPARABLE * steps]
-                references[key] = (
-                    (median_low(each.log_rate for each in known), median(each.steps for each in known))
-                    if known
-                    else None
+                references[apart] = (
+                    median_low(each.log_rate for each in known) if known else -math.inf,
+                    median(each.steps for each in known) if known else 0,
+                    max((each.steps for each in known), default=0),
                 )
-            reference = references[key]
-            if reference is None:
-                limits.append(factor * length if length else math.inf)
-            else:
-                limits.append(_allowed(reference[0] + stretch, reference[1], sample.steps))
+            log_rate, steps, longest = references[apart]
+            limit = _allowed(log_rate + stretch, steps, sample.steps) if longest else 0.0
+            limits.append(limit if longest >= COMPARABLE * sample.steps else max(limit, by_length))
         return limits
 
     def _learn(self, samples: Sequence[Sample]) -> None:

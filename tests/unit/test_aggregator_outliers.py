@@ -219,3 +219,9 @@ def test_the_very_first_step_of_a_newcomer_condemns_nobody_who_has_trained_for_a
     assert norms.judge([early], fleet, 10.0, length=8.7)[0].refused == ""
     liar = Sample(island_id="late", norm=882.0, steps=65)
     assert norms.judge([liar], [*fleet, "third"], 10.0, length=8.7)[0].refused
+
+
+def test_much_shorter_ranges_take_nothing_from_what_a_long_one_may_be():
+    norms = FragmentNorms(seed_norm=51.6)
+    samples = [Sample(island_id=name, norm=float(n), steps=n) for name, n in (("a", 8), ("b", 4), ("c", 746))]
+    assert all(not each.refused for each in norms.judge(samples, "abc", 10.0, length=51.6))
