@@ -25,7 +25,7 @@ at_s = 5
 link = "island-2"
 reset = true
 """
-CUT_S = 2.0
+CUT_S = 3.0
 
 
 class Run:
@@ -33,9 +33,10 @@ class Run:
 
     def __init__(self, folder):
         (folder / "region.toml").write_text(REGION)
-        flags = ["--islands", 3, "--tokens", 50_000, "--pace", 0.04, "--json", "--link", folder / "region.toml"]
+        flags = ["--islands", 3, "--tokens", 75_000, "--pace", 0.04, "--json", "--link", folder / "region.toml"]
         with Up(folder / "run", *flags) as up:
             up.wait_for_progress()
+            wait_for(lambda: len(merged_islands(up)) == 3, "something merged of every island")
             control = LinkControl(up.run_dir / "links.sock")
             self.conditions = control.conditions()
             self.cut_s = time.monotonic()  # the clock of the tape, on one machine
@@ -55,6 +56,10 @@ class Run:
         self.ledger, self.tape = up.ledger(), up.tape()
 
 
+def merged_islands(up):
+    return {each["island_id"] for row in up.ledger() for each in row["contributions"]}
+
+
 def all_connected(counts):
     return counts if all(each.connections == 2 for each in counts.values()) else None
 
@@ -72,7 +77,7 @@ def test_a_run_over_slow_links_ends_with_everything_merged_though_one_is_cut_and
     assert run.exit == 0, run.up.err
     check_report(run.report)
     tokens = run.report["tokens"]
-    assert tokens["trained"] >= 50_000
+    assert tokens["trained"] >= 75_000
     assert tokens["merged"] == tokens["trained"], tokens  # a link loses bytes of nobody's work: it is repeated
     assert run.report["restarts"]["links"] == 1
     assert not any(each["restarts"] for each in run.report["islands"].values())  # nobody ended because of it
@@ -85,8 +90,8 @@ def test_nothing_that_was_merged_is_lost_or_merged_twice(run):
 
 
 def test_an_island_that_is_cut_off_goes_on_training(run):
-    # Two of some three seconds would be missing, had it waited. The others are as fast as a busy machine lets them be.
-    assert steps_per_s(run, "island-1") > 0.6 * steps_per_s(run, "island-0")
+    # Three of some four seconds would be missing, had it waited. The others are as fast as a busy machine lets them be.
+    assert steps_per_s(run, "island-1") > 0.5 * steps_per_s(run, "island-0")
 
 
 def steps_per_s(run, island):
