@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from broker.fragments import FragmentManifest
-from broker.messages import Envelope, Merged, Message, Payload, Reason
+from broker.messages import Envelope, Merged, Message, Payload, Reason, Refused
 from broker.ranges import StepRange
 
 # --- in -------------------------------------------------------------------------------------------------------
@@ -117,6 +117,15 @@ class Tick:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stop:
     """The operator ends the run now (Ctrl-C, SIGTERM): nothing is flushed."""
+
+
+def refusal_of_ours(refused: Refused, broker: int) -> Fenced | NotLetIn | None:
+    """Returns what a broker's refusal of our message means; None where it is merely sent again."""
+    if refused.reason is Reason.FENCED:
+        return Fenced(broker=broker, kind=refused.kind, detail=refused.detail)
+    if refused.reason is Reason.IMPLAUSIBLE and refused.kind == "attach":
+        return NotLetIn(broker=broker, detail=refused.detail)
+    return None
 
 
 Event = Received | Computed | Persisted | PersistFailed | RunSaved | RunSaveFailed | Fenced | NotLetIn | Tick | Stop

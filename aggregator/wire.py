@@ -19,7 +19,7 @@ import zmq.asyncio
 
 from aggregator import versions
 from aggregator.config import AggregatorConfig
-from aggregator.events import Commit, Fenced, NotLetIn, Publish, Received, Send
+from aggregator.events import Commit, Fenced, NotLetIn, Publish, Received, Send, refusal_of_ours
 from aggregator.fitting import HEADER_BYTES, misfit
 from aggregator.inspection import inspect
 from aggregator.link import Link, Outgoing
@@ -41,7 +41,6 @@ from broker.messages import (
     Envelope,
     FollowBulk,
     Message,
-    Reason,
     Refused,
     ReplicaRun,
     Seed,
@@ -149,10 +148,9 @@ class Wire:
     async def _refused(self, place: int, refused: Refused) -> None:
         """Said by a broker about what we sent. All of it is sent again while it matters; but not if we are deposed."""
         self._complain(refused.reason, refused.kind, refused.detail, key=(refused.reason, refused.kind, str(place)))
-        if refused.reason is Reason.FENCED:
-            await self._deliver(Fenced(broker=place, kind=refused.kind, detail=refused.detail))
-        elif refused.kind == "attach":
-            await self._deliver(NotLetIn(broker=place, detail=refused.detail))
+        event = refusal_of_ours(refused, place)
+        if event is not None:
+            await self._deliver(event)
 
     async def _inspected(self, envelope: Envelope, place: int) -> Received:
         if not isinstance(envelope.message, Contribution | Seed):

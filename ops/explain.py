@@ -23,8 +23,7 @@ from aggregator.recovery import Lineage, lineages
 from aggregator.story import Absence, RoundStory, Storyteller, Target
 from aggregator.tape import read_lines
 from broker.errors import ConfigError, Unavailable
-
-PLAIN_WIDTH = 140
+from ops.text import PLAIN_WIDTH
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

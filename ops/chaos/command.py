@@ -170,7 +170,7 @@ def _check(run_dir: Path, *, as_json: bool) -> int:
     if as_json:
         print(json.dumps({"run_dir": os.fspath(run_dir), "holds": holds, "invariants": verify.as_json(checks)}))
     else:
-        print(f"invariants of {run_dir}:\n{verify.render(checks)}")
+        print(f"invariants of {run_dir}:\n{verify.render(verify.as_json(checks))}")
     return 0 if holds else 1
 
 
@@ -192,10 +192,5 @@ def _report(plan: Plan, config: ChaosConfig, drill: Drill, status: int) -> dict[
 
 def _render(whole: Mapping[str, Any]) -> str:
     text = [reporting.render(dict(whole)), "", "chaos:", report.render(whole["chaos"]), "", "invariants:"]
-    for each in whole["invariants"]:
-        verdict = "holds" if each["holds"] else f"VIOLATED {each['violations']} times"
-        text.append(f"  {each['invariant']:2}  {each['name']}: {verdict} ({each['looked_at']:,} facts)")
-        text += [f"        {example}" for example in each["examples"]]
-    if not whole["invariants"]:
-        text.append("  nothing to check: the run left no ledger")
+    text.append(verify.render(whole["invariants"]) or "  nothing to check: the run left no ledger")
     return "\n".join(text)

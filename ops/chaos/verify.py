@@ -6,7 +6,7 @@ Shell: it reads ledgers, tapes, stores and the report; what must hold of them is
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -106,11 +106,11 @@ def as_json(checks: Sequence[Check]) -> list[dict[str, Any]]:
     ]
 
 
-def render(checks: Sequence[Check]) -> str:
-    """Returns checks as text."""
+def render(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Returns what :func:`as_json` made of checks as text."""
     lines = []
-    for check in checks:
-        verdict = "holds" if check.holds else f"VIOLATED {check.count} times"
-        lines.append(f"  {check.invariant:2}  {check.name}: {verdict} ({check.looked_at:,} facts)")
-        lines += [f"        {each}" for each in check.violations]
+    for row in rows:
+        verdict = "holds" if row["holds"] else f"VIOLATED {row['violations']} times"
+        lines.append(f"  {row['invariant']:2}  {row['name']}: {verdict} ({row['looked_at']:,} facts)")
+        lines += [f"        {each}" for each in row["examples"]]
     return "\n".join(lines)

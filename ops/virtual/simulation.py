@@ -469,12 +469,11 @@ class Simulation:
             process.handle(Followed(name=name, follow=message))
             return
         if isinstance(message, m.Refused):
-            if message.reason is m.Reason.FENCED:
-                process.handle(agg.Fenced(broker=broker, kind=message.kind, detail=message.detail))
-                if process.replication is not None:
-                    process.handle(Outranked())
-            elif message.kind == "attach":
-                process.handle(agg.NotLetIn(broker=broker, detail=message.detail))
+            event = agg.refusal_of_ours(message, broker)
+            if event is not None:
+                process.handle(event)
+            if isinstance(event, agg.Fenced) and process.replication is not None:
+                process.handle(Outranked())
             return
         has_payload = isinstance(message, m.Contribution | m.Seed)
         found = process.work.inspect(envelope) if has_payload else agg.Inspection()

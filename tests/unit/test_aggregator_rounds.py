@@ -4,7 +4,18 @@ import itertools
 
 import pytest
 
-from aggregator.events import Computed, Fenced, Flaw, Merge, NotLetIn, Persist, Persisted, Publish, Send
+from aggregator.events import (
+    Computed,
+    Fenced,
+    Flaw,
+    Merge,
+    NotLetIn,
+    Persist,
+    Persisted,
+    Publish,
+    Send,
+    refusal_of_ours,
+)
 from aggregator.summary import totals
 from broker.messages import (
     AGGREGATOR,
@@ -17,6 +28,7 @@ from broker.messages import (
     OpenRound,
     Outstanding,
     Reason,
+    Refused,
     TrainedOn,
 )
 from broker.ranges import StepRange
@@ -461,6 +473,20 @@ def test_the_first_round_after_a_takeover_waits_for_islands_whose_broker_was_awa
     assert again.run.versions == (1,), "the other has two heartbeats to come back in"
     again.run_to(began_s + 1.1)
     assert again.run.versions == (2,)
+
+
+@pytest.mark.parametrize(
+    ("reason", "kind", "event"),
+    [
+        (Reason.FENCED, "version", Fenced(broker=2, kind="version", detail="why")),
+        (Reason.IMPLAUSIBLE, "attach", NotLetIn(broker=2, detail="why")),
+        (Reason.IMPLAUSIBLE, "attach_bulk", None),
+        (Reason.REPLAYED, "attach", None),
+        (Reason.CHECKSUM, "attach", None),
+    ],
+)
+def test_of_what_brokers_refuse_an_epoch_that_has_ended_and_a_wrong_count_of_shards_matter(reason, kind, event):
+    assert refusal_of_ours(Refused(kind=kind, sequence=7, reason=reason, detail="why"), 2) == event
 
 
 def test_an_aggregator_that_no_broker_lets_in_says_so_until_one_does():

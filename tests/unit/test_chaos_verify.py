@@ -112,7 +112,7 @@ class RunFiles:
     @staticmethod
     def failing(checks):
         assert len(json.dumps(as_json(checks))) > 0
-        text = render(checks)
+        text = render(as_json(checks))
         failing = {check.name.removeprefix("store: ") for check in checks if not check.holds}
         assert ("VIOLATED" in text) is bool(failing)
         return failing
