@@ -72,25 +72,20 @@ def agenda(experiment: Experiment, records: Sequence[Record]) -> Agenda:
         records: Of this experiment, of any age: a record whose settings have changed since is not of these cells.
     """
     done = {(record.stage, record.key): record for record in records}
-    due: list[Run] = []
-    tuned: dict[CellKey, float | None] = {}
+    due, tuned = _tuning(experiment, done)
     waiting = 0
     by_seed: dict[int, list[Run]] = {}
     for cell in experiment.cells():
         fields = dict(cell)
         if experiment.tune is not None:
-            group = cell_key({name: cell[name] for name in experiment.tune.by})
-            if group not in tuned:  # on its first cell
-                wanted, tuned[group] = _tuning(experiment, experiment.tune, cell, done)
-                due += [run for run in wanted if run.key not in done]
-            value = tuned[group]
+            value = tuned[_group(experiment.tune, cell)]
             if value is None:
                 waiting += experiment.seeds
                 continue
             fields[experiment.tune.name] = value
         for seed in range(experiment.seeds):
             by_seed.setdefault(seed, []).append(_final(experiment, fields, seed))
-    for run in _more_seeds(experiment, list(done.values())):
+    for run in _more_seeds(experiment, done.values(), tuned):
         by_seed.setdefault(run.seed, []).append(run)
     # Cells that come to the same settings are one run; its record serves them all.
     wanted_runs = {run.key: run for seed in sorted(by_seed) for run in by_seed[seed]}
@@ -102,24 +97,29 @@ def agenda(experiment: Experiment, records: Sequence[Record]) -> Agenda:
 def current(experiment: Experiment, records: Iterable[Record]) -> tuple[Record, ...]:
     """Returns the newest records whose settings are those of a cell as it is now, once for each such cell.
 
-    What a record calls its cell does not count: that was the file of its day.
+    What a record calls its cell does not count: that was the file of its day. Nor do runs at a rate that was the best
+    one until more rates were tried, or longer runs of them.
     """
     tune = experiment.tune
+    records = newest(records)
+    _, tuned = _tuning(experiment, {(record.stage, record.key): record for record in records})
     kept = []
-    for record in newest(records):
+    for record in records:
         groups: set[CellKey] = set()
         for cell in experiment.cells():
             fields = dict(cell)
             more: dict[str, Any] = {}
+            group = _group(tune, cell) if tune is not None else ()
             if tune is not None:
                 fields[tune.name] = record.settings.get(tune.name)
             if record.stage is Stage.TUNE:
                 # On behalf of the first cell of its group; on an early rung it is shorter than that.
-                group = cell_key({name: cell[name] for name in tune.by}) if tune is not None else ()
                 if tune is None or group in groups:
                     continue
                 groups.add(group)
                 more["steps"] = record.settings.get("steps")
+            elif tune is not None and tuned[group] not in (None, fields[tune.name]):
+                continue
             try:
                 settings = experiment.settings_of(fields, more)
             except ConfigError:
@@ -134,7 +134,7 @@ def _final(experiment: Experiment, fields: Cell, seed: int) -> Run:
     return Run(experiment=experiment.name, stage=Stage.FINAL, fields=dict(fields), settings=settings, seed=seed)
 
 
-def _more_seeds(experiment: Experiment, records: Sequence[Record]) -> list[Run]:
+def _more_seeds(experiment: Experiment, records: Iterable[Record], tuned: Mapping[CellKey, float | None]) -> list[Run]:
     """Returns the next seed of both sides of every claim whose interval is wider than its margin."""
     runs: dict[tuple[Stage, str], Run] = {}
     finals = [record for record in current(experiment, records) if record.stage is Stage.FINAL]
@@ -143,6 +143,8 @@ def _more_seeds(experiment: Experiment, records: Sequence[Record]) -> list[Run]:
         margin = finding.comparison.margin
         if not finding.seeds or max(finding.seeds) + 1 < experiment.seeds:
             continue  # the first ones are still on their way
+        if experiment.tune and any(tuned[_group(experiment.tune, cell)] is None for cell in finding.cells):
+            continue  # another rate may turn out to be the best
         # Seeds of which one side diverged count as run, and not as pairs.
         pairs_to_be_had = experiment.max_seeds - len(finding.seeds) + len(differences)
         if not seeds_needed(differences, margin=margin, max_seeds=pairs_to_be_had):
@@ -154,7 +156,29 @@ def _more_seeds(experiment: Experiment, records: Sequence[Record]) -> list[Run]:
     return list(runs.values())
 
 
+def _group(tune: Tune, cell: Cell) -> CellKey:
+    """Returns what the cells that share one best value have in common."""
+    return cell_key({name: cell[name] for name in tune.by})
+
+
 def _tuning(
+    experiment: Experiment, done: Mapping[tuple[Stage, str], Record]
+) -> tuple[list[Run], dict[CellKey, float | None]]:
+    """Returns the tuning runs that are due, and group -> the value that was found; None while it is not."""
+    tune = experiment.tune
+    if tune is None:
+        return [], {}
+    due: list[Run] = []
+    tuned: dict[CellKey, float | None] = {}
+    for cell in experiment.cells():
+        group = _group(tune, cell)
+        if group not in tuned:  # on behalf of its first cell
+            wanted, tuned[group] = _tuning_of(experiment, tune, cell, done)
+            due += wanted
+    return due, tuned
+
+
+def _tuning_of(
     experiment: Experiment, tune: Tune, cell: Cell, done: Mapping[tuple[Stage, str], Record]
 ) -> tuple[list[Run], float | None]:
     """Returns the tuning runs of a cell's group that are due, or the value that was found."""

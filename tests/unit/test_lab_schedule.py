@@ -209,6 +209,29 @@ def test_tuning_ends_after_so_many_values_beyond_the_edge(write):
     assert rates == [0.001, 0.002, 0.004, 0.008, 0.016]
 
 
+def test_runs_at_a_rate_that_is_no_longer_the_best_neither_count_nor_get_more_seeds(write):
+    def loss(run):
+        rate, short = run.fields["task.learning_rate"], run.settings.steps == 25
+        seed_noise = 0.2 * run.seed if run.fields["mode"] == "diloco" and run.seed < 1000 else 0.0
+        return 1.0 + (abs(rate - 0.004) if short else abs(rate - 0.002)) + seed_noise
+
+    quick = write(TUNED.replace("rungs = [0.25, 1.0]", "rungs = [0.25]"))
+    _, records = play(quick, loss)
+    finals = {r.settings["task.learning_rate"] for r in current(quick, records) if r.stage is Stage.FINAL}
+    assert finals == {0.004}
+    assert max(record.seed for record in records if record.stage is Stage.FINAL) == 3  # the interval is wide
+
+    thorough = write(TUNED)
+    left = agenda(thorough, records)
+    assert {run.stage for run in left.due} == {Stage.TUNE}  # and no seed more at a rate that may not be the best
+    assert {r.seed for r in current(thorough, records) if r.stage is Stage.FINAL} == {0, 1, 2, 3}
+    while due := agenda(thorough, records).due:
+        records.append(record_of(due[0], loss(due[0])))
+    finals = [r for r in current(thorough, records) if r.stage is Stage.FINAL]
+    assert {r.settings["task.learning_rate"] for r in finals} == {0.002}
+    assert len(finals) == 8
+
+
 def test_cells_that_wait_for_a_rate_are_counted(write):
     left = agenda(write(TUNED), [])
     assert len(left.due) == 6
