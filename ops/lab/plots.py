@@ -149,6 +149,33 @@ def gap_against_size(series: Mapping[str, Sequence[tuple[float, Interval]]], *, 
         return svg(figure)
 
 
+def gap_against_tokens(panels: Mapping[str, Mapping[str, Sequence[tuple[float, float]]]]) -> bytes:
+    """Returns relative gaps over the tokens that each parameter has seen.
+
+    Args:
+        panels: Title of a panel -> label -> (tokens per parameter, gap) by growing tokens.
+    """
+    with drawing(len(panels)) as (figure, all_axes):
+        for axes, (name, lines) in zip(all_axes, panels.items(), strict=True):
+            axes.axhline(0, color="black", linewidth=0.8)
+            for i, (label, points) in enumerate(lines.items()):
+                xs, ys = [x for x, _ in points], [100 * y for _, y in points]
+                axes.plot(
+                    xs,
+                    ys,
+                    color=colour(i),
+                    linestyle=style_of(i),
+                    marker="o",
+                    markersize=2.5,
+                    linewidth=1.2,
+                    label=label,
+                )
+            axes.set(xscale="log", xlabel="tokens per parameter", ylabel="decoupled / baseline - 1 (%)")
+            axes.set_title(name)
+            legend(axes)
+        return svg(figure)
+
+
 def outer_grid(losses: Mapping[tuple[float, float], float]) -> bytes:
     """Returns a map of mean held-out loss by outer rate and outer momentum; the lowest is framed.
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from aggregator.store_files import mapped
 from broker.errors import ConfigError
-from ops.lab import archive, pictures
+from ops.lab import archive, gaps, pictures
 from ops.lab.chapter import Experiment, Findings, Plot, findings_of
 from ops.lab.experiment import load
 from ops.lab.records import Record, newest
@@ -88,8 +88,9 @@ def build(
         for name, each_drawn in drawn.items()
     }
     files = {f"{folder}/{each.file}": each.svg for each_drawn in drawn.values() for each in each_drawn}
-    files |= {f"{folder}/{file}": draw() for section in sections for file, draw in section.plots.items()}
-    return Report(text=document(found, plots, sections), plots=files, findings=found)
+    parts = (*gaps.sections(found, folder=folder), *sections)
+    files |= {f"{folder}/{file}": draw() for part in parts for file, draw in part.plots.items()}
+    return Report(text=document(found, plots, parts), plots=files, findings=found)
 
 
 def _write(path: Path, content: bytes) -> None:

@@ -1,0 +1,198 @@
+"""How far decoupled training is from the other modes, over tokens and sizes of the model, in all experiments. Pure.
+
+One experiment asks about one length and one size. A gap is read together with the tokens per parameter that the model
+has seen: published budgets are near 20 (Streaming DiLoCo, Chinchilla), and early in a run every mode that averages is
+behind.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from ops.lab import plots
+from ops.lab.cells import cell_key, label
+from ops.lab.chapter import Findings
+from ops.lab.comparisons import Finding
+from ops.lab.markdown import anchor, count, gap, percent, table
+from ops.lab.records import Record
+from ops.lab.results import Section
+from ops.lab.settings import Mode
+from ops.lab.statistics import Interval, trend
+
+#: Parts of a run at which gaps are shown.
+SHARES = (1 / 6, 1 / 3, 1 / 2, 2 / 3, 5 / 6, 1.0)
+
+_NAMES: Mapping[Mode, str] = {
+    Mode.DATA_PARALLEL: "data-parallel training",
+    Mode.DILOCO: "synchronous DiLoCo",
+    Mode.STREAMING: "Streaming DiLoCo",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gap:
+    """Decoupled training against another mode: one comparison of one experiment.
+
+    Attributes:
+        experiment: Its name.
+        where: What else tells it from others of the experiment; empty if nothing.
+        baseline: The other mode.
+        islands: Of both.
+        parameters: Of the model.
+        tokens: Of a whole run.
+        course: (tokens, mean gap over seeds) at ``SHARES`` of the run, from the curves; none where a seed has none.
+        differences: Of the last losses, one for each seed.
+        found: Their mean and interval.
+    """
+
+    experiment: str
+    where: str
+    baseline: Mode
+    islands: int
+    parameters: int
+    tokens: int
+    course: tuple[tuple[float, float], ...]
+    differences: tuple[float, ...]
+    found: Interval
+
+    @property
+    def name(self) -> str:
+        """Of its line in a plot."""
+        return ", ".join(part for part in (self.experiment, self.where, count(self.parameters)) if part)
+
+
+def gaps(experiments: Sequence[Findings]) -> tuple[Gap, ...]:
+    """Returns every comparison of decoupled training with another mode that has pairs: by baseline, islands, size."""
+    found = [each for findings in experiments for each in _gaps(findings)]
+    modes = list(_NAMES)
+    return tuple(
+        sorted(found, key=lambda each: (modes.index(each.baseline), each.islands, each.parameters, each.tokens))
+    )
+
+
+def _gaps(findings: Findings) -> Iterator[Gap]:
+    for finding in findings.found:
+        if finding.found is None:
+            continue
+        candidate, baseline = (_runs(findings, finding, side) for side in (0, 1))
+        if not candidate or not baseline:
+            continue
+        first, other = candidate[min(candidate)], baseline[min(baseline)]
+        others = [name for name in finding.group if name != "islands"]
+        if first.settings.get("mode") != Mode.DECOUPLED or other.settings.get("mode") not in list(_NAMES):
+            continue
+        yield Gap(
+            experiment=findings.experiment.name,
+            where=label(finding.group, others) if others else "",
+            baseline=Mode(other.settings["mode"]),
+            islands=int(first.settings["islands"]),
+            parameters=finding.parameters,
+            tokens=first.tokens,
+            course=_course(candidate, baseline),
+            differences=tuple(finding.differences.values()),
+            found=finding.found,
+        )
+
+
+def _runs(findings: Findings, finding: Finding, side: int) -> dict[int, Record]:
+    """Seed -> the run of one side of a comparison."""
+    key = cell_key(finding.cells[side])
+    return {run.seed: run for run in findings.final if cell_key(run.cell) == key and run.seed in finding.differences}
+
+
+def _course(candidate: Mapping[int, Record], baseline: Mapping[int, Record]) -> tuple[tuple[float, float], ...]:
+    seeds = sorted(candidate.keys() & baseline.keys())
+    end = min(run.tokens for run in (*candidate.values(), *baseline.values()))
+    course = []
+    for share in SHARES:
+        tokens = share * end
+        pairs = [(_loss_at(candidate[seed], tokens), _loss_at(baseline[seed], tokens)) for seed in seeds]
+        ratios = [a / b for a, b in pairs if a is not None and b is not None]
+        if seeds and len(ratios) == len(seeds):
+            course.append((tokens, math.fsum(ratios) / len(ratios) - 1))
+    return tuple(course)
+
+
+def _loss_at(run: Record, tokens: float) -> float | None:
+    """The loss of a run's curve, linear in the logarithm of tokens between two points; None before the first."""
+    points = [(n, loss) for n, _, loss in run.curve if n > 0 and math.isfinite(loss)]
+    for (n0, loss0), (n1, loss1) in itertools.pairwise(points):
+        if n0 <= tokens <= n1:
+            part = math.log(tokens / n0) / math.log(n1 / n0)
+            return loss0 + part * (loss1 - loss0)
+    # Islands end within a few steps of each other, and evaluate at the first boundary after a share of the tokens.
+    nearest = min(points, key=lambda point: abs(point[0] - tokens), default=None)
+    return nearest[1] if nearest is not None and abs(nearest[0] / tokens - 1) < 0.02 else None
+
+
+# --- what the page says -------------------------------------------------------------------------------------------
+
+
+def sections(experiments: Sequence[Findings], *, folder: str) -> tuple[Section, ...]:
+    """Returns the part of the page about all gaps, with its plot in ``folder``; none if there are none."""
+    found = gaps(experiments)
+    if not found:
+        return ()
+    body = _body(found, f"{folder}/gaps.svg")
+    return (Section(title="Gaps over tokens and size", body=lambda: body, plots={"gaps.svg": lambda: _plot(found)}),)
+
+
+def _body(found: Sequence[Gap], file: str) -> str:
+    parts = [
+        "Losses of decoupled training against those of the other modes, in all experiments that compare them: on the "
+        "way, from the curves (fewer sequences), and at the end. The learning rate decays over each run's own length, "
+        "so a gap on the way is not that of a shorter run. Published gaps to data-parallel training are those of runs "
+        "with about 20 tokens per parameter."
+    ]
+    for mode, name in _NAMES.items():
+        ours = [each for each in found if each.baseline is mode]
+        if ours:
+            parts += [f"**To {name}**", _table(ours), *_trends(ours)]
+    return "\n\n".join([*parts, f"![gaps over tokens per parameter]({file})"])
+
+
+def _table(found: Sequence[Gap]) -> str:
+    rows = []
+    for each in found:
+        way = {round(len(SHARES) * tokens / each.tokens): difference for tokens, difference in each.course}
+        rows.append(
+            (
+                f"[{each.experiment}]({anchor(each.experiment)}) {each.where}",
+                str(each.islands),
+                count(each.parameters),
+                f"{each.tokens / each.parameters:.3g}",
+                *(percent(way[k], 1) if k in way else "" for k in range(1, len(SHARES))),
+                gap(each.found),
+                str(len(each.differences)),
+            )
+        )
+    way_head = (">at 1/6 of the run", ">1/3", ">1/2", ">2/3", ">5/6")
+    return table(("experiment", ">islands", ">parameters", ">tokens per parameter", *way_head, ">end", ">seeds"), rows)
+
+
+def _trends(found: Sequence[Gap]) -> list[str]:
+    lines = []
+    for islands in sorted({each.islands for each in found}):
+        ours = [each for each in found if each.islands == islands]
+        for word, sizes in (
+            ("parameters", [each.parameters for each in ours]),
+            ("tokens per parameter", [each.tokens / each.parameters for each in ours]),
+        ):
+            pairs = [(s, d) for s, each in zip(sizes, ours, strict=True) for d in each.differences]
+            if len(set(sizes)) < 3:
+                continue
+            slope = trend([size for size, _ in pairs], [difference for _, difference in pairs])
+            spread = f" ± {100 * slope.half_width:.2f}" if math.isfinite(slope.half_width) else ""
+            lines.append(f"- {islands} islands: {100 * slope.mean:+.2f}{spread} points per tenfold of {word}")
+    return ["\n".join(lines)] if lines else []
+
+
+def _plot(found: Sequence[Gap]) -> bytes:
+    panels: dict[str, dict[str, list[tuple[float, float]]]] = {}
+    for each in found:
+        lines = panels.setdefault(f"to {_NAMES[each.baseline]}, {each.islands} islands", {})
+        lines[each.name] = [(tokens / each.parameters, difference) for tokens, difference in each.course]
+    return plots.gap_against_tokens(panels)

@@ -1,0 +1,98 @@
+"""Gaps between modes over tokens and sizes, from records whose gaps are known."""
+
+import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
+
+import pytest
+
+from ops.lab import gaps, report
+from ops.lab.chapter import findings_of
+from ops.lab.comparisons import comparison_of
+from ops.lab.settings import Mode
+from tests.synthetic import FakeExperiment, record
+
+CLAIM = {
+    "claim": "Decoupled is close",
+    "candidate": {"mode": "decoupled"},
+    "baseline": {"mode": "data-parallel"},
+    "by": ["islands"],
+    "kind": "not-worse",
+    "margin": 0.01,
+}
+
+
+def run(mode, share=0.0, *, seed=0, islands=2, parameters=1_000_000, tokens=6_000_000, name="parity", late=None):
+    """A run whose loss is 2 * (1 + share) from end to end, or ``late`` instead of it in the second half."""
+    losses = [2 * (1 + (share if k <= 3 or late is None else late)) for k in range(1, 7)]
+    made = record(losses[-1], seed=seed, tokens=tokens, experiment=name, mode=mode, islands=islands)
+    curve = tuple((tokens * k / 6, 100.0 * k, loss) for k, loss in enumerate(losses, start=1))
+    settings = {**made.settings, "mode": mode, "islands": islands}
+    return replace(made, parameters=parameters, curve=curve, settings=settings)
+
+
+def found_in(records, name="parity", **changes):
+    return findings_of(FakeExperiment(name=name, comparisons=(comparison_of(CLAIM | changes),)), records)
+
+
+def pair(share, **fields):
+    return [run("decoupled", share, **fields), run("data-parallel", seed=fields.get("seed", 0), **_shape(fields))]
+
+
+def _shape(fields):
+    return {name: value for name, value in fields.items() if name not in ("seed", "late")}
+
+
+def test_a_gap_is_shown_on_the_way_and_at_the_end():
+    records = [*pair(0.08, late=0.02), *pair(0.06, late=0.04, seed=1)]
+    (gap,) = gaps.gaps([found_in(records)])
+    assert (gap.baseline, gap.islands, gap.parameters, gap.tokens) == (Mode.DATA_PARALLEL, 2, 1_000_000, 6_000_000)
+    assert [tokens for tokens, _ in gap.course] == pytest.approx([1e6 * k for k in range(1, 7)])
+    assert [share for _, share in gap.course] == pytest.approx([0.07, 0.07, 0.07, 0.03, 0.03, 0.03])
+    assert gap.differences == pytest.approx((0.02, 0.04))
+    assert gap.found.mean == pytest.approx(0.03)
+
+
+def test_losses_between_two_points_of_a_curve_lie_on_a_line_over_the_logarithm_of_tokens():
+    uneven = replace(run("decoupled"), curve=((1e6, 1.0, 4.0), (4e6, 2.0, 3.0), (6e6, 3.0, 2.0)))
+    (gap,) = gaps.gaps([found_in([uneven, run("data-parallel")])])
+    assert gap.course[1] == pytest.approx((2e6, 3.5 / 2 - 1))  # half way from 1 M to 4 M
+
+
+def test_a_point_that_a_seed_lacks_is_left_out():
+    late = replace(run("decoupled"), curve=((3e6, 1.0, 4.0), (6e6, 3.0, 2.0)))
+    (gap,) = gaps.gaps([found_in([late, run("data-parallel")])])
+    assert [tokens for tokens, _ in gap.course] == [3e6, 4e6, 5e6, 6e6]
+
+
+def test_other_comparisons_are_not_gaps_of_decoupled_training():
+    claim = {"candidate": {"mode": "diloco"}, "baseline": {"mode": "decoupled"}}
+    assert gaps.gaps([found_in([run("diloco"), run("decoupled")], **claim)]) == ()
+    both = {"candidate": {"islands": 2}, "baseline": {"islands": 4}, "by": []}
+    assert gaps.gaps([found_in([run("decoupled"), run("decoupled", islands=4)], **both)]) == ()
+    assert gaps.sections([found_in([])], folder="results") == ()
+
+
+def test_the_page_lists_gaps_by_mode_islands_and_size_with_their_trends():
+    small = found_in([*pair(0.01), *pair(0.01, seed=1)])
+    large = found_in(
+        [each for k in (0, 1) for each in pair(0.05, seed=k, parameters=10_000_000, name="large")], name="large"
+    )
+    largest = found_in(
+        [each for k in (0, 1) for each in pair(0.09, seed=k, parameters=100_000_000, name="largest")], name="largest"
+    )
+    (section,) = gaps.sections([largest, small, large], folder="results")
+    text = section.body()
+    rows = [line.split("|") for line in text.splitlines() if line.startswith("| [")]
+    assert [row[1].split("]")[0].strip(" [") for row in rows] == ["parity", "large", "largest"]
+    assert [row[4].strip() for row in rows] == ["6", "0.6", "0.06"]
+    assert "- 2 islands: +4.00 ± 0.00 points per tenfold of parameters" in text
+    assert "- 2 islands: -4.00 ± 0.00 points per tenfold of tokens per parameter" in text
+    assert "(results/gaps.svg)" in text
+    ElementTree.fromstring(section.plots["gaps.svg"]())
+
+
+def test_the_report_has_it_with_its_plot():
+    experiment = FakeExperiment(comparisons=(comparison_of(CLAIM),))
+    made = report.build([experiment], pair(0.01), folder="results")
+    assert "## Gaps over tokens and size" in made.text
+    assert b"tokens per parameter" in made.plots["results/gaps.svg"]
