@@ -170,8 +170,12 @@ def gap_against_tokens(panels: Mapping[str, Mapping[str, Sequence[tuple[float, f
                     linewidth=1.2,
                     label=label,
                 )
-            axes.set(xscale="log", xlabel="tokens per parameter", ylabel="decoupled / baseline - 1 (%)")
-            axes.set_title(name)
+            sizes = [x for points in lines.values() for x, _ in points]
+            round_sizes = [digit * 10.0**power for power in range(-3, 7) for digit in (1, 2, 5)]
+            ticks = [each for each in round_sizes if sizes and min(sizes) <= each <= max(sizes)]
+            axes.set(xscale="log", xlabel="tokens per parameter", ylabel="decoupled / baseline - 1 (%)", title=name)
+            axes.set_xticks(ticks, [f"{each:g}" for each in ticks])
+            axes.set_xticks([], minor=True)
             legend(axes)
         return svg(figure)
 
