@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from ops.lab.cells import Cell, cell_key, grouped, label, not_run, rank, scalar, tunings, varying
 from ops.lab.comparisons import Comparison, Finding, correction, findings
 from ops.lab.curves import REACH
-from ops.lab.markdown import count, details, duration, gap, share, table
+from ops.lab.markdown import count, details, duration, gap, points_per_tenfold, share, table
 from ops.lab.records import Record, Stage
 from ops.lab.statistics import Interval, interval, trend
 
@@ -251,8 +251,7 @@ def _trends(found: Sequence[Finding]) -> str:
             continue
         slope = trend([size for size, _ in pairs], [difference for _, difference in pairs])
         word = "shrinks" if slope.high < 0 else "grows" if slope.low > 0 else "shows no clear trend"
-        spread = f" ± {100 * slope.half_width:.2f}" if math.isfinite(slope.half_width) else ""
-        per = f"{100 * slope.mean:+.2f}{spread} percentage points per tenfold of parameters"
+        per = points_per_tenfold(slope, "parameters")
         lines.append(f"- {claim}: the difference {word} ({per}, {len(pairs)} pairs).")
     return "\n".join(lines)
 

@@ -16,7 +16,7 @@ from ops.lab import plots
 from ops.lab.cells import cell_key, label
 from ops.lab.chapter import Findings
 from ops.lab.comparisons import Finding
-from ops.lab.markdown import anchor, count, gap, percent, table
+from ops.lab.markdown import anchor, count, gap, percent, points_per_tenfold, table
 from ops.lab.records import Record
 from ops.lab.results import Section
 from ops.lab.settings import Mode
@@ -185,8 +185,7 @@ def _trends(found: Sequence[Gap]) -> list[str]:
             if len(set(sizes)) < 3:
                 continue
             slope = trend([size for size, _ in pairs], [difference for _, difference in pairs])
-            spread = f" ± {100 * slope.half_width:.2f}" if math.isfinite(slope.half_width) else ""
-            lines.append(f"- {islands} islands: {100 * slope.mean:+.2f}{spread} points per tenfold of {word}")
+            lines.append(f"- {islands} islands: {points_per_tenfold(slope, word)}")
     return ["\n".join(lines)] if lines else []
 
 

@@ -51,6 +51,12 @@ def gap(found: Interval | None, digits: int = 2) -> str:
     return f"{percent(found.mean, digits)} ± {100 * found.half_width:.{digits}f} %"
 
 
+def points_per_tenfold(slope: Interval, of: str) -> str:
+    """Returns how a relative difference changes with a size, with the 95 % interval if there is one."""
+    spread = f" ± {100 * slope.half_width:.2f}" if math.isfinite(slope.half_width) else ""
+    return f"{100 * slope.mean:+.2f}{spread} percentage points per tenfold of {of}"
+
+
 def count(number: float) -> str:
     """Returns a large count in three figures with a unit: 1.23 M."""
     for scale, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):

@@ -85,8 +85,8 @@ def test_the_page_lists_gaps_by_mode_islands_and_size_with_their_trends():
     rows = [line.split("|") for line in text.splitlines() if line.startswith("| [")]
     assert [row[1].split("]")[0].strip(" [") for row in rows] == ["parity", "large", "largest"]
     assert [row[4].strip() for row in rows] == ["6", "0.6", "0.06"]
-    assert "- 2 islands: +4.00 ± 0.00 points per tenfold of parameters" in text
-    assert "- 2 islands: -4.00 ± 0.00 points per tenfold of tokens per parameter" in text
+    assert "- 2 islands: +4.00 ± 0.00 percentage points per tenfold of parameters" in text
+    assert "- 2 islands: -4.00 ± 0.00 percentage points per tenfold of tokens per parameter" in text
     assert "(results/gaps.svg)" in text
     ElementTree.fromstring(section.plots["gaps.svg"]())
 
