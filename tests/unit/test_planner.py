@@ -74,10 +74,12 @@ def test_decoupled_needs_the_model_once_per_interval_in_each_direction():
     assert found.rounds_apart_s == pytest.approx(1.5)
 
 
-def test_one_fragment_goes_up_and_down_one_after_the_other_so_it_needs_twice_the_bandwidth():
+def test_one_fragment_goes_up_and_down_one_after_the_other_so_it_needs_the_sum_of_both_flows():
     one = forecast(fleet(fragments=1), Mode.DECOUPLED)
     eight = forecast(fleet(fragments=8), Mode.DECOUPLED)
-    assert one.up_gbps == pytest.approx(2 * eight.up_gbps, rel=0.02)
+    assert one.up_gbps == one.down_gbps == pytest.approx(eight.up_gbps + eight.down_gbps, rel=0.02)
+    just = forecast(fleet(fragments=1, gbps=one.down_gbps), Mode.DECOUPLED)
+    assert (just.fits, just.sync_interval_steps) == (True, pytest.approx(24))
 
 
 def test_staleness_is_the_journeys_share_of_the_interval():
@@ -114,6 +116,16 @@ def test_with_the_bandwidth_that_is_required_the_target_is_reached(mode, target,
     found = forecast(wide, mode)
     assert found.fits is True
     assert found.utilisation >= target - 1e-6
+
+
+@pytest.mark.parametrize("mode", Mode)
+@pytest.mark.parametrize("fragments", [1, 8])
+def test_no_narrower_link_than_the_required_one_would_do(mode, fragments):
+    needed = forecast(fleet(utilisation=0.9, fragments=fragments), mode)
+    narrow = fleet(utilisation=0.9, fragments=fragments, gbps=0.98 * max(needed.up_gbps, needed.down_gbps))
+    found = forecast(narrow, mode)
+    assert found.fits is False
+    assert found.utilisation < 0.9 or found.sync_interval_steps > narrow.sync_interval_steps
 
 
 @pytest.mark.parametrize("mode", Mode)
@@ -427,6 +439,21 @@ def test_text_says_what_to_try_next_and_fits_its_width(atoll):
     assert "For these links: --codec" in out
     assert out.splitlines()[-1].startswith("next: ")
     assert max(map(len, out.splitlines())) <= 140
+
+
+def test_a_link_that_is_enough_is_not_called_too_narrow(atoll):
+    diloco = ("--params", "5B", "--step-time", 1, "--mode", "diloco", "--bandwidth", 200)
+    document = json.loads(atoll(*diloco, "--json")[1])
+    assert document["utilisation"] > 0.95
+    assert document["fits"] is True
+    assert "narrowest" not in " ".join(document["notes"])
+    assert document["choice"]["version_codec"] == "f32"  # its own settings do
+
+
+@pytest.mark.parametrize("mode", ["dp", "diloco"])
+def test_what_to_try_next_is_neither_what_was_given_nor_what_atoll_does_not_run(atoll, mode):
+    _, out, _ = atoll("--params", "1M", "--step-time", 1, "--mode", mode, "--bandwidth", 10, "--accelerators", 8)
+    assert out.splitlines()[-1] == "next: atoll trains decoupled: leave out --mode to plan for that"
 
 
 def test_unequal_sites_come_from_a_file(atoll, tmp_path):
