@@ -147,14 +147,19 @@ class Fleet:
 
 
 def check_together(fleet: Fleet, model: FailureModel) -> None:
-    """Raises ConfigError where a fleet and a failure model do not fit each other."""
-    if model.domain_mtbi_days is not None and model.domain_islands > fleet.islands:
-        cure = f"must be at most the number of islands, {fleet.islands}"
-        raise ConfigError("domain_islands", model.domain_islands, cure)
+    """Raises ConfigError where a fleet and a failure model do not fit each other, or would take hours."""
+    check_domains(fleet, model)
     interruptions = fleet.chips / model.chip_mtbi_s * fleet.duration_s
     if interruptions > MAX_INTERRUPTIONS:
         cure = f"would be {interruptions:.1e} interruptions; at most {MAX_INTERRUPTIONS:.0e}: simulate fewer days"
         raise ConfigError("days", fleet.days, cure)
+
+
+def check_domains(fleet: Fleet, model: FailureModel) -> None:
+    """Raises ConfigError where a domain has more islands than the fleet."""
+    if model.domain_mtbi_days is not None and model.domain_islands > fleet.islands:
+        cure = f"must be at most the number of islands, {fleet.islands}"
+        raise ConfigError("domain_islands", model.domain_islands, cure)
 
 
 def _require(name: str, value: float, *, above: float | None = None, least: float | None = None) -> None:
