@@ -239,7 +239,10 @@ def test_a_bandwidth_below_any_setting_is_refused_with_the_one_that_would_do():
         ({"sites": 0}, "sites = 0: must be at least 1"),
         ({"parameters": 0}, "params = 0: must lie between"),
         ({"version_codec": Codec.INT4}, "versions travel as f32 or bf16"),
-        ({"broker_gbps": 0.0}, "broker_gbps = 0.0: must be above 0"),
+        ({"broker_gbps": 0.0}, "broker_bandwidth = 0.0: must be above 0"),
+        ({"accelerator_gb": 0.0}, "memory_gb = 0.0: must be above 0"),
+        ({"host_gb": 0.0}, "host_memory_gb = 0.0: must be above 0"),
+        ({"price_per_hour": -1.0}, "price = -1.0: must be 0 or more"),
         ({"price_per_gb": -1.0}, "price_per_gb = -1.0: must be 0 or more"),
     ],
 )
@@ -456,6 +459,17 @@ def test_what_to_try_next_is_neither_what_was_given_nor_what_atoll_does_not_run(
     assert out.splitlines()[-1] == "next: atoll trains decoupled: leave out --mode to plan for that"
 
 
+def test_an_interval_of_one_step_leaves_no_step_of_overlap(atoll):
+    status, out, _ = atoll("--params", "1M", "--step-time", 1, "--sync-interval", 1, "--json")
+    assert status == 0
+    assert json.loads(out)["settings"]["overlap"] == 0
+
+
+def test_hundreds_of_small_sites_have_a_goodput(atoll):
+    many = ("--params", "1M", "--step-time", 1, "--sites", 300, "--accelerators", 8, "--json")
+    assert 0.99 < json.loads(atoll(*many)[1])["goodput"] < 1.0
+
+
 def test_unequal_sites_come_from_a_file(atoll, tmp_path):
     file = tmp_path / "fleet.toml"
     file.write_text(
@@ -479,6 +493,8 @@ def test_the_published_table_is_printed(atoll):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
+        (("--params", "5B", "--step-time", 1, "--overlap", 24), "overlap = 24: must be below sync_interval = 24"),
+        (("--params", "5B", "--step-time", 1, "--sites", 10_001), "sites = 10001: must lie between 1 and 10000"),
         ((), "params = None: is needed; give --params 5B"),
         (("--params", "5B"), "step_time = None: is needed"),
         (("--params", "five", "--step-time", 1), "params = 'five'"),
