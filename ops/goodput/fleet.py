@@ -32,6 +32,9 @@ _CHUNK = 4096
 #: Loops over single failures: beyond this many a simulation takes hours, which nobody means to ask for.
 MAX_INTERRUPTIONS = 200_000_000
 
+#: The same of the rounds of all islands.
+MAX_ROUNDS = 200_000_000
+
 
 class Mode(StrEnum):
     """How the fleet trains."""
@@ -152,6 +155,10 @@ def check_together(fleet: Fleet, model: FailureModel) -> None:
     interruptions = fleet.chips / model.chip_mtbi_s * fleet.duration_s
     if interruptions > MAX_INTERRUPTIONS:
         cure = f"would be {interruptions:.1e} interruptions; at most {MAX_INTERRUPTIONS:.0e}: simulate fewer days"
+        raise ConfigError("days", fleet.days, cure)
+    rounds = fleet.islands * fleet.duration_s / model.interval_s
+    if rounds > MAX_ROUNDS and fleet.mode in (Mode.DECOUPLED, Mode.DILOCO):
+        cure = f"would be {rounds:.1e} rounds of all islands; at most {MAX_ROUNDS:.0e}: simulate fewer days"
         raise ConfigError("days", fleet.days, cure)
 
 

@@ -408,6 +408,7 @@ def test_a_fleet_without_waste_says_so(capsys):
         (["--mode", "magic"], "mode = 'magic': must be one of decoupled, elastic-dp, dp, diloco"),
         (["--mtbi-years", "0"], "mtbi_years = 0.0: must be above 0"),
         (["--islands", "many"], "islands = 'many': must be a whole number"),
+        (["--step-s", "0.001"], "days = 30.0: would be 8.6e+08 rounds of all islands; at most 2e+08: simulate fewer"),
         (["--table", "--chips", "100"], "leave it out"),
         (["--table", "--plot", "x.svg"], "leave out --table"),
         (["--domain-mtbi-days", "1", "--domain-islands", "9"], "at most the number of islands"),
