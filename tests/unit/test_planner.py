@@ -362,10 +362,56 @@ def test_what_is_no_safetensors_file_is_refused(tmp_path, content):
 
 
 def test_a_config_json_of_a_known_size_is_estimated(tmp_path):
-    # GPT-like figures small enough for a hand: 2 x 100 x 8 + 2 x (4 x 8 x 8 + 2 x 8 + 3 x 8 x 16) + 8
+    # GPT-like figures small enough for a hand: 100 x 8 + 2 x (4 x 8 x 8 + 2 x 8 + 3 x 8 x 16) + 8
     config = {"hidden_size": 8, "num_hidden_layers": 2, "vocab_size": 100, "num_attention_heads": 2}
     (tmp_path / "config.json").write_text(json.dumps(config | {"intermediate_size": 16}))
+    assert read_model(tmp_path / "config.json").parameters == 800 + 2 * (256 + 16 + 384) + 8
+    (tmp_path / "config.json").write_text(json.dumps(config | {"intermediate_size": 16, "tie_word_embeddings": False}))
     assert read_model(tmp_path / "config.json").parameters == 1600 + 2 * (256 + 16 + 384) + 8
+
+
+def _config(width, depth, vocabulary, heads, hidden, **more):
+    sizes = {"hidden_size": width, "num_hidden_layers": depth, "vocab_size": vocabulary, "num_attention_heads": heads}
+    return sizes | {"intermediate_size": hidden, "tie_word_embeddings": False} | more
+
+
+@pytest.mark.parametrize(
+    ("config", "published"),
+    [
+        (_config(4096, 32, 128256, 32, 14336, num_key_value_heads=8), 8.03e9),
+        (_config(4096, 32, 32000, 32, 14336, num_key_value_heads=8, num_local_experts=8), 46.7e9),
+        (_config(2048, 18, 256000, 8, 16384, num_key_value_heads=1, head_dim=256, tie_word_embeddings=True), 2.51e9),
+        (
+            _config(2048, 48, 151936, 32, 6144, num_key_value_heads=4, head_dim=128)
+            | {"moe_intermediate_size": 768, "num_experts": 128},
+            30.5e9,
+        ),
+        (
+            _config(2048, 28, 102400, 16, 10944, moe_intermediate_size=1408)
+            | {"n_routed_experts": 64, "n_shared_experts": 2, "first_k_dense_replace": 1},
+            16.4e9,
+        ),
+        (
+            _config(3584, 28, 151936, 28, 18944, num_key_value_heads=4, moe_intermediate_size=2560, num_experts=64)
+            | {"shared_expert_intermediate_size": 20480},
+            57.4e9,
+        ),
+        (
+            _config(7168, 61, 129280, 128, 18432, moe_intermediate_size=2048)
+            | {"n_routed_experts": 256, "n_shared_experts": 1, "first_k_dense_replace": 3},
+            671e9,
+        ),
+    ],
+)
+def test_the_sizes_of_published_models_come_out(tmp_path, config, published):
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert read_model(tmp_path / "config.json").parameters == pytest.approx(published, rel=0.02)
+
+
+def test_experts_of_an_unknown_number_are_refused(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(_config(8, 2, 100, 2, 16, moe_intermediate_size=4)))
+    with pytest.raises(ConfigError, match="n_routed_experts"):
+        read_model(tmp_path / "config.json")
 
 
 @pytest.mark.parametrize("name", ["config.json", "gone.safetensors", "model.pt"])
