@@ -250,7 +250,7 @@ def read_fleet(path: Path, tokens_per_step: int = DEFAULT_TOKENS_PER_STEP) -> tu
         raise ConfigError("fleet", str(path), f"is not TOML: {err}") from err
     refuse_unknown(document, ("island",), where="fleet")
     tables = document.get("island", [])
-    if not isinstance(tables, list) or not tables:
+    if not isinstance(tables, list) or not tables or not all(isinstance(table, dict) for table in tables):
         raise ConfigError("fleet", str(path), "must have a table [[island]] for each site")
     sites: list[Site] = []
     for table in tables:

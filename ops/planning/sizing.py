@@ -115,10 +115,16 @@ def _of_safetensors(path: Path) -> Model:
         header = file.read(length)
     try:
         entries = {name: entry for name, entry in json.loads(header).items() if name != "__metadata__"}
+        strange = sorted({str(entry["dtype"]) for entry in entries.values()} - _DTYPES.keys())
+        if strange:
+            cure = f"has tensors of a dtype that cannot be synchronised ({', '.join(strange)}); give --params"
+            raise ConfigError("model", str(path), cure)
         leaves = {
             name.replace(".", "/"): _Leaf(tuple(map(int, entry["shape"])), _DTYPES[entry["dtype"]])
             for name, entry in entries.items()
         }
+        if any(size < 0 for leaf in leaves.values() for size in leaf.shape):
+            raise broken
     except (ValueError, TypeError, KeyError, AttributeError) as err:
         raise broken from err
     tensors = _synchronised(tensor_specs(leaves), path)
@@ -179,7 +185,7 @@ def _of_config_json(path: Path) -> Model:
         tied = bool(config.get("tie_word_embeddings", True))
         if config.get("moe_intermediate_size") and not experts:
             raise KeyError(" or ".join(_EXPERTS))
-    except (ValueError, TypeError, KeyError, AttributeError) as err:
+    except (ValueError, TypeError, KeyError, AttributeError, ZeroDivisionError) as err:
         cure = f"describes no transformer ({err!r}); give --params or a safetensors file"
         raise ConfigError("model", str(path), cure) from err
     layer = 2 * width * heads * head_width + 2 * width * key_value + 2 * width

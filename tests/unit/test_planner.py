@@ -354,6 +354,15 @@ def test_the_header_of_a_safetensors_file_is_enough(tmp_path):
     assert len(cut(model.parameters, model.tensors, 8)) == 2  # no more fragments than tensors
 
 
+def test_a_tensor_that_cannot_be_synchronised_is_refused_by_its_dtype(tmp_path):
+    tensors = {"w": {"dtype": "F4", "shape": [2], "data_offsets": [0, 1]}}
+    with pytest.raises(ConfigError, match=r"dtype that cannot be synchronised \(F4\); give --params"):
+        read_model(a_safetensors_file(tmp_path / "model.safetensors", tensors))
+    tensors = {"w": {"dtype": "F32", "shape": [-2, 3], "data_offsets": [0, 24]}}
+    with pytest.raises(ConfigError, match="is no safetensors file"):
+        read_model(a_safetensors_file(tmp_path / "model.safetensors", tensors))
+
+
 @pytest.mark.parametrize("content", [b"", b"\xff" * 20, struct.pack("<Q", 5) + b"nope!", struct.pack("<Q", 2) + b"[]"])
 def test_what_is_no_safetensors_file_is_refused(tmp_path, content):
     (tmp_path / "model.safetensors").write_bytes(content)
@@ -406,6 +415,12 @@ def _config(width, depth, vocabulary, heads, hidden, **more):
 def test_the_sizes_of_published_models_come_out(tmp_path, config, published):
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert read_model(tmp_path / "config.json").parameters == pytest.approx(published, rel=0.02)
+
+
+def test_a_transformer_without_heads_is_refused(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(_config(8, 2, 100, 0, 16)))
+    with pytest.raises(ConfigError, match="describes no transformer"):
+        read_model(tmp_path / "config.json")
 
 
 def test_experts_of_an_unknown_number_are_refused(tmp_path):
@@ -527,6 +542,14 @@ def test_unequal_sites_come_from_a_file(atoll, tmp_path):
     assert status == 0
     assert [each["name"] for each in document["sites"]] == ["east", "east", "west"]
     assert document["sites"][2]["link_share_needed"] == pytest.approx(2.5 * document["sites"][0]["link_share_needed"])
+
+
+@pytest.mark.parametrize("text", ["island = 3", "island = [3]", "island = []"])
+def test_a_file_without_tables_of_sites_is_refused(atoll, tmp_path, text):
+    (tmp_path / "fleet.toml").write_text(text)
+    status, _, err = atoll("--params", "1B", "--fleet", tmp_path / "fleet.toml")
+    assert status == 2
+    assert "must have a table [[island]] for each site" in err
 
 
 def test_the_published_table_is_printed(atoll):
