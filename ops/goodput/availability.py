@@ -5,7 +5,8 @@ speed, so that being slow is no waste, but waiting for the slow is. Uptime is th
 island trains. Goodput and all waste add up to 1.
 
 Confidence intervals are of the mean over a long run: by batch means, the time line cut into :data:`BATCHES` equal parts
-which are taken as independent. They tell how far another seed may lie, not how well the model fits the world.
+which are taken as independent; where islands wait for the slowest, whose speed is drawn once for a run, what other
+draws would do is added. They tell how far another seed may lie, not how well the model fits the world.
 """
 
 from __future__ import annotations
@@ -57,7 +58,9 @@ class Dropped:
     lost_s: Floats
 
 
-def account(lines: Sequence[TimeLine], dropped: Sequence[Dropped] = (), *, in_step: float = 1.0) -> Account:
+def account(
+    lines: Sequence[TimeLine], dropped: Sequence[Dropped] = (), *, in_step: float = 1.0, deviation: float = 0.0
+) -> Account:
     """Returns where the time of equally large islands went.
 
     Args:
@@ -65,6 +68,7 @@ def account(lines: Sequence[TimeLine], dropped: Sequence[Dropped] = (), *, in_st
         dropped: What was trained for nothing, of any island.
         in_step: Part of the training time that steps need on average; the rest is waiting within a step, in jobs whose
             groups keep in step.
+        deviation: Relative standard deviation of goodput between seeds that the time line of one does not show.
     """
     duration_s, count = lines[0].duration_s, len(lines)
     edges_s = np.linspace(0.0, duration_s, BATCHES + 1)
@@ -84,7 +88,7 @@ def account(lines: Sequence[TimeLine], dropped: Sequence[Dropped] = (), *, in_st
     batch_s = duration_s / BATCHES
     stepping_s = np.diff(np.interp(edges_s, *stepping_by(lines)))
     return Account(
-        goodput=batch_means(useful_s / (batch_s * count)),
+        goodput=batch_means(useful_s / (batch_s * count), deviation=deviation),
         uptime=batch_means(stepping_s / batch_s),
         waste={cause: seconds / (duration_s * count) for cause, seconds in wasted_s.items()},
     )
@@ -122,8 +126,14 @@ def running_total(times_s: Floats, rates: Floats) -> tuple[Floats, Floats]:
     return times_s, np.concatenate([[0.0], np.cumsum(np.diff(times_s) * rates[:-1])])
 
 
-def batch_means(samples: Floats) -> Estimate:
-    """Returns the mean of equally long batches and its confidence interval, cut to 0..1."""
+def batch_means(samples: Floats, *, deviation: float = 0.0) -> Estimate:
+    """Returns the mean of equally long batches and its confidence interval, cut to 0..1.
+
+    Args:
+        samples: One for each batch.
+        deviation: Relative standard deviation that all batches share, and so do not show.
+    """
     mean = float(np.mean(samples))
-    half = _T_QUANTILE * float(np.std(samples, ddof=1)) / math.sqrt(len(samples))
+    within = _T_QUANTILE * float(np.std(samples, ddof=1)) / math.sqrt(len(samples))
+    half = math.hypot(within, _T_QUANTILE * deviation * mean)
     return Estimate(value=mean, low=max(0.0, mean - half), high=min(1.0, mean + half))

@@ -32,6 +32,9 @@ _CHUNK = 4096
 #: Loops over single failures: beyond this many a simulation takes hours, which nobody means to ask for.
 MAX_INTERRUPTIONS = 200_000_000
 
+#: The same of the rounds of all islands.
+MAX_ROUNDS = 200_000_000
+
 
 class Mode(StrEnum):
     """How the fleet trains."""
@@ -147,14 +150,23 @@ class Fleet:
 
 
 def check_together(fleet: Fleet, model: FailureModel) -> None:
-    """Raises ConfigError where a fleet and a failure model do not fit each other."""
-    if model.domain_mtbi_days is not None and model.domain_islands > fleet.islands:
-        cure = f"must be at most the number of islands, {fleet.islands}"
-        raise ConfigError("domain_islands", model.domain_islands, cure)
+    """Raises ConfigError where a fleet and a failure model do not fit each other, or would take hours."""
+    check_domains(fleet, model)
     interruptions = fleet.chips / model.chip_mtbi_s * fleet.duration_s
     if interruptions > MAX_INTERRUPTIONS:
         cure = f"would be {interruptions:.1e} interruptions; at most {MAX_INTERRUPTIONS:.0e}: simulate fewer days"
         raise ConfigError("days", fleet.days, cure)
+    rounds = fleet.islands * fleet.duration_s / model.interval_s
+    if rounds > MAX_ROUNDS and fleet.mode in (Mode.DECOUPLED, Mode.DILOCO):
+        cure = f"would be {rounds:.1e} rounds of all islands; at most {MAX_ROUNDS:.0e}: simulate fewer days"
+        raise ConfigError("days", fleet.days, cure)
+
+
+def check_domains(fleet: Fleet, model: FailureModel) -> None:
+    """Raises ConfigError where a domain has more islands than the fleet."""
+    if model.domain_mtbi_days is not None and model.domain_islands > fleet.islands:
+        cure = f"must be at most the number of islands, {fleet.islands}"
+        raise ConfigError("domain_islands", model.domain_islands, cure)
 
 
 def _require(name: str, value: float, *, above: float | None = None, least: float | None = None) -> None:

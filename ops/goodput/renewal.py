@@ -3,7 +3,8 @@
 An elastic island is a renewal process: it trains until a failure takes effect or a returned slice has waited long
 enough, whichever is first, and pauses. Failures come as a Poisson process; with constant repair times returns are the
 same process, later, so both are independent of each other over any time shorter than a repair. Sums and integrals below
-are exact then, for many slices per island; where an island has one or two, simulate.
+are exact then, for many slices per island; where an island has one or two, simulate. So do where an island pauses so
+much that what it trains gets too stale to be merged.
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ import math
 import numpy as np
 
 from ops.goodput.fleet import FailureModel, Fleet, Mode
+
+#: Of all training, what closed forms leave out.
+_NEGLIGIBLE = 0.003
 
 
 def away_share(chips: int, model: FailureModel) -> float:
@@ -78,8 +82,18 @@ def has_closed_form(fleet: Fleet, model: FailureModel) -> bool:
     group = fleet.chips_of(fleet.islands - 1) if fleet.mode is Mode.DECOUPLED else fleet.chips
     many = model.slices(group) >= 20 or fleet.mode is Mode.DP
     longest_s = max(model.scale_down_s, model.scale_up_s) + model.catch_up_s
-    stale = fleet.mode is Mode.DECOUPLED and longest_s >= model.max_staleness * model.interval_s
-    return independent and many and not stale and fleet.mode is not Mode.DILOCO
+    if not (independent and many) or fleet.mode is Mode.DILOCO:
+        return False
+    # Returns have to be independent of the failures of the same cycle, so no slice may be back within one.
+    if fleet.mode is not Mode.DP and model.repair_s < longest_s + model.rejoin_wait_s + model.check_s:
+        return False
+    return fleet.mode is not Mode.DECOUPLED or not _gets_stale(fleet, model, longest_s)
+
+
+def _gets_stale(fleet: Fleet, model: FailureModel, longest_pause_s: float) -> bool:
+    """Says whether more than a trace of the training is refused: who pauses at so many rounds in turn is too stale."""
+    misses_all = (1.0 - _island_share(fleet, model)) ** model.max_staleness
+    return longest_pause_s >= model.max_staleness * model.interval_s or misses_all > _NEGLIGIBLE
 
 
 def goodput(fleet: Fleet, model: FailureModel) -> float:

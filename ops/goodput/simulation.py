@@ -24,6 +24,7 @@ from ops.goodput.fleet import (
     Mode,
     Outage,
     Stream,
+    check_domains,
     check_together,
     coordinator_outages,
     domain_outages,
@@ -40,6 +41,10 @@ Progress = Callable[[float], None]
 
 #: Length of a simulation where :func:`expected_goodput` has no closed form: about a second of computing.
 _ESTIMATE_EVENTS = 100_000
+_ESTIMATE_ISLANDS = 64
+
+#: Fleets that are drawn to see how much their lasting speeds matter.
+_SPEED_DRAWS = 400
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +73,7 @@ def simulate(fleet: Fleet, model: FailureModel, on_progress: Progress = lambda d
     coordinator = coordinator_outages(fleet, model)
     dropped: list[Dropped] = []
     staleness, in_step = None, 1.0
+    deviation = 0.0 if fleet.mode is Mode.DECOUPLED else _in_step_deviation(fleet, model)
     if fleet.mode is Mode.DECOUPLED:
         lines = island_lines(fleet, model, on_progress)
         staleness, dropped = contributions(lines, model, coordinator)
@@ -88,7 +94,7 @@ def simulate(fleet: Fleet, model: FailureModel, on_progress: Progress = lambda d
     return Result(
         fleet=fleet,
         model=model,
-        account=account(lines, dropped, in_step=in_step),
+        account=account(lines, dropped, in_step=in_step, deviation=deviation),
         staleness=staleness,
         closed_form=closed,
     )
@@ -131,6 +137,14 @@ def _in_step_share(fleet: Fleet, model: FailureModel) -> float:
     paces = np.array(speeds(fleet, model, rng))
     steps = paces * (1.0 + model.step_jitter * rng.standard_normal((10_000, fleet.islands)))
     return float(np.mean(steps) / np.mean(np.max(steps, axis=1)))
+
+
+def _in_step_deviation(fleet: Fleet, model: FailureModel) -> float:
+    """Relative standard deviation, between seeds, of the part of a step that lasting differences in speed leave."""
+    rng = generator(fleet.seed, Stream.SPEEDS, 1)
+    paces = np.array([speeds(fleet, model, rng) for _ in range(_SPEED_DRAWS)])
+    shares = np.mean(paces, axis=1) / np.max(paces, axis=1)
+    return float(np.std(shares, ddof=1) / np.mean(shares))
 
 
 def _beyond_hold(line: TimeLine, coordinator: list[Outage], model: FailureModel) -> Dropped:
@@ -201,11 +215,16 @@ def expected_goodput(
     """
     settled = replace(model or FailureModel(), **failures)
     fleet = Fleet(mode=Mode(mode), chips=chips, islands=islands)
-    check_together(fleet, settled)
+    check_domains(fleet, settled)
     if renewal.has_closed_form(fleet, settled):
         return renewal.goodput(fleet, settled)
+    if fleet.mode is Mode.DECOUPLED and islands > _ESTIMATE_ISLANDS and settled.domain_mtbi_days is None:
+        # Islands that wait for nobody and fail by themselves: some of them stand for all.
+        fleet = replace(fleet, chips=fleet.chips_of(islands - 1) * _ESTIMATE_ISLANDS, islands=_ESTIMATE_ISLANDS)
     # What a simulation computes per simulated second: pauses, and rounds, which are cheap where nobody waits.
     rounds = {Mode.DILOCO: 1.0, Mode.DECOUPLED: 0.02}.get(fleet.mode, 0.0)
-    per_s = chips / settled.chip_mtbi_s + rounds * islands / settled.interval_s
-    days = max(1.0, _ESTIMATE_EVENTS / per_s / DAY_S)
+    per_s = fleet.chips / settled.chip_mtbi_s + rounds * fleet.islands / settled.interval_s
+    # A day is long beside repairs, and some of them are enough where thousands of islands fail in it.
+    least_days = min(1.0, max(10.0 * settled.repair_s / DAY_S, 20.0 * _ESTIMATE_EVENTS / per_s / DAY_S))
+    days = max(least_days, _ESTIMATE_EVENTS / per_s / DAY_S)
     return simulate(replace(fleet, days=days), settled).account.goodput.value

@@ -27,13 +27,16 @@ EDGES = (0.0, 0.125, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)
 #: Contributions that are looked at, at least where the run is long enough; fragments are alike but for their phase.
 _SAMPLE = 400_000
 
+#: Contributions that the distribution is of, about, where there are more.
+_MOST = 20_000_000
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Staleness:
     """Distribution of the staleness of merged contributions, in versions.
 
     Attributes:
-        contributions: How many it is of.
+        contributions: How many it is of, a sample of all.
         histogram: Lower edge of a class -> share of contributions in it.
     """
 
@@ -68,6 +71,7 @@ def contributions(
     times_s, clock_s = fleet_clock(lines, coordinator)
     rounds = int(clock_s[-1] / model.interval_s)
     phases = min(model.sync_interval, max(1, _SAMPLE // max(1, rounds * len(lines))))
+    every = max(1, rounds * phases * len(lines) // _MOST)  # of so many, some tell as much and fit into memory
     merged: list[Floats] = []
     refused: list[list[tuple[Floats, Floats]]] = [[] for _ in lines]
     for phase in range(phases):
@@ -76,7 +80,7 @@ def contributions(
         for line, of_island in zip(lines, refused, strict=True):
             at_s, staleness, oldest, seconds = _of_island(line, due_s, model)
             fresh = oldest <= model.max_staleness
-            merged.append(staleness[fresh])
+            merged.append(staleness[fresh][::every])
             of_island.append((at_s[~fresh], seconds[~fresh] / phases))
     dropped = []
     for of_island in refused:

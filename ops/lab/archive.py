@@ -22,7 +22,7 @@ def path_of(directory: Path, experiment: str) -> Path:
 
 
 def append(directory: Path, record: Record) -> None:
-    """Adds one record durably, in one write. Several processes may append to one file at a time.
+    """Adds one record durably. Several processes may append to one file at a time: each waits for its turn.
 
     A torn end that an earlier writer left is cut off first: its run was never reported as finished.
 
@@ -36,7 +36,8 @@ def append(directory: Path, record: Record) -> None:
         with path.open("a+b", buffering=0) as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             line = _mended(file.fileno(), path) + line
-            os.write(file.fileno(), line)
+            while line:  # a disk that is nearly full takes a part of it, and refuses the rest
+                line = line[os.write(file.fileno(), line) :]
             os.fsync(file.fileno())
 
 

@@ -166,7 +166,13 @@ def _experiment(path: Path, table: dict[str, Any]) -> Experiment:
         raise ConfigError("question", head.question, "must say what the runs are to answer")
     if not 1 <= head.seeds <= head.max_seeds:
         raise ConfigError("seeds", head.seeds, f"must be from 1 to max_seeds = {head.max_seeds}")
-    variants = {axis: dict(_table(f"variants.{axis}", each)) for axis, each in table.get("variants", {}).items()}
+    if not head.budget_minutes > 0:
+        raise ConfigError("budget_minutes", head.budget_minutes, "must be above 0")
+    claims = table.get("compare", [])
+    if not isinstance(claims, list):
+        raise ConfigError("compare", claims, "must be a list of claims: write [[compare]] above each")
+    axes = _table("variants", table.get("variants", {}))
+    variants = {axis: dict(_table(f"variants.{axis}", each)) for axis, each in axes.items()}
     grids = table.get("grid", {})
     grids = grids if isinstance(grids, list) else [grids]
     return Experiment(
@@ -184,7 +190,7 @@ def _experiment(path: Path, table: dict[str, Any]) -> Experiment:
             for axis, each in variants.items()
         },
         tune=_tune(table["tune"]) if "tune" in table else None,
-        comparisons=tuple(comparison_of(each) for each in table.get("compare", [])),
+        comparisons=tuple(comparison_of(_table("compare", each)) for each in claims),
     )
 
 

@@ -100,14 +100,14 @@ class Fleet:
         if self.version_codec.blockwise and self.assume is Assume.ATOLL:
             cure = "versions travel as f32 or bf16; int8 and int4 are for contributions (codec)"
             raise ConfigError("version_codec", str(self.version_codec), cure)
-        for name in ("broker_gbps", "accelerator_gb", "host_gb"):
-            value = getattr(self, name)
-            if value is not None and not 1e-9 <= value <= 1e12:
-                raise ConfigError(name, value, "must be above 0")
-        for name in ("price_per_hour", "price_per_gb"):
-            value = getattr(self, name)
-            if value is not None and not 0 <= value < math.inf:
-                raise ConfigError(name, value, "must be 0 or more")
+        # By the names of their flags: those are what can be changed.
+        gigabytes = {"memory_gb": self.accelerator_gb, "host_memory_gb": self.host_gb}
+        for name, size in {"broker_bandwidth": self.broker_gbps, **gigabytes}.items():
+            if size is not None and not 1e-9 <= size <= 1e12:
+                raise ConfigError(name, size, "must be above 0")
+        for name, price in {"price": self.price_per_hour, "price_per_gb": self.price_per_gb}.items():
+            if price is not None and not 0 <= price < math.inf:
+                raise ConfigError(name, price, "must be 0 or more")
 
     @property
     def narrowest_gbps(self) -> float | None:

@@ -188,23 +188,34 @@ def _required_decoupled(load: Load) -> Need:
         least = int(load.fixed_s / load.step_s) + 1
         takes = f"latency and merging alone take {load.fixed_s:.3g} s of a round, and H steps {interval_s:.3g} s"
         raise ConfigError("sync_interval", load.sync_interval_steps, f"{takes}: choose more than {least}")
-    # At the rate of an even flow the largest fragment takes its share of the interval, up and then down.
-    share = wire.largest_up_bytes / wire.cycle_up_bytes + wire.largest_down_bytes / wire.cycle_down_bytes
-    faster = max(1.0, share * interval_s / (interval_s - load.fixed_s))
-    up, down = (nbytes * 8e-9 / interval_s * faster for nbytes in (wire.cycle_up_bytes, wire.cycle_down_bytes))
+    # An even flow is enough unless the largest fragment, up and then down, takes longer than the interval.
+    flows = [nbytes * 8e-9 / interval_s for nbytes in (wire.cycle_up_bytes, wire.cycle_down_bytes)]
+    journey = wire.largest_up_bytes / flows[0] + wire.largest_down_bytes / flows[1]
+    both = 0.0
+    if journey * 8e-9 > interval_s - load.fixed_s:
+        both = _both_ways_gbps(wire, interval_s - load.fixed_s)
+    up, down = (max(flow, both) for flow in flows)
     return Need(up_gbps=up, down_gbps=down, exact_gbps=max(up, down))
+
+
+def _both_ways_gbps(wire: Wire, within_s: float) -> float:
+    """Returns the rate, alike in both directions, at which the largest fragment goes up and comes down in time.
+
+    Other pairs of rates would do as well; of all of them the wider one is the narrowest here.
+    """
+    return (wire.largest_up_bytes + wire.largest_down_bytes) * 8e-9 / within_s
 
 
 def _required_by_who_waits(load: Load, utilisation: float) -> Need:
     """DiLoCo waits for the whole journey, streaming for what of it exceeds tau steps; one is one round of the other."""
     allowed_s = load.overlap_steps * load.step_s if load.mode is Mode.STREAMING else 0.0
     period_s = load.spacing_s
-    leg_s = (allowed_s + period_s * (1 / utilisation - 1) - load.fixed_s) / 2  # half for each direction
-    if leg_s <= 0:
+    within_s = allowed_s + period_s * (1 / utilisation - 1) - load.fixed_s
+    if within_s <= 0:
         raise _too_far(load, utilisation, period_s / (period_s + load.fixed_s - allowed_s))
+    both = _both_ways_gbps(load.wire, within_s)
     rate = utilisation / load.interval_s * 8e-9
-    up = max(load.wire.largest_up_bytes * 8e-9 / leg_s, load.wire.cycle_up_bytes * rate)
-    down = max(load.wire.largest_down_bytes * 8e-9 / leg_s, load.wire.cycle_down_bytes * rate)
+    up, down = max(both, load.wire.cycle_up_bytes * rate), max(both, load.wire.cycle_down_bytes * rate)
     return Need(up_gbps=up, down_gbps=down, exact_gbps=max(up, down))
 
 

@@ -96,7 +96,7 @@ def forecast(fleet: Fleet, mode: Mode) -> Forecast:
     round_s = journey_s(load, *((need.up_gbps, need.down_gbps) if gbps is None else (gbps, gbps)))
     interval, open_rounds, staleness = float(load.sync_interval_steps), 0.0, 0.0
     if mode is Mode.DECOUPLED:
-        interval, staleness = _stretched(load, need.exact_gbps, gbps, round_s, merging_per_cycle_s(fleet))
+        interval, staleness = _stretched(load, gbps, round_s, merging_per_cycle_s(fleet))
         open_rounds = load.wire.rounds * round_s / (interval * load.step_s)
     elif mode is Mode.STREAMING:
         staleness = load.overlap_steps / load.sync_interval_steps
@@ -136,9 +136,7 @@ def forecast(fleet: Fleet, mode: Mode) -> Forecast:
     )
 
 
-def _stretched(
-    load: Load, needed_gbps: float, gbps: float | None, round_s: float, merging_s: float
-) -> tuple[float, float]:
+def _stretched(load: Load, gbps: float | None, round_s: float, merging_s: float) -> tuple[float, float]:
     """Returns H as it comes out on links and aggregator, and the staleness expected with it, in versions.
 
     A step is trained on the newest version but for the time between the capture and the adoption of the one it went
@@ -147,7 +145,7 @@ def _stretched(
     asked = float(load.sync_interval_steps)
     interval = max(asked, merging_s / load.step_s, round_s / load.step_s)  # one round of a fragment at a time
     if gbps is not None:
-        interval = max(interval, asked * needed_gbps / gbps)
+        interval = max(interval, asked * max(carried_bytes(load)) * 8e-9 / gbps / load.step_s)
     return interval, min(1.0, (round_s / load.step_s + BOUNDARY_STEPS) / interval)
 
 

@@ -39,6 +39,8 @@ _DTYPES: dict[str, np.dtype[Any]] = {
     "U8": np.dtype(np.uint8),
     "BOOL": np.dtype(np.bool_),
 }
+#: Names under which the number of experts of a layer stands in a config.json.
+_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "G": 10**9, "T": 10**12}
 
 
@@ -113,10 +115,16 @@ def _of_safetensors(path: Path) -> Model:
         header = file.read(length)
     try:
         entries = {name: entry for name, entry in json.loads(header).items() if name != "__metadata__"}
+        strange = sorted({str(entry["dtype"]) for entry in entries.values()} - _DTYPES.keys())
+        if strange:
+            cure = f"has tensors of a dtype that cannot be synchronised ({', '.join(strange)}); give --params"
+            raise ConfigError("model", str(path), cure)
         leaves = {
             name.replace(".", "/"): _Leaf(tuple(map(int, entry["shape"])), _DTYPES[entry["dtype"]])
             for name, entry in entries.items()
         }
+        if any(size < 0 for leaf in leaves.values() for size in leaf.shape):
+            raise broken
     except (ValueError, TypeError, KeyError, AttributeError) as err:
         raise broken from err
     tensors = _synchronised(tensor_specs(leaves), path)
@@ -165,17 +173,25 @@ def _of_config_json(path: Path) -> Model:
         config = json.loads(path.read_text())
         width, depth = int(config["hidden_size"]), int(config["num_hidden_layers"])
         vocabulary, heads = int(config["vocab_size"]), int(config["num_attention_heads"])
-        hidden = int(config.get("moe_intermediate_size") or config["intermediate_size"])
         head_width = int(config.get("head_dim") or width // heads)
         key_value = int(config.get("num_key_value_heads") or heads) * head_width
-        experts = int(config.get("num_local_experts") or config.get("num_experts") or 0)
-        tied = bool(config.get("tie_word_embeddings", False))
-    except (ValueError, TypeError, KeyError, AttributeError) as err:
+        experts = next((int(config[name]) for name in _EXPERTS if config.get(name)), 0)
+        hidden = int(config.get("moe_intermediate_size") or config["intermediate_size"])
+        shared = int(config.get("shared_expert_intermediate_size") or 0)
+        shared += int(config.get("n_shared_experts") or 0) * hidden
+        dense = min(depth, int(config.get("first_k_dense_replace") or 0)) if experts else depth
+        dense_hidden = int(config.get("intermediate_size") or hidden)
+        # Who writes these files leaves out what is as the format has it: tied.
+        tied = bool(config.get("tie_word_embeddings", True))
+        if config.get("moe_intermediate_size") and not experts:
+            raise KeyError(" or ".join(_EXPERTS))
+    except (ValueError, TypeError, KeyError, AttributeError, ZeroDivisionError) as err:
         cure = f"describes no transformer ({err!r}); give --params or a safetensors file"
         raise ConfigError("model", str(path), cure) from err
     layer = 2 * width * heads * head_width + 2 * width * key_value + 2 * width
-    layer += width * experts + 3 * width * hidden * max(experts, 1)
+    sparse_layer = width * experts + 3 * width * (hidden * experts + shared)
     parameters = vocabulary * width * (1 if tied else 2) + depth * layer + width
+    parameters += dense * 3 * width * dense_hidden + (depth - dense) * sparse_layer
     if parameters < 1:
         raise ConfigError("model", str(path), "describes a model without parameters")
     words = f"{parameters:,} parameters, estimated from {path.name}: gated feed-forward, fragments of equal size"

@@ -127,7 +127,7 @@ def notes(fleet: Fleet, planned: FleetPlan) -> list[str]:
     chosen, found = planned.chosen, []
     if chosen.fits is False:
         wide = f"{max(chosen.up_gbps, chosen.down_gbps):.3g} Gbit/s"
-        effect = f"H grows to {fleet.sync_interval_steps * chosen.exact_gbps / (fleet.narrowest_gbps or 1):.0f} or more"
+        effect = f"H grows to {chosen.sync_interval_steps:.0f}"
         if chosen.mode is not Mode.DECOUPLED:
             effect = f"accelerators compute {chosen.utilisation:.1%} of the time"
         found.append(f"The narrowest link has {fleet.narrowest_gbps:.3g} of {wide} needed: {effect}.")
@@ -235,10 +235,12 @@ def _flags(choice: Choice) -> str:
 
 
 def _next(fleet: Fleet, planned: FleetPlan) -> str:
-    if planned.choice is None:
+    if fleet.narrowest_gbps is None:
         return "give --bandwidth to see what your links allow"
     if fleet.accelerators is None:
         return "give --accelerators (and --price) for goodput and cost"
+    if planned.choice is None or planned.chosen.mode is not Mode.DECOUPLED:
+        return "atoll trains decoupled: leave out --mode to plan for that"
     return f"atoll up {_flags(planned.choice)}"
 
 

@@ -98,6 +98,15 @@ def test_the_confidence_interval_covers_the_expectation_about_as_often_as_it_say
     assert 50 <= covered <= 60
 
 
+@pytest.mark.parametrize("mode", [Mode.ELASTIC_DP, Mode.DP, Mode.DILOCO])
+def test_the_confidence_interval_covers_other_draws_of_speeds_too(mode):
+    uneven = FailureModel(speed_spread=0.05)
+    runs = [simulate(Fleet(mode=mode, chips=50_000, islands=4, days=0.5, seed=seed), uneven) for seed in range(40)]
+    found = [run.account.goodput for run in runs]
+    mean = np.mean([each.value for each in found])
+    assert 34 <= sum(each.low <= mean <= each.high for each in found) <= 40
+
+
 # --- closed forms as oracles --------------------------------------------------------------------------------------
 
 
@@ -107,10 +116,26 @@ def test_the_confidence_interval_covers_the_expectation_about_as_often_as_it_say
     "model", [FailureModel(), FailureModel(check_s=0.0, rejoin_wait_s=20.0), FailureModel(mtbi_years=0.3, check_s=20.0)]
 )
 def test_simulations_agree_with_the_closed_form(mode, chips, model):
-    result = simulate(Fleet(mode=mode, chips=chips, islands=4, days=20.0), model)
+    result = simulate(Fleet(mode=mode, chips=chips, islands=16, days=20.0), model)
     expected_goodput, expected_uptime = result.closed_form
     assert result.account.goodput.value == pytest.approx(expected_goodput, abs=0.006)
     assert result.account.uptime.value == pytest.approx(expected_uptime, abs=0.006)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        FailureModel(repair_s=20.0),  # back within the pause that it caused
+        FailureModel(mtbi_years=0.05),  # islands miss eight rounds in turn
+    ],
+)
+def test_no_closed_form_is_shown_where_it_does_not_hold(model):
+    result = simulate(Fleet(days=4.0), model)
+    assert result.closed_form is None
+    assert abs(renewal.goodput(result.fleet, model) - result.account.goodput.value) > 0.008
+    assert expected_goodput(chips=1_200_000, islands=8, model=model) == pytest.approx(
+        result.account.goodput.value, abs=0.005
+    )
 
 
 def test_slices_under_repair_are_as_many_as_m_g_infinity_says():
@@ -309,6 +334,15 @@ def test_the_expected_goodput_takes_domains_into_account():
     assert hit == pytest.approx(spared * 48 / 56, abs=0.03)
 
 
+def test_the_expected_goodput_of_a_closed_form_is_not_refused_for_the_length_of_a_simulation():
+    assert 0.1 < expected_goodput(mode="elastic-dp", chips=3_200_000_000, islands=8) < 0.3
+
+
+def test_the_expected_goodput_of_many_small_islands_is_that_of_some_of_them():
+    some, many = (expected_goodput(chips=8 * islands, islands=islands) for islands in (64, 100_000))
+    assert many == pytest.approx(some, abs=1e-3)
+
+
 def test_the_expected_goodput_refuses_what_cannot_be():
     with pytest.raises(ConfigError, match="chips"):
         expected_goodput(chips=2, islands=4)
@@ -350,6 +384,17 @@ def test_the_text_names_what_was_simulated_and_every_cause(capsys):
         assert words in printed
 
 
+def test_a_run_that_may_see_no_failure_at_all_says_that_its_interval_means_little(capsys):
+    assert command("--chips", "64", "--islands", "1", "--days", "10") == 0
+    out = capsys.readouterr().out
+    assert "64 chips in 1 island" in out
+    assert "with 1.8 interruptions to be expected the intervals are too narrow; simulate more --days" in out
+    command("--chips", "1", "--islands", "1", "--days", "10", "--domain-mtbi-days", "20", "--json")
+    assert "interruptions and 0.5 domain failures to be" in json.loads(capsys.readouterr().out)["warning"]
+    command("--days", "1", "--json")
+    assert json.loads(capsys.readouterr().out)["warning"] is None
+
+
 def test_a_fleet_without_waste_says_so(capsys):
     command("--days", "0.1", "--mtbi-years", "1e9", "--islands", "1")
     assert "none" in capsys.readouterr().out
@@ -363,6 +408,7 @@ def test_a_fleet_without_waste_says_so(capsys):
         (["--mode", "magic"], "mode = 'magic': must be one of decoupled, elastic-dp, dp, diloco"),
         (["--mtbi-years", "0"], "mtbi_years = 0.0: must be above 0"),
         (["--islands", "many"], "islands = 'many': must be a whole number"),
+        (["--step-s", "0.001"], "days = 30.0: would be 8.6e+08 rounds of all islands; at most 2e+08: simulate fewer"),
         (["--table", "--chips", "100"], "leave it out"),
         (["--table", "--plot", "x.svg"], "leave out --table"),
         (["--domain-mtbi-days", "1", "--domain-islands", "9"], "at most the number of islands"),

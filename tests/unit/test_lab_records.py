@@ -1,9 +1,11 @@
 """Records of laboratory runs: on a line and back, torn ends, wrong lines, many writers."""
 
+import errno
 import json
 import logging
 import math
 import multiprocessing
+import os
 from dataclasses import asdict, replace
 
 import pytest
@@ -135,6 +137,25 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "records").write_text("a file")
     with pytest.raises(Unavailable, match="cannot append"):
         archive.append(tmp_path / "records", record())
+
+
+def test_a_disk_that_takes_a_part_of_a_record_is_noticed_and_the_record_is_written_later(tmp_path, monkeypatch):
+    archive.append(tmp_path, record(seed=0))
+    write, room = os.write, [100]
+
+    def nearly_full(fd, data):
+        taken = min(len(data), room[0])
+        room[0] -= taken
+        if not taken:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(fd, data[:taken])
+
+    with monkeypatch.context() as full:
+        full.setattr(archive.os, "write", nearly_full)
+        with pytest.raises(Unavailable, match="No space left"):
+            archive.append(tmp_path, record(seed=1))
+    archive.append(tmp_path, record(seed=1))
+    assert [each.seed for each in archive.read(archive.path_of(tmp_path, "parity"))] == [0, 1]
 
 
 def _append_ten(directory, first):

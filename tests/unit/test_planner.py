@@ -74,10 +74,12 @@ def test_decoupled_needs_the_model_once_per_interval_in_each_direction():
     assert found.rounds_apart_s == pytest.approx(1.5)
 
 
-def test_one_fragment_goes_up_and_down_one_after_the_other_so_it_needs_twice_the_bandwidth():
+def test_one_fragment_goes_up_and_down_one_after_the_other_so_it_needs_the_sum_of_both_flows():
     one = forecast(fleet(fragments=1), Mode.DECOUPLED)
     eight = forecast(fleet(fragments=8), Mode.DECOUPLED)
-    assert one.up_gbps == pytest.approx(2 * eight.up_gbps, rel=0.02)
+    assert one.up_gbps == one.down_gbps == pytest.approx(eight.up_gbps + eight.down_gbps, rel=0.02)
+    just = forecast(fleet(fragments=1, gbps=one.down_gbps), Mode.DECOUPLED)
+    assert (just.fits, just.sync_interval_steps) == (True, pytest.approx(24))
 
 
 def test_staleness_is_the_journeys_share_of_the_interval():
@@ -114,6 +116,16 @@ def test_with_the_bandwidth_that_is_required_the_target_is_reached(mode, target,
     found = forecast(wide, mode)
     assert found.fits is True
     assert found.utilisation >= target - 1e-6
+
+
+@pytest.mark.parametrize("mode", Mode)
+@pytest.mark.parametrize("fragments", [1, 8])
+def test_no_narrower_link_than_the_required_one_would_do(mode, fragments):
+    needed = forecast(fleet(utilisation=0.9, fragments=fragments), mode)
+    narrow = fleet(utilisation=0.9, fragments=fragments, gbps=0.98 * max(needed.up_gbps, needed.down_gbps))
+    found = forecast(narrow, mode)
+    assert found.fits is False
+    assert found.utilisation < 0.9 or found.sync_interval_steps > narrow.sync_interval_steps
 
 
 @pytest.mark.parametrize("mode", Mode)
@@ -227,7 +239,10 @@ def test_a_bandwidth_below_any_setting_is_refused_with_the_one_that_would_do():
         ({"sites": 0}, "sites = 0: must be at least 1"),
         ({"parameters": 0}, "params = 0: must lie between"),
         ({"version_codec": Codec.INT4}, "versions travel as f32 or bf16"),
-        ({"broker_gbps": 0.0}, "broker_gbps = 0.0: must be above 0"),
+        ({"broker_gbps": 0.0}, "broker_bandwidth = 0.0: must be above 0"),
+        ({"accelerator_gb": 0.0}, "memory_gb = 0.0: must be above 0"),
+        ({"host_gb": 0.0}, "host_memory_gb = 0.0: must be above 0"),
+        ({"price_per_hour": -1.0}, "price = -1.0: must be 0 or more"),
         ({"price_per_gb": -1.0}, "price_per_gb = -1.0: must be 0 or more"),
     ],
 )
@@ -339,6 +354,15 @@ def test_the_header_of_a_safetensors_file_is_enough(tmp_path):
     assert len(cut(model.parameters, model.tensors, 8)) == 2  # no more fragments than tensors
 
 
+def test_a_tensor_that_cannot_be_synchronised_is_refused_by_its_dtype(tmp_path):
+    tensors = {"w": {"dtype": "F4", "shape": [2], "data_offsets": [0, 1]}}
+    with pytest.raises(ConfigError, match=r"dtype that cannot be synchronised \(F4\); give --params"):
+        read_model(a_safetensors_file(tmp_path / "model.safetensors", tensors))
+    tensors = {"w": {"dtype": "F32", "shape": [-2, 3], "data_offsets": [0, 24]}}
+    with pytest.raises(ConfigError, match="is no safetensors file"):
+        read_model(a_safetensors_file(tmp_path / "model.safetensors", tensors))
+
+
 @pytest.mark.parametrize("content", [b"", b"\xff" * 20, struct.pack("<Q", 5) + b"nope!", struct.pack("<Q", 2) + b"[]"])
 def test_what_is_no_safetensors_file_is_refused(tmp_path, content):
     (tmp_path / "model.safetensors").write_bytes(content)
@@ -347,10 +371,62 @@ def test_what_is_no_safetensors_file_is_refused(tmp_path, content):
 
 
 def test_a_config_json_of_a_known_size_is_estimated(tmp_path):
-    # GPT-like figures small enough for a hand: 2 x 100 x 8 + 2 x (4 x 8 x 8 + 2 x 8 + 3 x 8 x 16) + 8
+    # GPT-like figures small enough for a hand: 100 x 8 + 2 x (4 x 8 x 8 + 2 x 8 + 3 x 8 x 16) + 8
     config = {"hidden_size": 8, "num_hidden_layers": 2, "vocab_size": 100, "num_attention_heads": 2}
     (tmp_path / "config.json").write_text(json.dumps(config | {"intermediate_size": 16}))
+    assert read_model(tmp_path / "config.json").parameters == 800 + 2 * (256 + 16 + 384) + 8
+    (tmp_path / "config.json").write_text(json.dumps(config | {"intermediate_size": 16, "tie_word_embeddings": False}))
     assert read_model(tmp_path / "config.json").parameters == 1600 + 2 * (256 + 16 + 384) + 8
+
+
+def _config(width, depth, vocabulary, heads, hidden, **more):
+    sizes = {"hidden_size": width, "num_hidden_layers": depth, "vocab_size": vocabulary, "num_attention_heads": heads}
+    return sizes | {"intermediate_size": hidden, "tie_word_embeddings": False} | more
+
+
+@pytest.mark.parametrize(
+    ("config", "published"),
+    [
+        (_config(4096, 32, 128256, 32, 14336, num_key_value_heads=8), 8.03e9),
+        (_config(4096, 32, 32000, 32, 14336, num_key_value_heads=8, num_local_experts=8), 46.7e9),
+        (_config(2048, 18, 256000, 8, 16384, num_key_value_heads=1, head_dim=256, tie_word_embeddings=True), 2.51e9),
+        (
+            _config(2048, 48, 151936, 32, 6144, num_key_value_heads=4, head_dim=128)
+            | {"moe_intermediate_size": 768, "num_experts": 128},
+            30.5e9,
+        ),
+        (
+            _config(2048, 28, 102400, 16, 10944, moe_intermediate_size=1408)
+            | {"n_routed_experts": 64, "n_shared_experts": 2, "first_k_dense_replace": 1},
+            16.4e9,
+        ),
+        (
+            _config(3584, 28, 151936, 28, 18944, num_key_value_heads=4, moe_intermediate_size=2560, num_experts=64)
+            | {"shared_expert_intermediate_size": 20480},
+            57.4e9,
+        ),
+        (
+            _config(7168, 61, 129280, 128, 18432, moe_intermediate_size=2048)
+            | {"n_routed_experts": 256, "n_shared_experts": 1, "first_k_dense_replace": 3},
+            671e9,
+        ),
+    ],
+)
+def test_the_sizes_of_published_models_come_out(tmp_path, config, published):
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert read_model(tmp_path / "config.json").parameters == pytest.approx(published, rel=0.02)
+
+
+def test_a_transformer_without_heads_is_refused(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(_config(8, 2, 100, 0, 16)))
+    with pytest.raises(ConfigError, match="describes no transformer"):
+        read_model(tmp_path / "config.json")
+
+
+def test_experts_of_an_unknown_number_are_refused(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(_config(8, 2, 100, 2, 16, moe_intermediate_size=4)))
+    with pytest.raises(ConfigError, match="n_routed_experts"):
+        read_model(tmp_path / "config.json")
 
 
 @pytest.mark.parametrize("name", ["config.json", "gone.safetensors", "model.pt"])
@@ -429,6 +505,32 @@ def test_text_says_what_to_try_next_and_fits_its_width(atoll):
     assert max(map(len, out.splitlines())) <= 140
 
 
+def test_a_link_that_is_enough_is_not_called_too_narrow(atoll):
+    diloco = ("--params", "5B", "--step-time", 1, "--mode", "diloco", "--bandwidth", 200)
+    document = json.loads(atoll(*diloco, "--json")[1])
+    assert document["utilisation"] > 0.95
+    assert document["fits"] is True
+    assert "narrowest" not in " ".join(document["notes"])
+    assert document["choice"]["version_codec"] == "f32"  # its own settings do
+
+
+@pytest.mark.parametrize("mode", ["dp", "diloco"])
+def test_what_to_try_next_is_neither_what_was_given_nor_what_atoll_does_not_run(atoll, mode):
+    _, out, _ = atoll("--params", "1M", "--step-time", 1, "--mode", mode, "--bandwidth", 10, "--accelerators", 8)
+    assert out.splitlines()[-1] == "next: atoll trains decoupled: leave out --mode to plan for that"
+
+
+def test_an_interval_of_one_step_leaves_no_step_of_overlap(atoll):
+    status, out, _ = atoll("--params", "1M", "--step-time", 1, "--sync-interval", 1, "--json")
+    assert status == 0
+    assert json.loads(out)["settings"]["overlap"] == 0
+
+
+def test_hundreds_of_small_sites_have_a_goodput(atoll):
+    many = ("--params", "1M", "--step-time", 1, "--sites", 300, "--accelerators", 8, "--json")
+    assert 0.99 < json.loads(atoll(*many)[1])["goodput"] < 1.0
+
+
 def test_unequal_sites_come_from_a_file(atoll, tmp_path):
     file = tmp_path / "fleet.toml"
     file.write_text(
@@ -442,6 +544,14 @@ def test_unequal_sites_come_from_a_file(atoll, tmp_path):
     assert document["sites"][2]["link_share_needed"] == pytest.approx(2.5 * document["sites"][0]["link_share_needed"])
 
 
+@pytest.mark.parametrize("text", ["island = 3", "island = [3]", "island = []"])
+def test_a_file_without_tables_of_sites_is_refused(atoll, tmp_path, text):
+    (tmp_path / "fleet.toml").write_text(text)
+    status, _, err = atoll("--params", "1B", "--fleet", tmp_path / "fleet.toml")
+    assert status == 2
+    assert "must have a table [[island]] for each site" in err
+
+
 def test_the_published_table_is_printed(atoll):
     status, out, _ = atoll("--table")
     assert status == 0
@@ -452,6 +562,8 @@ def test_the_published_table_is_printed(atoll):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
+        (("--params", "5B", "--step-time", 1, "--overlap", 24), "overlap = 24: must be below sync_interval = 24"),
+        (("--params", "5B", "--step-time", 1, "--sites", 10_001), "sites = 10001: must lie between 1 and 10000"),
         ((), "params = None: is needed; give --params 5B"),
         (("--params", "5B"), "step_time = None: is needed"),
         (("--params", "five", "--step-time", 1), "params = 'five'"),
