@@ -17,6 +17,7 @@ import dataclasses
 import difflib
 import math
 import os
+import re
 import tomllib
 import types
 import typing
@@ -127,7 +128,7 @@ def add_flags(parser: argparse.ArgumentParser, cls: type[Any], *, skip: Collecti
 
 
 def _title(cls: type[Any]) -> str:
-    return cls.__name__.removesuffix("Config").lower()
+    return re.sub(r"(?<!^)(?=[A-Z])", " ", cls.__name__.removesuffix("Config")).lower()
 
 
 def _flag_help(each: Setting, base: Any) -> str:

@@ -59,14 +59,19 @@ class FailureModel:
     # Fitted, with the next four. An interruption counts from the next check on: training up to there is kept, and all
     # interruptions since the last check share one pause. It stands for notices given ahead, and for failures injected
     # between steps, as the paper does it. Without it the non-elastic row falls off too fast (14 % for 18 at 2.4 M).
-    check_s: float = setting(5.5, "an interruption takes effect at the next of such checks, in seconds; 0: at once")
+    check_s: float = setting(
+        5.5,
+        "an interruption takes effect at the next of such checks, in seconds; training up to there counts; 0: at once",
+    )
     scale_down_s: float = setting(22.3, "pause to go on without lost slices; more losses during it cost no more time")
     scale_up_s: float = setting(8.0, "pause to take slices back that have waited long enough")
     # Slices that are ready rejoin for nothing in a pause that happens anyway. So a failure costs scale-down plus
     # scale-up where failures are rare, and little more than the scale-down where they are frequent: table 1 says 35 s
     # per failure at its rare end and 20 s at the other.
     rejoin_wait_s: float = setting(90.0, "seconds that a returned slice waits for a pause that happens anyway")
-    restart_s: float = setting(83.5, "restart of what stopped whole: reschedule, load, redo what is lost")
+    restart_s: float = setting(
+        83.5, "restart of what stopped whole, on spare slices: reschedule, load, redo what is lost"
+    )
     # What sets an island apart from an elastic job of its size: 54 % for two islands of 1.2 M chips, 58 % for the job.
     catch_up_s: float = setting(1.0, "an island's fetching of the versions that others made while it paused")
 

@@ -109,6 +109,11 @@ class Experiment:
     tune: Tune | None = None
     comparisons: tuple[Comparison, ...] = ()
 
+    def __post_init__(self) -> None:
+        if self.tune is not None and self.tune.seed < self.max_seeds:
+            cure = f"must be at least max_seeds = {self.max_seeds}: no reported run may have chosen its own rate"
+            raise ConfigError("tune.seed", self.tune.seed, cure)
+
     @property
     def command(self) -> str:
         """What regenerates its records."""
@@ -216,9 +221,6 @@ def _check(experiment: Experiment, cell: Cell) -> None:
     if tune is None:
         experiment.settings_of(cell)
         return
-    if tune.seed < experiment.max_seeds:
-        cure = f"must be at least max_seeds = {experiment.max_seeds}: no reported run may have chosen its own rate"
-        raise ConfigError("tune.seed", tune.seed, cure)
     if tune.name in cell:
         raise ConfigError(f"grid.{tune.name}", cell[tune.name], "is tuned: leave it out of the grid, or out of [tune]")
     for name in tune.by:

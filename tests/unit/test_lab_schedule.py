@@ -232,6 +232,11 @@ def test_runs_at_a_rate_that_is_no_longer_the_best_neither_count_nor_get_more_se
     assert len(finals) == 8
 
 
+def test_no_reported_seed_may_be_the_one_that_tuned(write):
+    with pytest.raises(ConfigError, match=r"tune\.seed = 1000: must be at least max_seeds = 1001"):
+        replace(write(TUNED), max_seeds=1001)
+
+
 def test_cells_that_wait_for_a_rate_are_counted(write):
     left = agenda(write(TUNED), [])
     assert len(left.due) == 6
