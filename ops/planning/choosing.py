@@ -65,7 +65,8 @@ def choose(fleet: Fleet, mode: Mode) -> Choice:
     if math.isinf(least):
         cure = f"{mode} reaches {fleet.utilisation:.0%} on no link with this latency; train decoupled"
     else:
-        cure = f"no codec, H up to {INTERVALS[-1]} or P is enough; {mode} needs at least {least:.3g} Gbit/s a site"
+        longest = max(INTERVALS[-1], fleet.sync_interval_steps)
+        cure = f"no codec, H up to {longest} or P is enough; {mode} needs at least {least:.3g} Gbit/s a site"
     raise ConfigError("bandwidth", gbps, cure)
 
 

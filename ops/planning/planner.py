@@ -201,7 +201,7 @@ def plan(fleet: Fleet, mode: Mode) -> FleetPlan:
 
 
 def memory_of(fleet: Fleet, chosen: Forecast) -> dict[str, Memory]:
-    """Returns process -> memory in bytes.
+    """Returns process -> memory in bytes; data-parallel training is none of our programs, so it has the trainer alone.
 
     Raises:
         ConfigError: It does not fit into the memory that there is, with what would.
@@ -209,20 +209,22 @@ def memory_of(fleet: Fleet, chosen: Forecast) -> dict[str, Memory]:
     islands = len(fleet.sites)
     payload = payload_of(fleet, fleet.fragments)
     wire = wire_of(payload, codec=fleet.codec, version_codec=fleet.version_codec, islands=islands)
-    found = {
-        "aggregator": aggregator_memory(payload, wire, islands=islands, rounds_open=chosen.rounds_open),
-        "broker": broker_memory(payload, wire, islands=islands, rounds_open=chosen.rounds_open),
-        "island_host": island_host_memory(payload, wire, rounds_open=chosen.rounds_open),
-        "island_accelerators": trainer_memory(payload.parameters),
-    }
+    hosts: dict[str, Memory] = {}
+    if chosen.mode is not Mode.DP:
+        hosts = {
+            "aggregator": aggregator_memory(payload, wire, islands=islands, rounds_open=chosen.rounds_open),
+            "broker": broker_memory(payload, wire, islands=islands, rounds_open=chosen.rounds_open),
+            "island_host": island_host_memory(payload, wire, rounds_open=chosen.rounds_open),
+        }
+    trainer = trainer_memory(payload.parameters)
     if fleet.host_gb is not None:
-        for name in ("aggregator", "broker", "island_host"):
-            if found[name].expected > fleet.host_gb * 1e9:
-                least = found[name].expected / 1e9
+        for name, each in hosts.items():
+            if each.expected > fleet.host_gb * 1e9:
+                least = each.expected / 1e9
                 cure = f"is too little for the {name}: it takes {least:.3g} GB; find that, or a smaller model"
                 raise ConfigError("host_memory_gb", fleet.host_gb, cure)
     if fleet.accelerator_gb is not None:
-        needed = found["island_accelerators"].expected / 1e9
+        needed = trainer.expected / 1e9
         for site in fleet.sites:
             if site.accelerators is not None and needed > site.accelerators * fleet.accelerator_gb:
                 least = math.ceil(needed / fleet.accelerator_gb)
@@ -230,7 +232,7 @@ def memory_of(fleet: Fleet, chosen: Forecast) -> dict[str, Memory]:
                     f"training takes {needed:.4g} GB before activations (16 bytes a parameter): at least {least} a site"
                 )
                 raise ConfigError("accelerators", site.accelerators, cure)
-    return found
+    return hosts | {"island_accelerators": trainer}
 
 
 def utilisation_curve(

@@ -160,6 +160,11 @@ def test_traffic_of_a_day_is_what_rounds_add_up_to():
     assert found.traffic_gb_per_day == pytest.approx(total)
 
 
+def test_data_parallel_training_has_no_aggregator_whose_memory_could_be_told():
+    assert list(plan(fleet(), Mode.DP).memory) == ["island_accelerators"]
+    assert "aggregator" in plan(fleet(), Mode.DILOCO).memory
+
+
 def test_memory_grows_with_the_islands_only_by_their_messages():
     few, many = (plan(fleet(sites=m), Mode.DECOUPLED).memory["aggregator"].bound for m in (4, 12))
     assert many - few == pytest.approx(8 * N / 8 * 4, rel=0.02)
