@@ -27,6 +27,9 @@ from ops.processes import Child, ProcessSpec, last_lines, stop_in_order
 LOOK_EVERY_S = 0.5
 STOP_WITHIN_S = 3.0
 
+#: So many failures without one run that succeeds have one cause, and hundreds more would tell no more of it.
+FAILURES = 3
+
 Say = Callable[[str], None]
 
 
@@ -58,6 +61,7 @@ class Runner:
     limit_s: float | None = None
     _running: list[_Running] = field(default_factory=list)
     _failed: dict[tuple[Stage, str], str] = field(default_factory=dict)
+    _succeeded: int = 0
 
     def records(self) -> list[Record]:
         """Returns the records of this experiment that are of its present form."""
@@ -107,6 +111,8 @@ class Runner:
             return f"the budget of {self.experiment.budget_minutes:.0f} processor minutes is spent"
         if self.limit_s is not None and time.monotonic() - began_s >= self.limit_s:
             return f"the time limit of {self.limit_s / 60:.0f} minutes is reached"
+        if len(self._failed) >= FAILURES and not self._succeeded:
+            return "none succeeded"
         return ""
 
     def _start(self, due: Sequence[Run], scratch: Path) -> None:
@@ -159,6 +165,7 @@ class Runner:
             record = Record.from_json(result.read_text())
             archive.append(self.directory, record)
             new.append(record)
+            self._succeeded += 1
             self._say_done(record, each, [*records, *new])
         return new
 
@@ -182,7 +189,9 @@ class Runner:
 
     def _say_end(self, over: str, left: int) -> None:
         name = self.experiment.name
-        if self._failed:
+        if self._failed and not self._succeeded:
+            self.say(f"{name}: {len(self._failed)} runs failed, and none succeeded; {left} are left")
+        elif self._failed:
             self.say(f"{name}: {len(self._failed)} runs failed; the others are kept")
         elif over:
             self.say(f"{name}: {over}; {left} runs are left. Run it again with --budget to go on")

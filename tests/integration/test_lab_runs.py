@@ -114,6 +114,16 @@ def test_a_task_that_refuses_its_options_is_named_and_the_rest_goes_on(experimen
     assert len(archive.read(tmp_path / "records" / "stopped.jsonl")) == 2
 
 
+def test_a_task_that_is_not_there_is_not_looked_for_by_every_run(experiment, tmp_path):
+    text = EXPERIMENT.replace("examples.numpy_task:task", "examples.nowhere:task").replace("seeds = 2", "seeds = 9")
+    experiment.write_text(text)
+    done = lab("run", experiment, "--records", tmp_path / "records", "--jobs", "1")
+    assert done.returncode == 1
+    assert done.stdout.count(": begins") == 3
+    assert "examples.nowhere" in done.stdout
+    assert "3 runs failed, and none succeeded; 18 are left" in done.stdout
+
+
 def test_wrong_flags_are_named(experiment, tmp_path):
     for arguments, word in (
         (("run", experiment, "--jobs", "0"), "--jobs"),
