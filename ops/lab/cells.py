@@ -125,8 +125,9 @@ class Tuning:
 def tunings(records: Sequence[Record], names: Iterable[str]) -> tuple[Tuning, ...]:
     """Returns what tuning found, per group of cells that differ in nothing but the tuned fields.
 
-    A value that was dropped on an early rung of successive halving counts as tried and worse. With several tuned fields
-    a value's loss is that of its best company; with several seeds it is their mean.
+    A value that was dropped on an early rung of successive halving, or before the last rung's other seeds, counts as
+    tried and worse. With several tuned fields a value's loss is that of its best company; with several seeds it is
+    their mean.
 
     Args:
         records: Of one experiment; those of other stages do not count.
@@ -143,6 +144,8 @@ def tunings(records: Sequence[Record], names: Iterable[str]) -> tuple[Tuning, ..
         last_tokens = max(record.tokens for record in members)
         # Islands end within a few steps of each other, so the tokens of one rung agree only roughly.
         last = grouped([record for record in members if record.tokens > 0.75 * last_tokens])
+        seeds = max(map(len, last.values()))
+        last = {cell: runs for cell, runs in last.items() if len(runs) == seeds}
         for name in wanted:
             values = sorted({record.cell[name] for record in members if _is_number(record.cell.get(name))})
             if not values:

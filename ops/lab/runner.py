@@ -215,8 +215,7 @@ def _environment(accelerator: bool) -> dict[str, str]:
 
 def _name(run: Run) -> str:
     stage = "tuning " if run.stage is Stage.TUNE else ""
-    seed = "" if run.stage is Stage.TUNE else f", seed {run.seed}"
-    return f"{run.experiment}: {stage}{label(run.fields)}{seed}"
+    return f"{run.experiment}: {stage}{label(run.fields)}, seed {run.seed}"
 
 
 def _duration(seconds: float) -> str:

@@ -7,7 +7,7 @@ another machine counts as much as one that was made here.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -184,10 +184,10 @@ def _tuning_of(
     """Returns the tuning runs of a cell's group that are due, or the value that was found."""
     steps = experiment.settings_of(cell).steps
 
-    def run(value: float, rung: float) -> Run:
+    def run(value: float, rung: float, seed: int = tune.seed) -> Run:
         settings = experiment.settings_of(cell, {tune.name: value, "steps": math.ceil(rung * steps)})
         fields = dict(cell) | {tune.name: value}
-        return Run(experiment=experiment.name, stage=Stage.TUNE, fields=fields, settings=settings, seed=tune.seed)
+        return Run(experiment=experiment.name, stage=Stage.TUNE, fields=fields, settings=settings, seed=seed)
 
     values = list(tune.values)
     for rung in tune.rungs:
@@ -202,21 +202,61 @@ def _tuning_of(
                 return [], tune.values[0]  # everything diverged: the smallest rate will show it again
             continue
         # The last rung: beyond the edge while the best lies there, and beside it what an earlier rung dropped.
-        losses = {v: math.inf if r.diverged else r.loss for v, r in zip(values, records, strict=True)}
-        for _ in range(tune.extend + 1):
-            found = interior(list(losses), list(losses.values()))
-            if found.interior or found.next_value is None:
-                return [], found.best
-            beyond = _beside(found.best, losses, tune.values) or found.next_value
-            if len(losses) >= len(values) + tune.extend:
-                return [], found.best
+        losses = {v: _loss(r) for v, r in zip(values, records, strict=True)}
+        most = len(values) + tune.extend
+        while (beyond := _beyond(losses, tune.values)) is not None and len(losses) < most:
             extra = run(beyond, rung)
             if extra.key not in done:
                 return [extra], None
-            record = done[extra.key]
-            losses[beyond] = math.inf if record.diverged else record.loss
-        return [], interior(list(losses), list(losses.values())).best
+            losses[beyond] = _loss(done[extra.key])
+        if tune.seeds == 1:
+            return [], interior(list(losses), list(losses.values())).best
+        return _race(tune, losses, lambda value, seed: run(value, tune.rungs[-1], seed), done, most)
     raise AssertionError("a tuning has at least one rung")
+
+
+def _race(
+    tune: Tune,
+    losses: Mapping[float, float],
+    run: Callable[[float, int], Run],
+    done: Mapping[tuple[Stage, str], Record],
+    most: int,
+) -> tuple[list[Run], float | None]:
+    """Returns the runs of the last rung's other seeds that are due, or the value with the lowest mean of all seeds.
+
+    Only the best by the first seed take part. What does not counts as tried and worse, but where the winner lies at the
+    edge, the value beyond it joins.
+
+    Args:
+        tune: How.
+        losses: Value -> loss with the first seed.
+        run: (value, seed) -> the run.
+        done: Key -> record.
+        most: Values to try in all.
+    """
+    racing = sorted((value for value in losses if math.isfinite(losses[value])), key=losses.__getitem__)[: tune.keep]
+    means = dict.fromkeys(losses, math.inf)
+    while racing:
+        runs = {value: [run(value, tune.seed + k) for k in range(tune.seeds)] for value in racing}
+        if missing := [each for value in racing for each in runs[value] if each.key not in done]:
+            return missing, None
+        for value in racing:
+            means[value] = math.fsum(_loss(done[each.key]) for each in runs[value]) / tune.seeds
+        beyond = _beyond(means, tune.values)
+        racing = [beyond] if beyond is not None and len(means) < most else []
+    return [], interior(list(means), list(means.values())).best
+
+
+def _loss(record: Record) -> float:
+    return math.inf if record.diverged else record.loss
+
+
+def _beyond(losses: Mapping[float, float], declared: Sequence[float]) -> float | None:
+    """Returns the value to try beside the best if that lies at an edge of those tried; None if it does not."""
+    found = interior(list(losses), list(losses.values()))
+    if found.interior or found.next_value is None:
+        return None
+    return _beside(found.best, losses, declared) or found.next_value
 
 
 def _beside(best: float, losses: Mapping[float, float], declared: Sequence[float]) -> float | None:

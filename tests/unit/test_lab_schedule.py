@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from broker.errors import ConfigError
+from ops.lab.cells import tunings
 from ops.lab.experiment import load
 from ops.lab.records import Record, Stage
 from ops.lab.schedule import agenda, current, estimate_s
@@ -201,6 +202,24 @@ def test_a_declared_value_that_an_early_rung_dropped_is_tried_when_the_best_is_i
         if run.stage is Stage.TUNE and run.settings.steps == 100 and run.fields["mode"] == "diloco"
     ]
     assert long_rung == [0.002, 0.004, 0.001]
+
+
+def test_the_best_rates_are_run_with_more_seeds_where_one_seed_favours_a_rate(write):
+    def loss(run):
+        rate = run.fields["task.learning_rate"]
+        stumbles = rate == 0.004 and run.seed > 1000  # the first seed does not show it
+        return 1.0 + abs(rate - 0.0035) + 0.1 * stumbles
+
+    order, records = play(write(TUNED + "seeds = 3\n"), loss)
+    last = [run for run in order if run.stage is Stage.TUNE and run.settings.steps == 100]
+    of_diloco = [(run.fields["task.learning_rate"], run.seed) for run in last if run.fields["mode"] == "diloco"]
+    assert sorted(of_diloco) == [
+        (0.001, 1000), (0.001, 1001), (0.001, 1002),  # joins, since the winner lies at the edge of those that race
+        (0.002, 1000), (0.002, 1001), (0.002, 1002), (0.004, 1000), (0.004, 1001), (0.004, 1002), (0.008, 1000),
+    ]  # fmt: skip
+    assert {run.fields["task.learning_rate"] for run in order if run.stage is Stage.FINAL} == {0.002}
+    (found, *_) = tunings([record for record in records if record.cell["mode"] == "diloco"], ["task.learning_rate"])
+    assert (found.found.best, found.found.interior) == (0.002, True)
 
 
 def test_tuning_ends_after_so_many_values_beyond_the_edge(write):
