@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from ops.lab import plots
+from ops.lab import plots, published
 from ops.lab.cells import cell_key, label
 from ops.lab.chapter import Findings
 from ops.lab.comparisons import Finding
@@ -151,6 +151,8 @@ def _body(found: Sequence[Gap], file: str) -> str:
         ours = [each for each in found if each.baseline is mode]
         if ours:
             parts += [f"**To {name}**", _table(ours), *_trends(ours)]
+        if ours and mode is Mode.DATA_PARALLEL:
+            parts += [_published()]
     return "\n\n".join([*parts, f"![gaps over tokens per parameter]({file})"])
 
 
@@ -167,10 +169,32 @@ def _table(found: Sequence[Gap]) -> str:
                 *(percent(way[k], 1) if k in way else "" for k in range(1, len(SHARES))),
                 gap(each.found),
                 str(len(each.differences)),
+                _followed(each),
             )
         )
     way_head = (">at 1/6 of the run", ">1/3", ">1/2", ">2/3", ">5/6")
-    return table(("experiment", ">islands", ">parameters", ">tokens per parameter", *way_head, ">end", ">seeds"), rows)
+    head = ("experiment", ">islands", ">parameters", ">tokens per parameter", *way_head, ">end", ">seeds")
+    return table((*head, ">line through published gaps"), rows)
+
+
+def _followed(each: Gap) -> str:
+    line = published.line(each.islands) if each.baseline is Mode.DATA_PARALLEL else None
+    return "" if line is None else percent(line.at(each.parameters), 1)
+
+
+def _published() -> str:
+    sizes = published.DATA_PARALLEL
+    lines = [(islands, published.line(islands)) for islands in published.DILOCO]
+    slopes = "\n".join(
+        f"- {islands} islands, published: {points_per_tenfold(each.slope, 'parameters')}"
+        for islands, each in lines
+        if each is not None
+    )
+    return (
+        f"The last column follows published gaps, of models of {count(min(sizes))} to {count(max(sizes))} parameters "
+        f"(Streaming DiLoCo, H = 30), down to our sizes along a line over the logarithm of size. That is far from "
+        f"where they were measured: it says what size alone would make of them, and no more.\n\n{slopes}"
+    )
 
 
 def _trends(found: Sequence[Gap]) -> list[str]:

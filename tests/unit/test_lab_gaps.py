@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from ops.lab import gaps, report
+from ops.lab import gaps, published, report
 from ops.lab.chapter import findings_of
 from ops.lab.comparisons import comparison_of
 from ops.lab.settings import Mode
@@ -89,6 +89,22 @@ def test_the_page_lists_gaps_by_mode_islands_and_size_with_their_trends():
     assert "- 2 islands: -4.00 ± 0.00 percentage points per tenfold of tokens per parameter" in text
     assert "(results/gaps.svg)" in text
     ElementTree.fromstring(section.plots["gaps.svg"]())
+
+
+def test_published_gaps_lie_about_a_line_over_the_logarithm_of_size():
+    line = published.line(2)
+    gaps_of = {size: published.DILOCO[2][size] / loss - 1 for size, loss in published.DATA_PARALLEL.items()}
+    assert all(abs(line.at(size) - each) < 0.0025 for size, each in gaps_of.items())
+    assert line.at(35e7) - line.at(35e6) == pytest.approx(line.slope.mean)
+    assert line.slope.high < 0
+    assert published.line(3) is None
+
+
+def test_gaps_to_data_parallel_training_stand_beside_the_published_line():
+    two, three = found_in(pair(0.01)), found_in(pair(0.01, islands=3))
+    (section,) = gaps.sections([two, three], folder="results")
+    rows = [line.split("|") for line in section.body().splitlines() if line.startswith("| [")]
+    assert [row[-2].strip() for row in rows] == ["+1.7 %", "-"]
 
 
 def test_the_report_has_it_with_its_plot():
