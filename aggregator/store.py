@@ -182,6 +182,11 @@ class Store:
             asked = f"version {commit.fragment_version} ({commit.digest}) of fragment {commit.fragment_id}"
             stands = f"version {newest.fragment_version} ({newest.digest})"
             raise LocalProtocolError(f"{asked} cannot follow {stands}: versions only grow")
+        # Its file was written and its line was not, and then another fragment's commit listed both.
+        written = commit.fragment_id in self._newest and _key(commit) == _key(newest)
+        if written and _key(commit) not in self._unlisted:
+            self._prune(commit.fragment_id)
+            return
         path = commit_path(self._directory, commit.fragment_id, commit.fragment_version)
         with mapped(f"cannot create {path.parent}", definite=True):
             if not path.parent.is_dir():

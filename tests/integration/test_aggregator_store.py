@@ -133,6 +133,7 @@ def test_repeating_a_commit_is_safe_and_leaves_the_same_state(tmp_path):
         store.load()
         store.commit(commit_of(state_of(2)), state_of(2))
     assert versions(tmp_path, 0) == [2, 1, 0]
+    assert ledger_versions(tmp_path) == [(0, 0), (0, 1), (0, 2)]
 
 
 def test_the_ledger_file_has_one_line_per_version_with_who_and_how_much(tmp_path):
@@ -404,6 +405,21 @@ def test_a_full_disk_between_commit_and_ledger_line_is_settled_by_asking_again(t
         assert ledger_versions(tmp_path) == [(0, v) for v in range(4)]
         store.commit(commit_of(state_of(4)), state_of(4))
     assert ledger_versions(tmp_path) == [(0, v) for v in range(5)]
+
+
+def test_a_version_that_another_fragments_commit_has_listed_gets_no_second_line(tmp_path, monkeypatch):
+    fill(tmp_path, newest=3, fragments=(0, 7))
+    with Store.open(tmp_path) as store:
+        store.load()
+        size = commit_path(tmp_path, 0, 3).stat().st_size
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "write", failing_write(size + 40, errno.ENOSPC))
+            with pytest.raises(Unavailable):
+                store.commit(commit_of(state_of(4)), state_of(4))
+        store.commit(commit_of(state_of(4, seed=7), 7), state_of(4, seed=7))
+        store.commit(commit_of(state_of(4)), state_of(4))
+        assert versions(tmp_path, 0) == [4, 3, 0]
+    assert sorted(ledger_versions(tmp_path)) == [(p, v) for p in (0, 7) for v in range(5)]
 
 
 def test_a_directory_that_cannot_be_flushed_leaves_the_outcome_open(tmp_path, monkeypatch):
