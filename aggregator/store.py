@@ -182,7 +182,7 @@ class Store:
             asked = f"version {commit.fragment_version} ({commit.digest}) of fragment {commit.fragment_id}"
             stands = f"version {newest.fragment_version} ({newest.digest})"
             raise LocalProtocolError(f"{asked} cannot follow {stands}: versions only grow")
-        # Its file was written and its line was not, and then another fragment's commit listed both.
+        # Asked for again with nothing left to do: after a full disk, another fragment's commit has listed it too.
         written = commit.fragment_id in self._newest and _key(commit) == _key(newest)
         if written and _key(commit) not in self._unlisted:
             self._prune(commit.fragment_id)
