@@ -11,9 +11,9 @@ from typing import Any, Protocol
 from ops.lab.cells import Cell, cell_key, grouped, label, not_run, rank, scalar, tunings, varying
 from ops.lab.comparisons import Comparison, Finding, correction, findings
 from ops.lab.curves import REACH
-from ops.lab.markdown import count, details, duration, gap, points_per_tenfold, share, table
+from ops.lab.markdown import count, details, duration, gap, percent, share, table
 from ops.lab.records import Record, Stage
-from ops.lab.statistics import Interval, interval, trend
+from ops.lab.statistics import Interval, interval
 
 
 class Tune(Protocol):
@@ -86,7 +86,7 @@ def chapter(each: Findings, plots: Sequence[Plot]) -> str:
     parts += [_provenance(each.records), _settings(each.records)]
     if each.final:
         parts += [_cells(each)]
-    parts += [_verdicts(each.found), _extra(each.found), _trends(each.found), _tuning(each)]
+    parts += [_verdicts(each.found), _extra(each.found), _tuning(each)]
     parts += [f"![{plot.title}]({plot.file})" for plot in plots]
     parts += [_missing(each)]
     return "\n\n".join(part for part in parts if part)
@@ -196,6 +196,11 @@ def _mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values)
 
 
+def told_verdict(finding: Finding) -> str:
+    """Returns a verdict in bold, with its reason if it has one of its own."""
+    return f"**{finding.verdict}**" + (f": {finding.reason}" if finding.reason else "")
+
+
 def _verdicts(found: Sequence[Finding]) -> str:
     rows = []
     for finding in found:
@@ -206,11 +211,11 @@ def _verdicts(found: Sequence[Finding]) -> str:
         ]
         where = finding.name if finding.name != "all" else ""
         seeds = str(len(finding.differences))
-        verdict = f"**{finding.verdict}**" + (f": {finding.reason}" if finding.reason else "")
-        rows.append((claim.claim, where, margin, *figures, gap(finding.found), seeds, verdict))
+        rows.append((claim.claim, where, margin, *figures, gap(finding.found), seeds, told_verdict(finding)))
     if not rows:
         return ""
-    head = ("claim", "where", "kind, margin", ">candidate", ">baseline", ">difference", ">seeds", "verdict")
+    what = ("claim put to the test", "where", "kind, margin")
+    head = (*what, ">candidate", ">baseline", ">difference", ">seeds", "verdict")
     return "\n\n".join(part for part in (table(head, rows), correction(found)) if part)
 
 
@@ -224,7 +229,11 @@ def _extra(found: Sequence[Finding]) -> str:
         missed = len(finding.extra) - len(reached)
         remarks = [f"extrapolated for {extrapolated} of {len(finding.extra)} seeds"] if extrapolated else []
         remarks += [f"not within {REACH:g} times the run for {missed} of {len(finding.extra)} seeds"] if missed else []
-        extra = gap(interval([each.extra for each in reached]), digits=1) if reached else "-"
+        extra = "-"
+        if reached:
+            found_extra = interval([each.extra for each in reached])
+            # Those that did not reach it needed more than any that did.
+            extra = f"above {percent(found_extra.mean, 1)}" if missed else gap(found_extra, digits=1)
         where = finding.name if finding.name != "all" else ""
         rows.append((finding.comparison.claim, where, extra, "; ".join(remarks)))
     if not rows:
@@ -235,25 +244,6 @@ def _extra(found: Sequence[Finding]) -> str:
         "extrapolated by the power law of its last half. With a decaying learning rate both understate the difference."
     )
     return f"{caption}\n\n{table(head, rows)}"
-
-
-def _trends(found: Sequence[Finding]) -> str:
-    """How the gap of each claim changes with the size of the model, where several sizes were run."""
-    lines = []
-    for claim in dict.fromkeys(finding.comparison.claim for finding in found):
-        pairs = [
-            (finding.parameters, difference)
-            for finding in found
-            if finding.comparison.claim == claim and finding.parameters
-            for difference in finding.differences.values()
-        ]
-        if len({size for size, _ in pairs}) < 2:
-            continue
-        slope = trend([size for size, _ in pairs], [difference for _, difference in pairs])
-        word = "shrinks" if slope.high < 0 else "grows" if slope.low > 0 else "shows no clear trend"
-        per = points_per_tenfold(slope, "parameters")
-        lines.append(f"- {claim}: the difference {word} ({per}, {len(pairs)} pairs).")
-    return "\n".join(lines)
 
 
 def _tuning(each: Findings) -> str:

@@ -11,11 +11,13 @@ from ops.lab import plots
 from ops.lab.cells import CellKey, grouped, label, varying
 from ops.lab.chapter import Findings
 from ops.lab.records import Record
-from ops.lab.statistics import Interval, Kind
 
 #: More lines than this cannot be told apart in one panel; more panels than this are a wall.
 LINES = 8
 PANELS = 9
+
+#: Participation that is everybody's, but for what ends with the run: there is nothing to see.
+ALL = 0.995
 
 RATE, MOMENTUM = "outer_learning_rate", "outer_momentum"
 
@@ -41,11 +43,6 @@ def _wanted(each: Findings) -> Iterator[tuple[str, str, Callable[[], bytes]]]:
     """Yields (kind, title, how to draw it), the one that answers the question first."""
     cells = grouped(each.final, each.experiment.cells())
     names = varying(dict(cell) for cell in cells)
-    gaps = gaps_by_size(each)
-    if gaps:
-        margins = {claim.margin for claim in each.experiment.comparisons if claim.kind is not Kind.BETTER}
-        margin = margins.pop() if len(margins) == 1 else None
-        yield "gap-size", "gap against size", lambda: plots.gap_against_size(gaps, margin=margin)
     if len(cells) > 1:
         yield "loss", "loss by cell", lambda: plots.loss_by_cell(named(cells, names))
     if grid := outer_grid(each.final):
@@ -54,7 +51,7 @@ def _wanted(each: Findings) -> Iterator[tuple[str, str, Callable[[], bytes]]]:
         yield "loss-tokens", "loss against tokens", lambda: plots.loss_against_tokens(shown)
         yield "loss-time", "loss against virtual time", lambda: plots.loss_against_time(shown)
     took_part = named({cell: runs for cell, runs in cells.items() if any(run.participation for run in runs)}, names)
-    if took_part:
+    if any(run.participation < ALL for runs in took_part.values() for run in runs):
         yield "participation", "participation", lambda: plots.participation(took_part)
     stale = named({cell: runs for cell, runs in cells.items() if any(run.staleness_histogram for run in runs)}, names)
     if stale:
@@ -101,43 +98,23 @@ def panels(cells: Mapping[CellKey, Sequence[Record]]) -> dict[str, dict[str, Seq
     return shown
 
 
-def gaps_by_size(each: Findings) -> dict[str, list[tuple[float, Interval]]]:
-    """Returns claim and group -> (parameters, gap) by size, for what was run at several sizes of the model.
-
-    A group is named by the fields that do not follow from the size.
-    """
-    found = [finding for finding in each.found if finding.found is not None]
-    sized: dict[str, list[tuple[float, Interval]]] = {}
-    for claim in dict.fromkeys(finding.comparison.claim for finding in found):
-        ours = [finding for finding in found if finding.comparison.claim == claim]
-        names = varying(finding.group for finding in ours)
-        # A field that has one value per size is the size under another name.
-        free = [name for name in names if len({(str(f.group.get(name)), f.parameters) for f in ours}) > len(
-            {f.parameters for f in ours})]  # fmt: skip
-        for finding in ours:
-            words = label(finding.group, free) if free else ""
-            points = sized.setdefault(": ".join(part for part in (claim, words) if part), [])
-            if finding.found is not None:
-                points.append((finding.parameters, finding.found))
-    several = {name: points for name, points in sized.items() if len({size for size, _ in points}) > 1}
-    return {name: sorted(points, key=lambda point: point[0]) for name, points in several.items()}
-
-
 def outer_grid(records: Sequence[Record]) -> dict[tuple[float, float], float]:
     """Returns (outer rate, outer momentum) -> mean loss over seeds, of the runs that differ in nothing else.
 
     There may be several families of such runs (other islands, another merge rule): the first of the largest counts.
-    Nothing if it does not have at least two rates and two momenta.
+    Means are over the seeds that all its points have. Nothing if its points are a row, a column or a diagonal.
     """
-    families: dict[str, dict[tuple[float, float], list[float]]] = {}
+    families: dict[str, dict[tuple[float, float], dict[int, float]]] = {}
     for record in records:
         if RATE not in record.settings or MOMENTUM not in record.settings:
             continue
         others = {name: value for name, value in record.settings.items() if name not in (RATE, MOMENTUM, "seed")}
         family = families.setdefault(json.dumps(others, sort_keys=True), {})
         point = (float(record.settings[RATE]), float(record.settings[MOMENTUM]))
-        family.setdefault(point, []).append(math.inf if record.diverged else record.loss)
+        family.setdefault(point, {})[record.seed] = math.inf if record.diverged else record.loss
     grid = max(families.values(), key=len, default={})
-    if len({rate for rate, _ in grid}) < 2 or len({momentum for _, momentum in grid}) < 2:
+    rates, momenta = ({point[axis] for point in grid} for axis in (0, 1))
+    seeds = set.intersection(*(set(losses) for losses in grid.values())) if grid else set()
+    if min(len(rates), len(momenta)) < 2 or len(grid) <= max(len(rates), len(momenta)) or not seeds:
         return {}
-    return {point: math.fsum(losses) / len(losses) for point, losses in grid.items()}
+    return {point: math.fsum(losses[seed] for seed in seeds) / len(seeds) for point, losses in grid.items()}

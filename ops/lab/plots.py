@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from ops.lab.canvas import COLOURS, PANEL, colour, drawing, legend, style_of, svg
-from ops.lab.markdown import count
+from ops.lab.comparisons import EQUAL_TOKENS
 from ops.lab.records import Record
 from ops.lab.statistics import Interval
 
 #: Label -> records of one cell, one per seed.
 Series = Mapping[str, Sequence[Record]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GapLine:
+    """A relative gap over tokens per parameter.
+
+    Attributes:
+        way: (tokens per parameter, gap) by growing tokens, from the curves of losses.
+        end: Tokens per parameter of the whole run, and the reported gap.
+    """
+
+    way: Sequence[tuple[float, float]]
+    end: tuple[float, Interval]
 
 
 def loss_against_tokens(panels: Mapping[str, Series]) -> bytes:
@@ -20,12 +35,12 @@ def loss_against_tokens(panels: Mapping[str, Series]) -> bytes:
     Args:
         panels: Title of a panel -> its lines, at most eight. Records without a curve are left out.
     """
-    return _curves(panels, column=0, title="Held-out loss against tokens")
+    return _curves(panels, column=0, title="Held-out loss against tokens: mean and range of seeds")
 
 
 def loss_against_time(panels: Mapping[str, Series]) -> bytes:
     """Returns held-out loss over the virtual time of the modelled fleet, as :func:`loss_against_tokens` does."""
-    return _curves(panels, column=1, title="Held-out loss against virtual time")
+    return _curves(panels, column=1, title="Held-out loss against virtual time: mean and range of seeds")
 
 
 def staleness_histogram(series: Series) -> bytes:
@@ -51,16 +66,19 @@ def staleness_histogram(series: Series) -> bytes:
 def loss_by_cell(series: Series) -> bytes:
     """Returns the final held-out loss of every cell: a mark at the mean over seeds, and a dot for each of them.
 
-    Grey lines join the dots of one seed: seeds are paired, so their shape tells more than where they lie.
+    Grey lines join the dots of one seed: seeds are paired, so their shape tells more than where they lie. They
+    end where the next cell has other tokens: those losses are not paired.
     """
     with drawing(1, size=(PANEL[0], 0.9 + 0.24 * len(series))) as (figure, (axes,)):
-        by_seed: dict[int, list[tuple[float, int]]] = {}
+        by_seed: dict[int, list[tuple[Record, int]]] = {}
         for row, records in enumerate(series.values()):
             for record in records:
                 if not record.diverged:
-                    by_seed.setdefault(record.seed, []).append((record.loss, row))
+                    by_seed.setdefault(record.seed, []).append((record, row))
         for points in by_seed.values():
-            axes.plot([loss for loss, _ in points], [row for _, row in points], color="#bbbbbb", linewidth=0.7)
+            for (one, upper), (other, lower) in itertools.pairwise(points):
+                if abs(one.tokens / other.tokens - 1) < EQUAL_TOKENS:
+                    axes.plot([one.loss, other.loss], [upper, lower], color="#bbbbbb", linewidth=0.7)
         for row, records in enumerate(series.values()):
             losses = [record.loss for record in records if not record.diverged]
             if not losses:
@@ -122,57 +140,27 @@ def rounds(record: Record) -> bytes:
         return svg(figure)
 
 
-def gap_against_size(series: Mapping[str, Sequence[tuple[float, Interval]]], *, margin: float | None = None) -> bytes:
-    """Returns relative gaps over parameters, with their 95 % intervals; an interval of one seed is not drawn.
+def gap_against_tokens(panels: Mapping[str, Mapping[str, GapLine]]) -> bytes:
+    """Returns relative gaps over the tokens that each parameter has seen; the last one has its 95 % interval.
 
     Args:
-        series: Label -> (parameters, gap) by growing parameters.
-        margin: Relative; drawn as a line.
+        panels: Title of a panel -> label -> line. A label has one colour in all panels.
     """
-    with drawing(1) as (figure, (axes,)):
-        axes.axhline(0, color="black", linewidth=0.8)
-        if margin:
-            axes.axhline(100 * margin, color="black", linewidth=0.8, linestyle=":", label=f"margin {100 * margin:g} %")
-        for i, (name, points) in enumerate(series.items()):
-            errors = [100 * gap.half_width if math.isfinite(gap.half_width) else 0.0 for _, gap in points]
-            sizes, means = [size for size, _ in points], [100 * gap.mean for _, gap in points]
-            axes.errorbar(
-                sizes, means, yerr=errors, color=colour(i), linestyle=style_of(i), marker="o", markersize=3.5,
-                capsize=3, linewidth=1.2, label=name,
-            )  # fmt: skip
-        ticks = sorted({size for points in series.values() for size, _ in points})
-        axes.set_xscale("log")
-        axes.set_xticks(ticks, [count(size) for size in ticks])
-        axes.set_xticks([], minor=True)
-        axes.set(title="Gap to the baseline against size", xlabel="parameters", ylabel="candidate / baseline - 1 (%)")
-        legend(axes)
-        return svg(figure)
-
-
-def gap_against_tokens(panels: Mapping[str, Mapping[str, Sequence[tuple[float, float]]]]) -> bytes:
-    """Returns relative gaps over the tokens that each parameter has seen.
-
-    Args:
-        panels: Title of a panel -> label -> (tokens per parameter, gap) by growing tokens.
-    """
+    labels = list(dict.fromkeys(label for lines in panels.values() for label in lines))
     with drawing(len(panels)) as (figure, all_axes):
         for axes, (name, lines) in zip(all_axes, panels.items(), strict=True):
             axes.axhline(0, color="black", linewidth=0.8)
-            for i, (label, points) in enumerate(lines.items()):
+            for label, line in lines.items():
+                shade, dashes = colour(labels.index(label)), style_of(labels.index(label))
+                points = [*line.way, (line.end[0], line.end[1].mean)]
                 xs, ys = [x for x, _ in points], [100 * y for _, y in points]
-                axes.plot(
-                    xs,
-                    ys,
-                    color=colour(i),
-                    linestyle=style_of(i),
-                    marker="o",
-                    markersize=2.5,
-                    linewidth=1.2,
-                    label=label,
-                )
-            sizes = [x for points in lines.values() for x, _ in points]
+                axes.plot(xs, ys, "o", color=shade, linestyle=dashes, markersize=2.5, linewidth=1.2, label=label)
+                half_width = line.end[1].half_width
+                if math.isfinite(half_width):
+                    axes.errorbar(xs[-1:], ys[-1:], yerr=[100 * half_width], capsize=3, color=shade, linewidth=1.2)
+            sizes = [x for line in lines.values() for x in (*(x for x, _ in line.way), line.end[0])]
             round_sizes = [digit * 10.0**power for power in range(-3, 7) for digit in (1, 2, 5)]
-            ticks = [each for each in round_sizes if sizes and min(sizes) <= each <= max(sizes)]
+            ticks = [each for each in round_sizes if min(sizes) <= each <= max(sizes)]
             axes.set(xscale="log", xlabel="tokens per parameter", ylabel="decoupled / baseline - 1 (%)", title=name)
             axes.set_xticks(ticks, [f"{each:g}" for each in ticks])
             axes.set_xticks([], minor=True)

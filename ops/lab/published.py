@@ -18,6 +18,9 @@ DILOCO: Mapping[int, Mapping[float, float]] = {
     4: {35e6: 3.60, 100e6: 3.25, 200e6: 3.02, 300e6: 2.84, 500e6: 2.70, 1e9: 2.50},
 }
 
+#: How far a relative gap may be from the true one, for losses that are printed to two decimals: half a unit in each.
+ROUNDING = 2 * 0.005 / min(DATA_PARALLEL.values())
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:

@@ -88,9 +88,9 @@ def build(
         for name, each_drawn in drawn.items()
     }
     files = {f"{folder}/{each.file}": each.svg for each_drawn in drawn.values() for each in each_drawn}
-    parts = (*gaps.sections(found, folder=folder), *sections)
+    parts = (*gaps.sections(found), *sections)
     files |= {f"{folder}/{file}": draw() for part in parts for file, draw in part.plots.items()}
-    return Report(text=document(found, plots, parts), plots=files, findings=found)
+    return Report(text=document(found, plots, parts, folder=folder), plots=files, findings=found)
 
 
 def _write(path: Path, content: bytes) -> None:

@@ -1,12 +1,13 @@
-"""docs/results.md as a pure function of experiments and records. No number in it is typed in by hand."""
+"""docs/results.md as a pure function of experiments and records: no figure of a run is typed in by hand."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ops.lab.chapter import Findings, Plot, chapter, compute
-from ops.lab.markdown import anchor, gap, percent, table
+from ops.lab.chapter import Findings, Plot, chapter, compute, told_verdict
+from ops.lab.markdown import anchor, details, gap, percent, table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,45 +16,76 @@ class Section:
 
     Attributes:
         title: Of the part.
-        body: Returns its Markdown.
+        body: Returns its Markdown, given the directory of plots relative to the page.
         plots: File, in the directory of plots -> what draws it.
     """
 
     title: str
-    body: Callable[[], str]
+    body: Callable[[str], str]
     plots: Mapping[str, Callable[[], bytes]] = field(default_factory=dict)
 
 
 HEAD = """\
 # Results
 
-Written by `atoll lab report` from the records in `docs/results/records`; no number on this page is typed in by hand,
-and the same records give the same bytes. Every experiment names the command that runs it again.
+Written by `atoll lab report` from the records in `docs/results/records`: no figure of a run, no interval, no verdict is
+typed in by hand, and the same records give the same bytes. Only the notes quote figures, where they say what is known
+from elsewhere. Every experiment names the command that runs it again, and where it differs from what was published.
 
 - Losses are held-out, of the global model, in nats per token. Lower is better.
 - Two methods are compared seed by seed, as candidate / baseline - 1 of their losses; above 0 the candidate is worse.
-  Figures are means over seeds with Student's 95 % interval. Both are judged on the same sequences, so the standard
-  error over sequences, which is given beside each loss, is no part of it. One seed decides nothing.
-- A verdict is *holds* if the claim is true for the whole interval, *fails* if it is true nowhere in it, and
-  *inconclusive* otherwise.
+  Figures are means over seeds with Student's 95 % interval. Both are judged on the same sequences: an interval speaks
+  of other seeds with these sequences and at the chosen rates, neither of other text nor of the luck of choosing a rate.
+  One seed decides nothing.
+- A claim is put to the test, whatever it says: *holds* means that it is true for the whole interval, *fails* that it
+  is true nowhere in it, *inconclusive* anything else. Claims of "better" are corrected for their number, those of
+  "not worse" are not: of many that are true in the mean, a few will hold or fail by chance.
 - Time is virtual: the production code runs in a modelled fleet, and only the arithmetic is real.
 """
 
+WORDS = """\
+M islands train; each takes H inner steps between two merges of one of the model's P fragments, and goes on training
+for tau steps while a fragment travels. K contributions close a round, at once or after a grace period; *keep* is the
+share of local progress that survives the adoption of a merged fragment. *Participation* is the share of the live
+islands that a round merged; *staleness* is in versions, from the one that a contribution was trained from to the one
+it became part of; *wasted* are tokens that were trained and never merged; *cosine* is the mean one between the
+contributions of a round. [lab.md](lab.md) and [design.md](design.md) have the rest."""
+
 
 def document(
-    experiments: Sequence[Findings], plots: Mapping[str, Sequence[Plot]], sections: Sequence[Section] = ()
+    experiments: Sequence[Findings],
+    plots: Mapping[str, Sequence[Plot]],
+    sections: Sequence[Section] = (),
+    *,
+    folder: str = "results",
 ) -> str:
     """Returns the whole page.
 
     Args:
-        experiments: In the order of the page.
+        experiments: In any order; the page begins with those whose claims were published.
         plots: Experiment -> its plots.
         sections: Parts from elsewhere, shown before the experiments.
+        folder: Directory of plots, relative to the page.
     """
-    parts = [HEAD, _claims(experiments, plots), _spent(experiments)]
-    parts += [f"## {section.title}\n\n{section.body().strip()}" for section in sections]
+    experiments = sorted(experiments, key=_published_first)
+    parts = [HEAD, details("Words", WORDS), _counted(experiments), _claims(experiments, plots)]
+    parts += [f"## {section.title}\n\n{section.body(folder).strip()}" for section in sections]
+    parts += [_spent(experiments)]
     parts += [chapter(each, plots.get(each.experiment.name, ())) for each in experiments]
     return "\n\n".join(part.strip() for part in parts if part.strip()) + "\n"
+
+
+def _published_first(each: Findings) -> tuple[bool, str]:
+    return not any(finding.comparison.published is not None for finding in each.found), each.experiment.name
+
+
+def _counted(experiments: Sequence[Findings]) -> str:
+    verdicts = Counter(str(finding.verdict) for each in experiments for finding in each.found if finding.differences)
+    if not verdicts:
+        return ""
+    told = ", ".join(f"{number} **{verdict}**" for verdict, number in sorted(verdicts.items()))
+    runs = sum(len(each.records) for each in experiments)
+    return f"Of {sum(verdicts.values())} claims tested in {runs} runs: {told}."
 
 
 def _claims(experiments: Sequence[Findings], plots: Mapping[str, Sequence[Plot]]) -> str:
@@ -72,14 +104,14 @@ def _claims(experiments: Sequence[Findings], plots: Mapping[str, Sequence[Plot]]
                     "" if claim.published is None else percent(claim.published),
                     gap(finding.found),
                     str(len(finding.differences)),
-                    f"**{finding.verdict}**" if finding.differences else "not run yet",
+                    told_verdict(finding) if finding.differences else "not run yet",
                     f"[{name}]({anchor(name)})",
                     f"[plot]({shown[0].file})" if shown else "",
                 )
             )
     if not rows:
         return ""
-    head = ("claim (source)", "where", ">published", ">ours", ">seeds", "verdict", "experiment", "plot")
+    head = ("claim put to the test (source)", "where", ">published", ">ours", ">seeds", "verdict", "experiment", "plot")
     return f"## Published claims\n\n{table(head, rows)}"
 
 
@@ -87,9 +119,8 @@ def _spent(experiments: Sequence[Findings]) -> str:
     rows = []
     for each in experiments:
         name = each.experiment.name
-        notes = each.experiment.notes
-        rows.append((f"[{name}]({anchor(name)})", f"`{each.experiment.command}`", *compute(each.records), notes))
+        rows.append((f"[{name}]({anchor(name)})", f"`{each.experiment.command}`", *compute(each.records)))
     if len(rows) > 1:
-        rows.append(("all", "", *compute([record for each in experiments for record in each.records]), ""))
-    head = ("experiment", "command", ">runs", ">tokens", ">time here", ">of it training", "where we differ, and why")
-    return f"## Commands, compute, and where we differ\n\n{table(head, rows)}" if rows else ""
+        rows.append(("all", "", *compute([record for each in experiments for record in each.records])))
+    head = ("experiment", "command", ">runs", ">tokens", ">time here", ">of it training")
+    return f"## Commands and compute\n\n{table(head, rows)}" if rows else ""

@@ -45,7 +45,7 @@ def sections() -> tuple[Section, ...]:
 # --- simulate -----------------------------------------------------------------------------------------------------
 
 
-def _goodput() -> str:
+def _goodput(folder: str) -> str:
     cells = goodput.table(Fleet(), FailureModel())
     rows = []
     for row in TABLE_1:
@@ -57,7 +57,7 @@ def _goodput() -> str:
     head = ("goodput in %, ours / published (points)", *(f">{chips:,} chips" for chips in CHIPS))
     return f"""\
 Decoupled DiLoCo, table 1, with one set of documented parameters (`simulate --help`), 30 simulated days, seed 0:
-`python3 -m ops simulate --table`. [Plot](results/goodput.svg).
+`python3 -m ops simulate --table`. [Plot]({folder}/goodput.svg).
 
 {table(head, rows)}
 
@@ -88,7 +88,7 @@ def _goodput_plot() -> bytes:
 # --- plan ---------------------------------------------------------------------------------------------------------
 
 
-def _bandwidth() -> str:
+def _bandwidth(folder: str) -> str:
     pair = [
         (str(mode), f"{published:g}", f"{forecast(_PAIR, mode).up_gbps:.3g}")
         for mode, published in _PUBLISHED_PAIR.items()
@@ -104,8 +104,8 @@ def _bandwidth() -> str:
     head = ("Gbit/s, published / ours", *(f">{100 * u:.0f} %" for u in dict.fromkeys(c.utilisation for c in cells)))
     return f"""\
 Eight data centres, 5 B parameters, one second per step, 95 % utilisation, int4 through a hub (f = 1) against a bf16
-ring: `python3 -m ops plan --params 5e9 --sites 8 --step-time 1 --codec int4 --utilisation 0.95 --assume paper`.
-[Plot](results/bandwidth.svg).
+ring: `python3 -m ops plan --params 5e9 --sites 8 --step-time 1 --codec int4 --utilisation 0.95 --assume paper`. What
+was published does not say what it counts; these assumptions are those that give both figures. [Plot]({folder}/bandwidth.svg).
 
 {table(("mode", ">published Gbit/s", ">ours"), pair)}
 

@@ -1,7 +1,7 @@
 """What a handful of seeds can say: intervals, verdicts, corrections, trends. Pure.
 
 Two methods are compared seed by seed: both start from the same parameters and see the same text, so the difference
-d = candidate / baseline - 1 varies much less than either loss does. Of n such differences we report the mean and
+d = candidate / baseline - 1 is free of what both share of these. Of n such differences we report the mean and
 Student's 95 % interval. With one seed the interval is the whole line, and every verdict is "inconclusive": that is no
 special case below, it is what n - 1 = 0 degrees of freedom mean.
 """
@@ -269,8 +269,9 @@ def trend(sizes: Sequence[float], gaps: Sequence[float]) -> Interval:
     """Returns the slope of a gap per tenfold of size, with its 95 % interval, by least squares on log10(size).
 
     Args:
-        sizes: Parameters or tokens of each gap, above 0; sizes may repeat, as they do for several seeds.
-        gaps: Relative differences, independent of each other.
+        sizes: Parameters or tokens of each gap, above 0.
+        gaps: Relative differences, independent of each other: one of each experiment, not one of each of its seeds,
+            which share what that experiment does to a gap.
 
     Raises:
         ValueError: All sizes are equal, so that there is no slope.

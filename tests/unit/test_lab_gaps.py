@@ -69,7 +69,7 @@ def test_other_comparisons_are_not_gaps_of_decoupled_training():
     assert gaps.gaps([found_in([run("diloco"), run("decoupled")], **claim)]) == ()
     both = {"candidate": {"islands": 2}, "baseline": {"islands": 4}, "by": []}
     assert gaps.gaps([found_in([run("decoupled"), run("decoupled", islands=4)], **both)]) == ()
-    assert gaps.sections([found_in([])], folder="results") == ()
+    assert gaps.sections([found_in([])]) == ()
 
 
 def test_the_page_lists_gaps_by_mode_islands_and_size_with_their_trends():
@@ -80,13 +80,14 @@ def test_the_page_lists_gaps_by_mode_islands_and_size_with_their_trends():
     largest = found_in(
         [each for k in (0, 1) for each in pair(0.09, seed=k, parameters=100_000_000, name="largest")], name="largest"
     )
-    (section,) = gaps.sections([largest, small, large], folder="results")
-    text = section.body()
+    (section,) = gaps.sections([largest, small, large])
+    text = section.body("results")
     rows = [line.split("|") for line in text.splitlines() if line.startswith("| [")]
     assert [row[1].split("]")[0].strip(" [") for row in rows] == ["parity", "large", "largest"]
     assert [row[4].strip() for row in rows] == ["6", "0.6", "0.06"]
-    assert "- 2 islands: +4.00 ± 0.00 percentage points per tenfold of parameters" in text
-    assert "- 2 islands: -4.00 ± 0.00 percentage points per tenfold of tokens per parameter" in text
+    assert "- 2 islands, 3 experiments: +4.00 ± 0.00 percentage points per tenfold of parameters" in text
+    assert "- 2 islands, 3 experiments: -4.00 ± 0.00 percentage points per tenfold of tokens per parameter" in text
+    assert "correlate at -1.00" in text
     assert "(results/gaps.svg)" in text
     ElementTree.fromstring(section.plots["gaps.svg"]())
 
@@ -102,8 +103,8 @@ def test_published_gaps_lie_about_a_line_over_the_logarithm_of_size():
 
 def test_gaps_to_data_parallel_training_stand_beside_the_published_line():
     two, three = found_in(pair(0.01)), found_in(pair(0.01, islands=3))
-    (section,) = gaps.sections([two, three], folder="results")
-    rows = [line.split("|") for line in section.body().splitlines() if line.startswith("| [")]
+    (section,) = gaps.sections([two, three])
+    rows = [line.split("|") for line in section.body("results").splitlines() if line.startswith("| [")]
     assert [row[-2].strip() for row in rows] == ["+1.7 %", "-"]
 
 

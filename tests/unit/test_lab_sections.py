@@ -7,7 +7,7 @@ from ops.lab import sections
 
 @pytest.fixture(scope="module")
 def bodies():
-    return {section.title: section.body() for section in sections.sections()}
+    return {section.title: section.body("pictures") for section in sections.sections()}
 
 
 def test_the_published_pair_stands_beside_ours(bodies):
@@ -25,5 +25,5 @@ def test_every_published_cell_stands_on_the_page(bodies):
 def test_every_plot_that_is_linked_is_drawn(bodies):
     for section in sections.sections():
         for file, draw in section.plots.items():
-            assert f"results/{file}" in bodies[section.title]
+            assert f"pictures/{file}" in bodies[section.title]
             assert draw().startswith(b"<?xml")
