@@ -105,7 +105,8 @@ def _bandwidth(folder: str) -> str:
     return f"""\
 Eight data centres, 5 B parameters, one second per step, 95 % utilisation, int4 through a hub (f = 1) against a bf16
 ring: `python3 -m ops plan --params 5e9 --sites 8 --step-time 1 --codec int4 --utilisation 0.95 --assume paper`. What
-was published does not say what it counts; these assumptions are those that give both figures. [Plot]({folder}/bandwidth.svg).
+was published does not say what it counts; these assumptions are those that give both figures.
+[Plot]({folder}/bandwidth.svg).
 
 {table(("mode", ">published Gbit/s", ">ours"), pair)}
 
