@@ -86,7 +86,8 @@ def loss_by_cell(series: Series) -> bytes:
                 continue
             axes.plot(losses, [row] * len(losses), "o", color=COLOURS[0], markersize=4, alpha=0.6, markeredgewidth=0)
             axes.vlines(math.fsum(losses) / len(losses), row - 0.35, row + 0.35, color=COLOURS[1], linewidth=2)
-        axes.set(title="Held-out loss: seeds and their mean", xlabel="loss (nats per token)")
+        figure.suptitle("Held-out loss: seeds and their mean")  # long names leave the axes too narrow for it
+        axes.set_xlabel("loss (nats per token)")
         axes.set_yticks(range(len(series)), list(series))
         axes.set_ylim(len(series) - 0.5, -0.5)
         return svg(figure)
@@ -99,7 +100,8 @@ def participation(series: Series) -> bytes:
             shares = [100 * record.participation for record in records]
             axes.barh(row, math.fsum(shares) / len(shares), height=0.6, color=COLOURS[0], alpha=0.75)
             axes.plot(shares, [row] * len(shares), "o", color="black", markersize=2.5)
-        axes.set(title="Participation", xlabel="live islands merged per round (%)", xlim=(0, 103))
+        figure.suptitle("Participation")
+        axes.set(xlabel="live islands merged per round (%)", xlim=(0, 103))
         axes.set_yticks(range(len(series)), list(series))
         axes.invert_yaxis()
         axes.grid(visible=False, axis="y")
