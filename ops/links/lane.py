@@ -156,18 +156,17 @@ class Lane:
             return None
         seen_s = float("-inf") if self._filled_at_s is None else self._filled_at_s
         times_s = []
-        first = True  # of those that were ready: the others wait for it
         for name in self._turns:
             flow = self._flows[name]
             if flow.held or not flow.items:
                 continue
             if not flow.ready_by(seen_s):
                 times_s.append(flow.items[0][0])
-            elif first:
-                first = False
+            else:
                 rate = self._direction.bytes_per_s
                 lacking = max(0.0, self._needed(flow) - self._level_bytes)
                 times_s.append(seen_s + (lacking / rate if rate else 0.0))
+                break  # those behind it wait for its turn, ready or not
         return min(times_s, default=None)
 
     def take(self, now_s: float) -> list[Delivery]:

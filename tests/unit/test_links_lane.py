@@ -55,6 +55,18 @@ actions = st.one_of(
 )
 
 
+def test_a_flow_that_becomes_ready_behind_one_that_waits_for_the_rate_wakes_nobody():
+    way = lane(seed=1)
+    way.change(Direction(jitter_ms=5.0, mbit=100.0), 1000.0)  # its bucket is what a lane without a rate has: a packet
+    for flow, size in enumerate((100_000, 1, 1)):
+        way.offer(flow, bytes(size), 1000.0)
+    wakes = []
+    while (at_s := way.next_s()) is not None:
+        wakes.append(bool(way.take(at_s)))
+    fruitless = len(wakes) - sum(wakes)
+    assert fruitless <= 2  # the first turn of the large one waits for the bucket, and so may its second
+
+
 @given(directions, st.lists(actions, max_size=40), st.integers(0, 2**16))
 def test_whatever_happens_every_flow_arrives_whole_in_order_and_not_early(first, script, seed):
     source = random.Random(seed)
