@@ -45,8 +45,7 @@ class Gap:
         parameters: Of the model.
         tokens: Of a whole run.
         course: (tokens, mean gap over seeds) at ``SHARES`` of the run, from the curves; none where a seed has none.
-        differences: Of the last losses, one for each seed.
-        found: Their mean and interval.
+        found: Mean and interval of the last losses' differences, one for each seed.
     """
 
     experiment: str
@@ -56,7 +55,6 @@ class Gap:
     parameters: int
     tokens: int
     course: tuple[tuple[float, float], ...]
-    differences: tuple[float, ...]
     found: Interval
 
     @property
@@ -93,7 +91,6 @@ def _gaps(findings: Findings) -> Iterator[Gap]:
             parameters=finding.parameters,
             tokens=first.tokens,
             course=_course(candidate, baseline),
-            differences=tuple(finding.differences.values()),
             found=finding.found,
         )
 
@@ -171,7 +168,7 @@ def _table(found: Sequence[Gap]) -> str:
                 f"{each.tokens / each.parameters:.3g}",
                 *(percent(way[k], 1) if k in way else "" for k in range(1, len(SHARES))),
                 gap(each.found),
-                str(len(each.differences)),
+                str(each.found.count),
                 _followed(each),
             )
         )

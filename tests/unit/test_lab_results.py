@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from broker.errors import ConfigError
-from ops.lab import archive, pictures, plots, report
+from ops.lab import archive, chapter, pictures, plots, report
 from ops.lab.cells import grouped, label, not_run, varying
 from ops.lab.chapter import findings_of
 from ops.lab.comparisons import comparison_of, correction, findings
@@ -225,6 +225,16 @@ def test_extra_tokens_follow_from_the_curves():
     found = only(TABLE, pairs(0.01, islands=4, spread=0.0))
     assert all(each.extrapolated for each in found.extra.values())
     assert [each.extra for each in found.extra.values()] == pytest.approx([1.01**10 - 1] * 3, rel=1e-6)
+
+
+def test_extra_tokens_that_a_seed_never_reached_are_more_than_those_of_the_others():
+    found = only(TABLE, pairs(0.01, islands=4, spread=0.0))
+    one, *others = found.extra
+    text = chapter._extra([replace(found, extra=found.extra | {one: None})])
+    assert "above +10.5 %" in text
+    assert "not within 4 times the run for 1 of 3 seeds" in text
+    assert "+10.5 % ± 0.0 %" in chapter._extra([found])
+    assert "| - |" in chapter._extra([replace(found, extra=dict.fromkeys([one, *others]))])
 
 
 # --- cells --------------------------------------------------------------------------------------------------------
