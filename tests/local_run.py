@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -166,6 +166,18 @@ class Up(Process):
         pid = wait_for(lambda: self.process(name), f"process {name}")
         os.kill(pid, signal.SIGKILL)
         return int(pid)
+
+    @contextlib.contextmanager
+    def nobody_restarts(self) -> Iterator[None]:
+        """Makes what is killed stay dead: the supervisor stands still.
+
+        Else a leader that is killed may be back before its lease has run out, and lead again.
+        """
+        self.signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self.signal(signal.SIGCONT)
 
     def restarted(self, name: str, old: int) -> int:
         """Returns the id of the process that took the place of ``old``."""

@@ -85,8 +85,9 @@ class Run:
         return lease if lease is not None and len(lease["in_sync"]) == 2 and lease["standbys"] else None
 
     def kill_the_leader(self):
-        began_s = self.pair.signal("aggregator", signal.SIGKILL)
-        first = self.pair.wait_for("standby-1", "version.committed", began_s)
+        with self.up.nobody_restarts():
+            began_s = self.pair.signal("aggregator", signal.SIGKILL)
+            first = self.pair.wait_for("standby-1", "version.committed", began_s)
         self.took_s["from kill -9 of the leader to the first new version"] = round(first["now_s"] - began_s, 2)
         self.epoch_after_kill = self.pair.notes("standby-1", "aggregator.started")[-1]["fields"]["epoch"]
         self.pair.wait_for("standby-1", "standby.in_sync", began_s)  # the killed one is back
