@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 
 from broker.errors import ConfigError
 from broker.messages import Codec
-from ops.planning.fleet import Fleet, load_of
+from ops.planning.fleet import MESSAGE_LIMIT_BYTES, Fleet, largest_message_bytes, load_of, merging_per_cycle_s
 from ops.planning.links import Assume, Mode, required
 
 #: Intervals, fragments and codecs that :func:`choose` tries, the least harmful first: 4 bits with error feedback cost
 #: less than syncing half as often, and versions are rounded last, since every island gets the same rounding error.
 INTERVALS = (24, 48, 100, 200, 500, 1000)
-FRAGMENTS = (8, 24, 48, 96)
+FRAGMENTS = (8, 24, 48, 96, 192, 384, 768)
 CODECS = (
     (Codec.BF16, Codec.F32),
     (Codec.INT8, Codec.F32),
@@ -40,14 +40,19 @@ class Choice:
 def choose(fleet: Fleet, mode: Mode) -> Choice:
     """Returns the least harmful settings for the links of the fleet: its own if they do, else the first that do.
 
+    Settings with which the aggregator is too slow, or a fragment is too large for a message, are none.
+
     Raises:
         ConfigError: No setting is enough, with the bandwidth that would be.
     """
     gbps = fleet.narrowest_gbps
     if gbps is None:
         raise ConfigError("bandwidth", None, "is needed to choose settings for it; give --bandwidth in Gbit/s")
-    least = math.inf
+    least, possible = math.inf, False
     for candidate in _candidates(fleet):
+        if mode is Mode.DECOUPLED and not _works(candidate):
+            continue
+        possible = True
         try:
             need = required(load_of(candidate, mode), candidate.utilisation)
         except ConfigError:
@@ -62,12 +67,41 @@ def choose(fleet: Fleet, mode: Mode) -> Choice:
                 down_gbps=need.down_gbps,
             )
         least = min(least, max(need.up_gbps, need.down_gbps))
+    if not possible:
+        interval_s = fleet.sync_interval_steps * _step_s(fleet)
+        cure = (
+            f"merging every fragment once takes {merging_per_cycle_s(fleet):.3g} s at the speed measured on two shared "
+            f"cores, and H steps {interval_s:.3g} s: no H up to {_longest(fleet)} gives the aggregator the time"
+        )
+        raise ConfigError("sync_interval", fleet.sync_interval_steps, cure)
     if math.isinf(least):
         cure = f"{mode} reaches {fleet.utilisation:.0%} on no link with this latency; train decoupled"
     else:
-        longest = max(INTERVALS[-1], fleet.sync_interval_steps)
-        cure = f"no codec, H up to {longest} or P is enough; {mode} needs at least {least:.3g} Gbit/s a site"
+        enough = f"{mode} needs at least {_at_least(least)} Gbit/s a site"
+        cure = f"no codec, H up to {_longest(fleet)} or P is enough; {enough}"
     raise ConfigError("bandwidth", gbps, cure)
+
+
+def _longest(fleet: Fleet) -> int:
+    return max(INTERVALS[-1], fleet.sync_interval_steps)
+
+
+def _at_least(gbps: float) -> str:
+    """Returns three digits of it, rounded up: who gives that much is not refused."""
+    unit = 10.0 ** (math.floor(math.log10(gbps)) - 2)
+    return f"{math.ceil(gbps / unit * (1 - 1e-9)) * unit:.3g}"
+
+
+def _step_s(fleet: Fleet) -> float:
+    return load_of(fleet, Mode.DECOUPLED).step_s
+
+
+def _works(fleet: Fleet) -> bool:
+    """Whether the aggregator merges every fragment within H steps, and messages take the largest of them."""
+    if fleet.assume is Assume.PAPER:
+        return True
+    in_time = merging_per_cycle_s(fleet) <= fleet.sync_interval_steps * _step_s(fleet)
+    return in_time and largest_message_bytes(fleet) <= MESSAGE_LIMIT_BYTES
 
 
 def _candidates(fleet: Fleet) -> Sequence[Fleet]:

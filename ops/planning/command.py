@@ -19,6 +19,7 @@ from rich.console import Console
 from broker.errors import ConfigError
 from broker.messages import Codec
 from broker.settings import nearest, refuse_unknown
+from ops.goodput.fleet import FailureModel
 from ops.goodput.simulation import expected_goodput
 from ops.planning.bandwidth_table import recompute
 from ops.planning.fleet import Fleet, Site
@@ -37,7 +38,7 @@ MOST_SITES = 10_000
 _EPILOG = """
 --json prints one object: mode, bandwidth_gbps, fits, utilisation, round_s, rounds_apart_s, sync_interval_steps,
 rounds_open, staleness, memory_bytes, tokens_per_day, goodput, cost, traffic, settings, sites, assumptions, notes,
-alternatives (the other modes), published (decoupled and dp by the published assumptions) and choice (with --bandwidth).
+alternatives (the other modes), published (every mode by the published assumptions) and choice (with --bandwidth).
 bandwidth_gbps is what is needed: "up" and "down" of each site (the same as "site_up", "site_down" and in "per_site"),
 "broker_up" and "broker_down", and "exact": the wider direction of a site before it was moved to a grid.
 
@@ -93,7 +94,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--overlap", type=_number("overlap", int), metavar="TAU", help="inner steps until a version is needed (2)"
     )
     how.add_argument(
-        "--utilisation", type=_number("utilisation", float), metavar="U", help="share of time to compute (default 0.95)"
+        "--utilisation",
+        type=_number("utilisation", float),
+        metavar="U",
+        help="share of time to compute (default 0.95); decoupled islands always compute",
     )
     how.add_argument("--assume", metavar="NAME", default="atoll", help="atoll (what our programs send) | paper")
     money = parser.add_argument_group("money, memory and failures")
@@ -303,8 +307,14 @@ def _goodputs(fleet: Fleet, mtbi_years: float | None) -> dict[Mode, float | None
         raise ConfigError("mtbi_years", years, "must be above 0")
     # Asks the simulator. Streaming waits as DiLoCo does; data-parallel is the elastic kind, the fairer comparison.
     names = {Mode.DECOUPLED: "decoupled", Mode.STREAMING: "diloco", Mode.DILOCO: "diloco", Mode.DP: "elastic-dp"}
+    model = FailureModel(
+        mtbi_years=years,
+        step_s=max(site.step_s for site in fleet.sites),
+        sync_interval=fleet.sync_interval_steps,
+        overlap=min(fleet.overlap_steps, fleet.sync_interval_steps - 1),
+    )
     found = {
-        name: expected_goodput(mode=name, chips=fleet.accelerators, islands=len(fleet.sites), mtbi_years=years)
+        name: expected_goodput(mode=name, chips=fleet.accelerators, islands=len(fleet.sites), model=model)
         for name in dict.fromkeys(names.values())
     }
     return {mode: found[name] for mode, name in names.items()}

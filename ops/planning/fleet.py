@@ -16,6 +16,9 @@ from ops.planning.links import Assume, Load, Mode
 ROUND_S, ROUND_PER_ISLAND_S = 6e-3, 3e-3
 MERGE_AND_PERSIST_S, MERGE_PER_ISLAND_S = 13e-9, 1.3e-9  # per parameter of the fragment
 
+#: The largest message of a run that leaves ``max_message_bytes`` of :class:`broker.config.BrokerConfig` as it is.
+MESSAGE_LIMIT_BYTES = 1 << 30
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
@@ -178,6 +181,12 @@ def _merging_s(islands: int, elements: int) -> float:
     """Seconds that the aggregator takes for a round; the baselines are granted one that takes none."""
     per_element_s = MERGE_AND_PERSIST_S + islands * MERGE_PER_ISLAND_S
     return ROUND_S + islands * ROUND_PER_ISLAND_S + elements * per_element_s
+
+
+def largest_message_bytes(fleet: Fleet) -> int:
+    """Returns the bytes of the largest message that decoupled training sends."""
+    wire = load_of(fleet, Mode.DECOUPLED).wire
+    return max(wire.largest_up_bytes, wire.largest_down_bytes)
 
 
 def merging_per_cycle_s(fleet: Fleet) -> float:

@@ -91,7 +91,7 @@ def forecast(fleet: Fleet, mode: Mode) -> Forecast:
     gbps = fleet.narrowest_gbps
     fits = None if gbps is None else gbps >= max(need.up_gbps, need.down_gbps) * (1 - 1e-9)
     utilisation = fleet.utilisation if gbps is None else achieved(load, gbps)
-    if mode is Mode.DECOUPLED:
+    if mode is Mode.DECOUPLED or load.alone:
         utilisation = 1.0
     round_s = journey_s(load, *((need.up_gbps, need.down_gbps) if gbps is None else (gbps, gbps)))
     interval, open_rounds, staleness = float(load.sync_interval_steps), 0.0, 0.0

@@ -13,16 +13,12 @@ from rich.text import Text
 
 from ops.planning.bandwidth_table import PAYLOAD_SHARE, UTILISATIONS, Cell, Method
 from ops.planning.choosing import Choice
-from ops.planning.fleet import Fleet, merging_per_cycle_s
+from ops.planning.fleet import MESSAGE_LIMIT_BYTES, Fleet, largest_message_bytes, merging_per_cycle_s
 from ops.planning.footprint import Memory
 from ops.planning.links import Assume, Mode, assumptions
 from ops.planning.planner import FleetPlan, Forecast, forecast
 from ops.planning.sizing import Model
 from ops.text import age, size
-
-#: The default of ``max_message_bytes``.
-_MESSAGE_LIMIT_BYTES = 1 << 30
-
 
 # --- as JSON ------------------------------------------------------------------------------------------------------
 
@@ -107,7 +103,7 @@ def _published(fleet: Fleet) -> dict[str, Any]:
         price_per_hour=None,
         price_per_gb=None,
     )
-    return {str(mode): {"gbps": forecast(theirs, mode).up_gbps} for mode in (Mode.DECOUPLED, Mode.DP)}
+    return {str(mode): {"gbps": forecast(theirs, mode).up_gbps} for mode in Mode}
 
 
 def _sentences(fleet: Fleet) -> list[str]:
@@ -137,11 +133,11 @@ def notes(fleet: Fleet, planned: FleetPlan) -> list[str]:
             f"H steps take {interval_s:.3g} s, and merging every fragment once {merging_s:.3g} s at the speed measured "
             f"on two shared cores: H grows, unless the aggregator's host is {merging_s / interval_s:.1f} times as fast."
         )
-    largest = max(chosen.round_up_bytes, chosen.round_down_bytes)
-    if fleet.assume is Assume.ATOLL and chosen.mode is Mode.DECOUPLED and largest > _MESSAGE_LIMIT_BYTES:
-        least = math.ceil(largest * fleet.fragments / _MESSAGE_LIMIT_BYTES)
+    largest = largest_message_bytes(fleet)
+    if fleet.assume is Assume.ATOLL and chosen.mode is Mode.DECOUPLED and largest > MESSAGE_LIMIT_BYTES:
+        least = math.ceil(largest * fleet.fragments / MESSAGE_LIMIT_BYTES)
         found.append(
-            f"A round moves {size(round(largest))}, and max_message_bytes is {size(_MESSAGE_LIMIT_BYTES)}: "
+            f"A round moves {size(largest)}, and max_message_bytes is {size(MESSAGE_LIMIT_BYTES)}: "
             f"raise it, or cut the model into {least} fragments or more."
         )
     return found
@@ -158,14 +154,15 @@ def _interval_s(fleet: Fleet) -> float:
 def render(fleet: Fleet, planned: FleetPlan, document: Mapping[str, Any]) -> RenderableType:
     """Returns the plan as tables: modes side by side, memory, what to choose, assumptions, what to try next."""
     chosen = planned.chosen
-    head = f"{chosen.mode}: {len(fleet.sites)} sites, {fleet.parameters:,} parameters, {fleet.codec} up"
+    sites = "1 site" if len(fleet.sites) == 1 else f"{len(fleet.sites)} sites"
+    head = f"{chosen.mode}: {sites}, {fleet.parameters:,} parameters, {fleet.codec} up"
     head += f", H = {fleet.sync_interval_steps}, P = {fleet.fragments}, tau = {fleet.overlap_steps}"
     parts: list[RenderableType] = [Text(head, style="bold"), Text(), _modes_table(planned)]
     for mode, other in planned.alternatives.items():
         if isinstance(other, str):
             parts.append(Text(f"{mode}: {other}", style="yellow"))
     published = document["published"]
-    pair = f"decoupled {_gbps(published['decoupled']['gbps'])}, dp {_gbps(published['dp']['gbps'])}"
+    pair = ", ".join(f"{mode} {_gbps(each['gbps'])}" for mode, each in published.items())
     if fleet.assume is Assume.ATOLL:
         parts.append(Text(f"By the published assumptions (--assume paper): {pair} Gbit/s for each site.", style="dim"))
     parts += [Text(), _memory_table(planned.memory)]

@@ -11,17 +11,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from broker.config import BrokerConfig
 from broker.errors import ConfigError
 from broker.lengths import encoded_bytes
 from broker.messages import Codec
 from ops import cli
+from ops.goodput.simulation import expected_goodput
 from ops.planning import command as planning
 from ops.planning.choosing import choose
-from ops.planning.fleet import Fleet, Site
+from ops.planning.fleet import MESSAGE_LIMIT_BYTES, Fleet, Site, largest_message_bytes, merging_per_cycle_s
 from ops.planning.footprint import contribution_bytes, cut, evenly, version_bytes, wire_of
 from ops.planning.links import Assume, Mode
 from ops.planning.planner import forecast, plan, utilisation_curve
 from ops.planning.sizing import parse_parameters, read_model
+from ops.planning.view import notes
 
 N = 1_000_000
 
@@ -225,7 +228,31 @@ def test_a_bandwidth_below_any_setting_is_refused_with_the_one_that_would_do():
     with pytest.raises(ConfigError, match=r"bandwidth = 1e-06: no codec, H up to 1000 or P is enough") as caught:
         choose(with_links(1e-6), Mode.DECOUPLED)
     least = float(caught.value.cure.split("at least ")[1].split()[0])
-    assert choose(with_links(least * 1.01), Mode.DECOUPLED).sync_interval_steps == 1000
+    assert choose(with_links(least), Mode.DECOUPLED).sync_interval_steps == 1000
+
+
+@pytest.mark.parametrize(("parameters", "step_s"), [(5 * 10**9, 1.0), (70 * 10**9, 10.0), (10**9, 60.0)])
+@pytest.mark.parametrize("gbps", [1.0, 7.0, 1000.0])
+def test_what_is_chosen_is_neither_too_much_for_the_aggregator_nor_for_a_message(parameters, step_s, gbps):
+    asked = fleet(sites=8, parameters=parameters, step_s=step_s, gbps=gbps)
+    chosen = choose(asked, Mode.DECOUPLED)
+    settled = replace(
+        asked,
+        codec=chosen.codec,
+        version_codec=chosen.version_codec,
+        sync_interval_steps=chosen.sync_interval_steps,
+        fragments=chosen.fragments,
+    )
+    assert merging_per_cycle_s(settled) <= chosen.sync_interval_steps * step_s
+    assert largest_message_bytes(settled) <= MESSAGE_LIMIT_BYTES == BrokerConfig().max_message_bytes
+    planned = plan(settled, Mode.DECOUPLED)
+    assert notes(settled, planned) == []
+    assert planned.chosen.sync_interval_steps == chosen.sync_interval_steps
+
+
+def test_an_aggregator_that_is_too_slow_for_any_interval_is_named():
+    with pytest.raises(ConfigError, match="no H up to 1000 gives the aggregator the time"):
+        choose(fleet(parameters=10**12, gbps=1e6), Mode.DECOUPLED)
 
 
 # --- what cannot be -------------------------------------------------------------------------------------------------
@@ -484,7 +511,8 @@ def test_json_has_the_documented_keys_and_is_strict(atoll):
     assert bandwidth["down"] == bandwidth["per_site"]["down"] == pytest.approx(6.67, abs=0.01)
     assert bandwidth["broker_up"] == 8 * bandwidth["down"]
     assert set(document["alternatives"]) == {"streaming", "diloco", "dp"}
-    assert document["choice"]["version_codec"] == "bf16"
+    assert document["choice"]["sync_interval_steps"] > 100  # merging 5e9 parameters takes 117 s
+    assert set(document["published"]) == {"decoupled", "streaming", "diloco", "dp"}
     assert document["cost"]["accelerators_per_day"] is None
 
 
@@ -534,6 +562,22 @@ def test_an_interval_of_one_step_leaves_no_step_of_overlap(atoll):
 def test_hundreds_of_small_sites_have_a_goodput(atoll):
     many = ("--params", "1M", "--step-time", 1, "--sites", 300, "--accelerators", 8, "--json")
     assert 0.99 < json.loads(atoll(*many)[1])["goodput"] < 1.0
+
+
+@pytest.mark.parametrize(("step_s", "interval"), [(1, 24), (5, 500)])
+def test_synchronous_sites_are_expected_to_do_what_simulate_says_of_their_step_and_interval(atoll, step_s, interval):
+    asked = ("--params", "5B", "--sites", 8, "--accelerators", 150_000, "--mode", "diloco", "--json")
+    document = json.loads(atoll(*asked, "--step-time", step_s, "--sync-interval", interval)[1])
+    simulated = expected_goodput(mode="diloco", chips=1_200_000, islands=8, step_s=step_s, sync_interval=interval)
+    assert document["goodput"] == simulated
+    rare = json.loads(atoll(*asked, "--step-time", 1, "--sync-interval", 2)[1])
+    assert rare["goodput"] < document["goodput"]  # who meets more often waits for more pauses
+
+
+def test_a_site_alone_waits_for_nobody(atoll):
+    document = json.loads(atoll("--params", "5B", "--sites", 1, "--step-time", 1, "--mode", "dp", "--json")[1])
+    assert document["utilisation"] == 1.0
+    assert document["tokens_per_day"] == document["alternatives"]["decoupled"]["tokens_per_day"]
 
 
 def test_unequal_sites_come_from_a_file(atoll, tmp_path):
