@@ -13,7 +13,7 @@ from ops.lab.comparisons import Comparison, Finding, correction, findings
 from ops.lab.curves import REACH
 from ops.lab.markdown import count, details, duration, gap, percent, share, table
 from ops.lab.records import Record, Stage
-from ops.lab.statistics import Interval, interval
+from ops.lab.statistics import Interval, Verdict, interval, seeds_for
 
 
 class Tune(Protocol):
@@ -211,12 +211,21 @@ def _verdicts(found: Sequence[Finding]) -> str:
         ]
         where = finding.name if finding.name != "all" else ""
         seeds = str(len(finding.differences))
-        rows.append((claim.claim, where, margin, *figures, gap(finding.found), seeds, told_verdict(finding)))
+        needed = _needed(finding)
+        rows.append((claim.claim, where, margin, *figures, gap(finding.found), seeds, needed, told_verdict(finding)))
     if not rows:
         return ""
     what = ("claim put to the test", "where", "kind, margin")
-    head = (*what, ">candidate", ">baseline", ">difference", ">seeds", "verdict")
+    head = (*what, ">candidate", ">baseline", ">difference", ">seeds", ">about needed", "verdict")
     return "\n\n".join(part for part in (table(head, rows), correction(found)) if part)
+
+
+def _needed(finding: Finding) -> str:
+    """Says how many seeds an interval would take to be as narrow as the margin, if they scatter on as they do."""
+    found, margin = finding.found, finding.comparison.margin
+    if found is None or finding.verdict is not Verdict.INCONCLUSIVE or not 0 < margin < found.half_width < math.inf:
+        return ""
+    return str(seeds_for(found, margin))
 
 
 def _extra(found: Sequence[Finding]) -> str:

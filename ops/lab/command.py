@@ -20,10 +20,9 @@ from ops.lab.comparisons import findings
 from ops.lab.experiment import load
 from ops.lab.markdown import gap
 from ops.lab.records import Stage
+from ops.lab.report import RECORDS
 from ops.lab.runner import Runner
 from ops.lab.schedule import agenda, current
-
-RECORDS = Path("docs/results/records")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -104,7 +103,7 @@ def _show(args: argparse.Namespace) -> int:
         records = current(experiment, archive.read(archive.path_of(args.records, experiment.name)))
         left = agenda(experiment, records)
         finals = [record for record in records if record.stage is Stage.FINAL]
-        spent = sum(record.wall_s for record in records) / 60
+        spent = sum(record.spent_s for record in records) / 60
         print(f"{experiment.name}: {experiment.question}")
         print(
             f"  {len(finals)} runs and {len(records) - len(finals)} tuning runs in {spent:.0f} processor minutes;",

@@ -33,6 +33,7 @@ class Comparison:
         ignore: Fields in which candidate and baseline may differ: rates that were tuned for each.
         published: What was published for candidate / baseline - 1.
         source: Where.
+        why: What is known of the reason where we differ from that.
     """
 
     claim: str
@@ -44,6 +45,7 @@ class Comparison:
     ignore: tuple[str, ...] = ()
     published: float | None = None
     source: str = ""
+    why: str = ""
 
     def __post_init__(self) -> None:
         if not self.claim.strip():

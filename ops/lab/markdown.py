@@ -48,6 +48,8 @@ def gap(found: Interval | None, digits: int = 2) -> str:
         return "-"
     if not math.isfinite(found.half_width):
         return f"{percent(found.mean, digits)} (one seed)"
+    if found.mean == found.half_width == 0:
+        return "none: identical runs"
     return f"{percent(found.mean, digits)} ± {100 * found.half_width:.{digits}f} %"
 
 

@@ -49,7 +49,8 @@ class Record:
         merged_tokens: Those that reached the global model.
         virtual_s: Time that passed in the modelled fleet.
         wall_s: Time that passed here.
-        train_s: Of that, inside training steps.
+        cpu_s: Processor time of the process that ran it; 0 in records older than the field.
+        train_s: Of the time that passed here, inside training steps.
         rounds: Rounds that merged something.
         parameters: Of the model.
         curve: (tokens, virtual_s, loss) of the global model during the run, by growing tokens.
@@ -80,6 +81,7 @@ class Record:
     merged_tokens: int = 0
     virtual_s: float = 0.0
     wall_s: float = 0.0
+    cpu_s: float = 0.0
     train_s: float = 0.0
     rounds: int = 0
     parameters: int
@@ -117,6 +119,11 @@ class Record:
             for row in getattr(self, name):
                 if len(row) != width:
                     raise ConfigError(name, row, f"must have {width} numbers in every row")
+
+    @property
+    def spent_s(self) -> float:
+        """What the run cost of a budget: processor time, or as long as nobody had counted that, time."""
+        return self.cpu_s or self.wall_s
 
     def to_json(self) -> str:
         """Returns the record as one line without its end; numbers that are not finite become null."""

@@ -14,13 +14,16 @@ from pathlib import Path
 
 from aggregator.store_files import mapped
 from broker.errors import ConfigError
-from ops.lab import archive, gaps, pictures
+from ops.lab import archive, defaults, gaps, pictures
 from ops.lab.chapter import Experiment, Findings, Plot, findings_of
 from ops.lab.experiment import load
 from ops.lab.records import Record, newest
 from ops.lab.results import Section, document
 from ops.lab.schedule import current
 from ops.lab.sections import sections
+
+RECORDS = Path("docs/results/records")
+PAGE = Path("docs/results.md")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,10 +43,12 @@ class Report:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of ``atoll lab report``."""
-    records_help = "directory of the records (default: docs/results/records)"
-    parser.add_argument("--records", type=Path, default=Path("docs/results/records"), metavar="DIR", help=records_help)
-    out_help = "the page; plots go to a directory of its name beside it (default: docs/results.md)"
-    parser.add_argument("--out", type=Path, default=Path("docs/results.md"), metavar="FILE", help=out_help)
+    records_help = f"directory of the records (default: {RECORDS})"
+    parser.add_argument("--records", type=Path, default=RECORDS, metavar="DIR", help=records_help)
+    out_help = (
+        f"the page; plots go to a directory of its name beside it (default: {PAGE}, of other records beside them)"
+    )
+    parser.add_argument("--out", type=Path, metavar="FILE", help=out_help)
     experiments_help = "directory of the experiments' files (default: examples/lab)"
     parser.add_argument("--experiments", type=Path, default=Path("examples/lab"), metavar="DIR", help=experiments_help)
     parser.add_argument("--json", action="store_true", help="print what was written as one JSON object")
@@ -64,16 +69,18 @@ def run(args: argparse.Namespace) -> int:
     records = [
         record for each in experiments for record in current(each, [r for r in kept if r.experiment == each.name])
     ]
-    report = build(experiments, records, folder=args.out.stem, sections=sections())
+    # Other records are no reason to write our own page anew.
+    out: Path = args.out or (PAGE if args.records == RECORDS else args.records.with_suffix(".md"))
+    report = build(experiments, records, folder=out.stem, sections=sections())
     for file, svg in report.plots.items():
-        _write(args.out.parent / file, svg)
-    _write(args.out, report.text.encode())
+        _write(out.parent / file, svg)
+    _write(out, report.text.encode())
     for name, number in sorted(Counter(record.experiment for record in kept).items()):
         left_out = number - sum(record.experiment == name for record in records)
         if left_out:
             why = f"{args.experiments} has no such experiment, or other settings now"
             print(f"atoll: {left_out} of {number} records of {name} are left out: {why}", file=sys.stderr)
-    _print(args.out, report, as_json=args.json)
+    _print(out, report, as_json=args.json)
     return 0
 
 
@@ -88,7 +95,7 @@ def build(
         for name, each_drawn in drawn.items()
     }
     files = {f"{folder}/{each.file}": each.svg for each_drawn in drawn.values() for each in each_drawn}
-    parts = (*gaps.sections(found), *sections)
+    parts = (*gaps.sections(found), *defaults.sections(found), *sections)
     files |= {f"{folder}/{file}": draw() for part in parts for file, draw in part.plots.items()}
     return Report(text=document(found, plots, parts, folder=folder), plots=files, findings=found)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from ops.lab.chapter import Findings, Plot, chapter, compute, told_verdict
 from ops.lab.markdown import anchor, details, gap, percent, table
+from ops.lab.records import Record
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,8 +30,9 @@ HEAD = """\
 # Results
 
 Written by `atoll lab report` from the records in `docs/results/records`: no figure of a run, no interval, no verdict is
-typed in by hand, and the same records give the same bytes. Only the notes quote figures, where they say what is known
-from elsewhere. Every experiment names the command that runs it again, and where it differs from what was published.
+typed in by hand, and the same records give the same bytes. Only notes and reasons quote figures: of what is known from
+elsewhere, or of runs that led to an experiment. Every experiment names the command that runs it again, and where it
+differs from what was published.
 
 - Losses are held-out, of the global model, in nats per token. Lower is better.
 - Two methods are compared seed by seed, as candidate / baseline - 1 of their losses; above 0 the candidate is worse.
@@ -85,7 +87,13 @@ def _counted(experiments: Sequence[Findings]) -> str:
         return ""
     told = ", ".join(f"{number} **{verdict}**" for verdict, number in sorted(verdicts.items()))
     runs = sum(len(each.records) for each in experiments)
-    return f"Of {sum(verdicts.values())} claims tested in {runs} runs: {told}."
+    same = sum(
+        bool(finding.differences) and not any(finding.differences.values())
+        for each in experiments
+        for finding in each.found
+    )
+    rest = f" In {same} of them what was compared made no difference at all: the runs are identical." if same else ""
+    return f"Of {sum(verdicts.values())} claims tested in {runs} runs: {told}.{rest}"
 
 
 def _claims(experiments: Sequence[Findings], plots: Mapping[str, Sequence[Plot]]) -> str:
@@ -105,14 +113,14 @@ def _claims(experiments: Sequence[Findings], plots: Mapping[str, Sequence[Plot]]
                     gap(finding.found),
                     str(len(finding.differences)),
                     told_verdict(finding) if finding.differences else "not run yet",
-                    f"[{name}]({anchor(name)})",
-                    f"[plot]({shown[0].file})" if shown else "",
+                    claim.why if finding.differences else "",
+                    f"[{name}]({anchor(name)})" + (f", [plot]({shown[0].file})" if shown else ""),
                 )
             )
     if not rows:
         return ""
-    head = ("claim put to the test (source)", "where", ">published", ">ours", ">seeds", "verdict", "experiment", "plot")
-    return f"## Published claims\n\n{table(head, rows)}"
+    what = ("claim put to the test (source)", "where", ">published", ">ours", ">seeds", "verdict")
+    return f"## Published claims\n\n{table((*what, 'where we differ, why', 'experiment'), rows)}"
 
 
 def _spent(experiments: Sequence[Findings]) -> str:
@@ -122,5 +130,27 @@ def _spent(experiments: Sequence[Findings]) -> str:
         rows.append((f"[{name}]({anchor(name)})", f"`{each.experiment.command}`", *compute(each.records)))
     if len(rows) > 1:
         rows.append(("all", "", *compute([record for each in experiments for record in each.records])))
+    if not rows:
+        return ""
     head = ("experiment", "command", ">runs", ">tokens", ">time here", ">of it training")
-    return f"## Commands and compute\n\n{table(head, rows)}" if rows else ""
+    rest = "What is not training is starting, compiling, judging the model, and waiting for a processor."
+    parts = (table(head, rows), rest, _repeated([record for each in experiments for record in each.records]))
+    return "## Commands and compute\n\n" + "\n\n".join(part for part in parts if part)
+
+
+def _repeated(records: Sequence[Record]) -> str:
+    """What runs say that several experiments made, each for itself, of the same settings and seed."""
+    losses: dict[str, list[Record]] = {}
+    for record in records:
+        losses.setdefault(record.key, []).append(record)
+    shared = [runs for runs in losses.values() if len(runs) > 1]
+    if not shared:
+        return ""
+    same = sum(len({run.loss for run in runs}) == 1 for runs in shared)
+    builds = sum(len({run.code for run in runs}) > 1 for runs in shared)
+    far = max(max(run.loss for run in runs) / min(run.loss for run in runs) - 1 for runs in shared)
+    rest = f"; the others differ by {100 * far:.2g} % at most" if same < len(shared) else ""
+    return (
+        f"Same settings, same seed, same bits: {len(shared)} runs were made more than once, for several experiments, "
+        f"{builds} of them by different revisions of the sources. {same} have the same loss to the last bit{rest}."
+    )

@@ -106,7 +106,7 @@ class Runner:
 
     def _over(self, records: Sequence[Record], began_s: float) -> str:
         """Says why no further run is started; empty if there is no reason."""
-        spent_s = sum(record.wall_s for record in records)
+        spent_s = sum(record.spent_s for record in records)
         if spent_s >= 60 * self.experiment.budget_minutes:
             return f"the budget of {self.experiment.budget_minutes:.0f} processor minutes is spent"
         if self.limit_s is not None and time.monotonic() - began_s >= self.limit_s:

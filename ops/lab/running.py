@@ -72,6 +72,7 @@ def run_cell(
         merged_tokens=outcome.merged_tokens,
         virtual_s=round(outcome.virtual_s, 3),
         wall_s=round(time.perf_counter() - began_s, 2),
+        cpu_s=round(time.process_time(), 2),
         train_s=round(outcome.train_s, 2),
         rounds=outcome.rounds,
         parameters=sum(int(np.asarray(leaf).size) for leaf in flatten(outcome.params).values()),

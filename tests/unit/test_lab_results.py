@@ -459,6 +459,32 @@ def test_the_page_begins_with_what_was_published_and_counts_verdicts():
     assert re.search(r"Of \d+ claims tested in 18 runs: \d+ \*\*", text)
 
 
+def test_a_reason_stands_beside_the_published_figure_it_is_about():
+    text = page(comparisons=(comparison_of(TABLE | {"why": "Ours is smaller."}),))
+    assert "| 3 | **holds** | Ours is smaller. | [parity](#parity)" in text
+
+
+def test_runs_that_came_out_identical_are_called_so():
+    text = page([record(3.0, seed=s, mode=mode, islands=2) for s in SEEDS for mode in ("diloco", "decoupled")])
+    assert "In 1 of them what was compared made no difference at all: the runs are identical." in text
+    assert "| none: identical runs | 3 |" in text
+
+
+def test_an_interval_that_is_too_wide_says_how_many_seeds_it_would_take():
+    text = page(pairs(0.002, spread=0.02, islands=2))
+    row = next(line for line in text.splitlines() if "not-worse, 1 %" in line)
+    assert "| 3 | 18 | **inconclusive** |" in row
+
+
+def test_a_run_that_two_experiments_made_is_compared_to_the_last_bit():
+    mine, theirs = record(3.0, mode="diloco", islands=2), record(3.0, experiment="another", mode="diloco", islands=2)
+    first, second = (findings_of(experiment(name=each.experiment), [each]) for each in (mine, theirs))
+    said = "1 runs were made more than once, for several experiments, 0 of them by different revisions of the sources."
+    assert f"{said} 1 have the same loss to the last bit." in document([first, second], {})
+    second = findings_of(experiment(name="another"), [replace(theirs, loss=3.003, code="0.2.0")])
+    assert "0 have the same loss to the last bit; the others differ by 0.1 % at most." in document([first, second], {})
+
+
 def test_rounds_that_all_had_one_contributor_are_drawn():
     lone = replace(record(), gantt=((0.0, 1.0, 1.5, 3, 1), (1.0, 2.0, 2.5, 7, 1)))
     assert b"fragment" in plots.rounds(lone)
@@ -523,6 +549,16 @@ def test_records_that_are_left_out_are_named(place, capsys):
     assert "1 of 1 records of mystery are left out" in printed.err
     assert "1 of 19 records of parity are left out" in printed.err
     assert json.loads(printed.out)["records"] == 18
+
+
+def test_other_records_have_a_page_of_their_own(place, monkeypatch):
+    """Only ours belong to docs/results.md."""
+    monkeypatch.chdir(place)
+    parser = argparse.ArgumentParser()
+    report.add_arguments(parser)
+    assert report.run(parser.parse_args(["--records", str(place / "records"), "--experiments", "lab"])) == 0
+    assert (place / "records.md").is_file()
+    assert not (place / "docs").exists()
 
 
 def test_a_directory_without_experiments_is_refused(place):

@@ -19,6 +19,7 @@ from ops.lab.statistics import (
     judge,
     p_better,
     paired_differences,
+    seeds_for,
     seeds_needed,
     student_cdf,
     student_quantile,
@@ -68,6 +69,15 @@ def test_an_interval_of_three_values_by_hand():
     assert found.count == 3
     assert found.low == pytest.approx(2 - 2.484138, abs=1e-6)
     assert found.high == pytest.approx(2 + 2.484138, abs=1e-6)
+
+
+@pytest.mark.parametrize("margin", [0.5, 0.1, 0.02, 0.003])
+def test_so_many_seeds_and_no_fewer_are_needed_for_a_margin(margin):
+    found = interval([0.01, -0.03, 0.05, 0.02])
+    deviation = np.std([0.01, -0.03, 0.05, 0.02], ddof=1)
+    widths = {n: student_quantile(0.975, n - 1) * deviation / math.sqrt(n) for n in range(2, 2000)}
+    enough = min(n for n, width in widths.items() if width <= margin)
+    assert seeds_for(found, margin) == enough
 
 
 def test_one_value_has_an_interval_without_ends():

@@ -1,0 +1,119 @@
+"""What the defaults rest on: comparisons of a default with something else, of all experiments, by setting. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from aggregator.config import AggregatorConfig
+from ops.lab.cells import scalar
+from ops.lab.chapter import Findings
+from ops.lab.comparisons import Finding
+from ops.lab.markdown import anchor, gap, table
+from ops.lab.results import Section
+from ops.lab.settings import CellSettings, Mode
+
+#: Settings of a run that an experiment may vary, and whose defaults it is asked to choose.
+CHOSEN = (
+    "outer_learning_rate",
+    "outer_momentum",
+    "merge",
+    "keep",
+    "staleness_exponent",
+    "max_staleness",
+    "presence_exponent",
+    "quorum",
+    "grace_factor",
+    "codec",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """One comparison of defaults with something else.
+
+    Attributes:
+        names: The settings in which both sides differ.
+        instead: What was tried in place of the defaults.
+        experiment: Where.
+        finding: Default / other - 1.
+    """
+
+    names: tuple[str, ...]
+    instead: str
+    experiment: str
+    finding: Finding
+
+
+def sections(experiments: Sequence[Findings]) -> tuple[Section, ...]:
+    """Returns the section; none as long as no default was tried."""
+    found = trials(experiments)
+    return (Section(title="Defaults", body=lambda _: _body(found)),) if found else ()
+
+
+def default_of(name: str) -> Any:
+    """Returns the default of a setting in production; the laboratory's where production has none of that name."""
+    value = getattr(AggregatorConfig(), name, None)
+    if value is None:
+        value = getattr(CellSettings(), name)
+    return value
+
+
+def trials(experiments: Sequence[Findings]) -> tuple[Trial, ...]:
+    """Returns every comparison of decoupled runs whose candidate has the default where both sides differ."""
+    found = []
+    for each in experiments:
+        settings = {_key(record.cell): record.settings for record in each.final}
+        for finding in each.found:
+            if not finding.differences or len(finding.cells) != 2:
+                continue
+            ours, theirs = (settings.get(_key(cell), {}) for cell in finding.cells)
+            if not ours.get("mode") == theirs.get("mode") == str(Mode.DECOUPLED):
+                continue
+            differing = {name for name in ours if name != "seed" and ours[name] != theirs.get(name)}
+            if not differing or not differing <= set(CHOSEN):
+                continue
+            names = tuple(name for name in CHOSEN if name in differing)
+            if any(ours[name] != default_of(name) for name in names):
+                continue
+            instead = ", ".join(scalar(theirs[name]) for name in names)
+            found.append(Trial(names=names, instead=instead, experiment=each.experiment.name, finding=finding))
+    return tuple(found)
+
+
+def _key(cell: Mapping[str, Any]) -> str:
+    return json.dumps(dict(cell), sort_keys=True)
+
+
+def _body(found: Sequence[Trial]) -> str:
+    rows = []
+    groups = dict.fromkeys(sorted((trial.names for trial in found), key=lambda names: [CHOSEN.index(n) for n in names]))
+    for names in groups:
+        mine = [trial for trial in found if trial.names == names]
+        worst = max(mine, key=_mean)
+        verdicts = Counter(str(trial.finding.verdict) for trial in mine)
+        rows.append(
+            (
+                ", ".join(f"`{name}`" for name in names),
+                ", ".join(scalar(default_of(name)) for name in names),
+                "; ".join(dict.fromkeys(trial.instead for trial in mine)),
+                f"{gap(worst.finding.found)} ({worst.instead})",
+                ", ".join(f"{number} {verdict}" for verdict, number in sorted(verdicts.items())),
+                ", ".join(f"[{name}]({anchor(name)})" for name in dict.fromkeys(trial.experiment for trial in mine)),
+            )
+        )
+    head = ("setting", "default", "tried instead", ">worst for the default (against)", "verdicts", "experiment")
+    far = max(_mean(trial) for trial in found)
+    return f"""\
+Every comparison above and below in which the candidate has a default of `aggregator` and the other side something else.
+In the mean no default is more than {max(0.0, 100 * far):.2f} % behind.
+
+{table(head, rows)}"""
+
+
+def _mean(trial: Trial) -> float:
+    assert trial.finding.found is not None
+    return trial.finding.found.mean
