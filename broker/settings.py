@@ -323,10 +323,25 @@ def _from_flag(name: str, given: Any, annotation: Any) -> Any:
         return pairs
     if base in (int, float) and isinstance(given, str):
         try:
-            given = base(given)
+            given = _whole(given) if base is int else float(given)
         except ValueError:
             raise ConfigError(name, given, f"must be {_describe(base)}") from None
     return _typed(name, given, base)
+
+
+def _whole(text: str) -> int:
+    """Reads a whole number, also one that is written 1.2e6.
+
+    Raises:
+        ValueError: It is none.
+    """
+    try:
+        return int(text)
+    except ValueError:
+        number = float(text)
+        if not number.is_integer():
+            raise
+        return int(number)
 
 
 def _is_nan(value: object) -> bool:
