@@ -98,7 +98,8 @@ def duration(seconds: float) -> str:
     """Returns a duration in the unit that suits it."""
     for unit, length_s in (("years", 365.25 * 86_400), ("days", 86_400.0), ("h", 3_600.0), ("min", 60.0)):
         if seconds >= length_s:
-            return f"{seconds / length_s:,.3g} {unit}"
+            number = f"{seconds / length_s:,.3g}"
+            return f"{number} {unit.removesuffix('s') if number == '1' else unit}"
     return f"{seconds:,.1f} s"
 
 
