@@ -13,7 +13,7 @@ from ops.lab.comparisons import Comparison, Finding, correction, findings
 from ops.lab.curves import REACH
 from ops.lab.markdown import count, details, duration, gap, percent, share, table
 from ops.lab.records import Record, Stage
-from ops.lab.statistics import Interval, Verdict, interval, seeds_for
+from ops.lab.statistics import Interval, Verdict, distance, interval, seeds_for
 
 
 class Tune(Protocol):
@@ -216,16 +216,20 @@ def _verdicts(found: Sequence[Finding]) -> str:
     if not rows:
         return ""
     what = ("claim put to the test", "where", "kind, margin")
-    head = (*what, ">candidate", ">baseline", ">difference", ">seeds", ">about needed", "verdict")
+    head = (*what, ">candidate", ">baseline", ">difference", ">seeds", ">about so many to a verdict", "verdict")
     return "\n\n".join(part for part in (table(head, rows), correction(found)) if part)
 
 
 def _needed(finding: Finding) -> str:
-    """Says how many seeds an interval would take to be as narrow as the margin, if they scatter on as they do."""
-    found, margin = finding.found, finding.comparison.margin
-    if found is None or finding.verdict is not Verdict.INCONCLUSIVE or not 0 < margin < found.half_width < math.inf:
+    """Says how many seeds an interval would take to leave the margin out, if mean and scatter stay as they are."""
+    found = finding.found
+    if found is None or finding.verdict is not Verdict.INCONCLUSIVE or finding.reason:
         return ""
-    return str(seeds_for(found, margin))
+    away = distance(found, finding.comparison.kind, finding.comparison.margin)
+    if not 0 < away < found.half_width < math.inf:
+        return ""
+    needed = seeds_for(found, away)
+    return str(needed) if needed < 1000 else "1000 or more"
 
 
 def _extra(found: Sequence[Finding]) -> str:

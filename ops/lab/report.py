@@ -70,7 +70,8 @@ def run(args: argparse.Namespace) -> int:
         record for each in experiments for record in current(each, [r for r in kept if r.experiment == each.name])
     ]
     # Other records are no reason to write our own page anew.
-    out: Path = args.out or (PAGE if args.records == RECORDS else args.records.with_suffix(".md"))
+    folder = args.records.resolve()
+    out: Path = args.out or (PAGE if folder == RECORDS.resolve() else folder.with_name(f"{folder.name}-results.md"))
     report = build(experiments, records, folder=out.stem, sections=sections())
     for file, svg in report.plots.items():
         _write(out.parent / file, svg)

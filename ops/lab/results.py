@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from ops.lab.chapter import Findings, Plot, chapter, compute, told_verdict
 from ops.lab.markdown import anchor, details, gap, percent, table
 from ops.lab.records import Record
+from ops.lab.statistics import Verdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +114,7 @@ def _claims(experiments: Sequence[Findings], plots: Mapping[str, Sequence[Plot]]
                     gap(finding.found),
                     str(len(finding.differences)),
                     told_verdict(finding) if finding.differences else "not run yet",
-                    claim.why if finding.differences else "",
+                    claim.why if finding.differences and finding.verdict is not Verdict.HOLDS else "",
                     f"[{name}]({anchor(name)})" + (f", [plot]({shown[0].file})" if shown else ""),
                 )
             )
@@ -133,7 +134,7 @@ def _spent(experiments: Sequence[Findings]) -> str:
     if not rows:
         return ""
     head = ("experiment", "command", ">runs", ">tokens", ">time here", ">of it training")
-    rest = "What is not training is starting, compiling, judging the model, and waiting for a processor."
+    rest = "Times are of the clock, with the waiting for a processor in them, in training and elsewhere."
     parts = (table(head, rows), rest, _repeated([record for each in experiments for record in each.records]))
     return "## Commands and compute\n\n" + "\n\n".join(part for part in parts if part)
 
@@ -151,6 +152,6 @@ def _repeated(records: Sequence[Record]) -> str:
     far = max(max(run.loss for run in runs) / min(run.loss for run in runs) - 1 for runs in shared)
     rest = f"; the others differ by {100 * far:.2g} % at most" if same < len(shared) else ""
     return (
-        f"Same settings, same seed, same bits: {len(shared)} runs were made more than once, for several experiments, "
+        f"Runs with the same settings and seed that several experiments made, each for itself: {len(shared)}, "
         f"{builds} of them by different revisions of the sources. {same} have the same loss to the last bit{rest}."
     )

@@ -76,7 +76,7 @@ chips). The times to scale down and up, to restart, and the period of checks are
 does not print its own; slices and repair are chosen. Two cells of one and the same interval between failures (elastic
 data-parallel at 1.2 M chips, two islands at 2.4 M) are published four points apart, so that no model that knows
 intervals alone comes closer than two to both. With eight decoupled islands some island trains at
-least {100 * up:.2f} % of the time in every cell; published is "about 100 %" for enough of them."""
+least {100 * up:.2f} % of the time in every cell; published is about 100 % for enough of them."""
 
 
 def _goodput_plot() -> bytes:
@@ -121,9 +121,10 @@ was published does not say what it counts; these assumptions are those that give
 
 {table(("5 B parameters, 1 s per step", *(f">{what}" for what in _SIDES)), pairs)}
 
-Ours are the next point of the grid, and before that in brackets: 103.6 is a hair above the point that is printed as
-104. The second row is the one cell that is known of the publication's own table, whose reductions reach from 60 to
-242. Of its sites, share and bits nothing is known but that these give it: `--sites 2 --codec int8 --utilisation 0.9`.
+Ours are the next point of the grid, and in brackets what was rounded up to it: 103.6 is a hair above the point that is
+printed as 104. The second row is the one cell that is known of the publication's own table, whose reductions reach from
+60 to 242. Of its sites, share and bits nothing is known but that these give it:
+`--sites 2 --codec int8 --utilisation 0.9`.
 
 Streaming DiLoCo's table of required bandwidth by utilisation: `python3 -m ops plan --table`.
 

@@ -149,6 +149,17 @@ def judge(found: Interval, kind: Kind, margin: float) -> Verdict:
     return Verdict.HOLDS if holds else Verdict.FAILS if fails else Verdict.INCONCLUSIVE
 
 
+def distance(found: Interval, kind: Kind, margin: float) -> float:
+    """Returns how far the mean is from where the verdict changes: an interval that is narrower decides."""
+    match kind:
+        case Kind.NOT_WORSE:
+            return abs(found.mean - margin)
+        case Kind.BETTER:
+            return abs(found.mean + margin)
+        case Kind.EQUAL:
+            return abs(abs(found.mean) - margin)
+
+
 def p_better(differences: Sequence[float], margin: float) -> float:
     """Returns the chance of a mean this low if the truth were -margin: the one-sided p-value of a "better" claim.
 

@@ -37,10 +37,10 @@ class Choice:
     down_gbps: float
 
 
-def choose(fleet: Fleet, mode: Mode) -> Choice:
+def choose(fleet: Fleet, mode: Mode) -> Choice | None:
     """Returns the least harmful settings for the links of the fleet: its own if they do, else the first that do.
 
-    Settings with which the aggregator is too slow, or a fragment is too large for a message, are none.
+    None if with every setting the aggregator is too slow, or a fragment is too large for a message.
 
     Raises:
         ConfigError: No setting is enough, with the bandwidth that would be.
@@ -68,12 +68,7 @@ def choose(fleet: Fleet, mode: Mode) -> Choice:
             )
         least = min(least, max(need.up_gbps, need.down_gbps))
     if not possible:
-        interval_s = fleet.sync_interval_steps * _step_s(fleet)
-        cure = (
-            f"merging every fragment once takes {merging_per_cycle_s(fleet):.3g} s at the speed measured on two shared "
-            f"cores, and H steps {interval_s:.3g} s: no H up to {_longest(fleet)} gives the aggregator the time"
-        )
-        raise ConfigError("sync_interval", fleet.sync_interval_steps, cure)
+        return None
     if math.isinf(least):
         cure = f"{mode} reaches {fleet.utilisation:.0%} on no link with this latency; train decoupled"
     else:

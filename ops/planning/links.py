@@ -188,7 +188,9 @@ def _required_decoupled(load: Load) -> Need:
     if load.fixed_s >= interval_s:
         twice = math.ceil(2 * load.fixed_s / load.step_s)
         takes = f"latency and merging alone take {load.fixed_s:.3g} s of a round, and H steps {interval_s:.3g} s"
-        raise ConfigError("sync_interval", load.sync_interval_steps, f"{takes}: {twice} leave half of it to the links")
+        raise ConfigError(
+            "sync_interval", load.sync_interval_steps, f"{takes}: an H of {twice} leaves half of it to the links"
+        )
     # An even flow is enough unless the largest fragment, up and then down, takes longer than the interval.
     flows = [nbytes * 8e-9 / interval_s for nbytes in (wire.cycle_up_bytes, wire.cycle_down_bytes)]
     journey = wire.largest_up_bytes / flows[0] + wire.largest_down_bytes / flows[1]

@@ -182,7 +182,7 @@ class FleetPlan:
 
 
 def plan(fleet: Fleet, mode: Mode) -> FleetPlan:
-    """Returns the plan of a fleet; ``choice`` where its links are known.
+    """Returns the plan of a fleet; ``choice`` where its links are known and there is one.
 
     Raises:
         ConfigError: It cannot work, with what would be possible.

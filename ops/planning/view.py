@@ -234,6 +234,8 @@ def _flags(choice: Choice) -> str:
 def _next(fleet: Fleet, planned: FleetPlan) -> str:
     if fleet.narrowest_gbps is None:
         return "give --bandwidth to see what your links allow"
+    if planned.choice is None and planned.chosen.mode is Mode.DECOUPLED:
+        return "no settings tried here are within what the aggregator and a message can take: see above"
     if fleet.accelerators is None:
         return "give --accelerators (and --price) for goodput and cost"
     if planned.choice is None or planned.chosen.mode is not Mode.DECOUPLED:

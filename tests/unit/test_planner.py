@@ -250,9 +250,16 @@ def test_what_is_chosen_is_neither_too_much_for_the_aggregator_nor_for_a_message
     assert planned.chosen.sync_interval_steps == chosen.sync_interval_steps
 
 
-def test_an_aggregator_that_is_too_slow_for_any_interval_is_named():
-    with pytest.raises(ConfigError, match="no H up to 1000 gives the aggregator the time"):
-        choose(fleet(parameters=10**12, gbps=1e6), Mode.DECOUPLED)
+@pytest.mark.parametrize(
+    ("parameters", "step_s", "words"),
+    [(10**12, 10.0, "merging every fragment once"), (10**12, 1000.0, "max_message_bytes")],
+)
+def test_where_nothing_can_be_chosen_the_plan_says_what_is_in_the_way(atoll, parameters, step_s, words):
+    asked = ("--params", parameters, "--sites", 8, "--step-time", step_s, "--sync-interval", 1000, "--bandwidth", 1e6)
+    document = json.loads(atoll(*asked, "--json")[1])
+    assert document["choice"] is None
+    assert words in " ".join(document["notes"])
+    assert atoll(*asked)[1].splitlines()[-1].startswith("next: no settings tried here are within")
 
 
 # --- what cannot be -------------------------------------------------------------------------------------------------
