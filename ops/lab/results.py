@@ -42,7 +42,8 @@ differs from what was published.
   One seed decides nothing.
 - A claim is put to the test, whatever it says: *holds* means that it is true for the whole interval, *fails* that it
   is true nowhere in it, *inconclusive* anything else. Claims of "better" are corrected for their number, those of
-  "not worse" are not: of many that are true in the mean, a few will hold or fail by chance.
+  "not worse" are not: of many that are true in the mean, a few will hold or fail by chance. For one that is open the
+  page says about how many seeds a verdict would take, if mean and scatter stay as they are.
 - Time is virtual: the production code runs in a modelled fleet, and only the arithmetic is real.
 """
 
