@@ -76,6 +76,11 @@ def run(args: argparse.Namespace) -> int:
     for file, svg in report.plots.items():
         _write(out.parent / file, svg)
     _write(out, report.text.encode())
+    stale = sorted(
+        path.name for path in out.with_suffix("").glob("*.svg") if f"{out.stem}/{path.name}" not in report.plots
+    )
+    if stale:
+        print(f"atoll: in {out.with_suffix('')}, but no longer on the page: {', '.join(stale)}", file=sys.stderr)
     for name, number in sorted(Counter(record.experiment for record in kept).items()):
         left_out = number - sum(record.experiment == name for record in records)
         if left_out:

@@ -141,7 +141,7 @@ def _more_seeds(experiment: Experiment, records: Iterable[Record], tuned: Mappin
     for finding in findings(experiment.comparisons, finals):
         differences = list(finding.differences.values())
         margin = finding.comparison.margin
-        if not finding.seeds or max(finding.seeds) + 1 < experiment.seeds:
+        if not set(range(experiment.seeds)) <= set(finding.seeds):
             continue  # the first ones are still on their way
         if experiment.tune and any(tuned[_group(experiment.tune, cell)] is None for cell in finding.cells):
             continue  # another rate may turn out to be the best
@@ -149,7 +149,9 @@ def _more_seeds(experiment: Experiment, records: Iterable[Record], tuned: Mappin
         pairs_to_be_had = experiment.max_seeds - len(finding.seeds) + len(differences)
         if not seeds_needed(differences, margin=margin, max_seeds=pairs_to_be_had):
             continue
-        seed = max(finding.seeds) + 1
+        seed = min(
+            set(range(len(finding.seeds) + 1)) - set(finding.seeds)
+        )  # one may have been taken out of the records
         for fields in finding.cells:
             run = _final(experiment, fields, seed)
             runs[run.key] = run

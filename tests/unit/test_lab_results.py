@@ -565,6 +565,14 @@ def test_other_records_have_a_page_of_their_own(place, monkeypatch):
     assert not list((place / "records").glob("*.svg"))
 
 
+def test_plots_that_are_no_longer_on_the_page_are_named(place, capsys):
+    report.run(arguments(place))
+    assert "no longer" not in capsys.readouterr().err
+    (place / "docs" / "results" / "gone.svg").write_text("")
+    report.run(arguments(place))
+    assert "but no longer on the page: gone.svg" in capsys.readouterr().err
+
+
 def test_a_directory_without_experiments_is_refused(place):
     with pytest.raises(ConfigError, match="must be a directory with experiments"):
         report.run(arguments(place, "--experiments", str(place / "records")))

@@ -118,6 +118,15 @@ def test_seeds_are_added_to_both_sides_while_the_interval_is_wider_than_the_marg
     assert agenda(write(PLAIN), records).due == ()
 
 
+def test_a_run_that_was_taken_out_of_the_records_is_run_again(write):
+    """That is what the error about a damaged record says."""
+    noise = {0: 1.00, 1: 1.05, 2: 0.97, 3: 1.01}
+    _, records = play(write(PLAIN), lambda run: noise[run.seed] if run.fields["mode"] == "decoupled" else 1.0)
+    for i, record in enumerate(records):
+        due = agenda(write(PLAIN), [*records[:i], *records[i + 1 :]]).due
+        assert [(run.fields["mode"], run.seed) for run in due] == [(record.cell["mode"], record.seed)]
+
+
 def test_no_more_seeds_are_run_than_there_may_be(write):
     order, _ = play(write(PLAIN.replace("max_seeds = 4", "max_seeds = 3")), lambda run: 1.0 + 1e-5 * run.seed)
     assert [run.seed for run in order] == [
