@@ -323,13 +323,13 @@ def _from_flag(name: str, given: Any, annotation: Any) -> Any:
         return pairs
     if base in (int, float) and isinstance(given, str):
         try:
-            given = _whole(given) if base is int else float(given)
+            given = whole_number(given) if base is int else float(given)
         except ValueError:
             raise ConfigError(name, given, f"must be {_describe(base)}") from None
     return _typed(name, given, base)
 
 
-def _whole(text: str) -> int:
+def whole_number(text: str) -> int:
     """Reads a whole number, also one that is written 1.2e6.
 
     Raises:

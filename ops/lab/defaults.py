@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from aggregator.config import AggregatorConfig
-from ops.lab.cells import scalar
+from ops.lab.cells import cell_key, scalar
 from ops.lab.chapter import Findings
 from ops.lab.comparisons import Finding
 from ops.lab.markdown import anchor, gap, table
@@ -66,11 +65,11 @@ def trials(experiments: Sequence[Findings]) -> tuple[Trial, ...]:
     """Returns every comparison of decoupled runs whose candidate has the default where both sides differ."""
     found = []
     for each in experiments:
-        settings = {_key(record.cell): record.settings for record in each.final}
+        settings = {cell_key(record.cell): record.settings for record in each.final}
         for finding in each.found:
             if not finding.differences or len(finding.cells) != 2:
                 continue
-            ours, theirs = (settings.get(_key(cell), {}) for cell in finding.cells)
+            ours, theirs = (settings.get(cell_key(cell), {}) for cell in finding.cells)
             if not ours.get("mode") == theirs.get("mode") == str(Mode.DECOUPLED):
                 continue
             names_of_both = (ours.keys() | theirs.keys()) - {"seed"}
@@ -83,10 +82,6 @@ def trials(experiments: Sequence[Findings]) -> tuple[Trial, ...]:
             instead = ", ".join(_told(name, theirs[name]) for name in names)
             found.append(Trial(names=names, instead=instead, experiment=each.experiment.name, finding=finding))
     return tuple(found)
-
-
-def _key(cell: Mapping[str, Any]) -> str:
-    return json.dumps(dict(cell), sort_keys=True)
 
 
 def _body(found: Sequence[Trial]) -> str:

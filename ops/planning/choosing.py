@@ -8,7 +8,14 @@ from dataclasses import dataclass, replace
 
 from broker.errors import ConfigError
 from broker.messages import Codec
-from ops.planning.fleet import MESSAGE_LIMIT_BYTES, Fleet, largest_message_bytes, load_of, merging_per_cycle_s
+from ops.planning.fleet import (
+    MESSAGE_LIMIT_BYTES,
+    Fleet,
+    interval_s,
+    largest_message_bytes,
+    load_of,
+    merging_per_cycle_s,
+)
 from ops.planning.links import Assume, Mode, required
 
 #: Intervals, fragments and codecs that :func:`choose` tries, the least harmful first: 4 bits with error feedback cost
@@ -87,16 +94,11 @@ def _at_least(gbps: float) -> str:
     return f"{math.ceil(gbps / unit * (1 - 1e-9)) * unit:.3g}"
 
 
-def _step_s(fleet: Fleet) -> float:
-    return load_of(fleet, Mode.DECOUPLED).step_s
-
-
 def _works(fleet: Fleet) -> bool:
     """Whether the aggregator merges every fragment within H steps, and messages take the largest of them."""
     if fleet.assume is Assume.PAPER:
         return True
-    in_time = merging_per_cycle_s(fleet) <= fleet.sync_interval_steps * _step_s(fleet)
-    return in_time and largest_message_bytes(fleet) <= MESSAGE_LIMIT_BYTES
+    return merging_per_cycle_s(fleet) <= interval_s(fleet) and largest_message_bytes(fleet) <= MESSAGE_LIMIT_BYTES
 
 
 def _candidates(fleet: Fleet) -> Sequence[Fleet]:

@@ -18,7 +18,7 @@ from rich.console import Console
 
 from broker.errors import ConfigError
 from broker.messages import Codec
-from broker.settings import nearest, refuse_unknown
+from broker.settings import nearest, refuse_unknown, whole_number
 from ops.goodput.fleet import FailureModel
 from ops.goodput.simulation import expected_goodput
 from ops.planning.bandwidth_table import recompute
@@ -124,12 +124,12 @@ def _number(name: str, kind: type[int] | type[float]) -> Callable[[str], float]:
 
     def read(text: str) -> float:
         try:
-            value = float(text)
+            value = whole_number(text) if kind is int else float(text)
         except ValueError:
             value = math.nan
-        if not math.isfinite(value) or (kind is int and value != int(value)):
+        if not math.isfinite(value):
             raise ConfigError(name, text, "must be a whole number" if kind is int else "must be a number")
-        return kind(value)
+        return value
 
     return read
 

@@ -183,6 +183,11 @@ def _merging_s(islands: int, elements: int) -> float:
     return ROUND_S + islands * ROUND_PER_ISLAND_S + elements * per_element_s
 
 
+def interval_s(fleet: Fleet) -> float:
+    """Returns the seconds of H inner steps at the pace that rounds follow."""
+    return load_of(fleet, Mode.DECOUPLED).interval_s
+
+
 def largest_message_bytes(fleet: Fleet) -> int:
     """Returns the bytes of the largest message that decoupled training sends."""
     wire = load_of(fleet, Mode.DECOUPLED).wire

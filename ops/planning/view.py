@@ -13,7 +13,7 @@ from rich.text import Text
 
 from ops.planning.bandwidth_table import PAYLOAD_SHARE, UTILISATIONS, Cell, Method
 from ops.planning.choosing import Choice
-from ops.planning.fleet import MESSAGE_LIMIT_BYTES, Fleet, largest_message_bytes, merging_per_cycle_s
+from ops.planning.fleet import MESSAGE_LIMIT_BYTES, Fleet, interval_s, largest_message_bytes, merging_per_cycle_s
 from ops.planning.footprint import Memory
 from ops.planning.links import Assume, Mode, assumptions
 from ops.planning.planner import FleetPlan, Forecast, forecast
@@ -127,11 +127,11 @@ def notes(fleet: Fleet, planned: FleetPlan) -> list[str]:
         if chosen.mode is not Mode.DECOUPLED:
             effect = f"accelerators compute {chosen.utilisation:.1%} of the time"
         found.append(f"The narrowest link has {fleet.narrowest_gbps:.3g} of {wide} needed: {effect}.")
-    merging_s, interval_s = merging_per_cycle_s(fleet), _interval_s(fleet)
-    if chosen.mode is Mode.DECOUPLED and merging_s > interval_s:
+    merging_s, between_s = merging_per_cycle_s(fleet), interval_s(fleet)
+    if chosen.mode is Mode.DECOUPLED and merging_s > between_s:
         found.append(
-            f"H steps take {interval_s:.3g} s, and merging every fragment once {merging_s:.3g} s at the speed measured "
-            f"on two shared cores: H grows, unless the aggregator's host is {merging_s / interval_s:.1f} times as fast."
+            f"H steps take {between_s:.3g} s, and merging every fragment once {merging_s:.3g} s at the speed measured "
+            f"on two shared cores: H grows, unless the aggregator's host is {merging_s / between_s:.1f} times as fast."
         )
     largest = largest_message_bytes(fleet)
     if fleet.assume is Assume.ATOLL and chosen.mode is Mode.DECOUPLED and largest > MESSAGE_LIMIT_BYTES:
@@ -141,11 +141,6 @@ def notes(fleet: Fleet, planned: FleetPlan) -> list[str]:
             f"raise it, or cut the model into {least} fragments or more."
         )
     return found
-
-
-def _interval_s(fleet: Fleet) -> float:
-    steps = sorted(site.step_s for site in fleet.sites)
-    return fleet.sync_interval_steps * steps[len(steps) // 2]
 
 
 # --- as text ------------------------------------------------------------------------------------------------------

@@ -1,0 +1,223 @@
+"""``atoll plan`` as a command: flags, files of fleets, JSON and text."""
+
+import argparse
+import json
+
+import pytest
+
+from broker.errors import ConfigError
+from ops import cli
+from ops.goodput.simulation import expected_goodput
+from ops.planning import command as planning
+
+
+@pytest.fixture
+def atoll(monkeypatch, capsys):
+    """Calls ``atoll plan``; returns exit status, standard output and standard error."""
+    command = cli.Command(module="ops.planning.command", summary="plans", example="--params 5B")
+    monkeypatch.setitem(cli.COMMANDS, "plan", command)
+
+    def call(*arguments):
+        status = cli.main(["plan", *map(str, arguments)])
+        said = capsys.readouterr()
+        return status, said.out, said.err
+
+    return call
+
+
+PAIR = ("--params", "5e9", "--sites", 8, "--step-time", 1, "--codec", "int4", "--utilisation", 0.95)
+
+
+def test_json_has_the_documented_keys_and_is_strict(atoll):
+    status, out, _ = atoll(*PAIR, "--bandwidth", 2, "--latency-ms", 5, "--price-per-gb", 0.01, "--json")
+    document = json.loads(out, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+    assert status == 0
+    for key in planning._EPILOG.split("one object:")[1].split("bandwidth_gbps is")[0].replace("\n", " ").split(", "):
+        assert key.split()[0].strip(" .") in document, key
+    bandwidth = document["bandwidth_gbps"]
+    assert bandwidth["up"] == bandwidth["site_up"] == bandwidth["per_site"]["up"] == pytest.approx(0.86, abs=0.01)
+    assert bandwidth["down"] == bandwidth["per_site"]["down"] == pytest.approx(6.67, abs=0.01)
+    assert bandwidth["broker_up"] == 8 * bandwidth["down"]
+    assert set(document["alternatives"]) == {"streaming", "diloco", "dp"}
+    assert document["choice"]["sync_interval_steps"] > 100  # merging 5e9 parameters takes 117 s
+    assert set(document["published"]) == {"decoupled", "streaming", "diloco", "dp"}
+    assert document["cost"]["accelerators_per_day"] is None
+
+
+def test_the_published_pair_is_printed_with_its_assumptions(atoll):
+    status, out, _ = atoll(*PAIR, "--assume", "paper")
+    assert status == 0
+    row = next(line for line in out.splitlines() if line.startswith("Gbit/s needed, site up"))
+    assert row.split()[4:] == ["0.841", "0.803", "18.7", "198"]
+    assert "f = 1" in out
+    assert "128 buckets" in out
+    document = json.loads(atoll(*PAIR, "--assume", "paper", "--json")[1])
+    assert round(document["bandwidth_gbps"]["up"], 2) == 0.84
+    assert round(document["alternatives"]["dp"]["bandwidth_gbps"]["up"]) == 198
+    ours = json.loads(atoll(*PAIR, "--json")[1])
+    assert round(ours["published"]["dp"]["gbps"]) == 198  # said whatever is assumed
+    assert "published" not in document["assumptions"][0]
+
+
+def test_text_says_what_to_try_next_and_fits_its_width(atoll):
+    _, out, _ = atoll(*PAIR, "--bandwidth", 2)
+    assert "For these links: --codec" in out
+    assert out.splitlines()[-1].startswith("next: ")
+    assert max(map(len, out.splitlines())) <= 140
+
+
+def test_a_link_that_is_enough_is_not_called_too_narrow(atoll):
+    diloco = ("--params", "5B", "--step-time", 1, "--mode", "diloco", "--bandwidth", 200)
+    document = json.loads(atoll(*diloco, "--json")[1])
+    assert document["utilisation"] > 0.95
+    assert document["fits"] is True
+    assert "narrowest" not in " ".join(document["notes"])
+    assert document["choice"]["version_codec"] == "f32"  # its own settings do
+
+
+@pytest.mark.parametrize("mode", ["dp", "diloco"])
+def test_what_to_try_next_is_neither_what_was_given_nor_what_atoll_does_not_run(atoll, mode):
+    _, out, _ = atoll("--params", "1M", "--step-time", 1, "--mode", mode, "--bandwidth", 10, "--accelerators", 8)
+    assert out.splitlines()[-1] == "next: atoll trains decoupled: leave out --mode to plan for that"
+
+
+def test_an_interval_of_one_step_leaves_no_step_of_overlap(atoll):
+    status, out, _ = atoll("--params", "1M", "--step-time", 1, "--sync-interval", 1, "--json")
+    assert status == 0
+    assert json.loads(out)["settings"]["overlap"] == 0
+
+
+def test_hundreds_of_small_sites_have_a_goodput(atoll):
+    many = ("--params", "1M", "--step-time", 1, "--sites", 300, "--accelerators", 8, "--json")
+    assert 0.99 < json.loads(atoll(*many)[1])["goodput"] < 1.0
+
+
+@pytest.mark.parametrize(("step_s", "interval"), [(1, 24), (5, 500)])
+def test_synchronous_sites_are_expected_to_do_what_simulate_says_of_their_step_and_interval(atoll, step_s, interval):
+    asked = ("--params", "5B", "--sites", 8, "--accelerators", 150_000, "--mode", "diloco", "--json")
+    document = json.loads(atoll(*asked, "--step-time", step_s, "--sync-interval", interval)[1])
+    simulated = expected_goodput(mode="diloco", chips=1_200_000, islands=8, step_s=step_s, sync_interval=interval)
+    assert document["goodput"] == simulated
+    rare = json.loads(atoll(*asked, "--step-time", 1, "--sync-interval", 2)[1])
+    assert rare["goodput"] < document["goodput"]  # who meets more often waits for more pauses
+
+
+def test_a_site_alone_waits_for_nobody(atoll):
+    document = json.loads(atoll("--params", "5B", "--sites", 1, "--step-time", 1, "--mode", "dp", "--json")[1])
+    assert document["utilisation"] == 1.0
+    assert document["tokens_per_day"] == document["alternatives"]["decoupled"]["tokens_per_day"]
+
+
+def test_unequal_sites_come_from_a_file(atoll, tmp_path):
+    file = tmp_path / "fleet.toml"
+    file.write_text(
+        '[[island]]\nname = "east"\ncount = 2\nstep_time = 1.0\ngbps = 10\nms = 5\naccelerators = 8\n'
+        '[[island]]\nname = "west"\nstep_time = 2\ngbps = 4.0\n'
+    )
+    status, out, _ = atoll("--params", "1B", "--fleet", file, "--json")
+    document = json.loads(out)
+    assert status == 0
+    assert [each["name"] for each in document["sites"]] == ["east", "east", "west"]
+    assert document["sites"][2]["link_share_needed"] == pytest.approx(2.5 * document["sites"][0]["link_share_needed"])
+
+
+@pytest.mark.parametrize("text", ["island = 3", "island = [3]", "island = []"])
+def test_a_file_without_tables_of_sites_is_refused(atoll, tmp_path, text):
+    (tmp_path / "fleet.toml").write_text(text)
+    status, _, err = atoll("--params", "1B", "--fleet", tmp_path / "fleet.toml")
+    assert status == 2
+    assert "must have a table [[island]] for each site" in err
+
+
+def test_the_published_table_is_printed(atoll):
+    status, out, _ = atoll("--table")
+    assert status == 0
+    assert "47 of 50 cells are the same" in out
+    assert len(json.loads(atoll("--table", "--json")[1])["cells"]) == 50
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--params", "5B", "--step-time", 1, "--overlap", 24), "overlap = 24: must be below sync_interval = 24"),
+        (("--params", "5B", "--step-time", 1, "--sites", 10_001), "sites = 10001: must lie between 1 and 10000"),
+        ((), "params = None: is needed; give --params 5B"),
+        (("--params", "5B"), "step_time = None: is needed"),
+        (("--params", "five", "--step-time", 1), "params = 'five'"),
+        (("--params", "5B", "--step-time", "fast"), "step_time = 'fast': must be a number"),
+        (("--params", "5B", "--step-time", 1, "--sites", 2.5), "sites = '2.5': must be a whole number"),
+        (("--params", "5B", "--step-time", 1, "--sites", 0), "sites = 0: must lie between 1 and"),
+        (
+            ("--params", "5B", "--step-time", 1, "--mode", "decoupld"),
+            "mode = 'decoupld': is none; did you mean decoupled?",
+        ),
+        (("--params", "5B", "--step-time", 1, "--codec", "int5"), "codec = 'int5': is none; did you mean"),
+        (("--params", "5B", "--step-time", 1, "--utilisation", 1.2), "utilisation = 1.2: must lie between 0 and 1"),
+        (("--params", "5B", "--step-time", 1, "--fragments", 48), "must not exceed sync_interval = 24"),
+        (("--params", "5B", "--step-time", 1, "--bandwidth", 1e-4), "needs at least"),
+        (("--params", "5B", "--step-time", 1, "--mtbi-years", 1), "give --accelerators too"),
+        (
+            ("--params", "5B", "--step-time", 0.01, "--latency-ms", 50, "--overlap", 2),
+            "overlap = 2: is too short: there and back takes 100 ms of latency, at least 10 steps",
+        ),
+    ],
+)
+def test_wrong_command_lines_are_one_line_with_a_cure(atoll, arguments, words):
+    status, out, err = atoll(*arguments)
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert words in err
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "must have a table [[island]]"),
+        ("[[island]]\nstep_tim = 1\n", "did you mean step_time?"),
+        ("[[island]]\ngbps = 1\n", "step_time = None: is needed"),
+        ('[[island]]\nstep_time = "1"\n', "must be a number"),
+        ("[[island]]\nstep_time = 1\ncount = 0\n", "count = 0: must lie between"),
+        ("[[isle]]\n", "did you mean island?"),
+        ("[[", "is not TOML"),
+    ],
+)
+def test_wrong_fleet_files_are_refused(tmp_path, text, words):
+    (tmp_path / "fleet.toml").write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        planning.read_fleet(tmp_path / "fleet.toml")
+    assert words in str(caught.value)
+
+
+def test_a_fleet_file_and_flags_for_sites_do_not_mix(atoll, tmp_path):
+    (tmp_path / "fleet.toml").write_text("[[island]]\nstep_time = 1\n")
+    assert "leave the flag out" in atoll("--params", "1B", "--fleet", tmp_path / "fleet.toml", "--sites", 2)[2]
+
+
+def test_help_has_the_flags_that_were_promised(capsys):
+    parser = argparse.ArgumentParser(epilog="example:", formatter_class=argparse.RawDescriptionHelpFormatter)
+    planning.add_arguments(parser)
+    text = parser.format_help()
+    for flag in (
+        "params",
+        "sites",
+        "step-time",
+        "mode",
+        "codec",
+        "sync-interval",
+        "fragments",
+        "overlap",
+        "utilisation",
+    ):
+        assert f"--{flag} " in text
+    assert "--json" in text
+
+
+@pytest.mark.parametrize(
+    ("parameters", "step_s", "words"),
+    [(10**12, 10.0, "merging every fragment once"), (10**12, 1000.0, "max_message_bytes")],
+)
+def test_where_nothing_can_be_chosen_the_plan_says_what_is_in_the_way(atoll, parameters, step_s, words):
+    asked = ("--params", parameters, "--sites", 8, "--step-time", step_s, "--sync-interval", 1000, "--bandwidth", 1e6)
+    document = json.loads(atoll(*asked, "--json")[1])
+    assert document["choice"] is None
+    assert words in " ".join(document["notes"])
+    assert atoll(*asked)[1].splitlines()[-1].startswith("next: no settings tried here are within")

@@ -1,0 +1,136 @@
+"""How many parameters a model has: as people write it, or from its files."""
+
+import json
+import struct
+
+import pytest
+
+from broker.errors import ConfigError
+from ops.planning.footprint import cut
+from ops.planning.sizing import parse_parameters, read_model
+
+
+@pytest.mark.parametrize(
+    ("text", "parameters"),
+    [("5e9", 5 * 10**9), ("5B", 5 * 10**9), ("125M", 125 * 10**6), ("1_000", 1000), ("1.5k", 1500)],
+)
+def test_parameters_are_read_as_people_write_them(text, parameters):
+    assert parse_parameters(text).parameters == parameters
+
+
+@pytest.mark.parametrize("text", ["", "5X", "B", "-5B", "0", "nan", "inf", "1e400", "5 B B"])
+def test_what_is_no_number_of_parameters_is_refused(text):
+    with pytest.raises(ConfigError, match="such as 125M, 5B or 5e9"):
+        parse_parameters(text)
+
+
+def a_safetensors_file(path, tensors):
+    header = json.dumps({"__metadata__": {"format": "pt"}} | tensors).encode()
+    path.write_bytes(struct.pack("<Q", len(header)) + header)
+    return path
+
+
+def test_the_header_of_a_safetensors_file_is_enough(tmp_path):
+    tensors = {
+        "model.embed_tokens.weight": {"dtype": "BF16", "shape": [1000, 64], "data_offsets": [0, 128_000]},
+        "model.layers.0.mlp.weight": {"dtype": "F32", "shape": [64, 128], "data_offsets": [0, 0]},
+        "model.position_ids": {"dtype": "I64", "shape": [512], "data_offsets": [0, 0]},
+    }
+    model = read_model(a_safetensors_file(tmp_path / "model.safetensors", tensors))
+    assert model.parameters == 1000 * 64 + 64 * 128  # integers are never synchronised
+    assert {spec.name for spec in model.tensors} == {"model/embed_tokens/weight", "model/layers/0/mlp/weight"}
+    assert len(cut(model.parameters, model.tensors, 8)) == 2  # no more fragments than tensors
+
+
+def test_a_tensor_that_cannot_be_synchronised_is_refused_by_its_dtype(tmp_path):
+    tensors = {"w": {"dtype": "F4", "shape": [2], "data_offsets": [0, 1]}}
+    with pytest.raises(ConfigError, match=r"dtype that cannot be synchronised \(F4\); give --params"):
+        read_model(a_safetensors_file(tmp_path / "model.safetensors", tensors))
+    tensors = {"w": {"dtype": "F32", "shape": [-2, 3], "data_offsets": [0, 24]}}
+    with pytest.raises(ConfigError, match="is no safetensors file"):
+        read_model(a_safetensors_file(tmp_path / "model.safetensors", tensors))
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff" * 20, struct.pack("<Q", 5) + b"nope!", struct.pack("<Q", 2) + b"[]"])
+def test_what_is_no_safetensors_file_is_refused(tmp_path, content):
+    (tmp_path / "model.safetensors").write_bytes(content)
+    with pytest.raises(ConfigError, match="is no safetensors file"):
+        read_model(tmp_path / "model.safetensors")
+
+
+def test_a_config_json_of_a_known_size_is_estimated(tmp_path):
+    # GPT-like figures small enough for a hand: 100 x 8 + 2 x (4 x 8 x 8 + 2 x 8 + 3 x 8 x 16) + 8
+    config = {"hidden_size": 8, "num_hidden_layers": 2, "vocab_size": 100, "num_attention_heads": 2}
+    (tmp_path / "config.json").write_text(json.dumps(config | {"intermediate_size": 16}))
+    assert read_model(tmp_path / "config.json").parameters == 800 + 2 * (256 + 16 + 384) + 8
+    (tmp_path / "config.json").write_text(json.dumps(config | {"intermediate_size": 16, "tie_word_embeddings": False}))
+    assert read_model(tmp_path / "config.json").parameters == 1600 + 2 * (256 + 16 + 384) + 8
+
+
+def _config(width, depth, vocabulary, heads, hidden, **more):
+    sizes = {"hidden_size": width, "num_hidden_layers": depth, "vocab_size": vocabulary, "num_attention_heads": heads}
+    return sizes | {"intermediate_size": hidden, "tie_word_embeddings": False} | more
+
+
+@pytest.mark.parametrize(
+    ("config", "published"),
+    [
+        (_config(4096, 32, 128256, 32, 14336, num_key_value_heads=8), 8.03e9),
+        (_config(4096, 32, 32000, 32, 14336, num_key_value_heads=8, num_local_experts=8), 46.7e9),
+        (_config(2048, 18, 256000, 8, 16384, num_key_value_heads=1, head_dim=256, tie_word_embeddings=True), 2.51e9),
+        (
+            _config(2048, 48, 151936, 32, 6144, num_key_value_heads=4, head_dim=128)
+            | {"moe_intermediate_size": 768, "num_experts": 128},
+            30.5e9,
+        ),
+        (
+            _config(2048, 28, 102400, 16, 10944, moe_intermediate_size=1408)
+            | {"n_routed_experts": 64, "n_shared_experts": 2, "first_k_dense_replace": 1},
+            16.4e9,
+        ),
+        (
+            _config(3584, 28, 151936, 28, 18944, num_key_value_heads=4, moe_intermediate_size=2560, num_experts=64)
+            | {"shared_expert_intermediate_size": 20480},
+            57.4e9,
+        ),
+        (
+            _config(7168, 61, 129280, 128, 18432, moe_intermediate_size=2048)
+            | {"n_routed_experts": 256, "n_shared_experts": 1, "first_k_dense_replace": 3},
+            671e9,
+        ),
+    ],
+)
+def test_the_sizes_of_published_models_come_out(tmp_path, config, published):
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert read_model(tmp_path / "config.json").parameters == pytest.approx(published, rel=0.02)
+
+
+def test_a_transformer_without_heads_is_refused(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(_config(8, 2, 100, 0, 16)))
+    with pytest.raises(ConfigError, match="describes no transformer"):
+        read_model(tmp_path / "config.json")
+
+
+def test_experts_of_an_unknown_number_are_refused(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(_config(8, 2, 100, 2, 16, moe_intermediate_size=4)))
+    with pytest.raises(ConfigError, match="n_routed_experts"):
+        read_model(tmp_path / "config.json")
+
+
+@pytest.mark.parametrize("name", ["config.json", "gone.safetensors", "model.pt"])
+def test_files_that_describe_no_model_are_refused(tmp_path, name):
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ConfigError, match="model = "):
+        read_model(tmp_path / name)
+
+
+def test_the_configuration_of_a_run_gives_its_model_and_settings(tmp_path):
+    text = (
+        '[island]\ntask = "examples.numpy_task:task"\n[task]\nhidden = 32\n[aggregator]\nfragments = 2\nislands = 3\n'
+    )
+    (tmp_path / "config.toml").write_text(text)
+    model = read_model(tmp_path / "config.toml")
+    assert model.parameters == 32 * 32 + 32 + 32 * 16 + 16
+    assert model.defaults["fragments"] == 2
+    assert model.defaults["sites"] == 3
+    assert model.defaults["tokens_per_step"] == 64
