@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import correlation
@@ -44,6 +45,7 @@ class Gap:
         islands: Of both.
         parameters: Of the model.
         tokens: Of a whole run.
+        tokens_per_step: Of one island.
         course: (tokens, mean gap over seeds) at ``SHARES`` of the run, from the curves; none where a seed has none.
         found: Mean and interval of the last losses' differences, one for each seed.
     """
@@ -54,6 +56,7 @@ class Gap:
     islands: int
     parameters: int
     tokens: int
+    tokens_per_step: int
     course: tuple[tuple[float, float], ...]
     found: Interval
 
@@ -90,9 +93,15 @@ def _gaps(findings: Findings) -> Iterator[Gap]:
             islands=int(first.settings["islands"]),
             parameters=finding.parameters,
             tokens=first.tokens,
+            tokens_per_step=_per_step(first),
             course=_course(candidate, baseline),
             found=finding.found,
         )
+
+
+def _per_step(run: Record) -> int:
+    """Returns the tokens of one step of one island: all of them train, and in turn, so that it comes out whole."""
+    return round(run.tokens / (int(run.settings["steps"]) * int(run.settings["islands"])))
 
 
 def _runs(findings: Findings, finding: Finding, side: int) -> dict[int, Record]:
@@ -166,6 +175,7 @@ def _table(found: Sequence[Gap]) -> str:
                 str(each.islands),
                 count(each.parameters),
                 f"{each.tokens / each.parameters:.3g}",
+                f"{each.tokens_per_step:,}",
                 *(percent(way[k], 1) if k in way else "" for k in range(1, len(SHARES))),
                 gap(each.found),
                 str(each.found.count),
@@ -173,8 +183,8 @@ def _table(found: Sequence[Gap]) -> str:
             )
         )
     way_head = (">at 1/6 of the run", ">1/3", ">1/2", ">2/3", ">5/6")
-    head = ("experiment", ">islands", ">parameters", ">tokens per parameter", *way_head, ">end", ">seeds")
-    return table((*head, ">line through published gaps"), rows)
+    sizes = (">islands", ">parameters", ">tokens per parameter", ">per island and step")
+    return table(("experiment", *sizes, *way_head, ">end", ">seeds", ">line through published gaps"), rows)
 
 
 def _followed(each: Gap) -> str:
@@ -200,7 +210,8 @@ def _published() -> str:
 
 
 def _trends(found: Sequence[Gap]) -> list[str]:
-    """Slopes over both sizes, with a point for each experiment, and how much the two sizes say the same."""
+    """Slopes over both sizes, with a point for each experiment, how much the two say the same, and what is left of the
+    second where the first does not change."""
     lines = []
     for islands in sorted({each.islands for each in found}):
         ours = [each for each in found if each.islands == islands]
@@ -218,7 +229,22 @@ def _trends(found: Sequence[Gap]) -> list[str]:
             f"- {islands} islands: parameters and tokens per parameter correlate at {alike:+.2f} (logarithms), and "
             "experiments differ in more than these, so neither slope stands for its size alone"
         ]
+        lines += _within(islands, ours)
     return ["\n".join(lines)] if lines else []
+
+
+def _within(islands: int, ours: Sequence[Gap]) -> list[str]:
+    """The slope over tokens between experiments with the very same model: what else they differ in is how long they
+    train, and on how many tokens at a time."""
+    sizes = Counter(each.parameters for each in ours)
+    again = [each for each in ours if sizes[each.parameters] > 1]
+    seen = [each.tokens / each.parameters for each in again]
+    models = [each.parameters for each in again]
+    if len(again) < 3 or len(set(zip(models, seen, strict=True))) == len(set(models)):
+        return []
+    slope = trend(seen, [each.found.mean for each in again], models)
+    word = "tokens per parameter between experiments with the same model"
+    return [f"- {islands} islands, {len(again)} experiments: {points_per_tenfold(slope, word)}"]
 
 
 def _plot(found: Sequence[Gap]) -> bytes:

@@ -290,26 +290,34 @@ def survivors(records: Sequence[Record], keep: int) -> tuple[dict[str, object], 
 # --- trends -------------------------------------------------------------------------------------------------------
 
 
-def trend(sizes: Sequence[float], gaps: Sequence[float]) -> Interval:
+def trend(sizes: Sequence[float], gaps: Sequence[float], groups: Sequence[object] | None = None) -> Interval:
     """Returns the slope of a gap per tenfold of size, with its 95 % interval, by least squares on log10(size).
 
     Args:
         sizes: Parameters or tokens of each gap, above 0.
         gaps: Relative differences, independent of each other: one of each experiment, not one of each of its seeds,
             which share what that experiment does to a gap.
+        groups: What each gap shares with others beside the slope: every group has a level of its own, so only
+            differences within groups count. Default: all are of one group.
 
     Raises:
-        ValueError: All sizes are equal, so that there is no slope.
+        ValueError: All sizes of every group are equal, so that there is no slope.
     """
-    xs = [math.log10(size) for size in sizes]
-    n = len(xs)
-    x_mean, y_mean = math.fsum(xs) / n, math.fsum(gaps) / n
-    spread = math.fsum((x - x_mean) ** 2 for x in xs)
+    members: dict[object, list[tuple[float, float]]] = {}
+    for group, size, gap in zip(groups or [None] * len(sizes), sizes, gaps, strict=True):
+        members.setdefault(group, []).append((math.log10(size), gap))
+    points = [point for group in members.values() for point in _centred(group)]
+    spread = math.fsum(x * x for x, _ in points)
     if spread == 0:
         raise ValueError("a trend needs at least two sizes")
-    slope = math.fsum((x - x_mean) * (y - y_mean) for x, y in zip(xs, gaps, strict=True)) / spread
-    if n == 2:
-        return Interval(mean=slope, half_width=math.inf, count=n)
-    squares = math.fsum((y - y_mean - slope * (x - x_mean)) ** 2 for x, y in zip(xs, gaps, strict=True))
-    error = math.sqrt(squares / (n - 2) / spread)
-    return Interval(mean=slope, half_width=student_quantile(1 - ONE_SIDED, n - 2) * error, count=n)
+    slope = math.fsum(x * y for x, y in points) / spread
+    free = len(points) - len(members) - 1
+    if free < 1:
+        return Interval(mean=slope, half_width=math.inf, count=len(points))
+    error = math.sqrt(math.fsum((y - slope * x) ** 2 for x, y in points) / free / spread)
+    return Interval(mean=slope, half_width=student_quantile(1 - ONE_SIDED, free) * error, count=len(points))
+
+
+def _centred(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    x_mean, y_mean = (math.fsum(values) / len(points) for values in zip(*points, strict=True))
+    return [(x - x_mean, y - y_mean) for x, y in points]

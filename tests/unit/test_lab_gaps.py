@@ -85,11 +85,31 @@ def test_the_page_lists_gaps_by_mode_islands_and_size_with_their_trends():
     rows = [line.split("|") for line in text.splitlines() if line.startswith("| [")]
     assert [row[1].split("]")[0].strip(" [") for row in rows] == ["parity", "large", "largest"]
     assert [row[4].strip() for row in rows] == ["6", "0.6", "0.06"]
+    assert [row[5].strip() for row in rows] == ["2,000"] * 3
     assert "- 2 islands, 3 experiments: +4.00 ± 0.00 percentage points per tenfold of parameters" in text
     assert "- 2 islands, 3 experiments: -4.00 ± 0.00 percentage points per tenfold of tokens per parameter" in text
     assert "correlate at -1.00" in text
+    assert "with the same model" not in text
     assert "(results/gaps.svg)" in text
     ElementTree.fromstring(section.plots["gaps.svg"]())
+
+
+def test_experiments_with_the_same_model_say_what_tokens_do_alone():
+    def at(name, parameters, tokens, share):
+        shape = {"parameters": parameters, "tokens": tokens, "name": name}
+        return found_in([each for k in (0, 1) for each in pair(share, seed=k, **shape)], name)
+
+    # 4 points less per tenfold at either size, and another level at each.
+    found = [
+        at("a", 1_000_000, 6_000_000, 0.08),
+        at("b", 1_000_000, 60_000_000, 0.04),
+        at("c", 9_000_000, 6_000_000, 0.06),
+        at("d", 9_000_000, 60_000_000, 0.02),
+        at("e", 2_000_000, 6_000_000, 0.5),  # alone with its size: it says nothing
+    ]
+    (section,) = gaps.sections(found)
+    slope = "-4.00 ± 0.00 percentage points per tenfold of tokens per parameter between experiments with the same model"
+    assert f"- 2 islands, 4 experiments: {slope}" in section.body("results")
 
 
 def test_published_gaps_lie_about_a_line_over_the_logarithm_of_size():

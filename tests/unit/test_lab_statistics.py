@@ -279,6 +279,18 @@ def test_a_trend_by_hand():
     assert found.half_width == pytest.approx(12.7062 * math.sqrt(0.75), rel=1e-5)
 
 
+def test_groups_share_a_slope_and_have_levels_of_their_own():
+    # Within a: x = 0, 1; y = 0, 1. Within b: x = 1, 2, 3; y = 10, 9, 11. Centred: slope (1/2 + 1) / (1/2 + 2) = 0.6.
+    sizes, gaps, groups = [1, 10, 10, 100, 1000], [0.0, 1.0, 10.0, 9.0, 11.0], ["a", "a", "b", "b", "b"]
+    found = trend(sizes, gaps, groups)
+    assert found.mean == pytest.approx(0.6)
+    # Residuals -0.2, 0.2, 0.6, -1, 0.4: squares 1.6; 5 - 2 - 1 = 2 degrees: 4.302653 * sqrt(1.6 / 2 / 2.5)
+    assert found.half_width == pytest.approx(4.302653 * math.sqrt(0.32), rel=1e-5)
+    assert trend([1, 10, 10], [0.0, 1.0, 5.0], ["a", "a", "b"]).mean == pytest.approx(1.0)  # b alone says nothing
+    with pytest.raises(ValueError, match="two sizes"):
+        trend([1, 10], [0.0, 1.0], ["a", "b"])
+
+
 def test_two_points_have_a_slope_without_an_interval_and_one_size_has_none():
     assert trend([10, 1000], [0.0, 1.0]).half_width == math.inf
     with pytest.raises(ValueError, match="two sizes"):
