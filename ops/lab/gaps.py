@@ -24,6 +24,9 @@ from ops.lab.results import Section
 from ops.lab.settings import Mode
 from ops.lab.statistics import Interval, trend
 
+#: Tokens per parameter from which on a run is about as long as published ones, which have 20 to 25.
+LONG_ENOUGH = 15
+
 #: Parts of a run at which gaps are shown.
 SHARES = (1 / 6, 1 / 3, 1 / 2, 2 / 3, 5 / 6, 1.0)
 
@@ -161,7 +164,7 @@ def _body(found: Sequence[Gap], file: str) -> str:
         if ours:
             parts += [f"**To {name}**", _table(ours), *_trends(ours)]
         if ours and mode is Mode.DATA_PARALLEL:
-            parts += [_published()]
+            parts += [_published(ours)]
     return "\n\n".join([*parts, f"![gaps over tokens per parameter]({file})"])
 
 
@@ -192,7 +195,7 @@ def _followed(each: Gap) -> str:
     return "" if line is None else percent(line.at(each.parameters), 1)
 
 
-def _published() -> str:
+def _published(ours: Sequence[Gap]) -> str:
     sizes = published.DATA_PARALLEL
     lines = [(islands, published.line(islands)) for islands in published.DILOCO]
     slopes = "\n".join(
@@ -205,8 +208,22 @@ def _published() -> str:
         "down to our sizes along a line over the logarithm of size. That is far from where they were measured: it says "
         "what size alone would make of them, and no more. They are from the paper on Streaming DiLoCo with H = 30, for "
         "two islands its DiLoCo, for four its Streaming DiLoCo with 4 bits; its losses have two decimals, which leaves "
-        f"up to {100 * published.ROUNDING:.1f} points in a gap.\n\n{slopes}"
+        f"up to {100 * published.ROUNDING:.1f} points in a gap.\n\n{slopes}{_below(ours)}"
     )
+
+
+def _below(ours: Sequence[Gap]) -> str:
+    """How many gaps of runs as long as the published ones lie below the line through those."""
+    lines = []
+    for islands in published.DILOCO:
+        line = published.line(islands)
+        alike = [g for g in ours if g.islands == islands and g.tokens / g.parameters >= LONG_ENOUGH]
+        if line is None or not alike:
+            continue
+        below = sum(each.found.mean < line.at(each.parameters) for each in alike)
+        runs = f"experiments with {LONG_ENOUGH} tokens per parameter or more"
+        lines.append(f"\n- {islands} islands, {runs}: the mean gap is below that line in {below} of {len(alike)}")
+    return "".join(lines)
 
 
 def _trends(found: Sequence[Gap]) -> list[str]:

@@ -128,6 +128,21 @@ def test_gaps_to_data_parallel_training_stand_beside_the_published_line():
     assert [row[-2].strip() for row in rows] == ["+1.7 %", "-"]
 
 
+def test_runs_as_long_as_published_ones_are_counted_below_the_line_through_those():
+    # 20 tokens per parameter; at 1 M parameters the line of two islands is at +1.7 %.
+    def long(name, share, tokens=20_000_000):
+        return found_in(pair(share, tokens=tokens, name=name), name)
+
+    (section,) = gaps.sections([long("below", 0.01), long("above", 0.02), long("short", 0.01, tokens=6_000_000)])
+    text = section.body("results")
+    assert (
+        "- 2 islands, experiments with 15 tokens per parameter or more: the mean gap is below that line in 1 of 2"
+        in text
+    )
+    (section,) = gaps.sections([long("short", 0.01, tokens=6_000_000)])
+    assert "tokens per parameter or more" not in section.body("results")
+
+
 def test_the_report_has_it_with_its_plot():
     experiment = FakeExperiment(comparisons=(comparison_of(CLAIM),))
     made = report.build([experiment], pair(0.01), folder="results")
