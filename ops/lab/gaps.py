@@ -64,6 +64,11 @@ class Gap:
     found: Interval
 
     @property
+    def tokens_per_parameter(self) -> float:
+        """Of a whole run."""
+        return self.tokens / self.parameters
+
+    @property
     def name(self) -> str:
         """Of its line in a plot."""
         return ", ".join(part for part in (self.experiment, self.where, count(self.parameters)) if part)
@@ -103,7 +108,7 @@ def _gaps(findings: Findings) -> Iterator[Gap]:
 
 
 def _per_step(run: Record) -> int:
-    """Returns the tokens of one step of one island: all of them train, and in turn, so that it comes out whole."""
+    """Returns the tokens of one step of one island, from what all of them trained within a step or two."""
     return round(run.tokens / (int(run.settings["steps"]) * int(run.settings["islands"])))
 
 
@@ -177,7 +182,7 @@ def _table(found: Sequence[Gap]) -> str:
                 f"[{each.experiment}]({anchor(each.experiment)}) {each.where}",
                 str(each.islands),
                 count(each.parameters),
-                f"{each.tokens / each.parameters:.3g}",
+                f"{each.tokens_per_parameter:.3g}",
                 f"{each.tokens_per_step:,}",
                 *(percent(way[k], 1) if k in way else "" for k in range(1, len(SHARES))),
                 gap(each.found),
@@ -217,7 +222,7 @@ def _below(ours: Sequence[Gap]) -> str:
     lines = []
     for islands in published.DILOCO:
         line = published.line(islands)
-        alike = [g for g in ours if g.islands == islands and g.tokens / g.parameters >= LONG_ENOUGH]
+        alike = [g for g in ours if g.islands == islands and g.tokens_per_parameter >= LONG_ENOUGH]
         if line is None or not alike:
             continue
         below = sum(each.found.mean < line.at(each.parameters) for each in alike)
@@ -233,7 +238,7 @@ def _trends(found: Sequence[Gap]) -> list[str]:
     for islands in sorted({each.islands for each in found}):
         ours = [each for each in found if each.islands == islands]
         parameters: list[float] = [each.parameters for each in ours]
-        seen = [each.tokens / each.parameters for each in ours]
+        seen = [each.tokens_per_parameter for each in ours]
         if min(len(set(parameters)), len(set(seen))) < 3:
             continue
         means = [each.found.mean for each in ours]
@@ -255,7 +260,7 @@ def _within(islands: int, ours: Sequence[Gap]) -> list[str]:
     train, and on how many tokens at a time."""
     sizes = Counter(each.parameters for each in ours)
     again = [each for each in ours if sizes[each.parameters] > 1]
-    seen = [each.tokens / each.parameters for each in again]
+    seen = [each.tokens_per_parameter for each in again]
     models = [each.parameters for each in again]
     if len(again) < 3 or len(set(zip(models, seen, strict=True))) == len(set(models)):
         return []
@@ -270,6 +275,6 @@ def _plot(found: Sequence[Gap]) -> bytes:
         lines = panels.setdefault(f"to {_NAMES[each.baseline]}, {each.islands} islands", {})
         lines[each.name] = plots.GapLine(
             way=[(n / each.parameters, difference) for n, difference in each.course if n < each.tokens],
-            end=(each.tokens / each.parameters, each.found),
+            end=(each.tokens_per_parameter, each.found),
         )
     return plots.gap_against_tokens(panels)
