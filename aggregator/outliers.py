@@ -19,8 +19,8 @@ of one fragment differ by factors. Only long ones are refused. A short one is ha
   learning rate and little is known: ten times the factor is allowed, against the lower median of what is known and what
   the *other* islands of the same round sent. Who has nothing to be compared with is measured against version 0:
   ``factor`` times the length of the parameters themselves, or of as many average parameters if those are zero. So may
-  be who has only much shorter ranges to be compared with, since the first steps of all are taken at a hundredth of the
-  learning rate that follows.
+  be whom that lower median compares with a much shorter range, since the first steps of all are taken at a hundredth of
+  the learning rate that follows.
 * **The fleet is right.** Judged when the round closes, with everybody's contribution on the table. If more than half of
   the islands that are there to be counted send too much, the times have changed and not the islands: their
   contributions are shortened to the limit, and the statistics start again from what they sent. Votes of several rounds
@@ -148,7 +148,7 @@ class FragmentNorms:
         stretch = math.log(WARM_UP_FACTORS * factor)
         by_length = factor * length if length else math.inf
         limits = []
-        references: dict[str, tuple[float, float, int]] = {}
+        references: dict[str, tuple[_Known, float] | None] = {}
         round_ = [(sample.island_id, _known(sample)) for sample in samples if sample.norm]
         many = len({island_id for island_id, _ in round_}) > MANY
         for sample in samples:
@@ -156,14 +156,13 @@ class FragmentNorms:
             apart = "" if many else sample.island_id
             if apart not in references:
                 known = [*self._known, *(each for island_id, each in round_ if island_id != apart)]
-                references[apart] = (
-                    median_low(each.log_rate for each in known) if known else -math.inf,
-                    median(each.steps for each in known) if known else 0,
-                    max((each.steps for each in known), default=0),
-                )
-            log_rate, steps, longest = references[apart]
-            limit = _allowed(log_rate + stretch, steps, sample.steps) if longest else 0.0
-            limits.append(limit if longest >= COMPARABLE * sample.steps else max(limit, by_length))
+                references[apart] = (median_low(known), median(each.steps for each in known)) if known else None
+            if (reference := references[apart]) is None:
+                limits.append(by_length)
+                continue
+            slow, usual_steps = reference
+            limit = _allowed(slow.log_rate + stretch, usual_steps, sample.steps)
+            limits.append(limit if slow.steps >= COMPARABLE * sample.steps else max(limit, by_length))
         return limits
 
     def _learn(self, samples: Sequence[Sample]) -> None:

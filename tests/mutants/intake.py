@@ -345,6 +345,17 @@ MUTANTS = (
         tests=(T_OUTLIERS + "test_who_is_alone_before_anything_is_known_is_measured_against_version_0",),
     ),
     Mutant(
+        what="who has trained for a while is refused for a newcomer's first step",
+        invariant=9,
+        file=OUTLIERS,
+        old="            limits.append(limit if slow.steps >= COMPARABLE * sample.steps else max(limit, by_length))",
+        new="            limits.append(limit)",
+        tests=(
+            T_OUTLIERS + "test_the_very_first_step_of_a_newcomer_condemns_nobody_who_has_trained_for_a_while",
+            T_OUTLIERS + "test_nor_does_it_beside_what_is_known_of_one_other_range",
+        ),
+    ),
+    Mutant(
         what="nobody is ever quarantined",
         invariant=9,
         file=QUARANTINE,

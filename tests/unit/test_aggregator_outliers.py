@@ -221,6 +221,17 @@ def test_the_very_first_step_of_a_newcomer_condemns_nobody_who_has_trained_for_a
     assert norms.judge([liar], [*fleet, "third"], 10.0, length=8.7)[0].refused
 
 
+def test_nor_does_it_beside_what_is_known_of_one_other_range():
+    """Seen where one island had to compile first: of two rates known the lower median takes the newcomer's step."""
+    norms = FragmentNorms(seed_norm=8.7)
+    fleet = ["early", "late"]
+    assert_let_in(norms.judge([Sample(island_id="early", norm=0.87, steps=57)], fleet, 10.0, length=8.7))
+    late = Sample(island_id="late", norm=0.000128, steps=1)
+    assert_let_in(norms.judge([late, Sample(island_id="early", norm=0.35, steps=23)], fleet, 10.0, length=8.7))
+    liar = Sample(island_id="early", norm=350.0, steps=23)
+    assert norms.judge([liar], [*fleet, "third"], 10.0, length=8.7)[0].refused
+
+
 def test_much_shorter_ranges_take_nothing_from_what_a_long_one_may_be():
     norms = FragmentNorms(seed_norm=51.6)
     samples = [Sample(island_id=name, norm=float(n), steps=n) for name, n in (("a", 8), ("b", 4), ("c", 746))]

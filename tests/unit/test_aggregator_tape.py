@@ -20,7 +20,7 @@ from aggregator.events import (
     Stop,
     Tick,
 )
-from aggregator.tape import Tape, event_line, note_line, read_event, read_lines, read_start, start_line
+from aggregator.tape import FORMAT, Tape, event_line, note_line, read_event, read_lines, read_start, start_line
 from broker import messages as m
 from broker.errors import ConfigError
 from broker.fragments import Kind, TensorSpec
@@ -129,7 +129,7 @@ def test_a_core_made_from_a_first_line_decides_as_the_first_one_did(tmp_path):
 
 
 def test_a_tape_of_another_format_is_refused_with_a_cure():
-    with pytest.raises(ConfigError, match="tape = 99: this program reads format 2"):
+    with pytest.raises(ConfigError, match=f"tape = 99: this program reads format {FORMAT}"):
         read_start({"tape": 99})
 
 
