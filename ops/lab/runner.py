@@ -15,9 +15,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ops.lab import archive
+from ops.lab import archive, progress
 from ops.lab.cells import label
 from ops.lab.experiment import Experiment
+from ops.lab.progress import SPEAK_EVERY_S, duration
 from ops.lab.records import Record, Stage
 from ops.lab.schedule import Run, agenda, current, estimate_s
 from ops.lab.settings import resolved
@@ -38,6 +39,8 @@ class _Running:
     run: Run
     child: Child
     slot: int
+    points: int = 0  # of its loss curve, when it was last spoken of
+    spoken_s: float = 0.0  # after its beginning
 
 
 @dataclass(slots=True)
@@ -97,6 +100,7 @@ class Runner:
                     over = self._over(records, began_s) if due else ""
                     if not over:
                         self._start(due, Path(scratch))
+                    self._say_progress(Path(scratch))
                     if not self._running:
                         self._say_end(over, len(left.due) + left.later)
                         return not left.due and not left.later
@@ -128,13 +132,15 @@ class Runner:
                 "fields": dict(run.fields),
             }
             (scratch / f"{name}.job").write_text(json.dumps(job))
-            (scratch / f"{name}.json").unlink(missing_ok=True)
+            for left_over in ("json", "progress", "log"):
+                (scratch / f"{name}.{left_over}").unlink(missing_ok=True)
             command = [
                 sys.executable,
                 "-m",
                 "ops.lab.worker",
                 str(scratch / f"{name}.job"),
                 str(scratch / f"{name}.json"),
+                str(scratch / f"{name}.progress"),
             ]
             processors = sorted(os.sched_getaffinity(0))
             spec = ProcessSpec(
@@ -143,7 +149,6 @@ class Runner:
                 environment=_environment(self.accelerator),
                 cpus=() if self.accelerator else (processors[slot % len(processors)],),
             )
-            (scratch / f"{name}.log").unlink(missing_ok=True)
             child = Child(spec, scratch / f"{name}.log", now_s=time.monotonic())
             self._running.append(_Running(run=run, child=child, slot=slot))
             self.say(f"{_name(run)}: begins")
@@ -175,6 +180,16 @@ class Runner:
             bounds = f"{self.jobs} at a time, {self.experiment.budget_minutes:.0f} processor minutes at most"
             self.say(f"{self.experiment.name}: {due} runs due{rest}; {bounds}")
 
+    def _say_progress(self, scratch: Path) -> None:
+        for each in self._running:
+            elapsed_s = time.monotonic() - each.child.started_s
+            if elapsed_s - each.spoken_s < SPEAK_EVERY_S:
+                continue
+            reached = progress.latest(scratch / f"run-{each.slot}.progress")
+            if reached is not None and reached.points > each.points:
+                each.points, each.spoken_s = reached.points, elapsed_s
+                self.say(f"{_name(each.run)}: {reached.sentence(elapsed_s)}")
+
     def _say_done(self, record: Record, each: _Running, records: Sequence[Record]) -> None:
         left = agenda(self.experiment, records)
         busy = [other.run for other in self._running]
@@ -182,7 +197,7 @@ class Runner:
         times = [estimate_s(run, records) for run in (*waiting, *busy)]
         left_s = sum(time_s for time_s in times if time_s is not None) / self.jobs
         loss = "diverged" if record.diverged else f"loss {record.loss:.4f}"
-        rest = f"{len(waiting) + len(busy)} to go, about {_duration(left_s)}"
+        rest = f"{len(waiting) + len(busy)} to go, about {duration(left_s)}"
         if left.later:
             rest += f", then {left.later} that wait for a tuned rate"
         self.say(f"{_name(each.run)}: {loss} in {record.wall_s:.0f} s; {rest}")
@@ -216,9 +231,3 @@ def _environment(accelerator: bool) -> dict[str, str]:
 def _name(run: Run) -> str:
     stage = "tuning " if run.stage is Stage.TUNE else ""
     return f"{run.experiment}: {stage}{label(run.fields)}, seed {run.seed}"
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -7,7 +7,7 @@ import inspect
 import math
 import platform
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
@@ -20,6 +20,7 @@ from islands.tree import flatten
 from ops import cli
 from ops.lab import decoupled, lockstep
 from ops.lab.outcome import Outcome
+from ops.lab.progress import Progress
 from ops.lab.records import Record, Stage
 from ops.lab.settings import CellSettings, Mode, key_of, resolved
 
@@ -31,6 +32,7 @@ def run_cell(
     experiment: str = "",
     stage: Stage = Stage.FINAL,
     fields: Mapping[str, Any] | None = None,
+    watch: Callable[[Progress], None] = lambda _: None,
 ) -> Record:
     """Trains one cell and returns what is to be remembered of it.
 
@@ -42,6 +44,7 @@ def run_cell(
         experiment: For the record.
         stage: For the record.
         fields: The settings in which the cells of the experiment differ, for the record.
+        watch: Called at every point of the loss curve but the last.
 
     Raises:
         ConfigError: The task cannot be loaded, or refuses an option.
@@ -49,7 +52,15 @@ def run_cell(
     began_s = time.perf_counter()
     task = load_task(cell.task, _options(cell, cell.held_out_sequences))
     quick = load_task(cell.task, _options(cell, cell.curve_sequences))
-    judge = quick.evaluate
+    points = 0
+
+    def judge(params: Params) -> float:
+        nonlocal points
+        points += 1
+        loss = quick.evaluate(params)
+        watch(Progress(points=points, of=cell.evaluations, loss=loss))
+        return loss
+
     outcome = (
         decoupled.run(task, cell, seed, judge, _together(task.init(seed)[0]))
         if cell.mode is Mode.DECOUPLED
@@ -57,7 +68,7 @@ def run_cell(
     )
     loss, loss_se, sequences = _judged(task, outcome.params)
     # On the same sequences as the points before it: the loss of the record is of more.
-    last = (float(outcome.tokens), round(outcome.virtual_s, 3), judge(outcome.params))
+    last = (float(outcome.tokens), round(outcome.virtual_s, 3), quick.evaluate(outcome.params))
     return Record(
         experiment=experiment,
         stage=stage,

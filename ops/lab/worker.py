@@ -1,4 +1,6 @@
-"""One run in a process of its own: ``python -m ops.lab.worker JOB RESULT``; settings in, record out, both as JSON.
+"""One run in a process of its own: ``python -m ops.lab.worker JOB RESULT PROGRESS``.
+
+Settings in, record out, both as JSON; how far it is in between is in the third file (:mod:`ops.lab.progress`).
 
 A process per run costs two seconds, and buys that no run can disturb another: not its memory, not its threads, not by
 crashing.
@@ -8,6 +10,7 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ from typing import Any
 def main(arguments: list[str]) -> int:
     """Runs the job; 2 if its settings are wrong."""
     from broker.errors import ConfigError
+    from ops.lab import progress
     from ops.lab.records import Stage
     from ops.lab.running import run_cell
     from ops.lab.settings import cell_settings
@@ -27,6 +31,7 @@ def main(arguments: list[str]) -> int:
             experiment=job["experiment"],
             stage=Stage(job["stage"]),
             fields=job["fields"],
+            watch=partial(progress.note, Path(arguments[2])),
         )
     except ConfigError as err:
         print(err, file=sys.stderr)

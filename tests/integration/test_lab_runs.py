@@ -1,6 +1,7 @@
 """The laboratory's command with real processes: run, killed, gone on with, reported."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -8,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from ops.lab import archive
+from broker.signals import Interrupted
+from ops.lab import archive, runner
+from ops.lab.experiment import load
 from tests.local_run import descendants, is_alive, wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -170,3 +173,19 @@ def test_nothing_is_left_running_when_the_laboratory_is_killed(experiment, tmp_p
         process.kill()
         process.wait()
     wait_for(lambda: not any(map(is_alive, children)), "end of the runs", within_s=30.0)
+
+
+def test_a_long_run_says_how_far_it_is(experiment, tmp_path, monkeypatch):
+    monkeypatch.setattr(runner, "SPEAK_EVERY_S", 0.5)
+    experiment.write_text(EXPERIMENT.replace("steps = 60", "steps = 20000\nevaluations = 2000"))
+    said = []
+
+    def check():
+        if any("so far" in line for line in said):
+            raise Interrupted(signal.SIGINT)
+
+    running = runner.Runner(experiment=load(experiment), directory=tmp_path / "records", jobs=1, say=said.append)
+    with pytest.raises(Interrupted):
+        running.run(check)
+    (line,) = (line for line in said if "so far" in line)
+    assert re.fullmatch(r"stopped: .*, seed 0: \d+ % in \d+ s, loss \d\.\d{4} so far; about \d+ (s|min) to go", line)

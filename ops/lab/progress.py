@@ -1,0 +1,56 @@
+"""What a run says of itself while it goes on: a line in a file for every point of its loss curve.
+
+The laboratory reads it, since a run of half an hour that says nothing looks like one that hangs.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+#: Between two lines of one run, and from its beginning to the first.
+SPEAK_EVERY_S = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How far a run has come.
+
+    Attributes:
+        points: Of its loss curve, that are there.
+        of: Points, the last one included.
+        loss: At the latest of them; of fewer sequences than the loss of the record.
+    """
+
+    points: int
+    of: int
+    loss: float
+
+    def sentence(self, elapsed_s: float) -> str:
+        """Says it, with what is left if the rest takes as long as what is done."""
+        left_s = elapsed_s * (self.of - self.points) / self.points
+        share = f"{100 * self.points / self.of:.0f} % in {duration(elapsed_s)}"
+        return f"{share}, loss {self.loss:.4f} so far; about {duration(left_s)} to go"
+
+
+def note(path: Path, progress: Progress) -> None:
+    """Adds a line."""
+    with path.open("a") as file:
+        file.write(f"{json.dumps(asdict(progress))}\n")
+
+
+def latest(path: Path) -> Progress | None:
+    """Returns what was noted last; None before the first point. A line that is being written does not count."""
+    try:
+        lines = path.read_text().rpartition("\n")[0].splitlines()
+    except FileNotFoundError:
+        return None
+    return Progress(**json.loads(lines[-1])) if lines else None
+
+
+def duration(seconds: float) -> str:
+    """Returns it in a unit that suits it: ``45 s``, ``12 min``, ``2.5 h``."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -1,0 +1,41 @@
+"""What a long run says of itself on the way."""
+
+import pytest
+
+from ops.lab.progress import Progress, duration, latest, note
+from ops.lab.running import run_cell
+from ops.lab.settings import cell_settings
+
+
+def test_nothing_is_known_before_the_first_point(tmp_path):
+    assert latest(tmp_path / "run.progress") is None
+
+
+def test_the_last_whole_line_counts(tmp_path):
+    path = tmp_path / "run.progress"
+    for points in (1, 2):
+        note(path, Progress(points=points, of=6, loss=1.5))
+    assert latest(path) == Progress(points=2, of=6, loss=1.5)
+    with path.open("a") as file:
+        file.write('{"points": 3, "of"')
+    assert latest(path) == Progress(points=2, of=6, loss=1.5)
+
+
+def test_a_sentence_says_what_is_left_at_the_pace_so_far():
+    assert Progress(points=2, of=6, loss=1.52).sentence(600) == "33 % in 10 min, loss 1.5200 so far; about 20 min to go"
+
+
+@pytest.mark.parametrize(("seconds", "words"), [(89, "89 s"), (90, "2 min"), (5399, "90 min"), (9000, "2.5 h")])
+def test_a_duration_has_a_unit_that_suits_it(seconds, words):
+    assert duration(seconds) == words
+
+
+@pytest.mark.parametrize("mode", ["decoupled", "diloco", "data-parallel"])
+def test_a_run_tells_every_point_of_its_curve_but_the_last(mode):
+    cell = cell_settings(
+        {"task": "examples.numpy_task:task", "mode": mode, "steps": 24, "fragments": 2, "sync_interval": 4}
+    )
+    told = []
+    record = run_cell(cell, 0, watch=told.append)
+    assert [(each.points, each.of) for each in told] == [(n, cell.evaluations) for n in range(1, cell.evaluations)]
+    assert [each.loss for each in told] == [loss for _, _, loss in record.curve[:-1]]
