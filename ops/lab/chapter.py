@@ -197,8 +197,11 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def told_verdict(finding: Finding) -> str:
-    """Returns a verdict in bold, with its reason if it has one of its own."""
-    return f"**{finding.verdict}**" + (f": {finding.reason}" if finding.reason else "")
+    """Returns a verdict in bold, with its reason if it has one of its own, and what makes its interval doubtful."""
+    told = f"**{finding.verdict}**" + (f": {finding.reason}" if finding.reason else "")
+    if 0 < finding.same < len(finding.differences):
+        told += f" ({finding.same} of {len(finding.differences)} pairs are identical runs: the interval says little)"
+    return told
 
 
 def _verdicts(found: Sequence[Finding]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from typing import Any
 
 from broker.errors import ConfigError
@@ -14,8 +15,15 @@ from ops.lab.curves import ExtraTokens, extra_tokens
 from ops.lab.records import Record, Stage
 from ops.lab.statistics import ONE_SIDED, Interval, Kind, Verdict, holm, interval, judge, p_better, paired_differences
 
-#: Runs of a pair may differ in trained tokens by this share: islands end when they hear of it, not at a given step.
-EQUAL_TOKENS = 0.01
+#: Runs of a pair may differ by this share in what is to be equal: islands end when they hear of it, not at a step.
+TOLERANCE = 0.01
+
+
+class Equal(StrEnum):
+    """What the runs of a pair have in common."""
+
+    TOKENS = "tokens"  # trained, by all islands together
+    TIME = "time"  # virtual
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,10 +38,12 @@ class Comparison:
         margin: Of candidate / baseline - 1: what still counts as equal, or has to be gained to count as better.
         by: Fields to list verdicts by. There is a verdict for each of their values, and for each value of any other
             field in which cells of the candidate differ.
+        equal: What runs of a pair must have in common for a verdict.
         ignore: Fields in which candidate and baseline may differ: rates that were tuned for each.
         published: What was published for candidate / baseline - 1.
         source: Where.
         why: What is known of the reason where we differ from that.
+        target: What the project set out to show, in the words that all claims of that target share; empty if none.
     """
 
     claim: str
@@ -41,11 +51,13 @@ class Comparison:
     baseline: Mapping[str, Any]
     kind: Kind
     margin: float = 0.0
+    equal: Equal = Equal.TOKENS
     by: tuple[str, ...] = ()
     ignore: tuple[str, ...] = ()
     published: float | None = None
     source: str = ""
     why: str = ""
+    target: str = ""
 
     def __post_init__(self) -> None:
         if not self.claim.strip():
@@ -114,6 +126,11 @@ class Finding:
     extra: Mapping[int, ExtraTokens | None] = field(default_factory=dict)
     cells: tuple[Cell, ...] = ()
     seeds: tuple[int, ...] = ()
+
+    @property
+    def same(self) -> int:
+        """Pairs whose runs came out the same to the last bit."""
+        return sum(not difference for difference in self.differences.values())
 
 
 def findings(comparisons: Iterable[Comparison], records: Sequence[Record]) -> tuple[Finding, ...]:
@@ -186,8 +203,10 @@ def _judged(
     finding = replace(finding, seeds=both, cells=(candidates[0].cell, baselines[0].cell))
     if any(ours[seed].corpus != theirs[seed].corpus for seed in ours.keys() & theirs.keys()):
         return replace(finding, reason="candidate and baseline saw different corpora")
-    if any(abs(ours[seed].tokens / theirs[seed].tokens - 1) > EQUAL_TOKENS for seed in both if theirs[seed].tokens):
-        return replace(finding, reason=f"trained tokens differ by more than {100 * EQUAL_TOKENS:g} %")
+    spent = ([_spent(runs[seed], comparison.equal) for seed in both] for runs in (ours, theirs))
+    if any(abs(mine / other - 1) > TOLERANCE for mine, other in zip(*spent, strict=True) if other):
+        what = "trained tokens differ" if comparison.equal is Equal.TOKENS else "virtual times differ"
+        return replace(finding, reason=f"{what} by more than {100 * TOLERANCE:g} %")
     if diverged := sorted(seed for seed in ours if ours[seed].diverged):
         seeds_text = ", ".join(map(str, diverged))
         sound = any(seed in theirs and not theirs[seed].diverged for seed in diverged)
@@ -200,7 +219,8 @@ def _judged(
         return replace(finding, reason=reason or "no seed was run for both")
     differences = paired_differences({s: ours[s].loss for s in pairs}, {s: theirs[s].loss for s in pairs})
     found = interval(tuple(differences.values()))
-    tested = comparison.kind is Kind.BETTER and len(pairs) > 1
+    identical = len(pairs) > 1 and not any(differences.values())
+    tested = comparison.kind is Kind.BETTER and len(pairs) > 1 and not identical
     return replace(
         finding,
         differences=differences,
@@ -209,10 +229,18 @@ def _judged(
         parameters=ours[pairs[0]].parameters,
         found=found,
         p_value=p_better(tuple(differences.values()), comparison.margin) if tested else None,
-        verdict=judge(found, comparison.kind, comparison.margin),
+        verdict=Verdict.IDENTICAL if identical else judge(found, comparison.kind, comparison.margin),
         reason=reason or ("one seed decides nothing" if len(pairs) == 1 else ""),
-        extra={s: _extra(ours[s], theirs[s]) for s in pairs if ours[s].curve and theirs[s].curve},
+        extra={
+            s: _extra(ours[s], theirs[s])
+            for s in pairs
+            if comparison.equal is Equal.TOKENS and ours[s].curve and theirs[s].curve
+        },
     )
+
+
+def _spent(record: Record, what: Equal) -> float:
+    return record.tokens if what is Equal.TOKENS else record.virtual_s
 
 
 def _extra(candidate: Record, baseline: Record) -> ExtraTokens | None:

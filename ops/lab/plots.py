@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ops.lab.canvas import COLOURS, PANEL, colour, drawing, legend, style_of, svg
-from ops.lab.comparisons import EQUAL_TOKENS
+from ops.lab.comparisons import TOLERANCE
 from ops.lab.records import Record
 from ops.lab.statistics import Interval
 
@@ -77,7 +77,7 @@ def loss_by_cell(series: Series) -> bytes:
                     by_seed.setdefault(record.seed, []).append((record, row))
         for points in by_seed.values():
             for (one, upper), (other, lower) in itertools.pairwise(points):
-                if abs(one.tokens / other.tokens - 1) < EQUAL_TOKENS:
+                if abs(one.tokens / other.tokens - 1) < TOLERANCE:
                     axes.plot([one.loss, other.loss], [upper, lower], color="#bbbbbb", linewidth=0.7)
         for row, records in enumerate(series.values()):
             losses = [record.loss for record in records if not record.diverged]

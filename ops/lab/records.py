@@ -191,6 +191,15 @@ def newest(records: Iterable[Record]) -> tuple[Record, ...]:
     return tuple(kept.values())
 
 
+def independent(records: Iterable[Record]) -> tuple[Record, ...]:
+    """Returns every run once: a record that was taken over from another experiment tells of the same one.
+
+    Two runs of the same settings may agree in every figure, but hardly in the time they took.
+    """
+    runs = {(record.key, record.code, record.wall_s, record.train_s): record for record in reversed(list(records))}
+    return tuple(reversed(runs.values()))
+
+
 def _finite(value: Any) -> Any:
     match value:
         case float():

@@ -37,6 +37,7 @@ class Verdict(StrEnum):
     HOLDS = "holds"
     FAILS = "fails"
     INCONCLUSIVE = "inconclusive"
+    IDENTICAL = "identical"  # what was compared changed nothing, so nothing was tested
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -121,7 +121,7 @@ def test_cells_that_differ_in_what_by_does_not_name_get_verdicts_of_their_own():
 def test_tuned_rates_may_differ_but_other_fields_must_match():
     records = [
         *(record(3.0, seed=seed, mode="diloco", islands=4, task__learning_rate=0.001) for seed in SEEDS),
-        *(record(3.0, seed=seed, mode="decoupled", islands=4, task__learning_rate=0.004) for seed in SEEDS),
+        *(record(3.001, seed=seed, mode="decoupled", islands=4, task__learning_rate=0.004) for seed in SEEDS),
     ]
     assert only(TABLE, records).verdict is Verdict.HOLDS
     strict = only(TABLE | {"ignore": []}, records)
@@ -130,14 +130,14 @@ def test_tuned_rates_may_differ_but_other_fields_must_match():
 
 def test_a_baseline_that_lacks_a_field_serves_for_all_of_its_values():
     parallel = [record(3.0, seed=seed, mode="data-parallel") for seed in SEEDS]
-    ours = [record(3.0, seed=seed, mode="decoupled", islands=m) for seed in SEEDS for m in (2, 8)]
+    ours = [record(3.001, seed=seed, mode="decoupled", islands=m) for seed in SEEDS for m in (2, 8)]
     found = findings([comparison_of(TABLE | {"baseline": {"mode": "data-parallel"}})], [*parallel, *ours])
     assert [each.verdict for each in found] == [Verdict.HOLDS, Verdict.HOLDS]
 
 
 def test_what_a_baseline_fixes_for_itself_need_not_match():
     parallel = [record(3.0, seed=seed, mode="data-parallel", islands=1) for seed in SEEDS]
-    ours = [record(3.0, seed=seed, mode="decoupled", islands=m) for seed in SEEDS for m in (2, 8)]
+    ours = [record(3.001, seed=seed, mode="decoupled", islands=m) for seed in SEEDS for m in (2, 8)]
     selection = {"baseline": {"mode": "data-parallel", "islands": 1}}
     found = findings([comparison_of(TABLE | selection)], [*parallel, *ours])
     assert [each.name for each in found] == ["islands 2", "islands 8"]
@@ -218,6 +218,18 @@ def test_better_claims_of_one_experiment_are_corrected_together():
     # Claims of other kinds are no part of the family.
     mixed = findings([comparison_of(better), comparison_of(TABLE)], alone)
     assert [each.verdict for each in mixed] == [Verdict.HOLDS, Verdict.HOLDS]
+
+
+def test_runs_are_compared_in_equal_time_where_that_is_asked_for():
+    rows = [
+        replace(each, tokens=2 * each.tokens) if each.cell["mode"] == "decoupled" else each
+        for each in pairs(-0.02, islands=4)
+    ]
+    assert only(TABLE, rows).reason == "trained tokens differ by more than 1 %"
+    found = only(TABLE | {"equal": "time"}, rows)
+    assert (found.verdict, found.extra) == (Verdict.HOLDS, {})
+    late = [replace(each, virtual_s=1600.0) if each.cell["mode"] == "decoupled" else each for each in rows]
+    assert only(TABLE | {"equal": "time"}, late).reason == "virtual times differ by more than 1 %"
 
 
 def test_extra_tokens_follow_from_the_curves():
@@ -467,11 +479,37 @@ def test_a_reason_stands_beside_the_published_figure_unless_the_claim_holds():
 
 def test_runs_that_came_out_identical_are_called_so():
     text = page([record(3.0, seed=s, mode=mode, islands=2) for s in SEEDS for mode in ("diloco", "decoupled")])
-    assert "In 1 of them what was compared made no difference at all: the runs are identical." in text
-    assert "| none: identical runs | 3 |" in text
+    assert "Of 1 claims tested in 6 runs: 1 **identical**." in text
+    assert "| none: identical runs | 3 | **identical** |" in text
 
 
-@pytest.mark.parametrize(("share", "seeds"), [(0.0, 18), (0.02, 18), (0.009, "1000 or more")])
+def test_an_interval_over_some_identical_runs_is_doubted():
+    rows = pairs(0.0, islands=4, spread=0.0)
+    rows[-1] = replace(rows[-1], loss=rows[-1].loss * 1.001)
+    found = only(TABLE, rows)
+    assert (found.same, found.verdict) == (2, Verdict.HOLDS)
+    assert "**holds** (2 of 3 pairs are identical runs: the interval says little)" in page(rows)
+
+
+def test_identical_runs_are_no_member_of_the_family_that_is_corrected():
+    (found,) = findings([comparison_of(TABLE | {"kind": "better"})], pairs(0.0, islands=4, spread=0.0))
+    assert (found.verdict, found.p_value) == (Verdict.IDENTICAL, None)
+
+
+def test_intervals_wider_than_the_margin_are_counted():
+    assert "In 1 the interval is still wider than the margin" in page(pairs(0.0, islands=4, spread=0.02))
+    assert "wider than the margin, with" not in page(pairs(0.0, islands=4))
+
+
+def test_targets_stand_together_with_the_ends_of_what_was_found():
+    claims = (comparison_of(TABLE | {"target": "Within 1 % of synchronous DiLoCo"}),)
+    text = page([*pairs(0.002, islands=2), *pairs(0.05, islands=4)], comparisons=claims)
+    row = next(line for line in text.splitlines() if line.startswith("| Within 1 % of"))
+    assert "| 1 **fails**, 1 **holds** | +0.20 % ± 0.12 % ([parity](#parity)) | +5.00 % ± 0.12 %" in row
+    assert "## Targets" not in page(pairs(0.002, islands=2))
+
+
+@pytest.mark.parametrize(("share", "seeds"), [(1e-6, 18), (0.020001, 18), (0.009, "1000 or more")])
 def test_an_interval_that_is_too_wide_says_how_many_seeds_would_decide(share, seeds):
     """0.02 apart from seed to seed, the margin at 0.01: half a deviation away takes 18, as tables of power say too."""
     text = page(pairs(share, spread=0.02, islands=2))
@@ -479,8 +517,18 @@ def test_an_interval_that_is_too_wide_says_how_many_seeds_would_decide(share, se
     assert f"| 3 | {seeds} | **inconclusive** |" in row
 
 
+def test_a_run_that_was_taken_over_from_another_experiment_counts_once():
+    mine, copy = record(3.0, mode="diloco", islands=2), record(3.0, experiment="another", mode="diloco", islands=2)
+    first, second = (findings_of(experiment(name=each.experiment), [each]) for each in (mine, copy))
+    text = document([first, second], {})
+    assert "1 runs stand in two experiments" in text
+    assert "| all | - | 1 | 1 M | 1 min |" in text
+    assert "each for itself" not in text
+
+
 def test_a_run_that_two_experiments_made_is_compared_to_the_last_bit():
     mine, theirs = record(3.0, mode="diloco", islands=2), record(3.0, experiment="another", mode="diloco", islands=2)
+    theirs = replace(theirs, wall_s=61.0)
     first, second = (findings_of(experiment(name=each.experiment), [each]) for each in (mine, theirs))
     said = "that several experiments made, each for itself: 1, 0 of them by different revisions of the sources."
     assert f"{said} 1 have the same loss to the last bit." in document([first, second], {})
