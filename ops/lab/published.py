@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 
-from ops.lab.statistics import Interval, trend
+from ops.lab.statistics import Interval
+from ops.lab.trends import level_at, trend
 
 #: Parameters -> loss of data-parallel training on C4, with 20 to 25 tokens per parameter: Streaming DiLoCo
 #: (https://arxiv.org/abs/2501.18512), as are those below.
@@ -22,33 +21,21 @@ DILOCO: Mapping[int, Mapping[float, float]] = {
 ROUNDING = 2 * 0.005 / min(DATA_PARALLEL.values())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
-    """A straight line through published gaps over the logarithm of size.
+def gap_at(parameters: float, islands: int) -> Interval | None:
+    """Returns the relative gap at a size on the straight line through published ones over the logarithm of size.
 
-    Attributes:
-        slope: Change of the relative gap per tenfold of parameters.
-        middle: Mean of log10 of the published sizes.
-        level: The gap there.
+    Far from the published sizes it is an extrapolation and no more. None if nothing was published for so many islands.
     """
-
-    slope: Interval
-    middle: float
-    level: float
-
-    def at(self, parameters: float) -> float:
-        """Returns the relative gap at a size; far from the published ones it is an extrapolation and no more."""
-        return self.level + self.slope.mean * (math.log10(parameters) - self.middle)
+    gaps = _gaps(islands)
+    return None if gaps is None else level_at(parameters, list(gaps), list(gaps.values()))
 
 
-def line(islands: int) -> Line | None:
-    """Returns the line for so many islands; None where nothing was published."""
+def slope(islands: int) -> Interval | None:
+    """Returns by how much published gaps change per tenfold of parameters; None as :func:`gap_at`."""
+    gaps = _gaps(islands)
+    return None if gaps is None else trend(list(gaps), list(gaps.values()))
+
+
+def _gaps(islands: int) -> dict[float, float] | None:
     losses = DILOCO.get(islands)
-    if losses is None:
-        return None
-    gaps = {size: loss / DATA_PARALLEL[size] - 1 for size, loss in losses.items()}
-    return Line(
-        slope=trend(list(gaps), list(gaps.values())),
-        middle=math.fsum(map(math.log10, gaps)) / len(gaps),
-        level=math.fsum(gaps.values()) / len(gaps),
-    )
+    return None if losses is None else {size: loss / DATA_PARALLEL[size] - 1 for size, loss in losses.items()}

@@ -1,4 +1,4 @@
-"""What a handful of seeds can say: intervals, verdicts, corrections, trends. Pure.
+"""What a handful of seeds can say: intervals, verdicts, corrections. Pure.
 
 Two methods are compared seed by seed: both start from the same parameters and see the same text, so the difference
 d = candidate / baseline - 1 is free of what both share of these. Of n such differences we report the mean and
@@ -286,39 +286,3 @@ def survivors(records: Sequence[Record], keep: int) -> tuple[dict[str, object], 
     means = {key: math.fsum(each) / len(each) for key, each in losses.items()}
     finite = [key for key, mean in means.items() if math.isfinite(mean)]
     return tuple(cells[key] for key in sorted(finite, key=means.__getitem__)[:keep])
-
-
-# --- trends -------------------------------------------------------------------------------------------------------
-
-
-def trend(sizes: Sequence[float], gaps: Sequence[float], groups: Sequence[object] | None = None) -> Interval:
-    """Returns the slope of a gap per tenfold of size, with its 95 % interval, by least squares on log10(size).
-
-    Args:
-        sizes: Parameters or tokens of each gap, above 0.
-        gaps: Relative differences, independent of each other: one of each experiment, not one of each of its seeds,
-            which share what that experiment does to a gap.
-        groups: What each gap shares with others beside the slope: every group has a level of its own, so only
-            differences within groups count. Default: all are of one group.
-
-    Raises:
-        ValueError: All sizes of every group are equal, so that there is no slope.
-    """
-    members: dict[object, list[tuple[float, float]]] = {}
-    for group, size, gap in zip(groups or [None] * len(sizes), sizes, gaps, strict=True):
-        members.setdefault(group, []).append((math.log10(size), gap))
-    points = [point for group in members.values() for point in _centred(group)]
-    spread = math.fsum(x * x for x, _ in points)
-    if spread == 0:
-        raise ValueError("a trend needs at least two sizes")
-    slope = math.fsum(x * y for x, y in points) / spread
-    free = len(points) - len(members) - 1
-    if free < 1:
-        return Interval(mean=slope, half_width=math.inf, count=len(points))
-    error = math.sqrt(math.fsum((y - slope * x) ** 2 for x, y in points) / free / spread)
-    return Interval(mean=slope, half_width=student_quantile(1 - ONE_SIDED, free) * error, count=len(points))
-
-
-def _centred(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    x_mean, y_mean = (math.fsum(values) / len(points) for values in zip(*points, strict=True))
-    return [(x - x_mean, y - y_mean) for x, y in points]

@@ -1,5 +1,6 @@
 """Gaps between modes over tokens and sizes, from records whose gaps are known."""
 
+import math
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
 
@@ -112,35 +113,38 @@ def test_experiments_with_the_same_model_say_what_tokens_do_alone():
     assert f"- 2 islands, 4 experiments: {slope}" in section.body("results")
 
 
+def test_two_sizes_at_once_are_told_apart():
+    """Four points less per tenfold of parameters, two more per tenfold of tokens for each."""
+    sizes = [(1e6, 6e6), (1e6, 60e6), (1e7, 60e6), (1e7, 6e8), (1e8, 1.2e9)]
+    shares = [0.2 - 0.04 * math.log10(n) + 0.02 * math.log10(tokens / n) for n, tokens in sizes]
+    found = []
+    for k, ((parameters, tokens), share) in enumerate(zip(sizes, shares, strict=True)):
+        shape = {"parameters": int(parameters), "tokens": int(tokens), "name": f"e{k}"}
+        found.append(found_in([each for seed in (0, 1) for each in pair(share, seed=seed, **shape)], f"e{k}"))
+    (section,) = gaps.sections(found)
+    text = section.body("results")
+    told = [line.partition("at once: ")[2] for line in text.splitlines() if "both at once" in line]
+    assert told == [
+        "-4.00 ± 0.00 percentage points per tenfold of parameters with as many tokens for each",
+        "+2.00 ± 0.00 percentage points per tenfold of tokens per parameter with as many parameters",
+    ]
+
+
 def test_published_gaps_lie_about_a_line_over_the_logarithm_of_size():
-    line = published.line(2)
     gaps_of = {size: published.DILOCO[2][size] / loss - 1 for size, loss in published.DATA_PARALLEL.items()}
-    assert all(abs(line.at(size) - each) < 0.0025 for size, each in gaps_of.items())
-    assert line.at(35e7) - line.at(35e6) == pytest.approx(line.slope.mean)
-    assert line.slope.high < 0
-    assert published.line(3) is None
+    there = {size: published.gap_at(size, 2) for size in gaps_of}
+    assert all(abs(there[size].mean - each) < 0.0025 for size, each in gaps_of.items())
+    assert published.gap_at(35e7, 2).mean - published.gap_at(35e6, 2).mean == pytest.approx(published.slope(2).mean)
+    assert published.slope(2).high < 0
+    assert published.gap_at(1e6, 2).half_width > published.gap_at(35e6, 2).half_width
+    assert published.gap_at(1e6, 3) is None
 
 
 def test_gaps_to_data_parallel_training_stand_beside_the_published_line():
     two, three = found_in(pair(0.01)), found_in(pair(0.01, islands=3))
     (section,) = gaps.sections([two, three])
     rows = [line.split("|") for line in section.body("results").splitlines() if line.startswith("| [")]
-    assert [row[-2].strip() for row in rows] == ["+1.7 %", "-"]
-
-
-def test_runs_as_long_as_published_ones_are_counted_below_the_line_through_those():
-    # 20 tokens per parameter; at 1 M parameters the line of two islands is at +1.7 %.
-    def long(name, share, tokens=20_000_000):
-        return found_in(pair(share, tokens=tokens, name=name), name)
-
-    (section,) = gaps.sections([long("below", 0.01), long("above", 0.02), long("short", 0.01, tokens=6_000_000)])
-    text = section.body("results")
-    assert (
-        "- 2 islands, experiments with 15 tokens per parameter or more: the mean gap is below that line in 1 of 2"
-        in text
-    )
-    (section,) = gaps.sections([long("short", 0.01, tokens=6_000_000)])
-    assert "tokens per parameter or more" not in section.body("results")
+    assert [row[-2].strip() for row in rows] == ["+1.7 % ± 0.6 %", "-"]
 
 
 def test_the_report_has_it_with_its_plot():

@@ -1,4 +1,4 @@
-"""Intervals, verdicts, corrections, tuning, trends and curves, against values worked out by hand or by SciPy."""
+"""Intervals, verdicts, corrections, tuning and curves, against values worked out by hand or by SciPy."""
 
 import math
 
@@ -24,7 +24,6 @@ from ops.lab.statistics import (
     student_cdf,
     student_quantile,
     survivors,
-    trend,
 )
 from tests.synthetic import record
 
@@ -261,40 +260,6 @@ def test_with_two_tuned_fields_a_value_is_judged_in_its_best_company():
     inner, outer = tunings(records, ["inner", "outer"])
     assert (inner.found.best, inner.found.interior) == (2, True)
     assert (outer.found.best, outer.found.interior) == (20, False)
-
-
-# --- trends -------------------------------------------------------------------------------------------------------
-
-
-def test_a_trend_is_the_slope_per_tenfold():
-    found = trend([1e6, 1e7, 1e8], [0.03, 0.02, 0.01])
-    assert found.mean == pytest.approx(-0.01)
-    assert found.half_width == pytest.approx(0, abs=1e-12)
-
-
-def test_a_trend_by_hand():
-    # x = 0, 1, 2; y = 0, 2, 1: slope 1/2, residuals -1/2, 1, -1/2, squares 3/2; 1 degree: 12.7062 * sqrt(1.5 / 1 / 2)
-    found = trend([1, 10, 100], [0.0, 2.0, 1.0])
-    assert found.mean == pytest.approx(0.5)
-    assert found.half_width == pytest.approx(12.7062 * math.sqrt(0.75), rel=1e-5)
-
-
-def test_groups_share_a_slope_and_have_levels_of_their_own():
-    # Within a: x = 0, 1; y = 0, 1. Within b: x = 1, 2, 3; y = 10, 9, 11. Centred: slope (1/2 + 1) / (1/2 + 2) = 0.6.
-    sizes, gaps, groups = [1, 10, 10, 100, 1000], [0.0, 1.0, 10.0, 9.0, 11.0], ["a", "a", "b", "b", "b"]
-    found = trend(sizes, gaps, groups)
-    assert found.mean == pytest.approx(0.6)
-    # Residuals -0.2, 0.2, 0.6, -1, 0.4: squares 1.6; 5 - 2 - 1 = 2 degrees: 4.302653 * sqrt(1.6 / 2 / 2.5)
-    assert found.half_width == pytest.approx(4.302653 * math.sqrt(0.32), rel=1e-5)
-    assert trend([1, 10, 10], [0.0, 1.0, 5.0], ["a", "a", "b"]).mean == pytest.approx(1.0)  # b alone says nothing
-    with pytest.raises(ValueError, match="two sizes"):
-        trend([1, 10], [0.0, 1.0], ["a", "b"])
-
-
-def test_two_points_have_a_slope_without_an_interval_and_one_size_has_none():
-    assert trend([10, 1000], [0.0, 1.0]).half_width == math.inf
-    with pytest.raises(ValueError, match="two sizes"):
-        trend([10, 10], [0.0, 1.0])
 
 
 # --- curves -------------------------------------------------------------------------------------------------------
