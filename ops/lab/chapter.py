@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from ops.lab.cells import Cell, cell_key, grouped, label, not_run, rank, scalar, tunings, varying
+from ops.lab import rates
+from ops.lab.cells import Cell, cell_key, grouped, label, not_run, rank, scalar, varying
 from ops.lab.comparisons import Comparison, Finding, correction, findings
 from ops.lab.curves import REACH
 from ops.lab.markdown import count, details, duration, gap, percent, share, table
@@ -51,11 +52,19 @@ class Plot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Findings:
-    """An experiment with all that its records say."""
+    """An experiment with all that its records say.
+
+    Attributes:
+        experiment: What was asked.
+        records: Of its cells, tuning included.
+        found: What they say of its claims.
+        passed_over: Final runs at rates that tuning did not choose in the end.
+    """
 
     experiment: Experiment
     records: tuple[Record, ...]
     found: tuple[Finding, ...]
+    passed_over: tuple[Record, ...] = ()
 
     @property
     def final(self) -> tuple[Record, ...]:
@@ -63,15 +72,24 @@ class Findings:
         return tuple(record for record in self.records if record.stage is Stage.FINAL)
 
 
-def findings_of(experiment: Experiment, records: Iterable[Record]) -> Findings:
+def findings_of(experiment: Experiment, records: Iterable[Record], passed_over: Iterable[Record] = ()) -> Findings:
     """Returns an experiment with those of the records that are its own, and its verdicts.
 
     Which run finished first depends on the machine, so the records are brought into an order of their own.
     """
-    own = [record for record in records if record.experiment == experiment.name]
-    names = sorted({name for record in own for name in record.cell})
-    own.sort(key=lambda record: (rank(record.cell, names), record.stage, record.seed, record.key))
-    return Findings(experiment=experiment, records=tuple(own), found=findings(experiment.comparisons, own))
+
+    def in_order(unsorted: Iterable[Record]) -> tuple[Record, ...]:
+        own = [record for record in unsorted if record.experiment == experiment.name]
+        names = sorted({name for record in own for name in record.cell})
+        return tuple(sorted(own, key=lambda each: (rank(each.cell, names), each.stage, each.seed, each.key)))
+
+    own = in_order(records)
+    return Findings(
+        experiment=experiment,
+        records=own,
+        found=findings(experiment.comparisons, own),
+        passed_over=in_order(passed_over),
+    )
 
 
 def chapter(each: Findings, plots: Sequence[Plot]) -> str:
@@ -86,7 +104,7 @@ def chapter(each: Findings, plots: Sequence[Plot]) -> str:
     parts += [_provenance(each.records), _settings(each.records)]
     if each.final:
         parts += [_cells(each)]
-    parts += [_verdicts(each.found), _extra(each.found), _tuning(each)]
+    parts += [_verdicts(each.found), _extra(each.found), *_rates(each)]
     parts += [f"![{plot.title}]({plot.file})" for plot in plots]
     parts += [_missing(each)]
     return "\n\n".join(part for part in parts if part)
@@ -262,29 +280,11 @@ def _extra(found: Sequence[Finding]) -> str:
     return f"{caption}\n\n{table(head, rows)}"
 
 
-def _tuning(each: Findings) -> str:
-    tune = each.experiment.tune
-    if tune is None:
-        return ""
-    in_order = [run for runs in grouped(each.records, each.experiment.cells()).values() for run in runs]
-    found = tunings(in_order, [tune.name])
-    if not found:
-        return ""
-    names = varying(dict(tuning.group) for tuning in found)
-    rows = [
-        (
-            label(dict(tuning.group), names) if names else "",
-            tuning.name,
-            ", ".join(scalar(value) for value in tuning.values),
-            scalar(tuning.found.best),
-            "yes" if tuning.found.interior else "**no**",
-            "" if tuning.found.next_value is None else scalar(float(tuning.found.next_value)),
-            count(tuning.tokens),
-        )
-        for tuning in found
-    ]
-    head = ("cells", "tuned", "tried", ">best", "interior", ">next to try", ">at tokens")
-    return table(head, rows)
+def _rates(each: Findings) -> Iterator[str]:
+    if each.experiment.tune is not None:
+        name, cells = each.experiment.tune.name, each.experiment.cells()
+        yield rates.chosen(name, cells, each.records)
+        yield rates.others(name, cells, each.final, each.passed_over)
 
 
 def _missing(each: Findings) -> str:

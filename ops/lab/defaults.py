@@ -103,12 +103,25 @@ def _body(found: Sequence[Trial]) -> str:
         )
     head = ("setting", "default", "tried instead", ">worst for the default (against)", "verdicts", "experiment")
     far = max(_mean(trial) for trial in found)
+    reach = max(trial.finding.found.high for trial in found if trial.finding.found is not None)
     return f"""\
 Every comparison of decoupled runs that differ in these settings alone, and whose candidate has the default. In the mean
-none of these defaults is more than {max(0.0, 100 * far):.2f} % behind. H, P and tau trade loss for bandwidth, and are
-not among them.
+none of these defaults is more than {max(0.0, 100 * far):.2f} % behind, and no interval reaches beyond
+{100 * reach:+.2f} %.{_behind(found)} H, P and tau trade loss for bandwidth, and are not among them.
 
 {table(head, rows)}"""
+
+
+def _behind(found: Sequence[Trial]) -> str:
+    """Names the defaults that are behind something for the whole interval, however little."""
+    told = []
+    for trial in found:
+        if trial.finding.found is None or trial.finding.found.low <= 0:
+            continue
+        names = ", ".join(f"`{name}`" for name in trial.names)
+        where = f", {trial.finding.name}" if trial.finding.name not in ("", "all") else ""
+        told.append(f"{names} ({gap(trial.finding.found)} against {trial.instead}{where})")
+    return f" Behind for the whole interval: {'; '.join(told)}." if told else ""
 
 
 def _told(name: str, value: Any) -> str:

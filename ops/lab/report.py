@@ -19,7 +19,7 @@ from ops.lab.chapter import Experiment, Findings, Plot, findings_of
 from ops.lab.experiment import load
 from ops.lab.records import Record, newest
 from ops.lab.results import Section, document
-from ops.lab.schedule import current
+from ops.lab.schedule import current, passed_over
 from ops.lab.sections import sections
 
 RECORDS = Path("docs/results/records")
@@ -66,13 +66,13 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError("experiments", str(args.experiments), "must be a directory with experiments (*.toml) in it")
     experiments = [load(path) for path in paths]
     kept = newest(archive.read_all(args.records))
-    records = [
-        record for each in experiments for record in current(each, [r for r in kept if r.experiment == each.name])
-    ]
+    own = [(each, [record for record in kept if record.experiment == each.name]) for each in experiments]
+    records = [record for each, mine in own for record in current(each, mine)]
+    others = [record for each, mine in own for record in passed_over(each, mine)]
     # Other records are no reason to write our own page anew.
     folder = args.records.resolve()
     out: Path = args.out or (PAGE if folder == RECORDS.resolve() else folder.with_name(f"{folder.name}-results.md"))
-    report = build(experiments, records, folder=out.stem, sections=sections())
+    report = build(experiments, records, folder=out.stem, sections=sections(), others=others)
     for file, svg in report.plots.items():
         _write(out.parent / file, svg)
     _write(out, report.text.encode())
@@ -91,10 +91,23 @@ def run(args: argparse.Namespace) -> int:
 
 
 def build(
-    experiments: Sequence[Experiment], records: Sequence[Record], *, folder: str, sections: Sequence[Section] = ()
+    experiments: Sequence[Experiment],
+    records: Sequence[Record],
+    *,
+    folder: str,
+    sections: Sequence[Section] = (),
+    others: Sequence[Record] = (),
 ) -> Report:
-    """Returns the page and the plots of all experiments; ``folder`` is the plots' directory, relative to the page."""
-    found = tuple(findings_of(experiment, records) for experiment in experiments)
+    """Returns the page and the plots of all experiments.
+
+    Args:
+        experiments: What was asked.
+        records: Of their cells.
+        folder: Directory of plots, relative to the page.
+        sections: Parts from elsewhere.
+        others: Records of their cells at rates that tuning did not choose.
+    """
+    found = tuple(findings_of(experiment, records, others) for experiment in experiments)
     drawn = {each.experiment.name: pictures.of(each) for each in found}
     plots = {
         name: [Plot(title=each.title, file=f"{folder}/{each.file}") for each in each_drawn]

@@ -7,7 +7,7 @@ another machine counts as much as one that was made here.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -100,15 +100,25 @@ def current(experiment: Experiment, records: Iterable[Record]) -> tuple[Record, 
     What a record calls its cell does not count: that was the file of its day. Nor do runs at a rate that was the best
     one until more rates were tried, or longer runs of them.
     """
+    return tuple(record for record, chosen in _of_cells(experiment, records) if chosen)
+
+
+def passed_over(experiment: Experiment, records: Iterable[Record]) -> tuple[Record, ...]:
+    """Returns the other runs of cells as they are now: at rates that were the best ones until more was known."""
+    return tuple(record for record, chosen in _of_cells(experiment, records) if not chosen)
+
+
+def _of_cells(experiment: Experiment, records: Iterable[Record]) -> Iterator[tuple[Record, bool]]:
+    """Yields the newest record of every cell as it is now, and whether it is at the rate chosen for that."""
     tune = experiment.tune
     records = newest(records)
     _, tuned = _tuning(experiment, {(record.stage, record.key): record for record in records})
-    kept = []
     for record in records:
         groups: set[CellKey] = set()
         for cell in experiment.cells():
             fields = dict(cell)
             more: dict[str, Any] = {}
+            chosen = True
             group = _group(tune, cell) if tune is not None else ()
             if tune is not None:
                 fields[tune.name] = record.settings.get(tune.name)
@@ -118,15 +128,14 @@ def current(experiment: Experiment, records: Iterable[Record]) -> tuple[Record, 
                     continue
                 groups.add(group)
                 more["steps"] = record.settings.get("steps")
-            elif tune is not None and tuned[group] not in (None, fields[tune.name]):
-                continue
+            elif tune is not None:
+                chosen = tuned[group] in (None, fields[tune.name])
             try:
                 settings = experiment.settings_of(fields, more)
             except ConfigError:
                 continue  # not of this cell
             if record.key == key_of(settings, record.seed):
-                kept.append(replace(record, cell=fields))
-    return tuple(kept)
+                yield replace(record, cell=fields), chosen
 
 
 def _final(experiment: Experiment, fields: Cell, seed: int) -> Run:

@@ -133,6 +133,7 @@ PURE = [
     "ops/planning/planner",
     "ops/lab/records",
     "ops/lab/statistics",
+    "ops/lab/rates",
     "ops/lab/trends",
     "ops/lab/curves",
     "ops/lab/cells",

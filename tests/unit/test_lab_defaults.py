@@ -68,7 +68,8 @@ def test_the_page_says_by_how_much_the_default_is_behind_at_worst():
     ]
     (section,) = sections(found_in(records, claim("default", "a little"), claim("default", "much")))
     text = section.body("results")
-    assert "is more than 0.10 % behind." in text
+    assert "is more than 0.10 % behind, and no interval reaches beyond\n+0.10 %." in text
+    assert "Behind for the whole interval: `outer_momentum` (+0.10 % ± 0.00 % against 0.1)." in text
     row = next(line for line in text.splitlines() if line.startswith("| `outer_momentum` |"))
     assert "| 0 | 0.1; 0.9 | +0.10 %" in row
     assert "2 holds | [outer](#outer) |" in row

@@ -356,6 +356,19 @@ def test_the_page_lists_settings_cells_tuning_and_extra_tokens():
     assert "jax 0.10.2, processor x86_64" in text
 
 
+def test_final_runs_at_other_rates_say_how_far_the_choice_matters():
+    records = records_of_a_whole_experiment()
+    others = [
+        replace(run, loss=0.99 * run.loss, cell=run.cell | {"task.learning_rate": 0.004})
+        for run in records
+        if run.stage == "final" and run.cell["islands"] == 2 and run.cell["mode"] == "diloco" and run.seed < 2
+    ]
+    text = document([findings_of(experiment(), records, others)], {})
+    row = next(line for line in text.splitlines() if "| 0.004 | 0.002 |" in line)
+    assert row == "| diloco, islands 2 | task.learning_rate | 0.004 | 0.002 | -1.00 % ± 0.00 % | 2 |"
+    assert "at rates that were the best until more was known" not in page()
+
+
 def test_cells_that_were_not_run_are_listed():
     text = page()
     assert "**Not run** (2 of 6 cells):" in text
@@ -554,6 +567,7 @@ def place(tmp_path, monkeypatch):
     monkeypatch.setattr(report, "load", lambda path: experiment(name=path.stem))
     monkeypatch.setattr(report, "sections", tuple)  # of simulate and plan, which take seconds
     monkeypatch.setattr(report, "current", lambda _, records: [each for each in records if each.code != "old"])
+    monkeypatch.setattr(report, "passed_over", lambda _, records: [])
     return tmp_path
 
 

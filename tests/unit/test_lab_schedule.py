@@ -8,7 +8,7 @@ from broker.errors import ConfigError
 from ops.lab.cells import tunings
 from ops.lab.experiment import load
 from ops.lab.records import Record, Stage
-from ops.lab.schedule import agenda, current, estimate_s
+from ops.lab.schedule import agenda, current, estimate_s, passed_over
 from ops.lab.settings import Mode, cell_settings, key_of, resolved
 
 PLAIN = """
@@ -258,6 +258,11 @@ def test_runs_at_a_rate_that_is_no_longer_the_best_neither_count_nor_get_more_se
     finals = [r for r in current(thorough, records) if r.stage is Stage.FINAL]
     assert {r.settings["task.learning_rate"] for r in finals} == {0.002}
     assert len(finals) == 8
+    others = passed_over(thorough, records)
+    assert {(r.stage, r.settings["task.learning_rate"]) for r in others} == {(Stage.FINAL, 0.004)}
+    assert {(r.cell["mode"], r.seed) for r in others} == {
+        (mode, seed) for mode in ("decoupled", "diloco") for seed in (0, 1, 2, 3)
+    }
 
 
 def test_no_reported_seed_may_be_the_one_that_tuned(write):
