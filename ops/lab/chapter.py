@@ -101,7 +101,7 @@ def chapter(each: Findings, plots: Sequence[Plot]) -> str:
         return "\n\n".join(parts)
     if experiment.notes.strip():
         parts += [f"**Notes.** {experiment.notes.strip()}"]
-    parts += [_provenance(each.records), _settings(each.records)]
+    parts += [_counted(each.records), _provenance(each.records)]
     if each.final:
         parts += [_cells(each)]
     parts += [_verdicts(each.found), _extra(each.found), *_rates(each)]
@@ -117,32 +117,32 @@ def compute(records: Sequence[Record]) -> tuple[str, str, str, str]:
     return str(len(records)), count(tokens), duration(wall_s), share(train_s, wall_s)
 
 
+def _counted(records: Sequence[Record]) -> str:
+    runs, tokens, wall, training = compute(records)
+    tuning = sum(record.stage is Stage.TUNE for record in records)
+    inside = f", {training} of it inside training steps" if training else ""
+    return f"{runs} runs, {tuning} of them for tuning: {tokens} tokens in {wall}{inside}."
+
+
 def _provenance(records: Sequence[Record]) -> str:
+    """What made the runs, and the settings that all of them share: folded away."""
+
     def all_of(values: Iterable[str]) -> str:
         return ", ".join(dict.fromkeys(value for value in values if value)) or "unknown"
 
-    runs, tokens, wall, training = compute(records)
-    tuning = sum(record.stage is Stage.TUNE for record in records)
     build = all_of(", ".join(f"{name} {value}" for name, value in sorted(record.build.items())) for record in records)
-    return (
-        f"{runs} runs, {tuning} of them for tuning: {tokens} tokens in {wall}"
-        + (f", {training} of it inside training steps" if training else "")
-        + f". Code {all_of(record.code for record in records)}; corpus {all_of(record.corpus for record in records)}; "
-        f"{build}."
-    )
-
-
-def _settings(records: Sequence[Record]) -> str:
-    """What all runs share, folded away."""
     flat = [_flat(record.settings) for record in records]
     in_cells = {name for record in records for name in record.cell}
     varied = set(varying(flat))
     shared = [(f"`{name}`", scalar(value)) for name, value in sorted(flat[0].items()) if name not in varied | in_cells]
     others = sorted(varied - in_cells - {"seed"})
-    body = table(("setting", "value"), shared) if shared else ""
-    if others:
-        body += f"\n\nDiffers between runs besides: {', '.join(f'`{name}`' for name in others)}."
-    return details("Settings of all runs", body.strip()) if body else ""
+    parts = [
+        f"Sources: {all_of(record.code for record in records)}. Text: {all_of(record.corpus for record in records)}. "
+        f"Build: {build}.",
+        table(("setting", "value"), shared) if shared else "",
+        f"Differs between runs besides: {', '.join(f'`{name}`' for name in others)}." if others else "",
+    ]
+    return details("What made the runs, and the settings of all", "\n\n".join(part for part in parts if part))
 
 
 def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -178,7 +178,7 @@ def _cells(each: Findings) -> str:
                 count(_mean([run.parameters for run in runs])),
                 count(_mean([run.tokens for run in runs])),
                 share(sum(wasted.values()), sum(run.tokens for run in runs)),
-                share(_mean([run.participation for run in runs]), 1),
+                share(_mean([run.participation for run in runs]), 1) if stale else "",  # baselines have no rounds
                 f"{_mean([s['mean'] for s in stale]):.2f}" if stale else "",
                 f"{_mean([s['p90'] for s in stale]):.2f}" if stale else "",
                 f"{_mean(cosines):.2f}" if cosines else "",
