@@ -103,9 +103,7 @@ def _counted(experiments: Sequence[Findings]) -> str:
     wide = sum(
         finding.found is not None and finding.found.half_width > finding.comparison.margin > 0 for finding in found
     )
-    rest = (
-        f" In {wide} the interval is still wider than the margin, with all the seeds that were allowed." if wide else ""
-    )
+    rest = f" In {wide} the interval is still wider than the margin." if wide else ""
     return f"Of {len(found)} claims tested in {runs} runs: {_verdicts(found)}.{rest}"
 
 
