@@ -123,9 +123,8 @@ def _targets(experiments: Sequence[Findings]) -> str:
     rows = []
     for target, tested in targets.items():
         tested.sort(key=lambda each: each[2].mean)
-        ends = [f"{gap(found)} ([{name}]({anchor(name)}))" for name, _, found in (tested[0], tested[-1])]
-        rows.append((target, _verdicts([finding for _, finding, _ in tested]), *dict.fromkeys(ends)))
-    rows = [(*row, "")[:4] for row in rows]
+        low, high = (f"{gap(found)} ([{name}]({anchor(name)}))" for name, _, found in (tested[0], tested[-1]))
+        rows.append((target, _verdicts([finding for _, finding, _ in tested]), low, high if len(tested) > 1 else ""))
     return f"## Targets\n\n{table(('target', 'claims', '>lowest mean', '>highest mean'), rows)}" if rows else ""
 
 
