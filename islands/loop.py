@@ -99,7 +99,7 @@ class Island:
         self._versions = [-1] * self._membership.num_fragments
         self._beginning = Beginning(())
         self._sync_s = 0.0
-        self._first_step_at_s: float | None = None
+        self._counted_from_s: float | None = None  # the end of the first step
         self._last_step_at_s = 0.0
 
         start = self._membership.start
@@ -199,8 +199,8 @@ class Island:
         """
         began_s = time.perf_counter()
         exchange = self._exchange
-        if exchange.error is not None or self._left or self.restored is None or self._first_step_at_s is None:
-            self._first_or_never(params, began_s, shows_state=state is not None)
+        if exchange.error is not None or self._left or self.restored is None or self._counted_from_s is None:
+            self._first_or_never(params, shows_state=state is not None)
         else:
             exchange.step_time_s = step_time_s(exchange.step_time_s, began_s - self._last_step_at_s)
         self._last_step_at_s = began_s
@@ -220,8 +220,11 @@ class Island:
             self._shares = exchange.shares
             self.share.hold(self._shares)
         ended_s = time.perf_counter()
-        self._sync_s += ended_s - began_s
-        exchange.sync_share = self._sync_s / max(1e-9, ended_s - (self._first_step_at_s or 0.0))
+        if self._counted_from_s is None:
+            self._counted_from_s = ended_s  # when the first step's training began is not known here
+        else:
+            self._sync_s += ended_s - began_s
+            exchange.sync_share = self._sync_s / (ended_s - self._counted_from_s)
         return params
 
     def close(self, params: Tree) -> Tree:
@@ -315,7 +318,7 @@ class Island:
 
     @property
     def sync_share(self) -> float:
-        """Part of this thread's time since the first step that was spent in :meth:`step`."""
+        """Part of this thread's time after the first step that was spent in :meth:`step`."""
         return self._exchange.sync_share
 
     # --- boundaries -------------------------------------------------------------------------------------------
@@ -365,7 +368,7 @@ class Island:
         exchange.tell(moment, clocks.monotonic())
         return params
 
-    def _first_or_never(self, params: Tree, now_s: float, *, shows_state: bool) -> None:
+    def _first_or_never(self, params: Tree, *, shows_state: bool) -> None:
         """Deals with a step that is not one like all others: the first one, or one that cannot be."""
         if self._exchange.error is not None:
             raise self._exchange.error
@@ -373,6 +376,5 @@ class Island:
             raise LocalProtocolError("the island has left its run: join again")
         if self.restored is None:
             raise LocalProtocolError("call restore before the first step: the run's parameters are to be trained")
-        self._first_step_at_s = now_s
         self._exchange.shows_state = shows_state
         self._workshop.place_from(params)

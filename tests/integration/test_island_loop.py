@@ -5,6 +5,7 @@ import contextlib
 import json
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from dataclasses import replace
@@ -27,6 +28,13 @@ from ops.cluster import free_ports
 RUN = "demo"
 WAIT_S = 40.0  # for what must happen; nothing here depends on how long it takes
 TOKENS = 10  # per inner step
+
+
+@pytest.fixture(autouse=True)
+def seats_of_its_own(tmp_path_factory, monkeypatch):
+    """Islands without a name are known by their seat on this host, and tests in other processes take seats too."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path_factory.mktemp("seats")))
+    monkeypatch.setattr(tempfile, "tempdir", None)
 
 
 class Hub:
@@ -219,6 +227,18 @@ def test_the_same_object_comes_back_while_nothing_is_installed(hub):
         assert params["w"] is not given["w"]
         trained = numpy_step(params)
         assert island.step(trained, tokens=TOKENS) is trained
+
+
+def test_the_share_of_time_in_here_counts_from_the_end_of_the_first_step(hub):
+    """A life of one step has spent no share of it: when that step's training began is not known here."""
+    given = params_of()
+    with join(hub, given) as island:
+        params, _ = island.restore(given)
+        island.step(numpy_step(params), tokens=TOKENS)
+        assert island.sync_share == 0.0
+        time.sleep(0.05)
+        island.step(numpy_step(params), tokens=TOKENS)
+        assert 0.0 < island.sync_share < 1.0
 
 
 # --- refusals -----------------------------------------------------------------------------------------------------
