@@ -9,6 +9,8 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from ops.lab.markdown import duration
+
 #: Between two lines of one run, and from its beginning to the first.
 SPEAK_EVERY_S = 60.0
 
@@ -30,8 +32,8 @@ class Progress:
     def sentence(self, elapsed_s: float) -> str:
         """Says it, with what is left if the rest takes as long as what is done."""
         left_s = elapsed_s * (self.of - self.points) / self.points
-        share = f"{100 * self.points / self.of:.0f} % in {duration(elapsed_s)}"
-        return f"{share}, loss {self.loss:.4f} so far; about {duration(left_s)} to go"
+        share = f"{100 * self.points / self.of:.0f} % in {duration(round(elapsed_s))}"
+        return f"{share}, loss {self.loss:.4f} so far; about {duration(round(left_s))} to go"
 
 
 def note(path: Path, progress: Progress) -> None:
@@ -47,10 +49,3 @@ def latest(path: Path) -> Progress | None:
     except FileNotFoundError:
         return None
     return Progress(**json.loads(lines[-1])) if lines else None
-
-
-def duration(seconds: float) -> str:
-    """Returns it in a unit that suits it: ``45 s``, ``12 min``, ``2.5 h``."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -18,7 +18,8 @@ from pathlib import Path
 from ops.lab import archive, progress
 from ops.lab.cells import label
 from ops.lab.experiment import Experiment
-from ops.lab.progress import SPEAK_EVERY_S, duration
+from ops.lab.markdown import duration
+from ops.lab.progress import SPEAK_EVERY_S
 from ops.lab.records import Record, Stage
 from ops.lab.schedule import Run, agenda, current, estimate_s
 from ops.lab.settings import resolved
@@ -197,7 +198,7 @@ class Runner:
         times = [estimate_s(run, records) for run in (*waiting, *busy)]
         left_s = sum(time_s for time_s in times if time_s is not None) / self.jobs
         loss = "diverged" if record.diverged else f"loss {record.loss:.4f}"
-        rest = f"{len(waiting) + len(busy)} to go, about {duration(left_s)}"
+        rest = f"{len(waiting) + len(busy)} to go, about {duration(round(left_s))}"
         if left.later:
             rest += f", then {left.later} that wait for a tuned rate"
         self.say(f"{_name(each.run)}: {loss} in {record.wall_s:.0f} s; {rest}")

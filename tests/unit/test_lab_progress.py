@@ -2,7 +2,7 @@
 
 import pytest
 
-from ops.lab.progress import Progress, duration, latest, note
+from ops.lab.progress import Progress, latest, note
 from ops.lab.running import run_cell
 from ops.lab.settings import cell_settings
 
@@ -23,11 +23,6 @@ def test_the_last_whole_line_counts(tmp_path):
 
 def test_a_sentence_says_what_is_left_at_the_pace_so_far():
     assert Progress(points=2, of=6, loss=1.52).sentence(600) == "33 % in 10 min, loss 1.5200 so far; about 20 min to go"
-
-
-@pytest.mark.parametrize(("seconds", "words"), [(89, "89 s"), (90, "2 min"), (5399, "90 min"), (9000, "2.5 h")])
-def test_a_duration_has_a_unit_that_suits_it(seconds, words):
-    assert duration(seconds) == words
 
 
 @pytest.mark.parametrize("mode", ["decoupled", "diloco", "data-parallel"])
