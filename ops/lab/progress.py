@@ -5,6 +5,7 @@ The laboratory reads it, since a run of half an hour that says nothing looks lik
 
 from __future__ import annotations
 
+import contextlib
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -37,15 +38,15 @@ class Progress:
 
 
 def note(path: Path, progress: Progress) -> None:
-    """Adds a line."""
-    with path.open("a") as file:
+    """Adds a line. A full disk costs the line, and not a run of an hour."""
+    with contextlib.suppress(OSError), path.open("a") as file:
         file.write(f"{json.dumps(asdict(progress))}\n")
 
 
 def latest(path: Path) -> Progress | None:
-    """Returns what was noted last; None before the first point. A line that is being written does not count."""
+    """Returns what was noted last; None before the first point. A line that is not whole does not count."""
     try:
         lines = path.read_text().rpartition("\n")[0].splitlines()
-    except FileNotFoundError:
+        return Progress(**json.loads(lines[-1])) if lines else None
+    except (OSError, ValueError):
         return None
-    return Progress(**json.loads(lines[-1])) if lines else None

@@ -21,6 +21,13 @@ def test_the_last_whole_line_counts(tmp_path):
     assert latest(path) == Progress(points=2, of=6, loss=1.5)
 
 
+def test_a_disk_that_is_full_costs_the_line_and_nothing_else(tmp_path):
+    note(tmp_path / "gone" / "run.progress", Progress(points=1, of=6, loss=1.5))
+    torn = tmp_path / "run.progress"
+    torn.write_text('{"points": 3, "of"{"points": 4, "of": 6, "loss": 1.5}\n')
+    assert latest(torn) is None
+
+
 def test_a_sentence_says_what_is_left_at_the_pace_so_far():
     assert Progress(points=2, of=6, loss=1.52).sentence(600) == "33 % in 10 min, loss 1.5200 so far; about 20 min to go"
 
