@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 
-from ops.lab.comparisons import Comparison
+from ops.lab.comparisons import Comparison, comparison_of
 from ops.lab.records import Record
 
 SETTINGS = {"steps": 1500, "step_times_s": [1.0, 1.2], "task": {"name": "islands.language:task", "context": 128}}
+
+# The table of a ``[[compare]]``.
+CLAIM = {
+    "claim": "Decoupled is within 1 % of synchronous DiLoCo",
+    "candidate": {"mode": "decoupled"},
+    "baseline": {"mode": "diloco"},
+    "by": ["islands"],
+    "margin": 0.01,
+    "kind": "not-worse",
+    "ignore": ["task.learning_rate"],
+    "published": 0.026,
+    "source": "arXiv 0000.00000, table 1",
+}
+
+SEEDS = (0, 1, 2)
 
 
 def record(loss=3.0, *, seed=0, stage="final", tokens=1_000_000, experiment="parity", **cell):
@@ -59,3 +74,35 @@ class FakeExperiment:
 
     def cells(self):
         return [dict(cell) for cell in self.declared]
+
+
+def pairs(gap_share, *, seeds=SEEDS, base=3.0, spread=0.0005, **cell):
+    """Records of both modes, of which the candidate is worse by gap_share, give or take ``spread``, for each seed."""
+    rows = []
+    for seed in seeds:
+        baseline = base * (1 + 0.01 * seed)
+        offset = spread * (seed - (len(seeds) - 1) / 2)
+        rows.append(record(baseline, seed=seed, mode="diloco", **cell))
+        rows.append(record(baseline * (1 + gap_share + offset), seed=seed, mode="decoupled", **cell))
+    return rows
+
+
+def experiment(**changes):
+    """Both modes with 2, 8 and 64 islands and one claim on them, but for ``changes``."""
+    declared = tuple({"mode": mode, "islands": m} for m in (2, 8, 64) for mode in ("diloco", "decoupled"))
+    return FakeExperiment(**{"comparisons": (comparison_of(CLAIM),), "declared": declared, **changes})
+
+
+def whole_experiment():
+    """Records of ``experiment()``: three seeds with 2 islands and, of a larger model, with 8; tuning runs with 2."""
+    finals = [
+        replace(each, parameters=each.parameters * larger)
+        for m, larger in ((2, 1), (8, 10))
+        for each in pairs(0.002 * m, islands=m, task__learning_rate=0.002)
+    ]
+    tuning = [
+        record(loss, stage="tune", tokens=200_000, mode=mode, islands=2, task__learning_rate=rate)
+        for mode in ("diloco", "decoupled")
+        for rate, loss in ((0.001, 3.3), (0.002, 3.2), (0.004, 3.4 if mode == "diloco" else 3.1))
+    ]
+    return [*finals, *tuning]

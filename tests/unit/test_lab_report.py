@@ -1,0 +1,95 @@
+"""``atoll lab report``: the page and its plots, written to a place of their own."""
+
+import argparse
+import json
+import re
+from dataclasses import replace
+
+import pytest
+
+from broker.errors import ConfigError
+from ops.lab import archive, report
+from tests.synthetic import experiment, record, whole_experiment
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """Directories with records and an experiment's file, which a fake reads."""
+    (tmp_path / "lab").mkdir()
+    (tmp_path / "lab" / "parity.toml").write_text("")
+    for each in whole_experiment():
+        archive.append(tmp_path / "records", each)
+    monkeypatch.setattr(report, "load", lambda path: experiment(name=path.stem))
+    monkeypatch.setattr(report, "sections", tuple)  # of simulate and plan, which take seconds
+    monkeypatch.setattr(report, "current", lambda _, records: [each for each in records if each.code != "old"])
+    monkeypatch.setattr(report, "passed_over", lambda _, records: [])
+    return tmp_path
+
+
+def arguments(place, *more):
+    parser = argparse.ArgumentParser()
+    report.add_arguments(parser)
+    where = ["--records", place / "records", "--out", place / "docs" / "results.md", "--experiments", place / "lab"]
+    return parser.parse_args([*map(str, where), *more])
+
+
+def test_the_command_writes_the_page_and_its_plots(place, capsys):
+    assert report.run(arguments(place)) == 0
+    text = (place / "docs" / "results.md").read_text()
+    links = re.findall(r"\]\((results/[^)]+\.svg)\)", text)
+    assert len(set(links)) == 6
+    assert all((place / "docs" / link).is_file() for link in links)
+    assert "1 experiments, 18 runs, 6 plots; 1 fails, 1 holds" in capsys.readouterr().out
+
+
+def test_writing_it_again_changes_no_byte(place):
+    def content():
+        return {path.name: path.read_bytes() for path in (place / "docs").rglob("*") if path.is_file()}
+
+    report.run(arguments(place))
+    before = content()
+    report.run(arguments(place))
+    assert content() == before
+    assert len(before) == 7
+
+
+def test_json_is_one_object(place, capsys):
+    report.run(arguments(place, "--json"))
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["records"] == 18
+    assert printed["verdicts"] == {"fails": 1, "holds": 1}
+    assert len(printed["plots"]) == 6
+
+
+def test_records_that_are_left_out_are_named(place, capsys):
+    archive.append(place / "records", record(experiment="mystery"))
+    archive.append(place / "records", replace(record(9.0, seed=9, mode="diloco", islands=2), code="old"))
+    assert report.run(arguments(place, "--json")) == 0
+    printed = capsys.readouterr()
+    assert "1 of 1 records of mystery are left out" in printed.err
+    assert "1 of 19 records of parity are left out" in printed.err
+    assert json.loads(printed.out)["records"] == 18
+
+
+def test_other_records_have_a_page_of_their_own(place, monkeypatch):
+    """Only ours belong to docs/results.md."""
+    monkeypatch.chdir(place)
+    parser = argparse.ArgumentParser()
+    report.add_arguments(parser)
+    assert report.run(parser.parse_args(["--records", str(place / "records"), "--experiments", "lab"])) == 0
+    assert (place / "records-results.md").is_file()
+    assert not (place / "docs").exists()
+    assert not list((place / "records").glob("*.svg"))
+
+
+def test_plots_that_are_no_longer_on_the_page_are_named(place, capsys):
+    report.run(arguments(place))
+    assert "no longer" not in capsys.readouterr().err
+    (place / "docs" / "results" / "gone.svg").write_text("")
+    report.run(arguments(place))
+    assert "but no longer on the page: gone.svg" in capsys.readouterr().err
+
+
+def test_a_directory_without_experiments_is_refused(place):
+    with pytest.raises(ConfigError, match="must be a directory with experiments"):
+        report.run(arguments(place, "--experiments", str(place / "records")))
