@@ -16,7 +16,7 @@ from ops.planning.fleet import (
     load_of,
     merging_per_cycle_s,
 )
-from ops.planning.links import Assume, Mode, required
+from ops.planning.links import Assume, Mode, journey_s, required
 
 #: Intervals, fragments and codecs that :func:`choose` tries, the least harmful first: 4 bits with error feedback cost
 #: less than syncing half as often, and versions are rounded last, since every island gets the same rounding error.
@@ -34,8 +34,9 @@ CODECS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """Settings with which a mode runs on given links, and what they then need of each site."""
+    """Settings with which a mode runs on links of ``link_gbps``, and what they then need of each site."""
 
+    link_gbps: float
     codec: Codec
     version_codec: Codec
     sync_interval_steps: int
@@ -44,37 +45,40 @@ class Choice:
     down_gbps: float
 
 
-def choose(fleet: Fleet, mode: Mode) -> Choice | None:
-    """Returns the least harmful settings for the links of the fleet: its own if they do, else the first that do.
+def choose(fleet: Fleet, mode: Mode, gbps: float) -> Choice | None:
+    """Returns the least harmful settings for links of ``gbps``: those of the fleet if they do, else the first that do.
 
     None if with every setting the aggregator is too slow, or a fragment is too large for a message.
 
     Raises:
         ConfigError: No setting is enough, with the bandwidth that would be.
     """
-    gbps = fleet.narrowest_gbps
-    if gbps is None:
-        raise ConfigError("bandwidth", None, "is needed to choose settings for it; give --bandwidth in Gbit/s")
-    least, possible = math.inf, False
+    least, refused = math.inf, False
     for candidate in _candidates(fleet):
         if mode is Mode.DECOUPLED and not _works(candidate):
             continue
-        possible = True
+        load = load_of(candidate, mode)
         try:
-            need = required(load_of(candidate, mode), candidate.utilisation)
+            need = required(load, candidate.utilisation)
         except ConfigError:
+            refused = True
             continue
-        if max(need.up_gbps, need.down_gbps) <= gbps * (1 + 1e-9):
-            return Choice(
-                codec=candidate.codec,
-                version_codec=candidate.version_codec,
-                sync_interval_steps=candidate.sync_interval_steps,
-                fragments=candidate.fragments,
-                up_gbps=need.up_gbps,
-                down_gbps=need.down_gbps,
-            )
-        least = min(least, max(need.up_gbps, need.down_gbps))
-    if not possible:
+        if need.exact_gbps > gbps * (1 + 1e-9):
+            least = min(least, need.exact_gbps)
+            continue
+        if mode is Mode.DECOUPLED and journey_s(load, gbps, gbps) > load.interval_s * (1 + 1e-9):
+            continue  # the links would do, but merging comes between up and down
+        return Choice(
+            link_gbps=gbps,
+            codec=candidate.codec,
+            version_codec=candidate.version_codec,
+            sync_interval_steps=candidate.sync_interval_steps,
+            fragments=candidate.fragments,
+            # Without the way to the next point of a grid.
+            up_gbps=min(need.up_gbps, need.exact_gbps),
+            down_gbps=min(need.down_gbps, need.exact_gbps),
+        )
+    if math.isinf(least) and not refused:
         return None
     if math.isinf(least):
         cure = f"{mode} reaches {fleet.utilisation:.0%} on no link with this latency; train decoupled"

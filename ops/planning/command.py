@@ -36,11 +36,13 @@ DEFAULT_MTBI_YEARS = 1.0
 MOST_SITES = 10_000
 
 _EPILOG = """
---json prints one object: mode, bandwidth_gbps, fits, utilisation, round_s, rounds_apart_s, sync_interval_steps,
-rounds_open, staleness, memory_bytes, tokens_per_day, goodput, cost, traffic, settings, sites, assumptions, notes,
-alternatives (the other modes), published (every mode by the published assumptions) and choice (with --bandwidth).
-bandwidth_gbps is what is needed: "up" and "down" of each site (the same as "site_up", "site_down" and in "per_site"),
-"broker_up" and "broker_down", and "exact": the wider direction of a site before it was moved to a grid.
+--json prints one object: mode, bandwidth_gbps, fits, link_gbps, utilisation, round_s, rounds_apart_s,
+sync_interval_steps, rounds_open, staleness, memory_bytes, tokens_per_day, goodput, cost, traffic, settings, sites,
+assumptions, notes, alternatives (the other modes), published (every mode by the published assumptions) and choice
+(with --bandwidth).
+bandwidth_gbps is what is needed for the H that was asked for: "up" and "down" of each site (the same as "site_up",
+"site_down" and in "per_site"), "broker_up" and "broker_down", and "exact": the wider direction of a site before it was
+moved to a grid.
 
 --fleet FILE describes unequal sites:
   [[island]]
@@ -91,7 +93,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--fragments", type=_number("fragments", int), metavar="P", help="fragments of the model (8; paper: 24)"
     )
     how.add_argument(
-        "--overlap", type=_number("overlap", int), metavar="TAU", help="inner steps until a version is needed (2)"
+        "--overlap",
+        type=_number("overlap", int),
+        metavar="TAU",
+        help="inner steps until streaming waits for a version; what a decoupled round has left of them is grace (2)",
     )
     how.add_argument(
         "--utilisation",

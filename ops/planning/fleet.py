@@ -113,13 +113,16 @@ class Fleet:
                 raise ConfigError(name, price, "must be 0 or more")
 
     @property
-    def narrowest_gbps(self) -> float | None:
-        """The bandwidth that every site has; None if some are not known."""
+    def links_known(self) -> bool:
+        """Whether the bandwidth of every site is known; the broker's is wide enough if nothing is said of it."""
+        return all(site.gbps is not None for site in self.sites)
+
+    def narrowest_gbps(self, *, hub: bool) -> float | None:
+        """Returns the least bandwidth of a site that is known, through a hub its share of the broker's too, or None."""
         known = [site.gbps for site in self.sites if site.gbps is not None]
-        if len(known) < len(self.sites):
-            return None
-        shared = [self.broker_gbps / len(self.sites)] if self.broker_gbps is not None else []
-        return min(known + shared)
+        if hub and self.broker_gbps is not None:
+            known.append(self.broker_gbps / len(self.sites))
+        return min(known, default=None)
 
     @property
     def accelerators(self) -> int | None:
@@ -159,7 +162,9 @@ def load_of(fleet: Fleet, mode: Mode) -> Load:
         codec=fleet.codec,
         sync_interval_steps=1 if mode is Mode.DP else fleet.sync_interval_steps,
         overlap_steps=fleet.overlap_steps if not whole else 0,
-        fixed_s=_fixed_s(fleet, mode, max(map(sum, payload.fragments))),
+        latency_s=_latency_s(fleet, mode),
+        # The baselines are granted an aggregator that takes no time.
+        merging_s=_merging_s(fleet, max(map(sum, payload.fragments))) if mode is Mode.DECOUPLED else 0.0,
     )
 
 
@@ -168,17 +173,18 @@ def payload_of(fleet: Fleet, fragments: int) -> Payload:
     return cut(fleet.parameters, fleet.tensors, fragments)
 
 
-def _fixed_s(fleet: Fleet, mode: Mode, largest: int) -> float:
+def _latency_s(fleet: Fleet, mode: Mode) -> float:
     if fleet.assume is Assume.PAPER:
         return 0.0
-    islands, latency_s = len(fleet.sites), max(site.latency_s for site in fleet.sites)
-    if mode is Mode.DP:
-        return 2 * (islands - 1) * latency_s
-    return 2 * latency_s + (_merging_s(islands, largest) if mode is Mode.DECOUPLED else 0.0)
+    there_and_back_s = 2 * max(site.latency_s for site in fleet.sites)
+    return there_and_back_s * (len(fleet.sites) - 1) if mode is Mode.DP else there_and_back_s
 
 
-def _merging_s(islands: int, elements: int) -> float:
-    """Seconds that the aggregator takes for a round; the baselines are granted one that takes none."""
+def _merging_s(fleet: Fleet, elements: int) -> float:
+    """Seconds that the aggregator takes for a round of a fragment of so many parameters."""
+    if fleet.assume is Assume.PAPER:
+        return 0.0
+    islands = len(fleet.sites)
     per_element_s = MERGE_AND_PERSIST_S + islands * MERGE_PER_ISLAND_S
     return ROUND_S + islands * ROUND_PER_ISLAND_S + elements * per_element_s
 
@@ -196,7 +202,4 @@ def largest_message_bytes(fleet: Fleet) -> int:
 
 def merging_per_cycle_s(fleet: Fleet) -> float:
     """Seconds in which the aggregator merges every fragment once, one after the other."""
-    if fleet.assume is Assume.PAPER:
-        return 0.0
-    fragments = payload_of(fleet, fleet.fragments).fragments
-    return sum(_merging_s(len(fleet.sites), sum(fragment)) for fragment in fragments)
+    return sum(_merging_s(fleet, sum(fragment)) for fragment in payload_of(fleet, fleet.fragments).fragments)

@@ -6,16 +6,17 @@ Two sets of assumptions:
 contributions and comes down in that of versions, headers included; between the two the aggregator merges and persists
 it. A round's journey is up + down + twice the latency + the aggregator's time.
 
-    decoupled   islands never wait. The link carries P fragments in H steps, up and down side by side, and a journey
-                fits into H steps, since a fragment has one open round at a time.
+    decoupled   islands never wait. The link carries P fragments in H steps, up and down side by side, and what a
+                journey takes of the links fits into H steps, since a fragment has one open round at a time. The
+                aggregator's time is no link's fault: it stretches H, and the need is told for the H that was asked for.
     streaming   the same fragments, but whoever has no version tau steps after the capture waits for it.
     diloco      all parameters every H steps, and everybody waits for the journey.
     dp          a ring all-reduce of bfloat16 gradients among the sites in every step, in 128 buckets, the first of
                 which travel while the backward pass goes on (:mod:`ops.planning.utilisation`).
 
 *paper*: what published figures assume. No headers, no latency, no merging; int4 is 4 bits an element, in both
-directions; DiLoCo and data-parallel by ring; the simulation of :mod:`ops.planning.utilisation` on a grid of bandwidths,
-0.1 to 1000 Gbit/s in 200 steps.
+directions, which a fragment goes at the same time; DiLoCo and data-parallel by ring; the simulation of
+:mod:`ops.planning.utilisation` on a grid of bandwidths, 0.1 to 1000 Gbit/s in 200 steps.
 """
 
 from __future__ import annotations
@@ -67,7 +68,8 @@ class Load:
         codec: Of contributions; ``wire`` has it already, the paper's assumptions count nominal bits.
         sync_interval_steps: H.
         overlap_steps: tau.
-        fixed_s: Of a journey, whatever the bandwidth: latencies and the aggregator. For dp the latencies of a ring.
+        latency_s: Of a journey, there and back; for dp of a whole ring.
+        merging_s: Of a journey: what the aggregator takes for the largest fragment.
     """
 
     mode: Mode
@@ -79,7 +81,8 @@ class Load:
     codec: Codec
     sync_interval_steps: int
     overlap_steps: int
-    fixed_s: float
+    latency_s: float
+    merging_s: float
 
     @property
     def ring(self) -> bool:
@@ -101,10 +104,23 @@ class Load:
         """H / P steps, in seconds: the time between two rounds."""
         return self.interval_s / self.wire.rounds
 
+    @property
+    def fixed_s(self) -> float:
+        """Of a journey, whatever the bandwidth."""
+        return self.latency_s + self.merging_s
+
+    @property
+    def turn_s(self) -> float:
+        """The time from one round to the first that is captured after its version was needed, if nobody has to wait.
+
+        Of rounds that follow each other so closely that several are under way, all those of a turn wait together.
+        """
+        return self.spacing_s * max(1, math.ceil(self.overlap_steps * self.step_s / self.spacing_s - 1e-9))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Need:
-    """Gbit/s of one site's link; ``exact_gbps`` is the larger of both before it was moved to a grid."""
+    """Gbit/s of one site's link; ``exact_gbps``, the larger of both before it was moved to a grid, is enough."""
 
     up_gbps: float
     down_gbps: float
@@ -114,7 +130,8 @@ class Need:
 def required(load: Load, utilisation: float) -> Need:
     """Returns the least bandwidth of each site at which accelerators compute for this share of the time.
 
-    Decoupled islands never wait, so their links must carry what they produce at full speed, whatever is asked for.
+    Decoupled islands never wait, so their links must carry what they produce at full speed, whatever is asked for,
+    and whatever the aggregator takes.
 
     Raises:
         ConfigError: No bandwidth is enough, with what would be possible.
@@ -127,7 +144,7 @@ def required(load: Load, utilisation: float) -> Need:
         case Mode.DECOUPLED:
             return _required_decoupled(load)
         case Mode.DP:
-            lost = load.fixed_s / load.step_s  # a ring waits for its latencies whatever the bandwidth
+            lost = load.latency_s / load.step_s  # a ring waits for its latencies whatever the bandwidth
             if 1 / utilisation - lost <= 1:
                 raise _too_far(load, utilisation, 1 / (1 + lost))
             gbps = required_gbps(_traffic(load), 1 / (1 / utilisation - lost))
@@ -143,13 +160,13 @@ def achieved(load: Load, gbps: float) -> float:
     if load.assume is Assume.PAPER:
         return float(closed_form(_traffic(load), gbps)[0])
     if load.mode is Mode.DP:
-        return float(1 / (1 / closed_form(_traffic(load), gbps)[0] + load.fixed_s / load.step_s))
+        return float(1 / (1 / closed_form(_traffic(load), gbps)[0] + load.latency_s / load.step_s))
     journey = journey_s(load, gbps, gbps)
     if load.mode is Mode.DILOCO:
         return load.interval_s / (load.interval_s + journey)
     stalled_s = max(0.0, journey - load.overlap_steps * load.step_s)
     busiest_s = max(load.wire.cycle_up_bytes, load.wire.cycle_down_bytes) * 8e-9 / gbps
-    return min(load.spacing_s / (load.spacing_s + stalled_s), load.interval_s / busiest_s)
+    return min(load.turn_s / (load.turn_s + stalled_s), load.interval_s / busiest_s)
 
 
 def journey_s(load: Load, up_gbps: float, down_gbps: float) -> float:
@@ -160,8 +177,7 @@ def journey_s(load: Load, up_gbps: float, down_gbps: float) -> float:
     if load.ring:
         return load.fixed_s + (_traffic(load).payload_gbit / up_gbps if up_gbps else 0.0)
     if load.assume is Assume.PAPER:
-        gbit = _nominal_gbit(load) / load.wire.rounds
-        return load.fixed_s + gbit / up_gbps + gbit / down_gbps
+        return _nominal_gbit(load) / load.wire.rounds / min(up_gbps, down_gbps)
     up_s, down_s = (
         nbytes * 8e-9 / gbps
         for nbytes, gbps in ((load.wire.largest_up_bytes, up_gbps), (load.wire.largest_down_bytes, down_gbps))
@@ -185,9 +201,9 @@ def carried_bytes(load: Load) -> tuple[float, float]:
 
 def _required_decoupled(load: Load) -> Need:
     wire, interval_s = load.wire, load.interval_s
-    if load.fixed_s >= interval_s:
-        twice = math.ceil(2 * load.fixed_s / load.step_s)
-        takes = f"latency and merging alone take {load.fixed_s:.3g} s of a round, and H steps {interval_s:.3g} s"
+    if load.latency_s >= interval_s:
+        twice = math.ceil(2 * load.latency_s / load.step_s)
+        takes = f"latency alone takes {load.latency_s:.3g} s of a round, and H steps {interval_s:.3g} s"
         raise ConfigError(
             "sync_interval", load.sync_interval_steps, f"{takes}: an H of {twice} leaves half of it to the links"
         )
@@ -195,8 +211,8 @@ def _required_decoupled(load: Load) -> Need:
     flows = [nbytes * 8e-9 / interval_s for nbytes in (wire.cycle_up_bytes, wire.cycle_down_bytes)]
     journey = wire.largest_up_bytes / flows[0] + wire.largest_down_bytes / flows[1]
     both = 0.0
-    if journey * 8e-9 > interval_s - load.fixed_s:
-        both = _both_ways_gbps(wire, interval_s - load.fixed_s)
+    if journey * 8e-9 > interval_s - load.latency_s:
+        both = _both_ways_gbps(wire, interval_s - load.latency_s)
     up, down = (max(flow, both) for flow in flows)
     return Need(up_gbps=up, down_gbps=down, exact_gbps=max(up, down))
 
@@ -212,10 +228,10 @@ def _both_ways_gbps(wire: Wire, within_s: float) -> float:
 def _required_by_who_waits(load: Load, utilisation: float) -> Need:
     """DiLoCo waits for the whole journey, streaming for what of it exceeds tau steps; one is one round of the other."""
     allowed_s = load.overlap_steps * load.step_s if load.mode is Mode.STREAMING else 0.0
-    period_s = load.spacing_s
-    within_s = allowed_s + period_s * (1 / utilisation - 1) - load.fixed_s
+    turn_s = load.turn_s
+    within_s = allowed_s + turn_s * (1 / utilisation - 1) - load.latency_s
     if within_s <= 0:
-        raise _too_far(load, utilisation, period_s / (period_s + load.fixed_s - allowed_s))
+        raise _too_far(load, utilisation, turn_s / (turn_s + load.latency_s - allowed_s))
     both = _both_ways_gbps(load.wire, within_s)
     rate = utilisation / load.interval_s * 8e-9
     up, down = max(both, load.wire.cycle_up_bytes * rate), max(both, load.wire.cycle_down_bytes * rate)
@@ -224,9 +240,9 @@ def _required_by_who_waits(load: Load, utilisation: float) -> Need:
 
 def _too_far(load: Load, utilisation: float, possible: float) -> ConfigError:
     """No bandwidth helps against latency."""
-    at_most = f"{load.mode} reaches at most {possible:.1%} here: {load.fixed_s:.3g} s of each journey are latency"
+    at_most = f"{load.mode} reaches at most {possible:.1%} here: {load.latency_s:.3g} s of each journey are latency"
     if load.mode is Mode.STREAMING:
-        steps = int(load.fixed_s / load.step_s) + 1
+        steps = int(load.latency_s / load.step_s) + 1
         return ConfigError("overlap", load.overlap_steps, f"{at_most}; an overlap of {steps} steps hides them")
     cure = "sync less often, or train decoupled" if load.mode is Mode.DILOCO else "train decoupled"
     return ConfigError("utilisation", utilisation, f"{at_most}; {cure}")
@@ -286,8 +302,9 @@ def assumptions(assume: Assume, *, codec: Codec, version_codec: Codec, sites: in
         bits = _NOMINAL_BITS[codec]
         return (
             f"Published assumptions: {bits} bits an element in both directions, no headers, latency or merging time.",
-            "Decoupled and streaming go through a hub: a site sends and receives each fragment once (f = 1), and the "
-            f"hub's site carries {sites} times that; with the hub cut into a shard per site, f = 2 (1 - 1/M).",
+            "Decoupled and streaming go through a hub: a site sends and receives each fragment once, at the same time "
+            f"(f = 1), and the hub's site carries {sites} times that; with the hub cut into a shard per site, "
+            "f = 2 (1 - 1/M).",
             "Decoupled learners never wait: the link carries what they produce at full speed, whatever the target.",
             f"Data-parallel and DiLoCo use a ring: {ring}; data-parallel sends {buckets}.",
             "Required bandwidths are the next point of the grid logspace(-1, 3, 200) in Gbit/s, from 2,000 steps.",
@@ -297,7 +314,7 @@ def assumptions(assume: Assume, *, codec: Codec, version_codec: Codec, sites: in
         f"{version_codec} every H steps (f = 1), headers included; the broker carries all {sites} sites' traffic.",
         "Heartbeats and announcements (a few kB/s for each island) and the bytes of TCP/IP are not counted.",
         "Decoupled islands never wait: the link carries what they produce at full speed, whatever the target; a "
-        "narrower one stretches the interval instead.",
+        "narrower one or a slow aggregator stretches the interval instead.",
         "The aggregator runs beside the broker. It takes 6 ms + 3 ms for each island, and 13 ns + 1.3 ns for each "
         "island per parameter of a fragment, as measured on two shared cores; the baselines are granted one "
         "that takes no time.",

@@ -45,7 +45,8 @@ class Forecast:
         broker_up_gbps: Needed by the broker, out of it: what all sites receive. 0 for a ring.
         broker_down_gbps: Needed by the broker, into it.
         exact_gbps: The larger one of a site before it was moved to a grid.
-        fits: Whether the links are wide enough; None where they are not known.
+        fits: Whether the links are wide enough; None where some are not known and the others are.
+        link_gbps: Of the narrowest one, a share of the broker's if that is less; None where ``fits`` is.
         utilisation: Share of the time that accelerators compute: on the links if they are known, else as asked for.
         round_s: From the opening of a round until its version has arrived.
         rounds_apart_s: Between two rounds.
@@ -66,6 +67,7 @@ class Forecast:
     broker_down_gbps: float
     exact_gbps: float
     fits: bool | None
+    link_gbps: float | None
     utilisation: float
     round_s: float
     rounds_apart_s: float
@@ -88,8 +90,10 @@ def forecast(fleet: Fleet, mode: Mode) -> Forecast:
     """
     load, islands = load_of(fleet, mode), len(fleet.sites)
     need = required(load, fleet.utilisation)
-    gbps = fleet.narrowest_gbps
-    fits = None if gbps is None else gbps >= max(need.up_gbps, need.down_gbps) * (1 - 1e-9)
+    gbps = fleet.narrowest_gbps(hub=not load.ring)
+    fits = None if gbps is None else gbps >= need.exact_gbps * (1 - 1e-9)
+    if fits and not fleet.links_known:
+        gbps = fits = None
     utilisation = fleet.utilisation if gbps is None else achieved(load, gbps)
     if mode is Mode.DECOUPLED or load.alone:
         utilisation = 1.0
@@ -121,6 +125,7 @@ def forecast(fleet: Fleet, mode: Mode) -> Forecast:
         broker_down_gbps=islands * need.up_gbps if hub else 0.0,
         exact_gbps=need.exact_gbps,
         fits=fits,
+        link_gbps=gbps,
         utilisation=utilisation,
         round_s=round_s,
         rounds_apart_s=interval * load.step_s / load.wire.rounds / waiting,
@@ -173,7 +178,7 @@ def _cost(fleet: Fleet, traffic_gb: float, tokens: float) -> Cost | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetPlan:
-    """A mode, the others beside it (None where no bandwidth is enough, with the reason), and memory by process."""
+    """A mode, the others beside it (a reason where no bandwidth is enough), and memory by process."""
 
     chosen: Forecast
     alternatives: Mapping[Mode, Forecast | str]
@@ -196,7 +201,8 @@ def plan(fleet: Fleet, mode: Mode) -> FleetPlan:
                 others[other] = forecast(fleet, other)
             except ConfigError as err:
                 others[other] = err.cure
-    choice = None if fleet.narrowest_gbps is None or mode is Mode.DP else choose(fleet, mode)
+    gbps = chosen.link_gbps
+    choice = None if gbps is None or mode is Mode.DP else choose(fleet, mode, gbps)
     return FleetPlan(chosen=chosen, alternatives=others, memory=memory, choice=choice)
 
 
@@ -224,6 +230,9 @@ def memory_of(fleet: Fleet, chosen: Forecast) -> dict[str, Memory]:
                 cure = f"is too little for the {name}: it takes {least:.3g} GB; find that, or a smaller model"
                 raise ConfigError("host_memory_gb", fleet.host_gb, cure)
     if fleet.accelerator_gb is not None:
+        if fleet.accelerators is None:
+            cure = "is that of one accelerator: give --accelerators as well"
+            raise ConfigError("memory_gb", fleet.accelerator_gb, cure)
         needed = trainer.expected / 1e9
         for site in fleet.sites:
             if site.accelerators is not None and needed > site.accelerators * fleet.accelerator_gb:

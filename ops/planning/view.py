@@ -13,9 +13,16 @@ from rich.text import Text
 
 from ops.planning.bandwidth_table import PAYLOAD_SHARE, UTILISATIONS, Cell, Method
 from ops.planning.choosing import Choice
-from ops.planning.fleet import MESSAGE_LIMIT_BYTES, Fleet, interval_s, largest_message_bytes, merging_per_cycle_s
+from ops.planning.fleet import (
+    MESSAGE_LIMIT_BYTES,
+    Fleet,
+    interval_s,
+    largest_message_bytes,
+    load_of,
+    merging_per_cycle_s,
+)
 from ops.planning.footprint import Memory
-from ops.planning.links import Assume, Mode, assumptions
+from ops.planning.links import Assume, Mode, assumptions, required
 from ops.planning.planner import FleetPlan, Forecast, forecast
 from ops.planning.sizing import Model
 from ops.text import age, size
@@ -65,6 +72,7 @@ def _forecast_json(each: Forecast) -> dict[str, Any]:
             "exact": each.exact_gbps,
         },
         "fits": each.fits,
+        "link_gbps": each.link_gbps,
         "utilisation": each.utilisation,
         "round_s": each.round_s,
         "rounds_apart_s": each.rounds_apart_s,
@@ -85,7 +93,7 @@ def _forecast_json(each: Forecast) -> dict[str, Any]:
 def _sites_json(fleet: Fleet, chosen: Forecast) -> list[dict[str, Any]]:
     rows = []
     for site in fleet.sites:
-        used = None if site.gbps is None else max(chosen.up_gbps, chosen.down_gbps) / site.gbps
+        used = None if site.gbps is None else chosen.exact_gbps / site.gbps
         rows.append({"name": site.name, "step_s": site.step_s, "gbps": site.gbps, "link_share_needed": used})
     return rows
 
@@ -122,17 +130,16 @@ def notes(fleet: Fleet, planned: FleetPlan) -> list[str]:
     """Returns what deserves attention: sentences, none if all is well."""
     chosen, found = planned.chosen, []
     if chosen.fits is False:
-        wide = f"{max(chosen.up_gbps, chosen.down_gbps):.3g} Gbit/s"
-        effect = f"H grows to {chosen.sync_interval_steps:.0f}"
-        if chosen.mode is not Mode.DECOUPLED:
-            effect = f"accelerators compute {chosen.utilisation:.1%} of the time"
-        found.append(f"The narrowest link has {fleet.narrowest_gbps:.3g} of {wide} needed: {effect}.")
-    merging_s, between_s = merging_per_cycle_s(fleet), interval_s(fleet)
-    if chosen.mode is Mode.DECOUPLED and merging_s > between_s:
-        found.append(
-            f"H steps take {between_s:.3g} s, and merging every fragment once {merging_s:.3g} s at the speed measured "
-            f"on two shared cores: H grows, unless the aggregator's host is {merging_s / between_s:.1f} times as fast."
-        )
+        wide = f"{chosen.exact_gbps:.3g} Gbit/s needed"
+        effect = f"accelerators compute {chosen.utilisation:.1%} of the time"
+        if chosen.mode is Mode.DECOUPLED:
+            wide += f" for H = {fleet.sync_interval_steps}"
+            effect = f"H grows to {chosen.sync_interval_steps:.0f}"
+            if chosen.sync_interval_steps <= _merging_steps(fleet) * (1 + 1e-9):
+                effect = "it is wide enough for the H that merging makes of it"
+        found.append(f"The narrowest link has {chosen.link_gbps:.3g} of {wide}: {effect}.")
+    if chosen.mode is Mode.DECOUPLED:
+        found += _slow_merging(fleet, chosen)
     largest = largest_message_bytes(fleet)
     if fleet.assume is Assume.ATOLL and chosen.mode is Mode.DECOUPLED and largest > MESSAGE_LIMIT_BYTES:
         least = math.ceil(largest * fleet.fragments / MESSAGE_LIMIT_BYTES)
@@ -143,6 +150,31 @@ def notes(fleet: Fleet, planned: FleetPlan) -> list[str]:
     return found
 
 
+def _merging_steps(fleet: Fleet) -> float:
+    """Inner steps in which the aggregator merges every fragment once."""
+    return merging_per_cycle_s(fleet) / interval_s(fleet) * fleet.sync_interval_steps
+
+
+def _slow_merging(fleet: Fleet, chosen: Forecast) -> list[str]:
+    """What the aggregator makes of H, whatever the links."""
+    steps, asked, between_s = _merging_steps(fleet), fleet.sync_interval_steps, interval_s(fleet)
+    if steps > asked:
+        load = replace(load_of(fleet, Mode.DECOUPLED), sync_interval_steps=math.ceil(steps))
+        then = required(load, fleet.utilisation)
+        return [
+            f"H steps take {between_s:.3g} s, and merging every fragment once {merging_per_cycle_s(fleet):.3g} s at "
+            f"the speed measured on two shared cores: H grows to {steps:.0f} at least, for which a site needs "
+            f"{_gbps(then.up_gbps)} up and {_gbps(then.down_gbps)} down, unless the aggregator's host is "
+            f"{steps / asked:.1f} times as fast."
+        ]
+    if chosen.fits is not False and chosen.sync_interval_steps > asked * (1 + 1e-6):
+        return [
+            f"H steps take {between_s:.3g} s, and a fragment's way up, merging and way down one after the "
+            f"other {chosen.round_s:.3g} s: H grows to {chosen.sync_interval_steps:.0f}. More fragments are smaller."
+        ]
+    return []
+
+
 # --- as text ------------------------------------------------------------------------------------------------------
 
 
@@ -150,8 +182,13 @@ def render(fleet: Fleet, planned: FleetPlan, document: Mapping[str, Any]) -> Ren
     """Returns the plan as tables: modes side by side, memory, what to choose, assumptions, what to try next."""
     chosen = planned.chosen
     sites = "1 site" if len(fleet.sites) == 1 else f"{len(fleet.sites)} sites"
-    head = f"{chosen.mode}: {sites}, {fleet.parameters:,} parameters, {fleet.codec} up"
-    head += f", H = {fleet.sync_interval_steps}, P = {fleet.fragments}, tau = {fleet.overlap_steps}"
+    head = f"{chosen.mode}: {sites}, {fleet.parameters:,} parameters, "
+    if chosen.mode is Mode.DP:
+        head += "bf16 gradients in every step"
+    else:
+        head += f"{fleet.codec} up, {fleet.version_codec} down, H = {fleet.sync_interval_steps}"
+    if chosen.mode in (Mode.DECOUPLED, Mode.STREAMING):
+        head += f", P = {fleet.fragments}, tau = {fleet.overlap_steps}"
     parts: list[RenderableType] = [Text(head, style="bold"), Text(), _modes_table(planned)]
     for mode, other in planned.alternatives.items():
         if isinstance(other, str):
@@ -162,7 +199,7 @@ def render(fleet: Fleet, planned: FleetPlan, document: Mapping[str, Any]) -> Ren
         parts.append(Text(f"By the published assumptions (--assume paper): {pair} Gbit/s for each site.", style="dim"))
     parts += [Text(), _memory_table(planned.memory)]
     if planned.choice is not None:
-        parts += [Text(), Text(_choice_text(fleet, planned.choice), style="green")]
+        parts += [Text(), Text(_choice_text(planned.choice), style="green")]
     parts += [Text(note, style="yellow") for note in document["notes"]]
     parts += [Text(), Text("Assumptions", style="bold")]
     parts += [Text(f"- {sentence}", style="dim") for sentence in document["assumptions"]]
@@ -214,8 +251,8 @@ def _memory_table(memory: Mapping[str, Memory]) -> Table:
     return table
 
 
-def _choice_text(fleet: Fleet, choice: Choice) -> str:
-    needs = f"{choice.up_gbps:.3g} up and {choice.down_gbps:.3g} down of {fleet.narrowest_gbps:.3g} Gbit/s"
+def _choice_text(choice: Choice) -> str:
+    needs = f"{choice.up_gbps:.3g} up and {choice.down_gbps:.3g} down of {choice.link_gbps:.3g} Gbit/s"
     return f"For these links: {_flags(choice)} needs {needs}."
 
 
@@ -227,7 +264,7 @@ def _flags(choice: Choice) -> str:
 
 
 def _next(fleet: Fleet, planned: FleetPlan) -> str:
-    if fleet.narrowest_gbps is None:
+    if planned.chosen.link_gbps is None:
         return "give --bandwidth to see what your links allow"
     if planned.choice is None and planned.chosen.mode is Mode.DECOUPLED:
         return "no settings tried here are within what the aggregator and a message can take: see above"
@@ -235,6 +272,8 @@ def _next(fleet: Fleet, planned: FleetPlan) -> str:
         return "give --accelerators (and --price) for goodput and cost"
     if planned.choice is None or planned.chosen.mode is not Mode.DECOUPLED:
         return "atoll trains decoupled: leave out --mode to plan for that"
+    if fleet.assume is Assume.PAPER:
+        return "leave out --assume paper to plan for what atoll itself sends"
     return f"atoll up {_flags(planned.choice)}"
 
 
