@@ -22,7 +22,8 @@ _NEGLIGIBLE = 0.003
 def away_share(chips: int, model: FailureModel) -> float:
     """Returns the part of the slices that is away: each alternates between working and repair (mean down / mean both).
 
-    The same follows from M/G/infinity: slices in repair are a Poisson number whose mean is rate times repair time.
+    The same follows from M/G/infinity: slices in repair are a Poisson number whose mean is rate times repair time. That
+    a repaired slice waits for a pause to rejoin in is left out: see :func:`has_closed_form`.
     """
     slice_mtbi_s = model.chip_mtbi_s * model.slices(chips) / chips
     return model.repair_s / (slice_mtbi_s + model.repair_s)
@@ -83,6 +84,11 @@ def has_closed_form(fleet: Fleet, model: FailureModel) -> bool:
     many = model.slices(group) >= 20 or fleet.mode is Mode.DP
     longest_s = max(model.scale_down_s, model.scale_up_s) + model.catch_up_s
     if not (independent and many) or fleet.mode is Mode.DILOCO:
+        return False
+    # What repaired slices miss while they wait to rejoin; they wait no longer than until the next failure.
+    rate = group / model.chip_mtbi_s
+    waits_s = -math.expm1(-rate * model.rejoin_wait_s) / rate
+    if fleet.mode is not Mode.DP and away_share(group, model) * waits_s > _NEGLIGIBLE * model.repair_s:
         return False
     # Returns have to be independent of the failures of the same cycle, so no slice may be back within one.
     if fleet.mode is not Mode.DP and model.repair_s < longest_s + model.rejoin_wait_s + model.check_s:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from broker.errors import Unavailable
 from broker.settings import to_table
 from ops.goodput.availability import BATCHES, CONFIDENCE, Account, Estimate
-from ops.goodput.fleet import FailureModel, Fleet, Mode
+from ops.goodput.caveats import caveats
+from ops.goodput.fleet import Mode
 from ops.goodput.published import CHIPS, TABLE_1, Row
 from ops.goodput.staleness import Staleness
 from ops.goodput.timeline import Cause
@@ -29,9 +30,6 @@ MEANING: Mapping[Cause, str] = {
     Cause.ISLAND_LOST: "trained, lost with its island",
     Cause.STALE: "trained, refused as too stale",
 }
-
-#: Of fewer failures than these a run may well see none, and take that for certain.
-_FEW = 5.0
 
 
 # --- text -----------------------------------------------------------------------------------------------------------
@@ -53,25 +51,13 @@ def text(result: Result) -> str:
     if result.closed_form is not None:
         goodput, uptime = result.closed_form
         lines.append(f"          by closed form {goodput:.1%} and {uptime:.1%}")
-    if rare := few_events(fleet, model):
-        lines.append(f"          {rare}")
+    lines += [f"          {each}" for each in caveats(fleet, model)]
     lines += ["", "wasted tokens, as a share of what the fleet could train:"]
     named = sorted(((share, cause) for cause, share in account.waste.items() if share > 0.0), reverse=True)
     lines += [f"{share:8.2%}  {MEANING[cause]}" for share, cause in named] or ["  none"]
     if result.staleness is not None:
         lines += ["", *_staleness(result.staleness)]
     return "\n".join(lines)
-
-
-def few_events(fleet: Fleet, model: FailureModel) -> str:
-    """Returns a warning where so few failures are to be expected that an interval says little; else nothing."""
-    expected = {"interruptions": fleet.chips / model.chip_mtbi_s * fleet.duration_s}
-    if model.domain_mtbi_days is not None:
-        expected["domain failures"] = fleet.islands / model.domain_islands * fleet.days / model.domain_mtbi_days
-    if model.coordinator_mtbi_days is not None:
-        expected["coordinator failures"] = fleet.days / model.coordinator_mtbi_days
-    few = [f"{count:.2g} {what}" for what, count in expected.items() if count < _FEW]
-    return f"with {' and '.join(few)} to be expected the intervals are too narrow; simulate more --days" if few else ""
 
 
 def _estimate(each: Estimate) -> str:
@@ -121,7 +107,7 @@ def to_json(result: Result) -> dict[str, Any]:
         "waste": {cause.value: share for cause, share in account.waste.items()},
         "staleness": _staleness_json(result.staleness),
         "closed_form": None if closed is None else {"goodput": closed[0], "uptime": closed[1]},
-        "warning": few_events(fleet, result.model) or None,
+        "warning": "; ".join(caveats(fleet, result.model)) or None,
         "parameters": {"days": fleet.days, **to_table(result.model)},
         "seed": fleet.seed,
     }

@@ -115,6 +115,7 @@ PURE = [
     "ops/links/region",
     "ops/links/wiring",
     "ops/goodput/fleet",
+    "ops/goodput/caveats",
     "ops/goodput/timeline",
     "ops/goodput/barrier",
     "ops/goodput/availability",
