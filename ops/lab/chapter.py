@@ -13,8 +13,11 @@ from ops.lab.cells import Cell, cell_key, grouped, label, not_run, rank, scalar,
 from ops.lab.comparisons import Comparison, Finding, correction, findings
 from ops.lab.curves import REACH
 from ops.lab.markdown import count, details, duration, gap, percent, share, table
-from ops.lab.records import Record, Stage
+from ops.lab.records import Record, Stage, independent
 from ops.lab.statistics import Interval, Verdict, distance, interval, seeds_for
+
+#: So many seeds nobody will run: how many more it would take is not told.
+MANY_SEEDS = 1000
 
 
 class Tune(Protocol):
@@ -110,8 +113,12 @@ def chapter(each: Findings, plots: Sequence[Plot]) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
-def compute(records: Sequence[Record]) -> tuple[str, str, str, str]:
-    """Returns how many runs there are, their tokens, the time they took here, and the share of it in training."""
+def compute(records: Iterable[Record]) -> tuple[str, str, str, str]:
+    """Returns how many runs there are, their tokens, the time they took here, and the share of it in training.
+
+    A run that serves several cells counts once.
+    """
+    records = independent(records)
     wall_s, train_s = (math.fsum(getattr(record, name) for record in records) for name in ("wall_s", "train_s"))
     tokens = sum(record.tokens for record in records)
     return str(len(records)), count(tokens), duration(wall_s), share(train_s, wall_s)
@@ -119,7 +126,7 @@ def compute(records: Sequence[Record]) -> tuple[str, str, str, str]:
 
 def _counted(records: Sequence[Record]) -> str:
     runs, tokens, wall, training = compute(records)
-    tuning = sum(record.stage is Stage.TUNE for record in records)
+    tuning = sum(record.stage is Stage.TUNE for record in independent(records))
     inside = f", {training} of it inside training steps" if training else ""
     return f"{runs} runs, {tuning} of them for tuning: {tokens} tokens in {wall}{inside}."
 
@@ -249,8 +256,8 @@ def _needed(finding: Finding) -> str:
     away = distance(found, finding.comparison.kind, finding.comparison.margin)
     if not 0 < away < found.half_width < math.inf:
         return ""
-    needed = seeds_for(found, away)
-    return str(needed) if needed < 1000 else "1000 or more"
+    needed = seeds_for(found, away, at_most=MANY_SEEDS)
+    return str(needed) if needed < MANY_SEEDS else f"{MANY_SEEDS} or more"
 
 
 def _extra(found: Sequence[Finding]) -> str:
@@ -262,7 +269,9 @@ def _extra(found: Sequence[Finding]) -> str:
         extrapolated = sum(each.extrapolated for each in reached)
         missed = len(finding.extra) - len(reached)
         remarks = [f"extrapolated for {extrapolated} of {len(finding.extra)} seeds"] if extrapolated else []
-        remarks += [f"not within {REACH:g} times the run for {missed} of {len(finding.extra)} seeds"] if missed else []
+        if missed:
+            nowhere = f"neither on the curve nor, by its power law, within {REACH:g} times the run"
+            remarks.append(f"{nowhere} for {missed} of {len(finding.extra)} seeds")
         extra = "-"
         if reached:
             found_extra = interval([each.extra for each in reached])

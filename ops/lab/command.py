@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from ops.lab.cells import label
 from ops.lab.comparisons import findings
 from ops.lab.experiment import load
 from ops.lab.markdown import gap
-from ops.lab.records import Stage
+from ops.lab.records import Stage, independent, newest
 from ops.lab.report import RECORDS
 from ops.lab.runner import Runner
 from ops.lab.schedule import agenda, current
@@ -37,11 +38,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             "--records", type=Path, default=RECORDS, metavar="DIR", help=f"where records are kept (default: {RECORDS})"
         )
     run.add_argument("--jobs", type=int, default=None, metavar="N", help="runs at a time (default: one per processor)")
-    run.add_argument("--budget", type=float, metavar="MINUTES", help="processor time in all, instead of the file's")
+    run.add_argument("--budget", type=float, metavar="MINUTES", help="processor time of each, instead of its file's")
     run.add_argument(
         "--max-seeds", type=int, metavar="N", help="runs of a cell at most, instead of the file's: for a first look"
     )
-    run.add_argument("--limit", type=float, metavar="MINUTES", help="start no run after this long")
+    run.add_argument("--limit", type=float, metavar="MINUTES", help="start no run after this long, of all files")
     run.add_argument("--accelerator", action="store_true", help="use the accelerator that JAX finds, one run at a time")
     report.add_arguments(
         actions.add_parser("report", help="writes docs/results.md from all records", allow_abbrev=False)
@@ -70,7 +71,7 @@ def _run(args: argparse.Namespace) -> int:
             raise ConfigError(flag, minutes, "must be above 0 minutes")
     if args.max_seeds is not None and args.max_seeds < 1:
         raise ConfigError("--max-seeds", args.max_seeds, "must be at least 1")
-    complete = True
+    complete, ends_at_s = True, None if args.limit is None else time.monotonic() + 60 * args.limit
     with Signals() as signals:
         for path in args.experiments:
             experiment = load(path)
@@ -85,7 +86,7 @@ def _run(args: argparse.Namespace) -> int:
                 jobs=jobs,
                 say=lambda line: print(line, flush=True),
                 accelerator=args.accelerator,
-                limit_s=None if args.limit is None else 60 * args.limit,
+                ends_at_s=ends_at_s,
             )
             try:
                 complete &= runner.run(signals.check)
@@ -100,13 +101,15 @@ def _run(args: argparse.Namespace) -> int:
 def _show(args: argparse.Namespace) -> int:
     for path in args.experiments:
         experiment = load(path)
-        records = current(experiment, archive.read(archive.path_of(args.records, experiment.name)))
+        kept = newest(archive.read(archive.path_of(args.records, experiment.name)))
+        records = current(experiment, kept)
         left = agenda(experiment, records)
         finals = [record for record in records if record.stage is Stage.FINAL]
-        spent = sum(record.spent_s for record in records) / 60
+        tuning = len(independent(records)) - len(independent(finals))
+        spent = sum(record.spent_s for record in kept) / 60
         print(f"{experiment.name}: {experiment.question}")
         print(
-            f"  {len(finals)} runs and {len(records) - len(finals)} tuning runs in {spent:.0f} processor minutes;",
+            f"  {len(independent(finals))} runs and {tuning} tuning runs in {spent:.0f} processor minutes;",
             end=" ",
         )
         print(f"{len(left.due)} due, at least {left.later} after them")

@@ -109,7 +109,8 @@ class Finding:
         reason: What the verdict alone does not say; empty if nothing.
         extra: Seed -> extra tokens for equal loss; None where neither curve nor power law get there.
         cells: Of candidate and baseline, of which another seed would narrow the interval.
-        seeds: Those run of both, whatever came of them.
+        seeds: Those run of both, whatever came of them; empty if nothing was.
+        settled: More seeds cannot change the verdict.
     """
 
     comparison: Comparison
@@ -126,6 +127,7 @@ class Finding:
     extra: Mapping[int, ExtraTokens | None] = field(default_factory=dict)
     cells: tuple[Cell, ...] = ()
     seeds: tuple[int, ...] = ()
+    settled: bool = False
 
     @property
     def same(self) -> int:
@@ -202,16 +204,16 @@ def _judged(
     both = tuple(sorted(ours.keys() & theirs.keys()))
     finding = replace(finding, seeds=both, cells=(candidates[0].cell, baselines[0].cell))
     if any(ours[seed].corpus != theirs[seed].corpus for seed in ours.keys() & theirs.keys()):
-        return replace(finding, reason="candidate and baseline saw different corpora")
+        return replace(finding, reason="candidate and baseline saw different corpora", settled=True)
     spent = ([_spent(runs[seed], comparison.equal) for seed in both] for runs in (ours, theirs))
     if any(abs(mine / other - 1) > TOLERANCE for mine, other in zip(*spent, strict=True) if other):
         what = "trained tokens differ" if comparison.equal is Equal.TOKENS else "virtual times differ"
-        return replace(finding, reason=f"{what} by more than {100 * TOLERANCE:g} %")
+        return replace(finding, reason=f"{what} by more than {100 * TOLERANCE:g} %", settled=True)
     if diverged := sorted(seed for seed in ours if ours[seed].diverged):
         seeds_text = ", ".join(map(str, diverged))
         sound = any(seed in theirs and not theirs[seed].diverged for seed in diverged)
         verdict = Verdict.FAILS if sound else Verdict.INCONCLUSIVE
-        return replace(finding, verdict=verdict, reason=f"the candidate diverged (seed {seeds_text})")
+        return replace(finding, verdict=verdict, reason=f"the candidate diverged (seed {seeds_text})", settled=sound)
     lost = sorted(seed for seed in ours if seed in theirs and theirs[seed].diverged)
     pairs = [seed for seed in sorted(ours.keys() & theirs.keys()) if seed not in lost]
     reason = f"left out, since the baseline diverged: seed {', '.join(map(str, lost))}" if lost else ""

@@ -13,9 +13,10 @@ from broker.fragments import FragmentManifest
 from islands.task import Params, Task
 from islands.tree import flatten, unflatten
 from ops.lab.gain import outer_step_of
+from ops.lab.merging import Merges, kinds_of
 from ops.lab.outcome import GANTT_ROUNDS, Outcome, Point, spread_of
-from ops.lab.settings import CellSettings, MergeRule
-from ops.lab.training import Merges, Rule, Stepper, Training
+from ops.lab.settings import CellSettings
+from ops.lab.training import Rule, Stepper, Training
 from ops.virtual.queue import LinkModel
 from ops.virtual.simulation import IslandPlan, Simulation, SimulationPlan
 
@@ -42,8 +43,9 @@ def run(task: Task, cell: CellSettings, seed: int, judge: Judge, together: int) 
     per_step = task.tokens_per_step
     fleet_tokens = cell.islands * per_step
     total_tokens = cell.steps * fleet_tokens
+    like, _ = task.init(seed)
     rule = Rule(
-        kinds=({".*": "mean"} if cell.merge is MergeRule.MEAN else {}) or dict(task.kinds),
+        kinds=kinds_of(task, like, cell.merge),
         codec=cell.codec,
         feedback=cell.error_feedback,
         seed=seed,
@@ -57,7 +59,6 @@ def run(task: Task, cell: CellSettings, seed: int, judge: Judge, together: int) 
     plan = plan_of(cell, seed, total_tokens, per_step)
     simulation = Simulation(plan, training, journal.note, watching=False)
 
-    like, _ = task.init(seed)
     curve: list[Point] = []
     expected_s = total_tokens / sum(per_step / cell.step_time_s(i) for i in range(cell.islands))
     for k in range(1, cell.evaluations):

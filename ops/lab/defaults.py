@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -103,10 +104,13 @@ def _body(found: Sequence[Trial]) -> str:
         )
     head = ("setting", "default", "tried instead", ">worst for the default (against)", "verdicts", "experiment")
     far = max(_mean(trial) for trial in found)
-    reach = max(trial.finding.found.high for trial in found if trial.finding.found is not None)
+    highs = [trial.finding.found.high for trial in found if trial.finding.found is not None]
+    reach = max((high for high in highs if math.isfinite(high)), default=0.0)
+    single = sum(not math.isfinite(high) for high in highs)
+    but = f" but those of {single} that have one seed" if single else ""
     return f"""\
 Every comparison of decoupled runs that differ in these settings alone, and whose candidate has the default. In the mean
-none of these defaults is more than {max(0.0, 100 * far):.2f} % behind, and no interval reaches beyond
+none of these defaults is more than {max(0.0, 100 * far):.2f} % behind, and no interval{but} reaches beyond
 {100 * reach:+.2f} %.{_behind(found)} H, P and tau trade loss for bandwidth, and are not among them.
 
 {table(head, rows)}"""

@@ -223,7 +223,7 @@ def _tune(table: Any) -> Tune:
 
 
 def _check(experiment: Experiment, cell: Cell) -> None:
-    """Checks the settings of a cell, whatever is tuned standing at its first value."""
+    """Checks the settings of a cell with every value of what is tuned."""
     tune = experiment.tune
     if tune is None:
         experiment.settings_of(cell)
@@ -235,18 +235,25 @@ def _check(experiment: Experiment, cell: Cell) -> None:
             raise ConfigError("tune.by", name, f"is no axis of the grid; it has {', '.join(cell)}")
     for rung in tune.rungs:
         steps = math.ceil(rung * experiment.settings_of(cell).steps)
-        experiment.settings_of(cell, {tune.name: tune.values[0], "steps": steps})
+        for value in tune.values:
+            experiment.settings_of(cell, {tune.name: value, "steps": steps})
 
 
 def _check_claims(experiment: Experiment) -> None:
-    """Checks that every side of a claim selects a cell: one that does not would be noticed after hours."""
+    """Checks that every side of a claim selects cells of its own: what does not would be noticed after hours."""
+    cells = experiment.cells()
+    known = dict.fromkeys(name for cell in cells for name in cell)
     for comparison in experiment.comparisons:
         for side in ("candidate", "baseline"):
             selector = getattr(comparison, side)
-            if not any(contains(cell, selector) for cell in experiment.cells()):
+            if not any(contains(cell, selector) for cell in cells):
                 raise ConfigError(
                     f"compare.{side}", dict(selector), "selects no cell of the grid: check names and values"
                 )
+        if all(contains(cell, comparison.candidate) for cell in cells if contains(cell, comparison.baseline)):
+            cure = "selects no cell that candidate leaves to it: give it a value that the candidate does not have"
+            raise ConfigError("compare.baseline", dict(comparison.baseline), cure)
+        refuse_unknown(dict.fromkeys(comparison.by), known, where="compare.by")
 
 
 def _dotted(table: Mapping[str, Any]) -> dict[str, Any]:

@@ -36,9 +36,10 @@ from islands.partition import tensor_specs
 from islands.task import Batch, DataShare, Params, Schedule, Task
 from islands.tree import flatten, unflatten
 from ops.lab.gain import outer_step_of
+from ops.lab.merging import Merges, kinds_of
 from ops.lab.outcome import Outcome, Point
-from ops.lab.settings import CellSettings, MergeRule, Mode
-from ops.lab.training import Clock, Merges
+from ops.lab.settings import CellSettings, Mode
+from ops.lab.training import Clock
 
 Vector = NDArray[np.float32]
 Judge = Callable[[Params], float]
@@ -105,9 +106,10 @@ def _joined(batches: list[Batch]) -> Batch:
 
 def _diloco(task: Task, cell: CellSettings, seed: int, judge: Judge) -> Outcome:
     learners = [Learner(*task.init(seed), _data(task, cell, i, seed)) for i in range(cell.islands)]
-    kinds = {".*": "mean"} if cell.merge is MergeRule.MEAN else dict(task.kinds)
-    manifest = partition(tensor_specs(learners[0].params, kinds, task.unit_axes), cell.fragments)
-    outer = _Outer(cell, manifest, learners[0].params)
+    initial = learners[0].params  # what no island shares is judged as it was, as in production
+    kinds = kinds_of(task, initial, cell.merge)
+    manifest = partition(tensor_specs(initial, kinds, task.unit_axes), cell.fragments)
+    outer = _Outer(cell, manifest, initial)
     clock, pace = Clock(), _Pace(cell, seed)
     overlap = cell.overlap if cell.mode is Mode.STREAMING else 0
     curve: list[Point] = []
@@ -129,7 +131,7 @@ def _diloco(task: Task, cell: CellSettings, seed: int, judge: Judge) -> Outcome:
         due = outer.due(t, last=last)
         num_bytes = sum(outer.send(p, learners) for p in due)
         for p in due:
-            here_s[p] = float(clocks_s.max()) + pace.transfer_s(2 * num_bytes)
+            here_s[p] = float(clocks_s.max()) + pace.transfer_s(num_bytes)
             if overlap and not last:
                 under_way.setdefault(t + overlap, []).append(p)
             else:
@@ -138,10 +140,10 @@ def _diloco(task: Task, cell: CellSettings, seed: int, judge: Judge) -> Outcome:
             clocks_s[:] = max(here_s[p] for p in due)
         if _on_the_way(t, cell):
             tokens = t * cell.islands * task.tokens_per_step
-            curve.append(Point(tokens, float(clocks_s.max()), judge(outer.params(learners[0].params))))
+            curve.append(Point(tokens, float(clocks_s.max()), judge(outer.params(initial))))
     tokens = cell.steps * cell.islands * task.tokens_per_step
     return Outcome(
-        params=outer.params(learners[0].params),
+        params=outer.params(initial),
         curve=curve,
         tokens=tokens,
         merged_tokens=tokens,
@@ -176,7 +178,11 @@ class _Outer:
         return [p for p, offset in self._offsets.items() if last or t % self._cell.sync_interval == offset]
 
     def send(self, p: int, learners: list[Learner]) -> int:
-        """Merges what the islands have learned, and takes the outer step; returns the bytes that one of them sent."""
+        """Merges what the islands have learned, and takes the outer step.
+
+        Returns:
+            The bytes that one of them sends and receives: what is global comes back as float32, whatever went up.
+        """
         parts = []
         tensors = self._manifest.fragments[p]
         for i, learner in enumerate(learners):
@@ -195,7 +201,7 @@ class _Outer:
         self.merges.merged(p, merged.delta, merged.cosine)
         self._state[p] = self._outer_step(self._state[p], merged.delta)
         self.rounds += 1
-        return payload_bytes(parts[0].payload)
+        return payload_bytes(parts[0].payload) + merged.delta.nbytes
 
     def adopt(self, p: int, learners: list[Learner], mix: float) -> None:
         """Installs the global parameters of a fragment, mixed with what is there."""

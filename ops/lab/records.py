@@ -54,12 +54,12 @@ class Record:
         rounds: Rounds that merged something.
         parameters: Of the model.
         curve: (tokens, virtual_s, loss) of the global model during the run, by growing tokens.
-        participation: Mean share of the live islands that a round merged.
+        participation: Mean share of the live islands that a round merged; 1 for baselines, which wait for everybody.
         staleness: Of merged contributions, in versions, under the names of ``STALENESS_KEYS``; empty if there is none.
         wasted: Cause -> tokens trained and not merged.
         staleness_histogram: (staleness rounded to 0.25 versions, contributions).
         gantt: (opened_s, closed_s, committed_s, fragment, contributors) of the first rounds, in virtual time.
-        diverged: The run was given up, or its loss is not a number.
+        diverged: Training went wrong: the loss is not a number, or far above where its curve began.
         cosine: Mean cosine between the contributions of a round.
         autocorrelation: Mean cosine between successive merged pseudo-gradients of a fragment.
         settings: Everything, resolved; tables may nest.
@@ -184,7 +184,7 @@ def parse(text: str, *, name: str) -> tuple[tuple[Record, ...], str]:
 
 
 def newest(records: Iterable[Record]) -> tuple[Record, ...]:
-    """Returns the last record of every (stage, key), in the order in which each was first written."""
+    """Returns the last record of every (experiment, stage, key), in the order in which each was first written."""
     kept: dict[tuple[str, Stage, str], Record] = {}
     for record in records:
         kept[record.experiment, record.stage, record.key] = record

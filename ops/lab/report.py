@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
     # Other records are no reason to write our own page anew.
     folder = args.records.resolve()
     out: Path = args.out or (PAGE if folder == RECORDS.resolve() else folder.with_name(f"{folder.name}-results.md"))
-    report = build(experiments, records, folder=out.stem, sections=sections(), others=others)
+    report = build(experiments, records, folder=out.stem, sections=sections(), others=others, directory=args.records)
     for file, svg in report.plots.items():
         _write(out.parent / file, svg)
     _write(out, report.text.encode())
@@ -81,8 +81,9 @@ def run(args: argparse.Namespace) -> int:
     )
     if stale:
         print(f"atoll: in {out.with_suffix('')}, but no longer on the page: {', '.join(stale)}", file=sys.stderr)
+    told = {(record.experiment, record.stage, record.key) for record in (*records, *others)}
     for name, number in sorted(Counter(record.experiment for record in kept).items()):
-        left_out = number - sum(record.experiment == name for record in records)
+        left_out = number - sum(experiment == name for experiment, _, _ in told)
         if left_out:
             why = f"{args.experiments} has no such experiment, or other settings now"
             print(f"atoll: {left_out} of {number} records of {name} are left out: {why}", file=sys.stderr)
@@ -97,6 +98,7 @@ def build(
     folder: str,
     sections: Sequence[Section] = (),
     others: Sequence[Record] = (),
+    directory: Path = RECORDS,
 ) -> Report:
     """Returns the page and the plots of all experiments.
 
@@ -106,6 +108,7 @@ def build(
         folder: Directory of plots, relative to the page.
         sections: Parts from elsewhere.
         others: Records of their cells at rates that tuning did not choose.
+        directory: Of the records, for the page to name.
     """
     found = tuple(findings_of(experiment, records, others) for experiment in experiments)
     drawn = {each.experiment.name: pictures.of(each) for each in found}
@@ -116,7 +119,8 @@ def build(
     files = {f"{folder}/{each.file}": each.svg for each_drawn in drawn.values() for each in each_drawn}
     parts = (*gaps.sections(found), *defaults.sections(found), *sections)
     files |= {f"{folder}/{file}": draw() for part in parts for file, draw in part.plots.items()}
-    return Report(text=document(found, plots, parts, folder=folder), plots=files, findings=found)
+    text = document(found, plots, parts, folder=folder, records=directory.as_posix())
+    return Report(text=text, plots=files, findings=found)
 
 
 def _write(path: Path, content: bytes) -> None:
@@ -133,7 +137,7 @@ def _write(path: Path, content: bytes) -> None:
 
 def _print(out: Path, report: Report, *, as_json: bool) -> None:
     found = [finding for each in report.findings for finding in each.found]
-    verdicts = Counter(str(finding.verdict) if finding.differences else "not run yet" for finding in found)
+    verdicts = Counter(str(finding.verdict) if finding.seeds else "not run yet" for finding in found)
     records = [record for each in report.findings for record in each.records]
     if as_json:
         document = {

@@ -10,7 +10,7 @@ from ops.lab.chapter import Findings, Plot, chapter, compute, told_verdict
 from ops.lab.comparisons import Finding
 from ops.lab.markdown import anchor, details, gap, percent, table
 from ops.lab.records import Record, independent
-from ops.lab.statistics import Interval, Verdict
+from ops.lab.statistics import Verdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +31,7 @@ class Section:
 HEAD = """\
 # Results
 
-Written by `atoll lab report` from the records in `docs/results/records`: no figure of a run, no interval, no verdict is
+Written by `atoll lab report` from the records in `{records}`: no figure of a run, no interval, no verdict is
 typed in by hand, and the same records give the same bytes. Only notes and reasons quote figures: of what is known from
 elsewhere, or of runs that led to an experiment. Every experiment names the command that runs it again, and where it
 differs from what was published.
@@ -73,6 +73,7 @@ def document(
     sections: Sequence[Section] = (),
     *,
     folder: str = "results",
+    records: str = "docs/results/records",
 ) -> str:
     """Returns the whole page.
 
@@ -81,9 +82,10 @@ def document(
         plots: Experiment -> its plots.
         sections: Parts from elsewhere, shown before the experiments.
         folder: Directory of plots, relative to the page.
+        records: Directory that they come from.
     """
     experiments = sorted(experiments, key=_published_first)
-    parts = [HEAD, details("Words", WORDS), _counted(experiments), _targets(experiments)]
+    parts = [HEAD.format(records=records), details("Words", WORDS), _counted(experiments), _targets(experiments)]
     parts += [_claims(experiments, plots)]
     parts += [f"## {section.title}\n\n{section.body(folder).strip()}" for section in sections]
     parts += [_spent(experiments)]
@@ -96,7 +98,7 @@ def _published_first(each: Findings) -> tuple[bool, str]:
 
 
 def _counted(experiments: Sequence[Findings]) -> str:
-    found = [finding for each in experiments for finding in each.found if finding.found is not None]
+    found = [finding for each in experiments for finding in each.found if finding.seeds]
     if not found:
         return ""
     runs = len(independent(record for each in experiments for record in each.records))
@@ -114,17 +116,17 @@ def _verdicts(found: Sequence[Finding]) -> str:
 
 def _targets(experiments: Sequence[Findings]) -> str:
     """What the project set out to show, and how much of it is seen."""
-    targets: dict[str, list[tuple[str, Finding, Interval]]] = {}
+    targets: dict[str, list[tuple[str, Finding]]] = {}
     for each in experiments:
         for finding in each.found:
-            if finding.comparison.target and finding.found is not None:
-                tested = targets.setdefault(finding.comparison.target, [])
-                tested.append((each.experiment.name, finding, finding.found))
+            if finding.comparison.target and finding.seeds:
+                targets.setdefault(finding.comparison.target, []).append((each.experiment.name, finding))
     rows = []
     for target, tested in targets.items():
-        tested.sort(key=lambda each: each[2].mean)
-        low, high = (f"{gap(found)} ([{name}]({anchor(name)}))" for name, _, found in (tested[0], tested[-1]))
-        rows.append((target, _verdicts([finding for _, finding, _ in tested]), low, high if len(tested) > 1 else ""))
+        measured = [(found.mean, gap(found), name) for name, each in tested if (found := each.found) is not None]
+        ends = (min(measured), max(measured))[: len(measured)] if measured else ()
+        told = [f"{figure} ([{name}]({anchor(name)}))" for _, figure, name in ends]
+        rows.append((target, _verdicts([finding for _, finding in tested]), *(*told, "", "")[:2]))
     return f"## Targets\n\n{table(('target', 'claims', '>lowest mean', '>highest mean'), rows)}" if rows else ""
 
 
@@ -144,8 +146,8 @@ def _claims(experiments: Sequence[Findings], plots: Mapping[str, Sequence[Plot]]
                     "" if claim.published is None else percent(claim.published),
                     gap(finding.found),
                     str(len(finding.differences)),
-                    told_verdict(finding) if finding.differences else "not run yet",
-                    claim.why if finding.differences and finding.verdict is not Verdict.HOLDS else "",
+                    told_verdict(finding) if finding.seeds else "not run yet",
+                    claim.why if finding.seeds and finding.verdict is not Verdict.HOLDS else "",
                     f"[{name}]({anchor(name)})" + (f", [plot]({shown[0].file})" if shown else ""),
                 )
             )
@@ -160,7 +162,7 @@ def _spent(experiments: Sequence[Findings]) -> str:
     for each in experiments:
         name = each.experiment.name
         rows.append((f"[{name}]({anchor(name)})", f"`{each.experiment.command}`", *compute(each.records)))
-    records = [record for each in experiments for record in each.records]
+    records = [record for each in experiments for record in independent(each.records)]
     runs = independent(records)
     if len(rows) > 1:
         rows.append(("all", "", *compute(runs)))

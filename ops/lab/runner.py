@@ -15,13 +15,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from aggregator.store_files import mapped
+from broker.errors import Unavailable
 from ops.lab import archive, progress
 from ops.lab.cells import label
 from ops.lab.experiment import Experiment
 from ops.lab.markdown import duration
 from ops.lab.progress import SPEAK_EVERY_S
-from ops.lab.records import Record, Stage
-from ops.lab.schedule import Run, agenda, current, estimate_s
+from ops.lab.records import Record, Stage, newest
+from ops.lab.schedule import Agenda, Run, agenda, current, estimate_s
 from ops.lab.settings import resolved
 from ops.numeric import compilation_cache, one_thread_environment
 from ops.processes import Child, ProcessSpec, last_lines, stop_in_order
@@ -54,7 +56,7 @@ class Runner:
         jobs: Runs at a time; each has a processor of its own.
         say: Prints a line.
         accelerator: Runs may use one: they are neither pinned nor kept to the CPU.
-        limit_s: Wall time after which no further run is started; None for no limit but the budget.
+        ends_at_s: When, by the monotonic clock, no further run is started; None for no limit but the budget.
     """
 
     experiment: Experiment
@@ -62,15 +64,10 @@ class Runner:
     jobs: int
     say: Say
     accelerator: bool = False
-    limit_s: float | None = None
+    ends_at_s: float | None = None
     _running: list[_Running] = field(default_factory=list)
     _failed: dict[tuple[Stage, str], str] = field(default_factory=dict)
     _succeeded: int = 0
-
-    def records(self) -> list[Record]:
-        """Returns the records of this experiment that are of its present form."""
-        path = archive.path_of(self.directory, self.experiment.name)
-        return list(current(self.experiment, archive.read(path)))
 
     def run(self, check: Callable[[], None]) -> bool:
         """Runs what is due; returns whether nothing is left.
@@ -85,20 +82,20 @@ class Runner:
             return self._run(check)
 
     def _run(self, check: Callable[[], None]) -> bool:
-        began_s = time.monotonic()
-        records = self.records()
-        left = agenda(self.experiment, records)
+        # Of any age: what was run with other settings has been paid for as well.
+        records = list(archive.read(archive.path_of(self.directory, self.experiment.name)))
+        left = self._left(records)
         self._say_beginning(len(left.due), left.later)
         with tempfile.TemporaryDirectory(prefix="atoll-lab-") as scratch:
             try:
                 while True:
                     check()
                     if new := self._collect(Path(scratch), records):
-                        records = list(current(self.experiment, [*records, *new]))
-                        left = agenda(self.experiment, records)
+                        records += new
+                        left = self._left(records)
                     busy = {each.run.key for each in self._running}
                     due = [run for run in left.due if run.key not in busy and run.key not in self._failed]
-                    over = self._over(records, began_s) if due else ""
+                    over = self._over(records) if due else ""
                     if not over:
                         self._start(due, Path(scratch))
                     self._say_progress(Path(scratch))
@@ -108,14 +105,17 @@ class Runner:
                     time.sleep(LOOK_EVERY_S)
             finally:
                 stop_in_order([each.child for each in self._running], within_s=STOP_WITHIN_S)
+                self._collect(Path(scratch), records, whole=True)
 
-    def _over(self, records: Sequence[Record], began_s: float) -> str:
-        """Says why no further run is started; empty if there is no reason."""
-        spent_s = sum(record.spent_s for record in records)
-        if spent_s >= 60 * self.experiment.budget_minutes:
-            return f"the budget of {self.experiment.budget_minutes:.0f} processor minutes is spent"
-        if self.limit_s is not None and time.monotonic() - began_s >= self.limit_s:
-            return f"the time limit of {self.limit_s / 60:.0f} minutes is reached"
+    def _left(self, records: Sequence[Record]) -> Agenda:
+        return agenda(self.experiment, current(self.experiment, records))
+
+    def _over(self, records: Sequence[Record]) -> str:
+        """Says why no further run is started, and what would start one; empty if there is no reason."""
+        if sum(record.spent_s for record in newest(records)) >= 60 * self.experiment.budget_minutes:
+            return f"the budget of {self.experiment.budget_minutes:.0f} processor minutes is spent: --budget gives more"
+        if self.ends_at_s is not None and time.monotonic() >= self.ends_at_s:
+            return "the time limit is reached: the same command goes on"
         if len(self._failed) >= FAILURES and not self._succeeded:
             return "none succeeded"
         return ""
@@ -132,9 +132,10 @@ class Runner:
                 "stage": run.stage,
                 "fields": dict(run.fields),
             }
-            (scratch / f"{name}.job").write_text(json.dumps(job))
-            for left_over in ("json", "progress", "log"):
-                (scratch / f"{name}.{left_over}").unlink(missing_ok=True)
+            with mapped(f"cannot write to {scratch}", definite=True):
+                (scratch / f"{name}.job").write_text(json.dumps(job))
+                for left_over in ("json", "progress", "log"):
+                    (scratch / f"{name}.{left_over}").unlink(missing_ok=True)
             command = [
                 sys.executable,
                 "-m",
@@ -154,8 +155,12 @@ class Runner:
             self._running.append(_Running(run=run, child=child, slot=slot))
             self.say(f"{_name(run)}: begins")
 
-    def _collect(self, scratch: Path, records: Sequence[Record]) -> list[Record]:
-        """Takes in what has ended."""
+    def _collect(self, scratch: Path, records: Sequence[Record], *, whole: bool = False) -> list[Record]:
+        """Takes in what has ended; with ``whole`` only of what ended by itself, since the others were stopped.
+
+        Raises:
+            Unavailable: A record cannot be written. It is printed: hours of work have no other copy.
+        """
         new: list[Record] = []
         for each in list(self._running):
             status = each.child.poll()
@@ -163,13 +168,20 @@ class Runner:
                 continue
             self._running.remove(each)
             result = scratch / f"run-{each.slot}.json"
+            if whole and status != 0:
+                continue
             if status != 0 or not result.exists():
                 why = _why(status, scratch / f"run-{each.slot}.log")
                 self._failed[each.run.key] = why
                 self.say(f"{_name(each.run)}: {why}; the same command tries it again")
                 continue
             record = Record.from_json(result.read_text())
-            archive.append(self.directory, record)
+            try:
+                archive.append(self.directory, record)
+            except Unavailable:
+                path = archive.path_of(self.directory, self.experiment.name)
+                self.say(f"{_name(each.run)}: has ended, and this line belongs to {path}:\n{record.to_json()}")
+                raise
             new.append(record)
             self._succeeded += 1
             self._say_done(record, each, [*records, *new])
@@ -192,9 +204,10 @@ class Runner:
                 self.say(f"{_name(each.run)}: {reached.sentence(elapsed_s)}")
 
     def _say_done(self, record: Record, each: _Running, records: Sequence[Record]) -> None:
-        left = agenda(self.experiment, records)
+        left = self._left(records)
         busy = [other.run for other in self._running]
-        waiting = [run for run in left.due if run.key not in {other.key for other in busy}]
+        passed = {other.key for other in busy} | self._failed.keys()
+        waiting = [run for run in left.due if run.key not in passed]
         times = [estimate_s(run, records) for run in (*waiting, *busy)]
         left_s = sum(time_s for time_s in times if time_s is not None) / self.jobs
         loss = "diverged" if record.diverged else f"loss {record.loss:.4f}"
@@ -204,15 +217,10 @@ class Runner:
         self.say(f"{_name(each.run)}: {loss} in {record.wall_s:.0f} s; {rest}")
 
     def _say_end(self, over: str, left: int) -> None:
-        name = self.experiment.name
-        if self._failed and not self._succeeded:
-            self.say(f"{name}: {len(self._failed)} runs failed, and none succeeded; {left} are left")
-        elif self._failed:
-            self.say(f"{name}: {len(self._failed)} runs failed; the others are kept")
-        elif over:
-            self.say(f"{name}: {over}; {left} runs are left. Run it again with --budget to go on")
-        else:
-            self.say(f"{name}: complete")
+        told = [f"{len(self._failed)} runs failed"] if self._failed else []
+        told += [over] if over else []
+        told += [f"{left} runs are left"] if left else []
+        self.say(f"{self.experiment.name}: {'; '.join(told) or 'complete'}")
 
 
 def _why(status: int, log: Path) -> str:

@@ -24,6 +24,9 @@ from ops.lab.progress import Progress
 from ops.lab.records import Record, Stage
 from ops.lab.settings import CellSettings, Mode, key_of, resolved
 
+#: A loss so many times that of the first point of its curve is one of a run that went wrong.
+FAR_ABOVE = 1.5
+
 
 def run_cell(
     cell: CellSettings,
@@ -49,7 +52,7 @@ def run_cell(
     Raises:
         ConfigError: The task cannot be loaded, or refuses an option.
     """
-    began_s = time.perf_counter()
+    began_s, code = time.perf_counter(), _code()  # at the beginning: a checkout may be edited while this trains
     task = load_task(cell.task, _options(cell, cell.held_out_sequences))
     quick = load_task(cell.task, _options(cell, cell.curve_sequences))
     points = 0
@@ -97,16 +100,16 @@ def run_cell(
         cosine=outcome.cosine,
         autocorrelation=outcome.autocorrelation,
         settings=resolved(cell) | {"seed": seed},
-        code=_code(),
+        code=code,
         corpus=task.corpus,
         build=_build(),
     )
 
 
 def diverged(outcome: Outcome, loss: float) -> bool:
-    """Whether training went wrong: the loss is not a number, or worse than when the curve began."""
+    """Whether training went wrong: the loss is not a number, or far above where its curve began."""
     first = outcome.curve[0].loss if outcome.curve else math.inf
-    return not math.isfinite(loss) or loss > 1.5 * first
+    return not math.isfinite(loss) or loss > FAR_ABOVE * first
 
 
 def _judged(task: Task, params: Params) -> tuple[float, float, int]:

@@ -44,8 +44,8 @@ class Run:
         return self.stage, key_of(self.settings, self.seed)
 
     @property
-    def tokens(self) -> int:
-        """About what it costs: inner steps of all islands."""
+    def inner_steps(self) -> int:
+        """Of all islands together: about what it costs."""
         return self.settings.steps * self.settings.islands
 
 
@@ -148,6 +148,8 @@ def _more_seeds(experiment: Experiment, records: Iterable[Record], tuned: Mappin
     runs: dict[tuple[Stage, str], Run] = {}
     finals = [record for record in current(experiment, records) if record.stage is Stage.FINAL]
     for finding in findings(experiment.comparisons, finals):
+        if finding.settled:
+            continue
         differences = list(finding.differences.values())
         margin = finding.comparison.margin
         if not set(range(experiment.seeds)) <= set(finding.seeds):
@@ -195,6 +197,13 @@ def _tuning_of(
     """Returns the tuning runs of a cell's group that are due, or the value that was found."""
     steps = experiment.settings_of(cell).steps
 
+    def possible(value: float) -> bool:
+        try:
+            experiment.settings_of(cell, {tune.name: value})
+        except ConfigError:
+            return False  # a bound of the setting: nothing lies beyond
+        return True
+
     def run(value: float, rung: float, seed: int = tune.seed) -> Run:
         settings = experiment.settings_of(cell, {tune.name: value, "steps": math.ceil(rung * steps)})
         fields = dict(cell) | {tune.name: value}
@@ -208,21 +217,21 @@ def _tuning_of(
             return missing, None
         records = [done[each.key] for each in runs]
         if rung != tune.rungs[-1]:
-            values = sorted(float(each[tune.name]) for each in survivors(records, tune.keep))  # type: ignore[arg-type]
+            values = sorted(each[tune.name] for each in survivors(records, tune.keep))
             if not values:
                 return [], tune.values[0]  # everything diverged: the smallest rate will show it again
             continue
         # The last rung: beyond the edge while the best lies there, and beside it what an earlier rung dropped.
         losses = {v: _loss(r) for v, r in zip(values, records, strict=True)}
         most = len(values) + tune.extend
-        while (beyond := _beyond(losses, tune.values)) is not None and len(losses) < most:
+        while (beyond := _beyond(losses, tune.values, possible)) is not None and len(losses) < most:
             extra = run(beyond, rung)
             if extra.key not in done:
                 return [extra], None
             losses[beyond] = _loss(done[extra.key])
         if tune.seeds == 1:
             return [], interior(list(losses), list(losses.values())).best
-        return _race(tune, losses, lambda value, seed: run(value, tune.rungs[-1], seed), done, most)
+        return _race(tune, losses, lambda value, seed: run(value, tune.rungs[-1], seed), possible, done, most)
     raise AssertionError("a tuning has at least one rung")
 
 
@@ -230,6 +239,7 @@ def _race(
     tune: Tune,
     losses: Mapping[float, float],
     run: Callable[[float, int], Run],
+    possible: Callable[[float], bool],
     done: Mapping[tuple[Stage, str], Record],
     most: int,
 ) -> tuple[list[Run], float | None]:
@@ -242,6 +252,7 @@ def _race(
         tune: How.
         losses: Value -> loss with the first seed.
         run: (value, seed) -> the run.
+        possible: Says whether the setting may have a value.
         done: Key -> record.
         most: Values to try in all.
     """
@@ -253,7 +264,7 @@ def _race(
             return missing, None
         for value in racing:
             means[value] = math.fsum(_loss(done[each.key]) for each in runs[value]) / tune.seeds
-        beyond = _beyond(means, tune.values)
+        beyond = _beyond(means, tune.values, possible)
         racing = [beyond] if beyond is not None and len(means) < most else []
     return [], interior(list(means), list(means.values())).best
 
@@ -262,12 +273,19 @@ def _loss(record: Record) -> float:
     return math.inf if record.diverged else record.loss
 
 
-def _beyond(losses: Mapping[float, float], declared: Sequence[float]) -> float | None:
-    """Returns the value to try beside the best if that lies at an edge of those tried; None if it does not."""
+def _beyond(
+    losses: Mapping[float, float], declared: Sequence[float], possible: Callable[[float], bool]
+) -> float | None:
+    """Returns the value to try beside the best if that lies at an edge of those tried; None if there is none."""
     found = interior(list(losses), list(losses.values()))
-    if found.interior or found.next_value is None:
+    if found.interior:
         return None
-    return _beside(found.best, losses, declared) or found.next_value
+    if (beside := _beside(found.best, losses, declared)) is not None:
+        return beside
+    beyond = found.next_value
+    if beyond is not None and all(isinstance(value, int) for value in declared):
+        beyond = round(beyond)
+    return beyond if beyond is not None and beyond not in losses and possible(beyond) else None
 
 
 def _beside(best: float, losses: Mapping[float, float], declared: Sequence[float]) -> float | None:
@@ -284,4 +302,4 @@ def _beside(best: float, losses: Mapping[float, float], declared: Sequence[float
 def estimate_s(run: Run, records: Sequence[Record]) -> float | None:
     """Returns about how long a run will take, from the records of the experiment; None if there are none."""
     rates = [r.wall_s / (int(r.settings["steps"]) * int(r.settings["islands"])) for r in records if r.wall_s]
-    return run.tokens * sum(rates) / len(rates) if rates else None
+    return run.inner_steps * sum(rates) / len(rates) if rates else None

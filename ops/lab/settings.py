@@ -32,7 +32,7 @@ class MergeRule(StrEnum):
     MEAN = "mean"
 
 
-#: Separates the number of an island from what befalls it, in lists of events.
+#: The form of one event, in lists of them.
 _EVENT_FIELDS = {
     "joins": "[island, from s, until s]",
     "crashes": "[island, at s]",

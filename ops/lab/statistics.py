@@ -212,18 +212,19 @@ def seeds_needed(differences: Sequence[float], *, margin: float, max_seeds: int)
     return len(differences) < SEEDS_BEFORE_LOOKING or interval(differences).half_width > margin
 
 
-def seeds_for(found: Interval, half_width: float) -> int:
+def seeds_for(found: Interval, half_width: float, *, at_most: int) -> int:
     """Returns how many seeds the interval would take to be this narrow, if more of them scatter as those do.
 
     Args:
         found: Of two values or more.
         half_width: Wanted, above 0.
+        at_most: Where the search ends.
     """
     deviation = found.half_width * math.sqrt(found.count) / student_quantile(1 - ONE_SIDED, found.count - 1)
     count = max(2, math.ceil((1.96 * deviation / half_width) ** 2))  # of a normal distribution: never too many
-    while student_quantile(1 - ONE_SIDED, count - 1) * deviation / math.sqrt(count) > half_width:
+    while count < at_most and student_quantile(1 - ONE_SIDED, count - 1) * deviation / math.sqrt(count) > half_width:
         count += 1
-    return count
+    return min(count, at_most)
 
 
 # --- tuning -------------------------------------------------------------------------------------------------------

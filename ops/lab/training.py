@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -19,7 +19,7 @@ import numpy as np
 from aggregator import versions
 from aggregator.events import Commit, Inspection, Merge, Plant
 from aggregator.inspection import inspect
-from aggregator.outer import FragmentState, OuterStep
+from aggregator.outer import OuterStep
 from broker.fragments import FragmentManifest, TensorSpec
 from broker.messages import Codec, Envelope, Payload, Version
 from broker.ranges import StepRange
@@ -32,6 +32,7 @@ from islands.placement import Parameters, Placement
 from islands.reference import Reference, encode_seed
 from islands.task import Batch, DataShare, Schedule, Task
 from ops.chaos.tampering import TamperedTensors
+from ops.lab.merging import Merges
 
 
 @dataclass(slots=True)
@@ -251,27 +252,6 @@ class TrainingIsland:
         self._stepper.forget(self)
         self.put_off.clear()
         self.params = self.opt_state = None
-
-
-@dataclass(slots=True)
-class Merges:
-    """What is worth knowing of the merges of a run, and the global parameters as they are durable."""
-
-    durable: dict[int, FragmentState] = field(default_factory=dict)
-    cosines: list[float] = field(default_factory=list)
-    autocorrelations: list[float] = field(default_factory=list)
-    last: dict[int, np.ndarray[Any, np.dtype[np.float32]]] = field(default_factory=dict)
-
-    def merged(self, fragment_id: int, delta: np.ndarray[Any, np.dtype[np.float32]], cosine: float | None) -> None:
-        """Takes note of a merged pseudo-gradient."""
-        if cosine is not None:
-            self.cosines.append(cosine)
-        before = self.last.get(fragment_id)
-        if before is not None:
-            lengths = float(np.linalg.norm(before)) * float(np.linalg.norm(delta))
-            if lengths > 0:
-                self.autocorrelations.append(float(np.dot(before, delta)) / lengths)
-        self.last[fragment_id] = delta
 
 
 class TrainingAggregator:

@@ -124,7 +124,7 @@ def test_a_task_that_is_not_there_is_not_looked_for_by_every_run(experiment, tmp
     assert done.returncode == 1
     assert done.stdout.count(": begins") == 3
     assert "examples.nowhere" in done.stdout
-    assert "3 runs failed, and none succeeded; 18 are left" in done.stdout
+    assert "3 runs failed; none succeeded; 18 runs are left" in done.stdout
 
 
 def test_wrong_flags_are_named(experiment, tmp_path):

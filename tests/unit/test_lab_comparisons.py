@@ -208,6 +208,6 @@ def test_extra_tokens_that_a_seed_never_reached_are_more_than_those_of_the_other
     one, *others = found.extra
     text = chapter._extra([replace(found, extra=found.extra | {one: None})])
     assert "above +10.5 %" in text
-    assert "not within 4 times the run for 1 of 3 seeds" in text
+    assert "within 4 times the run for 1 of 3 seeds" in text
     assert "+10.5 % ± 0.0 %" in chapter._extra([found])
     assert "| - |" in chapter._extra([replace(found, extra=dict.fromkeys([one, *others]))])

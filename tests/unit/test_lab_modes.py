@@ -130,6 +130,58 @@ def test_diloco_is_the_textbook_loop(task):
     np.testing.assert_allclose(as_vector(found.params), as_vector(theta), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("mix", [0.0, 0.5])
+def test_streaming_diloco_is_the_textbook_loop(task, mix):
+    """Two islands, two fragments of one tensor each, sent every six steps three apart, adopted two steps later."""
+    names = ("bias", "matrix")
+    rule = {"merge": "mean", "outer_learning_rate": 0.7, "outer_momentum": 0.9}
+    found = run(task, cell(mode="streaming", islands=2, overlap=2, mix=mix, **rule))
+
+    outer = optax.sgd(0.7, momentum=0.9, nesterov=True)
+    theta = {name: np.asarray(value) for name, value in task.init(0)[0].items()}
+    states = {name: outer.init(theta[name]) for name in names}
+    locals_ = [task.init(0) for _ in range(2)]
+    streams = [task.data(DataShare(index=i, count=2, seed=0)) for i in range(2)]
+    arrives = {}
+    for t in range(1, 61):
+        locals_ = [
+            task.train(params, state, next(stream), Schedule(t - 1, 60))[:2]
+            for (params, state), stream in zip(locals_, streams, strict=True)
+        ]
+        for name in arrives.pop(t, ()):
+            for params, _ in locals_:
+                params[name] = jnp.asarray(mix * np.asarray(params[name]) + (1 - mix) * theta[name])
+        due = names if t == 60 else [name for k, name in enumerate(names) if t % 6 == (3, 0)[k]]
+        for name in due:
+            delta = np.mean([theta[name] - np.asarray(params[name]) for params, _ in locals_], axis=0)
+            update, states[name] = outer.update(delta, states[name], theta[name])
+            theta[name] = np.asarray(optax.apply_updates(theta[name], update))
+        arrives[t + 2] = due
+    np.testing.assert_allclose(as_vector(found.params), as_vector(theta), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("mode", ["diloco", "decoupled"])
+@pytest.mark.parametrize("merge", ["mean", "rda"])
+def test_tensors_that_are_local_or_frozen_stay_so_under_either_rule(task, mode, merge):
+    """A whole number is nobody's to average; a frozen or local tensor is judged as it was, with every mode."""
+
+    def init(seed):
+        params, state = task.init(seed)
+        return {**params, "running_mean": jnp.zeros(3), "seen": jnp.zeros((), jnp.int32)}, state
+
+    def train(params, state, batch, schedule):
+        own = {name: params[name] for name in ("running_mean", "seen")}
+        rest = {name: params[name] for name in ("matrix", "bias")}
+        rest, state, found = task.train(rest, state, batch, schedule)
+        return {**rest, "running_mean": own["running_mean"] + 1.0, "seen": own["seen"] + 1}, state, found
+
+    odd = replace(task, init=init, train=train, evaluate=lambda params: float(loss(params, HELD_OUT)))
+    params = run(odd, cell(mode=mode, merge=merge, islands=2)).params
+    assert not np.asarray(params["running_mean"]).any()
+    assert int(params["seen"]) == 0
+    assert np.asarray(params["bias"]).any()
+
+
 def test_decoupled_islands_of_one_speed_that_overwrite_learn_as_in_streaming_diloco(task):
     # On a fast link a version is adopted one step after its capture, and what was trained in that step is overwritten.
     same = {"islands": 4, "overlap": 1, "keep": 0.0, "mix": 0.0}

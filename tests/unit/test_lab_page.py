@@ -1,5 +1,6 @@
 """From records to cells, tables and the page of results: on synthetic records whose figures are known."""
 
+import math
 import re
 from dataclasses import replace
 
@@ -173,6 +174,17 @@ def test_identical_runs_are_no_member_of_the_family_that_is_corrected():
 def test_intervals_wider_than_the_margin_are_counted():
     assert "In 1 the interval is still wider than the margin" in page(pairs(0.0, islands=4, spread=0.02))
     assert "still wider than the margin" not in page(pairs(0.0, islands=4))
+
+
+def test_a_claim_whose_candidate_diverged_has_failed_wherever_it_stands():
+    rows = pairs(0.0, islands=4)
+    rows[1] = replace(rows[1], loss=math.inf)
+    claims = (comparison_of(CLAIM | {"target": "Within 1 % of synchronous DiLoCo", "why": "Ours is smaller."}),)
+    text = page(rows, comparisons=claims)
+    assert "not run yet" not in text
+    assert "Of 1 claims tested in 6 runs: 1 **fails**." in text
+    assert "| - | 0 | **fails**: the candidate diverged (seed 0) | Ours is smaller. |" in text
+    assert "| Within 1 % of synchronous DiLoCo | 1 **fails** |" in text
 
 
 def test_targets_stand_together_with_the_ends_of_what_was_found():

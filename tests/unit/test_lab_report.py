@@ -9,7 +9,29 @@ import pytest
 
 from broker.errors import ConfigError
 from ops.lab import archive, report
+from ops.lab.experiment import load
+from ops.lab.records import Stage
+from ops.lab.settings import key_of, resolved
 from tests.synthetic import experiment, record, whole_experiment
+
+TRIAL = """
+question = "which rate?"
+seeds = 2
+max_seeds = 2
+
+[run]
+steps = 100
+islands = 2
+[run.task]
+model = "tiny"
+
+[grid]
+mode = ["diloco"]
+
+[tune]
+name = "task.learning_rate"
+values = [0.001, 0.002, 0.004]
+"""
 
 
 @pytest.fixture
@@ -69,6 +91,29 @@ def test_records_that_are_left_out_are_named(place, capsys):
     assert "1 of 1 records of mystery are left out" in printed.err
     assert "1 of 19 records of parity are left out" in printed.err
     assert json.loads(printed.out)["records"] == 18
+
+
+def test_runs_at_rates_that_were_passed_over_are_on_the_page_and_not_left_out(tmp_path, monkeypatch, capsys):
+    """Of a real experiment: the better rate was found after two seeds had been run at the other one."""
+    lab, records = tmp_path / "lab", tmp_path / "records"
+    lab.mkdir()
+    (lab / "trial.toml").write_text(TRIAL)
+    experiment = load(lab / "trial.toml")
+    losses = {"0.001": 2.0, "0.002": 1.9, "0.004": 2.1}
+    for rate, loss in losses.items():
+        settings = experiment.settings_of({"mode": "diloco"}, {"task.learning_rate": float(rate)})
+        stages = [(Stage.TUNE, 1000)] + ([(Stage.FINAL, 0), (Stage.FINAL, 1)] if rate != "0.004" else [])
+        for stage, seed in stages:
+            made = record(loss, experiment="trial", seed=seed, stage=stage, mode="diloco")
+            ran = resolved(settings) | {"seed": seed}
+            archive.append(records, replace(made, key=key_of(settings, seed), settings=ran))
+    archive.append(records, record(experiment="trial", seed=7, mode="diloco"))  # of settings that nobody has
+    monkeypatch.setattr(report, "sections", tuple)
+    assert report.run(arguments(tmp_path)) == 0
+    printed = capsys.readouterr()
+    assert "atoll: 1 of 8 records of trial are left out" in printed.err
+    assert "| learning_rate" in (tmp_path / "docs" / "results.md").read_text().replace("task.", "")
+    assert "1 experiments, 5 runs" in printed.out
 
 
 def test_other_records_have_a_page_of_their_own(place, monkeypatch):

@@ -1,5 +1,6 @@
 """Experiments and what is due: from files and records alone."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -156,6 +157,17 @@ def test_seeds_are_added_although_the_baseline_diverged_with_one_of_them(write):
     assert [run.seed for run in order] == [0, 0, 1, 1, 2, 2, 3, 3]
 
 
+@pytest.mark.parametrize("change", [{"loss": math.inf}, {"tokens": 1}, {"corpus": "another"}])
+def test_no_seed_is_added_where_more_of_them_change_nothing(write, change):
+    """A candidate that diverged has failed; runs that cannot be compared cannot be compared with any seed."""
+    experiment, records = write(PLAIN), []
+    for _ in range(4):
+        run = agenda(experiment, records).due[0]
+        made = record_of(run, 1.0 + 0.1 * run.seed)
+        records.append(replace(made, **change) if run.fields["mode"] == "decoupled" else made)
+    assert agenda(experiment, records).due == ()
+
+
 def test_cells_of_the_same_settings_are_run_once_and_both_served(write):
     text = PLAIN.replace("[grid]\n", "[grid]\nfragments = [1, 2]\n").replace("max_seeds = 4", "max_seeds = 2")
     experiment = write(text)
@@ -229,6 +241,23 @@ def test_the_best_rates_are_run_with_more_seeds_where_one_seed_favours_a_rate(wr
     assert {run.fields["task.learning_rate"] for run in order if run.stage is Stage.FINAL} == {0.002}
     (found, *_) = tunings([record for record in records if record.cell["mode"] == "diloco"], ["task.learning_rate"])
     assert (found.found.best, found.found.interior) == (0.002, True)
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "tried"),
+    [
+        ("sync_interval", "[12, 24, 48]", {12, 24, 48, 96, 192}),  # whole numbers stay whole
+        ("outer_momentum", "[0.5, 0.9]", {0.5, 0.9}),  # 1.62 would be next, and there is no such momentum
+        ("keep", "[0.5, 1.0]", {0.5, 1.0}),
+    ],
+)
+def test_what_is_tuned_has_a_type_and_bounds(write, name, values, tried):
+    text = TUNED.replace('"task.learning_rate"\nvalues = [0.001, 0.002, 0.004]', f'"{name}"\nvalues = {values}')
+    order, records = play(write(text.replace("task.learning_rate", name)), lambda run: 1 / run.fields[name])
+    ran = {run.fields[name] for run in order}
+    assert (ran, {type(value) for value in ran}) == (tried, {type(value) for value in tried})
+    finals = [record for record in records if record.stage is Stage.FINAL]
+    assert {record.cell[name] for record in finals} == {max(tried)}
 
 
 def test_tuning_ends_after_so_many_values_beyond_the_edge(write):
@@ -327,6 +356,24 @@ def test_the_time_of_a_run_is_estimated_from_runs_of_the_same_task(write):
             PLAIN.replace('candidate = { mode = "decoupled" }', 'candidate = { mode = "decopled" }'),
             "compare",
             "no cell",
+        ),
+        (
+            PLAIN.replace('{ mode = "diloco" }', '{ mode = "decoupled", islands = 2 }'),
+            "compare.baseline",
+            "no cell of the",
+        ),
+        (
+            PLAIN.replace('["decoupled", "diloco"]', '["decoupled"]\nislands = [2, 4]').replace(
+                '{ mode = "diloco" }', '{ mode = "decoupled", islands = 2 }'
+            ),
+            "compare.baseline",
+            "no cell that candidate leaves",
+        ),
+        (PLAIN.replace('ignore = ["task.learning_rate"]', 'by = ["isles"]'), "isles", "mode"),
+        (
+            PLAIN + '[tune]\nname="outer_momentum"\nvalues=[0.5, 1.5]\nby=["mode"]',
+            "outer_momentum",
+            "below 1",
         ),
     ],
 )

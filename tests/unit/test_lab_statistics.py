@@ -76,7 +76,8 @@ def test_so_many_seeds_and_no_fewer_are_needed_for_a_margin(margin):
     deviation = np.std([0.01, -0.03, 0.05, 0.02], ddof=1)
     widths = {n: student_quantile(0.975, n - 1) * deviation / math.sqrt(n) for n in range(2, 2000)}
     enough = min(n for n, width in widths.items() if width <= margin)
-    assert seeds_for(found, margin) == enough
+    assert seeds_for(found, margin, at_most=2000) == enough
+    assert seeds_for(found, margin, at_most=10) == min(enough, 10)
 
 
 def test_one_value_has_an_interval_without_ends():
