@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from ops.lab.records import Record, Stage
-from ops.lab.statistics import Tuned, interior
+from ops.lab.records import Record
 
 #: Dotted setting -> scalar, or list of such.
 Cell = Mapping[str, Any]
@@ -98,80 +95,3 @@ def _plain(value: Any) -> Any:
 def _words(name: str, value: object) -> str:
     short = name.rpartition(".")[2].replace("_", " ")
     return value if isinstance(value, str) else f"{short} {scalar(value)}"
-
-
-# --- tuning -------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tuning:
-    """What tuning found for one field of one group of cells.
-
-    Attributes:
-        group: The fields that are not tuned.
-        name: The tuned field.
-        values: Those tried, in order.
-        tokens: Of the last rung, on which the best was chosen.
-        found: The best, and whether it is interior.
-    """
-
-    group: CellKey
-    name: str
-    values: tuple[float, ...]
-    tokens: int
-    found: Tuned
-
-
-def tunings(records: Sequence[Record], names: Iterable[str]) -> tuple[Tuning, ...]:
-    """Returns what tuning found, per group of cells that differ in nothing but the tuned fields.
-
-    A value that was dropped on an early rung of successive halving, or before the last rung's other seeds, counts as
-    tried and worse. With several tuned fields a value's loss is that of its best company; with several seeds it is
-    their mean.
-
-    Args:
-        records: Of one experiment; those of other stages do not count.
-        names: The tuned fields. Those that tuning never varied, or that are no numbers, do not count.
-    """
-    tuned = [record for record in records if record.stage is Stage.TUNE]
-    varied = set(varying(record.cell for record in tuned))
-    wanted = [name for name in dict.fromkeys(names) if name in varied]
-    groups: dict[CellKey, list[Record]] = {}
-    for record in tuned:
-        groups.setdefault(cell_key(record.cell, without=wanted), []).append(record)
-    found = []
-    for group, members in groups.items():
-        last_tokens = max(record.tokens for record in members)
-        # Islands end within a few steps of each other, so the tokens of one rung agree only roughly.
-        last = grouped([record for record in members if record.tokens > 0.75 * last_tokens])
-        seeds = max(map(len, last.values()))
-        last = {cell: runs for cell, runs in last.items() if len(runs) == seeds}
-        for name in wanted:
-            values = sorted({record.cell[name] for record in members if _is_number(record.cell.get(name))})
-            if not values:
-                continue
-            losses = [_best_loss(last.values(), name, value) for value in values]
-            found.append(
-                Tuning(
-                    group=group,
-                    name=name,
-                    values=tuple(values),
-                    tokens=last_tokens,
-                    found=interior(values, losses),
-                )
-            )
-    return tuple(found)
-
-
-def _best_loss(cells: Iterable[Sequence[Record]], name: str, value: float) -> float:
-    """The lowest mean loss of the cells that have the value; infinite if none came this far."""
-    means = [
-        math.fsum(math.inf if record.diverged else record.loss for record in cell) / len(cell)
-        for cell in cells
-        if cell[0].cell.get(name) == value
-    ]
-    return min(means, default=math.inf)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

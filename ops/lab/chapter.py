@@ -15,6 +15,7 @@ from ops.lab.curves import REACH
 from ops.lab.markdown import count, details, duration, gap, percent, share, table
 from ops.lab.records import Record, Stage, independent
 from ops.lab.statistics import Interval, Verdict, distance, interval, seeds_for
+from ops.lab.tuning import Tuning
 
 #: So many seeds nobody will run: how many more it would take is not told.
 MANY_SEEDS = 1000
@@ -62,12 +63,14 @@ class Findings:
         records: Of its cells, tuning included.
         found: What they say of its claims.
         passed_over: Final runs at rates that tuning did not choose in the end.
+        tunings: What tuning tried and chose.
     """
 
     experiment: Experiment
     records: tuple[Record, ...]
     found: tuple[Finding, ...]
     passed_over: tuple[Record, ...] = ()
+    tunings: tuple[Tuning, ...] = ()
 
     @property
     def final(self) -> tuple[Record, ...]:
@@ -75,7 +78,12 @@ class Findings:
         return tuple(record for record in self.records if record.stage is Stage.FINAL)
 
 
-def findings_of(experiment: Experiment, records: Iterable[Record], passed_over: Iterable[Record] = ()) -> Findings:
+def findings_of(
+    experiment: Experiment,
+    records: Iterable[Record],
+    passed_over: Iterable[Record] = (),
+    tunings: Iterable[Tuning] = (),
+) -> Findings:
     """Returns an experiment with those of the records that are its own, and its verdicts.
 
     Which run finished first depends on the machine, so the records are brought into an order of their own.
@@ -92,6 +100,7 @@ def findings_of(experiment: Experiment, records: Iterable[Record], passed_over: 
         records=own,
         found=findings(experiment.comparisons, own),
         passed_over=in_order(passed_over),
+        tunings=tuple(tunings),
     )
 
 
@@ -292,7 +301,7 @@ def _extra(found: Sequence[Finding]) -> str:
 def _rates(each: Findings) -> Iterator[str]:
     if each.experiment.tune is not None:
         name, cells = each.experiment.tune.name, each.experiment.cells()
-        yield rates.chosen(name, cells, each.records)
+        yield rates.chosen(each.tunings)
         yield rates.others(name, cells, each.final, each.passed_over)
 
 

@@ -28,49 +28,9 @@ from broker.settings import from_sources, refuse_unknown, setting
 from ops.lab.cells import Cell, contains
 from ops.lab.comparisons import Comparison, comparison_of
 from ops.lab.settings import CellSettings, cell_settings
+from ops.lab.tuning import Tune
 
 _TABLES = ("run", "grid", "variants", "tune", "compare")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tune:
-    """How a setting is tuned: successive halving over its values, then beyond an edge while the best lies there.
-
-    One seed may favour a rate: where two are close, what decides is how often each of them makes a run stumble. So the
-    best of the last rung can be run with more seeds, and the lowest mean wins.
-
-    Attributes:
-        name: Dotted name of the setting.
-        values: Those of the first rung, growing.
-        by: Fields of the cells; there is one best value for each combination of theirs.
-        rungs: Shares of the full number of steps, growing; a run on a shorter rung has its whole schedule in it.
-        keep: How many values go on from one rung to the next, and from the last rung to its other seeds.
-        extend: How many values are tried beyond an edge of the last rung.
-        seed: Of tuning runs, the first one of the last rung's: none of those that are reported.
-        seeds: Of the last rung.
-    """
-
-    name: str
-    values: tuple[Any, ...]
-    by: tuple[str, ...] = ("mode",)
-    rungs: tuple[float, ...] = (1.0,)
-    keep: int = 3
-    extend: int = 2
-    seed: int = 1000
-    seeds: int = 1
-
-    def __post_init__(self) -> None:
-        numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in self.values)
-        if not numbers or len(self.values) < 2 or list(self.values) != sorted(set(self.values)):
-            raise ConfigError("tune.values", self.values, "must be two or more growing numbers")
-        if not self.rungs or list(self.rungs) != sorted(set(self.rungs)) or not self.rungs[0] > 0 or self.rungs[-1] > 1:
-            raise ConfigError("tune.rungs", self.rungs, "must be growing shares of the steps, such as [0.25, 1.0]")
-        if self.keep < 2:
-            raise ConfigError("tune.keep", self.keep, "must be at least 2: the best of one has no neighbours")
-        if self.seeds < 1:
-            raise ConfigError("tune.seeds", self.seeds, "must be at least 1")
-        if not self.by:
-            raise ConfigError("tune.by", self.by, 'must name the fields that a rate is tuned for, such as ["mode"]')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

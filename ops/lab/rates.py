@@ -4,21 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ops.lab.cells import Cell, CellKey, cell_key, grouped, label, scalar, tunings, varying
+from ops.lab.cells import Cell, CellKey, cell_key, grouped, label, scalar, varying
 from ops.lab.markdown import count, gap, table
 from ops.lab.records import Record
 from ops.lab.statistics import interval
+from ops.lab.tuning import Tuned, Tuning
 
 
-def chosen(name: str, cells: Sequence[Cell], records: Sequence[Record]) -> str:
-    """Returns a table of what tuning tried and found; empty if nothing was tuned yet.
-
-    Args:
-        name: Of the tuned setting.
-        cells: Of the experiment, in order.
-        records: All of it.
-    """
-    found = tunings([run for runs in grouped(records, cells).values() for run in runs], [name])
+def chosen(found: Sequence[Tuning]) -> str:
+    """Returns a table of what tuning tried and found; empty if nothing was tuned yet."""
     if not found:
         return ""
     names = varying(dict(tuning.group) for tuning in found)
@@ -26,16 +20,21 @@ def chosen(name: str, cells: Sequence[Cell], records: Sequence[Record]) -> str:
         (
             label(dict(tuning.group), names) if names else "",
             tuning.name,
-            ", ".join(scalar(value) for value in tuning.values),
-            scalar(tuning.found.best),
-            "yes" if tuning.found.interior else "**no**",
-            "" if tuning.found.next_value is None else scalar(float(tuning.found.next_value)),
+            ", ".join(scalar(value) for value in tuning.search.tried),
+            *_told(tuning.search.winner),
             count(tuning.tokens),
         )
         for tuning in found
     ]
     head = ("cells", "tuned", "tried", ">best", "interior", ">next to try", ">at tokens")
     return table(head, rows)
+
+
+def _told(winner: Tuned | None) -> tuple[str, str, str]:
+    if winner is None:
+        return "not known yet", "", ""
+    beyond = "" if winner.next_value is None else scalar(float(winner.next_value))
+    return scalar(winner.best), "yes" if winner.interior else "**no**", beyond
 
 
 def others(name: str, cells: Sequence[Cell], final: Sequence[Record], passed_over: Sequence[Record]) -> str:

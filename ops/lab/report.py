@@ -8,9 +8,10 @@ import math
 import os
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from aggregator.store_files import mapped
 from broker.errors import ConfigError
@@ -19,8 +20,9 @@ from ops.lab.chapter import Experiment, Findings, Plot, findings_of
 from ops.lab.experiment import load
 from ops.lab.records import Record, newest
 from ops.lab.results import Section, document
-from ops.lab.schedule import current, passed_over
+from ops.lab.schedule import current, passed_over, tunings
 from ops.lab.sections import sections
+from ops.lab.tuning import Tuning
 
 RECORDS = Path("docs/results/records")
 PAGE = Path("docs/results.md")
@@ -72,7 +74,15 @@ def run(args: argparse.Namespace) -> int:
     # Other records are no reason to write our own page anew.
     folder = args.records.resolve()
     out: Path = args.out or (PAGE if folder == RECORDS.resolve() else folder.with_name(f"{folder.name}-results.md"))
-    report = build(experiments, records, folder=out.stem, sections=sections(), others=others, directory=args.records)
+    report = build(
+        experiments,
+        records,
+        folder=out.stem,
+        sections=sections(),
+        others=others,
+        tuned={each.name: tunings(each, mine) for each, mine in own},
+        directory=args.records,
+    )
     for file, svg in report.plots.items():
         _write(out.parent / file, svg)
     _write(out, report.text.encode())
@@ -98,6 +108,7 @@ def build(
     folder: str,
     sections: Sequence[Section] = (),
     others: Sequence[Record] = (),
+    tuned: Mapping[str, Sequence[Tuning]] = MappingProxyType({}),
     directory: Path = RECORDS,
 ) -> Report:
     """Returns the page and the plots of all experiments.
@@ -108,9 +119,10 @@ def build(
         folder: Directory of plots, relative to the page.
         sections: Parts from elsewhere.
         others: Records of their cells at rates that tuning did not choose.
+        tuned: Experiment -> what tuning found.
         directory: Of the records, for the page to name.
     """
-    found = tuple(findings_of(experiment, records, others) for experiment in experiments)
+    found = tuple(findings_of(each, records, others, tuned.get(each.name, ())) for each in experiments)
     drawn = {each.experiment.name: pictures.of(each) for each in found}
     plots = {
         name: [Plot(title=each.title, file=f"{folder}/{each.file}") for each in each_drawn]

@@ -7,17 +7,18 @@ another machine counts as much as one that was made here.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from broker.errors import ConfigError
 from ops.lab.cells import Cell, CellKey, cell_key
 from ops.lab.comparisons import findings
-from ops.lab.experiment import Experiment, Tune
+from ops.lab.experiment import Experiment
 from ops.lab.records import Record, Stage, newest
 from ops.lab.settings import CellSettings, key_of
-from ops.lab.statistics import interior, seeds_needed, survivors
+from ops.lab.statistics import seeds_needed
+from ops.lab.tuning import Attempt, Search, Tune, Tuning, search
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,16 +187,27 @@ def _tuning(
     for cell in experiment.cells():
         group = _group(tune, cell)
         if group not in tuned:  # on behalf of its first cell
-            wanted, tuned[group] = _tuning_of(experiment, tune, cell, done)
+            found, wanted = _search(experiment, tune, cell, done)
+            tuned[group] = None if found.winner is None else found.winner.best
             due += wanted
     return due, tuned
 
 
-def _tuning_of(
+def _search(
     experiment: Experiment, tune: Tune, cell: Cell, done: Mapping[tuple[Stage, str], Record]
-) -> tuple[list[Run], float | None]:
-    """Returns the tuning runs of a cell's group that are due, or the value that was found."""
+) -> tuple[Search, list[Run]]:
+    """Returns how far the tuning of a cell's group is, and the runs that are due."""
     steps = experiment.settings_of(cell).steps
+
+    def run(attempt: Attempt) -> Run:
+        more = {tune.name: attempt.value, "steps": math.ceil(attempt.rung * steps)}
+        fields = dict(cell) | {tune.name: attempt.value}
+        settings = experiment.settings_of(cell, more)
+        return Run(experiment=experiment.name, stage=Stage.TUNE, fields=fields, settings=settings, seed=attempt.seed)
+
+    def loss_of(attempt: Attempt) -> float | None:
+        record = done.get(run(attempt).key)
+        return None if record is None else math.inf if record.diverged else record.loss
 
     def possible(value: float) -> bool:
         try:
@@ -204,99 +216,28 @@ def _tuning_of(
             return False  # a bound of the setting: nothing lies beyond
         return True
 
-    def run(value: float, rung: float, seed: int = tune.seed) -> Run:
-        settings = experiment.settings_of(cell, {tune.name: value, "steps": math.ceil(rung * steps)})
-        fields = dict(cell) | {tune.name: value}
-        return Run(experiment=experiment.name, stage=Stage.TUNE, fields=fields, settings=settings, seed=seed)
-
-    values = list(tune.values)
-    for rung in tune.rungs:
-        runs = [run(value, rung) for value in values]
-        missing = [each for each in runs if each.key not in done]
-        if missing:
-            return missing, None
-        records = [done[each.key] for each in runs]
-        if rung != tune.rungs[-1]:
-            values = sorted(each[tune.name] for each in survivors(records, tune.keep))
-            if not values:
-                return [], tune.values[0]  # everything diverged: the smallest rate will show it again
-            continue
-        # The last rung: beyond the edge while the best lies there, and beside it what an earlier rung dropped.
-        losses = {v: _loss(r) for v, r in zip(values, records, strict=True)}
-        most = len(values) + tune.extend
-        while (beyond := _beyond(losses, tune.values, possible)) is not None and len(losses) < most:
-            extra = run(beyond, rung)
-            if extra.key not in done:
-                return [extra], None
-            losses[beyond] = _loss(done[extra.key])
-        if tune.seeds == 1:
-            return [], interior(list(losses), list(losses.values())).best
-        return _race(tune, losses, lambda value, seed: run(value, tune.rungs[-1], seed), possible, done, most)
-    raise AssertionError("a tuning has at least one rung")
+    found = search(tune, loss_of, possible)
+    return found, [run(attempt) for attempt in found.due]
 
 
-def _race(
-    tune: Tune,
-    losses: Mapping[float, float],
-    run: Callable[[float, int], Run],
-    possible: Callable[[float], bool],
-    done: Mapping[tuple[Stage, str], Record],
-    most: int,
-) -> tuple[list[Run], float | None]:
-    """Returns the runs of the last rung's other seeds that are due, or the value with the lowest mean of all seeds.
-
-    Only the best by the first seed take part. What does not counts as tried and worse, but where the winner lies at the
-    edge, the value beyond it joins.
-
-    Args:
-        tune: How.
-        losses: Value -> loss with the first seed.
-        run: (value, seed) -> the run.
-        possible: Says whether the setting may have a value.
-        done: Key -> record.
-        most: Values to try in all.
-    """
-    racing = sorted((value for value in losses if math.isfinite(losses[value])), key=losses.__getitem__)[: tune.keep]
-    means = dict.fromkeys(losses, math.inf)
-    while racing:
-        runs = {value: [run(value, tune.seed + k) for k in range(tune.seeds)] for value in racing}
-        if missing := [each for value in racing for each in runs[value] if each.key not in done]:
-            return missing, None
-        for value in racing:
-            means[value] = math.fsum(_loss(done[each.key]) for each in runs[value]) / tune.seeds
-        beyond = _beyond(means, tune.values, possible)
-        racing = [beyond] if beyond is not None and len(means) < most else []
-    return [], interior(list(means), list(means.values())).best
-
-
-def _loss(record: Record) -> float:
-    return math.inf if record.diverged else record.loss
-
-
-def _beyond(
-    losses: Mapping[float, float], declared: Sequence[float], possible: Callable[[float], bool]
-) -> float | None:
-    """Returns the value to try beside the best if that lies at an edge of those tried; None if there is none."""
-    found = interior(list(losses), list(losses.values()))
-    if found.interior:
-        return None
-    if (beside := _beside(found.best, losses, declared)) is not None:
-        return beside
-    beyond = found.next_value
-    if beyond is not None and all(isinstance(value, int) for value in declared):
-        beyond = round(beyond)
-    return beyond if beyond is not None and beyond not in losses and possible(beyond) else None
-
-
-def _beside(best: float, losses: Mapping[float, float], declared: Sequence[float]) -> float | None:
-    """Returns the declared neighbour of an edge that has no loss yet, if there is one."""
-    smaller = [v for v in declared if v < best and v not in losses]
-    larger = [v for v in declared if v > best and v not in losses]
-    if best == min(losses) and smaller:
-        return max(smaller)
-    if best == max(losses) and larger:
-        return min(larger)
-    return None
+def tunings(experiment: Experiment, records: Iterable[Record]) -> tuple[Tuning, ...]:
+    """Returns how far tuning is, of every group of cells of which there is a tuning run."""
+    tune, records = experiment.tune, newest(records)
+    if tune is None:
+        return ()
+    done = {(record.stage, record.key): record for record in records}
+    tokens: dict[CellKey, int] = {}
+    for record in current(experiment, records):
+        if record.stage is Stage.TUNE:
+            group = _group(tune, record.cell)
+            tokens[group] = max(record.tokens, tokens.get(group, 0))
+    found: dict[CellKey, Tuning] = {}
+    for cell in experiment.cells():
+        group = _group(tune, cell)
+        if group in tokens and group not in found:
+            how_far, _ = _search(experiment, tune, cell, done)
+            found[group] = Tuning(group=group, name=tune.name, search=how_far, tokens=tokens[group])
+    return tuple(found.values())
 
 
 def estimate_s(run: Run, records: Sequence[Record]) -> float | None:

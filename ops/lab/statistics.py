@@ -8,14 +8,11 @@ special case below, it is what n - 1 = 0 degrees of freedom mean.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import assert_never
-
-from ops.lab.records import Record
 
 CONFIDENCE = 0.95
 
@@ -225,65 +222,3 @@ def seeds_for(found: Interval, half_width: float, *, at_most: int) -> int:
     while count < at_most and student_quantile(1 - ONE_SIDED, count - 1) * deviation / math.sqrt(count) > half_width:
         count += 1
     return min(count, at_most)
-
-
-# --- tuning -------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tuned:
-    """The best of the values tried.
-
-    Attributes:
-        best: The value with the lowest loss; of equal ones the smallest.
-        interior: Smaller and larger values were tried and were worse.
-        next_value: What to try next if it is not interior: as far beyond the edge, in ratio, as its neighbour is
-            within. None if interior, or if no ratio can be had from values of 0 and below.
-    """
-
-    best: float
-    interior: bool
-    next_value: float | None
-
-
-def interior(values: Sequence[float], losses: Sequence[float]) -> Tuned:
-    """Returns the best value, whether it is interior to the values tried, and if not, the value to try next.
-
-    Args:
-        values: Distinct, in any order. A single one is an edge, and twice as much is tried next.
-        losses: One for each; not finite where the run diverged.
-
-    Raises:
-        ValueError: There are no values, or not as many losses.
-    """
-    tried = sorted(zip(values, losses, strict=True))
-    if not tried:
-        raise ValueError("there is nothing to choose from")
-    ranked = [loss if math.isfinite(loss) else math.inf for _, loss in tried]
-    index = ranked.index(min(ranked))
-    best = tried[index][0]
-    if 0 < index < len(tried) - 1:
-        return Tuned(best=best, interior=True, next_value=None)
-    if len(tried) == 1:
-        return Tuned(best=best, interior=False, next_value=2 * best if best > 0 else None)
-    neighbour = tried[1 if index == 0 else -2][0]
-    next_value = best * best / neighbour if min(best, neighbour) > 0 else None
-    return Tuned(best=best, interior=False, next_value=next_value)
-
-
-def survivors(records: Sequence[Record], keep: int) -> tuple[dict[str, object], ...]:
-    """Returns the cells that go on to the next rung of successive halving, best first.
-
-    Args:
-        records: All of one rung and of cells that compete: equal tokens, and the same seeds for every cell.
-        keep: How many cells go on. Diverged ones never do, so there may be fewer.
-    """
-    losses: dict[str, list[float]] = {}
-    cells: dict[str, dict[str, object]] = {}
-    for record in records:
-        key = json.dumps(dict(record.cell), sort_keys=True)
-        cells[key] = dict(record.cell)
-        losses.setdefault(key, []).append(math.inf if record.diverged else record.loss)
-    means = {key: math.fsum(each) / len(each) for key, each in losses.items()}
-    finite = [key for key, mean in means.items() if math.isfinite(mean)]
-    return tuple(cells[key] for key in sorted(finite, key=means.__getitem__)[:keep])

@@ -135,6 +135,7 @@ PURE = [
     "ops/lab/records",
     "ops/lab/statistics",
     "ops/lab/rates",
+    "ops/lab/tuning",
     "ops/lab/trends",
     "ops/lab/curves",
     "ops/lab/cells",

@@ -12,6 +12,7 @@ from ops.lab.comparisons import comparison_of, findings
 from ops.lab.markdown import anchor, count, duration, gap, table
 from ops.lab.results import Section, document
 from ops.lab.statistics import Verdict, interval
+from ops.lab.tuning import Search, Tuned, Tuning
 from tests.synthetic import CLAIM, SEEDS, experiment, pairs, record, whole_experiment
 
 # --- cells --------------------------------------------------------------------------------------------------------
@@ -92,12 +93,27 @@ def test_the_page_lists_settings_cells_tuning_and_extra_tokens():
     text = page()
     assert "| `task.context` | 128 |" in text
     assert "| `step_times_s` | [1.0, 1.2] |" in text
-    assert "| decoupled | 8 | 3 |" in text or "| 8 | decoupled | 3 |" in text
-    assert "0.001, 0.002, 0.004 | 0.002 | yes |" in text
-    assert "0.001, 0.002, 0.004 | 0.004 | **no** | 0.008 |" in text
+    assert "| 8 | decoupled | 3 |" in text
     assert "extrapolated for 3 of 3 seeds" in text
     assert "18 runs, 6 of them for tuning" in text
     assert "jax 0.10.2, processor x86_64" in text
+
+
+def test_the_page_says_what_tuning_tried_and_whether_it_has_ended():
+    tried = (0.001, 0.002, 0.004)
+    ends = {
+        "diloco": Tuned(best=0.002, interior=True, next_value=None),
+        "decoupled": Tuned(best=0.004, interior=False, next_value=0.008),
+        "streaming": None,
+    }
+    tunings = [
+        Tuning(group=(("mode", mode),), name="rate", search=Search(tried=tried, winner=winner), tokens=200_000)
+        for mode, winner in ends.items()
+    ]
+    text = document([findings_of(experiment(), whole_experiment(), tunings=tunings)], {})
+    assert "| diloco | rate | 0.001, 0.002, 0.004 | 0.002 | yes | - | 200 k |" in text
+    assert "| decoupled | rate | 0.001, 0.002, 0.004 | 0.004 | **no** | 0.008 | 200 k |" in text
+    assert "| streaming | rate | 0.001, 0.002, 0.004 | not known yet | - | - | 200 k |" in text
 
 
 def test_final_runs_at_other_rates_say_how_far_the_choice_matters():

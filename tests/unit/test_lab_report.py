@@ -45,6 +45,7 @@ def place(tmp_path, monkeypatch):
     monkeypatch.setattr(report, "sections", tuple)  # of simulate and plan, which take seconds
     monkeypatch.setattr(report, "current", lambda _, records: [each for each in records if each.code != "old"])
     monkeypatch.setattr(report, "passed_over", lambda _, records: [])
+    monkeypatch.setattr(report, "tunings", lambda *_: ())
     return tmp_path
 
 
@@ -112,7 +113,9 @@ def test_runs_at_rates_that_were_passed_over_are_on_the_page_and_not_left_out(tm
     assert report.run(arguments(tmp_path)) == 0
     printed = capsys.readouterr()
     assert "atoll: 1 of 8 records of trial are left out" in printed.err
-    assert "| learning_rate" in (tmp_path / "docs" / "results.md").read_text().replace("task.", "")
+    text = (tmp_path / "docs" / "results.md").read_text()
+    assert "| task.learning_rate | 0.001, 0.002, 0.004 | 0.002 | yes |" in text
+    assert "| task.learning_rate | 0.001 | 0.002 | +5.26 % ± 0.00 % | 2 |" in text
     assert "1 experiments, 5 runs" in printed.out
 
 

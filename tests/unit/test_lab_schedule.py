@@ -6,10 +6,9 @@ from dataclasses import replace
 import pytest
 
 from broker.errors import ConfigError
-from ops.lab.cells import tunings
 from ops.lab.experiment import load
 from ops.lab.records import Record, Stage
-from ops.lab.schedule import agenda, current, estimate_s, passed_over
+from ops.lab.schedule import agenda, current, estimate_s, passed_over, tunings
 from ops.lab.settings import Mode, cell_settings, key_of, resolved
 
 PLAIN = """
@@ -239,8 +238,9 @@ def test_the_best_rates_are_run_with_more_seeds_where_one_seed_favours_a_rate(wr
         (0.002, 1000), (0.002, 1001), (0.002, 1002), (0.004, 1000), (0.004, 1001), (0.004, 1002), (0.008, 1000),
     ]  # fmt: skip
     assert {run.fields["task.learning_rate"] for run in order if run.stage is Stage.FINAL} == {0.002}
-    (found, *_) = tunings([record for record in records if record.cell["mode"] == "diloco"], ["task.learning_rate"])
-    assert (found.found.best, found.found.interior) == (0.002, True)
+    found = {dict(each.group)["mode"]: each.search for each in tunings(write(TUNED + "seeds = 3\n"), records)}["diloco"]
+    assert (found.winner.best, found.winner.interior) == (0.002, True)
+    assert found.tried == (0.001, 0.002, 0.004, 0.008)
 
 
 @pytest.mark.parametrize(

@@ -7,14 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ops.lab.cells import tunings
 from ops.lab.curves import REACH, exponent, extra_tokens, tokens_to_reach
 from ops.lab.statistics import (
     Interval,
     Kind,
     Verdict,
     holm,
-    interior,
     interval,
     judge,
     p_better,
@@ -23,9 +21,7 @@ from ops.lab.statistics import (
     seeds_needed,
     student_cdf,
     student_quantile,
-    survivors,
 )
-from tests.synthetic import record
 
 # --- Student's distribution ---------------------------------------------------------------------------------------
 
@@ -188,79 +184,6 @@ def test_another_seed_is_needed_while_the_interval_is_wider_than_the_margin():
     assert not seeds_needed(narrow, margin=0.01, max_seeds=5)
     # Three that happen to lie close together say little about how far apart seeds lie.
     assert seeds_needed(narrow[:3], margin=0.01, max_seeds=5)
-
-
-# --- tuning -------------------------------------------------------------------------------------------------------
-
-
-def test_a_best_value_in_the_middle_is_interior():
-    found = interior([0.004, 0.001, 0.002], [3.3, 3.2, 3.1])
-    assert (found.best, found.interior, found.next_value) == (0.002, True, None)
-
-
-@pytest.mark.parametrize(
-    ("losses", "best", "next_value"),
-    [([3.0, 3.1, 3.2], 0.001, 0.0005), ([3.2, 3.1, 3.0], 0.004, 0.008), ([math.nan, math.inf, 9.0], 0.004, 0.008)],
-)
-def test_beyond_an_edge_the_next_value_continues_the_ratio(losses, best, next_value):
-    found = interior([0.001, 0.002, 0.004], losses)
-    assert (found.best, found.interior) == (best, False)
-    assert found.next_value == pytest.approx(next_value)
-
-
-def test_if_all_diverged_a_smaller_value_is_tried_next():
-    assert interior([0.1, 0.2], [math.inf, math.nan]).next_value == pytest.approx(0.05)
-
-
-def test_a_single_value_is_an_edge_and_zero_has_no_ratio():
-    assert interior([0.5], [3.0]).next_value == 1.0
-    assert interior([0.0, 0.5, 0.9], [2.0, 3.0, 4.0]).next_value is None
-    with pytest.raises(ValueError, match="nothing"):
-        interior([], [])
-
-
-def test_survivors_are_the_best_cells_by_their_mean_over_seeds():
-    rung = [
-        record(3.0, seed=0, task__learning_rate=0.001),
-        record(3.4, seed=1, task__learning_rate=0.001),
-        record(3.1, seed=0, task__learning_rate=0.002),
-        record(3.2, seed=1, task__learning_rate=0.002),
-        record(2.0, seed=0, task__learning_rate=0.004),
-        record(math.nan, seed=1, task__learning_rate=0.004),
-    ]
-    rates = [cell["task.learning_rate"] for cell in survivors(rung, 2)]
-    assert rates == [0.002, 0.001]
-    assert len(survivors(rung, 5)) == 2  # a diverged cell never goes on
-    assert survivors([], 2) == ()
-
-
-def test_tuning_chooses_on_the_last_rung_but_counts_what_was_dropped_before_as_tried():
-    def rung(tokens, losses, **cell):
-        return [
-            record(loss, stage="tune", tokens=tokens, task__learning_rate=rate, **cell) for rate, loss in losses.items()
-        ]
-
-    records = [
-        *rung(100, {0.001: 4.2, 0.002: 4.1, 0.004: 4.0, 0.008: 4.3}, mode="diloco"),
-        *rung(400, {0.002: 3.4, 0.004: 3.5}, mode="diloco"),
-        *rung(100, {0.001: 4.0, 0.002: 4.1}, mode="data-parallel"),
-        *rung(400, {0.001: 3.0}, mode="data-parallel"),
-        record(1.0, mode="diloco", task__learning_rate=9.0),  # final: says nothing about tuning
-    ]
-    diloco, parallel = tunings(records, ["task.learning_rate", "islands"])
-    assert dict(diloco.group) == {"mode": "diloco"}
-    assert diloco.values == (0.001, 0.002, 0.004, 0.008)
-    assert (diloco.found.best, diloco.found.interior, diloco.tokens) == (0.002, True, 400)
-    assert (parallel.found.best, parallel.found.interior) == (0.001, False)
-    assert parallel.found.next_value == pytest.approx(0.0005)
-
-
-def test_with_two_tuned_fields_a_value_is_judged_in_its_best_company():
-    losses = {(1, 10): 3.0, (1, 20): 5.0, (2, 10): 4.0, (2, 20): 2.0, (4, 10): 6.0, (4, 20): 6.0}
-    records = [record(loss, stage="tune", inner=a, outer=b) for (a, b), loss in losses.items()]
-    inner, outer = tunings(records, ["inner", "outer"])
-    assert (inner.found.best, inner.found.interior) == (2, True)
-    assert (outer.found.best, outer.found.interior) == (20, False)
 
 
 # --- curves -------------------------------------------------------------------------------------------------------
