@@ -61,14 +61,14 @@ class Findings:
     Attributes:
         experiment: What was asked.
         records: Of its cells, tuning included.
-        found: What they say of its claims.
+        claims: What they say of its claims.
         passed_over: Final runs at rates that tuning did not choose in the end.
         tunings: What tuning tried and chose.
     """
 
     experiment: Experiment
     records: tuple[Record, ...]
-    found: tuple[Finding, ...]
+    claims: tuple[Finding, ...]
     passed_over: tuple[Record, ...] = ()
     tunings: tuple[Tuning, ...] = ()
 
@@ -98,7 +98,7 @@ def findings_of(
     return Findings(
         experiment=experiment,
         records=own,
-        found=findings(experiment.comparisons, own),
+        claims=findings(experiment.comparisons, own),
         passed_over=in_order(passed_over),
         tunings=tuple(tunings),
     )
@@ -116,7 +116,7 @@ def chapter(each: Findings, plots: Sequence[Plot]) -> str:
     parts += [_counted(each.records), _provenance(each.records)]
     if each.final:
         parts += [_cells(each)]
-    parts += [_verdicts(each.found), _extra(each.found), *_rates(each)]
+    parts += [_verdicts(each.claims), _extra(each.claims), *_rates(each)]
     parts += [f"![{plot.title}]({plot.file})" for plot in plots]
     parts += [_missing(each)]
     return "\n\n".join(part for part in parts if part)
@@ -249,7 +249,7 @@ def _verdicts(found: Sequence[Finding]) -> str:
         where = finding.name if finding.name != "all" else ""
         seeds = str(len(finding.differences))
         needed = _needed(finding)
-        rows.append((claim.claim, where, margin, *figures, gap(finding.found), seeds, needed, told_verdict(finding)))
+        rows.append((claim.claim, where, margin, *figures, gap(finding.interval), seeds, needed, told_verdict(finding)))
     if not rows:
         return ""
     what = ("claim put to the test", "where", "kind, margin")
@@ -259,7 +259,7 @@ def _verdicts(found: Sequence[Finding]) -> str:
 
 def _needed(finding: Finding) -> str:
     """Says how many seeds an interval would take to leave the margin out, if mean and scatter stay as they are."""
-    found = finding.found
+    found = finding.interval
     if found is None or finding.verdict is not Verdict.INCONCLUSIVE or finding.reason:
         return ""
     away = distance(found, finding.comparison.kind, finding.comparison.margin)

@@ -103,7 +103,7 @@ class Finding:
         candidate_loss: Mean over those seeds, nats per token; infinite if there are none.
         baseline_loss: The same.
         parameters: Of the candidate's model; 0 if there are no pairs.
-        found: Mean and interval of the differences; None if there are none.
+        interval: Mean and interval of the differences; None if there are none.
         p_value: One-sided, of "better" claims with at least two pairs.
         verdict: Of this group.
         reason: What the verdict alone does not say; empty if nothing.
@@ -120,7 +120,7 @@ class Finding:
     candidate_loss: float = math.inf
     baseline_loss: float = math.inf
     parameters: int = 0
-    found: Interval | None = None
+    interval: Interval | None = None
     p_value: float | None = None
     verdict: Verdict = Verdict.INCONCLUSIVE
     reason: str = ""
@@ -229,7 +229,7 @@ def _judged(
         candidate_loss=math.fsum(ours[s].loss for s in pairs) / len(pairs),
         baseline_loss=math.fsum(theirs[s].loss for s in pairs) / len(pairs),
         parameters=ours[pairs[0]].parameters,
-        found=found,
+        interval=found,
         p_value=p_better(tuple(differences.values()), comparison.margin) if tested else None,
         verdict=Verdict.IDENTICAL if identical else judge(found, comparison.kind, comparison.margin),
         reason=reason or ("one seed decides nothing" if len(pairs) == 1 else ""),

@@ -67,7 +67,7 @@ def trials(experiments: Sequence[Findings]) -> tuple[Trial, ...]:
     found = []
     for each in experiments:
         settings = {cell_key(record.cell): record.settings for record in each.final}
-        for finding in each.found:
+        for finding in each.claims:
             if not finding.differences or len(finding.cells) != 2:
                 continue
             ours, theirs = (settings.get(cell_key(cell), {}) for cell in finding.cells)
@@ -97,14 +97,14 @@ def _body(found: Sequence[Trial]) -> str:
                 ", ".join(f"`{name}`" for name in names),
                 ", ".join(_told(name, default_of(name)) for name in names),
                 "; ".join(dict.fromkeys(trial.instead for trial in mine)),
-                f"{gap(worst.finding.found)} ({worst.instead})",
+                f"{gap(worst.finding.interval)} ({worst.instead})",
                 ", ".join(f"{number} {verdict}" for verdict, number in sorted(verdicts.items())),
                 ", ".join(f"[{name}]({anchor(name)})" for name in dict.fromkeys(trial.experiment for trial in mine)),
             )
         )
     head = ("setting", "default", "tried instead", ">worst for the default (against)", "verdicts", "experiment")
     far = max(_mean(trial) for trial in found)
-    highs = [trial.finding.found.high for trial in found if trial.finding.found is not None]
+    highs = [trial.finding.interval.high for trial in found if trial.finding.interval is not None]
     reach = max((high for high in highs if math.isfinite(high)), default=0.0)
     single = sum(not math.isfinite(high) for high in highs)
     but = f" but those of {single} that have one seed" if single else ""
@@ -120,11 +120,11 @@ def _behind(found: Sequence[Trial]) -> str:
     """Names the defaults that are behind something for the whole interval, however little."""
     told = []
     for trial in found:
-        if trial.finding.found is None or trial.finding.found.low <= 0:
+        if trial.finding.interval is None or trial.finding.interval.low <= 0:
             continue
         names = ", ".join(f"`{name}`" for name in trial.names)
         where = f", {trial.finding.name}" if trial.finding.name not in ("", "all") else ""
-        told.append(f"{names} ({gap(trial.finding.found)} against {trial.instead}{where})")
+        told.append(f"{names} ({gap(trial.finding.interval)} against {trial.instead}{where})")
     return f" Behind for the whole interval: {'; '.join(told)}." if told else ""
 
 
@@ -133,5 +133,5 @@ def _told(name: str, value: Any) -> str:
 
 
 def _mean(trial: Trial) -> float:
-    assert trial.finding.found is not None
-    return trial.finding.found.mean
+    assert trial.finding.interval is not None
+    return trial.finding.interval.mean

@@ -48,7 +48,7 @@ class Gap:
         tokens: Of a whole run.
         tokens_per_step: Of one island.
         course: (tokens, mean gap over seeds) at ``SHARES`` of the run, from the curves; none where a seed has none.
-        found: Mean and interval of the last losses' differences, one for each seed.
+        interval: Mean and interval of the last losses' differences, one for each seed.
     """
 
     experiment: str
@@ -59,7 +59,7 @@ class Gap:
     tokens: int
     tokens_per_step: int
     course: tuple[tuple[float, float], ...]
-    found: Interval
+    interval: Interval
 
     @property
     def tokens_per_parameter(self) -> float:
@@ -82,8 +82,8 @@ def gaps(experiments: Sequence[Findings]) -> tuple[Gap, ...]:
 
 
 def _gaps(findings: Findings) -> Iterator[Gap]:
-    for finding in findings.found:
-        if finding.found is None:
+    for finding in findings.claims:
+        if finding.interval is None:
             continue
         candidate, baseline = (_runs(findings, finding, side) for side in (0, 1))
         if not candidate or not baseline:
@@ -101,7 +101,7 @@ def _gaps(findings: Findings) -> Iterator[Gap]:
             tokens=first.tokens,
             tokens_per_step=_per_step(first),
             course=_course(candidate, baseline),
-            found=finding.found,
+            interval=finding.interval,
         )
 
 
@@ -185,8 +185,8 @@ def _table(found: Sequence[Gap]) -> str:
                 f"{each.tokens_per_parameter:.3g}",
                 f"{each.tokens_per_step:,}",
                 *(percent(way[k], 1) if k in way else "" for k in range(1, len(SHARES))),
-                gap(each.found),
-                str(each.found.count),
+                gap(each.interval),
+                str(each.interval.count),
                 _followed(each),
             )
         )
@@ -228,7 +228,7 @@ def _trends(found: Sequence[Gap]) -> list[str]:
         seen = [each.tokens_per_parameter for each in ours]
         if min(len(set(parameters)), len(set(seen))) < 3:
             continue
-        means = [each.found.mean for each in ours]
+        means = [each.interval.mean for each in ours]
         alike = correlation([math.log(size) for size in parameters], [math.log(size) for size in seen])
         lines += [
             f"- {islands} islands, {len(ours)} experiments: {points_per_tenfold(trend(sizes, means), word)}"
@@ -266,7 +266,7 @@ def _within(islands: int, ours: Sequence[Gap]) -> list[str]:
     models = [each.parameters for each in again]
     if len(again) < 3 or len(set(zip(models, seen, strict=True))) == len(set(models)):
         return []
-    slope = trend(seen, [each.found.mean for each in again], models)
+    slope = trend(seen, [each.interval.mean for each in again], models)
     word = "tokens per parameter between experiments with the same model"
     return [f"- {islands} islands, {len(again)} experiments: {points_per_tenfold(slope, word)}"]
 
@@ -277,6 +277,6 @@ def _plot(found: Sequence[Gap]) -> bytes:
         lines = panels.setdefault(f"to {_NAMES[each.baseline]}, {each.islands} islands", {})
         lines[each.name] = plots.GapLine(
             way=[(n / each.parameters, difference) for n, difference in each.course if n < each.tokens],
-            end=(each.tokens_per_parameter, each.found),
+            end=(each.tokens_per_parameter, each.interval),
         )
     return plots.gap_against_tokens(panels)

@@ -50,7 +50,7 @@ def _wanted(each: Findings) -> Iterator[tuple[str, str, Callable[[], bytes]]]:
     if shown := panels({cell: runs for cell, runs in cells.items() if any(len(run.curve) > 1 for run in runs)}):
         yield "loss-tokens", "loss against tokens", lambda: plots.loss_against_tokens(shown)
         yield "loss-time", "loss against virtual time", lambda: plots.loss_against_time(shown)
-    took_part = named({cell: runs for cell, runs in cells.items() if any(run.participation for run in runs)}, names)
+    took_part = named({cell: runs for cell, runs in cells.items() if any(run.staleness for run in runs)}, names)
     if any(run.participation < ALL for runs in took_part.values() for run in runs):
         yield "participation", "participation", lambda: plots.participation(took_part)
     stale = named({cell: runs for cell, runs in cells.items() if any(run.staleness_histogram for run in runs)}, names)

@@ -148,7 +148,7 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def _print(out: Path, report: Report, *, as_json: bool) -> None:
-    found = [finding for each in report.findings for finding in each.found]
+    found = [finding for each in report.findings for finding in each.claims]
     verdicts = Counter(str(finding.verdict) if finding.seeds else "not run yet" for finding in found)
     records = [record for each in report.findings for record in each.records]
     if as_json:

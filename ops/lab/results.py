@@ -94,16 +94,17 @@ def document(
 
 
 def _published_first(each: Findings) -> tuple[bool, str]:
-    return not any(finding.comparison.published is not None for finding in each.found), each.experiment.name
+    return not any(finding.comparison.published is not None for finding in each.claims), each.experiment.name
 
 
 def _counted(experiments: Sequence[Findings]) -> str:
-    found = [finding for each in experiments for finding in each.found if finding.seeds]
+    found = [finding for each in experiments for finding in each.claims if finding.seeds]
     if not found:
         return ""
     runs = len(independent(record for each in experiments for record in each.records))
     wide = sum(
-        finding.found is not None and finding.found.half_width > finding.comparison.margin > 0 for finding in found
+        finding.interval is not None and finding.interval.half_width > finding.comparison.margin > 0
+        for finding in found
     )
     rest = f" In {wide} the interval is still wider than the margin." if wide else ""
     return f"Of {len(found)} claims tested in {runs} runs: {_verdicts(found)}.{rest}"
@@ -118,12 +119,12 @@ def _targets(experiments: Sequence[Findings]) -> str:
     """What the project set out to show, and how much of it is seen."""
     targets: dict[str, list[tuple[str, Finding]]] = {}
     for each in experiments:
-        for finding in each.found:
+        for finding in each.claims:
             if finding.comparison.target and finding.seeds:
                 targets.setdefault(finding.comparison.target, []).append((each.experiment.name, finding))
     rows = []
     for target, tested in targets.items():
-        measured = [(found.mean, gap(found), name) for name, each in tested if (found := each.found) is not None]
+        measured = [(found.mean, gap(found), name) for name, each in tested if (found := each.interval) is not None]
         ends = (min(measured), max(measured))[: len(measured)] if measured else ()
         told = [f"{figure} ([{name}]({anchor(name)}))" for _, figure, name in ends]
         rows.append((target, _verdicts([finding for _, finding in tested]), *(*told, "", "")[:2]))
@@ -135,7 +136,7 @@ def _claims(experiments: Sequence[Findings], plots: Mapping[str, Sequence[Plot]]
     for each in experiments:
         name = each.experiment.name
         shown = plots.get(name, ())
-        for finding in each.found:
+        for finding in each.claims:
             claim = finding.comparison
             if not claim.source:
                 continue
@@ -144,7 +145,7 @@ def _claims(experiments: Sequence[Findings], plots: Mapping[str, Sequence[Plot]]
                     f"{claim.claim} ({claim.source})",
                     finding.name if finding.name != "all" else "",
                     "" if claim.published is None else percent(claim.published),
-                    gap(finding.found),
+                    gap(finding.interval),
                     str(len(finding.differences)),
                     told_verdict(finding) if finding.seeds else "not run yet",
                     claim.why if finding.seeds and finding.verdict is not Verdict.HOLDS else "",

@@ -241,6 +241,6 @@ def tunings(experiment: Experiment, records: Iterable[Record]) -> tuple[Tuning, 
 
 
 def estimate_s(run: Run, records: Sequence[Record]) -> float | None:
-    """Returns about how long a run will take, from the records of the experiment; None if there are none."""
+    """Returns about how long a run will take, from a mean step of the experiment's records; None if there are none."""
     rates = [r.wall_s / (int(r.settings["steps"]) * int(r.settings["islands"])) for r in records if r.wall_s]
     return run.inner_steps * sum(rates) / len(rates) if rates else None

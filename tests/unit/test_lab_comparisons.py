@@ -66,8 +66,8 @@ def test_there_is_a_verdict_for_each_value_of_by_in_order():
         ("islands 4", Verdict.INCONCLUSIVE),
         ("islands 16", Verdict.HOLDS),
     ]
-    assert found[2].found.mean == pytest.approx(0.002)
-    assert found[2].found.half_width == pytest.approx(4.302653 * 0.0005 / math.sqrt(3), rel=1e-6)
+    assert found[2].interval.mean == pytest.approx(0.002)
+    assert found[2].interval.half_width == pytest.approx(4.302653 * 0.0005 / math.sqrt(3), rel=1e-6)
     assert list(found[2].differences) == [0, 1, 2]
     assert found[2].cells == ({"mode": "decoupled", "islands": 16}, {"mode": "diloco", "islands": 16})
     assert found[1].reason == "one seed decides nothing"
@@ -114,7 +114,7 @@ def test_a_more_general_baseline_does_not_contain_the_candidate():
     wanted = {"candidate": {"mode": "decoupled", "grace": 1}, "baseline": {"mode": "decoupled"}, "by": []}
     found = only(CLAIM | wanted, rows)
     assert len(found.differences) == 3
-    assert found.found.mean == pytest.approx(-0.1 / 3)
+    assert found.interval.mean == pytest.approx(-0.1 / 3)
 
 
 def test_lists_in_a_cell_select_and_match():

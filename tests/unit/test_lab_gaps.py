@@ -49,8 +49,7 @@ def test_a_gap_is_shown_on_the_way_and_at_the_end():
     assert (gap.baseline, gap.islands, gap.parameters, gap.tokens) == (Mode.DATA_PARALLEL, 2, 1_000_000, 6_000_000)
     assert [tokens for tokens, _ in gap.course] == pytest.approx([1e6 * k for k in range(1, 7)])
     assert [share for _, share in gap.course] == pytest.approx([0.07, 0.07, 0.07, 0.03, 0.03, 0.03])
-    assert (gap.found.mean, gap.found.count) == (pytest.approx(0.03), 2)
-    assert gap.found.mean == pytest.approx(0.03)
+    assert (gap.interval.mean, gap.interval.count) == (pytest.approx(0.03), 2)
 
 
 def test_losses_between_two_points_of_a_curve_lie_on_a_line_over_the_logarithm_of_tokens():

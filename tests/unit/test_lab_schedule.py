@@ -316,7 +316,7 @@ def test_records_of_other_settings_are_not_of_this_experiment(write):
     assert current(experiment, [replace(first, cell={"rule": "gone"})]) == (first,)
 
 
-def test_the_time_of_a_run_is_estimated_from_runs_of_the_same_task(write):
+def test_the_time_of_a_run_is_estimated_from_what_an_inner_step_took_before(write):
     experiment = write(PLAIN)
     due = agenda(experiment, []).due
     assert estimate_s(due[0], []) is None
