@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from broker.errors import Unavailable
 from broker.signals import Interrupted
 from ops.lab import archive, runner
 from ops.lab.experiment import load
@@ -189,3 +190,46 @@ def test_a_long_run_says_how_far_it_is(experiment, tmp_path, monkeypatch):
         running.run(check)
     (line,) = (line for line in said if "so far" in line)
     assert re.fullmatch(r"stopped: .*, seed 0: \d+ % in \d+ s, loss \d\.\d{4} so far; about .+ to go", line)
+
+
+def test_a_record_that_cannot_be_written_is_printed_and_counts_once_it_stands_in_its_file(
+    experiment, tmp_path, monkeypatch
+):
+    """Hours of work have no other copy: its folder goes with the command."""
+
+    def full(directory, record):
+        raise Unavailable(f"cannot append to {archive.path_of(directory, record.experiment)}", definite=False)
+
+    said, records = [], tmp_path / "records"
+    with monkeypatch.context() as disk:
+        disk.setattr(archive, "append", full)
+        running = runner.Runner(experiment=load(experiment), directory=records, jobs=1, say=said.append)
+        with pytest.raises(Unavailable):
+            running.run(lambda: None)
+    (told,) = (line for line in said if "this line belongs to" in line)
+    (records / "stopped.jsonl").write_text(told.partition("\n")[2] + "\n")
+    done = lab("run", experiment, "--records", records, "--jobs", "1")
+    assert "stopped: 3 runs due" in done.stdout
+    assert done.returncode == 0
+
+
+def test_what_had_ended_when_the_command_was_stopped_is_kept(experiment, tmp_path):
+    """It ended between the last look and the signal."""
+    running = runner.Runner(experiment=load(experiment), directory=tmp_path / "records", jobs=1, say=lambda line: None)
+
+    def check():
+        if running._running and wait_for(lambda: running._running[0].child.poll() is not None, "end of a run"):
+            raise Interrupted(signal.SIGINT)
+
+    with pytest.raises(Interrupted):
+        running.run(check)
+    assert len(archive.read(tmp_path / "records" / "stopped.jsonl")) == 1
+
+
+def test_a_time_limit_is_one_for_all_files(experiment, tmp_path):
+    other = tmp_path / "other.toml"
+    other.write_text(EXPERIMENT)
+    done = lab("run", experiment, other, "--records", tmp_path / "records", "--limit", "0.000001")
+    assert done.returncode == 1
+    assert done.stdout.count("the time limit is reached: the same command goes on; 4 runs are left") == 2
+    assert "begins" not in done.stdout
