@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ops.goodput.fleet import FailureModel, Outage
-from ops.goodput.timeline import Cause, Progress, TimeLine, without
+from ops.goodput.timeline import Cause, Floats, Progress, TimeLine, without
 
 _CHUNK = 1024
 
@@ -25,6 +25,12 @@ class _Island:
     from_s: list[float]
     to_s: list[float]
     index: int = 0
+
+    def trains_until_s(self, now_s: float) -> float:
+        """Returns when the next pause begins; ``now_s`` or less if that is not known to lie ahead."""
+        if self.index >= len(self.from_s) or self.from_s[self.index] > now_s:
+            return now_s
+        return self.to_s[self.index]
 
     def finish_s(self, start_s: float, work_s: float) -> float:
         """Returns when ``work_s`` of training from ``start_s`` on are done; infinite if that is after the end."""
@@ -62,37 +68,50 @@ def coupled(
     """
     end_s = lines[0].duration_s
     islands = [_Island(from_s=line.from_s.tolist(), to_s=line.to_s.tolist()) for line in lines]
-    steps_s = [pace * model.interval_s for pace in paces]
+    steps_s = np.array([pace * model.interval_s for pace in paces])
     # Steps of one interval add up, so that their jitter averages out.
     jitter = model.step_jitter / math.sqrt(model.sync_interval)
-    waits: list[list[tuple[float, float]]] = [[] for _ in lines]
+    waits: list[Floats] = []  # barrier -> when each island was there, and the barrier itself
     stuck: list[tuple[float, float]] = []
-    barriers, outage, start_s = [0.0], 0, 0.0
-    factors: list[list[float]] = []
+    outage, start_s, used = 0, 0.0, _CHUNK
+    barriers = [np.zeros(1)]
+    work_s, through_s = np.empty((0, len(lines))), np.zeros(1)
     while start_s < end_s:
-        if not factors:
-            factors = np.maximum(0.1, 1.0 + jitter * rng.standard_normal((_CHUNK, len(lines)))).tolist()
+        if used == _CHUNK:
+            factors = np.maximum(0.1, 1.0 + jitter * rng.standard_normal((_CHUNK, len(lines))))
+            work_s, used = steps_s * factors, 0
+            through_s = np.concatenate([[0.0], np.cumsum(work_s.max(axis=1))])
             if on_progress is not None:
                 on_progress(start_s)
-        finishes = [
-            island.finish_s(start_s, step_s * factor)
-            for island, step_s, factor in zip(islands, steps_s, factors.pop(), strict=True)
-        ]
+        # While nobody pauses, and that is nearly always where failures are rare, one barrier follows from another.
+        until_s = min(end_s, *(island.trains_until_s(start_s) for island in islands))
+        if outage < len(coordinator):
+            until_s = min(until_s, coordinator[outage].from_s)
+        free = int(np.searchsorted(through_s, through_s[used] + until_s - start_s)) - 1 - used
+        if free > 0:
+            ends_s = start_s + through_s[used : used + free + 1] - through_s[used]
+            there_s = ends_s[:-1, np.newaxis] + work_s[used : used + free]
+            waits.append(np.column_stack([there_s, ends_s[1:]]))
+            barriers.append(ends_s[1:])
+            start_s, used = float(ends_s[-1]), used + free
+            continue
+        finishes = [island.finish_s(start_s, each) for island, each in zip(islands, work_s[used].tolist(), strict=True)]
+        used += 1
         barrier_s = min(max(finishes), end_s)
-        for finish_s, of_island in zip(finishes, waits, strict=True):
-            if finish_s < barrier_s:
-                of_island.append((finish_s, barrier_s))
+        waits.append(np.array([[*finishes, barrier_s]]))
         while outage < len(coordinator) and coordinator[outage].to_s <= barrier_s:
             outage += 1
         start_s = barrier_s
         if outage < len(coordinator) and coordinator[outage].from_s < barrier_s < end_s:
             start_s = min(coordinator[outage].to_s, end_s)
             stuck.append((barrier_s, start_s))
-        barriers.append(start_s)
+        barriers.append(np.array([start_s]))
+    there = np.concatenate(waits)
     result = []
-    for line, of_island in zip(lines, waits, strict=True):
-        together = without(without(line, stuck, Cause.COORDINATOR), of_island, Cause.WAITING)
-        result.append(replace(together, lost_s=_lost_since_barrier_s(together, np.array(barriers))))
+    for k, line in enumerate(lines):
+        waited = there[there[:, k] < there[:, -1]][:, [k, -1]]
+        together = without(without(line, stuck, Cause.COORDINATOR), waited, Cause.WAITING)
+        result.append(replace(together, lost_s=_lost_since_barrier_s(together, np.concatenate(barriers))))
     return result
 
 

@@ -92,7 +92,7 @@ def curves(
 
 
 class _ProgressLine:
-    """Says on standard error how far a simulation is, if it takes more than a second or two."""
+    """Says on standard error how far a simulation is, if it takes more than a second or two; the rarer the longer."""
 
     def __init__(self, what: str = "") -> None:
         self._what = f" {what}:" if what else ""
@@ -100,7 +100,7 @@ class _ProgressLine:
 
     def __call__(self, done: float) -> None:
         now_s = time.monotonic()
-        if now_s - self._said_s < 1.5 or done >= 1.0:
+        if now_s - self._said_s < max(1.5, 0.1 * (now_s - self._started_s)) or done >= 1.0:
             return
         self._said_s = now_s
         left_s = (now_s - self._started_s) * (1.0 - done) / done if done > 0.0 else 0.0

@@ -221,8 +221,8 @@ def expected_goodput(
     if fleet.mode is Mode.DECOUPLED and islands > _ESTIMATE_ISLANDS and settled.domain_mtbi_days is None:
         # Islands that wait for nobody and fail by themselves: some of them stand for all.
         fleet = replace(fleet, chips=fleet.chips_of(islands - 1) * _ESTIMATE_ISLANDS, islands=_ESTIMATE_ISLANDS)
-    # What a simulation computes per simulated second: pauses, and rounds, which are cheap where nobody waits.
-    rounds = {Mode.DILOCO: 1.0, Mode.DECOUPLED: 0.02}.get(fleet.mode, 0.0)
+    # What a simulation computes per simulated second: pauses, and rounds, which are cheap where nobody pauses.
+    rounds = 0.02 if fleet.mode in (Mode.DILOCO, Mode.DECOUPLED) else 0.0
     per_s = fleet.chips / settled.chip_mtbi_s + rounds * fleet.islands / settled.interval_s
     # A day is long beside repairs, and some of them are enough where thousands of islands fail in it.
     least_days = min(1.0, max(10.0 * settled.repair_s / DAY_S, 20.0 * _ESTIMATE_EVENTS / per_s / DAY_S))

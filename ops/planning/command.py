@@ -99,6 +99,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="inner steps until streaming waits for a version; what a decoupled round has left of them is grace (2)",
     )
     how.add_argument(
+        "--shards",
+        type=_number("shards", int),
+        metavar="N",
+        help="aggregators that share the fragments, each on a host of its own (1)",
+    )
+    how.add_argument(
         "--utilisation",
         type=_number("utilisation", float),
         metavar="U",
@@ -209,6 +215,7 @@ def fleet_of(args: argparse.Namespace, model: Model, mode: Mode) -> Fleet:
         sync_interval_steps=interval,
         fragments=fragments,
         overlap_steps=given("overlap", min(2, max(interval - 1, 0))),
+        shards=given("shards", 1),
         utilisation=0.95 if args.utilisation is None else args.utilisation,
         assume=assume,
         broker_gbps=args.broker_bandwidth,

@@ -6,8 +6,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from broker.directory import MAX_SHARDS
 from broker.errors import ConfigError
-from broker.fragments import TensorSpec
+from broker.fragments import TensorSpec, shard_of
 from broker.messages import Codec
 from ops.planning.footprint import Payload, cut, wire_of
 from ops.planning.links import Assume, Load, Mode
@@ -49,6 +50,7 @@ class Fleet:
         parameters: Elements that are synchronised.
         tensors: Of the model; empty if only their number is known.
         fragments: P, at most: a model of fewer tensors has fewer.
+        shards: Aggregators that share the fragments, each on a host of its own.
         utilisation: Share of the time that accelerators should compute.
         broker_gbps: Of the broker's link, in each direction; None: wide enough.
         price_per_hour: Of one accelerator.
@@ -66,6 +68,7 @@ class Fleet:
     sync_interval_steps: int = 24
     fragments: int = 8
     overlap_steps: int = 2
+    shards: int = 1
     utilisation: float = 0.95
     assume: Assume = Assume.ATOLL
     broker_gbps: float | None = None
@@ -98,6 +101,9 @@ class Fleet:
             raise ConfigError("fragments", self.fragments, cure)
         if self.fragments > self.parameters:
             raise ConfigError("fragments", self.fragments, f"must not exceed the {self.parameters} parameters")
+        if not 1 <= self.shards <= min(MAX_SHARDS, self.fragments):
+            cure = f"must lie between 1 and {min(MAX_SHARDS, self.fragments)}: each has at least one of the fragments"
+            raise ConfigError("shards", self.shards, cure)
         if not 0 <= self.overlap_steps <= 10_000:
             raise ConfigError("overlap", self.overlap_steps, "must lie between 0 and 10000 inner steps, 2 is usual")
         if self.version_codec.blockwise and self.assume is Assume.ATOLL:
@@ -201,5 +207,9 @@ def largest_message_bytes(fleet: Fleet) -> int:
 
 
 def merging_per_cycle_s(fleet: Fleet) -> float:
-    """Seconds in which the aggregator merges every fragment once, one after the other."""
-    return sum(_merging_s(fleet, sum(fragment)) for fragment in payload_of(fleet, fleet.fragments).fragments)
+    """Seconds in which every fragment is merged once: by one aggregator one after the other, by shards side by side."""
+    fragments = payload_of(fleet, fleet.fragments).fragments
+    of_shards = [0.0] * fleet.shards
+    for p, fragment in enumerate(fragments):
+        of_shards[shard_of(p, fleet.shards)] += _merging_s(fleet, sum(fragment))
+    return max(of_shards)

@@ -294,9 +294,10 @@ def _traffic(load: Load) -> Traffic:
             )
 
 
-def assumptions(assume: Assume, *, codec: Codec, version_codec: Codec, sites: int) -> Sequence[str]:
+def assumptions(assume: Assume, *, codec: Codec, version_codec: Codec, sites: int, shards: int) -> Sequence[str]:
     """Returns the sentences that say what the figures rest on."""
     ring = f"each site sends 2 (1 - 1/M) = {2 * (1 - 1 / sites):.3g} times the payload and receives as much"
+    aggregators = "The aggregator runs" if shards == 1 else f"Each of {shards} aggregators runs on a host of its own"
     buckets = "bfloat16 gradients in 128 buckets, released over the backward pass (2/3 of a step)"
     if assume is Assume.PAPER:
         bits = _NOMINAL_BITS[codec]
@@ -315,7 +316,7 @@ def assumptions(assume: Assume, *, codec: Codec, version_codec: Codec, sites: in
         "Heartbeats and announcements (a few kB/s for each island) and the bytes of TCP/IP are not counted.",
         "Decoupled islands never wait: the link carries what they produce at full speed, whatever the target; a "
         "narrower one or a slow aggregator stretches the interval instead.",
-        "The aggregator runs beside the broker. It takes 6 ms + 3 ms for each island, and 13 ns + 1.3 ns for each "
+        f"{aggregators} beside the broker. It takes 6 ms + 3 ms for each island, and 13 ns + 1.3 ns for each "
         "island per parameter of a fragment, as measured on two shared cores; the baselines are granted one "
         "that takes no time.",
         f"Data-parallel is a ring of {buckets}: {ring}.",

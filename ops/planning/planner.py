@@ -13,9 +13,18 @@ from dataclasses import dataclass
 import numpy as np
 
 from broker.errors import ConfigError
+from broker.fragments import shard_of
 from ops.planning.choosing import Choice, choose
 from ops.planning.fleet import Fleet, load_of, merging_per_cycle_s, payload_of
-from ops.planning.footprint import Memory, aggregator_memory, broker_memory, island_host_memory, trainer_memory, wire_of
+from ops.planning.footprint import (
+    Memory,
+    Payload,
+    aggregator_memory,
+    broker_memory,
+    island_host_memory,
+    trainer_memory,
+    wire_of,
+)
 from ops.planning.links import Load, Mode, achieved, carried_bytes, journey_s, required
 from ops.planning.utilisation import Float64Array
 
@@ -218,7 +227,12 @@ def memory_of(fleet: Fleet, chosen: Forecast) -> dict[str, Memory]:
     hosts: dict[str, Memory] = {}
     if chosen.mode is not Mode.DP:
         hosts = {
-            "aggregator": aggregator_memory(payload, wire, islands=islands, rounds_open=chosen.rounds_open),
+            "aggregator": aggregator_memory(
+                Payload(tuple(f for p, f in enumerate(payload.fragments) if shard_of(p, fleet.shards) == 0)),
+                wire,
+                islands=islands,
+                rounds_open=chosen.rounds_open / fleet.shards,
+            ),
             "broker": broker_memory(payload, wire, islands=islands, rounds_open=chosen.rounds_open),
             "island_host": island_host_memory(payload, wire, rounds_open=chosen.rounds_open),
         }

@@ -53,7 +53,7 @@ class Model:
         tensors: Empty if only their number is known.
         source: A sentence for the assumptions.
         defaults: Of the run that the file describes: ``sites``, ``sync_interval``, ``fragments``, ``overlap``,
-            ``codec``, ``version_codec``, ``tokens_per_step``.
+            ``shards``, ``codec``, ``version_codec``, ``tokens_per_step``.
     """
 
     parameters: int
@@ -154,6 +154,7 @@ def _of_run(path: Path) -> Model:
         sync_interval=aggregator.sync_interval,
         fragments=aggregator.fragments,
         overlap=aggregator.overlap,
+        shards=aggregator.shards,
         codec=str(aggregator.codec),
         version_codec=str(aggregator.version_codec),
         tokens_per_step=task.tokens_per_step,

@@ -11,6 +11,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from broker.directory import MAX_SHARDS
 from ops.planning.bandwidth_table import PAYLOAD_SHARE, UTILISATIONS, Cell, Method
 from ops.planning.choosing import Choice
 from ops.planning.fleet import (
@@ -44,6 +45,7 @@ def to_json(fleet: Fleet, planned: FleetPlan, model: Model) -> dict[str, Any]:
             "sync_interval": fleet.sync_interval_steps,
             "fragments": fleet.fragments,
             "overlap": fleet.overlap_steps,
+            "shards": fleet.shards,
             "utilisation": fleet.utilisation,
             "assume": str(fleet.assume),
         },
@@ -115,7 +117,9 @@ def _published(fleet: Fleet) -> dict[str, Any]:
 
 
 def _sentences(fleet: Fleet) -> list[str]:
-    found = assumptions(fleet.assume, codec=fleet.codec, version_codec=fleet.version_codec, sites=len(fleet.sites))
+    found = assumptions(
+        fleet.assume, codec=fleet.codec, version_codec=fleet.version_codec, sites=len(fleet.sites), shards=fleet.shards
+    )
     tokens = {site.tokens_per_step for site in fleet.sites}
     each = f"{tokens.pop():,} tokens" if len(tokens) == 1 else "Their own numbers of tokens"
     words = [*found, f"{each} per inner step and site; rounds follow the median site, synchronous ways the slowest."]
@@ -155,6 +159,14 @@ def _merging_steps(fleet: Fleet) -> float:
     return merging_per_cycle_s(fleet) / interval_s(fleet) * fleet.sync_interval_steps
 
 
+def _more_shards(fleet: Fleet) -> str:
+    """How many shards would merge every fragment within H steps, if so many may be."""
+    for shards in range(fleet.shards + 1, min(MAX_SHARDS, fleet.fragments) + 1):
+        if merging_per_cycle_s(replace(fleet, shards=shards)) <= interval_s(fleet):
+            return f", or {shards} aggregators share the work (--shards)"
+    return ""
+
+
 def _slow_merging(fleet: Fleet, chosen: Forecast) -> list[str]:
     """What the aggregator makes of H, whatever the links."""
     steps, asked, between_s = _merging_steps(fleet), fleet.sync_interval_steps, interval_s(fleet)
@@ -165,7 +177,7 @@ def _slow_merging(fleet: Fleet, chosen: Forecast) -> list[str]:
             f"H steps take {between_s:.3g} s, and merging every fragment once {merging_per_cycle_s(fleet):.3g} s at "
             f"the speed measured on two shared cores: H grows to {steps:.0f} at least, for which a site needs "
             f"{_gbps(then.up_gbps)} up and {_gbps(then.down_gbps)} down, unless the aggregator's host is "
-            f"{steps / asked:.1f} times as fast."
+            f"{steps / asked:.3g} times as fast{_more_shards(fleet)}."
         ]
     if chosen.fits is not False and chosen.sync_interval_steps > asked * (1 + 1e-6):
         return [
@@ -274,7 +286,7 @@ def _next(fleet: Fleet, planned: FleetPlan) -> str:
         return "atoll trains decoupled: leave out --mode to plan for that"
     if fleet.assume is Assume.PAPER:
         return "leave out --assume paper to plan for what atoll itself sends"
-    return f"atoll up {_flags(planned.choice)}"
+    return f"atoll up {_flags(planned.choice)}" + (f" --shards {fleet.shards}" if fleet.shards > 1 else "")
 
 
 def table_json(cells: Sequence[Cell]) -> dict[str, Any]:

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from broker.errors import ConfigError, Unavailable
+from ops.goodput import barrier, renewal
 from ops.goodput import command as goodput
-from ops.goodput import renewal
 from ops.goodput.availability import BATCHES, account, batch_means, stepping_by
 from ops.goodput.barrier import coupled
 from ops.goodput.fleet import DAY_S, FailureModel, Fleet, Mode, Outage, Stream, generator
@@ -231,6 +231,26 @@ def test_pauses_at_the_same_barrier_hide_each_other():
     one, other = life(40.0, (0, 2), (9, 40)), life(40.0, (0, 5), (12, 40))
     lines = coupled([one, other], [1.0, 1.0], EVEN, [], generator(0, Stream.SPEEDS))
     assert [line.idle_s[Cause.WAITING] for line in lines] == [0.0, 0.0]
+
+
+def test_where_failures_are_rare_the_expected_goodput_has_seen_enough_of_them():
+    """Eight islands of a slice each: every failure is a repair and a restart, for which all of them wait. By hand."""
+    rate = 512 / FailureModel().chip_mtbi_s
+    found = expected_goodput(mode="diloco", chips=512, islands=8)
+    assert found == pytest.approx(1 / (1 + rate * (1800.0 + 83.5)), abs=0.006)
+    assert found < expected_goodput(chips=512, islands=8)
+
+
+@pytest.mark.parametrize("chips", [512, 40_000])
+def test_barriers_without_pauses_are_taken_many_at_a_time_and_change_nothing(chips, monkeypatch):
+    """Against the loop that takes one after the other."""
+    fleet = Fleet(mode=Mode.DILOCO, chips=chips, days=20.0)
+    model = FailureModel(coordinator_mtbi_days=3.0)
+    many = simulate(fleet, model).account
+    monkeypatch.setattr(barrier._Island, "trains_until_s", lambda self, now_s: now_s)
+    one = simulate(fleet, model).account
+    assert many.goodput.value == pytest.approx(one.goodput.value, rel=1e-9)
+    assert many.waste == pytest.approx(one.waste, rel=1e-6, abs=1e-12)
 
 
 def test_no_barrier_opens_while_the_coordinator_is_away():

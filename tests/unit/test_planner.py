@@ -92,6 +92,21 @@ def test_a_slow_aggregator_stretches_the_interval_and_asks_nothing_more_of_the_l
     assert "times as fast" in note
 
 
+def test_shards_share_the_merging_and_its_memory():
+    """Eight fragments: five aggregators have two at most, as four have."""
+    asked = fleet(sites=8, parameters=5 * 10**9, step_s=1.0, gbps=10.0)
+    cycle = {n: merging_per_cycle_s(replace(asked, shards=n)) for n in (1, 2, 4, 5, 8)}
+    assert [cycle[1] / each for each in cycle.values()] == pytest.approx([1, 2, 4, 4, 8])
+    one, eight = (plan(replace(asked, shards=n), Mode.DECOUPLED) for n in (1, 8))
+    assert eight.chosen.sync_interval_steps == 24 < one.chosen.sync_interval_steps
+    assert eight.memory["aggregator"].expected < one.memory["aggregator"].expected / 2
+    (note,) = [each for each in notes(asked, one) if "merging every fragment once" in each]
+    assert note.endswith(
+        "unless the aggregator's host is 4.88 times as fast, or 8 aggregators share the work (--shards)."
+    )
+    assert not any("merging every" in each for each in notes(asked, eight))
+
+
 def test_a_link_that_merging_makes_wide_enough_is_not_blamed():
     asked = fleet(sites=8, parameters=5 * 10**9, step_s=1.0, gbps=2.0)
     planned = plan(asked, Mode.DECOUPLED)
@@ -313,6 +328,8 @@ def test_what_is_chosen_is_neither_too_much_for_the_aggregator_nor_for_a_message
         ({"utilisation": 1.0}, "utilisation = 1.0: must lie between 0 and 1"),
         ({"utilisation": 0.0}, "utilisation = 0.0: must lie between 0 and 1"),
         ({"fragments": 25}, "fragments = 25: must not exceed sync_interval = 24"),
+        ({"shards": 0}, "shards = 0: must lie between 1 and 8"),
+        ({"shards": 9}, "shards = 9: must lie between 1 and 8: each has at least one of the fragments"),
         ({"fragments": 0}, "fragments = 0: must lie between 1 and"),
         ({"overlap_steps": -1}, "overlap = -1: must lie between 0 and"),
         ({"step_s": 0.0}, "step_time = 0.0: must lie between"),
