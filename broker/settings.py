@@ -329,19 +329,25 @@ def _from_flag(name: str, given: Any, annotation: Any) -> Any:
     return _typed(name, given, base)
 
 
+_UNITS = {"K": 10**3, "M": 10**6, "B": 10**9, "G": 10**9, "T": 10**12}
+
+
 def whole_number(text: str) -> int:
-    """Reads a whole number, also one that is written 1.2e6.
+    """Reads a whole number, also one that is written 1.2e6, or 1.2M: K, M, B or G, and T are powers of a thousand.
 
     Raises:
         ValueError: It is none.
     """
+    digits, unit = text.strip(), _UNITS.get(text.strip()[-1:].upper(), 1)
+    if unit > 1:
+        digits = digits[:-1]
     try:
-        return int(text)
+        return int(digits) * unit
     except ValueError:
-        number = float(text)
-        if not number.is_integer():
+        number = float(digits) * unit
+        if not math.isfinite(number) or abs(number - round(number)) > 1e-12 * abs(number):  # 1.15M is a hair less
             raise
-        return int(number)
+        return round(number)
 
 
 def _is_nan(value: object) -> bool:

@@ -7,7 +7,6 @@ is read.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,7 +40,6 @@ _DTYPES: dict[str, np.dtype[Any]] = {
 }
 #: Names under which the number of experts of a layer stands in a config.json.
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
-_UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "G": 10**9, "T": 10**12}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,16 +69,18 @@ class _Leaf:
 
 
 def parse_parameters(text: str) -> Model:
-    """Returns a model of so many parameters: 5e9, 5B, 125M, 1_000_000.
+    """Returns a model of so many parameters: 5e9, 5B, 125M, 1_000_000 (:func:`broker.settings.whole_number`).
 
     Raises:
         ConfigError: It is no such number.
     """
-    found = re.fullmatch(r"([0-9][0-9_]*\.?[0-9]*(?:[eE][+]?[0-9]{1,2})?)([KMBGT]?)", text.strip(), re.IGNORECASE)
-    number = float(found[1].replace("_", "")) * _UNITS[found[2].upper()] if found else 0.0
-    if not 1 <= number <= 1e15:
+    try:
+        number = settings.whole_number(text)
+    except ValueError:
+        number = 0
+    if not 1 <= number <= 10**15:
         raise ConfigError("params", text, "must lie between 1 and 1e15, such as 125M, 5B or 5e9")
-    return Model(parameters=round(number), source=f"{round(number):,} parameters, in fragments of equal size")
+    return Model(parameters=number, source=f"{number:,} parameters, in fragments of equal size")
 
 
 def read_model(path: Path) -> Model:

@@ -118,6 +118,8 @@ def test_a_wrong_table_is_refused_with_field_value_and_cure(table, words):
         (("--count", "five"), "count = 'five': must be a whole number"),
         (("--count", "2.5"), "count = '2.5': must be a whole number"),
         (("--count", "1e400"), "count = '1e400': must be a whole number"),
+        (("--count", "M"), "count = 'M': must be a whole number"),
+        (("--count", "1.2345k"), "count = '1.2345k': must be a whole number"),
         (("--pace", "0.1,x"), "pace = 'x': must be a number"),
         (("--rate", "nan"), "rate = nan: must be a number"),
         (("--options", "model"), "options = 'model': must be KEY=VALUE"),
@@ -130,7 +132,18 @@ def test_a_wrong_flag_gets_the_same_error_as_a_wrong_line(flags, words):
     assert words in str(caught.value)
 
 
-@pytest.mark.parametrize(("text", "number"), [("1e6", 1_000_000), ("1.2e6", 1_200_000), ("7", 7)])
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("1e6", 1_000_000),
+        ("1.2e6", 1_200_000),
+        ("1.2M", 1_200_000),
+        ("4.35k", 4350),
+        ("1.15M", 1_150_000),
+        ("2B", 2 * 10**9),
+        ("7", 7),
+    ],
+)
 def test_a_whole_number_may_be_written_as_people_write_large_ones(text, number):
     count = from_sources(Sample, {}, parse("--count", text)).count
     assert (count, type(count)) == (number, int)
