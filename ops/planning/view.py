@@ -134,6 +134,7 @@ def notes(fleet: Fleet, planned: FleetPlan) -> list[str]:
     """Returns what deserves attention: sentences, none if all is well."""
     chosen, found = planned.chosen, []
     if chosen.fits is False:
+        own_gbps = fleet.narrowest_gbps(hub=False)
         wide = f"{chosen.exact_gbps:.3g} Gbit/s needed"
         effect = f"accelerators compute {chosen.utilisation:.1%} of the time"
         if chosen.mode is Mode.DECOUPLED:
@@ -141,7 +142,8 @@ def notes(fleet: Fleet, planned: FleetPlan) -> list[str]:
             effect = f"H grows to {chosen.sync_interval_steps:.0f}"
             if chosen.sync_interval_steps <= _merging_steps(fleet) * (1 + 1e-9):
                 effect = "it is wide enough for the H that merging makes of it"
-        found.append(f"The narrowest link has {chosen.link_gbps:.3g} of {wide}: {effect}.")
+        who = "The narrowest link has" if chosen.link_gbps == own_gbps else "A site's share of the broker's link is"
+        found.append(f"{who} {chosen.link_gbps:.3g} of {wide}: {effect}.")
     if chosen.mode is Mode.DECOUPLED:
         found += _slow_merging(fleet, chosen)
     largest = largest_message_bytes(fleet)

@@ -289,6 +289,8 @@ def test_a_broker_that_is_too_narrow_is_told_even_if_the_sites_links_are_not_kno
     narrow = forecast(fleet(broker_gbps=4 * needed.down_gbps / 2), Mode.DECOUPLED)
     assert (narrow.fits, narrow.link_gbps) == (False, pytest.approx(needed.down_gbps / 2))
     assert narrow.sync_interval_steps == pytest.approx(48)
+    asked = fleet(gbps=1.0, broker_gbps=4 * needed.down_gbps / 2)
+    assert notes(asked, plan(asked, Mode.DECOUPLED))[0].startswith("A site's share of the broker's link is 0.00134 of")
     wide = forecast(fleet(broker_gbps=1000.0), Mode.DECOUPLED)
     assert (wide.fits, wide.link_gbps, wide.round_s) == (None, None, needed.round_s)
 
