@@ -132,6 +132,7 @@ PURE = [
     "ops/planning/links",
     "ops/planning/choosing",
     "ops/planning/planner",
+    "ops/planning/notes",
     "ops/lab/records",
     "ops/lab/statistics",
     "ops/lab/rates",

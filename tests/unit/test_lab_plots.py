@@ -71,7 +71,7 @@ def test_many_cells_are_split_into_panels():
     assert len(crowded) == pictures.PANELS
     assert list(crowded)[-1] == "cells 65 to 72 of 100"
     assert pictures.panels({}) == {}
-    plots.loss_against_tokens(shown)
+    ElementTree.fromstring(plots.loss_against_tokens(shown))
 
 
 def test_a_gap_of_one_seed_is_drawn_without_an_interval():

@@ -1,0 +1,78 @@
+"""What of a plan deserves attention: links and an aggregator that are too slow, messages that are too large. Pure."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from broker.directory import MAX_SHARDS
+from ops.planning.fleet import (
+    MESSAGE_LIMIT_BYTES,
+    Fleet,
+    interval_s,
+    largest_message_bytes,
+    load_of,
+    merging_per_cycle_s,
+)
+from ops.planning.links import Assume, Mode, required
+from ops.planning.planner import FleetPlan, Forecast
+from ops.text import size
+
+
+def notes(fleet: Fleet, planned: FleetPlan) -> list[str]:
+    """Returns what deserves attention: sentences, none if all is well."""
+    chosen, found = planned.chosen, []
+    if chosen.fits is False:
+        own_gbps = fleet.narrowest_gbps(hub=False)
+        wide = f"{chosen.exact_gbps:.3g} Gbit/s needed"
+        effect = f"accelerators compute {chosen.utilisation:.1%} of the time"
+        if chosen.mode is Mode.DECOUPLED:
+            wide += f" for H = {fleet.sync_interval_steps}"
+            effect = f"H grows to {chosen.sync_interval_steps:.0f}"
+            if chosen.sync_interval_steps <= _merging_steps(fleet) * (1 + 1e-9):
+                effect = "it is wide enough for the H that merging makes of it"
+        who = "The narrowest link has" if chosen.link_gbps == own_gbps else "A site's share of the broker's link is"
+        found.append(f"{who} {chosen.link_gbps:.3g} of {wide}: {effect}.")
+    if chosen.mode is Mode.DECOUPLED:
+        found += _slow_merging(fleet, chosen)
+    largest = largest_message_bytes(fleet)
+    if fleet.assume is Assume.ATOLL and chosen.mode is Mode.DECOUPLED and largest > MESSAGE_LIMIT_BYTES:
+        least = math.ceil(largest * fleet.fragments / MESSAGE_LIMIT_BYTES)
+        found.append(
+            f"A round moves {size(largest)}, and max_message_bytes is {size(MESSAGE_LIMIT_BYTES)}: "
+            f"raise it, or cut the model into {least} fragments or more."
+        )
+    return found
+
+
+def _merging_steps(fleet: Fleet) -> float:
+    """Inner steps in which the aggregator merges every fragment once."""
+    return merging_per_cycle_s(fleet) / interval_s(fleet) * fleet.sync_interval_steps
+
+
+def _more_shards(fleet: Fleet) -> str:
+    """How many shards would merge every fragment within H steps, if so many may be."""
+    for shards in range(fleet.shards + 1, min(MAX_SHARDS, fleet.fragments) + 1):
+        if merging_per_cycle_s(replace(fleet, shards=shards)) <= interval_s(fleet):
+            return f", or {shards} aggregators share the work (--shards)"
+    return ""
+
+
+def _slow_merging(fleet: Fleet, chosen: Forecast) -> list[str]:
+    """What the aggregator makes of H, whatever the links."""
+    steps, asked, between_s = _merging_steps(fleet), fleet.sync_interval_steps, interval_s(fleet)
+    if steps > asked:
+        load = replace(load_of(fleet, Mode.DECOUPLED), sync_interval_steps=math.ceil(steps))
+        then = required(load, fleet.utilisation)
+        return [
+            f"H steps take {between_s:.3g} s, and merging every fragment once {merging_per_cycle_s(fleet):.3g} s at "
+            f"the speed measured on two shared cores: H grows to {steps:.0f} at least, for which a site needs "
+            f"{then.up_gbps:.3g} up and {then.down_gbps:.3g} down, unless the aggregator's host is "
+            f"{steps / asked:.3g} times as fast{_more_shards(fleet)}."
+        ]
+    if chosen.fits is not False and chosen.sync_interval_steps > asked * (1 + 1e-6):
+        return [
+            f"H steps take {between_s:.3g} s, and a fragment's way up, merging and way down one after the "
+            f"other {chosen.round_s:.3g} s: H grows to {chosen.sync_interval_steps:.0f}. More fragments are smaller."
+        ]
+    return []
