@@ -7,15 +7,30 @@ from ops.goodput.fleet import FailureModel, Fleet, Mode
 #: Of fewer failures than these a run may well see none, and take that for certain.
 _FEW = 5.0
 
+#: What is told to happen as rarely as this is meant never to happen.
+NEVER_YEARS = 1e6
+
+#: Of the goodput; less is not worth a sentence.
+_NOTEWORTHY = 0.005
+
 
 def caveats(fleet: Fleet, model: FailureModel) -> list[str]:
     """Returns what to know before the goodput is believed; usually nothing."""
-    found = (_few_events(fleet, model), _floor(fleet, model), _free_spares(fleet, model))
+    found = (
+        _few_events(fleet, model),
+        _floor(fleet, model),
+        _long_steps(fleet, model),
+        _free_spares(fleet, model),
+        _whole_islands(fleet, model),
+        _speeds(fleet, model),
+    )
     return [each for each in found if each]
 
 
 def _few_events(fleet: Fleet, model: FailureModel) -> str:
-    expected = {"interruptions": fleet.chips / model.chip_mtbi_s * fleet.duration_s}
+    expected = {}
+    if model.mtbi_years < NEVER_YEARS:
+        expected["interruptions"] = fleet.chips / model.chip_mtbi_s * fleet.duration_s
     if model.domain_mtbi_days is not None:
         expected["domain failures"] = fleet.islands / model.domain_islands * fleet.days / model.domain_mtbi_days
     if model.coordinator_mtbi_days is not None:
@@ -26,13 +41,59 @@ def _few_events(fleet: Fleet, model: FailureModel) -> str:
 
 def _floor(fleet: Fleet, model: FailureModel) -> str:
     """Every pause is followed by training up to the next check, however many interruptions there are."""
-    alone = fleet.mode in (Mode.DECOUPLED, Mode.DILOCO)
-    every_s = model.chip_mtbi_s / (fleet.chips_of(0) if alone else fleet.chips)
+    who, every_s = _interrupted(fleet, model)
     if every_s >= model.check_s:
         return ""
     return (
-        f"an interruption every {every_s:.2g} s of {'an island' if alone else 'the job'} is more often than "
+        f"an interruption every {every_s:.2g} s of {who} is more often than "
         f"check_s = {model.check_s:g} s, and training up to a check counts: the goodput is an upper bound"
+    )
+
+
+def _long_steps(fleet: Fleet, model: FailureModel) -> str:
+    """Training up to a check counts, whatever part of a step that is."""
+    who, every_s = _interrupted(fleet, model)
+    lost = min(1.0, (model.step_s - model.check_s) / 2 / every_s)
+    if lost < _NOTEWORTHY:
+        return ""
+    return (
+        f"an interruption every {every_s:.3g} s of {who} cuts a step of {model.step_s:g} s short, and what was done of "
+        f"it counts here: where it is lost, up to {lost:.1%} of the time is lost with it"
+    )
+
+
+def _interrupted(fleet: Fleet, model: FailureModel) -> tuple[str, float]:
+    """Who pauses for an interruption, and how often there is one in seconds."""
+    alone = fleet.mode in (Mode.DECOUPLED, Mode.DILOCO)
+    return (
+        ("an island", model.chip_mtbi_s / fleet.chips_of(0)) if alone else ("the job", model.chip_mtbi_s / fleet.chips)
+    )
+
+
+def _whole_islands(fleet: Fleet, model: FailureModel) -> str:
+    """What has no slice left to go on with keeps everybody else waiting for its repair."""
+    if fleet.mode is not Mode.DILOCO or fleet.islands == 1:
+        return ""
+    if model.domain_mtbi_days is not None and model.domain_islands >= 1:
+        what, repair = "a domain", f"{model.domain_repair_min:g} min"
+    elif model.slices(fleet.chips_of(0)) == 1 and model.mtbi_years < NEVER_YEARS:
+        what, repair = "the only slice of an island", f"{model.repair_s:g} s"
+    else:
+        return ""
+    return (
+        f"at a barrier everybody waits for {what} to be repaired ({repair}): a deployment that goes on without it, or "
+        "has a spare, does better"
+    )
+
+
+def _speeds(fleet: Fleet, model: FailureModel) -> str:
+    usual = FailureModel()
+    unequal = model.speed_spread > usual.speed_spread or model.step_jitter > usual.step_jitter
+    if fleet.mode is not Mode.DECOUPLED or not unequal:
+        return ""
+    return (
+        "speed_spread and step_jitter change nothing here: decoupled islands wait for nobody, and staleness is that of "
+        "equal speeds"
     )
 
 

@@ -32,8 +32,8 @@ _CHUNK = 4096
 #: Loops over single failures: beyond this many a simulation takes hours, which nobody means to ask for.
 MAX_INTERRUPTIONS = 200_000_000
 
-#: The same of the rounds of all islands.
-MAX_ROUNDS = 200_000_000
+#: The same of the rounds of all islands, which take memory too: 130 bytes each.
+MAX_ROUNDS = 50_000_000
 
 
 class Mode(StrEnum):

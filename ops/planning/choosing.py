@@ -83,7 +83,7 @@ def choose(fleet: Fleet, mode: Mode, gbps: float) -> Choice | None:
     if math.isinf(least):
         cure = f"{mode} reaches {fleet.utilisation:.0%} on no link with this latency; train decoupled"
     else:
-        enough = f"{mode} needs at least {_at_least(least)} Gbit/s a site"
+        enough = f"{mode} needs at least {at_least(least)} Gbit/s a site"
         cure = f"no codec, H up to {_longest(fleet)} or P is enough; {enough}"
     raise ConfigError("bandwidth", gbps, cure)
 
@@ -92,10 +92,10 @@ def _longest(fleet: Fleet) -> int:
     return max(INTERVALS[-1], fleet.sync_interval_steps)
 
 
-def _at_least(gbps: float) -> str:
+def at_least(value: float) -> str:
     """Returns three digits of it, rounded up: who gives that much is not refused."""
-    unit = 10.0 ** (math.floor(math.log10(gbps)) - 2)
-    return f"{math.ceil(gbps / unit * (1 - 1e-9)) * unit:.3g}"
+    unit = 10.0 ** (math.floor(math.log10(value)) - 2)
+    return f"{math.ceil(value / unit * (1 - 1e-9)) * unit:.3g}"
 
 
 def _works(fleet: Fleet) -> bool:

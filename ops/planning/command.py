@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import operator
 import tomllib
 from collections.abc import Callable
 from dataclasses import replace
@@ -155,6 +156,9 @@ def run(args: argparse.Namespace) -> int:
     if not console.is_terminal:
         console.width = PLAIN_WIDTH
     if args.table:
+        for name in ("params", "model", "fleet", "sites"):
+            if getattr(args, name) is not None:
+                raise ConfigError(name, str(getattr(args, name)), "is set by each cell of the table: leave it out")
         cells = recompute()
         if args.json:
             print(json.dumps(table_json(cells)))
@@ -325,8 +329,18 @@ def _goodputs(fleet: Fleet, mtbi_years: float | None) -> dict[Mode, float | None
         sync_interval=fleet.sync_interval_steps,
         overlap=min(fleet.overlap_steps, fleet.sync_interval_steps - 1),
     )
+    islands = len(fleet.sites)
     found = {
-        name: expected_goodput(mode=name, chips=fleet.accelerators, islands=len(fleet.sites), model=model)
+        name: expected_goodput(mode=name, chips=fleet.accelerators, islands=islands, model=model)
         for name in dict.fromkeys(names.values())
     }
+    if len(sizes := {site.accelerators for site in fleet.sites if site.accelerators}) > 1:
+        # Decoupled islands fail by themselves: each counts as one of a fleet of its like, by the tokens it brings.
+        own = {
+            chips: expected_goodput(mode="decoupled", chips=chips * islands, islands=islands, model=model)
+            for chips in sizes
+        }
+        paces = [site.tokens_per_step / site.step_s for site in fleet.sites]
+        goodputs = [own[site.accelerators] for site in fleet.sites if site.accelerators]
+        found["decoupled"] = sum(map(operator.mul, paces, goodputs)) / sum(paces)
     return {mode: found[name] for mode, name in names.items()}

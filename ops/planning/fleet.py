@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from broker.directory import MAX_SHARDS
@@ -123,12 +123,15 @@ class Fleet:
         """Whether the bandwidth of every site is known; the broker's is wide enough if nothing is said of it."""
         return all(site.gbps is not None for site in self.sites)
 
+    def site_gbps(self, *, hub: bool) -> tuple[float, ...]:
+        """Returns the bandwidth of each site, through a hub at most its share of the broker's; infinite: not known."""
+        share = math.inf if self.broker_gbps is None or not hub else self.broker_gbps / len(self.sites)
+        return tuple(min(share, math.inf if site.gbps is None else site.gbps) for site in self.sites)
+
     def narrowest_gbps(self, *, hub: bool) -> float | None:
         """Returns the least bandwidth of a site that is known, through a hub its share of the broker's too, or None."""
-        known = [site.gbps for site in self.sites if site.gbps is not None]
-        if hub and self.broker_gbps is not None:
-            known.append(self.broker_gbps / len(self.sites))
-        return min(known, default=None)
+        least = min(self.site_gbps(hub=hub))
+        return least if math.isfinite(least) else None
 
     @property
     def accelerators(self) -> int | None:
@@ -150,20 +153,25 @@ def _check_site(site: Site) -> None:
         raise ConfigError("tokens_per_step", site.tokens_per_step, "must be at least 1")
 
 
+def lower_median(values: Sequence[float]) -> float:
+    """Returns the value that rounds of decoupled islands follow (design, section 4.1): larger ones are faster."""
+    return sorted(values)[(len(values) - 1) // 2]
+
+
 def load_of(fleet: Fleet, mode: Mode) -> Load:
     """Returns what has to travel when ``fleet`` trains in this mode."""
     whole = mode in (Mode.DILOCO, Mode.DP)
     payload = payload_of(fleet, 1 if whole else fleet.fragments)
     islands = len(fleet.sites)
     wire = wire_of(payload, codec=fleet.codec, version_codec=fleet.version_codec, islands=islands)
-    steps = sorted(site.step_s for site in fleet.sites)
+    steps_s = [site.step_s for site in fleet.sites]
     return Load(
         mode=mode,
         assume=fleet.assume,
         parameters=payload.parameters,
         sites=islands,
-        # Rounds follow the lower median of progress (design, section 4.1); synchronous ways the slowest site.
-        step_s=steps[len(steps) // 2] if mode is Mode.DECOUPLED else steps[-1],
+        # Synchronous ways follow the slowest site.
+        step_s=-lower_median([-each for each in steps_s]) if mode is Mode.DECOUPLED else max(steps_s),
         wire=wire,
         codec=fleet.codec,
         sync_interval_steps=1 if mode is Mode.DP else fleet.sync_interval_steps,

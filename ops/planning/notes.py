@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 
 from broker.directory import MAX_SHARDS
+from broker.messages import Codec
 from ops.planning.fleet import (
     MESSAGE_LIMIT_BYTES,
     Fleet,
@@ -23,26 +24,68 @@ def notes(fleet: Fleet, planned: FleetPlan) -> list[str]:
     """Returns what deserves attention: sentences, none if all is well."""
     chosen, found = planned.chosen, []
     if chosen.fits is False:
-        own_gbps = fleet.narrowest_gbps(hub=False)
-        wide = f"{chosen.exact_gbps:.3g} Gbit/s needed"
-        effect = f"accelerators compute {chosen.utilisation:.1%} of the time"
-        if chosen.mode is Mode.DECOUPLED:
-            wide += f" for H = {fleet.sync_interval_steps}"
-            effect = f"H grows to {chosen.sync_interval_steps:.0f}"
-            if chosen.sync_interval_steps <= _merging_steps(fleet) * (1 + 1e-9):
-                effect = "it is wide enough for the H that merging makes of it"
-        who = "The narrowest link has" if chosen.link_gbps == own_gbps else "A site's share of the broker's link is"
-        found.append(f"{who} {chosen.link_gbps:.3g} of {wide}: {effect}.")
+        found.append(_narrow_links(fleet, chosen))
     if chosen.mode is Mode.DECOUPLED:
         found += _slow_merging(fleet, chosen)
     largest = largest_message_bytes(fleet)
     if fleet.assume is Assume.ATOLL and chosen.mode is Mode.DECOUPLED and largest > MESSAGE_LIMIT_BYTES:
-        least = math.ceil(largest * fleet.fragments / MESSAGE_LIMIT_BYTES)
         found.append(
             f"A round moves {size(largest)}, and max_message_bytes is {size(MESSAGE_LIMIT_BYTES)}: "
-            f"raise it, or cut the model into {least} fragments or more."
+            f"raise it{_smaller_messages(fleet)}."
         )
     return found
+
+
+def _narrow_links(fleet: Fleet, chosen: Forecast) -> str:
+    wide = f"{chosen.exact_gbps:.3g} Gbit/s needed"
+    effect = f"accelerators compute {chosen.utilisation:.1%} of the time"
+    if chosen.mode is Mode.DECOUPLED:
+        wide += f" for H = {fleet.sync_interval_steps}"
+        late = [(site.name, share) for site, share in zip(fleet.sites, chosen.in_time, strict=True) if share < 1]
+        stretched = chosen.sync_interval_steps > fleet.sync_interval_steps * (1 + 1e-9)
+        if stretched and chosen.sync_interval_steps > _merging_steps(fleet) * (1 + 1e-9):
+            effect = f"H grows to {chosen.sync_interval_steps:.0f}"
+        elif not late:
+            effect = "it is wide enough for the H that merging makes of it"
+        else:
+            effect = "the others keep their pace"
+        if late:
+            name, share = min(late, key=lambda each: each[1])
+            more = f", and of {len(late) - 1} more sites not all either" if len(late) > 1 else ""
+            effect += f"; of what {name} trains {share:.0%} at most arrives in time{more}"
+    own_gbps = fleet.narrowest_gbps(hub=False)
+    who = "The narrowest link has" if chosen.link_gbps == own_gbps else "A site's share of the broker's link is"
+    return f"{who} {chosen.link_gbps:.3g} of {wide}: {effect}."
+
+
+def _smaller_messages(fleet: Fleet) -> str:
+    """What else makes the largest message of a round small enough, if anything does."""
+    for codec in dict.fromkeys((fleet.version_codec, Codec.BF16)):
+        fragments = _least_fragments(replace(fleet, version_codec=codec))
+        if fragments is None:
+            continue
+        send = "" if codec is fleet.version_codec else f"send versions as {codec} (--version-codec)"
+        cut = "" if fragments == fleet.fragments else f"cut the model into {fragments} fragments or more"
+        return ", or " + " and ".join(each for each in (send, cut) if each)
+    most = min(fleet.sync_interval_steps, fleet.parameters)
+    return f": with H = {fleet.sync_interval_steps} there are {most} fragments at most, whose largest is larger still"
+
+
+def _least_fragments(fleet: Fleet) -> int | None:
+    """Returns the fewest fragments whose messages are small enough, at least as many as now; None if H allows none."""
+
+    def fits(fragments: int) -> bool:
+        return largest_message_bytes(replace(fleet, fragments=fragments)) <= MESSAGE_LIMIT_BYTES
+
+    few, many = fleet.fragments, min(fleet.sync_interval_steps, fleet.parameters)
+    if fits(few):
+        return few
+    if not fits(many):
+        return None
+    while many - few > 1:
+        middle = (few + many) // 2
+        few, many = (few, middle) if fits(middle) else (middle, many)
+    return many
 
 
 def _merging_steps(fleet: Fleet) -> float:

@@ -7,6 +7,7 @@ links to settings. :func:`utilisation_curve` gives arrays for plots.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -14,8 +15,8 @@ import numpy as np
 
 from broker.errors import ConfigError
 from broker.fragments import shard_of
-from ops.planning.choosing import Choice, choose
-from ops.planning.fleet import Fleet, load_of, merging_per_cycle_s, payload_of
+from ops.planning.choosing import Choice, at_least, choose
+from ops.planning.fleet import Fleet, load_of, lower_median, merging_per_cycle_s, payload_of
 from ops.planning.footprint import (
     Memory,
     Payload,
@@ -59,10 +60,13 @@ class Forecast:
         utilisation: Share of the time that accelerators compute: on the links if they are known, else as asked for.
         round_s: From the opening of a round until its version has arrived.
         rounds_apart_s: Between two rounds.
-        sync_interval_steps: H as it comes out: longer than asked for where links or aggregator are too slow for it.
+        sync_interval_steps: H as it comes out: longer than asked for where the aggregator is too slow for it, or the
+            median site's link.
+        in_time: Share of what each site trains that arrives in time, at most: below 1 where its link is narrower than
+            what the others' pace takes.
         rounds_open: On average.
         staleness: Expected, in versions.
-        round_up_bytes: One site's, mean of a round (for dp of a step).
+        round_up_bytes: One site's whose link is wide enough, mean of a round (for dp of a step).
         round_down_bytes: The same, into it.
         traffic_gb_per_day: Bytes that leave a site, all sites and the broker together.
         tokens_per_day: Merged ones, failures included where goodput is known.
@@ -81,6 +85,7 @@ class Forecast:
     round_s: float
     rounds_apart_s: float
     sync_interval_steps: float
+    in_time: tuple[float, ...]
     rounds_open: float
     staleness: float
     round_up_bytes: float
@@ -106,10 +111,17 @@ def forecast(fleet: Fleet, mode: Mode) -> Forecast:
     utilisation = fleet.utilisation if gbps is None else achieved(load, gbps)
     if mode is Mode.DECOUPLED or load.alone:
         utilisation = 1.0
-    round_s = journey_s(load, *((need.up_gbps, need.down_gbps) if gbps is None else (gbps, gbps)))
+    paced = gbps  # the link that rounds wait for
+    if mode is Mode.DECOUPLED and gbps is not None:
+        median = lower_median(fleet.site_gbps(hub=True))
+        paced = median if math.isfinite(median) else None
+    round_s = journey_s(load, *((need.up_gbps, need.down_gbps) if paced is None else (paced, paced)))
     interval, open_rounds, staleness = float(load.sync_interval_steps), 0.0, 0.0
+    in_time = (1.0,) * islands
     if mode is Mode.DECOUPLED:
-        interval, staleness = _stretched(load, gbps, round_s, merging_per_cycle_s(fleet))
+        interval, staleness = _stretched(load, paced, round_s, merging_per_cycle_s(fleet))
+        then_gbps = need.exact_gbps * load.sync_interval_steps / interval
+        in_time = tuple(min(1.0, each / then_gbps * (1 + 1e-9)) for each in fleet.site_gbps(hub=True))
         open_rounds = load.wire.rounds * round_s / (interval * load.step_s)
     elif mode is Mode.STREAMING:
         staleness = load.overlap_steps / load.sync_interval_steps
@@ -120,10 +132,10 @@ def forecast(fleet: Fleet, mode: Mode) -> Forecast:
     up, down = (each * load.sync_interval_steps / interval for each in carried_bytes(load))
     steps_per_day = DAY_S * waiting / load.step_s
     hub = not load.ring
-    traffic = islands * (up + (down if hub else 0.0)) * steps_per_day / 1e9
+    traffic = sum(in_time) * (up + (down if hub else 0.0)) * steps_per_day / 1e9
     goodput = fleet.goodput.get(mode)
     paces = [site.tokens_per_step / (site.step_s if mode is Mode.DECOUPLED else load.step_s) for site in fleet.sites]
-    tokens = sum(paces) * DAY_S * waiting * (1.0 if goodput is None else goodput)
+    tokens = sum(map(operator.mul, paces, in_time)) * DAY_S * waiting * (1.0 if goodput is None else goodput)
     per_round = load.sync_interval_steps / load.wire.rounds
     own_up, own_down = carried_bytes(load)
     return Forecast(
@@ -139,6 +151,7 @@ def forecast(fleet: Fleet, mode: Mode) -> Forecast:
         round_s=round_s,
         rounds_apart_s=interval * load.step_s / load.wire.rounds / waiting,
         sync_interval_steps=interval,
+        in_time=in_time,
         rounds_open=open_rounds,
         staleness=staleness,
         round_up_bytes=own_up * per_round,
@@ -240,8 +253,8 @@ def memory_of(fleet: Fleet, chosen: Forecast) -> dict[str, Memory]:
     if fleet.host_gb is not None:
         for name, each in hosts.items():
             if each.expected > fleet.host_gb * 1e9:
-                least = each.expected / 1e9
-                cure = f"is too little for the {name}: it takes {least:.3g} GB; find that, or a smaller model"
+                enough = at_least(each.expected / 1e9)
+                cure = f"is too little for the {name}: it takes {enough} GB; find that, or a smaller model"
                 raise ConfigError("host_memory_gb", fleet.host_gb, cure)
     if fleet.accelerator_gb is not None:
         if fleet.accelerators is None:

@@ -10,6 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from ops.goodput.fleet import FailureModel
 from ops.planning.bandwidth_table import PAYLOAD_SHARE, UTILISATIONS, Cell, Method
 from ops.planning.choosing import Choice
 from ops.planning.fleet import (
@@ -88,9 +89,10 @@ def _forecast_json(each: Forecast) -> dict[str, Any]:
 
 def _sites_json(fleet: Fleet, chosen: Forecast) -> list[dict[str, Any]]:
     rows = []
-    for site in fleet.sites:
+    for site, in_time in zip(fleet.sites, chosen.in_time, strict=True):
         used = None if site.gbps is None else chosen.exact_gbps / site.gbps
-        rows.append({"name": site.name, "step_s": site.step_s, "gbps": site.gbps, "link_share_needed": used})
+        row = {"name": site.name, "step_s": site.step_s, "gbps": site.gbps, "link_share_needed": used}
+        rows.append(row | {"in_time": in_time})
     return rows
 
 
@@ -119,6 +121,12 @@ def _sentences(fleet: Fleet) -> list[str]:
     words = [*found, f"{each} per inner step and site; rounds follow the median site, synchronous ways the slowest."]
     if any(value is not None for value in fleet.goodput.values()):
         words.append("Goodput is that of `atoll simulate`; data-parallel is the elastic kind, streaming as DiLoCo.")
+        if len({site.accelerators for site in fleet.sites}) > 1:
+            words.append("Decoupled goodput is each site's own; that of the others is of sites of equal size.")
+        slowest_s = max(site.step_s for site in fleet.sites)
+        if slowest_s > FailureModel().check_s:
+            words.append(f"A step of {slowest_s:g} s that a failure cuts short counts in part; expect a little less.")
+        words.append("Staleness is that of a fleet without failures.")
     else:
         words.append("Tokens are those of a fleet without failures: give --accelerators for the expected goodput.")
     return words

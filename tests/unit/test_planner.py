@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from broker.config import BrokerConfig
 from broker.errors import ConfigError
+from broker.fragments import Kind, TensorSpec
 from broker.lengths import encoded_bytes
 from broker.messages import Codec
 from ops.planning.choosing import choose
@@ -158,6 +159,95 @@ def test_a_link_that_is_too_narrow_stretches_the_interval_and_keeps_islands_comp
     assert found.sync_interval_steps == pytest.approx(48)
     assert found.tokens_per_day == needed.tokens_per_day
     assert found.traffic_gb_per_day == pytest.approx(needed.traffic_gb_per_day / 2)
+
+
+@pytest.mark.parametrize(("share", "in_time"), [(1.0, 1.0), (0.5, 0.5), (0.1, 0.1)])
+def test_one_narrow_link_costs_what_its_own_site_trains_and_nothing_else(share, in_time):
+    """Rounds follow the median; of the narrow one so much arrives as its link carries."""
+    wide = fleet(gbps=1.0)
+    need = forecast(wide, Mode.DECOUPLED)
+    narrow = replace(wide.sites[0], name="far", gbps=need.down_gbps * share)
+    asked = replace(wide, sites=(*wide.sites[1:], narrow))
+    found = forecast(asked, Mode.DECOUPLED)
+    assert (found.sync_interval_steps, found.round_s, found.staleness) == (24, need.round_s, need.staleness)
+    assert found.in_time == (1, 1, 1, pytest.approx(in_time))
+    assert found.tokens_per_day == pytest.approx(need.tokens_per_day * (3 + in_time) / 4)
+    assert found.traffic_gb_per_day == pytest.approx(need.traffic_gb_per_day * (3 + in_time) / 4)
+    told = [each for each in notes(asked, plan(asked, Mode.DECOUPLED)) if "of what far trains" in each]
+    assert [each.split(": ")[1] for each in told] == (
+        [f"the others keep their pace; of what far trains {in_time:.0%} at most arrives in time."] if share < 1 else []
+    )
+
+
+def test_where_most_links_are_narrow_rounds_wait_for_the_median_and_the_narrowest_is_late_even_so():
+    need = forecast(fleet(), Mode.DECOUPLED).down_gbps
+    links = (need, need / 2, need / 2, need / 8)
+    asked = fleet()
+    asked = replace(asked, sites=tuple(replace(each, gbps=g) for each, g in zip(asked.sites, links, strict=True)))
+    found = forecast(asked, Mode.DECOUPLED)
+    assert found.sync_interval_steps == pytest.approx(48)
+    assert found.in_time == (1, 1, 1, pytest.approx(1 / 4))
+    assert "H grows to 48; of what site trains 25% at most" in notes(asked, plan(asked, Mode.DECOUPLED))[0]
+
+
+def test_a_link_that_is_narrow_while_others_are_not_known_stretches_nothing():
+    need = forecast(fleet(), Mode.DECOUPLED)
+    asked = fleet()
+    asked = replace(asked, sites=(*asked.sites[1:], replace(asked.sites[0], gbps=need.down_gbps / 2)))
+    found = forecast(asked, Mode.DECOUPLED)
+    assert (found.fits, found.sync_interval_steps, found.round_s) == (False, 24, need.round_s)
+    assert found.in_time == (1, 1, 1, pytest.approx(1 / 2))
+
+
+@pytest.mark.parametrize(
+    ("tensors", "interval", "cure"),
+    [
+        ((), 24, ", or cut the model into 15 fragments or more."),
+        ((2 * 10**8,), 24, ", or cut the model into 16 fragments or more."),
+        ((4 * 10**8,), 24, ", or send versions as bf16 (--version-codec)."),
+        (
+            (4 * 10**8,) * 9,
+            24,
+            ", or send versions as bf16 (--version-codec) and cut the model into 9 fragments or more.",
+        ),
+        ((10**9,), 24, ": with H = 24 there are 24 fragments at most, whose largest is larger still."),
+        ((), 8, ", or send versions as bf16 (--version-codec)."),
+    ],
+)
+def test_messages_that_are_too_large_have_a_cure_that_cures(tensors, interval, cure):
+    parameters = 4 * 10**9
+    rest = (parameters - sum(tensors)) // 100
+    specs = [
+        TensorSpec(name=f"t{i}", shape=(size,), dtype="float32", kind=Kind.RDA)
+        for i, size in enumerate((*tensors, *[rest] * 100))
+    ]
+    asked = fleet(
+        parameters=parameters, step_s=60.0, sync_interval_steps=interval, tensors=tuple(specs) if tensors else ()
+    )
+    (note,) = [each for each in notes(asked, plan(asked, Mode.DECOUPLED)) if "max_message_bytes" in each]
+    assert note.split("raise it")[1] == cure
+    if "bf16" in cure or "cut the model" in cure:
+        words = cure.split()
+        fragments = int(words[words.index("into") + 1]) if "into" in words else asked.fragments
+        cured = replace(asked, fragments=fragments, version_codec=Codec.BF16 if "bf16" in cure else Codec.F32)
+        assert largest_message_bytes(cured) <= MESSAGE_LIMIT_BYTES
+        assert (
+            "into" not in words or largest_message_bytes(replace(cured, fragments=fragments - 1)) > MESSAGE_LIMIT_BYTES
+        )
+
+
+def test_the_memory_that_a_refusal_asks_for_is_enough():
+    asked = fleet(parameters=10**9, sites=4, step_s=10.0, host_gb=1.0)
+    for _ in range(4):  # one process after the other
+        try:
+            plan(asked, Mode.DECOUPLED)
+            break
+        except ConfigError as err:
+            enough = float(err.cure.split("it takes ")[1].split(" GB")[0])
+            assert enough > asked.host_gb
+            asked = replace(asked, host_gb=enough)
+    else:
+        pytest.fail("was refused again and again")
 
 
 def test_diloco_waits_for_the_whole_journey():

@@ -87,6 +87,26 @@ def test_an_interval_of_one_step_leaves_no_step_of_overlap(atoll):
     assert json.loads(out)["settings"]["overlap"] == 0
 
 
+def test_the_published_tables_take_no_fleet(atoll):
+    status, _, said = atoll("--table", "--params", "5B")
+    assert (status, "params = '5B': is set by each cell of the table" in said) == (2, True)
+
+
+def test_unequal_sites_have_the_goodput_of_each_by_the_tokens_it_brings(atoll, tmp_path):
+    path = tmp_path / "fleet.toml"
+    big = "[[island]]\nstep_time = 1.0\naccelerators = 1000000\ntokens_per_step = 3000000\n"
+    small = "[[island]]\nstep_time = 2.0\naccelerators = 20000\ntokens_per_step = 2000000\n"
+    path.write_text(big + small * 3)
+    document = json.loads(atoll("--params", "1B", "--fleet", str(path), "--json")[1])
+    own = [expected_goodput(chips=4 * chips, islands=4, step_s=2.0) for chips in (1_000_000, 20_000)]
+    assert own[0] < own[1] - 0.3
+    assert document["goodput"] == pytest.approx((3 * own[0] + 3 * own[1]) / 6)
+    assert any(each.startswith("Decoupled goodput is each site's own") for each in document["assumptions"])
+    assert document["alternatives"]["dp"]["goodput"] == pytest.approx(
+        expected_goodput(mode="elastic-dp", chips=1_060_000, islands=4, step_s=2.0)
+    )
+
+
 def test_hundreds_of_small_sites_have_a_goodput(atoll):
     many = ("--params", "1M", "--step-time", 1, "--sites", 300, "--accelerators", 8, "--json")
     assert 0.99 < json.loads(atoll(*many)[1])["goodput"] < 1.0
