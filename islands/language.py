@@ -37,6 +37,7 @@ from islands.inner import adamw, jax_task, warm_up_cosine
 from islands.task import Params, Task
 
 _DTYPES: Final[dict[str, Any]] = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
+_EMBEDDINGS: Final = {"mean": "mean", "rows": "rda"}
 
 
 def task(
@@ -54,6 +55,7 @@ def task(
     vocabulary: int = 0,
     bpe: int = 0,
     dtype: str = "float32",
+    embeddings: str = "mean",
     held_out_tokens: int = 32_768,
 ) -> Task:
     """Returns the task that trains a language model.
@@ -75,6 +77,8 @@ def task(
             suits these models. The loss stays in nats per token, and a token is longer: ``Task.bytes_per_token``. All
             islands must name the same text, or their tokens mean different things.
         dtype: Of the parameters: ``float32`` or ``bfloat16``.
+        embeddings: How islands' embeddings are merged: ``mean``, as published, or ``rows``: by length and direction,
+            as if each row were a layer of its own.
         held_out_tokens: About so many tokens are evaluated, in sequences of ``context`` evenly spaced over what is held
             out; all of it when that is less.
 
@@ -85,6 +89,8 @@ def task(
         raise ConfigError("model", model, f"must be one of {', '.join(transformer.PRESETS)}")
     if dtype not in _DTYPES:
         raise ConfigError("dtype", dtype, f"must be one of {', '.join(_DTYPES)}")
+    if embeddings not in _EMBEDDINGS:
+        raise ConfigError("embeddings", embeddings, f"must be one of {', '.join(_EMBEDDINGS)}")
     for name, value in (("batch", batch), ("context", context), ("held_out_tokens", held_out_tokens)):
         if value < 1:
             raise ConfigError(name, value, "must be at least 1")
@@ -109,6 +115,8 @@ def task(
         tokens_per_step=batch * context,
         optimizer=adamw(weight_decay=weight_decay),
         learning_rate=warm_up_cosine(learning_rate, warm_up_steps=warm_up_steps, ramp_steps=ramp_steps),
+        kinds={"^embed$": _EMBEDDINGS[embeddings]},
+        unit_axes={"^embed$": 1 if embeddings == "rows" else 0},
         describe=f"{batch * context} tokens per step, vocabulary {corpus.vocabulary}{size}",
     )
 

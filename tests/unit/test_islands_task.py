@@ -13,11 +13,13 @@ import pytest
 from safetensors.numpy import save_file
 
 from broker.errors import ConfigError
+from broker.fragments import Kind
 from islands import language
 from islands import model as transformer
 from islands.corpus import load_corpus
 from islands.data import Windows, evenly
 from islands.evaluate import evaluate_file, place
+from islands.partition import tensor_specs
 from islands.task import DataShare, Schedule, Task, load_task
 from islands.tree import flatten
 
@@ -198,6 +200,14 @@ def test_a_model_of_pieces_learns_and_says_how_long_they_are(text, tmp_path, mon
     assert task.evaluate(params) < 0.95 * before
 
 
+@pytest.mark.parametrize(("embeddings", "kind", "unit_axes"), [("mean", Kind.MEAN, 0), ("rows", Kind.RDA, 1)])
+def test_embeddings_are_merged_by_the_mean_or_row_by_row(text, embeddings, kind, unit_axes):
+    task = language.task(model="tiny", data=[text], embeddings=embeddings, held_out_tokens=512)
+    specs = {spec.name: spec for spec in tensor_specs(task.init(0)[0], task.kinds, task.unit_axes)}
+    assert (specs["embed"].kind, specs["embed"].unit_axes) == (kind, unit_axes)
+    assert {str(spec.kind) for name, spec in specs.items() if name.endswith("query")} == {"rda"}
+
+
 def test_a_task_says_on_what_it_trains(tiny, text):
     assert tiny.corpus == load_corpus([text]).digest
     assert a_task().corpus == ""
@@ -227,6 +237,7 @@ def test_a_mixture_of_experts_is_one_setting(text):
     ("options", "message"),
     [
         ({"model": "huge"}, "model = 'huge': must be one of tiny, small, medium"),
+        ({"embeddings": "columns"}, "embeddings = 'columns': must be one of mean, rows"),
         ({"dtype": "float16"}, "dtype = 'float16': must be one of float32, bfloat16"),
         ({"batch": 0}, "batch = 0"),
         ({"context": 0}, "context = 0"),
