@@ -16,8 +16,13 @@ _NOTEWORTHY = 0.005
 
 def caveats(fleet: Fleet, model: FailureModel) -> list[str]:
     """Returns what to know before the goodput is believed; usually nothing."""
+    few = _few_events(fleet, model)
+    return [few, *assumed(fleet, model)] if few else assumed(fleet, model)
+
+
+def assumed(fleet: Fleet, model: FailureModel) -> list[str]:
+    """Returns what of the model itself is in the goodput, however long the fleet is simulated."""
     found = (
-        _few_events(fleet, model),
         _floor(fleet, model),
         _long_steps(fleet, model),
         _free_spares(fleet, model),

@@ -20,6 +20,8 @@ from rich.console import Console
 from broker.errors import ConfigError
 from broker.messages import Codec
 from broker.settings import nearest, refuse_unknown, whole_number
+from ops.goodput import fleet as chips
+from ops.goodput.caveats import assumed
 from ops.goodput.fleet import FailureModel
 from ops.goodput.simulation import expected_goodput
 from ops.planning.bandwidth_table import recompute
@@ -230,7 +232,7 @@ def fleet_of(args: argparse.Namespace, model: Model, mode: Mode) -> Fleet:
     )
     if args.overlap is not None and mode in (Mode.DECOUPLED, Mode.STREAMING):
         _check_overlap(fleet)
-    return replace(fleet, goodput=_goodputs(fleet, args.mtbi_years))
+    return _with_goodput(fleet, args.mtbi_years)
 
 
 def _sites(args: argparse.Namespace, given: Any) -> tuple[Site, ...]:
@@ -312,12 +314,12 @@ def _check_overlap(fleet: Fleet) -> None:
         raise ConfigError("overlap", fleet.overlap_steps, cure)
 
 
-def _goodputs(fleet: Fleet, mtbi_years: float | None) -> dict[Mode, float | None]:
-    """Returns the expected goodput of each mode; none without the number of accelerators."""
+def _with_goodput(fleet: Fleet, mtbi_years: float | None) -> Fleet:
+    """Returns the fleet with the expected goodput of each mode; as it is without the number of accelerators."""
     if fleet.accelerators is None:
         if mtbi_years is not None:
             raise ConfigError("mtbi_years", mtbi_years, "says how often an accelerator fails: give --accelerators too")
-        return {}
+        return fleet
     years = DEFAULT_MTBI_YEARS if mtbi_years is None else mtbi_years
     if years <= 0:
         raise ConfigError("mtbi_years", years, "must be above 0")
@@ -337,10 +339,16 @@ def _goodputs(fleet: Fleet, mtbi_years: float | None) -> dict[Mode, float | None
     if len(sizes := {site.accelerators for site in fleet.sites if site.accelerators}) > 1:
         # Decoupled islands fail by themselves: each counts as one of a fleet of its like, by the tokens it brings.
         own = {
-            chips: expected_goodput(mode="decoupled", chips=chips * islands, islands=islands, model=model)
-            for chips in sizes
+            size: expected_goodput(mode="decoupled", chips=size * islands, islands=islands, model=model)
+            for size in sizes
         }
         paces = [site.tokens_per_step / site.step_s for site in fleet.sites]
         goodputs = [own[site.accelerators] for site in fleet.sites if site.accelerators]
         found["decoupled"] = sum(map(operator.mul, paces, goodputs)) / sum(paces)
-    return {mode: found[name] for mode, name in names.items()}
+    sentences = [
+        f"Goodput of {name}: {each}."
+        for name in found
+        for each in assumed(chips.Fleet(mode=chips.Mode(name), chips=fleet.accelerators, islands=islands), model)
+    ]
+    goodput = {mode: found[name] for mode, name in names.items()}
+    return replace(fleet, goodput=goodput, goodput_caveats=tuple(sentences))

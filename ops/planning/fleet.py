@@ -58,6 +58,7 @@ class Fleet:
         accelerator_gb: Memory of one accelerator; None: not checked.
         host_gb: Memory of one host; None: not checked.
         goodput: Of each mode, 0 to 1; None where it is not known.
+        goodput_caveats: What to know before it is believed: sentences.
     """
 
     parameters: int
@@ -77,6 +78,7 @@ class Fleet:
     accelerator_gb: float | None = None
     host_gb: float | None = None
     goodput: Mapping[Mode, float | None] = field(default_factory=dict)
+    goodput_caveats: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Checks what can be checked without planning.

@@ -10,7 +10,6 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ops.goodput.fleet import FailureModel
 from ops.planning.bandwidth_table import PAYLOAD_SHARE, UTILISATIONS, Cell, Method
 from ops.planning.choosing import Choice
 from ops.planning.fleet import (
@@ -123,9 +122,7 @@ def _sentences(fleet: Fleet) -> list[str]:
         words.append("Goodput is that of `atoll simulate`; data-parallel is the elastic kind, streaming as DiLoCo.")
         if len({site.accelerators for site in fleet.sites}) > 1:
             words.append("Decoupled goodput is each site's own; that of the others is of sites of equal size.")
-        slowest_s = max(site.step_s for site in fleet.sites)
-        if slowest_s > FailureModel().check_s:
-            words.append(f"A step of {slowest_s:g} s that a failure cuts short counts in part; expect a little less.")
+        words += fleet.goodput_caveats
         words.append("Staleness is that of a fleet without failures.")
     else:
         words.append("Tokens are those of a fleet without failures: give --accelerators for the expected goodput.")

@@ -92,6 +92,14 @@ def test_the_published_tables_take_no_fleet(atoll):
     assert (status, "params = '5B': is set by each cell of the table" in said) == (2, True)
 
 
+def test_what_makes_a_goodput_look_better_than_it_is_stands_among_the_assumptions(atoll):
+    fleet = ("--params", "100M", "--sites", 8, "--accelerators", 300_000, "--bandwidth", 10, "--json")
+    slow, usual = (json.loads(atoll(*fleet, "--step-time", step_s)[1])["assumptions"] for step_s in (60, 1))
+    (dp,) = [each for each in slow if "cuts a step of 60 s short" in each and "elastic-dp" in each]
+    assert dp.endswith("where it is lost, up to 100.0% of the time is lost with it.")
+    assert not any("short" in each for each in usual)
+
+
 def test_unequal_sites_have_the_goodput_of_each_by_the_tokens_it_brings(atoll, tmp_path):
     path = tmp_path / "fleet.toml"
     big = "[[island]]\nstep_time = 1.0\naccelerators = 1000000\ntokens_per_step = 3000000\n"
