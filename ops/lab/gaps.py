@@ -49,6 +49,7 @@ class Gap:
         tokens_per_step: Of one island.
         course: (tokens, mean gap over seeds) at ``SHARES`` of the run, from the curves; none where a seed has none.
         interval: Mean and interval of the last losses' differences, one for each seed.
+        pairs: Keys of the two runs behind each of those.
     """
 
     experiment: str
@@ -60,6 +61,7 @@ class Gap:
     tokens_per_step: int
     course: tuple[tuple[float, float], ...]
     interval: Interval
+    pairs: frozenset[tuple[str, str]]
 
     @property
     def tokens_per_parameter(self) -> float:
@@ -73,8 +75,15 @@ class Gap:
 
 
 def gaps(experiments: Sequence[Findings]) -> tuple[Gap, ...]:
-    """Returns every comparison of decoupled training with another mode that has pairs: by baseline, islands, size."""
-    found = [each for findings in experiments for each in _gaps(findings)]
+    """Returns every comparison of decoupled training with another mode that has pairs: by baseline, islands, size.
+
+    Where experiments share pairs of runs, the one with the most seeds stands for all of them.
+    """
+    most_first = sorted((each for findings in experiments for each in _gaps(findings)), key=lambda gap: -len(gap.pairs))
+    found: list[Gap] = []
+    for each in most_first:
+        if all(each.pairs.isdisjoint(other.pairs) for other in found):
+            found.append(each)
     modes = list(_NAMES)
     return tuple(
         sorted(found, key=lambda each: (modes.index(each.baseline), each.islands, each.parameters, each.tokens))
@@ -92,6 +101,8 @@ def _gaps(findings: Findings) -> Iterator[Gap]:
         others = [name for name in finding.group if name != "islands"]
         if first.settings.get("mode") != Mode.DECOUPLED or other.settings.get("mode") not in list(_NAMES):
             continue
+        if other.settings["mode"] != Mode.DATA_PARALLEL and _interval(first) != _interval(other):
+            continue  # another H is another question
         yield Gap(
             experiment=findings.experiment.name,
             where=label(finding.group, others) if others else "",
@@ -102,7 +113,12 @@ def _gaps(findings: Findings) -> Iterator[Gap]:
             tokens_per_step=_per_step(first),
             course=_course(candidate, baseline),
             interval=finding.interval,
+            pairs=frozenset((candidate[seed].key, baseline[seed].key) for seed in candidate.keys() & baseline.keys()),
         )
+
+
+def _interval(run: Record) -> object:
+    return run.settings.get("sync_interval")
 
 
 def _per_step(run: Record) -> int:

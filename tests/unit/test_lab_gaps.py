@@ -28,7 +28,8 @@ def run(mode, share=0.0, *, seed=0, islands=2, parameters=1_000_000, tokens=6_00
     made = record(losses[-1], seed=seed, tokens=tokens, experiment=name, mode=mode, islands=islands)
     curve = tuple((tokens * k / 6, 100.0 * k, loss) for k, loss in enumerate(losses, start=1))
     settings = {**made.settings, "mode": mode, "islands": islands}
-    return replace(made, parameters=parameters, curve=curve, settings=settings)
+    key = f"{made.key}-{name}-{parameters}"
+    return replace(made, key=key, parameters=parameters, curve=curve, settings=settings)
 
 
 def found_in(records, name="parity", **changes):
@@ -70,6 +71,29 @@ def test_other_comparisons_are_not_gaps_of_decoupled_training():
     both = {"candidate": {"islands": 2}, "baseline": {"islands": 4}, "by": []}
     assert gaps.gaps([found_in([run("decoupled"), run("decoupled", islands=4)], **both)]) == ()
     assert gaps.sections([found_in([])]) == ()
+
+
+def test_pairs_that_stand_in_two_experiments_count_where_most_of_them_are():
+    def copied(records, name):
+        return found_in([replace(each, experiment=name) for each in records], name=name)
+
+    pairs = [*pair(0.02), *pair(0.04, seed=1)]
+    few, many = copied(pairs[:2], "few"), copied(pairs, "many")
+    assert [each.experiment for each in gaps.gaps([few, many])] == ["many"]
+    own = copied([run("decoupled", 0.09, name="own"), pairs[1]], "own")  # one of its two sides is shared
+    assert {each.experiment for each in gaps.gaps([own, many])} == {"own", "many"}
+
+
+def test_a_baseline_that_syncs_at_another_interval_is_another_question():
+    def at(mode, interval):
+        each = run(mode)
+        return replace(each, settings={**each.settings, "sync_interval": interval})
+
+    for mode, same in (("diloco", False), ("data-parallel", True)):
+        claim = {"baseline": {"mode": mode}}
+        found = gaps.gaps([found_in([at("decoupled", 24), at(mode, 1)], **claim)])
+        assert len(found) == same
+        assert len(gaps.gaps([found_in([at("decoupled", 24), at(mode, 24)], **claim)])) == 1
 
 
 def test_the_page_lists_gaps_by_mode_islands_and_size_with_their_trends():
