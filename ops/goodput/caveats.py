@@ -8,7 +8,7 @@ from ops.goodput.fleet import FailureModel, Fleet, Mode
 _FEW = 5.0
 
 #: What is told to happen as rarely as this is meant never to happen.
-NEVER_YEARS = 1e6
+_NEVER_YEARS = 1e6
 
 #: Of the goodput; less is not worth a sentence.
 _NOTEWORTHY = 0.005
@@ -34,7 +34,7 @@ def assumed(fleet: Fleet, model: FailureModel) -> list[str]:
 
 def _few_events(fleet: Fleet, model: FailureModel) -> str:
     expected = {}
-    if model.mtbi_years < NEVER_YEARS:
+    if model.mtbi_years < _NEVER_YEARS:
         expected["interruptions"] = fleet.chips / model.chip_mtbi_s * fleet.duration_s
     if model.domain_mtbi_days is not None:
         expected["domain failures"] = fleet.islands / model.domain_islands * fleet.days / model.domain_mtbi_days
@@ -81,7 +81,7 @@ def _whole_islands(fleet: Fleet, model: FailureModel) -> str:
         return ""
     if model.domain_mtbi_days is not None and model.domain_islands >= 1:
         what, repair = "a domain", f"{model.domain_repair_min:g} min"
-    elif model.slices(fleet.chips_of(0)) == 1 and model.mtbi_years < NEVER_YEARS:
+    elif model.slices(fleet.chips_of(0)) == 1 and model.mtbi_years < _NEVER_YEARS:
         what, repair = "the only slice of an island", f"{model.repair_s:g} s"
     else:
         return ""

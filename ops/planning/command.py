@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import operator
 import tomllib
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,11 +19,8 @@ from rich.console import Console
 from broker.errors import ConfigError
 from broker.messages import Codec
 from broker.settings import nearest, refuse_unknown, whole_number
-from ops.goodput import fleet as chips
-from ops.goodput.caveats import assumed
-from ops.goodput.fleet import FailureModel
-from ops.goodput.simulation import expected_goodput
 from ops.planning.bandwidth_table import recompute
+from ops.planning.expectation import with_goodput
 from ops.planning.fleet import Fleet, Site
 from ops.planning.links import Assume, Mode
 from ops.planning.planner import plan
@@ -33,7 +29,6 @@ from ops.planning.view import render, render_table, table_json, to_json
 from ops.text import PLAIN_WIDTH
 
 DEFAULT_TOKENS_PER_STEP = 1 << 18
-DEFAULT_MTBI_YEARS = 1.0
 
 #: Failures of synchronous sites are simulated one by one: of more than these it takes minutes.
 MOST_SITES = 10_000
@@ -232,7 +227,7 @@ def fleet_of(args: argparse.Namespace, model: Model, mode: Mode) -> Fleet:
     )
     if args.overlap is not None and mode in (Mode.DECOUPLED, Mode.STREAMING):
         _check_overlap(fleet)
-    return _with_goodput(fleet, args.mtbi_years)
+    return with_goodput(fleet, args.mtbi_years)
 
 
 def _sites(args: argparse.Namespace, given: Any) -> tuple[Site, ...]:
@@ -312,43 +307,3 @@ def _check_overlap(fleet: Fleet) -> None:
         least = math.ceil(there_and_back_s / fastest_s)
         cure = f"is too short: there and back takes {there_and_back_s * 1e3:g} ms of latency, at least {least} steps"
         raise ConfigError("overlap", fleet.overlap_steps, cure)
-
-
-def _with_goodput(fleet: Fleet, mtbi_years: float | None) -> Fleet:
-    """Returns the fleet with the expected goodput of each mode; as it is without the number of accelerators."""
-    if fleet.accelerators is None:
-        if mtbi_years is not None:
-            raise ConfigError("mtbi_years", mtbi_years, "says how often an accelerator fails: give --accelerators too")
-        return fleet
-    years = DEFAULT_MTBI_YEARS if mtbi_years is None else mtbi_years
-    if years <= 0:
-        raise ConfigError("mtbi_years", years, "must be above 0")
-    # Asks the simulator. Streaming waits as DiLoCo does; data-parallel is the elastic kind, the fairer comparison.
-    names = {Mode.DECOUPLED: "decoupled", Mode.STREAMING: "diloco", Mode.DILOCO: "diloco", Mode.DP: "elastic-dp"}
-    model = FailureModel(
-        mtbi_years=years,
-        step_s=max(site.step_s for site in fleet.sites),
-        sync_interval=fleet.sync_interval_steps,
-        overlap=min(fleet.overlap_steps, fleet.sync_interval_steps - 1),
-    )
-    islands = len(fleet.sites)
-    found = {
-        name: expected_goodput(mode=name, chips=fleet.accelerators, islands=islands, model=model)
-        for name in dict.fromkeys(names.values())
-    }
-    if len(sizes := {site.accelerators for site in fleet.sites if site.accelerators}) > 1:
-        # Decoupled islands fail by themselves: each counts as one of a fleet of its like, by the tokens it brings.
-        own = {
-            size: expected_goodput(mode="decoupled", chips=size * islands, islands=islands, model=model)
-            for size in sizes
-        }
-        paces = [site.tokens_per_step / site.step_s for site in fleet.sites]
-        goodputs = [own[site.accelerators] for site in fleet.sites if site.accelerators]
-        found["decoupled"] = sum(map(operator.mul, paces, goodputs)) / sum(paces)
-    sentences = [
-        f"Goodput of {name}: {each}."
-        for name in found
-        for each in assumed(chips.Fleet(mode=chips.Mode(name), chips=fleet.accelerators, islands=islands), model)
-    ]
-    goodput = {mode: found[name] for mode, name in names.items()}
-    return replace(fleet, goodput=goodput, goodput_caveats=tuple(sentences))

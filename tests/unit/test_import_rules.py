@@ -133,6 +133,7 @@ PURE = [
     "ops/planning/choosing",
     "ops/planning/planner",
     "ops/planning/notes",
+    "ops/planning/expectation",
     "ops/lab/records",
     "ops/lab/statistics",
     "ops/lab/rates",

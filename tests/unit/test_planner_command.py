@@ -87,6 +87,14 @@ def test_an_interval_of_one_step_leaves_no_step_of_overlap(atoll):
     assert json.loads(out)["settings"]["overlap"] == 0
 
 
+def test_of_unequal_sites_the_one_that_fails_most_often_is_told_of(atoll, tmp_path):
+    path = tmp_path / "fleet.toml"
+    sites = [f"[[island]]\nstep_time = 60.0\naccelerators = {chips}\n" for chips in (300_000, 1_000)]
+    path.write_text("".join(sites))
+    said = json.loads(atoll("--params", "1M", "--fleet", str(path), "--json")[1])["assumptions"]
+    assert any(each.startswith("Goodput of decoupled: an interruption every 105 s of an island") for each in said)
+
+
 def test_the_published_tables_take_no_fleet(atoll):
     status, _, said = atoll("--table", "--params", "5B")
     assert (status, "params = '5B': is set by each cell of the table" in said) == (2, True)
