@@ -28,6 +28,7 @@ def assumed(fleet: Fleet, model: FailureModel) -> list[str]:
         _free_spares(fleet, model),
         _whole_islands(fleet, model),
         _speeds(fleet, model),
+        _never(model),
     )
     return [each for each in found if each]
 
@@ -100,6 +101,23 @@ def _speeds(fleet: Fleet, model: FailureModel) -> str:
         "speed_spread and step_jitter change nothing here: decoupled islands wait for nobody, and staleness is that of "
         "equal speeds"
     )
+
+
+def _never(model: FailureModel) -> str:
+    """Flags that say more of a failure that nobody asked for."""
+    more = {
+        "domain_mtbi_days": ("domain_islands", "domain_repair_min"),
+        "coordinator_mtbi_days": ("coordinator_repair_s", "hold_s"),
+    }
+    usual = FailureModel()
+    said = [
+        f"{name} changes nothing without {switch}"
+        for switch, names in more.items()
+        if getattr(model, switch) is None
+        for name in names
+        if getattr(model, name) != getattr(usual, name)
+    ]
+    return ", ".join(said)
 
 
 def _free_spares(fleet: Fleet, model: FailureModel) -> str:
