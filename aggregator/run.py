@@ -112,6 +112,7 @@ class Run:
         self.refusals: Counter[str] = Counter()
         self.quarantine = Quarantine(config.quarantine_s)
         self.seeding_id = 0  # of the present attempt at version 0, the round id of its commits
+        self.planted_digests: dict[int, str] = {}  # of version 0, once it is whole
         self.seeder: tuple[str, int] | None = None  # island and incarnation that is asked for it
         self.never_began = True  # no record says that there ever was a version 0
         self.planted = False  # something of version 0 may be in the store
@@ -150,6 +151,7 @@ class Run:
             "ended": self.phase is Phase.ENDED,
             "phase": str(self.decided),
             "seeding": [self.seeding_id, *(self.seeder or ("", 0))],
+            "planted": sorted(self.planted_digests.items()),
             "roster": list(self.roster_at),
             "told": [str(self.told_phase), self.config.total_tokens],
             "foundings": [founding.row() for founding in self.foundings],
@@ -332,7 +334,9 @@ class Run:
         self.never_began = Phase(record.get("phase", Phase.RUNNING)) is Phase.SEEDING
         alone = self.config.shards == 1  # else shard 0 has written down when it was whole
         every = set(commits) == set(self.fragments)
-        self.began = every and _whole(commits) if alone else Phase(record["phase"]) is not Phase.SEEDING
+        self.planted_digests = dict(record.get("planted", ()))
+        whole = every and _whole(commits, self.planted_digests)
+        self.began = whole if alone else Phase(record["phase"]) is not Phase.SEEDING
         if self.config.shard and not self.began:
             self._restore_seeds(record, commits)
         elif every and self.began:
@@ -367,6 +371,12 @@ class Run:
                 fragment.version, fragment.digest = commit.fragment_version, commit.digest
 
 
-def _whole(commits: Mapping[int, Commit]) -> bool:
-    """Whether version 0 came from one island: its commits share an id, unless a later version proves it published."""
-    return any(c.fragment_version > 0 for c in commits.values()) or len({c.round_id for c in commits.values()}) == 1
+def _whole(commits: Mapping[int, Commit], planted: Mapping[int, str]) -> bool:
+    """Whether the commits of all fragments are of a version 0 that came from one island, or of later versions.
+
+    Those of version 0 share an id, or are what the record of the run's beginning names: a standby keeps what it has of
+    an earlier attempt, under that one's id, where the same island supplied the same bytes again.
+    """
+    if any(c.fragment_version > 0 for c in commits.values()):
+        return True  # which proves it published
+    return len({c.round_id for c in commits.values()}) == 1 or {p: c.digest for p, c in commits.items()} == planted

@@ -102,13 +102,14 @@ class Seeding:
             if not isinstance(self._roster, Keeper) or not self._roster.seeded:
                 return False
             run.began = True
-        if run.config.shards > 1:
+        run.planted_digests = {p: fragment.digest for p, fragment in run.fragments.items()}
+        if run.config.shards > 1 or run.config.failover:  # others go by what is on record
             if not self._begin_serial:
                 self._begin_serial = run.save()
             if run.durable_serial < self._begin_serial:
                 return False
         run.phase = Phase.RUNNING
-        if run.config.shards == 1:
+        if not self._begin_serial:
             run.save()  # nobody waits for it: it tells an emptied store that there was something to lose
         run.note("run.seeded", fragments=len(run.fragments), seconds=round(run.now_s - self._began_at_s, 3))
         return True

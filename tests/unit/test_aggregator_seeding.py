@@ -290,3 +290,33 @@ def test_a_version_0_that_was_whole_is_there_after_a_restart():
     again = made.restarted()
     assert again.run.phase == "running"
     assert again.run.versions == (0, 0, 0)
+
+
+def test_a_store_with_the_same_bytes_of_an_earlier_attempt_goes_on_from_them():
+    """A standby keeps a fragment that it has, under that attempt's id, where the next leader is sent the same bytes."""
+    made = desk("a")
+    seed(made, "a", 0, 1, 2)
+    disk = made.disk
+    disk.commits[1] = replace(disk.commits[1], round_id=disk.commits[1].round_id - 1)
+    again = made.restarted()
+    assert (again.run.phase, again.run.versions) == ("running", (0, 0, 0))
+
+
+def test_a_store_with_other_bytes_of_an_earlier_attempt_does_not():
+    made = desk("a")
+    seed(made, "a", 0, 1, 2)
+    disk = made.disk
+    disk.commits[1] = replace(disk.commits[1], round_id=disk.commits[1].round_id - 1, digest="of b")
+    assert made.restarted().run.phase == "seeding"
+
+
+def test_with_standbys_version_0_is_published_after_the_record_that_names_it():
+    """Whoever takes over goes by that record."""
+    made = desk("a", failover=True)
+    made.writes = False
+    seed(made, "a", 0, 1, 2)
+    for _ in range(3):
+        assert not of(made.write(), Publish)
+    assert made.disk.record["phase"] == "seeding" or not made.disk.record["planted"]
+    assert len(of(made.write(), Publish)) == 3
+    assert [p for p, _ in made.disk.record["planted"]] == [0, 1, 2]
