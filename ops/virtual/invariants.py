@@ -53,6 +53,7 @@ class _End:
 
     epoch: int = 0  #: under which it came; 0: it has not
     booked: dict[tuple[str, int], int] = field(default_factory=dict)  #: by life: tokens reported by then
+    live: frozenset[str] = frozenset()  #: islands that it waited for
 
 
 class Invariants:
@@ -224,6 +225,7 @@ class Invariants:
             end.epoch = run.epoch
             lives = ((name, i, life) for name, each in run.ledger.lives().items() for i, life in each.items())
             end.booked = {(name, i): life.trained_tokens for name, i, life in lives}
+            end.live = frozenset(member.island_id for member in run.members.live(run.now_s))
 
     def after_island_event(self, island: SimIsland) -> None:
         """Versions in an island's parameters only grow; its ranges never overlap."""
@@ -269,7 +271,8 @@ class Invariants:
         # A flush may run out of patience where the pool for contributions is smaller than one round needs.
         gave_up = any(name == "run.flush_incomplete" for _, _, name, _ in simulation.trace)
         honest = [i.core for i in simulation.islands.values() if i.alive and i.plan.island_id not in self._rogues]
-        booked_by_end = self._ends.get(core.run.config.shard, _End()).booked
+        end = self._ends.get(core.run.config.shard, _End())
+        booked_by_end = end.booked
         trained = any(booked_by_end.get((each.island_id, each.incarnation)) for each in honest)
         for p in core.run.moving:
             grew = core.run.fragments[p].version > 0
@@ -292,7 +295,8 @@ class Invariants:
             booked = booked_by_end.get((island.core.island_id, island.core.incarnation), 0)
             if not life.trained_tokens or island.stepped_at_s > unheard_from_s:
                 continue  # it joined when the run was over: a step that it ran before it heard so is nobody's
-            told = life.last_tokens == island.tokens or gave_up or not booked  # who is late may end without a last word
+            late = not booked or island.core.island_id not in end.live  # and may end without a last word
+            told = life.last_tokens == island.tokens or gave_up or late
             require(told, 4, f"{island.address} trained {island.tokens}, books {life}")
             for p in core.run.moving:
                 fragment = island.core.fragments[p]
