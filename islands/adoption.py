@@ -20,12 +20,15 @@ from islands.training import Training
 class Adoption:
     """One island's versions: wanted, prepared, installed."""
 
-    def __init__(self, training: Training, fleet: Fleet, hearing: Hearing, patience: Patience) -> None:
+    def __init__(self, training: Training, fleet: Fleet, hearing: Hearing) -> None:
         self._training = training
         self._fleet = fleet
         self._hearing = hearing
-        self._patience = patience
-        self._want = patience.backoff()
+        self._patience = Patience()
+        self._want = self._patience.backoff()
+        self._stands = False  # the last Want: it has not been answered, as far as is known
+        self._lacked = False
+        self._waits_since_s: float | None = None  # for what one Want asked for; None: for nothing, or it was repeated
         self._clean_from: int | None = 0  # parameters are finite from this step on; None while they are replaced
 
     @property
@@ -38,12 +41,15 @@ class Adoption:
     def want(self, now_s: float, actions: list[Action]) -> None:
         """Tells the broker what is here: it sends what is newer."""
         self._want.tried(now_s)
+        self._stands = True
         versions = tuple(f.newest for f in self._training.fragments.values())
         actions.append(Send(to=BROKER, message=Want(versions=versions)))
 
     def want_anew(self, now_s: float, actions: list[Action]) -> None:
-        """Tells it for the first time in a life, or of another state: later pauses are short again."""
-        self._want = self._patience.backoff()
+        """Tells it for the first time in a life, or of another state: pauses begin again."""
+        self._want = self._patience.backoff(self._training.largest_bytes)
+        self._lacked = self.lacking
+        self._waits_since_s = now_s if self._lacked else None
         self.want(now_s, actions)
 
     def want_again(self, now_s: float, actions: list[Action]) -> bool:
@@ -51,7 +57,12 @@ class Adoption:
 
         It is where versions are published and none comes: it may bring in bytes that it never delivers.
         """
-        lacking = self.lacking
+        lacked, lacking = self._lacked, self.lacking
+        self._lacked = lacking
+        if lacking and not lacked and self._stands:  # so it is on its way by now
+            self._want = self._patience.backoff(self._training.largest_bytes)
+            self._want.tried(now_s)
+            self._waits_since_s = now_s
         if self._hearing.missing(lacking, now_s):
             again = {"next_patience_s": round(self._hearing.patience_s, 1)}
             actions.append(Note(name="bulk.renewed", fields=again))
@@ -59,8 +70,17 @@ class Adoption:
             self.want_anew(now_s, actions)
             return True
         if lacking and self._want.due(now_s):
+            repeated = self._stands
             self.want(now_s, actions)
+            if repeated:
+                self._patience.in_vain(self._want)
+                self._waits_since_s = None
         return False
+
+    def _ask_at_once(self) -> None:
+        """What is lacking now is not on its way: the last Want was answered, or asked for something else."""
+        self._want = self._patience.backoff(self._training.largest_bytes)
+        self._stands, self._waits_since_s = False, None
 
     # --- adopted ----------------------------------------------------------------------------------------------
 
@@ -74,8 +94,11 @@ class Adoption:
         if flaw:
             facts = {"fragment": version.fragment_id, "detail": flaw}
             actions.append(Note(name="version.refused", fields=facts))
-            return False  # the next Want asks for it again
+            self._ask_at_once()
+            return False
         fragment.newer = version
+        if self._waits_since_s is not None:
+            self._patience.took(now_s - self._waits_since_s)
         self.want_anew(now_s, actions)
         return True
 
@@ -130,4 +153,4 @@ class Adoption:
                 fragment.overwrite = True
             training.refreshed()
             actions.append(RefreshOptimizer())
-        self._want = self._patience.backoff()  # the version wanted may be one that is here already
+        self._ask_at_once()  # the version wanted may be one that is here already

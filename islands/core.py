@@ -62,7 +62,6 @@ from islands.fleet import Fleet
 from islands.fragment import Fragment, Point, Stage
 from islands.hand_over import HandOver
 from islands.member import Member
-from islands.resending import Patience
 from islands.training import Training
 
 
@@ -95,14 +94,13 @@ class Island:
     ) -> None:
         self.finished = False
         join = Join(nonce=nonce, island_id=island_id, hint=hint, tensors=tensors, tokens_per_step=tokens_per_step)
-        patience = Patience()
         self._training = Training()
         self._fleet = Fleet()
         self._hearing = Hearing()
         self._choice = BrokerChoice(brokers, nonce, broker_silent_s)
         self._member = Member(join, self._training, self._choice)
-        self._hand_over = HandOver(self._training, self._member, patience)
-        self._adoption = Adoption(self._training, self._fleet, self._hearing, patience)
+        self._hand_over = HandOver(self._training, self._member)
+        self._adoption = Adoption(self._training, self._fleet, self._hearing)
         self._receiver, self._giver = Receiver(), Giver()
         self._watched: frozenset[int] = frozenset()
 
@@ -282,7 +280,7 @@ class Island:
         self._choice.welcomed(welcome.settings.heartbeat_interval_s)
         if first:
             assert training.manifest is not None
-            self._hearing.expect(4 * max(training.manifest.sizes, default=0))
+            self._hearing.expect(training.largest_bytes)
             joined = Joined(
                 island_id=self.island_id,
                 incarnation=self.incarnation,

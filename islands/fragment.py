@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from broker.messages import Contribution, TrainedOn, Version
 from broker.ranges import StepRange
-from islands.resending import RESEND_S, Backoff
+from islands.resending import Backoff
 
 
 class Stage(StrEnum):
@@ -33,6 +33,7 @@ class Pending:
 
     message: Contribution
     backoff: Backoff
+    size_bytes: int
     sent_at_s: float
     sent_once: bool = True
     arrived: bool = False  #: the aggregator is known to have it
@@ -59,7 +60,7 @@ class Fragment:
     nothing_at_s: float | None = None  #: when the last answer was "nothing"
     outstanding: dict[tuple[int, int], Pending] = field(default_factory=dict)
     overwritten_tokens: int = 0
-    seed: Backoff = field(default_factory=lambda: Backoff(*RESEND_S))
+    seed: Backoff | None = None  #: since version 0 of it was asked for
     seeding: bool = False
 
     @property

@@ -26,11 +26,12 @@ NOTHING_AGAIN_S = 1.0
 class HandOver:
     """One island's answers to open rounds, and what becomes of its contributions."""
 
-    def __init__(self, training: Training, member: Member, patience: Patience) -> None:
+    def __init__(self, training: Training, member: Member) -> None:
         self._training = training
         self._member = member
-        self._patience = patience
+        self._patience = Patience()
         self._trail = Trail()
+        self._seeds_for: dict[int, int] = {}  # shard -> epoch that asked for version 0 last
 
     @property
     def remembered_runs(self) -> int:
@@ -47,6 +48,10 @@ class HandOver:
     def asked(self, state: FleetState, now_s: float, actions: list[Action]) -> None:
         """Takes down which rounds of a shard's fragments are open; encodes what is to become version 0."""
         open_rounds = {r.fragment_id: r.round_id for r in state.rounds}
+        if state.seed and state.epoch > self._seeds_for.get(state.shard, -1):
+            self._seeds_for[state.shard] = state.epoch
+            for p in state.seed:
+                self._training.fragments[p].seed = None  # what an earlier leader was sent went with it
         for p, fragment in self._training.fragments.items():
             if shard_of(p, state.shards) != state.shard:
                 continue
@@ -60,7 +65,11 @@ class HandOver:
                 fragment.asked = round_id  # the last answer, "nothing", seems lost
         for p in state.seed:
             seeded = self._training.fragments.get(p)
-            if seeded is not None and not seeded.seeding and seeded.seed.due(now_s):
+            if seeded is None or seeded.seeding:
+                continue
+            if seeded.seed is None:
+                seeded.seed = self._patience.backoff(self._training.model_bytes)  # they all go at once
+            if seeded.seed.due(now_s):
                 seeded.seeding = True
                 seeded.seed.tried(now_s)
                 actions.append(EncodeSeed(fragment_id=p))
@@ -126,7 +135,8 @@ class HandOver:
         )
         assert training.manifest is not None
         self._trail.forget(min(training.fragments[q].undescribed_from for q in training.manifest.moving))
-        pending = Pending(contribution, self._patience.backoff(), sent_at_s=now_s)
+        size_bytes = 4 * training.manifest.sizes[p]  # at most
+        pending = Pending(contribution, self._patience.backoff(size_bytes), size_bytes, sent_at_s=now_s)
         pending.backoff.tried(now_s)
         fragment.outstanding[(steps.from_step, steps.to_step)] = pending
         actions.append(Send(to=AGGREGATOR, message=contribution))
@@ -143,7 +153,7 @@ class HandOver:
         match resolution.fate:
             case Fate.WAITING:
                 self._arrived(pending, now_s)
-                pending.backoff = self._patience.backoff()
+                pending.backoff = self._patience.backoff(pending.size_bytes)
                 pending.backoff.tried(now_s)
             case Fate.MERGED:
                 self._arrived(pending, now_s)
@@ -153,6 +163,7 @@ class HandOver:
                 if pending.backoff.due(now_s):
                     pending.backoff.tried(now_s)
                     pending.sent_once = False
+                    self._patience.in_vain(pending.backoff)
                     actions.append(Send(to=AGGREGATOR, message=pending.message))
             case Fate.REFUSED:
                 del fragment.outstanding[key]
@@ -186,6 +197,6 @@ class HandOver:
     def due_again(self, now_s: float) -> None:
         """What was on its way over the bulk connection may be lost: it is due again as soon as it is known to be."""
         for fragment in self._training.fragments.values():
-            fragment.seed.due_at_s = min(fragment.seed.due_at_s, now_s)
+            fragment.seed = None
             for pending in fragment.outstanding.values():
                 pending.backoff.due_at_s = min(pending.backoff.due_at_s, now_s)

@@ -1,13 +1,22 @@
-"""When to send again what nothing was heard of. Pure."""
+"""When to send again what nothing was heard of. Pure.
+
+What is sent again too early queues behind its own first copy: on a link that is nearly full each copy makes the next
+journey longer, until the link carries nothing else. So pauses follow the journeys, as in TCP (Karn and Partridge): only
+one that needed no second attempt is measured, and a pause that was too short is kept, doubled, until one was.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-#: First and longest pause before a contribution, a seed or a Want that nothing was heard of is sent again.
-RESEND_S = (2.0, 8.0)
-#: On a slow link: in multiples of a contribution's journey as measured, lest copies queue behind each other.
-RESEND_JOURNEYS = (3.0, 12.0)
+#: First pause before a contribution, a seed or a Want that nothing was heard of is sent again.
+RESEND_S = 2.0
+#: And what a message takes on a poor link (8 Mbit/s), as long as none was measured.
+LEAST_BYTES_PER_S = 1e6
+#: Of the average journey.
+JOURNEYS = 3.0
+#: Pauses double up to this, but for journeys that take longer.
+LONGEST_S = 600.0
 
 
 @dataclass(slots=True)
@@ -30,16 +39,24 @@ class Backoff:
 
 
 class Patience:
-    """How long to wait for an answer, on a link as it has shown itself."""
+    """How long to wait for what goes one way of a link, as it has shown itself."""
 
     def __init__(self) -> None:
-        self._journey_s = 0.0  # average time until the aggregator is known to have a contribution
+        self._journey_s: float | None = None  # average
+        self._kept_s = 0.0
 
     def took(self, journey_s: float) -> None:
-        """A contribution that was sent once is known to have arrived after so long."""
-        self._journey_s = journey_s if not self._journey_s else 0.8 * self._journey_s + 0.2 * journey_s
+        """What was sent once is known to have arrived after so long."""
+        self._journey_s = journey_s if self._journey_s is None else 0.8 * self._journey_s + 0.2 * journey_s
+        self._kept_s = 0.0
 
-    def backoff(self) -> Backoff:
+    def in_vain(self, backoff: Backoff) -> None:
+        """Something was sent again; what is sent after it waits as long."""
+        self._kept_s = max(self._kept_s, backoff.pause_s)
+
+    def backoff(self, size_bytes: int = 0) -> Backoff:
         """Returns the pauses before something is sent again; the first attempt is due at once."""
-        first_s, longest_s = (max(s, n * self._journey_s) for s, n in zip(RESEND_S, RESEND_JOURNEYS, strict=True))
-        return Backoff(first_s, longest_s)
+        unknown_s = min(LONGEST_S, size_bytes / LEAST_BYTES_PER_S)
+        usual_s = unknown_s if self._journey_s is None else JOURNEYS * self._journey_s
+        first_s = max(RESEND_S, usual_s, self._kept_s)
+        return Backoff(first_s, max(first_s, LONGEST_S))

@@ -60,6 +60,16 @@ class Training:
         self._optimizer_from = self.at.step
 
     @property
+    def largest_bytes(self) -> int:
+        """What the largest fragment takes in float32; 0 before the first welcome."""
+        return 4 * max(self.manifest.sizes, default=0) if self.manifest is not None else 0
+
+    @property
+    def model_bytes(self) -> int:
+        """What all fragments take in float32; 0 before the first welcome."""
+        return 4 * sum(self.manifest.sizes) if self.manifest is not None else 0
+
+    @property
     def optimizer_trained(self) -> bool:
         """Whether the inner optimizer has seen a sync interval of steps, here or where its state came from."""
         if self.settings is None or self.optimizer is StateSource.PENDING or self.stopped:

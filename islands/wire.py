@@ -32,7 +32,8 @@ Endpoints = dict[Channel, Endpoint]
 class Wire:
     """Both endpoints, each with what waits to be sent over it; an async context manager around :meth:`run`.
 
-    What cannot be sent now is dropped, not kept: a broker that comes back hears from the core all that still matters.
+    Without a connection, what cannot be sent is dropped, not kept: a broker that comes back hears from the core all
+    that still matters. Over one that stands, what is large waits until it takes more: the link may be narrow.
 
     Args:
         config: Addresses and limits.
@@ -142,7 +143,10 @@ class Wire:
     async def _send_over(self, endpoint: Endpoint) -> None:
         outbox = self._outboxes[endpoint.channel]
         while True:
-            await endpoint.send(await outbox.next())
+            envelope = await outbox.next()
+            while not await endpoint.send(envelope):
+                if endpoint.channel is Channel.CONTROL or not await endpoint.line(True, 0.0):
+                    break
             outbox.sent()
 
 
@@ -162,11 +166,16 @@ async def _until(event: asyncio.Event, work: list[Coroutine[Any, Any, None]]) ->
         await asyncio.gather(*ending, return_exceptions=True)
 
 
+def _turn(message: Message) -> int:
+    """Of two messages that wait, the one with the smaller number goes first; of equals the one that waits longer."""
+    return 0 if isinstance(message, Want) else 2 if isinstance(message, StatePart) else 1
+
+
 class _Outbox:
     """Messages on their way to one connection, in order; a message that a newer one replaces is taken out.
 
-    What this island gives to others of its optimizer's state goes last, and never piles up: its own contributions do
-    not wait for it.
+    What it wants goes first: it is small, and the way down would lie idle for as long as contributions take to go up.
+    What this island gives to others of its optimizer's state goes last, and never piles up.
     """
 
     def __init__(self) -> None:
@@ -195,8 +204,7 @@ class _Outbox:
         while not self._waiting:
             self._more.clear()
             await self._more.wait()
-        urgent = (i for i, each in enumerate(self._waiting) if not isinstance(each.message, StatePart))
-        return self._waiting.pop(next(urgent, 0))
+        return self._waiting.pop(min(range(len(self._waiting)), key=lambda i: _turn(self._waiting[i].message)))
 
     def sent(self) -> None:
         if not self._waiting:

@@ -393,7 +393,7 @@ def test_a_contribution_that_never_arrived_is_sent_again_with_growing_pauses():
         hand.now_s = i / 10
         if sent(hand.resolve(contribution, m.Fate.UNKNOWN), m.Contribution):
             times.append(hand.now_s)
-    assert times[:4] == [2.0, 6.0, 14.0, 22.0]
+    assert times == [2.0, 6.0, 14.0]  # the next one at 30
 
 
 def test_the_same_bytes_are_sent_again_on_retry():
@@ -424,6 +424,47 @@ def test_on_a_slow_link_pauses_are_as_long_as_journeys():
     assert not sent(hand.resolve(second, m.Fate.UNKNOWN), m.Contribution)
     hand.now_s = 10.0 + 30.0
     assert sent(hand.resolve(second, m.Fate.UNKNOWN), m.Contribution)
+
+
+def test_a_journey_that_needed_a_second_attempt_is_not_measured_and_its_pause_is_kept():
+    hand = Hand()
+    first = hand.hand_over(4, 1)
+    hand.now_s = 2.0
+    assert sent(hand.resolve(first, m.Fate.UNKNOWN), m.Contribution)
+    hand.now_s = 3.0
+    hand.resolve(first, m.Fate.MERGED)
+    second = hand.hand_over(4, 2)
+    hand.now_s = 3.0 + 3.9
+    assert not sent(hand.resolve(second, m.Fate.UNKNOWN), m.Contribution)
+    hand.now_s = 3.0 + 4.0
+    assert sent(hand.resolve(second, m.Fate.UNKNOWN), m.Contribution)
+
+
+def test_a_version_that_an_earlier_want_is_answered_with_is_not_wanted_again_while_it_is_on_its_way():
+    hand = Hand()
+    hand.now_s = 100.0
+    assert not sent(hand.state(versions=(1,)), m.Want), "the Want of the beginning stands"
+    hand.now_s = 101.9
+    assert not sent(hand.state(versions=(1,)), m.Want)
+    hand.now_s = 102.0
+    assert sent(hand.state(versions=(1,)), m.Want), "one of them may be lost"
+    hand.now_s = 105.9
+    assert not sent(hand.state(versions=(1,)), m.Want)
+
+
+def test_on_a_slow_way_down_wants_are_repeated_as_slowly():
+    hand = Hand()
+    hand.now_s = 100.0
+    hand.state(versions=(1,))
+    hand.now_s = 101.5
+    hand.version(1)
+    hand.boundary(1, installed=(0,))
+    hand.now_s = 200.0
+    hand.state(versions=(2,))
+    hand.now_s = 200.0 + 4.4
+    assert not sent(hand.state(versions=(2,)), m.Want)
+    hand.now_s = 200.0 + 4.5
+    assert sent(hand.state(versions=(2,)), m.Want)
 
 
 def test_while_a_contribution_is_on_its_way_no_further_ones_pile_up_behind_it():
@@ -535,7 +576,7 @@ def test_contributions_from_before_a_recovery_do_not_start_another():
         hand.version(1, p)
     hand.boundary(1, installed=(0, 1))
     late = m.Resolution(fragment_id=1, from_step=0, to_step=4, fate=m.Fate.REFUSED, reason=m.Reason.NOT_FINITE)
-    hand.core.fragments[1].outstanding[(0, 4)] = Pending(second, Backoff(1.0, 1.0), sent_at_s=0.0)
+    hand.core.fragments[1].outstanding[(0, 4)] = Pending(second, Backoff(1.0, 1.0), size_bytes=4, sent_at_s=0.0)
     assert not of(hand.state(resolutions=(late,)), RefreshOptimizer)
     assert not any(f.overwrite for f in hand.core.fragments.values())
 

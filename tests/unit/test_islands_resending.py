@@ -1,0 +1,70 @@
+"""Pauses before something is sent again follow the journeys of the link, and a link in trouble is not made worse."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from islands.resending import JOURNEYS, LEAST_BYTES_PER_S, LONGEST_S, RESEND_S, Patience
+
+
+def test_pauses_double_up_to_ten_minutes():
+    backoff, now_s, pauses = Patience().backoff(), 0.0, []
+    for _ in range(12):
+        backoff.tried(now_s)
+        pauses.append(backoff.due_at_s - now_s)
+        now_s = backoff.due_at_s
+    assert pauses[:4] == [RESEND_S, 2 * RESEND_S, 4 * RESEND_S, 8 * RESEND_S]
+    assert pauses[-2:] == [LONGEST_S, LONGEST_S]
+
+
+def test_before_a_journey_was_measured_a_large_message_has_the_time_that_it_takes_on_a_poor_link():
+    assert Patience().backoff(round(30 * LEAST_BYTES_PER_S)).first_s == 30.0
+    assert Patience().backoff(1000).first_s == RESEND_S
+    assert Patience().backoff(1 << 40).first_s == LONGEST_S
+
+
+def test_afterwards_journeys_count_and_sizes_do_not():
+    patience = Patience()
+    patience.took(10.0)
+    assert patience.backoff(1 << 40).first_s == JOURNEYS * 10.0
+    patience.took(0.0)
+    assert patience.backoff().first_s == pytest.approx(JOURNEYS * 8.0)
+
+
+def test_a_pause_that_was_too_short_is_kept_until_a_journey_is_measured():
+    patience = Patience()
+    for first_s in (2.0, 4.0, 8.0):
+        backoff = patience.backoff()
+        assert backoff.first_s == first_s
+        backoff.tried(0.0)
+        backoff.tried(first_s)
+        patience.in_vain(backoff)
+    patience.took(0.1)
+    assert patience.backoff().first_s == RESEND_S
+
+
+@given(all_s=st.floats(0.01, LONGEST_S / JOURNEYS), together=st.integers(1, 24))
+def test_on_a_link_of_any_rate_copies_end(all_s, together):
+    """``together`` messages share a link and take ``all_s``; what is sent again queues like the rest."""
+    journey_s = all_s / together
+    patience, now_s, free_at_s, late = Patience(), 0.0, 0.0, 0
+    for turn in range(40):
+        copies, arrivals = 0, []
+        for _ in range(together):
+            backoff, sent_s = patience.backoff(), now_s
+            free_at_s = arrives_s = max(free_at_s, now_s) + journey_s
+            backoff.tried(sent_s)
+            while backoff.due_at_s < arrives_s:
+                backoff.tried(backoff.due_at_s)
+                patience.in_vain(backoff)
+                free_at_s += journey_s
+                copies += 1
+            arrivals.append((arrives_s, arrives_s - sent_s, backoff))
+        for arrives_s, took_s, backoff in arrivals:
+            if backoff.pause_s == backoff.first_s:
+                patience.took(took_s)
+            now_s = max(now_s, arrives_s)
+        late = turn if copies else late
+    assert late < 20
