@@ -15,8 +15,10 @@ RESEND_S = 2.0
 LEAST_BYTES_PER_S = 1e6
 #: Of the average journey.
 JOURNEYS = 3.0
-#: Pauses double up to this, but for journeys that take longer.
-LONGEST_S = 600.0
+#: Pauses double up to so many times the first one: what was lost on the rest of its way is not missed for long.
+LONGEST = 4.0
+#: The longest first pause, but for journeys that take longer.
+PATIENT_S = 600.0
 
 
 @dataclass(slots=True)
@@ -56,7 +58,6 @@ class Patience:
 
     def backoff(self, size_bytes: int = 0) -> Backoff:
         """Returns the pauses before something is sent again; the first attempt is due at once."""
-        unknown_s = min(LONGEST_S, size_bytes / LEAST_BYTES_PER_S)
-        usual_s = unknown_s if self._journey_s is None else JOURNEYS * self._journey_s
-        first_s = max(RESEND_S, usual_s, self._kept_s)
-        return Backoff(first_s, max(first_s, LONGEST_S))
+        usual_s = size_bytes / LEAST_BYTES_PER_S if self._journey_s is None else JOURNEYS * self._journey_s
+        first_s = max(RESEND_S, min(PATIENT_S, max(usual_s, self._kept_s)))
+        return Backoff(first_s, LONGEST * first_s)

@@ -315,8 +315,8 @@ def assumptions(assume: Assume, *, codec: Codec, version_codec: Codec, sites: in
         f"{version_codec} every H steps (f = 1), headers included; the broker carries all {sites} sites' traffic.",
         "Heartbeats and announcements (a few kB/s for each island) and the bytes of TCP/IP are not counted.",
         "Decoupled islands never wait: the link carries what they produce at full speed, whatever the target. Where "
-        "the median site's is narrower, or the aggregator slow, the interval stretches instead; where one site's is, "
-        "what it trains arrives in part.",
+        "the median site's is narrower upwards, or the aggregator slow, the interval stretches instead; whose own is "
+        "narrower takes part less often, with more steps that are older: to first order.",
         f"{aggregators} beside the broker. It takes 6 ms + 3 ms for each island, and 13 ns + 1.3 ns for each "
         "island per parameter of a fragment, as measured on two shared cores; the baselines are granted one "
         "that takes no time.",

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from broker.directory import MAX_SHARDS
 from broker.messages import Codec
+from ops.planning.arrival import MAX_STALENESS
 from ops.planning.fleet import (
     MESSAGE_LIMIT_BYTES,
     Fleet,
@@ -41,21 +42,34 @@ def _narrow_links(fleet: Fleet, chosen: Forecast) -> str:
     effect = f"accelerators compute {chosen.utilisation:.1%} of the time"
     if chosen.mode is Mode.DECOUPLED:
         wide += f" for H = {fleet.sync_interval_steps}"
-        late = [(site.name, share) for site, share in zip(fleet.sites, chosen.in_time, strict=True) if share < 1]
         stretched = chosen.sync_interval_steps > fleet.sync_interval_steps * (1 + 1e-9)
         if stretched and chosen.sync_interval_steps > _merging_steps(fleet) * (1 + 1e-9):
             effect = f"H grows to {chosen.sync_interval_steps:.0f}"
-        elif not late:
+        elif min(min(each.participation, each.received) for each in chosen.arrivals) == 1:
             effect = "it is wide enough for the H that merging makes of it"
         else:
-            effect = "the others keep their pace"
-        if late:
-            name, share = min(late, key=lambda each: each[1])
-            more = f", and of {len(late) - 1} more sites not all either" if len(late) > 1 else ""
-            effect += f"; of what {name} trains {share:.0%} at most arrives in time{more}"
+            effect = "H stays"
+        effect += _late(fleet, chosen)
     own_gbps = fleet.narrowest_gbps(hub=False)
     who = "The narrowest link has" if chosen.link_gbps == own_gbps else "A site's share of the broker's link is"
     return f"{who} {chosen.link_gbps:.3g} of {wide}: {effect}."
+
+
+def _late(fleet: Fleet, chosen: Forecast) -> str:
+    """What becomes of the site whose work arrives the latest, and how many others are like it."""
+    arrivals = list(zip(fleet.sites, chosen.arrivals, strict=True))
+    site, worst = max(arrivals, key=lambda each: each[1].age)
+    if min(worst.participation, worst.received) == 1:
+        return ""
+    like = sum(each.in_time < 1 if worst.in_time < 1 else each.age == worst.age for _, each in arrivals)
+    who = f"{site.name} and {like - 1} more" if like > 1 else site.name
+    sentence = (
+        f"; {who}: in {worst.participation:.0%} of the versions, given {worst.received:.0%} of them, with steps up to "
+        f"{worst.age:.1f} versions old"
+    )
+    if worst.in_time < 1:
+        sentence += f", of which {MAX_STALENESS} are allowed: about {worst.in_time:.0%} of what is trained there counts"
+    return sentence
 
 
 def _smaller_messages(fleet: Fleet) -> str:

@@ -7,7 +7,6 @@ links to settings. :func:`utilisation_curve` gives arrays for plots.
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -15,6 +14,7 @@ import numpy as np
 
 from broker.errors import ConfigError
 from broker.fragments import shard_of
+from ops.planning.arrival import Arrival, arrival
 from ops.planning.choosing import Choice, at_least, choose
 from ops.planning.fleet import Fleet, load_of, lower_median, merging_per_cycle_s, payload_of
 from ops.planning.footprint import (
@@ -30,6 +30,9 @@ from ops.planning.links import Load, Mode, achieved, carried_bytes, journey_s, r
 from ops.planning.utilisation import Float64Array
 
 DAY_S = 86_400.0
+
+#: Of all steps, as a share of the oldest one's age: measured as the rest of :mod:`ops.planning.arrival` was.
+MEAN_AGE = 0.7
 
 #: Boundaries a contribution and a version wait for, half a step each on average.
 BOUNDARY_STEPS = 1.0
@@ -62,8 +65,7 @@ class Forecast:
         rounds_apart_s: Between two rounds.
         sync_interval_steps: H as it comes out: longer than asked for where the aggregator is too slow for it, or the
             median site's link.
-        in_time: Share of what each site trains that arrives in time, at most: below 1 where its link is narrower than
-            what the others' pace takes.
+        arrivals: What of each site's work arrives, and how old.
         rounds_open: On average.
         staleness: Expected, in versions.
         round_up_bytes: One site's whose link is wide enough, mean of a round (for dp of a step).
@@ -85,7 +87,7 @@ class Forecast:
     round_s: float
     rounds_apart_s: float
     sync_interval_steps: float
-    in_time: tuple[float, ...]
+    arrivals: tuple[Arrival, ...]
     rounds_open: float
     staleness: float
     round_up_bytes: float
@@ -117,11 +119,12 @@ def forecast(fleet: Fleet, mode: Mode) -> Forecast:
         paced = median if math.isfinite(median) else None
     round_s = journey_s(load, *((need.up_gbps, need.down_gbps) if paced is None else (paced, paced)))
     interval, open_rounds, staleness = float(load.sync_interval_steps), 0.0, 0.0
-    in_time = (1.0,) * islands
+    arrivals = (Arrival(1.0, 1.0, 0.0, 1.0),) * islands
     if mode is Mode.DECOUPLED:
+        if paced is not None and paced >= need.exact_gbps * (1 - 1e-9):
+            paced = None
         interval, staleness = _stretched(load, paced, round_s, merging_per_cycle_s(fleet))
-        then_gbps = need.exact_gbps * load.sync_interval_steps / interval
-        in_time = tuple(min(1.0, each / then_gbps * (1 + 1e-9)) for each in fleet.site_gbps(hub=True))
+        arrivals = tuple(_arrival(load, interval, each) for each in fleet.site_gbps(hub=True))
         open_rounds = load.wire.rounds * round_s / (interval * load.step_s)
     elif mode is Mode.STREAMING:
         staleness = load.overlap_steps / load.sync_interval_steps
@@ -132,10 +135,13 @@ def forecast(fleet: Fleet, mode: Mode) -> Forecast:
     up, down = (each * load.sync_interval_steps / interval for each in carried_bytes(load))
     steps_per_day = DAY_S * waiting / load.step_s
     hub = not load.ring
-    traffic = sum(in_time) * (up + (down if hub else 0.0)) * steps_per_day / 1e9
+    up *= sum(each.participation for each in arrivals)
+    down *= sum(each.received for each in arrivals) if hub else 0.0
+    traffic = (up + down) * steps_per_day / 1e9
     goodput = fleet.goodput.get(mode)
     paces = [site.tokens_per_step / (site.step_s if mode is Mode.DECOUPLED else load.step_s) for site in fleet.sites]
-    tokens = sum(map(operator.mul, paces, in_time)) * DAY_S * waiting * (1.0 if goodput is None else goodput)
+    counting = sum(pace * each.in_time for pace, each in zip(paces, arrivals, strict=True))
+    tokens = counting * DAY_S * waiting * (1.0 if goodput is None else goodput)
     per_round = load.sync_interval_steps / load.wire.rounds
     own_up, own_down = carried_bytes(load)
     return Forecast(
@@ -151,7 +157,7 @@ def forecast(fleet: Fleet, mode: Mode) -> Forecast:
         round_s=round_s,
         rounds_apart_s=interval * load.step_s / load.wire.rounds / waiting,
         sync_interval_steps=interval,
-        in_time=in_time,
+        arrivals=arrivals,
         rounds_open=open_rounds,
         staleness=staleness,
         round_up_bytes=own_up * per_round,
@@ -163,17 +169,28 @@ def forecast(fleet: Fleet, mode: Mode) -> Forecast:
     )
 
 
-def _stretched(load: Load, gbps: float | None, round_s: float, merging_s: float) -> tuple[float, float]:
+def _stretched(load: Load, narrow_gbps: float | None, round_s: float, merging_s: float) -> tuple[float, float]:
     """Returns H as it comes out on links and aggregator, and the staleness expected with it, in versions.
 
     A step is trained on the newest version but for the time between the capture and the adoption of the one it went
-    into: journey / H of all steps are one version behind, boundaries of steps included (design, section 4.4).
+    into: journey / H of all steps are one version behind, boundaries of steps included (design, section 4.4). A median
+    link that is too narrow stretches H by what goes up; of what comes down versions are skipped instead.
     """
     asked = float(load.sync_interval_steps)
-    interval = max(asked, merging_s / load.step_s, round_s / load.step_s)  # one round of a fragment at a time
-    if gbps is not None:
-        interval = max(interval, asked * max(carried_bytes(load)) * 8e-9 / gbps / load.step_s)
-    return interval, min(1.0, (round_s / load.step_s + BOUNDARY_STEPS) / interval)
+    interval = max(asked, merging_s / load.step_s)
+    if narrow_gbps is None:
+        interval = max(interval, round_s / load.step_s)  # one round of a fragment at a time
+        return interval, min(1.0, (round_s / load.step_s + BOUNDARY_STEPS) / interval)
+    one_s = load.fixed_s + load.wire.largest_up_bytes * 8e-9 / narrow_gbps
+    interval = max(interval, one_s / load.step_s, carried_bytes(load)[0] * 8e-9 / narrow_gbps / load.step_s * asked)
+    return interval, MEAN_AGE * _arrival(load, interval, narrow_gbps).age
+
+
+def _arrival(load: Load, interval_steps: float, gbps: float) -> Arrival:
+    """Returns what of the work of a site arrives over its link, where rounds come as often as they do."""
+    gbps *= load.step_s * interval_steps / load.sync_interval_steps * (1 + 1e-9)
+    up, down = (each * 8e-9 / gbps for each in carried_bytes(load))
+    return arrival(up, down, load.wire.rounds)
 
 
 def _cost(fleet: Fleet, traffic_gb: float, tokens: float) -> Cost | None:

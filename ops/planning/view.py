@@ -88,10 +88,10 @@ def _forecast_json(each: Forecast) -> dict[str, Any]:
 
 def _sites_json(fleet: Fleet, chosen: Forecast) -> list[dict[str, Any]]:
     rows = []
-    for site, in_time in zip(fleet.sites, chosen.in_time, strict=True):
+    for site, arrives in zip(fleet.sites, chosen.arrivals, strict=True):
         used = None if site.gbps is None else chosen.exact_gbps / site.gbps
         row = {"name": site.name, "step_s": site.step_s, "gbps": site.gbps, "link_share_needed": used}
-        rows.append(row | {"in_time": in_time})
+        rows.append(row | {"participation": arrives.participation, "in_time": arrives.in_time})
     return rows
 
 

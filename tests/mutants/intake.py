@@ -228,9 +228,25 @@ MUTANTS = (
         what="a part of version 0 is taken for all of it, and the rest never asked for",
         invariant=6,
         file="aggregator/run.py",
-        old="every and _whole(commits) if alone",
-        new="_whole(commits) if alone",
+        old="whole = every and _whole(",
+        new="whole = _whole(",
         tests=(T_SEEDING + "test_a_version_0_of_which_a_part_is_durable_is_asked_for_whole_after_a_restart",),
+    ),
+    Mutant(
+        what="a standby that kept the same version 0 of an earlier attempt asks for another one when it leads",
+        invariant=6,
+        file="aggregator/run.py",
+        old=" or {p: c.digest for p, c in commits.items()} == planted",
+        new="",
+        tests=(T_SEEDING + "test_a_store_with_the_same_bytes_of_an_earlier_attempt_goes_on_from_them",),
+    ),
+    Mutant(
+        what="version 0 is published before the record that standbys go by is durable",
+        invariant=6,
+        file="aggregator/seeding.py",
+        old="if run.config.shards > 1 or run.config.failover:  # others",
+        new="if run.config.shards > 1:  # others",
+        tests=(T_SEEDING + "test_with_standbys_version_0_is_published_after_the_record_that_names_it",),
     ),
     # --- refusals are told --------------------------------------------------------------------------------------------
     Mutant(

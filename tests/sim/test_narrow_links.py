@@ -6,6 +6,7 @@ in 6 % of the versions, and a fleet of them merged a quarter of its tokens.
 
 from __future__ import annotations
 
+from ast import literal_eval
 from collections import Counter
 from functools import cache
 
@@ -14,6 +15,7 @@ import pytest
 from aggregator.config import AggregatorConfig
 from broker import messages as m
 from islands.resending import RESEND_S
+from ops.planning.arrival import arrival
 from ops.virtual.queue import LinkModel
 from ops.virtual.simulation import IslandPlan, Process, Simulation, SimulationPlan
 
@@ -86,3 +88,22 @@ def test_where_all_links_are_too_narrow_nearly_everything_is_merged_later(full: 
 def test_one_link_that_is_too_narrow_costs_the_others_nothing() -> None:
     simulation = fleet(0, 0, 0, 2.5)
     assert min(merged_share(simulation, f"island-{i}") for i in range(3)) > 0.99
+
+
+@pytest.mark.parametrize("times", [1.5, 4.0])
+def test_what_the_planner_says_of_a_narrow_site_is_what_happens(times: float) -> None:
+    """Its closed form against the cores: how often a site takes part, and whether its steps are too stale by then."""
+    said = arrival(times, times, FRAGMENTS)
+    simulation = fleet(0, 0, 0, times)
+    later = [
+        literal_eval(fields)
+        for at_s, _, name, fields in simulation.trace
+        if name == "version.committed" and STEPS / 2 < at_s < STEPS
+    ]
+    in_it = [any(each["island"] == "island-3" for each in version["contributions"]) for version in later]
+    if said.in_time == 1:
+        assert sum(in_it) / len(in_it) == pytest.approx(said.participation, abs=0.1)
+        assert merged_share(simulation, "island-3") > 0.9
+    else:
+        assert said.in_time == 0
+        assert merged_share(simulation, "island-3") < 0.3

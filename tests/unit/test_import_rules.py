@@ -129,6 +129,7 @@ PURE = [
     "ops/planning/utilisation",
     "ops/planning/bandwidth_table",
     "ops/planning/footprint",
+    "ops/planning/arrival",
     "ops/planning/links",
     "ops/planning/choosing",
     "ops/planning/planner",

@@ -1,0 +1,58 @@
+"""What becomes of a decoupled site's work on a link that is narrower than the pace of the others takes. Pure.
+
+Such a link is always full. Up, each of P fragments waits for the others and is handed over again when it has arrived:
+a contribution covers as many times more steps as the link is too narrow, and its journey takes as long. Down, versions
+that were not begun are skipped, and the one at hand grows as old. Nothing of this loses a step by itself; but what was
+trained on a version that is more than ``max_staleness`` behind is refused.
+
+Measured with the cores in virtual time (H = 24 and 48, P = 6 to 12, f32, bf16 and int4 up and f32 down, one link of
+four 1.5 to 6 times too narrow; ``tests/sim/test_narrow_links.py`` keeps some of it): sites take part as often as said
+here, all of their tokens are merged up to an age of one version below the limit, a tenth or two from one above it on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+#: The aggregator's default (``aggregator/config.py``).
+MAX_STALENESS = 8
+#: Ages scatter by so many versions around the one below.
+SCATTER = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """What of one site's work arrives.
+
+    Attributes:
+        participation: Share of the versions that it is in.
+        received: Share of the versions that it gets.
+        age: Of its oldest steps when they are merged, in versions.
+        in_time: Share of what it trains that is not too stale by then.
+    """
+
+    participation: float
+    received: float
+    age: float
+    in_time: float
+
+
+def arrival(up_full: float, down_full: float, fragments: int) -> Arrival:
+    """Returns what of a site's work arrives.
+
+    Args:
+        up_full: What contributions at the fleet's pace would take of the site's link: above 1 it is too narrow.
+        down_full: Likewise of versions.
+        fragments: P.
+    """
+    # Steps since the last hand-over, and the way up: of a free link an interval and one fragment's time.
+    age = 2 * up_full if up_full > 1 else 1 + up_full / fragments
+    # A version is a fragment's time old when it comes, and in use until the next one does.
+    age += down_full * (1 + 1 / fragments) if down_full > 1 else down_full / fragments
+    fresh = (MAX_STALENESS + SCATTER - age) / (2 * SCATTER)
+    return Arrival(
+        participation=1 / max(1.0, up_full),
+        received=1 / max(1.0, down_full),
+        age=age,
+        in_time=min(1.0, max(0.0, fresh)),
+    )
