@@ -1,0 +1,79 @@
+"""What waits for an island's bulk connection: in which order it goes, and that a full connection loses nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+import numpy as np
+import pytest
+import zmq
+import zmq.asyncio
+
+from broker import messages as m
+from broker.codec import decode
+from broker.ranges import StepRange
+from broker.tensors import encode_tensor
+from islands.config import IslandConfig
+from islands.wire import Wire
+
+MEGABYTES = 8
+#: More than ZeroMQ and the kernel take while nobody reads.
+MANY = 12
+
+
+def contribution(number: int) -> m.Contribution:
+    values = np.zeros(MEGABYTES * 250_000, np.float32)
+    return m.Contribution(
+        round_id=number,
+        fragment_id=0,
+        steps=StepRange(from_step=number, to_step=number + 1, from_tokens=number, to_tokens=number + 1),
+        trained_on=(m.TrainedOn(fragment_version=0, steps=1),),
+        payload=(encode_tensor(values, m.Codec.F32),),
+    )
+
+
+def envelope(number: int, message: m.Message) -> m.Envelope:
+    return m.Envelope(
+        run_id="atoll", sender="island-0", incarnation=1, sequence=number, to="aggregator", message=message
+    )
+
+
+@pytest.mark.timeout(60)
+def test_behind_a_reader_that_is_slow_nothing_is_dropped_and_what_is_wanted_goes_first():
+    async def scenario() -> list[str]:
+        context = zmq.asyncio.Context()
+        with context.socket(zmq.ROUTER) as control, context.socket(zmq.ROUTER) as bulk:
+            for socket in (control, bulk):
+                socket.set_hwm(1)
+            port = control.bind_to_random_port("tcp://127.0.0.1", max_tries=1000)
+            bulk.bind(f"tcp://127.0.0.1:{port + 1}")
+
+            async def nothing(channel: m.Channel, envelope: m.Envelope) -> None:
+                pass
+
+            config = IslandConfig(broker=f"tcp://127.0.0.1:{port}")
+            async with Wire(config, nothing, lambda stands: None) as wire:
+                carrying = asyncio.create_task(wire.run())
+                await asyncio.sleep(1.0)
+                for number in range(MANY):
+                    wire.post(envelope(number, contribution(number)))
+                wire.post(envelope(MANY, m.Want(versions=(1,))))
+                wire.post(envelope(MANY + 1, m.Want(versions=(2,))))
+                await asyncio.sleep(6.0)  # longer than a send waits before it gives up
+                came = []
+                async with asyncio.timeout(30):
+                    while len(came) < MANY + 1:
+                        said = decode((await bulk.recv_multipart(copy=False))[1:]).message
+                        came.append(f"want {said.versions}" if isinstance(said, m.Want) else str(said.round_id))
+                carrying.cancel()
+                with suppress(asyncio.CancelledError):
+                    await carrying
+        context.term()
+        return came
+
+    came = asyncio.run(scenario())
+    wants = [each for each in came if each.startswith("want")]
+    assert wants == ["want (2,)"], "the newest says it all"
+    assert [each for each in came if each not in wants] == [str(number) for number in range(MANY)]
+    assert came.index(wants[0]) < MANY, "not behind all that waited before it"
