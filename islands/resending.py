@@ -17,7 +17,7 @@ LEAST_BYTES_PER_S = 1e6
 JOURNEYS = 3.0
 #: Pauses double up to so many times the first one: what was lost on the rest of its way is not missed for long.
 LONGEST = 4.0
-#: The longest first pause, but for journeys that take longer.
+#: The longest first pause.
 PATIENT_S = 600.0
 
 
