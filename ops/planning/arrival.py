@@ -25,7 +25,7 @@ class Arrival:
     """What of one site's work arrives.
 
     Attributes:
-        participation: Share of the versions that it is in.
+        participation: Share of the versions that it is in, at most: less where it is late.
         received: Share of the versions that it gets.
         age: Of its oldest steps when they are merged, in versions.
         in_time: Share of what it trains that is not too stale by then.

@@ -64,8 +64,8 @@ def _late(fleet: Fleet, chosen: Forecast) -> str:
     like = sum(each.in_time < 1 if worst.in_time < 1 else each.age == worst.age for _, each in arrivals)
     who = f"{site.name} and {like - 1} more" if like > 1 else site.name
     sentence = (
-        f"; {who}: in {worst.participation:.0%} of the versions, given {worst.received:.0%} of them, with steps up to "
-        f"{worst.age:.1f} versions old"
+        f"; {who}: in {worst.participation:.0%} of the versions at most, given {worst.received:.0%} of them, with "
+        f"steps up to {worst.age:.1f} versions old"
     )
     if worst.in_time < 1:
         sentence += f", of which {MAX_STALENESS} are allowed: about {worst.in_time:.0%} of what is trained there counts"

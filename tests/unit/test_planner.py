@@ -178,8 +178,12 @@ def test_of_versions_that_are_too_many_for_links_some_are_skipped_and_rounds_kee
     ("times", "in_time", "told"),
     [
         (1.0, 1.0, ""),
-        (2.0, 1.0, "in 50% of the versions, given 50% of them, with steps up to 6.2 versions old."),
-        (2.5, 0.594, "in 40% of the versions, given 40% of them, with steps up to 7.8 versions old, of which 8 are"),
+        (2.0, 1.0, "in 50% of the versions at most, given 50% of them, with steps up to 6.2 versions old."),
+        (
+            2.5,
+            0.594,
+            "in 40% of the versions at most, given 40% of them, with steps up to 7.8 versions old, of which 8 are",
+        ),
         (4.0, 0.0, "of which 8 are allowed: about 0% of what is trained there counts."),
     ],
 )
@@ -204,7 +208,7 @@ def test_where_most_links_are_narrow_rounds_follow_the_median_and_the_narrowest_
     found = forecast(asked, Mode.DECOUPLED)
     assert found.sync_interval_steps == pytest.approx(48, rel=3e-3)
     assert [round(each.participation, 2) for each in found.arrivals] == [1, 1, 1, 0.25]
-    assert "H grows to 48; site: in 25% of the versions" in notes(asked, plan(asked, Mode.DECOUPLED))[0]
+    assert "H grows to 48; site: in 25% of the versions at most" in notes(asked, plan(asked, Mode.DECOUPLED))[0]
 
 
 def test_a_link_that_is_narrow_while_others_are_not_known_stretches_nothing():
