@@ -44,6 +44,7 @@ class Gap:
         where: What else tells it from others of the experiment; empty if nothing.
         baseline: The other mode.
         islands: Of both.
+        sync_interval: H of the decoupled runs.
         parameters: Of the model.
         tokens: Of a whole run.
         tokens_per_step: Of one island.
@@ -56,6 +57,7 @@ class Gap:
     where: str
     baseline: Mode
     islands: int
+    sync_interval: int
     parameters: int
     tokens: int
     tokens_per_step: int
@@ -71,7 +73,8 @@ class Gap:
     @property
     def name(self) -> str:
         """Of its line in a plot."""
-        return ", ".join(part for part in (self.experiment, self.where, count(self.parameters)) if part)
+        parts = (self.experiment, self.where, count(self.parameters), f"H = {self.sync_interval}")
+        return ", ".join(part for part in parts if part)
 
 
 def gaps(experiments: Sequence[Findings]) -> tuple[Gap, ...]:
@@ -108,6 +111,7 @@ def _gaps(findings: Findings) -> Iterator[Gap]:
             where=label(finding.group, others) if others else "",
             baseline=Mode(other.settings["mode"]),
             islands=int(first.settings["islands"]),
+            sync_interval=_interval(first),
             parameters=finding.parameters,
             tokens=first.tokens,
             tokens_per_step=_per_step(first),
@@ -117,8 +121,8 @@ def _gaps(findings: Findings) -> Iterator[Gap]:
         )
 
 
-def _interval(run: Record) -> object:
-    return run.settings.get("sync_interval")
+def _interval(run: Record) -> int:
+    return int(run.settings["sync_interval"])
 
 
 def _per_step(run: Record) -> int:
@@ -183,7 +187,7 @@ def _body(found: Sequence[Gap], file: str) -> str:
     for mode, name in _NAMES.items():
         ours = [each for each in found if each.baseline is mode]
         if ours:
-            parts += [f"**To {name}**", _table(ours), *_trends(ours)]
+            parts += [f"**To {name}**", _table(ours), *_trends(_of_usual_interval(ours))]
         if ours and mode is Mode.DATA_PARALLEL:
             parts += [_published()]
     return "\n\n".join([*parts, f"![gaps over tokens per parameter]({file})"])
@@ -197,6 +201,7 @@ def _table(found: Sequence[Gap]) -> str:
             (
                 f"[{each.experiment}]({anchor(each.experiment)}) {each.where}",
                 str(each.islands),
+                str(each.sync_interval),
                 count(each.parameters),
                 f"{each.tokens_per_parameter:.3g}",
                 f"{each.tokens_per_step:,}",
@@ -207,7 +212,7 @@ def _table(found: Sequence[Gap]) -> str:
             )
         )
     way_head = (">at 1/6 of the run", ">1/3", ">1/2", ">2/3", ">5/6")
-    sizes = (">islands", ">parameters", ">tokens per parameter", ">tokens per island and step")
+    sizes = (">islands", ">H", ">parameters", ">tokens per parameter", ">tokens per island and step")
     return table(("experiment", *sizes, *way_head, ">end", ">seeds", ">line through published gaps"), rows)
 
 
@@ -234,6 +239,12 @@ def _published() -> str:
     )
 
 
+def _of_usual_interval(found: Sequence[Gap]) -> list[Gap]:
+    """Those with the H that most of them have: slopes over sizes are of these, since H has a slope of its own."""
+    usual = Counter(each.sync_interval for each in found).most_common(1)[0][0]
+    return [each for each in found if each.sync_interval == usual]
+
+
 def _trends(found: Sequence[Gap]) -> list[str]:
     """Slopes over both sizes, with a point for each experiment, how much the two say the same, and what is left of the
     second where the first does not change."""
@@ -246,8 +257,9 @@ def _trends(found: Sequence[Gap]) -> list[str]:
             continue
         means = [each.interval.mean for each in ours]
         alike = correlation([math.log(size) for size in parameters], [math.log(size) for size in seen])
+        of_them = f"{islands} islands, {len(ours)} experiments with H = {ours[0].sync_interval}"
         lines += [
-            f"- {islands} islands, {len(ours)} experiments: {points_per_tenfold(trend(sizes, means), word)}"
+            f"- {of_them}: {points_per_tenfold(trend(sizes, means), word)}"
             for word, sizes in (("parameters", parameters), ("tokens per parameter", seen))
         ]
         lines += [

@@ -22,12 +22,14 @@ CLAIM = {
 }
 
 
-def run(mode, share=0.0, *, seed=0, islands=2, parameters=1_000_000, tokens=6_000_000, name="parity", late=None):
+def run(
+    mode, share=0.0, *, seed=0, islands=2, parameters=1_000_000, tokens=6_000_000, name="parity", late=None, interval=24
+):
     """A run whose loss is 2 * (1 + share) from end to end, or ``late`` instead of it in the second half."""
     losses = [2 * (1 + (share if k <= 3 or late is None else late)) for k in range(1, 7)]
     made = record(losses[-1], seed=seed, tokens=tokens, experiment=name, mode=mode, islands=islands)
     curve = tuple((tokens * k / 6, 100.0 * k, loss) for k, loss in enumerate(losses, start=1))
-    settings = {**made.settings, "mode": mode, "islands": islands}
+    settings = {**made.settings, "mode": mode, "islands": islands, "sync_interval": interval}
     key = f"{made.key}-{name}-{parameters}"
     return replace(made, key=key, parameters=parameters, curve=curve, settings=settings)
 
@@ -86,14 +88,25 @@ def test_pairs_that_stand_in_two_experiments_count_where_most_of_them_are():
 
 def test_a_baseline_that_syncs_at_another_interval_is_another_question():
     def at(mode, interval):
-        each = run(mode)
-        return replace(each, settings={**each.settings, "sync_interval": interval})
+        return run(mode, interval=interval)
 
     for mode, same in (("diloco", False), ("data-parallel", True)):
         claim = {"baseline": {"mode": mode}}
         found = gaps.gaps([found_in([at("decoupled", 24), at(mode, 1)], **claim)])
         assert len(found) == same
         assert len(gaps.gaps([found_in([at("decoupled", 24), at(mode, 24)], **claim)])) == 1
+
+
+def test_gaps_of_another_interval_have_their_row_and_no_part_in_the_slopes():
+    usual = [
+        found_in([each for k in (0, 1) for each in pair(0.01, seed=k, parameters=size, name=name)], name=name)
+        for name, size in (("small", 10**6), ("large", 10**7), ("largest", 10**8))
+    ]
+    often = found_in([each for k in (0, 1) for each in pair(0.5, seed=k, name="often", interval=6)], name="often")
+    (section,) = gaps.sections([*usual, often])
+    text = section.body("results")
+    assert [row.split("|")[3].strip() for row in text.splitlines() if row.startswith("| [often]")] == ["6"]
+    assert "- 2 islands, 3 experiments with H = 24: +0.00 ± 0.00 percentage points per tenfold of parameters" in text
 
 
 def test_the_page_lists_gaps_by_mode_islands_and_size_with_their_trends():
@@ -108,10 +121,14 @@ def test_the_page_lists_gaps_by_mode_islands_and_size_with_their_trends():
     text = section.body("results")
     rows = [line.split("|") for line in text.splitlines() if line.startswith("| [")]
     assert [row[1].split("]")[0].strip(" [") for row in rows] == ["parity", "large", "largest"]
-    assert [row[4].strip() for row in rows] == ["6", "0.6", "0.06"]
-    assert [row[5].strip() for row in rows] == ["2,000"] * 3
-    assert "- 2 islands, 3 experiments: +4.00 ± 0.00 percentage points per tenfold of parameters" in text
-    assert "- 2 islands, 3 experiments: -4.00 ± 0.00 percentage points per tenfold of tokens per parameter" in text
+    assert [row[3].strip() for row in rows] == ["24"] * 3
+    assert [row[5].strip() for row in rows] == ["6", "0.6", "0.06"]
+    assert [row[6].strip() for row in rows] == ["2,000"] * 3
+    assert "- 2 islands, 3 experiments with H = 24: +4.00 ± 0.00 percentage points per tenfold of parameters" in text
+    assert (
+        "- 2 islands, 3 experiments with H = 24: -4.00 ± 0.00 percentage points per tenfold of tokens per parameter"
+        in text
+    )
     assert "correlate at -1.00" in text
     assert "with the same model" not in text
     assert "(results/gaps.svg)" in text
