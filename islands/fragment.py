@@ -33,7 +33,6 @@ class Pending:
 
     message: Contribution
     backoff: Backoff
-    size_bytes: int
     sent_at_s: float
     sent_once: bool = True
     arrived: bool = False  #: the aggregator is known to have it

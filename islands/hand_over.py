@@ -16,7 +16,7 @@ from broker.ranges import StepRange
 from islands.events import Action, Capture, Captured, EncodeSeed, Note, SeedEncoded, Send
 from islands.fragment import Fragment, Pending, Point, Stage
 from islands.member import Member
-from islands.resending import Patience
+from islands.resending import Backoff, Patience
 from islands.shares import Taken, Trail
 from islands.training import Training
 
@@ -135,8 +135,7 @@ class HandOver:
         )
         assert training.manifest is not None
         self._trail.forget(min(training.fragments[q].undescribed_from for q in training.manifest.moving))
-        size_bytes = 4 * training.manifest.sizes[p]  # at most
-        pending = Pending(contribution, self._patience.backoff(size_bytes), size_bytes, sent_at_s=now_s)
+        pending = Pending(contribution, self._pauses(p), sent_at_s=now_s)
         pending.backoff.tried(now_s)
         fragment.outstanding[(steps.from_step, steps.to_step)] = pending
         actions.append(Send(to=AGGREGATOR, message=contribution))
@@ -153,7 +152,7 @@ class HandOver:
         match resolution.fate:
             case Fate.WAITING:
                 self._arrived(pending, now_s)
-                pending.backoff = self._patience.backoff(pending.size_bytes)
+                pending.backoff = self._pauses(resolution.fragment_id)
                 pending.backoff.tried(now_s)
             case Fate.MERGED:
                 self._arrived(pending, now_s)
@@ -179,6 +178,11 @@ class HandOver:
             case _:
                 assert_never(resolution.fate)
         return False
+
+    def _pauses(self, p: int) -> Backoff:
+        """Returns those before a contribution to a fragment is sent again."""
+        assert self._training.manifest is not None
+        return self._patience.backoff(4 * self._training.manifest.sizes[p])
 
     def _arrived(self, pending: Pending, now_s: float) -> None:
         """Takes note that the aggregator has it; measures a journey that needed no second attempt, once."""

@@ -414,29 +414,25 @@ def test_a_contribution_that_waits_is_not_sent_again():
     assert hand.core.fragments[0].outstanding
 
 
-def test_on_a_slow_link_pauses_are_as_long_as_journeys():
+@pytest.mark.parametrize(
+    ("again_at_s", "arrived_at_s", "pause_s"),
+    [
+        pytest.param(None, 10.0, 30.0, id="three journeys"),
+        pytest.param(2.0, 3.0, 4.0, id="needed a second attempt: not measured, and its pause is kept"),
+    ],
+)
+def test_pauses_follow_the_journeys_of_the_link(again_at_s, arrived_at_s, pause_s):
     hand = Hand()
     first = hand.hand_over(4, 1)
-    hand.now_s = 10.0
+    if again_at_s is not None:
+        hand.now_s = again_at_s
+        assert sent(hand.resolve(first, m.Fate.UNKNOWN), m.Contribution)
+    hand.now_s = arrived_at_s
     hand.resolve(first, m.Fate.MERGED)
     second = hand.hand_over(4, 2)
-    hand.now_s = 10.0 + 29.0
+    hand.now_s = arrived_at_s + pause_s - 0.1
     assert not sent(hand.resolve(second, m.Fate.UNKNOWN), m.Contribution)
-    hand.now_s = 10.0 + 30.0
-    assert sent(hand.resolve(second, m.Fate.UNKNOWN), m.Contribution)
-
-
-def test_a_journey_that_needed_a_second_attempt_is_not_measured_and_its_pause_is_kept():
-    hand = Hand()
-    first = hand.hand_over(4, 1)
-    hand.now_s = 2.0
-    assert sent(hand.resolve(first, m.Fate.UNKNOWN), m.Contribution)
-    hand.now_s = 3.0
-    hand.resolve(first, m.Fate.MERGED)
-    second = hand.hand_over(4, 2)
-    hand.now_s = 3.0 + 3.9
-    assert not sent(hand.resolve(second, m.Fate.UNKNOWN), m.Contribution)
-    hand.now_s = 3.0 + 4.0
+    hand.now_s = arrived_at_s + pause_s
     assert sent(hand.resolve(second, m.Fate.UNKNOWN), m.Contribution)
 
 
@@ -576,7 +572,7 @@ def test_contributions_from_before_a_recovery_do_not_start_another():
         hand.version(1, p)
     hand.boundary(1, installed=(0, 1))
     late = m.Resolution(fragment_id=1, from_step=0, to_step=4, fate=m.Fate.REFUSED, reason=m.Reason.NOT_FINITE)
-    hand.core.fragments[1].outstanding[(0, 4)] = Pending(second, Backoff(1.0, 1.0), size_bytes=4, sent_at_s=0.0)
+    hand.core.fragments[1].outstanding[(0, 4)] = Pending(second, Backoff(1.0, 1.0), sent_at_s=0.0)
     assert not of(hand.state(resolutions=(late,)), RefreshOptimizer)
     assert not any(f.overwrite for f in hand.core.fragments.values())
 
