@@ -41,5 +41,6 @@ class Publishing:
             self._rounds.start_over(broker, away_since_s, alone=self._shelves.alone(broker, run.now_s))
         held = dict(enumerate(attached.versions))
         newest = {p: (fragment.version, fragment.published_at_s) for p, fragment in run.fragments.items()}
-        for p in self._shelves.lacking(broker, held, newest, run.now_s):
+        size_bytes = 4 * sum(run.manifest.sizes[p] for p in newest) if run.manifest is not None else 0
+        for p in self._shelves.lacking(broker, held, newest, run.now_s, size_bytes):
             self.publish(p, by=broker)

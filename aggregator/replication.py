@@ -25,9 +25,10 @@ from dataclasses import dataclass, field
 from aggregator.events import Commit, Event, Note, Persisted, PersistFailed, RunSaved, RunSaveFailed
 from aggregator.founding import Founding
 from broker.messages import Follow, newness
+from broker.resending import REPUBLISH_S, Backoff, Patience
 
-#: A replica that is not acknowledged goes out again after this; the pause doubles, since the link may be busy with it.
-RESEND_S, LONGEST_RESEND_S = 1.0, 16.0
+#: Pauses before a replica goes out again double at least up to this: before one was measured, any link may be slow.
+LONGEST_RESEND_S = 16.0
 #: Replicas on their way to one standby: enough to keep a link busy while the last one is being written.
 IN_FLIGHT = 2
 #: A leader that no broker has answered for so many leases lets its own run out.
@@ -149,7 +150,7 @@ class _Sent:
 
     key: Key | int
     at_s: float
-    patience_s: float = RESEND_S
+    backoff: Backoff
 
 
 @dataclass(slots=True)
@@ -161,6 +162,7 @@ class _Standby:
     stored: dict[int, Key] = field(default_factory=dict)
     run_serial: int = -1
     sent: dict[int, _Sent] = field(default_factory=dict)  #: fragment -> replica on its way; -1 for the run record
+    patience: Patience = field(default_factory=lambda: Patience(REPUBLISH_S))
 
 
 @dataclass(slots=True)
@@ -364,19 +366,25 @@ class Replication:
                 break  # the run record first: by that it knows whether it may follow
             has = standby.run_serial if p == _RUN else standby.stored.get(p)
             if has == key and standby.follows:
-                standby.sent.pop(p, None)
+                arrived = standby.sent.pop(p, None)
+                if arrived is not None and arrived.key == key and arrived.backoff.attempts == 1 and p != _RUN:
+                    standby.patience.took(standby.heard_at_s - arrived.at_s)  # a run record is small, and says nothing
                 continue
             if has == key and p != _RUN:
                 continue  # the run record tells it under which epoch all this stands
             sent = standby.sent.get(p)
             if sent is not None and sent.key == key:
-                if standby.heard_at_s < sent.at_s + sent.patience_s:
+                if not sent.backoff.due(standby.heard_at_s):
                     continue  # only one that was heard since, and still lacks it, has missed it
-                sent.at_s, sent.patience_s = now_s, min(LONGEST_RESEND_S, 2 * sent.patience_s)
+                sent.backoff.tried(now_s)
+                standby.patience.in_vain(sent.backoff)
             elif len(standby.sent) - (sent is not None) >= IN_FLIGHT and p != _RUN:
                 continue
             else:
-                standby.sent[p] = _Sent(key, now_s)
+                backoff = standby.patience.backoff()
+                backoff.longest_s = max(backoff.longest_s, LONGEST_RESEND_S)
+                backoff.tried(now_s)
+                standby.sent[p] = _Sent(key, now_s, backoff)
             if p == _RUN:
                 self._actions.append(ReplicateRun(to=name, serial=self._serial))
             else:

@@ -1,18 +1,29 @@
 """What each broker holds of the newest versions, by its own account, and what it must be sent again. Pure.
 
-Every broker answers each Attach with the versions on its shelf. One that lacks something came back empty, was connected
-late, or lost a message: it gets what is missing, it alone, with pauses that double while nothing arrives.
+Every broker answers each Attach with the versions on its shelf. One that lacks something was connected late or lost a
+message: it gets what is missing, it alone, with pauses that follow the journeys to it (:mod:`broker.resending`). One
+that came back empty gets everything at once.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-REPUBLISH_AFTER_S = 1.0
+from broker.resending import REPUBLISH_S, Backoff, Patience
+
 #: Answers to Attach come every second; a broker that is silent for longer was away.
 BROKER_SILENT_S = 2.5
+
+
+@dataclass(slots=True)
+class _Sent:
+    """The newest version of a fragment, as it was sent to one broker."""
+
+    version: int
+    at_s: float
+    backoff: Backoff
+    arrived: bool = False
 
 
 @dataclass(slots=True)
@@ -21,8 +32,9 @@ class _Shelf:
 
     answered_at_s: float
     holds: bool = False  #: any version, then
-    sent_at_s: dict[int, float] = field(default_factory=dict)  #: fragment -> when this broker alone was sent it
-    again_after_s: dict[int, float] = field(default_factory=dict)
+    empty_at_s: float = 0.0  #: what was sent before is gone
+    sent: dict[int, _Sent] = field(default_factory=dict)
+    patience: Patience = field(default_factory=lambda: Patience(REPUBLISH_S))
 
 
 class Shelves:
@@ -41,7 +53,11 @@ class Shelves:
         before_s, shelf.answered_at_s = shelf.answered_at_s, now_s
         holds = any(version >= 0 for version in versions)
         emptied, shelf.holds = shelf.holds and not holds, holds
-        return before_s if emptied or now_s - before_s > BROKER_SILENT_S else None
+        away = emptied or now_s - before_s > BROKER_SILENT_S
+        if away and not holds:
+            shelf.empty_at_s = now_s
+            shelf.sent.clear()
+        return before_s if away else None
 
     def alone(self, broker: int, now_s: float) -> bool:
         """Whether no other broker has answered lately."""
@@ -50,7 +66,12 @@ class Shelves:
         )
 
     def lacking(
-        self, broker: int, held: Mapping[int, int], newest: Mapping[int, tuple[int, float | None]], now_s: float
+        self,
+        broker: int,
+        held: Mapping[int, int],
+        newest: Mapping[int, tuple[int, float | None]],
+        now_s: float,
+        size_bytes: int = 0,
     ) -> list[int]:
         """Returns the fragments to publish again to one broker now; they count as sent.
 
@@ -59,16 +80,24 @@ class Shelves:
             held: Fragment -> version on its shelf.
             newest: Fragment -> newest durable version, and when every broker was sent it.
             now_s: The time.
+            size_bytes: Of the newest versions together: they may all be on their way at once.
         """
         shelf, missing = self._shelves[broker], []
         for p, (version, published_at_s) in newest.items():
+            sent = shelf.sent.get(p)
+            if sent is None or sent.version != version:
+                sent = shelf.sent[p] = _Sent(version, now_s, shelf.patience.backoff(size_bytes))
+                if published_at_s is not None and published_at_s >= shelf.empty_at_s:
+                    sent.at_s = published_at_s
+                    sent.backoff.tried(published_at_s)
             if held.get(p, -1) >= version:
-                shelf.again_after_s.pop(p, None)
-                continue
-            sent_at_s = max(shelf.sent_at_s.get(p, -math.inf), -math.inf if published_at_s is None else published_at_s)
-            again_after_s = shelf.again_after_s.get(p, REPUBLISH_AFTER_S)
-            if now_s - sent_at_s >= again_after_s:
-                shelf.again_after_s[p] = 2 * again_after_s  # a slow link may still be busy with the last copy
-                shelf.sent_at_s[p] = now_s
+                if sent.backoff.attempts == 1 and not sent.arrived:
+                    shelf.patience.took(now_s - sent.at_s)
+                sent.arrived = True
+            elif sent.backoff.due(now_s):
+                again = sent.backoff.attempts > 0
+                sent.backoff.tried(now_s)
+                if again:
+                    shelf.patience.in_vain(sent.backoff)
                 missing.append(p)
         return missing

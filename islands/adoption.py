@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from broker.hearing import Hearing
 from broker.messages import BROKER, Reason, Resolution, Version, Want
+from broker.resending import Patience
 from islands.events import Action, Note, Prepare, RefreshOptimizer, RenewBulk, Send
 from islands.fleet import Fleet
 from islands.fragment import Fragment, Stage
-from islands.resending import Patience
 from islands.training import Training
 
 

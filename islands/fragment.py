@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from broker.messages import Contribution, TrainedOn, Version
 from broker.ranges import StepRange
-from islands.resending import Backoff
+from broker.resending import Backoff
 
 
 class Stage(StrEnum):

@@ -13,10 +13,10 @@ from typing import assert_never
 from broker.fragments import shard_of
 from broker.messages import AGGREGATOR, Contribution, Fate, FleetState, Nothing, Phase, Resolution, Seed, Version
 from broker.ranges import StepRange
+from broker.resending import Backoff, Patience
 from islands.events import Action, Capture, Captured, EncodeSeed, Note, SeedEncoded, Send
 from islands.fragment import Fragment, Pending, Point, Stage
 from islands.member import Member
-from islands.resending import Backoff, Patience
 from islands.shares import Taken, Trail
 from islands.training import Training
 

@@ -12,6 +12,7 @@ https://arxiv.org/abs/2311.08105, section 3 (AdamW inside), and design.md 4.7.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -20,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 import optax
+from optax.contrib import MuonDimensionNumbers, scale_by_muon
 
 from broker.errors import ConfigError
 from islands.task import Batch, DataShare, OptState, Params, Schedule, Task
@@ -86,8 +88,61 @@ def adamw(
     return optax.chain(
         optax.clip_by_global_norm(clip_norm),
         optax.scale_by_adam(b1=b1, b2=b2, eps=eps),
-        optax.add_decayed_weights(weight_decay, mask=lambda params: jax.tree.map(lambda p: p.ndim >= 2, params)),
+        _decay_matrices(weight_decay),
     )
+
+
+def muon(
+    *,
+    beta: float = 0.95,
+    b1: float = 0.9,
+    b2: float = 0.95,
+    eps: float = 1e-8,
+    weight_decay: float = 0.1,
+    clip_norm: float = 1.0,
+    adam: str = "embed|head|router",
+) -> optax.GradientTransformation:
+    """Returns Muon for matrices and :func:`adamw` for everything else, without a rate.
+
+    A matrix, or each matrix of a stack of them (leading axes), moves along its Nesterov momentum made orthogonal, times
+    0.2 * sqrt(its longer side): then its elements' root mean square is about what Adam's is, and one rate and one decay
+    serve both. Source: Jordan et al., 2024, Muon; the scale is that of Liu et al., https://arxiv.org/abs/2502.16982,
+    section 2.2; as the inner optimizer of DiLoCo: https://arxiv.org/abs/2505.23725.
+
+    Args:
+        beta: Of the matrices' momentum.
+        b1: Of Adam, for the others.
+        b2: The same.
+        eps: The same.
+        weight_decay: Decoupled, of whatever has two dimensions or more.
+        clip_norm: Most of the gradient's global norm.
+        adam: Regular expression, searched in the path of a parameter (``['layers'][0]['mlp']['up']``): those with two
+            dimensions or more that are Adam's all the same.
+    """
+
+    def owner(path: tuple[Any, ...], leaf: jax.Array) -> str:
+        by_adam = leaf.ndim < 2 or re.search(adam, jax.tree_util.keystr(path))
+        return "adam" if by_adam else "muon"
+
+    def last_two_axes(tree: Params) -> Params:
+        return jax.tree.map(lambda leaf: MuonDimensionNumbers(leaf.ndim - 2, leaf.ndim - 1), tree)
+
+    orthogonal = optax.chain(
+        scale_by_muon(beta=beta, eps=eps, weight_dimension_numbers=last_two_axes),
+        optax.stateless_with_tree_map(lambda update, _: update * (0.2 * math.sqrt(max(update.shape[-2:])))),
+    )
+    return optax.chain(
+        optax.clip_by_global_norm(clip_norm),
+        optax.partition(
+            {"muon": orthogonal, "adam": optax.scale_by_adam(b1=b1, b2=b2, eps=eps)},
+            lambda params: jax.tree_util.tree_map_with_path(owner, params),
+        ),
+        _decay_matrices(weight_decay),
+    )
+
+
+def _decay_matrices(weight_decay: float) -> optax.GradientTransformation:
+    return optax.add_decayed_weights(weight_decay, mask=lambda params: jax.tree.map(lambda p: p.ndim >= 2, params))
 
 
 def jax_task(

@@ -33,11 +33,12 @@ from broker.errors import ConfigError
 from islands import model as transformer
 from islands.corpus import load_corpus
 from islands.data import Windows, batches, evenly
-from islands.inner import adamw, jax_task, warm_up_cosine
+from islands.inner import adamw, jax_task, muon, warm_up_cosine
 from islands.task import Params, Task
 
 _DTYPES: Final[dict[str, Any]] = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 _EMBEDDINGS: Final = {"mean": "mean", "rows": "rda"}
+_OPTIMIZERS: Final = {"adamw": adamw, "muon": muon}
 
 
 def task(
@@ -56,6 +57,7 @@ def task(
     bpe: int = 0,
     dtype: str = "float32",
     embeddings: str = "mean",
+    optimizer: str = "adamw",
     held_out_tokens: int = 32_768,
 ) -> Task:
     """Returns the task that trains a language model.
@@ -79,6 +81,7 @@ def task(
         dtype: Of the parameters: ``float32`` or ``bfloat16``.
         embeddings: How islands' embeddings are merged: ``mean``, as published, or ``rows``: by length and direction,
             as if each row were a layer of its own.
+        optimizer: The inner one: ``adamw``, as published, or ``muon``: that for the matrices, AdamW for the rest.
         held_out_tokens: About so many tokens are evaluated, in sequences of ``context`` evenly spaced over what is held
             out; all of it when that is less.
 
@@ -91,6 +94,8 @@ def task(
         raise ConfigError("dtype", dtype, f"must be one of {', '.join(_DTYPES)}")
     if embeddings not in _EMBEDDINGS:
         raise ConfigError("embeddings", embeddings, f"must be one of {', '.join(_EMBEDDINGS)}")
+    if optimizer not in _OPTIMIZERS:
+        raise ConfigError("optimizer", optimizer, f"must be one of {', '.join(_OPTIMIZERS)}")
     for name, value in (("batch", batch), ("context", context), ("held_out_tokens", held_out_tokens)):
         if value < 1:
             raise ConfigError(name, value, "must be at least 1")
@@ -113,7 +118,7 @@ def task(
         bytes_per_token=corpus.bytes_per_token,
         corpus=corpus.digest,
         tokens_per_step=batch * context,
-        optimizer=adamw(weight_decay=weight_decay),
+        optimizer=_OPTIMIZERS[optimizer](weight_decay=weight_decay),
         learning_rate=warm_up_cosine(learning_rate, warm_up_steps=warm_up_steps, ramp_steps=ramp_steps),
         kinds={"^embed$": _EMBEDDINGS[embeddings]},
         unit_axes={"^embed$": 1 if embeddings == "rows" else 0},

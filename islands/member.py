@@ -10,10 +10,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from broker.messages import AGGREGATOR, Heartbeat, Join, Leave, Outstanding, Reason, Refused, Welcome
+from broker.resending import Backoff
 from broker.schema import MAX_OUTSTANDING
 from islands.brokers import BrokerChoice
 from islands.events import Action, Fail, Note, Send, Vitals
-from islands.resending import Backoff
 from islands.training import Training
 
 JOIN_AGAIN_S = (0.5, 5.0)  # first and longest pause between joins

@@ -83,7 +83,7 @@ def _beside_the_honest(plan: SimulationPlan) -> SimulationPlan:
     islands = tuple(
         IslandPlan(island_id=island.island_id, step_time_s=island.step_time_s, jitter=island.jitter)
         if island.island_id in honest
-        else replace(island, joins_at_s=max(3.0, island.joins_at_s))
+        else replace(island, joins_at_s=max(3.0, island.joins_at_s), joins_last=True)
         for island in plan.islands
     )
     return replace(

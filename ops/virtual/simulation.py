@@ -58,6 +58,7 @@ class IslandPlan:
         step_time_s: Mean seconds per inner step.
         jitter: Relative spread of step times.
         joins_at_s: When its first process starts.
+        joins_last: It does not start before all others have joined.
         crashes_at_s: When its process is killed; it comes back ``restart_s`` later.
         leaves_at_s: When it ends on purpose; None for never.
         pauses: Times (from when, for how long) at which it does not step, while its process lives.
@@ -72,6 +73,7 @@ class IslandPlan:
     step_time_s: float
     jitter: float = 0.1
     joins_at_s: float = 0.0
+    joins_last: bool = False
     crashes_at_s: tuple[float, ...] = ()
     restart_s: float = 1.0
     leaves_at_s: float | None = None
@@ -291,10 +293,17 @@ class Simulation:
 
     def start_island(self, plan: IslandPlan) -> None:
         """Starts a process of an island."""
+        if plan.joins_last and plan.island_id not in self._lives and not self._others_joined(plan):
+            self.queue.after(0.1, partial(self.start_island, plan))
+            return
         life = self._lives[plan.island_id] = self._lives.get(plan.island_id, -1) + 1
         island = SimIsland(self, plan, life)
         self.processes[island.address] = self.islands[plan.island_id] = island
         island.perform(island.core.start(island.clock.now_s))
+
+    def _others_joined(self, plan: IslandPlan) -> bool:
+        names = [other.island_id for other in self.plan.islands if other.island_id != plan.island_id]
+        return all(name in self.islands and self.islands[name].core.joined for name in names)
 
     def crash_island(self, plan: IslandPlan) -> None:
         """Kills an island's process; another one starts later."""

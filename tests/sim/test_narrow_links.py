@@ -14,7 +14,7 @@ import pytest
 
 from aggregator.config import AggregatorConfig
 from broker import messages as m
-from islands.resending import RESEND_S
+from broker.resending import RESEND_S
 from ops.planning.arrival import arrival
 from ops.virtual.queue import LinkModel
 from ops.virtual.simulation import IslandPlan, Process, Simulation, SimulationPlan
@@ -29,17 +29,24 @@ class Counted(Simulation):
     def __init__(self, plan: SimulationPlan) -> None:
         super().__init__(plan, watching=False)
         self.sent: Counter[tuple[str, int, int]] = Counter()
+        self.published: Counter[tuple[type[m.Message], int, int]] = Counter()
 
     def to_broker(self, process: Process, to: str, message: m.Message, sequence: int, broker: int = 0) -> None:
         if isinstance(message, m.Contribution):
             self.sent[(process.name, message.fragment_id, message.steps.to_step)] += 1
+        if isinstance(message, m.Version | m.Replica):
+            self.published[(type(message), message.fragment_id, message.fragment_version)] += 1
         super().to_broker(process, to, message, sequence, broker)
 
 
 @cache  # a run takes seconds, and several tests look at it
-def fleet(*full: float) -> Counted:
-    """Runs a fleet, an island for each number: what a model in each interval would take of its link; 0 for nothing."""
+def fleet(*full: float, hub: float = 0.0, standbys: int = 0) -> Counted:
+    """Runs a fleet, an island for each number: what a model in each interval would take of its link; 0 for nothing.
+
+    ``hub`` is that of the aggregator's own way to the broker, with what goes to standbys: parameters and momentum.
+    """
     config = AggregatorConfig(
+        failover=standbys > 0,
         islands=len(full),
         total_tokens=STEPS * len(full) * 100,
         fragments=FRAGMENTS,
@@ -56,7 +63,9 @@ def fleet(*full: float) -> Counted:
         )
         for i, part in enumerate(full)
     )
-    simulation = Counted(SimulationPlan(seed=1, islands=islands, config=config))
+    rate = MODEL_BYTES * (1 + 2 * standbys) / INTERVAL / hub if hub else 0.0
+    link = LinkModel(delay_s=(0.01, 0.02), bytes_per_s=rate)
+    simulation = Counted(SimulationPlan(seed=1, islands=islands, config=config, link=link, standbys=standbys))
     assert simulation.run(5 * STEPS), "it does not end"
     simulation.invariants.at_end(simulation)
     return simulation
@@ -88,6 +97,16 @@ def test_where_all_links_are_too_narrow_nearly_everything_is_merged_later(full: 
 def test_one_link_that_is_too_narrow_costs_the_others_nothing() -> None:
     simulation = fleet(0, 0, 0, 2.5)
     assert min(merged_share(simulation, f"island-{i}") for i in range(3)) > 0.99
+
+
+@pytest.mark.parametrize("standbys", [0, 1])
+@pytest.mark.parametrize("full", [0.6, 0.9])
+def test_versions_and_replicas_go_once_over_an_aggregators_narrow_link(full: float, standbys: int) -> None:
+    simulation = fleet(0, hub=full, standbys=standbys)
+    assert merged_share(simulation) == 1.0
+    for kind in (m.Version, m.Replica)[: 1 + standbys]:
+        times = [n for (each, _, _), n in simulation.published.items() if each is kind]
+        assert sum(times) <= 1.3 * len(times)
 
 
 @pytest.mark.parametrize("times", [1.5, 4.0])

@@ -17,6 +17,7 @@ LIMIT_S = 200.0
 #: Seeds that once found a bug.
 KEPT_SEEDS = (
     254,  # a leader that no broker answered asked to be woken at once, again and again, instead of renewing its lease
+    734,  # the honest came late, by their pauses before another Join: a rogue was alone, and the plan must not allow it
     2499,  # the late message of a dead process outranked the living one, and no broker knew: nobody ever heard it
 )
 

@@ -7,7 +7,6 @@ from aggregator.founding import Founding
 from aggregator.replication import (
     FORGET_S,
     LONGEST_RESEND_S,
-    RESEND_S,
     UNREACHED_LEASES,
     Deliver,
     Deposed,
@@ -23,6 +22,7 @@ from aggregator.replication import (
     Replication,
 )
 from broker.messages import Follow, Stored
+from broker.resending import JOURNEYS, REPUBLISH_S
 
 EPOCH, LEASE_S, LAG_S = 3, 1.0, 1.0
 
@@ -239,7 +239,20 @@ def test_what_a_standby_still_lacks_when_it_is_heard_later_is_sent_again_with_gr
         if leader.of(Replicate):
             gaps.append(since_s)
             since_s = 0.0
-    assert gaps == [RESEND_S, 2.0, 4.0, 8.0, LONGEST_RESEND_S, LONGEST_RESEND_S, LONGEST_RESEND_S]
+    assert gaps == [REPUBLISH_S, 2.0, 4.0, 8.0, LONGEST_RESEND_S, LONGEST_RESEND_S, LONGEST_RESEND_S]
+
+
+def test_pauses_follow_the_journeys_to_that_standby(leader):
+    leader.hear("b", commit_of(0, 0), after_s=5.0)
+    leader.hear("b", *WHOLE, after_s=10.0)  # ten seconds under way, sent once
+    for version, pause_s in ((1, JOURNEYS * 10), (2, 2 * JOURNEYS * 10)):  # one that was too short is kept, doubled
+        leader.persist(commit_of(0, version))
+        assert leader.of(Replicate)
+        leader.hear("b", *WHOLE, after_s=pause_s - 0.1)
+        assert not leader.of(Replicate)
+        leader.hear("b", *WHOLE, after_s=0.2)
+        assert leader.of(Replicate) == [Replicate(to="b", commit=commit_of(0, version))]
+        leader.hear("b", commit_of(0, version), commit_of(1, 0), after_s=100.0)  # sent twice: nothing is measured
 
 
 def test_a_silent_standby_is_sent_nothing_again_and_what_it_missed_as_soon_as_it_is_heard(leader):

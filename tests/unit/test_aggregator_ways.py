@@ -4,9 +4,10 @@ import asyncio
 
 from aggregator.events import Send
 from aggregator.link import Outgoing
-from aggregator.shelves import REPUBLISH_AFTER_S, Shelves
+from aggregator.shelves import Shelves
 from aggregator.ways import MOST_NAMES, Ways
 from broker import messages as m
+from broker.resending import JOURNEYS, LEAST_BYTES_PER_S, REPUBLISH_S
 from tests.helpers import Desk, of
 
 
@@ -74,13 +75,49 @@ def test_each_broker_has_pauses_of_its_own():
     shelves, newest = Shelves(0.0), {0: (3, 0.5)}
     for broker in (0, 1):
         shelves.answered(broker, (2,), 1.0)
-    at_s = 0.5 + REPUBLISH_AFTER_S
+    at_s = 0.5 + REPUBLISH_S
     assert shelves.lacking(0, {0: 2}, newest, at_s - 0.1) == []
     assert shelves.lacking(0, {0: 2}, newest, at_s) == [0]
     assert shelves.lacking(0, {0: 2}, newest, at_s + 1.0) == []  # twice as long now
     assert shelves.lacking(1, {0: 2}, newest, at_s + 1.0) == [0]
     assert shelves.lacking(0, {0: 3}, newest, at_s + 1.1) == []
-    assert shelves.lacking(0, {0: 2}, newest, at_s + 2.0) == [0]  # it had it: the pause is the first again
+    assert shelves.lacking(0, {0: 4}, newest, at_s + 3.0) == []
+
+
+def pauses_of(shelves, newest, size_bytes=0, copies=2):
+    """Returns when a broker that never gets a version is sent it again, in seconds after it was published."""
+    found, since_s = [], newest[0][1]
+    for tick in range(1, 4000):
+        now_s = since_s + tick / 4
+        shelves.answered(0, (2,), now_s)
+        if shelves.lacking(0, {0: newest[0][0] - 1}, newest, now_s, size_bytes):
+            found.append(now_s - since_s)
+        if len(found) == copies:
+            break
+    return found
+
+
+def test_pauses_before_a_version_is_sent_again_follow_the_journeys_to_that_broker():
+    shelves = Shelves(0.0)
+    assert pauses_of(shelves, {0: (3, 0.0)}) == [REPUBLISH_S, 3 * REPUBLISH_S]
+    assert pauses_of(shelves, {0: (4, 100.0)}, copies=1) == [4 * REPUBLISH_S]  # kept until a journey was measured
+    assert shelves.lacking(0, {0: 5}, {0: (5, 200.0)}, 210.0) == []  # ten seconds under way, sent once
+    assert shelves.lacking(0, {0: 5}, {0: (5, 200.0)}, 900.0) == []  # and measured once
+    assert pauses_of(shelves, {0: (6, 900.0)}, copies=1) == [JOURNEYS * 10]
+
+
+def test_before_a_journey_was_measured_versions_have_the_time_that_all_of_them_take_on_a_poor_link():
+    assert pauses_of(Shelves(0.0), {0: (3, 0.0)}, size_bytes=round(20 * LEAST_BYTES_PER_S), copies=1) == [20]
+
+
+def test_a_broker_that_came_back_empty_gets_everything_at_once():
+    shelves, newest = Shelves(0.0), {0: (3, 1.0), 1: (7, 1.0)}
+    shelves.answered(0, (3, 7), 1.0)
+    assert shelves.lacking(0, {0: 3, 1: 7}, newest, 1.0) == []
+    shelves.answered(0, (-1, -1), 2.0)
+    assert shelves.lacking(0, {0: -1, 1: -1}, newest, 2.0, 1 << 40) == [0, 1]
+    shelves.answered(0, (-1, -1), 2.5)
+    assert shelves.lacking(0, {0: -1, 1: -1}, newest, 2.5, 1 << 40) == []  # on their way
 
 
 def test_a_version_is_encoded_once_for_all_brokers():

@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from aggregator.events import Flaw
 from broker import messages as m
 from broker.fragments import Kind
+from broker.resending import Backoff
 from islands.core import Island
 from islands.events import (
     Boundary,
@@ -29,7 +30,6 @@ from islands.events import (
     Watch,
 )
 from islands.fragment import Pending, Stage
-from islands.resending import Backoff
 from islands.shares import Taken
 from tests.helpers import TOKENS_PER_STEP, LinkedCluster, notes, of, tensors
 

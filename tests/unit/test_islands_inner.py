@@ -1,4 +1,4 @@
-"""The inner optimizer: one AdamW step against optax, the rate against its formula, and what jit must not do."""
+"""The inner optimizers: AdamW against optax, Muon against a slow twin, the rate against its formula, and jit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from broker.errors import ConfigError
-from islands.inner import adamw, jax_task, warm_up_cosine
+from islands.inner import adamw, jax_task, muon, warm_up_cosine
 from islands.task import Schedule
 
 
@@ -107,6 +107,77 @@ def test_steps_are_those_of_optax_adamw_behind_clipping():
     for name in ("w", "b"):
         np.testing.assert_allclose(params[name], expected[name], rtol=1e-5)
     assert int(state.num_steps) == 5
+
+
+# --- Muon -----------------------------------------------------------------------------------------------------
+
+
+def some_weights(seed):
+    random = np.random.default_rng(seed)
+    shapes = {"up": (6, 10), "experts": (3, 8, 4), "embed": (12, 6), "norm": (6,)}
+    return {name: jnp.asarray(random.standard_normal(shape, np.float32)) for name, shape in shapes.items()}
+
+
+def orthogonalised(matrix):
+    """Newton and Schulz's iteration as Jordan et al. (2024) write it down, one matrix, float64."""
+    x = matrix / np.linalg.norm(matrix)
+    x = x if x.shape[0] <= x.shape[1] else x.T
+    for _ in range(5):
+        a = x @ x.T
+        x = 3.4445 * x + (-4.775 * a + 2.0315 * a @ a) @ x
+    return x if x.shape == matrix.shape else x.T
+
+
+def test_muon_moves_every_matrix_along_its_orthogonalised_momentum():
+    optimizer, beta, params = muon(weight_decay=0.1, clip_norm=math.inf), 0.95, some_weights(0)
+    state = optimizer.init(params)
+    momentum = {name: np.zeros(params[name].shape) for name in ("up", "experts")}
+    for step in range(1, 6):
+        gradients = some_weights(step)
+        updates, state = optimizer.update(gradients, state, params)
+        for name, m in momentum.items():
+            gradient = np.asarray(gradients[name], np.float64)
+            m[...] = beta * m + (1 - beta) * gradient
+            ahead = beta * m / (1 - beta ** (step + 1)) + (1 - beta) * gradient / (1 - beta**step)
+            each = ahead.reshape(-1, *ahead.shape[-2:])
+            moved = 0.2 * math.sqrt(max(ahead.shape[-2:])) * np.stack([orthogonalised(x) for x in each])
+            expected = moved.reshape(ahead.shape) + 0.1 * np.asarray(params[name])
+            np.testing.assert_allclose(updates[name], expected, rtol=2e-3, atol=2e-4)
+
+
+def test_muon_leaves_embeddings_and_vectors_to_adamw():
+    params, gradients = some_weights(0), some_weights(1)
+    by_muon, by_adamw = muon(), adamw()
+    updates, _ = by_muon.update(gradients, by_muon.init(params), params)
+    expected, _ = by_adamw.update(gradients, by_adamw.init(params), params)
+    for name in ("embed", "norm"):
+        np.testing.assert_array_equal(updates[name], expected[name])
+    assert float(jnp.abs(updates["up"] - expected["up"]).max()) > 0.1
+
+
+@pytest.mark.parametrize("shape", [(8, 24), (24, 8), (32, 32)])
+@pytest.mark.parametrize("scale", [1e-4, 1e4])
+def test_a_muon_step_is_as_long_as_one_of_adam_whatever_the_gradient_and_the_shape(shape, scale):
+    matrix = np.random.default_rng(3).standard_normal(shape, np.float32)
+    optimizer = muon(weight_decay=0.0)
+    update, _ = optimizer.update({"w": matrix * np.float32(scale)}, optimizer.init({"w": matrix}), {"w": matrix})
+    singular = np.linalg.svd(np.asarray(update["w"]), compute_uv=False) / (0.2 * math.sqrt(max(shape)))
+    # Five iterations bring all of them near 1, but for those that began as next to nothing.
+    assert singular.max() < 1.3
+    large = np.linalg.svd(matrix, compute_uv=False) > 0.05 * np.linalg.norm(matrix)
+    assert singular[large].min() > 0.4
+    assert float(jnp.sqrt(jnp.mean(update["w"] ** 2))) == pytest.approx(0.2, rel=0.5)
+
+
+def test_a_name_keeps_a_matrix_with_adam():
+    params, gradients = some_weights(0), some_weights(1)
+    optimizer, reference = muon(adam="up|embed"), adamw()
+    updates, _ = optimizer.update(gradients, optimizer.init(params), params)
+    expected, _ = reference.update(gradients, reference.init(params), params)
+    np.testing.assert_array_equal(updates["up"], expected["up"])
+
+
+# --- the step under jit ---------------------------------------------------------------------------------------
 
 
 def test_without_a_rate_the_updates_of_the_optimizer_are_added_as_they_are():

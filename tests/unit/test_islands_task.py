@@ -238,6 +238,7 @@ def test_a_mixture_of_experts_is_one_setting(text):
     [
         ({"model": "huge"}, "model = 'huge': must be one of tiny, small, medium"),
         ({"embeddings": "columns"}, "embeddings = 'columns': must be one of mean, rows"),
+        ({"optimizer": "sgd"}, "optimizer = 'sgd': must be one of adamw, muon"),
         ({"dtype": "float16"}, "dtype = 'float16': must be one of float32, bfloat16"),
         ({"batch": 0}, "batch = 0"),
         ({"context": 0}, "context = 0"),

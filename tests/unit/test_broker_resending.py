@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from islands.resending import JOURNEYS, LEAST_BYTES_PER_S, LONGEST, PATIENT_S, RESEND_S, Patience
+from broker.resending import JOURNEYS, LEAST_BYTES_PER_S, LONGEST, PATIENT_S, RESEND_S, Patience
 
 
 def test_pauses_double_up_to_a_multiple_of_the_first():

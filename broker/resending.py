@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-#: First pause before a contribution, a seed or a Want that nothing was heard of is sent again.
+#: An island's first pause before a contribution, a seed or a Want that nothing was heard of is sent again.
 RESEND_S = 2.0
+#: An aggregator's, of versions: brokers and standbys say every second what they have.
+REPUBLISH_S = 1.0
 #: And what a message takes on a poor link (8 Mbit/s), as long as none was measured.
 LEAST_BYTES_PER_S = 1e6
 #: Of the average journey.
@@ -29,11 +31,13 @@ class Backoff:
     longest_s: float
     due_at_s: float = 0.0
     pause_s: float = 0.0
+    attempts: int = 0
 
     def tried(self, now_s: float) -> None:
         """Takes note of an attempt."""
         self.pause_s = min(self.longest_s, 2 * self.pause_s) if self.pause_s else self.first_s
         self.due_at_s = now_s + self.pause_s
+        self.attempts += 1
 
     def due(self, now_s: float) -> bool:
         """Whether the pause is over."""
@@ -41,9 +45,14 @@ class Backoff:
 
 
 class Patience:
-    """How long to wait for what goes one way of a link, as it has shown itself."""
+    """How long to wait for what goes one way of a link, as it has shown itself.
 
-    def __init__(self) -> None:
+    Args:
+        least_s: The shortest first pause.
+    """
+
+    def __init__(self, least_s: float = RESEND_S) -> None:
+        self._least_s = least_s
         self._journey_s: float | None = None  # average
         self._kept_s = 0.0
 
@@ -59,5 +68,5 @@ class Patience:
     def backoff(self, size_bytes: int = 0) -> Backoff:
         """Returns the pauses before something is sent again; the first attempt is due at once."""
         usual_s = size_bytes / LEAST_BYTES_PER_S if self._journey_s is None else JOURNEYS * self._journey_s
-        first_s = max(RESEND_S, min(PATIENT_S, max(usual_s, self._kept_s)))
+        first_s = max(self._least_s, min(PATIENT_S, max(usual_s, self._kept_s)))
         return Backoff(first_s, LONGEST * first_s)
