@@ -45,6 +45,7 @@ class Gap:
         baseline: The other mode.
         islands: Of both.
         sync_interval: H of the decoupled runs.
+        optimizer: The inner one of the decoupled runs, as the task calls it.
         parameters: Of the model.
         tokens: Of a whole run.
         tokens_per_step: Of one island.
@@ -58,6 +59,7 @@ class Gap:
     baseline: Mode
     islands: int
     sync_interval: int
+    optimizer: str
     parameters: int
     tokens: int
     tokens_per_step: int
@@ -73,7 +75,7 @@ class Gap:
     @property
     def name(self) -> str:
         """Of its line in a plot."""
-        parts = (self.experiment, self.where, count(self.parameters), f"H = {self.sync_interval}")
+        parts = (self.experiment, self.where, count(self.parameters), f"H = {self.sync_interval}", self.optimizer)
         return ", ".join(part for part in parts if part)
 
 
@@ -112,6 +114,7 @@ def _gaps(findings: Findings) -> Iterator[Gap]:
             baseline=Mode(other.settings["mode"]),
             islands=int(first.settings["islands"]),
             sync_interval=_interval(first),
+            optimizer=str(first.settings.get("task.optimizer", "adamw")),
             parameters=finding.parameters,
             tokens=first.tokens,
             tokens_per_step=_per_step(first),
@@ -187,7 +190,7 @@ def _body(found: Sequence[Gap], file: str) -> str:
     for mode, name in _NAMES.items():
         ours = [each for each in found if each.baseline is mode]
         if ours:
-            parts += [f"**To {name}**", _table(ours), *_trends(_of_usual_interval(ours))]
+            parts += [f"**To {name}**", _table(ours), *_trends(_usual(ours))]
         if ours and mode is Mode.DATA_PARALLEL:
             parts += [_published()]
     return "\n\n".join([*parts, f"![gaps over tokens per parameter]({file})"])
@@ -202,6 +205,7 @@ def _table(found: Sequence[Gap]) -> str:
                 f"[{each.experiment}]({anchor(each.experiment)}) {each.where}",
                 str(each.islands),
                 str(each.sync_interval),
+                each.optimizer,
                 count(each.parameters),
                 f"{each.tokens_per_parameter:.3g}",
                 f"{each.tokens_per_step:,}",
@@ -212,7 +216,7 @@ def _table(found: Sequence[Gap]) -> str:
             )
         )
     way_head = (">at 1/6 of the run", ">1/3", ">1/2", ">2/3", ">5/6")
-    sizes = (">islands", ">H", ">parameters", ">tokens per parameter", ">tokens per island and step")
+    sizes = (">islands", ">H", "inner optimizer", ">parameters", ">tokens per parameter", ">tokens per island and step")
     return table(("experiment", *sizes, *way_head, ">end", ">seeds", ">line through published gaps"), rows)
 
 
@@ -239,10 +243,11 @@ def _published() -> str:
     )
 
 
-def _of_usual_interval(found: Sequence[Gap]) -> list[Gap]:
-    """Those with the H that most of them have: slopes over sizes are of these, since H has a slope of its own."""
-    usual = Counter(each.sync_interval for each in found).most_common(1)[0][0]
-    return [each for each in found if each.sync_interval == usual]
+def _usual(found: Sequence[Gap]) -> list[Gap]:
+    """Those with the H and the optimizer that most of them have: slopes over sizes are of these, since the others have
+    slopes of their own."""
+    (interval, optimizer), _ = Counter((each.sync_interval, each.optimizer) for each in found).most_common(1)[0]
+    return [each for each in found if (each.sync_interval, each.optimizer) == (interval, optimizer)]
 
 
 def _trends(found: Sequence[Gap]) -> list[str]:
@@ -257,7 +262,7 @@ def _trends(found: Sequence[Gap]) -> list[str]:
             continue
         means = [each.interval.mean for each in ours]
         alike = correlation([math.log(size) for size in parameters], [math.log(size) for size in seen])
-        of_them = f"{islands} islands, {len(ours)} experiments with H = {ours[0].sync_interval}"
+        of_them = f"{islands} islands, {len(ours)} experiments with H = {ours[0].sync_interval} and {ours[0].optimizer}"
         lines += [
             f"- {of_them}: {points_per_tenfold(trend(sizes, means), word)}"
             for word, sizes in (("parameters", parameters), ("tokens per parameter", seen))

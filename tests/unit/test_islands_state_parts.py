@@ -16,6 +16,7 @@ from broker import messages as m
 from islands import checkpoint, state_parts
 from islands.donation import PART_BYTES
 from islands.exchange import Position, Snapshot
+from islands.inner import muon
 
 
 def adam_of(value=1.0, size=3):
@@ -45,6 +46,23 @@ def test_an_adam_state_with_its_count_a_key_and_bfloat16_arrives_as_it_was():
     same = jax.tree.map(lambda a, b: np.array_equal(np.asarray(a), np.asarray(b)), taken["adam"], given["adam"])
     assert all(jax.tree.leaves(same))
     assert found.at == Position(40, 400)
+
+
+def test_a_state_of_muon_which_has_no_moments_for_some_parameters_arrives_as_it_was():
+    def muon_of(value):
+        params = {"embed": jnp.full((4, 2), value), "up": jnp.full((3, 2), value), "norm": jnp.full(2, value)}
+        optimizer = muon()
+        return optimizer.update(params, optimizer.init(params), params)[1]
+
+    given, other = muon_of(2.0), muon_of(1.0)
+    parts, size = sent(given)
+    found, flaw = state_parts.read(parts, size, needed(other))
+    assert flaw == ""
+    taken = checkpoint.restored(other, found.state)
+    assert jax.tree.structure(taken) == jax.tree.structure(given)
+    assert len(jax.tree.leaves(taken)) == 8  # three of Muon, five of Adam
+    for mine, yours in zip(jax.tree.leaves(taken), jax.tree.leaves(given), strict=True):
+        np.testing.assert_array_equal(mine, yours)
 
 
 def test_a_large_state_is_cut_into_equal_parts_and_the_last_one_filled_up():

@@ -21,15 +21,28 @@ CLAIM = {
     "margin": 0.01,
 }
 
+USUAL = "- 2 islands, 3 experiments with H = 24 and adamw"
+
 
 def run(
-    mode, share=0.0, *, seed=0, islands=2, parameters=1_000_000, tokens=6_000_000, name="parity", late=None, interval=24
+    mode,
+    share=0.0,
+    *,
+    seed=0,
+    islands=2,
+    parameters=1_000_000,
+    tokens=6_000_000,
+    name="parity",
+    late=None,
+    interval=24,
+    optimizer=None,
 ):
     """A run whose loss is 2 * (1 + share) from end to end, or ``late`` instead of it in the second half."""
     losses = [2 * (1 + (share if k <= 3 or late is None else late)) for k in range(1, 7)]
     made = record(losses[-1], seed=seed, tokens=tokens, experiment=name, mode=mode, islands=islands)
     curve = tuple((tokens * k / 6, 100.0 * k, loss) for k, loss in enumerate(losses, start=1))
     settings = {**made.settings, "mode": mode, "islands": islands, "sync_interval": interval}
+    settings |= {"task.optimizer": optimizer} if optimizer else {}
     key = f"{made.key}-{name}-{parameters}"
     return replace(made, key=key, parameters=parameters, curve=curve, settings=settings)
 
@@ -97,16 +110,20 @@ def test_a_baseline_that_syncs_at_another_interval_is_another_question():
         assert len(gaps.gaps([found_in([at("decoupled", 24), at(mode, 24)], **claim)])) == 1
 
 
-def test_gaps_of_another_interval_have_their_row_and_no_part_in_the_slopes():
+@pytest.mark.parametrize(
+    ("other", "cells"), [({"interval": 6}, ["6", "adamw"]), ({"optimizer": "muon"}, ["24", "muon"])]
+)
+def test_gaps_of_another_interval_or_optimizer_have_their_row_and_no_part_in_the_slopes(other, cells):
     usual = [
         found_in([each for k in (0, 1) for each in pair(0.01, seed=k, parameters=size, name=name)], name=name)
         for name, size in (("small", 10**6), ("large", 10**7), ("largest", 10**8))
     ]
-    often = found_in([each for k in (0, 1) for each in pair(0.5, seed=k, name="often", interval=6)], name="often")
-    (section,) = gaps.sections([*usual, often])
+    unusual = found_in([each for k in (0, 1) for each in pair(0.5, seed=k, name="other", **other)], name="other")
+    (section,) = gaps.sections([*usual, unusual])
     text = section.body("results")
-    assert [row.split("|")[3].strip() for row in text.splitlines() if row.startswith("| [often]")] == ["6"]
-    assert "- 2 islands, 3 experiments with H = 24: +0.00 ± 0.00 percentage points per tenfold of parameters" in text
+    (row,) = [line.split("|") for line in text.splitlines() if line.startswith("| [other]")]
+    assert [cell.strip() for cell in row[3:5]] == cells
+    assert f"{USUAL}: +0.00 ± 0.00 percentage points per tenfold of parameters" in text
 
 
 def test_the_page_lists_gaps_by_mode_islands_and_size_with_their_trends():
@@ -122,13 +139,10 @@ def test_the_page_lists_gaps_by_mode_islands_and_size_with_their_trends():
     rows = [line.split("|") for line in text.splitlines() if line.startswith("| [")]
     assert [row[1].split("]")[0].strip(" [") for row in rows] == ["parity", "large", "largest"]
     assert [row[3].strip() for row in rows] == ["24"] * 3
-    assert [row[5].strip() for row in rows] == ["6", "0.6", "0.06"]
-    assert [row[6].strip() for row in rows] == ["2,000"] * 3
-    assert "- 2 islands, 3 experiments with H = 24: +4.00 ± 0.00 percentage points per tenfold of parameters" in text
-    assert (
-        "- 2 islands, 3 experiments with H = 24: -4.00 ± 0.00 percentage points per tenfold of tokens per parameter"
-        in text
-    )
+    assert [row[6].strip() for row in rows] == ["6", "0.6", "0.06"]
+    assert [row[7].strip() for row in rows] == ["2,000"] * 3
+    assert f"{USUAL}: +4.00 ± 0.00 percentage points per tenfold of parameters" in text
+    assert f"{USUAL}: -4.00 ± 0.00 percentage points per tenfold of tokens per parameter" in text
     assert "correlate at -1.00" in text
     assert "with the same model" not in text
     assert "(results/gaps.svg)" in text
