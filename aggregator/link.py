@@ -124,7 +124,10 @@ class Link:
         self._woken.set()
 
     async def send_bulk(self) -> None:
-        """Sends what is queued, oldest first, until cancelled. Whoever queued it does so again if it is lost."""
+        """Sends what is queued, oldest first, until cancelled. Whoever queued it does so again if it is lost.
+
+        While the connection stands it waits, unless there is something newer in place of it.
+        """
         while True:
             await self._woken.wait()
             self._woken.clear()
@@ -135,11 +138,18 @@ class Link:
                     await self._send_bulk(to, message)
                 else:
                     queue: dict[Any, Outgoing] = self._replicas or self._versions
-                    outgoing = queue.pop(next(iter(queue)))
-                    await self._send_bulk(outgoing.to, await outgoing.message())
+                    key = next(iter(queue))
+                    outgoing = queue.pop(key)
+                    message = await outgoing.message()
+                    # A link that takes nothing more for now is not one that is down: what waits for it is not lost.
+                    while not await self._send_bulk(outgoing.to, message):
+                        if key in queue or not await self.endpoints[Channel.BULK].line(True, 0.0):
+                            break
 
-    async def _send_bulk(self, to: str, message: Message) -> None:
+    async def _send_bulk(self, to: str, message: Message) -> bool:
+        """Returns whether it is on its way, or never can be."""
         try:
-            await self.endpoints[Channel.BULK].send(self._wrap(to, message))
+            return await self.endpoints[Channel.BULK].send(self._wrap(to, message))
         except LocalProtocolError as err:
             self._on_unsendable(err, to)
+            return True

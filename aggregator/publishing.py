@@ -34,7 +34,7 @@ class Publishing:
     def attached(self, attached: Attached, broker: int) -> None:
         """Publishes again what a broker lacks: it came back empty, or a version was lost on the way."""
         run = self._run
-        away_since_s = self._shelves.answered(broker, attached.versions, run.now_s)
+        away_since_s = self._shelves.answered(broker, run.of_ours(attached.versions), run.now_s)
         if run.phase is Phase.SEEDING:
             return
         if away_since_s is not None:
@@ -44,3 +44,7 @@ class Publishing:
         size_bytes = 4 * sum(run.manifest.sizes[p] for p in newest) if run.manifest is not None else 0
         for p in self._shelves.lacking(broker, held, newest, run.now_s, size_bytes):
             self.publish(p, by=broker)
+
+    def lost(self, broker: int) -> None:
+        """What is on its way to a broker will not arrive: its connection is made anew."""
+        self._shelves.lost(broker, self._run.now_s)

@@ -25,10 +25,8 @@ from dataclasses import dataclass, field
 from aggregator.events import Commit, Event, Note, Persisted, PersistFailed, RunSaved, RunSaveFailed
 from aggregator.founding import Founding
 from broker.messages import Follow, newness
-from broker.resending import REPUBLISH_S, Backoff, Patience
+from broker.resending import REPUBLISH_S, SILENT_S, UNKNOWN_S, Backoff, Patience
 
-#: Pauses before a replica goes out again double at least up to this: before one was measured, any link may be slow.
-LONGEST_RESEND_S = 16.0
 #: Replicas on their way to one standby: enough to keep a link busy while the last one is being written.
 IN_FLIGHT = 2
 #: A leader that no broker has answered for so many leases lets its own run out.
@@ -158,11 +156,12 @@ class _Standby:
     """One standby, as it was last heard."""
 
     heard_at_s: float
+    was_silent: bool = False  #: for long, before that
     follows: bool = False  #: this leader, under this epoch
     stored: dict[int, Key] = field(default_factory=dict)
     run_serial: int = -1
     sent: dict[int, _Sent] = field(default_factory=dict)  #: fragment -> replica on its way; -1 for the run record
-    patience: Patience = field(default_factory=lambda: Patience(REPUBLISH_S))
+    patience: Patience = field(default_factory=lambda: Patience(REPUBLISH_S, UNKNOWN_S))
 
 
 @dataclass(slots=True)
@@ -311,7 +310,7 @@ class Replication:
         if name not in self._standbys:
             self._note("standby.came", standby=name)
         standby = self._standbys.setdefault(name, _Standby(now_s))
-        standby.heard_at_s = now_s
+        standby.was_silent, standby.heard_at_s = now_s - standby.heard_at_s > SILENT_S, now_s
         standby.follows = follow.epoch == self.epoch
         standby.stored = {s.fragment_id: (s.fragment_version, s.digest) for s in follow.stored}
         standby.run_serial = follow.run_serial if follow.run_epoch == self.epoch else -1
@@ -367,7 +366,8 @@ class Replication:
             has = standby.run_serial if p == _RUN else standby.stored.get(p)
             if has == key and standby.follows:
                 arrived = standby.sent.pop(p, None)
-                if arrived is not None and arrived.key == key and arrived.backoff.attempts == 1 and p != _RUN:
+                once = arrived is not None and arrived.key == key and arrived.backoff.attempts == 1
+                if arrived is not None and once and p != _RUN and not standby.was_silent:
                     standby.patience.took(standby.heard_at_s - arrived.at_s)  # a run record is small, and says nothing
                 continue
             if has == key and p != _RUN:
@@ -382,7 +382,6 @@ class Replication:
                 continue
             else:
                 backoff = standby.patience.backoff()
-                backoff.longest_s = max(backoff.longest_s, LONGEST_RESEND_S)
                 backoff.tried(now_s)
                 standby.sent[p] = _Sent(key, now_s, backoff)
             if p == _RUN:

@@ -7,13 +7,11 @@ that came back empty gets everything at once.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from broker.resending import REPUBLISH_S, Backoff, Patience
-
-#: Answers to Attach come every second; a broker that is silent for longer was away.
-BROKER_SILENT_S = 2.5
+from broker.resending import REPUBLISH_S, SILENT_S, UNKNOWN_S, Backoff, Patience
 
 
 @dataclass(slots=True)
@@ -32,9 +30,10 @@ class _Shelf:
 
     answered_at_s: float
     holds: bool = False  #: any version, then
-    empty_at_s: float = 0.0  #: what was sent before is gone
+    was_away: bool = False  #: before that
+    lost_at_s: float = -math.inf  #: what was on its way then is gone
     sent: dict[int, _Sent] = field(default_factory=dict)
-    patience: Patience = field(default_factory=lambda: Patience(REPUBLISH_S))
+    patience: Patience = field(default_factory=lambda: Patience(REPUBLISH_S, UNKNOWN_S))
 
 
 class Shelves:
@@ -53,16 +52,21 @@ class Shelves:
         before_s, shelf.answered_at_s = shelf.answered_at_s, now_s
         holds = any(version >= 0 for version in versions)
         emptied, shelf.holds = shelf.holds and not holds, holds
-        away = emptied or now_s - before_s > BROKER_SILENT_S
-        if away and not holds:
-            shelf.empty_at_s = now_s
-            shelf.sent.clear()
-        return before_s if away else None
+        shelf.was_away = emptied or now_s - before_s > SILENT_S
+        if shelf.was_away and not holds:
+            self.lost(broker, now_s)
+        return before_s if shelf.was_away else None
+
+    def lost(self, broker: int, now_s: float) -> None:
+        """Takes note that what is on its way to a broker will not arrive: its connection is made anew."""
+        shelf = self._shelves[broker]
+        shelf.lost_at_s = now_s
+        shelf.sent = {p: sent for p, sent in shelf.sent.items() if sent.arrived}
 
     def alone(self, broker: int, now_s: float) -> bool:
         """Whether no other broker has answered lately."""
         return not any(
-            place != broker and now_s - shelf.answered_at_s <= BROKER_SILENT_S for place, shelf in self._shelves.items()
+            place != broker and now_s - shelf.answered_at_s <= SILENT_S for place, shelf in self._shelves.items()
         )
 
     def lacking(
@@ -84,14 +88,17 @@ class Shelves:
         """
         shelf, missing = self._shelves[broker], []
         for p, (version, published_at_s) in newest.items():
-            sent = shelf.sent.get(p)
-            if sent is None or sent.version != version:
+            sent, holds = shelf.sent.get(p), held.get(p, -1) >= version
+            if sent is None or sent.version != version or (sent.arrived and not holds):
+                on_its_way = published_at_s is not None and published_at_s > shelf.lost_at_s
+                if sent is not None and sent.version == version:
+                    on_its_way = False  # it was there, and the broker has died since
                 sent = shelf.sent[p] = _Sent(version, now_s, shelf.patience.backoff(size_bytes))
-                if published_at_s is not None and published_at_s >= shelf.empty_at_s:
+                if on_its_way and published_at_s is not None:
                     sent.at_s = published_at_s
                     sent.backoff.tried(published_at_s)
-            if held.get(p, -1) >= version:
-                if sent.backoff.attempts == 1 and not sent.arrived:
+            if holds:
+                if sent.backoff.attempts == 1 and not sent.arrived and not shelf.was_away:
                     shelf.patience.took(now_s - sent.at_s)
                 sent.arrived = True
             elif sent.backoff.due(now_s):

@@ -501,6 +501,9 @@ class Simulation:
 
     def size(self, message: m.Message) -> int:
         """Bytes of a message: of what was encoded, or as many as float32 would take."""
+        if isinstance(message, m.Replica):  # parameters and momentum
+            manifest = self.disk.manifest
+            return 0 if manifest is None else 8 * manifest.sizes[message.fragment_id]
         if isinstance(message, m.Contribution | m.Version | m.Seed):
             if isinstance(message.payload, tuple):
                 return payload_bytes(message.payload)

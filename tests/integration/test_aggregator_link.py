@@ -3,30 +3,33 @@
 import asyncio
 import socket
 
+import numpy as np
+import pytest
 import zmq.asyncio
 
 from aggregator.link import Link, Outgoing
 from broker import messages as m
 from broker.codec import DEFAULT_LIMITS, decode
+from broker.tensors import encode_tensor
 
 #: Below the 5 s that a bulk message waits for a broker that is away; all else here takes milliseconds.
 WITHIN_S = 4.5
 
 
-def version(fragment_version):
+def version(fragment_version, fragment_id=0, payload=()):
     return m.Version(
         epoch=1,
-        fragment_id=0,
+        fragment_id=fragment_id,
         fragment_version=fragment_version,
         digest="0" * 32,
         contributions=(),
-        payload=(),
+        payload=payload,
     )
 
 
-def publication(fragment_version):
+def publication(fragment_version, fragment_id=0, payload=()):
     async def made():
-        return version(fragment_version)
+        return version(fragment_version, fragment_id, payload)
 
     return Outgoing(m.BROKER, lambda: asyncio.ensure_future(made()))
 
@@ -72,6 +75,36 @@ def test_a_message_that_no_peer_would_read_is_dropped_and_the_next_one_goes_out(
         "a": True,
         m.BROKER: True,
     }
+
+
+@pytest.mark.timeout(60)
+def test_behind_a_broker_that_is_slow_nothing_is_dropped_and_newer_versions_replace_those_that_wait():
+    many = 12  # of 8 MB each: more than ZeroMQ and the kernel take while nobody reads
+    payload = (encode_tensor(np.zeros(2_000_000, np.float32), m.Codec.F32),)
+
+    async def main():
+        context = zmq.asyncio.Context()
+        bulk = context.socket(zmq.ROUTER)
+        bulk.set_hwm(1)
+        port = bulk.bind_to_random_port("tcp://127.0.0.1")
+        async with link_to(context, f"tcp://127.0.0.1:{port - 1}", []) as link, asyncio.TaskGroup() as group:
+            sending = group.create_task(link.send_bulk())
+            for fragment_id in range(many):
+                link.publish(fragment_id, publication(1, fragment_id, payload))
+            await asyncio.sleep(6.0)  # longer than a send waits before it gives up
+            link.publish(many - 1, publication(2, many - 1, payload))
+            came = []
+            async with asyncio.timeout(30.0):
+                while len(came) < many:
+                    frames = await bulk.recv_multipart(copy=False)
+                    message = decode(frames[1:], DEFAULT_LIMITS).message
+                    came.append((message.fragment_id, message.fragment_version))
+            sending.cancel()
+        bulk.close(linger=0)
+        context.term()
+        return came
+
+    assert asyncio.run(main()) == [(p, 1 + (p == many - 1)) for p in range(many)]
 
 
 def test_versions_reach_a_broker_while_another_one_is_away():

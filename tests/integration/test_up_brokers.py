@@ -9,7 +9,7 @@ from statistics import median
 
 import pytest
 
-from aggregator.shelves import BROKER_SILENT_S
+from broker.resending import SILENT_S
 from tests.local_run import Up, check_ranges, check_report, check_versions, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(150)]
@@ -19,7 +19,7 @@ PACE_S = 0.04
 #: death of a broker would wait for as long as for a silent one.
 MOVED_WITHIN_S = {signal.SIGSTOP: 8.0, signal.SIGKILL: 2.0}
 #: Islands may all have moved before the aggregator has missed a broker, which it would then never call back.
-FROZEN_S = BROKER_SILENT_S + 0.5
+FROZEN_S = SILENT_S + 0.5
 #: An island that waits for a silent broker stops for longer than two seconds; the rest is for a busy machine.
 MISSING_S = 1.5
 

@@ -6,7 +6,6 @@ from aggregator.events import Commit, Note, Persisted, PersistFailed, RunSaved, 
 from aggregator.founding import Founding
 from aggregator.replication import (
     FORGET_S,
-    LONGEST_RESEND_S,
     UNREACHED_LEASES,
     Deliver,
     Deposed,
@@ -22,7 +21,7 @@ from aggregator.replication import (
     Replication,
 )
 from broker.messages import Follow, Stored
-from broker.resending import JOURNEYS, REPUBLISH_S
+from broker.resending import JOURNEYS, REPUBLISH_S, SILENT_S, UNKNOWN_S
 
 EPOCH, LEASE_S, LAG_S = 3, 1.0, 1.0
 
@@ -233,26 +232,42 @@ def test_what_a_standby_still_lacks_when_it_is_heard_later_is_sent_again_with_gr
     gaps, since_s = [], 0.0
     leader.hear("b", commit_of(0, 0))
     assert leader.of(Replicate)
-    for _ in range(300):
+    for _ in range(800):
         since_s += 0.25
         leader.hear("b", commit_of(0, 0), after_s=0.25)
         if leader.of(Replicate):
             gaps.append(since_s)
             since_s = 0.0
-    assert gaps == [REPUBLISH_S, 2.0, 4.0, 8.0, LONGEST_RESEND_S, LONGEST_RESEND_S, LONGEST_RESEND_S]
+    assert gaps == [REPUBLISH_S, 2.0, 4.0, 8.0, 16.0, 32.0, UNKNOWN_S, UNKNOWN_S]
 
 
 def test_pauses_follow_the_journeys_to_that_standby(leader):
-    leader.hear("b", commit_of(0, 0), after_s=5.0)
-    leader.hear("b", *WHOLE, after_s=10.0)  # ten seconds under way, sent once
-    for version, pause_s in ((1, JOURNEYS * 10), (2, 2 * JOURNEYS * 10)):  # one that was too short is kept, doubled
+    def heard(*commits, for_s):
+        """It says every half second what it has; returns when a replica was sent it, in seconds."""
+        sent = []
+        for k in range(1, round(2 * for_s) + 1):
+            leader.hear("b", *commits, after_s=0.5)
+            sent += [k / 2] if leader.of(Replicate) else []
+        return sent
+
+    leader.in_sync("b")
+    for version, journey_s in ((1, 0.5), (2, 1.0), (3, 2.0)):
         leader.persist(commit_of(0, version))
-        assert leader.of(Replicate)
-        leader.hear("b", *WHOLE, after_s=pause_s - 0.1)
-        assert not leader.of(Replicate)
-        leader.hear("b", *WHOLE, after_s=0.2)
-        assert leader.of(Replicate) == [Replicate(to="b", commit=commit_of(0, version))]
-        leader.hear("b", commit_of(0, version), commit_of(1, 0), after_s=100.0)  # sent twice: nothing is measured
+        assert not heard(commit_of(0, version - 1), commit_of(1, 0), for_s=journey_s - 0.5)
+        leader.hear("b", commit_of(0, version), commit_of(1, 0), after_s=0.5)
+    first_s = JOURNEYS * (0.8 * (0.8 * 0.5 + 0.2 * 1.0) + 0.2 * 2.0)
+    leader.persist(commit_of(0, 4))
+    (again_s,) = heard(commit_of(0, 3), commit_of(1, 0), for_s=2 * first_s)
+    assert again_s == pytest.approx(first_s, abs=0.5)
+
+
+def test_what_is_heard_after_a_silence_is_no_journey(leader):
+    leader.in_sync("b")
+    leader.persist(commit_of(0, 1))
+    leader.hear("b", commit_of(0, 1), commit_of(1, 0), after_s=SILENT_S + 5.0)
+    leader.persist(commit_of(0, 2))
+    leader.hear("b", commit_of(0, 1), commit_of(1, 0), after_s=REPUBLISH_S)
+    assert leader.of(Replicate) == [Replicate(to="b", commit=commit_of(0, 2))]
 
 
 def test_a_silent_standby_is_sent_nothing_again_and_what_it_missed_as_soon_as_it_is_heard(leader):

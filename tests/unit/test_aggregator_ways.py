@@ -101,6 +101,8 @@ def test_pauses_before_a_version_is_sent_again_follow_the_journeys_to_that_broke
     shelves = Shelves(0.0)
     assert pauses_of(shelves, {0: (3, 0.0)}) == [REPUBLISH_S, 3 * REPUBLISH_S]
     assert pauses_of(shelves, {0: (4, 100.0)}, copies=1) == [4 * REPUBLISH_S]  # kept until a journey was measured
+    shelves.answered(0, (2,), 209.0)
+    shelves.answered(0, (2,), 210.0)
     assert shelves.lacking(0, {0: 5}, {0: (5, 200.0)}, 210.0) == []  # ten seconds under way, sent once
     assert shelves.lacking(0, {0: 5}, {0: (5, 200.0)}, 900.0) == []  # and measured once
     assert pauses_of(shelves, {0: (6, 900.0)}, copies=1) == [JOURNEYS * 10]
@@ -118,6 +120,33 @@ def test_a_broker_that_came_back_empty_gets_everything_at_once():
     assert shelves.lacking(0, {0: -1, 1: -1}, newest, 2.0, 1 << 40) == [0, 1]
     shelves.answered(0, (-1, -1), 2.5)
     assert shelves.lacking(0, {0: -1, 1: -1}, newest, 2.5, 1 << 40) == []  # on their way
+
+
+def test_one_that_lacks_what_it_had_gets_it_at_once():
+    shelves, newest = Shelves(0.0), {0: (3, 1.0), 1: (7, 1.0)}
+    shelves.answered(0, (3, 7), 1.5)
+    assert shelves.lacking(0, {0: 3, 1: 7}, newest, 1.5) == []
+    shelves.answered(0, (3, 6), 2.0)  # it died, and somebody else was quicker to give it something
+    assert shelves.lacking(0, {0: 3, 1: 6}, newest, 2.0, 1 << 40) == [1]
+    assert shelves.lacking(0, {0: 3, 1: 6}, newest, 3.0, 1 << 40) == []  # on its way
+
+
+def test_over_a_connection_made_anew_goes_what_was_on_its_way():
+    shelves, newest = Shelves(0.0), {0: (3, 1.0), 1: (7, 1.0)}
+    shelves.answered(0, (3, 6), 1.5)
+    assert shelves.lacking(0, {0: 3, 1: 6}, newest, 1.5, 1 << 40) == []
+    shelves.lost(0, 2.0)
+    assert shelves.lacking(0, {0: 3, 1: 6}, newest, 2.5, 1 << 40) == [1]
+    assert shelves.lacking(0, {0: 3, 1: 6}, newest, 3.5, 1 << 40) == []
+
+
+def test_what_is_heard_after_a_silence_is_no_journey():
+    shelves = Shelves(0.0)
+    shelves.answered(0, (2,), 1.0)
+    assert shelves.lacking(0, {0: 2}, {0: (3, 0.5)}, 1.0) == []
+    shelves.answered(0, (3,), 61.0)
+    assert shelves.lacking(0, {0: 3}, {0: (3, 0.5)}, 61.0) == []
+    assert pauses_of(shelves, {0: (4, 62.0)}, copies=1) == [REPUBLISH_S]
 
 
 def test_a_version_is_encoded_once_for_all_brokers():
