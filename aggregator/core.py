@@ -119,7 +119,7 @@ class Aggregator:
         self._rounds = Rounds(self.run, self._membership, self._intake)
         self._publishing = Publishing(self.run, self._rounds)
         self._commits = Commits(self.run, self._publishing)
-        self._ending = Ending(self.run, self._membership, self._intake, self._rounds, self._roster)
+        self._ending = Ending(self.run, self._membership, self._intake, self._rounds, self._roster, self._publishing)
         self._save_again_at_s: float | None = None
         self._attach_at_s = now_s
         # A standby that asks a broker about the leader must not take a pause for silence.

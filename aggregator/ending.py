@@ -9,6 +9,7 @@ from aggregator.events import Finished
 from aggregator.intake import Intake
 from aggregator.members import Member
 from aggregator.membership import Membership
+from aggregator.publishing import Publishing
 from aggregator.roster import Adopter, Keeper
 from aggregator.rounds import Rounds
 from aggregator.run import Run, Stage
@@ -18,16 +19,25 @@ from broker.messages import Heartbeat, Phase, Reason
 FLUSH_TIMEOUTS = 5
 #: How long an ended run stays up for islands that still fetch the last versions.
 LINGER_S = 10.0
+#: And at most, while a broker that answers lacks one of them: islands cannot end without it.
+LINGER_MOST_S = 600.0
 
 
 class Ending:
     """The flush, and what comes after."""
 
     def __init__(
-        self, run: Run, membership: Membership, intake: Intake, rounds: Rounds, roster: Keeper | Adopter
+        self,
+        run: Run,
+        membership: Membership,
+        intake: Intake,
+        rounds: Rounds,
+        roster: Keeper | Adopter,
+        publishing: Publishing,
     ) -> None:
         self._run = run
         self._roster = roster
+        self._publishing = publishing
         self.flushed = False  #: every fragment of this shard is, as far as can be
         self._membership = membership
         self._intake = intake
@@ -36,6 +46,7 @@ class Ending:
         self._ended_serial = 0  # of the record that says that the run has ended
         # A successor of a leader that had ended the run: islands that have not heard of it still may.
         self._linger_until_s: float | None = run.now_s + LINGER_S if run.phase is Phase.ENDED else None
+        self._linger_most_s = run.now_s + LINGER_MOST_S
         self.finished = False
 
     def deadlines_s(self) -> list[float]:
@@ -67,8 +78,10 @@ class Ending:
                 all(member.left for member in run.members)
                 and min(run.durable_serial - run.saved_serial, run.agreed_serial - self._ended_serial) >= 0
             )  # the other shards need to know of the end, and no more
-            if gone or run.now_s >= self._linger_until_s:
-                self.finish("every island has left" if gone else "islands were given time to leave")
+            if gone:
+                self.finish("every island has left")
+            elif run.now_s >= self._linger_until_s:
+                self._linger_on()
 
     def finish(self, reason: str) -> None:
         """Ends this process's work, whether the run has ended or not."""
@@ -128,10 +141,20 @@ class Ending:
         run = self._run
         self._give_up_the_rest()
         run.phase = Phase.ENDED
-        self._flush_began_s, self._linger_until_s = None, run.now_s + LINGER_S
+        self._flush_began_s = None
+        self._linger_until_s, self._linger_most_s = run.now_s + LINGER_S, run.now_s + LINGER_MOST_S
         run.note("run.ended", **run.ledger.books().tokens())
         self._ended_serial = run.save()
         self._membership.tell_all()
+
+    def _linger_on(self) -> None:
+        """Islands have had time to leave: stays for those that a broker has not all the last versions for yet."""
+        run, lacking = self._run, self._publishing.lacking(LINGER_S)
+        if lacking and run.now_s < self._linger_most_s and run.members.live(run.now_s):
+            run.note("run.lingers", lacking=lacking)
+            self._linger_until_s = min(run.now_s + LINGER_S, self._linger_most_s)
+        else:
+            self.finish("islands were given time to leave")
 
     def _missing(self, p: int) -> bool:
         """Whether a live island has trained steps on this fragment whose fate is still open."""

@@ -45,6 +45,10 @@ class Publishing:
         for p in self._shelves.lacking(broker, held, newest, run.now_s, size_bytes):
             self.publish(p, by=broker)
 
+    def lacking(self, within_s: float) -> list[int]:
+        """Returns the brokers that answered ``within_s`` and lacked the newest version of a fragment then."""
+        return self._shelves.short(self._run.now_s - within_s)
+
     def lost(self, broker: int) -> None:
         """What is on its way to a broker will not arrive: its connection is made anew."""
         self._shelves.lost(broker, self._run.now_s)

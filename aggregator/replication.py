@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from aggregator.events import Commit, Event, Note, Persisted, PersistFailed, RunSaved, RunSaveFailed
 from aggregator.founding import Founding
 from broker.messages import Follow, newness
-from broker.resending import REPUBLISH_S, SILENT_S, UNKNOWN_S, Backoff, Patience
+from broker.resending import REPUBLISH_S, SILENT_S, Backoff, Patience
 
 #: Replicas on their way to one standby: enough to keep a link busy while the last one is being written.
 IN_FLIGHT = 2
@@ -161,7 +161,7 @@ class _Standby:
     stored: dict[int, Key] = field(default_factory=dict)
     run_serial: int = -1
     sent: dict[int, _Sent] = field(default_factory=dict)  #: fragment -> replica on its way; -1 for the run record
-    patience: Patience = field(default_factory=lambda: Patience(REPUBLISH_S, UNKNOWN_S))
+    patience: Patience = field(default_factory=lambda: Patience(REPUBLISH_S))
 
 
 @dataclass(slots=True)

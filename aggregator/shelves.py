@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from broker.resending import REPUBLISH_S, SILENT_S, UNKNOWN_S, Backoff, Patience
+from broker.resending import REPUBLISH_S, SILENT_S, Backoff, Patience
 
 
 @dataclass(slots=True)
@@ -31,9 +31,10 @@ class _Shelf:
     answered_at_s: float
     holds: bool = False  #: any version, then
     was_away: bool = False  #: before that
+    lacks: bool = False  #: something, then
     lost_at_s: float = -math.inf  #: what was on its way then is gone
     sent: dict[int, _Sent] = field(default_factory=dict)
-    patience: Patience = field(default_factory=lambda: Patience(REPUBLISH_S, UNKNOWN_S))
+    patience: Patience = field(default_factory=lambda: Patience(REPUBLISH_S))
 
 
 class Shelves:
@@ -69,6 +70,10 @@ class Shelves:
             place != broker and now_s - shelf.answered_at_s <= SILENT_S for place, shelf in self._shelves.items()
         )
 
+    def short(self, since_s: float) -> list[int]:
+        """Returns the brokers that have answered since then, and lacked something when they did so last."""
+        return [place for place, shelf in self._shelves.items() if shelf.lacks and shelf.answered_at_s >= since_s]
+
     def lacking(
         self,
         broker: int,
@@ -87,6 +92,7 @@ class Shelves:
             size_bytes: Of the newest versions together: they may all be on their way at once.
         """
         shelf, missing = self._shelves[broker], []
+        shelf.lacks = any(held.get(p, -1) < version for p, (version, _) in newest.items())
         for p, (version, published_at_s) in newest.items():
             sent, holds = shelf.sent.get(p), held.get(p, -1) >= version
             if sent is None or sent.version != version or (sent.arrived and not holds):

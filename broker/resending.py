@@ -15,7 +15,7 @@ RESEND_S = 2.0
 REPUBLISH_S = 1.0
 #: Who is silent for longer was away, and its next word says nothing of journeys: it may have been true for long.
 SILENT_S = 2.5
-#: An aggregator's pauses double at least up to this as long as no journey was measured.
+#: Pauses double at least up to this as long as no journey was measured: any link may be a slow one then.
 UNKNOWN_S = 60.0
 #: And what a message takes on a poor link (8 Mbit/s), as long as none was measured.
 LEAST_BYTES_PER_S = 1e6
@@ -53,11 +53,10 @@ class Patience:
 
     Args:
         least_s: The shortest first pause.
-        unknown_s: Pauses double at least up to this before a journey was measured: any link may be a slow one then.
     """
 
-    def __init__(self, least_s: float = RESEND_S, unknown_s: float = 0.0) -> None:
-        self._least_s, self._unknown_s = least_s, unknown_s
+    def __init__(self, least_s: float = RESEND_S) -> None:
+        self._least_s = least_s
         self._journey_s: float | None = None  # average
         self._kept_s = 0.0
 
@@ -74,4 +73,4 @@ class Patience:
         """Returns the pauses before something is sent again; the first attempt is due at once."""
         usual_s = size_bytes / LEAST_BYTES_PER_S if self._journey_s is None else JOURNEYS * self._journey_s
         first_s = max(self._least_s, min(PATIENT_S, max(usual_s, self._kept_s)))
-        return Backoff(first_s, max(LONGEST * first_s, self._unknown_s if self._journey_s is None else 0.0))
+        return Backoff(first_s, max(LONGEST * first_s, UNKNOWN_S if self._journey_s is None else 0.0))

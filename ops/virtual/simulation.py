@@ -422,8 +422,14 @@ class Simulation:
             size_bytes=self.size(message),
             key=process.key,
         )
+
+        def arrives() -> None:
+            if isinstance(process, SimAggregator) and message.channel is m.Channel.BULK and process.core.finished:
+                return  # what still waited for a turn on its link went with it
+            self.brokers[broker].handle(event)
+
         for delay_s in delays_s:
-            self.queue.after(delay_s, lambda: self.brokers[broker].handle(event))
+            self.queue.after(delay_s, arrives)
 
     def cut_off(self, broker: int) -> bool:
         """Whether nothing passes between a broker and the aggregator now."""

@@ -13,6 +13,7 @@ from functools import cache
 import pytest
 
 from aggregator.config import AggregatorConfig
+from aggregator.ending import LINGER_S
 from broker import messages as m
 from broker.resending import RESEND_S
 from ops.planning.arrival import arrival
@@ -108,6 +109,18 @@ def test_versions_and_replicas_go_once_over_an_aggregators_narrow_link(full: flo
         known = [(each, n) for (each, _, version), n in simulation.published.items() if version > 1]
         times = [n for each, n in known if each is kind]
         assert sum(times) <= 1.3 * len(times)
+
+
+def test_an_aggregator_stays_until_its_last_versions_have_crossed_its_narrow_link() -> None:
+    """Islands that are left without them never end."""
+    simulation = fleet(0, hub=4.0)
+    (ended_at_s,) = (at_s for at_s, _, name, _ in simulation.trace if name == "run.ended")
+    assert simulation.queue.now_s > ended_at_s + LINGER_S
+
+
+def test_an_aggregators_link_that_is_too_narrow_costs_no_token() -> None:
+    """A fragment takes ten seconds on it, and no journey is known when the first ones are sent."""
+    assert merged_share(fleet(0, hub=2.5)) == 1.0
 
 
 @pytest.mark.parametrize("times", [1.5, 4.0])

@@ -1,7 +1,8 @@
 """How a run ends: the flush with everybody, and what is given up."""
 
+from aggregator.ending import LINGER_MOST_S, LINGER_S
 from aggregator.events import Finished, Flaw, Merge, Stop
-from broker.messages import Fate, FleetState, Leave, Outstanding, Phase, Reason
+from broker.messages import AGGREGATOR, Attached, Fate, FleetState, Leave, Outstanding, Phase, Reason
 from tests.helpers import Desk, notes, of, resolutions, sent
 
 
@@ -159,6 +160,37 @@ def test_an_ended_run_does_not_wait_for_ever():
     made.nothing("a")
     assert not of(made.run_to(9.9), Finished)
     assert of(made.run_to(10.1), Finished)
+
+
+def ended_and_lacking(until_s, *, beats=True):
+    """A run of one version that has ended at 0, whose broker says every second that it has an earlier one."""
+    made = flushing("a")
+    made.offer("a", 0, 4)
+    made.beat("a", 4, stopped=True)
+    made.nothing("a")
+    assert made.run.versions == (1,)
+    while made.now_s < until_s and not made.core.finished:
+        made.run_to(made.now_s + 1.0)
+        made.say(AGGREGATOR, Attached(versions=(0,)), broker=0)
+        if beats:
+            made.beat("a", 4, stopped=True)
+    return made
+
+
+def test_an_ended_run_stays_for_a_broker_on_a_slow_link_which_islands_wait_for():
+    made = ended_and_lacking(35.0)
+    assert not made.core.finished
+    made.say(AGGREGATOR, Attached(versions=(1,)), broker=0)
+    said = made.run_to(45.0)
+    assert notes(said, "aggregator.finished")[0]["reason"] == "islands were given time to leave"
+
+
+def test_a_broker_that_never_gets_the_last_versions_is_not_waited_for_for_ever():
+    assert ended_and_lacking(700.0).now_s == LINGER_MOST_S
+
+
+def test_nobody_stays_for_a_broker_that_no_live_island_waits_for():
+    assert ended_and_lacking(700.0, beats=False).now_s == LINGER_S
 
 
 def test_a_stop_ends_everything_at_once_and_only_once():

@@ -6,16 +6,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.resending import JOURNEYS, LEAST_BYTES_PER_S, LONGEST, PATIENT_S, RESEND_S, Patience
+from broker.resending import JOURNEYS, LEAST_BYTES_PER_S, LONGEST, PATIENT_S, RESEND_S, UNKNOWN_S, Patience
 
 
-def test_pauses_double_up_to_a_multiple_of_the_first():
-    backoff, now_s, pauses = Patience().backoff(), 0.0, []
-    for _ in range(4):
-        backoff.tried(now_s)
-        pauses.append(backoff.due_at_s - now_s)
-        now_s = backoff.due_at_s
-    assert pauses == [RESEND_S, 2 * RESEND_S, LONGEST * RESEND_S, LONGEST * RESEND_S]
+@pytest.mark.parametrize(("journey_s", "longest_s"), [(None, UNKNOWN_S), (0.1, LONGEST * RESEND_S)])
+def test_pauses_double_up_to_a_multiple_of_the_first_and_for_longer_where_nothing_is_known(journey_s, longest_s):
+    patience = Patience()
+    if journey_s is not None:
+        patience.took(journey_s)
+    backoff, pauses = patience.backoff(), []
+    for _ in range(7):
+        backoff.tried(0.0)
+        pauses.append(backoff.due_at_s)
+    assert pauses == [min(RESEND_S * 2**n, longest_s) for n in range(7)]
 
 
 def test_before_a_journey_was_measured_a_large_message_has_the_time_that_it_takes_on_a_poor_link():
