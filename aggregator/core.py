@@ -246,7 +246,7 @@ class Aggregator:
         if self._hearings.answered(broker, run.of_ours(attached.versions), lacks, largest_bytes, run.now_s):
             run.note("bulk.renewed", broker=broker, lacks=lacks)
             run.emit(RenewBulk(by=broker))
-            self._publishing.lost(broker)
+            self._publishing.renewed(broker)
 
     def _from_member(
         self, event: Received, message: Heartbeat | Nothing | Leave | Seed | Contribution | AskDonor

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from aggregator.events import Publish
 from aggregator.rounds import Rounds
 from aggregator.run import Run
 from aggregator.shelves import Shelves
 from broker.messages import Attached, Phase
+
+#: A version that is on no broker after so long is on a slow link: they say every second what they have.
+DELIVERED_S = 2.5
 
 
 class Publishing:
@@ -21,7 +26,7 @@ class Publishing:
         """Sends the newest durable version of a fragment to each broker, or again to the one at place ``by``."""
         fragment = self._run.fragments[p]
         if by is None:
-            fragment.published_at_s = self._run.now_s
+            fragment.published_at_s = fragment.on_their_way[fragment.version] = self._run.now_s
         publish = Publish(
             fragment_id=p,
             fragment_version=fragment.version,
@@ -40,15 +45,28 @@ class Publishing:
         if away_since_s is not None:
             self._rounds.start_over(broker, away_since_s, alone=self._shelves.alone(broker, run.now_s))
         held = dict(enumerate(attached.versions))
+        self._delivered(held, was_away=away_since_s is not None)
         newest = {p: (fragment.version, fragment.published_at_s) for p, fragment in run.fragments.items()}
         size_bytes = 4 * sum(run.manifest.sizes[p] for p in newest) if run.manifest is not None else 0
         for p in self._shelves.lacking(broker, held, newest, run.now_s, size_bytes):
             self.publish(p, by=broker)
 
+    def _delivered(self, held: Mapping[int, int], *, was_away: bool) -> None:
+        """Takes note of what has arrived at a broker, and of what should have by now.
+
+        No round is opened on a version that is still on its way to every broker: whatever islands hand over meanwhile
+        they have trained from an earlier one, each round would add to their staleness, and its version to the queue.
+        """
+        now_s = self._run.now_s
+        for p, fragment in self._run.fragments.items():
+            left = {v: now_s if was_away else at_s for v, at_s in fragment.on_their_way.items() if v > held.get(p, -1)}
+            fragment.on_their_way = left
+            fragment.undelivered = bool(left) and now_s - min(left.values()) > DELIVERED_S
+
     def lacking(self, within_s: float) -> list[int]:
         """Returns the brokers that answered ``within_s`` and lacked the newest version of a fragment then."""
         return self._shelves.short(self._run.now_s - within_s)
 
-    def lost(self, broker: int) -> None:
-        """What is on its way to a broker will not arrive: its connection is made anew."""
-        self._shelves.lost(broker, self._run.now_s)
+    def renewed(self, broker: int) -> None:
+        """The connection to a broker is made anew: what is on its way will not arrive."""
+        self._shelves.renewed(broker, self._run.now_s)

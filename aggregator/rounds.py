@@ -54,7 +54,8 @@ class Rounds:
             death_s = run.members.next_death_s(run.now_s)
             deadlines += [] if death_s is None else [death_s]
         if run.phase is Phase.RUNNING and run.pacer is not None and len(run.busy) < self._allowed():
-            waits_s = (run.pacer.due_in_s(p, run.now_s) for p in run.moving if p not in run.busy)
+            unready = run.unready
+            waits_s = (run.pacer.due_in_s(p, run.now_s) for p in run.moving if p not in unready)
             # One millisecond late rather than early: an estimate that falls short would wake us again at once.
             deadlines += [run.now_s + wait_s + 0.001 for wait_s in waits_s if wait_s is not None]
         return deadlines
@@ -65,7 +66,7 @@ class Rounds:
         for round_ in list(run.open_rounds.values()):
             self._close_if_decided(round_)
         while run.phase is Phase.RUNNING and run.pacer is not None and len(run.busy) < self._allowed():
-            due = run.pacer.most_overdue(run.now_s, run.busy)
+            due = run.pacer.most_overdue(run.now_s, run.unready)
             if due is None:
                 break
             run.pacer.opened(due, run.now_s)

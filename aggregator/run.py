@@ -68,7 +68,9 @@ class Fragment:
     held: list[Admitted] = field(default_factory=list)
     norms: FragmentNorms = field(default_factory=FragmentNorms)
     flushed: bool = False
-    published_at_s: float | None = None
+    published_at_s: float | None = None  #: the newest version, to all brokers
+    on_their_way: dict[int, float] = field(default_factory=dict)  #: versions that no broker has said it has, since when
+    undelivered: bool = False  #: one of them for longer than that usually takes
 
     @property
     def waiting(self) -> list[Admitted]:
@@ -221,6 +223,11 @@ class Run:
     def busy(self) -> frozenset[int]:
         """Fragments with a round in any stage."""
         return frozenset(p for p, f in self.fragments.items() if f.stage is not Stage.IDLE)
+
+    @property
+    def unready(self) -> frozenset[int]:
+        """Fragments that cannot have a round now: they have one, or nobody could adopt their newest version yet."""
+        return frozenset(p for p, f in self.fragments.items() if f.stage is not Stage.IDLE or f.undelivered)
 
     @property
     def versions(self) -> tuple[int, ...]:

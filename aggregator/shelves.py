@@ -32,6 +32,7 @@ class _Shelf:
     holds: bool = False  #: any version, then
     was_away: bool = False  #: before that
     lacks: bool = False  #: something, then
+    one_by_one: bool = False  #: nothing has arrived since its connection was made anew
     lost_at_s: float = -math.inf  #: what was on its way then is gone
     sent: dict[int, _Sent] = field(default_factory=dict)
     patience: Patience = field(default_factory=lambda: Patience(REPUBLISH_S))
@@ -55,12 +56,21 @@ class Shelves:
         emptied, shelf.holds = shelf.holds and not holds, holds
         shelf.was_away = emptied or now_s - before_s > SILENT_S
         if shelf.was_away and not holds:
-            self.lost(broker, now_s)
+            self._lost(shelf, now_s)
         return before_s if shelf.was_away else None
 
-    def lost(self, broker: int, now_s: float) -> None:
-        """Takes note that what is on its way to a broker will not arrive: its connection is made anew."""
+    def renewed(self, broker: int, now_s: float) -> None:
+        """Takes note that the connection to a broker is made anew, since nothing arrived.
+
+        If it is not deaf but slow, the kernel still sends what it had taken, and all that follows waits behind that:
+        so one version goes at a time until one has arrived.
+        """
         shelf = self._shelves[broker]
+        shelf.one_by_one = True
+        self._lost(shelf, now_s)
+
+    def _lost(self, shelf: _Shelf, now_s: float) -> None:
+        """What is on its way to a broker will not arrive."""
         shelf.lost_at_s = now_s
         shelf.sent = {p: sent for p, sent in shelf.sent.items() if sent.arrived}
 
@@ -106,11 +116,16 @@ class Shelves:
             if holds:
                 if sent.backoff.attempts == 1 and not sent.arrived and not shelf.was_away:
                     shelf.patience.took(now_s - sent.at_s)
+                shelf.one_by_one = shelf.one_by_one and sent.arrived
                 sent.arrived = True
-            elif sent.backoff.due(now_s):
+            elif sent.backoff.due(now_s) and not (shelf.one_by_one and self._on_its_way(shelf, now_s)):
                 again = sent.backoff.attempts > 0
                 sent.backoff.tried(now_s)
                 if again:
                     shelf.patience.in_vain(sent.backoff)
                 missing.append(p)
         return missing
+
+    @staticmethod
+    def _on_its_way(shelf: _Shelf, now_s: float) -> bool:
+        return any(s.backoff.attempts and not s.arrived and not s.backoff.due(now_s) for s in shelf.sent.values())

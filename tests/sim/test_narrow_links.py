@@ -17,6 +17,7 @@ from aggregator.ending import LINGER_S
 from broker import messages as m
 from broker.resending import RESEND_S
 from ops.planning.arrival import arrival
+from ops.virtual.aggregator import SimAggregator
 from ops.virtual.queue import LinkModel
 from ops.virtual.simulation import IslandPlan, Process, Simulation, SimulationPlan
 
@@ -27,10 +28,16 @@ MODEL_BYTES = 4 * sum(tensor.size for tensor in SimulationPlan(seed=0, islands=(
 class Counted(Simulation):
     """Counts what goes up, and the copies among it."""
 
-    def __init__(self, plan: SimulationPlan) -> None:
+    def __init__(self, plan: SimulationPlan, up_only: bool) -> None:
+        self.up_only = up_only  # what comes to aggregators comes at once
         super().__init__(plan, watching=False)
         self.sent: Counter[tuple[str, int, int]] = Counter()
         self.published: Counter[tuple[type[m.Message], int, int]] = Counter()
+
+    def arrivals_s(self, process: Process, message: m.Message, direction: str, broker: int) -> list[float]:
+        if self.up_only and isinstance(process, SimAggregator) and direction == "down":
+            return [0.02]
+        return super().arrivals_s(process, message, direction, broker)
 
     def to_broker(self, process: Process, to: str, message: m.Message, sequence: int, broker: int = 0) -> None:
         if isinstance(message, m.Contribution):
@@ -41,10 +48,11 @@ class Counted(Simulation):
 
 
 @cache  # a run takes seconds, and several tests look at it
-def fleet(*full: float, hub: float = 0.0, standbys: int = 0) -> Counted:
+def fleet(*full: float, hub: float = 0.0, up_only: bool = False, standbys: int = 0) -> Counted:
     """Runs a fleet, an island for each number: what a model in each interval would take of its link; 0 for nothing.
 
-    ``hub`` is that of the aggregator's own link to the broker, with what goes to standbys: parameters and momentum.
+    ``hub`` is that of the aggregator's own link to the broker, with what goes to standbys: parameters and momentum;
+    with ``up_only`` contributions come to it over a better one.
     """
     config = AggregatorConfig(
         failover=standbys > 0,
@@ -66,7 +74,7 @@ def fleet(*full: float, hub: float = 0.0, standbys: int = 0) -> Counted:
     )
     rate = MODEL_BYTES * (1 + 2 * standbys) / INTERVAL / hub if hub else 0.0
     link = LinkModel(delay_s=(0.01, 0.02), bytes_per_s=rate)
-    simulation = Counted(SimulationPlan(seed=1, islands=islands, config=config, link=link, standbys=standbys))
+    simulation = Counted(SimulationPlan(seed=1, islands=islands, config=config, link=link, standbys=standbys), up_only)
     assert simulation.run(5 * STEPS), "it does not end"
     simulation.invariants.at_end(simulation)
     return simulation
@@ -121,6 +129,15 @@ def test_an_aggregator_stays_until_its_last_versions_have_crossed_its_narrow_lin
 def test_an_aggregators_link_that_is_too_narrow_costs_no_token() -> None:
     """A fragment takes ten seconds on it, and no journey is known when the first ones are sent."""
     assert merged_share(fleet(0, hub=2.5)) == 1.0
+
+
+@pytest.mark.parametrize("hub", [1.5, 3.0])
+def test_rounds_wait_for_versions_that_an_aggregators_narrow_link_still_carries(hub: float) -> None:
+    """Where they did not, all that islands handed over was trained from ever earlier versions, and soon too stale."""
+    simulation = fleet(0, 0, 0, 0, hub=hub, up_only=True)
+    assert merged_share(simulation) == 1.0
+    versions = sum(name == "version.committed" for _, _, name, _ in simulation.trace)
+    assert versions <= 1.1 * FRAGMENTS * STEPS / INTERVAL / hub
 
 
 @pytest.mark.parametrize("times", [1.5, 4.0])

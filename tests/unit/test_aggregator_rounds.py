@@ -16,6 +16,7 @@ from aggregator.events import (
     Send,
     refusal_of_ours,
 )
+from aggregator.publishing import DELIVERED_S
 from aggregator.summary import totals
 from broker.messages import (
     AGGREGATOR,
@@ -411,6 +412,36 @@ def test_only_the_broker_that_lacks_a_version_is_sent_it_again():
     made.now_s = 5.5
     assert of(made.say(AGGREGATOR, Attached(versions=(-1,)), broker=1), Publish) == []  # it is on its way
     assert [p.by for p in of(made.say(AGGREGATOR, Attached(versions=(-1,)), broker=2), Publish)] == [2]
+
+
+@pytest.mark.parametrize("versions", [1, 2])
+def test_no_round_opens_on_a_version_that_is_still_on_its_way_to_every_broker(versions):
+    """With two, a newer one is made before the first should have arrived: it does not begin to count anew."""
+    made = desk("a")
+    attached(made, 0)
+    for version in range(1, versions + 1):
+        made.now_s = float(version)
+        made.beat("a", 4 * version, step_time_s=9.0)
+        made.offer("a", 4 * version - 4, 4 * version)
+    assert made.run.versions == (versions,)
+    for made.now_s in (2.1, 1.1 + DELIVERED_S):
+        attached(made, 0)
+    assert not notes(made.beat("a", 4 * versions + 8, step_time_s=9.0), "round.opened")
+    assert not notes(made.run_to(made.now_s + 1.0), "round.opened")
+    said = made.say(AGGREGATOR, Attached(versions=(versions,)), broker=1)  # one is enough: its islands have it
+    assert [each["fragment"] for each in notes(said, "round.opened")] == [0]
+    attached(made, 0)
+    assert not made.run.fragments[0].undelivered
+
+
+def test_a_broker_that_was_away_has_as_long_for_what_was_made_meanwhile():
+    made = desk("a")
+    attached(made, 0)
+    made.open_round("a", step=4)
+    made.offer("a", 0, 4)
+    made.now_s += 5.0
+    attached(made, 0)
+    assert not made.run.fragments[0].undelivered
 
 
 def test_after_an_outage_of_the_only_broker_rounds_wait_for_those_who_are_not_back_yet():

@@ -135,9 +135,19 @@ def test_over_a_connection_made_anew_goes_what_was_on_its_way():
     shelves, newest = Shelves(0.0), {0: (3, 1.0), 1: (7, 1.0)}
     shelves.answered(0, (3, 6), 1.5)
     assert shelves.lacking(0, {0: 3, 1: 6}, newest, 1.5, 1 << 40) == []
-    shelves.lost(0, 2.0)
+    shelves.renewed(0, 2.0)
     assert shelves.lacking(0, {0: 3, 1: 6}, newest, 2.5, 1 << 40) == [1]
     assert shelves.lacking(0, {0: 3, 1: 6}, newest, 3.5, 1 << 40) == []
+
+
+def test_over_a_connection_made_anew_goes_one_version_at_a_time_until_one_has_arrived():
+    shelves, newest = Shelves(0.0), {0: (3, 1.0), 1: (7, 1.0), 2: (5, 1.0)}
+    shelves.answered(0, (2, 6, 4), 1.5)
+    shelves.renewed(0, 2.0)
+    assert shelves.lacking(0, {0: 2, 1: 6, 2: 4}, newest, 2.5) == [0]
+    assert shelves.lacking(0, {0: 2, 1: 6, 2: 4}, newest, 2.5 + REPUBLISH_S / 2) == []
+    assert shelves.lacking(0, {0: 2, 1: 6, 2: 4}, newest, 2.5 + REPUBLISH_S) == [0]  # lost: its pause is over
+    assert shelves.lacking(0, {0: 3, 1: 6, 2: 4}, newest, 4.0) == [1, 2]
 
 
 def test_what_is_heard_after_a_silence_is_no_journey():
