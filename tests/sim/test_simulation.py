@@ -275,10 +275,12 @@ def test_one_message_in_five_lost_costs_time_and_few_tokens() -> None:
     simulation = run(plan)
     books = simulation.aggregator.core.run.ledger.books().tokens()
     assert simulation.aggregator.core.run.phase is Phase.ENDED
-    # What arrives after several attempts may be too old, and then the island drops what it has since (7 seeds: 61 to
-    # 93 %; copies do not help, since brokers refuse them); everything else is repaired.
+    # What arrives after several attempts may be too old, and then the island drops what it has since (10 seeds: 69 to
+    # 100 %; copies do not help, since brokers refuse them); everything else is repaired, unless the flush ends first.
     assert books["merged"] >= 0.6 * books["trained"]
-    assert set(books["wasted"]) <= {"stale", "overwritten"}
+    late = {reason: tokens for reason, tokens in books["wasted"].items() if reason not in ("stale", "overwritten")}
+    assert set(late) <= {"island_lost"}
+    assert sum(late.values()) <= 0.01 * books["trained"]
 
 
 def test_a_violation_names_its_invariant() -> None:
