@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from broker.liveness import Liveness
+from broker.messages import Phase
 from ops.status.run_status import Status
 from ops.text import age, size
 
@@ -119,6 +120,8 @@ def _figures(progress: Progress) -> list[tuple[str, str]]:
         figures.append(("staleness", f"{progress.staleness:.2f}"))
     if progress.remaining_s is not None:
         figures.append(("left", age(progress.remaining_s)))
+    if progress.phase == Phase.ENDED and progress.alive:
+        figures.append(("islands fetch", "the last versions"))
     return figures
 
 

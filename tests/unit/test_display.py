@@ -54,6 +54,13 @@ def test_progress_counts_islands_versions_tokens_and_the_time_left():
     assert progress.loss == 2.5
 
 
+@pytest.mark.parametrize(("state", "says"), [(Liveness.ALIVE, True), (Liveness.LEFT, False)])
+def test_what_an_ended_run_still_waits_for_is_said(state, says):
+    totals = {"phase": "ended", "trained_tokens": 10, "merged_tokens": 10, "target_tokens": 10}
+    said = line(progress_of(status({"a": island(state)}, totals=totals), rate=None))
+    assert said.endswith("islands fetch the last versions") == says
+
+
 def test_before_anything_is_known_nothing_is_made_up():
     progress = progress_of(status({}), rate=None)
     assert (progress.phase, progress.versions, progress.loss, progress.remaining_s) == ("starting", None, None, None)
