@@ -148,9 +148,11 @@ class Ending:
         self._membership.tell_all()
 
     def _linger_on(self) -> None:
-        """Islands have had time to leave: stays for those that a broker has not all the last versions for yet."""
-        run, lacking = self._run, self._publishing.lacking(LINGER_S)
-        if lacking and run.now_s < self._linger_most_s and run.members.live(run.now_s):
+        """Islands have had time to leave: stays for those whose broker has not all the last versions yet."""
+        run = self._run
+        theirs = {run.ways.to(member.island_id) for member in run.members.live(run.now_s)}
+        lacking = [broker for broker in self._publishing.lacking(LINGER_S) if theirs & {broker, None}]
+        if lacking and run.now_s < self._linger_most_s:
             run.note("run.lingers", lacking=lacking)
             self._linger_until_s = min(run.now_s + LINGER_S, self._linger_most_s)
         else:

@@ -123,6 +123,11 @@ class Link:
         self._replicas[key] = outgoing
         self._woken.set()
 
+    def renew(self) -> None:
+        """Makes the bulk connection anew. Versions that wait for it are asked for again, one by one."""
+        self._versions.clear()
+        self.endpoints[Channel.BULK].renew()
+
     async def send_bulk(self) -> None:
         """Sends what is queued, oldest first, until cancelled. Whoever queued it does so again if it is lost.
 

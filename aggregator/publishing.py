@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from aggregator.events import Publish
@@ -42,25 +43,30 @@ class Publishing:
         away_since_s = self._shelves.answered(broker, run.of_ours(attached.versions), run.now_s)
         if run.phase is Phase.SEEDING:
             return
+        alone = self._shelves.alone(broker, run.now_s)
         if away_since_s is not None:
-            self._rounds.start_over(broker, away_since_s, alone=self._shelves.alone(broker, run.now_s))
+            self._rounds.start_over(broker, away_since_s, alone=alone)
         held = dict(enumerate(attached.versions))
-        self._delivered(held, was_away=away_since_s is not None)
+        self._delivered(held, anew=alone and away_since_s is not None)
         newest = {p: (fragment.version, fragment.published_at_s) for p, fragment in run.fragments.items()}
         size_bytes = 4 * sum(run.manifest.sizes[p] for p in newest) if run.manifest is not None else 0
         for p in self._shelves.lacking(broker, held, newest, run.now_s, size_bytes):
             self.publish(p, by=broker)
 
-    def _delivered(self, held: Mapping[int, int], *, was_away: bool) -> None:
+    def _delivered(self, held: Mapping[int, int], *, anew: bool) -> None:
         """Takes note of what has arrived at a broker, and of what should have by now.
 
         No round is opened on a version that is still on its way to every broker: whatever islands hand over meanwhile
         they have trained from an earlier one, each round would add to their staleness, and its version to the queue.
+        But what has been overtaken by a later one is lost: the next round makes good for it. All have as long ``anew``
+        where there was no broker for a while.
         """
-        now_s = self._run.now_s
-        for p, fragment in self._run.fragments.items():
-            left = {v: now_s if was_away else at_s for v, at_s in fragment.on_their_way.items() if v > held.get(p, -1)}
-            fragment.on_their_way = left
+        now_s, fragments = self._run.now_s, self._run.fragments
+        sent_s = [at_s for p, f in fragments.items() for v, at_s in f.on_their_way.items() if v <= held.get(p, -1)]
+        newest_s = max(sent_s, default=-math.inf)  # of those that have arrived
+        for p, fragment in fragments.items():
+            waits = {v: at_s for v, at_s in fragment.on_their_way.items() if v > held.get(p, -1) and at_s >= newest_s}
+            fragment.on_their_way = left = dict.fromkeys(waits, now_s) if anew else waits
             fragment.undelivered = bool(left) and now_s - min(left.values()) > DELIVERED_S
 
     def lacking(self, within_s: float) -> list[int]:

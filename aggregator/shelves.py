@@ -57,6 +57,7 @@ class Shelves:
         shelf.was_away = emptied or now_s - before_s > SILENT_S
         if shelf.was_away and not holds:
             self._lost(shelf, now_s)
+            shelf.one_by_one = False
         return before_s if shelf.was_away else None
 
     def renewed(self, broker: int, now_s: float) -> None:
@@ -103,7 +104,10 @@ class Shelves:
         """
         shelf, missing = self._shelves[broker], []
         shelf.lacks = any(held.get(p, -1) < version for p, (version, _) in newest.items())
-        for p, (version, published_at_s) in newest.items():
+        attempts = {p: sent.backoff.attempts for p, sent in shelf.sent.items()}
+        # What has arrived first, then what was tried least: one that cannot pass holds up no other.
+        order = sorted(newest, key=lambda p: (held.get(p, -1) < newest[p][0], attempts.get(p, 0)))
+        for p, (version, published_at_s) in ((p, newest[p]) for p in order):
             sent, holds = shelf.sent.get(p), held.get(p, -1) >= version
             if sent is None or sent.version != version or (sent.arrived and not holds):
                 on_its_way = published_at_s is not None and published_at_s > shelf.lost_at_s

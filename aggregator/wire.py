@@ -36,7 +36,6 @@ from broker.messages import (
     AGGREGATOR,
     BROKER,
     AttachBulk,
-    Channel,
     Contribution,
     Envelope,
     FollowBulk,
@@ -214,7 +213,7 @@ class Wire:
 
     def renew_bulk(self, place: int) -> None:
         """Makes the bulk connection to one broker anew; what was on its way is published and sent again."""
-        self._links[place].endpoints[Channel.BULK].renew()
+        self._links[place].renew()
 
     def replicate(self, name: str, by: int | None, commit: Commit, epoch: int, state: FragmentState) -> None:
         """Queues a commit for a standby; of one fragment whose turn has not come, only the newest is sent."""

@@ -162,7 +162,8 @@ class HandOver:
                 if pending.backoff.due(now_s):
                     pending.backoff.tried(now_s)
                     pending.sent_once = False
-                    self._patience.in_vain(pending.backoff)
+                    if resolution.fate is Fate.UNKNOWN:  # a full aggregator says nothing of the link
+                        self._patience.in_vain(pending.backoff)
                     actions.append(Send(to=AGGREGATOR, message=pending.message))
             case Fate.REFUSED:
                 del fragment.outstanding[key]

@@ -162,7 +162,7 @@ def test_an_ended_run_does_not_wait_for_ever():
     assert of(made.run_to(10.1), Finished)
 
 
-def ended_and_lacking(until_s, *, beats=True):
+def ended_and_lacking(until_s, *, beats=True, broker=0):
     """A run of one version that has ended at 0, whose broker says every second that it has an earlier one."""
     made = flushing("a")
     made.offer("a", 0, 4)
@@ -171,7 +171,7 @@ def ended_and_lacking(until_s, *, beats=True):
     assert made.run.versions == (1,)
     while made.now_s < until_s and not made.core.finished:
         made.run_to(made.now_s + 1.0)
-        made.say(AGGREGATOR, Attached(versions=(0,)), broker=0)
+        made.say(AGGREGATOR, Attached(versions=(0,)), broker=broker)
         if beats:
             made.beat("a", 4, stopped=True)
     return made
@@ -191,6 +191,7 @@ def test_a_broker_that_never_gets_the_last_versions_is_not_waited_for_for_ever()
 
 def test_nobody_stays_for_a_broker_that_no_live_island_waits_for():
     assert ended_and_lacking(700.0, beats=False).now_s == LINGER_S
+    assert ended_and_lacking(700.0, broker=1).now_s == LINGER_S
 
 
 def test_a_stop_ends_everything_at_once_and_only_once():

@@ -17,6 +17,7 @@ from aggregator.events import (
     refusal_of_ours,
 )
 from aggregator.publishing import DELIVERED_S
+from aggregator.run import Stage
 from aggregator.summary import totals
 from broker.messages import (
     AGGREGATOR,
@@ -432,6 +433,34 @@ def test_no_round_opens_on_a_version_that_is_still_on_its_way_to_every_broker(ve
     assert [each["fragment"] for each in notes(said, "round.opened")] == [0]
     attached(made, 0)
     assert not made.run.fragments[0].undelivered
+
+
+def test_a_fragment_that_waits_for_its_version_is_not_announced_as_due_soon():
+    made = desk("a")
+    attached(made, 0)
+    made.open_round("a", step=4)
+    made.offer("a", 0, 4)
+    for made.now_s in (1.0, 2.0, 0.1 + DELIVERED_S):
+        made.run.fragments[0].stage is Stage.IDLE or made.nothing("a")
+        attached(made, 0)
+    assert made.run.fragments[0].undelivered
+    assert [each.due_soon for each in sent(made.beat("a", 20), FleetState)] == [()]
+
+
+def test_a_version_that_a_later_one_has_overtaken_was_lost_and_holds_up_nothing():
+    made = desk("a", fragments=2, sync_interval=8)
+    attached(made, 0, 0)
+    for p, (now_s, step) in enumerate([(1.0, 4), (1.5, 8)]):
+        made.now_s = now_s
+        made.beat("a", step, step_time_s=9.0)
+        made.offer("a", 0, step, fragment=p)
+    assert made.run.versions == (1, 1)
+    for made.now_s in (2.0, 3.0, 4.0):
+        attached(made, 0, 0)
+    assert [f.undelivered for f in made.run.fragments.values()] == [True, False]
+    made.now_s = 5.0
+    attached(made, 0, 1)
+    assert [f.undelivered for f in made.run.fragments.values()] == [False, False]
 
 
 def test_a_broker_that_was_away_has_as_long_for_what_was_made_meanwhile():

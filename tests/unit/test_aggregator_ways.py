@@ -146,8 +146,16 @@ def test_over_a_connection_made_anew_goes_one_version_at_a_time_until_one_has_ar
     shelves.renewed(0, 2.0)
     assert shelves.lacking(0, {0: 2, 1: 6, 2: 4}, newest, 2.5) == [0]
     assert shelves.lacking(0, {0: 2, 1: 6, 2: 4}, newest, 2.5 + REPUBLISH_S / 2) == []
-    assert shelves.lacking(0, {0: 2, 1: 6, 2: 4}, newest, 2.5 + REPUBLISH_S) == [0]  # lost: its pause is over
-    assert shelves.lacking(0, {0: 3, 1: 6, 2: 4}, newest, 4.0) == [1, 2]
+    assert shelves.lacking(0, {0: 2, 1: 6, 2: 4}, newest, 2.5 + REPUBLISH_S) == [1]  # 0 is lost, or cannot pass
+    assert shelves.lacking(0, {0: 2, 1: 7, 2: 4}, newest, 4.0) == [2, 0]
+
+
+def test_a_broker_that_is_a_new_process_has_no_backlog_and_gets_everything_at_once():
+    shelves, newest = Shelves(0.0), {0: (3, 1.0), 1: (7, 1.0)}
+    shelves.answered(0, (3, 7), 1.5)
+    shelves.renewed(0, 2.0)
+    shelves.answered(0, (-1, -1), 2.5)
+    assert shelves.lacking(0, {0: -1, 1: -1}, newest, 2.5) == [0, 1]
 
 
 def test_what_is_heard_after_a_silence_is_no_journey():
