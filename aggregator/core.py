@@ -225,8 +225,8 @@ class Aggregator:
                 self.run.ways.heard(envelope, event.broker)
                 self._membership.join(message)
             case Attached():
-                self._publishing.attached(message, event.broker)
-                self._listen(message, event.broker)
+                self._publishing.attached(message, event.broker, event.carried)
+                self._listen(message, event)
             case Heartbeat() | Nothing() | Leave() | Seed() | Contribution() | AskDonor():
                 self._from_member(event, message)
             case Roster() if isinstance(self._roster, Adopter):
@@ -236,14 +236,15 @@ class Aggregator:
             case _:
                 self.run.note("message.unexpected", kind=type(message).__name__, sender=envelope.sender)
 
-    def _listen(self, attached: Attached, broker: int) -> None:
+    def _listen(self, attached: Attached, event: Received) -> None:
         """Has a bulk connection made anew that stands and delivers nothing."""
-        run = self.run
+        run, broker = self.run, event.broker
         if run.manifest is None or run.phase is Phase.SEEDING:
             return
         lacks = any(held < newest for held, newest in zip(attached.versions, run.versions, strict=False))
         largest_bytes = 4 * max(run.manifest.sizes)
-        if self._hearings.answered(broker, run.of_ours(attached.versions), lacks, largest_bytes, run.now_s):
+        held = run.of_ours(attached.versions)
+        if self._hearings.answered(broker, held, lacks, largest_bytes, run.now_s, event.carried):
             run.note("bulk.renewed", broker=broker, lacks=lacks)
             run.emit(RenewBulk(by=broker))
             self._publishing.renewed(broker)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from broker.fragments import FragmentManifest
+from broker.hearing import Carried
 from broker.messages import Envelope, Merged, Message, Payload, Reason, Refused
 from broker.ranges import StepRange
 
@@ -38,7 +39,8 @@ class Received:
     """A well-formed message arrived.
 
     ``broker`` is the place of the one it came by in the configuration, ``norm`` that of its payload, None if it has
-    none or a flaw.
+    none or a flaw. With what brokers and standbys say that they have comes what the bulk
+    connection to that broker has ``carried``, if known.
     """
 
     envelope: Envelope
@@ -46,6 +48,7 @@ class Received:
     payload_bytes: int = 0
     broker: int = 0
     norm: float | None = None
+    carried: Carried | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

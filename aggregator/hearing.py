@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from broker.hearing import Hearing
+from broker.hearing import Carried, Hearing
 
 #: What an island has said is out of date after so long: it has gone, or speaks through another broker.
 SAID_LATELY_S = 5.0
@@ -42,7 +42,15 @@ class Hearings:
         else:
             awaited.pop(island_id, None)
 
-    def answered(self, broker: int, held: tuple[int, ...], lacks: bool, largest_bytes: int, now_s: float) -> bool:
+    def answered(
+        self,
+        broker: int,
+        held: tuple[int, ...],
+        lacks: bool,
+        largest_bytes: int,
+        now_s: float,
+        carried: Carried | None = None,
+    ) -> bool:
         """A broker has said what it holds; returns whether to make its bulk connection anew.
 
         Args:
@@ -51,6 +59,7 @@ class Hearings:
             lacks: Whether a version that it was sent is missing there.
             largest_bytes: Of a version.
             now_s: The time.
+            carried: By its bulk connection; None where nobody knows.
         """
         at = self._at(broker)
         for each in (at.up, at.down):
@@ -59,7 +68,11 @@ class Hearings:
             at.held = held
             at.up.heard(now_s)
         at.awaited = {name: at_s for name, at_s in at.awaited.items() if now_s - at_s <= SAID_LATELY_S}
-        up, down = at.up.missing(lacks, now_s), at.down.missing(bool(at.awaited), now_s)
+        if carried is None:
+            up, down = at.up.missing(lacks, now_s), at.down.missing(bool(at.awaited), now_s)
+        else:
+            up = at.up.missing(lacks, now_s, carried.up, waiting=carried.waiting > 0)
+            down = at.down.missing(bool(at.awaited), now_s, carried.down)
         return up or down
 
     def _at(self, broker: int) -> _Broker:

@@ -17,6 +17,7 @@ import zmq.asyncio
 from broker.codec import Limits, Origin
 from broker.endpoint import Endpoint
 from broker.errors import LocalProtocolError, RemoteProtocolError
+from broker.hearing import Carried
 from broker.keys import ClientKeys
 from broker.messages import BROKER, AttachBulk, Channel, Envelope, FollowBulk, Message
 
@@ -83,9 +84,11 @@ class Link:
         }
         self._wrap = wrap
         self._on_unsendable = on_unsendable
-        self._attach: AttachBulk | FollowBulk | None = None
+        self._attach: AttachBulk | FollowBulk | None = None  # that waits to be sent
+        self._attached: AttachBulk | FollowBulk | None = None  # the newest one
         self._replicas: dict[tuple[str, int | None], Outgoing] = {}  # by standby and fragment
         self._versions: dict[int, Outgoing] = {}  # by fragment, in the order of publication
+        self._renewals = 0
         self._woken = asyncio.Event()
         self._stack = AsyncExitStack()
 
@@ -110,7 +113,7 @@ class Link:
 
     def attach(self, message: AttachBulk | FollowBulk) -> None:
         """Sends the bulk channel's heartbeat: it waits its turn, but goes before all else."""
-        self._attach = message
+        self._attach = self._attached = message
         self._woken.set()
 
     def publish(self, fragment_id: int, outgoing: Outgoing) -> None:
@@ -123,10 +126,18 @@ class Link:
         self._replicas[key] = outgoing
         self._woken.set()
 
+    @property
+    def carried(self) -> Carried | None:
+        """What the bulk connection has carried, if there is one and it is known."""
+        return self.endpoints[Channel.BULK].carried
+
     def renew(self) -> None:
-        """Makes the bulk connection anew. Versions that wait for it are asked for again, one by one."""
+        """Makes the bulk connection anew, and attaches over it first. Versions are sent again by the core."""
         self._versions.clear()
+        self._attach = self._attached
+        self._renewals += 1
         self.endpoints[Channel.BULK].renew()
+        self._woken.set()
 
     async def send_bulk(self) -> None:
         """Sends what is queued, oldest first, until cancelled. Whoever queued it does so again if it is lost.
@@ -144,10 +155,10 @@ class Link:
                 else:
                     queue: dict[Any, Outgoing] = self._replicas or self._versions
                     key = next(iter(queue))
-                    outgoing = queue.pop(key)
+                    outgoing, renewals = queue.pop(key), self._renewals
                     message = await outgoing.message()
                     # A link that takes nothing more for now is not one that is down: what waits for it is not lost.
-                    while not await self._send_bulk(outgoing.to, message):
+                    while self._renewals == renewals and not await self._send_bulk(outgoing.to, message):
                         if key in queue or not await self.endpoints[Channel.BULK].line(True, 0.0):
                             break
 

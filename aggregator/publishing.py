@@ -9,6 +9,7 @@ from aggregator.events import Publish
 from aggregator.rounds import Rounds
 from aggregator.run import Run
 from aggregator.shelves import Shelves
+from broker.hearing import Carried
 from broker.messages import Attached, Phase
 
 #: A version that is on no broker after so long is on a slow link: they say every second what they have.
@@ -37,8 +38,14 @@ class Publishing:
         )
         self._run.emit(publish)
 
-    def attached(self, attached: Attached, broker: int) -> None:
-        """Publishes again what a broker lacks: it came back empty, or a version was lost on the way."""
+    def attached(self, attached: Attached, broker: int, carried: Carried | None) -> None:
+        """Publishes again what a broker lacks: it came back empty, or a version was lost on the way.
+
+        Args:
+            attached: What it has said.
+            broker: Its place.
+            carried: By the bulk connection to it, if known.
+        """
         run = self._run
         away_since_s = self._shelves.answered(broker, run.of_ours(attached.versions), run.now_s)
         if run.phase is Phase.SEEDING:
@@ -50,7 +57,7 @@ class Publishing:
         self._delivered(held, anew=alone and away_since_s is not None)
         newest = {p: (fragment.version, fragment.published_at_s) for p, fragment in run.fragments.items()}
         size_bytes = 4 * sum(run.manifest.sizes[p] for p in newest) if run.manifest is not None else 0
-        for p in self._shelves.lacking(broker, held, newest, run.now_s, size_bytes):
+        for p in self._shelves.lacking(broker, held, newest, run.now_s, size_bytes, carried):
             self.publish(p, by=broker)
 
     def _delivered(self, held: Mapping[int, int], *, anew: bool) -> None:

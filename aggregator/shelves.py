@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from broker.hearing import Carried
 from broker.resending import REPUBLISH_S, SILENT_S, Backoff, Patience
 
 
@@ -32,8 +33,8 @@ class _Shelf:
     holds: bool = False  #: any version, then
     was_away: bool = False  #: before that
     lacks: bool = False  #: something, then
-    one_by_one: bool = False  #: nothing has arrived since its connection was made anew
     lost_at_s: float = -math.inf  #: what was on its way then is gone
+    carried_bytes: int = 0  #: by the connection to it
     sent: dict[int, _Sent] = field(default_factory=dict)
     patience: Patience = field(default_factory=lambda: Patience(REPUBLISH_S))
 
@@ -57,18 +58,11 @@ class Shelves:
         shelf.was_away = emptied or now_s - before_s > SILENT_S
         if shelf.was_away and not holds:
             self._lost(shelf, now_s)
-            shelf.one_by_one = False
         return before_s if shelf.was_away else None
 
     def renewed(self, broker: int, now_s: float) -> None:
-        """Takes note that the connection to a broker is made anew, since nothing arrived.
-
-        If it is not deaf but slow, the kernel still sends what it had taken, and all that follows waits behind that:
-        so one version goes at a time until one has arrived.
-        """
-        shelf = self._shelves[broker]
-        shelf.one_by_one = True
-        self._lost(shelf, now_s)
+        """Takes note that the connection to a broker is made anew, since nothing arrived."""
+        self._lost(self._shelves[broker], now_s)
 
     def _lost(self, shelf: _Shelf, now_s: float) -> None:
         """What is on its way to a broker will not arrive."""
@@ -92,6 +86,7 @@ class Shelves:
         newest: Mapping[int, tuple[int, float | None]],
         now_s: float,
         size_bytes: int = 0,
+        carried: Carried | None = None,
     ) -> list[int]:
         """Returns the fragments to publish again to one broker now; they count as sent.
 
@@ -101,13 +96,15 @@ class Shelves:
             newest: Fragment -> newest durable version, and when every broker was sent it.
             now_s: The time.
             size_bytes: Of the newest versions together: they may all be on their way at once.
+            carried: By the connection to that broker, if known.
         """
         shelf, missing = self._shelves[broker], []
+        if carried is not None:
+            if carried.up < shelf.carried_bytes:  # that is another connection
+                self._lost(shelf, now_s)
+            shelf.carried_bytes = carried.up
         shelf.lacks = any(held.get(p, -1) < version for p, (version, _) in newest.items())
-        attempts = {p: sent.backoff.attempts for p, sent in shelf.sent.items()}
-        # What has arrived first, then what was tried least: one that cannot pass holds up no other.
-        order = sorted(newest, key=lambda p: (held.get(p, -1) < newest[p][0], attempts.get(p, 0)))
-        for p, (version, published_at_s) in ((p, newest[p]) for p in order):
+        for p, (version, published_at_s) in newest.items():
             sent, holds = shelf.sent.get(p), held.get(p, -1) >= version
             if sent is None or sent.version != version or (sent.arrived and not holds):
                 on_its_way = published_at_s is not None and published_at_s > shelf.lost_at_s
@@ -120,16 +117,11 @@ class Shelves:
             if holds:
                 if sent.backoff.attempts == 1 and not sent.arrived and not shelf.was_away:
                     shelf.patience.took(now_s - sent.at_s)
-                shelf.one_by_one = shelf.one_by_one and sent.arrived
                 sent.arrived = True
-            elif sent.backoff.due(now_s) and not (shelf.one_by_one and self._on_its_way(shelf, now_s)):
+            elif sent.backoff.due(now_s, carried):
                 again = sent.backoff.attempts > 0
                 sent.backoff.tried(now_s)
                 if again:
                     shelf.patience.in_vain(sent.backoff)
                 missing.append(p)
         return missing
-
-    @staticmethod
-    def _on_its_way(shelf: _Shelf, now_s: float) -> bool:
-        return any(s.backoff.attempts and not s.arrived and not s.backoff.due(now_s) for s in shelf.sent.values())

@@ -48,6 +48,7 @@ from aggregator.records import commit_from_map, commit_to_map
 from broker import logs
 from broker.codec import KINDS, kind_of
 from broker.errors import ConfigError
+from broker.hearing import Carried
 from broker.messages import Codec, Encoded, Envelope, Reason
 from broker.schema import Record
 from broker.settings import from_sources
@@ -55,7 +56,7 @@ from broker.settings import from_sources
 log = logs.get(__name__)
 
 #: Of the lines, and of the rules: where decisions change, a sound tape made by the earlier ones would look forged.
-FORMAT = 4
+FORMAT = 5
 #: Lines that may wait for a disk that hangs; a line has a few hundred bytes.
 MAX_WAITING = 100_000
 
@@ -121,6 +122,7 @@ def event_line(event: Event, now_s: float) -> dict[str, Any]:
         "broker": event.broker,
         "flaw": None if event.flaw is None else [event.flaw.reason, event.flaw.detail],
         "norm": event.norm,
+        "carried": event.carried,
     }
 
 
@@ -199,6 +201,7 @@ def read_event(line: Mapping[str, Any]) -> Event:
         payload_bytes=line["payload_bytes"],
         broker=line["broker"],
         norm=line["norm"],
+        carried=None if line["carried"] is None else Carried(*line["carried"]),
     )
 
 

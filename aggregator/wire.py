@@ -36,8 +36,10 @@ from broker.messages import (
     AGGREGATOR,
     BROKER,
     AttachBulk,
+    Attached,
     Contribution,
     Envelope,
+    Follow,
     FollowBulk,
     Message,
     Refused,
@@ -153,7 +155,8 @@ class Wire:
 
     async def _inspected(self, envelope: Envelope, place: int) -> Received:
         if not isinstance(envelope.message, Contribution | Seed):
-            return Received(envelope=envelope, broker=place)
+            carried = self._links[place].carried if isinstance(envelope.message, Attached | Follow) else None
+            return Received(envelope=envelope, broker=place, carried=carried)
         nbytes = payload_bytes(envelope.message.payload)
         if nbytes < INSPECT_HERE_BYTES:
             found = inspect(envelope, self._manifest)

@@ -1,4 +1,4 @@
-"""What comes in over each connection of a port, counted against what was delivered. Pure but for two functions.
+"""What comes in over each connection of a port, counted against what was delivered. Pure.
 
 ZeroMQ bounds a frame (MAXMSGSIZE), not a message: a message is handed over when its last frame has come, and until then
 its frames lie in memory that nobody counts. A peer that never sends the last frame would fill the machine. The kernel
@@ -8,13 +8,8 @@ last delivered one is ended.
 
 from __future__ import annotations
 
-import os
-import socket
 from collections.abc import Callable
 from dataclasses import dataclass
-
-#: Where the kernel's ``struct tcp_info`` has ``tcpi_bytes_received``, an unsigned 64-bit number (Linux 4.1).
-_BYTES_RECEIVED_AT = 128
 
 
 @dataclass(slots=True)
@@ -69,30 +64,3 @@ class Connections:
             elif total - connection.received_bytes > self._most_bytes:
                 found.append((fd, total - connection.received_bytes))
         return found
-
-
-def received_bytes(fd: int) -> int | None:
-    """Returns what the kernel has received over a TCP connection; None if it is none, or the kernel does not say."""
-    try:
-        with socket.socket(fileno=os.dup(fd)) as sock:
-            info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_RECEIVED_AT + 8)
-    except OSError:
-        return None
-    return int.from_bytes(info[_BYTES_RECEIVED_AT:], "little") if len(info) == _BYTES_RECEIVED_AT + 8 else None
-
-
-def hang_up(fd: int, port: int) -> bool:
-    """Ends a connection that ZeroMQ holds, which has no call for it; says whether there was one.
-
-    The descriptor may have been closed meanwhile, and given to something else: what is no connection of our port is
-    left alone, and another peer that has come to have this descriptor connects again.
-    """
-    try:
-        with socket.socket(fileno=os.dup(fd)) as sock:
-            if sock.type != socket.SOCK_STREAM or sock.getsockname()[1] != port:
-                return False
-            sock.getpeername()
-            sock.shutdown(socket.SHUT_RDWR)
-    except (OSError, IndexError):
-        return False
-    return True

@@ -26,6 +26,7 @@ import zmq.asyncio
 
 from broker.codec import DEFAULT_LIMITS, Limits, Origin, decode, encode, kind_of, peek
 from broker.errors import ConfigError, LocalProtocolError, RemoteProtocolError, Unavailable
+from broker.hearing import Carried
 from broker.keys import ClientKeys
 from broker.messages import Channel, Envelope
 from broker.sockets import Line, bulk_address, channel_address, check_address, configure_socket
@@ -108,6 +109,7 @@ class Endpoint:
         self._reconnect_max_s = reconnect_max_s
         self._socket: zmq.asyncio.Socket | None = None
         self._line: Line | None = None
+        self._given_up = 0  # connections that delivered nothing
         # While one task polls for room, pyzmq queues what another one sends, even if told not to wait.
         self._sending = asyncio.Lock()
 
@@ -174,18 +176,24 @@ class Endpoint:
             await self._line.changed(left_s)
         return False
 
+    @property
+    def carried(self) -> Carried | None:
+        """What the kernel has carried over the connection; None without one, or where it is not TCP."""
+        return None if self._line is None else self._line.carried
+
     def renew(self) -> None:
         """Ends the connection, which may stand and yet deliver nothing, and makes another one."""
         if self._line is not None:
             self._line.renew(time.monotonic())
             self.traffic.renewals += 1
+            self._given_up += 1
 
     async def send(self, envelope: Envelope) -> bool:
         """Hands a message to the connection.
 
         With no connection, or at the high-water mark, a control message is dropped at once and a bulk message after
-        ``bulk_wait_s``; both are counted. Buffers are sent from where they are: they must not be written to until the
-        broker's or aggregator's answer shows that they have arrived.
+        ``bulk_wait_s``, or when the connection that it waits for is made anew; all are counted. Buffers are sent from
+        where they are: they must not be written to until the broker's or aggregator's answer shows that they arrived.
 
         Returns:
             True if a live connection took it (which does not mean that it arrives); False if it was dropped.
@@ -203,7 +211,7 @@ class Endpoint:
             sizes = f"{len(frames[0])} bytes of header, {nbytes} in all"
             cure = "raise max_header_bytes or max_message_bytes everywhere, or use more fragments"
             raise LocalProtocolError(f"{kind} has {sizes}, which every peer would refuse: {cure}")
-        deadline_s = time.monotonic() + self._wait_s
+        deadline_s, given_up = time.monotonic() + self._wait_s, self._given_up
         async with self._sending:
             while True:
                 try:
@@ -211,7 +219,8 @@ class Endpoint:
                 except zmq.Again:
                     self._look_after_line()
                     left_s = deadline_s - time.monotonic()
-                    if left_s > 0 and await self._poll(zmq.POLLOUT, left_s):
+                    room = left_s > 0 and await self._poll(zmq.POLLOUT, left_s)
+                    if room and self._given_up == given_up:
                         continue
                     self.traffic.unsent += 1
                     return False

@@ -27,12 +27,13 @@ from zmq.utils import z85
 from zmq.utils.monitor import parse_monitor_message
 
 from broker import logs
-from broker.connections import Connections, hang_up, received_bytes
+from broker.connections import Connections
 from broker.errors import ConfigError
 from broker.identity import AllowList, KeyRole
 from broker.keys import ALLOW_LIST, read_allow_list, read_secret
 from broker.messages import Channel, Reason
 from broker.relay_events import AllowListChanged, TurnedAway
+from broker.tcp import hang_up, received_bytes
 
 log = logs.get(__name__)
 

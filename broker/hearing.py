@@ -8,9 +8,13 @@ much longer than the largest message takes, they make the bulk connection anew, 
 
 A link that is merely slow must not be cut off in the middle of a message, again and again: so the first patience is
 that of a poor link, it doubles with each renewal that helped nothing, and what has been slow before may be slow again.
+And where the kernel says what it carries, silence begins when nothing passes any more: on a slow link something does
+all the time, while one that is deaf takes everything soon, and too much of it if there is ever more.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 #: Silence after which a connection is made anew: by then an island's third Want has gone unanswered.
 PATIENCE_S = 8.0
@@ -18,8 +22,21 @@ PATIENCE_S = 8.0
 LEAST_BYTES_PER_S = 1e6
 #: Patience is so many times what messages took lately.
 TIMES = 3.0
+#: Less than this in one patience is silence: pings and answers of a few bytes pass over a connection that is deaf too.
+#: It is 33 kbit/s at first.
+LEAST_BYTES = 1 << 15
+#: A message waits behind a few others, such as what goes to standbys, but not behind so many of the largest.
+MOST_MESSAGES = 8
 #: By then ZeroMQ's pings have found out.
 LONGEST_PATIENCE_S = 600.0
+
+
+class Carried(NamedTuple):
+    """Bytes that a connection has carried since it was made, by the account of the kernel at this end."""
+
+    up: int  #: the other end has acknowledged them
+    down: int
+    waiting: int = 0  #: to go up, or to be acknowledged
 
 
 class Hearing:
@@ -27,8 +44,12 @@ class Hearing:
 
     def __init__(self) -> None:
         self._first_s = PATIENCE_S
+        self._largest_bytes = 0
         self._took_s = 0.0  # until something came that was known of: falls slowly, rises at once
         self._missing_since_s: float | None = None
+        self._silent_since_s = 0.0  # while something is missing
+        self._carried_bytes: int | None = None  # when this silence began
+        self._passed_bytes = 0  # since something is missing, before this silence
         self._renewals = 0  # since anything came
 
     @property
@@ -39,6 +60,7 @@ class Hearing:
 
     def expect(self, largest_bytes: int) -> None:
         """The largest message has so many bytes."""
+        self._largest_bytes = largest_bytes
         self._first_s = PATIENCE_S + largest_bytes / LEAST_BYTES_PER_S
 
     def begin(self) -> None:
@@ -51,14 +73,42 @@ class Hearing:
             self._took_s = max(now_s - self._missing_since_s, 0.9 * self._took_s)
         self._missing_since_s, self._renewals = None, 0
 
-    def missing(self, anything: bool, now_s: float) -> bool:
-        """Says whether to make the connection anew; ``anything``: something was sent that has not come."""
+    def missing(self, anything: bool, now_s: float, carried_bytes: int | None = None, *, waiting: bool = False) -> bool:
+        """Says whether to make the connection anew.
+
+        Args:
+            anything: Whether something was sent that has not come.
+            now_s: The time.
+            carried_bytes: What the connection has carried this way since it was made; None where nobody knows.
+            waiting: Whether something is still to be carried this way, as far as this end knows.
+        """
         if not anything:
             self._missing_since_s = None
-        elif self._missing_since_s is None:
-            self._missing_since_s = now_s
-        elif now_s - self._missing_since_s >= self.patience_s:
-            self._missing_since_s = now_s
+            return False
+        if self._missing_since_s is None:
+            self._wait(now_s, carried_bytes)
+        elif self._passes(carried_bytes, waiting):
+            self._silent_since_s = now_s
+        elif now_s - self._silent_since_s >= self.patience_s:
+            self._wait(now_s, None)
             self._renewals += 1
             return True
         return False
+
+    def _wait(self, now_s: float, carried_bytes: int | None) -> None:
+        self._missing_since_s = self._silent_since_s = now_s
+        self._carried_bytes, self._passed_bytes = carried_bytes, 0
+
+    def _passes(self, carried_bytes: int | None, waiting: bool) -> bool:
+        """Whether something passes, and it was not too much already; what cannot, TCP itself gives up in a minute."""
+        before = self._carried_bytes
+        if carried_bytes is None or before is None or carried_bytes < before:  # that of another connection
+            self._carried_bytes = carried_bytes
+            return False
+        if self._passed_bytes > MOST_MESSAGES * self._largest_bytes:
+            return False
+        if not waiting and carried_bytes - before < LEAST_BYTES:
+            return False
+        self._carried_bytes = carried_bytes
+        self._passed_bytes += carried_bytes - before
+        return True

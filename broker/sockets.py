@@ -16,7 +16,9 @@ from zmq.utils.monitor import parse_monitor_message
 
 from broker.codec import DEFAULT_LIMITS, Limits
 from broker.errors import ConfigError
+from broker.hearing import Carried
 from broker.messages import Channel
+from broker.tcp import carried, forget_unsent
 
 _TCP = re.compile(r"tcp://(?P<host>\[[0-9A-Fa-f:.%\w]+\]|[^\s:;/\[\]]+):(?P<port>[0-9]{1,5})", re.ASCII)
 #: An aggregator keeps a pair of connections to each broker; two or three are plenty.
@@ -177,7 +179,7 @@ class Line:
         renew_after_s: How long there may be no connection before it is made anew; longer than a handshake takes.
     """
 
-    __slots__ = ("_address", "_down_since_s", "_monitor", "_renew_after_s", "_socket", "_trying", "_watcher")
+    __slots__ = ("_address", "_down_since_s", "_fd", "_monitor", "_renew_after_s", "_socket", "_trying", "_watcher")
 
     def __init__(self, socket: zmq.asyncio.Socket, address: str, renew_after_s: float) -> None:
         self._socket = socket
@@ -185,8 +187,9 @@ class Line:
         self._renew_after_s = renew_after_s
         self._down_since_s: float | None = None
         self._trying = True
-        watched = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CONNECT_RETRIED
-        self._watcher = socket.get_monitor_socket(watched)
+        self._fd: int | None = None  # the descriptor of the connection
+        watched = zmq.EVENT_CONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+        self._watcher = socket.get_monitor_socket(watched | zmq.EVENT_CONNECT_RETRIED)
         # Read without asyncio: the monitor is asked, never waited for.
         self._monitor: zmq.Socket[bytes] = zmq.Socket.shadow(self._watcher.underlying)
 
@@ -205,14 +208,16 @@ class Line:
     def watch(self, now_s: float) -> bool:
         """Takes in what the monitor has seen; makes the connection anew when that is due, and says whether it did."""
         while self._monitor.poll(0):
-            event = parse_monitor_message(self._monitor.recv_multipart(zmq.NOBLOCK))["event"]
-            match event:
+            seen = parse_monitor_message(self._monitor.recv_multipart(zmq.NOBLOCK))
+            match seen["event"]:
+                case zmq.EVENT_CONNECTED:
+                    self._fd = seen["value"]
                 case zmq.EVENT_HANDSHAKE_SUCCEEDED:
                     self._down_since_s = None
                 case zmq.EVENT_CONNECT_RETRIED:
                     self._trying = True
                 case _:
-                    self._down_since_s, self._trying = now_s, False
+                    self._down_since_s, self._trying, self._fd = now_s, False, None
         patience_s = self._renew_after_s if self._trying else min(self._renew_after_s, FORGOTTEN_AFTER_S)
         if self._down_since_s is None or now_s - self._down_since_s < patience_s:
             return False
@@ -220,7 +225,10 @@ class Line:
         return True
 
     def renew(self, now_s: float) -> None:
-        """Makes the connection anew, whatever has become of the old one."""
+        """Makes the connection anew, whatever has become of the old one and of what was on its way there."""
+        if self._fd is not None and self._address.startswith("tcp://"):
+            forget_unsent(self._fd, int(self._address.rpartition(":")[2]))
+        self._fd = None
         try:
             self._socket.disconnect(self._address)
         except zmq.ZMQError as err:
@@ -231,6 +239,11 @@ class Line:
     async def changed(self, timeout_s: float) -> None:
         """Returns when :meth:`watch` has something to take in, or when the time is over."""
         await self._watcher.poll(round(1000 * timeout_s), zmq.POLLIN)  # type: ignore[call-arg]
+
+    @property
+    def carried(self) -> Carried | None:
+        """What the connection has carried; None if there is none, or if it is not known."""
+        return None if self._fd is None else carried(self._fd)
 
     @property
     def stands(self) -> bool:

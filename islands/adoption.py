@@ -8,7 +8,7 @@ parameters are spoilt, the global ones take their place (``keep = 0``).
 
 from __future__ import annotations
 
-from broker.hearing import Hearing
+from broker.hearing import Carried, Hearing
 from broker.messages import BROKER, Reason, Resolution, Version, Want
 from broker.resending import Patience
 from islands.events import Action, Note, Prepare, RefreshOptimizer, RenewBulk, Send
@@ -52,7 +52,7 @@ class Adoption:
         self._waits_since_s = now_s if self._lacked else None
         self.want(now_s, actions)
 
-    def want_again(self, now_s: float, actions: list[Action]) -> bool:
+    def want_again(self, now_s: float, actions: list[Action], carried: Carried | None = None) -> bool:
         """Asks once more for what is lacking, where it is time; returns whether the bulk connection is made anew.
 
         It is where versions are published and none comes: it may bring in bytes that it never delivers.
@@ -63,7 +63,7 @@ class Adoption:
             self._want = self._patience.backoff(self._training.largest_bytes)
             self._want.tried(now_s)
             self._waits_since_s = now_s
-        if self._hearing.missing(lacking, now_s):
+        if self._hearing.missing(lacking, now_s, None if carried is None else carried.down):
             again = {"next_patience_s": round(self._hearing.patience_s, 1)}
             actions.append(Note(name="bulk.renewed", fields=again))
             actions.append(RenewBulk())

@@ -19,7 +19,7 @@ from __future__ import annotations
 from typing import assert_never
 
 from broker.fragments import FragmentManifest, TensorSpec
-from broker.hearing import Hearing
+from broker.hearing import Carried, Hearing
 from broker.messages import (
     Channel,
     Donor,
@@ -255,7 +255,7 @@ class Island:
                     self._welcome(message, now_s, actions)
             case FleetState():
                 if self.joined and self._fleet.heard(message, envelope.sequence, self.at.tokens):
-                    self._fleet_state(message, now_s, actions)
+                    self._fleet_state(message, event.carried, now_s, actions)
             case Version():
                 if self._adoption.arrived(message, event.flaw, now_s, actions):
                     self._hand_over.merged(message)
@@ -291,14 +291,14 @@ class Island:
             actions.append(joined)
         self._adoption.want_anew(now_s, actions)
 
-    def _fleet_state(self, state: FleetState, now_s: float, actions: list[Action]) -> None:
+    def _fleet_state(self, state: FleetState, carried: Carried | None, now_s: float, actions: list[Action]) -> None:
         """A shard answers: the fates of contributions, open rounds, published versions."""
         self._member.known()
         for resolution in state.resolutions:
-            if self._hand_over.resolve(resolution, now_s, actions):
+            if self._hand_over.resolve(resolution, now_s, actions, carried):
                 self._adoption.refused(resolution, actions)
-        self._hand_over.asked(state, now_s, actions)
-        if self._adoption.want_again(now_s, actions):
+        self._hand_over.asked(state, now_s, actions, carried)
+        if self._adoption.want_again(now_s, actions, carried):
             self._hand_over.due_again(now_s)
 
     def _boundary(self, boundary: Boundary, now_s: float) -> None:

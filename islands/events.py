@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from broker.fragments import FragmentManifest
+from broker.hearing import Carried
 from broker.messages import Envelope, Message, Payload, StateSource, Version
 from islands.shares import Taken
 
@@ -20,10 +21,14 @@ from islands.shares import Taken
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Received:
-    """A well-formed message arrived; ``flaw`` names what is wrong with its payload, if anything."""
+    """A well-formed message arrived; ``flaw`` names what is wrong with its payload, if anything.
+
+    With a FleetState comes what the bulk connection has ``carried``, if known.
+    """
 
     envelope: Envelope
     flaw: str = ""
+    carried: Carried | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

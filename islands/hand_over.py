@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import assert_never
 
 from broker.fragments import shard_of
+from broker.hearing import Carried
 from broker.messages import AGGREGATOR, Contribution, Fate, FleetState, Nothing, Phase, Resolution, Seed, Version
 from broker.ranges import StepRange
 from broker.resending import Backoff, Patience
@@ -45,8 +46,11 @@ class HandOver:
 
     # --- what the aggregators ask for -------------------------------------------------------------------------
 
-    def asked(self, state: FleetState, now_s: float, actions: list[Action]) -> None:
-        """Takes down which rounds of a shard's fragments are open; encodes what is to become version 0."""
+    def asked(self, state: FleetState, now_s: float, actions: list[Action], carried: Carried | None = None) -> None:
+        """Takes down which rounds of a shard's fragments are open; encodes what is to become version 0.
+
+        ``carried`` as in :meth:`resolve`.
+        """
         open_rounds = {r.fragment_id: r.round_id for r in state.rounds}
         if state.seed and state.epoch > self._seeds_for.get(state.shard, -1):
             self._seeds_for[state.shard] = state.epoch
@@ -69,7 +73,7 @@ class HandOver:
                 continue
             if seeded.seed is None:
                 seeded.seed = self._patience.backoff(self._training.model_bytes)  # they all go at once
-            if seeded.seed.due(now_s):
+            if seeded.seed.due(now_s, carried):
                 seeded.seeding = True
                 seeded.seed.tried(now_s)
                 actions.append(EncodeSeed(fragment_id=p))
@@ -142,8 +146,13 @@ class HandOver:
 
     # --- what becomes of them ---------------------------------------------------------------------------------
 
-    def resolve(self, resolution: Resolution, now_s: float, actions: list[Action]) -> bool:
-        """Takes in the fate of a contribution; returns whether it is refused for good."""
+    def resolve(
+        self, resolution: Resolution, now_s: float, actions: list[Action], carried: Carried | None = None
+    ) -> bool:
+        """Takes in the fate of a contribution; returns whether it is refused for good.
+
+        ``carried`` is what the bulk connection has, if known: what it still holds is not missing.
+        """
         fragment = self._training.fragments.get(resolution.fragment_id)
         key = (resolution.from_step, resolution.to_step)
         pending = fragment.outstanding.get(key) if fragment is not None else None
@@ -159,7 +168,7 @@ class HandOver:
                 del fragment.outstanding[key]
             case Fate.UNKNOWN | Fate.RETRY:
                 pending.arrived = False  # or not any more: what an aggregator held in memory went with it
-                if pending.backoff.due(now_s):
+                if pending.backoff.due(now_s, carried):
                     pending.backoff.tried(now_s)
                     pending.sent_once = False
                     if resolution.fate is Fate.UNKNOWN:  # a full aggregator says nothing of the link
@@ -204,4 +213,4 @@ class HandOver:
         for fragment in self._training.fragments.values():
             fragment.seed = None
             for pending in fragment.outstanding.values():
-                pending.backoff.due_at_s = min(pending.backoff.due_at_s, now_s)
+                pending.backoff.lost(now_s)

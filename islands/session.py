@@ -22,7 +22,7 @@ from typing import Any, assert_never
 
 from broker import clocks, logs
 from broker.errors import ConfigError, Unavailable
-from broker.messages import BROKER, Channel, Envelope, Message, Reason, StatePart, Version, joining
+from broker.messages import BROKER, Channel, Envelope, FleetState, Message, Reason, StatePart, Version, joining
 from islands import events
 from islands.config import IslandConfig
 from islands.core import Island
@@ -193,15 +193,17 @@ class Session:
     async def _receive(self, channel: Channel, envelope: Envelope) -> None:
         if envelope.sender != BROKER:  # which speaks when nobody else does
             self._exchange.heard_at_s = self._clock()
-        flaw = ""
+        flaw, carried = "", None
         match envelope.message:
             case Version():
                 flaw = await self._workshop.inspect(envelope)
             case StatePart():
                 flaw = await self._workshop.inspect_part(envelope)
+            case FleetState():
+                carried = self._wire.carried
             case _:
                 pass
-        self._handle(events.Received(envelope=envelope, flaw=flaw))
+        self._handle(events.Received(envelope=envelope, flaw=flaw, carried=carried))
 
     def _post(self, to: str, message: Message) -> None:
         core = self._core

@@ -16,6 +16,7 @@ from typing import Any, Self
 import zmq.asyncio
 
 from broker.endpoint import Endpoint
+from broker.hearing import Carried
 from broker.identity import KeyRole
 from broker.keys import client_keys
 from broker.messages import Channel, Contribution, Envelope, Heartbeat, Message, StatePart, Want
@@ -79,6 +80,12 @@ class Wire:
     def bytes_down(self) -> int:
         """Bytes received."""
         return self._closed_down + sum(endpoint.traffic.bytes_down for endpoint in self._endpoints.values())
+
+    @property
+    def carried(self) -> Carried | None:
+        """What the bulk connection has carried, if there is one and it is known."""
+        endpoint = self._endpoints.get(Channel.BULK)
+        return None if endpoint is None else endpoint.carried
 
     def connect(self, broker: int) -> None:
         """Leaves the present broker for the one at this place of the configuration."""

@@ -28,7 +28,7 @@ log = logs.get(__name__)
 
 READ_BYTES = 64 << 10
 #: Of the sockets on our side: what waits in the kernel should be little beside what waits in a lane.
-SOCKET_BUFFER_BYTES = 256 << 10
+SOCKET_BUFFER_BYTES = 64 << 10
 WRITE_HIGH_WATER_BYTES = 64 << 10
 CONNECT_WITHIN_S = 10.0
 

@@ -77,13 +77,19 @@ class Sender:
     """One direction of one link: what is sent waits until what was sent before has left."""
 
     free_at_s: float = 0.0
+    given_bytes: float = 0.0
 
     def queued_s(self, now_s: float, size_bytes: int, bytes_per_s: float) -> float:
         """Returns after what time the last byte of a message has left, and queues it."""
         if not bytes_per_s:
             return 0.0
         self.free_at_s = max(self.free_at_s, now_s) + size_bytes / bytes_per_s
+        self.given_bytes += size_bytes
         return self.free_at_s - now_s
+
+    def carried_bytes(self, now_s: float, bytes_per_s: float) -> int:
+        """Returns how much has left so far."""
+        return round(self.given_bytes - max(0.0, self.free_at_s - now_s) * bytes_per_s)
 
 
 @dataclass(slots=True)

@@ -22,6 +22,7 @@ from aggregator.recovery import renumbered
 from aggregator.replication import Followed, Outranked
 from broker import messages as m
 from broker.fragments import FragmentManifest, Kind, TensorSpec
+from broker.hearing import Carried
 from broker.relay import Received as RelayReceived
 from broker.relay import Send as RelaySend
 from broker.relay import Unreachable
@@ -374,13 +375,11 @@ class Simulation:
         Bulk waits for bulk, control for control: they have connections of their own. Links are faultless once the
         plan's troubles are over.
         """
-        link = self.plan.link
+        link = self.link_of(process)
         if self.plan.cuts and self.is_cut(process.name, broker, direction):
             return []
-        if isinstance(process, SimIsland):
-            if not process.plan.reachable(self.queue.now_s):
-                return []
-            link = process.plan.link or link
+        if isinstance(process, SimIsland) and not process.plan.reachable(self.queue.now_s):
+            return []
         if self.queue.now_s > self.plan.calm_after_s:
             link = LinkModel(delay_s=link.delay_s, bytes_per_s=link.bytes_per_s)
         if not link.bytes_per_s:
@@ -388,6 +387,23 @@ class Simulation:
         sender = self._senders.setdefault((process.address, direction, message.channel), Sender())
         queued_s = sender.queued_s(self.queue.now_s, self.size(message), link.bytes_per_s)
         return link.arrivals_s(self.rng, queued_s)
+
+    def link_of(self, process: Process) -> LinkModel:
+        """Returns the model of a process's own link."""
+        own = process.plan.link if isinstance(process, SimIsland) else None
+        return own or self.plan.link
+
+    def carried(self, process: Process) -> Carried | None:
+        """Returns what a process's link has carried of bulk, for all of its brokers; None for a link without a rate."""
+        now_s, rate = self.queue.now_s, self.link_of(process).bytes_per_s
+        if not rate:
+            return None
+        up, down = (
+            self._senders.setdefault((process.address, direction, m.Channel.BULK), Sender())
+            for direction in ("up", "down")
+        )
+        carried = up.carried_bytes(now_s, rate)
+        return Carried(carried, down.carried_bytes(now_s, rate), round(up.given_bytes) - carried)
 
     def to_broker(self, process: Process, to: str, message: m.Message, sequence: int, broker: int = 0) -> None:
         """Carries a message from a process to a broker: an island's own, or the one that an aggregator names."""
@@ -468,7 +484,8 @@ class Simulation:
         if isinstance(process, SimIsland):
             if process.deaf and envelope.message.channel is m.Channel.BULK:
                 return
-            process.handle(ie.Received(envelope=envelope))
+            carried = self.carried(process) if isinstance(envelope.message, m.FleetState) else None
+            process.handle(ie.Received(envelope=envelope, carried=carried))
             return
         message = envelope.message
         if isinstance(process, SimCandidate):
@@ -481,7 +498,7 @@ class Simulation:
         if isinstance(message, m.Follow):
             name = envelope.sender.removeprefix(m.standing_by(""))
             process.ways[name] = broker
-            process.handle(Followed(name=name, follow=message))
+            process.handle(Followed(name=name, follow=message, carried=self.carried(process)))
             return
         if isinstance(message, m.Refused):
             event = agg.refusal_of_ours(message, broker)
@@ -498,6 +515,7 @@ class Simulation:
             payload_bytes=self.size(message),
             norm=found.norm,
             broker=broker,
+            carried=self.carried(process) if isinstance(message, m.Attached) else None,
         )
         process.handle(received)
 

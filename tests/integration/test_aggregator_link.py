@@ -107,6 +107,43 @@ def test_behind_a_broker_that_is_slow_nothing_is_dropped_and_newer_versions_repl
     assert asyncio.run(main()) == [(p, 1 + (p == many - 1)) for p in range(many)]
 
 
+@pytest.mark.timeout(60)
+def test_over_a_connection_made_anew_it_attaches_first_and_sends_nothing_of_what_the_old_one_held_back():
+    """A broker takes no version from one who has not attached over that connection."""
+    payload = (encode_tensor(np.zeros(2_000_000, np.float32), m.Codec.F32),)
+
+    async def main():
+        context = zmq.asyncio.Context()
+        bulk = context.socket(zmq.ROUTER)
+        bulk.set_hwm(1)
+        port = bulk.bind_to_random_port("tcp://127.0.0.1")
+        async with link_to(context, f"tcp://127.0.0.1:{port - 1}", []) as link, asyncio.TaskGroup() as group:
+            sending = group.create_task(link.send_bulk())
+            link.attach(m.AttachBulk(shard=0, epoch=3, shards=1))
+            for fragment_id in range(12):
+                link.publish(fragment_id, publication(1, fragment_id, payload))
+            async with asyncio.timeout(30.0):
+                while link.carried is None or not link.carried.waiting:  # the broker reads nothing
+                    await asyncio.sleep(0.05)
+                await asyncio.sleep(1.0)
+                link.renew()
+                link.publish(5, publication(2, 5))
+                came = []
+                while not came or (came[-1][1], came[-1][2]) != (m.Version, 2):
+                    peer, *frames = await bulk.recv_multipart(copy=False)
+                    message = decode(frames, DEFAULT_LIMITS).message
+                    came.append((bytes(peer), type(message), getattr(message, "fragment_version", None)))
+            sending.cancel()
+        bulk.close(linger=0)
+        context.term()
+        return came
+
+    came = asyncio.run(main())
+    first, last = came[0][0], came[-1][0]
+    assert first != last
+    assert [each[1:] for each in came if each[0] == last] == [(m.AttachBulk, None), (m.Version, 2)]
+
+
 def test_versions_reach_a_broker_while_another_one_is_away():
     async def main():
         context = zmq.asyncio.Context()

@@ -3,7 +3,7 @@
 import pytest
 
 from aggregator.hearing import SAID_LATELY_S, Hearings
-from broker.hearing import PATIENCE_S
+from broker.hearing import PATIENCE_S, Carried
 
 
 @pytest.fixture
@@ -11,7 +11,7 @@ def hearings():
     return Hearings()
 
 
-def renewals(hearings, until_s, held, *, lacks, listed=(), broker=0, came_at_s=()):
+def renewals(hearings, until_s, held, *, lacks, listed=(), broker=0, came_at_s=(), carried=lambda second: None):
     """One answer to Attach a second; returns when the connection is made anew."""
     found = []
     for second in range(until_s + 1):
@@ -19,13 +19,13 @@ def renewals(hearings, until_s, held, *, lacks, listed=(), broker=0, came_at_s=(
             hearings.listed(broker, island_id, True, float(second))
         if second in came_at_s:
             hearings.came(broker, float(second))
-        if hearings.answered(broker, held(second), lacks, 0, float(second)):
+        if hearings.answered(broker, held(second), lacks, 1_000_000, float(second), carried(second)):
             found.append(second)
     return found
 
 
 def test_a_broker_that_takes_nothing_in_is_reached_by_another_connection(hearings):
-    assert renewals(hearings, 10, lambda second: (1, 1), lacks=True) == [PATIENCE_S]
+    assert renewals(hearings, 10, lambda second: (1, 1), lacks=True) == [1 + PATIENCE_S]
 
 
 def test_a_broker_that_lacks_one_version_and_takes_others_in_is_left_alone(hearings):
@@ -33,12 +33,33 @@ def test_a_broker_that_lacks_one_version_and_takes_others_in_is_left_alone(heari
 
 
 def test_contributions_that_are_said_to_be_on_their_way_and_do_not_come_cost_the_connection(hearings):
-    assert renewals(hearings, 10, lambda second: (1,), lacks=False, listed=["a"]) == [PATIENCE_S]
+    assert renewals(hearings, 10, lambda second: (1,), lacks=False, listed=["a"]) == [1 + PATIENCE_S]
 
 
 def test_whatever_comes_from_a_broker_shows_that_its_connection_delivers(hearings):
     came = range(0, 60, 5)
     assert renewals(hearings, 60, lambda second: (1,), lacks=False, listed=["a"], came_at_s=came) == []
+
+
+def test_versions_that_wait_in_the_kernel_are_on_their_way_and_the_broker_is_not_deaf(hearings):
+    def carried(second):
+        return Carried(1_000 * second, 0, 1_000_000 - 1_000 * second)
+
+    assert renewals(hearings, 900, lambda second: (1, 1), lacks=True, carried=carried) == []
+
+
+def test_versions_that_a_broker_has_acknowledged_and_does_not_hold_are_swallowed(hearings):
+    def carried(second):
+        return Carried(100_000 * min(second, 10), 0, max(0, 1_000_000 - 100_000 * second))
+
+    assert renewals(hearings, 20, lambda second: (1, 1), lacks=True, carried=carried) == [10 + 1 + PATIENCE_S]
+
+
+def test_contributions_that_come_in_slowly_are_coming(hearings):
+    def carried(second):
+        return Carried(0, 5_000 * second)
+
+    assert renewals(hearings, 200, lambda second: (1,), lacks=False, listed=["a"], carried=carried) == []
 
 
 def test_an_island_that_is_gone_is_not_waited_for(hearings):

@@ -24,6 +24,7 @@ from aggregator.tape import FORMAT, Tape, event_line, note_line, read_event, rea
 from broker import messages as m
 from broker.errors import ConfigError
 from broker.fragments import Kind, TensorSpec
+from broker.hearing import Carried
 from broker.ranges import StepRange
 
 TENSORS = tuple(TensorSpec(name=f"w{i}", shape=(4, 5), dtype="float32", kind=Kind.RDA) for i in range(2))
@@ -56,7 +57,7 @@ EVENTS = [
         flaw=Flaw(reason=m.Reason.CHECKSUM, detail="bytes differ"),
         payload_bytes=80,
     ),
-    Received(envelope=envelope(m.Nothing(round_id=3, fragment_id=1))),
+    Received(envelope=envelope(m.Nothing(round_id=3, fragment_id=1)), carried=Carried(2**40, 5, 7)),
     Computed(fragment_id=1, fragment_version=2, digest="ab"),
     Persisted(fragment_id=1, fragment_version=2),
     PersistFailed(fragment_id=1, fragment_version=2, detail="disk full"),

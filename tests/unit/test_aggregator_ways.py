@@ -7,6 +7,7 @@ from aggregator.link import Outgoing
 from aggregator.shelves import Shelves
 from aggregator.ways import MOST_NAMES, Ways
 from broker import messages as m
+from broker.hearing import Carried
 from broker.resending import JOURNEYS, LEAST_BYTES_PER_S, REPUBLISH_S
 from tests.helpers import Desk, of
 
@@ -140,14 +141,28 @@ def test_over_a_connection_made_anew_goes_what_was_on_its_way():
     assert shelves.lacking(0, {0: 3, 1: 6}, newest, 3.5, 1 << 40) == []
 
 
-def test_over_a_connection_made_anew_goes_one_version_at_a_time_until_one_has_arrived():
-    shelves, newest = Shelves(0.0), {0: (3, 1.0), 1: (7, 1.0), 2: (5, 1.0)}
-    shelves.answered(0, (2, 6, 4), 1.5)
-    shelves.renewed(0, 2.0)
-    assert shelves.lacking(0, {0: 2, 1: 6, 2: 4}, newest, 2.5) == [0]
-    assert shelves.lacking(0, {0: 2, 1: 6, 2: 4}, newest, 2.5 + REPUBLISH_S / 2) == []
-    assert shelves.lacking(0, {0: 2, 1: 6, 2: 4}, newest, 2.5 + REPUBLISH_S) == [1]  # 0 is lost, or cannot pass
-    assert shelves.lacking(0, {0: 2, 1: 7, 2: 4}, newest, 4.0) == [2, 0]
+def test_what_this_machine_still_holds_of_a_version_is_not_sent_again():
+    """A slow link: until the first copy has left, others would queue behind it."""
+    shelves, newest = Shelves(0.0), {0: (3, 1.0)}
+
+    def lacking(now_s, carried, held=2):
+        shelves.answered(0, (held,), now_s)
+        return shelves.lacking(0, {0: held}, newest, now_s, 1000, carried)
+
+    assert not any(lacking(float(at_s), Carried(30 * at_s, 0, 1000 - 30 * at_s)) for at_s in range(1, 34))
+    assert not lacking(33.5, Carried(1000, 0, 0))
+    assert lacking(33.0 + REPUBLISH_S, Carried(1000, 0, 0)) == [0]
+    assert not lacking(35.0, Carried(1000, 0, 1000))
+
+
+def test_what_went_with_a_connection_that_broke_is_sent_over_the_next_one_at_once():
+    shelves, newest = Shelves(0.0), {0: (3, 1.0), 1: (7, 1.0)}
+    shelves.answered(0, (2, 7), 1.5)
+    assert shelves.lacking(0, {0: 2, 1: 7}, newest, 1.5, 1 << 30, Carried(5000, 0, 400)) == []
+    shelves.answered(0, (2, 7), 2.0)
+    assert shelves.lacking(0, {0: 2, 1: 7}, newest, 2.0, 1 << 30, Carried(60, 0, 0)) == [0]
+    shelves.answered(0, (2, 7), 2.5)
+    assert shelves.lacking(0, {0: 2, 1: 7}, newest, 2.5, 1 << 30, Carried(60, 0, 400)) == []
 
 
 def test_a_broker_that_is_a_new_process_has_no_backlog_and_gets_everything_at_once():

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.resending import JOURNEYS, LEAST_BYTES_PER_S, LONGEST, PATIENT_S, RESEND_S, UNKNOWN_S, Patience
+from broker.hearing import Carried
+from broker.resending import AHEAD, JOURNEYS, LEAST_BYTES_PER_S, LONGEST, PATIENT_S, RESEND_S, UNKNOWN_S, Patience
 
 
 @pytest.mark.parametrize(("journey_s", "longest_s"), [(None, UNKNOWN_S), (0.1, LONGEST * RESEND_S)])
@@ -45,6 +46,43 @@ def test_a_pause_that_was_too_short_is_kept_until_a_journey_is_measured():
         patience.in_vain(backoff)
     patience.took(0.1)
     assert patience.backoff().first_s == RESEND_S
+
+
+def test_a_pause_begins_when_the_last_attempt_has_left_this_machine():
+    backoff = Patience().backoff(100)
+    backoff.tried(0.0)
+    assert not any(backoff.due(float(now_s), Carried(0, 0, 1)) for now_s in range(500))
+    assert not backoff.due(499.0 + RESEND_S - 0.1, Carried(1, 0, 0))
+    assert backoff.due(499.0 + RESEND_S, Carried(1, 0, 0))
+
+
+def test_a_first_attempt_waits_for_nothing():
+    assert Patience().backoff(100).due(0.0, Carried(0, 0, 1 << 30))
+
+
+def test_what_is_always_full_does_not_hold_back_what_is_lost_for_ever():
+    """A link that always carries something: by and by the attempt must have left it."""
+    backoff = Patience().backoff(1000)
+    backoff.tried(0.0)
+    due_at_s = next(now_s for now_s in range(1000) if backoff.due(float(now_s), Carried(100 * now_s, 0, 5000)))
+    assert due_at_s == pytest.approx((5000 + AHEAD * 1000) / 100 + RESEND_S, abs=1.0)
+
+
+def test_nothing_is_held_back_for_longer_than_anything_may_take():
+    backoff, full = Patience().backoff(100), Carried(0, 0, 1 << 40)
+    backoff.tried(0.0)
+    assert not backoff.due(PATIENT_S, full)
+    assert backoff.due(PATIENT_S + RESEND_S, full)
+
+
+def test_what_went_with_a_connection_is_due_whatever_the_next_one_carries():
+    backoff = Patience().backoff(100)
+    backoff.tried(0.0)
+    assert not backoff.due(5.0, Carried(0, 0, 1))
+    backoff.lost(5.0)
+    assert backoff.due(5.0, Carried(0, 0, 1))
+    backoff.tried(5.0)
+    assert not backoff.due(50.0, Carried(0, 0, 1))
 
 
 @given(all_s=st.floats(0.01, 100.0), together=st.integers(1, 24))

@@ -28,6 +28,7 @@ PURE = [
     "broker/tensors",
     "broker/schema",
     "broker/codec",
+    "broker/connections",
     "broker/hearing",
     "broker/queues",
     "broker/directory",

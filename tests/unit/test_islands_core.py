@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from aggregator.events import Flaw
 from broker import messages as m
 from broker.fragments import Kind
+from broker.hearing import Carried
 from broker.resending import Backoff
 from islands.core import Island
 from islands.events import (
@@ -72,7 +73,7 @@ class Hand:
                 said = said + self.feed(prepared)
         return said
 
-    def hear(self, message, flaw="", sequence=None):
+    def hear(self, message, flaw="", sequence=None, carried=None):
         self.sequence += 1
         envelope = m.Envelope(
             run_id="demo",
@@ -82,7 +83,7 @@ class Hand:
             to="a",
             message=message,
         )
-        return self.feed(Received(envelope=envelope, flaw=flaw))
+        return self.feed(Received(envelope=envelope, flaw=flaw, carried=carried))
 
     def welcome(self, incarnation=1, nonce=None, start=0):
         manifest = tuple((t,) for t in self.tensors)
@@ -100,7 +101,7 @@ class Hand:
             )
         )
 
-    def state(self, *, rounds=(), resolutions=(), sequence=None, **more):
+    def state(self, *, rounds=(), resolutions=(), sequence=None, carried=None, **more):
         fields = {
             "phase": m.Phase.RUNNING,
             "due_soon": (),
@@ -112,7 +113,7 @@ class Hand:
         }
         open_ = tuple(m.OpenRound(round_id=r, fragment_id=p) for r, p in rounds)
         state = m.FleetState(epoch=self.epoch, rounds=open_, resolutions=tuple(resolutions), share=SHARE, **fields)
-        return self.hear(state, sequence=sequence)
+        return self.hear(state, sequence=sequence, carried=carried)
 
     def version(self, number, p=0, merged=(), flaw=""):
         return self.hear(
@@ -150,7 +151,7 @@ class Hand:
     def captured(self, p=0):
         return self.feed(Captured(fragment_id=p, payload=f"at {self.step}"))
 
-    def resolve(self, contribution, fate, reason=None):
+    def resolve(self, contribution, fate, reason=None, carried=None):
         steps = contribution.steps
         resolution = m.Resolution(
             fragment_id=contribution.fragment_id,
@@ -159,7 +160,7 @@ class Hand:
             fate=fate,
             reason=reason,
         )
-        return self.state(resolutions=(resolution,))
+        return self.state(resolutions=(resolution,), carried=carried)
 
 
 def sent(actions, kind):
@@ -394,6 +395,16 @@ def test_a_contribution_that_never_arrived_is_sent_again_with_growing_pauses():
         if sent(hand.resolve(contribution, m.Fate.UNKNOWN), m.Contribution):
             times.append(hand.now_s)
     assert times == [2.0, 6.0, 14.0, 30.0, 62.0, 122.0]
+
+
+def test_a_contribution_that_this_machine_still_holds_is_not_sent_again():
+    hand = Hand()
+    contribution = hand.hand_over(4, 1)
+    for i in range(1, 1300):
+        hand.now_s = i / 10
+        assert not sent(hand.resolve(contribution, m.Fate.UNKNOWN, carried=Carried(0, 0, 7)), m.Contribution)
+    hand.now_s += 2.0
+    assert sent(hand.resolve(contribution, m.Fate.UNKNOWN, carried=Carried(7, 0, 0)), m.Contribution) == [contribution]
 
 
 def test_the_same_bytes_are_sent_again_on_retry():

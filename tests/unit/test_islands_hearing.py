@@ -3,7 +3,15 @@
 import pytest
 
 from broker import messages as m
-from broker.hearing import LEAST_BYTES_PER_S, LONGEST_PATIENCE_S, PATIENCE_S, Hearing
+from broker.hearing import (
+    LEAST_BYTES,
+    LEAST_BYTES_PER_S,
+    LONGEST_PATIENCE_S,
+    MOST_MESSAGES,
+    PATIENCE_S,
+    Carried,
+    Hearing,
+)
 from islands.events import RenewBulk, Send
 from tests.helpers import notes, of
 from tests.unit.test_islands_core import Hand
@@ -14,10 +22,10 @@ def hearing():
     return Hearing()
 
 
-def renewals(hearing, from_s, to_s):
+def renewals(hearing, from_s, to_s, carried=lambda now_s: None, waiting=lambda now_s: False):
     """Asks every half second, as heartbeats are answered; returns when the connection is made anew."""
     moments = [from_s + i / 2 for i in range(int(2 * (to_s - from_s)) + 1)]
-    return [now_s for now_s in moments if hearing.missing(True, now_s)]
+    return [now_s for now_s in moments if hearing.missing(True, now_s, carried(now_s), waiting=waiting(now_s))]
 
 
 def test_who_misses_nothing_may_hear_nothing_for_ever(hearing):
@@ -61,6 +69,58 @@ def test_a_new_connection_begins_with_all_the_patience_there_is(hearing):
     assert renewals(hearing, 16.0, 16.0) == [16.0]
 
 
+# --- where the kernel says what it carries ------------------------------------------------------------------------
+
+MEGABYTE = 1_000_000
+
+
+@pytest.mark.parametrize("bytes_per_s", [5_000, 25_000, 1_000_000])
+def test_a_link_that_is_slow_is_not_taken_for_a_deaf_connection(hearing, bytes_per_s):
+    hearing.expect(MEGABYTE)
+    assert renewals(hearing, 0.0, MEGABYTE / bytes_per_s, lambda now_s: round(bytes_per_s * now_s)) == []
+
+
+def test_a_link_that_moves_in_bursts_is_slow_and_not_deaf(hearing):
+    hearing.expect(MEGABYTE)
+    assert renewals(hearing, 0.0, 80.0, lambda now_s: LEAST_BYTES * int(now_s / 8)) == []
+
+
+def test_silence_begins_when_nothing_passes_any_more(hearing):
+    """A deaf connection takes what it is sent at once, and delivers none of it."""
+    hearing.expect(MEGABYTE)
+    assert renewals(hearing, 0.0, 13.0, lambda now_s: MEGABYTE if now_s >= 3 else 0) == [12.0]  # 3 + 8 and the first 1
+
+
+def test_pings_and_small_answers_are_silence(hearing):
+    hearing.expect(MEGABYTE)
+    assert renewals(hearing, 0.0, 10.0, lambda now_s: round(500 * now_s)) == [9.0]
+
+
+def test_what_passes_and_is_too_much_for_what_is_missing_is_swallowed(hearing):
+    """Versions that are published all the time, and disappear in a frame that never ends."""
+    hearing.expect(MEGABYTE)
+    bytes_per_s = 2 * MEGABYTE
+    (renewed_at_s,) = renewals(hearing, 0.0, 16.0, lambda now_s: round(bytes_per_s * now_s))
+    assert renewed_at_s == pytest.approx(MOST_MESSAGES * MEGABYTE / bytes_per_s + 1.0 + PATIENCE_S, abs=1.0)
+
+
+def test_what_waits_to_be_carried_passes_however_slowly(hearing):
+    hearing.expect(MEGABYTE)
+    assert renewals(hearing, 0.0, 500.0, lambda now_s: round(100 * now_s), lambda now_s: True) == []
+
+
+def test_a_deaf_connection_that_is_sent_more_and_more_is_found_out_all_the_same(hearing):
+    hearing.expect(MEGABYTE)
+    found = renewals(hearing, 0.0, 60.0, lambda now_s: round(MEGABYTE * now_s), lambda now_s: True)
+    assert found[0] <= MOST_MESSAGES + 2 + 1 + PATIENCE_S
+
+
+def test_a_new_connection_counts_from_zero(hearing):
+    hearing.expect(MEGABYTE)
+    assert renewals(hearing, 0.0, 9.0, lambda now_s: 0 if now_s else 5 * MEGABYTE) == [9.0]
+    assert renewals(hearing, 9.5, 40.0, lambda now_s: round(25_000 * (now_s - 9.0))) == []
+
+
 # --- in the island's core ---------------------------------------------------------------------------------------
 
 
@@ -97,6 +157,20 @@ def test_contributions_that_may_have_been_swallowed_on_their_way_are_due_again()
     hand.now_s += 0.5
     assert of(hand.state(versions=(1,)), RenewBulk)
     assert Send(to=m.AGGREGATOR, message=contribution) in hand.state(versions=(1,), resolutions=[unknown])
+
+
+@pytest.mark.parametrize(("came_bytes", "patience_s"), [(0, PATIENCE_S), (LEAST_BYTES, PATIENCE_S + 5.0)])
+def test_an_island_waits_from_when_bytes_came_last(came_bytes, patience_s):
+    hand = Hand()
+    hand.version(1)
+    hand.boundary(1, installed=(0,))
+    hand.state(versions=(2,), carried=Carried(0, 7))
+    began_s = hand.now_s
+    while not of(
+        hand.state(versions=(2,), carried=Carried(0, 7 + came_bytes * (hand.now_s - began_s >= 5))), RenewBulk
+    ):
+        hand.now_s += 0.5
+    assert hand.now_s - began_s == pytest.approx(patience_s, abs=0.51)
 
 
 def test_a_damaged_version_is_a_sign_of_life():

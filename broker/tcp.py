@@ -1,0 +1,71 @@
+"""What the kernel tells of a TCP connection that ZeroMQ holds, and does to it; ZeroMQ has no call for either. Shell.
+
+A descriptor may have been closed meanwhile, and given to something else, so a copy of it is looked at before anything
+is done to it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import struct
+import termios
+
+from broker.hearing import Carried
+
+#: Where ``struct tcp_info`` has ``tcpi_bytes_acked`` and ``tcpi_bytes_received``, unsigned 64-bit numbers (Linux 4.1).
+_CARRIED_AT = 120
+_CARRIED = struct.Struct("=QQ")
+_WAITING = struct.Struct("i")
+
+
+def carried(fd: int) -> Carried | None:
+    """Returns what a connection has carried; None if it is none, or the kernel does not say."""
+    try:
+        with socket.socket(fileno=os.dup(fd)) as sock:
+            info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _CARRIED_AT + _CARRIED.size)
+            (waiting,) = _WAITING.unpack(fcntl.ioctl(sock, termios.TIOCOUTQ, bytes(_WAITING.size)))
+    except OSError:
+        return None
+    if len(info) < _CARRIED_AT + _CARRIED.size:
+        return None
+    up, down = _CARRIED.unpack_from(info, _CARRIED_AT)
+    return Carried(up, down, waiting)
+
+
+def received_bytes(fd: int) -> int | None:
+    """Returns what has come in over a connection; None as :func:`carried`."""
+    found = carried(fd)
+    return None if found is None else found.down
+
+
+def hang_up(fd: int, port: int) -> bool:
+    """Ends a connection of our port and says whether there was one.
+
+    Another peer that has come to have this descriptor connects again.
+    """
+    try:
+        with socket.socket(fileno=os.dup(fd)) as sock:
+            if sock.type != socket.SOCK_STREAM or sock.getsockname()[1] != port:
+                return False
+            sock.getpeername()
+            sock.shutdown(socket.SHUT_RDWR)
+    except (OSError, IndexError):
+        return False
+    return True
+
+
+def forget_unsent(fd: int, port: int) -> bool:
+    """Has the kernel throw away what a connection to that port has not sent yet, once it is closed.
+
+    It would go on sending that for as long as it takes, before all that is sent over the next connection.
+    """
+    try:
+        with socket.socket(fileno=os.dup(fd)) as sock:
+            if sock.type != socket.SOCK_STREAM or sock.getpeername()[1] != port:
+                return False
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    except (OSError, IndexError):
+        return False
+    return True

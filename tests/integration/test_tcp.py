@@ -1,0 +1,103 @@
+"""What the kernel says of connections, and forgets with them: on real sockets."""
+
+import contextlib
+import socket
+import time
+
+import pytest
+
+from broker.hearing import Carried
+from broker.tcp import carried, forget_unsent, hang_up, received_bytes
+
+WITHIN_S = 10.0
+HANDSHAKE_BYTES = 1  # the beginning of a connection is acknowledged like a byte
+
+
+@pytest.fixture
+def pair():
+    """A client and its connection at the server, of loopback TCP; the server reads nothing unless it is told to."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
+        client = socket.create_connection(listening.getsockname(), timeout=WITHIN_S)
+        server, _ = listening.accept()
+        server.settimeout(WITHIN_S)
+        with client, server:
+            yield client, server
+
+
+def port_of(server):
+    return server.getsockname()[1]
+
+
+def filled(client):
+    """Sends until the kernel takes no more; returns how much it took."""
+    client.setblocking(False)
+    taken = 0
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            taken += client.send(bytes(1 << 20))
+    return taken
+
+
+def until(condition):
+    deadline_s = time.monotonic() + WITHIN_S
+    while not condition():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+
+
+def test_what_has_arrived_is_counted_in_both_directions(pair):
+    client, server = pair
+    client.sendall(b"x" * 5_000)
+    server.sendall(b"y" * 300)
+    assert len(client.recv(300, socket.MSG_WAITALL)) == 300
+    until(lambda: carried(client.fileno()) == pytest.approx(Carried(5_000, 300, 0), abs=HANDSHAKE_BYTES))
+    until(lambda: carried(server.fileno()) == pytest.approx(Carried(300, 5_000, 0), abs=HANDSHAKE_BYTES))
+    assert received_bytes(server.fileno()) == 5_000
+
+
+def test_what_the_other_end_has_not_acknowledged_waits(pair):
+    client, server = pair
+    taken = filled(client)
+    until(lambda: received_bytes(server.fileno()))
+    found = carried(client.fileno())
+    assert found.waiting > 0
+    assert found.up + found.waiting == pytest.approx(taken, abs=HANDSHAKE_BYTES)
+
+
+@pytest.mark.parametrize("kind", ["file", "pipe between processes", "closed"])
+def test_what_is_no_tcp_connection_carries_nothing_that_is_known(kind, tmp_path):
+    with contextlib.ExitStack() as stack:
+        if kind == "file":
+            fd = stack.enter_context((tmp_path / "f").open("w")).fileno()
+        else:
+            ends = [stack.enter_context(each) for each in socket.socketpair()]
+            fd = ends[0].fileno()
+        if kind == "closed":
+            stack.close()
+        assert carried(fd) is None
+        assert received_bytes(fd) is None
+        assert not forget_unsent(fd, 7001)
+        assert not hang_up(fd, 7001)
+
+
+@pytest.mark.parametrize("forgotten", [True, False])
+def test_what_was_not_sent_is_sent_after_a_close_unless_it_is_forgotten(pair, forgotten):
+    client, server = pair
+    taken = filled(client)
+    if forgotten:
+        assert forget_unsent(client.fileno(), port_of(server))
+    client.close()
+    came = 0
+    with contextlib.suppress(ConnectionResetError):
+        while data := server.recv(1 << 20):
+            came += len(data)
+    assert (came < taken) == forgotten
+
+
+def test_a_connection_to_another_port_is_left_alone(pair):
+    client, server = pair
+    assert not forget_unsent(client.fileno(), port_of(server) ^ 1)
+    assert not hang_up(server.fileno(), port_of(server) ^ 1)
+    client.sendall(b"x")
+    assert server.recv(1) == b"x"
