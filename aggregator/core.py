@@ -219,7 +219,7 @@ class Aggregator:
             return
         envelope, message = event.envelope, event.envelope.message
         if message.channel is Channel.BULK:
-            self._hearings.came(event.broker, self.run.now_s)
+            self._hearings.came(event.broker, self.run.now_s, event.carried)
         match message:
             case Join():
                 self.run.ways.heard(envelope, event.broker)

@@ -39,8 +39,8 @@ class Received:
     """A well-formed message arrived.
 
     ``broker`` is the place of the one it came by in the configuration, ``norm`` that of its payload, None if it has
-    none or a flaw. With what brokers and standbys say that they have comes what the bulk
-    connection to that broker has ``carried``, if known.
+    none or a flaw. With whatever comes over the bulk connection to that broker, and with its answers to Attach, comes
+    what that connection has ``carried``, if known.
     """
 
     envelope: Envelope

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 
 from broker.hearing import Carried, Hearing
 
+#: What goes to standbys, twice as large as versions, goes before them, and no broker says that it has come.
+UP_MESSAGES = 32
 #: What an island has said is out of date after so long: it has gone, or speaks through another broker.
 SAID_LATELY_S = 5.0
 
@@ -18,7 +20,7 @@ SAID_LATELY_S = 5.0
 class _Broker:
     """Both ways of the bulk connection to one broker."""
 
-    up: Hearing = field(default_factory=Hearing)
+    up: Hearing = field(default_factory=lambda: Hearing(UP_MESSAGES))
     down: Hearing = field(default_factory=Hearing)
     held: tuple[int, ...] = ()  #: on its shelf, when it answered last
     awaited: dict[str, float] = field(default_factory=dict)  #: island -> when it listed what has not come
@@ -30,9 +32,9 @@ class Hearings:
     def __init__(self) -> None:
         self._brokers: dict[int, _Broker] = {}
 
-    def came(self, broker: int, now_s: float) -> None:
-        """Something came from a broker over the bulk connection."""
-        self._at(broker).down.heard(now_s)
+    def came(self, broker: int, now_s: float, carried: Carried | None = None) -> None:
+        """Something came from a broker over the bulk connection, which has ``carried`` so much by then, if known."""
+        self._at(broker).down.heard(now_s, None if carried is None else carried.down)
 
     def listed(self, broker: int, island_id: str, on_its_way: bool, now_s: float) -> None:
         """An island's heartbeat came through a broker, and lists contributions that have not come, or none."""
@@ -66,13 +68,12 @@ class Hearings:
             each.expect(largest_bytes)
         if held != at.held:
             at.held = held
-            at.up.heard(now_s)
+            at.up.heard(now_s, None if carried is None else carried.up)
         at.awaited = {name: at_s for name, at_s in at.awaited.items() if now_s - at_s <= SAID_LATELY_S}
-        if carried is None:
-            up, down = at.up.missing(lacks, now_s), at.down.missing(bool(at.awaited), now_s)
-        else:
-            up = at.up.missing(lacks, now_s, carried.up, waiting=carried.waiting > 0)
-            down = at.down.missing(bool(at.awaited), now_s, carried.down)
+        up_bytes, down_bytes = (None, None) if carried is None else (carried.up, carried.down)
+        waiting = carried is not None and carried.waiting > 0
+        up = at.up.missing(lacks, now_s, up_bytes, waiting=waiting)
+        down = at.down.missing(bool(at.awaited), now_s, down_bytes)
         return up or down
 
     def _at(self, broker: int) -> _Broker:

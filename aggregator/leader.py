@@ -277,7 +277,7 @@ class Leader:
         elif self._replication is not None:
             name = received.envelope.sender.removeprefix(STANDBY)
             self._ways[name] = received.broker
-            await self._events.put(Followed(name=name, follow=message, carried=received.carried))
+            await self._events.put(Followed(name=name, follow=message))
 
     async def _made(self, event: Event) -> None:
         """Takes a completion of the workshop in: what has become durable here is not yet durable everywhere."""

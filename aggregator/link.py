@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from types import TracebackType
-from typing import Any, Self, cast
+from typing import Any, Self
 
 import zmq.asyncio
 
@@ -88,7 +88,6 @@ class Link:
         self._attached: AttachBulk | FollowBulk | None = None  # the newest one
         self._replicas: dict[tuple[str, int | None], Outgoing] = {}  # by standby and fragment
         self._versions: dict[int, Outgoing] = {}  # by fragment, in the order of publication
-        self._renewals = 0
         self._woken = asyncio.Event()
         self._stack = AsyncExitStack()
 
@@ -132,40 +131,43 @@ class Link:
         return self.endpoints[Channel.BULK].carried
 
     def renew(self) -> None:
-        """Makes the bulk connection anew, and attaches over it first. Versions are sent again by the core."""
+        """Makes the bulk connection anew. Versions that wait for it are published again by the core."""
         self._versions.clear()
-        self._attach = self._attached
-        self._renewals += 1
         self.endpoints[Channel.BULK].renew()
-        self._woken.set()
 
     async def send_bulk(self) -> None:
         """Sends what is queued, oldest first, until cancelled. Whoever queued it does so again if it is lost.
 
-        While the connection stands it waits, unless there is something newer in place of it.
+        Over each connection it attaches before all else. What waits for one, or for room in it, gives way to what is
+        newer in its place.
         """
+        bulk, greeted = self.endpoints[Channel.BULK], 0
         while True:
             await self._woken.wait()
             self._woken.clear()
             while self._attach is not None or self._replicas or self._versions:
-                if self._attach is not None:
-                    to, message = BROKER, cast(Message, self._attach)
+                connection = bulk.connection
+                if not connection:
+                    await bulk.line(False, 1.0)
+                elif self._attached is not None and (self._attach is not None or connection != greeted):
                     self._attach = None
-                    await self._send_bulk(to, message)
+                    if await self._send_bulk(BROKER, self._attached, connection):
+                        greeted = connection
                 else:
                     queue: dict[Any, Outgoing] = self._replicas or self._versions
                     key = next(iter(queue))
-                    outgoing, renewals = queue.pop(key), self._renewals
+                    outgoing = queue.pop(key)
                     message = await outgoing.message()
-                    # A link that takes nothing more for now is not one that is down: what waits for it is not lost.
-                    while self._renewals == renewals and not await self._send_bulk(outgoing.to, message):
-                        if key in queue or not await self.endpoints[Channel.BULK].line(True, 0.0):
+                    while not await self._send_bulk(outgoing.to, message, connection):
+                        if bulk.connection != connection:
+                            queue.setdefault(key, outgoing)
+                        if key in queue:
                             break
 
-    async def _send_bulk(self, to: str, message: Message) -> bool:
-        """Returns whether it is on its way, or never can be."""
+    async def _send_bulk(self, to: str, message: Message, connection: int) -> bool:
+        """Returns whether it is on its way over that connection, or never can be."""
         try:
-            return await self.endpoints[Channel.BULK].send(self._wrap(to, message))
+            return await self.endpoints[Channel.BULK].send(self._wrap(to, message), over=connection)
         except LocalProtocolError as err:
             self._on_unsendable(err, to)
             return True

@@ -24,7 +24,6 @@ from dataclasses import dataclass, field
 
 from aggregator.events import Commit, Event, Note, Persisted, PersistFailed, RunSaved, RunSaveFailed
 from aggregator.founding import Founding
-from broker.hearing import Carried
 from broker.messages import Follow, newness
 from broker.resending import REPUBLISH_S, SILENT_S, Backoff, Patience
 
@@ -59,11 +58,10 @@ class Local:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Followed:
-    """A standby was heard; ``carried`` is what the bulk connection to the broker that it was heard by has, if known."""
+    """A standby was heard."""
 
     name: str
     follow: Follow
-    carried: Carried | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,7 +157,6 @@ class _Standby:
 
     heard_at_s: float
     was_silent: bool = False  #: for long, before that
-    carried: Carried | None = None  #: by the connection that it was heard by
     follows: bool = False  #: this leader, under this epoch
     stored: dict[int, Key] = field(default_factory=dict)
     run_serial: int = -1
@@ -239,8 +236,8 @@ class Replication:
         match event:
             case Local(event=done):
                 self._local(done, now_s)
-            case Followed(name=name, follow=follow, carried=carried):
-                self._followed(name, follow, carried, now_s)
+            case Followed(name=name, follow=follow):
+                self._followed(name, follow, now_s)
             case Outranked() if not self.deposed:
                 self.deposed = True
                 self._actions.append(Deposed(holder="another aggregator", epoch=self.epoch + 1))
@@ -296,7 +293,7 @@ class Replication:
             case _:
                 self._actions.append(Deliver(event=done))
 
-    def _followed(self, name: str, follow: Follow, carried: Carried | None, now_s: float) -> None:
+    def _followed(self, name: str, follow: Follow, now_s: float) -> None:
         if self._gives_way(name, follow):
             self.deposed = True
             self._note("lease.given_up", to=name, detail=f"the store of {name} is newer, and nothing was made since")
@@ -314,7 +311,6 @@ class Replication:
             self._note("standby.came", standby=name)
         standby = self._standbys.setdefault(name, _Standby(now_s))
         standby.was_silent, standby.heard_at_s = now_s - standby.heard_at_s > SILENT_S, now_s
-        standby.carried = carried
         standby.follows = follow.epoch == self.epoch
         standby.stored = {s.fragment_id: (s.fragment_version, s.digest) for s in follow.stored}
         standby.run_serial = follow.run_serial if follow.run_epoch == self.epoch else -1
@@ -378,7 +374,7 @@ class Replication:
                 continue  # the run record tells it under which epoch all this stands
             sent = standby.sent.get(p)
             if sent is not None and sent.key == key:
-                if not sent.backoff.due(standby.heard_at_s, standby.carried):
+                if not sent.backoff.due(standby.heard_at_s):
                     continue  # only one that was heard since, and still lacks it, has missed it
                 sent.backoff.tried(now_s)
                 standby.patience.in_vain(sent.backoff)

@@ -34,7 +34,7 @@ class _Shelf:
     was_away: bool = False  #: before that
     lacks: bool = False  #: something, then
     lost_at_s: float = -math.inf  #: what was on its way then is gone
-    carried_bytes: int = 0  #: by the connection to it
+    connection: int | None = None  #: to it, by number
     sent: dict[int, _Sent] = field(default_factory=dict)
     patience: Patience = field(default_factory=lambda: Patience(REPUBLISH_S))
 
@@ -62,7 +62,9 @@ class Shelves:
 
     def renewed(self, broker: int, now_s: float) -> None:
         """Takes note that the connection to a broker is made anew, since nothing arrived."""
-        self._lost(self._shelves[broker], now_s)
+        shelf = self._shelves[broker]
+        shelf.connection = None
+        self._lost(shelf, now_s)
 
     def _lost(self, shelf: _Shelf, now_s: float) -> None:
         """What is on its way to a broker will not arrive."""
@@ -100,9 +102,9 @@ class Shelves:
         """
         shelf, missing = self._shelves[broker], []
         if carried is not None:
-            if carried.up < shelf.carried_bytes:  # that is another connection
+            if shelf.connection not in (None, carried.connection):
                 self._lost(shelf, now_s)
-            shelf.carried_bytes = carried.up
+            shelf.connection = carried.connection
         shelf.lacks = any(held.get(p, -1) < version for p, (version, _) in newest.items())
         for p, (version, published_at_s) in newest.items():
             sent, holds = shelf.sent.get(p), held.get(p, -1) >= version

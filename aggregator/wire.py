@@ -37,9 +37,9 @@ from broker.messages import (
     BROKER,
     AttachBulk,
     Attached,
+    Channel,
     Contribution,
     Envelope,
-    Follow,
     FollowBulk,
     Message,
     Refused,
@@ -154,16 +154,25 @@ class Wire:
             await self._deliver(event)
 
     async def _inspected(self, envelope: Envelope, place: int) -> Received:
-        if not isinstance(envelope.message, Contribution | Seed):
-            carried = self._links[place].carried if isinstance(envelope.message, Attached | Follow) else None
+        message = envelope.message
+        tells = message.channel is Channel.BULK or isinstance(message, Attached)
+        carried = self._links[place].carried if tells else None
+        if not isinstance(message, Contribution | Seed):
             return Received(envelope=envelope, broker=place, carried=carried)
-        nbytes = payload_bytes(envelope.message.payload)
+        nbytes = payload_bytes(message.payload)
         if nbytes < INSPECT_HERE_BYTES:
             found = inspect(envelope, self._manifest)
         else:
             looking = self._threads.submit(inspect, envelope, self._manifest)
             found = await asyncio.wrap_future(looking)
-        return Received(envelope=envelope, flaw=found.flaw, payload_bytes=nbytes, norm=found.norm, broker=place)
+        return Received(
+            envelope=envelope,
+            flaw=found.flaw,
+            payload_bytes=nbytes,
+            broker=place,
+            norm=found.norm,
+            carried=carried,
+        )
 
     def _unreadable(self, error: RemoteProtocolError, origin: Origin) -> None:
         self._complain(error.reason, origin.kind, str(error), key=(error.reason, origin.kind))

@@ -16,7 +16,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -24,7 +24,7 @@ from typing import Self
 import zmq
 import zmq.asyncio
 
-from broker.codec import DEFAULT_LIMITS, Limits, Origin, decode, encode, kind_of, peek
+from broker.codec import DEFAULT_LIMITS, Buffer, Limits, Origin, decode, encode, kind_of, peek
 from broker.errors import ConfigError, LocalProtocolError, RemoteProtocolError, Unavailable
 from broker.hearing import Carried
 from broker.keys import ClientKeys
@@ -109,7 +109,6 @@ class Endpoint:
         self._reconnect_max_s = reconnect_max_s
         self._socket: zmq.asyncio.Socket | None = None
         self._line: Line | None = None
-        self._given_up = 0  # connections that delivered nothing
         # While one task polls for room, pyzmq queues what another one sends, even if told not to wait.
         self._sending = asyncio.Lock()
 
@@ -159,8 +158,10 @@ class Endpoint:
 
     async def ready(self, timeout_s: float) -> bool:
         """Waits until a connection stands and has room; returns False when the time is over."""
+        deadline_s = time.monotonic() + timeout_s
         async with self._sending:
-            return await self._poll(zmq.POLLOUT, timeout_s)
+            stands = await self.line(False, timeout_s)
+            return stands and await self._poll(zmq.POLLOUT, max(0.0, deadline_s - time.monotonic()))
 
     async def line(self, stands: bool, timeout_s: float) -> bool:
         """Waits until a connection stands, or none does any more, unlike ``stands``; says how it is at the end.
@@ -173,12 +174,19 @@ class Endpoint:
             left_s = deadline_s - time.monotonic()
             if self._line.stands != stands or left_s <= 0:
                 return self._line.stands
-            await self._line.changed(left_s)
+            await self._line.changed(min(left_s, self._renew_after_s))
         return False
+
+    @property
+    def connection(self) -> int:
+        """The number of the connection that stands, from 1; 0 for none."""
+        self._look_after_line()
+        return self._line.connections if self._line is not None and self._line.stands else 0
 
     @property
     def carried(self) -> Carried | None:
         """What the kernel has carried over the connection; None without one, or where it is not TCP."""
+        self._look_after_line()
         return None if self._line is None else self._line.carried
 
     def renew(self) -> None:
@@ -186,14 +194,17 @@ class Endpoint:
         if self._line is not None:
             self._line.renew(time.monotonic())
             self.traffic.renewals += 1
-            self._given_up += 1
 
-    async def send(self, envelope: Envelope) -> bool:
+    async def send(self, envelope: Envelope, *, over: int | None = None) -> bool:
         """Hands a message to the connection.
 
         With no connection, or at the high-water mark, a control message is dropped at once and a bulk message after
-        ``bulk_wait_s``, or when the connection that it waits for is made anew; all are counted. Buffers are sent from
-        where they are: they must not be written to until the broker's or aggregator's answer shows that they arrived.
+        ``bulk_wait_s``; both are counted. Buffers are sent from where they are: they must not be written to until the
+        broker's or aggregator's answer shows that they have arrived.
+
+        Args:
+            envelope: The message.
+            over: The only :attr:`connection` that is good for it; dropped if that has ended. None: any.
 
         Returns:
             True if a live connection took it (which does not mean that it arrives); False if it was dropped.
@@ -211,24 +222,33 @@ class Endpoint:
             sizes = f"{len(frames[0])} bytes of header, {nbytes} in all"
             cure = "raise max_header_bytes or max_message_bytes everywhere, or use more fragments"
             raise LocalProtocolError(f"{kind} has {sizes}, which every peer would refuse: {cure}")
-        deadline_s, given_up = time.monotonic() + self._wait_s, self._given_up
+        deadline_s = time.monotonic() + self._wait_s
         async with self._sending:
-            while True:
-                try:
-                    await self._open_socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
-                except zmq.Again:
-                    self._look_after_line()
-                    left_s = deadline_s - time.monotonic()
-                    room = left_s > 0 and await self._poll(zmq.POLLOUT, left_s)
-                    if room and self._given_up == given_up:
-                        continue
+            while not await self._try(frames, kind, over):
+                left_s = deadline_s - time.monotonic()
+                if left_s <= 0 or (over is not None and self.connection != over):
                     self.traffic.unsent += 1
                     return False
-                except zmq.ZMQError as err:
-                    raise Unavailable(f"sending {kind} to {self.address} failed: {err}", definite=True) from err
-                self.traffic.sent += 1
-                self.traffic.bytes_up += nbytes
-                return True
+                if self.connection:
+                    await self._poll(zmq.POLLOUT, left_s)
+                else:
+                    await self.line(False, left_s)
+        self.traffic.sent += 1
+        self.traffic.bytes_up += nbytes
+        return True
+
+    async def _try(self, frames: Sequence[Buffer], kind: str, over: int | None) -> bool:
+        """Hands frames to a connection that stands, now; returns whether it took them."""
+        socket, connection = self._open_socket, self.connection
+        if not connection or over not in (None, connection):
+            return False  # a connection that was given up would still take them for a moment, and lose them
+        try:
+            await socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
+        except zmq.Again:
+            return False
+        except zmq.ZMQError as err:
+            raise Unavailable(f"sending {kind} to {self.address} failed: {err}", definite=True) from err
+        return True
 
     async def recv(self, timeout_s: float) -> Envelope | None:
         """Returns the next message; None when the time is over, or when what came could not be read.

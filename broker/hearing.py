@@ -9,7 +9,8 @@ much longer than the largest message takes, they make the bulk connection anew, 
 A link that is merely slow must not be cut off in the middle of a message, again and again: so the first patience is
 that of a poor link, it doubles with each renewal that helped nothing, and what has been slow before may be slow again.
 And where the kernel says what it carries, silence begins when nothing passes any more: on a slow link something does
-all the time, while one that is deaf takes everything soon, and too much of it if there is ever more.
+all the time, while one that is deaf takes everything soon, and too much of it if there is ever more. Where nothing has
+passed at all, nothing was swallowed: what is missing waits somewhere else, perhaps for another's slow link.
 """
 
 from __future__ import annotations
@@ -22,11 +23,17 @@ PATIENCE_S = 8.0
 LEAST_BYTES_PER_S = 1e6
 #: Patience is so many times what messages took lately.
 TIMES = 3.0
-#: Less than this in one patience is silence: pings and answers of a few bytes pass over a connection that is deaf too.
-#: It is 33 kbit/s at first.
-LEAST_BYTES = 1 << 15
-#: A message waits behind a few others, such as what goes to standbys, but not behind so many of the largest.
-MOST_MESSAGES = 8
+#: Less than this share of the largest message in one patience is silence, within bounds: pings and answers of a few
+#: bytes pass over a connection that is deaf too, and 33 kbit/s are a link.
+LEAST_SHARE = 1 / 16
+LEAST_BYTES = 1 << 10
+MOST_BYTES = 1 << 15
+#: No message of this channel is smaller.
+LEAST_MESSAGE_BYTES = 256
+#: What ZeroMQ's own pings and their answers take: a few tens of bytes every 15 s.
+PINGS_BYTES_PER_S = 10.0
+#: More than so many of the largest messages do not pass before one has come.
+MOST_MESSAGES = 2
 #: By then ZeroMQ's pings have found out.
 LONGEST_PATIENCE_S = 600.0
 
@@ -37,19 +44,26 @@ class Carried(NamedTuple):
     up: int  #: the other end has acknowledged them
     down: int
     waiting: int = 0  #: to go up, or to be acknowledged
+    connection: int = 0  #: its number
 
 
 class Hearing:
-    """One way of a bulk connection."""
+    """One way of a bulk connection.
 
-    def __init__(self) -> None:
+    Args:
+        most_messages: So many of the largest may pass before one comes that is known of here.
+    """
+
+    def __init__(self, most_messages: int = MOST_MESSAGES) -> None:
+        self._most_messages = most_messages
         self._first_s = PATIENCE_S
         self._largest_bytes = 0
         self._took_s = 0.0  # until something came that was known of: falls slowly, rises at once
         self._missing_since_s: float | None = None
         self._silent_since_s = 0.0  # while something is missing
-        self._carried_bytes: int | None = None  # when this silence began
-        self._passed_bytes = 0  # since something is missing, before this silence
+        self._silent_bytes = 0  # that the connection had carried when this silence began
+        self._heard_at_s = 0.0
+        self._heard_bytes: int | None = None  # likewise when something came last; None where nobody knows
         self._renewals = 0  # since anything came
 
     @property
@@ -67,11 +81,12 @@ class Hearing:
         """The connection is a new one."""
         self._missing_since_s = None
 
-    def heard(self, now_s: float) -> None:
-        """Something came, whatever it was."""
-        if self._missing_since_s is not None:
+    def heard(self, now_s: float, carried_bytes: int | None = None) -> None:
+        """Something came, whatever it was; ``carried_bytes`` as in :meth:`missing`."""
+        if self._missing_since_s is not None and carried_bytes is None:  # else silence is known when it begins
             self._took_s = max(now_s - self._missing_since_s, 0.9 * self._took_s)
         self._missing_since_s, self._renewals = None, 0
+        self._heard_at_s, self._heard_bytes = now_s, carried_bytes
 
     def missing(self, anything: bool, now_s: float, carried_bytes: int | None = None, *, waiting: bool = False) -> bool:
         """Says whether to make the connection anew.
@@ -82,33 +97,40 @@ class Hearing:
             carried_bytes: What the connection has carried this way since it was made; None where nobody knows.
             waiting: Whether something is still to be carried this way, as far as this end knows.
         """
+        before = self._heard_bytes
+        if carried_bytes is None or before is None or carried_bytes < before:  # that is another connection
+            self._heard_at_s, self._heard_bytes = now_s, carried_bytes
         if not anything:
             self._missing_since_s = None
             return False
         if self._missing_since_s is None:
-            self._wait(now_s, carried_bytes)
-        elif self._passes(carried_bytes, waiting):
-            self._silent_since_s = now_s
-        elif now_s - self._silent_since_s >= self.patience_s:
-            self._wait(now_s, None)
-            self._renewals += 1
-            return True
-        return False
+            self._missing_since_s = now_s
+            self._be_silent(now_s, carried_bytes)
+        elif self._passes(carried_bytes, waiting) or not self._swallows(carried_bytes, now_s):
+            self._be_silent(now_s, carried_bytes)
+        if now_s - self._silent_since_s < self.patience_s:
+            return False
+        self._missing_since_s = now_s
+        self._be_silent(now_s, None)
+        self._heard_bytes = None
+        self._renewals += 1
+        return True
 
-    def _wait(self, now_s: float, carried_bytes: int | None) -> None:
-        self._missing_since_s = self._silent_since_s = now_s
-        self._carried_bytes, self._passed_bytes = carried_bytes, 0
+    def _be_silent(self, now_s: float, carried_bytes: int | None) -> None:
+        self._silent_since_s, self._silent_bytes = now_s, carried_bytes or 0
 
     def _passes(self, carried_bytes: int | None, waiting: bool) -> bool:
         """Whether something passes, and it was not too much already; what cannot, TCP itself gives up in a minute."""
-        before = self._carried_bytes
-        if carried_bytes is None or before is None or carried_bytes < before:  # that of another connection
-            self._carried_bytes = carried_bytes
+        if carried_bytes is None or self._heard_bytes is None:
             return False
-        if self._passed_bytes > MOST_MESSAGES * self._largest_bytes:
+        least_bytes = min(MOST_BYTES, max(LEAST_BYTES, LEAST_SHARE * self._largest_bytes))
+        if carried_bytes - self._heard_bytes > self._most_messages * max(self._largest_bytes, least_bytes):
             return False
-        if not waiting and carried_bytes - before < LEAST_BYTES:
-            return False
-        self._carried_bytes = carried_bytes
-        self._passed_bytes += carried_bytes - before
-        return True
+        return waiting or carried_bytes - self._silent_bytes >= least_bytes
+
+    def _swallows(self, carried_bytes: int | None, now_s: float) -> bool:
+        """Whether anything that can be a message has passed and did not come: else none was sent this way yet."""
+        if carried_bytes is None or self._heard_bytes is None:
+            return True
+        pings_bytes = PINGS_BYTES_PER_S * (now_s - self._heard_at_s)
+        return carried_bytes - self._heard_bytes > LEAST_MESSAGE_BYTES + pings_bytes

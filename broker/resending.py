@@ -28,7 +28,7 @@ JOURNEYS = 3.0
 #: Pauses double up to so many times the first one: what was lost on the rest of its way is not missed for long.
 LONGEST = 4.0
 #: What waits in a connection before a message: so many as large as that, at most.
-AHEAD = 8
+AHEAD = 4
 #: The longest first pause, and as long as anything may take to leave this machine.
 PATIENT_S = 600.0
 
@@ -56,10 +56,14 @@ class Backoff:
         self.leaves_by_bytes = math.nan
         self.attempts += 1
 
+    def left(self) -> None:
+        """The last attempt has left this machine: it is known to have arrived somewhere."""
+        self.leaves_by_bytes = -math.inf
+
     def lost(self, now_s: float) -> None:
         """The last attempt went with a connection: the next one is due."""
         self.due_at_s = min(self.due_at_s, now_s)
-        self.leaves_by_bytes = -math.inf
+        self.left()
 
     def due(self, now_s: float, carried: Carried | None = None) -> bool:
         """Whether the pause is over, which begins when the last attempt has left this machine."""

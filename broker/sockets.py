@@ -132,7 +132,10 @@ class SocketOptions:
         socket.linger = round(1000 * self.linger_s)
         socket.set(zmq.HEARTBEAT_IVL, round(1000 * self.ping_every_s))
         socket.set(zmq.HEARTBEAT_TIMEOUT, round(1000 * self.ping_timeout_s))
-        socket.set(zmq.HEARTBEAT_TTL, round(1000 * self.ping_timeout_s))
+        ttl_ms = round(1000 * self.ping_timeout_s)
+        # The other end counts the milliseconds in 16 bits (libzmq issue 4226): 600 s became ten, and a connection that
+        # was idle, or carried a frame for so long, was ended. It has the kernel's probes to find out about dead hosts.
+        socket.set(zmq.HEARTBEAT_TTL, ttl_ms if ttl_ms < 1 << 16 else 0)
         socket.set(zmq.HANDSHAKE_IVL, 10_000)
         socket.set(zmq.MAXMSGSIZE, max_frame_bytes)
         socket.set(zmq.IPV6, 1)
@@ -177,9 +180,22 @@ class Line:
         socket: Not yet connected.
         address: Where to connect it.
         renew_after_s: How long there may be no connection before it is made anew; longer than a handshake takes.
+
+    Attributes:
+        connections: How many there were, up to now.
     """
 
-    __slots__ = ("_address", "_down_since_s", "_fd", "_monitor", "_renew_after_s", "_socket", "_trying", "_watcher")
+    __slots__ = (
+        "_address",
+        "_down_since_s",
+        "_fd",
+        "_monitor",
+        "_renew_after_s",
+        "_socket",
+        "_trying",
+        "_watcher",
+        "connections",
+    )
 
     def __init__(self, socket: zmq.asyncio.Socket, address: str, renew_after_s: float) -> None:
         self._socket = socket
@@ -188,6 +204,7 @@ class Line:
         self._down_since_s: float | None = None
         self._trying = True
         self._fd: int | None = None  # the descriptor of the connection
+        self.connections = 0
         watched = zmq.EVENT_CONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
         self._watcher = socket.get_monitor_socket(watched | zmq.EVENT_CONNECT_RETRIED)
         # Read without asyncio: the monitor is asked, never waited for.
@@ -207,6 +224,14 @@ class Line:
 
     def watch(self, now_s: float) -> bool:
         """Takes in what the monitor has seen; makes the connection anew when that is due, and says whether it did."""
+        self._take_in(now_s)
+        patience_s = self._renew_after_s if self._trying else min(self._renew_after_s, FORGOTTEN_AFTER_S)
+        if self._down_since_s is None or now_s - self._down_since_s < patience_s:
+            return False
+        self.renew(now_s)
+        return True
+
+    def _take_in(self, now_s: float) -> None:
         while self._monitor.poll(0):
             seen = parse_monitor_message(self._monitor.recv_multipart(zmq.NOBLOCK))
             match seen["event"]:
@@ -214,20 +239,20 @@ class Line:
                     self._fd = seen["value"]
                 case zmq.EVENT_HANDSHAKE_SUCCEEDED:
                     self._down_since_s = None
+                    self.connections += 1
                 case zmq.EVENT_CONNECT_RETRIED:
                     self._trying = True
                 case _:
                     self._down_since_s, self._trying, self._fd = now_s, False, None
-        patience_s = self._renew_after_s if self._trying else min(self._renew_after_s, FORGOTTEN_AFTER_S)
-        if self._down_since_s is None or now_s - self._down_since_s < patience_s:
-            return False
-        self.renew(now_s)
-        return True
 
     def renew(self, now_s: float) -> None:
-        """Makes the connection anew, whatever has become of the old one and of what was on its way there."""
-        if self._fd is not None and self._address.startswith("tcp://"):
-            forget_unsent(self._fd, int(self._address.rpartition(":")[2]))
+        """Makes the connection anew, whatever has become of the old one and of what was on its way there.
+
+        Until :attr:`stands` again, the socket would take messages for the old one.
+        """
+        self._take_in(now_s)  # of the old one: the new one begins with what is seen from now on
+        if self._fd is not None and self._port:
+            forget_unsent(self._fd, self._port)
         self._fd = None
         try:
             self._socket.disconnect(self._address)
@@ -243,7 +268,12 @@ class Line:
     @property
     def carried(self) -> Carried | None:
         """What the connection has carried; None if there is none, or if it is not known."""
-        return None if self._fd is None else carried(self._fd)
+        found = None if self._fd is None else carried(self._fd, to_port=self._port)
+        return None if found is None else found._replace(connection=self.connections)
+
+    @property
+    def _port(self) -> int:
+        return int(self._address.rpartition(":")[2]) if self._address.startswith("tcp://") else 0
 
     @property
     def stands(self) -> bool:

@@ -1,7 +1,7 @@
 """What the kernel tells of a TCP connection that ZeroMQ holds, and does to it; ZeroMQ has no call for either. Shell.
 
 A descriptor may have been closed meanwhile, and given to something else, so a copy of it is looked at before anything
-is done to it.
+is believed of it or done to it.
 """
 
 from __future__ import annotations
@@ -20,13 +20,25 @@ _CARRIED = struct.Struct("=QQ")
 _WAITING = struct.Struct("i")
 
 
-def carried(fd: int) -> Carried | None:
-    """Returns what a connection has carried; None if it is none, or the kernel does not say."""
+def _copy(fd: int) -> socket.socket:
+    """Returns a socket of its own for a descriptor; OSError if that is closed, or no socket."""
+    copy = os.dup(fd)
     try:
-        with socket.socket(fileno=os.dup(fd)) as sock:
+        return socket.socket(fileno=copy)
+    except OSError:
+        os.close(copy)
+        raise
+
+
+def carried(fd: int, *, to_port: int = 0) -> Carried | None:
+    """Returns what a connection has carried; None if it is none, or leads elsewhere, or the kernel does not say."""
+    try:
+        with _copy(fd) as sock:
+            if to_port and sock.getpeername()[1] != to_port:
+                return None
             info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _CARRIED_AT + _CARRIED.size)
             (waiting,) = _WAITING.unpack(fcntl.ioctl(sock, termios.TIOCOUTQ, bytes(_WAITING.size)))
-    except OSError:
+    except (OSError, IndexError):
         return None
     if len(info) < _CARRIED_AT + _CARRIED.size:
         return None
@@ -46,8 +58,8 @@ def hang_up(fd: int, port: int) -> bool:
     Another peer that has come to have this descriptor connects again.
     """
     try:
-        with socket.socket(fileno=os.dup(fd)) as sock:
-            if sock.type != socket.SOCK_STREAM or sock.getsockname()[1] != port:
+        with _copy(fd) as sock:
+            if sock.getsockname()[1] != port:
                 return False
             sock.getpeername()
             sock.shutdown(socket.SHUT_RDWR)
@@ -62,8 +74,8 @@ def forget_unsent(fd: int, port: int) -> bool:
     It would go on sending that for as long as it takes, before all that is sent over the next connection.
     """
     try:
-        with socket.socket(fileno=os.dup(fd)) as sock:
-            if sock.type != socket.SOCK_STREAM or sock.getpeername()[1] != port:
+        with _copy(fd) as sock:
+            if sock.getpeername()[1] != port:
                 return False
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     except (OSError, IndexError):

@@ -97,6 +97,7 @@ class Island:
         self._training = Training()
         self._fleet = Fleet()
         self._hearing = Hearing()
+        self._bulk: int | None = None  # the bulk connection's number; None: whatever it is, it was spoken over
         self._choice = BrokerChoice(brokers, nonce, broker_silent_s)
         self._member = Member(join, self._training, self._choice)
         self._hand_over = HandOver(self._training, self._member)
@@ -248,7 +249,7 @@ class Island:
         envelope, message = event.envelope, event.envelope.message
         self._choice.listen(envelope, now_s)
         if message.channel is Channel.BULK:
-            self._hearing.heard(now_s)
+            self._hearing.heard(now_s, None if event.carried is None else event.carried.down)
         match message:
             case Welcome():
                 if self._member.welcomed(message, now_s):
@@ -294,12 +295,26 @@ class Island:
     def _fleet_state(self, state: FleetState, carried: Carried | None, now_s: float, actions: list[Action]) -> None:
         """A shard answers: the fates of contributions, open rounds, published versions."""
         self._member.known()
+        if carried is not None:
+            if self._bulk not in (None, carried.connection):
+                self._bulk_broke(now_s, actions)
+            self._bulk = carried.connection
         for resolution in state.resolutions:
             if self._hand_over.resolve(resolution, now_s, actions, carried):
                 self._adoption.refused(resolution, actions)
         self._hand_over.asked(state, now_s, actions, carried)
         if self._adoption.want_again(now_s, actions, carried):
+            self._bulk = None
             self._hand_over.due_again(now_s)
+
+    def _bulk_broke(self, now_s: float, actions: list[Action]) -> None:
+        """There is another bulk connection, and what was on its way is lost.
+
+        The broker knows it by what is said over it: until then it has nowhere to send versions to.
+        """
+        self._hearing.begin()
+        self._hand_over.due_again(now_s)
+        self._adoption.want(now_s, actions)
 
     def _boundary(self, boundary: Boundary, now_s: float) -> None:
         training = self._training
@@ -318,11 +333,12 @@ class Island:
         What was on its way may be lost. The answer to the heartbeat says which contributions are, and these are sent
         again without a pause; a copy that arrives twice is known by its range.
         """
-        self._hearing.begin()
         self._member.introduce(now_s)
+        self._bulk = None
         if self.joined:
-            self._hand_over.due_again(now_s)
-            self._adoption.want(now_s, actions)
+            self._bulk_broke(now_s, actions)
+        else:
+            self._hearing.begin()
 
     # --- time -------------------------------------------------------------------------------------------------
 

@@ -23,7 +23,7 @@ from islands.shares import Taken
 class Received:
     """A well-formed message arrived; ``flaw`` names what is wrong with its payload, if anything.
 
-    With a FleetState comes what the bulk connection has ``carried``, if known.
+    With a FleetState, and whatever comes over the bulk connection, comes what that has ``carried``, if known.
     """
 
     envelope: Envelope

@@ -163,6 +163,7 @@ class HandOver:
                 self._arrived(pending, now_s)
                 pending.backoff = self._pauses(resolution.fragment_id)
                 pending.backoff.tried(now_s)
+                pending.backoff.left()
             case Fate.MERGED:
                 self._arrived(pending, now_s)
                 del fragment.outstanding[key]

@@ -193,14 +193,13 @@ class Session:
     async def _receive(self, channel: Channel, envelope: Envelope) -> None:
         if envelope.sender != BROKER:  # which speaks when nobody else does
             self._exchange.heard_at_s = self._clock()
-        flaw, carried = "", None
+        flaw = ""
+        carried = self._wire.carried if channel is Channel.BULK or isinstance(envelope.message, FleetState) else None
         match envelope.message:
             case Version():
                 flaw = await self._workshop.inspect(envelope)
             case StatePart():
                 flaw = await self._workshop.inspect_part(envelope)
-            case FleetState():
-                carried = self._wire.carried
             case _:
                 pass
         self._handle(events.Received(envelope=envelope, flaw=flaw, carried=carried))

@@ -77,6 +77,11 @@ class SimIsland:
         self.connected = self.deaf = False
         self.reach(self.connection)
 
+    @property
+    def bulk_number(self) -> int:
+        """Of its present bulk connection, of all that there were."""
+        return self.connection + self.bulk_line
+
     def line_of(self, channel: m.Channel) -> str:
         """Names its present connection on a channel."""
         return f"{self.connection}.{self.bulk_line}" if channel is m.Channel.BULK else str(self.connection)

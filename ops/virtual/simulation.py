@@ -403,7 +403,8 @@ class Simulation:
             for direction in ("up", "down")
         )
         carried = up.carried_bytes(now_s, rate)
-        return Carried(carried, down.carried_bytes(now_s, rate), round(up.given_bytes) - carried)
+        number = process.bulk_number if isinstance(process, SimIsland) else 0
+        return Carried(carried, down.carried_bytes(now_s, rate), round(up.given_bytes) - carried, number)
 
     def to_broker(self, process: Process, to: str, message: m.Message, sequence: int, broker: int = 0) -> None:
         """Carries a message from a process to a broker: an island's own, or the one that an aggregator names."""
@@ -416,12 +417,12 @@ class Simulation:
             broker = process.core.broker
             if not process.connected:
                 return
-        elif self.cut_off(broker) or self.swallows(process, message, broker):
+        elif self.cut_off(broker):
             return
         else:
             sender = process.sender
         delays_s = self.arrivals_s(process, message, "up", broker)
-        if not delays_s:
+        if not delays_s or self.swallows(process, message, broker):
             return
         envelope = m.Envelope(
             run_id=self.plan.config.run_id,
@@ -484,8 +485,7 @@ class Simulation:
         if isinstance(process, SimIsland):
             if process.deaf and envelope.message.channel is m.Channel.BULK:
                 return
-            carried = self.carried(process) if isinstance(envelope.message, m.FleetState) else None
-            process.handle(ie.Received(envelope=envelope, carried=carried))
+            process.handle(ie.Received(envelope=envelope, carried=self.carried(process)))
             return
         message = envelope.message
         if isinstance(process, SimCandidate):
@@ -498,7 +498,7 @@ class Simulation:
         if isinstance(message, m.Follow):
             name = envelope.sender.removeprefix(m.standing_by(""))
             process.ways[name] = broker
-            process.handle(Followed(name=name, follow=message, carried=self.carried(process)))
+            process.handle(Followed(name=name, follow=message))
             return
         if isinstance(message, m.Refused):
             event = agg.refusal_of_ours(message, broker)
@@ -515,7 +515,7 @@ class Simulation:
             payload_bytes=self.size(message),
             norm=found.norm,
             broker=broker,
-            carried=self.carried(process) if isinstance(message, m.Attached) else None,
+            carried=self.carried(process),
         )
         process.handle(received)
 

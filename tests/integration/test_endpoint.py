@@ -3,18 +3,21 @@
 import asyncio
 import contextlib
 import logging
+from dataclasses import replace
 
 import msgpack
 import numpy as np
 import pytest
 import zmq
 import zmq.asyncio
+from zmq.utils.monitor import recv_monitor_message
 
 from broker.codec import Limits, decode, encode, seal, verify
 from broker.endpoint import Endpoint, bulk_address, channel_address, check_address, configure_socket
 from broker.errors import ConfigError, LocalProtocolError
 from broker.messages import PROTOCOL_VERSION, Attached, Channel, Codec, Contribution, Envelope, Leave, Reason, Want
 from broker.ranges import StepRange
+from broker.sockets import BULK_OPTIONS
 from broker.tensors import decode_tensor, encode_tensor
 from ops.cluster import free_ports
 
@@ -334,6 +337,57 @@ def test_a_connection_that_delivers_nothing_any_more_is_mended_by_making_it_anew
                 assert await endpoint.recv(PATIENCE_S) == answer
                 assert await endpoint.recv(1.2) is None  # by then a connection that was forgotten would be made anew
                 assert (endpoint.traffic.renewals, len(clients)) == (1, 2)
+
+    run(main())
+
+
+def test_after_a_connection_was_given_up_nothing_is_sent_until_the_next_one_stands():
+    """ZeroMQ would take a message for the old one for a moment, and lose it."""
+
+    async def main():
+        async with linked(Channel.BULK) as (router, endpoint):
+            for sequence in range(1, 31):
+                assert endpoint.connection == sequence
+                endpoint.renew()
+                assert await endpoint.send(envelope(Want(versions=()), sequence=sequence))
+                _, *frames = await received(router)
+                assert decode(frames).sequence == sequence
+
+    run(main())
+
+
+def test_a_message_for_one_connection_goes_over_no_other():
+    async def main():
+        async with linked(Channel.BULK) as (router, endpoint):
+            assert await endpoint.send(envelope(Want(versions=()), sequence=1), over=1)
+            endpoint.renew()
+            assert not await endpoint.send(envelope(Want(versions=()), sequence=2), over=1)
+            assert await endpoint.ready(PATIENCE_S)
+            assert not await endpoint.send(envelope(Want(versions=()), sequence=3), over=1)
+            assert await endpoint.send(envelope(Want(versions=()), sequence=4), over=2)
+            assert [decode((await received(router))[1:]).sequence for _ in range(2)] == [1, 4]
+
+    run(main())
+
+
+@pytest.mark.parametrize("timeout_s", [6.0, 65.6, 600.0])
+def test_a_connection_that_is_idle_for_longer_than_pings_are_apart_stays(timeout_s):
+    """libzmq reads what a ping says of patience into 16 bits of milliseconds: 65.6 s were 64 ms, and 600 s were ten."""
+    options = replace(BULK_OPTIONS, ping_every_s=0.3, ping_timeout_s=timeout_s)
+
+    async def main():
+        async with context() as ctx:
+            router, dealer = ctx.socket(zmq.ROUTER), ctx.socket(zmq.DEALER)
+            for socket in (router, dealer):
+                options.apply(socket, 1 << 20)
+            router.set(zmq.HEARTBEAT_IVL, 0)  # as brokers do
+            seen = dealer.get_monitor_socket(zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED)
+            dealer.connect(f"tcp://127.0.0.1:{router.bind_to_random_port('tcp://127.0.0.1')}")
+            assert (await recv_monitor_message(seen))["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED
+            assert not await seen.poll(1000)
+            dealer.disable_monitor()
+            for socket in (seen, router, dealer):
+                socket.close(linger=0)
 
     run(main())
 

@@ -1,6 +1,7 @@
 """What the kernel says of connections, and forgets with them: on real sockets."""
 
 import contextlib
+import os
 import socket
 import time
 
@@ -79,6 +80,20 @@ def test_what_is_no_tcp_connection_carries_nothing_that_is_known(kind, tmp_path)
         assert received_bytes(fd) is None
         assert not forget_unsent(fd, 7001)
         assert not hang_up(fd, 7001)
+
+
+def test_looking_at_what_is_no_connection_leaves_no_descriptor_open(tmp_path):
+    with (tmp_path / "f").open("w") as file:
+        before = len(os.listdir("/proc/self/fd"))
+        for look in (carried, received_bytes, lambda fd: forget_unsent(fd, 7001), lambda fd: hang_up(fd, 7001)):
+            look(file.fileno())
+        assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_connection_that_leads_elsewhere_is_not_believed(pair):
+    client, server = pair
+    assert carried(client.fileno(), to_port=port_of(server)) is not None
+    assert carried(client.fileno(), to_port=port_of(server) ^ 1) is None
 
 
 @pytest.mark.parametrize("forgotten", [True, False])

@@ -89,23 +89,31 @@ def test_an_uplink_that_is_too_slow_for_a_model_in_each_interval_is_used_and_not
     assert books["merged"] > 0.9 * books["trained"]
 
 
+#: Of links; without a rate nothing is known of what they carry, as over unix sockets.
+RATES = [0.0, 1e6]
+
+
+@pytest.mark.parametrize("bytes_per_s", RATES)
 @pytest.mark.parametrize("brokers", [1, 2])
 def test_an_island_whose_bulk_connection_has_become_deaf_makes_another_and_misses_nothing_for_long(
-    brokers: int,
+    brokers: int, bytes_per_s: float
 ) -> None:
     plan = steady(total_tokens=400_000)
+    plan = replace(plan, link=replace(plan.link, bytes_per_s=bytes_per_s))
     islands = (replace(plan.islands[0], deaf_at_s=(10.0,)), *plan.islands[1:])
     simulation = run(replace(plan, islands=islands, brokers=brokers))
     renewed = [(at_s, who) for at_s, who, name, _ in simulation.trace if name == "bulk.renewed"]
     assert [who for _, who in renewed] == ["island-0/0"]
     assert 10.0 + PATIENCE_S < renewed[0][0] < 10.0 + PATIENCE_S + 3.0
     books = simulation.aggregator.core.run.ledger.books().tokens()
-    assert books["merged"] == books["trained"]
+    assert books["merged"] >= 0.99 * books["trained"]  # some of what it trained meanwhile is stale by then
 
 
+@pytest.mark.parametrize("bytes_per_s", RATES)
 @pytest.mark.parametrize("brokers", [1, 2])
-def test_an_aggregator_whose_bulk_connection_has_become_deaf_makes_another(brokers: int) -> None:
+def test_an_aggregator_whose_bulk_connection_has_become_deaf_makes_another(brokers: int, bytes_per_s: float) -> None:
     plan = replace(steady(total_tokens=400_000), aggregator_deaf_at_s=(10.0,), brokers=brokers)
+    plan = replace(plan, link=replace(plan.link, bytes_per_s=bytes_per_s))
     simulation = run(plan)
     renewed = [at_s for at_s, who, name, _ in simulation.trace if name == "bulk.renewed" and who == "aggregator/0"]
     assert 10.0 + PATIENCE_S <= renewed[0] < 10.0 + PATIENCE_S + 4.0

@@ -20,7 +20,6 @@ from aggregator.replication import (
     ReplicateRun,
     Replication,
 )
-from broker.hearing import Carried
 from broker.messages import Follow, Stored
 from broker.resending import JOURNEYS, REPUBLISH_S, SILENT_S, UNKNOWN_S
 
@@ -98,7 +97,7 @@ class Leader:
     def stored_here(self, p=0, version=1, after_s=0.0):
         return self.handle(Local(event=Persisted(fragment_id=p, fragment_version=version)), after_s)
 
-    def hear(self, name="b", *commits, epoch=EPOCH, serial=1, after_s=0.0, made_under=None, carried=None):
+    def hear(self, name="b", *commits, epoch=EPOCH, serial=1, after_s=0.0, made_under=None):
         follow = Follow(
             shard=0,
             epoch=epoch,
@@ -107,7 +106,7 @@ class Leader:
             run_epoch=epoch,
             run_serial=serial,
         )
-        return self.handle(Followed(name=name, follow=follow, carried=carried), after_s)
+        return self.handle(Followed(name=name, follow=follow), after_s)
 
     def in_sync(self, *names):
         """These have everything, and the lease says so."""
@@ -260,16 +259,6 @@ def test_pauses_follow_the_journeys_to_that_standby(leader):
     leader.persist(commit_of(0, 4))
     (again_s,) = heard(commit_of(0, 3), commit_of(1, 0), for_s=2 * first_s)
     assert again_s == pytest.approx(first_s, abs=0.5)
-
-
-def test_a_replica_that_this_machine_still_holds_is_not_sent_again(leader):
-    leader.hear("b", commit_of(0, 0))
-    assert leader.of(Replicate)
-    for _ in range(100):
-        leader.hear("b", commit_of(0, 0), after_s=0.5, carried=Carried(0, 0, 7))
-        assert not leader.of(Replicate)
-    leader.hear("b", commit_of(0, 0), after_s=REPUBLISH_S, carried=Carried(7, 0, 0))
-    assert leader.of(Replicate)
 
 
 def test_what_is_heard_after_a_silence_is_no_journey(leader):

@@ -158,11 +158,22 @@ def test_what_this_machine_still_holds_of_a_version_is_not_sent_again():
 def test_what_went_with_a_connection_that_broke_is_sent_over_the_next_one_at_once():
     shelves, newest = Shelves(0.0), {0: (3, 1.0), 1: (7, 1.0)}
     shelves.answered(0, (2, 7), 1.5)
-    assert shelves.lacking(0, {0: 2, 1: 7}, newest, 1.5, 1 << 30, Carried(5000, 0, 400)) == []
+    assert shelves.lacking(0, {0: 2, 1: 7}, newest, 1.5, 1 << 30, Carried(5000, 0, 400, 1)) == []
     shelves.answered(0, (2, 7), 2.0)
-    assert shelves.lacking(0, {0: 2, 1: 7}, newest, 2.0, 1 << 30, Carried(60, 0, 0)) == [0]
+    assert shelves.lacking(0, {0: 2, 1: 7}, newest, 2.0, 1 << 30, Carried(60, 0, 0, 2)) == [0]
     shelves.answered(0, (2, 7), 2.5)
-    assert shelves.lacking(0, {0: 2, 1: 7}, newest, 2.5, 1 << 30, Carried(60, 0, 400)) == []
+    assert shelves.lacking(0, {0: 2, 1: 7}, newest, 2.5, 1 << 30, Carried(60, 0, 400, 2)) == []
+
+
+def test_over_a_connection_that_is_made_anew_everything_goes_once():
+    shelves, newest = Shelves(0.0), {0: (3, 1.0)}
+    shelves.answered(0, (2,), 1.5)
+    assert shelves.lacking(0, {0: 2}, newest, 1.5, 1 << 30, Carried(5000, 0, 400, 1)) == []
+    shelves.renewed(0, 1.6)
+    shelves.answered(0, (2,), 2.0)
+    assert shelves.lacking(0, {0: 2}, newest, 2.0, 1 << 30, None) == [0]  # there is no connection yet
+    shelves.answered(0, (2,), 2.5)
+    assert shelves.lacking(0, {0: 2}, newest, 2.5, 1 << 30, Carried(60, 0, 400, 2)) == []
 
 
 def test_a_broker_that_is_a_new_process_has_no_backlog_and_gets_everything_at_once():

@@ -407,6 +407,30 @@ def test_a_contribution_that_this_machine_still_holds_is_not_sent_again():
     assert sent(hand.resolve(contribution, m.Fate.UNKNOWN, carried=Carried(7, 0, 0)), m.Contribution) == [contribution]
 
 
+def test_what_has_arrived_and_is_unknown_again_is_not_taken_for_being_here_still():
+    """An aggregator that had it has died; the uplink is busy with other things."""
+    hand = Hand()
+    contribution = hand.hand_over(4, 1)
+    hand.now_s = 1.0
+    hand.resolve(contribution, m.Fate.WAITING, carried=Carried(0, 0, 7))
+    hand.now_s = 40.0
+    assert sent(hand.resolve(contribution, m.Fate.UNKNOWN, carried=Carried(0, 0, 7)), m.Contribution) == [contribution]
+
+
+def test_over_another_bulk_connection_it_says_what_it_wants_and_sends_again_what_is_unknown():
+    """The broker sends versions to nobody who has not spoken over that connection."""
+    hand = Hand()
+    contribution = hand.hand_over(4, 1)
+    hand.now_s = 0.5
+    assert not sent(hand.state(carried=Carried(10, 10, 7, 1)), m.Want)
+    hand.now_s = 1.0
+    said = hand.resolve(contribution, m.Fate.UNKNOWN, carried=Carried(1, 1, 7, 2))
+    assert sent(said, m.Want)
+    assert sent(said, m.Contribution) == [contribution]
+    hand.now_s = 1.5
+    assert not sent(hand.resolve(contribution, m.Fate.UNKNOWN, carried=Carried(1, 1, 7, 2)), m.Contribution)
+
+
 def test_the_same_bytes_are_sent_again_on_retry():
     hand = Hand()
     contribution = hand.hand_over(4, 1)

@@ -7,8 +7,10 @@ from broker.hearing import (
     LEAST_BYTES,
     LEAST_BYTES_PER_S,
     LONGEST_PATIENCE_S,
+    MOST_BYTES,
     MOST_MESSAGES,
     PATIENCE_S,
+    PINGS_BYTES_PER_S,
     Carried,
     Hearing,
 )
@@ -82,7 +84,7 @@ def test_a_link_that_is_slow_is_not_taken_for_a_deaf_connection(hearing, bytes_p
 
 def test_a_link_that_moves_in_bursts_is_slow_and_not_deaf(hearing):
     hearing.expect(MEGABYTE)
-    assert renewals(hearing, 0.0, 80.0, lambda now_s: LEAST_BYTES * int(now_s / 8)) == []
+    assert renewals(hearing, 0.0, 80.0, lambda now_s: MOST_BYTES * int(now_s / 8)) == []
 
 
 def test_silence_begins_when_nothing_passes_any_more(hearing):
@@ -93,7 +95,7 @@ def test_silence_begins_when_nothing_passes_any_more(hearing):
 
 def test_pings_and_small_answers_are_silence(hearing):
     hearing.expect(MEGABYTE)
-    assert renewals(hearing, 0.0, 10.0, lambda now_s: round(500 * now_s)) == [9.0]
+    assert renewals(hearing, 0.0, 10.0, lambda now_s: round(500 * now_s)) == [9.5]
 
 
 def test_what_passes_and_is_too_much_for_what_is_missing_is_swallowed(hearing):
@@ -117,8 +119,18 @@ def test_a_deaf_connection_that_is_sent_more_and_more_is_found_out_all_the_same(
 
 def test_a_new_connection_counts_from_zero(hearing):
     hearing.expect(MEGABYTE)
-    assert renewals(hearing, 0.0, 9.0, lambda now_s: 0 if now_s else 5 * MEGABYTE) == [9.0]
-    assert renewals(hearing, 9.5, 40.0, lambda now_s: round(25_000 * (now_s - 9.0))) == []
+    assert renewals(hearing, 0.0, 9.5, lambda now_s: 400 * (now_s >= 1) if now_s else 5 * MEGABYTE) == [9.5]
+    assert renewals(hearing, 10.0, 40.0, lambda now_s: round(25_000 * (now_s - 9.5))) == []
+
+
+@pytest.mark.parametrize("bytes_per_s", [0.0, PINGS_BYTES_PER_S])
+def test_where_nothing_passes_nothing_is_swallowed(hearing, bytes_per_s):
+    """What is missing waits at another process, on a slow link of its own."""
+    assert renewals(hearing, 0.0, 900.0, lambda now_s: 10_000 + round(bytes_per_s * now_s)) == []
+
+
+def test_a_small_message_that_was_swallowed_is_noticed(hearing):
+    assert renewals(hearing, 0.0, 29.0, lambda now_s: 600 * (now_s > 20)) == [20.0 + PATIENCE_S]
 
 
 # --- in the island's core ---------------------------------------------------------------------------------------
@@ -166,10 +178,14 @@ def test_an_island_waits_from_when_bytes_came_last(came_bytes, patience_s):
     hand.boundary(1, installed=(0,))
     hand.state(versions=(2,), carried=Carried(0, 7))
     began_s = hand.now_s
-    while not of(
-        hand.state(versions=(2,), carried=Carried(0, 7 + came_bytes * (hand.now_s - began_s >= 5))), RenewBulk
-    ):
+
+    def carried():
+        waited_s = hand.now_s - began_s
+        return Carried(0, 7 + 600 * (waited_s >= 0.5) + came_bytes * (waited_s >= 5))
+
+    while not of(hand.state(versions=(2,), carried=carried()), RenewBulk):
         hand.now_s += 0.5
+        assert hand.now_s < began_s + 60.0
     assert hand.now_s - began_s == pytest.approx(patience_s, abs=0.51)
 
 
