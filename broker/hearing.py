@@ -21,7 +21,7 @@ from typing import NamedTuple
 PATIENCE_S = 8.0
 #: And what the largest message takes on a link of 8 Mbit/s.
 LEAST_BYTES_PER_S = 1e6
-#: Patience is so many times what messages took lately.
+#: Patience is so many times the silence before messages that came lately.
 TIMES = 3.0
 #: Less than this share of the largest message in one patience is silence, within bounds: pings and answers of a few
 #: bytes pass over a connection that is deaf too, and 33 kbit/s are a link.
@@ -58,7 +58,7 @@ class Hearing:
         self._most_messages = most_messages
         self._first_s = PATIENCE_S
         self._largest_bytes = 0
-        self._took_s = 0.0  # until something came that was known of: falls slowly, rises at once
+        self._took_s = 0.0  # of silence, until something came that was known of: falls slowly, rises at once
         self._missing_since_s: float | None = None
         self._silent_since_s = 0.0  # while something is missing
         self._silent_bytes = 0  # that the connection had carried when this silence began
@@ -83,8 +83,8 @@ class Hearing:
 
     def heard(self, now_s: float, carried_bytes: int | None = None) -> None:
         """Something came, whatever it was; ``carried_bytes`` as in :meth:`missing`."""
-        if self._missing_since_s is not None and carried_bytes is None:  # else silence is known when it begins
-            self._took_s = max(now_s - self._missing_since_s, 0.9 * self._took_s)
+        if self._missing_since_s is not None:
+            self._took_s = max(now_s - self._silent_since_s, 0.9 * self._took_s)
         self._missing_since_s, self._renewals = None, 0
         self._heard_at_s, self._heard_bytes = now_s, carried_bytes
 

@@ -64,6 +64,16 @@ def test_a_link_that_was_slow_before_may_be_slow_again(hearing):
     assert renewals(hearing, 144.5, 145.0) == [145.0]
 
 
+def test_what_keeps_silent_for_a_while_before_it_delivers_may_do_so_again(hearing):
+    """A tunnel or proxy that takes everything at once, and passes it on slowly."""
+    hearing.expect(MEGABYTE)
+    taken = [0, *[MEGABYTE] * 1000]
+    assert renewals(hearing, 0.0, 9.0, lambda now_s: taken[int(now_s)]) == []
+    hearing.heard(9.5, MEGABYTE)
+    assert renewals(hearing, 100.0, 124.0, lambda now_s: MEGABYTE + taken[int(now_s) - 100]) == []
+    assert renewals(hearing, 124.5, 127.0, lambda now_s: 2 * MEGABYTE) == [126.5]
+
+
 def test_a_new_connection_begins_with_all_the_patience_there_is(hearing):
     assert renewals(hearing, 0.0, 7.5) == []
     hearing.begin()
