@@ -298,8 +298,8 @@ MUTANTS = (
         what="a contribution that never arrived is not sent again",
         invariant=6,
         file="islands/hand_over.py",
-        old="what an aggregator held in memory went with it\n                if pending.backoff.due(now_s):",
-        new="what an aggregator held in memory went with it\n                if pending.backoff.due(now_s - 1e9):",
+        old="what an aggregator held in memory went with it\n                if pending.backoff.due(now_s, carried):",
+        new="what an aggregator held in memory went with it\n                if pending.backoff.due(now_s - 1e9, carried):",
         tests=(
             "tests/unit/test_islands_core.py::test_a_contribution_that_never_arrived_is_sent_again_with_growing_pauses",
             "tests/unit/test_islands_core.py::test_a_lost_contribution_is_sent_again_and_merged",

@@ -106,7 +106,7 @@ def test_an_island_whose_bulk_connection_has_become_deaf_makes_another_and_misse
     assert [who for _, who in renewed] == ["island-0/0"]
     assert 10.0 + PATIENCE_S < renewed[0][0] < 10.0 + PATIENCE_S + 3.0
     books = simulation.aggregator.core.run.ledger.books().tokens()
-    assert books["merged"] >= 0.99 * books["trained"]  # some of what it trained meanwhile is stale by then
+    assert books["merged"] >= 0.98 * books["trained"]  # some of what it trained meanwhile is stale by then
 
 
 @pytest.mark.parametrize("bytes_per_s", RATES)
