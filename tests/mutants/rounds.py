@@ -306,6 +306,28 @@ MUTANTS = (
         ),
     ),
     Mutant(
+        what="what this machine still holds is sent again",
+        invariant=6,
+        file="broker/resending.py",
+        old="            if carried.waiting and carried.up <= self.leaves_by_bytes:",
+        new="            if False:",
+        tests=(
+            "tests/unit/test_broker_resending.py::test_a_pause_begins_when_the_last_attempt_has_left_this_machine",
+            "tests/unit/test_aggregator_ways.py::test_what_this_machine_still_holds_of_a_version_is_not_sent_again",
+        ),
+    ),
+    Mutant(
+        what="an island says nothing over a bulk connection that stands in for another one",
+        invariant=6,
+        file="islands/core.py",
+        old="            if self._bulk not in (None, carried.connection):",
+        new="            if False:",
+        tests=(
+            "tests/unit/test_islands_core.py::"
+            "test_over_another_bulk_connection_it_says_what_it_wants_and_sends_again_what_is_unknown",
+        ),
+    ),
+    Mutant(
         what="a fragment waits for ever on a link slower than versions appear",
         invariant=6,
         file="broker/queues.py",
