@@ -109,6 +109,7 @@ class Endpoint:
         self._reconnect_max_s = reconnect_max_s
         self._socket: zmq.asyncio.Socket | None = None
         self._line: Line | None = None
+        self._spoken_over = 0  # the number of a connection
         # While one task polls for room, pyzmq queues what another one sends, even if told not to wait.
         self._sending = asyncio.Lock()
 
@@ -242,6 +243,9 @@ class Endpoint:
         socket, connection = self._open_socket, self.connection
         if not connection or over not in (None, connection):
             return False  # a connection that was given up would still take them for a moment, and lose them
+        if connection != self._spoken_over:
+            socket.get(zmq.EVENTS)  # has ZeroMQ notice that the old one is gone; a send looks once in a millisecond
+            self._spoken_over = connection
         try:
             await socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
         except zmq.Again:
