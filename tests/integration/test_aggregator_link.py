@@ -1,6 +1,7 @@
 """The aggregator's connections to several brokers: one that takes nothing holds up no other."""
 
 import asyncio
+import contextlib
 import socket
 
 import numpy as np
@@ -50,23 +51,35 @@ def link_to(context, address, unsendable):
     )
 
 
+@contextlib.asynccontextmanager
+async def sending(unsendable=(), most_waiting=None):
+    """A link that sends what is queued, and the broker's bulk socket, which reads when it is asked to."""
+    context = zmq.asyncio.Context()
+    bulk = context.socket(zmq.ROUTER)
+    if most_waiting is not None:
+        bulk.set_hwm(most_waiting)
+    port = bulk.bind_to_random_port("tcp://127.0.0.1")
+    try:
+        async with link_to(context, f"tcp://127.0.0.1:{port - 1}", unsendable) as link, asyncio.TaskGroup() as group:
+            task = group.create_task(link.send_bulk())
+            yield link, bulk
+            task.cancel()
+    finally:
+        bulk.close(linger=0)
+        context.term()
+
+
 def test_a_message_that_no_peer_would_read_is_dropped_and_the_next_one_goes_out():
     """What a peer claims may end up in a message; one that cannot be encoded must not end the aggregator."""
 
     async def main():
-        context, unsendable = zmq.asyncio.Context(), []
-        bulk = context.socket(zmq.ROUTER)
-        port = bulk.bind_to_random_port("tcp://127.0.0.1")
-        async with link_to(context, f"tcp://127.0.0.1:{port - 1}", unsendable) as link, asyncio.TaskGroup() as group:
-            sending = group.create_task(link.send_bulk())
+        unsendable = []
+        async with sending(unsendable) as (link, bulk):
             link.publish(0, publication(2**64))
             link.publish(1, publication(7))
             await link.send(wrap("a", m.Donor(island_id="b", wait_s=float("inf"))))
             async with asyncio.timeout(30.0):
                 frames = await bulk.recv_multipart()
-            sending.cancel()
-        bulk.close(linger=0)
-        context.term()
         return decode(frames[1:], DEFAULT_LIMITS).message.fragment_version, unsendable
 
     version_sent, unsendable = asyncio.run(main())
@@ -83,12 +96,7 @@ def test_behind_a_broker_that_is_slow_nothing_is_dropped_and_newer_versions_repl
     payload = (encode_tensor(np.zeros(2_000_000, np.float32), m.Codec.F32),)
 
     async def main():
-        context = zmq.asyncio.Context()
-        bulk = context.socket(zmq.ROUTER)
-        bulk.set_hwm(1)
-        port = bulk.bind_to_random_port("tcp://127.0.0.1")
-        async with link_to(context, f"tcp://127.0.0.1:{port - 1}", []) as link, asyncio.TaskGroup() as group:
-            sending = group.create_task(link.send_bulk())
+        async with sending(most_waiting=1) as (link, bulk):
             for fragment_id in range(many):
                 link.publish(fragment_id, publication(1, fragment_id, payload))
             await asyncio.sleep(6.0)  # longer than a send waits before it gives up
@@ -99,9 +107,6 @@ def test_behind_a_broker_that_is_slow_nothing_is_dropped_and_newer_versions_repl
                     frames = await bulk.recv_multipart(copy=False)
                     message = decode(frames[1:], DEFAULT_LIMITS).message
                     came.append((message.fragment_id, message.fragment_version))
-            sending.cancel()
-        bulk.close(linger=0)
-        context.term()
         return came
 
     assert asyncio.run(main()) == [(p, 1 + (p == many - 1)) for p in range(many)]
@@ -113,12 +118,7 @@ def test_over_a_connection_made_anew_it_attaches_first_and_sends_nothing_of_what
     payload = (encode_tensor(np.zeros(2_000_000, np.float32), m.Codec.F32),)
 
     async def main():
-        context = zmq.asyncio.Context()
-        bulk = context.socket(zmq.ROUTER)
-        bulk.set_hwm(1)
-        port = bulk.bind_to_random_port("tcp://127.0.0.1")
-        async with link_to(context, f"tcp://127.0.0.1:{port - 1}", []) as link, asyncio.TaskGroup() as group:
-            sending = group.create_task(link.send_bulk())
+        async with sending(most_waiting=1) as (link, bulk):
             link.attach(m.AttachBulk(shard=0, epoch=3, shards=1))
             for fragment_id in range(12):
                 link.publish(fragment_id, publication(1, fragment_id, payload))
@@ -133,9 +133,6 @@ def test_over_a_connection_made_anew_it_attaches_first_and_sends_nothing_of_what
                     peer, *frames = await bulk.recv_multipart(copy=False)
                     message = decode(frames, DEFAULT_LIMITS).message
                     came.append((bytes(peer), type(message), getattr(message, "fragment_version", None)))
-            sending.cancel()
-        bulk.close(linger=0)
-        context.term()
         return came
 
     came = asyncio.run(main())
@@ -148,12 +145,8 @@ def test_over_a_connection_made_anew_it_attaches_first_and_sends_nothing_of_what
 
 def test_over_each_new_connection_it_attaches_before_all_else_though_the_old_one_was_idle():
     async def main():
-        context = zmq.asyncio.Context()
-        bulk = context.socket(zmq.ROUTER)
-        port = bulk.bind_to_random_port("tcp://127.0.0.1")
         came = []
-        async with link_to(context, f"tcp://127.0.0.1:{port - 1}", []) as link, asyncio.TaskGroup() as group:
-            sending = group.create_task(link.send_bulk())
+        async with sending() as (link, bulk):
             link.attach(m.AttachBulk(shard=0, epoch=3, shards=1))
             async with asyncio.timeout(30.0):
                 await bulk.recv_multipart()
@@ -163,9 +156,6 @@ def test_over_each_new_connection_it_attaches_before_all_else_though_the_old_one
                     for _ in range(2):
                         _, *frames = await bulk.recv_multipart()
                         came.append(type(decode(frames, DEFAULT_LIMITS).message))
-            sending.cancel()
-        bulk.close(linger=0)
-        context.term()
         return came
 
     assert asyncio.run(main()) == 20 * [m.AttachBulk, m.Version]
