@@ -173,6 +173,9 @@ def _grid(table: Any, variants: Mapping[str, Mapping[str, Any]]) -> dict[str, tu
             raise ConfigError(f"grid.{name}", values, "must be a list of values")
         if name in variants:
             for value in values:
+                if not isinstance(value, str):
+                    cure = f'must name a variant, as text: "{value}", under [variants.{name}] as well'
+                    raise ConfigError(f"grid.{name}", value, cure)
                 refuse_unknown({value: value}, variants[name], where=f"variants.{name}")
         grid[name] = tuple(tuple(v) if isinstance(v, list) else v for v in values)
     return grid

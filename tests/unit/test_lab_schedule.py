@@ -340,6 +340,11 @@ def test_the_time_of_a_run_is_estimated_from_what_an_inner_step_took_before(writ
         ('question = "q"\n[grid]\nislands = 4', "grid.islands", "list"),
         ('question = "q"\n[grid]\nmode = ["async"]', "mode", "decoupled"),
         ('question = "q"\n[grid]\nrule = ["b"]\n[variants.rule]\na = { keep = 0.0 }', "b", "did you mean|there are a"),
+        (
+            'question = "q"\n[grid]\nrule = [0.5]\n[variants.rule]\n"0.5" = { keep = 0.5 }',
+            "grid.rule",
+            'as text: "0.5"',
+        ),
         ('question = "q"\n[grid]\nmode=["diloco"]\n[tune]\nname="keep"\nvalues=[1.0]', "tune.values", "two or more"),
         (
             'question = "q"\n[grid]\nmode=["diloco"]\n[tune]\nname="keep"\nvalues=[0.5,1.0]\nby=["chips"]',
