@@ -51,6 +51,7 @@ def task(
     warm_up_steps: int = 50,
     ramp_steps: int = 20,
     weight_decay: float = 0.1,
+    b2: float = 0.95,
     experts: int = 0,
     top_k: int = 2,
     vocabulary: int = 0,
@@ -72,6 +73,8 @@ def task(
         warm_up_steps: Inner steps to the peak.
         ramp_steps: Inner steps to the full rate of an optimizer that starts afresh in the middle of a run.
         weight_decay: Decoupled, of matrices.
+        b2: Of AdamW: how slowly the mean of squared gradients forgets. It averages over about 1 / (1 - b2) steps: the
+            smaller the batches and the rarer a token, the more of them it takes.
         experts: 0 for a dense model, else feed-forward networks per layer.
         top_k: Experts that a token visits.
         vocabulary: Number of token ids; 0 finds out from the data.
@@ -96,6 +99,8 @@ def task(
         raise ConfigError("embeddings", embeddings, f"must be one of {', '.join(_EMBEDDINGS)}")
     if optimizer not in _OPTIMIZERS:
         raise ConfigError("optimizer", optimizer, f"must be one of {', '.join(_OPTIMIZERS)}")
+    if not 0 <= b2 < 1:
+        raise ConfigError("b2", b2, "must be from 0 to below 1, such as 0.95 or 0.99")
     for name, value in (("batch", batch), ("context", context), ("held_out_tokens", held_out_tokens)):
         if value < 1:
             raise ConfigError(name, value, "must be at least 1")
@@ -118,7 +123,7 @@ def task(
         bytes_per_token=corpus.bytes_per_token,
         corpus=corpus.digest,
         tokens_per_step=batch * context,
-        optimizer=_OPTIMIZERS[optimizer](weight_decay=weight_decay),
+        optimizer=_OPTIMIZERS[optimizer](weight_decay=weight_decay, b2=b2),
         learning_rate=warm_up_cosine(learning_rate, warm_up_steps=warm_up_steps, ramp_steps=ramp_steps),
         kinds={"^embed$": _EMBEDDINGS[embeddings]},
         unit_axes={"^embed$": 1 if embeddings == "rows" else 0},

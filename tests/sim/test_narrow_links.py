@@ -22,7 +22,8 @@ from ops.virtual.queue import LinkModel
 from ops.virtual.simulation import IslandPlan, Process, Simulation, SimulationPlan
 
 STEPS, FRAGMENTS, INTERVAL = 400, 6, 24
-MODEL_BYTES = 4 * sum(tensor.size for tensor in SimulationPlan(seed=0, islands=(), config=AggregatorConfig()).model())
+CONFIG = AggregatorConfig(fragments=FRAGMENTS, sync_interval=INTERVAL)
+MODEL_BYTES = 4 * sum(tensor.size for tensor in SimulationPlan(seed=0, islands=(), config=CONFIG).model())
 
 
 class Counted(Simulation):

@@ -208,6 +208,21 @@ def test_embeddings_are_merged_by_the_mean_or_row_by_row(text, embeddings, kind,
     assert {str(spec.kind) for name, spec in specs.items() if name.endswith("query")} == {"rda"}
 
 
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_squared_gradients_are_forgotten_as_slowly_as_is_asked(text, optimizer):
+    """After one step Adam's mean of them is (1 - b2) of the square."""
+    seconds = []
+    for b2 in (0.9, 0.99):
+        task = language.task(model="tiny", data=[text], batch=2, optimizer=optimizer, b2=b2, held_out_tokens=512)
+        params, state = task.init(0)
+        _, state, _ = task.train(params, state, next(task.data(DataShare(index=0, count=1))), Schedule(0, 0))
+        leaves = jax.tree_util.tree_leaves_with_path(state)
+        (second,) = [leaf for path, leaf in leaves if jax.tree_util.keystr(path).endswith(".nu['embed']")]
+        seconds.append(np.asarray(second))
+    np.testing.assert_allclose(seconds[0], 10 * seconds[1], rtol=1e-4)
+    assert seconds[0].any()
+
+
 def test_a_task_says_on_what_it_trains(tiny, text):
     assert tiny.corpus == load_corpus([text]).digest
     assert a_task().corpus == ""
@@ -238,6 +253,7 @@ def test_a_mixture_of_experts_is_one_setting(text):
     [
         ({"model": "huge"}, "model = 'huge': must be one of tiny, small, medium"),
         ({"embeddings": "columns"}, "embeddings = 'columns': must be one of mean, rows"),
+        ({"b2": 1.0}, "b2 = 1.0: must be from 0 to below 1"),
         ({"optimizer": "sgd"}, "optimizer = 'sgd': must be one of adamw, muon"),
         ({"dtype": "float16"}, "dtype = 'float16': must be one of float32, bfloat16"),
         ({"batch": 0}, "batch = 0"),
