@@ -5,6 +5,9 @@
 all: the island's credit stands again, and whatever version is the newest when the island takes more is what it gets.
 Nobody says when a connection takes more, so those that took nothing are tried again after a short pause.
 
+What islands send again while its first copy is still on this machine is dropped: it waits in the queue here, or has not
+left the connection (:mod:`broker.under_way`).
+
 What waits for an aggregator that has gone waits for its next connection, or is given back when the aggregator is given
 up. The containers with their bounds are in :mod:`broker.queues`; which aggregator and which islands there are is known
 to the :class:`~broker.directory.Directory`.
@@ -15,10 +18,12 @@ from __future__ import annotations
 from broker import messages as m
 from broker.directory import Directory, Leader, Peer
 from broker.fragments import shard_of
+from broker.hearing import Carried
 from broker.messages import Channel, Envelope, Reason
 from broker.outbox import Outbox
 from broker.queues import ContributionQueue, Queued, VersionShelf
 from broker.relay_events import Blocked, Refusal, RelayConfig, Unreachable
+from broker.under_way import UnderWay
 
 
 class Deliveries:
@@ -39,6 +44,7 @@ class Deliveries:
         self._out = out
         self._blocked_peers: dict[str, None] = {}  # a set in order: whose bulk connection takes nothing now
         self._blocked_shards: dict[int, None] = {}
+        self._under_way: dict[int, UnderWay] = {}  # over the present connection of each shard's aggregator
 
     # --- towards islands ---
 
@@ -74,17 +80,25 @@ class Deliveries:
 
     # --- towards aggregators ---
 
-    def contribute(self, shard: int, item: Queued) -> Refusal | None:
-        """Sends a contribution on or queues it; or says why neither."""
+    def contribute(self, shard: int, item: Queued, now_s: float, carried: Carried | None) -> Refusal | None:
+        """Sends a contribution on or queues it; or says why neither.
+
+        ``carried`` is what the connection to the aggregator has, if known.
+        """
         leader = self._who.leading(shard)
         if leader is None:
             return Reason.NOT_LEADER, f"no aggregator leads shard {shard} now: send it again later"
         if self.queue.holds(item):
             self._out.counters.dropped["copy_in_queue"] += 1
             return None
+        under_way = self._connection(shard)
+        under_way.account(carried)
+        if under_way.holds(item.identity, now_s):
+            self._out.counters.dropped["copy_under_way"] += 1
+            return None
         route = leader.routes.get(Channel.BULK)
         if route is not None and shard not in self._blocked_shards:
-            self._out.send(Channel.BULK, route, item.envelope, item.size_bytes)
+            self._send_on(shard, route, item, now_s)
             return None
         full = self.queue.full_for(item)
         if full is not None:
@@ -92,20 +106,33 @@ class Deliveries:
         self.queue.push(shard, item)
         return None
 
-    def forward_queue(self, leader: Leader) -> None:
+    def attached(self, leader: Leader, now_s: float, carried: Carried | None) -> None:
+        """Takes note of what an aggregator's connection has carried, and sends what waits for it."""
+        self._connection(leader.shard).account(carried)
+        self._forward_queue(leader, now_s)
+
+    def _forward_queue(self, leader: Leader, now_s: float) -> None:
         """Sends an aggregator all that waits for it, if its connection takes anything."""
         route = leader.routes.get(Channel.BULK)
         if route is not None and leader.shard not in self._blocked_shards:
             for item in self.queue.drain(leader.shard):
-                self._out.send(Channel.BULK, route, item.envelope, item.size_bytes)
+                self._send_on(leader.shard, route, item, now_s)
+
+    def _send_on(self, shard: int, route: bytes, item: Queued, now_s: float) -> None:
+        self._connection(shard).gave(item.identity, item.size_bytes, now_s)
+        self._out.send(Channel.BULK, route, item.envelope, item.size_bytes)
+
+    def _connection(self, shard: int) -> UnderWay:
+        return self._under_way.setdefault(shard, UnderWay())
 
     def unblock_shard(self, shard: int) -> None:
         """Notes that the aggregator of a shard has a new connection, which starts empty."""
         self._blocked_shards.pop(shard, None)
+        self._under_way.pop(shard, None)
 
     def withdraw(self, shard: int) -> list[Queued]:
         """Takes back all that waits for an aggregator that has gone."""
-        self._blocked_shards.pop(shard, None)
+        self.unblock_shard(shard)
         return self.queue.drain(shard)
 
     # --- what could not be sent ---
@@ -122,7 +149,9 @@ class Deliveries:
                 self._blocked_peers[peer.name] = None
             case m.Contribution(fragment_id=p) | m.Seed(fragment_id=p):
                 shard = shard_of(p, self._who.shards)
-                self.queue.put_back(shard, Queued(envelope=event.envelope, size_bytes=event.size_bytes))
+                item = Queued(envelope=event.envelope, size_bytes=event.size_bytes)
+                self._connection(shard).took_back(item.identity, item.size_bytes)
+                self.queue.put_back(shard, item)
                 self._blocked_shards[shard] = None
             case _:
                 self._out.counters.dropped["blocked"] += 1
@@ -134,8 +163,10 @@ class Deliveries:
         """A contribution waits for the aggregator's next connection; an island asks again over its own."""
         match event.envelope.message:
             case m.Contribution(fragment_id=p) | m.Seed(fragment_id=p):
+                shard = shard_of(p, self._who.shards)
                 item = Queued(envelope=event.envelope, size_bytes=event.size_bytes)
-                self.queue.put_back(shard_of(p, self._who.shards), item)
+                self._under_way.pop(shard, None)
+                self.queue.put_back(shard, item)
             case _:
                 self._out.counters.dropped["unreachable"] += 1
 
@@ -151,4 +182,4 @@ class Deliveries:
         for shard in shards:
             leader = self._who.leaders.get(shard)
             if leader is not None:  # else what waits is for a shard of another count, which has not attached yet
-                self.forward_queue(leader)
+                self._forward_queue(leader, now_s)

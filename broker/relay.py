@@ -17,7 +17,8 @@ the key belongs to, and an island joins under no other name. Without keys a send
     Join AskDonor                  island -> aggregator of shard 0      control   repeated; dropped if nobody takes it
     Heartbeat Leave                island -> aggregator of each shard   control   likewise
     Nothing                        island -> the fragment's shard       control   likewise
-    Seed Contribution              island -> the fragment's shard       bulk      queued in bytes; beyond that refused
+    Seed Contribution              island -> the fragment's shard       bulk      queued in bytes; beyond that refused;
+                                                                                  copies of what is still here dropped
     Want                           island -> here: credit for one       bulk
     FetchState StatePart           island -> the island in ``to``      both      asked for again; dropped if it is gone
     Version                        aggregator -> here: kept             bulk      the newest of each fragment
@@ -41,7 +42,7 @@ from broker.codec import kind_of
 from broker.deliveries import Deliveries
 from broker.directory import Directory, Leader, Peer
 from broker.fragments import shard_of
-from broker.messages import AGGREGATOR, Channel, Reason
+from broker.messages import AGGREGATOR, Channel, Envelope, Reason
 from broker.outbox import Outbox
 from broker.presence import Presence
 from broker.queues import Queued
@@ -140,6 +141,15 @@ class Relay:
         due = (self._deliveries.retry_at_s, self._presence.next_deadline_s())
         return min((each for each in due if each is not None), default=None)
 
+    def onwards(self, envelope: Envelope) -> bytes | None:
+        """The bulk connection that a contribution or a seed goes on over; None for anything else, or without one."""
+        match envelope.message:
+            case m.Contribution(fragment_id=p) | m.Seed(fragment_id=p):
+                leader = self._who.leading(shard_of(p, self._who.shards))
+                return leader.routes.get(Channel.BULK) if leader is not None else None
+            case _:
+                return None
+
     @property
     def queued_bytes(self) -> int:
         """Bytes of contributions that wait for an aggregator."""
@@ -186,7 +196,7 @@ class Relay:
             case m.Contribution(fragment_id=p) | m.Seed(fragment_id=p):
                 # One that does not exist is refused for good by whose it would be, and who knows the manifest.
                 item = Queued(envelope=envelope, size_bytes=event.size_bytes)
-                return self._deliveries.contribute(shard_of(p, self._who.shards), item)
+                return self._deliveries.contribute(shard_of(p, self._who.shards), item, now_s, event.carried)
             case m.FetchState() | m.StatePart():
                 self._to_peer(event)
             case m.Nothing(fragment_id=p):
@@ -227,7 +237,7 @@ class Relay:
                 held = m.Attached(versions=self._deliveries.shelf.versions(len(versions)))
                 self._out.reply(event.channel, event.peer, AGGREGATOR, held)
             case m.AttachBulk():
-                self._deliveries.forward_queue(leader)
+                self._deliveries.attached(leader, now_s, event.carried)
         return None
 
     def _from_aggregator(self, event: Received, now_s: float) -> Refusal | None:

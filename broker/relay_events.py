@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from broker.errors import ConfigError
+from broker.hearing import Carried
 from broker.identity import Identity
 from broker.messages import Channel, Envelope, Reason
 
@@ -52,7 +53,8 @@ class Received:
     """A message arrived.
 
     ``peer`` is the routing id of its connection, ``size_bytes`` its frames together, and ``key`` the public key that
-    the connection was opened with, empty where keys are not in use.
+    the connection was opened with, empty where keys are not in use. With an AttachBulk, and with what goes on to an
+    aggregator over its bulk connection (:meth:`broker.relay.Relay.onwards`), comes what that has ``carried``, if known.
     """
 
     channel: Channel
@@ -60,6 +62,7 @@ class Received:
     envelope: Envelope
     size_bytes: int
     key: str = ""
+    carried: Carried | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

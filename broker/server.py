@@ -18,20 +18,21 @@ import signal
 import socket
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, assert_never
 
 import zmq
 import zmq.asyncio
 
 from broker import clocks, logs, settings
+from broker.accounts import Accounts
 from broker.codec import Limits, Origin, Unreadable, decode, encode, kind_of, peek, verify
 from broker.config import DEFAULT_REDIS_URL, BrokerConfig
 from broker.endpoint import configure_socket
 from broker.errors import ConfigError, RemoteProtocolError
 from broker.gate import Gate, GateEvent
 from broker.intake import Intake, Taken
-from broker.messages import Channel, Reason, Version
+from broker.messages import AttachBulk, Channel, Reason, Version
 from broker.registry import Registry
 from broker.relay import (
     Blocked,
@@ -172,6 +173,7 @@ class _Broker:
             Channel.BULK: config.limits(),
         }
         self._sockets: dict[Channel, zmq.asyncio.Socket] = {}
+        self._accounts = Accounts()
         self._woken = asyncio.Event()  # the relay's next deadline may have changed
         self._waiting_until_s: float | None = None
         self._gate = Gate(context, config.key, self._handle)
@@ -265,10 +267,21 @@ class _Broker:
         while True:
             taken = await intake.take()
             key = self._gate.key_of(channel, taken.frames[0]) if taken.frames else ""
-            self._handle(await _verified(_event(channel, taken, limits, key)))
+            self._handle(self._accounted(await _verified(_event(channel, taken, limits, key)), taken))
             # A message that is there already is returned without a pause; without one here, the busier channel would
             # keep the other from running.
             await asyncio.sleep(0)
+
+    def _accounted(self, event: Received | Rejected, taken: Taken) -> Received | Rejected:
+        """Adds what the connection to an aggregator has carried to what would go on over it."""
+        if not isinstance(event, Received) or event.channel is not Channel.BULK:
+            return event
+        if isinstance(event.envelope.message, AttachBulk):
+            self._accounts.open(event.peer, taken.frames[0])
+            route: bytes | None = event.peer
+        else:
+            route = self._relay.onwards(event.envelope)
+        return event if route is None else replace(event, carried=self._accounts.of(route))
 
     async def _keep_time(self) -> None:
         while True:

@@ -46,6 +46,15 @@ def carried(fd: int, *, to_port: int = 0) -> Carried | None:
     return Carried(up, down, waiting)
 
 
+def peer_port(fd: int) -> int | None:
+    """Returns the port at the other end of a connection; None as :func:`carried`."""
+    try:
+        with _copy(fd) as sock:
+            return int(sock.getpeername()[1])
+    except (OSError, IndexError):
+        return None
+
+
 def received_bytes(fd: int) -> int | None:
     """Returns what has come in over a connection; None as :func:`carried`."""
     found = carried(fd)

@@ -80,12 +80,17 @@ class Sender:
     given_bytes: float = 0.0
 
     def queued_s(self, now_s: float, size_bytes: int, bytes_per_s: float) -> float:
-        """Returns after what time the last byte of a message has left, and queues it."""
+        """Returns after what time the last byte of a message has left, and queues it; at once with a rate of 0."""
+        self.given_bytes += size_bytes
         if not bytes_per_s:
             return 0.0
         self.free_at_s = max(self.free_at_s, now_s) + size_bytes / bytes_per_s
-        self.given_bytes += size_bytes
         return self.free_at_s - now_s
+
+    def lose(self, size_bytes: int) -> list[float]:
+        """Nothing arrives of a message that has left: no delay."""
+        self.given_bytes += size_bytes
+        return []
 
     def carried_bytes(self, now_s: float, bytes_per_s: float) -> int:
         """Returns how much has left so far."""

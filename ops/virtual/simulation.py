@@ -147,6 +147,7 @@ class SimulationPlan:
         0.0  #: how long a new process may look for another island's optimizer state; 0: it starts fresh
     )
     calm_after_s: float = 1e9
+    accounts: bool = True  # whether kernels say what a connection has carried
     tokens_per_step: int = 100
     tensors: tuple[TensorSpec, ...] = ()
 
@@ -376,15 +377,13 @@ class Simulation:
         plan's troubles are over.
         """
         link = self.link_of(process)
+        sender = self._senders.setdefault((process.address, direction, message.channel), Sender())
         if self.plan.cuts and self.is_cut(process.name, broker, direction):
-            return []
+            return sender.lose(self.size(message))
         if isinstance(process, SimIsland) and not process.plan.reachable(self.queue.now_s):
-            return []
+            return sender.lose(self.size(message))
         if self.queue.now_s > self.plan.calm_after_s:
             link = LinkModel(delay_s=link.delay_s, bytes_per_s=link.bytes_per_s)
-        if not link.bytes_per_s:
-            return link.arrivals_s(self.rng)
-        sender = self._senders.setdefault((process.address, direction, message.channel), Sender())
         queued_s = sender.queued_s(self.queue.now_s, self.size(message), link.bytes_per_s)
         return link.arrivals_s(self.rng, queued_s)
 
@@ -394,10 +393,10 @@ class Simulation:
         return own or self.plan.link
 
     def carried(self, process: Process) -> Carried | None:
-        """Returns what a process's link has carried of bulk, for all of its brokers; None for a link without a rate."""
-        now_s, rate = self.queue.now_s, self.link_of(process).bytes_per_s
-        if not rate:
+        """Returns what a process's link has carried of bulk, for all of its brokers; None where no kernel says it."""
+        if not self.plan.accounts:
             return None
+        now_s, rate = self.queue.now_s, self.link_of(process).bytes_per_s
         up, down = (
             self._senders.setdefault((process.address, direction, m.Channel.BULK), Sender())
             for direction in ("up", "down")
@@ -405,6 +404,17 @@ class Simulation:
         carried = up.carried_bytes(now_s, rate)
         number = process.bulk_number if isinstance(process, SimIsland) else 0
         return Carried(carried, down.carried_bytes(now_s, rate), round(up.given_bytes) - carried, number)
+
+    def carried_onwards(self, broker: SimBroker, event: RelayReceived) -> Carried | None:
+        """Returns what the link of the aggregator has carried to which a message goes on, as its broker sees it."""
+        bulk = isinstance(event.envelope.message, m.AttachBulk)
+        route = event.peer if bulk else broker.relay.onwards(event.envelope)
+        process = None if route is None else self.processes.get(route.decode().partition("#")[0])
+        found = None if process is None else self.carried(process)
+        if process is None or found is None:
+            return None
+        given = self._senders[process.address, "down", m.Channel.BULK].given_bytes
+        return Carried(up=found.down, down=found.up, waiting=round(given) - found.down)
 
     def to_broker(self, process: Process, to: str, message: m.Message, sequence: int, broker: int = 0) -> None:
         """Carries a message from a process to a broker: an island's own, or the one that an aggregator names."""
@@ -439,11 +449,13 @@ class Simulation:
             size_bytes=self.size(message),
             key=process.key,
         )
+        relay = self.brokers[broker]
 
         def arrives() -> None:
             if isinstance(process, SimAggregator) and message.channel is m.Channel.BULK and process.core.finished:
                 return  # what still waited for a turn on its link went with it
-            self.brokers[broker].handle(event)
+            bulk = message.channel is m.Channel.BULK
+            relay.handle(replace(event, carried=self.carried_onwards(relay, event)) if bulk else event)
 
         for delay_s in delays_s:
             self.queue.after(delay_s, arrives)

@@ -19,7 +19,7 @@ import zmq
 import zmq.asyncio
 
 from broker import messages as m
-from broker import redis_server
+from broker import redis_server, server
 from broker.codec import encode, seal
 from broker.config import BrokerConfig
 from broker.endpoint import Endpoint
@@ -27,6 +27,7 @@ from broker.errors import ConfigError
 from broker.messages import AGGREGATOR, BROKER, PROTOCOL_VERSION, Channel, Encoded, Envelope, Reason
 from broker.ranges import StepRange
 from broker.registry import Registry
+from broker.relay import Relay
 from broker.server import VERIFY_HERE_BYTES, serve
 from ops.cluster import free_ports
 
@@ -218,6 +219,32 @@ def test_contributions_and_versions_pass_unchanged():
         got = (await island.receive(m.Version)).message
         assert bytes(got.payload[0].data) == (delta + 1).tobytes()
         assert (await aggregator.attach(versions=(1,))).versions == (1,)
+
+    on_a_broker(config(), use)
+
+
+def test_a_copy_of_what_waits_for_a_slow_aggregator_stays_here(monkeypatch):
+    relays = []
+    monkeypatch.setattr(server, "Relay", lambda *given: relays.append(Relay(*given)) or relays[-1])
+
+    async def use(bench):
+        aggregator, island = await bench.aggregator(), await bench.client("a")
+        await aggregator.send(version(np.ones(4, np.float32)))
+        await island.send(beat())
+        await aggregator.receive(m.Heartbeat)
+        delta, steps = np.zeros(1_000_000, np.float32), list(range(24))  # 96 MB: more than buffers hold
+        for step in 2 * steps:
+            await island.send(contribution(delta, from_step=step))
+        await island.send(m.Want(versions=(-1,)))
+        await island.receive(m.Version)  # so the broker has had all of them
+        dropped = relays[0].counters.dropped
+        assert dropped["copy_in_queue"] > 0
+        assert dropped["copy_under_way"] > 0
+        copies = len(steps) - dropped.total()
+        got = [(await aggregator.receive(m.Contribution)).message.steps.from_step for _ in range(len(steps) + copies)]
+        assert set(got) == set(steps)
+        await island.send(contribution(delta, from_step=23))  # the first one has left
+        assert (await aggregator.receive(m.Contribution)).message.steps.from_step == 23
 
     on_a_broker(config(), use)
 

@@ -448,6 +448,14 @@ MUTANTS = (
         tests=(T_RELAY + "test_a_copy_of_what_waits_already_takes_no_room",),
     ),
     Mutant(
+        what="copies pile up in front of an aggregator's slow link",
+        invariant=9,
+        file=DELIVERIES,
+        old="        if under_way.holds(item.identity, now_s):",
+        new="        if not item:",
+        tests=(T_RELAY + "test_a_copy_of_what_has_not_left_this_machine_goes_nowhere",),
+    ),
+    Mutant(
         what="a broker knows any number of peers",
         invariant=9,
         file="broker/directory.py",

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from broker import messages as m
 from broker.directory import MAX_SHARDS, UNKNOWN
 from broker.errors import ConfigError
+from broker.hearing import Carried
 from broker.identity import Identity, KeyRole
 from broker.messages import AGGREGATOR, BROKER, Channel, Envelope, Reason
 from broker.ranges import StepRange
@@ -129,7 +130,18 @@ class Driver:
         return self.actions
 
     def receive(
-        self, sender, message, *, route=None, channel=None, incarnation=None, to="", run=RUN, nbytes=100, key=""
+        self,
+        sender,
+        message,
+        *,
+        route=None,
+        channel=None,
+        incarnation=None,
+        to="",
+        run=RUN,
+        nbytes=100,
+        key="",
+        carried=None,
     ):
         """What ``sender`` sends over its usual connection."""
         self.sequence += 1
@@ -140,7 +152,9 @@ class Driver:
         envelope = Envelope(
             run_id=run, sender=sender, incarnation=incarnation, sequence=self.sequence, to=to, message=message
         )
-        return self.event(Received(channel=channel, peer=route, envelope=envelope, size_bytes=nbytes, key=key))
+        return self.event(
+            Received(channel=channel, peer=route, envelope=envelope, size_bytes=nbytes, key=key, carried=carried)
+        )
 
     def attach(self, versions=(-1, -1), epoch=1, shard=0):
         self.receive(AGGREGATOR, m.Attach(shard=shard, epoch=epoch, versions=versions))
@@ -735,6 +749,48 @@ def test_a_copy_of_what_waits_already_takes_no_room(led):
     assert led.sent == []
     assert led.relay.queued_bytes == 50
     assert led.relay.counters.dropped == {"copy_in_queue": 1}
+
+
+def test_a_copy_of_what_has_not_left_this_machine_goes_nowhere(led):
+    led.receive("a", contribution(), nbytes=50, carried=Carried(up=900, down=0, waiting=100))
+    assert led.sends[0].peer == led.relay.onwards(led.sends[0].envelope)
+    led.receive("a", contribution(), nbytes=50, carried=Carried(up=1_049, down=0, waiting=1))
+    assert led.sent == []
+    assert led.relay.counters.dropped == {"copy_under_way": 1}
+    led.receive("a", contribution(), nbytes=50, carried=Carried(up=1_050, down=0))
+    assert len(led.sends) == 1  # the first one has left, and may have been lost
+
+
+def test_a_copy_of_what_went_with_the_old_connection_passes(led):
+    slow = Carried(up=0, down=0, waiting=100)
+    led.receive("a", contribution(), nbytes=50, carried=slow)
+    led.receive(AGGREGATOR, m.AttachBulk(shard=0, epoch=1, shards=1), route=b"again", carried=slow)
+    led.receive("a", contribution(), nbytes=50, carried=slow)
+    assert [send.peer for send in led.sends] == [b"again"]
+    led.receive("a", contribution(), nbytes=50, carried=slow)
+    assert led.sent == []
+
+
+def test_what_a_full_connection_gave_back_is_sent_when_it_takes_more_and_no_copy_of_it(led):
+    slow = Carried(up=0, down=0, waiting=100)
+    led.receive("a", contribution(), nbytes=50, carried=slow)
+    led.block(led.sends[0])
+    led.receive("a", contribution(), nbytes=50, carried=slow)
+    led.tick(led.now_s + CONFIG.retry_s)
+    assert len(led.sends) == 1
+    led.receive("a", contribution(), nbytes=50, carried=slow)
+    assert led.sent == []
+    assert led.relay.counters.dropped == {"copy_in_queue": 1, "copy_under_way": 1}
+
+
+def test_only_what_goes_on_to_an_aggregator_asks_for_the_account_of_its_connection(led):
+    led.receive("a", beat())
+    assert led.relay.onwards(led.sends[0].envelope) is None
+    led.receive("a", m.Seed(fragment_id=0, payload=()))
+    assert led.relay.onwards(led.sends[0].envelope) == led.sends[0].peer
+    seed = led.sends[0].envelope
+    led.tick(led.now_s + CONFIG.leader_silent_s)
+    assert led.relay.onwards(seed) is None
 
 
 def test_what_waits_for_a_leader_that_falls_silent_comes_back(led):

@@ -42,6 +42,7 @@ PURE = [
     "broker/relay",
     "broker/relay_events",
     "broker/resending",
+    "broker/under_way",
     "broker/records",
     "islands/adoption",
     "islands/brokers",
