@@ -15,8 +15,10 @@ from aggregator.rounds import Rounds
 from aggregator.run import Run, Stage
 from broker.messages import Heartbeat, Phase, Reason
 
-#: A flush that does not get all it waits for in so many round timeouts ends without it.
+#: A flush that brings no version for so many round timeouts ends without what it still waits for.
 FLUSH_TIMEOUTS = 5
+#: And after so many whatever it brings: what islands hold takes its time on a slow link, and one that lies has no end.
+FLUSH_TIMEOUTS_MOST = 100
 #: How long an ended run stays up for islands that still fetch the last versions.
 LINGER_S = 10.0
 #: And at most, while a broker that answers lacks one of them: islands cannot end without it.
@@ -43,6 +45,8 @@ class Ending:
         self._intake = intake
         self._rounds = rounds
         self._flush_began_s: float | None = None
+        self._flush_moved_s = 0.0  # when it brought something last
+        self._flush_versions = 0  # of all fragments together, by then
         self._ended_serial = 0  # of the record that says that the run has ended
         # A successor of a leader that had ended the run: islands that have not heard of it still may.
         self._linger_until_s: float | None = run.now_s + LINGER_S if run.phase is Phase.ENDED else None
@@ -53,7 +57,7 @@ class Ending:
         """Returns the moments at which :meth:`advance` may have something to do."""
         deadlines = [] if self._linger_until_s is None else [self._linger_until_s]
         if self._flush_began_s is not None:
-            ends = (self._flush_began_s + n * self._run.config.round_timeout_s for n in (1, FLUSH_TIMEOUTS))
+            ends = (self._flush_began_s + self._run.config.round_timeout_s, self._patient_until_s(self._flush_began_s))
             deadlines += [end_s for end_s in ends if end_s > self._run.now_s]
         return deadlines
 
@@ -62,7 +66,7 @@ class Ending:
         run = self._run
         if run.phase is Phase.RUNNING and self._due():
             run.phase = Phase.FLUSHING
-            self._flush_began_s = run.now_s
+            self._flush_began_s = self._flush_moved_s = run.now_s
             run.note("run.flushing", trained_tokens=run.ledger.trained_tokens(), target=run.config.total_tokens)
             if run.config.shards > 1:
                 run.save()  # which tells the others
@@ -118,7 +122,10 @@ class Ending:
         running = [m for m in run.members.live(run.now_s) if m.ready and not m.stopped]
         if running and run.now_s < self._flush_began_s + config.round_timeout_s:
             return
-        patient = run.now_s < self._flush_began_s + FLUSH_TIMEOUTS * config.round_timeout_s
+        versions = sum(run.fragments[p].version for p in run.moving)
+        if versions != self._flush_versions:
+            self._flush_versions, self._flush_moved_s = versions, run.now_s
+        patient = run.now_s < self._patient_until_s(self._flush_began_s)
         if patient and not run.members.live(run.now_s) and not all(member.left for member in run.members):
             return  # they all fell silent at once: cut off, most likely, and they bring what is missing
         settled = True
@@ -136,6 +143,11 @@ class Ending:
         self.flushed = settled
         if settled and isinstance(self._roster, Keeper) and (self._roster.flushed or not patient):
             self._end()
+
+    def _patient_until_s(self, began_s: float) -> float:
+        """When a flush ends, if it brings nothing more."""
+        most_s = began_s + FLUSH_TIMEOUTS_MOST * self._run.config.round_timeout_s
+        return min(self._flush_moved_s + FLUSH_TIMEOUTS * self._run.config.round_timeout_s, most_s)
 
     def _end(self) -> None:
         run = self._run

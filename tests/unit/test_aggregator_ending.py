@@ -1,6 +1,6 @@
 """How a run ends: the flush with everybody, and what is given up."""
 
-from aggregator.ending import LINGER_MOST_S, LINGER_S
+from aggregator.ending import FLUSH_TIMEOUTS, FLUSH_TIMEOUTS_MOST, LINGER_MOST_S, LINGER_S
 from aggregator.events import Finished, Flaw, Merge, Stop
 from broker.messages import AGGREGATOR, Attached, Fate, FleetState, Leave, Outstanding, Phase, Reason
 from tests.helpers import Desk, notes, of, resolutions, sent
@@ -102,6 +102,32 @@ def test_a_flush_that_does_not_get_everything_ends_all_the_same():
     books = made.run.ledger.books()
     assert books.in_flight == 0
     assert books.balanced()
+
+
+def test_a_flush_goes_on_while_it_brings_anything_over_a_slow_link():
+    made = flushing("a", fragments=6, sync_interval=6, round_timeout_s=2.0, dead_after_s=1000.0)
+    made.beat("a", 4, stopped=True)
+    patience_s = FLUSH_TIMEOUTS * 2.0
+    for p in range(6):
+        made.run_to(made.now_s + 0.9 * patience_s)
+        assert made.run.phase is Phase.FLUSHING
+        made.beat("a", 4, stopped=True)
+        made.offer("a", 0, 4, fragment=p)
+    assert made.run.phase is Phase.ENDED
+    assert made.run.ledger.books().tokens() == {"trained": 40, "merged": 40, "wasted": {}, "in_flight": 0}
+
+
+def test_a_flush_that_brings_something_for_ever_ends_all_the_same():
+    made = flushing("a", round_timeout_s=2.0, dead_after_s=1000.0)
+    made.beat("a", 4000, stopped=True)  # as if it had never stopped
+    most_s, step = FLUSH_TIMEOUTS_MOST * 2.0, 0
+    while made.run.phase is Phase.FLUSHING:
+        made.run_to(made.now_s + 5.0)
+        made.beat("a", 4000, stopped=True)
+        made.offer("a", step, step + 1)
+        step += 1
+        assert made.now_s <= most_s + 10.0
+    assert made.now_s >= most_s
 
 
 def test_an_island_that_dies_in_the_flush_is_not_waited_for():
