@@ -2,7 +2,7 @@
 
 Three kinds of lines, each one JSON object::
 
-    {"tape": 5, "now_s": .., "epoch": .., "config": {..}, "record": {..}, "commits": [..]}     a life begins
+    {"tape": 6, "now_s": .., "epoch": .., "config": {..}, "record": {..}, "commits": [..]}     a life begins
     {"now_s": .., "event": "received", ..}                                      what went into the core
     {"now_s": .., "note": "round.opened", "fields": {..}}                       what it decided, and why
     {"gap": 12}                                                                 so many lines were lost to the disk
