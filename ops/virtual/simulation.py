@@ -449,13 +449,12 @@ class Simulation:
             size_bytes=self.size(message),
             key=process.key,
         )
-        relay = self.brokers[broker]
 
         def arrives() -> None:
-            if isinstance(process, SimAggregator) and message.channel is m.Channel.BULK and process.core.finished:
+            bulk, there = message.channel is m.Channel.BULK, self.brokers[broker]
+            if isinstance(process, SimAggregator) and bulk and process.core.finished:
                 return  # what still waited for a turn on its link went with it
-            bulk = message.channel is m.Channel.BULK
-            relay.handle(replace(event, carried=self.carried_onwards(relay, event)) if bulk else event)
+            there.handle(replace(event, carried=self.carried_onwards(there, event)) if bulk else event)
 
         for delay_s in delays_s:
             self.queue.after(delay_s, arrives)
