@@ -4,7 +4,8 @@ Islands send a contribution again when they have heard nothing of it for a while
 behind others, for an aggregator's slow link. A copy would queue behind its own first one, and each copy makes the wait
 of the next contribution longer, until the link carries nothing else. What waits in the relay's own queue is known there
 (:mod:`broker.queues`); what ZeroMQ and the kernel hold is known by the kernel's account of what the connection has
-carried (:mod:`broker.tcp`). Once the first copy has left, the next one passes: the first may have been lost.
+carried (:mod:`broker.tcp`). Once the first copy has left, the next one passes: the first may have been lost. So does
+one that comes at once: nobody is impatient yet, so the first has arrived and was not what it should be.
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ from collections.abc import Hashable
 
 from broker.hearing import Carried
 from broker.resending import PATIENT_S
+
+#: A kernel may keep an acknowledgement back for up to 0.2 s; islands wait for longer before they send anything again.
+ACKNOWLEDGED_S = 0.5
 
 
 class UnderWay:
@@ -60,4 +64,4 @@ class UnderWay:
     def holds(self, what: Hashable, now_s: float) -> bool:
         """Whether the last copy is still here, by the last account; nothing is believed to be for ever."""
         found = self._leaves.get(what)
-        return found is not None and now_s < found[1] + PATIENT_S
+        return found is not None and ACKNOWLEDGED_S <= now_s - found[1] < PATIENT_S

@@ -29,6 +29,7 @@ from broker.ranges import StepRange
 from broker.registry import Registry
 from broker.relay import Relay
 from broker.server import VERIFY_HERE_BYTES, serve
+from broker.under_way import ACKNOWLEDGED_S
 from ops.cluster import free_ports
 
 RUN = "demo"
@@ -233,7 +234,10 @@ def test_a_copy_of_what_waits_for_a_slow_aggregator_stays_here(monkeypatch):
         await island.send(beat())
         await aggregator.receive(m.Heartbeat)
         delta, steps = np.zeros(1_000_000, np.float32), list(range(24))  # 96 MB: more than buffers hold
-        for step in 2 * steps:
+        for step in steps:
+            await island.send(contribution(delta, from_step=step))
+        await asyncio.sleep(2 * ACKNOWLEDGED_S)  # sooner, it is no copy
+        for step in steps:
             await island.send(contribution(delta, from_step=step))
         await island.send(m.Want(versions=(-1,)))
         await island.receive(m.Version)  # so the broker has had all of them

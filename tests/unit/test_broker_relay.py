@@ -27,6 +27,7 @@ from broker.relay import (
     TurnedAway,
     Unreachable,
 )
+from broker.resending import RESEND_S
 
 RUN = "demo"
 CONFIG = RelayConfig(run_id=RUN, peer_queue_bytes=200, total_queue_bytes=300, max_peers=50)
@@ -754,6 +755,7 @@ def test_a_copy_of_what_waits_already_takes_no_room(led):
 def test_a_copy_of_what_has_not_left_this_machine_goes_nowhere(led):
     led.receive("a", contribution(), nbytes=50, carried=Carried(up=900, down=0, waiting=100))
     assert led.sends[0].peer == led.relay.onwards(led.sends[0].envelope)
+    led.now_s += RESEND_S
     led.receive("a", contribution(), nbytes=50, carried=Carried(up=1_049, down=0, waiting=1))
     assert led.sent == []
     assert led.relay.counters.dropped == {"copy_under_way": 1}
@@ -767,6 +769,7 @@ def test_a_copy_of_what_went_with_the_old_connection_passes(led):
     led.receive(AGGREGATOR, m.AttachBulk(shard=0, epoch=1, shards=1), route=b"again", carried=slow)
     led.receive("a", contribution(), nbytes=50, carried=slow)
     assert [send.peer for send in led.sends] == [b"again"]
+    led.now_s += RESEND_S
     led.receive("a", contribution(), nbytes=50, carried=slow)
     assert led.sent == []
 
@@ -778,6 +781,7 @@ def test_what_a_full_connection_gave_back_is_sent_when_it_takes_more_and_no_copy
     led.receive("a", contribution(), nbytes=50, carried=slow)
     led.tick(led.now_s + CONFIG.retry_s)
     assert len(led.sends) == 1
+    led.now_s += RESEND_S
     led.receive("a", contribution(), nbytes=50, carried=slow)
     assert led.sent == []
     assert led.relay.counters.dropped == {"copy_in_queue": 1, "copy_under_way": 1}

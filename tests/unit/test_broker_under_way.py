@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from broker.hearing import Carried
 from broker.resending import PATIENT_S
-from broker.under_way import UnderWay
+from broker.under_way import ACKNOWLEDGED_S, UnderWay
 
 
 def carried(up: int, waiting: int = 0) -> Carried:
@@ -30,9 +30,9 @@ def test_where_the_kernel_says_nothing_nothing_is_known() -> None:
     assert not line.holds("a", 0.0)
     line.account(carried(0))
     line.gave("a", 100, 0.0)
-    assert line.holds("a", 0.0)
+    assert line.holds("a", 1.0)
     line.account(None)
-    assert not line.holds("a", 0.0)
+    assert not line.holds("a", 1.0)
 
 
 def test_what_the_connection_did_not_take_is_not_under_way_and_leaves_no_gap() -> None:
@@ -42,9 +42,19 @@ def test_what_the_connection_did_not_take_is_not_under_way_and_leaves_no_gap() -
         line.gave(what, 100, 0.0)
     line.took_back("b", 100)
     line.account(carried(199))
-    assert [each for each in "abc" if line.holds(each, 0.0)] == ["c"]
+    assert [each for each in "abc" if line.holds(each, 1.0)] == ["c"]
     line.account(carried(200))
-    assert not line.holds("c", 0.0)
+    assert not line.holds("c", 1.0)
+
+
+def test_what_is_sent_again_at_once_is_an_answer_to_what_has_arrived() -> None:
+    """Its acknowledgement may be on its way still."""
+    line = UnderWay()
+    line.account(carried(0))
+    line.gave("a", 100, 7.0)
+    line.account(carried(0, waiting=100))
+    assert not line.holds("a", 7.0 + ACKNOWLEDGED_S - 0.1)
+    assert line.holds("a", 7.0 + ACKNOWLEDGED_S)
 
 
 def test_nothing_is_believed_to_be_here_for_ever() -> None:
@@ -67,4 +77,4 @@ def test_it_holds_what_a_pipe_would_hold(story: list[tuple[int, int]]) -> None:
         up += min(moves_bytes, len(pipe))
         del pipe[:moves_bytes]
         line.account(carried(up, len(pipe)))
-        assert [each for each in range(number + 1) if line.holds(each, 0.0)] == sorted(set(pipe))
+        assert [each for each in range(number + 1) if line.holds(each, 1.0)] == sorted(set(pipe))
