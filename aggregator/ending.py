@@ -57,7 +57,8 @@ class Ending:
         """Returns the moments at which :meth:`advance` may have something to do."""
         deadlines = [] if self._linger_until_s is None else [self._linger_until_s]
         if self._flush_began_s is not None:
-            ends = (self._flush_began_s + self._run.config.round_timeout_s, self._patient_until_s(self._flush_began_s))
+            ends = [self._flush_began_s + self._run.config.round_timeout_s, self._patient_until_s(self._flush_began_s)]
+            ends += [self._others_until_s(self._flush_began_s)]
             deadlines += [end_s for end_s in ends if end_s > self._run.now_s]
         return deadlines
 
@@ -67,6 +68,7 @@ class Ending:
         if run.phase is Phase.RUNNING and self._due():
             run.phase = Phase.FLUSHING
             self._flush_began_s = self._flush_moved_s = run.now_s
+            self._flush_versions = self._versions()
             run.note("run.flushing", trained_tokens=run.ledger.trained_tokens(), target=run.config.total_tokens)
             if run.config.shards > 1:
                 run.save()  # which tells the others
@@ -122,8 +124,7 @@ class Ending:
         running = [m for m in run.members.live(run.now_s) if m.ready and not m.stopped]
         if running and run.now_s < self._flush_began_s + config.round_timeout_s:
             return
-        versions = sum(run.fragments[p].version for p in run.moving)
-        if versions != self._flush_versions:
+        if (versions := self._versions()) != self._flush_versions:
             self._flush_versions, self._flush_moved_s = versions, run.now_s
         patient = run.now_s < self._patient_until_s(self._flush_began_s)
         if patient and not run.members.live(run.now_s) and not all(member.left for member in run.members):
@@ -141,13 +142,26 @@ class Ending:
             if (again or not fragment.flushed) and len(run.busy) < config.rounds_in_flight:
                 self._rounds.open(p, flush=True)
         self.flushed = settled
-        if settled and isinstance(self._roster, Keeper) and (self._roster.flushed or not patient):
+        if settled and isinstance(self._roster, Keeper) and run.now_s >= self._others_until_s(self._flush_began_s):
             self._end()
+
+    def _versions(self) -> int:
+        """Grows with each version of each fragment."""
+        return sum(self._run.fragments[p].version for p in self._run.moving)
 
     def _patient_until_s(self, began_s: float) -> float:
         """When a flush ends, if it brings nothing more."""
-        most_s = began_s + FLUSH_TIMEOUTS_MOST * self._run.config.round_timeout_s
-        return min(self._flush_moved_s + FLUSH_TIMEOUTS * self._run.config.round_timeout_s, most_s)
+        timeout_s = self._run.config.round_timeout_s
+        return min(self._flush_moved_s + FLUSH_TIMEOUTS * timeout_s, began_s + FLUSH_TIMEOUTS_MOST * timeout_s)
+
+    def _others_until_s(self, began_s: float) -> float:
+        """Until when shard 0 waits for the flushes of others, if they say nothing more; each is as patient itself."""
+        timeout_s, until_s = self._run.config.round_timeout_s, None
+        if isinstance(self._roster, Keeper):
+            until_s = self._roster.flushing_until_s(FLUSH_TIMEOUTS * timeout_s)
+        if until_s is None:
+            return began_s
+        return min(max(until_s, began_s + FLUSH_TIMEOUTS * timeout_s), began_s + FLUSH_TIMEOUTS_MOST * timeout_s)
 
     def _end(self) -> None:
         run = self._run

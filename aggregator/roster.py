@@ -119,6 +119,12 @@ class Keeper:
         """Whether every other shard has done its flush."""
         return all(shard in self._heard and self._heard[shard][0].flushed for shard in self._others)
 
+    def flushing_until_s(self, silent_s: float) -> float | None:
+        """When all shards that have not done their flush will have been silent for so long; None: all have done it."""
+        left = [self._heard.get(shard) for shard in self._others]
+        heard = [self._began_s if each is None else each[1] for each in left if each is None or not each[0].flushed]
+        return max(heard) + silent_s if heard else None
+
     def _owes(self, shard: int) -> bool:
         """Whether a shard, as it is now, has not answered the newest roster."""
         said = self._heard[shard][0] if shard in self._heard else None

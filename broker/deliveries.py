@@ -92,7 +92,7 @@ class Deliveries:
             self._out.counters.dropped["copy_in_queue"] += 1
             return None
         under_way = self._connection(shard)
-        under_way.account(carried)
+        under_way.account(carried, now_s)
         if under_way.holds(item.identity, now_s):
             self._out.counters.dropped["copy_under_way"] += 1
             return None
@@ -108,7 +108,7 @@ class Deliveries:
 
     def attached(self, leader: Leader, now_s: float, carried: Carried | None) -> None:
         """Takes note of what an aggregator's connection has carried, and sends what waits for it."""
-        self._connection(leader.shard).account(carried)
+        self._connection(leader.shard).account(carried, now_s)
         self._forward_queue(leader, now_s)
 
     def _forward_queue(self, leader: Leader, now_s: float) -> None:
@@ -119,7 +119,7 @@ class Deliveries:
                 self._send_on(leader.shard, route, item, now_s)
 
     def _send_on(self, shard: int, route: bytes, item: Queued, now_s: float) -> None:
-        self._connection(shard).gave(item.identity, item.size_bytes, now_s)
+        self._connection(shard).gave(item.identity, item.least_bytes, now_s)
         self._out.send(Channel.BULK, route, item.envelope, item.size_bytes)
 
     def _connection(self, shard: int) -> UnderWay:
@@ -150,7 +150,7 @@ class Deliveries:
             case m.Contribution(fragment_id=p) | m.Seed(fragment_id=p):
                 shard = shard_of(p, self._who.shards)
                 item = Queued(envelope=event.envelope, size_bytes=event.size_bytes)
-                self._connection(shard).took_back(item.identity, item.size_bytes)
+                self._connection(shard).took_back(item.identity, item.least_bytes)
                 self.queue.put_back(shard, item)
                 self._blocked_shards[shard] = None
             case _:
@@ -165,7 +165,6 @@ class Deliveries:
             case m.Contribution(fragment_id=p) | m.Seed(fragment_id=p):
                 shard = shard_of(p, self._who.shards)
                 item = Queued(envelope=event.envelope, size_bytes=event.size_bytes)
-                self._under_way.pop(shard, None)
                 self.queue.put_back(shard, item)
             case _:
                 self._out.counters.dropped["unreachable"] += 1

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from broker.messages import Contribution, Envelope, Seed, Stored, Version
+from broker.tensors import payload_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +94,12 @@ class Queued:
 
     envelope: Envelope
     size_bytes: int
+
+    @property
+    def least_bytes(self) -> int:
+        """What it takes on the wire at least: headers are packed anew, and may have been longer as they came."""
+        payload = getattr(self.envelope.message, "payload", None)
+        return payload_bytes(payload) if isinstance(payload, tuple) else self.size_bytes
 
     @property
     def identity(self) -> tuple[object, ...]:

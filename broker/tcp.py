@@ -50,7 +50,7 @@ def peer_port(fd: int) -> int | None:
     """Returns the port at the other end of a connection; None as :func:`carried`."""
     try:
         with _copy(fd) as sock:
-            return int(sock.getpeername()[1])
+            return int(sock.getpeername()[1]) if sock.family in (socket.AF_INET, socket.AF_INET6) else None
     except (OSError, IndexError):
         return None
 

@@ -30,22 +30,23 @@ class UnderWay:
         self._given_bytes = 0  # since then
         self._leaves: dict[Hashable, tuple[int, float]] = {}  # given by then, and when; in that order
 
-    def account(self, carried: Carried | None) -> None:
-        """Takes note of what the connection has carried by now."""
+    def account(self, carried: Carried | None, now_s: float) -> None:
+        """Takes note of what the connection has carried by now; where nothing waits, all but the latest has left."""
         self._account = carried
         if carried is None:
             self._leaves.clear()
             return
         left_bytes = carried.up - self._base_bytes
-        for what, (by_bytes, _) in list(self._leaves.items()):
-            if by_bytes > left_bytes:
+        latest_s = now_s - (PATIENT_S if carried.waiting else ACKNOWLEDGED_S)
+        for what, (by_bytes, since_s) in list(self._leaves.items()):
+            if by_bytes > left_bytes and since_s > latest_s:
                 break
             del self._leaves[what]
         if not self._leaves:
             self._base_bytes, self._given_bytes = carried.up + carried.waiting, 0
 
     def gave(self, what: Hashable, size_bytes: int, now_s: float) -> None:
-        """Something was handed to the connection."""
+        """Something was handed to the connection, of which it carries at least so much."""
         if self._account is not None:
             self._given_bytes += size_bytes
             self._leaves.pop(what, None)
@@ -64,4 +65,4 @@ class UnderWay:
     def holds(self, what: Hashable, now_s: float) -> bool:
         """Whether the last copy is still here, by the last account; nothing is believed to be for ever."""
         found = self._leaves.get(what)
-        return found is not None and ACKNOWLEDGED_S <= now_s - found[1] < PATIENT_S
+        return found is not None and now_s >= found[1] + ACKNOWLEDGED_S

@@ -5,11 +5,23 @@ It mirrors :mod:`broker.server` action by action, with the links of the simulati
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from broker import messages as m
 from broker.identity import Identity, KeyRole
-from broker.relay import AllowListChanged, Note, Observe, Relay, RelayAction, RelayConfig, RelayEvent, Send, Tick
+from broker.relay import (
+    AllowListChanged,
+    Note,
+    Observe,
+    Received,
+    Relay,
+    RelayAction,
+    RelayConfig,
+    RelayEvent,
+    Send,
+    Tick,
+)
 from ops.virtual.queue import Alarm
 
 if TYPE_CHECKING:
@@ -43,6 +55,8 @@ class SimBroker:
         if self.frozen:
             self.backlog.append(event)
         elif self.alive:
+            if isinstance(event, Received) and event.channel is m.Channel.BULK:
+                event = replace(event, carried=self.simulation.carried_onwards(self, event))
             self.perform(self.relay.handle(event, self.clock.now_s))
 
     def perform(self, actions: list[RelayAction]) -> None:

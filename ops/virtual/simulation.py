@@ -451,10 +451,9 @@ class Simulation:
         )
 
         def arrives() -> None:
-            bulk, there = message.channel is m.Channel.BULK, self.brokers[broker]
-            if isinstance(process, SimAggregator) and bulk and process.core.finished:
+            if isinstance(process, SimAggregator) and message.channel is m.Channel.BULK and process.core.finished:
                 return  # what still waited for a turn on its link went with it
-            there.handle(replace(event, carried=self.carried_onwards(there, event)) if bulk else event)
+            self.brokers[broker].handle(event)
 
         for delay_s in delays_s:
             self.queue.after(delay_s, arrives)
@@ -485,6 +484,8 @@ class Simulation:
             self.queue.after(0.0, lambda: broker.handle(gone))
             return
         if not isinstance(process, SimIsland) and self.cut_off(broker.place):
+            sender = self._senders.setdefault((process.address, "down", action.channel), Sender())
+            sender.lose(self.size(action.envelope.message))
             return
         for delay_s in self.arrivals_s(process, action.envelope.message, "down", broker.place):
             self.queue.after(delay_s, partial(self.deliver, process, line, action.envelope, broker.place))

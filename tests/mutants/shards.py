@@ -105,8 +105,8 @@ MUTANTS = (
         what="shard 0 ends before the others have done their flush",
         invariant=4,
         file="aggregator/ending.py",
-        old="(self._roster.flushed or not patient)",
-        new="(self._roster or not patient)",
+        old="run.now_s >= self._others_until_s(self._flush_began_s):",
+        new="True:",
         tests=(T_ROSTER + "test_phases_follow_shard_0_and_it_ends_when_every_shard_has_done_its_flush",),
     ),
     Mutant(

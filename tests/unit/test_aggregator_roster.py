@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from aggregator.ending import FLUSH_TIMEOUTS
 from aggregator.events import Publish, SaveRun
 from aggregator.roster import AGAIN_S, SILENT_S
 from broker.fragments import shard_of
@@ -579,6 +580,36 @@ def test_phases_follow_shard_0_and_it_ends_when_every_shard_has_done_its_flush()
     assert made.phases == [Phase.ENDED] * 2
     assert [desk.run.ledger.books().tokens()["in_flight"] for desk in made.desks] == [0, 0]
     assert [desk.disk.record["phase"] for desk in made.desks] == ["ended", "ended"]
+
+
+def slow_flush(silent_after_s=1e9):
+    """Island a brings what it has of shard 0 at once, and of each fragment of shard 1 just before patience ends."""
+    made = ending(fragments=6, sync_interval=6, round_timeout_s=2.0, dead_after_s=1000.0)
+    for p in (2, 4):
+        made.offer("a", 0, 4, fragment=p)
+    for p in (1, 3, 5):
+        for _ in range(18):
+            made.run_to(made.now_s + 0.5)
+            if made.now_s >= silent_after_s:
+                made.cut = {1}
+            made.beat("a", 4, stopped=True)
+        if made.phases[0] is not Phase.ENDED:
+            made.offer("a", 0, 4, fragment=p)
+    made.beat("a", 4, stopped=True)
+    return made
+
+
+def test_shard_0_waits_while_another_one_is_heard_that_still_flushes():
+    made = slow_flush()
+    made.run_to(made.now_s + 1.0)
+    assert made.now_s > 2 * FLUSH_TIMEOUTS * 2.0
+    assert made.phases == [Phase.ENDED] * 2
+    assert made.desks[1].run.ledger.books().tokens()["merged"] == 40
+
+
+def test_shard_0_does_not_wait_for_a_shard_that_it_does_not_hear():
+    made = slow_flush(silent_after_s=9.0)
+    assert made.phases[0] is Phase.ENDED
 
 
 def test_a_shard_does_not_end_by_itself_however_much_was_trained():

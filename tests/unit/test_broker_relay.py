@@ -752,39 +752,60 @@ def test_a_copy_of_what_waits_already_takes_no_room(led):
     assert led.relay.counters.dropped == {"copy_in_queue": 1}
 
 
-def test_a_copy_of_what_has_not_left_this_machine_goes_nowhere(led):
-    led.receive("a", contribution(), nbytes=50, carried=Carried(up=900, down=0, waiting=100))
-    assert led.sends[0].peer == led.relay.onwards(led.sends[0].envelope)
+def large(from_step=0):
+    """A contribution of 40 bytes, and what is about it."""
+    payload = (m.Encoded(codec=m.Codec.F32, shape=(10,), checksum=0, data=memoryview(bytes(40))),)
+    return dataclasses.replace(contribution(from_step=from_step, to_step=from_step + 1), payload=payload)
+
+
+def later(led, message, carried):
+    """What an island sends after a pause."""
     led.now_s += RESEND_S
-    led.receive("a", contribution(), nbytes=50, carried=Carried(up=1_049, down=0, waiting=1))
+    return led.receive("a", message, nbytes=50, carried=carried)
+
+
+def test_a_copy_of_what_has_not_left_this_machine_goes_nowhere(led):
+    led.receive("a", large(), nbytes=50, carried=Carried(up=900, down=0, waiting=100))
+    assert led.sends[0].peer == led.relay.onwards(led.sends[0].envelope)
+    later(led, large(), Carried(up=1_039, down=0, waiting=1))
     assert led.sent == []
     assert led.relay.counters.dropped == {"copy_under_way": 1}
-    led.receive("a", contribution(), nbytes=50, carried=Carried(up=1_050, down=0))
+    later(led, large(), Carried(up=1_040, down=0, waiting=1))
     assert len(led.sends) == 1  # the first one has left, and may have been lost
 
 
+SLOW = Carried(up=0, down=0, waiting=100)
+
+
 def test_a_copy_of_what_went_with_the_old_connection_passes(led):
-    slow = Carried(up=0, down=0, waiting=100)
-    led.receive("a", contribution(), nbytes=50, carried=slow)
-    led.receive(AGGREGATOR, m.AttachBulk(shard=0, epoch=1, shards=1), route=b"again", carried=slow)
-    led.receive("a", contribution(), nbytes=50, carried=slow)
+    led.receive("a", large(), nbytes=50, carried=SLOW)
+    led.receive(AGGREGATOR, m.AttachBulk(shard=0, epoch=1, shards=1), route=b"again", carried=SLOW)
+    later(led, large(), SLOW)
     assert [send.peer for send in led.sends] == [b"again"]
-    led.now_s += RESEND_S
-    led.receive("a", contribution(), nbytes=50, carried=slow)
+    later(led, large(), SLOW)
+    assert led.sent == []
+
+
+def test_what_waited_for_a_new_connection_is_under_way_from_then_on(led):
+    led.receive("a", large(1), nbytes=50, carried=SLOW)
+    led.unreachable(led.sends[0])
+    led.receive(AGGREGATOR, m.AttachBulk(shard=0, epoch=1, shards=1), route=b"again", carried=SLOW)
+    assert [send.peer for send in led.sends] == [b"again"]
+    later(led, large(1), SLOW)
     assert led.sent == []
 
 
 def test_what_a_full_connection_gave_back_is_sent_when_it_takes_more_and_no_copy_of_it(led):
-    slow = Carried(up=0, down=0, waiting=100)
-    led.receive("a", contribution(), nbytes=50, carried=slow)
+    led.receive("a", large(), nbytes=50, carried=SLOW)
     led.block(led.sends[0])
-    led.receive("a", contribution(), nbytes=50, carried=slow)
+    led.receive("a", large(), nbytes=50, carried=SLOW)
     led.tick(led.now_s + CONFIG.retry_s)
     assert len(led.sends) == 1
-    led.now_s += RESEND_S
-    led.receive("a", contribution(), nbytes=50, carried=slow)
+    later(led, large(), SLOW)
     assert led.sent == []
     assert led.relay.counters.dropped == {"copy_in_queue": 1, "copy_under_way": 1}
+    later(led, large(), Carried(up=140, down=0, waiting=1))
+    assert len(led.sends) == 1, "what was given back was counted twice"
 
 
 def test_only_what_goes_on_to_an_aggregator_asks_for_the_account_of_its_connection(led):
