@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from broker.messages import Contribution, Envelope, Seed, Stored, Version
+from broker.messages import Contribution, Encoded, Envelope, Seed, Stored, Version
 from broker.tensors import payload_bytes
 
 
@@ -99,7 +99,9 @@ class Queued:
     def least_bytes(self) -> int:
         """What it takes on the wire at least: headers are packed anew, and may have been longer as they came."""
         payload = getattr(self.envelope.message, "payload", None)
-        return payload_bytes(payload) if isinstance(payload, tuple) else self.size_bytes
+        if not isinstance(payload, tuple) or not all(isinstance(each, Encoded) for each in payload):
+            return self.size_bytes  # virtual time has stand-ins for buffers, and a size for them
+        return payload_bytes(payload)
 
     @property
     def identity(self) -> tuple[object, ...]:
