@@ -122,7 +122,9 @@ def test_daemons_with_flags_alone_form_a_run_in_any_order(region):
     assert region.report["phase"] == "running"
     tokens = region.report["tokens"]
     assert tokens["trained"] == tokens["merged"] + sum(tokens["wasted"].values()) + tokens["in_flight"]
-    assert set(tokens["wasted"]) <= {"island_lost"}
+    # Who leaves says so over another connection than it handed its last steps over: they may come when its share of the
+    # data is in other hands already.
+    assert set(tokens["wasted"]) <= {"island_lost", "share_moved"}
 
 
 def test_islands_get_names_from_the_run(region):
