@@ -114,11 +114,6 @@ class Keeper:
         said = [self._heard[shard][0] if shard in self._heard else None for shard in self._others]
         return all(each is not None and each.seeding_id == self._run.seeding_id for each in said)
 
-    @property
-    def flushed(self) -> bool:
-        """Whether every other shard has done its flush."""
-        return all(shard in self._heard and self._heard[shard][0].flushed for shard in self._others)
-
     def flushing_until_s(self, silent_s: float) -> float | None:
         """When all shards that have not done their flush will have been silent for so long; None: all have done it."""
         left = [self._heard.get(shard) for shard in self._others]

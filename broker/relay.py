@@ -141,9 +141,14 @@ class Relay:
         due = (self._deliveries.retry_at_s, self._presence.next_deadline_s())
         return min((each for each in due if each is not None), default=None)
 
-    def onwards(self, envelope: Envelope) -> bytes | None:
-        """The bulk connection that a contribution or a seed goes on over; None for anything else, or without one."""
+    def onwards(self, peer: bytes, envelope: Envelope) -> bytes | None:
+        """The bulk connection whose account is wanted with a message that came over ``peer``; None without one.
+
+        That is the one that a contribution or a seed goes on over, and of an AttachBulk its own.
+        """
         match envelope.message:
+            case m.AttachBulk():
+                return peer
             case m.Contribution(fragment_id=p) | m.Seed(fragment_id=p):
                 leader = self._who.leading(shard_of(p, self._who.shards))
                 return leader.routes.get(Channel.BULK) if leader is not None else None

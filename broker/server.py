@@ -278,9 +278,7 @@ class _Broker:
             return event
         if isinstance(event.envelope.message, AttachBulk):
             self._accounts.open(event.peer, taken.frames[0])
-            route: bytes | None = event.peer
-        else:
-            route = self._relay.onwards(event.envelope)
+        route = self._relay.onwards(event.peer, event.envelope)
         return event if route is None else replace(event, carried=self._accounts.of(route))
 
     async def _keep_time(self) -> None:

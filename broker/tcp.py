@@ -51,7 +51,7 @@ def peer_port(fd: int) -> int | None:
     try:
         with _copy(fd) as sock:
             return int(sock.getpeername()[1]) if sock.family in (socket.AF_INET, socket.AF_INET6) else None
-    except (OSError, IndexError):
+    except OSError:
         return None
 
 

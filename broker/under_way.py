@@ -22,17 +22,17 @@ ACKNOWLEDGED_S = 0.5
 class UnderWay:
     """One connection, from its first message on; where its account is not known, nothing is known here."""
 
-    __slots__ = ("_account", "_base_bytes", "_given_bytes", "_leaves")
+    __slots__ = ("_base_bytes", "_given_bytes", "_known", "_leaves")
 
     def __init__(self) -> None:
-        self._account: Carried | None = None
+        self._known = False
         self._base_bytes = 0  # carried, or about to be, when what is counted here began
         self._given_bytes = 0  # since then
         self._leaves: dict[Hashable, tuple[int, float]] = {}  # given by then, and when; in that order
 
     def account(self, carried: Carried | None, now_s: float) -> None:
         """Takes note of what the connection has carried by now; where nothing waits, all but the latest has left."""
-        self._account = carried
+        self._known = carried is not None
         if carried is None:
             self._leaves.clear()
             return
@@ -47,7 +47,7 @@ class UnderWay:
 
     def gave(self, what: Hashable, size_bytes: int, now_s: float) -> None:
         """Something was handed to the connection, of which it carries at least so much."""
-        if self._account is not None:
+        if self._known:
             self._given_bytes += size_bytes
             self._leaves.pop(what, None)
             self._leaves[what] = self._given_bytes, now_s

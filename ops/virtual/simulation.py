@@ -407,8 +407,7 @@ class Simulation:
 
     def carried_onwards(self, broker: SimBroker, event: RelayReceived) -> Carried | None:
         """Returns what the link of the aggregator has carried to which a message goes on, as its broker sees it."""
-        bulk = isinstance(event.envelope.message, m.AttachBulk)
-        route = event.peer if bulk else broker.relay.onwards(event.envelope)
+        route = broker.relay.onwards(event.peer, event.envelope)
         process = None if route is None else self.processes.get(route.decode().partition("#")[0])
         found = None if process is None else self.carried(process)
         if process is None or found is None:

@@ -766,7 +766,7 @@ def later(led, message, carried):
 
 def test_a_copy_of_what_has_not_left_this_machine_goes_nowhere(led):
     led.receive("a", large(), nbytes=50, carried=Carried(up=900, down=0, waiting=100))
-    assert led.sends[0].peer == led.relay.onwards(led.sends[0].envelope)
+    assert led.sends[0].peer == led.relay.onwards(b"a", led.sends[0].envelope)
     later(led, large(), Carried(up=1_039, down=0, waiting=1))
     assert led.sent == []
     assert led.relay.counters.dropped == {"copy_under_way": 1}
@@ -810,12 +810,14 @@ def test_what_a_full_connection_gave_back_is_sent_when_it_takes_more_and_no_copy
 
 def test_only_what_goes_on_to_an_aggregator_asks_for_the_account_of_its_connection(led):
     led.receive("a", beat())
-    assert led.relay.onwards(led.sends[0].envelope) is None
+    assert led.relay.onwards(b"a", led.sends[0].envelope) is None
     led.receive("a", m.Seed(fragment_id=0, payload=()))
-    assert led.relay.onwards(led.sends[0].envelope) == led.sends[0].peer
+    assert led.relay.onwards(b"a", led.sends[0].envelope) == led.sends[0].peer
     seed = led.sends[0].envelope
     led.tick(led.now_s + CONFIG.leader_silent_s)
-    assert led.relay.onwards(seed) is None
+    assert led.relay.onwards(b"a", seed) is None
+    attach = dataclasses.replace(seed, message=m.AttachBulk(shard=0, epoch=1, shards=1))
+    assert led.relay.onwards(b"its own", attach) == b"its own"
 
 
 def test_what_waits_for_a_leader_that_falls_silent_comes_back(led):
