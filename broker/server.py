@@ -399,6 +399,9 @@ def _resolved(host: str) -> str:
 
 
 def _cannot_listen(config: BrokerConfig, err: zmq.ZMQError) -> ConfigError:
+    if config.port == 0 and err.errno == errno.EADDRINUSE:
+        cure = f"no two neighbours were found free at {config.host} in {PORT_ATTEMPTS} attempts: name one with --port"
+        return ConfigError("port", config.port, cure)
     ports = f"{config.port} and {config.port + 1}" if config.port else "any"
     match err.errno:
         case errno.EADDRINUSE:
