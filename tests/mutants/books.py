@@ -8,6 +8,7 @@ T_ADMISSION = "tests/unit/test_aggregator_admission.py::"
 T_LEDGER = "tests/unit/test_aggregator_ledger.py::"
 T_SHARES = "tests/unit/test_aggregator_share_moves.py::"
 T_ISLANDS = "tests/unit/test_islands_core.py::"
+T_HANDING = "tests/unit/test_islands_handing_over.py::"
 T_MEMBERSHIP = "tests/unit/test_aggregator_membership.py::"
 
 MUTANTS = (
@@ -65,7 +66,7 @@ MUTANTS = (
         file="islands/hand_over.py",
         old="        fragment.handed, fragment.stage = copy, Stage.CAPTURING",
         new="        fragment.stage = Stage.CAPTURING",
-        tests=(T_ISLANDS + "test_ranges_follow_each_other_and_name_the_versions_trained_on",),
+        tests=(T_HANDING + "test_ranges_follow_each_other_and_name_the_versions_trained_on",),
     ),
     Mutant(
         what="an island hands over what an adoption has dropped",
@@ -81,7 +82,7 @@ MUTANTS = (
         file="islands/adoption.py",
         old="            fragment.incoming, fragment.copy, fragment.stage = None, None, Stage.IDLE",
         new="            fragment.incoming, fragment.stage = None, Stage.IDLE",
-        tests=(T_ISLANDS + "test_copies_are_dropped_by_an_installation",),
+        tests=(T_HANDING + "test_copies_are_dropped_by_an_installation",),
     ),
     Mutant(
         what="a copy is captured between preparing a version and installing it",
@@ -89,7 +90,7 @@ MUTANTS = (
         file="islands/fragment.py",
         old="        if self.stage is not Stage.IDLE or self.copy is None:",
         new="        if self.copy is None:",
-        tests=(T_ISLANDS + "test_no_copy_is_captured_between_preparing_and_installing",),
+        tests=(T_HANDING + "test_no_copy_is_captured_between_preparing_and_installing",),
     ),
     Mutant(
         what="what the codec rounded away is neither handed over nor kept",

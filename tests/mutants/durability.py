@@ -179,7 +179,7 @@ MUTANTS = (
         "(held.version.epoch, held.version.fragment_version):\n"
         "                return False\n",
         new="",
-        tests=("tests/unit/test_broker_relay.py::test_an_older_or_repeated_version_is_not_kept",),
+        tests=("tests/unit/test_relay_queues.py::test_an_older_or_repeated_version_is_not_kept",),
     ),
     Mutant(
         what="an island takes a late copy of a version older than its own",
@@ -187,7 +187,9 @@ MUTANTS = (
         file="islands/adoption.py",
         old="        if version.fragment_version < fragment.version:\n            return False",
         new="        if version.fragment_version < 0:\n            return False",
-        tests=("tests/unit/test_islands_core.py::test_while_a_version_is_wanted_once_more_older_ones_are_not_taken",),
+        tests=(
+            "tests/unit/test_islands_handing_over.py::test_while_a_version_is_wanted_once_more_older_ones_are_not_taken",
+        ),
     ),
     Mutant(
         what="an aggregator whose store is behind a broker goes on",

@@ -4,7 +4,8 @@ from tests.mutants.mutant import Mutant
 
 RELAY, PRESENCE, LEASE = "broker/relay.py", "broker/presence.py", "broker/lease.py"
 CANDIDATE, CORE = "aggregator/candidate.py", "aggregator/core.py"
-T_RELAY = "tests/unit/test_broker_relay.py::"
+T_PEERS = "tests/unit/test_relay_peers.py::"
+T_LEADERS = "tests/unit/test_relay_leaders.py::"
 T_CANDIDATE = "tests/unit/test_aggregator_candidate.py::"
 T_REPLICATION = "tests/unit/test_aggregator_replication.py::"
 T_LEASE = "tests/integration/test_lease.py::"
@@ -29,8 +30,8 @@ MUTANTS = (
         old="        if leader is not None and epoch < leader.epoch:",
         new="        if leader is not None and epoch < 0:",
         tests=(
-            T_RELAY + "test_lower_epochs_are_fenced",
-            T_RELAY + "test_epoch_stays_fenced_after_its_leader_fell_silent",
+            T_LEADERS + "test_lower_epochs_are_fenced",
+            T_LEADERS + "test_epoch_stays_fenced_after_its_leader_fell_silent",
         ),
     ),
     Mutant(
@@ -39,7 +40,7 @@ MUTANTS = (
         file=PRESENCE,
         old="        if epoch < highest:",
         new="        if epoch < 0:",
-        tests=(T_RELAY + "test_lower_epochs_are_fenced",),
+        tests=(T_LEADERS + "test_lower_epochs_are_fenced",),
     ),
     Mutant(
         what="a broker passes on what an aggregator says that has not attached",
@@ -48,7 +49,7 @@ MUTANTS = (
         old="        leader = self._who.leader_behind(event.channel, event.peer)\n        shard = ",
         new="        leader = self._who.leader_behind(event.channel, event.peer) or self._who.leaders.get(0)\n"
         "        shard = ",
-        tests=(T_RELAY + "test_attachment_holds_per_connection",),
+        tests=(T_LEADERS + "test_attachment_holds_per_connection",),
     ),
     Mutant(
         what="a broker hears earlier lives of an island",
@@ -56,7 +57,7 @@ MUTANTS = (
         file=PRESENCE,
         old="        if peer is not None and incarnation < peer.incarnation:",
         new="        if peer is not None and incarnation < 0:",
-        tests=(T_RELAY + "test_a_lower_incarnation_is_fenced_and_told_over_its_own_connection",),
+        tests=(T_PEERS + "test_a_lower_incarnation_is_fenced_and_told_over_its_own_connection",),
     ),
     Mutant(
         what="a welcome does not fence the earlier life",
@@ -66,7 +67,7 @@ MUTANTS = (
         "                    self._presence.enter(island_id, incarnation, now_s)",
         new="                if known is not None and incarnation < 0:\n"
         "                    self._presence.enter(island_id, incarnation, now_s)",
-        tests=(T_RELAY + "test_a_welcome_fences_earlier_incarnations_before_the_new_one_is_heard",),
+        tests=(T_PEERS + "test_a_welcome_fences_earlier_incarnations_before_the_new_one_is_heard",),
     ),
     Mutant(
         what="an aggregator hears earlier lives of an island",
@@ -348,7 +349,7 @@ MUTANTS = (
         old="            if other.shard != shard and other.leads and other.shards != message.shards:",
         new="            if False:",
         tests=(
-            "tests/unit/test_broker_relay.py::test_an_aggregator_that_counts_other_shards_than_those_that_lead_is_refused",
+            "tests/unit/test_relay_leaders.py::test_an_aggregator_that_counts_other_shards_than_those_that_lead_is_refused",
         ),
     ),
     Mutant(

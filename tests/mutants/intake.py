@@ -16,10 +16,11 @@ T_ROUNDS = "tests/unit/test_aggregator_rounds.py::"
 T_OUTLIERS = "tests/unit/test_aggregator_outliers.py::"
 T_QUARANTINE = "tests/unit/test_aggregator_quarantine.py::"
 T_ROGUES = "tests/unit/test_aggregator_rogues.py::"
-T_RELAY = "tests/unit/test_broker_relay.py::"
+T_PEERS = "tests/unit/test_relay_peers.py::"
+T_QUEUES = "tests/unit/test_relay_queues.py::"
 T_CODEC = "tests/unit/test_broker_codec.py::"
 T_KEYS = "tests/unit/test_keys.py::"
-T_ISLAND = "tests/unit/test_islands_core.py::"
+T_HANDING = "tests/unit/test_islands_handing_over.py::"
 
 MUTANTS = (
     # --- admission ----------------------------------------------------------------------------------------------------
@@ -134,7 +135,7 @@ MUTANTS = (
         file="islands/fragment.py",
         old="        return not self.flushing and any(not pending.arrived for pending in self.outstanding.values())",
         new="        return False",
-        tests=(T_ISLAND + "test_while_a_contribution_is_on_its_way_no_further_ones_pile_up_behind_it",),
+        tests=(T_HANDING + "test_while_a_contribution_is_on_its_way_no_further_ones_pile_up_behind_it",),
     ),
     Mutant(
         what="in the flush an island says that it has nothing left while it has",
@@ -142,7 +143,7 @@ MUTANTS = (
         file="islands/fragment.py",
         old="        return not self.flushing and any(not pending.arrived for pending in self.outstanding.values())",
         new="        return any(not pending.arrived for pending in self.outstanding.values())",
-        tests=(T_ISLAND + "test_the_flush_gets_everything_whatever_is_still_on_its_way",),
+        tests=(T_HANDING + "test_the_flush_gets_everything_whatever_is_still_on_its_way",),
     ),
     Mutant(
         what="a heartbeat may ask for more resolutions than one message can hold",
@@ -298,7 +299,7 @@ MUTANTS = (
         file=PRESENCE,
         old="                self._out.refuse_message(Channel.CONTROL, route, item.envelope, refusal)",
         new="                pass",
-        tests=(T_RELAY + "test_what_waits_for_a_leader_that_falls_silent_comes_back",),
+        tests=(T_QUEUES + "test_what_waits_for_a_leader_that_falls_silent_comes_back",),
     ),
     Mutant(
         what="what comes after the end of a run has no known fate",
@@ -314,7 +315,7 @@ MUTANTS = (
         file="broker/outbox.py",
         old="        self.reply(channel, peer, to or claimed or (name if name != UNKNOWN else NOBODY), refused)\n",
         new="",
-        tests=(T_RELAY + "test_undecodable_input_is_refused_to_its_connection_and_counted",),
+        tests=(T_PEERS + "test_undecodable_input_is_refused_to_its_connection_and_counted",),
     ),
     # --- outliers and quarantine --------------------------------------------------------------------------------------
     Mutant(
@@ -429,7 +430,7 @@ MUTANTS = (
         file=QUEUES,
         old="        if own and own + item.size_bytes > self._per_sender_bytes:",
         new="        if own < 0:",
-        tests=(T_RELAY + "test_one_island_cannot_fill_the_queue_for_the_others",),
+        tests=(T_QUEUES + "test_one_island_cannot_fill_the_queue_for_the_others",),
     ),
     Mutant(
         what="the broker's queue has no bound",
@@ -437,7 +438,7 @@ MUTANTS = (
         file=QUEUES,
         old="        if self.queued_bytes and self.queued_bytes + item.size_bytes > self._total_bytes:",
         new="        if self.queued_bytes < 0:",
-        tests=(T_RELAY + "test_one_island_cannot_fill_the_queue_for_the_others",),
+        tests=(T_QUEUES + "test_one_island_cannot_fill_the_queue_for_the_others",),
     ),
     Mutant(
         what="copies pile up in the broker's queue",
@@ -445,7 +446,7 @@ MUTANTS = (
         file=DELIVERIES,
         old="        if self.queue.holds(item):",
         new="        if not item:",
-        tests=(T_RELAY + "test_a_copy_of_what_waits_already_takes_no_room",),
+        tests=(T_QUEUES + "test_a_copy_of_what_waits_already_takes_no_room",),
     ),
     Mutant(
         what="copies pile up in front of an aggregator's slow link",
@@ -453,7 +454,7 @@ MUTANTS = (
         file=DELIVERIES,
         old="        if under_way.holds(item.identity, now_s):",
         new="        if not item:",
-        tests=(T_RELAY + "test_a_copy_of_what_has_not_left_this_machine_goes_nowhere",),
+        tests=(T_QUEUES + "test_a_copy_of_what_has_not_left_this_machine_goes_nowhere",),
     ),
     Mutant(
         what="a broker knows any number of peers",
@@ -461,7 +462,7 @@ MUTANTS = (
         file="broker/directory.py",
         old="        return len(self.peers) >= self._max_peers",
         new="        return len(self.peers) < 0",
-        tests=(T_RELAY + "test_a_broker_that_knows_as_many_peers_as_it_may_takes_no_more",),
+        tests=(T_PEERS + "test_a_broker_that_knows_as_many_peers_as_it_may_takes_no_more",),
     ),
     Mutant(
         what="a broker's shelf counts versions that it holds no more",
@@ -469,7 +470,7 @@ MUTANTS = (
         file=QUEUES,
         old="            self.held_bytes -= held.size_bytes\n",
         new="",
-        tests=(T_RELAY + "test_a_shelf_counts_what_it_holds",),
+        tests=(T_QUEUES + "test_a_shelf_counts_what_it_holds",),
     ),
     Mutant(
         what="a version is sent without credit",
@@ -477,7 +478,7 @@ MUTANTS = (
         file=DELIVERIES,
         old="        peer.credit = False\n",
         new="",
-        tests=(T_RELAY + "test_a_want_is_answered_with_one_version",),
+        tests=(T_QUEUES + "test_a_want_is_answered_with_one_version",),
     ),
     Mutant(
         what="silent peers are remembered for ever",
@@ -485,7 +486,7 @@ MUTANTS = (
         file="broker/directory.py",
         old="        for peer in silent:\n            self.forget(peer)\n",
         new="",
-        tests=(T_RELAY + "test_silent_peer_is_forgotten_and_known_again_when_it_speaks",),
+        tests=(T_PEERS + "test_silent_peer_is_forgotten_and_known_again_when_it_speaks",),
     ),
     # --- the wire -----------------------------------------------------------------------------------------------------
     Mutant(
@@ -527,9 +528,9 @@ MUTANTS = (
         old="        if not who.seen.setdefault(event.channel, Seen()).repeats(event.envelope.sequence):",
         new="        if who.seen.setdefault(event.channel, Seen()).repeats(event.envelope.sequence) is not None:",
         tests=(
-            T_RELAY + "test_a_message_played_back_over_its_connection_is_refused_and_counted",
-            T_RELAY + "test_a_want_that_is_played_back_brings_no_version",
-            T_RELAY + "test_what_a_leader_or_a_standby_has_said_cannot_be_played_back_either",
+            T_PEERS + "test_a_message_played_back_over_its_connection_is_refused_and_counted",
+            T_PEERS + "test_a_want_that_is_played_back_brings_no_version",
+            T_PEERS + "test_what_a_leader_or_a_standby_has_said_cannot_be_played_back_either",
         ),
     ),
     Mutant(
@@ -539,7 +540,7 @@ MUTANTS = (
         old="        if -ahead >= WINDOW or self._recent >> -ahead & 1:",
         new="        if ahead <= 0:",
         tests=(
-            T_RELAY + "test_what_let_others_go_first_is_not_played_back",
+            T_PEERS + "test_what_let_others_go_first_is_not_played_back",
             "tests/unit/test_broker_replays.py::test_what_was_overtaken_on_its_way_is_no_repetition_and_its_copy_is",
         ),
     ),
@@ -550,7 +551,7 @@ MUTANTS = (
         file=BINDINGS,
         old="        if not identity.may_speak_as(sender):",
         new="        if not sender:",
-        tests=(T_RELAY + "test_a_message_that_does_not_fit_its_key_goes_nowhere_and_is_laid_to_the_key",),
+        tests=(T_PEERS + "test_a_message_that_does_not_fit_its_key_goes_nowhere_and_is_laid_to_the_key",),
     ),
     Mutant(
         what="an island joins under a name that its key is not good for",
@@ -558,7 +559,7 @@ MUTANTS = (
         file=BINDINGS,
         old="        if isinstance(message, Join) and not identity.may_be(message.island_id):",
         new="        if isinstance(message, Join) and not message.nonce:",
-        tests=(T_RELAY + "test_a_message_that_does_not_fit_its_key_goes_nowhere_and_is_laid_to_the_key",),
+        tests=(T_PEERS + "test_a_message_that_does_not_fit_its_key_goes_nowhere_and_is_laid_to_the_key",),
     ),
     Mutant(
         what="a key that was revoked still speaks",
@@ -567,7 +568,7 @@ MUTANTS = (
         old="        if identity is None:\n            return Reason.WRONG_KEY",
         new="        if identity is None:\n            return None\n"
         "        if not key:\n            return Reason.WRONG_KEY",
-        tests=(T_RELAY + "test_a_revoked_island_is_forgotten_and_a_revoked_key_says_nothing_more",),
+        tests=(T_PEERS + "test_a_revoked_island_is_forgotten_and_a_revoked_key_says_nothing_more",),
     ),
     Mutant(
         what="a revoked island stays known",
@@ -575,7 +576,7 @@ MUTANTS = (
         file=PRESENCE,
         old="            self._who.forget(peer)\n",
         new="",
-        tests=(T_RELAY + "test_a_revoked_island_is_forgotten_and_a_revoked_key_says_nothing_more",),
+        tests=(T_PEERS + "test_a_revoked_island_is_forgotten_and_a_revoked_key_says_nothing_more",),
     ),
     Mutant(
         what="a key that is not on the allow list gets in",

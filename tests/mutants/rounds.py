@@ -226,7 +226,7 @@ MUTANTS = (
         old="        return since is None or self.at.step - since >= self.settings.sync_interval_steps",
         new="        return since is None or self.at.step >= since",
         tests=(
-            "tests/unit/test_islands_core.py::test_an_island_whose_optimizer_was_fresh_gives_it_after_a_sync_interval",
+            "tests/unit/test_islands_and_aggregator.py::test_an_island_whose_optimizer_was_fresh_gives_it_after_a_sync_interval",
         ),
     ),
     Mutant(
@@ -301,8 +301,8 @@ MUTANTS = (
         old="what an aggregator held in memory went with it\n                if pending.backoff.due(now_s, carried):",
         new="what an aggregator held in memory went with it\n                if pending.backoff.due(now_s - 1e9, carried):",
         tests=(
-            "tests/unit/test_islands_core.py::test_a_contribution_that_never_arrived_is_sent_again_with_growing_pauses",
-            "tests/unit/test_islands_core.py::test_a_lost_contribution_is_sent_again_and_merged",
+            "tests/unit/test_islands_handing_over.py::test_a_contribution_that_never_arrived_is_sent_again_with_growing_pauses",
+            "tests/unit/test_islands_and_aggregator.py::test_a_lost_contribution_is_sent_again_and_merged",
         ),
     ),
     Mutant(
@@ -323,7 +323,7 @@ MUTANTS = (
         old="            if self._bulk not in (None, carried.connection):",
         new="            if False:",
         tests=(
-            "tests/unit/test_islands_core.py::"
+            "tests/unit/test_islands_handing_over.py::"
             "test_over_another_bulk_connection_it_says_what_it_wants_and_sends_again_what_is_unknown",
         ),
     ),
@@ -333,7 +333,7 @@ MUTANTS = (
         file="broker/queues.py",
         old="key=lambda held: (served.get(held.version.fragment_id, 0), held.number), default=None)",
         new="key=lambda held: -held.number, default=None)",
-        tests=("tests/unit/test_broker_relay.py::test_no_fragment_is_starved_on_a_link_slower_than_versions_appear",),
+        tests=("tests/unit/test_relay_queues.py::test_no_fragment_is_starved_on_a_link_slower_than_versions_appear",),
     ),
     # --- determinism --------------------------------------------------------------------------------------------------
     Mutant(

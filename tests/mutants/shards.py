@@ -5,7 +5,7 @@ from tests.mutants.mutant import Mutant
 ROSTER, SHARES, PRESENCE = "aggregator/roster.py", "aggregator/shares.py", "broker/presence.py"
 T_ROSTER = "tests/unit/test_aggregator_roster.py::"
 T_SHARES = "tests/unit/test_aggregator_shares.py::"
-T_RELAY = "tests/unit/test_broker_relay.py::"
+T_LEADERS = "tests/unit/test_relay_leaders.py::"
 
 MUTANTS = (
     Mutant(
@@ -115,7 +115,7 @@ MUTANTS = (
         file=PRESENCE,
         old="        if shard not in (None, leader.shard):",
         new="        if shard is None and leader.shard < 0:",
-        tests=(T_RELAY + "test_a_shard_that_speaks_for_another_is_refused",),
+        tests=(T_LEADERS + "test_a_shard_that_speaks_for_another_is_refused",),
     ),
     Mutant(
         what="a broker measures what a shard says by the epoch of shard 0",
@@ -123,6 +123,6 @@ MUTANTS = (
         file=PRESENCE,
         old="        of = leader or self._who.leaders.get(shard or 0)",
         new="        of = leader or self._who.leaders.get(0)",
-        tests=(T_RELAY + "test_a_shard_that_has_not_attached_yet_is_not_measured_by_the_epoch_of_another",),
+        tests=(T_LEADERS + "test_a_shard_that_has_not_attached_yet_is_not_measured_by_the_epoch_of_another",),
     ),
 )

@@ -7,7 +7,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.hearing import Carried
-from broker.resending import AHEAD, JOURNEYS, LEAST_BYTES_PER_S, LONGEST, PATIENT_S, RESEND_S, UNKNOWN_S, Patience
+from broker.resending import (
+    AHEAD,
+    JOURNEYS,
+    LEAST_BYTES_PER_S,
+    LONGEST,
+    PATIENT_S,
+    RESEND_S,
+    UNKNOWN_S,
+    Backoff,
+    Patience,
+)
 
 
 @pytest.mark.parametrize(("journey_s", "longest_s"), [(None, UNKNOWN_S), (0.1, LONGEST * RESEND_S)])
@@ -108,3 +118,12 @@ def test_on_a_link_of_any_rate_copies_end(all_s, together):
             now_s = max(now_s, arrives_s)
         late = turn if copies else late
     assert late < 20
+
+
+def test_a_backoff_doubles_up_to_its_longest_pause():
+    backoff = Backoff(2.0, 8.0)
+    pauses = []
+    for _ in range(4):
+        backoff.tried(0.0)
+        pauses.append(backoff.due_at_s)
+    assert pauses == [2.0, 4.0, 8.0, 8.0]

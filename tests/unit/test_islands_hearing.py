@@ -16,7 +16,7 @@ from broker.hearing import (
 )
 from islands.events import RenewBulk, Send
 from tests.helpers import notes, of
-from tests.unit.test_islands_core import Hand
+from tests.island_hand import Hand
 
 
 @pytest.fixture

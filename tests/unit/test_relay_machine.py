@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, rule
 
 from broker import messages as m
 from broker.messages import AGGREGATOR, Channel
-from tests.unit.test_broker_relay import CONFIG, Driver, beat, contribution, version
+from tests.relay_bench import CONFIG, Driver, beat, contribution, version
 
 ISLANDS = ("a", "b", "c")
 LARGEST_BYTES = 150

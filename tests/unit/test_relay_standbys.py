@@ -6,7 +6,7 @@ from broker import messages as m
 from broker.directory import MAX_SHARDS
 from broker.messages import AGGREGATOR, Channel, Reason, standing_by
 from broker.relay import Tick
-from tests.unit.test_broker_relay import CONFIG, Driver, beat, join, version
+from tests.relay_bench import CONFIG, Driver, beat, join, version
 
 B = standing_by("b")
 

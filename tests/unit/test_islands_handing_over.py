@@ -1,0 +1,402 @@
+"""The island's state machine: what it hands over, and until when it sends it again."""
+
+import pytest
+
+from broker import messages as m
+from broker.fragments import Kind
+from broker.hearing import Carried
+from broker.resending import Backoff
+from islands.events import (
+    Boundary,
+    Capture,
+    Prepare,
+    RefreshOptimizer,
+    Tick,
+    Watch,
+)
+from islands.fragment import Pending, Stage
+from islands.shares import Taken
+from tests.helpers import TOKENS_PER_STEP, notes, of
+from tests.island_hand import Hand, sent
+
+# --- handing over -----------------------------------------------------------------------------------------------------
+
+
+def test_an_island_answers_an_open_round_from_the_copy_at_hand():
+    hand = Hand()
+    assert of(hand.state(due_soon=(0,)), Watch) == [Watch(fragments=frozenset({0}))]
+    hand.boundary(3, copied=(0,))
+    (capture,) = of(hand.state(rounds=((1, 0),)), Capture)  # in mid-step
+    assert capture.step == 3
+    (contribution,) = sent(hand.captured(), m.Contribution)
+    assert (contribution.round_id, contribution.steps.from_step, contribution.steps.to_step) == (1, 0, 3)
+    assert (contribution.steps.from_tokens, contribution.steps.to_tokens) == (0, 30)
+    assert contribution.trained_on == (m.TrainedOn(fragment_version=0, steps=3),)
+
+
+def test_without_a_copy_the_next_boundary_answers():
+    hand = Hand()
+    hand.boundary(3)
+    assert not of(hand.state(rounds=((1, 0),)), Capture)
+    assert hand.core.fragments[0].asked == 1
+    assert of(hand.boundary(1, copied=(0,)), Capture)
+
+
+def test_with_nothing_new_the_answer_is_nothing():
+    hand = Hand()
+    hand.state(rounds=((1, 0),))
+    (nothing,) = sent(hand.boundary(copied=(0,)), m.Nothing)
+    assert (nothing.round_id, nothing.fragment_id) == (1, 0)
+
+
+def test_a_copy_that_was_handed_over_does_not_make_steps_run_since_nothing():
+    """The announcement of the next round was lost: the only copy at hand is the one of the last round."""
+    hand = Hand()
+    hand.resolve(hand.hand_over(4, 1), m.Fate.MERGED)
+    hand.boundary(4)
+    said = hand.state(rounds=((2, 0),))
+    assert not sent(said, m.Nothing)
+    assert of(hand.boundary(1, copied=(0,)), Capture)
+    (contribution,) = sent(hand.captured(), m.Contribution)
+    assert (contribution.steps.from_step, contribution.steps.to_step) == (4, 9)
+
+
+def test_a_nothing_that_got_lost_is_said_again():
+    hand = Hand()
+    hand.state(rounds=((1, 0),))
+    assert sent(hand.boundary(copied=(0,)), m.Nothing)
+    assert not sent(hand.state(rounds=((1, 0),)), m.Nothing)
+    hand.now_s = 1.1
+    assert sent(hand.state(rounds=((1, 0),)), m.Nothing)
+
+
+def test_a_round_is_answered_once_however_often_it_is_announced():
+    hand = Hand()
+    hand.hand_over(4, 1)
+    hand.boundary(1, copied=(0,))
+    assert not of(hand.state(rounds=((1, 0),)), Capture)
+    assert not of(hand.state(rounds=((0, 0),)), Capture), "nor an older one"
+
+
+def test_ranges_follow_each_other_and_name_the_versions_trained_on():
+    hand = Hand()
+    hand.resolve(hand.hand_over(4, 1), m.Fate.WAITING)
+    hand.boundary(2)
+    hand.version(1)
+    hand.boundary(1, installed=(0,))
+    contribution = hand.hand_over(3, 2)
+    assert (contribution.steps.from_step, contribution.steps.to_step) == (4, 10)
+    assert contribution.trained_on == (
+        m.TrainedOn(fragment_version=0, steps=3),
+        m.TrainedOn(fragment_version=1, steps=3),
+    )
+
+
+def test_copies_are_dropped_by_an_installation():
+    hand = Hand()
+    hand.boundary(2, copied=(0,))
+    hand.version(1)
+    hand.boundary(1, installed=(0,))
+    assert not of(hand.state(rounds=((1, 0),)), Capture)
+    assert hand.core.fragments[0].copy is None
+
+
+def test_no_copy_is_captured_between_preparing_and_installing():
+    hand = Hand()
+    hand.boundary(2, copied=(0,))
+    hand.version(1)
+    assert hand.core.fragments[0].stage is Stage.READY
+    assert not of(hand.state(rounds=((1, 0),)), Capture)
+    hand.boundary(1, installed=(0,), copied=(0,))
+    assert hand.core.fragments[0].capturing is not None
+
+
+def test_a_version_that_comes_while_a_copy_is_encoded_waits_for_it():
+    hand = Hand()
+    hand.state(rounds=((1, 0),))
+    hand.boundary(4, copied=(0,))
+    assert not of(hand.version(1), Prepare)
+    assert of(hand.captured(), Prepare)
+
+
+# --- outstanding contributions ----------------------------------------------------------------------------------------
+
+
+def test_a_heartbeat_names_what_is_outstanding():
+    hand = Hand()
+    hand.hand_over(4, 1)
+    hand.now_s = 0.5
+    (beat,) = sent(hand.feed(Tick()), m.Heartbeat)
+    assert beat.outstanding == (m.Outstanding(fragment_id=0, from_step=0, to_step=4),)
+    assert (beat.inner_step, beat.tokens, beat.versions) == (4, 40, (0,))
+
+
+def test_a_heartbeat_asks_about_the_oldest_of_each_fragment_where_not_all_have_room(monkeypatch):
+    monkeypatch.setattr("islands.member.MAX_OUTSTANDING", 3)
+    hand = Hand(fragments=2)
+    for round_id in range(3):
+        for p in (0, 1):
+            hand.resolve(hand.hand_over(4, 2 * round_id + 1 + p, p), m.Fate.WAITING)
+    hand.now_s = 0.5
+    (beat,) = sent(hand.feed(Tick()), m.Heartbeat)
+    assert [(o.fragment_id, o.from_step) for o in beat.outstanding] == [(0, 0), (1, 0), (0, 4)]
+
+
+def test_a_contribution_that_never_arrived_is_sent_again_with_growing_pauses():
+    hand = Hand()
+    contribution = hand.hand_over(4, 1)
+    times = []
+    for i in range(1, 1300):
+        hand.now_s = i / 10
+        if sent(hand.resolve(contribution, m.Fate.UNKNOWN), m.Contribution):
+            times.append(hand.now_s)
+    assert times == [2.0, 6.0, 14.0, 30.0, 62.0, 122.0]
+
+
+def test_a_contribution_that_this_machine_still_holds_is_not_sent_again():
+    hand = Hand()
+    contribution = hand.hand_over(4, 1)
+    for i in range(1, 1300):
+        hand.now_s = i / 10
+        assert not sent(hand.resolve(contribution, m.Fate.UNKNOWN, carried=Carried(0, 0, 7)), m.Contribution)
+    hand.now_s += 2.0
+    assert sent(hand.resolve(contribution, m.Fate.UNKNOWN, carried=Carried(7, 0, 0)), m.Contribution) == [contribution]
+
+
+def test_what_has_arrived_and_is_unknown_again_is_not_taken_for_being_here_still():
+    """An aggregator that had it has died; the uplink is busy with other things."""
+    hand = Hand()
+    contribution = hand.hand_over(4, 1)
+    hand.now_s = 1.0
+    hand.resolve(contribution, m.Fate.WAITING, carried=Carried(0, 0, 7))
+    hand.now_s = 40.0
+    assert sent(hand.resolve(contribution, m.Fate.UNKNOWN, carried=Carried(0, 0, 7)), m.Contribution) == [contribution]
+
+
+def test_over_another_bulk_connection_it_says_what_it_wants_and_sends_again_what_is_unknown():
+    """The broker sends versions to nobody who has not spoken over that connection."""
+    hand = Hand()
+    contribution = hand.hand_over(4, 1)
+    hand.now_s = 0.5
+    assert not sent(hand.state(carried=Carried(10, 10, 7, 1)), m.Want)
+    hand.now_s = 1.0
+    said = hand.resolve(contribution, m.Fate.UNKNOWN, carried=Carried(1, 1, 7, 2))
+    assert sent(said, m.Want)
+    assert sent(said, m.Contribution) == [contribution]
+    hand.now_s = 1.5
+    assert not sent(hand.resolve(contribution, m.Fate.UNKNOWN, carried=Carried(1, 1, 7, 2)), m.Contribution)
+
+
+def test_the_same_bytes_are_sent_again_on_retry():
+    hand = Hand()
+    contribution = hand.hand_over(4, 1)
+    hand.boundary(3, copied=(0,))
+    hand.now_s = 2.5
+    assert sent(hand.resolve(contribution, m.Fate.RETRY, m.Reason.QUEUE_FULL), m.Contribution) == [contribution]
+
+
+def test_a_contribution_that_waits_is_not_sent_again():
+    hand = Hand()
+    contribution = hand.hand_over(4, 1)
+    hand.now_s = 30.0
+    assert not sent(hand.resolve(contribution, m.Fate.WAITING), m.Contribution)
+    hand.now_s = 31.0
+    assert not sent(hand.resolve(contribution, m.Fate.UNKNOWN), m.Contribution), "its pause starts over"
+    assert hand.core.fragments[0].outstanding
+
+
+@pytest.mark.parametrize(
+    ("again_at_s", "arrived_at_s", "pause_s"),
+    [
+        pytest.param(None, 10.0, 30.0, id="three journeys"),
+        pytest.param(2.0, 3.0, 4.0, id="needed a second attempt: not measured, and its pause is kept"),
+    ],
+)
+def test_pauses_follow_the_journeys_of_the_link(again_at_s, arrived_at_s, pause_s):
+    hand = Hand()
+    first = hand.hand_over(4, 1)
+    if again_at_s is not None:
+        hand.now_s = again_at_s
+        assert sent(hand.resolve(first, m.Fate.UNKNOWN), m.Contribution)
+    hand.now_s = arrived_at_s
+    hand.resolve(first, m.Fate.MERGED)
+    second = hand.hand_over(4, 2)
+    hand.now_s = arrived_at_s + pause_s - 0.1
+    assert not sent(hand.resolve(second, m.Fate.UNKNOWN), m.Contribution)
+    hand.now_s = arrived_at_s + pause_s
+    assert sent(hand.resolve(second, m.Fate.UNKNOWN), m.Contribution)
+
+
+def test_a_version_that_an_earlier_want_is_answered_with_is_not_wanted_again_while_it_is_on_its_way():
+    hand = Hand()
+    hand.now_s = 100.0
+    assert not sent(hand.state(versions=(1,)), m.Want), "the Want of the beginning stands"
+    hand.now_s = 101.9
+    assert not sent(hand.state(versions=(1,)), m.Want)
+    hand.now_s = 102.0
+    assert sent(hand.state(versions=(1,)), m.Want), "one of them may be lost"
+    hand.now_s = 105.9
+    assert not sent(hand.state(versions=(1,)), m.Want)
+
+
+def test_on_a_slow_way_down_wants_are_repeated_as_slowly():
+    hand = Hand()
+    hand.now_s = 100.0
+    hand.state(versions=(1,))
+    hand.now_s = 101.5
+    hand.version(1)
+    hand.boundary(1, installed=(0,))
+    hand.now_s = 200.0
+    hand.state(versions=(2,))
+    hand.now_s = 200.0 + 4.4
+    assert not sent(hand.state(versions=(2,)), m.Want)
+    hand.now_s = 200.0 + 4.5
+    assert sent(hand.state(versions=(2,)), m.Want)
+
+
+def test_while_a_contribution_is_on_its_way_no_further_ones_pile_up_behind_it():
+    """Control gets through and bulk does not: captured each time, what is kept would grow by a model per interval."""
+    hand = Hand(fragments=2)
+    first = hand.hand_over(4, 1)
+    for round_id in range(2, 100):
+        hand.boundary(4, copied=(0,))
+        said = hand.state(rounds=((round_id, 0),))
+        assert not of(said, Capture)
+        assert [nothing.round_id for nothing in sent(said, m.Nothing)] == [round_id], "no round waits for it"
+    assert len(hand.core.fragments[0].outstanding) == 1
+    assert hand.hand_over(4, 100, p=1).steps.from_step == 0, "the other fragment is another matter"
+    hand.resolve(first, m.Fate.WAITING)
+    assert of(hand.state(rounds=((101, 0),)), Capture)
+    (later,) = sent(hand.captured(), m.Contribution)
+    assert (later.steps.from_step, later.steps.to_step) == (4, 396), "nothing is lost by it"
+
+
+def test_what_a_new_aggregator_has_not_got_counts_as_on_its_way_again():
+    hand = Hand()
+    first = hand.hand_over(4, 1)
+    hand.resolve(first, m.Fate.WAITING)
+    hand.resolve(first, m.Fate.UNKNOWN)
+    hand.boundary(4, copied=(0,))
+    assert sent(hand.state(rounds=((2, 0),)), m.Nothing)
+
+
+def test_the_flush_gets_everything_whatever_is_still_on_its_way():
+    """There, "nothing" would mean that no steps are left."""
+    hand = Hand()
+    hand.hand_over(4, 1)
+    hand.state(phase=m.Phase.FLUSHING)
+    hand.boundary(1, copied=(0,), stopped=True)
+    said = hand.state(phase=m.Phase.FLUSHING, rounds=((2, 0),))
+    assert not sent(said, m.Nothing)
+    (contribution,) = sent(hand.captured(), m.Contribution)
+    assert (contribution.steps.from_step, contribution.steps.to_step) == (4, 5)
+
+
+def test_a_version_resolves_the_contributions_in_it():
+    hand = Hand()
+    contribution = hand.hand_over(4, 1)
+    merged = m.Merged(
+        island_id="a",
+        incarnation=1,
+        steps=contribution.steps,
+        staleness=0.0,
+        token_weight=1.0,
+        staleness_weight=1.0,
+        merge_weight=1.0,
+        fresh=True,
+    )
+    hand.version(1, merged=(merged,))
+    assert not hand.core.fragments[0].outstanding
+
+
+def test_after_stale_the_fragment_takes_the_global_parameters_once():
+    hand = Hand()
+    contribution = hand.hand_over(4, 1)
+    hand.version(1)
+    hand.boundary(1, installed=(0,))
+    said = hand.resolve(contribution, m.Fate.REFUSED, m.Reason.STALE)
+    assert notes(said, "contribution.refused")
+    hand.state(versions=(1,))
+    assert sent(hand.log, m.Want)[-1].versions == (-1,), "the version at hand is wanted once more"
+    (prepare,) = of(hand.version(1), Prepare)
+    assert prepare.keep == 0.0
+    hand.boundary(2, installed=(0,))
+    assert hand.core.fragments[0].overwritten_tokens == 30
+    (prepare,) = of(hand.version(2), Prepare)
+    assert prepare.keep == 1.0
+
+
+def test_while_a_version_is_wanted_once_more_older_ones_are_not_taken():
+    hand = Hand()
+    contribution = hand.hand_over(4, 1)
+    hand.version(3)
+    hand.boundary(1, installed=(0,))
+    hand.resolve(contribution, m.Fate.REFUSED, m.Reason.STALE)
+    assert not of(hand.version(2), Prepare)
+    hand.state(versions=(3,))
+    assert of(hand.version(3), Prepare)
+
+
+def test_spoilt_steps_are_never_handed_over():
+    hand = Hand()
+    contribution = hand.hand_over(4, 1)
+    hand.resolve(contribution, m.Fate.REFUSED, m.Reason.STALE)
+    hand.boundary(3, copied=(0,))
+    assert sent(hand.state(rounds=((2, 0),)), m.Nothing)
+    assert hand.core.fragments[0].overwritten_tokens == 30
+
+
+def test_after_not_finite_every_fragment_takes_the_global_parameters_and_a_fresh_optimizer():
+    hand = Hand(fragments=2)
+    contribution = hand.hand_over(4, 1, p=1)
+    said = hand.resolve(contribution, m.Fate.REFUSED, m.Reason.NOT_FINITE)
+    assert of(said, RefreshOptimizer)
+    assert [of(hand.version(0, p), Prepare)[0].keep for p in range(2)] == [0.0, 0.0]
+
+
+def test_contributions_from_before_a_recovery_do_not_start_another():
+    hand = Hand(fragments=2)
+    first, second = hand.hand_over(4, 1, p=0), hand.hand_over(4, 2, p=1)
+    assert of(hand.resolve(first, m.Fate.REFUSED, m.Reason.NOT_FINITE), RefreshOptimizer)
+    assert not of(hand.resolve(second, m.Fate.REFUSED, m.Reason.NOT_FINITE), RefreshOptimizer)
+    for p in range(2):
+        hand.version(1, p)
+    hand.boundary(1, installed=(0, 1))
+    late = m.Resolution(fragment_id=1, from_step=0, to_step=4, fate=m.Fate.REFUSED, reason=m.Reason.NOT_FINITE)
+    hand.core.fragments[1].outstanding[(0, 4)] = Pending(second, Backoff(1.0, 1.0), sent_at_s=0.0)
+    assert not of(hand.state(resolutions=(late,)), RefreshOptimizer)
+    assert not any(f.overwrite for f in hand.core.fragments.values())
+
+
+@pytest.mark.parametrize("reason", [m.Reason.OVERLAP, m.Reason.IMPLAUSIBLE, m.Reason.RUN_ENDED])
+def test_other_refusals_leave_the_local_parameters_alone(reason):
+    hand = Hand()
+    contribution = hand.hand_over(4, 1)
+    said = hand.resolve(contribution, m.Fate.REFUSED, reason)
+    assert not of(said, RefreshOptimizer)
+    assert of(hand.version(1), Prepare)[0].keep == 1.0
+
+
+def test_a_resolution_of_something_else_is_ignored():
+    hand = Hand()
+    contribution = hand.hand_over(4, 1)
+    other = m.Resolution(fragment_id=5, from_step=0, to_step=4, fate=m.Fate.MERGED)
+    hand.state(resolutions=(other,))
+    hand.resolve(contribution, m.Fate.MERGED)
+    assert hand.resolve(contribution, m.Fate.REFUSED, m.Reason.STALE) == []
+
+
+def test_what_was_trained_is_forgotten_once_the_fragments_that_move_have_handed_it_over():
+    """A frozen one never does: what an heir trained, a few batches of each share in turn, would be kept for ever."""
+    hand = Hand(fragments=2, kinds=(Kind.RDA, Kind.FROZEN))
+    for round_id in range(1, 40):
+        steps = range(hand.step, hand.step + 4)
+        trained = tuple((step, Taken(share=step % 2, share_epoch=0, batch=step // 2)) for step in steps)
+        hand.step += 4
+        tokens = hand.step * TOKENS_PER_STEP
+        hand.feed(Boundary(inner_step=hand.step, tokens=tokens, copied=(0,), trained=trained))
+        assert of(hand.state(rounds=((round_id, 0),)), Capture)
+        (contribution,) = sent(hand.captured(), m.Contribution)
+        assert sum(each.to_batch - each.from_batch for each in contribution.data) == 4
+        hand.resolve(contribution, m.Fate.MERGED)
+        assert hand.core.remembered_runs <= 8

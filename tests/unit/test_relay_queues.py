@@ -1,0 +1,400 @@
+"""Of the relay: what waits, for aggregators and for islands, and the limits that hold whatever comes."""
+
+import dataclasses
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from broker import messages as m
+from broker.directory import UNKNOWN
+from broker.errors import ConfigError
+from broker.hearing import Carried
+from broker.messages import AGGREGATOR, BROKER, Reason
+from broker.relay import (
+    RelayConfig,
+)
+from broker.resending import RESEND_S
+from tests.relay_bench import CONFIG, RUN, Driver, beat, contribution, fleet_state, join, state_part, version
+
+# --- backpressure towards the aggregator ------------------------------------------------------------------------------
+
+
+def test_blocked_contributions_wait_in_order_and_are_tried_again(led):
+    led.receive("a", contribution(from_step=0), nbytes=50)
+    (first,) = led.sends
+    led.block(first)
+    assert led.relay.queued_bytes == 50
+    led.receive("b", contribution(), nbytes=50)
+    assert led.sent == []
+    assert led.relay.queued_bytes == 100
+    assert led.relay.next_deadline_s() == pytest.approx(led.now_s + CONFIG.retry_s)
+    led.tick(led.now_s + CONFIG.retry_s)
+    assert [send.envelope.sender for send in led.sends] == ["a", "b"]
+    assert led.relay.queued_bytes == 0
+
+
+def test_order_survives_a_retry_that_fails_for_all(led):
+    led.receive("a", contribution(), nbytes=50)
+    led.block(led.sends[0])
+    led.receive("b", contribution(), nbytes=50)
+    led.tick(led.now_s + CONFIG.retry_s)
+    for send in led.sends:
+        led.block(send)
+    led.tick(led.now_s + CONFIG.retry_s)
+    assert [send.envelope.sender for send in led.sends] == ["a", "b"]
+
+
+def test_one_island_cannot_fill_the_queue_for_the_others(led):
+    led.receive("a", contribution(from_step=0, to_step=1), nbytes=150)
+    led.block(led.sends[0])
+    led.receive("a", contribution(from_step=1, to_step=2), nbytes=100)  # 250 of 200 bytes
+    assert led.reason() is Reason.QUEUE_FULL
+    led.receive("b", contribution(), nbytes=100)
+    assert led.sent == []  # queued
+    led.receive("c", contribution(), nbytes=100)  # 350 of 300 bytes in total
+    assert led.reason() is Reason.QUEUE_FULL
+    assert led.relay.queued_bytes == 250
+
+
+def test_a_contribution_larger_than_the_limit_still_finds_an_empty_queue(led):
+    led.receive("a", contribution(), nbytes=1000)
+    led.block(led.sends[0])
+    led.tick(led.now_s + CONFIG.retry_s)
+    assert len(led.sends) == 1
+
+
+def test_a_copy_of_what_waits_already_takes_no_room(led):
+    led.receive("a", contribution(), nbytes=50)
+    led.block(led.sends[0])
+    led.receive("a", contribution(), nbytes=50)
+    assert led.sent == []
+    assert led.relay.queued_bytes == 50
+    assert led.relay.counters.dropped == {"copy_in_queue": 1}
+
+
+def large(from_step=0):
+    """A contribution of 40 bytes, and what is about it."""
+    payload = (m.Encoded(codec=m.Codec.F32, shape=(10,), checksum=0, data=memoryview(bytes(40))),)
+    return dataclasses.replace(contribution(from_step=from_step, to_step=from_step + 1), payload=payload)
+
+
+def later(led, message, carried):
+    """What an island sends after a pause."""
+    led.now_s += RESEND_S
+    return led.receive("a", message, nbytes=50, carried=carried)
+
+
+def test_a_copy_of_what_has_not_left_this_machine_goes_nowhere(led):
+    led.receive("a", large(), nbytes=50, carried=Carried(up=900, down=0, waiting=100))
+    assert led.sends[0].peer == led.relay.onwards(b"a", led.sends[0].envelope)
+    later(led, large(), Carried(up=1_039, down=0, waiting=1))
+    assert led.sent == []
+    assert led.relay.counters.dropped == {"copy_under_way": 1}
+    later(led, large(), Carried(up=1_040, down=0, waiting=1))
+    assert len(led.sends) == 1  # the first one has left, and may have been lost
+
+
+SLOW = Carried(up=0, down=0, waiting=100)
+
+
+def test_a_copy_of_what_went_with_the_old_connection_passes(led):
+    led.receive("a", large(), nbytes=50, carried=SLOW)
+    led.receive(AGGREGATOR, m.AttachBulk(shard=0, epoch=1, shards=1), route=b"again", carried=SLOW)
+    later(led, large(), SLOW)
+    assert [send.peer for send in led.sends] == [b"again"]
+    later(led, large(), SLOW)
+    assert led.sent == []
+
+
+def test_what_waited_for_a_new_connection_is_under_way_from_then_on(led):
+    led.receive("a", large(1), nbytes=50, carried=SLOW)
+    led.unreachable(led.sends[0])
+    led.receive(AGGREGATOR, m.AttachBulk(shard=0, epoch=1, shards=1), route=b"again", carried=SLOW)
+    assert [send.peer for send in led.sends] == [b"again"]
+    later(led, large(1), SLOW)
+    assert led.sent == []
+
+
+def test_what_a_full_connection_gave_back_is_sent_when_it_takes_more_and_no_copy_of_it(led):
+    led.receive("a", large(), nbytes=50, carried=SLOW)
+    led.block(led.sends[0])
+    led.receive("a", large(), nbytes=50, carried=SLOW)
+    led.tick(led.now_s + CONFIG.retry_s)
+    assert len(led.sends) == 1
+    later(led, large(), SLOW)
+    assert led.sent == []
+    assert led.relay.counters.dropped == {"copy_in_queue": 1, "copy_under_way": 1}
+    later(led, large(), Carried(up=140, down=0, waiting=1))
+    assert len(led.sends) == 1, "what was given back was counted twice"
+
+
+def test_only_what_goes_on_to_an_aggregator_asks_for_the_account_of_its_connection(led):
+    led.receive("a", beat())
+    assert led.relay.onwards(b"a", led.sends[0].envelope) is None
+    led.receive("a", m.Seed(fragment_id=0, payload=()))
+    assert led.relay.onwards(b"a", led.sends[0].envelope) == led.sends[0].peer
+    seed = led.sends[0].envelope
+    led.tick(led.now_s + CONFIG.leader_silent_s)
+    assert led.relay.onwards(b"a", seed) is None
+    attach = dataclasses.replace(seed, message=m.AttachBulk(shard=0, epoch=1, shards=1))
+    assert led.relay.onwards(b"its own", attach) == b"its own"
+
+
+def test_what_waits_for_a_leader_that_falls_silent_comes_back(led):
+    led.receive("a", beat())
+    led.receive("a", contribution(), nbytes=50)
+    led.unreachable(led.sends[0])
+    assert led.relay.queued_bytes == 50
+    led.tick(led.now_s + CONFIG.leader_silent_s)
+    assert led.reason() is Reason.NOT_LEADER
+    assert led.relay.queued_bytes == 0
+
+
+def test_contribution_to_a_vanished_connection_waits_for_the_next(led):
+    led.receive("a", contribution())
+    led.unreachable(led.sends[0])
+    assert led.relay.queued_bytes == 100
+    led.receive(AGGREGATOR, m.AttachBulk(shard=0, epoch=1, shards=1), route=b"again")
+    assert [send.peer for send in led.sends] == [b"again"]
+    assert led.relay.queued_bytes == 0
+
+
+def test_a_blocked_control_message_is_dropped_and_counted(led):
+    led.receive("a", beat())
+    before = led.relay.next_deadline_s()
+    led.block(led.sends[0])
+    assert led.sent == []
+    assert led.relay.counters.dropped == {"blocked": 1}
+    assert led.relay.next_deadline_s() == before
+
+
+def test_bytes_sent_do_not_count_what_bounced(led):
+    led.receive("a", contribution(), nbytes=70)
+    before = led.relay.counters.sent_bytes
+    led.block(led.sends[0])
+    assert led.relay.counters.sent_bytes == before - 70
+
+
+# --- versions by credit -----------------------------------------------------------------------------------------------
+
+
+def test_what_islands_say_to_each_other_about_a_state_is_passed_on_each_on_its_channel(led):
+    for name in ("donor", "receiver"):
+        led.receive(name, beat())
+        led.receive(name, m.Want(versions=()))
+    ask = m.FetchState(state_id="", parts=(0,))
+    led.receive("receiver", ask, to="donor")
+    assert led.sent == [(b"donor/1/control", ask)]
+    led.receive("donor", state_part(), to="receiver")
+    assert led.sent == [(b"receiver/1/bulk", state_part())]
+    led.block(led.sends[0])
+    assert led.actions == [], "dropped: the receiver asks again"
+    assert led.relay.counters.dropped == {"blocked": 1}
+    assert led.relay.queued_bytes == 0
+
+
+@pytest.mark.parametrize("to", ["nobody", AGGREGATOR, BROKER, ""])
+def test_a_state_part_for_no_island_goes_nowhere(led, to):
+    led.receive("a", beat())
+    led.receive("a", state_part(), to=to)
+    assert led.actions == []
+    assert led.relay.counters.dropped == {"no_such_peer": 1}
+
+
+def test_a_want_is_answered_with_one_version(led):
+    led.receive(AGGREGATOR, version(0, 3))
+    led.receive(AGGREGATOR, version(1, 5))
+    led.receive("a", m.Want(versions=()))
+    assert led.sent == [(b"a/1/bulk", version(0, 3))]
+    led.receive(AGGREGATOR, version(1, 6))
+    assert led.sent == []  # the credit is spent
+    led.receive("a", m.Want(versions=(3, -1)))
+    assert led.sent == [(b"a/1/bulk", version(1, 6))]
+
+
+def test_a_want_waits_until_something_newer_comes(led):
+    led.receive(AGGREGATOR, version(0, 3))
+    led.receive("a", m.Want(versions=(3, -1)))
+    assert led.sent == []
+    led.receive(AGGREGATOR, version(0, 4))
+    assert led.sent == [(b"a/1/bulk", version(0, 4))]
+
+
+def test_a_later_want_replaces_the_earlier_one(led):
+    led.receive("a", m.Want(versions=(3,)))
+    led.receive("a", m.Want(versions=(4,)))
+    led.receive(AGGREGATOR, version(0, 4))
+    assert led.sent == []
+    led.receive(AGGREGATOR, version(0, 5))
+    assert len(led.sends) == 1
+    led.receive(AGGREGATOR, version(0, 6))
+    assert led.sent == []
+
+
+def test_a_newer_version_replaces_one_not_begun(led):
+    led.receive("a", m.Want(versions=()))
+    led.receive(AGGREGATOR, version(0, 1))
+    led.block(led.sends[0])
+    led.receive(AGGREGATOR, version(0, 2))
+    assert led.sent == []  # still blocked
+    led.tick(led.now_s + CONFIG.retry_s)
+    assert led.sent == [(b"a/1/bulk", version(0, 2))]
+    assert led.relay.queued_bytes == 0
+
+
+def test_no_fragment_is_starved_on_a_link_slower_than_versions_appear(led):
+    for p in range(4):
+        led.receive(AGGREGATOR, version(p, 0))
+    served = []
+    for n in range(1, 13):
+        led.receive("a", m.Want(versions=(-1, -1, -1, -1)))
+        served.append(led.sends[0].envelope.message.fragment_id)
+        for p in (0, 1):  # these two change all the time
+            led.receive(AGGREGATOR, version(p, n))
+    assert sorted(served[:4]) == sorted(served[4:8]) == sorted(served[8:]) == [0, 1, 2, 3]
+
+
+def test_an_older_or_repeated_version_is_not_kept(led):
+    led.receive(AGGREGATOR, version(0, 3))
+    led.receive(AGGREGATOR, version(0, 3))
+    led.receive(AGGREGATOR, version(0, 2))
+    led.receive("a", m.Want(versions=()))
+    assert led.sent == [(b"a/1/bulk", version(0, 3))]
+    assert led.relay.counters.dropped == {"old_version": 2}
+    assert led.relay.held_bytes == 100
+
+
+def test_the_same_version_of_a_later_epoch_is_kept_and_sent_to_nobody_who_has_it(led):
+    led.receive(AGGREGATOR, version(0, 3))
+    led.receive("a", m.Want(versions=(3,)))
+    led.attach(epoch=2)
+    led.receive(AGGREGATOR, version(0, 3, epoch=2))
+    assert led.sent == []
+    assert led.relay.held_bytes == 100
+
+
+def test_a_new_connection_is_not_blocked_by_its_predecessor(led):
+    led.receive("a", m.Want(versions=()))
+    led.receive(AGGREGATOR, version(0, 1))
+    led.block(led.sends[0])
+    led.receive("a", m.Want(versions=()), route=b"new")
+    assert led.sent == [(b"new", version(0, 1))]
+
+
+def test_an_unreachable_island_loses_its_connection_and_nothing_else(led):
+    led.receive("a", beat())
+    led.receive("a", m.Want(versions=()))
+    led.receive(AGGREGATOR, version(0, 1))
+    led.unreachable(led.sends[0])
+    assert led.sent == []
+    led.receive(AGGREGATOR, fleet_state(), to="a")
+    assert led.sent == [(b"a/1/control", fleet_state())]
+    led.receive("a", m.Want(versions=()))
+    assert led.sent == [(b"a/1/bulk", version(0, 1))]
+
+
+def test_an_empty_broker_heals_from_what_it_hears():
+    """After a restart: attach, see what is missing, publish it again; islands ask again."""
+    driver = Driver()
+    driver.receive("a", m.Want(versions=(2,)))
+    driver.receive(AGGREGATOR, m.AttachBulk(shard=0, epoch=5, shards=1))
+    driver.receive(AGGREGATOR, m.Attach(shard=0, epoch=5, versions=(3,)))
+    assert driver.sent == [(b"aggregator/0/control", m.Attached(versions=(-1,)))]
+    driver.receive(AGGREGATOR, version(0, 3, epoch=5))
+    assert driver.sent == [(b"a/1/bulk", version(0, 3, epoch=5))]
+
+
+def test_a_shelf_counts_what_it_holds(led):
+    for number, nbytes in enumerate((100, 70, 30)):
+        led.receive(AGGREGATOR, version(0, number), nbytes=nbytes)
+        assert led.relay.held_bytes == nbytes
+    led.receive(AGGREGATOR, version(1, 0), nbytes=5)
+    assert led.relay.held_bytes == 35
+
+
+# --- limits -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["peer_queue_bytes", "max_peers", "forget_after_s", "leader_silent_s", "retry_s"])
+def test_limits_must_be_positive(name):
+    with pytest.raises(ConfigError, match=f"{name} = 0: must be above 0"):
+        dataclasses.replace(CONFIG, **{name: 0})
+
+
+def test_the_total_must_hold_the_share_of_one():
+    with pytest.raises(ConfigError, match="at least peer_queue_bytes"):
+        RelayConfig(run_id=RUN, peer_queue_bytes=10, total_queue_bytes=9)
+
+
+SENDERS = st.sampled_from(["a", "b", "c", "join:x", "join:y", AGGREGATOR, BROKER])
+MESSAGES = st.one_of(
+    st.builds(beat, st.integers(0, 3)),
+    st.builds(join),
+    st.builds(contribution, st.integers(0, 2), st.just(0), st.integers(1, 3)),
+    st.builds(version, st.integers(0, 2), st.integers(0, 5), st.integers(1, 3)),
+    st.builds(fleet_state, st.integers(1, 3)),
+    st.builds(m.Want, versions=st.lists(st.integers(-1, 5), max_size=3).map(tuple)),
+    st.builds(m.Attach, shard=st.just(0), epoch=st.integers(1, 3), versions=st.just((-1, -1))),
+    st.builds(m.AttachBulk, shard=st.just(0), epoch=st.integers(1, 3)),
+    st.builds(state_part, st.integers(0, 2)),
+    st.builds(m.FetchState, state_id=st.just(""), parts=st.just((0,))),
+    st.builds(m.AskDonor, tried=st.just(())),
+    st.just(m.Leave(inner_step=1, tokens=10, reason="")),
+    st.just(m.Refused(kind="", sequence=-1, reason=Reason.MALFORMED, detail="")),
+)
+STEPS = st.lists(
+    st.tuples(
+        SENDERS,
+        MESSAGES,
+        st.integers(1, 3),  # incarnation
+        st.sampled_from(["deliver", "block", "lose"]),
+        st.sampled_from([0.0, 0.001, 0.1, 3.0, 30.0]),
+        st.integers(1, 120),
+    ),
+    max_size=60,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(steps=STEPS)
+def test_whatever_comes_limits_hold_and_nobody_is_sent_what_it_did_not_ask_for(steps):
+    driver = Driver(dataclasses.replace(CONFIG, max_peers=4))
+    driver.attach()
+    largest = 120
+    wants = {}
+    for sender, message, incarnation, fate, pause_s, nbytes in steps:
+        driver.now_s += pause_s
+        island = sender not in (AGGREGATOR, BROKER) and not sender.startswith("join:")
+        driver.receive(
+            sender,
+            message,
+            incarnation=incarnation if island else 0,
+            to="a" if sender == AGGREGATOR or isinstance(message, m.FetchState | m.StatePart) else "",
+            nbytes=nbytes,
+        )
+        if isinstance(message, m.Want) and island:
+            wants[sender, incarnation] = message.versions
+        queue = list(driver.sends)
+        while queue:
+            send = queue.pop(0)
+            sent = send.envelope.message
+            if isinstance(sent, m.Version):
+                name, life, _ = send.peer.decode().split("/")
+                had = wants[name, int(life)]
+                assert sent.fragment_version > (had[sent.fragment_id] if sent.fragment_id < len(had) else -1)
+            if fate == "block":
+                driver.block(send)
+            elif fate == "lose":
+                driver.unreachable(send)
+            else:
+                if isinstance(sent, m.Version):
+                    del wants[name, int(life)]  # one transfer for one want
+                continue
+            queue += driver.sends
+        assert driver.relay.queued_bytes <= CONFIG.total_queue_bytes + largest
+        assert driver.relay.num_peers <= 4
+        assert driver.relay.held_bytes <= 3 * largest
+        assert set(driver.relay.counters.refused) <= {"a", "b", "c", "join:x", "join:y", AGGREGATOR, UNKNOWN}
+        deadline_s = driver.relay.next_deadline_s()
+        assert deadline_s is None or deadline_s > driver.now_s - 1e-9
