@@ -45,7 +45,7 @@ class Gap:
         baseline: The other mode.
         islands: Of both.
         sync_interval: H of the decoupled runs.
-        optimizer: The inner one of the decoupled runs, as the task calls it.
+        optimizer: The inner one of both, as the task calls it, and what its runs changed of it.
         parameters: Of the model.
         tokens: Of a whole run.
         tokens_per_step: Of one island.
@@ -114,7 +114,7 @@ def _gaps(findings: Findings) -> Iterator[Gap]:
             baseline=Mode(other.settings["mode"]),
             islands=int(first.settings["islands"]),
             sync_interval=_interval(first),
-            optimizer=str(first.settings.get("task.optimizer", "adamw")),
+            optimizer=_optimizer(first, other),
             parameters=finding.parameters,
             tokens=first.tokens,
             tokens_per_step=_per_step(first),
@@ -122,6 +122,15 @@ def _gaps(findings: Findings) -> Iterator[Gap]:
             interval=finding.interval,
             pairs=frozenset((candidate[seed].key, baseline[seed].key) for seed in candidate.keys() & baseline.keys()),
         )
+
+
+def _optimizer(candidate: Record, baseline: Record) -> str:
+    name = str(candidate.settings.get("task.optimizer", "adamw"))
+    changed = candidate.settings.get("task.b2"), baseline.settings.get("task.b2")
+    if changed == (None, None):
+        return name
+    ours, other = ("the default b2" if b2 is None else f"b2 {b2}" for b2 in changed)
+    return f"{name}, {ours}" if ours == other else f"{name}, {ours} against {other}"
 
 
 def _interval(run: Record) -> int:

@@ -18,7 +18,7 @@ from broker.errors import ConfigError
 from ops.lab import archive, defaults, gaps, pictures
 from ops.lab.chapter import Experiment, Findings, Plot, findings_of
 from ops.lab.experiment import load
-from ops.lab.records import Record, newest
+from ops.lab.records import Record, independent, newest
 from ops.lab.results import Section, document
 from ops.lab.schedule import current, passed_over, tunings
 from ops.lab.sections import sections
@@ -150,7 +150,7 @@ def _write(path: Path, content: bytes) -> None:
 def _print(out: Path, report: Report, *, as_json: bool) -> None:
     found = [finding for each in report.findings for finding in each.claims]
     verdicts = Counter(str(finding.verdict) if finding.seeds else "not run yet" for finding in found)
-    records = [record for each in report.findings for record in each.records]
+    records = independent(record for each in report.findings for record in each.records)
     if as_json:
         document = {
             "out": str(out),

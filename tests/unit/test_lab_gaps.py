@@ -36,6 +36,7 @@ def run(
     late=None,
     interval=24,
     optimizer=None,
+    b2=None,
 ):
     """A run whose loss is 2 * (1 + share) from end to end, or ``late`` instead of it in the second half."""
     losses = [2 * (1 + (share if k <= 3 or late is None else late)) for k in range(1, 7)]
@@ -43,6 +44,7 @@ def run(
     curve = tuple((tokens * k / 6, 100.0 * k, loss) for k, loss in enumerate(losses, start=1))
     settings = {**made.settings, "mode": mode, "islands": islands, "sync_interval": interval}
     settings |= {"task.optimizer": optimizer} if optimizer else {}
+    settings |= {"task.b2": b2} if b2 else {}
     key = f"{made.key}-{name}-{parameters}"
     return replace(made, key=key, parameters=parameters, curve=curve, settings=settings)
 
@@ -111,7 +113,12 @@ def test_a_baseline_that_syncs_at_another_interval_is_another_question():
 
 
 @pytest.mark.parametrize(
-    ("other", "cells"), [({"interval": 6}, ["6", "adamw"]), ({"optimizer": "muon"}, ["24", "muon"])]
+    ("other", "cells"),
+    [
+        ({"interval": 6}, ["6", "adamw"]),
+        ({"optimizer": "muon"}, ["24", "muon"]),
+        ({"optimizer": "muon", "b2": 0.99}, ["24", "muon, b2 0.99"]),
+    ],
 )
 def test_gaps_of_another_interval_or_optimizer_have_their_row_and_no_part_in_the_slopes(other, cells):
     usual = [
@@ -124,6 +131,15 @@ def test_gaps_of_another_interval_or_optimizer_have_their_row_and_no_part_in_the
     (row,) = [line.split("|") for line in text.splitlines() if line.startswith("| [other]")]
     assert [cell.strip() for cell in row[3:5]] == cells
     assert f"{USUAL}: +0.00 ± 0.00 percentage points per tenfold of parameters" in text
+
+
+@pytest.mark.parametrize(
+    ("ours", "other", "told"),
+    [(0.99, None, "adamw, b2 0.99 against the default b2"), (None, 0.99, "adamw, the default b2 against b2 0.99")],
+)
+def test_two_optimizers_in_one_gap_are_told_apart(ours, other, told):
+    (gap,) = gaps.gaps([found_in([run("decoupled", b2=ours), run("data-parallel", b2=other)])])
+    assert gap.optimizer == told
 
 
 def test_the_page_lists_gaps_by_mode_islands_and_size_with_their_trends():

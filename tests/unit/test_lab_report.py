@@ -84,6 +84,15 @@ def test_json_is_one_object(place, capsys):
     assert len(printed["plots"]) == 6
 
 
+def test_a_run_that_stands_in_two_experiments_counts_once(place, capsys):
+    (place / "lab" / "again.toml").write_text("")
+    for each in whole_experiment():
+        archive.append(place / "records", replace(each, experiment="again"))
+    report.run(arguments(place, "--json"))
+    printed = json.loads(capsys.readouterr().out)
+    assert (printed["experiments"], printed["records"]) == (2, 18)
+
+
 def test_records_that_are_left_out_are_named(place, capsys):
     archive.append(place / "records", record(experiment="mystery"))
     archive.append(place / "records", replace(record(9.0, seed=9, mode="diloco", islands=2), code="old"))
