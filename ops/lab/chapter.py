@@ -258,7 +258,7 @@ def _verdicts(found: Sequence[Finding]) -> str:
 
 
 def _needed(finding: Finding) -> str:
-    """Says how many seeds an interval would take to leave the margin out, if mean and scatter stay as they are."""
+    """Says how many seeds a verdict would take, four times in five, if mean and scatter stay as they are."""
     found = finding.interval
     if found is None or finding.verdict is not Verdict.INCONCLUSIVE or finding.reason:
         return ""

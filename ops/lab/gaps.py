@@ -46,6 +46,7 @@ class Gap:
         islands: Of both.
         sync_interval: H of the decoupled runs.
         optimizer: The inner one of both, as the task calls it, and what its runs changed of it.
+        text: What its tokens are, and the beginning of its digest.
         parameters: Of the model.
         tokens: Of a whole run.
         tokens_per_step: Of one island.
@@ -60,6 +61,7 @@ class Gap:
     islands: int
     sync_interval: int
     optimizer: str
+    text: str
     parameters: int
     tokens: int
     tokens_per_step: int
@@ -115,6 +117,7 @@ def _gaps(findings: Findings) -> Iterator[Gap]:
             islands=int(first.settings["islands"]),
             sync_interval=_interval(first),
             optimizer=_optimizer(first, other),
+            text=_text(first),
             parameters=finding.parameters,
             tokens=first.tokens,
             tokens_per_step=_per_step(first),
@@ -131,6 +134,11 @@ def _optimizer(candidate: Record, baseline: Record) -> str:
         return name
     ours, other = ("the default b2" if b2 is None else f"b2 {b2}" for b2 in changed)
     return f"{name}, {ours}" if ours == other else f"{name}, {ours} against {other}"
+
+
+def _text(run: Record) -> str:
+    tokens = "bytes" if run.bytes_per_token == 1 else f"pieces of {run.bytes_per_token:.1f} bytes"
+    return f"{tokens} ({run.corpus[:4]})" if run.corpus else tokens
 
 
 def _interval(run: Record) -> int:
@@ -194,7 +202,7 @@ def _body(found: Sequence[Gap], file: str) -> str:
         "so a gap on the way is not that of a shorter run; and what is judged on the way is the model as it was merged "
         "last, up to H steps ago, beside data-parallel training's of the same step, so early gaps to that are told too "
         "large. At the end everything is merged. Published gaps to data-parallel training are those of runs "
-        "with about 20 tokens per parameter."
+        "with about 20 tokens per parameter. Texts are named by what their tokens are and by the beginning of a digest."
     ]
     for mode, name in _NAMES.items():
         ours = [each for each in found if each.baseline is mode]
@@ -215,6 +223,7 @@ def _table(found: Sequence[Gap]) -> str:
                 str(each.islands),
                 str(each.sync_interval),
                 each.optimizer,
+                each.text,
                 count(each.parameters),
                 f"{each.tokens_per_parameter:.3g}",
                 f"{each.tokens_per_step:,}",
@@ -225,8 +234,9 @@ def _table(found: Sequence[Gap]) -> str:
             )
         )
     way_head = (">at 1/6 of the run", ">1/3", ">1/2", ">2/3", ">5/6")
-    sizes = (">islands", ">H", "inner optimizer", ">parameters", ">tokens per parameter", ">tokens per island and step")
-    return table(("experiment", *sizes, *way_head, ">end", ">seeds", ">line through published gaps"), rows)
+    what = ("experiment", ">islands", ">H", "inner optimizer", "text")
+    sizes = (">parameters", ">tokens per parameter", ">tokens per island and step")
+    return table((*what, *sizes, *way_head, ">end", ">seeds", ">line through published gaps"), rows)
 
 
 def _followed(each: Gap) -> str:

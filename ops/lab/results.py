@@ -45,7 +45,7 @@ differs from what was published.
   is true nowhere in it, *identical* that what was compared changed no bit of any run, so that nothing was tested,
   *inconclusive* anything else. Claims of "better" are corrected for their number, those of "not worse" are not: of many
   that are true in the mean, a few will hold or fail by chance. For one that is open the page says about how many seeds
-  a verdict would take, if mean and scatter stay as they are.
+  would decide four times in five, if mean and scatter stay as they are.
 - Seeds are added while an interval is wider than the margin, from the fourth on, so that one 95 % interval in twelve to
   fifteen misses; and where a verdict was open some experiments were allowed more seeds later. Rules and rates that won
   in an experiment were made its candidates, on the same seeds: what it says of them is exploratory.

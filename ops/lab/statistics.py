@@ -209,16 +209,27 @@ def seeds_needed(differences: Sequence[float], *, margin: float, max_seeds: int)
     return len(differences) < SEEDS_BEFORE_LOOKING or interval(differences).half_width > margin
 
 
-def seeds_for(found: Interval, half_width: float, *, at_most: int) -> int:
-    """Returns how many seeds the interval would take to be this narrow, if more of them scatter as those do.
+#: How often as many seeds as :func:`seeds_for` says decide.
+POWER = 0.8
+
+
+def seeds_for(found: Interval, away: float, *, at_most: int) -> int:
+    """Returns how many seeds decide, ``POWER`` of the time, if mean and scatter are as those seen so far.
+
+    Where the interval is as wide as the mean is ``away``, every other set of seeds decides: the mean of each set lies
+    elsewhere. So it is to be narrower, by the quantile of ``POWER``.
 
     Args:
         found: Of two values or more.
-        half_width: Wanted, above 0.
+        away: How far the mean is from where the verdict changes, above 0.
         at_most: Where the search ends.
     """
     deviation = found.half_width * math.sqrt(found.count) / student_quantile(1 - ONE_SIDED, found.count - 1)
-    count = max(2, math.ceil((1.96 * deviation / half_width) ** 2))  # of a normal distribution: never too many
-    while count < at_most and student_quantile(1 - ONE_SIDED, count - 1) * deviation / math.sqrt(count) > half_width:
+    # Of a normal distribution: never too many.
+    count = max(2, math.ceil(((1.95 + 0.84) * deviation / away) ** 2))
+    while count < at_most:
+        quantiles = student_quantile(1 - ONE_SIDED, count - 1) + student_quantile(POWER, count - 1)
+        if quantiles * deviation / math.sqrt(count) <= away:
+            break
         count += 1
     return min(count, at_most)

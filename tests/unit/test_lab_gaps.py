@@ -133,6 +133,12 @@ def test_gaps_of_another_interval_or_optimizer_have_their_row_and_no_part_in_the
     assert f"{USUAL}: +0.00 ± 0.00 percentage points per tenfold of parameters" in text
 
 
+def test_a_gap_names_its_text():
+    runs = [replace(each, bytes_per_token=1.0, corpus="6c96d1") for each in pair(0.01)]
+    (gap,) = gaps.gaps([found_in(runs)])
+    assert gap.text == "bytes (6c96)"
+
+
 @pytest.mark.parametrize(
     ("ours", "other", "told"),
     [(0.99, None, "adamw, b2 0.99 against the default b2"), (None, 0.99, "adamw, the default b2 against b2 0.99")],
@@ -155,8 +161,9 @@ def test_the_page_lists_gaps_by_mode_islands_and_size_with_their_trends():
     rows = [line.split("|") for line in text.splitlines() if line.startswith("| [")]
     assert [row[1].split("]")[0].strip(" [") for row in rows] == ["parity", "large", "largest"]
     assert [row[3].strip() for row in rows] == ["24"] * 3
-    assert [row[6].strip() for row in rows] == ["6", "0.6", "0.06"]
-    assert [row[7].strip() for row in rows] == ["2,000"] * 3
+    assert [row[5].strip() for row in rows] == ["pieces of 4.0 bytes (c0ff)"] * 3
+    assert [row[7].strip() for row in rows] == ["6", "0.6", "0.06"]
+    assert [row[8].strip() for row in rows] == ["2,000"] * 3
     assert f"{USUAL}: +4.00 ± 0.00 percentage points per tenfold of parameters" in text
     assert f"{USUAL}: -4.00 ± 0.00 percentage points per tenfold of tokens per parameter" in text
     assert "correlate at -1.00" in text
