@@ -126,6 +126,7 @@ def load(path: Path) -> Experiment:
         experiment = _experiment(path, table)
         for cell in experiment.cells():
             _check(experiment, cell)
+        _check_tuning(experiment)
         _check_claims(experiment)
     except ConfigError as err:
         raise ConfigError(f"{path.name}: {err.field}", err.value, err.cure) from err
@@ -193,13 +194,18 @@ def _check(experiment: Experiment, cell: Cell) -> None:
         return
     if tune.name in cell:
         raise ConfigError(f"grid.{tune.name}", cell[tune.name], "is tuned: leave it out of the grid, or out of [tune]")
-    for name in tune.by:
-        if name not in cell:
-            raise ConfigError("tune.by", name, f"is no axis of the grid; it has {', '.join(cell)}")
     for rung in tune.rungs:
         steps = math.ceil(rung * experiment.settings_of(cell).steps)
         for value in tune.values:
             experiment.settings_of(cell, {tune.name: value, "steps": steps})
+
+
+def _check_tuning(experiment: Experiment) -> None:
+    """Checks that each axis that something is tuned for is one of a grid at least."""
+    axes = dict.fromkeys(name for cell in experiment.cells() for name in cell)
+    for name in experiment.tune.by if experiment.tune is not None else ():
+        if name not in axes:
+            raise ConfigError("tune.by", name, f"is no axis of the grid; it has {', '.join(axes)}")
 
 
 def _check_claims(experiment: Experiment) -> None:

@@ -171,8 +171,8 @@ def _more_seeds(experiment: Experiment, records: Iterable[Record], tuned: Mappin
 
 
 def _group(tune: Tune, cell: Cell) -> CellKey:
-    """Returns what the cells that share one best value have in common."""
-    return cell_key({name: cell[name] for name in tune.by})
+    """Returns what the cells that share one best value have in common; of several grids some may lack an axis."""
+    return cell_key({name: cell[name] for name in tune.by if name in cell})
 
 
 def _tuning(

@@ -23,7 +23,7 @@ class Tune:
     Attributes:
         name: Dotted name of the setting.
         values: Those of the first rung, growing.
-        by: Fields of the cells; there is one best value for each combination of theirs.
+        by: Fields of the cells, of one grid at least; there is one best value for each combination of theirs.
         rungs: Shares of the full number of steps, growing; a run on a shorter rung has its whole schedule in it.
         keep: How many values go on from one rung to the next, and from the last rung to its other seeds.
         extend: How many values are tried beyond an edge of the last rung.

@@ -105,6 +105,32 @@ def test_every_cell_gets_its_first_seed_before_any_gets_its_second(write):
     ]
 
 
+def test_a_grid_without_an_axis_that_is_tuned_for_has_one_best_value_along_it(write):
+    text = """
+question = "q"
+seeds = 1
+max_seeds = 1
+[[grid]]
+mode = ["decoupled"]
+sync_interval = [12, 24]
+[[grid]]
+mode = ["data-parallel"]
+[tune]
+name = "task.learning_rate"
+values = [0.001, 0.002, 0.004, 0.008]
+by = ["mode", "sync_interval"]
+"""
+    best = {("decoupled", 12): 0.002, ("decoupled", 24): 0.004, ("data-parallel", None): 0.002}
+
+    def loss(run):
+        fields = run.fields
+        return 1 + abs(fields["task.learning_rate"] - best[fields["mode"], fields.get("sync_interval")])
+
+    order, _ = play(write(text), loss)
+    finals = [run.fields for run in order if run.stage is Stage.FINAL]
+    assert {(each["mode"], each.get("sync_interval")): each["task.learning_rate"] for each in finals} == best
+
+
 def test_what_has_a_record_is_not_due_again(write):
     experiment = write(PLAIN)
     first = agenda(experiment, []).due[0]
