@@ -44,6 +44,8 @@ class Comparison:
         source: Where.
         why: What is known of the reason where we differ from that.
         target: What the project set out to show, in the words that all claims of that target share; empty if none.
+        seeds: How many it is judged by, planned before they are run, whatever the interval; 0: as many as the
+            experiment says, and more while the interval is wider than the margin.
     """
 
     claim: str
@@ -58,6 +60,7 @@ class Comparison:
     source: str = ""
     why: str = ""
     target: str = ""
+    seeds: int = 0
 
     def __post_init__(self) -> None:
         if not self.claim.strip():

@@ -213,6 +213,9 @@ def _check_claims(experiment: Experiment) -> None:
     cells = experiment.cells()
     known = dict.fromkeys(name for cell in cells for name in cell)
     for comparison in experiment.comparisons:
+        if comparison.seeds and not experiment.seeds <= comparison.seeds <= experiment.max_seeds:
+            cure = f"must be from seeds = {experiment.seeds} to max_seeds = {experiment.max_seeds} of the experiment"
+            raise ConfigError("compare.seeds", comparison.seeds, cure)
         for side in ("candidate", "baseline"):
             selector = getattr(comparison, side)
             if not any(contains(cell, selector) for cell in cells):

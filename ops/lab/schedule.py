@@ -145,7 +145,7 @@ def _final(experiment: Experiment, fields: Cell, seed: int) -> Run:
 
 
 def _more_seeds(experiment: Experiment, records: Iterable[Record], tuned: Mapping[CellKey, float | None]) -> list[Run]:
-    """Returns the next seed of both sides of every claim whose interval is wider than its margin."""
+    """Returns the next seed of both sides of every claim that is planned with more, or too wide for its margin."""
     runs: dict[tuple[Stage, str], Run] = {}
     finals = [record for record in current(experiment, records) if record.stage is Stage.FINAL]
     for finding in findings(experiment.comparisons, finals):
@@ -157,9 +157,12 @@ def _more_seeds(experiment: Experiment, records: Iterable[Record], tuned: Mappin
             continue  # the first ones are still on their way
         if experiment.tune and any(tuned[_group(experiment.tune, cell)] is None for cell in finding.cells):
             continue  # another rate may turn out to be the best
+        planned = min(finding.comparison.seeds, experiment.max_seeds)
         # Seeds of which one side diverged count as run, and not as pairs.
         pairs_to_be_had = experiment.max_seeds - len(finding.seeds) + len(differences)
-        if not seeds_needed(differences, margin=margin, max_seeds=pairs_to_be_had):
+        if planned and len(finding.seeds) >= planned:
+            continue
+        if not planned and not seeds_needed(differences, margin=margin, max_seeds=pairs_to_be_had):
             continue
         seed = min(
             set(range(len(finding.seeds) + 1)) - set(finding.seeds)

@@ -105,6 +105,15 @@ def test_every_cell_gets_its_first_seed_before_any_gets_its_second(write):
     ]
 
 
+@pytest.mark.parametrize("scatter", [0.0, 0.05])
+def test_a_claim_that_is_planned_with_a_number_of_seeds_gets_it_whatever_its_interval(write, scatter):
+    experiment = write(PLAIN + "seeds = 3\n")
+    order, _ = play(experiment, lambda run: 1.0 + scatter * (run.seed + 1) * (run.fields["mode"] == "decoupled"))
+    assert [run.seed for run in order] == [0, 0, 1, 1, 2, 2]
+    order, _ = play(replace(experiment, seeds=1, max_seeds=2), lambda run: 1.0 + 1e-5 * run.seed)
+    assert [run.seed for run in order] == [0, 0, 1, 1]
+
+
 def test_a_grid_without_an_axis_that_is_tuned_for_has_one_best_value_along_it(write):
     text = """
 question = "q"
@@ -377,6 +386,8 @@ def test_the_time_of_a_run_is_estimated_from_what_an_inner_step_took_before(writ
             "tune.by",
             "axis",
         ),
+        (PLAIN + "seeds = 5", "compare.seeds", "max_seeds = 4"),
+        (PLAIN + "seeds = 1", "compare.seeds", "from seeds = 2"),
         ('question = "q"\n[run]\noutages=[[7, 1, 1]]', "outages", "from 0"),
         ('question = "q"\n[run]\nmode="diloco"\nchips=1000', "mode", "decoupled"),
         ("question = ", "experiment", "TOML"),
