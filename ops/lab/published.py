@@ -30,6 +30,17 @@ def gap_at(parameters: float, islands: int) -> Interval | None:
     return None if gaps is None else level_at(parameters, list(gaps), list(gaps.values()))
 
 
+def rounded(islands: int) -> tuple[float, float]:
+    """Returns the lowest and the highest gap of the smallest model that losses printed to two decimals leave open.
+
+    Raises:
+        KeyError: Nothing was published for so many islands.
+    """
+    size = min(DATA_PARALLEL)
+    ours, theirs, half = DILOCO[islands][size], DATA_PARALLEL[size], 0.005
+    return (ours - half) / (theirs + half) - 1, (ours + half) / (theirs - half) - 1
+
+
 def slope(islands: int) -> Interval | None:
     """Returns by how much published gaps change per tenfold of parameters; None as :func:`gap_at`."""
     gaps = _gaps(islands)

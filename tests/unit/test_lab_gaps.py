@@ -217,6 +217,13 @@ def test_published_gaps_lie_about_a_line_over_the_logarithm_of_size():
     assert published.gap_at(1e6, 3) is None
 
 
+def test_the_margins_that_claims_take_from_the_smallest_published_model_are_within_its_rounding():
+    assert published.rounded(2) == (pytest.approx(3.535 / 3.515 - 1), pytest.approx(3.545 / 3.505 - 1))
+    for islands, margin in ((2, 0.009), (4, 0.026)):
+        low, high = published.rounded(islands)
+        assert low < margin < high
+
+
 def test_gaps_to_data_parallel_training_stand_beside_the_published_line():
     two, three = found_in(pair(0.01)), found_in(pair(0.01, islands=3))
     (section,) = gaps.sections([two, three])
