@@ -21,7 +21,8 @@ FLUSH_TIMEOUTS = 5
 FLUSH_TIMEOUTS_MOST = 100
 #: How long an ended run stays up for islands that still fetch the last versions.
 LINGER_S = 10.0
-#: And at most, while a broker that answers lacks one of them: islands cannot end without it.
+#: And at most, while a broker that answers lacks one of them, without which islands cannot end, or while another shard
+#: has not heard of the end.
 LINGER_MOST_S = 600.0
 
 
@@ -174,12 +175,16 @@ class Ending:
         self._membership.tell_all()
 
     def _linger_on(self) -> None:
-        """Islands have had time to leave: stays for those whose broker has not all the last versions yet."""
+        """Islands have had time to leave: stays for those whose broker has not all the last versions yet.
+
+        And for shards that were away and have not heard of the end: nobody else tells them.
+        """
         run = self._run
         theirs = {run.ways.to(member.island_id) for member in run.members.live(run.now_s)}
         lacking = [broker for broker in self._publishing.lacking(LINGER_S) if theirs & {broker, None}]
-        if lacking and run.now_s < self._linger_most_s:
-            run.note("run.lingers", lacking=lacking)
+        shards = self._roster.unaware(self._ended_serial) if isinstance(self._roster, Keeper) else []
+        if (lacking or shards) and run.now_s < self._linger_most_s:
+            run.note("run.lingers", lacking=lacking, shards=shards)
             self._linger_until_s = min(run.now_s + LINGER_S, self._linger_most_s)
         else:
             self.finish("islands were given time to leave")

@@ -120,6 +120,10 @@ class Keeper:
         heard = [self._began_s if each is None else each[1] for each in left if each is None or not each[0].flushed]
         return max(heard) + silent_s if heard else None
 
+    def unaware(self, serial: int) -> list[int]:
+        """Shards that have not answered that they have so much of our record."""
+        return [shard for shard, agreed in self._agreed.items() if agreed < serial]
+
     def _owes(self, shard: int) -> bool:
         """Whether a shard, as it is now, has not answered the newest roster."""
         said = self._heard[shard][0] if shard in self._heard else None

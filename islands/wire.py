@@ -19,13 +19,12 @@ from broker.endpoint import Endpoint
 from broker.hearing import Carried
 from broker.identity import KeyRole
 from broker.keys import client_keys
-from broker.messages import Channel, Contribution, Envelope, Heartbeat, Message, StatePart, Want
+from broker.messages import Channel, Envelope
 from islands.config import IslandConfig
+from islands.outbox import Outbox
 
 #: How long a receive waits before it looks again; nothing depends on it.
 POLL_S = 1.0
-#: Parts of this island's optimizer state that may wait to be sent; what is beyond is asked for again.
-MOST_STATE_PARTS = 16
 
 Endpoints = dict[Channel, Endpoint]
 
@@ -54,7 +53,7 @@ class Wire:
         self._broker = 0
         self._moved = asyncio.Event()
         self._endpoints: Endpoints = {}
-        self._outboxes = {channel: _Outbox() for channel in Channel}
+        self._outboxes = {channel: Outbox() for channel in Channel}
         self._closed_up = self._closed_down = 0  # bytes of connections that were closed
         self._stack = AsyncExitStack()
 
@@ -171,48 +170,3 @@ async def _until(event: asyncio.Event, work: list[Coroutine[Any, Any, None]]) ->
         for each in ending:
             each.cancel()
         await asyncio.gather(*ending, return_exceptions=True)
-
-
-def _turn(message: Message) -> int:
-    """Of two messages that wait, the one with the smaller number goes first; of equals the one that waits longer."""
-    return 0 if isinstance(message, Want) else 2 if isinstance(message, StatePart) else 1
-
-
-class _Outbox:
-    """Messages on their way to one connection, in order; a message that a newer one replaces is taken out.
-
-    What it wants goes first: it is small, and the way down would lie idle for as long as contributions take to go up.
-    What this island gives to others of its optimizer's state goes last, and never piles up.
-    """
-
-    def __init__(self) -> None:
-        self._waiting: list[Envelope] = []
-        self._more = asyncio.Event()
-        self.empty = asyncio.Event()
-        self.empty.set()
-
-    def put(self, envelope: Envelope) -> None:
-        message = envelope.message
-        if isinstance(message, Want | Heartbeat):  # the newest says it all
-            self._waiting = [each for each in self._waiting if type(each.message) is not type(message)]
-        elif self._too_many(message):
-            return
-        self._waiting.append(envelope)
-        self._more.set()
-        self.empty.clear()
-
-    def _too_many(self, message: Message) -> bool:
-        """Whether it waits here already, or enough of its kind do."""
-        if isinstance(message, StatePart):
-            return sum(isinstance(each.message, StatePart) for each in self._waiting) >= MOST_STATE_PARTS
-        return isinstance(message, Contribution) and any(each.message is message for each in self._waiting)
-
-    async def next(self) -> Envelope:
-        while not self._waiting:
-            self._more.clear()
-            await self._more.wait()
-        return self._waiting.pop(min(range(len(self._waiting)), key=lambda i: _turn(self._waiting[i].message)))
-
-    def sent(self) -> None:
-        if not self._waiting:
-            self.empty.set()

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from aggregator.ending import FLUSH_TIMEOUTS
+from aggregator.ending import FLUSH_TIMEOUTS, LINGER_MOST_S, LINGER_S
 from aggregator.events import Publish, SaveRun
 from aggregator.roster import AGAIN_S, SILENT_S
 from broker.fragments import shard_of
@@ -610,6 +610,23 @@ def test_shard_0_waits_while_another_one_is_heard_that_still_flushes():
 def test_shard_0_does_not_wait_for_a_shard_that_it_does_not_hear():
     made = slow_flush(silent_after_s=9.0)
     assert made.phases[0] is Phase.ENDED
+
+
+def test_shard_0_stays_until_a_shard_that_was_away_at_the_end_has_heard_of_it():
+    made = slow_flush(silent_after_s=9.0)
+    made.run_to(made.now_s + 2 * LINGER_S)
+    assert not made.desks[0].core.finished
+    made.cut.clear()
+    made.run_to(made.now_s + 2 * AGAIN_S)
+    assert made.phases == [Phase.ENDED] * 2
+    made.run_to(made.now_s + LINGER_S)
+    assert made.desks[0].core.finished
+
+
+def test_shard_0_does_not_stay_for_ever_for_one_that_never_comes_back():
+    made = slow_flush(silent_after_s=9.0)
+    made.run_to(made.now_s + LINGER_MOST_S + 1.0)
+    assert made.desks[0].core.finished
 
 
 def test_a_shard_does_not_end_by_itself_however_much_was_trained():

@@ -1,0 +1,64 @@
+"""What waits for an island's connection: in which order it goes, and that nothing waits twice."""
+
+import asyncio
+
+from broker import messages as m
+from broker.ranges import StepRange
+from islands.outbox import MOST_STATE_PARTS, Outbox
+
+
+def put(outbox, *messages):
+    for number, message in enumerate(messages):
+        outbox.put(
+            m.Envelope(run_id="demo", sender="a", incarnation=1, sequence=number, to="aggregator", message=message)
+        )
+
+
+def left(outbox):
+    """All that waits, in the order in which it goes."""
+
+    async def taken():
+        messages = []
+        while not outbox.empty.is_set():
+            messages.append((await outbox.next()).message)
+            outbox.sent()
+        return messages
+
+    return asyncio.run(taken())
+
+
+def contribution(from_step):
+    steps = StepRange(from_step=from_step, to_step=from_step + 1, from_tokens=from_step, to_tokens=from_step + 1)
+    trained_on = (m.TrainedOn(fragment_version=0, steps=1),)
+    return m.Contribution(round_id=1, fragment_id=0, steps=steps, trained_on=trained_on, payload="")
+
+
+def part(index):
+    return m.StatePart(state_id="s", part=index, num_parts=99, state_bytes=99, payload=())
+
+
+def test_wants_go_first_and_the_newest_says_it_all():
+    outbox, first = Outbox(), contribution(0)
+    put(outbox, first, m.Want(versions=(1,)), m.Want(versions=(2,)))
+    assert left(outbox) == [m.Want(versions=(2,)), first]
+
+
+def test_a_contribution_that_waits_already_is_put_in_once():
+    outbox, first, second = Outbox(), contribution(0), contribution(1)
+    put(outbox, first, second, first)
+    assert left(outbox) == [first, second]
+    put(outbox, first)
+    assert left(outbox) == [first]
+
+
+def test_a_seed_that_is_made_anew_takes_the_place_of_the_one_that_waits():
+    """Each reconnection of a link that is too narrow for version 0 has all its missing fragments made anew."""
+    outbox = Outbox()
+    put(outbox, *(m.Seed(fragment_id=p, payload=f"{p}, {time}") for time in range(3) for p in range(2)))
+    assert [each.payload for each in left(outbox)] == ["0, 2", "1, 2"]
+
+
+def test_parts_of_a_state_go_last_and_never_pile_up():
+    outbox, late = Outbox(), contribution(0)
+    put(outbox, *map(part, range(MOST_STATE_PARTS + 5)), late)
+    assert left(outbox) == [late, *map(part, range(MOST_STATE_PARTS))]
