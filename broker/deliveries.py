@@ -25,6 +25,10 @@ from broker.queues import ContributionQueue, Queued, VersionShelf
 from broker.relay_events import Blocked, Refusal, RelayConfig, Unreachable
 from broker.under_way import UnderWay
 
+#: So many of what waits for an aggregator are tried at a time: each that a full connection does not take costs as much
+#: as one that it takes, and there may be hundreds.
+BURST = 8
+
 
 class Deliveries:
     """What is kept for islands and for aggregators, and which connections take nothing now.
@@ -112,11 +116,19 @@ class Deliveries:
         self._forward_queue(leader, now_s)
 
     def _forward_queue(self, leader: Leader, now_s: float) -> None:
-        """Sends an aggregator all that waits for it, if its connection takes anything."""
+        """Sends an aggregator what waits for it, a burst at a time, if its connection takes anything."""
         route = leader.routes.get(Channel.BULK)
-        if route is not None and leader.shard not in self._blocked_shards:
-            for item in self.queue.drain(leader.shard):
-                self._send_on(leader.shard, route, item, now_s)
+        if route is None or leader.shard in self._blocked_shards:
+            return
+        for item in self.queue.take(leader.shard, BURST):
+            self._send_on(leader.shard, route, item, now_s)
+        if self.queue.waits(leader.shard):
+            self._blocked_shards[leader.shard] = None  # so that what comes stays behind what waits
+            self._retry_soon(now_s)
+
+    def _retry_soon(self, now_s: float) -> None:
+        if self.retry_at_s is None:
+            self.retry_at_s = now_s + self._retry_s
 
     def _send_on(self, shard: int, route: bytes, item: Queued, now_s: float) -> None:
         self._connection(shard).gave(item.identity, item.least_bytes, now_s)
@@ -133,7 +145,7 @@ class Deliveries:
     def withdraw(self, shard: int) -> list[Queued]:
         """Takes back all that waits for an aggregator that has gone."""
         self.unblock_shard(shard)
-        return self.queue.drain(shard)
+        return self.queue.take(shard)
 
     # --- what could not be sent ---
 
@@ -156,8 +168,7 @@ class Deliveries:
             case _:
                 self._out.counters.dropped["blocked"] += 1
                 return
-        if self.retry_at_s is None:
-            self.retry_at_s = now_s + self._retry_s
+        self._retry_soon(now_s)
 
     def give_up(self, event: Unreachable) -> None:
         """A contribution waits for the aggregator's next connection; an island asks again over its own."""

@@ -163,12 +163,19 @@ class ContributionQueue:
         """Puts an item that was popped and could not be sent before all others, after those put back earlier."""
         self._lane(shard).returned.append(self._counted(item))
 
-    def drain(self, shard: int) -> list[Queued]:
-        """Takes everything that waits for a shard, oldest first."""
-        lane = self._lanes.pop(shard, None)
+    def waits(self, shard: int) -> bool:
+        """Whether anything waits for a shard."""
+        return shard in self._lanes
+
+    def take(self, shard: int, most: int | None = None) -> list[Queued]:
+        """Takes what waits for a shard, oldest first: at most so many, everything without a number."""
+        lane = self._lanes.get(shard)
         if lane is None:
             return []
-        items = [*lane.returned, *lane.waiting]
+        both = len(lane.returned) + len(lane.waiting)
+        items = [(lane.returned or lane.waiting).popleft() for _ in range(both if most is None else min(most, both))]
+        if len(items) == both:
+            del self._lanes[shard]
         for item in items:
             sender = item.envelope.sender
             self._identities.discard(item.identity)

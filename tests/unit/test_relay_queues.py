@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from broker import messages as m
+from broker.deliveries import BURST
 from broker.directory import UNKNOWN
 from broker.errors import ConfigError
 from broker.hearing import Carried
@@ -43,6 +44,32 @@ def test_order_survives_a_retry_that_fails_for_all(led):
         led.block(send)
     led.tick(led.now_s + CONFIG.retry_s)
     assert [send.envelope.sender for send in led.sends] == ["a", "b"]
+
+
+def test_a_long_queue_is_tried_a_burst_at_a_time_and_keeps_its_order():
+    driver = Driver(dataclasses.replace(CONFIG, peer_queue_bytes=10_000, total_queue_bytes=20_000))
+    driver.attach()
+    driver.receive("a", contribution(from_step=0, to_step=1))
+    driver.block(driver.sends[0])
+    for step in range(1, 3 * BURST - 1):
+        driver.receive("a", contribution(from_step=step, to_step=step + 1))
+
+    def tried():
+        driver.tick(driver.relay.next_deadline_s())
+        return [send.envelope.message.steps.from_step for send in driver.sends]
+
+    assert tried() == list(range(BURST))
+    for send in driver.sends:
+        driver.block(send)
+    assert tried() == list(range(BURST))
+    last = 3 * BURST - 1
+    driver.receive("a", contribution(from_step=last, to_step=last + 1))
+    assert driver.sends == []
+    assert tried() == list(range(BURST, 2 * BURST))
+    assert tried() == list(range(2 * BURST, 3 * BURST))
+    assert driver.relay.queued_bytes == 0
+    driver.receive("a", contribution(from_step=last + 1, to_step=last + 2))
+    assert len(driver.sends) == 1
 
 
 def test_one_island_cannot_fill_the_queue_for_the_others(led):
