@@ -60,6 +60,7 @@ class Leader:
     """The aggregator of one shard, under the highest epoch seen.
 
     ``leads`` turns False when it falls silent; the epoch stays, so that an earlier leader cannot come back.
+    ``ended``: it has told islands that the run is over.
     """
 
     shard: int
@@ -68,6 +69,7 @@ class Leader:
     heard_s: float
     routes: dict[Channel, bytes] = field(default_factory=dict)
     leads: bool = True
+    ended: bool = False
     name: str = AGGREGATOR
     seen: dict[Channel, Seen] = field(default_factory=dict)
 

@@ -220,14 +220,20 @@ class Relay:
         return None
 
     def _answer_for_nobody(self, event: Received, peer: Peer, now_s: float, *, led: bool) -> None:
-        """Tells an island that no aggregator answers that the broker lives (:mod:`islands.brokers`)."""
+        """Tells an island that no aggregator answers that the broker lives (:mod:`islands.brokers`).
+
+        And one that was away when the run ended that it has: it would train on, and wait, for ever.
+        """
         if peer.asked_s is None:
             peer.asked_s = now_s
         if not led or now_s - peer.asked_s >= ANSWER_LATE_S:
+            envelope, reason = event.envelope, Reason.NOT_LEADER
             detail = "the aggregator has not answered yet" if led else "no aggregator leads shard 0 now"
-            envelope = event.envelope
+            last = self._who.leaders.get(0)
+            if not led and last is not None and last.ended and isinstance(envelope.message, m.Heartbeat):
+                reason, detail = Reason.RUN_ENDED, "the run has ended, and its aggregator has gone"
             refused = m.Refused(
-                kind=kind_of(envelope.message), sequence=envelope.sequence, reason=Reason.NOT_LEADER, detail=detail
+                kind=kind_of(envelope.message), sequence=envelope.sequence, reason=reason, detail=detail
             )
             self._out.reply(event.channel, event.peer, envelope.sender, refused)
 
@@ -264,6 +270,8 @@ class Relay:
                 if known is not None and incarnation > known.incarnation:
                     self._presence.enter(island_id, incarnation, now_s)  # from here on its earlier lives are fenced
                 self._out.add(Observe(envelope=envelope))
+            case m.FleetState(phase=m.Phase.ENDED):
+                leader.ended = True
             case _:
                 pass
         addressee = self._who.peers.get(envelope.to)

@@ -27,6 +27,7 @@ from broker.messages import (
     FleetState,
     Join,
     Phase,
+    Reason,
     Refused,
     RunSettings,
     Share,
@@ -260,6 +261,10 @@ class Island:
             case Version():
                 if self._adoption.arrived(message, event.flaw, now_s, actions):
                     self._hand_over.merged(message)
+            case Refused(reason=Reason.RUN_ENDED, kind="heartbeat"):
+                if self.joined and not self._fleet.deserted:
+                    self._fleet.desert()
+                    actions.append(Note(name="run.deserted", fields={"step": self.at.step, "tokens": self.at.tokens}))
             case Refused():
                 self._member.refused(message, now_s, actions)
             case Donor():
@@ -359,7 +364,10 @@ class Island:
                 self._receiver.end("the run ends", actions)
         self._member.advance(now_s, actions)
         if self.joined and self._fleet.ended and training.stopped and not self._adoption.lacking:
-            self.finished = all(f.stage is Stage.IDLE and not f.outstanding for f in training.fragments.values())
+            deserted = self._fleet.deserted
+            self.finished = all(
+                f.stage is Stage.IDLE and (deserted or not f.outstanding) for f in training.fragments.values()
+            )
 
     def _watch(self, actions: list[Action]) -> None:
         """Has copies taken of the fragments that are asked for, or soon will be."""

@@ -15,6 +15,7 @@ class Fleet:
         shares: This island's part of the data, and what it has taken over.
         published: The newest version that there is of each fragment; -1 for none.
         due_soon: Fragments whose rounds open soon.
+        deserted: It ended while this island was away, and nobody is left who would tell what became of anything.
     """
 
     def __init__(self) -> None:
@@ -23,6 +24,7 @@ class Fleet:
         self.shares: tuple[Share, ...] = ()
         self.published: tuple[int, ...] = ()
         self.due_soon: frozenset[int] = frozenset()
+        self.deserted = False
         self._news: dict[int, tuple[int, int]] = {}  # shard -> epoch and sequence of its newest FleetState
         self._open_shards: set[int] = set()  # those that may make another version
         self._progress = (0, 0, 1.0)  # trained_tokens, own tokens then, fleet_ratio
@@ -67,6 +69,12 @@ class Fleet:
         self.published = tuple(newest.get(p, -1) if p in theirs else v for p, v in enumerate(self.published))
         self.due_soon = self.due_soon.difference(theirs).union(p for p in state.due_soon if p in theirs)
         return True
+
+    def desert(self) -> None:
+        """The broker says that the run has ended, and that nobody leads it any more: what is missing stays missing."""
+        self.phase, self.done, self.deserted = Phase.ENDED, True, True
+        self._open_shards.clear()
+        self.published = tuple(-1 for _ in self.published)
 
     def schedule_tokens(self, own_tokens: int) -> float:
         """Returns the fleet's progress in tokens, for learning-rate schedules; it never decreases.

@@ -77,10 +77,10 @@ def welcome(island_id, incarnation, nonce="n"):
     )
 
 
-def fleet_state(epoch=1):
+def fleet_state(epoch=1, phase=m.Phase.RUNNING):
     return m.FleetState(
         epoch=epoch,
-        phase=m.Phase.RUNNING,
+        phase=phase,
         rounds=(),
         due_soon=(),
         versions=(),

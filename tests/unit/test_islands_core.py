@@ -10,7 +10,7 @@ from islands.events import (
     Tick,
     Watch,
 )
-from tests.helpers import notes, of
+from tests.helpers import TOKENS_PER_STEP, notes, of
 from tests.island_hand import SHARE, Hand, sent
 
 # --- joining ----------------------------------------------------------------------------------------------------------
@@ -228,6 +228,18 @@ def test_the_end_of_training_is_reported_at_once_and_the_island_finishes_with_th
     hand.resolve(contribution, m.Fate.MERGED)
     hand.state(phase=m.Phase.ENDED, versions=(1,))
     assert hand.core.finished
+
+
+def test_an_island_that_was_away_when_the_run_ended_ends_with_what_it_has():
+    hand = Hand()
+    hand.hand_over(4, 1)  # nobody says what becomes of it
+    hand.state(versions=(1,))  # nor does this version come any more
+    hand.hear(m.Refused(kind="heartbeat", sequence=1, reason=m.Reason.RUN_ENDED, detail=""))
+    assert hand.core.done
+    assert not hand.core.finished
+    hand.boundary(1, stopped=True)
+    assert hand.core.finished
+    assert notes(hand.log, "run.deserted") == [{"step": 4, "tokens": 4 * TOKENS_PER_STEP}]
 
 
 # --- several shards ---------------------------------------------------------------------------------------------------

@@ -94,6 +94,25 @@ def test_the_broker_says_that_it_lives_where_the_aggregator_does_not_answer(led)
     assert [type(message) for _, message in led.sent] == [m.Heartbeat]
 
 
+def test_an_island_that_was_away_when_the_run_ended_hears_of_it_when_its_aggregator_has_gone(led):
+    def answer():
+        led.receive("a", beat())
+        return [each.envelope.message for each in led.sends if isinstance(each.envelope.message, m.Refused)]
+
+    led.receive("b", beat())
+    led.receive(AGGREGATOR, fleet_state(phase=m.Phase.ENDED), to="b")
+    assert answer() == []
+    led.tick(led.now_s + CONFIG.leader_silent_s)
+    (said,) = answer()
+    assert (said.kind, said.reason) == ("heartbeat", Reason.RUN_ENDED)
+    led.receive("join:x", join())
+    assert led.reason() is Reason.NOT_LEADER
+    led.attach(epoch=2)  # it goes on
+    led.tick(led.now_s + CONFIG.leader_silent_s)
+    (said,) = answer()
+    assert said.reason is Reason.NOT_LEADER
+
+
 def test_contributions_follow_the_fragment_to_its_shard(driver):
     driver.receive(AGGREGATOR, m.Attach(shard=0, epoch=1, versions=(0,)), route=b"c0")
     driver.receive(AGGREGATOR, m.AttachBulk(shard=0, epoch=1, shards=1), route=b"b0")
