@@ -263,5 +263,5 @@ def correction(found: Sequence[Finding]) -> str:
         return ""
     return (
         f'The {count} claims of the kind "better" were corrected together (Holm): the chance that any of them holds '
-        f"falsely is at most {ONE_SIDED:.1%}."
+        f"falsely is at most {ONE_SIDED:.1%}, where the number of seeds was fixed beforehand."
     )
