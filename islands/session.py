@@ -39,7 +39,7 @@ from islands.exchange import (
 from islands.placement import Leaf
 from islands.shares import Taken
 from islands.snapshots import Snapshots, Work
-from islands.wire import Wire
+from islands.wire import UNNUMBERED, Wire
 from islands.workshop import Workshop
 
 log = logs.get(__name__)
@@ -77,7 +77,6 @@ class Session:
         self._tasks: asyncio.TaskGroup
         self._leaving: asyncio.Event
         self._timer: asyncio.TimerHandle | None = None
-        self._sequence = 0
         self._copies: dict[int, tuple[int, tuple[Leaf, ...]]] = {}  # fragment -> (step, leaves)
         self._warm = False  # everything that a boundary calls is compiled
         self._recovering = False
@@ -206,12 +205,11 @@ class Session:
 
     def _post(self, to: str, message: Message) -> None:
         core = self._core
-        self._sequence += 1
         envelope = Envelope(
             run_id=self._config.run_id,
             sender=core.island_id if core.joined else joining(core.nonce),
             incarnation=core.incarnation,
-            sequence=self._sequence,
+            sequence=UNNUMBERED,
             to=to,
             message=message,
         )

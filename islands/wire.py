@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
@@ -25,6 +26,8 @@ from islands.outbox import Outbox
 
 #: How long a receive waits before it looks again; nothing depends on it.
 POLL_S = 1.0
+#: In the place of a number, until a message leaves.
+UNNUMBERED = -1
 
 Endpoints = dict[Channel, Endpoint]
 
@@ -54,6 +57,7 @@ class Wire:
         self._moved = asyncio.Event()
         self._endpoints: Endpoints = {}
         self._outboxes = {channel: Outbox() for channel in Channel}
+        self._sequence = 0
         self._closed_up = self._closed_down = 0  # bytes of connections that were closed
         self._stack = AsyncExitStack()
 
@@ -98,7 +102,11 @@ class Wire:
             endpoint.renew()
 
     def post(self, envelope: Envelope) -> None:
-        """Puts a message behind those that wait for its connection."""
+        """Puts a message behind those that wait for its connection; it gets its number when it leaves.
+
+        What waits on a narrow link for longer than thousands of heartbeats take would look played back by its number
+        (:mod:`broker.replays`), if that were older.
+        """
         self._outboxes[envelope.message.channel].put(envelope)
 
     async def emptied(self, channel: Channel, within_s: float) -> None:
@@ -149,7 +157,9 @@ class Wire:
     async def _send_over(self, endpoint: Endpoint) -> None:
         outbox = self._outboxes[endpoint.channel]
         while True:
-            envelope = await outbox.next()
+            waited = await outbox.next()
+            self._sequence += 1
+            envelope = replace(waited, sequence=self._sequence)
             while not await endpoint.send(envelope):
                 if endpoint.channel is Channel.CONTROL or not await endpoint.line(True, 0.0):
                     break

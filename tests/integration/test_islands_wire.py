@@ -15,7 +15,7 @@ from broker.codec import decode
 from broker.ranges import StepRange
 from broker.tensors import encode_tensor
 from islands.config import IslandConfig
-from islands.wire import Wire
+from islands.wire import UNNUMBERED, Wire
 
 MEGABYTES = 8
 #: More than ZeroMQ and the kernel take while nobody reads.
@@ -33,14 +33,16 @@ def contribution(number: int) -> m.Contribution:
     )
 
 
-def envelope(number: int, message: m.Message) -> m.Envelope:
+def unnumbered(message: m.Message) -> m.Envelope:
     return m.Envelope(
-        run_id="atoll", sender="island-0", incarnation=1, sequence=number, to="aggregator", message=message
+        run_id="atoll", sender="island-0", incarnation=1, sequence=UNNUMBERED, to="aggregator", message=message
     )
 
 
 @pytest.mark.timeout(60)
 def test_behind_a_reader_that_is_slow_nothing_is_dropped_and_what_is_wanted_goes_first():
+    numbers = []
+
     async def scenario() -> list[str]:
         context = zmq.asyncio.Context()
         with context.socket(zmq.ROUTER) as control, context.socket(zmq.ROUTER) as bulk:
@@ -57,14 +59,16 @@ def test_behind_a_reader_that_is_slow_nothing_is_dropped_and_what_is_wanted_goes
                 carrying = asyncio.create_task(wire.run())
                 await asyncio.sleep(1.0)
                 for number in range(MANY):
-                    wire.post(envelope(number, contribution(number)))
-                wire.post(envelope(MANY, m.Want(versions=(1,))))
-                wire.post(envelope(MANY + 1, m.Want(versions=(2,))))
+                    wire.post(unnumbered(contribution(number)))
+                wire.post(unnumbered(m.Want(versions=(1,))))
+                wire.post(unnumbered(m.Want(versions=(2,))))
                 await asyncio.sleep(6.0)  # longer than a send waits before it gives up
                 came = []
                 async with asyncio.timeout(30):
                     while len(came) < MANY + 1:
-                        said = decode((await bulk.recv_multipart(copy=False))[1:]).message
+                        envelope = decode((await bulk.recv_multipart(copy=False))[1:])
+                        numbers.append(envelope.sequence)
+                        said = envelope.message
                         came.append(f"want {said.versions}" if isinstance(said, m.Want) else str(said.round_id))
                 carrying.cancel()
                 with suppress(asyncio.CancelledError):
@@ -77,3 +81,4 @@ def test_behind_a_reader_that_is_slow_nothing_is_dropped_and_what_is_wanted_goes
     assert wants == ["want (2,)"], "the newest says it all"
     assert [each for each in came if each not in wants] == [str(number) for number in range(MANY)]
     assert came.index(wants[0]) < MANY, "not behind all that waited before it"
+    assert numbers == sorted(set(numbers)), "in the order in which they leave"
