@@ -160,16 +160,14 @@ def _more_seeds(experiment: Experiment, records: Iterable[Record], tuned: Mappin
         planned = min(finding.comparison.seeds, experiment.max_seeds)
         # Seeds of which one side diverged count as run, and not as pairs.
         pairs_to_be_had = experiment.max_seeds - len(finding.seeds) + len(differences)
-        if planned and len(finding.seeds) >= planned:
-            continue
         if not planned and not seeds_needed(differences, margin=margin, max_seeds=pairs_to_be_had):
             continue
-        seed = min(
-            set(range(len(finding.seeds) + 1)) - set(finding.seeds)
-        )  # one may have been taken out of the records
-        for fields in finding.cells:
-            run = _final(experiment, fields, seed)
-            runs[run.key] = run
+        # Those that are missing, some of which may have been taken out of the records: planned ones all at once.
+        missing = sorted(set(range(planned or len(finding.seeds) + 1)) - set(finding.seeds))
+        for seed in missing if planned else missing[:1]:
+            for fields in finding.cells:
+                run = _final(experiment, fields, seed)
+                runs[run.key] = run
     return list(runs.values())
 
 

@@ -110,6 +110,9 @@ def test_a_claim_that_is_planned_with_a_number_of_seeds_gets_it_whatever_its_int
     experiment = write(PLAIN + "seeds = 3\n")
     order, _ = play(experiment, lambda run: 1.0 + scatter * (run.seed + 1) * (run.fields["mode"] == "decoupled"))
     assert [run.seed for run in order] == [0, 0, 1, 1, 2, 2]
+    first = replace(experiment, seeds=1)
+    begun = [record_of(run, 1.0 + run.seed) for run in agenda(first, []).due]
+    assert [run.seed for run in agenda(first, begun).due] == [1, 1, 2, 2], "side by side, not one after the other"
     order, _ = play(replace(experiment, seeds=1, max_seeds=2), lambda run: 1.0 + 1e-5 * run.seed)
     assert [run.seed for run in order] == [0, 0, 1, 1]
 
