@@ -41,7 +41,7 @@ differs from what was published.
 - Two methods are compared seed by seed, as candidate / baseline - 1 of their losses; above 0 the candidate is worse.
   Figures are means over seeds with Student's 95 % interval. Both are judged on the same sequences: an interval speaks
   of other seeds with these sequences and at the chosen rates, neither of other text nor of the luck of choosing a rate.
-  One seed decides nothing.
+  One seed decides nothing. A cell's loss is the mean over all its seeds, a claim's over those that both sides have.
 - A claim is put to the test, whatever it says: *holds* means that it is true for the whole interval, *fails* that it
   is true nowhere in it, *identical* that what was compared changed no bit of any run, so that nothing was tested,
   *inconclusive* anything else. Claims of "better" are corrected for their number, those of "not worse" are not: of many
