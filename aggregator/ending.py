@@ -143,7 +143,11 @@ class Ending:
             if (again or not fragment.flushed) and len(run.busy) < config.rounds_in_flight:
                 self._rounds.open(p, flush=True)
         self.flushed = settled
-        if settled and isinstance(self._roster, Keeper) and run.now_s >= self._others_until_s(self._flush_began_s):
+        if isinstance(self._roster, Keeper):
+            over = run.now_s >= self._others_until_s(self._flush_began_s)
+        else:  # shard 0 says when, unless it has gone, as the islands have
+            over = not patient and all(member.left for member in run.members)
+        if settled and over:
             self._end()
 
     def _versions(self) -> int:

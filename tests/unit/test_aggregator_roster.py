@@ -629,6 +629,19 @@ def test_shard_0_does_not_stay_for_ever_for_one_that_never_comes_back():
     assert made.desks[0].core.finished
 
 
+def test_a_shard_whose_islands_have_all_left_ends_without_shard_0_when_it_has_no_patience_left():
+    made = ending(round_timeout_s=2.0)
+    made.offer("a", 0, 4, fragment=1)
+    made.cut = {0}
+    made.beat("a", 4, stopped=True)
+    began_s = made.now_s
+    made.run_to(began_s + 4 * FLUSH_TIMEOUTS * 2.0)
+    assert made.phases[1] is Phase.FLUSHING, "its island has not left"
+    made.say("a", Leave(inner_step=4, tokens=4 * TOKENS_PER_STEP, reason="the run has ended"))
+    made.run_to(made.now_s + 1.0)
+    assert made.phases[1] is Phase.ENDED
+
+
 def test_a_shard_does_not_end_by_itself_however_much_was_trained():
     made = shards("a", total_tokens=40)
     made.cut = {1}
