@@ -48,7 +48,8 @@ class Ending:
         self._flush_began_s: float | None = None
         self._flush_moved_s = 0.0  # when it brought something last
         self._flush_versions = 0  # of all fragments together, by then
-        self._ended_serial = 0  # of the record that says that the run has ended
+        #: Of the record that says that the run has ended; the first one of a successor does.
+        self._ended_serial = int(run.phase is Phase.ENDED)
         # A successor of a leader that had ended the run: islands that have not heard of it still may.
         self._linger_until_s: float | None = run.now_s + LINGER_S if run.phase is Phase.ENDED else None
         self._linger_most_s = run.now_s + LINGER_MOST_S
@@ -146,7 +147,7 @@ class Ending:
         if isinstance(self._roster, Keeper):
             over = run.now_s >= self._others_until_s(self._flush_began_s)
         else:  # shard 0 says when, unless it has gone, as the islands have
-            over = not patient and all(member.left for member in run.members)
+            over = not patient and not run.members.live(run.now_s)
         if settled and over:
             self._end()
 
@@ -176,7 +177,7 @@ class Ending:
         self._linger_until_s, self._linger_most_s = run.now_s + LINGER_S, run.now_s + LINGER_MOST_S
         run.note("run.ended", **run.ledger.books().tokens())
         self._ended_serial = run.save()
-        self._membership.tell_all()
+        self._membership.tell_all(absent=True)
 
     def _linger_on(self) -> None:
         """Islands have had time to leave: stays for those whose broker has not all the last versions yet.
@@ -184,6 +185,7 @@ class Ending:
         And for shards that were away and have not heard of the end: nobody else tells them.
         """
         run = self._run
+        self._membership.tell_all(absent=True)
         theirs = {run.ways.to(member.island_id) for member in run.members.live(run.now_s)}
         lacking = [broker for broker in self._publishing.lacking(LINGER_S) if theirs & {broker, None}]
         shards = self._roster.unaware(self._ended_serial) if isinstance(self._roster, Keeper) else []

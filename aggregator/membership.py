@@ -331,10 +331,12 @@ class Membership:
 
     # --- telling ----------------------------------------------------------------------------------------------
 
-    def tell_all(self) -> None:
-        """Sends every live island the state it needs."""
-        for member in self._run.members.live(self._run.now_s):
-            self.tell(member)
+    def tell_all(self, *, absent: bool = False) -> None:
+        """Sends every live island the state it needs; with ``absent`` those too that are away, for their brokers."""
+        run = self._run
+        for member in run.members if absent else run.members.live(run.now_s):
+            if not member.left:
+                self.tell(member)
 
     def tell(self, member: Member) -> None:
         """Sends an island the state it needs; resolutions gathered since the last time go with it."""

@@ -230,7 +230,8 @@ class Relay:
             envelope, reason = event.envelope, Reason.NOT_LEADER
             detail = "the aggregator has not answered yet" if led else "no aggregator leads shard 0 now"
             last = self._who.leaders.get(0)
-            if not led and last is not None and last.ended and isinstance(envelope.message, m.Heartbeat):
+            gone = last is not None and last.ended and not last.leads
+            if gone and isinstance(envelope.message, m.Heartbeat):
                 reason, detail = Reason.RUN_ENDED, "the run has ended, and its aggregator has gone"
             refused = m.Refused(
                 kind=kind_of(envelope.message), sequence=envelope.sequence, reason=reason, detail=detail

@@ -32,8 +32,8 @@ class Fleet:
 
     @property
     def ended(self) -> bool:
-        """Whether the run is over, and no shard will make another version."""
-        return self.phase is Phase.ENDED and not self._open_shards
+        """Whether the run is over, and no shard will make another version that this island needs to wait for."""
+        return self.deserted or (self.phase is Phase.ENDED and not self._open_shards)
 
     def welcomed(self, welcome: Welcome) -> None:
         """A life begins: only what is said from now on, by this epoch or a later one, is news."""
@@ -71,10 +71,13 @@ class Fleet:
         return True
 
     def desert(self) -> None:
-        """The broker says that the run has ended, and that nobody leads it any more: what is missing stays missing."""
+        """The broker says that the run has ended, and that nobody leads it any more: what is missing stays missing.
+
+        Of who has heard of the end already the last versions are on their way, and come from the broker.
+        """
+        if self.phase is not Phase.ENDED:
+            self.published = tuple(-1 for _ in self.published)
         self.phase, self.done, self.deserted = Phase.ENDED, True, True
-        self._open_shards.clear()
-        self.published = tuple(-1 for _ in self.published)
 
     def schedule_tokens(self, own_tokens: int) -> float:
         """Returns the fleet's progress in tokens, for learning-rate schedules; it never decreases.

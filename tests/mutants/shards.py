@@ -105,8 +105,8 @@ MUTANTS = (
         what="shard 0 ends before the others have done their flush",
         invariant=4,
         file="aggregator/ending.py",
-        old="run.now_s >= self._others_until_s(self._flush_began_s):",
-        new="True:",
+        old="over = run.now_s >= self._others_until_s(self._flush_began_s)",
+        new="over = True",
         tests=(T_ROSTER + "test_phases_follow_shard_0_and_it_ends_when_every_shard_has_done_its_flush",),
     ),
     Mutant(

@@ -629,17 +629,35 @@ def test_shard_0_does_not_stay_for_ever_for_one_that_never_comes_back():
     assert made.desks[0].core.finished
 
 
-def test_a_shard_whose_islands_have_all_left_ends_without_shard_0_when_it_has_no_patience_left():
-    made = ending(round_timeout_s=2.0)
+@pytest.mark.parametrize("says", [True, False])
+def test_a_shard_whose_islands_have_all_gone_ends_without_shard_0_when_it_has_no_patience_left(says):
+    made = ending(round_timeout_s=2.0, dead_after_s=3.0)
     made.offer("a", 0, 4, fragment=1)
     made.cut = {0}
-    made.beat("a", 4, stopped=True)
-    began_s = made.now_s
-    made.run_to(began_s + 4 * FLUSH_TIMEOUTS * 2.0)
-    assert made.phases[1] is Phase.FLUSHING, "its island has not left"
-    made.say("a", Leave(inner_step=4, tokens=4 * TOKENS_PER_STEP, reason="the run has ended"))
-    made.run_to(made.now_s + 1.0)
+    for _ in range(4 * FLUSH_TIMEOUTS):
+        made.run_to(made.now_s + 0.5)
+        made.beat("a", 4, stopped=True)
+    made.restart(1)
+    for _ in range(8 * FLUSH_TIMEOUTS):
+        made.run_to(made.now_s + 0.5)
+        made.beat("a", 4, stopped=True)
+    assert made.phases[1] is Phase.FLUSHING, "its island is there"
+    if says:
+        made.say("a", Leave(inner_step=4, tokens=4 * TOKENS_PER_STEP, reason="the run has ended"))
+    made.run_to(made.now_s + 4.0)
     assert made.phases[1] is Phase.ENDED
+
+
+def test_a_successor_of_shard_0_that_had_ended_stays_for_the_others_too():
+    made = slow_flush(silent_after_s=9.0)
+    made.restart(0)
+    made.run_to(made.now_s + 2 * LINGER_S)
+    assert not made.desks[0].core.finished
+    made.cut.clear()
+    made.run_to(made.now_s + 2 * AGAIN_S)
+    assert made.phases == [Phase.ENDED] * 2
+    made.run_to(made.now_s + LINGER_S)
+    assert made.desks[0].core.finished
 
 
 def test_a_shard_does_not_end_by_itself_however_much_was_trained():

@@ -242,6 +242,19 @@ def test_an_island_that_was_away_when_the_run_ended_ends_with_what_it_has():
     assert notes(hand.log, "run.deserted") == [{"step": 4, "tokens": 4 * TOKENS_PER_STEP}]
 
 
+def test_an_island_that_has_heard_of_the_end_waits_for_the_last_versions_though_all_have_gone():
+    hand = Hand(fragments=2)
+    hand.state(versions=(1, 1), phase=m.Phase.ENDED)
+    hand.boundary(1, stopped=True)
+    hand.version(1, 0)
+    hand.boundary(installed=(0,))
+    hand.hear(m.Refused(kind="heartbeat", sequence=1, reason=m.Reason.RUN_ENDED, detail=""))
+    assert not hand.core.finished
+    hand.version(1, 1)
+    hand.boundary(installed=(1,))
+    assert hand.core.finished
+
+
 # --- several shards ---------------------------------------------------------------------------------------------------
 
 
@@ -311,6 +324,14 @@ def test_epochs_and_sequences_are_compared_within_a_shard():
     of_shard(hand, 1, versions=(-1, 6), sequence=2)
     of_shard(hand, 0, versions=(4, -1), sequence=501)  # of an earlier epoch
     assert hand.core.published == (5, 7)
+
+
+def test_a_shard_that_goes_on_does_not_keep_an_island_that_the_run_has_left():
+    hand = Hand(fragments=2)
+    hand.hear(m.Refused(kind="heartbeat", sequence=1, reason=m.Reason.RUN_ENDED, detail=""))
+    of_shard(hand, 1, phase=m.Phase.FLUSHING, versions=(0, 0))
+    hand.boundary(1, stopped=True)
+    assert hand.core.finished
 
 
 def test_an_island_stays_until_every_shard_has_ended():

@@ -102,6 +102,10 @@ def test_an_island_that_was_away_when_the_run_ended_hears_of_it_when_its_aggrega
     led.receive("b", beat())
     led.receive(AGGREGATOR, fleet_state(phase=m.Phase.ENDED), to="b")
     assert answer() == []
+    led.receive("b", beat())
+    led.unreachable(led.sends[0])
+    (said,) = answer()
+    assert said.reason is Reason.NOT_LEADER, "its connection broke, and it may come back"
     led.tick(led.now_s + CONFIG.leader_silent_s)
     (said,) = answer()
     assert (said.kind, said.reason) == ("heartbeat", Reason.RUN_ENDED)
