@@ -41,14 +41,16 @@ _COLUMNS = 3
 
 
 @contextmanager
-def drawing(panels: int, size: tuple[float, float] | None = None) -> Iterator[tuple[Figure, list[Axes]]]:
+def drawing(
+    panels: int, size: tuple[float, float] | None = None, *, columns: int = _COLUMNS
+) -> Iterator[tuple[Figure, list[Axes]]]:
     """Yields a figure with so many axes under our settings; axes of the grid beyond that are invisible."""
     from matplotlib import style
     from matplotlib.figure import Figure
 
     settings: Any = dict(_SETTINGS)
     with style.context(["default", settings]):  # whatever is in this user's own matplotlibrc
-        columns = min(panels, _COLUMNS)
+        columns = min(panels, columns)
         rows = math.ceil(panels / columns)
         width, height = size or (PANEL if panels == 1 else (3.4 * columns, 2.7 * rows))
         made = Figure(figsize=(width, height), layout="constrained")
@@ -69,10 +71,10 @@ def svg(drawn: Figure) -> bytes:
     return b"\n".join(line.rstrip() for line in buffer.getvalue().splitlines()) + b"\n"
 
 
-def legend(axes: Axes) -> None:
-    """Adds a legend if anything has a label."""
+def legend(axes: Axes, *, beside: bool = False) -> None:
+    """Adds a legend if anything has a label; beside the axes where it would cover them."""
     if axes.get_legend_handles_labels()[1]:
-        axes.legend()
+        axes.legend(**({"loc": "upper left", "bbox_to_anchor": (1.01, 1.0)} if beside else {}))
 
 
 def colour(i: int) -> str:

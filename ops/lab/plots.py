@@ -149,7 +149,7 @@ def gap_against_tokens(panels: Mapping[str, Mapping[str, GapLine]]) -> bytes:
         panels: Title of a panel -> label -> line. A label has one colour in all panels.
     """
     labels = list(dict.fromkeys(label for lines in panels.values() for label in lines))
-    with drawing(len(panels)) as (figure, all_axes):
+    with drawing(len(panels), size=(12.0, 3.6 * len(panels)), columns=1) as (figure, all_axes):
         for axes, (name, lines) in zip(all_axes, panels.items(), strict=True):
             axes.axhline(0, color="black", linewidth=0.8)
             for label, line in lines.items():
@@ -166,7 +166,7 @@ def gap_against_tokens(panels: Mapping[str, Mapping[str, GapLine]]) -> bytes:
             axes.set(xscale="log", xlabel="tokens per parameter", ylabel="decoupled / baseline - 1 (%)", title=name)
             axes.set_xticks(ticks, [f"{each:g}" for each in ticks])
             axes.set_xticks([], minor=True)
-            legend(axes)
+            legend(axes, beside=True)  # a line for each of many experiments
         return svg(figure)
 
 
