@@ -125,7 +125,8 @@ def forecast(fleet: Fleet, mode: Mode) -> Forecast:
             paced = None
         interval, staleness = _stretched(load, paced, round_s, merging_per_cycle_s(fleet))
         arrivals = tuple(_arrival(load, interval, each) for each in fleet.site_gbps(hub=True))
-        open_rounds = load.wire.rounds * round_s / (interval * load.step_s)
+        # Where what goes up stretches H, the way down is no part of a round: a fragment has one at a time.
+        open_rounds = load.wire.rounds * min(1.0, round_s / (interval * load.step_s))
     elif mode is Mode.STREAMING:
         staleness = load.overlap_steps / load.sync_interval_steps
         open_rounds = min(load.wire.rounds, load.wire.rounds * round_s / load.interval_s)
