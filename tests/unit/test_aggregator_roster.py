@@ -612,8 +612,11 @@ def test_shard_0_does_not_wait_for_a_shard_that_it_does_not_hear():
     assert made.phases[0] is Phase.ENDED
 
 
-def test_shard_0_stays_until_a_shard_that_was_away_at_the_end_has_heard_of_it():
+@pytest.mark.parametrize("succeeded", [False, True])
+def test_shard_0_or_its_successor_stays_until_a_shard_that_was_away_at_the_end_has_heard_of_it(succeeded):
     made = slow_flush(silent_after_s=9.0)
+    if succeeded:
+        made.restart(0)
     made.run_to(made.now_s + 2 * LINGER_S)
     assert not made.desks[0].core.finished
     made.cut.clear()
@@ -646,18 +649,6 @@ def test_a_shard_whose_islands_have_all_gone_ends_without_shard_0_when_it_has_no
         made.say("a", Leave(inner_step=4, tokens=4 * TOKENS_PER_STEP, reason="the run has ended"))
     made.run_to(made.now_s + 4.0)
     assert made.phases[1] is Phase.ENDED
-
-
-def test_a_successor_of_shard_0_that_had_ended_stays_for_the_others_too():
-    made = slow_flush(silent_after_s=9.0)
-    made.restart(0)
-    made.run_to(made.now_s + 2 * LINGER_S)
-    assert not made.desks[0].core.finished
-    made.cut.clear()
-    made.run_to(made.now_s + 2 * AGAIN_S)
-    assert made.phases == [Phase.ENDED] * 2
-    made.run_to(made.now_s + LINGER_S)
-    assert made.desks[0].core.finished
 
 
 def test_a_shard_does_not_end_by_itself_however_much_was_trained():

@@ -1,5 +1,7 @@
 """What silence means, and what the broker makes of what it hears."""
 
+from dataclasses import replace
+
 import pytest
 
 from broker import messages as m
@@ -8,6 +10,7 @@ from broker.errors import ConfigError
 from broker.liveness import Liveness, LivenessConfig, liveness
 from broker.messages import AGGREGATOR, Envelope
 from broker.reporter import Membership
+from tests.relay_bench import welcome
 
 CONFIG = LivenessConfig(heartbeat_interval_s=0.5, suspect_after_s=2.0, dead_after_s=6.0)
 
@@ -127,32 +130,13 @@ def test_a_heartbeat_overtaken_by_the_last_word_does_not_bring_the_island_back()
 
 
 def test_a_welcome_makes_a_member_and_a_repeated_one_takes_nothing_back():
-    settings = m.RunSettings(
-        sync_interval_steps=4,
-        keep=1.0,
-        codec=m.Codec.F32,
-        heartbeat_interval_s=0.5,
-        total_tokens=0,
-        tokens_per_fleet_step=10,
-        seed=0,
-    )
-    welcome = m.Welcome(
-        nonce="n",
-        island_id="a",
-        incarnation=1,
-        epoch=1,
-        fragments=(),
-        settings=settings,
-        share=m.Share(index=0, count=1, share_epoch=0),
-        start_step=3,
-        start_tokens=30,
-    )
+    welcomed = replace(welcome("a", 1), start_step=3, start_tokens=30)
     membership = Membership(max_islands=10)
-    membership.observe(envelope(welcome, sender=AGGREGATOR, incarnation=0), 100.0)
+    membership.observe(envelope(welcomed, sender=AGGREGATOR, incarnation=0), 100.0)
     (record,) = membership.due(100.0, everything=False)
     assert (record.island_id, record.incarnation, record.inner_step) == ("a", 1, 3)
     membership.observe(envelope(beat(5)), 101.0)
-    membership.observe(envelope(welcome, sender=AGGREGATOR, incarnation=0), 102.0)
+    membership.observe(envelope(welcomed, sender=AGGREGATOR, incarnation=0), 102.0)
     (record,) = membership.due(102.0, everything=False)
     assert record.inner_step == 5
 
