@@ -280,6 +280,20 @@ def test_an_ended_run_stays_for_islands_that_it_does_not_hear():
     assert made.core.finished
 
 
+def test_the_state_of_the_end_goes_to_who_is_away_too_so_that_its_broker_knows():
+    made = flushing("a", "b", "c", round_timeout_s=2.0, dead_after_s=3.0)
+    made.offer("a", 0, 4)
+    made.say("c", Leave(inner_step=4, tokens=40, reason="done"))
+    said = []
+    while made.run.phase is not Phase.ENDED:  # b was heard at 0 for the last time
+        assert made.now_s < 60.0
+        said = made.run_to(made.now_s + 0.5)
+        said = said + made.beat("a", 4, stopped=True)
+    assert made.now_s > made.run.config.dead_after_s
+    assert [each.phase for each in sent(said, FleetState, "b")] == [Phase.ENDED]
+    assert sent(said, FleetState, "c") == []
+
+
 def test_who_asks_after_the_end_is_told_that_the_run_is_over():
     made = flushing("a")
     made.offer("a", 0, 4)
