@@ -4,6 +4,7 @@ from tests.mutants.mutant import Mutant
 
 ROSTER, SHARES, PRESENCE = "aggregator/roster.py", "aggregator/shares.py", "broker/presence.py"
 T_ROSTER = "tests/unit/test_aggregator_roster.py::"
+T_ENDING = "tests/unit/test_shards_ending.py::"
 T_SHARES = "tests/unit/test_aggregator_shares.py::"
 T_LEADERS = "tests/unit/test_relay_leaders.py::"
 
@@ -107,7 +108,7 @@ MUTANTS = (
         file="aggregator/ending.py",
         old="over = run.now_s >= self._others_until_s(self._flush_began_s)",
         new="over = True",
-        tests=(T_ROSTER + "test_phases_follow_shard_0_and_it_ends_when_every_shard_has_done_its_flush",),
+        tests=(T_ENDING + "test_phases_follow_shard_0_and_it_ends_when_every_shard_has_done_its_flush",),
     ),
     Mutant(
         what="a broker lets one shard speak for another",
