@@ -16,11 +16,11 @@ to the :class:`~broker.directory.Directory`.
 from __future__ import annotations
 
 from broker import messages as m
+from broker.answers import Answers
 from broker.directory import Directory, Leader, Peer
 from broker.fragments import shard_of
 from broker.hearing import Carried
 from broker.messages import Channel, Envelope, Reason
-from broker.outbox import Outbox
 from broker.queues import ContributionQueue, Queued, VersionShelf
 from broker.relay_events import Blocked, Refusal, RelayConfig, Unreachable
 from broker.under_way import UnderWay
@@ -39,7 +39,7 @@ class Deliveries:
         retry_at_s: When :meth:`retry` is due; None while no connection is blocked.
     """
 
-    def __init__(self, config: RelayConfig, who: Directory, out: Outbox) -> None:
+    def __init__(self, config: RelayConfig, who: Directory, out: Answers) -> None:
         self.shelf = VersionShelf()
         self.queue = ContributionQueue(per_sender_bytes=config.peer_queue_bytes, total_bytes=config.total_queue_bytes)
         self.retry_at_s: float | None = None

@@ -16,11 +16,11 @@ from __future__ import annotations
 from typing import TypeVar
 
 from broker import messages as m
+from broker.answers import Answers
 from broker.bindings import Bindings
 from broker.deliveries import Deliveries
 from broker.directory import MAX_SHARDS, Directory, Leader, Peer
 from broker.messages import Channel, Reason
-from broker.outbox import Outbox
 from broker.relay_events import Note, Received, Refusal, RelayConfig
 from broker.replays import Seen
 from broker.rights import speaks_for
@@ -32,7 +32,7 @@ Speaker = TypeVar("Speaker", Peer, Leader)
 class Presence:
     """Keeps the directory: every ``hear`` returns who speaks, or why it is not heard."""
 
-    def __init__(self, config: RelayConfig, who: Directory, deliveries: Deliveries, out: Outbox) -> None:
+    def __init__(self, config: RelayConfig, who: Directory, deliveries: Deliveries, out: Answers) -> None:
         self._config = config
         self._who = who
         self._deliveries = deliveries

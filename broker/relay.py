@@ -6,7 +6,7 @@ with the time, and carries out the actions that come back, in order. It calls ag
 
 This module says which way a message goes. Whether it goes at all is asked of :mod:`broker.bindings` (whose key it came
 under), :mod:`broker.rights` (who may say what) and :mod:`broker.presence` (who is heard, who was replaced or fell
-silent). :mod:`broker.deliveries` keeps what is large until somebody takes it, and :mod:`broker.outbox` collects the
+silent). :mod:`broker.deliveries` keeps what is large until somebody takes it, and :mod:`broker.answers` collects the
 actions, counts them, and words refusals.
 
 *Keys.* Once :class:`AllowListChanged` has come, each message must also fit the key of its connection: the sender is who
@@ -37,13 +37,13 @@ Nothing a peer sends makes this object grow beyond its limits.
 from __future__ import annotations
 
 from broker import messages as m
+from broker.answers import Answers
 from broker.bindings import Bindings
 from broker.codec import kind_of
 from broker.deliveries import Deliveries
 from broker.directory import Directory, Leader, Peer
 from broker.fragments import shard_of
 from broker.messages import AGGREGATOR, Channel, Envelope, Reason
-from broker.outbox import Outbox
 from broker.presence import Presence
 from broker.queues import Queued
 from broker.relay_events import (
@@ -95,7 +95,7 @@ class Relay:
         self.config = config
         self._who = Directory(max_peers=config.max_peers)
         self._bindings = Bindings()
-        self._out = Outbox(run_id=config.run_id, who=self._who)
+        self._out = Answers(run_id=config.run_id, who=self._who)
         self.counters = self._out.counters
         self._deliveries = Deliveries(config, self._who, self._out)
         self._presence = Presence(config, self._who, self._deliveries, self._out)

@@ -2,16 +2,7 @@
 
 from aggregator.events import Publish
 from broker.fragments import shard_of
-from broker.messages import (
-    AGGREGATOR,
-    Heartbeat,
-    Nothing,
-    Phase,
-    Roster,
-    Rostered,
-    Seed,
-    Welcome,
-)
+from broker.messages import AGGREGATOR, Heartbeat, Nothing, Phase, Roster, Rostered, Seed, Welcome
 from tests.helpers import TOKENS_PER_STEP, Desk, of, sent
 
 

@@ -312,7 +312,7 @@ MUTANTS = (
     Mutant(
         what="a broker refuses without a word",
         invariant=8,
-        file="broker/outbox.py",
+        file="broker/answers.py",
         old="        self.reply(channel, peer, to or claimed or (name if name != UNKNOWN else NOBODY), refused)\n",
         new="",
         tests=(T_PEERS + "test_undecodable_input_is_refused_to_its_connection_and_counted",),

@@ -36,7 +36,7 @@ PURE = [
     "broker/identity",
     "broker/bindings",
     "broker/rights",
-    "broker/outbox",
+    "broker/answers",
     "broker/deliveries",
     "broker/presence",
     "broker/relay",

@@ -28,7 +28,7 @@ from broker.relay_events import (
 NOBODY = m.joining("unknown")
 
 
-class Outbox:
+class Answers:
     """Actions that wait to be handed to the driver; ``counters`` says what has happened since the beginning."""
 
     __slots__ = ("_actions", "_run_id", "_sequence", "_who", "counters")
