@@ -35,6 +35,23 @@ def tensors(num_fragments: int = 2) -> tuple[TensorSpec, ...]:
     return tuple(TensorSpec(name=f"w{i}", shape=(8, 8), dtype="float32", kind=Kind.RDA) for i in range(num_fragments))
 
 
+def beat(inner_step: int = 0, **fields: Any) -> m.Heartbeat:
+    """A heartbeat after so many steps of ten tokens each; the other fields say nothing unless they are given."""
+    silent: dict[str, Any] = {
+        "tokens": inner_step * TOKENS_PER_STEP,
+        "loss": None,
+        "step_time_s": 0.1,
+        "sync_share": 0.0,
+        "bytes_up": 0,
+        "bytes_down": 0,
+        "versions": (),
+        "overwritten_tokens": (),
+        "outstanding": (),
+        "stopped": False,
+    }
+    return m.Heartbeat(inner_step=inner_step, **{**silent, **fields})
+
+
 def steps(from_step: int, to_step: int, tokens_per_step: int = TOKENS_PER_STEP) -> StepRange:
     """A range of an island that trained the same number of tokens in every step."""
     return StepRange(
@@ -158,19 +175,9 @@ class Desk:
 
     def beat(self, island_id: str, step: int, *, versions: tuple[int, ...] | None = None, **more: Any) -> list[Any]:
         """Sends a heartbeat."""
-        fields: dict[str, Any] = {
-            "tokens": step * TOKENS_PER_STEP,
-            "loss": None,
-            "step_time_s": 0.1,
-            "sync_share": 0.0,
-            "bytes_up": 0,
-            "bytes_down": 0,
-            "versions": self.run.versions if versions is None else versions,
-            "overwritten_tokens": tuple(0 for _ in self.run.fragments),
-            "outstanding": (),
-            "stopped": False,
-        }
-        return self.say(island_id, m.Heartbeat(inner_step=step, **{**fields, **more}))
+        held = self.run.versions if versions is None else versions
+        more = {"overwritten_tokens": (0,) * len(self.run.fragments), **more}
+        return self.say(island_id, beat(step, versions=held, **more))
 
     def offer(
         self,

@@ -18,22 +18,6 @@ RUN = "demo"
 CONFIG = RelayConfig(run_id=RUN, peer_queue_bytes=200, total_queue_bytes=300, max_peers=50)
 
 
-def beat(step=0):
-    return m.Heartbeat(
-        inner_step=step,
-        tokens=step * 10,
-        loss=None,
-        step_time_s=None,
-        sync_share=0.0,
-        bytes_up=0,
-        bytes_down=0,
-        versions=(),
-        overwritten_tokens=(),
-        outstanding=(),
-        stopped=False,
-    )
-
-
 def contribution(fragment_id=0, from_step=0, to_step=1):
     steps = StepRange(from_step=from_step, to_step=to_step, from_tokens=from_step * 10, to_tokens=to_step * 10)
     return m.Contribution(round_id=1, fragment_id=fragment_id, steps=steps, trained_on=(), payload=())

@@ -2,8 +2,8 @@
 
 from aggregator.events import Publish
 from broker.fragments import shard_of
-from broker.messages import AGGREGATOR, Heartbeat, Nothing, Phase, Roster, Rostered, Seed, Welcome
-from tests.helpers import TOKENS_PER_STEP, Desk, of, sent
+from broker.messages import AGGREGATOR, Nothing, Phase, Roster, Rostered, Seed, Welcome
+from tests.helpers import Desk, beat, of, sent
 
 
 class Shards:
@@ -80,19 +80,11 @@ class Shards:
             self.say(island_id, Seed(fragment_id=p, payload=f"seed {p}"), shard_of(p, len(self.desks)))
 
     def beat(self, island_id, step, **more):
-        fields = {
-            "tokens": step * TOKENS_PER_STEP,
-            "loss": None,
-            "step_time_s": 0.1,
-            "sync_share": 0.0,
-            "bytes_up": 0,
-            "bytes_down": 0,
+        held = {
             "versions": tuple(max(versions) for versions in zip(*self.versions(), strict=True)),
             "overwritten_tokens": (0,) * self.fragments,
-            "outstanding": (),
-            "stopped": False,
         }
-        self.say(island_id, Heartbeat(inner_step=step, **fields | more))
+        self.say(island_id, beat(step, **held | more))
 
     def offer(self, island_id, from_step, to_step, fragment, **more):
         desk = self.desks[shard_of(fragment, len(self.desks))]

@@ -9,6 +9,7 @@ from aggregator.tape import event_line, note_line, start_line
 from broker import messages as m
 from broker.fragments import Kind, TensorSpec
 from broker.ranges import StepRange
+from tests.helpers import beat
 
 TENSORS = (TensorSpec(name="w", shape=(4, 5), dtype="float32", kind=Kind.RDA),)
 STEPS_PER_ROUND = 4
@@ -81,20 +82,7 @@ class Taped:
 
     def beat(self, step, *names):
         for name in names:
-            beat = m.Heartbeat(
-                inner_step=step,
-                tokens=10 * step,
-                loss=None,
-                step_time_s=0.1,
-                sync_share=0.0,
-                bytes_up=0,
-                bytes_down=0,
-                versions=self.core.run.versions,
-                overwritten_tokens=(0,),
-                outstanding=(),
-                stopped=False,
-            )
-            self.say(name, beat)
+            self.say(name, beat(step, versions=self.core.run.versions, overwritten_tokens=(0,)))
 
     @property
     def round_id(self):

@@ -32,6 +32,7 @@ from broker.relay import Relay
 from broker.server import VERIFY_HERE_BYTES, serve
 from broker.under_way import ACKNOWLEDGED_S
 from ops.cluster import free_ports
+from tests.helpers import beat
 
 RUN = "demo"
 WAIT_S = 40.0  # for anything that must happen; nothing here depends on how long it takes
@@ -50,22 +51,6 @@ def config(**changes):
 def encoded(array):
     data = memoryview(np.ascontiguousarray(array)).cast("B")
     return Encoded(codec=m.Codec.F32, shape=array.shape, checksum=xxhash.xxh3_64_intdigest(data), data=data)
-
-
-def beat(step=1):
-    return m.Heartbeat(
-        inner_step=step,
-        tokens=step * 10,
-        loss=2.5,
-        step_time_s=0.1,
-        sync_share=0.0,
-        bytes_up=0,
-        bytes_down=0,
-        versions=(),
-        overwritten_tokens=(),
-        outstanding=(),
-        stopped=False,
-    )
 
 
 def contribution(array, from_step=0, fragment_id=0):
@@ -210,7 +195,7 @@ async def until(condition, what):
 def test_contributions_and_versions_pass_unchanged():
     async def use(bench):
         aggregator, island = await bench.aggregator(), await bench.client("a")
-        await island.send(beat())
+        await island.send(beat(1))
         assert (await aggregator.receive(m.Heartbeat)).sender == "a"
         delta = np.random.default_rng(0).normal(size=(300, 1000)).astype(np.float32)
         await island.send(contribution(delta))
@@ -232,7 +217,7 @@ def test_a_copy_of_what_waits_for_a_slow_aggregator_stays_here(monkeypatch):
     async def use(bench):
         aggregator, island = await bench.aggregator(), await bench.client("a")
         await aggregator.send(version(np.ones(4, np.float32)))
-        await island.send(beat())
+        await island.send(beat(1))
         await aggregator.receive(m.Heartbeat)
         delta, steps = np.zeros(1_000_000, np.float32), list(range(24))  # 96 MB: more than buffers hold
         for step in steps:
@@ -326,7 +311,7 @@ def test_bulk_that_nobody_takes_holds_up_no_control_message():
 def test_an_aggregator_that_reconnects_gets_what_is_sent_to_it():
     async def use(bench):
         island = await bench.client("a")
-        await island.send(beat())
+        await island.send(beat(1))
         first = await bench.aggregator()
         for endpoint in first.endpoints.values():
             await endpoint.__aexit__(None, None, None)
@@ -376,17 +361,17 @@ def damaged(frames, at):
 BAD = {
     "noise": (Channel.CONTROL, [seal(b"\xc1 this is no msgpack" + bytes(8))], Reason.MALFORMED),
     "nothing": (Channel.BULK, [b""], Reason.CHECKSUM),
-    "a damaged header": (Channel.CONTROL, damaged(frames_of(beat()), 100), Reason.CHECKSUM),
+    "a damaged header": (Channel.CONTROL, damaged(frames_of(beat(1)), 100), Reason.CHECKSUM),
     "another protocol version": (
         Channel.CONTROL,
-        with_header(frames_of(beat()), v=PROTOCOL_VERSION + 1),
+        with_header(frames_of(beat(1)), v=PROTOCOL_VERSION + 1),
         Reason.PROTOCOL_VERSION,
     ),
-    "an unknown kind": (Channel.CONTROL, with_header(frames_of(beat()), kind="surprise"), Reason.UNKNOWN_KIND),
-    "an unknown field": (Channel.CONTROL, with_header(frames_of(beat()), extra=1), Reason.MALFORMED),
-    "another run": (Channel.CONTROL, frames_of(beat(), run="other"), Reason.WRONG_RUN),
+    "an unknown kind": (Channel.CONTROL, with_header(frames_of(beat(1)), kind="surprise"), Reason.UNKNOWN_KIND),
+    "an unknown field": (Channel.CONTROL, with_header(frames_of(beat(1)), extra=1), Reason.MALFORMED),
+    "another run": (Channel.CONTROL, frames_of(beat(1), run="other"), Reason.WRONG_RUN),
     "a header that is too large": (Channel.CONTROL, [b"x" * 100_000], Reason.OVERSIZE),
-    "too much in all": (Channel.BULK, frames_of(beat()) + [b"x" * 200_000] * 2, Reason.OVERSIZE),
+    "too much in all": (Channel.BULK, frames_of(beat(1)) + [b"x" * 200_000] * 2, Reason.OVERSIZE),
     "a missing buffer": (
         Channel.BULK,
         frames_of(contribution(np.ones(4, np.float32)))[:1],
@@ -402,7 +387,7 @@ BAD = {
         frames_of(contribution(np.ones(4, np.float32))),
         Reason.WRONG_ROLE,
     ),
-    "a heartbeat on the bulk port": (Channel.BULK, frames_of(beat()), Reason.WRONG_ROLE),
+    "a heartbeat on the bulk port": (Channel.BULK, frames_of(beat(1)), Reason.WRONG_ROLE),
     "an island that poses as the broker": (
         Channel.CONTROL,
         frames_of(m.Attached(versions=()), name=BROKER),
@@ -433,7 +418,7 @@ def test_bad_input_is_refused_with_its_reason_and_the_run_goes_on(what):
         body = await refused(garbage)
         assert body["reason"] == reason
         assert body["detail"]
-        await island.send(beat())
+        await island.send(beat(1))
         assert (await aggregator.receive(m.Heartbeat)).sender == "b"
 
     on_a_broker(config(**SMALL), use)
@@ -448,7 +433,7 @@ def test_a_frame_beyond_all_limits_costs_its_connection_only():
         assert await events.poll(1000 * WAIT_S), "the connection still stands"
         garbage.disable_monitor()
         events.close(linger=0)
-        await island.send(beat())
+        await island.send(beat(1))
         assert (await aggregator.receive(m.Heartbeat)).sender == "b"
 
     on_a_broker(config(**SMALL), use)

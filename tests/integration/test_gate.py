@@ -25,25 +25,10 @@ from broker.registry import Registry
 from broker.server import serve
 from ops.cluster import free_ports
 from ops.keys import make_pairs
+from tests.helpers import beat
 
 WAIT_S = 40.0  # for anything that must happen
 ISLANDS = ("paris", "rome")
-
-
-def heartbeat(step):
-    return m.Heartbeat(
-        inner_step=step,
-        tokens=step,
-        loss=None,
-        step_time_s=None,
-        sync_share=0.0,
-        bytes_up=0,
-        bytes_down=0,
-        versions=(),
-        overwritten_tokens=(),
-        outstanding=(),
-        stopped=False,
-    )
 
 
 def join(island_id):
@@ -108,7 +93,7 @@ class Bench:
         began_s = time.monotonic()
         await self.send(self.aggregator, AGGREGATOR, m.Attach(shard=0, epoch=1, versions=(-1,)), inc=0)
         await self.receive(self.aggregator, m.Attached)
-        await self.send(self.paris, "paris", heartbeat(self.step))
+        await self.send(self.paris, "paris", beat(self.step))
         while (await self.receive(self.aggregator, m.Heartbeat)).message.inner_step != self.step:
             pass
         return time.monotonic() - began_s
@@ -209,7 +194,7 @@ def test_a_client_without_a_key_is_turned_away_and_counted(on_a_broker):
     async def use(bench):
         for channel in Channel:
             stranger = bench.dealer(channel)
-            await stranger.send_multipart(encode(bench.envelope("rome", heartbeat(7))))
+            await stranger.send_multipart(encode(bench.envelope("rome", beat(7))))
             await bench.counted(Reason.MALFORMED)
             await bench.beat_passes()
             assert not await stranger.poll(100)
@@ -222,7 +207,7 @@ def test_a_client_with_a_key_that_nobody_allowed_is_turned_away_and_counted(on_a
         own = new_pair(Identity(role=KeyRole.ISLAND, name="rome"))
         right = client_keys(bench.keys / "island-rome.secret", KeyRole.ISLAND)
         stranger = bench.dealer(keys=type(right)(own=own, broker_public=right.broker_public))
-        await stranger.send_multipart(encode(bench.envelope("rome", heartbeat(7))))
+        await stranger.send_multipart(encode(bench.envelope("rome", beat(7))))
         await bench.counted(Reason.WRONG_KEY)
         await bench.beat_passes()
         assert not await stranger.poll(100)
@@ -235,7 +220,7 @@ def test_a_client_that_expects_another_broker_says_nothing_to_this_one(on_a_brok
         right = client_keys(bench.keys / "island-rome.secret", KeyRole.ISLAND)
         other = new_pair(Identity(role=KeyRole.BROKER, name="broker"))
         stranger = bench.dealer(keys=type(right)(own=right.own, broker_public=other.public))
-        await stranger.send_multipart(encode(bench.envelope("rome", heartbeat(7))))
+        await stranger.send_multipart(encode(bench.envelope("rome", beat(7))))
         await bench.counted(Reason.MALFORMED)
         await bench.beat_passes()
 
@@ -246,8 +231,8 @@ def test_a_key_is_good_for_its_own_id_only(on_a_broker):
     async def use(bench):
         rome = await bench.client("island-rome")
         as_others = (
-            ("paris", heartbeat(99), 1),
-            ("paris", heartbeat(99), 2),  # as if paris had joined again
+            ("paris", beat(99), 1),
+            ("paris", beat(99), 2),  # as if paris had joined again
             (AGGREGATOR, m.Attach(shard=0, epoch=9, versions=(5,)), 0),
             ("join:n", join("paris"), 0),
             ("join:n", join(""), 0),
@@ -313,7 +298,7 @@ def test_a_revoked_key_is_shut_out_while_the_broker_runs(on_a_broker):
         allowed = read_allow_list(path)
         write_allow_list(path, {key: each for key, each in allowed.items() if each.name != "rome"})
         await bench.counted(Reason.WRONG_KEY)  # its connection was ended, and the next one was turned away
-        assert not await rome.send(bench.envelope("rome", heartbeat(1)))
+        assert not await rome.send(bench.envelope("rome", beat(1)))
         write_allow_list(path, allowed)
         assert await rome.ready(WAIT_S)
 

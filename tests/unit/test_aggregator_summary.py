@@ -10,7 +10,10 @@ from aggregator.summary import Traffic, fragments, refusals, report, totals
 from broker import messages as m
 from broker.directory import UNKNOWN
 from broker.fragments import Kind, TensorSpec
+from tests.helpers import beat
 
+#: What a heartbeat says of two fragments before any version is there.
+NOTHING_HELD = {"versions": (-1, -1), "overwritten_tokens": (0, 0)}
 TENSORS = tuple(TensorSpec(name=f"w{i}", shape=(4, 5), dtype="float32", kind=Kind.RDA) for i in range(2))
 
 
@@ -34,22 +37,6 @@ def joined(made):
     return made
 
 
-def beat(step, bytes_up=0, bytes_down=0):
-    return m.Heartbeat(
-        inner_step=step,
-        tokens=step * 10,
-        loss=3.0,
-        step_time_s=0.1,
-        sync_share=0.002,
-        bytes_up=bytes_up,
-        bytes_down=bytes_down,
-        versions=(-1, -1),
-        overwritten_tokens=(0, 0),
-        outstanding=(),
-        stopped=False,
-    )
-
-
 def test_a_report_of_a_run_that_nobody_joined_is_whole():
     made = report(core().run, Traffic())
     assert made["tokens"] == {"trained": 0, "merged": 0, "wasted": {}, "in_flight": 0}
@@ -60,9 +47,9 @@ def test_a_report_of_a_run_that_nobody_joined_is_whole():
 
 def test_an_island_is_reported_over_all_its_lives():
     made, traffic = joined(core()), Traffic()
-    for incarnation, counters in ((1, (5, 50)), (1, (7, 70)), (2, (3, 30))):
-        traffic.observe(received(beat(4, *counters), incarnation=incarnation).envelope)
-    made.handle(received(beat(4)), 0.2)
+    for incarnation, up, down in ((1, 5, 50), (1, 7, 70), (2, 3, 30)):
+        traffic.observe(received(beat(4, bytes_up=up, bytes_down=down), incarnation=incarnation).envelope)
+    made.handle(received(beat(4, **NOTHING_HELD, sync_share=0.002)), 0.2)
     island = report(made.run, traffic)["islands"]["island-0"]
     assert island == {
         "inner_steps": 4,
@@ -76,7 +63,7 @@ def test_an_island_is_reported_over_all_its_lives():
 
 def test_totals_add_up_and_know_the_target():
     made = joined(core())
-    made.handle(received(beat(4)), 0.2)
+    made.handle(received(beat(4, **NOTHING_HELD, loss=3.0)), 0.2)
     found = totals(made.run, 0.3)
     assert (found.trained_tokens, found.in_flight_tokens, found.progress, found.loss) == (40, 40, 0.04, 3.0)
     assert fragments(made.run, {}, 0.3) == []  # nothing is published before all of version 0 is there
@@ -85,9 +72,8 @@ def test_totals_add_up_and_know_the_target():
 def test_refusals_of_strangers_stand_under_one_name():
     made = joined(core())
     made.handle(received(m.Nothing(round_id=1, fragment_id=0), sender="ghost"), 0.2)
-    made.handle(received(beat(4), incarnation=9), 0.2)
-    lying = received(beat(4)).envelope.message
-    made.handle(received(m.Heartbeat(**{f: getattr(lying, f) for f in lying.__slots__} | {"tokens": 41})), 0.2)
+    made.handle(received(beat(4, **NOTHING_HELD), incarnation=9), 0.2)
+    made.handle(received(beat(4, **NOTHING_HELD, tokens=41)), 0.2)
     assert refusals(made.run) == {
         "island-0": {"implausible": 1, "unknown_island": 1},
         UNKNOWN: {"unknown_island": 1},

@@ -10,6 +10,7 @@ from broker.errors import ConfigError
 from broker.liveness import Liveness, LivenessConfig, liveness
 from broker.messages import AGGREGATOR, Envelope
 from broker.reporter import Membership
+from tests.helpers import beat
 from tests.relay_bench import welcome
 
 CONFIG = LivenessConfig(heartbeat_interval_s=0.5, suspect_after_s=2.0, dead_after_s=6.0)
@@ -17,22 +18,6 @@ CONFIG = LivenessConfig(heartbeat_interval_s=0.5, suspect_after_s=2.0, dead_afte
 
 def envelope(message, *, sender="a", incarnation=1):
     return Envelope(run_id="demo", sender=sender, incarnation=incarnation, sequence=0, to="", message=message)
-
-
-def beat(step):
-    return m.Heartbeat(
-        inner_step=step,
-        tokens=step * 10,
-        loss=2.5,
-        step_time_s=0.1,
-        sync_share=0.001,
-        bytes_up=7,
-        bytes_down=8,
-        versions=(),
-        overwritten_tokens=(),
-        outstanding=(),
-        stopped=False,
-    )
 
 
 @pytest.mark.parametrize(
@@ -112,7 +97,7 @@ def test_what_is_heard_while_redis_thinks_is_written_next():
 
 def test_a_last_word_keeps_what_the_heartbeats_said():
     membership = Membership(max_islands=10)
-    membership.observe(envelope(beat(5)), 100.0)
+    membership.observe(envelope(beat(5, loss=2.5)), 100.0)
     membership.observe(envelope(m.Leave(inner_step=6, tokens=60, reason="done")), 101.0)
     (record,) = membership.due(101.0, everything=False)
     assert (record.left, record.inner_step, record.tokens, record.loss) == (True, 6, 60, 2.5)

@@ -11,7 +11,8 @@ from broker.relay import (
     Observe,
     Send,
 )
-from tests.relay_bench import CONFIG, beat, contribution, fleet_state, join, version, welcome
+from tests.helpers import beat
+from tests.relay_bench import CONFIG, contribution, fleet_state, join, version, welcome
 
 # --- aggregators ------------------------------------------------------------------------------------------------------
 

@@ -12,7 +12,8 @@ from hypothesis.stateful import RuleBasedStateMachine, rule
 
 from broker import messages as m
 from broker.messages import AGGREGATOR, Channel
-from tests.relay_bench import CONFIG, Driver, beat, contribution, version
+from tests.helpers import beat
+from tests.relay_bench import CONFIG, Driver, contribution, version
 
 ISLANDS = ("a", "b", "c")
 LARGEST_BYTES = 150

@@ -16,7 +16,8 @@ from broker.relay import (
     Send,
     TurnedAway,
 )
-from tests.relay_bench import CONFIG, Driver, beat, contribution, fleet_state, join, version, welcome
+from tests.helpers import beat
+from tests.relay_bench import CONFIG, Driver, contribution, fleet_state, join, version, welcome
 
 # --- who is who -------------------------------------------------------------------------------------------------------
 

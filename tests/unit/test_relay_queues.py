@@ -16,7 +16,8 @@ from broker.relay import (
     RelayConfig,
 )
 from broker.resending import RESEND_S
-from tests.relay_bench import CONFIG, RUN, Driver, beat, contribution, fleet_state, join, state_part, version
+from tests.helpers import beat
+from tests.relay_bench import CONFIG, RUN, Driver, contribution, fleet_state, join, state_part, version
 
 # --- backpressure towards the aggregator ------------------------------------------------------------------------------
 

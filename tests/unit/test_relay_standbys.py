@@ -6,7 +6,8 @@ from broker import messages as m
 from broker.directory import MAX_SHARDS
 from broker.messages import AGGREGATOR, Channel, Reason, standing_by
 from broker.relay import Tick
-from tests.relay_bench import CONFIG, Driver, beat, join, version
+from tests.helpers import beat
+from tests.relay_bench import CONFIG, Driver, join, version
 
 B = standing_by("b")
 
