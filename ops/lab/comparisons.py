@@ -13,7 +13,18 @@ from broker.settings import from_sources
 from ops.lab.cells import Cell, CellKey, cell_key, contains, label, rank, varying
 from ops.lab.curves import ExtraTokens, extra_tokens
 from ops.lab.records import Record, Stage
-from ops.lab.statistics import ONE_SIDED, Interval, Kind, Verdict, holm, interval, judge, p_better, paired_differences
+from ops.lab.statistics import (
+    ONE_SIDED,
+    Interval,
+    Kind,
+    Verdict,
+    holm,
+    interval,
+    judge,
+    over_text,
+    p_better,
+    paired_differences,
+)
 
 #: Runs of a pair may differ by this share in what is to be equal: islands end when they hear of it, not at a step.
 TOLERANCE = 0.01
@@ -107,6 +118,8 @@ class Finding:
         baseline_loss: The same.
         parameters: Of the candidate's model; 0 if there are no pairs.
         interval: Mean and interval of the differences; None if there are none.
+        over_text: Half-width of the interval of the mean difference over other text, with the same seeds: those of
+            which both runs told of blocks of it; None if there are none.
         p_value: One-sided, of "better" claims with at least two pairs.
         verdict: Of this group.
         reason: What the verdict alone does not say; empty if nothing.
@@ -124,6 +137,7 @@ class Finding:
     baseline_loss: float = math.inf
     parameters: int = 0
     interval: Interval | None = None
+    over_text: float | None = None
     p_value: float | None = None
     verdict: Verdict = Verdict.INCONCLUSIVE
     reason: str = ""
@@ -233,6 +247,7 @@ def _judged(
         baseline_loss=math.fsum(theirs[s].loss for s in pairs) / len(pairs),
         parameters=ours[pairs[0]].parameters,
         interval=found,
+        over_text=_over_text([ours[s] for s in pairs], [theirs[s] for s in pairs]),
         p_value=p_better(tuple(differences.values()), comparison.margin) if tested else None,
         verdict=Verdict.IDENTICAL if identical else judge(found, comparison.kind, comparison.margin),
         reason=reason or ("one seed decides nothing" if len(pairs) == 1 else ""),
@@ -242,6 +257,13 @@ def _judged(
             if comparison.equal is Equal.TOKENS and ours[s].curve and theirs[s].curve
         },
     )
+
+
+def _over_text(candidates: Sequence[Record], baselines: Sequence[Record]) -> float | None:
+    pairs = [(a.blocks, b.blocks) for a, b in zip(candidates, baselines, strict=True) if a.blocks and b.blocks]
+    if len({len(blocks) for pair in pairs for blocks in pair}) != 1:
+        return None
+    return over_text([ours for ours, _ in pairs], [theirs for _, theirs in pairs])
 
 
 def _spent(record: Record, what: Equal) -> float:

@@ -44,6 +44,8 @@ class Record:
         loss: Of the global model on held-out sequences, nats per token; infinite if it is not a number.
         loss_se: Its standard error over those sequences.
         sequences: How many those are.
+        blocks: Mean losses of consecutive blocks of those sequences, which are in the order of the text; empty if the
+            task does not tell sequences apart, or the record is older than the field.
         bytes_per_token: Of the held-out text, which turns nats per token into bits per byte.
         tokens: Trained by all islands.
         merged_tokens: Those that reached the global model.
@@ -76,6 +78,7 @@ class Record:
     loss: float
     loss_se: float
     sequences: int
+    blocks: tuple[float, ...] = ()
     bytes_per_token: float
     tokens: int
     merged_tokens: int = 0

@@ -40,8 +40,9 @@ differs from what was published.
 - Losses are held-out, of the global model, in nats per token. Lower is better.
 - Two methods are compared seed by seed, as candidate / baseline - 1 of their losses; above 0 the candidate is worse.
   Figures are means over seeds with Student's 95 % interval. Both are judged on the same sequences: an interval speaks
-  of other seeds with these sequences and at the chosen rates, neither of other text nor of the luck of choosing a rate.
-  One seed decides nothing. A cell's loss is the mean over all its seeds, a claim's over those that both sides have.
+  of other seeds with these sequences and at the chosen rates, not of the luck of choosing a rate, and of other text
+  only where a column says so. One seed decides nothing. A cell's loss is the mean over all its seeds, a claim's over
+  those that both sides have.
 - A claim is put to the test, whatever it says: *holds* means that it is true for the whole interval, *fails* that it
   is true nowhere in it, *identical* that what was compared changed no bit of any run, so that nothing was tested,
   *inconclusive* anything else. Claims of "better" are corrected for their number, those of "not worse" are not: of many
@@ -60,11 +61,12 @@ share of local progress that survives the adoption of a merged fragment. *Partic
 islands that a round merged; *staleness* is in versions, from the one that a contribution was trained from to the one
 it became part of; *wasted* are tokens that were trained and never merged; *cosine* is the mean one between the
 contributions of a round; *p90* is what nine of ten stay below; *error over sequences* the standard error of a loss
-over the held-out sequences. A merged pseudo-gradient D is the *mean* of the contributions, or *RDA*: their mean
-direction with their mean length. *Stock* is Nesterov with rate 0.7 and momentum 0.9 on the mean; *plain SGD* is rate
-1 without momentum. A tuned value is *interior* if smaller and larger ones were tried and were worse. *Holm* is the
-correction for several claims of one experiment. *tiny* and *small* are our byte transformers of 0.12 M and 0.9 M
-parameters.
+over the held-out sequences; *over text* the half-width of a 95 % interval of a difference over other held-out text,
+with the same seeds: of those runs that told their losses block by block. A merged pseudo-gradient D is the *mean* of
+the contributions, or *RDA*: their mean direction with their mean length. *Stock* is Nesterov with rate 0.7 and
+momentum 0.9 on the mean; *plain SGD* is rate 1 without momentum. A tuned value is *interior* if smaller and larger
+ones were tried and were worse. *Holm* is the correction for several claims of one experiment. *tiny* and *small* are
+our byte transformers of 0.12 M and 0.9 M parameters.
 [lab.md](lab.md) and [design.md](design.md) have the rest."""
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from islands.task import Params, Task, load_task
 from islands.tree import flatten
@@ -26,6 +27,10 @@ from ops.lab.settings import CellSettings, Mode, key_of, resolved
 
 #: A loss so many times that of the first point of its curve is one of a run that went wrong.
 FAR_ABOVE = 1.5
+
+#: Blocks of neighbouring held-out sequences whose losses a record keeps: many for a standard error over them, few for
+#: files that lie across their borders, and for the record's size.
+BLOCKS = 32
 
 
 def run_cell(
@@ -69,7 +74,7 @@ def run_cell(
         if cell.mode is Mode.DECOUPLED
         else lockstep.run(task, cell, seed, judge)
     )
-    loss, loss_se, sequences = _judged(task, outcome.params)
+    loss, losses = _judged(task, outcome.params)
     # On the same sequences as the points before it: the loss of the record is of more.
     last = (float(outcome.tokens), round(outcome.virtual_s, 3), quick.evaluate(outcome.params))
     return Record(
@@ -79,8 +84,9 @@ def run_cell(
         key=key_of(cell, seed),
         seed=seed,
         loss=loss,
-        loss_se=loss_se,
-        sequences=sequences,
+        loss_se=float(losses.std(ddof=1) / math.sqrt(len(losses))) if len(losses) > 1 else 0.0,
+        sequences=len(losses),
+        blocks=_blocks(losses),
         bytes_per_token=task.bytes_per_token,
         tokens=outcome.tokens,
         merged_tokens=outcome.merged_tokens,
@@ -112,12 +118,19 @@ def diverged(outcome: Outcome, loss: float) -> bool:
     return not math.isfinite(loss) or loss > FAR_ABOVE * first
 
 
-def _judged(task: Task, params: Params) -> tuple[float, float, int]:
-    """Returns the held-out loss, its standard error over sequences, and how many those are."""
+def _judged(task: Task, params: Params) -> tuple[float, npt.NDArray[np.float64]]:
+    """Returns the held-out loss, and those of single sequences; none of these if the task does not tell."""
     if task.losses is None:
-        return task.evaluate(params), 0.0, 0
+        return task.evaluate(params), np.empty(0)
     losses = np.asarray(task.losses(params), np.float64)
-    return float(losses.mean()), float(losses.std(ddof=1) / math.sqrt(len(losses))), len(losses)
+    return float(losses.mean()), losses
+
+
+def _blocks(losses: npt.NDArray[np.float64]) -> tuple[float, ...]:
+    """Returns the mean losses of ``BLOCKS`` runs of neighbouring sequences; none if they are too few, or no numbers."""
+    if len(losses) < 2 * BLOCKS or not np.isfinite(losses).all():
+        return ()
+    return tuple(round(float(block.mean()), 6) for block in np.array_split(losses, BLOCKS))
 
 
 def _options(cell: CellSettings, sequences: int) -> dict[str, Any]:

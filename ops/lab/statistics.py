@@ -111,6 +111,21 @@ def paired_differences(candidate: Mapping[int, float], baseline: Mapping[int, fl
     return {seed: candidate[seed] / baseline[seed] - 1 for seed in sorted(candidate.keys() & baseline.keys())}
 
 
+def over_text(candidate: Sequence[Sequence[float]], baseline: Sequence[Sequence[float]]) -> float:
+    """Returns the half-width of the 95 % interval of a mean difference over other held-out text, the seeds as they are.
+
+    The interval over seeds says where the mean would lie with other seeds, on this text. Text that is close together is
+    alike, so what is counted as independent is a block of it: per block the difference, in the mean of the seeds.
+
+    Args:
+        candidate: Seed by seed the losses of consecutive blocks of the held-out text, two blocks or more.
+        baseline: The same, of the same blocks and seeds.
+    """
+    losses, others = ([math.fsum(block) for block in zip(*runs, strict=True)] for runs in (candidate, baseline))
+    level = math.fsum(others) / len(others)
+    return interval([(a - b) / level for a, b in zip(losses, others, strict=True)]).half_width
+
+
 def interval(values: Sequence[float]) -> Interval:
     """Returns the mean of independent values with Student's two-sided 95 % interval.
 

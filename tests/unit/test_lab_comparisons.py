@@ -8,7 +8,7 @@ import pytest
 from broker.errors import ConfigError
 from ops.lab import chapter
 from ops.lab.comparisons import comparison_of, correction, findings
-from ops.lab.statistics import Verdict
+from ops.lab.statistics import Verdict, over_text
 from tests.synthetic import CLAIM, SEEDS, pairs, record
 
 
@@ -71,6 +71,22 @@ def test_there_is_a_verdict_for_each_value_of_by_in_order():
     assert list(found[2].differences) == [0, 1, 2]
     assert found[2].cells == ({"mode": "decoupled", "islands": 16}, {"mode": "diloco", "islands": 16})
     assert found[1].reason == "one seed decides nothing"
+
+
+def test_what_other_text_would_say_is_told_by_the_pairs_that_kept_blocks_of_it():
+    blocks = ((2.0, 1.0, 3.0), (2.1, 1.1, 3.4))
+    told = [
+        replace(record(mode=mode, seed=seed), blocks=blocks[mode == "decoupled"])
+        for mode in ("diloco", "decoupled")
+        for seed in SEEDS
+    ]
+    found = only(CLAIM, told)
+    assert found.over_text == pytest.approx(over_text([blocks[1]], [blocks[0]]))
+    half = [replace(each, blocks=()) if (each.seed, each.cell["mode"]) == (1, "diloco") else each for each in told]
+    assert only(CLAIM, half).over_text == pytest.approx(found.over_text)  # two pairs are left, and say the same
+    assert only(CLAIM, [replace(each, blocks=()) for each in told]).over_text is None
+    others = [replace(each, blocks=each.blocks[: 3 - each.seed % 2]) for each in told]
+    assert only(CLAIM, others).over_text is None  # blocks of unlike texts
 
 
 def test_cells_that_differ_in_what_by_does_not_name_get_verdicts_of_their_own():

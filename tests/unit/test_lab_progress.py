@@ -1,9 +1,10 @@
 """What a long run says of itself on the way."""
 
+import numpy as np
 import pytest
 
 from ops.lab.progress import Progress, latest, note
-from ops.lab.running import run_cell
+from ops.lab.running import BLOCKS, run_cell
 from ops.lab.settings import cell_settings
 
 
@@ -41,3 +42,14 @@ def test_a_run_tells_every_point_of_its_curve_but_the_last(mode):
     record = run_cell(cell, 0, watch=told.append)
     assert [(each.points, each.of) for each in told] == [(n, cell.evaluations) for n in range(1, cell.evaluations)]
     assert [each.loss for each in told] == [loss for _, _, loss in record.curve[:-1]]
+
+
+def test_a_record_has_the_loss_of_every_part_of_the_held_out_text():
+    cell = cell_settings(
+        {"mode": "data-parallel", "steps": 2, "held_out_sequences": 101, "task.model": "tiny", "task.context": 64}
+    )
+    record = run_cell(cell, 0)
+    assert (record.sequences, len(record.blocks)) == (101, BLOCKS)
+    sizes = [4] * (101 % BLOCKS) + [3] * (BLOCKS - 101 % BLOCKS)  # neighbours, as even as they can be
+    assert np.average(record.blocks, weights=sizes) == pytest.approx(record.loss, abs=1e-6)
+    assert len(set(record.blocks)) == BLOCKS

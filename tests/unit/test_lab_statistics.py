@@ -15,6 +15,7 @@ from ops.lab.statistics import (
     holm,
     interval,
     judge,
+    over_text,
     p_better,
     paired_differences,
     seeds_for,
@@ -54,6 +55,31 @@ def test_a_quantile_inverts_the_distribution(probability, freedom):
 
 
 # --- intervals ----------------------------------------------------------------------------------------------------
+
+
+def test_an_interval_over_text_is_that_over_blocks_of_the_difference_in_the_mean_of_seeds():
+    # Two seeds, three blocks. Sums over seeds: 4, 6, 8 against 4, 5, 6, of mean 5: differences of 0, 0.2 and 0.4.
+    found = over_text([[2, 4, 3], [2, 2, 5]], [[1, 3, 2], [3, 2, 4]])
+    assert found == pytest.approx(4.302653 * 0.2 / math.sqrt(3), rel=1e-6)
+
+
+@given(st.lists(st.floats(1.0, 9.0), min_size=4, max_size=40), st.floats(0.5, 2.0))
+def test_text_that_is_hard_for_both_widens_no_interval_over_text(hard, factor):
+    """What seeds and texts share is in both sides, and a difference knows nothing of it."""
+    level = math.fsum(hard) / len(hard)
+    assert over_text([[x + factor for x in hard]], [hard]) == pytest.approx(0.0, abs=1e-12 * level)
+
+
+def test_an_interval_over_text_covers_what_other_text_would_have_said():
+    """Blocks drawn anew miss the true difference in about one case in twenty."""
+    rng = np.random.default_rng(0)
+    missed = 0
+    for _ in range(1000):
+        base = rng.normal(2.0, 0.5, 32)
+        ours = base * 1.0 + rng.normal(0.02, 0.01, 32)
+        width = over_text([ours.tolist()], [base.tolist()])
+        missed += abs((ours.mean() - base.mean()) - 0.02) / base.mean() > width
+    assert 30 <= missed <= 75
 
 
 def test_an_interval_of_three_values_by_hand():
