@@ -218,6 +218,15 @@ def test_a_checkout_that_cannot_be_written_says_so(checkout, monkeypatch):
         launcher.build(checkout.environment, checkout.root / "requirements.lock")
 
 
+@pytest.mark.parametrize("where", ["ops", "ops/__main__.py"])
+def test_the_checkout_may_be_named_from_elsewhere(tmp_path, where):
+    options = ["--params", "5B", "--sites", "2", "--step-time", "1", "--json"]
+    command = [sys.executable, str(ROOT / where), "plan", *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "bandwidth_gbps" in done.stdout
+
+
 def test_an_older_python_is_told_what_to_install():
     source = (ROOT / "ops" / "__main__.py").read_text()
     ast.parse(source, feature_version=(3, 7))  # it can read the file at least
