@@ -17,8 +17,9 @@ from ops.lab.merging import Merges, kinds_of
 from ops.lab.outcome import GANTT_ROUNDS, Outcome, Point, spread_of
 from ops.lab.settings import CellSettings
 from ops.lab.training import Rule, Stepper, Training
+from ops.virtual.plan import IslandPlan, SimulationPlan
 from ops.virtual.queue import LinkModel
-from ops.virtual.simulation import IslandPlan, Simulation, SimulationPlan
+from ops.virtual.simulation import Simulation
 
 #: A run that has not ended by so many times its expected duration has a bug in it.
 PATIENCE = 20.0

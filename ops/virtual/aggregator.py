@@ -276,7 +276,7 @@ class SimAggregator:
         """Sends one message to a broker, or to each."""
         self.sequence += 1
         for broker in range(self.simulation.plan.brokers) if by is None else (by,):
-            self.simulation.to_broker(self, to, message, self.sequence, broker)
+            self.simulation.network.to_broker(self, to, message, self.sequence, broker)
 
     def kill(self) -> None:
         """Ends the process without a word."""

@@ -56,7 +56,7 @@ class SimBroker:
             self.backlog.append(event)
         elif self.alive:
             if isinstance(event, Received) and event.channel is m.Channel.BULK:
-                event = replace(event, carried=self.simulation.carried_onwards(self, event))
+                event = replace(event, carried=self.simulation.network.carried_onwards(self, event))
             self.perform(self.relay.handle(event, self.clock.now_s))
 
     def perform(self, actions: list[RelayAction]) -> None:
@@ -66,7 +66,7 @@ class SimBroker:
                 return  # it died of one of them
             match action:
                 case Send():
-                    self.simulation.from_broker(self, action)
+                    self.simulation.network.from_broker(self, action)
                 case Observe() | Note():
                     pass
         self.alarm.arm(self.relay.next_deadline_s())

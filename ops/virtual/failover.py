@@ -95,7 +95,7 @@ class SimLease:
         if self._simulation.dies_at(name, Point.SEND):
             return
         fails = any(t.lasts(now_s) and (t.kind in RedisTrouble or self._cuts(t, station)) for t in troubles)
-        if fails or self._simulation.is_cut(name, REDIS):
+        if fails or self._simulation.network.is_cut(name, REDIS):
             queue.after(NO_ANSWER_S, silent)
             return
         trouble = now_s < self._simulation.plan.calm_after_s
@@ -359,7 +359,7 @@ class SimCandidate:
         """Sends one message to each broker."""
         self.sequence += 1
         for broker in range(self.simulation.plan.brokers):
-            self.simulation.to_broker(self, m.BROKER, message, self.sequence, broker)
+            self.simulation.network.to_broker(self, m.BROKER, message, self.sequence, broker)
 
     def kill(self) -> None:
         """Ends the process without a word; what its alarm brings is for nobody."""

@@ -10,8 +10,8 @@ from aggregator.config import AggregatorConfig
 from ops.chaos.manners import Manner
 from ops.virtual.failover import RedisTrouble, StationTrouble
 from ops.virtual.failover import Trouble as StationOrRedisTrouble
+from ops.virtual.plan import BrokerTrouble, IslandPlan, SimulationPlan, Trouble
 from ops.virtual.queue import LinkModel
-from ops.virtual.simulation import BrokerTrouble, IslandPlan, SimulationPlan, Trouble
 
 
 def random_plan(seed: int) -> SimulationPlan:

@@ -19,7 +19,8 @@ from ops.chaos.manners import Rogue
 from ops.virtual.queue import Alarm
 
 if TYPE_CHECKING:
-    from ops.virtual.simulation import IslandPlan, Simulation
+    from ops.virtual.plan import IslandPlan
+    from ops.virtual.simulation import Simulation
 
 #: How often a process tries to connect to a broker that does not answer.
 CONNECT_AGAIN_S = 0.3
@@ -101,7 +102,7 @@ class SimIsland:
     def reachable(self) -> bool:
         """Whether a connection to the broker of its choice can be made."""
         simulation = self.simulation
-        cut = bool(simulation.plan.cuts) and simulation.is_cut(self.name, self.core.broker)
+        cut = bool(simulation.plan.cuts) and simulation.network.is_cut(self.name, self.core.broker)
         return not cut and self.plan.reachable(simulation.queue.now_s)
 
     def lose(self) -> None:
@@ -131,7 +132,7 @@ class SimIsland:
                 case ie.Send():
                     for message in self.rogue.outgoing(action.message) if self.rogue else (action.message,):
                         self.sequence += 1
-                        self.simulation.to_broker(self, action.to, message, self.sequence)
+                        self.simulation.network.to_broker(self, action.to, message, self.sequence)
                 case ie.Connect():
                     self.connect()
                 case ie.RenewBulk():

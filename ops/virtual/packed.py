@@ -17,8 +17,9 @@ from ops.virtual.crash_points import CrashPoint, Point
 from ops.virtual.failover import RedisTrouble, StationTrouble, station_names
 from ops.virtual.failover import Trouble as StationOrRedisTrouble
 from ops.virtual.partitions import links, swizzled
+from ops.virtual.plan import BrokerTrouble, IslandPlan, SimulationPlan, Trouble
 from ops.virtual.queue import LinkModel
-from ops.virtual.simulation import BROKER, BrokerTrouble, IslandPlan, SimulationPlan, Trouble
+from ops.virtual.simulation import BROKER
 
 TOKENS_PER_STEP = 100
 #: Most that a process says or writes in one small run: numbers of crash points are drawn up to these, small ones first.

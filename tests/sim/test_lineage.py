@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from aggregator.config import AggregatorConfig
-from ops.virtual.simulation import IslandPlan, Simulation, SimulationPlan
+from ops.virtual.plan import IslandPlan, SimulationPlan
+from ops.virtual.simulation import Simulation
 
 Committed = list[tuple[int, int]]
 

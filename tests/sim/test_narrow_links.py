@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ast import literal_eval
 from collections import Counter
-from functools import cache
+from functools import cache, partial
 
 import pytest
 
@@ -20,20 +20,22 @@ from broker.resending import RESEND_S
 from ops.planning.arrival import arrival
 from ops.virtual.aggregator import SimAggregator
 from ops.virtual.broker import SimBroker
+from ops.virtual.network import Network, Process
+from ops.virtual.plan import IslandPlan, SimulationPlan
 from ops.virtual.queue import LinkModel
-from ops.virtual.simulation import IslandPlan, Process, Simulation, SimulationPlan
+from ops.virtual.simulation import Simulation
 
 STEPS, FRAGMENTS, INTERVAL = 400, 6, 24
 CONFIG = AggregatorConfig(fragments=FRAGMENTS, sync_interval=INTERVAL)
 MODEL_BYTES = 4 * sum(tensor.size for tensor in SimulationPlan(seed=0, islands=(), config=CONFIG).model())
 
 
-class Counted(Simulation):
+class Counted(Network):
     """Counts what goes up, and the copies among it."""
 
-    def __init__(self, plan: SimulationPlan, up_only: bool) -> None:
+    def __init__(self, simulation: Simulation, up_only: bool) -> None:
+        super().__init__(simulation)
         self.up_only = up_only  # what comes to aggregators comes at once
-        super().__init__(plan, watching=False)
         self.sent: Counter[tuple[str, int, int]] = Counter()
         self.published: Counter[tuple[type[m.Message], int, int]] = Counter()
         self.forwarded: Counter[tuple[str, int, int]] = Counter()
@@ -59,7 +61,7 @@ class Counted(Simulation):
 
 
 @cache  # a run takes seconds, and several tests look at it
-def fleet(*full: float, hub: float = 0.0, up_only: bool = False, standbys: int = 0) -> Counted:
+def fleet(*full: float, hub: float = 0.0, up_only: bool = False, standbys: int = 0) -> Simulation:
     """Runs a fleet, an island for each number: what a model in each interval would take of its link; 0 for nothing.
 
     ``hub`` is that of the aggregator's own link to the broker, with what goes to standbys: parameters and momentum;
@@ -85,10 +87,16 @@ def fleet(*full: float, hub: float = 0.0, up_only: bool = False, standbys: int =
     )
     rate = MODEL_BYTES * (1 + 2 * standbys) / INTERVAL / hub if hub else 0.0
     link = LinkModel(delay_s=(0.01, 0.02), bytes_per_s=rate)
-    simulation = Counted(SimulationPlan(seed=1, islands=islands, config=config, link=link, standbys=standbys), up_only)
+    plan = SimulationPlan(seed=1, islands=islands, config=config, link=link, standbys=standbys)
+    simulation = Simulation(plan, watching=False, network=partial(Counted, up_only=up_only))
     assert simulation.run(5 * STEPS), "it does not end"
     simulation.invariants.at_end(simulation)
     return simulation
+
+
+def counted(simulation: Simulation) -> Counted:
+    assert isinstance(simulation.network, Counted)
+    return simulation.network
 
 
 def merged_share(simulation: Simulation, island: str | None = None) -> float:
@@ -105,7 +113,7 @@ def test_a_link_that_is_nearly_full_costs_no_token(full: tuple[float, ...]) -> N
 
 @pytest.mark.parametrize("full", [(0.8,) * 4, (1.5,) * 4, (0, 0, 0, 1.1), (0, 0, 0, 2.5)], ids=str)
 def test_contributions_are_sent_twice_only_while_the_link_is_not_known(full: tuple[float, ...]) -> None:
-    later = [times for (_, _, to_step), times in fleet(*full).sent.items() if to_step > STEPS / 5]
+    later = [times for (_, _, to_step), times in counted(fleet(*full)).sent.items() if to_step > STEPS / 5]
     assert sum(later) - len(later) <= 0.05 * len(later)
 
 
@@ -122,7 +130,7 @@ def test_one_link_that_is_too_narrow_costs_the_others_nothing() -> None:
 @pytest.mark.parametrize("hub", [1.5, 3.0])
 def test_what_waits_on_an_aggregators_narrow_link_is_not_sent_again(hub: float) -> None:
     """Not even before any journey is known, when a version takes twelve seconds and the first pause is one."""
-    assert set(fleet(0, 0, 0, 0, hub=hub, up_only=True).published.values()) == {1}
+    assert set(counted(fleet(0, 0, 0, 0, hub=hub, up_only=True)).published.values()) == {1}
 
 
 @pytest.mark.parametrize("standbys", [0, 1])
@@ -131,7 +139,7 @@ def test_versions_and_replicas_go_once_over_an_aggregators_narrow_link(full: flo
     simulation = fleet(0, hub=full, standbys=standbys)
     assert merged_share(simulation) == 1.0
     for kind in (m.Version, m.Replica)[: 1 + standbys]:
-        known = [(each, n) for (each, _, version), n in simulation.published.items() if version > 1]
+        known = [(each, n) for (each, _, version), n in counted(simulation).published.items() if version > 1]
         times = [n for each, n in known if each is kind]
         assert sum(times) <= 1.3 * len(times)
 
@@ -150,8 +158,8 @@ def test_an_aggregators_link_that_is_too_narrow_costs_no_token() -> None:
     """
     simulation = fleet(0, hub=2.5)
     assert merged_share(simulation) == 1.0
-    assert max(simulation.sent.values()) > 1
-    assert set(simulation.forwarded.values()) == {1}
+    assert max(counted(simulation).sent.values()) > 1
+    assert set(counted(simulation).forwarded.values()) == {1}
 
 
 @pytest.mark.parametrize("hub", [1.5, 3.0])

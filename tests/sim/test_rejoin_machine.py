@@ -13,8 +13,9 @@ from aggregator.config import AggregatorConfig
 from broker.messages import StateSource
 from islands.donation import Stage
 from ops.virtual.island import SimIsland
+from ops.virtual.plan import IslandPlan, SimulationPlan
 from ops.virtual.queue import LinkModel
-from ops.virtual.simulation import IslandPlan, Simulation, SimulationPlan
+from ops.virtual.simulation import Simulation
 from tests.worlds import brief_runs, long_run
 
 NAMES = ("a", "b", "c", "d")

@@ -11,7 +11,8 @@ from ops.chaos.manners import Manner
 from ops.lab.decoupled import global_params, plan_of
 from ops.lab.settings import cell_settings
 from ops.lab.training import Rule, Stepper, Training
-from ops.virtual.simulation import IslandPlan, Simulation
+from ops.virtual.plan import IslandPlan
+from ops.virtual.simulation import Simulation
 
 TASK = load_task("examples.numpy_task:task", {})
 STEPS = 60

@@ -14,7 +14,8 @@ from broker.fragments import shard_of
 from ops.virtual.failover import StationTrouble
 from ops.virtual.failover import Trouble as StationOrRedisTrouble
 from ops.virtual.faults import absences_plan, random_plan, several_brokers, sharded, standing_by
-from ops.virtual.simulation import Simulation, SimulationPlan
+from ops.virtual.plan import SimulationPlan
+from ops.virtual.simulation import Simulation
 from tests.sim.test_simulation import run, steady
 
 #: What comes together; one after the other, with the seed.

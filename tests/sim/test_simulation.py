@@ -17,8 +17,9 @@ from broker.hearing import PATIENCE_S
 from broker.messages import Phase
 from ops.virtual.faults import absences_plan, random_plan
 from ops.virtual.invariants import InvariantViolation
+from ops.virtual.plan import BrokerTrouble, IslandPlan, SimulationPlan, Trouble
 from ops.virtual.queue import LinkModel
-from ops.virtual.simulation import BrokerTrouble, IslandPlan, Simulation, SimulationPlan, Trouble
+from ops.virtual.simulation import Simulation
 
 #: Virtual seconds within which any plan must end; long where one slow island is left alone with a large target.
 LIMIT_S = 2000.0

@@ -101,6 +101,8 @@ PURE = [
     "ops/virtual/failover",
     "ops/virtual/faults",
     "ops/virtual/packed",
+    "ops/virtual/plan",
+    "ops/virtual/network",
     "ops/virtual/simulation",
     "ops/virtual/island",
     "ops/virtual/aggregator",

@@ -1,0 +1,223 @@
+"""The modelled network: what processes and brokers say to each other, how long it takes, and what gets lost."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from aggregator import events as agg
+from aggregator.replication import Followed, Outranked
+from broker import messages as m
+from broker.hearing import Carried
+from broker.relay import Received as RelayReceived
+from broker.relay import Send as RelaySend
+from broker.relay import Unreachable
+from broker.tensors import payload_bytes
+from islands import events as ie
+from islands.donation import PART_BYTES
+from ops.virtual.aggregator import SimAggregator
+from ops.virtual.broker import SimBroker
+from ops.virtual.crash_points import Point
+from ops.virtual.failover import SimCandidate
+from ops.virtual.island import SimIsland
+from ops.virtual.partitions import Way
+from ops.virtual.queue import LinkModel, Sender
+
+if TYPE_CHECKING:
+    from ops.virtual.simulation import Simulation
+
+Process = SimIsland | SimAggregator | SimCandidate
+
+
+def _line_of(process: Process, channel: m.Channel) -> str:
+    """Names the present connection of a process on a channel."""
+    return process.line_of(channel) if isinstance(process, SimIsland) else str(process.connection)
+
+
+class Network:
+    """Every link of a simulated run: :meth:`to_broker` and :meth:`from_broker` carry what is said."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self._simulation = simulation
+        self._plan = simulation.plan
+        self._queue = simulation.queue
+        self._senders: dict[tuple[str, str, m.Channel], Sender] = {}
+
+    def to_broker(self, process: Process, to: str, message: m.Message, sequence: int, broker: int = 0) -> None:
+        """Carries a message from a process to a broker: an island's own, or the one that an aggregator names."""
+        if not process.alive or self._simulation.dies_at(process.name, Point.SEND):
+            return
+        sender, incarnation = "", 0
+        if isinstance(process, SimIsland):
+            incarnation = process.core.incarnation
+            sender = process.core.island_id if process.core.joined else m.joining(process.core.nonce)
+            broker = process.core.broker
+            if not process.connected:
+                return
+        elif self._cut_off(broker):
+            return
+        else:
+            sender = process.sender
+        delays_s = self.arrivals_s(process, message, "up", broker)
+        if not delays_s or self._swallows(process, message, broker):
+            return
+        envelope = m.Envelope(
+            run_id=self._plan.config.run_id,
+            sender=sender,
+            incarnation=incarnation,
+            sequence=sequence,
+            to=to,
+            message=message,
+        )
+        event = RelayReceived(
+            channel=message.channel,
+            peer=f"{process.address}#{_line_of(process, message.channel)}".encode(),
+            envelope=envelope,
+            size_bytes=self._size(message),
+            key=process.key,
+        )
+
+        def arrives() -> None:
+            if isinstance(process, SimAggregator) and message.channel is m.Channel.BULK and process.core.finished:
+                return  # what still waited for a turn on its link went with it
+            self._simulation.brokers[broker].handle(event)
+
+        for delay_s in delays_s:
+            self._queue.after(delay_s, arrives)
+
+    def from_broker(self, broker: SimBroker, action: RelaySend) -> None:
+        """Carries a message from the broker to a process, or says that there is none."""
+        if self._simulation.dies_at(broker.name, Point.SEND):
+            return
+        address, _, line = action.peer.decode().partition("#")
+        process = self._simulation.processes.get(address)
+        if process is None or not process.alive or line != _line_of(process, action.channel):
+            gone = Unreachable(
+                channel=action.channel, peer=action.peer, envelope=action.envelope, size_bytes=action.size_bytes
+            )
+            self._queue.after(0.0, lambda: broker.handle(gone))
+            return
+        if not isinstance(process, SimIsland) and self._cut_off(broker.place):
+            sender = self._senders.setdefault((process.address, "down", action.channel), Sender())
+            sender.lose(self._size(action.envelope.message))
+            return
+        for delay_s in self.arrivals_s(process, action.envelope.message, "down", broker.place):
+            self._queue.after(delay_s, partial(self._deliver, process, line, action.envelope, broker.place))
+
+    def _deliver(self, process: Process, line: str, envelope: m.Envelope, broker: int) -> None:
+        """Hands a message to a process, unless it has left the connection that this came by."""
+        if line != _line_of(process, envelope.message.channel):
+            return
+        if isinstance(process, SimIsland):
+            if process.deaf and envelope.message.channel is m.Channel.BULK:
+                return
+            process.handle(ie.Received(envelope=envelope, carried=self._carried(process)))
+            return
+        message = envelope.message
+        if isinstance(process, SimCandidate):
+            process.received(message, broker)
+            return
+        if self._swallows(process, message, broker):
+            return
+        if isinstance(message, m.Attached) and process.replication is not None:
+            process.replication.reached(process.clock.now_s)
+        if isinstance(message, m.Follow):
+            name = envelope.sender.removeprefix(m.standing_by(""))
+            process.ways[name] = broker
+            process.handle(Followed(name=name, follow=message))
+            return
+        if isinstance(message, m.Refused):
+            event = agg.refusal_of_ours(message, broker)
+            if event is not None:
+                process.handle(event)
+            if isinstance(event, agg.Fenced) and process.replication is not None:
+                process.handle(Outranked())
+            return
+        has_payload = isinstance(message, m.Contribution | m.Seed)
+        found = process.work.inspect(envelope) if has_payload else agg.Inspection()
+        received = agg.Received(
+            envelope=envelope,
+            flaw=found.flaw,
+            payload_bytes=self._size(message),
+            norm=found.norm,
+            broker=broker,
+            carried=self._carried(process),
+        )
+        process.handle(received)
+
+    def arrivals_s(self, process: Process, message: m.Message, direction: str, broker: int) -> list[float]:
+        """Returns the delays after which copies of a message get through to or from a process, if any does.
+
+        Bulk waits for bulk, control for control: they have connections of their own. Links are faultless once the
+        plan's troubles are over.
+        """
+        link = self._link_of(process)
+        sender = self._senders.setdefault((process.address, direction, message.channel), Sender())
+        if self._plan.cuts and self.is_cut(process.name, broker, direction):
+            return sender.lose(self._size(message))
+        if isinstance(process, SimIsland) and not process.plan.reachable(self._queue.now_s):
+            return sender.lose(self._size(message))
+        if self._queue.now_s > self._plan.calm_after_s:
+            link = LinkModel(delay_s=link.delay_s, bytes_per_s=link.bytes_per_s)
+        queued_s = sender.queued_s(self._queue.now_s, self._size(message), link.bytes_per_s)
+        return link.arrivals_s(self._simulation.rng, queued_s)
+
+    def is_cut(self, process: str, broker: int, direction: str = "") -> bool:
+        """Whether nothing passes a link now, in one direction; in neither, without a handshake, or in any."""
+        now_s, directions = self._queue.now_s, (direction,) if direction else (Way.UP, Way.DOWN)
+        return any(
+            cut.link.broker == broker and cut.link.process == process and cut.stops(each, now_s)
+            for cut in self._plan.cuts
+            for each in directions
+        )
+
+    def _cut_off(self, broker: int) -> bool:
+        """Whether nothing passes between a broker and the aggregator now."""
+        return any(each.cuts(broker, self._queue.now_s) for each in self._plan.broker_troubles)
+
+    def _swallows(self, process: Process, message: m.Message, broker: int) -> bool:
+        """Whether an aggregator's bulk connection to a broker has become deaf."""
+        return isinstance(process, SimAggregator) and message.channel is m.Channel.BULK and broker in process.deaf
+
+    def _carried(self, process: Process) -> Carried | None:
+        """Returns what a process's link has carried of bulk, for all of its brokers; None where no kernel says it."""
+        if not self._plan.accounts:
+            return None
+        now_s, rate = self._queue.now_s, self._link_of(process).bytes_per_s
+        up, down = (
+            self._senders.setdefault((process.address, direction, m.Channel.BULK), Sender())
+            for direction in ("up", "down")
+        )
+        carried = up.carried_bytes(now_s, rate)
+        number = process.bulk_number if isinstance(process, SimIsland) else 0
+        return Carried(carried, down.carried_bytes(now_s, rate), round(up.given_bytes) - carried, number)
+
+    def carried_onwards(self, broker: SimBroker, event: RelayReceived) -> Carried | None:
+        """Returns what the link of the aggregator has carried to which a message goes on, as its broker sees it."""
+        route = broker.relay.onwards(event.peer, event.envelope)
+        process = None if route is None else self._simulation.processes.get(route.decode().partition("#")[0])
+        found = None if process is None else self._carried(process)
+        if process is None or found is None:
+            return None
+        given = self._senders[process.address, "down", m.Channel.BULK].given_bytes
+        return Carried(up=found.down, down=found.up, waiting=round(given) - found.down)
+
+    def _link_of(self, process: Process) -> LinkModel:
+        """Returns the model of a process's own link."""
+        own = process.plan.link if isinstance(process, SimIsland) else None
+        return own or self._plan.link
+
+    def _size(self, message: m.Message) -> int:
+        """Bytes of a message: of what was encoded, or as many as float32 would take."""
+        if isinstance(message, m.Replica):  # parameters and momentum
+            manifest = self._simulation.disk.manifest
+            return 0 if manifest is None else 8 * manifest.sizes[message.fragment_id]
+        if isinstance(message, m.Contribution | m.Version | m.Seed):
+            if isinstance(message.payload, tuple):
+                return payload_bytes(message.payload)
+            manifest = self._simulation.disk.manifest if self._simulation.leaders else None
+            known = manifest is not None and message.fragment_id < len(manifest)
+            return 4 * manifest.sizes[message.fragment_id] if manifest is not None and known else 0
+        if isinstance(message, m.StatePart):
+            return min(message.state_bytes, PART_BYTES)
+        return 200

@@ -1,0 +1,123 @@
+"""What is to happen in a simulated run: its fleet, its links, and what befalls them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from aggregator.config import AggregatorConfig
+from broker.fragments import Kind, TensorSpec
+from ops.chaos.manners import Manner
+from ops.virtual.clocks import ClockTrouble
+from ops.virtual.crash_points import CrashPoint
+from ops.virtual.failover import Trouble as StationOrRedisTrouble
+from ops.virtual.partitions import Cut
+from ops.virtual.queue import LinkModel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IslandPlan:
+    """One island of a simulated fleet.
+
+    Attributes:
+        step_time_s: Mean seconds per inner step.
+        jitter: Relative spread of step times.
+        joins_at_s: When its first process starts.
+        joins_last: It does not start before all others have joined.
+        crashes_at_s: When its process is killed; it comes back ``restart_s`` later.
+        leaves_at_s: When it ends on purpose; None for never.
+        pauses: Times (from when, for how long) at which it does not step, while its process lives.
+        outages: Times (from when, for how long) at which nothing passes its link.
+        deaf_at_s: When a damaged byte makes its bulk connection swallow all that comes, until it makes another one.
+        link: Its own link; None for that of the plan.
+        manner: How it misbehaves; None for not at all.
+        misbehaves: Share of its contributions that it tampers with.
+    """
+
+    island_id: str
+    step_time_s: float
+    jitter: float = 0.1
+    joins_at_s: float = 0.0
+    joins_last: bool = False
+    crashes_at_s: tuple[float, ...] = ()
+    restart_s: float = 1.0
+    leaves_at_s: float | None = None
+    pauses: tuple[tuple[float, float], ...] = ()
+    outages: tuple[tuple[float, float], ...] = ()
+    deaf_at_s: tuple[float, ...] = ()
+    link: LinkModel | None = None
+    manner: Manner | None = None
+    misbehaves: float = 1.0
+
+    def stepped_at_s(self, now_s: float, step_s: float) -> float:
+        """Returns when a step that begins now and takes ``step_s`` ends: a pause stretches it."""
+        ends_at_s = now_s + step_s
+        for at_s, for_s in self.pauses:
+            if at_s < ends_at_s and at_s + for_s > now_s:
+                ends_at_s += at_s + for_s - max(now_s, at_s)
+        return ends_at_s
+
+    def reachable(self, now_s: float) -> bool:
+        """Whether its link works."""
+        return not any(at_s <= now_s < at_s + for_s for at_s, for_s in self.outages)
+
+
+class Trouble(StrEnum):
+    """What may happen to one broker of several."""
+
+    CRASH = "crash"  # its process dies; the next one knows nothing
+    FREEZE = "freeze"  # its process stops, its connections stand
+    CUT = "cut"  # nothing passes between it and the aggregator
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerTrouble:
+    """A trouble of the broker at one place, from when and for how long."""
+
+    trouble: Trouble
+    broker: int
+    at_s: float
+    for_s: float
+
+    def cuts(self, broker: int, now_s: float) -> bool:
+        """Whether it keeps a broker from the aggregator now."""
+        return self.trouble is Trouble.CUT and self.broker == broker and self.at_s <= now_s < self.at_s + self.for_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulationPlan:
+    """Everything that determines a simulated run, with its seed."""
+
+    seed: int
+    islands: tuple[IslandPlan, ...]
+    config: AggregatorConfig
+    link: LinkModel = field(default_factory=LinkModel)
+    merge_s: tuple[float, float] = (0.001, 0.01)
+    persist_s: tuple[float, float] = (0.001, 0.02)
+    persist_failure: float = 0.0
+    capture_s: tuple[float, float] = (0.0005, 0.005)
+    aggregator_crashes_at_s: tuple[float, ...] = ()
+    aggregator_deaf_at_s: tuple[float, ...] = ()  # damaged bytes make its bulk connection to the first broker useless
+    brokers: int = 1
+    broker_crashes_at_s: tuple[float, ...] = ()  # of the first one
+    broker_troubles: tuple[BrokerTrouble, ...] = ()
+    standbys: int = 0  # aggregators besides the first of each shard; with them the config has ``failover``
+    troubles: tuple[StationOrRedisTrouble, ...] = ()
+    cuts: tuple[Cut, ...] = ()  # of single links, by direction
+    clocks: tuple[ClockTrouble, ...] = ()
+    crash_points: tuple[CrashPoint, ...] = ()
+    restart_s: float = 0.5
+    donor_wait_s: float = 0.0  # in which a new process may look for another island's optimizer state; 0: starts fresh
+    calm_after_s: float = 1e9
+    accounts: bool = True  # whether kernels say what a connection has carried
+    tokens_per_step: int = 100
+    tensors: tuple[TensorSpec, ...] = ()
+
+    def model(self) -> tuple[TensorSpec, ...]:
+        """The tensors of the run: those given, or a few of different sizes."""
+        if self.tensors:
+            return self.tensors
+        return tuple(
+            TensorSpec(name=f"layer/{i}", shape=(64 * (1 + i % 3), 32), dtype="float32", kind=Kind.RDA)
+            for i in range(2 * self.config.fragments)
+        )
