@@ -13,13 +13,12 @@ from typing import Any, assert_never
 
 import zmq.asyncio
 
-from aggregator.candidate import (
+from aggregator.candidate import Candidate, Holding
+from aggregator.candidate_events import (
     Arrived,
-    Candidate,
     CandidateAction,
     CandidateEvent,
     Heard,
-    Holding,
     Keep,
     Kept,
     Lead,

@@ -47,7 +47,7 @@ from aggregator.events import (
 )
 from aggregator.recording import Recorder
 from aggregator.replicas import run_message
-from aggregator.replication import (
+from aggregator.replication_events import (
     Deliver,
     Deposed,
     Followed,

@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Self
 
-from aggregator.candidate import Lead
+from aggregator.candidate_events import Lead
 from aggregator.config import AggregatorConfig
 from aggregator.events import Commit
 from aggregator.founding import Founding
-from aggregator.replication import Renewed, RenewFailed, Replication
+from aggregator.replication import Replication
+from aggregator.replication_events import Renewed, RenewFailed
 from broker.errors import Unavailable
 from broker.lease import LeaseKey
 from broker.registry import Registry

@@ -17,7 +17,8 @@ import msgpack
 from aggregator import events as agg
 from aggregator.core import Aggregator
 from aggregator.records import commit_to_map
-from aggregator.replication import (
+from aggregator.replication import Replication
+from aggregator.replication_events import (
     Deliver,
     Deposed,
     GiveUp,
@@ -27,7 +28,6 @@ from aggregator.replication import (
     RenewFailed,
     Replicate,
     ReplicateRun,
-    Replication,
     ReplicationAction,
     ReplicationEvent,
 )

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgpack
 
-from aggregator import candidate as cand
+from aggregator import candidate_events as cand
 from aggregator.candidate import Candidate, Holding
 from aggregator.founding import Founding, foundings_of
 from aggregator.records import commit_from_map

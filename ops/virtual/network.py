@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from aggregator import events as agg
-from aggregator.replication import Followed, Outranked
+from aggregator.replication_events import Followed, Outranked
 from broker import messages as m
 from broker.hearing import Carried
 from broker.relay import Received as RelayReceived

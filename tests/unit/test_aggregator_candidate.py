@@ -3,18 +3,13 @@
 import msgpack
 import pytest
 
-from aggregator.candidate import (
-    BROKER_FRESH_S,
-    ENDED_S,
-    MISSING_LEASES,
+from aggregator.candidate import BROKER_FRESH_S, ENDED_S, MISSING_LEASES, Candidate, Holding, Place
+from aggregator.candidate_events import (
     Arrived,
-    Candidate,
     Heard,
-    Holding,
     Keep,
     Kept,
     Lead,
-    Place,
     Poll,
     Polled,
     Quit,

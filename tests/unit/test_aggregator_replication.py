@@ -4,9 +4,8 @@ import pytest
 
 from aggregator.events import Commit, Note, Persisted, PersistFailed, RunSaved, RunSaveFailed
 from aggregator.founding import Founding
-from aggregator.replication import (
-    FORGET_S,
-    UNREACHED_LEASES,
+from aggregator.replication import FORGET_S, UNREACHED_LEASES, Replication
+from aggregator.replication_events import (
     Deliver,
     Deposed,
     Followed,
@@ -18,7 +17,6 @@ from aggregator.replication import (
     RenewFailed,
     Replicate,
     ReplicateRun,
-    Replication,
 )
 from broker.messages import Follow, Stored
 from broker.resending import JOURNEYS, REPUBLISH_S, SILENT_S, UNKNOWN_S

@@ -14,8 +14,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
-from aggregator import candidate as c
+from aggregator import candidate_events as c
 from aggregator import replication as r
+from aggregator.candidate import Candidate, Holding
 from aggregator.events import Commit, Note, Persisted, RunSaved
 from aggregator.founding import MAX_FOUNDINGS, foundings_in
 from broker.messages import Following, Replica, ReplicaRun, Standing, Stored, newness
@@ -169,8 +170,8 @@ class World:
     def start(self, name):
         node = self.nodes[name]
         if not node.up:
-            holding = c.Holding(stored=dict(node.stored), run_epoch=node.run_epoch, foundings=node.foundings)
-            node.candidate = c.Candidate(
+            holding = Holding(stored=dict(node.stored), run_epoch=node.run_epoch, foundings=node.foundings)
+            node.candidate = Candidate(
                 name=name, shard=0, lease_s=LEASE_S, yields=name != "a", holding=holding, now_s=self.now_s
             )
             self._candidate(node, c.Tick())
