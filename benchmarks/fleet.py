@@ -21,8 +21,8 @@ from broker.config import BrokerConfig
 from broker.errors import Unavailable
 from broker.redis_server import server
 from ops.cluster import Change, LocalCluster, free_ports, wait_until_listening
+from ops.daemons import our_command, our_environment
 from ops.numeric import compilation_cache, one_thread_environment
-from ops.plan import our_command, our_environment
 from ops.processes import ProcessSpec, last_lines
 
 RUN = "benchmark"

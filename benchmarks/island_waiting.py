@@ -30,8 +30,8 @@ from benchmarks.stopwatch import Timing
 from broker import toml
 from broker.errors import ConfigError, Unavailable
 from ops.cluster import Change, LocalCluster
+from ops.daemons import our_command
 from ops.numeric import compilation_cache, one_thread_environment
-from ops.plan import our_command
 from ops.processes import ProcessSpec
 
 #: Steps before these seconds are not counted: caches fill, the first rounds open. At most as long as what is counted.

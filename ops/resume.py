@@ -16,7 +16,7 @@ from typing import Any
 
 from broker import settings
 from broker.errors import ConfigError
-from ops.plan import Plan, resolve
+from ops.local_plan import LocalPlan, resolve
 
 #: What a resumed run may change: its end, its pace, what it keeps for study, and the addresses on this machine.
 MAY_CHANGE = frozenset({"total_tokens", "pace", "record_payloads", "port", "redis_port", "redis_url"})
@@ -54,7 +54,7 @@ def with_stored_settings(args: argparse.Namespace, run_dir: Path) -> argparse.Na
     return changed
 
 
-def stored_plan(plan: Plan) -> Plan:
+def stored_plan(plan: LocalPlan) -> LocalPlan:
     """Returns the plan that the stored settings alone make, in the place of ``plan``."""
     nothing_said = argparse.Namespace(config=plan.config_file, redis_url=None)
     return resolve(
@@ -72,7 +72,7 @@ def stored_port(run_dir: Path) -> int:
     return port if isinstance(port, int) else 0
 
 
-def refuse_contradictions(stored: Plan, wanted: Plan) -> None:
+def refuse_contradictions(stored: LocalPlan, wanted: LocalPlan) -> None:
     """Compares the plan by the stored settings alone with the plan by these and the flags.
 
     Raises:
@@ -89,7 +89,7 @@ def refuse_contradictions(stored: Plan, wanted: Plan) -> None:
             raise ConfigError(name, _plain(value), cure)
 
 
-def has_ended(plan: Plan) -> bool:
+def has_ended(plan: LocalPlan) -> bool:
     """Says whether nothing is left to train: the run was flushed and ended, and is asked for no more tokens.
 
     Raises:
@@ -105,7 +105,7 @@ def has_ended(plan: Plan) -> bool:
     return True
 
 
-def put_away_reports(plan: Plan) -> None:
+def put_away_reports(plan: LocalPlan) -> None:
     """Keeps the report of the time before beside the one to come, and drops what the aggregator counted then."""
     report = plan.run_dir / "report.json"
     if report.exists():
@@ -115,7 +115,7 @@ def put_away_reports(plan: Plan) -> None:
         plan.aggregator.report.unlink(missing_ok=True)
 
 
-def _settings(plan: Plan) -> Iterator[tuple[str, Any]]:
+def _settings(plan: LocalPlan) -> Iterator[tuple[str, Any]]:
     """Yields every setting that a resumed run must share with its past, by the name that its flag has."""
     for part in (plan.aggregator, plan.broker, plan.island, plan.up):
         for name, value in settings.to_table(part).items():

@@ -23,8 +23,7 @@ from broker.errors import ConfigError, Unavailable
 from broker.redis_server import server
 from broker.registry import Registry
 from broker.signals import Interrupted, Signals
-from ops import plan as planning
-from ops import resume, run_directory
+from ops import daemons, local_plan, resume, run_directory
 from ops.archive import ADDRESS_FILE
 from ops.cluster import Change, LocalCluster, are_free, free_ports, wait_until_listening
 from ops.display import Display, Rate, progress_of, trained_tokens
@@ -32,8 +31,8 @@ from ops.export import Which, export
 from ops.keys import make_pairs
 from ops.links import placing
 from ops.links.placing import Links
+from ops.local_plan import LocalPlan
 from ops.numeric import compilation_cache, one_thread_environment
-from ops.plan import Plan
 from ops.processes import ProcessSpec, last_lines
 from ops.report import Report, RunFacts, build_report, render
 from ops.shards import one_report
@@ -75,7 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="RUN_DIR",
         help=f"go on with the run in this directory, with its own settings; only {resume.CHANGES_HELP}",
     )
-    planning.add_arguments(parser)
+    local_plan.add_arguments(parser)
     parser.epilog = f"{parser.epilog}\n{_EPILOG}"
 
 
@@ -109,7 +108,7 @@ def run(args: argparse.Namespace) -> int:
 # --- before -------------------------------------------------------------------------------------------------------
 
 
-def prepare(args: argparse.Namespace) -> Plan:
+def prepare(args: argparse.Namespace) -> LocalPlan:
     """Settles every setting, then makes the run directory and writes ``config.toml`` into it; or takes an old one.
 
     Raises:
@@ -118,7 +117,7 @@ def prepare(args: argparse.Namespace) -> Plan:
     """
     if args.resume is not None:
         return _prepare_again(args)
-    run_dir = run_directory.unused(planning.up_config(args).run_dir)
+    run_dir = run_directory.unused(local_plan.up_config(args).run_dir)
     plan = _settled(args, run_dir)
     try:
         (run_dir / "logs").mkdir(parents=True)
@@ -128,11 +127,11 @@ def prepare(args: argparse.Namespace) -> Plan:
     if plan.up.keys:
         make_pairs(plan.keys_dir, plan.identities)
     run_directory.claim(run_dir)
-    run_directory.write(plan.config_file, planning.config_toml(plan))
+    run_directory.write(plan.config_file, local_plan.config_toml(plan))
     return plan
 
 
-def _prepare_again(args: argparse.Namespace) -> Plan:
+def _prepare_again(args: argparse.Namespace) -> LocalPlan:
     """The same for a run that goes on: its directory is taken, and its settings are held against the flags."""
     run_dir = resume.directory_of(args)
     lock = run_directory.claim(run_dir)
@@ -141,17 +140,17 @@ def _prepare_again(args: argparse.Namespace) -> Plan:
         resume.refuse_contradictions(resume.stored_plan(plan), plan)
         if not resume.has_ended(plan):
             resume.put_away_reports(plan)
-        run_directory.write(plan.config_file, planning.config_toml(plan))
+        run_directory.write(plan.config_file, local_plan.config_toml(plan))
     except BaseException:
         os.close(lock)
         raise
     return plan
 
 
-def _settled(args: argparse.Namespace, run_dir: Path, *, last_port: int = 0) -> Plan:
+def _settled(args: argparse.Namespace, run_dir: Path, *, last_port: int = 0) -> LocalPlan:
     """Resolves the settings, with addresses that are free now; ``last_port`` is taken if it is one of them."""
-    up = planning.up_config(args)
-    redis_url, redis_port = planning.given_redis_url(args), None
+    up = local_plan.up_config(args)
+    redis_url, redis_port = local_plan.given_redis_url(args), None
     if redis_url is None:
         redis_port = _redis_port(up.redis_port)
         redis_url = f"redis://127.0.0.1:{redis_port}"
@@ -161,11 +160,11 @@ def _settled(args: argparse.Namespace, run_dir: Path, *, last_port: int = 0) -> 
         raise ConfigError("port", up.port, f"{which} is in use; choose another, or 0 for free ones")
     again = last_port if last_port and are_free(range(last_port, last_port + ports)) else 0
     port = up.port or again or free_ports(ports)
-    plan = planning.resolve(args, run_dir=run_dir, port=port, redis_url=redis_url, redis_port=redis_port)
+    plan = local_plan.resolve(args, run_dir=run_dir, port=port, redis_url=redis_url, redis_port=redis_port)
     return plan if up.link is None else replace(plan, links=_links(plan, up.link))
 
 
-def _links(plan: Plan, file: Path) -> Links:
+def _links(plan: LocalPlan, file: Path) -> Links:
     """Reads the region file and finds ports for the doors of its links."""
     described, brokers = placing.read(file), plan.aggregator.broker.split(",")
     own = range(plan.broker.port, plan.broker.port + placing.DOORS_PER_BROKER * len(brokers))
@@ -208,7 +207,7 @@ def _claimed(port: int) -> bool:
 class Run:
     """A run in progress: what the supervisor sees of it."""
 
-    plan: Plan
+    plan: LocalPlan
     started_s: float
     resumed: bool = False
     steps_before: int | None = None  #: highest inner step when we began; None until the first status of a resumed run
@@ -257,9 +256,9 @@ class Run:
                 raise Unavailable(f"Redis did not start on port {plan.redis_port}; its log ends:\n{end}", definite=True)
         if plan.links is not None:
             run_directory.write(plan.links.wiring_file, plan.links.started(time.monotonic()).wiring.dump())
-        environment = planning.our_environment(plan.redis_url)
+        environment = daemons.our_environment(plan.redis_url)
         numeric = one_thread_environment() | compilation_cache()
-        cluster.start(planning.processes(plan, environment=environment, island_environment=numeric))
+        cluster.start(daemons.processes(plan, environment=environment, island_environment=numeric))
         display.note(f"status from elsewhere, now and later: python3 -m ops status {plan.run_dir}")
 
     def _watch(self, cluster: LocalCluster, loop: asyncio.Runner, display: Display, signals: Signals) -> None:
@@ -362,7 +361,7 @@ class Run:
 # --- after --------------------------------------------------------------------------------------------------------
 
 
-def evaluate(plan: Plan, stores: Sequence[Path], display: Display, signals: Signals) -> tuple[float, float]:
+def evaluate(plan: LocalPlan, stores: Sequence[Path], display: Display, signals: Signals) -> tuple[float, float]:
     """Returns the held-out loss of version 0 and of the newest model, which is left as ``model.safetensors``.
 
     The two are judged at the same time, in processes of their own: this one never loads JAX.
@@ -376,12 +375,12 @@ def evaluate(plan: Plan, stores: Sequence[Path], display: Display, signals: Sign
     before, after = plan.run_dir / "seed.safetensors", plan.run_dir / "model.safetensors"
     export(plan.run_dir, before, which=Which.SEED)  # a standby may have come after it
     export(stores, after)
-    environment = planning.our_environment(plan.redis_url) | one_thread_environment() | compilation_cache()
+    environment = daemons.our_environment(plan.redis_url) | one_thread_environment() | compilation_cache()
     logs = plan.run_dir / "logs"
     specs = [
         ProcessSpec(
             name=name,
-            command=planning.our_command(
+            command=daemons.our_command(
                 "evaluate", "--config", os.fspath(plan.config_file), "--model", os.fspath(path)
             ),
             environment=environment,

@@ -21,9 +21,8 @@ from broker.errors import ConfigError
 from broker.settings import nearest
 from broker.signals import Signals
 from islands.config import IslandConfig
-from ops import plan as planning
+from ops import local_plan, up
 from ops import report as reporting
-from ops import up
 from ops.chaos import links, report, verify
 from ops.chaos.drill import Drill
 from ops.chaos.faults import NATURES, Kind, Needs
@@ -32,7 +31,7 @@ from ops.chaos.tapes import read_tapes
 from ops.display import Display
 from ops.links import placing
 from ops.links.region import TO_REDIS
-from ops.plan import Plan, UpConfig
+from ops.local_plan import LocalPlan, UpConfig
 
 _EPILOG = """
 Kinds of faults, the form of the file and every figure of the report: docs/chaos.md. Without --tokens the run goes on
@@ -55,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--json", action="store_true", help="the report as one JSON object, on standard output's last line"
     )
     settings.add_flags(parser, ChaosConfig)
-    planning.add_arguments(parser)
+    local_plan.add_arguments(parser)
     parser.set_defaults(resume=None)  # a flag of up: a run that is struck is a new one
     parser.epilog = f"{parser.epilog}\n{_EPILOG}"
 
@@ -74,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
     _take_cluster_settings(args, file.cluster)
     _place_links(args, config, file)
     possible = _possible(args)
-    faults = all_faults(config, file, possible, standbys=planning.up_config(args).standbys > 0)
+    faults = all_faults(config, file, possible, standbys=local_plan.up_config(args).standbys > 0)
     if args.total_tokens is None:
         args.total_tokens = "0"  # it ends with the faults
     plan = up.prepare(args)
@@ -141,7 +140,7 @@ def _place_links(args: argparse.Namespace, config: ChaosConfig, file: FaultFile)
     if args.link is not None:
         return
     needs = {NATURES[kind].needs for kind in wanted}
-    if Needs.REDIS_LINKS in needs and planning.given_redis_url(args) is None:
+    if Needs.REDIS_LINKS in needs and local_plan.given_redis_url(args) is None:
         args.link = links.PLAIN_WITH_REDIS
     elif Needs.LINKS in needs:
         args.link = links.PLAIN
@@ -150,7 +149,7 @@ def _place_links(args: argparse.Namespace, config: ChaosConfig, file: FaultFile)
 def _possible(args: argparse.Namespace) -> set[Needs]:
     """What is there of all that faults may need."""
     possible = set()
-    if planning.given_redis_url(args) is None:
+    if local_plan.given_redis_url(args) is None:
         possible.add(Needs.OWN_REDIS)
     if args.link is not None:
         possible.add(Needs.LINKS)
@@ -174,7 +173,7 @@ def _check(run_dir: Path, *, as_json: bool) -> int:
     return 0 if holds else 1
 
 
-def _report(plan: Plan, config: ChaosConfig, drill: Drill, status: int) -> dict[str, Any]:
+def _report(plan: LocalPlan, config: ChaosConfig, drill: Drill, status: int) -> dict[str, Any]:
     """Returns the report of ``up`` with the chaos part beside it."""
     recording = drill.recording
     checks = verify.verify(plan.run_dir) if (plan.aggregator.store / "ledger.jsonl").exists() else []

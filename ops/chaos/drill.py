@@ -25,7 +25,7 @@ from ops.chaos.view import ChaosView
 from ops.chaos.watching import Observer, StatusWatch, pulse_file
 from ops.cluster import Change, LocalCluster, ProcessEvent
 from ops.display import Display
-from ops.plan import Plan
+from ops.local_plan import LocalPlan
 from ops.processes import ProcessSpec
 from ops.supervision import RestartPolicy
 from ops.up import GaveUp, Run
@@ -53,7 +53,7 @@ class Drill:
         recording: What was done and seen.
     """
 
-    def __init__(self, plan: Plan, config: ChaosConfig, faults: Iterable[Fault], *, links: Links | None) -> None:
+    def __init__(self, plan: LocalPlan, config: ChaosConfig, faults: Iterable[Fault], *, links: Links | None) -> None:
         self._plan = plan
         self._config = config
         self._faults = deque(faults)
@@ -236,7 +236,7 @@ class _Loop:
                 self._view.note(event.detail.partition("\n")[0])
 
 
-def _leader(holders: Sequence[str], plan: Plan, rng: random.Random) -> str | None:
+def _leader(holders: Sequence[str], plan: LocalPlan, rng: random.Random) -> str | None:
     """Returns the process that holds a lease, by the name of its store: of several shards' any."""
     stores = {read_name(plan.store_of(name)): name for name in plan.aggregator_ids}
     leading = [stores[holder] for holder in holders if holder in stores]

@@ -26,9 +26,10 @@ from broker.redis_server import SNAPSHOT
 from ops.chaos.faults import Fault, Kind, Role, option, resolve, role_of
 from ops.chaos.records import ClockJump, Happening
 from ops.cluster import LocalCluster
+from ops.daemons import our_environment
 from ops.links.region import TO_REDIS
+from ops.local_plan import LocalPlan
 from ops.numeric import one_thread_environment
-from ops.plan import Plan, our_environment
 from ops.processes import ProcessSpec
 
 #: After its fault a process counts as disturbed for so long: "any" chooses somebody else.
@@ -64,7 +65,7 @@ class Injector:
     def __init__(
         self,
         cluster: LocalCluster,
-        plan: Plan,
+        plan: LocalPlan,
         *,
         rng: random.Random,
         leader: Callable[[], str | None],

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from broker.errors import ConfigError
-from ops import plan as planning
-from ops import resume, run_directory, up
+from ops import local_plan, resume, run_directory, up
 
 ROOT = Path(__file__).parents[2]
 
@@ -76,7 +75,7 @@ def test_a_directory_that_was_moved_keeps_the_name_of_its_run(a_run):
 def test_what_may_change_changes_and_stands_in_the_file_afterwards(a_run):
     plan = up.prepare(parsed("--resume", a_run, "--tokens", 5000, "--pace", "0.1", "--record-payloads"))
     assert (plan.aggregator.total_tokens, plan.up.pace) == (5000, (0.1,))
-    again = planning.resolve(
+    again = local_plan.resolve(
         argparse.Namespace(config=plan.config_file), run_dir=a_run, port=7001, redis_url="", redis_port=None
     )
     assert again.aggregator.total_tokens == 5000

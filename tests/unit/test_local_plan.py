@@ -13,18 +13,18 @@ pytest.importorskip("islands.config")
 from broker import settings
 from broker.config import BrokerConfig
 from broker.errors import ConfigError
-from ops import plan as planning
+from ops import daemons, local_plan
 from ops.links import placing
 
 
 def parsed(*words):
     parser = argparse.ArgumentParser()
-    planning.add_arguments(parser)
+    local_plan.add_arguments(parser)
     return parser.parse_args(words)
 
 
 def resolved(*words, redis_port=6379, run_dir=Path("/runs/demo one")):
-    return planning.resolve(
+    return local_plan.resolve(
         parsed(*words), run_dir=run_dir, port=7101, redis_url="redis://127.0.0.1:6379", redis_port=redis_port
     )
 
@@ -36,14 +36,14 @@ def test_paths_and_addresses_follow_from_the_run_directory():
     assert plan.aggregator.tape == Path("/runs/demo one/events.jsonl")
     assert (plan.broker.host, plan.broker.port) == ("127.0.0.1", 7101)
     assert plan.aggregator.broker == plan.island.broker == "tcp://127.0.0.1:7101"
-    assert plan.aggregator.total_tokens == planning.DEFAULT_TOKENS
+    assert plan.aggregator.total_tokens == local_plan.DEFAULT_TOKENS
 
 
 def test_several_brokers_have_ports_two_apart_and_everybody_knows_all_of_them():
     plan = resolved("--brokers", "3")
     assert plan.broker_ports == {"broker-0": 7101, "broker-1": 7103, "broker-2": 7105}
     assert plan.island.brokers == plan.aggregator.brokers == tuple(f"tcp://127.0.0.1:{n}" for n in (7101, 7103, 7105))
-    specs = planning.processes(plan, environment={}, island_environment={})
+    specs = daemons.processes(plan, environment={}, island_environment={})
     flags = [each.command[-4:] for each in specs if each.name.startswith("broker-")]
     assert flags == [["--broker-name", f"broker-{k}", "--port", f"{7101 + 2 * k}"] for k in range(3)]
 
@@ -69,7 +69,7 @@ def test_flags_win_over_the_file(tmp_path):
 def test_the_resolved_file_gives_every_process_the_same_settings_again(tmp_path):
     plan = resolved("--islands", "3", "--data", "here", "--codec", "f32")
     path = tmp_path / "config.toml"
-    path.write_text(planning.config_toml(plan))
+    path.write_text(local_plan.config_toml(plan))
     args = argparse.Namespace(config=path)
     environment = {"REDIS_URL": plan.redis_url}
     assert settings.load(BrokerConfig, args, "broker", environment=environment) == plan.broker
@@ -85,13 +85,13 @@ def test_the_resolved_file_gives_every_process_the_same_settings_again(tmp_path)
 
 @pytest.mark.parametrize("redis_port", [None, 6379])
 def test_the_address_of_a_redis_that_ends_with_the_run_is_not_kept(redis_port):
-    run = tomllib.loads(planning.config_toml(resolved(redis_port=redis_port)))["run"]
+    run = tomllib.loads(local_plan.config_toml(resolved(redis_port=redis_port)))["run"]
     assert ("redis_url" in run) is (redis_port is None)
 
 
 def test_there_is_a_process_for_everything_and_islands_are_pinned_and_paced():
     plan = resolved("--islands", "3", "--pace", "0.1,0.2,0.3")
-    specs = planning.processes(plan, environment={"A": "1"}, island_environment={"B": "2"})
+    specs = daemons.processes(plan, environment={"A": "1"}, island_environment={"B": "2"})
     assert [spec.name for spec in specs] == ["broker", "aggregator", "island-0", "island-1", "island-2"]
     assert [spec.ends_by_itself for spec in specs] == [False, True, True, True, True]
     assert specs[0].environment == {"A": "1"}
@@ -103,7 +103,7 @@ def test_there_is_a_process_for_everything_and_islands_are_pinned_and_paced():
 
 
 def test_one_pace_is_for_all_and_another_number_of_them_is_refused():
-    specs = planning.processes(resolved("--pace", "0.5"), environment={}, island_environment={})
+    specs = daemons.processes(resolved("--pace", "0.5"), environment={}, island_environment={})
     assert all(spec.command[-1] == "0.5" for spec in specs[2:])
     with pytest.raises(ConfigError, match=r"pace = '1,2,3': must be one number, or one for each of the 4 islands"):
         resolved("--pace", "1,2,3")
@@ -122,13 +122,13 @@ def test_ids_sort_as_numbers_do():
 
 def test_a_redis_that_runs_is_taken_from_flag_environment_or_file(tmp_path, monkeypatch):
     monkeypatch.delenv("REDIS_URL", raising=False)
-    assert planning.given_redis_url(parsed()) is None
+    assert local_plan.given_redis_url(parsed()) is None
     path = tmp_path / "mine.toml"
     path.write_text('[run]\nredis_url = "redis://file"\n')
-    assert planning.given_redis_url(parsed("--config", str(path))) == "redis://file"
+    assert local_plan.given_redis_url(parsed("--config", str(path))) == "redis://file"
     monkeypatch.setenv("REDIS_URL", "redis://environment")
-    assert planning.given_redis_url(parsed("--config", str(path))) == "redis://environment"
-    assert planning.given_redis_url(parsed("--redis-url", "redis://flag")) == "redis://flag"
+    assert local_plan.given_redis_url(parsed("--config", str(path))) == "redis://environment"
+    assert local_plan.given_redis_url(parsed("--redis-url", "redis://flag")) == "redis://flag"
 
 
 def test_with_links_the_clients_that_have_one_are_sent_to_their_doors(tmp_path):
@@ -138,7 +138,7 @@ def test_with_links_the_clients_that_have_one_are_sent_to_their_doors(tmp_path):
     assert plan.up.link == path
     ways = placing.ways(plan.clients, [plan.aggregator.broker], redis_clients=["broker"], redis_url=plan.redis_url)
     links = placing.place(placing.read(path), ways, first_port=7201, run_dir=plan.run_dir)
-    specs = planning.processes(dataclasses.replace(plan, links=links), environment={"A": "1"}, island_environment={})
+    specs = daemons.processes(dataclasses.replace(plan, links=links), environment={"A": "1"}, island_environment={})
     assert [spec.name for spec in specs] == ["links", "broker", "aggregator", "island-0", "island-1"]
     assert [spec.environment.get("ATOLL_BROKER") for spec in specs] == [
         None,
@@ -152,6 +152,6 @@ def test_with_links_the_clients_that_have_one_are_sent_to_their_doors(tmp_path):
 
 def test_the_region_file_of_a_repeated_run_is_found_from_anywhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    written = tomllib.loads(planning.config_toml(resolved("--link", "region.toml")))
+    written = tomllib.loads(local_plan.config_toml(resolved("--link", "region.toml")))
     assert written["up"]["link"] == str(tmp_path / "region.toml")
     assert written["run"]["broker"] == "tcp://127.0.0.1:7101"  # the broker's own: doors are no setting

@@ -1,4 +1,4 @@
-"""What ``up`` is going to do: every setting resolved, and the processes that follow from them. Starts nothing.
+"""What ``up`` is going to do: every setting resolved, and the names that follow from them. Starts nothing.
 
 One file, ``config.toml`` in the run directory, then says everything: each daemon is started with ``--config`` on it,
 and whoever wants to repeat the run uses it with another ``--run-dir``. Only the address of a Redis that ``up`` starts
@@ -10,9 +10,8 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import sys
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -27,9 +26,6 @@ from broker.sockets import MAX_BROKERS
 from broker.toml import dump
 from islands.config import IslandConfig
 from ops.links.placing import Links
-from ops.processes import ProcessSpec
-
-ROOT = Path(__file__).resolve().parent.parent
 
 #: What trains visibly in under five minutes on two cores.
 DEFAULT_TOKENS = 2_000_000
@@ -91,7 +87,7 @@ class UpConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class LocalPlan:
     """A resolved run.
 
     Attributes:
@@ -186,7 +182,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         taken |= settings.add_flags(parser, cls, skip=taken | _DECIDED_HERE)
 
 
-def resolve(args: argparse.Namespace, *, run_dir: Path, port: int, redis_url: str, redis_port: int | None) -> Plan:
+def resolve(args: argparse.Namespace, *, run_dir: Path, port: int, redis_url: str, redis_port: int | None) -> LocalPlan:
     """Returns the plan of a run; flags win over the file, the file over defaults.
 
     Args:
@@ -232,7 +228,7 @@ def resolve(args: argparse.Namespace, *, run_dir: Path, port: int, redis_url: st
         mine = argparse.Namespace(**{key: value for key, value in vars(flags).items() if key not in _DECIDED_HERE})
         return settings.from_sources(cls, table, mine, where=name)
 
-    plan = Plan(
+    plan = LocalPlan(
         run_dir=run_dir,
         up=up,
         broker=part(BrokerConfig, "broker"),
@@ -251,9 +247,9 @@ def resolve(args: argparse.Namespace, *, run_dir: Path, port: int, redis_url: st
 def up_config(args: argparse.Namespace) -> UpConfig:
     """Returns the settings of ``up`` itself."""
     up = settings.load(UpConfig, args, "up", environment={})
-    return (
-        up if up.link is None else replace(up, link=up.link.expanduser().absolute())
-    )  # config.toml may be used elsewhere
+    if up.link is None:
+        return up
+    return replace(up, link=up.link.expanduser().absolute())  # config.toml may be used elsewhere
 
 
 def given_redis_url(args: argparse.Namespace) -> str | None:
@@ -294,10 +290,7 @@ def _as_toml(value: Any) -> Any:
         return value
 
 
-# --- what follows -------------------------------------------------------------------------------------------------
-
-
-def config_toml(plan: Plan) -> str:
+def config_toml(plan: LocalPlan) -> str:
     """Returns the resolved configuration; what the parts share stands in [run] alone."""
     parts = {
         "broker": settings.to_table(plan.broker),
@@ -317,90 +310,3 @@ def config_toml(plan: Plan) -> str:
         shared.pop("redis_url", None)
     heading = "The resolved configuration of this run: every process reads it.\nTo repeat it: up --config THIS"
     return dump({"run": shared, **own, "task": plan.task, "up": up}, heading=heading)
-
-
-def processes(
-    plan: Plan, *, environment: Mapping[str, str], island_environment: Mapping[str, str]
-) -> list[ProcessSpec]:
-    """Returns the processes of the run but for Redis, in the order in which to start them.
-
-    Args:
-        plan: The run.
-        environment: Variables of all of them.
-        island_environment: Variables that the numeric ones get besides.
-    """
-    numeric = {**environment, **island_environment}
-    cpus = sorted(os.sched_getaffinity(0))
-    config = ["--config", os.fspath(plan.config_file)]
-    specs = [
-        *_brokers(plan, config, environment),
-    ]
-    for name, shard in plan.shards.items():
-        own = ["--standby"] if "standby" in name else []
-        if name != "aggregator":
-            own += ["--store", os.fspath(plan.store_of(name))]
-            own += ["--tape", os.fspath(plan.run_dir / name / "events.jsonl")]
-        if shard:
-            own += ["--shard", str(shard), "--report", os.fspath(plan.reports[shard])]
-        specs.append(
-            ProcessSpec(
-                name=name,
-                command=our_command("aggregator", *config, *own),
-                environment=numeric,
-                ends_by_itself=True,
-            )
-        )
-    for index, island_id in enumerate(plan.island_ids):
-        own = ["--island-id", island_id]
-        if plan.up.keys:
-            own += ["--key", os.fspath(plan.keys_dir / f"island-{island_id}.secret")]
-        if plan.island.state_dir is None:  # a restarted island goes on with its own optimizer state
-            own += ["--state-dir", os.fspath(plan.run_dir / "islands")]
-        if plan.up.pace:
-            own += ["--pace", str(plan.up.pace[index % len(plan.up.pace)])]
-        specs.append(
-            ProcessSpec(
-                name=island_id,
-                command=our_command("island", *config, *own),
-                environment=numeric,
-                # Pinned: the flags of XLA alone do not keep its threads to one processor.
-                cpus=(cpus[index % len(cpus)],),
-                ends_by_itself=True,
-            )
-        )
-    if plan.links is None:
-        return specs
-    return [plan.links.process(our_command("links"), environment), *plan.links.reroute(specs)]
-
-
-def _brokers(plan: Plan, config: Sequence[str], environment: Mapping[str, str]) -> list[ProcessSpec]:
-    """One broker reads all it needs from the file; several have a name and a port each."""
-    several = len(plan.broker_ports) > 1
-    return [
-        ProcessSpec(
-            name=name,
-            command=our_command("broker", *config, *(["--broker-name", name, "--port", str(port)] if several else [])),
-            environment=environment,
-            stop_order=1,
-        )
-        for name, port in plan.broker_ports.items()
-    ]
-
-
-def our_command(*arguments: str) -> list[str]:
-    """Returns the command that runs this very program with this interpreter, whatever the current directory holds."""
-    return [sys.executable, "-P", "-m", "ops", *arguments]
-
-
-def our_environment(redis_url: str) -> dict[str, str]:
-    """Returns the variables under which :func:`our_command` finds this program, and the user's own modules."""
-    places = [os.fspath(ROOT)] if (ROOT / "pyproject.toml").is_file() else []  # installed, it is found anyway
-    places += [os.getcwd(), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {
-        "ATOLL_NO_VENV": "1",
-        "ATOLL_KEY": "",  # each has its own, or none
-        "ATOLL_LOG": "text",  # into files that people read
-        "PYTHONPATH": os.pathsep.join(places),
-        "PYTHONUNBUFFERED": "1",
-        "REDIS_URL": redis_url,
-    }
