@@ -78,8 +78,7 @@ def _run(args: argparse.Namespace) -> int:
             if args.budget is not None:
                 experiment = replace(experiment, budget_minutes=args.budget)
             if args.max_seeds is not None:
-                seeds = min(experiment.seeds, args.max_seeds)
-                experiment = replace(experiment, seeds=seeds, max_seeds=args.max_seeds)
+                experiment = experiment.limited(args.max_seeds)
             runner = Runner(
                 experiment=experiment,
                 directory=args.records,

@@ -55,8 +55,8 @@ class Comparison:
         source: Where.
         why: What is known of the reason where we differ from that.
         target: What the project set out to show, in the words that all claims of that target share; empty if none.
-        seeds: How many are run for it, planned beforehand, whatever the interval; 0: as many as the experiment says,
-            and more while the interval is wider than the margin. It is judged by all that both sides have.
+        seeds: How many are run for it, planned beforehand, whatever the interval and ``max_seeds``; 0: as many as the
+            experiment says, and more while the interval is wider than the margin. It is judged by all that both have.
     """
 
     claim: str

@@ -3,7 +3,7 @@
 question = "..."                     what the runs are to answer
 notes = "..."                        where we differ from what was published, and why
 seeds = 3                            runs of every cell, paired by seed; up to max_seeds where an interval is wider
-max_seeds = 6                        than the margin of a claim
+max_seeds = 6                        than the margin of a claim, unless that is planned with a number of its own
 budget_minutes = 60                  processor time after which no further run is started
 
 [run]                                settings of every cell (ops.lab.settings)
@@ -19,7 +19,7 @@ import itertools
 import math
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,7 @@ class _Head:
     question: str = setting("", "what the runs are to answer")
     notes: str = setting("", "where we differ from what was published, and why")
     seeds: int = setting(3, "runs of every cell")
-    max_seeds: int = setting(6, "runs of a cell at most")
+    max_seeds: int = setting(6, "runs of a cell at most, but for claims that are planned with more")
     budget_minutes: float = setting(60.0, "processor time after which no further run is started")
 
 
@@ -54,7 +54,7 @@ class Experiment:
         question: What the runs are to answer.
         notes: Where we differ from what was published, and why.
         seeds: Runs of every cell.
-        max_seeds: Runs of a cell at most.
+        max_seeds: Runs of a cell at most, but for claims that are planned with more.
         budget_minutes: Processor time after which no further run is started.
         base: Settings of every cell.
         grids: Axis -> values, for each grid.
@@ -77,9 +77,19 @@ class Experiment:
     comparisons: tuple[Comparison, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.tune is not None and self.tune.seed < self.max_seeds:
-            cure = f"must be at least max_seeds = {self.max_seeds}: no reported run may have chosen its own rate"
+        most = max(self.max_seeds, *(comparison.seeds for comparison in self.comparisons), 0)
+        if self.tune is not None and self.tune.seed < most:
+            cure = f"must be at least {most}, the seeds that there may be: no reported run may have chosen its own rate"
             raise ConfigError("tune.seed", self.tune.seed, cure)
+
+    def limited(self, seeds: int) -> Experiment:
+        """Returns the experiment with so many seeds for every cell at most, whatever it plans."""
+        return replace(
+            self,
+            seeds=min(self.seeds, seeds),
+            max_seeds=seeds,
+            comparisons=tuple(replace(each, seeds=min(each.seeds, seeds)) for each in self.comparisons),
+        )
 
     @property
     def command(self) -> str:
@@ -213,8 +223,8 @@ def _check_claims(experiment: Experiment) -> None:
     cells = experiment.cells()
     known = dict.fromkeys(name for cell in cells for name in cell)
     for comparison in experiment.comparisons:
-        if comparison.seeds and not experiment.seeds <= comparison.seeds <= experiment.max_seeds:
-            cure = f"must be from seeds = {experiment.seeds} to max_seeds = {experiment.max_seeds} of the experiment"
+        if comparison.seeds and comparison.seeds < experiment.seeds:
+            cure = f"must be at least seeds = {experiment.seeds}, which every cell of the experiment is run with"
             raise ConfigError("compare.seeds", comparison.seeds, cure)
         for side in ("candidate", "baseline"):
             selector = getattr(comparison, side)

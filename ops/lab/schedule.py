@@ -157,7 +157,7 @@ def _more_seeds(experiment: Experiment, records: Iterable[Record], tuned: Mappin
             continue  # the first ones are still on their way
         if experiment.tune and any(tuned[_group(experiment.tune, cell)] is None for cell in finding.cells):
             continue  # another rate may turn out to be the best
-        planned = min(finding.comparison.seeds, experiment.max_seeds)
+        planned = finding.comparison.seeds
         # Seeds of which one side diverged count as run, and not as pairs.
         pairs_to_be_had = experiment.max_seeds - len(finding.seeds) + len(differences)
         if not planned and not seeds_needed(differences, margin=margin, max_seeds=pairs_to_be_had):

@@ -1,6 +1,7 @@
 """Experiments and what is due: from files and records alone."""
 
 import math
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -113,8 +114,16 @@ def test_a_claim_that_is_planned_with_a_number_of_seeds_gets_it_whatever_its_int
     first = replace(experiment, seeds=1)
     begun = [record_of(run, 1.0 + run.seed) for run in agenda(first, []).due]
     assert [run.seed for run in agenda(first, begun).due] == [1, 1, 2, 2], "side by side, not one after the other"
-    order, _ = play(replace(experiment, seeds=1, max_seeds=2), lambda run: 1.0 + 1e-5 * run.seed)
+    order, _ = play(experiment.limited(2), lambda run: 1.0 + 1e-5 * run.seed)
     assert [run.seed for run in order] == [0, 0, 1, 1]
+
+
+def test_a_claim_that_is_planned_with_more_than_max_seeds_gets_them_and_no_other_claim_does(write):
+    other = PLAIN[PLAIN.index("[[compare]]") :].replace('"decoupled"', '"data-parallel"')
+    experiment = write(PLAIN.replace("mode = [", 'mode = ["data-parallel", ') + "seeds = 6\n" + other)
+    noise = [1.0, 1.3, 0.8, 1.1, 0.9, 1.2]
+    order, _ = play(experiment, lambda run: 1.0 if run.fields["mode"] == "diloco" else noise[run.seed])
+    assert Counter(run.fields["mode"] for run in order) == {"decoupled": 6, "diloco": 6, "data-parallel": 4}
 
 
 def test_a_grid_without_an_axis_that_is_tuned_for_has_one_best_value_along_it(write):
@@ -333,7 +342,7 @@ def test_runs_at_a_rate_that_is_no_longer_the_best_neither_count_nor_get_more_se
 
 
 def test_no_reported_seed_may_be_the_one_that_tuned(write):
-    with pytest.raises(ConfigError, match=r"tune\.seed = 1000: must be at least max_seeds = 1001"):
+    with pytest.raises(ConfigError, match=r"tune\.seed = 1000: must be at least 1001, the seeds"):
         replace(write(TUNED), max_seeds=1001)
 
 
@@ -389,8 +398,7 @@ def test_the_time_of_a_run_is_estimated_from_what_an_inner_step_took_before(writ
             "tune.by",
             "axis",
         ),
-        (PLAIN + "seeds = 5", "compare.seeds", "max_seeds = 4"),
-        (PLAIN + "seeds = 1", "compare.seeds", "from seeds = 2"),
+        (PLAIN + "seeds = 1", "compare.seeds", "at least seeds = 2"),
         ('question = "q"\n[run]\noutages=[[7, 1, 1]]', "outages", "from 0"),
         ('question = "q"\n[run]\nmode="diloco"\nchips=1000', "mode", "decoupled"),
         ("question = ", "experiment", "TOML"),
