@@ -249,13 +249,15 @@ def _verdicts(found: Sequence[Finding]) -> str:
         where = finding.name if finding.name != "all" else ""
         seeds = str(len(finding.differences))
         text = f"± {100 * finding.over_text:.2f} %" if finding.over_text is not None else ""
-        told = (gap(finding.interval), text, seeds, _needed(finding), told_verdict(finding))
+        again = finding.second_look
+        later = f"{gap(again)} ({again.count})" if again is not None else ""
+        told = (gap(finding.interval), text, seeds, later, _needed(finding), told_verdict(finding))
         rows.append((claim.claim, where, margin, *figures, *told))
     if not rows:
         return ""
     what = ("claim put to the test", "where", "kind, margin")
-    figures_head = (">candidate", ">baseline", ">difference", ">over text", ">seeds", ">about so many to a verdict")
-    head = (*what, *figures_head, "verdict")
+    seeds_head = (">seeds", ">those planned after a first look", ">about so many to a verdict")
+    head = (*what, ">candidate", ">baseline", ">difference", ">over text", *seeds_head, "verdict")
     return "\n\n".join(part for part in (table(head, rows), correction(found)) if part)
 
 

@@ -57,6 +57,8 @@ class Comparison:
         target: What the project set out to show, in the words that all claims of that target share; empty if none.
         seeds: How many are run for it, planned beforehand, whatever the interval and ``max_seeds``; 0: as many as the
             experiment says, and more while the interval is wider than the margin. It is judged by all that both have.
+        first_look: How many of them had been looked at when that number was planned, because they left the claim open:
+            the page tells what those say that were planned then; 0: none.
     """
 
     claim: str
@@ -72,6 +74,7 @@ class Comparison:
     why: str = ""
     target: str = ""
     seeds: int = 0
+    first_look: int = 0
 
     def __post_init__(self) -> None:
         if not self.claim.strip():
@@ -89,6 +92,9 @@ class Comparison:
             raise ConfigError("margin", self.margin, "is relative and must be from 0 to below 1; 0.01 is one percent")
         if self.kind is Kind.EQUAL and self.margin == 0:
             raise ConfigError("margin", self.margin, "must be above 0: no two runs are exactly equal")
+        if self.first_look and not 0 < self.first_look < self.seeds:
+            cure = f"must be below seeds = {self.seeds} of the claim: it says which of them were planned after it"
+            raise ConfigError("first_look", self.first_look, cure)
         for name in self.by:
             if name in self.ignore or name in self.candidate:
                 raise ConfigError("by", name, "is fixed or ignored by the same comparison; leave it out of one of them")
@@ -145,6 +151,12 @@ class Finding:
     cells: tuple[Cell, ...] = ()
     seeds: tuple[int, ...] = ()
     settled: bool = False
+
+    @property
+    def second_look(self) -> Interval | None:
+        """Of the seeds that were planned after a first look at others; None if there was none, or none has been run."""
+        rest = tuple(each for seed, each in self.differences.items() if seed >= self.comparison.first_look)
+        return interval(rest) if self.comparison.first_look and rest else None
 
     @property
     def same(self) -> int:

@@ -49,8 +49,9 @@ differs from what was published.
   that are true in the mean, a few will hold or fail by chance. For one that is open the page says about how many seeds
   would decide four times in five, if mean and scatter stay as they are.
 - Seeds are added while an interval is wider than the margin, from the fourth on, so that one 95 % interval in twelve to
-  fifteen misses; and where a verdict was open some experiments were allowed more seeds later. Rules and rates that won
-  in an experiment were made its candidates, on the same seeds: what it says of them is exploratory.
+  fifteen misses. Where a verdict was open, some claims were planned with more later: what those seeds say alone stands
+  in a column of its own. Rules and rates that won in an experiment were made its candidates, on the same seeds: what it
+  says of them is exploratory.
 - Time is virtual: the production code runs in a modelled fleet, and only the arithmetic is real.
 """
 

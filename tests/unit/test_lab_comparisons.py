@@ -8,7 +8,7 @@ import pytest
 from broker.errors import ConfigError
 from ops.lab import chapter
 from ops.lab.comparisons import comparison_of, correction, findings
-from ops.lab.statistics import Verdict, over_text
+from ops.lab.statistics import Verdict, interval, over_text
 from tests.synthetic import CLAIM, SEEDS, pairs, record
 
 
@@ -43,6 +43,8 @@ def test_a_comparison_is_read_as_it_stands_in_the_file():
         ({"by": ["task.learning_rate"]}, "by", "leave it out"),
         ({"source": ""}, "source", "where"),
         ({"published": "2.6 %"}, "published", "a number"),
+        ({"first_look": 3, "seeds": 3}, "first_look", "below seeds = 3"),
+        ({"first_look": -1, "seeds": 3}, "first_look", "below seeds = 3"),
     ],
 )
 def test_a_wrong_comparison_is_refused_with_field_and_cure(change, field, cure):
@@ -71,6 +73,15 @@ def test_there_is_a_verdict_for_each_value_of_by_in_order():
     assert list(found[2].differences) == [0, 1, 2]
     assert found[2].cells == ({"mode": "decoupled", "islands": 16}, {"mode": "diloco", "islands": 16})
     assert found[1].reason == "one seed decides nothing"
+
+
+def test_seeds_that_were_planned_after_a_first_look_are_told_apart():
+    records = pairs(0.01, seeds=range(6), spread=0.001)
+    claim = CLAIM | {"seeds": 6, "first_look": 2}
+    found = only(claim, records)
+    assert found.second_look == interval([found.differences[seed] for seed in (2, 3, 4, 5)])
+    assert only(claim, records[:4]).second_look is None
+    assert only(CLAIM, records).second_look is None
 
 
 def test_what_other_text_would_say_is_told_by_the_pairs_that_kept_blocks_of_it():
