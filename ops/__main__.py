@@ -17,6 +17,7 @@ if sys.version_info < (3, 11):  # noqa: UP036  a system's python3 is often older
 
 if not __package__:  # started as a folder or a file, which is where Python then looks for modules
     sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    sys.path.append(os.getcwd())  # the user's own, behind all of ours
 
 from ops import launcher  # a newer syntax from here on
 

@@ -71,7 +71,8 @@ def enter_environment() -> None:
     python = os.fspath(environment / "bin" / "python")
     # The checkout comes before site-packages, where an unrelated package named ops may be.
     search = os.pathsep.join([os.fspath(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    os.execve(python, [python, "-m", "ops", *sys.argv[1:]], os.environ | {"PYTHONPATH": search})
+    # Named by its folder, since -m looks into the current directory first, which may be any.
+    os.execve(python, [python, os.fspath(ROOT / "ops"), *sys.argv[1:]], os.environ | {"PYTHONPATH": search})
 
 
 def lock_digest(lock: Path) -> str:

@@ -40,7 +40,7 @@ def beat(inner_step: int = 0, **fields: Any) -> m.Heartbeat:
     silent: dict[str, Any] = {
         "tokens": inner_step * TOKENS_PER_STEP,
         "loss": None,
-        "step_time_s": 0.1,
+        "step_time_s": None,
         "sync_share": 0.0,
         "bytes_up": 0,
         "bytes_down": 0,
@@ -176,7 +176,7 @@ class Desk:
     def beat(self, island_id: str, step: int, *, versions: tuple[int, ...] | None = None, **more: Any) -> list[Any]:
         """Sends a heartbeat."""
         held = self.run.versions if versions is None else versions
-        more = {"overwritten_tokens": (0,) * len(self.run.fragments), **more}
+        more = {"step_time_s": 0.1, "overwritten_tokens": (0,) * len(self.run.fragments), **more}
         return self.say(island_id, beat(step, versions=held, **more))
 
     def offer(

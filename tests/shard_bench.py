@@ -81,6 +81,7 @@ class Shards:
 
     def beat(self, island_id, step, **more):
         held = {
+            "step_time_s": 0.1,
             "versions": tuple(max(versions) for versions in zip(*self.versions(), strict=True)),
             "overwritten_tokens": (0,) * self.fragments,
         }

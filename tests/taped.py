@@ -82,7 +82,7 @@ class Taped:
 
     def beat(self, step, *names):
         for name in names:
-            self.say(name, beat(step, versions=self.core.run.versions, overwritten_tokens=(0,)))
+            self.say(name, beat(step, step_time_s=0.1, versions=self.core.run.versions, overwritten_tokens=(0,)))
 
     @property
     def round_id(self):

@@ -248,17 +248,24 @@ def _verdicts(found: Sequence[Finding]) -> str:
         ]
         where = finding.name if finding.name != "all" else ""
         seeds = str(len(finding.differences))
-        text = f"± {100 * finding.over_text:.2f} %" if finding.over_text is not None else ""
-        again = finding.second_look
-        later = f"{gap(again)} ({again.count})" if again is not None else ""
-        told = (gap(finding.interval), text, seeds, later, _needed(finding), told_verdict(finding))
+        text = _over_text(finding)
+        new = finding.new_seeds
+        alone = f"{gap(new)} ({new.count})" if new is not None else ""
+        told = (gap(finding.interval), text, seeds, alone, _needed(finding), told_verdict(finding))
         rows.append((claim.claim, where, margin, *figures, *told))
     if not rows:
         return ""
     what = ("claim put to the test", "where", "kind, margin")
-    seeds_head = (">seeds", ">those planned after a first look", ">about so many to a verdict")
+    seeds_head = (">seeds", ">new seeds alone", ">about so many to a verdict")
     head = (*what, ">candidate", ">baseline", ">difference", ">over text", *seeds_head, "verdict")
     return "\n\n".join(part for part in (table(head, rows), correction(found)) if part)
+
+
+def _over_text(finding: Finding) -> str:
+    text = finding.over_text
+    if text is None:
+        return ""
+    return f"± {100 * text.half_width:.2f} %" + (f" ({text.count})" if text.count < len(finding.differences) else "")
 
 
 def _needed(finding: Finding) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,6 +16,7 @@ from ops.lab.curves import ExtraTokens, extra_tokens
 from ops.lab.records import Record, Stage
 from ops.lab.statistics import (
     ONE_SIDED,
+    TEXT_PARTS,
     Interval,
     Kind,
     Verdict,
@@ -57,8 +59,8 @@ class Comparison:
         target: What the project set out to show, in the words that all claims of that target share; empty if none.
         seeds: How many are run for it, planned beforehand, whatever the interval and ``max_seeds``; 0: as many as the
             experiment says, and more while the interval is wider than the margin. It is judged by all that both have.
-        first_look: How many of them had been looked at when that number was planned, because they left the claim open:
-            the page tells what those say that were planned then; 0: none.
+        looks: With how many seeds each the claim had been looked at, and was open, before that number was planned: the
+            page tells what the seeds after the last look say alone.
     """
 
     claim: str
@@ -74,7 +76,7 @@ class Comparison:
     why: str = ""
     target: str = ""
     seeds: int = 0
-    first_look: int = 0
+    looks: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.claim.strip():
@@ -92,9 +94,11 @@ class Comparison:
             raise ConfigError("margin", self.margin, "is relative and must be from 0 to below 1; 0.01 is one percent")
         if self.kind is Kind.EQUAL and self.margin == 0:
             raise ConfigError("margin", self.margin, "must be above 0: no two runs are exactly equal")
-        if self.first_look and not 0 < self.first_look < self.seeds:
-            cure = f"must be below seeds = {self.seeds} of the claim: it says which of them were planned after it"
-            raise ConfigError("first_look", self.first_look, cure)
+        if any(b <= a for a, b in itertools.pairwise((0, *self.looks, self.seeds or math.inf))):
+            cure = f"must grow, from 1 to below seeds = {self.seeds} of the claim, which were planned after them"
+            raise ConfigError("looks", list(self.looks), cure)
+        if self.looks and not self.seeds:
+            raise ConfigError("looks", list(self.looks), "needs seeds, the number that was planned after them")
         for name in self.by:
             if name in self.ignore or name in self.candidate:
                 raise ConfigError("by", name, "is fixed or ignored by the same comparison; leave it out of one of them")
@@ -124,8 +128,8 @@ class Finding:
         baseline_loss: The same.
         parameters: Of the candidate's model; 0 if there are no pairs.
         interval: Mean and interval of the differences; None if there are none.
-        over_text: Half-width of the interval of the mean difference over other text, with the same seeds: those of
-            which both runs told of blocks of it; None if there are none.
+        over_text: The difference with its interval over other text, with the same seeds: those of which both runs told
+            of blocks of it; None if there are none.
         p_value: One-sided, of "better" claims with at least two pairs.
         verdict: Of this group.
         reason: What the verdict alone does not say; empty if nothing.
@@ -143,7 +147,7 @@ class Finding:
     baseline_loss: float = math.inf
     parameters: int = 0
     interval: Interval | None = None
-    over_text: float | None = None
+    over_text: Interval | None = None
     p_value: float | None = None
     verdict: Verdict = Verdict.INCONCLUSIVE
     reason: str = ""
@@ -153,10 +157,12 @@ class Finding:
     settled: bool = False
 
     @property
-    def second_look(self) -> Interval | None:
-        """Of the seeds that were planned after a first look at others; None if there was none, or none has been run."""
-        rest = tuple(each for seed, each in self.differences.items() if seed >= self.comparison.first_look)
-        return interval(rest) if self.comparison.first_look and rest else None
+    def new_seeds(self) -> Interval | None:
+        """Of the seeds after the last look at the claim; None if there was none, or none of them has been run."""
+        if not self.comparison.looks:
+            return None
+        new = tuple(each for seed, each in self.differences.items() if seed >= self.comparison.looks[-1])
+        return interval(new) if new else None
 
     @property
     def same(self) -> int:
@@ -271,11 +277,12 @@ def _judged(
     )
 
 
-def _over_text(candidates: Sequence[Record], baselines: Sequence[Record]) -> float | None:
-    pairs = [(a.blocks, b.blocks) for a, b in zip(candidates, baselines, strict=True) if a.blocks and b.blocks]
-    if len({len(blocks) for pair in pairs for blocks in pair}) != 1:
+def _over_text(candidates: Sequence[Record], baselines: Sequence[Record]) -> Interval | None:
+    pairs = [(a, b) for a, b in zip(candidates, baselines, strict=True) if a.blocks and b.blocks]
+    texts = {(len(run.blocks), run.sequences, run.settings.get("task.context")) for pair in pairs for run in pair}
+    if len(texts) != 1 or len(pairs[0][0].blocks) < TEXT_PARTS:
         return None
-    return over_text([ours for ours, _ in pairs], [theirs for _, theirs in pairs])
+    return over_text([ours.blocks for ours, _ in pairs], [theirs.blocks for _, theirs in pairs])
 
 
 def _spent(record: Record, what: Equal) -> float:

@@ -88,7 +88,7 @@ class Experiment:
             self,
             seeds=min(self.seeds, seeds),
             max_seeds=seeds,
-            comparisons=tuple(replace(each, seeds=min(each.seeds, seeds)) for each in self.comparisons),
+            comparisons=tuple(replace(each, seeds=min(each.seeds, seeds), looks=()) for each in self.comparisons),
         )
 
     @property

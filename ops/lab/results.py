@@ -40,18 +40,19 @@ differs from what was published.
 - Losses are held-out, of the global model, in nats per token. Lower is better.
 - Two methods are compared seed by seed, as candidate / baseline - 1 of their losses; above 0 the candidate is worse.
   Figures are means over seeds with Student's 95 % interval. Both are judged on the same sequences: an interval speaks
-  of other seeds with these sequences and at the chosen rates, not of the luck of choosing a rate, and of other text
-  only where a column says so. One seed decides nothing. A cell's loss is the mean over all its seeds, a claim's over
-  those that both sides have.
+  of other seeds with these sequences and at the chosen rates, neither of the luck of choosing a rate nor of other
+  text, for which some claims have a column of their own. One seed decides nothing. A cell's loss is the mean over all
+  its seeds, a claim's over those that both sides have.
 - A claim is put to the test, whatever it says: *holds* means that it is true for the whole interval, *fails* that it
   is true nowhere in it, *identical* that what was compared changed no bit of any run, so that nothing was tested,
   *inconclusive* anything else. Claims of "better" are corrected for their number, those of "not worse" are not: of many
   that are true in the mean, a few will hold or fail by chance. For one that is open the page says about how many seeds
   would decide four times in five, if mean and scatter stay as they are.
-- Seeds are added while an interval is wider than the margin, from the fourth on, so that one 95 % interval in twelve to
-  fifteen misses. Where a verdict was open, some claims were planned with more later: what those seeds say alone stands
-  in a column of its own. Rules and rates that won in an experiment were made its candidates, on the same seeds: what it
-  says of them is exploratory.
+- Seeds are added while an interval is wider than the margin, from the fourth on, so that one 95 % interval in twelve
+  to fifteen misses. Where a verdict was open, some claims were planned with more later, and *new seeds alone* says
+  what those say. The verdict is by all of them: where the truth lies on the margin, one in twelve is wrong after two
+  looks, one in eight after three, instead of one in twenty. Rules and rates that won in an experiment were made its
+  candidates, on the same seeds: what it says of them is exploratory.
 - Time is virtual: the production code runs in a modelled fleet, and only the arithmetic is real.
 """
 
@@ -63,11 +64,11 @@ islands that a round merged; *staleness* is in versions, from the one that a con
 it became part of; *wasted* are tokens that were trained and never merged; *cosine* is the mean one between the
 contributions of a round; *p90* is what nine of ten stay below; *error over sequences* the standard error of a loss
 over the held-out sequences; *over text* the half-width of a 95 % interval of a difference over other held-out text,
-with the same seeds: of those runs that told their losses block by block. A merged pseudo-gradient D is the *mean* of
-the contributions, or *RDA*: their mean direction with their mean length. *Stock* is Nesterov with rate 0.7 and
-momentum 0.9 on the mean; *plain SGD* is rate 1 without momentum. A tuned value is *interior* if smaller and larger
-ones were tried and were worse. *Holm* is the correction for several claims of one experiment. *tiny* and *small* are
-our byte transformers of 0.12 M and 0.9 M parameters.
+with the same seeds: those of which both runs told the losses of parts of it, in brackets how many. A merged
+pseudo-gradient D is the *mean* of the contributions, or *RDA*: their mean direction with their mean length. *Stock* is
+Nesterov with rate 0.7 and momentum 0.9 on the mean; *plain SGD* is rate 1 without momentum. A tuned value is
+*interior* if smaller and larger ones were tried and were worse. *Holm* is the correction for several claims of one
+experiment. *tiny* and *small* are our byte transformers of 0.12 M and 0.9 M parameters.
 [lab.md](lab.md) and [design.md](design.md) have the rest."""
 
 

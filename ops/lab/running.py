@@ -28,8 +28,8 @@ from ops.lab.settings import CellSettings, Mode, key_of, resolved
 #: A loss so many times that of the first point of its curve is one of a run that went wrong.
 FAR_ABOVE = 1.5
 
-#: Blocks of neighbouring held-out sequences whose losses a record keeps: many for a standard error over them, few for
-#: files that lie across their borders, and for the record's size.
+#: Blocks of neighbouring held-out sequences whose losses a record keeps. Which of them count as independent, who reads
+#: them decides: a long file is several blocks.
 BLOCKS = 32
 
 

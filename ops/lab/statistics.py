@@ -8,6 +8,7 @@ special case below, it is what n - 1 = 0 degrees of freedom mean.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -111,19 +112,37 @@ def paired_differences(candidate: Mapping[int, float], baseline: Mapping[int, fl
     return {seed: candidate[seed] / baseline[seed] - 1 for seed in sorted(candidate.keys() & baseline.keys())}
 
 
-def over_text(candidate: Sequence[Sequence[float]], baseline: Sequence[Sequence[float]]) -> float:
-    """Returns the half-width of the 95 % interval of a mean difference over other held-out text, the seeds as they are.
+#: Parts of the held-out text that count as independent: fewer than blocks, since a long file is several of these.
+TEXT_PARTS = 8
+
+
+def over_text(candidate: Sequence[Sequence[float]], baseline: Sequence[Sequence[float]]) -> Interval:
+    """Returns the relative difference with the interval in which other held-out text would leave it, seeds as they are.
 
     The interval over seeds says where the mean would lie with other seeds, on this text. Text that is close together is
-    alike, so what is counted as independent is a block of it: per block the difference, in the mean of the seeds.
+    alike, so what counts as independent are ``TEXT_PARTS`` parts of it. The difference is a ratio of two means over
+    them, and its error the usual one of such a ratio: of what each part deviates from it.
 
     Args:
-        candidate: Seed by seed the losses of consecutive blocks of the held-out text, two blocks or more.
+        candidate: Seed by seed the losses of consecutive blocks of the held-out text, as many as there are parts or
+            more.
         baseline: The same, of the same blocks and seeds.
+
+    Returns:
+        Mean candidate / mean baseline - 1 of these seeds; ``count`` is how many they are.
     """
-    losses, others = ([math.fsum(block) for block in zip(*runs, strict=True)] for runs in (candidate, baseline))
-    level = math.fsum(others) / len(others)
-    return interval([(a - b) / level for a, b in zip(losses, others, strict=True)]).half_width
+    ours, theirs = ([math.fsum(part) for part in _parts(runs)] for runs in (candidate, baseline))
+    ratio = math.fsum(ours) / math.fsum(theirs)
+    level = math.fsum(theirs) / len(theirs)
+    around = interval([(a - ratio * b) / level for a, b in zip(ours, theirs, strict=True)])
+    return Interval(mean=ratio - 1, half_width=around.half_width, count=len(candidate))
+
+
+def _parts(runs: Sequence[Sequence[float]]) -> list[list[float]]:
+    """Returns the losses of all runs in each part of the text."""
+    blocks = list(zip(*runs, strict=True))
+    edges = [round(part * len(blocks) / TEXT_PARTS) for part in range(TEXT_PARTS + 1)]
+    return [[x for block in blocks[a:b] for x in block] for a, b in itertools.pairwise(edges)]
 
 
 def interval(values: Sequence[float]) -> Interval:

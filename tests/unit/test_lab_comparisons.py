@@ -43,8 +43,10 @@ def test_a_comparison_is_read_as_it_stands_in_the_file():
         ({"by": ["task.learning_rate"]}, "by", "leave it out"),
         ({"source": ""}, "source", "where"),
         ({"published": "2.6 %"}, "published", "a number"),
-        ({"first_look": 3, "seeds": 3}, "first_look", "below seeds = 3"),
-        ({"first_look": -1, "seeds": 3}, "first_look", "below seeds = 3"),
+        ({"looks": [3], "seeds": 3}, "looks", "below seeds = 3"),
+        ({"looks": [4, 2], "seeds": 9}, "looks", "must grow"),
+        ({"looks": [0], "seeds": 3}, "looks", "from 1"),
+        ({"looks": [2]}, "looks", "needs seeds"),
     ],
 )
 def test_a_wrong_comparison_is_refused_with_field_and_cure(change, field, cure):
@@ -75,29 +77,50 @@ def test_there_is_a_verdict_for_each_value_of_by_in_order():
     assert found[1].reason == "one seed decides nothing"
 
 
-def test_seeds_that_were_planned_after_a_first_look_are_told_apart():
+def test_seeds_that_were_planned_after_the_last_look_are_told_apart():
     records = pairs(0.01, seeds=range(6), spread=0.001)
-    claim = CLAIM | {"seeds": 6, "first_look": 2}
+    claim = CLAIM | {"seeds": 6, "looks": [1, 2]}
     found = only(claim, records)
-    assert found.second_look == interval([found.differences[seed] for seed in (2, 3, 4, 5)])
-    assert only(claim, records[:4]).second_look is None
-    assert only(CLAIM, records).second_look is None
+    assert found.new_seeds == interval([found.differences[seed] for seed in (2, 3, 4, 5)])
+    assert only(claim, records[:4]).new_seeds is None
+    assert only(CLAIM, records).new_seeds is None
+    assert "| +1.00 % ± 0.20 % | ± 0.45 % (2) | 6 | +1.10 % ± 0.21 % (4) |" in _row(claim, records)
+
+
+def _row(claim, records):
+    """The row of a claim as its chapter has it, where two of its pairs have told of parts of the text."""
+    blocks = [[3.0] * 8, [3.03, 3.0, 3.06, 3.03, 3.03, 3.03, 3.03, 3.03]]
+    told = [
+        replace(each, blocks=tuple(blocks[each.cell["mode"] == "decoupled"])) if each.seed in (1, 4) else each
+        for each in records
+    ]
+    return chapter._verdicts(findings([comparison_of(claim)], told))
 
 
 def test_what_other_text_would_say_is_told_by_the_pairs_that_kept_blocks_of_it():
-    blocks = ((2.0, 1.0, 3.0), (2.1, 1.1, 3.4))
-    told = [
-        replace(record(mode=mode, seed=seed), blocks=blocks[mode == "decoupled"])
-        for mode in ("diloco", "decoupled")
-        for seed in SEEDS
-    ]
-    found = only(CLAIM, told)
-    assert found.over_text == pytest.approx(over_text([blocks[1]], [blocks[0]]))
+    def blocks(seed, mode):
+        return tuple(2.0 + 0.1 * seed + 0.01 * (mode == "decoupled") * (k % 3) + 0.1 * k for k in range(16))
+
+    told = [replace(each, blocks=blocks(each.seed, each.cell["mode"])) for each in pairs(0.0)]
+
+    def of(*seeds):
+        return over_text(*([blocks(seed, mode) for seed in seeds] for mode in ("decoupled", "diloco")))
+
+    assert only(CLAIM, told).over_text == of(0, 1, 2)
     half = [replace(each, blocks=()) if (each.seed, each.cell["mode"]) == (1, "diloco") else each for each in told]
-    assert only(CLAIM, half).over_text == pytest.approx(found.over_text)  # two pairs are left, and say the same
+    assert only(CLAIM, half).over_text == of(0, 2) != of(0, 1)
     assert only(CLAIM, [replace(each, blocks=()) for each in told]).over_text is None
-    others = [replace(each, blocks=each.blocks[: 3 - each.seed % 2]) for each in told]
-    assert only(CLAIM, others).over_text is None  # blocks of unlike texts
+    assert only(CLAIM, [replace(each, blocks=each.blocks[:7]) for each in told]).over_text is None
+
+
+@pytest.mark.parametrize(
+    "change", [{"sequences": 64}, {"settings": {"task.context": 64}}], ids=["sequences", "context"]
+)
+def test_blocks_of_unlike_sequences_are_not_compared(change):
+    told = [replace(each, blocks=tuple(range(1, 17))) for each in pairs(0.0)]
+    assert only(CLAIM, told).over_text is not None
+    unlike = [replace(each, **change) if each.cell["mode"] == "diloco" else each for each in told]
+    assert only(CLAIM, unlike).over_text is None
 
 
 def test_cells_that_differ_in_what_by_does_not_name_get_verdicts_of_their_own():

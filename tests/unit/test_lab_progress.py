@@ -1,8 +1,11 @@
 """What a long run says of itself on the way."""
 
+import math
+
 import numpy as np
 import pytest
 
+from ops.lab import running
 from ops.lab.progress import Progress, latest, note
 from ops.lab.running import BLOCKS, run_cell
 from ops.lab.settings import cell_settings
@@ -42,6 +45,11 @@ def test_a_run_tells_every_point_of_its_curve_but_the_last(mode):
     record = run_cell(cell, 0, watch=told.append)
     assert [(each.points, each.of) for each in told] == [(n, cell.evaluations) for n in range(1, cell.evaluations)]
     assert [each.loss for each in told] == [loss for _, _, loss in record.curve[:-1]]
+
+
+@pytest.mark.parametrize("losses", [[2.0] * (2 * BLOCKS - 1), [2.0] * 99 + [math.inf], []], ids=["few", "lost", "none"])
+def test_there_are_no_blocks_of_too_few_sequences_or_of_a_run_that_went_wrong(losses):
+    assert running._blocks(np.array(losses)) == ()
 
 
 def test_a_record_has_the_loss_of_every_part_of_the_held_out_text():

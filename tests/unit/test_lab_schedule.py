@@ -114,7 +114,8 @@ def test_a_claim_that_is_planned_with_a_number_of_seeds_gets_it_whatever_its_int
     first = replace(experiment, seeds=1)
     begun = [record_of(run, 1.0 + run.seed) for run in agenda(first, []).due]
     assert [run.seed for run in agenda(first, begun).due] == [1, 1, 2, 2], "side by side, not one after the other"
-    order, _ = play(experiment.limited(2), lambda run: 1.0 + 1e-5 * run.seed)
+    limited = write(PLAIN + "seeds = 3\nlooks = [2]\n").limited(2)
+    order, _ = play(limited, lambda run: 1.0 + 1e-5 * run.seed)
     assert [run.seed for run in order] == [0, 0, 1, 1]
 
 
@@ -344,6 +345,9 @@ def test_runs_at_a_rate_that_is_no_longer_the_best_neither_count_nor_get_more_se
 def test_no_reported_seed_may_be_the_one_that_tuned(write):
     with pytest.raises(ConfigError, match=r"tune\.seed = 1000: must be at least 1001, the seeds"):
         replace(write(TUNED), max_seeds=1001)
+    planned = TUNED.replace("margin = 0.01\n", "margin = 0.01\nseeds = 1001\n", 1)
+    with pytest.raises(ConfigError, match=r"tune\.seed = 1000: must be at least 1001, the seeds"):
+        write(planned)
 
 
 def test_cells_that_wait_for_a_rate_are_counted(write):
