@@ -19,12 +19,13 @@ ROOT = Path(__file__).resolve().parents[2]
 UV = shutil.which("uv") or shutil.which("uv", path=str(Path(sys.executable).parent))
 
 CLI = """
-import ops, os, probe, sys
+import importlib.util, ops, os, probe, sys
 def main(prog):
     print("prefix", sys.prefix)
     print("probe", probe.VERSION)
     print("ops", os.path.dirname(ops.__file__))
     print("arguments", *sys.argv[1:])
+    print("own", importlib.util.find_spec("users_own") is not None)
     return 5
 """
 
@@ -68,15 +69,15 @@ class Checkout:
         text = f"# a comment\nprobe=={version} \\\n    --hash=sha256:{digest}\n    # via atoll\n"
         (self.root / "requirements.lock").write_text(text)
 
-    def start(self, *arguments, uv=True, **more):
+    def start(self, *arguments, uv=True, python=None, module=("-m", "ops"), cwd=None, **more):
         variables = self.variables | more
         path = [os.path.dirname(UV)] if uv and UV else []
         # The system's own folders; nothing of the environment that runs this test.
         variables["PATH"] = os.pathsep.join([*path, "/usr/bin", "/bin"])
         base = os.path.realpath(sys.executable)
         return subprocess.Popen(
-            [base, "-m", "ops", *arguments],
-            cwd=self.root,
+            [python or base, *module, *arguments],
+            cwd=cwd or self.root,
             env=variables,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -219,12 +220,18 @@ def test_a_checkout_that_cannot_be_written_says_so(checkout, monkeypatch):
 
 
 @pytest.mark.parametrize("where", ["ops", "ops/__main__.py"])
-def test_the_checkout_may_be_named_from_elsewhere(tmp_path, where):
-    options = ["--params", "5B", "--sites", "2", "--step-time", "1", "--json"]
-    command = [sys.executable, str(ROOT / where), "plan", *options]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "bandwidth_gbps" in done.stdout
+def test_the_checkout_may_be_named_from_a_folder_with_modules_of_its_own(checkout, tmp_path, where):
+    elsewhere = tmp_path / "elsewhere"
+    (elsewhere / "ops").mkdir(parents=True)  # of the same name as ours
+    (elsewhere / "ops" / "__main__.py").write_text("raise SystemExit('a stranger')")
+    (elsewhere / "users_own.py").write_text("")
+    for variables in ({}, {}, {"ATOLL_NO_VENV": "1"}):  # builds .venv, enters it, and is not to
+        inside = str(checkout.environment / "bin" / "python") if variables else None
+        module = (str(checkout.root / where),)
+        status, said, err = checkout.run("up", python=inside, module=module, cwd=elsewhere, **variables)
+        assert status == 5, err
+        assert (said["ops"], said["prefix"]) == (str(checkout.root / "ops"), str(checkout.environment))
+        assert said["own"] == "True"
 
 
 def test_an_older_python_is_told_what_to_install():
