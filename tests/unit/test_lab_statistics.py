@@ -91,6 +91,17 @@ def test_an_interval_over_text_covers_what_other_text_would_have_said(share):
     assert 25 <= missed <= 85
 
 
+@pytest.mark.parametrize(("looks", "wrong"), [((8,), 0.05), ((4, 8), 0.086), ((4, 12, 24), 0.123)], ids=str)
+def test_what_it_costs_to_look_again_at_a_claim_that_was_open(looks, wrong):
+    """The truth lies on the margin, so that every verdict is wrong; the page and docs/lab.md quote these shares."""
+    seeds = np.random.default_rng(0).normal(size=(20_000, looks[-1]))
+    verdicts = np.zeros(len(seeds), bool)
+    for n in looks:
+        half_width = student_quantile(0.975, n - 1) * seeds[:, :n].std(axis=1, ddof=1) / math.sqrt(n)
+        verdicts |= np.abs(seeds[:, :n].mean(axis=1)) > half_width
+    assert verdicts.mean() == pytest.approx(wrong, abs=0.006)
+
+
 def test_an_interval_of_three_values_by_hand():
     # mean 2; deviations -1, 0, 1; variance 1; standard error 1 / sqrt(3); quantile 4.302653 with 2 degrees
     found = interval([1.0, 2.0, 3.0])
