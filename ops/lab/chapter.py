@@ -248,6 +248,8 @@ def _verdicts(found: Sequence[Finding]) -> str:
         ]
         where = finding.name if finding.name != "all" else ""
         seeds = str(len(finding.differences))
+        if len(finding.seeds) < claim.seeds:
+            seeds += f" of {claim.seeds}"
         text = _over_text(finding)
         new = finding.new_seeds
         alone = f"{gap(new)} ({new.count})" if new is not None else ""

@@ -22,6 +22,8 @@ from islands.evaluate import evaluate_file, place
 from islands.partition import tensor_specs
 from islands.task import DataShare, Schedule, Task, load_task
 from islands.tree import flatten
+from ops.lab.merging import kinds_of
+from ops.lab.settings import MergeRule
 
 
 def a_task(*, width: int = 3, depth: int = 1, **rest) -> Task:
@@ -200,6 +202,20 @@ def test_a_model_of_pieces_learns_and_says_how_long_they_are(text, tmp_path, mon
     assert task.evaluate(params) < 0.95 * before
 
 
+def test_matrices_may_be_merged_by_the_mean_as_the_laboratory_does(text):
+    def specs_of(**options):
+        task = language.task(model="tiny", data=[text], held_out_tokens=512, **options)
+        params, _ = task.init(0)
+        return task, params, tensor_specs(params, task.kinds, task.unit_axes)
+
+    task, params, usual = specs_of()
+    assert {each.kind for each in usual} == {Kind.RDA, Kind.MEAN}
+    *_, found = specs_of(merge="mean")
+    assert found == tensor_specs(params, kinds_of(task, params, MergeRule.MEAN), task.unit_axes)
+    *_, found = specs_of(merge="mean", embeddings="rows")
+    assert [each.name for each in found if each.kind is Kind.RDA] == ["embed"]  # which was asked for by itself
+
+
 @pytest.mark.parametrize(("embeddings", "kind", "unit_axes"), [("mean", Kind.MEAN, 0), ("rows", Kind.RDA, 1)])
 def test_embeddings_are_merged_by_the_mean_or_row_by_row(text, embeddings, kind, unit_axes):
     task = language.task(model="tiny", data=[text], embeddings=embeddings, held_out_tokens=512)
@@ -253,6 +269,7 @@ def test_a_mixture_of_experts_is_one_setting(text):
     [
         ({"model": "huge"}, "model = 'huge': must be one of tiny, small, medium"),
         ({"embeddings": "columns"}, "embeddings = 'columns': must be one of mean, rows"),
+        ({"merge": "median"}, "merge = 'median': must be one of rda, mean"),
         ({"b2": 1.0}, "b2 = 1.0: must be from 0 to below 1"),
         ({"optimizer": "sgd"}, "optimizer = 'sgd': must be one of adamw, muon"),
         ({"dtype": "float16"}, "dtype = 'float16': must be one of float32, bfloat16"),

@@ -84,6 +84,7 @@ def test_seeds_that_were_planned_after_the_last_look_are_told_apart():
     assert found.new_seeds == interval([found.differences[seed] for seed in (2, 3, 4, 5)])
     assert only(claim, records[:4]).new_seeds is None
     assert only(CLAIM, records).new_seeds is None
+    assert "| 6 of 8 |" in _row(claim | {"seeds": 8}, records)
     assert "| +1.00 % ± 0.20 % | ± 0.45 % (2) | 6 | +1.10 % ± 0.21 % (4) |" in _row(claim, records)
 
 
