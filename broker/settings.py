@@ -122,7 +122,7 @@ def add_flags(parser: argparse.ArgumentParser, cls: type[Any], *, skip: Collecti
         else:
             options["metavar"] = _metavar(base)
             if typing.get_origin(base) in _COLLECTIONS:
-                options["nargs"] = "+"
+                options |= {"nargs": "+", "action": "extend"}  # --data A B, or --data A --data B
         group.add_argument(each.flag, **options)
     return added
 

@@ -66,6 +66,11 @@ def test_flags_win_over_the_file(tmp_path):
     assert plan.up.pace == (0.1,)
 
 
+def test_a_flag_that_takes_several_values_may_be_given_several_times():
+    plan = resolved("--task-option", "batch=9", "--task-option", "deep=x", "--data", "a", "--data", "b")
+    assert (plan.task["batch"], plan.task["deep"], len(plan.task["data"])) == (9, "x", 2)
+
+
 def test_the_resolved_file_gives_every_process_the_same_settings_again(tmp_path):
     plan = resolved("--islands", "3", "--data", "here", "--codec", "f32")
     path = tmp_path / "config.toml"
