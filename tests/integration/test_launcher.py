@@ -223,6 +223,7 @@ def test_a_checkout_that_cannot_be_written_says_so(checkout, monkeypatch):
 def test_the_checkout_may_be_named_from_a_folder_with_modules_of_its_own(checkout, tmp_path, where):
     elsewhere = tmp_path / "elsewhere"
     (elsewhere / "ops").mkdir(parents=True)  # of the same name as ours
+    (elsewhere / "ops" / "__init__.py").write_text("")
     (elsewhere / "ops" / "__main__.py").write_text("raise SystemExit('a stranger')")
     (elsewhere / "users_own.py").write_text("")
     for variables in ({}, {}, {"ATOLL_NO_VENV": "1"}):  # builds .venv, enters it, and is not to
