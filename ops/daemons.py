@@ -5,12 +5,10 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
+from ops.launcher import ROOT
 from ops.local_plan import LocalPlan
 from ops.processes import ProcessSpec
-
-ROOT = Path(__file__).resolve().parent.parent
 
 
 def processes(

@@ -10,11 +10,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 from broker.errors import ConfigError
-
-ROOT = Path(__file__).resolve().parent.parent
+from ops.launcher import ROOT
 
 GATES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("lint", ("ruff", "check", ".")),

@@ -94,11 +94,11 @@ class Comparison:
             raise ConfigError("margin", self.margin, "is relative and must be from 0 to below 1; 0.01 is one percent")
         if self.kind is Kind.EQUAL and self.margin == 0:
             raise ConfigError("margin", self.margin, "must be above 0: no two runs are exactly equal")
-        if any(b <= a for a, b in itertools.pairwise((0, *self.looks, self.seeds or math.inf))):
-            cure = f"must grow, from 1 to below seeds = {self.seeds} of the claim, which were planned after them"
-            raise ConfigError("looks", list(self.looks), cure)
         if self.looks and not self.seeds:
             raise ConfigError("looks", list(self.looks), "needs seeds, the number that was planned after them")
+        if self.looks and any(b <= a for a, b in itertools.pairwise((0, *self.looks, self.seeds))):
+            cure = f"must grow, from 1 to below seeds = {self.seeds} of the claim, which were planned after them"
+            raise ConfigError("looks", list(self.looks), cure)
         for name in self.by:
             if name in self.ignore or name in self.candidate:
                 raise ConfigError("by", name, "is fixed or ignored by the same comparison; leave it out of one of them")

@@ -406,6 +406,7 @@ def test_the_time_of_a_run_is_estimated_from_what_an_inner_step_took_before(writ
         ('question = "q"\n[run]\noutages=[[7, 1, 1]]', "outages", "from 0"),
         ('question = "q"\n[run]\nmode="diloco"\nchips=1000', "mode", "decoupled"),
         ("question = ", "experiment", "TOML"),
+        ('question = "q"\n[run]\ntask.merge="mean"', "task.merge", r"in \[run\]"),
         ('question = "q"\n[run]\njitter=3.0', "jitter", "between 0 and 1"),
         ('question = "q"\n[run]\njoins=[[1, 30, 10]]', "joins", "after it begins"),
         ('question = "q"\n[grid]\nmode=["diloco"]\n[tune]\nname="keep"\nvalues=[0.5,1.0]\nseed=2', "tune.seed", "own"),
