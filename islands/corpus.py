@@ -30,6 +30,8 @@ from islands.vocabulary import Vocabulary, cache_folder, remembered, train
 #: A one-dimensional array of token ids: uint8 of text, uint16 of its pieces, or whatever integers a token array holds.
 Tokens = npt.NDArray[np.integer[Any]]
 
+#: Before the name of an installed package whose sources are meant: such a name is no path.
+PYTHON: Final = "python:"
 BYTE_VOCABULARY: Final = 256
 HELD_OUT_ONE_IN: Final = 20
 #: Text is held in memory, in every island; more than this belongs into a token array.
@@ -42,7 +44,6 @@ _SKIPPED_FOLDERS: Final = frozenset({"site-packages", "dist-packages", "__pycach
 _SKIPPED_SOURCES: Final = frozenset({"test", "tests", "idle_test", "encodings", "pydoc_data", "lib-dynload"})
 #: Text files hold no zero byte; looked for at the start, as git does.
 _SNIFFED_BYTES: Final = 8192
-_PYTHON: Final = "python:"
 #: Hashed together: a copy of them is all the memory it takes.
 _HASHED_TOKENS: Final = 2**20
 
@@ -101,7 +102,7 @@ def load_corpus(paths: Sequence[str | os.PathLike[str]] = (), *, vocabulary: int
         ConfigError: If a path cannot be read, holds nothing, or holds a token id outside the vocabulary; or if there
             can be no vocabulary of ``bpe`` pieces.
     """
-    files = [file for path in paths or [f"{_PYTHON}stdlib"] for file in _files_of(path)]
+    files = [file for path in paths or [f"{PYTHON}stdlib"] for file in _files_of(path)]
     named = ", ".join(str(p) for p in paths) or "the interpreter's sources"
     arrays = [_open_array(file) for file in files if _is_array(file)]
     texts, held_out_texts = _split_texts(
@@ -148,7 +149,7 @@ def _is_array(file: Path) -> bool:
 
 def _files_of(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Yields the files that one entry of ``data`` names."""
-    if not (isinstance(path, str) and path.startswith(_PYTHON)):
+    if not (isinstance(path, str) and path.startswith(PYTHON)):
         yield from _files(Path(path), _SKIPPED_FOLDERS)
         return
     for place in _python_places(path):
@@ -161,7 +162,7 @@ def _python_places(path: str) -> list[Path]:
     Raises:
         ConfigError: If no package of that name with sources is installed.
     """
-    name = path.removeprefix(_PYTHON)
+    name = path.removeprefix(PYTHON)
     if name == "stdlib":
         return [Path(sysconfig.get_path("stdlib"))]
     if not name.isidentifier():

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from broker.errors import ConfigError
+from islands.options import check_options
 from islands.shares import DataShare as DataShare  # where tasks look for it
 
 #: Parameters, optimizer state and batches are the task's own; an island knows parameters as a tree of arrays.
@@ -104,7 +105,7 @@ def load_task(path: str, options: Mapping[str, Any]) -> Task:
     if not callable(function):
         cure = f"module {module_name} has no function {function_name}: name one that returns an islands.task.Task"
         raise ConfigError("task", path, cure)
-    _check_options(path, inspect.signature(function), options)
+    check_options(path, inspect.signature(function), options)
     try:
         task = function(**options)
     except ConfigError as err:
@@ -136,20 +137,3 @@ def _broken(path: str, err: Exception) -> ConfigError:
     """The error of a task's own code, with the line it comes from: starting it again would not help."""
     frame = traceback.extract_tb(err.__traceback__)[-1]
     return ConfigError("task", path, f"{type(err).__name__}: {err} ({frame.filename}, line {frame.lineno})")
-
-
-def _check_options(path: str, signature: inspect.Signature, options: Mapping[str, Any]) -> None:
-    """Binds the options to the signature, so that a wrong one is named before the function runs."""
-    by_name = {
-        name: p
-        for name, p in signature.parameters.items()
-        if p.kind in (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    }
-    takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in signature.parameters.values())
-    known = ", ".join(by_name) or "none"
-    for name, value in options.items():
-        if name not in by_name and not takes_any:
-            raise ConfigError(f"task.{name}", value, f"{path} has no such option; it has: {known}")
-    for name, parameter in by_name.items():
-        if parameter.default is inspect.Parameter.empty and name not in options:
-            raise ConfigError(f"task.{name}", None, f"{path} needs this option; it has: {known}")

@@ -25,6 +25,8 @@ from broker.settings import setting
 from broker.sockets import MAX_BROKERS
 from broker.toml import dump
 from islands.config import IslandConfig
+from islands.corpus import PYTHON
+from islands.options import check_options, signature_in_source
 from ops.links.placing import Links
 
 #: What trains visibly in under five minutes on two cores.
@@ -241,6 +243,10 @@ def resolve(args: argparse.Namespace, *, run_dir: Path, port: int, redis_url: st
     if len(up.pace) not in (0, 1, plan.aggregator.islands):
         cure = f"must be one number, or one for each of the {plan.aggregator.islands} islands"
         raise ConfigError("pace", ",".join(f"{each:g}" for each in up.pace), cure)
+    # Else the first island would tell, seconds after everything was started; what it alone can know it still tells.
+    signature = signature_in_source(plan.island.task)
+    if signature is not None:
+        check_options(plan.island.task, signature, plan.task)
     return plan
 
 
@@ -276,8 +282,12 @@ def _task_options(table: Mapping[str, Any], up: UpConfig) -> dict[str, Any]:
         options["data"] = list(up.data)
     options |= {key: _as_toml(value) for key, value in up.task_options.items()}
     if isinstance(options.get("data"), list):
-        options["data"] = [os.path.abspath(os.path.expanduser(path)) for path in options["data"]]
+        options["data"] = [_absolute(path) for path in options["data"]]
     return options
+
+
+def _absolute(path: str) -> str:
+    return path if path.startswith(PYTHON) else os.path.abspath(os.path.expanduser(path))
 
 
 def _as_toml(value: Any) -> Any:

@@ -70,7 +70,7 @@ def test_a_task_is_loaded_with_its_options(tasks):
         ("tasks_of_a_test:absent", {}, "module tasks_of_a_test has no function absent"),
         ("tasks_of_a_test:constant", {}, "has no function constant"),
         ("tasks_of_a_test:wrong", {}, "returned dict: it must return an islands.task.Task"),
-        ("tasks_of_a_test:strict", {"needed": 1, "sise": 2}, r"task.sise = 2: .* it has: needed, size"),
+        ("tasks_of_a_test:strict", {"needed": 1, "sise": 2}, r"task.sise = 2: .* did you mean size\?"),
         ("tasks_of_a_test:strict", {}, "task.needed = None: .* needs this option"),
         ("tasks_of_a_test:refuses", {}, "task.size = 0: must be positive"),
     ],

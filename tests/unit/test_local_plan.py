@@ -60,15 +60,29 @@ def test_flags_win_over_the_file(tmp_path):
         '[run]\nrun_id = "mine"\n[aggregator]\nislands = 3\nquorum = 2\n[task]\nmodel = "tiny"\nbatch = 4\n'
         "[up]\npace = [0.1]\n"
     )
-    plan = resolved("--config", str(path), "--islands", "2", "--model", "medium", "--task-option", "batch=9", "deep=x")
+    plan = resolved(
+        "--config", str(path), "--islands", "2", "--model", "medium", "--task-option", "batch=9", "merge=mean"
+    )
     assert (plan.run_id, plan.aggregator.islands, plan.aggregator.quorum) == ("mine", 2, 2)
-    assert plan.task == {"model": "medium", "batch": 9, "deep": "x"}
+    assert plan.task == {"model": "medium", "batch": 9, "merge": "mean"}
     assert plan.up.pace == (0.1,)
 
 
 def test_a_flag_that_takes_several_values_may_be_given_several_times():
-    plan = resolved("--task-option", "batch=9", "--task-option", "deep=x", "--data", "a", "--data", "b")
-    assert (plan.task["batch"], plan.task["deep"], len(plan.task["data"])) == (9, "x", 2)
+    plan = resolved("--task-option", "batch=9", "--task-option", "merge=mean", "--data", "a", "--data", "b")
+    assert (plan.task["batch"], plan.task["merge"], len(plan.task["data"])) == (9, "mean", 2)
+
+
+def test_paths_of_data_are_absolute_and_names_of_packages_stay():
+    assert resolved("--data", "here", "python:numpy").task["data"] == [str(Path("here").absolute()), "python:numpy"]
+
+
+def test_an_option_that_the_task_does_not_have_is_refused_before_anything_starts(tmp_path):
+    with pytest.raises(ConfigError, match=r"task.modle = 'tiny': .* has no such option; did you mean model\?"):
+        resolved("--task-option", "modle=tiny")
+    path = tmp_path / "mine.toml"
+    path.write_text('[island]\ntask = "nobody.has:this"\n[task]\nanything = 1\n')
+    assert resolved("--config", str(path)).task == {"anything": 1}  # cannot be told from here: the islands will
 
 
 def test_the_resolved_file_gives_every_process_the_same_settings_again(tmp_path):

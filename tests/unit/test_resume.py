@@ -31,7 +31,7 @@ def no_redis(monkeypatch):
 def a_run(tmp_path):
     """The directory of a run that was started and stopped at once."""
     run_dir = tmp_path / "demo"
-    with in_a_process(run_dir, "--islands", "3", "--tokens", "1000", "--task-option", "width=8"):
+    with in_a_process(run_dir, "--islands", "3", "--tokens", "1000", "--task-option", "batch=8"):
         pass
     return run_dir
 
@@ -61,7 +61,7 @@ def in_a_process(run_dir, *words):
 def test_a_resumed_run_has_the_settings_the_name_and_the_port_of_before(a_run):
     plan = up.prepare(parsed("--resume", a_run))
     assert (plan.run_id, plan.aggregator.islands, plan.aggregator.total_tokens) == ("demo", 3, 1000)
-    assert plan.task == {"width": 8}
+    assert plan.task == {"batch": 8}
     assert plan.aggregator.store == a_run / "store"
     assert plan.broker.port == resume.stored_port(a_run)
 
@@ -83,7 +83,7 @@ def test_what_may_change_changes_and_stands_in_the_file_afterwards(a_run):
 
 
 def test_flags_that_say_what_the_run_has_already_are_welcome(a_run):
-    up.prepare(parsed("--resume", a_run, "--islands", 3, "--task-option", "width=8"))
+    up.prepare(parsed("--resume", a_run, "--islands", 3, "--task-option", "batch=8"))
 
 
 @pytest.mark.parametrize(
@@ -91,8 +91,8 @@ def test_flags_that_say_what_the_run_has_already_are_welcome(a_run):
     [
         (("--islands", 4), "islands = '4': the run in .* has 3: leave it out"),
         (("--outer-momentum", 0.5), "outer_momentum = '0.5': the run in .* has 0.0"),
-        (("--task-option", "width=9"), "task.width = '9': the run in .* has 8"),
-        (("--task-option", "depth=2"), "task.depth = '2': the run in .* has no such setting"),
+        (("--task-option", "batch=9"), "task.batch = '9': the run in .* has 8"),
+        (("--task-option", "context=2"), "task.context = '2': the run in .* has no such setting"),
         (("--config", "other.toml"), "config = 'other.toml': does not go with --resume"),
         (("--run-dir", "other"), "run_dir = 'other': does not go with --resume"),
     ],

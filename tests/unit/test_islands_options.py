@@ -1,0 +1,117 @@
+"""A task's options, told by its source: what loading the task would find, before anything is imported."""
+
+import inspect
+import sys
+from textwrap import dedent
+
+import pytest
+
+from broker.errors import ConfigError
+from islands import language
+from islands.options import check_options, signature_in_source
+
+
+@pytest.fixture
+def read(tmp_path):
+    """Returns what the source of a module says of its function ``task``."""
+    (tmp_path / "package_of_a_test").mkdir()
+    (tmp_path / "package_of_a_test" / "__init__.py").write_text("raise RuntimeError('nobody imports this')\n")
+
+    def read(source, module="package_of_a_test.sub"):
+        file = tmp_path.joinpath(*module.split(".")).with_suffix(".py")
+        file.write_text(dedent(source))
+        return signature_in_source(f"{module}:task", search=[str(tmp_path)])
+
+    return read
+
+
+def named(signature):
+    """Returns (name, kind, whether it has a default) of each parameter."""
+    return [(p.name, p.kind, p.default is not p.empty) for p in signature.parameters.values()]
+
+
+def test_the_source_of_the_default_task_says_what_its_signature_says():
+    source = signature_in_source("islands.language:task")
+    assert named(source) == named(inspect.signature(language.task))
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        "",
+        "size",
+        "size=1",
+        "a, /, b, c=2, *, d, e=5",
+        "a, b=1, /, c=2",
+        "*args, size",
+        "*, size=1, **others",
+        "**others",
+    ],
+)
+def test_every_kind_of_parameter_is_read_as_python_reads_it(read, parameters):
+    scope = {}
+    exec(f"def task({parameters}): ...", scope)
+    assert named(read(f"def task({parameters}):\n    return 1\n")) == named(inspect.signature(scope["task"]))
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "",
+        "task = make()\n",
+        "from elsewhere import task\n",
+        "from elsewhere import *\ndef task(size): ...\n",
+        "@wrapped\ndef task(size): ...\n",
+        "def task(size): ...\ntask = wrapped(task)\n",
+        "def task(size): ...\ndef task(width): ...\n",
+        "if FAST:\n    def task(size): ...\nelse:\n    def task(width): ...\n",
+        "class task: ...\n",
+        "def task(size:\n",
+    ],
+)
+def test_a_source_that_does_not_tell_is_left_to_the_loading(read, source):
+    assert read(source) is None
+
+
+def test_what_a_function_binds_inside_does_not_count(read):
+    signature = read("""
+        def main():
+            task = load()
+        def task(size, width=2):
+            task = size
+    """)
+    assert list(signature.parameters) == ["size", "width"]
+
+
+def test_a_module_that_is_not_there_is_left_to_the_loading(tmp_path):
+    for path in ("no_such_package.module:task", "no_such_module:task", "math:task", "sys:task", "broker:task", ":task"):
+        assert signature_in_source(path) is None
+    assert signature_in_source("os.path:task") is None
+    assert signature_in_source("islands.language:no_such") is None
+
+
+def test_reading_a_task_does_not_import_it(read):
+    assert read("raise RuntimeError\ndef task(size): ...\n") is not None
+    assert "package_of_a_test" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"needed": 1, "sise": 2}, r"task.sise = 2: a:b has no such option; did you mean size\?"),
+        ({"needed": 1, "colour": 2}, "task.colour = 2: a:b has no such option; there are needed, size"),
+        ({"size": 2}, "task.needed = None: a:b needs this option; it has: needed, size"),
+    ],
+)
+def test_an_option_that_does_not_fit_is_refused_with_the_cure(read, options, message):
+    with pytest.raises(ConfigError, match=message):
+        check_options("a:b", read("def task(*, needed, size=1): ...\n"), options)
+
+
+def test_a_function_without_options_says_so(read):
+    with pytest.raises(ConfigError, match="a:b has no such option; it has none"):
+        check_options("a:b", read("def task(): ...\n"), {"size": 1})
+
+
+def test_a_function_that_takes_any_option_takes_them(read):
+    check_options("a:b", read("def task(size=1, **others): ...\n"), {"colour": 1})
