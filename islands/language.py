@@ -61,6 +61,7 @@ def task(
     merge: str = "rda",
     embeddings: str = "mean",
     optimizer: str = "adamw",
+    momentum: float | None = None,
     held_out_tokens: int = 32_768,
 ) -> Task:
     """Returns the task that trains a language model.
@@ -89,6 +90,8 @@ def task(
         embeddings: How islands' embeddings are merged: ``mean``, as published, or ``rows``: by length and direction,
             as if each row were a layer of its own.
         optimizer: The inner one: ``adamw``, as published, or ``muon``: that for the matrices, AdamW for the rest.
+        momentum: Of Muon: how slowly the mean of gradients forgets that a step follows, made orthogonal. When it is
+            not given it is 0.95, as published; small models with small batches do better with 0.9.
         held_out_tokens: About so many tokens are evaluated, in sequences of ``context`` evenly spaced over what is held
             out; all of it when that is less.
 
@@ -107,9 +110,14 @@ def task(
         raise ConfigError("optimizer", optimizer, f"must be one of {', '.join(_OPTIMIZERS)}")
     if not 0 <= b2 < 1:
         raise ConfigError("b2", b2, "must be from 0 to below 1, such as 0.95 or 0.99")
+    if momentum is not None and optimizer != "muon":
+        raise ConfigError("momentum", momentum, "is that of Muon: add optimizer = muon, or leave it out")
+    if momentum is not None and not 0 <= momentum < 1:
+        raise ConfigError("momentum", momentum, "must be from 0 to below 1, such as 0.9 or 0.95")
     for name, value in (("batch", batch), ("context", context), ("held_out_tokens", held_out_tokens)):
         if value < 1:
             raise ConfigError(name, value, "must be at least 1")
+    constants = {"weight_decay": weight_decay, "b2": b2} | ({} if momentum is None else {"beta": momentum})
     corpus = load_corpus(data, vocabulary=vocabulary, bpe=bpe)
     config = transformer.ModelConfig(
         vocabulary=corpus.vocabulary, experts=experts, top_k=top_k, **transformer.PRESETS[model]
@@ -129,7 +137,7 @@ def task(
         bytes_per_token=corpus.bytes_per_token,
         corpus=corpus.digest,
         tokens_per_step=batch * context,
-        optimizer=_OPTIMIZERS[optimizer](weight_decay=weight_decay, b2=b2),
+        optimizer=_OPTIMIZERS[optimizer](**constants),
         learning_rate=warm_up_cosine(learning_rate, warm_up_steps=warm_up_steps, ramp_steps=ramp_steps),
         kinds={"^embed$": _EMBEDDINGS[embeddings]} | ({"": "mean"} if merge == "mean" else {}),
         unit_axes={"^embed$": 1 if embeddings == "rows" else 0},

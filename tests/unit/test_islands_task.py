@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import sys
 import types
 from itertools import islice
@@ -239,6 +240,25 @@ def test_squared_gradients_are_forgotten_as_slowly_as_is_asked(text, optimizer):
     assert seconds[0].any()
 
 
+def test_muon_forgets_gradients_as_slowly_as_is_asked(text):
+    """After one step its mean of them is (1 - momentum) of the gradient; 0.95 is what it has when nothing is asked."""
+    means = {}
+    for momentum in (None, 0.9, 0.95):
+        task = language.task(
+            model="tiny", data=[text], batch=2, optimizer="muon", momentum=momentum, held_out_tokens=512
+        )
+        params, state = task.init(0)
+        _, state, _ = task.train(params, state, next(task.data(DataShare(index=0, count=1))), Schedule(0, 0))
+        leaves = jax.tree_util.tree_leaves_with_path(state)
+        (mean,) = [
+            leaf for path, leaf in leaves if re.search(r"muon.*mu\[.layers.\]\[0\].*query", jax.tree_util.keystr(path))
+        ]
+        means[momentum] = np.asarray(mean)
+    np.testing.assert_allclose(means[0.9], 2 * means[0.95], rtol=1e-4)
+    np.testing.assert_array_equal(means[None], means[0.95])
+    assert means[0.9].any()
+
+
 def test_a_task_says_on_what_it_trains(tiny, text):
     assert tiny.corpus == load_corpus([text]).digest
     assert a_task().corpus == ""
@@ -271,6 +291,8 @@ def test_a_mixture_of_experts_is_one_setting(text):
         ({"embeddings": "columns"}, "embeddings = 'columns': must be one of mean, rows"),
         ({"merge": "median"}, "merge = 'median': must be one of rda, mean"),
         ({"b2": 1.0}, "b2 = 1.0: must be from 0 to below 1"),
+        ({"optimizer": "muon", "momentum": 1.0}, "momentum = 1.0: must be from 0 to below 1"),
+        ({"momentum": 0.9}, "momentum = 0.9: is that of Muon: add optimizer = muon"),
         ({"optimizer": "sgd"}, "optimizer = 'sgd': must be one of adamw, muon"),
         ({"dtype": "float16"}, "dtype = 'float16': must be one of float32, bfloat16"),
         ({"batch": 0}, "batch = 0"),
