@@ -24,10 +24,10 @@ from broker.redis_server import server
 from broker.registry import Registry
 from broker.signals import Interrupted, Signals
 from ops import daemons, local_plan, resume, run_directory
-from ops.archive import ADDRESS_FILE
 from ops.cluster import Change, LocalCluster, are_free, free_ports, wait_until_listening
 from ops.display import Display, Rate, progress_of, trained_tokens
 from ops.export import Which, export
+from ops.finished import ADDRESS_FILE
 from ops.keys import make_pairs
 from ops.links import placing
 from ops.links.placing import Links

@@ -18,7 +18,7 @@ from rich.text import Text
 from broker.config import DEFAULT_REDIS_URL
 from broker.errors import ConfigError, Unavailable
 from broker.registry import Registry
-from ops.archive import address_in, served
+from ops.finished import address_in, served
 from ops.status.run_status import LEADER_WITHIN_S, Status, leaderless, status_of
 from ops.status.view import render, to_json
 from ops.text import PLAIN_WIDTH, age
