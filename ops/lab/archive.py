@@ -5,6 +5,9 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+import shutil
+import tempfile
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -58,6 +61,27 @@ def locked(directory: Path, experiment: str) -> Iterator[None]:
         except BlockingIOError as err:
             raise Unavailable(f"{experiment} is being run already, with records in {directory}", definite=True) from err
         yield  # the file stays: whoever removed it would let two others lock two files of that name
+
+
+@contextmanager
+def workspace(directory: Path, experiment: str) -> Iterator[Path]:
+    """Makes a temporary folder for what runs leave on their way, and removes it; to be entered while locked.
+
+    It is not beside the records: when their disk is full, a run's result still has a place to be printed from. Whoever
+    was killed could not remove it, so it has the same name every time, and one that is there goes first.
+
+    Raises:
+        Unavailable: It cannot be made.
+    """
+    place = zlib.crc32(os.fsencode(directory.absolute()))
+    path = Path(tempfile.gettempdir(), f"atoll-lab-{os.getuid()}-{place:08x}-{experiment}")
+    with mapped(f"cannot make {path}", definite=True):
+        shutil.rmtree(path, ignore_errors=True)
+        path.mkdir(mode=0o700)
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def _mended(fd: int, path: Path) -> bytes:

@@ -9,7 +9,6 @@ import json
 import os
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -78,34 +77,34 @@ class Runner:
         Raises:
             Unavailable: A record cannot be written, or the same experiment is being run by somebody else.
         """
-        with archive.locked(self.directory, self.experiment.name):
-            return self._run(check)
+        place = self.directory, self.experiment.name
+        with archive.locked(*place), archive.workspace(*place) as scratch:
+            return self._run(check, scratch)
 
-    def _run(self, check: Callable[[], None]) -> bool:
+    def _run(self, check: Callable[[], None], scratch: Path) -> bool:
         # Of any age: what was run with other settings has been paid for as well.
         records = list(archive.read(archive.path_of(self.directory, self.experiment.name)))
         left = self._left(records)
         self._say_beginning(len(left.due), left.later)
-        with tempfile.TemporaryDirectory(prefix="atoll-lab-") as scratch:
-            try:
-                while True:
-                    check()
-                    if new := self._collect(Path(scratch), records):
-                        records += new
-                        left = self._left(records)
-                    busy = {each.run.key for each in self._running}
-                    due = [run for run in left.due if run.key not in busy and run.key not in self._failed]
-                    over = self._over(records) if due else ""
-                    if not over:
-                        self._start(due, Path(scratch))
-                    self._say_progress(Path(scratch))
-                    if not self._running:
-                        self._say_end(over, len(left.due) + left.later)
-                        return not left.due and not left.later
-                    time.sleep(LOOK_EVERY_S)
-            finally:
-                stop_in_order([each.child for each in self._running], within_s=STOP_WITHIN_S)
-                self._collect(Path(scratch), records, whole=True)
+        try:
+            while True:
+                check()
+                if new := self._collect(scratch, records):
+                    records += new
+                    left = self._left(records)
+                busy = {each.run.key for each in self._running}
+                due = [run for run in left.due if run.key not in busy and run.key not in self._failed]
+                over = self._over(records) if due else ""
+                if not over:
+                    self._start(due, scratch)
+                self._say_progress(scratch)
+                if not self._running:
+                    self._say_end(over, len(left.due) + left.later)
+                    return not left.due and not left.later
+                time.sleep(LOOK_EVERY_S)
+        finally:
+            stop_in_order([each.child for each in self._running], within_s=STOP_WITHIN_S)
+            self._collect(scratch, records, whole=True)
 
     def _left(self, records: Sequence[Record]) -> Agenda:
         return agenda(self.experiment, current(self.experiment, records))

@@ -163,7 +163,8 @@ def test_nothing_is_left_running_when_the_laboratory_is_killed(experiment, tmp_p
     slow = EXPERIMENT.replace("steps = 60", "steps = 200000")
     experiment.write_text(slow)
     command = [sys.executable, "-m", "ops", "lab", "run", experiment, "--records", tmp_path / "records"]
-    process = subprocess.Popen([*map(str, command)], cwd=ROOT, stdout=subprocess.DEVNULL)
+    scratch = {"TMPDIR": str(tmp_path)}
+    process = subprocess.Popen([*map(str, command)], cwd=ROOT, stdout=subprocess.DEVNULL, env=os.environ | scratch)
 
     def workers():
         return [pid for pid, line in descendants(process.pid).items() if " ops.lab.worker " in line]
@@ -174,6 +175,10 @@ def test_nothing_is_left_running_when_the_laboratory_is_killed(experiment, tmp_p
         process.kill()
         process.wait()
     wait_for(lambda: not any(map(is_alive, children)), "end of the runs", within_s=30.0)
+    experiment.write_text(EXPERIMENT)
+    assert len(list(tmp_path.glob("atoll-lab-*"))) == 1
+    assert lab("run", experiment, "--records", tmp_path / "records", env=os.environ | scratch).returncode == 0
+    assert not list(tmp_path.glob("atoll-lab-*"))  # nor is its folder left: the next command has removed it
 
 
 def test_a_long_run_says_how_far_it_is(experiment, tmp_path, monkeypatch):
