@@ -16,11 +16,17 @@ from ops.lab.settings import MergeRule
 
 
 def kinds_of(task: Task, params: Params, merge: MergeRule) -> dict[str, str]:
-    """Returns the kinds of a run's tensors by name; the rule ``mean`` takes the place of RDA, and of nothing else."""
+    """Returns the kinds of a run's tensors by name.
+
+    The rule ``mean`` takes the place of RDA, and of nothing else, and not of what the task itself asks to be merged so.
+    """
     if merge is MergeRule.RDA:
         return dict(task.kinds)
-    specs = tensor_specs(params, task.kinds, task.unit_axes)
-    return {f"^{re.escape(each.name)}$": str(Kind.MEAN if each.kind is Kind.RDA else each.kind) for each in specs}
+    kinds = {}
+    for each in tensor_specs(params, task.kinds, task.unit_axes):
+        asked_for = any(re.search(pattern, each.name) for pattern in task.kinds)
+        kinds[f"^{re.escape(each.name)}$"] = str(Kind.MEAN if each.kind is Kind.RDA and not asked_for else each.kind)
+    return kinds
 
 
 @dataclass(slots=True)

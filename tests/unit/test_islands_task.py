@@ -209,11 +209,12 @@ def test_matrices_may_be_merged_by_the_mean_as_the_laboratory_does(text):
         params, _ = task.init(0)
         return task, params, tensor_specs(params, task.kinds, task.unit_axes)
 
-    task, params, usual = specs_of()
+    *_, usual = specs_of()
     assert {each.kind for each in usual} == {Kind.RDA, Kind.MEAN}
-    *_, found = specs_of(merge="mean")
-    assert found == tensor_specs(params, kinds_of(task, params, MergeRule.MEAN), task.unit_axes)
-    *_, found = specs_of(merge="mean", embeddings="rows")
+    for embeddings in ("mean", "rows"):
+        task, params, _ = specs_of(embeddings=embeddings)
+        *_, found = specs_of(merge="mean", embeddings=embeddings)
+        assert found == tensor_specs(params, kinds_of(task, params, MergeRule.MEAN), task.unit_axes)
     assert [each.name for each in found if each.kind is Kind.RDA] == ["embed"]  # which was asked for by itself
 
 
