@@ -21,7 +21,7 @@ from broker.errors import ConfigError
 from broker.settings import nearest
 from broker.signals import Signals
 from islands.config import IslandConfig
-from ops import local_plan, up
+from ops import local_plan
 from ops import report as reporting
 from ops.chaos import links, report, verify
 from ops.chaos.drill import Drill
@@ -32,6 +32,7 @@ from ops.display import Display
 from ops.links import placing
 from ops.links.region import TO_REDIS
 from ops.local_plan import LocalPlan, UpConfig
+from ops.prepare import prepare
 
 _EPILOG = """
 Kinds of faults, the form of the file and every figure of the report: docs/chaos.md. Without --tokens the run goes on
@@ -76,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
     faults = all_faults(config, file, possible, standbys=local_plan.up_config(args).standbys > 0)
     if args.total_tokens is None:
         args.total_tokens = "0"  # it ends with the faults
-    plan = up.prepare(args)
+    plan = prepare(args)
     with Signals() as signals, Display() as display:
         drill = Drill(plan, config, faults, links=links.LinkFaults(plan.run_dir) if Needs.LINKS in possible else None)
         status = drill.run(display, signals)

@@ -11,6 +11,7 @@ import pytest
 
 from broker.errors import ConfigError
 from ops import local_plan, resume, run_directory, up
+from ops.prepare import prepare
 
 ROOT = Path(__file__).parents[2]
 
@@ -40,9 +41,10 @@ def a_run(tmp_path):
 PREPARE = """
 import argparse, sys
 from ops import up
+from ops.prepare import prepare
 parser = argparse.ArgumentParser()
 up.add_arguments(parser)
-up.prepare(parser.parse_args(sys.argv[1:]))
+prepare(parser.parse_args(sys.argv[1:]))
 print("ready", flush=True)
 sys.stdin.read()
 """
@@ -59,7 +61,7 @@ def in_a_process(run_dir, *words):
 
 
 def test_a_resumed_run_has_the_settings_the_name_and_the_port_of_before(a_run):
-    plan = up.prepare(parsed("--resume", a_run))
+    plan = prepare(parsed("--resume", a_run))
     assert (plan.run_id, plan.aggregator.islands, plan.aggregator.total_tokens) == ("demo", 3, 1000)
     assert plan.task == {"batch": 8}
     assert plan.aggregator.store == a_run / "store"
@@ -68,12 +70,12 @@ def test_a_resumed_run_has_the_settings_the_name_and_the_port_of_before(a_run):
 
 def test_a_directory_that_was_moved_keeps_the_name_of_its_run(a_run):
     moved = a_run.rename(a_run.with_name("elsewhere"))
-    plan = up.prepare(parsed("--resume", moved))
+    plan = prepare(parsed("--resume", moved))
     assert (plan.run_id, plan.aggregator.store) == ("demo", moved / "store")
 
 
 def test_what_may_change_changes_and_stands_in_the_file_afterwards(a_run):
-    plan = up.prepare(parsed("--resume", a_run, "--tokens", 5000, "--pace", "0.1", "--record-payloads"))
+    plan = prepare(parsed("--resume", a_run, "--tokens", 5000, "--pace", "0.1", "--record-payloads"))
     assert (plan.aggregator.total_tokens, plan.up.pace) == (5000, (0.1,))
     again = local_plan.resolve(
         argparse.Namespace(config=plan.config_file), run_dir=a_run, port=7001, redis_url="", redis_port=None
@@ -83,7 +85,7 @@ def test_what_may_change_changes_and_stands_in_the_file_afterwards(a_run):
 
 
 def test_flags_that_say_what_the_run_has_already_are_welcome(a_run):
-    up.prepare(parsed("--resume", a_run, "--islands", 3, "--task-option", "batch=8"))
+    prepare(parsed("--resume", a_run, "--islands", 3, "--task-option", "batch=8"))
 
 
 @pytest.mark.parametrize(
@@ -100,20 +102,20 @@ def test_flags_that_say_what_the_run_has_already_are_welcome(a_run):
 def test_flags_that_contradict_the_run_are_refused_and_nothing_is_written(a_run, words, said):
     before = (a_run / "config.toml").read_bytes()
     with pytest.raises(ConfigError, match=said):
-        up.prepare(parsed("--resume", a_run, *words))
+        prepare(parsed("--resume", a_run, *words))
     assert (a_run / "config.toml").read_bytes() == before
 
 
 def test_a_directory_without_a_run_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="must be the directory of a run that `up` started"):
-        up.prepare(parsed("--resume", tmp_path))
+        prepare(parsed("--resume", tmp_path))
 
 
 def test_a_directory_in_use_is_refused_and_free_as_soon_as_its_process_is_gone(tmp_path):
     run_dir = tmp_path / "demo"
     with in_a_process(run_dir) as other, pytest.raises(ConfigError, match=f"in use by process {other.pid}"):
-        up.prepare(parsed("--resume", run_dir))
-    up.prepare(parsed("--resume", run_dir))
+        prepare(parsed("--resume", run_dir))
+    prepare(parsed("--resume", run_dir))
 
 
 def test_a_lock_file_that_a_reboot_left_behind_holds_nobody_up(tmp_path):
@@ -129,8 +131,8 @@ def test_a_run_that_has_ended_asks_for_more_tokens(a_run):
     counted(a_run, 1064)
     (a_run / "report.json").write_text('{"exit": 0}')
     with pytest.raises(ConfigError, match=r"trained 1064 and ended: to go on, give more, such as --tokens 2128"):
-        up.prepare(parsed("--resume", a_run))
-    plan = up.prepare(parsed("--resume", a_run, "--tokens", 2000))
+        prepare(parsed("--resume", a_run))
+    plan = prepare(parsed("--resume", a_run, "--tokens", 2000))
     assert not resume.has_ended(plan)
     assert (a_run / "report-1.json").read_text() == '{"exit": 0}'
     assert not (a_run / "report.json").exists()
@@ -138,10 +140,10 @@ def test_a_run_that_has_ended_asks_for_more_tokens(a_run):
 
 def test_a_run_that_was_killed_between_its_end_and_its_report_is_only_evaluated(a_run):
     counted(a_run, 1064)
-    assert resume.has_ended(up.prepare(parsed("--resume", a_run)))
+    assert resume.has_ended(prepare(parsed("--resume", a_run)))
 
 
 def test_a_run_that_was_interrupted_is_not_over(a_run):
     counted(a_run, 1064, phase="running")
     (a_run / "report.json").write_text('{"exit": 130}')
-    assert not resume.has_ended(up.prepare(parsed("--resume", a_run)))
+    assert not resume.has_ended(prepare(parsed("--resume", a_run)))
