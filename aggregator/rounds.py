@@ -137,7 +137,7 @@ class Rounds:
         present = {c.island_id for c in kept}
         live = run.eligible() | present
         presence = presence_factor(len(present), len(live), run.config.presence_exponent)
-        rates = [self._membership.tokens_per_step(run.members[island_id]) for island_id in sorted(live)]
+        rates = [run.tokens_per_step(run.members[island_id]) for island_id in sorted(live)]
         most = most_tokens_per_step(rates)
         weights = merge_weights(trained, run.config.staleness_exponent, presence, most_tokens_per_step=most)
         # Shortening is one more reason why a step is smaller: all three are one factor of the length.

@@ -298,6 +298,11 @@ class Run:
         """Returns what an island has declared, or what the configuration allows."""
         return member.tokens_per_step or self.config.max_tokens_per_step
 
+    def tokens_per_step(self, member: Member) -> float:
+        """Returns what an island has declared; where it left that open, what it has trained so far."""
+        life = self.ledger.last_life(member.island_id)
+        return member.tokens_per_step or life.trained_tokens / max(1, life.last_step - life.start_step)
+
     def next_round_id(self) -> int:
         """Returns a round id that was never used before."""
         self._last_round_id += 1

@@ -86,7 +86,7 @@ MUTANTS = (
     Mutant(
         what="the pace that one island claims moves the schedules of all others as far as it likes",
         invariant=9,
-        file=MEMBERSHIP,
+        file="aggregator/fleet_state.py",
         old="        within = {i: min(max(rate, middle / SPREAD), middle * SPREAD) for i, rate in rates.items()}",
         new="        within = {i: max(rate, middle / 1e9) for i, rate in rates.items()}",
         tests=(T_MEMBERSHIP + "test_one_islands_pace_moves_the_schedules_of_the_others_by_little",),

@@ -72,6 +72,7 @@ PURE = [
     "aggregator/publishing",
     "aggregator/round",
     "aggregator/membership",
+    "aggregator/fleet_state",
     "aggregator/members",
     "aggregator/seeding",
     "aggregator/fitting",
