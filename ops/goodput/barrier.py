@@ -116,12 +116,16 @@ def coupled(
 
 
 def _lost_since_barrier_s(line: TimeLine, barriers_s: np.ndarray) -> np.ndarray:
-    """Returns what an island that went down had trained since the last barrier, where everything is handed over."""
+    """Returns what an island that went down had trained since the last barrier, where everything is handed over.
+
+    What it lost before, in the same interval, is lost once.
+    """
     knots = np.stack([line.from_s, line.to_s], axis=1).ravel()
     seconds = np.stack([np.zeros_like(line.share), (line.to_s - line.from_s) * line.share], axis=1).ravel()
     if not len(knots) or not len(line.down_from_s):
         return np.zeros_like(line.down_from_s)
     barrier_s = barriers_s[np.searchsorted(barriers_s, line.down_from_s, side="right") - 1]
+    since_s = np.maximum(barrier_s, np.concatenate([[0.0], line.down_to_s[:-1]]))
     trained_s = np.cumsum(seconds)
-    lost_s: np.ndarray = np.interp(line.down_from_s, knots, trained_s) - np.interp(barrier_s, knots, trained_s)
+    lost_s: np.ndarray = np.interp(line.down_from_s, knots, trained_s) - np.interp(since_s, knots, trained_s)
     return lost_s

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ops.goodput.fleet import FailureModel, Fleet, Mode
+from ops.goodput.fleet import DAY_S, FailureModel, Fleet, Mode
 
 #: Of fewer failures than these a run may well see none, and take that for certain.
 _FEW = 5.0
@@ -16,8 +16,8 @@ _NOTEWORTHY = 0.005
 
 def caveats(fleet: Fleet, model: FailureModel) -> list[str]:
     """Returns what to know before the goodput is believed; usually nothing."""
-    few = _few_events(fleet, model)
-    return [few, *assumed(fleet, model)] if few else assumed(fleet, model)
+    found = _few_events(fleet, model), _whole_at_first(fleet, model)
+    return [*(each for each in found if each), *assumed(fleet, model)]
 
 
 def assumed(fleet: Fleet, model: FailureModel) -> list[str]:
@@ -43,6 +43,27 @@ def _few_events(fleet: Fleet, model: FailureModel) -> str:
         expected["coordinator failures"] = fleet.days / model.coordinator_mtbi_days
     few = [f"{count:.2g} {what}" for what, count in expected.items() if count < _FEW]
     return f"with {' and '.join(few)} to be expected the intervals are too narrow; simulate more --days" if few else ""
+
+
+def _whole_at_first(fleet: Fleet, model: FailureModel) -> str:
+    """A fleet begins with nothing under repair: while the first repairs last it has more than it will have."""
+    repairs = {}
+    if fleet.mode is not Mode.DP:  # it has spare slices
+        repairs["slices"] = model.repair_s, model.chip_mtbi_s / model.slice_chips
+    if model.domain_mtbi_days is not None:
+        repairs["domains"] = model.domain_repair_min * 60.0, model.domain_mtbi_days * DAY_S
+    excess = {
+        what: repair_s / (repair_s + up_s) * min(1.0, repair_s / fleet.duration_s) / 2
+        for what, (repair_s, up_s) in repairs.items()
+    }
+    total = sum(excess.values())
+    if total < _NOTEWORTHY:
+        return ""
+    what = max(excess, key=lambda each: excess[each])
+    return (
+        f"nothing is under repair at first, and repairs of {what} take {repairs[what][0] / DAY_S:.2g} of "
+        f"{fleet.days:g} days: goodput and interval are up to {total:.0%} too high; simulate more --days"
+    )
 
 
 def _floor(fleet: Fleet, model: FailureModel) -> str:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import NamedTuple
@@ -34,6 +34,12 @@ MAX_INTERRUPTIONS = 200_000_000
 
 #: The same of the rounds of all islands, which take memory too: 130 bytes each.
 MAX_ROUNDS = 50_000_000
+
+#: Domains of an island.
+MAX_DOMAINS = 1000
+
+#: By how much, as a share, equal domains may miss their island: 0.33 is a third.
+_EVEN = 0.02
 
 
 class Mode(StrEnum):
@@ -108,6 +114,13 @@ class FailureModel:
                 raise ConfigError(name, getattr(self, name), "must be at most 0.3; it is a share, not a percentage")
         if self.domain_islands > 1.0 and self.domain_islands % 1.0:
             raise ConfigError("domain_islands", self.domain_islands, "must be whole above 1; below 1 it is a part")
+        if abs(self.domains_of_island * self.domain_islands - 1.0) > _EVEN and self.domain_islands < 1.0:
+            n = int(1.0 / self.domain_islands)
+            cure = f"must divide an island evenly: {1.0 / n:.3g} for {n}, or {1.0 / (n + 1):.3g} for {n + 1} domains"
+            raise ConfigError("domain_islands", self.domain_islands, cure)
+        if self.domains_of_island > MAX_DOMAINS:
+            cure = f"must be at least {1.0 / MAX_DOMAINS:g}; what fails alone in smaller parts are chips (mtbi_years)"
+            raise ConfigError("domain_islands", self.domain_islands, cure)
         if self.overlap >= self.sync_interval:
             raise ConfigError("overlap", self.overlap, f"must be below sync_interval = {self.sync_interval}")
 
@@ -115,6 +128,11 @@ class FailureModel:
     def chip_mtbi_s(self) -> float:
         """Mean seconds between interruptions of one chip."""
         return self.mtbi_years * YEAR_S
+
+    @property
+    def domains_of_island(self) -> int:
+        """Domains that an island consists of; 1 where one holds a whole island, or several."""
+        return max(1, round(1.0 / self.domain_islands))
 
     @property
     def interval_s(self) -> float:
@@ -252,11 +270,18 @@ def coordinator_outages(fleet: Fleet, model: FailureModel) -> list[Outage]:
     return outages(model.coordinator_mtbi_days * DAY_S, model.coordinator_repair_s, fleet.duration_s, rng)
 
 
+def beyond_hold(coordinator: Sequence[Outage], model: FailureModel) -> list[Outage]:
+    """Returns the ends of long outages of the coordinator, in which islands that train on do it for nothing."""
+    return [Outage(o.from_s + model.hold_s, o.to_s) for o in coordinator if o.to_s - o.from_s > model.hold_s]
+
+
 class DomainOutage(NamedTuple):
-    """Part of an island that is gone with its domain."""
+    """Part of an island that is gone with its domain: from one to another, 0 to 1."""
 
     outage: Outage
-    part: float
+    domain: int
+    begin: float
+    end: float
 
 
 def domain_outages(fleet: Fleet, model: FailureModel) -> list[list[DomainOutage]]:
@@ -269,16 +294,13 @@ def domain_outages(fleet: Fleet, model: FailureModel) -> list[list[DomainOutage]
     if model.domain_mtbi_days is None:
         return found
     mean_up_s, repair_s = model.domain_mtbi_days * DAY_S, model.domain_repair_min * 60.0
-    if model.domain_islands >= 1.0:
-        size, parts, part = int(model.domain_islands), 1, 1.0
-    else:
-        size, parts, part = 1, max(1, round(1.0 / model.domain_islands)), model.domain_islands
+    size, parts = max(1, int(model.domain_islands)), model.domains_of_island
     for domain in range(math.ceil(fleet.islands / size) * parts):
         rng = generator(fleet.seed, Stream.DOMAINS, domain)
-        first = domain // parts * size
+        first, place = domain // parts * size, domain % parts
         for outage in outages(mean_up_s, repair_s, fleet.duration_s, rng):
             for island in range(first, min(first + size, fleet.islands)):
-                found[island].append(DomainOutage(outage, part))
+                found[island].append(DomainOutage(outage, domain, place / parts, (place + 1) / parts))
     return found
 
 
@@ -286,25 +308,35 @@ def island_losses(island: int, fleet: Fleet, model: FailureModel, domains: list[
     """Yields everything that an island loses, in order of time, without end."""
     chips = fleet.chips_of(island)
     single = interruptions(chips, model, generator(fleet.seed, Stream.CHIPS, island))
-    return _with_domains(single, [(each.outage, each.part) for each in domains], model.slices(chips))
+    return _with_domains(single, domains, model.slices(chips))
 
 
 def job_losses(fleet: Fleet, model: FailureModel, domains: list[list[DomainOutage]]) -> Iterator[Loss]:
     """Yields everything that one job over all chips loses, in order of time, without end."""
     single = interruptions(fleet.chips, model, generator(fleet.seed, Stream.CHIPS))
-    parts = [
-        (each.outage, each.part * fleet.chips_of(i) / fleet.chips)
-        for i, of_island in enumerate(domains)
-        for each in of_island
-    ]
-    return _with_domains(single, parts, model.slices(fleet.chips))
+    of_job: dict[tuple[int, Outage], DomainOutage] = {}
+    before = 0
+    for i, of_island in enumerate(domains):
+        chips = fleet.chips_of(i)
+        for each in of_island:  # the islands of a domain stand side by side
+            begin, end = ((before + at * chips) / fleet.chips for at in (each.begin, each.end))
+            known = of_job.get((each.domain, each.outage))
+            begin = begin if known is None else known.begin
+            of_job[each.domain, each.outage] = each._replace(begin=begin, end=end)
+        before += chips
+    return _with_domains(single, list(of_job.values()), model.slices(fleet.chips))
 
 
-def _with_domains(single: Iterator[Loss], parts: list[tuple[Outage, float]], slices: int) -> Iterator[Loss]:
-    if not parts:
+def _with_domains(single: Iterator[Loss], domains: list[DomainOutage], slices: int) -> Iterator[Loss]:
+    """Adds the losses of domains; where theirs are no whole slices, all of them together are still all slices."""
+    if not domains:
         return single
-    whole = sorted(Loss(o.from_s, max(1, round(part * slices)), o.to_s, math.inf) for o, part in parts)
-    return heapq.merge(single, whole)
+    return heapq.merge(single, sorted(_loss_of(each, slices) for each in domains))
+
+
+def _loss_of(each: DomainOutage, slices: int) -> Loss:
+    num_slices = max(1, round(each.end * slices) - round(each.begin * slices))
+    return Loss(each.outage.from_s, num_slices, each.outage.to_s, math.inf)
 
 
 def speeds(fleet: Fleet, model: FailureModel, rng: np.random.Generator) -> list[float]:

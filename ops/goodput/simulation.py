@@ -24,6 +24,7 @@ from ops.goodput.fleet import (
     Mode,
     Outage,
     Stream,
+    beyond_hold,
     check_domains,
     check_together,
     coordinator_outages,
@@ -149,8 +150,7 @@ def _in_step_deviation(fleet: Fleet, model: FailureModel) -> float:
 
 def _beyond_hold(line: TimeLine, coordinator: list[Outage], model: FailureModel) -> Dropped:
     """What a decoupled island trained while the coordinator was away for longer than islands may go on alone."""
-    long = [each for each in coordinator if each.to_s - each.from_s > model.hold_s]
-    begin_s, end_s = np.array([each.from_s + model.hold_s for each in long]), np.array([each.to_s for each in long])
+    begin_s, end_s = np.array(beyond_hold(coordinator, model), dtype=np.float64).reshape(-1, 2).T
     knots = trained_by(line)
     return Dropped(cause=Cause.COORDINATOR, at_s=end_s, lost_s=np.interp(end_s, *knots) - np.interp(begin_s, *knots))
 

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ops.goodput.availability import Dropped, running_total, steps_of, trained_by
-from ops.goodput.fleet import FailureModel, Outage
-from ops.goodput.timeline import Cause, Floats, TimeLine
+from ops.goodput.fleet import FailureModel, Outage, beyond_hold
+from ops.goodput.timeline import Cause, Floats, TimeLine, without
 
 #: Edges of the histogram, in versions; the last class has no upper end.
 EDGES = (0.0, 0.125, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)
@@ -71,18 +71,20 @@ def contributions(
     times_s, clock_s = fleet_clock(lines, coordinator)
     rounds = int(clock_s[-1] / model.interval_s)
     phases = min(model.sync_interval, max(1, _SAMPLE // max(1, rounds * len(lines))))
+    alone = beyond_hold(coordinator, model)  # wasted already
+    counting = [trained_by(without(line, alone, Cause.COORDINATOR)) for line in lines]
     every = max(1, rounds * phases * len(lines) // _MOST)  # of so many, some tell as much and fit into memory
     merged: list[Floats] = []
     refused: list[list[tuple[Floats, Floats]]] = [[] for _ in lines]
     for phase in range(phases):
         targets_s = (np.arange(rounds) + (phase + 0.5) / phases) * model.interval_s
         due_s = np.interp(targets_s, clock_s, times_s)
-        for line, of_island in zip(lines, refused, strict=True):
-            at_s, staleness, oldest, seconds = _of_island(line, due_s, model)
+        for line, counted, of_island in zip(lines, counting, refused, strict=True):
+            at_s, staleness, oldest, seconds = _of_island(line, due_s, model, counted)
             fresh = oldest <= model.max_staleness
             merged.append(staleness[fresh][::every])
             of_island.append((at_s[~fresh], seconds[~fresh] / phases))
-    dropped = []
+    dropped: list[Dropped] = []
     for of_island in refused:
         at, lost = (np.concatenate(column) for column in zip(*of_island, strict=True))
         dropped.append(Dropped(cause=Cause.STALE, at_s=at, lost_s=lost))
@@ -112,8 +114,12 @@ def _at(times_s: Floats, edges_s: Floats, values: Floats) -> Floats:
     return found
 
 
-def _of_island(line: TimeLine, due_s: Floats, model: FailureModel) -> tuple[Floats, Floats, Floats, Floats]:
+def _of_island(
+    line: TimeLine, due_s: Floats, model: FailureModel, counted: tuple[Floats, Floats]
+) -> tuple[Floats, Floats, Floats, Floats]:
     """Returns time, staleness, oldest staleness and training (in whole-island seconds) of an island's contributions.
+
+    Training is what ``counted`` has of it, the knots of :func:`trained_by` of a line without what is wasted anyway.
 
     Round j closes at ``due_s[j]`` while version j is the newest. ``work`` below is training time; versions change along
     it where the island adopts, so that the integral of the version over it is linear in between.
@@ -136,5 +142,5 @@ def _of_island(line: TimeLine, due_s: Floats, model: FailureModel) -> tuple[Floa
     of_versions = np.interp(end, corners, integral) - np.interp(begin, corners, integral)
     staleness = np.maximum(0.0, j - of_versions / (end - begin))
     oldest = j - np.searchsorted(adopts, begin + 1e-9, side="right")
-    seconds = np.interp(due_s[j], *trained_by(line)) - np.interp(start_s, *trained_by(line))
+    seconds = np.interp(due_s[j], *counted) - np.interp(start_s, *counted)
     return due_s[j], staleness, oldest.astype(np.float64), seconds

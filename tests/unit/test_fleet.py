@@ -152,7 +152,8 @@ def test_a_domain_of_several_islands_fails_for_all_of_them_at_once_and_the_last_
 
 def test_a_domain_below_an_island_takes_its_part_of_it():
     found = domain_outages(Fleet(islands=2, days=100.0), FailureModel(domain_mtbi_days=5.0, domain_islands=0.25))
-    assert {each.part for of_island in found for each in of_island} == {0.25}
+    parts = {(each.begin, each.end) for of_island in found for each in of_island}
+    assert parts == {(0.0, 0.25), (0.25, 0.5), (0.5, 0.75), (0.75, 1.0)}
     assert len(found[0]) == pytest.approx(4 * 100 / 5, rel=0.3), "four domains in an island"
 
 
@@ -207,6 +208,8 @@ def test_a_fleet_that_cannot_be_is_refused_by_field(field, settings):
         ("domain_mtbi_days", 0.0),
         ("domain_islands", 1.5),
         ("domain_islands", 0.0),
+        ("domain_islands", 0.65),
+        ("domain_islands", 1e-9),
         ("coordinator_mtbi_days", -2.0),
     ],
 )

@@ -1,6 +1,7 @@
 """``atoll simulate``: accounts, closed forms as oracles, staleness, the command."""
 
 import argparse
+import itertools
 import json
 import math
 import sys
@@ -9,13 +10,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from broker.errors import ConfigError, Unavailable
 from ops.goodput import barrier, renewal
 from ops.goodput import command as goodput
 from ops.goodput.availability import BATCHES, account, batch_means, stepping_by
 from ops.goodput.barrier import coupled
-from ops.goodput.fleet import DAY_S, FailureModel, Fleet, Mode, Outage, Stream, generator
+from ops.goodput.fleet import DAY_S, FailureModel, Fleet, Mode, Outage, Stream, domain_outages, generator, job_losses
 from ops.goodput.simulation import expected_goodput, pauses, simulate
 from ops.goodput.staleness import contributions, distribution
 from ops.goodput.timeline import Cause, TimeLine
@@ -62,6 +65,44 @@ def test_goodput_and_all_waste_add_up_to_one(mode, model, chips):
     assert all(share >= -1e-12 for share in result.waste.values())
     assert 0.0 <= result.goodput.low <= result.goodput.value <= result.goodput.high <= 1.0
     assert 0.0 <= result.uptime.low <= result.uptime.value <= result.uptime.high <= 1.0
+
+
+@given(
+    mode=st.sampled_from(Mode),
+    islands=st.integers(1, 4),
+    days=st.sampled_from([0.1, 1.0, 4.0]),
+    mtbi_years=st.sampled_from([1e-3, 0.01, 0.1, 1e9]),
+    step_s=st.sampled_from([1.0, 10.0]),
+    sync_interval=st.sampled_from([3, 24, 500]),
+    max_staleness=st.integers(0, 3),
+    repair_s=st.sampled_from([0.0, 1800.0, 50_000.0]),
+    scale_down_s=st.sampled_from([0.0, 22.3, 400.0]),
+    coordinator=st.sampled_from([None, (0.1, 7200.0, 0.0), (0.05, 600.0, 300.0), (1.0, 60.0, 3600.0)]),
+    domains=st.sampled_from([None, (0.2, 1.0, 600.0), (0.5, 0.25, 60.0)]),
+)
+@settings(max_examples=150, deadline=None)
+def test_nothing_is_wasted_twice_whatever_the_trouble(
+    mode, islands, days, coordinator, domains, sync_interval, **troubles
+):
+    mtbi_days, repair_s, hold_s = coordinator or (None, 60.0, 3600.0)
+    domain_mtbi_days, part, repair_min = domains or (None, 1.0, 60.0)
+    model = FailureModel(
+        **troubles,
+        sync_interval=sync_interval,
+        coordinator_mtbi_days=mtbi_days,
+        coordinator_repair_s=repair_s,
+        hold_s=hold_s,
+        domain_mtbi_days=domain_mtbi_days,
+        domain_islands=part,
+        domain_repair_min=repair_min,
+    )
+    fleet = Fleet(mode=mode, chips=192 * islands, islands=islands, days=days)
+    result = simulate(fleet, model).account
+    assert result.goodput.value + sum(result.waste.values()) == pytest.approx(1.0, abs=1e-9)
+    assert all(-1e-12 <= share <= 1.0 + 1e-12 for share in result.waste.values())
+    assert result.goodput.value >= -1e-12
+    assert 0.0 <= result.goodput.low <= result.goodput.value + 1e-12
+    assert result.goodput.value - 1e-12 <= result.goodput.high <= 1.0
 
 
 def test_every_cause_of_waste_occurs_where_it_should():
@@ -265,6 +306,32 @@ def test_an_island_that_goes_down_loses_what_it_trained_since_the_barrier():
     assert after[1].lost_s.tolist() == pytest.approx([4.0])
 
 
+def test_what_an_island_loses_again_before_the_next_barrier_it_loses_once():
+    """Renewals: up for U, exponential, and away for D. Of the U trained before it goes down, what it trained since the
+    last barrier or its return is lost; a barrier comes after W of training."""
+    model = replace(FailureModel(), mtbi_years=0.01, sync_interval=500, step_s=10.0, check_s=0.0)
+    fleet = Fleet(mode=Mode.DILOCO, chips=64, islands=1, days=4000.0)
+    up_s, down_s, interval_s = model.chip_mtbi_s / 64, model.repair_s + model.restart_s, model.interval_s
+    kept = up_s * (1.0 - math.exp(-interval_s / up_s)) / (interval_s * (1.0 + down_s / up_s))
+    assert simulate(fleet, model).account.goodput.value == pytest.approx(kept, abs=0.01)
+
+
+@pytest.mark.parametrize("chips", [999_936, 1_000_000, 1_200_000])
+@pytest.mark.parametrize("domain_islands", [8.0, 4.0, 1.0, 0.25])
+def test_when_all_domains_are_gone_no_slice_is_left_to_a_job(chips, domain_islands):
+    fleet = Fleet(mode=Mode.ELASTIC_DP, chips=chips, islands=8)
+    model = replace(NEVER, domain_mtbi_days=1.0, domain_islands=domain_islands)
+    of_islands = domain_outages(fleet, model)
+    once = [[each._replace(outage=Outage(1.0, 2.0)) for each in unique(of_island)] for of_island in of_islands]
+    losses = itertools.takewhile(lambda loss: loss.at_s < 3.0, job_losses(fleet, NEVER, once))
+    assert sum(loss.slices for loss in losses) == model.slices(chips)
+
+
+def unique(of_island):
+    """One outage of each domain of an island."""
+    return {each.domain: each for each in of_island}.values()
+
+
 # --- staleness ----------------------------------------------------------------------------------------------------
 
 
@@ -435,13 +502,16 @@ def test_a_run_that_may_see_no_failure_at_all_says_that_its_interval_means_littl
         (["--mode", "diloco", "--chips", "512", "--days", "300"], "everybody waits for the only slice of an island"),
         (["--mode", "diloco", "--chips", "51200", "--days", "10"], None),
         (["--mode", "diloco", "--domain-mtbi-days", "0.1"], "everybody waits for a domain to be repaired (60 min)"),
-        (["--mode", "diloco", "--domain-mtbi-days", "0.1", "--domain-islands", "0.5"], None),
+        (["--mode", "diloco", "--domain-mtbi-days", "0.1", "--domain-islands", "0.5", "--days", "3"], None),
         (["--speed-spread", "0.1"], "speed_spread and step_jitter change nothing here"),
         (["--domain-islands", "2"], "domain_islands changes nothing without domain_mtbi_days"),
-        (["--domain-islands", "2", "--domain-mtbi-days", "0.1"], None),
+        (["--domain-islands", "2", "--domain-mtbi-days", "0.1", "--days", "3"], None),
         (["--hold-s", "60"], "hold_s changes nothing without coordinator_mtbi_days"),
         (["--hold-s", "60", "--coordinator-mtbi-days", "0.1"], None),
         (["--mode", "dp", "--speed-spread", "0.1"], None),
+        (["--repair-s", "604800", "--days", "7"], "repairs of slices take 7 of 7 days: goodput and interval are up to"),
+        (["--mode", "dp", "--repair-s", "604800", "--days", "7"], None),
+        (["--domain-mtbi-days", "1", "--domain-repair-min", "1440", "--days", "20"], "repairs of domains take 1 of 20"),
         (["--mtbi-years", "1e9"], None),
     ],
 )
