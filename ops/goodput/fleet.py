@@ -91,7 +91,7 @@ class FailureModel:
     max_staleness: int = setting(8, "a contribution with a step trained on an older version than this is refused")
 
     domain_mtbi_days: float | None = setting(None, "mean days between failures of one domain (default: none fails)")
-    domain_islands: float = setting(1.0, "islands in a domain: a whole number, or the part of an island below 1")
+    domain_islands: float = setting(1.0, "islands in a domain: a whole number, or 1 / a whole number for a part of one")
     domain_repair_min: float = setting(60.0, "minutes until a domain is back")
     coordinator_mtbi_days: float | None = setting(None, "mean days between coordinator failures (default: none)")
     coordinator_repair_s: float = setting(60.0, "seconds until the coordinator is back")

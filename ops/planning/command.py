@@ -226,7 +226,7 @@ def fleet_of(args: argparse.Namespace, model: Model, mode: Mode) -> Fleet:
         host_gb=args.host_memory_gb,
     )
     if args.overlap is not None and mode in (Mode.DECOUPLED, Mode.STREAMING):
-        _check_overlap(fleet)
+        _check_overlap(fleet, mode)
     return with_goodput(fleet, args.mtbi_years)
 
 
@@ -295,15 +295,15 @@ def read_fleet(path: Path, tokens_per_step: int = DEFAULT_TOKENS_PER_STEP) -> tu
     return tuple(sites)
 
 
-def _check_overlap(fleet: Fleet) -> None:
-    """Refuses an overlap that was asked for and cannot be kept."""
+def _check_overlap(fleet: Fleet, mode: Mode) -> None:
+    """Refuses an overlap that was asked for and cannot be kept; decoupled islands adopt what comes when it comes."""
     if fleet.overlap_steps >= fleet.sync_interval_steps:
         interval = fleet.sync_interval_steps
         cure = f"must be below sync_interval = {interval}: a fragment is adopted before it is due again"
         raise ConfigError("overlap", fleet.overlap_steps, cure)
     there_and_back_s = 2 * max(site.latency_s for site in fleet.sites)
     fastest_s = min(site.step_s for site in fleet.sites)
-    if there_and_back_s > fleet.overlap_steps * fastest_s:
+    if mode is Mode.STREAMING and there_and_back_s > fleet.overlap_steps * fastest_s:
         least = math.ceil(there_and_back_s / fastest_s)
         cure = f"is too short: there and back takes {there_and_back_s * 1e3:g} ms of latency, at least {least} steps"
         raise ConfigError("overlap", fleet.overlap_steps, cure)

@@ -10,7 +10,7 @@ from ops.goodput import fleet as chips
 from ops.goodput.caveats import assumed
 from ops.goodput.fleet import FailureModel
 from ops.goodput.simulation import expected_goodput
-from ops.planning.fleet import Fleet
+from ops.planning.fleet import GIVE_ACCELERATORS, Fleet
 from ops.planning.links import Mode
 
 
@@ -26,7 +26,7 @@ def with_goodput(fleet: Fleet, mtbi_years: float | None) -> Fleet:
     """
     if fleet.accelerators is None:
         if mtbi_years is not None:
-            raise ConfigError("mtbi_years", mtbi_years, "says how often an accelerator fails: give --accelerators too")
+            raise ConfigError("mtbi_years", mtbi_years, f"says how often an accelerator fails: {GIVE_ACCELERATORS}")
         return fleet
     years = FailureModel().mtbi_years if mtbi_years is None else mtbi_years
     if years <= 0:

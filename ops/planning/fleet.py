@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from broker.directory import MAX_SHARDS
 from broker.errors import ConfigError
@@ -142,6 +143,10 @@ class Fleet:
         return sum(known) if len(known) == len(self.sites) else None
 
 
+#: The cure of whoever asks for what only accelerators have.
+GIVE_ACCELERATORS: Final = "give --accelerators as well, or with --fleet accelerators in each [[island]]"
+
+
 def _check_site(site: Site) -> None:
     if not 1e-6 <= site.step_s <= 1e6:
         raise ConfigError("step_time", site.step_s, "must lie between 1e-6 and 1e6 seconds")
@@ -192,7 +197,10 @@ def payload_of(fleet: Fleet, fragments: int) -> Payload:
 def _latency_s(fleet: Fleet, mode: Mode) -> float:
     if fleet.assume is Assume.PAPER:
         return 0.0
-    there_and_back_s = 2 * max(site.latency_s for site in fleet.sites)
+    latencies_s = [site.latency_s for site in fleet.sites]
+    if mode is Mode.DECOUPLED:  # rounds wait for the median site; who is farther away is merged later
+        return -2 * lower_median([-each for each in latencies_s])
+    there_and_back_s = 2 * max(latencies_s)
     return there_and_back_s * (len(fleet.sites) - 1) if mode is Mode.DP else there_and_back_s
 
 

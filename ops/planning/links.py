@@ -256,12 +256,12 @@ def _required_by_paper(load: Load, utilisation: float) -> Need:
     if load.mode is Mode.DECOUPLED:
         exact = traffic.payload_gbit / load.interval_s
         on_grid = PAPER_GRID[min(int(np.searchsorted(PAPER_GRID, exact * (1 - 1e-12))), len(PAPER_GRID) - 1)]
-        gbps = max(float(on_grid), exact)
+        gbps = float(on_grid)
     else:
         exact = required_gbps(traffic, utilisation)
         gbps = required_on_grid(traffic, [utilisation], PAPER_GRID)[0]
-        if gbps == float("inf"):
-            gbps = exact
+    if not PAPER_GRID[0] <= exact <= PAPER_GRID[-1]:
+        gbps = exact
     return Need(up_gbps=gbps, down_gbps=gbps, exact_gbps=exact)
 
 

@@ -28,6 +28,12 @@ def notes(fleet: Fleet, planned: FleetPlan) -> list[str]:
         found.append(_narrow_links(fleet, chosen))
     if chosen.mode is Mode.DECOUPLED:
         found += _slow_merging(fleet, chosen)
+        found += _far_sites(fleet, chosen)
+    unknown = [site.name for site in fleet.sites if site.accelerators is None]
+    if 0 < len(unknown) < len(fleet.sites):
+        found.append(
+            f"Without the accelerators of {', '.join(dict.fromkeys(unknown))} there is no goodput and no cost."
+        )
     largest = largest_message_bytes(fleet)
     if fleet.assume is Assume.ATOLL and chosen.mode is Mode.DECOUPLED and largest > MESSAGE_LIMIT_BYTES:
         found.append(
@@ -70,6 +76,23 @@ def _late(fleet: Fleet, chosen: Forecast) -> str:
     if worst.in_time < 1:
         sentence += f", of which {MAX_STALENESS} are allowed: about {worst.in_time:.0%} of what is trained there counts"
     return sentence
+
+
+def _far_sites(fleet: Fleet, chosen: Forecast) -> list[str]:
+    """Sites whose steps are more than a version older when they are merged, since the rounds of others go on."""
+    step_s = load_of(fleet, Mode.DECOUPLED).step_s
+    ages = {site: 2 * site.latency_s / (chosen.sync_interval_steps * step_s) for site in fleet.sites}
+    far = [site for site, age in ages.items() if age > 1]
+    if not far:
+        return []
+    farthest = max(far, key=lambda site: site.latency_s)
+    age = ages[farthest]
+    who = f"{farthest.name} and {len(far) - 1} more" if len(far) > 1 else farthest.name
+    counts = f", more than the {MAX_STALENESS} allowed: nothing of it counts" if age > MAX_STALENESS else ""
+    return [
+        f"{who}: {farthest.latency_s:.3g} s each way, in which the others go on: its steps are {age:.1f} versions "
+        f"older when they are merged{counts}."
+    ]
 
 
 def _smaller_messages(fleet: Fleet) -> str:
@@ -129,7 +152,8 @@ def _slow_merging(fleet: Fleet, chosen: Forecast) -> list[str]:
         ]
     if chosen.fits is not False and chosen.sync_interval_steps > asked * (1 + 1e-6):
         return [
-            f"H steps take {between_s:.3g} s, and a fragment's way up, merging and way down one after the "
-            f"other {chosen.round_s:.3g} s: H grows to {chosen.sync_interval_steps:.0f}. More fragments are smaller."
+            f"H steps take {between_s:.3g} s, and a fragment's way up and merging one after the other "
+            f"{between_s * chosen.sync_interval_steps / asked:.3g} s: H grows to {chosen.sync_interval_steps:.0f}. "
+            "More fragments are smaller."
         ]
     return []

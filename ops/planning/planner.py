@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from broker.errors import ConfigError
 from broker.fragments import shard_of
 from ops.planning.arrival import Arrival, arrival
 from ops.planning.choosing import Choice, at_least, choose
-from ops.planning.fleet import Fleet, load_of, lower_median, merging_per_cycle_s, payload_of
+from ops.planning.fleet import GIVE_ACCELERATORS, Fleet, load_of, lower_median, merging_per_cycle_s, payload_of
 from ops.planning.footprint import (
     Memory,
     Payload,
@@ -26,7 +26,7 @@ from ops.planning.footprint import (
     trainer_memory,
     wire_of,
 )
-from ops.planning.links import Load, Mode, achieved, carried_bytes, journey_s, required
+from ops.planning.links import Assume, Load, Mode, achieved, carried_bytes, journey_s, required
 from ops.planning.utilisation import Float64Array
 
 DAY_S = 86_400.0
@@ -117,13 +117,18 @@ def forecast(fleet: Fleet, mode: Mode) -> Forecast:
     if mode is Mode.DECOUPLED and gbps is not None:
         median = lower_median(fleet.site_gbps(hub=True))
         paced = median if math.isfinite(median) else None
-    round_s = journey_s(load, *((need.up_gbps, need.down_gbps) if paced is None else (paced, paced)))
+    up_gbps, down_gbps = (need.up_gbps, need.down_gbps) if paced is None else (paced, paced)
+    round_s = journey_s(load, up_gbps, down_gbps)
     interval, open_rounds, staleness = float(load.sync_interval_steps), 0.0, 0.0
     arrivals = (Arrival(1.0, 1.0, 0.0, 1.0),) * islands
     if mode is Mode.DECOUPLED:
-        if paced is not None and paced >= need.exact_gbps * (1 - 1e-9):
+        merging_s = merging_per_cycle_s(fleet)
+        if paced is not None and paced >= _needed_while_merging(load, merging_s, fleet.utilisation) * (1 - 1e-9):
             paced = None
-        interval, staleness = _stretched(load, paced, round_s, merging_per_cycle_s(fleet))
+        # The next round of a fragment waits for the version to be made, not for its way down.
+        down_s = 0.0 if load.alone else load.wire.largest_down_bytes * 8e-9 / down_gbps
+        made_s = round_s if load.assume is Assume.PAPER else round_s - down_s
+        interval, staleness = _stretched(load, paced, round_s, made_s, merging_s)
         arrivals = tuple(_arrival(load, interval, each) for each in fleet.site_gbps(hub=True))
         # Where what goes up stretches H, the way down is no part of a round: a fragment has one at a time.
         open_rounds = load.wire.rounds * min(1.0, round_s / (interval * load.step_s))
@@ -154,7 +159,7 @@ def forecast(fleet: Fleet, mode: Mode) -> Forecast:
         exact_gbps=need.exact_gbps,
         fits=fits,
         link_gbps=gbps,
-        utilisation=utilisation,
+        utilisation=utilisation * _computing_together(fleet, mode),
         round_s=round_s,
         rounds_apart_s=interval * load.step_s / load.wire.rounds / waiting,
         sync_interval_steps=interval,
@@ -170,7 +175,25 @@ def forecast(fleet: Fleet, mode: Mode) -> Forecast:
     )
 
 
-def _stretched(load: Load, narrow_gbps: float | None, round_s: float, merging_s: float) -> tuple[float, float]:
+def _computing_together(fleet: Fleet, mode: Mode) -> float:
+    """Share of the time that accelerators compute while the slowest site sets the pace."""
+    if mode is Mode.DECOUPLED:
+        return 1.0
+    slowest_s = max(site.step_s for site in fleet.sites)
+    counts = [site.accelerators if fleet.accelerators else 1 for site in fleet.sites]
+    busy = sum(count * site.step_s for count, site in zip(counts, fleet.sites, strict=True) if count)
+    return min(1.0, busy / slowest_s / sum(filter(None, counts)))
+
+
+def _needed_while_merging(load: Load, merging_s: float, utilisation: float) -> float:
+    """Returns the Gbit/s that are enough for the H that merging makes of the one asked for."""
+    steps = max(load.sync_interval_steps, math.ceil(merging_s / load.step_s))
+    return required(replace(load, sync_interval_steps=steps), utilisation).exact_gbps
+
+
+def _stretched(
+    load: Load, narrow_gbps: float | None, round_s: float, made_s: float, merging_s: float
+) -> tuple[float, float]:
     """Returns H as it comes out on links and aggregator, and the staleness expected with it, in versions.
 
     A step is trained on the newest version but for the time between the capture and the adoption of the one it went
@@ -180,7 +203,7 @@ def _stretched(load: Load, narrow_gbps: float | None, round_s: float, merging_s:
     asked = float(load.sync_interval_steps)
     interval = max(asked, merging_s / load.step_s)
     if narrow_gbps is None:
-        interval = max(interval, round_s / load.step_s)  # one round of a fragment at a time
+        interval = max(interval, made_s / load.step_s)  # one round of a fragment at a time
         return interval, min(1.0, (round_s / load.step_s + BOUNDARY_STEPS) / interval)
     one_s = load.fixed_s + load.wire.largest_up_bytes * 8e-9 / narrow_gbps
     interval = max(interval, one_s / load.step_s, carried_bytes(load)[0] * 8e-9 / narrow_gbps / load.step_s * asked)
@@ -200,7 +223,7 @@ def _cost(fleet: Fleet, traffic_gb: float, tokens: float) -> Cost | None:
     accelerators = traffic = None
     if fleet.price_per_hour is not None:
         if fleet.accelerators is None:
-            raise ConfigError("price", fleet.price_per_hour, "is for an accelerator-hour: give --accelerators as well")
+            raise ConfigError("price", fleet.price_per_hour, f"is for an accelerator-hour: {GIVE_ACCELERATORS}")
         accelerators = fleet.accelerators * fleet.price_per_hour * 24
     if fleet.price_per_gb is not None:
         traffic = traffic_gb * fleet.price_per_gb
@@ -242,8 +265,27 @@ def plan(fleet: Fleet, mode: Mode) -> FleetPlan:
             except ConfigError as err:
                 others[other] = err.cure
     gbps = chosen.link_gbps
-    choice = None if gbps is None or mode is Mode.DP else choose(fleet, mode, gbps)
+    choice = None if gbps is None or mode is Mode.DP else _choice(fleet, mode, gbps)
     return FleetPlan(chosen=chosen, alternatives=others, memory=memory, choice=choice)
+
+
+def _choice(fleet: Fleet, mode: Mode, narrowest_gbps: float) -> Choice | None:
+    """Chooses for the narrowest link, unless decoupled islands would all sync less often for the sake of one.
+
+    Rounds do not wait for it: what of its work arrives is told beside the plan.
+    """
+    if mode is not Mode.DECOUPLED:
+        return choose(fleet, mode, narrowest_gbps)
+    median_gbps = lower_median(fleet.site_gbps(hub=True))
+    if median_gbps <= narrowest_gbps * (1 + 1e-9):
+        return choose(fleet, mode, narrowest_gbps)
+    try:
+        of_all = choose(fleet, mode, narrowest_gbps)
+    except ConfigError:
+        of_all = None
+    if of_all is not None and of_all.sync_interval_steps == fleet.sync_interval_steps:
+        return of_all
+    return None if math.isinf(median_gbps) else choose(fleet, mode, median_gbps)
 
 
 def memory_of(fleet: Fleet, chosen: Forecast) -> dict[str, Memory]:
@@ -276,7 +318,7 @@ def memory_of(fleet: Fleet, chosen: Forecast) -> dict[str, Memory]:
                 raise ConfigError("host_memory_gb", fleet.host_gb, cure)
     if fleet.accelerator_gb is not None:
         if fleet.accelerators is None:
-            cure = "is that of one accelerator: give --accelerators as well"
+            cure = f"is that of one accelerator: {GIVE_ACCELERATORS}"
             raise ConfigError("memory_gb", fleet.accelerator_gb, cure)
         needed = trainer.expected / 1e9
         for site in fleet.sites:

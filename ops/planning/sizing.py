@@ -1,13 +1,14 @@
 """How large a model is, from a file that describes it: safetensors, a run's config.toml, or a config.json.
 
 Shell: reads files, and for a config.toml builds the task's initial parameters. Of a safetensors file only the header
-is read.
+is read; of a model in several of them, named by one or by their index, those of all.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,31 @@ _DTYPES: dict[str, np.dtype[Any]] = {
     "U8": np.dtype(np.uint8),
     "BOOL": np.dtype(np.bool_),
 }
+
+#: A part of a model that is too large for one file.
+_SHARD = re.compile(r"(?P<before>.+-)(?P<part>\d{5})-of-(?P<parts>\d{5})\.safetensors")
+
+#: Of architectures (``model_type``) whose feed-forward has two matrices; all others are taken for gated, with three.
+_TWO_MATRICES = frozenset(
+    [
+        "bert",
+        "bloom",
+        "codegen",
+        "falcon",
+        "gpt2",
+        "gpt_bigcode",
+        "gpt_neo",
+        "gpt_neox",
+        "gptj",
+        "mpt",
+        "opt",
+        "phi",
+        "roberta",
+        "starcoder2",
+        "xlm-roberta",
+    ]
+)
+
 #: Names under which the number of experts of a layer stands in a config.json.
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 
@@ -107,6 +133,30 @@ def _synchronised(specs: tuple[TensorSpec, ...], path: Path) -> tuple[TensorSpec
 
 
 def _of_safetensors(path: Path) -> Model:
+    found = _SHARD.fullmatch(path.name)
+    if found is None:
+        return _of_files([path], path)
+    parts = int(found["parts"])
+    names = [f"{found['before']}{part:05}-of-{parts:05}.safetensors" for part in range(1, parts + 1)]
+    return _of_files([path.with_name(name) for name in names], path)
+
+
+def _of_index(path: Path, weight_map: Mapping[str, str]) -> Model:
+    """The index of a model in several files, which stand beside it."""
+    return _of_files([path.with_name(name) for name in sorted(set(weight_map.values()))], path)
+
+
+def _of_files(files: Sequence[Path], path: Path) -> Model:
+    missing = [file.name for file in files if not file.exists()]
+    if missing and len(files) > 1:
+        cure = f"is one of {len(files)} files of a model, and beside it {', '.join(missing[:3])} is not there"
+        raise ConfigError("model", str(path), f"{cure}; bring all of them, or give --params")
+    leaves = {name: leaf for file in files for name, leaf in _leaves_of(file).items()}
+    tensors = _synchronised(tensor_specs(leaves), path)
+    return _with_tensors(tensors, f"header of {path.name}" if len(files) == 1 else f"headers of {len(files)} files")
+
+
+def _leaves_of(path: Path) -> dict[str, _Leaf]:
     broken = ConfigError("model", str(path), "is no safetensors file: its header does not read as one")
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
@@ -127,8 +177,7 @@ def _of_safetensors(path: Path) -> Model:
             raise broken
     except (ValueError, TypeError, KeyError, AttributeError) as err:
         raise broken from err
-    tensors = _synchronised(tensor_specs(leaves), path)
-    return _with_tensors(tensors, f"header of {path.name}")
+    return leaves
 
 
 def _with_tensors(tensors: tuple[TensorSpec, ...], source: str, **defaults: Any) -> Model:
@@ -172,6 +221,9 @@ def _of_config_json(path: Path) -> Model:
     """A transformer's config.json: attention with grouped keys and values, gated feed-forward, dense or experts."""
     try:
         config = json.loads(path.read_text())
+        if isinstance(config.get("weight_map"), dict):
+            return _of_index(path, config["weight_map"])
+        config |= config.get("text_config") or {}  # of a model that sees, too: its language model is what is counted
         width, depth = int(config["hidden_size"]), int(config["num_hidden_layers"])
         vocabulary, heads = int(config["vocab_size"]), int(config["num_attention_heads"])
         head_width = int(config.get("head_dim") or width // heads)
@@ -190,10 +242,12 @@ def _of_config_json(path: Path) -> Model:
         cure = f"describes no transformer ({err!r}); give --params or a safetensors file"
         raise ConfigError("model", str(path), cure) from err
     layer = 2 * width * heads * head_width + 2 * width * key_value + 2 * width
-    sparse_layer = width * experts + 3 * width * (hidden * experts + shared)
+    matrices = 2 if config.get("model_type") in _TWO_MATRICES else 3
+    sparse_layer = width * experts + matrices * width * (hidden * experts + shared)
     parameters = vocabulary * width * (1 if tied else 2) + depth * layer + width
-    parameters += dense * 3 * width * dense_hidden + (depth - dense) * sparse_layer
+    parameters += dense * matrices * width * dense_hidden + (depth - dense) * sparse_layer
     if parameters < 1:
         raise ConfigError("model", str(path), "describes a model without parameters")
-    words = f"{parameters:,} parameters, estimated from {path.name}: gated feed-forward, fragments of equal size"
+    kind = "gated feed-forward" if matrices == 3 else "feed-forward of two matrices"
+    words = f"{parameters:,} parameters, estimated from {path.name}: {kind}, fragments of equal size"
     return Model(parameters=parameters, source=words)

@@ -70,8 +70,8 @@ class Traffic:
 
 
 def spread(buckets: int = BUCKETS) -> tuple[float, ...]:
-    """Returns when so many buckets are released evenly over the backward pass, the last one at its end."""
-    return tuple(FORWARD + (1 - FORWARD) * (i + 1) / buckets for i in range(buckets))
+    """Returns when so many buckets are released evenly over the backward pass: each in the middle of its own part."""
+    return tuple(FORWARD + (1 - FORWARD) * (i + 0.5) / buckets for i in range(buckets))
 
 
 def by_layer(layers: int, fragments: int) -> tuple[tuple[float, ...], ...]:
@@ -79,7 +79,7 @@ def by_layer(layers: int, fragments: int) -> tuple[tuple[float, ...], ...]:
 
     Fragment p has the layers p, p + P, p + 2 P, ... ("strided", Streaming DiLoCo, section 2.2).
     """
-    done = spread(layers)
+    done = [FORWARD + (1 - FORWARD) * (i + 1) / layers for i in range(layers)]
     strides = (range(p, layers, fragments) for p in range(fragments))
     return tuple(tuple(sorted(done[layers - 1 - layer] for layer in stride)) for stride in strides)
 

@@ -119,14 +119,65 @@ def test_a_link_that_merging_makes_wide_enough_is_not_blamed():
 
 
 def test_a_fragments_way_and_merging_one_after_the_other_may_stretch_the_interval():
-    one = fleet(
-        parameters=10**8, fragments=1, gbps=forecast(fleet(parameters=10**8, fragments=1), Mode.DECOUPLED).up_gbps
-    )
+    asked = fleet(parameters=6 * 10**8, fragments=1)
+    one = replace(asked, sites=fleet(gbps=forecast(asked, Mode.DECOUPLED).up_gbps).sites)
+    assert merging_per_cycle_s(one) < 12
     planned = plan(one, Mode.DECOUPLED)
     assert planned.chosen.fits is True
     assert "More fragments are smaller" in notes(one, planned)[0]
     eight = replace(one, fragments=planned.choice.fragments)
     assert (planned.choice.fragments, notes(eight, plan(eight, Mode.DECOUPLED))) == (8, [])
+
+
+def test_one_site_that_is_far_away_changes_nothing_for_the_others():
+    """At 13 s each way a round of it takes longer than H; rounds do not wait, and it is merged a version later."""
+    near, far = site(gbps=1.0, latency_s=0.01), site(name="far", gbps=1.0, latency_s=13.0)
+    asked, alike = fleet(step_s=0.5), fleet(sites=4, gbps=1.0, latency_s=0.01)
+    asked = replace(asked, sites=(near, near, near, far))
+    found, expected = forecast(asked, Mode.DECOUPLED), forecast(alike, Mode.DECOUPLED)
+    assert (found.exact_gbps, found.sync_interval_steps) == (expected.exact_gbps, expected.sync_interval_steps)
+    (note,) = notes(asked, plan(asked, Mode.DECOUPLED))
+    assert note.startswith("far: 13 s each way, in which the others go on: its steps are 2.2 versions older")
+    with pytest.raises(ConfigError, match="latency alone takes"):
+        forecast(replace(asked, sites=(near, far, far, far)), Mode.DECOUPLED)
+
+
+@pytest.mark.parametrize("gbps", [0.017, 0.01])
+def test_one_site_on_a_narrow_link_does_not_choose_for_all(gbps):
+    wide, narrow = site(step_s=1.0, gbps=10.0), site(name="narrow", step_s=1.0, gbps=gbps)
+    asked = replace(fleet(parameters=10**9), sites=(wide,) * 7 + (narrow,))
+    planned = plan(asked, Mode.DECOUPLED)
+    assert (planned.choice.sync_interval_steps, planned.choice.link_gbps) == (24, 10.0)
+    assert any("narrow: in" in note for note in notes(asked, planned))
+    if gbps < 0.016:
+        with pytest.raises(ConfigError, match="needs at least"):
+            plan(replace(asked, sites=(wide,) * 2 + (narrow,) * 6), Mode.DECOUPLED)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    gbps=st.floats(0.5, 40.0),
+    parameters=st.sampled_from([10**8, 10**9, 5 * 10**9]),
+    fragments=st.sampled_from([1, 2, 8]),
+    sites=st.integers(2, 8),
+)
+@example(gbps=9.99, parameters=5 * 10**9, fragments=1, sites=2)
+@example(gbps=6.66, parameters=5 * 10**9, fragments=8, sites=8)
+def test_a_wider_link_never_makes_the_interval_longer_or_work_much_staler(gbps, parameters, fragments, sites):
+    def found(width):
+        asked = fleet(sites=sites, parameters=parameters, fragments=fragments, step_s=1.0, gbps=width)
+        return forecast(asked, Mode.DECOUPLED)
+
+    narrow, wide = found(gbps), found(1.02 * gbps)
+    assert wide.sync_interval_steps <= narrow.sync_interval_steps * (1 + 1e-9)
+    assert wide.staleness <= narrow.staleness + 0.05
+
+
+def test_by_the_published_assumptions_too_little_for_the_grid_stays_as_little():
+    asked = fleet(sites=8, parameters=10**7, step_s=1.0, assume=Assume.PAPER)
+    for mode in (Mode.DECOUPLED, Mode.STREAMING):
+        found = forecast(asked, mode)
+        assert found.up_gbps == found.exact_gbps < 0.1
 
 
 @pytest.mark.parametrize("tau", [0, 1, 2, 5, 7])

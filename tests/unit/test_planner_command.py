@@ -155,6 +155,10 @@ def test_unequal_sites_come_from_a_file(atoll, tmp_path):
     assert status == 0
     assert [each["name"] for each in document["sites"]] == ["east", "east", "west"]
     assert document["sites"][2]["link_share_needed"] == pytest.approx(2.5 * document["sites"][0]["link_share_needed"])
+    assert "Without the accelerators of west there is no goodput and no cost." in document["notes"]
+    synchronous = json.loads(atoll("--params", "1B", "--fleet", file, "--mode", "streaming", "--json")[1])
+    # While the slow one steps, the fast ones wait for half of the time.
+    assert synchronous["utilisation"] == pytest.approx(2 / 3, rel=0.01)
 
 
 @pytest.mark.parametrize("text", ["island = 3", "island = [3]", "island = []"])
@@ -191,9 +195,12 @@ def test_the_published_table_is_printed(atoll):
         (("--params", "5B", "--step-time", 1, "--utilisation", 1.2), "utilisation = 1.2: must lie between 0 and 1"),
         (("--params", "5B", "--step-time", 1, "--fragments", 48), "must not exceed sync_interval = 24"),
         (("--params", "5B", "--step-time", 1, "--bandwidth", 1e-4), "needs at least"),
-        (("--params", "5B", "--step-time", 1, "--mtbi-years", 1), "give --accelerators too"),
         (
-            ("--params", "5B", "--step-time", 0.01, "--latency-ms", 50, "--overlap", 2),
+            ("--params", "5B", "--step-time", 1, "--mtbi-years", 1),
+            "give --accelerators as well, or with --fleet",
+        ),
+        (
+            ("--params", "5B", "--step-time", 0.01, "--latency-ms", 50, "--overlap", 2, "--mode", "streaming"),
             "overlap = 2: is too short: there and back takes 100 ms of latency, at least 10 steps",
         ),
     ],

@@ -42,6 +42,21 @@ def test_the_header_of_a_safetensors_file_is_enough(tmp_path):
     assert len(cut(model.parameters, model.tensors, 8)) == 2  # no more fragments than tensors
 
 
+def test_a_model_in_several_files_is_read_from_all_of_them(tmp_path):
+    files = [f"model-0000{part}-of-00003.safetensors" for part in (1, 2, 3)]
+    for k, name in enumerate(files[:2]):
+        a_safetensors_file(tmp_path / name, {f"w{k}": {"dtype": "BF16", "shape": [10], "data_offsets": [0, 20]}})
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"metadata": {}, "weight_map": {f"w{k}": name for k, name in enumerate(files)}}))
+    for path in (tmp_path / files[0], index):
+        with pytest.raises(ConfigError, match=r"one of 3 files of a model, and beside it model-00003-of-00003"):
+            read_model(path)
+    a_safetensors_file(tmp_path / files[2], {"w2": {"dtype": "BF16", "shape": [10], "data_offsets": [0, 20]}})
+    for path in (tmp_path / files[1], index):
+        assert read_model(path).parameters == 30
+        assert "(headers of 3 files)" in read_model(path).source
+
+
 def test_a_tensor_that_cannot_be_synchronised_is_refused_by_its_dtype(tmp_path):
     tensors = {"w": {"dtype": "F4", "shape": [2], "data_offsets": [0, 1]}}
     with pytest.raises(ConfigError, match=r"dtype that cannot be synchronised \(F4\); give --params"):
@@ -97,6 +112,11 @@ def _config(width, depth, vocabulary, heads, hidden, **more):
             _config(7168, 61, 129280, 128, 18432, moe_intermediate_size=2048)
             | {"n_routed_experts": 256, "n_shared_experts": 1, "first_k_dense_replace": 3},
             671e9,
+        ),
+        (_config(4096, 32, 50432, 32, 16384, model_type="gpt_neox"), 6.86e9),
+        (
+            {"model_type": "one that sees", "text_config": _config(4096, 32, 128256, 32, 14336, num_key_value_heads=8)},
+            8.03e9,
         ),
     ],
 )
