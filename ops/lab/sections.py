@@ -128,9 +128,9 @@ was published does not say what it counts; these assumptions are those that give
 
 {table(("5 B parameters, 1 s per step", *(f">{what}" for what in _SIDES)), pairs)}
 
-Ours are the next point of the grid, and in brackets what was rounded up to it. The second row is the one cell that is known of the publication's own table, whose reductions reach from
-60 to 242. Of its sites, share and bits nothing is known but that these give it:
-`--sites 2 --codec int8 --utilisation 0.9`.
+Ours are the next point of the grid, and in brackets what was rounded up to it. The second row is the one cell that is
+known of the publication's own table, whose reductions reach from 60 to 242. Of its sites, share and bits nothing is
+known but that these give it: `--sites 2 --codec int8 --utilisation 0.9`.
 
 Streaming DiLoCo's table of required bandwidth by utilisation: `python3 -m ops plan --table`.
 

@@ -61,11 +61,11 @@ class Counted(Network):
 
 
 @cache  # a run takes seconds, and several tests look at it
-def fleet(*full: float, hub: float = 0.0, up_only: bool = False, standbys: int = 0) -> Simulation:
+def fleet(*full: float, hub: float = 0.0, up_only: bool = False, standbys: int = 0, far_s: float = 0.01) -> Simulation:
     """Runs a fleet, an island for each number: what a model in each interval would take of its link; 0 for nothing.
 
     ``hub`` is that of the aggregator's own link to the broker, with what goes to standbys: parameters and momentum;
-    with ``up_only`` contributions come to it over a better one.
+    with ``up_only`` contributions come to it over a better one. The last island is ``far_s`` away, each way.
     """
     config = AggregatorConfig(
         failover=standbys > 0,
@@ -81,9 +81,11 @@ def fleet(*full: float, hub: float = 0.0, up_only: bool = False, standbys: int =
             island_id=f"island-{i}",
             step_time_s=1.0,
             jitter=0.02,
-            link=LinkModel(delay_s=(0.01, 0.02), bytes_per_s=MODEL_BYTES / INTERVAL / part if part else 0.0),
+            link=LinkModel(
+                delay_s=(delay_s, delay_s + 0.01), bytes_per_s=MODEL_BYTES / INTERVAL / part if part else 0.0
+            ),
         )
-        for i, part in enumerate(full)
+        for i, (part, delay_s) in enumerate(zip(full, [0.01] * (len(full) - 1) + [far_s], strict=True))
     )
     rate = MODEL_BYTES * (1 + 2 * standbys) / INTERVAL / hub if hub else 0.0
     link = LinkModel(delay_s=(0.01, 0.02), bytes_per_s=rate)
@@ -191,3 +193,11 @@ def test_what_the_planner_says_of_a_narrow_site_is_what_happens(times: float) ->
     in_it = [any(each["island"] == "island-3" for each in version["contributions"]) for version in later]
     assert sum(in_it) / len(in_it) == pytest.approx(said.participation * said.in_time, abs=0.15)
     assert merged_share(simulation, "island-3") == pytest.approx(said.in_time, abs=0.2)
+
+
+def test_a_site_that_is_far_away_is_merged_and_nobody_waits_for_it() -> None:
+    """A round of it alone takes longer than H steps; ``plan`` makes a note of it, and plans for the others."""
+    near, far = fleet(0, 0, 0, 0), fleet(0, 0, 0, 0, far_s=13.0)
+    assert sum(far.aggregator.core.run.versions) >= 0.95 * sum(near.aggregator.core.run.versions)
+    assert all(merged_share(far, f"island-{i}") == 1.0 for i in range(3))
+    assert merged_share(far, "island-3") >= 0.85
