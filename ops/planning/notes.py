@@ -91,7 +91,7 @@ def _far_sites(fleet: Fleet, chosen: Forecast) -> list[str]:
     counts = f", more than the {MAX_STALENESS} allowed: nothing of it counts" if age > MAX_STALENESS else ""
     return [
         f"{who}: {farthest.latency_s:.3g} s each way, in which the others go on: its steps are {age:.1f} versions "
-        f"older when they are merged{counts}."
+        f"older at least when they are merged{counts}."
     ]
 
 
