@@ -77,10 +77,13 @@ def _find(module_name: str, search: list[str] | None) -> ModuleSpec | None:
     spec, folders, so_far = None, search, ""
     for part in module_name.split("."):
         so_far = f"{so_far}.{part}" if so_far else part
-        spec = PathFinder.find_spec(so_far, folders)
+        try:
+            spec = PathFinder.find_spec(so_far, folders)
+            folders = list(spec.submodule_search_locations or []) if spec is not None else None
+        except (KeyError, ImportError):  # a namespace package looks for its parent among what is imported
+            return None
         if spec is None:
             return None
-        folders = list(spec.submodule_search_locations or [])
     return spec
 
 

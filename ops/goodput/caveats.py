@@ -52,17 +52,20 @@ def _whole_at_first(fleet: Fleet, model: FailureModel) -> str:
         repairs["slices"] = model.repair_s, model.chip_mtbi_s / model.slice_chips
     if model.domain_mtbi_days is not None:
         repairs["domains"] = model.domain_repair_min * 60.0, model.domain_mtbi_days * DAY_S
-    excess = {
-        what: repair_s / (repair_s + up_s) * min(1.0, repair_s / fleet.duration_s) / 2
-        for what, (repair_s, up_s) in repairs.items()
-    }
-    total = sum(excess.values())
+    all_wait = fleet.mode is Mode.DP or (fleet.mode is Mode.DILOCO and model.domains_of_island == 1)
+    together = fleet.islands / model.domain_islands if all_wait else 1.0
+    excess = {}
+    for what, (repair_s, up_s) in repairs.items():
+        length = repair_s / fleet.duration_s
+        share = repair_s / (repair_s + up_s) * (length / 2 if length < 1 else 1 - 1 / (2 * length))
+        excess[what] = share * (together if what == "domains" else 1.0)
+    total = min(1.0, sum(excess.values()))
     if total < _NOTEWORTHY:
         return ""
     what = max(excess, key=lambda each: excess[each])
     return (
         f"nothing is under repair at first, and repairs of {what} take {repairs[what][0] / DAY_S:.2g} of "
-        f"{fleet.days:g} days: goodput and interval are up to {total:.0%} too high; simulate more --days"
+        f"{fleet.days:g} days: goodput and interval are up to about {total:.0%} too high; simulate more --days"
     )
 
 
@@ -101,7 +104,7 @@ def _whole_islands(fleet: Fleet, model: FailureModel) -> str:
     """What has no slice left to go on with keeps everybody else waiting for its repair."""
     if fleet.mode is not Mode.DILOCO or fleet.islands == 1:
         return ""
-    if model.domain_mtbi_days is not None and model.domain_islands >= 1:
+    if model.domain_mtbi_days is not None and model.domains_of_island == 1:
         what, repair = "a domain", f"{model.domain_repair_min:g} min"
     elif model.slices(fleet.chips_of(0)) == 1 and model.mtbi_years < _NEVER_YEARS:
         what, repair = "the only slice of an island", f"{model.repair_s:g} s"

@@ -114,12 +114,12 @@ class FailureModel:
                 raise ConfigError(name, getattr(self, name), "must be at most 0.3; it is a share, not a percentage")
         if self.domain_islands > 1.0 and self.domain_islands % 1.0:
             raise ConfigError("domain_islands", self.domain_islands, "must be whole above 1; below 1 it is a part")
+        if self.domain_islands * MAX_DOMAINS < 1.0:
+            cure = f"must be at least {1.0 / MAX_DOMAINS:g}; what fails alone in smaller parts are chips (mtbi_years)"
+            raise ConfigError("domain_islands", self.domain_islands, cure)
         if abs(self.domains_of_island * self.domain_islands - 1.0) > _EVEN and self.domain_islands < 1.0:
             n = int(1.0 / self.domain_islands)
             cure = f"must divide an island evenly: {1.0 / n:.3g} for {n}, or {1.0 / (n + 1):.3g} for {n + 1} domains"
-            raise ConfigError("domain_islands", self.domain_islands, cure)
-        if self.domains_of_island > MAX_DOMAINS:
-            cure = f"must be at least {1.0 / MAX_DOMAINS:g}; what fails alone in smaller parts are chips (mtbi_years)"
             raise ConfigError("domain_islands", self.domain_islands, cure)
         if self.overlap >= self.sync_interval:
             raise ConfigError("overlap", self.overlap, f"must be below sync_interval = {self.sync_interval}")
@@ -186,9 +186,15 @@ def check_together(fleet: Fleet, model: FailureModel) -> None:
 
 
 def check_domains(fleet: Fleet, model: FailureModel) -> None:
-    """Raises ConfigError where a domain has more islands than the fleet."""
-    if model.domain_mtbi_days is not None and model.domain_islands > fleet.islands:
+    """Raises ConfigError where a domain has more islands than the fleet, or less than a slice of one."""
+    if model.domain_mtbi_days is None:
+        return
+    if model.domain_islands > fleet.islands:
         cure = f"must be at most the number of islands, {fleet.islands}"
+        raise ConfigError("domain_islands", model.domain_islands, cure)
+    slices = model.slices(fleet.chips_of(fleet.islands - 1))
+    if model.domains_of_island > slices:
+        cure = f"must be at least {1.0 / slices:.3g}: an island has {slices} slices of {model.slice_chips} chips"
         raise ConfigError("domain_islands", model.domain_islands, cure)
 
 

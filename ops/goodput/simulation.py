@@ -88,7 +88,8 @@ def simulate(fleet: Fleet, model: FailureModel, on_progress: Progress = lambda d
         lines = [_job_line(fleet, model, coordinator, on_progress)]
         in_step = _in_step_share(fleet, model)
     if fleet.mode in (Mode.DECOUPLED, Mode.DILOCO):
-        dropped += [Dropped(cause=Cause.ISLAND_LOST, at_s=line.down_from_s, lost_s=line.lost_s) for line in lines]
+        alone = beyond_hold(coordinator, model) if fleet.mode is Mode.DECOUPLED else []
+        dropped += [_lost_with(line, alone) for line in lines]
     closed = None
     if renewal.has_closed_form(fleet, model):
         closed = renewal.goodput(fleet, model), renewal.uptime(fleet, model)
@@ -153,6 +154,14 @@ def _beyond_hold(line: TimeLine, coordinator: list[Outage], model: FailureModel)
     begin_s, end_s = np.array(beyond_hold(coordinator, model), dtype=np.float64).reshape(-1, 2).T
     knots = trained_by(line)
     return Dropped(cause=Cause.COORDINATOR, at_s=end_s, lost_s=np.interp(end_s, *knots) - np.interp(begin_s, *knots))
+
+
+def _lost_with(line: TimeLine, alone: list[Outage]) -> Dropped:
+    """What an island took with it when it went down, unless that was wasted anyway in the times named."""
+    kept = trained_by(without(line, alone, Cause.COORDINATOR))
+    since_s = np.concatenate([[0.0], line.down_to_s])[: len(line.down_from_s)]
+    most_s = np.interp(line.down_from_s, *kept) - np.interp(since_s, *kept)
+    return Dropped(cause=Cause.ISLAND_LOST, at_s=line.down_from_s, lost_s=np.minimum(line.lost_s, most_s))
 
 
 def _half(fleet: Fleet, on_progress: Progress) -> Progress:

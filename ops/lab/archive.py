@@ -73,7 +73,7 @@ def workspace(directory: Path, experiment: str) -> Iterator[Path]:
     Raises:
         Unavailable: It cannot be made.
     """
-    place = zlib.crc32(os.fsencode(directory.absolute()))
+    place = zlib.crc32(os.fsencode(directory.resolve()))
     path = Path(tempfile.gettempdir(), f"atoll-lab-{os.getuid()}-{place:08x}-{experiment}")
     with mapped(f"cannot make {path}", definite=True):
         shutil.rmtree(path, ignore_errors=True)

@@ -39,18 +39,20 @@ class Arrival:
     in_time: float
 
 
-def arrival(up_full: float, down_full: float, fragments: int) -> Arrival:
+def arrival(up_full: float, down_full: float, fragments: int, later: float = 0.0) -> Arrival:
     """Returns what of a site's work arrives.
 
     Args:
         up_full: What contributions at the fleet's pace would take of the site's link: above 1 it is too narrow.
         down_full: Likewise of versions.
         fragments: P.
+        later: Versions that are made in the time by which its way there and back is longer than the median site's.
     """
     # Steps since the last hand-over, and the way up: of a free link an interval and one fragment's time.
     age = 2 * up_full if up_full > 1 else 1 + up_full / fragments
     # A version is a fragment's time old when it comes, and in use until the next one does.
     age += down_full * (1 + 1 / fragments) if down_full > 1 else down_full / fragments
+    age += later
     fresh = math.exp((MAX_STALENESS - 1 - age) / FADES)
     return Arrival(
         participation=1 / max(1.0, up_full),

@@ -67,7 +67,7 @@ def choose(fleet: Fleet, mode: Mode, gbps: float) -> Choice | None:
             least = min(least, need.exact_gbps)
             continue
         if mode is Mode.DECOUPLED and journey_s(load, gbps, gbps) > load.interval_s * (1 + 1e-9):
-            continue  # the links would do, but merging comes between up and down
+            continue  # the links would do, but with merging between up and down work is more than a version old
         return Choice(
             link_gbps=gbps,
             codec=candidate.codec,

@@ -55,7 +55,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of ``atoll plan``."""
     model = parser.add_argument_group("model")
     model.add_argument("--params", metavar="N", help="parameters: 5e9, 5B, 125M")
-    model.add_argument("--model", type=Path, metavar="FILE", help=".safetensors, config.toml of a run, or config.json")
+    model.add_argument(
+        "--model",
+        type=Path,
+        metavar="FILE",
+        help="safetensors (one of several files, or their index), a run's config.toml, or a config.json",
+    )
     fleet = parser.add_argument_group("fleet")
     fleet.add_argument("--fleet", type=Path, metavar="FILE", help="TOML file of unequal sites, in place of these flags")
     fleet.add_argument("--sites", type=_number("sites", int), metavar="M", help="sites, each one island (default 2)")

@@ -260,7 +260,7 @@ def _required_by_paper(load: Load, utilisation: float) -> Need:
     else:
         exact = required_gbps(traffic, utilisation)
         gbps = required_on_grid(traffic, [utilisation], PAPER_GRID)[0]
-    if not PAPER_GRID[0] <= exact <= PAPER_GRID[-1]:
+    if math.isinf(gbps) or not PAPER_GRID[0] <= exact <= PAPER_GRID[-1]:
         gbps = exact
     return Need(up_gbps=gbps, down_gbps=gbps, exact_gbps=exact)
 

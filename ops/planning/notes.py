@@ -31,9 +31,8 @@ def notes(fleet: Fleet, planned: FleetPlan) -> list[str]:
         found += _far_sites(fleet, chosen)
     unknown = [site.name for site in fleet.sites if site.accelerators is None]
     if 0 < len(unknown) < len(fleet.sites):
-        found.append(
-            f"Without the accelerators of {', '.join(dict.fromkeys(unknown))} there is no goodput and no cost."
-        )
+        whose = ", ".join(dict.fromkeys(unknown))
+        found.append(f"Without the accelerators of {whose} there is no goodput, nor what accelerators cost.")
     largest = largest_message_bytes(fleet)
     if fleet.assume is Assume.ATOLL and chosen.mode is Mode.DECOUPLED and largest > MESSAGE_LIMIT_BYTES:
         found.append(
@@ -80,19 +79,22 @@ def _late(fleet: Fleet, chosen: Forecast) -> str:
 
 def _far_sites(fleet: Fleet, chosen: Forecast) -> list[str]:
     """Sites whose steps are more than a version older when they are merged, since the rounds of others go on."""
-    step_s = load_of(fleet, Mode.DECOUPLED).step_s
-    ages = {site: 2 * site.latency_s / (chosen.sync_interval_steps * step_s) for site in fleet.sites}
-    far = [site for site, age in ages.items() if age > 1]
+    if fleet.assume is Assume.PAPER:
+        return []
+    load = load_of(fleet, Mode.DECOUPLED)
+    interval_s = chosen.sync_interval_steps * load.step_s
+    far = [each for each in zip(fleet.sites, chosen.arrivals, strict=True) if 2 * each[0].latency_s > interval_s]
     if not far:
         return []
-    farthest = max(far, key=lambda site: site.latency_s)
-    age = ages[farthest]
-    who = f"{farthest.name} and {len(far) - 1} more" if len(far) > 1 else farthest.name
-    counts = f", more than the {MAX_STALENESS} allowed: nothing of it counts" if age > MAX_STALENESS else ""
-    return [
-        f"{who}: {farthest.latency_s:.3g} s each way, in which the others go on: its steps are {age:.1f} versions "
-        f"older at least when they are merged{counts}."
-    ]
+    site, worst = max(far, key=lambda each: each[0].latency_s)
+    who = f"{site.name} and {len(far) - 1} more" if len(far) > 1 else site.name
+    sentence = (
+        f"{who}: {site.latency_s:.3g} s each way, in which the others go on; its steps are up to {worst.age:.1f} "
+        "versions old when they are merged, or more"
+    )
+    if worst.in_time < 1:
+        sentence += f", and {MAX_STALENESS} are allowed: about {worst.in_time:.0%} of what is trained there counts"
+    return [f"{sentence}."]
 
 
 def _smaller_messages(fleet: Fleet) -> str:

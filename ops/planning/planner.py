@@ -60,7 +60,8 @@ class Forecast:
         exact_gbps: The larger one of a site before it was moved to a grid.
         fits: Whether the links are wide enough; None where some are not known and the others are.
         link_gbps: Of the narrowest one, a share of the broker's if that is less; None where ``fits`` is.
-        utilisation: Share of the time that accelerators compute: on the links if they are known, else as asked for.
+        utilisation: Share of the time that accelerators compute: on the links if they are known, else as asked for;
+            less where islands wait for slower ones.
         round_s: From the opening of a round until its version has arrived.
         rounds_apart_s: Between two rounds.
         sync_interval_steps: H as it comes out: longer than asked for where the aggregator is too slow for it, or the
@@ -129,7 +130,10 @@ def forecast(fleet: Fleet, mode: Mode) -> Forecast:
         down_s = 0.0 if load.alone else load.wire.largest_down_bytes * 8e-9 / down_gbps
         made_s = round_s if load.assume is Assume.PAPER else round_s - down_s
         interval, staleness = _stretched(load, paced, round_s, made_s, merging_s)
-        arrivals = tuple(_arrival(load, interval, each) for each in fleet.site_gbps(hub=True))
+        arrivals = tuple(
+            _arrival(load, interval, gbps, 2 * site.latency_s)
+            for site, gbps in zip(fleet.sites, fleet.site_gbps(hub=True), strict=True)
+        )
         # Where what goes up stretches H, the way down is no part of a round: a fragment has one at a time.
         open_rounds = load.wire.rounds * min(1.0, round_s / (interval * load.step_s))
     elif mode is Mode.STREAMING:
@@ -204,17 +208,22 @@ def _stretched(
     interval = max(asked, merging_s / load.step_s)
     if narrow_gbps is None:
         interval = max(interval, made_s / load.step_s)  # one round of a fragment at a time
-        return interval, min(1.0, (round_s / load.step_s + BOUNDARY_STEPS) / interval)
+        return interval, (round_s / load.step_s + BOUNDARY_STEPS) / interval
     one_s = load.fixed_s + load.wire.largest_up_bytes * 8e-9 / narrow_gbps
     interval = max(interval, one_s / load.step_s, carried_bytes(load)[0] * 8e-9 / narrow_gbps / load.step_s * asked)
     return interval, MEAN_AGE * _arrival(load, interval, narrow_gbps).age
 
 
-def _arrival(load: Load, interval_steps: float, gbps: float) -> Arrival:
-    """Returns what of the work of a site arrives over its link, where rounds come as often as they do."""
+def _arrival(load: Load, interval_steps: float, gbps: float, latency_s: float = 0.0) -> Arrival:
+    """Returns what of the work of a site arrives over its link, where rounds come as often as they do.
+
+    ``latency_s`` is its own, there and back; what it has more than the median site makes its steps older.
+    """
+    farther_s = 0.0 if load.assume is Assume.PAPER else max(0.0, latency_s - load.latency_s)
+    later = farther_s / (interval_steps * load.step_s)
     gbps *= load.step_s * interval_steps / load.sync_interval_steps * (1 + 1e-9)
     up, down = (each * 8e-9 / gbps for each in carried_bytes(load))
-    return arrival(up, down, load.wire.rounds)
+    return arrival(up, down, load.wire.rounds, later)
 
 
 def _cost(fleet: Fleet, traffic_gb: float, tokens: float) -> Cost | None:
@@ -283,9 +292,9 @@ def _choice(fleet: Fleet, mode: Mode, narrowest_gbps: float) -> Choice | None:
         of_all = choose(fleet, mode, narrowest_gbps)
     except ConfigError:
         of_all = None
-    if of_all is not None and of_all.sync_interval_steps == fleet.sync_interval_steps:
+    if math.isinf(median_gbps) or (of_all is not None and of_all.sync_interval_steps == fleet.sync_interval_steps):
         return of_all
-    return None if math.isinf(median_gbps) else choose(fleet, mode, median_gbps)
+    return choose(fleet, mode, median_gbps)
 
 
 def memory_of(fleet: Fleet, chosen: Forecast) -> dict[str, Memory]:

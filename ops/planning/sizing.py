@@ -44,25 +44,7 @@ _DTYPES: dict[str, np.dtype[Any]] = {
 _SHARD = re.compile(r"(?P<before>.+-)(?P<part>\d{5})-of-(?P<parts>\d{5})\.safetensors")
 
 #: Of architectures (``model_type``) whose feed-forward has two matrices; all others are taken for gated, with three.
-_TWO_MATRICES = frozenset(
-    [
-        "bert",
-        "bloom",
-        "codegen",
-        "falcon",
-        "gpt2",
-        "gpt_bigcode",
-        "gpt_neo",
-        "gpt_neox",
-        "gptj",
-        "mpt",
-        "opt",
-        "phi",
-        "roberta",
-        "starcoder2",
-        "xlm-roberta",
-    ]
-)
+_TWO_MATRICES = frozenset(("bert", "gpt_neox", "phi", "roberta", "starcoder2", "xlm-roberta"))
 
 #: Names under which the number of experts of a layer stands in a config.json.
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
@@ -141,15 +123,18 @@ def _of_safetensors(path: Path) -> Model:
     return _of_files([path.with_name(name) for name in names], path)
 
 
-def _of_index(path: Path, weight_map: Mapping[str, str]) -> Model:
+def _of_index(path: Path, weight_map: Mapping[str, Any]) -> Model:
     """The index of a model in several files, which stand beside it."""
-    return _of_files([path.with_name(name) for name in sorted(set(weight_map.values()))], path)
+    names = sorted({str(name) for name in weight_map.values()})
+    if not names or any(Path(name).name != name for name in names):
+        raise ConfigError("model", str(path), "must name files that stand beside it in its weight_map")
+    return _of_files([path.with_name(name) for name in names], path)
 
 
 def _of_files(files: Sequence[Path], path: Path) -> Model:
     missing = [file.name for file in files if not file.exists()]
-    if missing and len(files) > 1:
-        cure = f"is one of {len(files)} files of a model, and beside it {', '.join(missing[:3])} is not there"
+    if missing and (len(files) > 1 or path not in files):
+        cure = f"belongs to a model in {len(files)} files, and {', '.join(missing[:3])} is not beside it"
         raise ConfigError("model", str(path), f"{cure}; bring all of them, or give --params")
     leaves = {name: leaf for file in files for name, leaf in _leaves_of(file).items()}
     tensors = _synchronised(tensor_specs(leaves), path)
@@ -218,11 +203,16 @@ class _Config:
 
 
 def _of_config_json(path: Path) -> Model:
-    """A transformer's config.json: attention with grouped keys and values, gated feed-forward, dense or experts."""
+    """A transformer's config.json: attention with grouped keys and values, feed-forward, dense or experts."""
     try:
         config = json.loads(path.read_text())
-        if isinstance(config.get("weight_map"), dict):
-            return _of_index(path, config["weight_map"])
+    except ValueError as err:
+        raise ConfigError("model", str(path), f"is not JSON: {err}") from err
+    if not isinstance(config, dict):
+        raise ConfigError("model", str(path), "describes no transformer: it must be a table of names and values")
+    if isinstance(config.get("weight_map"), dict):
+        return _of_index(path, config["weight_map"])
+    try:
         config |= config.get("text_config") or {}  # of a model that sees, too: its language model is what is counted
         width, depth = int(config["hidden_size"]), int(config["num_hidden_layers"])
         vocabulary, heads = int(config["vocab_size"]), int(config["num_attention_heads"])

@@ -220,6 +220,8 @@ def _flags(choice: Choice) -> str:
 def _next(fleet: Fleet, planned: FleetPlan) -> str:
     if planned.chosen.link_gbps is None:
         return "give --bandwidth to see what your links allow"
+    if planned.choice is None and planned.chosen.mode is Mode.DECOUPLED and not fleet.links_known:
+        return "give gbps of every site to see what their links allow"
     if planned.choice is None and planned.chosen.mode is Mode.DECOUPLED:
         return "no settings tried here are within what the aggregator and a message can take: see above"
     if fleet.accelerators is None:

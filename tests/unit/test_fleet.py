@@ -210,6 +210,7 @@ def test_a_fleet_that_cannot_be_is_refused_by_field(field, settings):
         ("domain_islands", 0.0),
         ("domain_islands", 0.65),
         ("domain_islands", 1e-9),
+        ("domain_islands", 1e-309),
         ("coordinator_mtbi_days", -2.0),
     ],
 )
@@ -223,6 +224,13 @@ def test_a_failure_model_that_cannot_be_is_refused_by_field(field, value):
 def test_a_domain_larger_than_the_fleet_is_refused():
     with pytest.raises(ConfigError, match="domain_islands"):
         check_together(Fleet(islands=2), FailureModel(domain_mtbi_days=1.0, domain_islands=4.0))
+
+
+def test_a_domain_smaller_than_a_slice_is_refused():
+    fleet = Fleet(chips=8 * 256, islands=8)  # four slices each
+    check_together(fleet, FailureModel(domain_mtbi_days=1.0, domain_islands=0.25))
+    with pytest.raises(ConfigError, match=r"must be at least 0\.25: an island has 4 slices of 64 chips"):
+        check_together(fleet, FailureModel(domain_mtbi_days=1.0, domain_islands=0.125))
 
 
 def test_a_simulation_that_would_take_hours_is_refused():

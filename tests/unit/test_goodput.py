@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from broker.errors import ConfigError, Unavailable
@@ -71,14 +71,29 @@ def test_goodput_and_all_waste_add_up_to_one(mode, model, chips):
     mode=st.sampled_from(Mode),
     islands=st.integers(1, 4),
     days=st.sampled_from([0.1, 1.0, 4.0]),
-    mtbi_years=st.sampled_from([1e-3, 0.01, 0.1, 1e9]),
+    mtbi_years=st.sampled_from([5e-4, 1e-3, 0.01, 0.1, 1e9]),
     step_s=st.sampled_from([1.0, 10.0]),
     sync_interval=st.sampled_from([3, 24, 500]),
     max_staleness=st.integers(0, 3),
-    repair_s=st.sampled_from([0.0, 1800.0, 50_000.0]),
+    repair_s=st.sampled_from([0.0, 60.0, 1800.0, 50_000.0]),
     scale_down_s=st.sampled_from([0.0, 22.3, 400.0]),
-    coordinator=st.sampled_from([None, (0.1, 7200.0, 0.0), (0.05, 600.0, 300.0), (1.0, 60.0, 3600.0)]),
+    coordinator=st.sampled_from(
+        [None, (0.1, 7200.0, 0.0), (0.05, 600.0, 300.0), (1.0, 60.0, 3600.0), (0.01, 1e7, 0.0)]
+    ),
     domains=st.sampled_from([None, (0.2, 1.0, 600.0), (0.5, 0.25, 60.0)]),
+)
+@example(
+    mode=Mode.DECOUPLED,
+    islands=2,
+    days=4.0,
+    mtbi_years=5e-4,
+    step_s=10.0,
+    sync_interval=500,
+    max_staleness=8,
+    repair_s=60.0,
+    scale_down_s=22.3,
+    coordinator=(0.01, 1e7, 0.0),
+    domains=None,
 )
 @settings(max_examples=150, deadline=None)
 def test_nothing_is_wasted_twice_whatever_the_trouble(
@@ -96,7 +111,7 @@ def test_nothing_is_wasted_twice_whatever_the_trouble(
         domain_islands=part,
         domain_repair_min=repair_min,
     )
-    fleet = Fleet(mode=mode, chips=192 * islands, islands=islands, days=days)
+    fleet = Fleet(mode=mode, chips=256 * islands, islands=islands, days=days)
     result = simulate(fleet, model).account
     assert result.goodput.value + sum(result.waste.values()) == pytest.approx(1.0, abs=1e-9)
     assert all(-1e-12 <= share <= 1.0 + 1e-12 for share in result.waste.values())
@@ -502,7 +517,7 @@ def test_a_run_that_may_see_no_failure_at_all_says_that_its_interval_means_littl
         (["--mode", "diloco", "--chips", "512", "--days", "300"], "everybody waits for the only slice of an island"),
         (["--mode", "diloco", "--chips", "51200", "--days", "10"], None),
         (["--mode", "diloco", "--domain-mtbi-days", "0.1"], "everybody waits for a domain to be repaired (60 min)"),
-        (["--mode", "diloco", "--domain-mtbi-days", "0.1", "--domain-islands", "0.5", "--days", "3"], None),
+        (["--mode", "diloco", "--domain-mtbi-days", "0.1", "--domain-islands", "0.5", "--days", "9"], None),
         (["--speed-spread", "0.1"], "speed_spread and step_jitter change nothing here"),
         (["--domain-islands", "2"], "domain_islands changes nothing without domain_mtbi_days"),
         (["--domain-islands", "2", "--domain-mtbi-days", "0.1", "--days", "3"], None),

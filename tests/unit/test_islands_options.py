@@ -90,6 +90,15 @@ def test_a_module_that_is_not_there_is_left_to_the_loading(tmp_path):
     assert signature_in_source("islands.language:no_such") is None
 
 
+def test_a_task_in_folders_that_are_no_packages_is_left_to_the_loading(tmp_path):
+    (tmp_path / "outer_of_a_test" / "inner").mkdir(parents=True)
+    (tmp_path / "outer_of_a_test" / "inner" / "task.py").write_text("def task(size): ...\n")
+    (tmp_path / "outer_of_a_test" / "one.py").write_text("def task(size): ...\n")
+    search = [str(tmp_path)]
+    assert signature_in_source("outer_of_a_test.inner.task:task", search=search) is None
+    assert list(signature_in_source("outer_of_a_test.one:task", search=search).parameters) == ["size"]
+
+
 def test_reading_a_task_does_not_import_it(read):
     assert read("raise RuntimeError\ndef task(size): ...\n") is not None
     assert "package_of_a_test" not in sys.modules

@@ -155,7 +155,7 @@ def test_unequal_sites_come_from_a_file(atoll, tmp_path):
     assert status == 0
     assert [each["name"] for each in document["sites"]] == ["east", "east", "west"]
     assert document["sites"][2]["link_share_needed"] == pytest.approx(2.5 * document["sites"][0]["link_share_needed"])
-    assert "Without the accelerators of west there is no goodput and no cost." in document["notes"]
+    assert "Without the accelerators of west there is no goodput, nor what accelerators cost." in document["notes"]
     synchronous = json.loads(atoll("--params", "1B", "--fleet", file, "--mode", "streaming", "--json")[1])
     # While the slow one steps, the fast ones wait for half of the time.
     assert synchronous["utilisation"] == pytest.approx(2 / 3, rel=0.01)

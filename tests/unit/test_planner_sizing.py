@@ -49,12 +49,29 @@ def test_a_model_in_several_files_is_read_from_all_of_them(tmp_path):
     index = tmp_path / "model.safetensors.index.json"
     index.write_text(json.dumps({"metadata": {}, "weight_map": {f"w{k}": name for k, name in enumerate(files)}}))
     for path in (tmp_path / files[0], index):
-        with pytest.raises(ConfigError, match=r"one of 3 files of a model, and beside it model-00003-of-00003"):
+        with pytest.raises(
+            ConfigError, match=r"belongs to a model in 3 files, and model-00003-of-00003.safetensors is not beside it"
+        ):
             read_model(path)
     a_safetensors_file(tmp_path / files[2], {"w2": {"dtype": "BF16", "shape": [10], "data_offsets": [0, 20]}})
     for path in (tmp_path / files[1], index):
         assert read_model(path).parameters == 30
         assert "(headers of 3 files)" in read_model(path).source
+
+
+@pytest.mark.parametrize(
+    ("text", "cure"),
+    [
+        ('{"weight_map": {"w": "../model.safetensors"}}', "must name files that stand beside it"),
+        ('{"weight_map": {}}', "must name files that stand beside it"),
+        ("[1]", "must be a table of names and values"),
+        ("{", "is not JSON"),
+    ],
+)
+def test_a_json_file_that_is_neither_an_index_nor_a_configuration_is_refused(tmp_path, text, cure):
+    (tmp_path / "model.json").write_text(text)
+    with pytest.raises(ConfigError, match=cure):
+        read_model(tmp_path / "model.json")
 
 
 def test_a_tensor_that_cannot_be_synchronised_is_refused_by_its_dtype(tmp_path):
