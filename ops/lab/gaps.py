@@ -128,12 +128,14 @@ def _gaps(findings: Findings) -> Iterator[Gap]:
 
 
 def _optimizer(candidate: Record, baseline: Record) -> str:
-    name = str(candidate.settings.get("task.optimizer", "adamw"))
-    changed = candidate.settings.get("task.b2"), baseline.settings.get("task.b2")
-    if changed == (None, None):
-        return name
-    ours, other = ("the default b2" if b2 is None else f"b2 {b2}" for b2 in changed)
-    return f"{name}, {ours}" if ours == other else f"{name}, {ours} against {other}"
+    """The inner optimizer by name, with its constants where they are not the default ones on either side."""
+    words = [str(candidate.settings.get("task.optimizer", "adamw"))]
+    for constant in ("b2", "momentum"):
+        changed = [each.settings.get(f"task.{constant}") for each in (candidate, baseline)]
+        if changed != [None, None]:
+            ours, other = (f"the default {constant}" if value is None else f"{constant} {value}" for value in changed)
+            words.append(ours if ours == other else f"{ours} against {other}")
+    return ", ".join(words)
 
 
 def _text(run: Record) -> str:

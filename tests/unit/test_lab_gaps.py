@@ -37,6 +37,7 @@ def run(
     interval=24,
     optimizer=None,
     b2=None,
+    momentum=None,
 ):
     """A run whose loss is 2 * (1 + share) from end to end, or ``late`` instead of it in the second half."""
     losses = [2 * (1 + (share if k <= 3 or late is None else late)) for k in range(1, 7)]
@@ -45,6 +46,7 @@ def run(
     settings = {**made.settings, "mode": mode, "islands": islands, "sync_interval": interval}
     settings |= {"task.optimizer": optimizer} if optimizer else {}
     settings |= {"task.b2": b2} if b2 else {}
+    settings |= {"task.momentum": momentum} if momentum else {}
     key = f"{made.key}-{name}-{parameters}"
     return replace(made, key=key, parameters=parameters, curve=curve, settings=settings)
 
@@ -118,6 +120,7 @@ def test_a_baseline_that_syncs_at_another_interval_is_another_question():
         ({"interval": 6}, ["6", "adamw"]),
         ({"optimizer": "muon"}, ["24", "muon"]),
         ({"optimizer": "muon", "b2": 0.99}, ["24", "muon, b2 0.99"]),
+        ({"optimizer": "muon", "b2": 0.99, "momentum": 0.9}, ["24", "muon, b2 0.99, momentum 0.9"]),
     ],
 )
 def test_gaps_of_another_interval_or_optimizer_have_their_row_and_no_part_in_the_slopes(other, cells):
