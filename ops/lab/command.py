@@ -23,7 +23,7 @@ from ops.lab.markdown import gap
 from ops.lab.records import Stage, independent, newest
 from ops.lab.report import RECORDS
 from ops.lab.runner import Runner
-from ops.lab.schedule import agenda, current
+from ops.lab.schedule import agenda, current, left_out
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -111,7 +111,9 @@ def _show(args: argparse.Namespace) -> int:
             f"  {len(independent(finals))} runs and {tuning} tuning runs in {spent:.0f} processor minutes;",
             end=" ",
         )
-        print(f"{len(left.due)} due, at least {left.later} after them")
+        print(f"{len(left.due)} due" + (f", at least {left.later} after them" if left.later else ""))
+        if others := left_out(kept, records):
+            print(f"  {others}")
         for group, value in left.tuned.items():
             assert experiment.tune is not None
             print(f"  {label(dict(group))}: {experiment.tune.name} = {value:g}")

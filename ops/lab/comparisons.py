@@ -240,6 +240,8 @@ def _judged(
     finding = replace(finding, seeds=both, cells=(candidates[0].cell, baselines[0].cell))
     if any(ours[seed].corpus != theirs[seed].corpus for seed in ours.keys() & theirs.keys()):
         return replace(finding, reason="candidate and baseline saw different corpora", settled=True)
+    if len({ours[seed].corpus for seed in both}) > 1:
+        return replace(finding, reason="not all seeds saw the same corpus: remove the records of one", settled=True)
     spent = ([_spent(runs[seed], comparison.equal) for seed in both] for runs in (ours, theirs))
     if any(abs(mine / other - 1) > TOLERANCE for mine, other in zip(*spent, strict=True) if other):
         what = "trained tokens differ" if comparison.equal is Equal.TOKENS else "virtual times differ"

@@ -22,7 +22,7 @@ from ops.lab.experiment import Experiment
 from ops.lab.markdown import duration
 from ops.lab.progress import SPEAK_EVERY_S
 from ops.lab.records import Record, Stage, newest
-from ops.lab.schedule import Agenda, Run, agenda, current, estimate_s
+from ops.lab.schedule import Agenda, Run, agenda, current, estimate_s, left_out
 from ops.lab.settings import resolved
 from ops.numeric import compilation_cache, one_thread_environment
 from ops.processes import Child, ProcessSpec, last_lines, stop_in_order
@@ -86,6 +86,8 @@ class Runner:
         records = list(archive.read(archive.path_of(self.directory, self.experiment.name)))
         left = self._left(records)
         self._say_beginning(len(left.due), left.later)
+        if others := left_out(records, current(self.experiment, records)):
+            self.say(f"{self.experiment.name}: {others}")
         try:
             while True:
                 check()

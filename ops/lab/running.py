@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from broker.messages import Reason
 from islands.task import Params, Task, load_task
 from islands.tree import flatten
 from ops import cli
@@ -113,9 +114,13 @@ def run_cell(
 
 
 def diverged(outcome: Outcome, loss: float) -> bool:
-    """Whether training went wrong: the loss is not a number, or far above where its curve began."""
+    """Whether training went wrong: the loss is not a number, or far above where its curve began.
+
+    Or islands trained what is not finite: it is refused, so the model stays sound, but the same in data-parallel
+    training would have ended it.
+    """
     first = outcome.curve[0].loss if outcome.curve else math.inf
-    return not math.isfinite(loss) or loss > FAR_ABOVE * first
+    return not math.isfinite(loss) or loss > FAR_ABOVE * first or outcome.wasted.get(str(Reason.NOT_FINITE), 0) > 0
 
 
 def _judged(task: Task, params: Params) -> tuple[float, npt.NDArray[np.float64]]:

@@ -144,6 +144,15 @@ def _final(experiment: Experiment, fields: Cell, seed: int) -> Run:
     return Run(experiment=experiment.name, stage=Stage.FINAL, fields=dict(fields), settings=settings, seed=seed)
 
 
+def left_out(kept: Sequence[Record], counting: Sequence[Record]) -> str:
+    """Says that some of the records that were made are of other settings than the file has now; empty if none is."""
+    others = len(newest(kept)) - len(counting)
+    if others <= 0:
+        return ""
+    have, do = ("s have", "do") if others > 1 else (" has", "does")
+    return f"{others} record{have} other settings than the file, and {do} not count"
+
+
 def _more_seeds(experiment: Experiment, records: Iterable[Record], tuned: Mapping[CellKey, float | None]) -> list[Run]:
     """Returns the next seed of both sides of every claim that is planned with more, or too wide for its margin."""
     runs: dict[tuple[Stage, str], Run] = {}

@@ -204,6 +204,13 @@ def test_different_corpora_are_not_compared():
     assert "corpora" in only(CLAIM, rows).reason
 
 
+def test_seeds_that_saw_different_corpora_are_not_pooled():
+    """Both runs of a pair saw the same text, but the text was another one when the second pair was run."""
+    found = only(CLAIM, [replace(each, corpus=f"text {each.seed % 2}") for each in pairs(0.0)])
+    assert found.verdict is Verdict.INCONCLUSIVE
+    assert found.reason == "not all seeds saw the same corpus: remove the records of one"
+
+
 def test_a_diverged_candidate_fails_and_a_diverged_baseline_is_left_out():
     rows = pairs(0.0, islands=4)
     candidate = [
