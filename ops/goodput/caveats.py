@@ -65,7 +65,8 @@ def _whole_at_first(fleet: Fleet, model: FailureModel) -> str:
     what = max(excess, key=lambda each: excess[each])
     return (
         f"nothing is under repair at first, and repairs of {what} take {repairs[what][0] / DAY_S:.2g} of "
-        f"{fleet.days:g} days: goodput and interval are up to about {100 * total:.0f} points too high; simulate more --days"
+        f"{fleet.days:g} days: goodput and interval are up to about {100 * total:.0f} points too high; simulate more "
+        "--days"
     )
 
 
