@@ -185,6 +185,18 @@ def journey_s(load: Load, up_gbps: float, down_gbps: float) -> float:
     return load.fixed_s + up_s + down_s
 
 
+def made_s(load: Load, up_gbps: float, down_gbps: float) -> float:
+    """Returns the seconds from the opening of a round of the largest fragment until its version is made.
+
+    The next round of the fragment waits for that, and not for the way down; the published assumptions do not tell them
+    apart.
+    """
+    whole_s = journey_s(load, up_gbps, down_gbps)
+    if load.alone or load.assume is Assume.PAPER:
+        return whole_s
+    return whole_s - load.wire.largest_down_bytes * 8e-9 / down_gbps
+
+
 def carried_bytes(load: Load) -> tuple[float, float]:
     """Returns the bytes that one site sends and receives in an inner step."""
     if load.mode is Mode.DP or load.assume is Assume.PAPER:

@@ -26,7 +26,7 @@ from ops.planning.footprint import (
     trainer_memory,
     wire_of,
 )
-from ops.planning.links import Assume, Load, Mode, achieved, carried_bytes, journey_s, required
+from ops.planning.links import Assume, Load, Mode, achieved, carried_bytes, journey_s, made_s, required
 from ops.planning.utilisation import Float64Array
 
 DAY_S = 86_400.0
@@ -126,10 +126,8 @@ def forecast(fleet: Fleet, mode: Mode) -> Forecast:
         merging_s = merging_per_cycle_s(fleet)
         if paced is not None and paced >= _needed_while_merging(load, merging_s, fleet.utilisation) * (1 - 1e-9):
             paced = None
-        # The next round of a fragment waits for the version to be made, not for its way down.
-        down_s = 0.0 if load.alone else load.wire.largest_down_bytes * 8e-9 / down_gbps
-        made_s = round_s if load.assume is Assume.PAPER else round_s - down_s
-        interval, staleness = _stretched(load, paced, round_s, made_s, merging_s)
+        round_made_s = made_s(load, up_gbps, down_gbps)
+        interval, staleness = _stretched(load, paced, round_s, round_made_s, merging_s)
         arrivals = tuple(
             _arrival(load, interval, gbps, 2 * site.latency_s)
             for site, gbps in zip(fleet.sites, fleet.site_gbps(hub=True), strict=True)
@@ -196,7 +194,7 @@ def _needed_while_merging(load: Load, merging_s: float, utilisation: float) -> f
 
 
 def _stretched(
-    load: Load, narrow_gbps: float | None, round_s: float, made_s: float, merging_s: float
+    load: Load, narrow_gbps: float | None, round_s: float, round_made_s: float, merging_s: float
 ) -> tuple[float, float]:
     """Returns H as it comes out on links and aggregator, and the staleness expected with it, in versions.
 
@@ -207,7 +205,7 @@ def _stretched(
     asked = float(load.sync_interval_steps)
     interval = max(asked, merging_s / load.step_s)
     if narrow_gbps is None:
-        interval = max(interval, made_s / load.step_s)  # one round of a fragment at a time
+        interval = max(interval, round_made_s / load.step_s)  # one round of a fragment at a time
         return interval, (round_s / load.step_s + BOUNDARY_STEPS) / interval
     one_s = load.fixed_s + load.wire.largest_up_bytes * 8e-9 / narrow_gbps
     interval = max(interval, one_s / load.step_s, carried_bytes(load)[0] * 8e-9 / narrow_gbps / load.step_s * asked)

@@ -75,7 +75,12 @@ def spread(buckets: int = BUCKETS) -> tuple[float, ...]:
     The middle is fitted: with the end of its part, one of two published figures for data-parallel training (198 and 104
     Gbit/s) was missed by a point of their grid.
     """
-    return tuple(FORWARD + (1 - FORWARD) * (i + 0.5) / buckets for i in range(buckets))
+    return _released(buckets, 0.5)
+
+
+def _released(parts: int, within: float) -> tuple[float, ...]:
+    """Returns when equal parts of the backward pass are released, each at this share of its own."""
+    return tuple(FORWARD + (1 - FORWARD) * (i + within) / parts for i in range(parts))
 
 
 def by_layer(layers: int, fragments: int) -> tuple[tuple[float, ...], ...]:
@@ -83,7 +88,7 @@ def by_layer(layers: int, fragments: int) -> tuple[tuple[float, ...], ...]:
 
     Fragment p has the layers p, p + P, p + 2 P, ... ("strided", Streaming DiLoCo, section 2.2).
     """
-    done = [FORWARD + (1 - FORWARD) * (i + 1) / layers for i in range(layers)]
+    done = _released(layers, 1.0)
     strides = (range(p, layers, fragments) for p in range(fragments))
     return tuple(tuple(sorted(done[layers - 1 - layer] for layer in stride)) for stride in strides)
 
