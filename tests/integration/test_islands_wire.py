@@ -16,6 +16,7 @@ from broker.ranges import StepRange
 from broker.tensors import encode_tensor
 from islands.config import IslandConfig
 from islands.wire import UNNUMBERED, Wire
+from ops.cluster import free_ports
 
 MEGABYTES = 8
 #: More than ZeroMQ and the kernel take while nobody reads.
@@ -44,12 +45,15 @@ def test_behind_a_reader_that_is_slow_nothing_is_dropped_and_what_is_wanted_goes
     numbers = []
 
     async def scenario() -> list[str]:
-        context = zmq.asyncio.Context()
-        with context.socket(zmq.ROUTER) as control, context.socket(zmq.ROUTER) as bulk:
-            for socket in (control, bulk):
+        port = free_ports(2)
+        with (
+            zmq.asyncio.Context() as context,
+            context.socket(zmq.ROUTER) as control,
+            context.socket(zmq.ROUTER) as bulk,
+        ):
+            for socket, number in ((control, port), (bulk, port + 1)):
                 socket.set_hwm(1)
-            port = control.bind_to_random_port("tcp://127.0.0.1", max_tries=1000)
-            bulk.bind(f"tcp://127.0.0.1:{port + 1}")
+                socket.bind(f"tcp://127.0.0.1:{number}")
 
             async def nothing(channel: m.Channel, envelope: m.Envelope) -> None:
                 pass
@@ -73,7 +77,6 @@ def test_behind_a_reader_that_is_slow_nothing_is_dropped_and_what_is_wanted_goes
                 carrying.cancel()
                 with suppress(asyncio.CancelledError):
                     await carrying
-        context.term()
         return came
 
     came = asyncio.run(scenario())
