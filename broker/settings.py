@@ -224,21 +224,27 @@ def from_sources(cls: type[T], table: Table, args: argparse.Namespace | None = N
         given = getattr(args, name, None)
         if given is not None:
             values[name] = _from_flag(name, given, each.type)
-    return _build(cls, values)
+    return _build(cls, values, where="" if args is not None else where)
 
 
-def _build(cls: type[T], values: Mapping[str, Any]) -> T:
+def _build(cls: type[T], values: Mapping[str, Any], *, where: str) -> T:
+    """Returns the object; ``where`` is the table in which a missing value may be set, empty if a flag may be given."""
     hints = typing.get_type_hints(cls)
     arguments: dict[str, Any] = {}
     for each in dataclasses.fields(cls):  # type: ignore[arg-type]
         annotation = hints[each.name]
         if dataclasses.is_dataclass(annotation) and isinstance(annotation, type):
-            arguments[each.name] = _build(annotation, values)
+            arguments[each.name] = _build(annotation, values, where=where)
         elif each.name in values:
             arguments[each.name] = values[each.name]
         elif each.default is dataclasses.MISSING and each.default_factory is dataclasses.MISSING:
             flag = each.metadata.get("flag") or "--" + each.name.replace("_", "-")
-            raise ConfigError(each.name, None, f"is needed; give {flag} or set it in the file")
+            how = (
+                f" in [{where}]: {_describe(_without_none(annotation)[0])}"
+                if where
+                else f"; give {flag} or set it in the file"
+            )
+            raise ConfigError(each.name, None, f"is needed{how}")
     return cls(**arguments)
 
 
@@ -291,8 +297,7 @@ def _typed(name: str, value: Any, annotation: Any) -> Any:
         try:
             return base(value)
         except ValueError:
-            names = [str(member.value) for member in base]
-            raise ConfigError(name, value, f"must be one of {', '.join(names)}") from None
+            raise ConfigError(name, value, f"must be {_describe(base)}") from None
     if base is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if base is Path and isinstance(value, str | Path):
@@ -360,6 +365,8 @@ def _describe(base: Any) -> str:
         return f"a list, each item {_describe(typing.get_args(base)[0])}"
     if origin in _MAPPINGS:
         return "a table of names and values"
+    if isinstance(base, type) and issubclass(base, Enum):
+        return f"one of {', '.join(str(member.value) for member in base)}"
     return _WORDS.get(base, str(base))
 
 

@@ -63,7 +63,7 @@ def task(*, batch: int = 32, channels: int = 32, learning_rate: float = 3e-3, no
     """
     for name, value in (("batch", batch), ("channels", channels), ("learning_rate", learning_rate)):
         if value <= 0:
-            raise ConfigError(f"task.{name}", value, "must be positive")
+            raise ConfigError(name, value, "must be positive")
     _, static = eqx.partition(PitchNetwork(channels, key=jax.random.key(0)), eqx.is_array)
 
     def init(key: jax.Array) -> Params:

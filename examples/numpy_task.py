@@ -22,6 +22,8 @@ Array = npt.NDArray[np.float32]
 Params = dict[str, dict[str, Array]]
 
 INPUTS, CLASSES = 32, 16
+#: Sets the teacher's random numbers apart from those of every student.
+TEACHER = 2**32
 #: Stream of random numbers of the held-out examples; batches use the numbers from 0 on.
 HELD_OUT = 2**63
 
@@ -40,8 +42,9 @@ def task(*, batch: int = 64, hidden: int = 64, learning_rate: float = 0.1, probl
     """
     for name, value in (("batch", batch), ("hidden", hidden), ("learning_rate", learning_rate)):
         if value <= 0:
-            raise ConfigError(f"task.{name}", value, "must be positive")
-    teacher = _network(np.random.default_rng(problem), hidden=32, gain=3.0)
+            raise ConfigError(name, value, "must be positive")
+    # A stream of its own: a student whose seed is the problem's number must not begin with its teacher's weights.
+    teacher = _network(np.random.default_rng((TEACHER, problem)), hidden=32, gain=3.0)
 
     def examples(stream: int, how_many: int) -> tuple[Array, npt.NDArray[np.int64]]:
         random = np.random.Generator(np.random.Philox(key=problem + 1, counter=[0, 0, 0, stream]))

@@ -109,8 +109,8 @@ def load_task(path: str, options: Mapping[str, Any]) -> Task:
     try:
         task = function(**options)
     except ConfigError as err:
-        # A task knows its options by name, not the table they stand in.
-        raise ConfigError(f"task.{err.field}", err.value, err.cure) from err
+        # A task knows its options by name, and need not know the table that they stand in.
+        raise ConfigError(f"task.{err.field.removeprefix('task.')}", err.value, err.cure) from err
     except Exception as err:
         raise _broken(path, err) from err
     if not isinstance(task, Task):

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from ops.lab.comparisons import Comparison, comparison_of
 from ops.lab.records import Record
 
-SETTINGS = {"steps": 1500, "step_times_s": [1.0, 1.2], "task": {"name": "islands.language:task", "context": 128}}
+SETTINGS = {"steps": 1500, "step_times_s": [1.0, 1.2], "task": "islands.language:task", "task.context": 128}
 
 # The table of a ``[[compare]]``.
 CLAIM = {

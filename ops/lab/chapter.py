@@ -64,6 +64,7 @@ class Findings:
         claims: What they say of its claims.
         passed_over: Final runs at rates that tuning did not choose in the end.
         tunings: What tuning tried and chose.
+        flags: What the experiment's command needs besides, to add to these records.
     """
 
     experiment: Experiment
@@ -71,6 +72,12 @@ class Findings:
     claims: tuple[Finding, ...]
     passed_over: tuple[Record, ...] = ()
     tunings: tuple[Tuning, ...] = ()
+    flags: str = ""
+
+    @property
+    def command(self) -> str:
+        """What regenerates the records, where they are."""
+        return f"{self.experiment.command} {self.flags}".strip()
 
     @property
     def final(self) -> tuple[Record, ...]:
@@ -83,6 +90,8 @@ def findings_of(
     records: Iterable[Record],
     passed_over: Iterable[Record] = (),
     tunings: Iterable[Tuning] = (),
+    *,
+    flags: str = "",
 ) -> Findings:
     """Returns an experiment with those of the records that are its own, and its verdicts.
 
@@ -101,13 +110,14 @@ def findings_of(
         claims=findings(experiment.comparisons, own),
         passed_over=in_order(passed_over),
         tunings=tuple(tunings),
+        flags=flags,
     )
 
 
 def chapter(each: Findings, plots: Sequence[Plot]) -> str:
     """Returns all that the records say about one experiment, under its name as a heading."""
     experiment = each.experiment
-    parts = [f"## {experiment.name}", f"**Question.** {experiment.question.strip()}", f"```\n{experiment.command}\n```"]
+    parts = [f"## {experiment.name}", f"**Question.** {experiment.question.strip()}", f"```\n{each.command}\n```"]
     if not each.records:
         parts += [f"Nothing of it was run yet: all of its {len(experiment.cells())} cells are missing."]
         return "\n\n".join(parts)
@@ -137,7 +147,9 @@ def _counted(records: Sequence[Record]) -> str:
     runs, tokens, wall, training = compute(records)
     tuning = sum(record.stage is Stage.TUNE for record in independent(records))
     inside = f", {training} of it inside training steps" if training else ""
-    return f"{runs} runs, {tuning} of them for tuning: {tokens} tokens in {wall}{inside}."
+    judged = sorted({record.sequences for record in records if record.stage is Stage.FINAL and record.sequences})
+    by = f" Losses are of {' or '.join(f'{each:,}' for each in judged)} held-out sequences." if judged else ""
+    return f"{runs} runs, {tuning} of them for tuning: {tokens} tokens in {wall}{inside}.{by}"
 
 
 def _provenance(records: Sequence[Record]) -> str:
@@ -146,15 +158,17 @@ def _provenance(records: Sequence[Record]) -> str:
     def all_of(values: Iterable[str]) -> str:
         return ", ".join(dict.fromkeys(value for value in values if value)) or "unknown"
 
+    tasks = {record.task_code for record in records if record.task_code}
+    own = f", the task's own {all_of(sorted(tasks))}" if tasks else ""
     build = all_of(", ".join(f"{name} {value}" for name, value in sorted(record.build.items())) for record in records)
     flat = [_flat(record.settings) for record in records]
     in_cells = {name for record in records for name in record.cell}
     varied = set(varying(flat))
     shared = [(f"`{name}`", scalar(value)) for name, value in sorted(flat[0].items()) if name not in varied | in_cells]
     others = sorted(varied - in_cells - {"seed"})
+    text = all_of(record.corpus for record in records)
     parts = [
-        f"Sources: {all_of(record.code for record in records)}. Text: {all_of(record.corpus for record in records)}. "
-        f"Build: {build}.",
+        f"Sources: {all_of(record.code for record in records)}{own}. Text: {text}. Build: {build}.",
         table(("setting", "value"), shared) if shared else "",
         f"Differs between runs besides: {', '.join(f'`{name}`' for name in others)}." if others else "",
     ]
@@ -188,7 +202,7 @@ def _cells(each: Findings) -> str:
                 *(scalar(fields[name]) if name in fields else "" for name in names),
                 str(len(runs)),
                 _loss(losses),
-                f"{_mean([run.loss_se for run in sound]):.4f}" if sound else "",
+                f"{_mean([run.loss_se for run in sound]):.4f}" if any(run.sequences > 1 for run in sound) else "",
                 f"{_mean(bits):.4f}" if bits else "",
                 str(len(runs) - len(sound)) if len(sound) < len(runs) else "",
                 count(_mean([run.parameters for run in runs])),

@@ -19,7 +19,7 @@ from ops.lab import archive, report
 from ops.lab.cells import label
 from ops.lab.comparisons import findings
 from ops.lab.experiment import load
-from ops.lab.markdown import gap
+from ops.lab.markdown import duration, gap
 from ops.lab.records import Stage, independent, newest
 from ops.lab.report import RECORDS
 from ops.lab.runner import Runner
@@ -105,10 +105,10 @@ def _show(args: argparse.Namespace) -> int:
         left = agenda(experiment, records)
         finals = [record for record in records if record.stage is Stage.FINAL]
         tuning = len(independent(records)) - len(independent(finals))
-        spent = sum(record.spent_s for record in kept) / 60
+        spent = duration(sum(record.spent_s for record in kept))
         print(f"{experiment.name}: {experiment.question}")
         print(
-            f"  {len(independent(finals))} runs and {tuning} tuning runs in {spent:.0f} processor minutes;",
+            f"  {len(independent(finals))} runs and {tuning} tuning runs in {spent} of processor time;",
             end=" ",
         )
         print(f"{len(left.due)} due" + (f", at least {left.later} after them" if left.later else ""))

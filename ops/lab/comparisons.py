@@ -238,10 +238,11 @@ def _judged(
     theirs = {record.seed: record for record in baselines}
     both = tuple(sorted(ours.keys() & theirs.keys()))
     finding = replace(finding, seeds=both, cells=(candidates[0].cell, baselines[0].cell))
-    if any(ours[seed].corpus != theirs[seed].corpus for seed in ours.keys() & theirs.keys()):
-        return replace(finding, reason="candidate and baseline saw different corpora", settled=True)
-    if len({ours[seed].corpus for seed in both}) > 1:
-        return replace(finding, reason="not all seeds saw the same corpus: remove the records of one", settled=True)
+    for what, of in (("saw the same text", "corpus"), ("ran the same code of the task", "task_code")):
+        if any(getattr(ours[seed], of) != getattr(theirs[seed], of) for seed in both):
+            return replace(finding, reason=f"candidate and baseline have not {what}", settled=True)
+        if len({getattr(ours[seed], of) for seed in both}) > 1:
+            return replace(finding, reason=f"not all seeds {what}: remove the records of one", settled=True)
     spent = ([_spent(runs[seed], comparison.equal) for seed in both] for runs in (ours, theirs))
     if any(abs(mine / other - 1) > TOLERANCE for mine, other in zip(*spent, strict=True) if other):
         what = "trained tokens differ" if comparison.equal is Equal.TOKENS else "virtual times differ"
@@ -270,13 +271,22 @@ def _judged(
         over_text=_over_text([ours[s] for s in pairs], [theirs[s] for s in pairs]),
         p_value=p_better(tuple(differences.values()), comparison.margin) if tested else None,
         verdict=Verdict.IDENTICAL if identical else judge(found, comparison.kind, comparison.margin),
-        reason=reason or ("one seed decides nothing" if len(pairs) == 1 else ""),
+        reason=reason or _doubt([ours[s].loss for s in pairs] + [theirs[s].loss for s in pairs]),
         extra={
             s: _extra(ours[s], theirs[s])
             for s in pairs
-            if comparison.equal is Equal.TOKENS and ours[s].curve and theirs[s].curve
+            if comparison.equal is Equal.TOKENS and ours[s].curve and theirs[s].curve and not identical
         },
     )
+
+
+def _doubt(losses: Sequence[float]) -> str:
+    """Says what makes the losses of all pairs, candidates and baselines, a poor basis; empty if nothing does."""
+    if len(losses) == 2:
+        return "one seed decides nothing"
+    if len(set(losses)) == 1:
+        return f"every run of every seed has the loss {losses[0]:g}: it does not tell what was trained"
+    return ""
 
 
 def _over_text(candidates: Sequence[Record], baselines: Sequence[Record]) -> Interval | None:

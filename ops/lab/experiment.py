@@ -16,7 +16,6 @@ budget_minutes = 60                  processor time after which no further run i
 from __future__ import annotations
 
 import itertools
-import math
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -25,7 +24,8 @@ from typing import Any
 
 from broker.errors import ConfigError
 from broker.settings import from_sources, refuse_unknown, setting
-from ops.lab.cells import Cell, contains
+from ops.lab.cells import Cell
+from ops.lab.checks import check
 from ops.lab.comparisons import Comparison, comparison_of
 from ops.lab.settings import CellSettings, cell_settings
 from ops.lab.tuning import Tune
@@ -119,7 +119,7 @@ class Experiment:
 
 
 def load(path: Path) -> Experiment:
-    """Reads an experiment; every cell's settings are checked.
+    """Reads an experiment and checks it (:mod:`ops.lab.checks`).
 
     Raises:
         ConfigError: The file cannot be read, or something in it is wrong: it names the field, the value and the cure.
@@ -134,10 +134,7 @@ def load(path: Path) -> Experiment:
         raise ConfigError("experiment", str(path), f"is not TOML: {err}") from err
     try:
         experiment = _experiment(path, table)
-        for cell in experiment.cells():
-            _check(experiment, cell)
-        _check_tuning(experiment)
-        _check_claims(experiment)
+        check(experiment)
     except ConfigError as err:
         raise ConfigError(f"{path.name}: {err.field}", err.value, err.cure) from err
     return experiment
@@ -194,48 +191,6 @@ def _grid(table: Any, variants: Mapping[str, Mapping[str, Any]]) -> dict[str, tu
 
 def _tune(table: Any) -> Tune:
     return from_sources(Tune, _table("tune", table), where="tune")
-
-
-def _check(experiment: Experiment, cell: Cell) -> None:
-    """Checks the settings of a cell with every value of what is tuned."""
-    tune = experiment.tune
-    if tune is None:
-        experiment.settings_of(cell)
-        return
-    if tune.name in cell:
-        raise ConfigError(f"grid.{tune.name}", cell[tune.name], "is tuned: leave it out of the grid, or out of [tune]")
-    for rung in tune.rungs:
-        steps = math.ceil(rung * experiment.settings_of(cell).steps)
-        for value in tune.values:
-            experiment.settings_of(cell, {tune.name: value, "steps": steps})
-
-
-def _check_tuning(experiment: Experiment) -> None:
-    """Checks that each axis that something is tuned for is one of a grid at least."""
-    axes = dict.fromkeys(name for cell in experiment.cells() for name in cell)
-    for name in experiment.tune.by if experiment.tune is not None else ():
-        if name not in axes:
-            raise ConfigError("tune.by", name, f"is no axis of the grid; it has {', '.join(axes)}")
-
-
-def _check_claims(experiment: Experiment) -> None:
-    """Checks that every side of a claim selects cells of its own: what does not would be noticed after hours."""
-    cells = experiment.cells()
-    known = dict.fromkeys(name for cell in cells for name in cell)
-    for comparison in experiment.comparisons:
-        if comparison.seeds and comparison.seeds < experiment.seeds:
-            cure = f"must be at least seeds = {experiment.seeds}, which every cell of the experiment is run with"
-            raise ConfigError("compare.seeds", comparison.seeds, cure)
-        for side in ("candidate", "baseline"):
-            selector = getattr(comparison, side)
-            if not any(contains(cell, selector) for cell in cells):
-                raise ConfigError(
-                    f"compare.{side}", dict(selector), "selects no cell of the grid: check names and values"
-                )
-        if all(contains(cell, comparison.candidate) for cell in cells if contains(cell, comparison.baseline)):
-            cure = "selects no cell that candidate leaves to it: give it a value that the candidate does not have"
-            raise ConfigError("compare.baseline", dict(comparison.baseline), cure)
-        refuse_unknown(dict.fromkeys(comparison.by), known, where="compare.by")
 
 
 def _dotted(table: Mapping[str, Any]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from ops.lab.comparisons import Finding
 from ops.lab.markdown import anchor, count, gap, percent, points_per_tenfold, table
 from ops.lab.records import Record
 from ops.lab.results import Section
-from ops.lab.settings import Mode
+from ops.lab.settings import LANGUAGE, Mode
 from ops.lab.statistics import Interval
 from ops.lab.trends import plane, trend
 
@@ -53,6 +53,7 @@ class Gap:
         course: (tokens, mean gap over seeds) at ``SHARES`` of the run, from the curves; none where a seed has none.
         interval: Mean and interval of the last losses' differences, one for each seed.
         pairs: Keys of the two runs behind each of those.
+        ours: Of our language models, to which published ones can be compared.
     """
 
     experiment: str
@@ -68,6 +69,7 @@ class Gap:
     course: tuple[tuple[float, float], ...]
     interval: Interval
     pairs: frozenset[tuple[str, str]]
+    ours: bool = True
 
     @property
     def tokens_per_parameter(self) -> float:
@@ -123,12 +125,15 @@ def _gaps(findings: Findings) -> Iterator[Gap]:
             tokens_per_step=_per_step(first),
             course=_course(candidate, baseline),
             interval=finding.interval,
+            ours=_ours(first),
             pairs=frozenset((candidate[seed].key, baseline[seed].key) for seed in candidate.keys() & baseline.keys()),
         )
 
 
 def _optimizer(candidate: Record, baseline: Record) -> str:
     """The inner optimizer by name, with its constants where they are not the default ones on either side."""
+    if not _ours(candidate):
+        return str(candidate.settings.get("task.optimizer", "the task's own"))
     words = [str(candidate.settings.get("task.optimizer", "adamw"))]
     for constant in ("b2", "momentum"):
         changed = [each.settings.get(f"task.{constant}") for each in (candidate, baseline)]
@@ -138,8 +143,18 @@ def _optimizer(candidate: Record, baseline: Record) -> str:
     return ", ".join(words)
 
 
+def _ours(run: Record) -> bool:
+    return str(run.settings.get("task", LANGUAGE)) == LANGUAGE
+
+
 def _text(run: Record) -> str:
-    tokens = "bytes" if run.bytes_per_token == 1 else f"pieces of {run.bytes_per_token:.1f} bytes"
+    match run.bytes_per_token:
+        case 1:
+            tokens = "bytes"
+        case 0:
+            tokens = "the task's own"
+        case _:
+            tokens = f"pieces of {run.bytes_per_token:.1f} bytes"
     return f"{tokens} ({run.corpus[:4]})" if run.corpus else tokens
 
 
@@ -210,7 +225,7 @@ def _body(found: Sequence[Gap], file: str) -> str:
         ours = [each for each in found if each.baseline is mode]
         if ours:
             parts += [f"**To {name}**", _table(ours), *_trends(_usual(ours))]
-        if ours and mode is Mode.DATA_PARALLEL:
+        if mode is Mode.DATA_PARALLEL and any(each.ours for each in ours):
             parts += [_published()]
     return "\n\n".join([*parts, f"![gaps over tokens per parameter]({file})"])
 
@@ -242,7 +257,8 @@ def _table(found: Sequence[Gap]) -> str:
 
 
 def _followed(each: Gap) -> str:
-    there = published.gap_at(each.parameters, each.islands) if each.baseline is Mode.DATA_PARALLEL else None
+    comparable = each.ours and each.baseline is Mode.DATA_PARALLEL
+    there = published.gap_at(each.parameters, each.islands) if comparable else None
     return "" if there is None else gap(there, digits=1)
 
 

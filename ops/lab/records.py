@@ -66,6 +66,7 @@ class Record:
         autocorrelation: Mean cosine between successive merged pseudo-gradients of a fragment.
         settings: Everything, resolved; tables may nest.
         code: Version of the program.
+        task_code: Digest of the modules of the user's own that the task was made of; empty if there are none.
         corpus: Digest of the text.
         build: Versions of jax, jaxlib and numpy, and the kind of processor: what the last bits depend on.
     """
@@ -99,6 +100,7 @@ class Record:
     autocorrelation: float | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     code: str = ""
+    task_code: str = ""
     corpus: str = ""
     build: Mapping[str, Any] = field(default_factory=dict)
 

@@ -6,18 +6,18 @@ import argparse
 import json
 import math
 import os
+import shlex
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
 from aggregator.store_files import mapped
 from broker.errors import ConfigError
-from ops.lab import archive, defaults, gaps, pictures
+from ops.lab import archive, defaults, experiment, gaps, pictures
 from ops.lab.chapter import Experiment, Findings, Plot, findings_of
-from ops.lab.experiment import load
 from ops.lab.records import Record, independent, newest
 from ops.lab.results import Section, document
 from ops.lab.schedule import current, passed_over, tunings
@@ -26,6 +26,7 @@ from ops.lab.tuning import Tuning
 
 RECORDS = Path("docs/results/records")
 PAGE = Path("docs/results.md")
+EXPERIMENTS = Path("examples/lab")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,8 +52,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         f"the page; plots go to a directory of its name beside it (default: {PAGE}, of other records beside them)"
     )
     parser.add_argument("--out", type=Path, metavar="FILE", help=out_help)
-    experiments_help = "directory of the experiments' files (default: examples/lab)"
-    parser.add_argument("--experiments", type=Path, default=Path("examples/lab"), metavar="DIR", help=experiments_help)
+    experiments_help = f"directory of the experiments' files (default: {EXPERIMENTS})"
+    parser.add_argument("--experiments", type=Path, default=EXPERIMENTS, metavar="DIR", help=experiments_help)
     parser.add_argument("--json", action="store_true", help="print what was written as one JSON object")
 
 
@@ -60,20 +61,18 @@ def run(args: argparse.Namespace) -> int:
     """Writes the page and its plots; returns the exit code.
 
     Raises:
-        ConfigError: An experiment's file or a record is wrong, or there is no experiment.
+        ConfigError: A record is wrong, or there is no experiment.
         Unavailable: Something cannot be read or written.
     """
-    paths = sorted(args.experiments.glob("*.toml"))
-    if not paths:
-        raise ConfigError("experiments", str(args.experiments), "must be a directory with experiments (*.toml) in it")
-    experiments = [load(path) for path in paths]
     kept = newest(archive.read_all(args.records))
+    experiments, wrong = _experiments(args, {record.experiment for record in kept})
     own = [(each, [record for record in kept if record.experiment == each.name]) for each in experiments]
     records = [record for each, mine in own for record in current(each, mine)]
     others = [record for each, mine in own for record in passed_over(each, mine)]
     # Other records are no reason to write our own page anew.
     folder = args.records.resolve()
-    out: Path = args.out or (PAGE if folder == RECORDS.resolve() else folder.with_name(f"{folder.name}-results.md"))
+    own_page = folder == RECORDS.resolve()
+    out: Path = args.out or (PAGE if own_page else folder.with_name(f"{folder.name}-results.md"))
     report = build(
         experiments,
         records,
@@ -82,6 +81,7 @@ def run(args: argparse.Namespace) -> int:
         others=others,
         tuned={each.name: tunings(each, mine) for each, mine in own},
         directory=args.records,
+        docs=os.path.relpath(PAGE.parent, out.parent) if PAGE.parent.is_dir() else None,
     )
     for file, svg in report.plots.items():
         _write(out.parent / file, svg)
@@ -98,7 +98,33 @@ def run(args: argparse.Namespace) -> int:
             why = f"{args.experiments} has no such experiment, or other settings now"
             print(f"atoll: {left_out} of {number} records of {name} are left out: {why}", file=sys.stderr)
     _print(out, report, as_json=args.json)
-    return 0
+    return 1 if wrong else 0
+
+
+def _experiments(args: argparse.Namespace, recorded: Collection[str]) -> tuple[list[experiment.Experiment], bool]:
+    """Returns the experiments for the page, and whether the file of another one is wrong, which is said.
+
+    Beside other records than our own, those of which there is no record are left out: they are somebody else's.
+    """
+    paths = sorted(args.experiments.glob("*.toml"))
+    if not paths:
+        raise ConfigError("experiments", str(args.experiments), "must be a directory with experiments (*.toml) in it")
+    if args.records.resolve() != RECORDS.resolve():
+        paths = [path for path in paths if path.stem in recorded]
+        if not paths:
+            names = ", ".join(sorted(recorded)) or "none at all"
+            cure = f"has none of those that {args.records} has records of ({names}); name the directory of their files"
+            raise ConfigError("experiments", str(args.experiments), cure)
+    loaded, wrong = [], False
+    for path in paths:
+        try:
+            loaded.append(experiment.load(path))
+        except ConfigError as err:
+            wrong = True
+            print(f"atoll: {path.stem} is left out: {err}", file=sys.stderr)
+    if not loaded:
+        raise ConfigError("experiments", str(args.experiments), "has no file that can be read: see above")
+    return loaded, wrong
 
 
 def build(
@@ -110,6 +136,7 @@ def build(
     others: Sequence[Record] = (),
     tuned: Mapping[str, Sequence[Tuning]] = MappingProxyType({}),
     directory: Path = RECORDS,
+    docs: str | None = ".",
 ) -> Report:
     """Returns the page and the plots of all experiments.
 
@@ -121,8 +148,10 @@ def build(
         others: Records of their cells at rates that tuning did not choose.
         tuned: Experiment -> what tuning found.
         directory: Of the records, for the page to name.
+        docs: Directory of the documents that the page refers to, relative to it; None if they are nowhere near.
     """
-    found = tuple(findings_of(each, records, others, tuned.get(each.name, ())) for each in experiments)
+    flags = "" if directory == RECORDS else f"--records {shlex.quote(str(directory))}"
+    found = tuple(findings_of(each, records, others, tuned.get(each.name, ()), flags=flags) for each in experiments)
     drawn = {each.experiment.name: pictures.of(each) for each in found}
     plots = {
         name: [Plot(title=each.title, file=f"{folder}/{each.file}") for each in each_drawn]
@@ -131,7 +160,7 @@ def build(
     files = {f"{folder}/{each.file}": each.svg for each_drawn in drawn.values() for each in each_drawn}
     parts = (*gaps.sections(found), *defaults.sections(found), *sections)
     files |= {f"{folder}/{file}": draw() for part in parts for file, draw in part.plots.items()}
-    text = document(found, plots, parts, folder=folder, records=directory.as_posix())
+    text = document(found, plots, parts, folder=folder, records=directory.as_posix(), docs=docs)
     return Report(text=text, plots=files, findings=found)
 
 

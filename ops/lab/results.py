@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import PurePosixPath
 
 from ops.lab import published
 from ops.lab.chapter import Findings, Plot, chapter, compute, told_verdict
@@ -69,7 +70,7 @@ pseudo-gradient D is the *mean* of the contributions, or *RDA*: their mean direc
 Nesterov with rate 0.7 and momentum 0.9 on the mean; *plain SGD* is rate 1 without momentum. A tuned value is
 *interior* if smaller and larger ones were tried and were worse. *Holm* is the correction for several claims of one
 experiment. *tiny* and *small* are our byte transformers of 0.12 M and 0.9 M parameters.
-[lab.md](lab.md) and [design.md](design.md) have the rest."""
+{lab} and {design} have the rest."""
 
 
 def document(
@@ -79,6 +80,7 @@ def document(
     *,
     folder: str = "results",
     records: str = "docs/results/records",
+    docs: str | None = ".",
 ) -> str:
     """Returns the whole page.
 
@@ -88,14 +90,20 @@ def document(
         sections: Parts from elsewhere, shown before the experiments.
         folder: Directory of plots, relative to the page.
         records: Directory that they come from.
+        docs: Directory of the documents that the page refers to, relative to it; None if they are nowhere near.
     """
     experiments = sorted(experiments, key=_published_first)
-    parts = [HEAD.format(records=records), details("Words", WORDS), _counted(experiments), _targets(experiments)]
-    parts += [_claims(experiments, plots)]
+    other = {name: f"docs/{name}.md" if docs is None else _link(docs, name) for name in ("lab", "design")}
+    parts = [HEAD.format(records=records), details("Words", WORDS.format(**other))]
+    parts += [_counted(experiments), _targets(experiments), _claims(experiments, plots)]
     parts += [f"## {section.title}\n\n{section.body(folder).strip()}" for section in sections]
     parts += [_spent(experiments)]
     parts += [chapter(each, plots.get(each.experiment.name, ())) for each in experiments]
     return "\n\n".join(part.strip() for part in parts if part.strip()) + "\n"
+
+
+def _link(docs: str, name: str) -> str:
+    return f"[{name}.md]({PurePosixPath(docs, name)}.md)"
 
 
 def _published_first(each: Findings) -> tuple[bool, str]:
@@ -174,7 +182,7 @@ def _spent(experiments: Sequence[Findings]) -> str:
     rows = []
     for each in experiments:
         name = each.experiment.name
-        rows.append((f"[{name}]({anchor(name)})", f"`{each.experiment.command}`", *compute(each.records)))
+        rows.append((f"[{name}]({anchor(name)})", f"`{each.command}`", *compute(each.records)))
     records = [record for each in experiments for record in independent(each.records)]
     runs = independent(records)
     if len(rows) > 1:

@@ -215,7 +215,7 @@ class Runner:
         rest = f"{len(waiting) + len(busy)} to go, about {duration(round(left_s))}"
         if left.later:
             rest += f", then {left.later} that wait for a tuned rate"
-        self.say(f"{_name(each.run)}: {loss} in {record.wall_s:.0f} s; {rest}")
+        self.say(f"{_name(each.run)}: {loss} in {duration(record.wall_s)}; {rest}")
 
     def _say_end(self, over: str, left: int) -> None:
         told = [f"{len(self._failed)} runs failed"] if self._failed else []
@@ -228,7 +228,11 @@ def _why(status: int, log: Path) -> str:
     """Says how a run ended that brought no record."""
     if status < 0:
         return f"killed by {signal.Signals(-status).name}, by hand or for want of memory"
-    return f"failed with status {status}: {last_lines(log, 3)}"
+    try:
+        silent = log.stat().st_size == 0
+    except OSError:
+        silent = True
+    return f"failed with status {status}: {'it said nothing' if silent else last_lines(log, 3)}"
 
 
 def _environment(accelerator: bool) -> dict[str, str]:

@@ -6,8 +6,10 @@ import hashlib
 import inspect
 import math
 import platform
+import sys
+import sysconfig
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
@@ -60,6 +62,7 @@ def run_cell(
     """
     began_s, code = time.perf_counter(), _code()  # at the beginning: a checkout may be edited while this trains
     task = load_task(cell.task, _options(cell, cell.held_out_sequences))
+    task_code = _task_code()
     quick = load_task(cell.task, _options(cell, cell.curve_sequences))
     points = 0
 
@@ -108,6 +111,7 @@ def run_cell(
         autocorrelation=outcome.autocorrelation,
         settings=resolved(cell) | {"seed": seed},
         code=code,
+        task_code=task_code,
         corpus=task.corpus,
         build=_build(),
     )
@@ -160,14 +164,27 @@ def _together(params: Params) -> int:
     return 64 if on_device and jax.default_backend() != "cpu" else 1
 
 
+_PACKAGES = [Path(__file__).resolve().parents[2] / name for name in ("broker", "islands", "aggregator", "ops")]
+
+
 def _code() -> str:
     """Returns the version with a digest of our sources: what a checkout was when it made a record."""
+    return f"{cli.version()} {_digest(path for package in _PACKAGES for path in sorted(package.rglob('*.py')))}"
+
+
+def _task_code() -> str:
+    """Returns a digest of the imported modules that are neither ours nor installed: those of the user's own task."""
+    elsewhere = [*_PACKAGES, *(Path(path).resolve() for path in sysconfig.get_paths().values())]
+    files = {Path(file).resolve() for each in list(sys.modules.values()) if (file := getattr(each, "__file__", None))}
+    own = sorted(path for path in files if path.suffix == ".py" and not any(map(path.is_relative_to, elsewhere)))
+    return _digest(own) if own else ""
+
+
+def _digest(files: Iterable[Path]) -> str:
     digest = hashlib.sha256()
-    root = Path(__file__).resolve().parents[2]
-    for package in ("broker", "islands", "aggregator", "ops"):
-        for path in sorted((root / package).rglob("*.py")):
-            digest.update(path.read_bytes())
-    return f"{cli.version()} {digest.hexdigest()[:12]}"
+    for path in files:
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:12]
 
 
 def _build() -> dict[str, str]:

@@ -25,7 +25,8 @@ class Mode(StrEnum):
     DECOUPLED = "decoupled"  # the production cores in virtual time
 
 
-_LANGUAGE = "islands.language:task"
+#: Our own task.
+LANGUAGE = "islands.language:task"
 
 
 class MergeRule(StrEnum):
@@ -59,7 +60,7 @@ class CellSettings:
     mode: Mode = setting(Mode.DECOUPLED, "data-parallel, diloco, streaming or decoupled")
     islands: int = setting(4, "islands (M)")
     steps: int = setting(1500, "inner steps per island; with unequal speeds, on average")
-    task: str = setting(_LANGUAGE, "package.module:function that returns the task")
+    task: str = setting(LANGUAGE, "package.module:function that returns the task")
     options: Mapping[str, Any] = field(default_factory=dict)
 
     fragments: int = setting(8, "fragments the model is cut into (P)")
@@ -107,7 +108,7 @@ class CellSettings:
         for name in ("jitter", "mix", "outer_adaptation"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ConfigError(name, getattr(self, name), "must lie between 0 and 1")
-        if self.task == _LANGUAGE and "merge" in self.options:  # or a record would name one rule, and have had another
+        if self.task == LANGUAGE and "merge" in self.options:  # or a record would name one rule, and have had another
             cure = "is a setting of the run here: write merge = ... in [run]"
             raise ConfigError("task.merge", self.options["merge"], cure)
         if self.quorum > self.islands or self.quorum < 0:

@@ -141,10 +141,9 @@ def test_wrong_flags_are_named(experiment, tmp_path):
 
 
 def test_a_run_that_is_killed_is_said_to_be_and_leaves_no_record(experiment, tmp_path):
-    experiment.write_text(
-        EXPERIMENT.replace("steps = 60", "steps = 200000").replace("= 2\nmax_seeds = 2", "= 1\nmax_seeds = 1")
-    )
+    experiment.write_text(EXPERIMENT.replace("steps = 60", "steps = 200000"))
     command = [sys.executable, "-m", "ops", "lab", "run", experiment, "--records", tmp_path / "records", "--jobs", "1"]
+    command += ["--max-seeds", "1"]
     with subprocess.Popen([*map(str, command)], cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         killed = 0

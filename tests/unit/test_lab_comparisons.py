@@ -199,16 +199,18 @@ def test_two_runs_for_one_seed_are_not_chosen_from():
     assert "candidate with the same seed differ in task.learning_rate" in found.reason
 
 
-def test_different_corpora_are_not_compared():
-    rows = [replace(each, corpus=each.cell["mode"]) for each in pairs(0.0)]
-    assert "corpora" in only(CLAIM, rows).reason
-
-
-def test_seeds_that_saw_different_corpora_are_not_pooled():
-    """Both runs of a pair saw the same text, but the text was another one when the second pair was run."""
-    found = only(CLAIM, [replace(each, corpus=f"text {each.seed % 2}") for each in pairs(0.0)])
-    assert found.verdict is Verdict.INCONCLUSIVE
-    assert found.reason == "not all seeds saw the same corpus: remove the records of one"
+@pytest.mark.parametrize(
+    ("of", "what"), [("corpus", "saw the same text"), ("task_code", "ran the same code of the task")]
+)
+def test_runs_of_different_texts_or_tasks_are_neither_compared_nor_pooled(of, what):
+    found = only(CLAIM, [replace(each, **{of: each.cell["mode"]}) for each in pairs(0.0)])
+    assert (found.verdict, found.reason) == (Verdict.INCONCLUSIVE, f"candidate and baseline have not {what}")
+    # Both runs of a pair have it, but it was another one when the second pair was run.
+    found = only(CLAIM, [replace(each, **{of: f"of {each.seed % 2}"}) for each in pairs(0.0)])
+    assert (found.verdict, found.reason) == (
+        Verdict.INCONCLUSIVE,
+        f"not all seeds {what}: remove the records of one",
+    )
 
 
 def test_a_diverged_candidate_fails_and_a_diverged_baseline_is_left_out():

@@ -129,6 +129,23 @@ def test_final_runs_at_other_rates_say_how_far_the_choice_matters():
     assert "at rates that were the best until more was known" not in page()
 
 
+def test_the_page_says_on_how_many_sequences_losses_are_judged():
+    assert "Losses are of 512 held-out sequences." in page()
+    silent = [replace(each, sequences=0, loss_se=0.0) for each in whole_experiment()]
+    assert "held-out sequences." not in page(silent)
+    assert "error over sequences |" in page()
+    assert "error over sequences |" not in page(silent)
+
+
+def test_the_commands_of_a_page_name_the_records_that_it_was_written_from():
+    found = findings_of(experiment(), whole_experiment(), flags="--records '/tmp/a b'")
+    text = document([found], {}, docs=None)
+    assert "```\natoll lab run parity --records '/tmp/a b'\n```" in text
+    assert "| `atoll lab run parity --records '/tmp/a b'` |" in text
+    assert "docs/lab.md and docs/design.md have the rest" in text
+    assert "[lab.md](../docs/lab.md)" in document([found], {}, docs="../docs")
+
+
 def test_cells_that_were_not_run_are_listed():
     text = page()
     assert "**Not run** (2 of 6 cells):" in text
@@ -169,9 +186,13 @@ def test_a_reason_stands_beside_the_published_figure_unless_the_claim_holds():
 
 
 def test_runs_that_came_out_identical_are_called_so():
-    text = page([record(3.0, seed=s, mode=mode, islands=2) for s in SEEDS for mode in ("diloco", "decoupled")])
+    modes = ("diloco", "decoupled")
+    text = page([record(3.0 + s, seed=s, mode=mode, islands=2) for s in SEEDS for mode in modes])
     assert "Of 1 claims tested in 6 runs: 1 **identical**." in text
     assert "| none: identical runs | 3 | **identical** |" in text
+    assert "extra tokens" not in text.partition("## parity")[2]
+    text = page([record(3.0, seed=s, mode=mode, islands=2) for s in SEEDS for mode in modes])
+    assert "**identical**: every run of every seed has the loss 3: it does not tell what was trained" in text
 
 
 def test_an_interval_over_some_identical_runs_is_doubted():

@@ -41,7 +41,7 @@ def place(tmp_path, monkeypatch):
     (tmp_path / "lab" / "parity.toml").write_text("")
     for each in whole_experiment():
         archive.append(tmp_path / "records", each)
-    monkeypatch.setattr(report, "load", lambda path: experiment(name=path.stem))
+    monkeypatch.setattr(report.experiment, "load", lambda path: experiment(name=path.stem))
     monkeypatch.setattr(report, "sections", tuple)  # of simulate and plan, which take seconds
     monkeypatch.setattr(report, "current", lambda _, records: [each for each in records if each.code != "old"])
     monkeypatch.setattr(report, "passed_over", lambda _, records: [])
@@ -131,10 +131,13 @@ def test_runs_at_rates_that_were_passed_over_are_on_the_page_and_not_left_out(tm
 def test_other_records_have_a_page_of_their_own(place, monkeypatch):
     """Only ours belong to docs/results.md."""
     monkeypatch.chdir(place)
+    (place / "lab" / "theirs.toml").write_text("")
     parser = argparse.ArgumentParser()
     report.add_arguments(parser)
     assert report.run(parser.parse_args(["--records", str(place / "records"), "--experiments", "lab"])) == 0
-    assert (place / "records-results.md").is_file()
+    text = (place / "records-results.md").read_text()
+    assert f"atoll lab run parity --records {place / 'records'}" in text
+    assert "theirs" not in text, "of which nothing was run here"
     assert not (place / "docs").exists()
     assert not list((place / "records").glob("*.svg"))
 
@@ -150,3 +153,26 @@ def test_plots_that_are_no_longer_on_the_page_are_named(place, capsys):
 def test_a_directory_without_experiments_is_refused(place):
     with pytest.raises(ConfigError, match="must be a directory with experiments"):
         report.run(arguments(place, "--experiments", str(place / "records")))
+
+
+def test_records_of_which_no_experiment_is_there_name_theirs(place):
+    (place / "lab" / "parity.toml").rename(place / "lab" / "other.toml")
+    with pytest.raises(ConfigError, match=r"has none of those that .* has records of \(parity\)"):
+        report.run(arguments(place))
+
+
+def test_an_experiment_that_cannot_be_read_is_named_and_the_others_are_reported(place, monkeypatch, capsys):
+    def load(path):
+        if path.stem == "broken":
+            raise ConfigError("broken.toml: steps", 0, "must be at least 1")
+        return experiment(name=path.stem)
+
+    (place / "lab" / "broken.toml").write_text("")
+    archive.append(place / "records", record(experiment="broken"))
+    monkeypatch.setattr(report.experiment, "load", load)
+    assert report.run(arguments(place)) == 1
+    assert "broken is left out: broken.toml: steps = 0: must be at least 1" in capsys.readouterr().err
+    assert "# parity" in (place / "docs" / "results.md").read_text()
+    (place / "lab" / "parity.toml").unlink()
+    with pytest.raises(ConfigError, match="has no file that can be read"):
+        report.run(arguments(place))

@@ -300,7 +300,9 @@ def test_the_best_rates_are_run_with_more_seeds_where_one_seed_favours_a_rate(wr
     ],
 )
 def test_what_is_tuned_has_a_type_and_bounds(write, name, values, tried):
-    text = TUNED.replace('"task.learning_rate"\nvalues = [0.001, 0.002, 0.004]', f'"{name}"\nvalues = {values}')
+    text = TUNED.replace("steps = 100", "steps = 1000").replace(
+        '"task.learning_rate"\nvalues = [0.001, 0.002, 0.004]', f'"{name}"\nvalues = {values}'
+    )
     order, records = play(write(text.replace("task.learning_rate", name)), lambda run: 1 / run.fields[name])
     ran = {run.fields[name] for run in order}
     assert (ran, {type(value) for value in ran}) == (tried, {type(value) for value in tried})
@@ -427,7 +429,17 @@ def test_the_time_of_a_run_is_estimated_from_what_an_inner_step_took_before(writ
             "compare.baseline",
             "no cell that candidate leaves",
         ),
-        (PLAIN.replace('ignore = ["task.learning_rate"]', 'by = ["isles"]'), "isles", "mode"),
+        (PLAIN.replace('ignore = ["task.learning_rate"]', 'by = ["mdoe"]'), "compare.by = 'mdoe'", "mean mode"),
+        (PLAIN.replace("task.learning_rate", "task.learning_rat"), "compare.ignore", "mean task.learning_rate"),
+        (PLAIN.replace("task.learning_rate", "outer_momentun"), "compare.ignore", "mean outer_momentum"),
+        (PLAIN.replace('kind = "not-worse"', ""), "kind", r"needed in \[compare\]: one of .*not-worse"),
+        (PLAIN + PLAIN[PLAIN.index("[[compare]]") :], "compare.claim", "twice"),
+        (PLAIN.replace("seeds = 2\nmax_seeds = 4", "seeds = 1\nmax_seeds = 1"), "max_seeds", "one seed decides"),
+        (PLAIN + "[variants.rule]\na = { keep = 0.0 }", "variants = 'rule'", "there are mode"),
+        ('question = "q"\n[variants.rule]\na = { keep = 0.0 }', "variants = 'rule'", "which has none"),
+        ('question = "q"\n[run]\nsteps = 23', "sync_interval = 24", "at most steps = 23"),
+        ('question = "q"\n[run]\nislands = 2\nstep_times_s = [1.0, 2.0, 4.0]', "step_times_s", "islands = 2"),
+        ('question = "q"\n[run.task]\nmodle = "tiny"', "task.modle", "mean model"),
         (
             PLAIN + '[tune]\nname="outer_momentum"\nvalues=[0.5, 1.5]\nby=["mode"]',
             "outer_momentum",
@@ -449,7 +461,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path):
 
 def test_a_variant_stands_for_several_settings(write):
     experiment = write(
-        'question = "q"\n[run]\nsteps = 9\n[grid]\nrule = ["a", "b"]\nislands = [2, 3]\n'
+        'question = "q"\n[run]\nsteps = 99\n[grid]\nrule = ["a", "b"]\nislands = [2, 3]\n'
         '[variants.rule]\na = { keep = 0.0, "task.batch" = 4 }\nb = { quorum = 0 }'
     )
     assert experiment.cells() == [
@@ -459,7 +471,7 @@ def test_a_variant_stands_for_several_settings(write):
         {"rule": "b", "islands": 3},
     ]
     settings = experiment.settings_of(experiment.cells()[1])
-    assert (settings.keep, settings.islands, settings.steps, dict(settings.options)) == (0.0, 3, 9, {"batch": 4})
+    assert (settings.keep, settings.islands, settings.steps, dict(settings.options)) == (0.0, 3, 99, {"batch": 4})
 
 
 # --- settings -----------------------------------------------------------------------------------------------------
