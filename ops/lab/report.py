@@ -16,7 +16,7 @@ from types import MappingProxyType
 
 from aggregator.store_files import mapped
 from broker.errors import ConfigError
-from ops.lab import archive, defaults, experiment, gaps, pictures
+from ops.lab import archive, defaults, experiment, gap_section, pictures
 from ops.lab.chapter import Experiment, Findings, Plot, findings_of
 from ops.lab.records import Record, independent, newest
 from ops.lab.results import Section, document
@@ -158,7 +158,7 @@ def build(
         for name, each_drawn in drawn.items()
     }
     files = {f"{folder}/{each.file}": each.svg for each_drawn in drawn.values() for each in each_drawn}
-    parts = (*gaps.sections(found), *defaults.sections(found), *sections)
+    parts = (*gap_section.sections(found), *defaults.sections(found), *sections)
     files |= {f"{folder}/{file}": draw() for part in parts for file, draw in part.plots.items()}
     text = document(found, plots, parts, folder=folder, records=directory.as_posix(), docs=docs)
     return Report(text=text, plots=files, findings=found)

@@ -153,6 +153,9 @@ PURE = [
     "ops/lab/markdown",
     "ops/lab/chapter",
     "ops/lab/results",
+    "ops/lab/gaps",
+    "ops/lab/schedule",
+    "ops/lab/settings",
 ]
 SHELL = {"asyncio", "zmq", "redis", "socket", "time", "os", "logging", "threading", "subprocess", "secrets", "io"}
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from ops.lab import gaps, published, report
+from ops.lab import gap_section, gaps, published, report
 from ops.lab.chapter import findings_of
 from ops.lab.comparisons import comparison_of
 from ops.lab.settings import Mode
@@ -89,7 +89,7 @@ def test_other_comparisons_are_not_gaps_of_decoupled_training():
     assert gaps.gaps([found_in([run("diloco"), run("decoupled")], **claim)]) == ()
     both = {"candidate": {"islands": 2}, "baseline": {"islands": 4}, "by": []}
     assert gaps.gaps([found_in([run("decoupled"), run("decoupled", islands=4)], **both)]) == ()
-    assert gaps.sections([found_in([])]) == ()
+    assert gap_section.sections([found_in([])]) == ()
 
 
 def test_pairs_that_stand_in_two_experiments_count_where_most_of_them_are():
@@ -129,7 +129,7 @@ def test_gaps_of_another_interval_or_optimizer_have_their_row_and_no_part_in_the
         for name, size in (("small", 10**6), ("large", 10**7), ("largest", 10**8))
     ]
     unusual = found_in([each for k in (0, 1) for each in pair(0.5, seed=k, name="other", **other)], name="other")
-    (section,) = gaps.sections([*usual, unusual])
+    (section,) = gap_section.sections([*usual, unusual])
     text = section.body("results")
     (row,) = [line.split("|") for line in text.splitlines() if line.startswith("| [other]")]
     assert [cell.strip() for cell in row[3:5]] == cells
@@ -140,6 +140,20 @@ def test_a_gap_names_its_text():
     runs = [replace(each, bytes_per_token=1.0, corpus="6c96d1") for each in pair(0.01)]
     (gap,) = gaps.gaps([found_in(runs)])
     assert gap.text == "bytes (6c96)"
+
+
+def test_nothing_is_made_up_about_a_task_of_the_users_own():
+    def own(each):
+        return replace(each, bytes_per_token=0.0, corpus="", settings=each.settings | {"task": "mine:task"})
+
+    found = found_in(map(own, pair(0.01)))
+    (gap,) = gaps.gaps([found])
+    assert (gap.optimizer, gap.text) == ("the task's own", "the task's own")
+    (section,) = gap_section.sections([found])
+    text = section.body("results")
+    assert "line through published gaps" not in text
+    assert "The last column follows published gaps" not in text
+    assert "adamw" not in text
 
 
 @pytest.mark.parametrize(
@@ -159,7 +173,7 @@ def test_the_page_lists_gaps_by_mode_islands_and_size_with_their_trends():
     largest = found_in(
         [each for k in (0, 1) for each in pair(0.09, seed=k, parameters=100_000_000, name="largest")], name="largest"
     )
-    (section,) = gaps.sections([largest, small, large])
+    (section,) = gap_section.sections([largest, small, large])
     text = section.body("results")
     rows = [line.split("|") for line in text.splitlines() if line.startswith("| [")]
     assert [row[1].split("]")[0].strip(" [") for row in rows] == ["parity", "large", "largest"]
@@ -188,7 +202,7 @@ def test_experiments_with_the_same_model_say_what_tokens_do_alone():
         at("d", 9_000_000, 60_000_000, 0.02),
         at("e", 2_000_000, 6_000_000, 0.5),  # alone with its size: it says nothing
     ]
-    (section,) = gaps.sections(found)
+    (section,) = gap_section.sections(found)
     slope = "-4.00 ± 0.00 percentage points per tenfold of tokens per parameter between experiments with the same model"
     assert f"- 2 islands, 4 experiments: {slope}" in section.body("results")
 
@@ -201,7 +215,7 @@ def test_two_sizes_at_once_are_told_apart():
     for k, ((parameters, tokens), share) in enumerate(zip(sizes, shares, strict=True)):
         shape = {"parameters": int(parameters), "tokens": int(tokens), "name": f"e{k}"}
         found.append(found_in([each for seed in (0, 1) for each in pair(share, seed=seed, **shape)], f"e{k}"))
-    (section,) = gaps.sections(found)
+    (section,) = gap_section.sections(found)
     text = section.body("results")
     told = [line.partition("at once: ")[2] for line in text.splitlines() if "both at once" in line]
     assert told == [
@@ -229,7 +243,7 @@ def test_the_margins_that_claims_take_from_the_smallest_published_model_are_with
 
 def test_gaps_to_data_parallel_training_stand_beside_the_published_line():
     two, three = found_in(pair(0.01)), found_in(pair(0.01, islands=3))
-    (section,) = gaps.sections([two, three])
+    (section,) = gap_section.sections([two, three])
     rows = [line.split("|") for line in section.body("results").splitlines() if line.startswith("| [")]
     assert [row[-2].strip() for row in rows] == ["+1.7 % ± 0.6 %", "-"]
 
