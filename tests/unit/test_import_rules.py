@@ -154,7 +154,6 @@ PURE = [
     "ops/lab/chapter",
     "ops/lab/results",
     "ops/lab/gaps",
-    "ops/lab/schedule",
     "ops/lab/settings",
 ]
 SHELL = {"asyncio", "zmq", "redis", "socket", "time", "os", "logging", "threading", "subprocess", "secrets", "io"}
