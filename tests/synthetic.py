@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 
-from ops.lab.comparisons import Comparison, comparison_of
+from ops.lab.claims import Comparison, comparison_of
 from ops.lab.records import Record
 
 SETTINGS = {"steps": 1500, "step_times_s": [1.0, 1.2], "task": "islands.language:task", "task.context": 128}

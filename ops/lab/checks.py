@@ -16,7 +16,7 @@ from broker.errors import ConfigError
 from broker.settings import nearest
 from islands.options import check_options, signature_in_source
 from ops.lab.cells import Cell, contains
-from ops.lab.comparisons import Comparison
+from ops.lab.claims import Comparison
 from ops.lab.settings import CellSettings, Mode
 
 if TYPE_CHECKING:

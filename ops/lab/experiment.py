@@ -10,7 +10,7 @@ budget_minutes = 60                  processor time after which no further run i
 [grid] or [[grid]]                   settings with a list of values: their product is the cells
 [variants.NAME."a name"]             values of a grid's axis NAME that stand for several settings each
 [tune]                               a setting that is tuned for each group of cells before the cells are run
-[[compare]]                          claims (ops.lab.comparisons)
+[[compare]]                          claims (ops.lab.claims)
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from broker.errors import ConfigError
 from broker.settings import from_sources, refuse_unknown, setting
 from ops.lab.cells import Cell
 from ops.lab.checks import check
-from ops.lab.comparisons import Comparison, comparison_of
+from ops.lab.claims import Comparison, comparison_of
 from ops.lab.settings import CellSettings, cell_settings
 from ops.lab.tuning import Tune
 

@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
 from ops.lab import published
-from ops.lab.chapter import Findings, Plot, chapter, compute, told_verdict
+from ops.lab.chapter import Findings, Plot, chapter, compute
 from ops.lab.comparisons import Finding
 from ops.lab.markdown import anchor, count, details, gap, percent, table
 from ops.lab.records import Record, independent
 from ops.lab.statistics import Verdict
+from ops.lab.verdicts import told_verdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

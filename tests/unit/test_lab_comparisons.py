@@ -6,8 +6,9 @@ from dataclasses import replace
 import pytest
 
 from broker.errors import ConfigError
-from ops.lab import chapter
-from ops.lab.comparisons import comparison_of, correction, findings
+from ops.lab import verdicts
+from ops.lab.claims import comparison_of
+from ops.lab.comparisons import correction, findings
 from ops.lab.statistics import Verdict, interval, over_text
 from tests.synthetic import CLAIM, SEEDS, pairs, record
 
@@ -95,7 +96,7 @@ def _row(claim, records):
         replace(each, blocks=tuple(blocks[each.cell["mode"] == "decoupled"])) if each.seed in (1, 4) else each
         for each in records
     ]
-    return chapter._verdicts(findings([comparison_of(claim)], told))
+    return verdicts.verdicts(findings([comparison_of(claim)], told))
 
 
 def test_what_other_text_would_say_is_told_by_the_pairs_that_kept_blocks_of_it():
@@ -266,8 +267,8 @@ def test_extra_tokens_follow_from_the_curves():
 def test_extra_tokens_that_a_seed_never_reached_are_more_than_those_of_the_others():
     found = only(CLAIM, pairs(0.01, islands=4, spread=0.0))
     one, *others = found.extra
-    text = chapter._extra([replace(found, extra=found.extra | {one: None})])
+    text = verdicts.extra_tokens([replace(found, extra=found.extra | {one: None})])
     assert "above +10.5 %" in text
     assert "within 4 times the run for 1 of 3 seeds" in text
-    assert "+10.5 % ± 0.0 %" in chapter._extra([found])
-    assert "| - |" in chapter._extra([replace(found, extra=dict.fromkeys([one, *others]))])
+    assert "+10.5 % ± 0.0 %" in verdicts.extra_tokens([found])
+    assert "| - |" in verdicts.extra_tokens([replace(found, extra=dict.fromkeys([one, *others]))])

@@ -6,7 +6,7 @@ import pytest
 
 from aggregator.config import AggregatorConfig
 from ops.lab.chapter import findings_of
-from ops.lab.comparisons import comparison_of
+from ops.lab.claims import comparison_of
 from ops.lab.defaults import CHOSEN, default_of, sections, trials
 from tests.synthetic import FakeExperiment, record
 

@@ -8,7 +8,7 @@ import pytest
 
 from ops.lab import gap_section, gaps, published, report
 from ops.lab.chapter import findings_of
-from ops.lab.comparisons import comparison_of
+from ops.lab.claims import comparison_of
 from ops.lab.settings import Mode
 from tests.synthetic import FakeExperiment, record
 

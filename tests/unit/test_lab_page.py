@@ -8,7 +8,8 @@ import pytest
 
 from ops.lab.cells import grouped, label, not_run, varying
 from ops.lab.chapter import findings_of
-from ops.lab.comparisons import comparison_of, findings
+from ops.lab.claims import comparison_of
+from ops.lab.comparisons import findings
 from ops.lab.markdown import anchor, count, duration, gap, table
 from ops.lab.results import Section, document
 from ops.lab.statistics import Verdict, interval
