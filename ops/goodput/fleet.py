@@ -87,7 +87,8 @@ class FailureModel:
 
     step_s: float = setting(1.0, "seconds of an inner step")
     sync_interval: int = setting(24, "inner steps between two merges of a fragment; between barriers with diloco")
-    overlap: int = setting(2, "inner steps between handing a fragment over and adopting what it was merged into")
+    # As in the laboratory and in real runs: what is merged arrives within the next step, unless links are slow.
+    overlap: int = setting(1, "inner steps between handing a fragment over and adopting what it was merged into")
     max_staleness: int = setting(8, "a contribution with a step trained on an older version than this is refused")
 
     domain_mtbi_days: float | None = setting(None, "mean days between failures of one domain (default: none fails)")

@@ -132,6 +132,8 @@ Ours are the next point of the grid, and in brackets what was rounded up to it. 
 known of the publication's own table, whose reductions reach from 60 to 242. Of its sites, share and bits nothing is
 known but that these give it: `--sites 2 --codec int8 --utilisation 0.9`.
 
+{_own_programs()}
+
 Streaming DiLoCo's table of required bandwidth by utilisation: `python3 -m ops plan --table`.
 
 {table(head, rows)}
@@ -142,6 +144,20 @@ they come out a step or more higher. The
 simulator's rules are the first author's; {100 * bandwidth_table.PAYLOAD_SHARE:.1f} % of the nominal payload is fitted,
 and without that fit {sum(abs(cell.steps_apart) <= 1 for cell in whole)} of {len(whole)} cells are within one step. Real
 runs are within 2 % of the plan's bytes: `python3 -m ops test tests/integration/test_plan_bytes.py`."""
+
+
+def _own_programs() -> str:
+    """What the first row's fleet needs when our own programs run it: their versions travel wider than int4."""
+    told, up_gbps = [], 0.0
+    for version_codec in (Codec.F32, Codec.BF16):
+        fleet = replace(_PAIR, assume=links.Assume.ATOLL, version_codec=version_codec)
+        dp, decoupled = (forecast(fleet, mode) for mode in (links.Mode.DP, links.Mode.DECOUPLED))
+        up_gbps, ratio = decoupled.up_gbps, dp.exact_gbps / decoupled.exact_gbps
+        told.append(f"{decoupled.down_gbps:.3g} Gbit/s as {version_codec}, {ratio:.0f} times less than data-parallel")
+    return (
+        f"Our own programs send a site's int4 pseudo-gradients up at {up_gbps:.3g} Gbit/s there, and versions, for which "
+        f"int4 is too coarse, come down: {' training does, or '.join(told)}. `plan` without `--assume paper` says so."
+    )
 
 
 _SIDES = ("dp, published Gbit/s", "ours", "decoupled, published Gbit/s", "ours", "ratio, published", "ours")

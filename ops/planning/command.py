@@ -172,11 +172,28 @@ def run(args: argparse.Namespace) -> int:
     fleet = fleet_of(args, model, mode)
     planned = plan(fleet, mode)
     document = to_json(fleet, planned, model)
+    document["notes"] += _without_effect(args, mode)
     if args.json:
         print(json.dumps(document, allow_nan=False))
     else:
         console.print(render(fleet, planned, document))
     return 0
+
+
+def _without_effect(args: argparse.Namespace, mode: Mode) -> list[str]:
+    """Says which flags were given that do nothing for the mode asked about, though for those beside it."""
+    idle = []
+    if mode is Mode.DECOUPLED and args.utilisation is not None:
+        idle.append(
+            f"--utilisation {args.utilisation:g} changes nothing for decoupled islands, which compute all the time: "
+            "they need the link that carries each fragment once in H steps. It counts for the other modes."
+        )
+    if mode is Mode.DP and args.codec is not None:
+        idle.append(
+            f"--codec {args.codec} changes nothing for data-parallel training, whose gradients travel as bf16. "
+            "It counts for the other modes."
+        )
+    return idle
 
 
 # --- from flags and files -----------------------------------------------------------------------------------------

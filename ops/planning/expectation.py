@@ -37,7 +37,7 @@ def with_goodput(fleet: Fleet, mtbi_years: float | None) -> Fleet:
         mtbi_years=years,
         step_s=max(site.step_s for site in fleet.sites),
         sync_interval=fleet.sync_interval_steps,
-        overlap=min(fleet.overlap_steps, fleet.sync_interval_steps - 1),
+        overlap=min(FailureModel().overlap, fleet.sync_interval_steps - 1),
     )
     islands = len(fleet.sites)
     found = {

@@ -204,12 +204,14 @@ def _stretched(
     """
     asked = float(load.sync_interval_steps)
     interval = max(asked, merging_s / load.step_s)
+    behind_steps = round_s / load.step_s + BOUNDARY_STEPS
     if narrow_gbps is None:
         interval = max(interval, round_made_s / load.step_s)  # one round of a fragment at a time
-        return interval, (round_s / load.step_s + BOUNDARY_STEPS) / interval
+        return interval, behind_steps / interval
     one_s = load.fixed_s + load.wire.largest_up_bytes * 8e-9 / narrow_gbps
     interval = max(interval, one_s / load.step_s, carried_bytes(load)[0] * 8e-9 / narrow_gbps / load.step_s * asked)
-    return interval, MEAN_AGE * _arrival(load, interval, narrow_gbps).age
+    # What is known of narrow links has no aggregator that takes its time; journeys have.
+    return interval, max(MEAN_AGE * _arrival(load, interval, narrow_gbps).age, behind_steps / interval)
 
 
 def _arrival(load: Load, interval_steps: float, gbps: float, latency_s: float = 0.0) -> Arrival:

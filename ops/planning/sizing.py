@@ -44,7 +44,21 @@ _DTYPES: dict[str, np.dtype[Any]] = {
 _SHARD = re.compile(r"(?P<before>.+-)(?P<part>\d{5})-of-(?P<parts>\d{5})\.safetensors")
 
 #: Of architectures (``model_type``) whose feed-forward has two matrices; all others are taken for gated, with three.
-_TWO_MATRICES = frozenset(("bert", "gpt_neox", "phi", "roberta", "starcoder2", "xlm-roberta"))
+_TWO_MATRICES = frozenset(
+    ("bert", "codegen", "gpt2", "gpt_bigcode", "gpt_neox", "gptj", "phi", "roberta", "starcoder2", "xlm-roberta")
+)
+
+#: What the oldest of them call the keys of the others; their feed-forward is four times as wide where it is not told.
+_OLD_NAMES = {
+    "n_embd": "hidden_size",
+    "n_layer": "num_hidden_layers",
+    "n_head": "num_attention_heads",
+    "n_inner": "intermediate_size",
+}
+_FOUR_TIMES = frozenset(("codegen", "gpt2", "gpt_bigcode", "gptj"))
+
+#: Of architectures that learn an embedding of each position, too.
+_LEARNED_POSITIONS = frozenset(("gpt2", "gpt_bigcode"))
 
 #: Names under which the number of experts of a layer stands in a config.json.
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
@@ -214,11 +228,14 @@ def _of_config_json(path: Path) -> Model:
         return _of_index(path, config["weight_map"])
     try:
         config |= config.get("text_config") or {}  # of a model that sees, too: its language model is what is counted
+        config = {_OLD_NAMES.get(name, name): value for name, value in config.items()}
         width, depth = int(config["hidden_size"]), int(config["num_hidden_layers"])
         vocabulary, heads = int(config["vocab_size"]), int(config["num_attention_heads"])
         head_width = int(config.get("head_dim") or width // heads)
         key_value = int(config.get("num_key_value_heads") or heads) * head_width
         experts = next((int(config[name]) for name in _EXPERTS if config.get(name)), 0)
+        if config.get("model_type") in _FOUR_TIMES:
+            config["intermediate_size"] = config.get("intermediate_size") or 4 * width
         hidden = int(config.get("moe_intermediate_size") or config["intermediate_size"])
         shared = int(config.get("shared_expert_intermediate_size") or 0)
         shared += int(config.get("n_shared_experts") or 0) * hidden
@@ -234,7 +251,8 @@ def _of_config_json(path: Path) -> Model:
     layer = 2 * width * heads * head_width + 2 * width * key_value + 2 * width
     matrices = 2 if config.get("model_type") in _TWO_MATRICES else 3
     sparse_layer = width * experts + matrices * width * (hidden * experts + shared)
-    parameters = vocabulary * width * (1 if tied else 2) + depth * layer + width
+    positions = int(config.get("n_positions") or 0) if config.get("model_type") in _LEARNED_POSITIONS else 0
+    parameters = (vocabulary * (1 if tied else 2) + positions) * width + depth * layer + width
     parameters += dense * matrices * width * dense_hidden + (depth - dense) * sparse_layer
     if parameters < 1:
         raise ConfigError("model", str(path), "describes a model without parameters")

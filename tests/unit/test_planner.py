@@ -166,6 +166,7 @@ def test_one_site_on_a_narrow_link_does_not_choose_for_all(gbps):
     sites=st.integers(2, 8),
 )
 @example(gbps=9.99, parameters=5 * 10**9, fragments=1, sites=2)
+@example(gbps=2.0, parameters=10**9, fragments=1, sites=2)
 @example(gbps=6.66, parameters=5 * 10**9, fragments=8, sites=8)
 def test_a_wider_link_never_makes_the_interval_longer_or_work_much_staler(gbps, parameters, fragments, sites):
     def found(width):

@@ -264,3 +264,20 @@ def test_where_nothing_can_be_chosen_the_plan_says_what_is_in_the_way(atoll, par
     assert document["choice"] is None
     assert words in " ".join(document["notes"])
     assert atoll(*asked)[1].splitlines()[-1].startswith("next: no settings tried here are within")
+
+
+@pytest.mark.parametrize(
+    ("mode", "flag", "value", "whom"),
+    [
+        ("decoupled", "--utilisation", "0.9", "decoupled islands, which compute all the time"),
+        ("dp", "--codec", "f32", "data-parallel training, whose gradients travel as bf16"),
+    ],
+)
+def test_a_flag_that_does_nothing_for_the_mode_is_told(atoll, mode, flag, value, whom):
+    asked = ("--params", "5B", "--step-time", 1, "--json", "--mode")
+    told = f"{flag} {value} changes nothing for {whom}"
+    _, out, _ = atoll(*asked, mode, flag, value)
+    assert any(note.startswith(told) for note in json.loads(out)["notes"])
+    for other, more in ((mode, ()), ("streaming", (flag, value))):
+        _, out, _ = atoll(*asked, other, *more)
+        assert not any(flag in note for note in json.loads(out)["notes"])

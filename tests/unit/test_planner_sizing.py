@@ -104,6 +104,11 @@ def _config(width, depth, vocabulary, heads, hidden, **more):
     return sizes | {"intermediate_size": hidden, "tie_word_embeddings": False} | more
 
 
+def _gpt2(width, depth, heads, **more):
+    sizes = {"n_embd": width, "n_layer": depth, "n_head": heads, "n_positions": 1024, "vocab_size": 50257}
+    return {"model_type": "gpt2"} | sizes | more
+
+
 @pytest.mark.parametrize(
     ("config", "published"),
     [
@@ -131,6 +136,9 @@ def _config(width, depth, vocabulary, heads, hidden, **more):
             671e9,
         ),
         (_config(4096, 32, 50432, 32, 16384, model_type="gpt_neox"), 6.86e9),
+        (_gpt2(768, 12, 12), 124.4e6),
+        (_gpt2(1600, 48, 25, n_inner=None), 1.558e9),
+        (_gpt2(4096, 28, 16, model_type="gptj", vocab_size=50400, tie_word_embeddings=False), 6.05e9),
         (
             {"model_type": "one that sees", "text_config": _config(4096, 32, 128256, 32, 14336, num_key_value_heads=8)},
             8.03e9,
