@@ -367,7 +367,7 @@ def _describe(base: Any) -> str:
         return "a table of names and values"
     if isinstance(base, type) and issubclass(base, Enum):
         return f"one of {', '.join(str(member.value) for member in base)}"
-    return _WORDS.get(base, str(base))
+    return "text, a number, or true or false" if base is Any else _WORDS.get(base, str(base))
 
 
 # --- back to a table --------------------------------------------------------------------------------------------

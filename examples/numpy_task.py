@@ -22,8 +22,6 @@ Array = npt.NDArray[np.float32]
 Params = dict[str, dict[str, Array]]
 
 INPUTS, CLASSES = 32, 16
-#: Sets the teacher's random numbers apart from those of every student.
-TEACHER = 2**32
 #: Stream of random numbers of the held-out examples; batches use the numbers from 0 on.
 HELD_OUT = 2**63
 
@@ -44,7 +42,7 @@ def task(*, batch: int = 64, hidden: int = 64, learning_rate: float = 0.1, probl
         if value <= 0:
             raise ConfigError(name, value, "must be positive")
     # A stream of its own: a student whose seed is the problem's number must not begin with its teacher's weights.
-    teacher = _network(np.random.default_rng((TEACHER, problem)), hidden=32, gain=3.0)
+    teacher = _network(np.random.default_rng(np.random.SeedSequence(problem, spawn_key=(1,))), hidden=32, gain=3.0)
 
     def examples(stream: int, how_many: int) -> tuple[Array, npt.NDArray[np.int64]]:
         random = np.random.Generator(np.random.Philox(key=problem + 1, counter=[0, 0, 0, stream]))

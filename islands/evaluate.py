@@ -13,7 +13,7 @@ from safetensors.numpy import load_file
 from broker.errors import ConfigError
 from broker.fragments import Kind
 from islands.partition import tensor_specs
-from islands.task import Params, Task
+from islands.task import Params, Task, held_out_loss
 from islands.tree import flatten, unflatten
 
 
@@ -28,7 +28,7 @@ def evaluate_file(task: Task, path: Path) -> float:
     except (OSError, SafetensorError) as err:
         cure = f"cannot be read as safetensors ({err}): name a run's model.safetensors"
         raise ConfigError("model", str(path), cure) from err
-    return task.evaluate(place(task, arrays, source=str(path)))
+    return held_out_loss(task, place(task, arrays, source=str(path)))
 
 
 def place(task: Task, arrays: Mapping[str, np.ndarray[Any, Any]], *, source: str) -> Params:

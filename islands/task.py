@@ -98,13 +98,7 @@ def load_task(path: str, options: Mapping[str, Any]) -> Task:
         ConfigError: If there is no such module, function or option, an option is missing, or the function returns
             something else; if the function refuses an option; or if the task's own code fails, with the line where.
     """
-    module_name, colon, function_name = path.partition(":")
-    if not (module_name and colon and function_name):
-        raise ConfigError("task", path, "must read package.module:function, such as islands.language:task")
-    function = getattr(_import(module_name, path), function_name, None)
-    if not callable(function):
-        cure = f"module {module_name} has no function {function_name}: name one that returns an islands.task.Task"
-        raise ConfigError("task", path, cure)
+    function = task_function(path)
     check_options(path, inspect.signature(function), options)
     try:
         task = function(**options)
@@ -116,6 +110,35 @@ def load_task(path: str, options: Mapping[str, Any]) -> Task:
     if not isinstance(task, Task):
         raise ConfigError("task", path, f"returned {type(task).__name__}: it must return an islands.task.Task")
     return task
+
+
+def task_function(path: str) -> Callable[..., Any]:
+    """Returns the function that ``path = "package.module:function"`` names.
+
+    Raises:
+        ConfigError: If there is no such module or function, or importing it fails, with the line where.
+    """
+    module_name, colon, function_name = path.partition(":")
+    if not (module_name and colon and function_name):
+        raise ConfigError("task", path, "must read package.module:function, such as islands.language:task")
+    function = getattr(_import(module_name, path), function_name, None)
+    if not callable(function):
+        cure = f"module {module_name} has no function {function_name}: name one that returns an islands.task.Task"
+        raise ConfigError("task", path, cure)
+    return function  # type: ignore[no-any-return]
+
+
+def held_out_loss(task: Task, params: Params) -> float:
+    """Returns what the task evaluates as a plain number, whatever array of one element it comes in.
+
+    Raises:
+        ConfigError: If it is no number.
+    """
+    loss: Any = task.evaluate(params)
+    try:
+        return float(loss)
+    except (TypeError, ValueError) as err:
+        raise ConfigError("task.evaluate", loss, "returned this: it must return the held-out loss, a number") from err
 
 
 def _import(module_name: str, path: str) -> Any:

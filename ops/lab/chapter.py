@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from ops.lab import rates
 from ops.lab.cells import Cell, cell_key, grouped, label, not_run, rank, scalar, varying
@@ -156,10 +156,13 @@ def _provenance(records: Sequence[Record]) -> str:
     def all_of(values: Iterable[str]) -> str:
         return ", ".join(dict.fromkeys(value for value in values if value)) or "unknown"
 
-    tasks = {record.task_code for record in records if record.task_code}
-    own = f", the task's own {all_of(sorted(tasks))}" if tasks else ""
+    modules = sorted({f"{name} {digest}" for record in records for name, digest in record.task_code.items()})
+    own = f", {', '.join(modules)}" if modules else ""
     build = all_of(", ".join(f"{name} {value}" for name, value in sorted(record.build.items())) for record in records)
-    flat = [_flat(record.settings) for record in records]
+    flat = [
+        {name: json.dumps(value) if isinstance(value, list | tuple) else value for name, value in each.settings.items()}
+        for each in records
+    ]
     in_cells = {name for record in records for name in record.cell}
     varied = set(varying(flat))
     shared = [(f"`{name}`", scalar(value)) for name, value in sorted(flat[0].items()) if name not in varied | in_cells]
@@ -171,16 +174,6 @@ def _provenance(records: Sequence[Record]) -> str:
         f"Differs between runs besides: {', '.join(f'`{name}`' for name in others)}." if others else "",
     ]
     return details("What made the runs, and the settings of all", "\n\n".join(part for part in parts if part))
-
-
-def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in settings.items():
-        if isinstance(value, Mapping):
-            flat.update(_flat(value, f"{prefix}{name}."))
-        else:
-            flat[prefix + name] = json.dumps(value) if isinstance(value, list | tuple) else value
-    return flat
 
 
 def _cells(each: Findings) -> str:

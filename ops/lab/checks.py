@@ -1,23 +1,23 @@
-"""What is wrong in an experiment though each of its lines can be read: said before the first hour is spent.
+"""What is wrong between the parts of an experiment that are right by themselves: said before the first hour is spent.
 
-Pure, but that the source of tasks is read for the names of their options.
+Cells are held against the task's source, claims against the cells that they would compare.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import fields
-from functools import cache
-from inspect import Signature
+import os
+import sys
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from broker.errors import ConfigError
 from broker.settings import nearest
 from islands.options import check_options, signature_in_source
-from ops.lab.cells import Cell, contains
+from ops.lab.cells import Cell, cell_key, contains, label, varying
 from ops.lab.claims import Comparison
-from ops.lab.settings import CellSettings, Mode
+from ops.lab.comparisons import fits, groups, sides
+from ops.lab.settings import CellSettings
 
 if TYPE_CHECKING:
     from ops.lab.experiment import Experiment
@@ -30,8 +30,9 @@ def check(experiment: Experiment) -> None:
         ConfigError: With the field, the value and the cure.
     """
     _check_axes(experiment)
-    for cell in experiment.cells():
-        _check_cell(experiment, cell)
+    cells = [_check_cell(experiment, cell) for cell in experiment.cells()]
+    _check_tasks(cells)
+    _check_fleets(cells)
     for number, comparison in enumerate(experiment.comparisons):
         if comparison in experiment.comparisons[:number]:
             raise ConfigError("compare.claim", comparison.claim, "stands there twice: remove one of them")
@@ -60,48 +61,56 @@ def _no_axis(name: str, axes: list[str]) -> str:
 # --- cells --------------------------------------------------------------------------------------------------------
 
 
-def _check_cell(experiment: Experiment, cell: Cell) -> None:
-    """Checks the settings of a cell with every value of what is tuned."""
+def _check_cell(experiment: Experiment, cell: Cell) -> CellSettings:
+    """Checks the settings of a cell with every value of what is tuned; returns those with the first."""
     tune = experiment.tune
     if tune is None:
-        _check_settings(experiment.settings_of(cell))
-        return
+        return experiment.settings_of(cell)
     if tune.name in cell:
         raise ConfigError(f"grid.{tune.name}", cell[tune.name], "is tuned: leave it out of the grid, or out of [tune]")
+    whole = [experiment.settings_of(cell, {tune.name: value}) for value in tune.values]
     for rung in tune.rungs:
-        steps = math.ceil(rung * experiment.settings_of(cell).steps)
+        steps = math.ceil(rung * whole[0].steps)
         for value in tune.values:
-            _check_settings(experiment.settings_of(cell, {tune.name: value, "steps": steps}))
+            try:
+                experiment.settings_of(cell, {tune.name: value, "steps": steps})
+            except ConfigError as err:
+                raise ConfigError(err.field, err.value, f"{err.cure} (a rung of {rung:g} of the steps)") from err
+    return whole[0]
 
 
-def _check_settings(settings: CellSettings) -> None:
-    if settings.mode is not Mode.DATA_PARALLEL and settings.sync_interval > settings.steps:
-        cure = f"must be at most steps = {settings.steps}, or nothing is merged before the end"
-        raise ConfigError("sync_interval", settings.sync_interval, cure)
-    for name in ("step_times_s", "delays_s"):
-        values = getattr(settings, name)
-        if len(values) > settings.islands:
-            raise ConfigError(name, values, f"must hold a number for each of islands = {settings.islands} at most")
-    if (signature := _signature(settings.task)) is not None:
-        check_options(settings.task, signature, settings.options)
+def _check_tasks(cells: Iterable[CellSettings]) -> None:
+    """Holds options against the source of their task, where that tells."""
+    search = [os.getcwd(), *sys.path]  # where runs look, too
+    signatures = {task: signature_in_source(task, search=search) for task in {each.task for each in cells}}
+    for each in cells:
+        if (signature := signatures[each.task]) is not None:
+            check_options(each.task, signature, each.options)
 
 
-@cache
-def _signature(task: str) -> Signature | None:
-    return signature_in_source(task)
+def _check_fleets(cells: Sequence[CellSettings]) -> None:
+    """Checks that no island is described that no cell has; smaller cells take the first of a list."""
+    most = max((each.islands for each in cells), default=0)
+    for each in cells:
+        for name in ("step_times_s", "delays_s"):
+            values = getattr(each, name)
+            if len(values) > most:
+                cure = f"has {len(values)} numbers, one for each island: no cell has more than {most} islands"
+                raise ConfigError(name, values, cure)
 
 
 # --- claims -------------------------------------------------------------------------------------------------------
 
 
 def _check_claim(experiment: Experiment, comparison: Comparison) -> None:
-    """Checks that each side of a claim selects cells of its own, and that there will be seeds to judge it by."""
+    """Checks that each side of a claim has cells of its own that can be paired, and that there will be seeds."""
     cells = experiment.cells()
     if comparison.seeds and comparison.seeds < experiment.seeds:
         cure = f"must be at least seeds = {experiment.seeds}, which every cell of the experiment is run with"
         raise ConfigError("compare.seeds", comparison.seeds, cure)
-    if max(comparison.seeds, experiment.max_seeds) < 2:
-        raise ConfigError("max_seeds", experiment.max_seeds, "must be at least 2 for a claim: one seed decides nothing")
+    if (comparison.seeds or experiment.max_seeds) < 2:
+        name, seeds = ("compare.seeds", comparison.seeds) if comparison.seeds else ("max_seeds", experiment.max_seeds)
+        raise ConfigError(name, seeds, "must be at least 2 for a claim: one seed decides nothing")
     for side in ("candidate", "baseline"):
         selector = getattr(comparison, side)
         if not any(contains(cell, selector) for cell in cells):
@@ -109,18 +118,37 @@ def _check_claim(experiment: Experiment, comparison: Comparison) -> None:
     if all(contains(cell, comparison.candidate) for cell in cells if contains(cell, comparison.baseline)):
         cure = "selects no cell that candidate leaves to it: give it a value that the candidate does not have"
         raise ConfigError("compare.baseline", dict(comparison.baseline), cure)
-    axes = _axes(experiment)
+    axes, tune = _axes(experiment), experiment.tune
     for name in comparison.by:
         if name not in axes:
             raise ConfigError("compare.by", name, _no_axis(name, axes))
-    _check_ignored(experiment, comparison.ignore)
+    known = [*axes, *([] if tune is None else [tune.name])]
+    for name in comparison.ignore:
+        if name not in known:
+            raise ConfigError(
+                "compare.ignore", name, f"is neither an axis of the grid nor tuned; {nearest(name, known)}"
+            )
+    _check_pairs(experiment, comparison)
 
 
-def _check_ignored(experiment: Experiment, names: Iterable[str]) -> None:
-    """Checks that what a claim ignores is an axis, a setting or an option of the task."""
-    signatures = [_signature(task) for task in {experiment.settings_of(cell).task for cell in experiment.cells()}]
-    options = [f"task.{name}" for each in signatures if each is not None for name in each.parameters]
-    known = [*_axes(experiment), *(each.name for each in fields(CellSettings)), *options]
-    for name in names:
-        if name not in known and not (name.startswith("task.") and None in signatures):
-            raise ConfigError("compare.ignore", name, f"is neither an axis nor a setting; {nearest(name, known)}")
+def _check_pairs(experiment: Experiment, comparison: Comparison) -> None:
+    """Checks that there is one baseline for each group of candidates, whatever tuning chooses."""
+    tune, cells = experiment.tune, experiment.cells()
+    if tune is not None:  # each group that is tuned by itself may choose a value of its own
+        cells = [cell | {tune.name: str(cell_key({n: cell[n] for n in tune.by if n in cell}))} for cell in cells]
+    candidates, baselines = sides(comparison, cells, cell_of=dict)
+    for key, of_group in groups(comparison, candidates, cell_of=dict).items():
+        group = dict(key)
+        fitting = {cell_key(cell) for cell in baselines if fits(cell, group, comparison)}
+        if len(fitting) == 1 and len({cell_key(cell) for cell in of_group}) == 1:
+            continue
+        if tune is not None and tune.name not in comparison.ignore and not fitting:
+            cure = f"must name {tune.name}: it is tuned for each side, so they may differ in it"
+            raise ConfigError("compare.ignore", list(comparison.ignore), cure)
+        where = label(group) if group else "all"
+        if not fitting:
+            cure = f"has no cell to compare with for {where}: give it the same values, or name what differs in ignore"
+        else:
+            several = varying(dict(cell) for cell in (fitting if len(fitting) > 1 else map(cell_key, of_group)))
+            cure = f"leaves several cells to compare for {where}, which differ in {', '.join(several)}: name a value"
+        raise ConfigError("compare.baseline", dict(comparison.baseline), cure)

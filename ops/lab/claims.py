@@ -93,4 +93,10 @@ def comparison_of(table: Mapping[str, Any]) -> Comparison:
     Raises:
         ConfigError: An unknown key, a wrong type or value, or a missing key; it names the key, the value, the cure.
     """
-    return from_sources(Comparison, table, where="compare")
+    try:
+        return from_sources(Comparison, table, where="compare")
+    except ConfigError as err:
+        claim = table.get("claim")
+        of = f" (of the claim {claim!r})" if isinstance(claim, str) and err.field != "claim" else ""
+        name = err.field if err.field.startswith("[compare]") else f"compare.{err.field}"
+        raise ConfigError(name, err.value, f"{err.cure}{of}") from err

@@ -119,6 +119,6 @@ def _show(args: argparse.Namespace) -> int:
             print(f"  {label(dict(group))}: {experiment.tune.name} = {value:g}")
         for finding in findings(experiment.comparisons, finals):
             words = [f"{finding.verdict}:", finding.comparison.claim, f"[{finding.name}]"]
-            words += [] if finding.interval is None else [gap(finding.interval)]
-            print(" ", *words, finding.reason)
+            told = [] if finding.interval is None else [gap(finding.interval)]
+            print(" ", *words, "; ".join(filter(None, (*told, finding.reason))))
     return 0

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from ops.lab.cells import Cell, CellKey, cell_key, contains, label, rank, varying
 from ops.lab.claims import Comparison, Equal
@@ -24,6 +24,8 @@ from ops.lab.statistics import (
     p_better,
     paired_differences,
 )
+
+T = TypeVar("T")
 
 #: Runs of a pair may differ by this share in what is to be equal: islands end when they hear of it, not at a step.
 TOLERANCE = 0.01
@@ -105,28 +107,44 @@ def findings(comparisons: Iterable[Comparison], records: Sequence[Record]) -> tu
 
 
 def _findings(comparison: Comparison, records: Sequence[Record]) -> list[Finding]:
-    candidates = [record for record in records if contains(record.cell, comparison.candidate)]
-    baselines = [
-        record
-        for record in records
-        if contains(record.cell, comparison.baseline) and not contains(record.cell, comparison.candidate)
-    ]
+    candidates, baselines = sides(comparison, records, cell_of=_cell)
     if not candidates:
         return [Finding(comparison=comparison, group={}, name="all", reason="nothing of the candidate was run")]
-    groups: dict[CellKey, list[Record]] = {}
-    for record in candidates:
-        key = cell_key(record.cell, without=(*comparison.candidate, *comparison.ignore))
-        groups.setdefault(key, []).append(record)
-    shown = dict.fromkeys((*comparison.by, *varying(dict(group) for group in groups)))
+    of_groups = groups(comparison, candidates, cell_of=_cell)
+    shown = dict.fromkeys((*comparison.by, *varying(dict(group) for group in of_groups)))
     found = []
-    for key in sorted(groups, key=lambda key: rank(dict(key), shown)):
+    for key in sorted(of_groups, key=lambda key: rank(dict(key), shown)):
         group = dict(key)
-        matching = [record for record in baselines if _matches(record.cell, group, comparison)]
-        found.append(_judged(comparison, group, label(group, shown), groups[key], matching))
+        matching = [record for record in baselines if fits(record.cell, group, comparison)]
+        found.append(_judged(comparison, group, label(group, shown), of_groups[key], matching))
     return found
 
 
-def _matches(baseline: Cell, group: Cell, comparison: Comparison) -> bool:
+def _cell(record: Record) -> Cell:
+    return record.cell
+
+
+def sides(comparison: Comparison, things: Iterable[T], *, cell_of: Callable[[T], Cell]) -> tuple[list[T], list[T]]:
+    """Returns what of some things that have a cell is of the candidate, and what of the rest is of the baseline."""
+    candidates, baselines = [], []
+    for each in things:
+        if contains(cell_of(each), comparison.candidate):
+            candidates.append(each)
+        elif contains(cell_of(each), comparison.baseline):
+            baselines.append(each)
+    return candidates, baselines
+
+
+def groups(comparison: Comparison, candidates: Iterable[T], *, cell_of: Callable[[T], Cell]) -> dict[CellKey, list[T]]:
+    """Returns the candidates by what is neither selected nor ignored: there is a verdict for each of these groups."""
+    found: dict[CellKey, list[T]] = {}
+    for each in candidates:
+        key = cell_key(cell_of(each), without=(*comparison.candidate, *comparison.ignore))
+        found.setdefault(key, []).append(each)
+    return found
+
+
+def fits(baseline: Cell, group: Cell, comparison: Comparison) -> bool:
     """Says whether a baseline's cell fits a group.
 
     A field that only one of both has is no difference: data-parallel training has no quorum, and serves for all.
@@ -152,11 +170,8 @@ def _judged(
     theirs = {record.seed: record for record in baselines}
     both = tuple(sorted(ours.keys() & theirs.keys()))
     finding = replace(finding, seeds=both, cells=(candidates[0].cell, baselines[0].cell))
-    for what, of in (("saw the same text", "corpus"), ("ran the same code of the task", "task_code")):
-        if any(getattr(ours[seed], of) != getattr(theirs[seed], of) for seed in both):
-            return replace(finding, reason=f"candidate and baseline have not {what}", settled=True)
-        if len({getattr(ours[seed], of) for seed in both}) > 1:
-            return replace(finding, reason=f"not all seeds {what}: remove the records of one", settled=True)
+    if unlike := _unlike([(ours[seed], theirs[seed]) for seed in both]):
+        return replace(finding, reason=unlike, settled=True)
     spent = ([_spent(runs[seed], comparison.equal) for seed in both] for runs in (ours, theirs))
     if any(abs(mine / other - 1) > TOLERANCE for mine, other in zip(*spent, strict=True) if other):
         what = "trained tokens differ" if comparison.equal is Equal.TOKENS else "virtual times differ"
@@ -192,6 +207,17 @@ def _judged(
             if comparison.equal is Equal.TOKENS and ours[s].curve and theirs[s].curve and not identical
         },
     )
+
+
+def _unlike(pairs: Sequence[tuple[Record, Record]]) -> str:
+    """Says why runs must not be compared: they saw different texts. Empty if nothing is in the way."""
+    if any(ours.corpus != theirs.corpus for ours, theirs in pairs):
+        return "candidate and baseline saw different texts"
+    if len({ours.corpus for ours, _ in pairs}) > 1:
+        return "not all seeds saw the same text: remove the records of one"
+    if any(run.loss <= 0 for pair in pairs for run in pair):
+        return "a loss at or below 0 cannot be part of a ratio: let the task return one above 0"
+    return ""
 
 
 def _doubt(losses: Sequence[float]) -> str:

@@ -131,7 +131,10 @@ def load(path: Path) -> Experiment:
             "experiment", str(path), f"cannot be read ({err.strerror}); there are some in examples/lab"
         ) from err
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as err:
-        raise ConfigError("experiment", str(path), f"is not TOML: {err}") from err
+        cure = f"is not TOML: {err}"
+        if "overwrite" in str(err):
+            cure += '; claims stand below [[compare]], options of a task of your own in [run], as "task.name" = 1'
+        raise ConfigError("experiment", str(path), cure) from err
     try:
         experiment = _experiment(path, table)
         check(experiment)

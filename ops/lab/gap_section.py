@@ -39,8 +39,12 @@ def _body(found: Sequence[Gap], file: str) -> str:
     for mode, name in NAMES.items():
         ours = [each for each in found if each.baseline is mode]
         if ours:
-            parts += [f"**To {name}**", _table(ours), *_trends(_usual(ours))]
-        if mode is Mode.DATA_PARALLEL and any(each.ours for each in ours):
+            parts += [
+                f"**To {name}**",
+                _table(ours),
+                *_trends(_usual([each for each in ours if each.of_language_model])),
+            ]
+        if mode is Mode.DATA_PARALLEL and any(each.of_language_model for each in ours):
             parts += [_published()]
     return "\n\n".join([*parts, f"![gaps over tokens per parameter]({file})"])
 
@@ -72,7 +76,7 @@ def _table(found: Sequence[Gap]) -> str:
 
 
 def _followed(each: Gap) -> str:
-    comparable = each.ours and each.baseline is Mode.DATA_PARALLEL
+    comparable = each.of_language_model and each.baseline is Mode.DATA_PARALLEL
     there = published.gap_at(each.parameters, each.islands) if comparable else None
     return "" if there is None else gap(there, digits=1)
 
@@ -98,8 +102,10 @@ def _published() -> str:
 def _usual(found: Sequence[Gap]) -> list[Gap]:
     """Those with the H and the optimizer that most of them have: slopes over sizes are of these, since the others have
     slopes of their own."""
-    (interval, optimizer), _ = Counter((each.sync_interval, each.optimizer) for each in found).most_common(1)[0]
-    return [each for each in found if (each.sync_interval, each.optimizer) == (interval, optimizer)]
+    found = [each for each in found if each.of_language_model]  # whose sizes mean the same
+    kinds = Counter((each.sync_interval, each.optimizer) for each in found)
+    usual = max(kinds, key=lambda kind: kinds[kind], default=None)
+    return [each for each in found if (each.sync_interval, each.optimizer) == usual]
 
 
 def _trends(found: Sequence[Gap]) -> list[str]:

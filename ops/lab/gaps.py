@@ -49,7 +49,7 @@ class Gap:
         course: (tokens, mean gap over seeds) at ``SHARES`` of the run, from the curves; none where a seed has none.
         interval: Mean and interval of the last losses' differences, one for each seed.
         pairs: Keys of the two runs behind each of those.
-        ours: Of our language models, to which published ones can be compared.
+        of_language_model: Whether it is one of ours, to which published ones can be compared.
     """
 
     experiment: str
@@ -65,7 +65,7 @@ class Gap:
     course: tuple[tuple[float, float], ...]
     interval: Interval
     pairs: frozenset[tuple[str, str]]
-    ours: bool = True
+    of_language_model: bool
 
     @property
     def tokens_per_parameter(self) -> float:
@@ -121,14 +121,14 @@ def _gaps(findings: Findings) -> Iterator[Gap]:
             tokens_per_step=_per_step(first),
             course=_course(candidate, baseline),
             interval=finding.interval,
-            ours=_ours(first),
+            of_language_model=_of_language_model(first),
             pairs=frozenset((candidate[seed].key, baseline[seed].key) for seed in candidate.keys() & baseline.keys()),
         )
 
 
 def _optimizer(candidate: Record, baseline: Record) -> str:
     """The inner optimizer by name, with its constants where they are not the default ones on either side."""
-    if not _ours(candidate):
+    if not _of_language_model(candidate):
         return str(candidate.settings.get("task.optimizer", "the task's own"))
     words = [str(candidate.settings.get("task.optimizer", "adamw"))]
     for constant in ("b2", "momentum"):
@@ -139,7 +139,7 @@ def _optimizer(candidate: Record, baseline: Record) -> str:
     return ", ".join(words)
 
 
-def _ours(run: Record) -> bool:
+def _of_language_model(run: Record) -> bool:
     return str(run.settings.get("task", LANGUAGE)) == LANGUAGE
 
 

@@ -64,9 +64,9 @@ class Record:
         diverged: Training went wrong: the loss is not a number, or far above where its curve began.
         cosine: Mean cosine between the contributions of a round.
         autocorrelation: Mean cosine between successive merged pseudo-gradients of a fragment.
-        settings: Everything, resolved; tables may nest.
+        settings: Everything, resolved: dotted name -> scalar or list.
         code: Version of the program.
-        task_code: Digest of the modules of the user's own that the task was made of; empty if there are none.
+        task_code: Module -> digest, of those of the user's own that the run imported; empty if there are none.
         corpus: Digest of the text.
         build: Versions of jax, jaxlib and numpy, and the kind of processor: what the last bits depend on.
     """
@@ -100,7 +100,7 @@ class Record:
     autocorrelation: float | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     code: str = ""
-    task_code: str = ""
+    task_code: Mapping[str, str] = field(default_factory=dict)
     corpus: str = ""
     build: Mapping[str, Any] = field(default_factory=dict)
 
@@ -189,11 +189,25 @@ def parse(text: str, *, name: str) -> tuple[tuple[Record, ...], str]:
 
 
 def newest(records: Iterable[Record]) -> tuple[Record, ...]:
-    """Returns the last record of every (experiment, stage, key), in the order in which each was first written."""
+    """Returns the last record of every (experiment, stage, key), in the order in which they were written."""
     kept: dict[tuple[str, Stage, str], Record] = {}
     for record in records:
+        kept.pop((record.experiment, record.stage, record.key), None)
         kept[record.experiment, record.stage, record.key] = record
     return tuple(kept.values())
+
+
+def of_newest_code(records: Iterable[Record]) -> tuple[Record, ...]:
+    """Returns the records of tasks as they were last: who edits a task asks anew, tuning included.
+
+    A record does not count if a later one imported one of its modules in another form. Those that tell of none, since
+    the task is ours or they are older than the field, always do.
+    """
+    records = tuple(records)
+    newest_of = {module: digest for record in records for module, digest in record.task_code.items()}
+    return tuple(
+        record for record in records if all(newest_of[name] == digest for name, digest in record.task_code.items())
+    )
 
 
 def independent(records: Iterable[Record]) -> tuple[Record, ...]:

@@ -1,4 +1,4 @@
-"""``atoll lab report``: writes docs/results.md and its plots from the records. Decides nothing."""
+"""``atoll lab report``: writes docs/results.md and its plots from the records, or such a page from other ones."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ from types import MappingProxyType
 
 from aggregator.store_files import mapped
 from broker.errors import ConfigError
-from ops.lab import archive, defaults, experiment, gap_section, pictures
+from ops.lab import archive, defaults, gap_section, pictures
 from ops.lab.chapter import Experiment, Findings, Plot, findings_of
+from ops.lab.experiment import Experiment as Loaded
+from ops.lab.experiment import load
 from ops.lab.records import Record, independent, newest
 from ops.lab.results import Section, document
 from ops.lab.schedule import current, passed_over, tunings
@@ -65,23 +67,23 @@ def run(args: argparse.Namespace) -> int:
         Unavailable: Something cannot be read or written.
     """
     kept = newest(archive.read_all(args.records))
-    experiments, wrong = _experiments(args, {record.experiment for record in kept})
-    own = [(each, [record for record in kept if record.experiment == each.name]) for each in experiments]
-    records = [record for each, mine in own for record in current(each, mine)]
-    others = [record for each, mine in own for record in passed_over(each, mine)]
     # Other records are no reason to write our own page anew.
     folder = args.records.resolve()
     own_page = folder == RECORDS.resolve()
+    experiments, wrong = _experiments(args, None if own_page else {record.experiment for record in kept})
+    own = [(each, [record for record in kept if record.experiment == each.name]) for each in experiments]
+    records = [record for each, mine in own for record in current(each, mine)]
+    others = [record for each, mine in own for record in passed_over(each, mine)]
     out: Path = args.out or (PAGE if own_page else folder.with_name(f"{folder.name}-results.md"))
     report = build(
         experiments,
         records,
         folder=out.stem,
-        sections=sections(),
+        sections=sections() if own_page else (),
         others=others,
         tuned={each.name: tunings(each, mine) for each, mine in own},
-        directory=args.records,
-        docs=os.path.relpath(PAGE.parent, out.parent) if PAGE.parent.is_dir() else None,
+        directory=RECORDS if own_page else args.records,
+        docs=os.path.relpath(PAGE.parent, out.parent) if (PAGE.parent / "lab.md").is_file() else None,
     )
     for file, svg in report.plots.items():
         _write(out.parent / file, svg)
@@ -93,34 +95,38 @@ def run(args: argparse.Namespace) -> int:
         print(f"atoll: in {out.with_suffix('')}, but no longer on the page: {', '.join(stale)}", file=sys.stderr)
     told = {(record.experiment, record.stage, record.key) for record in (*records, *others)}
     for name, number in sorted(Counter(record.experiment for record in kept).items()):
-        left_out = number - sum(experiment == name for experiment, _, _ in told)
-        if left_out:
+        left_out = number - sum(each == name for each, _, _ in told)
+        if left_out and name not in wrong:
             why = f"{args.experiments} has no such experiment, or other settings now"
             print(f"atoll: {left_out} of {number} records of {name} are left out: {why}", file=sys.stderr)
     _print(out, report, as_json=args.json)
     return 1 if wrong else 0
 
 
-def _experiments(args: argparse.Namespace, recorded: Collection[str]) -> tuple[list[experiment.Experiment], bool]:
-    """Returns the experiments for the page, and whether the file of another one is wrong, which is said.
+def _experiments(args: argparse.Namespace, recorded: Collection[str] | None) -> tuple[list[Loaded], set[str]]:
+    """Returns the experiments for the page, and the names of those whose file is wrong, which is said.
 
-    Beside other records than our own, those of which there is no record are left out: they are somebody else's.
+    Args:
+        args: Of the command.
+        recorded: Of which there are records, if only they belong on the page: all of ours do on ours.
     """
+    if recorded is not None and not recorded:
+        raise ConfigError("records", str(args.records), "holds no records (*.jsonl): name the DIR of lab run --records")
     paths = sorted(args.experiments.glob("*.toml"))
     if not paths:
         raise ConfigError("experiments", str(args.experiments), "must be a directory with experiments (*.toml) in it")
-    if args.records.resolve() != RECORDS.resolve():
+    if recorded is not None:
         paths = [path for path in paths if path.stem in recorded]
         if not paths:
-            names = ", ".join(sorted(recorded)) or "none at all"
+            names = ", ".join(sorted(recorded))
             cure = f"has none of those that {args.records} has records of ({names}); name the directory of their files"
             raise ConfigError("experiments", str(args.experiments), cure)
-    loaded, wrong = [], False
+    loaded, wrong = [], set()
     for path in paths:
         try:
-            loaded.append(experiment.load(path))
+            loaded.append(load(path))
         except ConfigError as err:
-            wrong = True
+            wrong.add(path.stem)
             print(f"atoll: {path.stem} is left out: {err}", file=sys.stderr)
     if not loaded:
         raise ConfigError("experiments", str(args.experiments), "has no file that can be read: see above")

@@ -39,7 +39,8 @@ typed in by hand, and the same records give the same bytes. Only notes and reaso
 elsewhere, or of runs that led to an experiment. Every experiment names the command that runs it again, and where it
 differs from what was published.
 
-- Losses are held-out, of the global model, in nats per token. Lower is better.
+- Losses are held-out, of the global model, in nats per token (of a task of your own: what it evaluates). Lower is
+  better.
 - Two methods are compared seed by seed, as candidate / baseline - 1 of their losses; above 0 the candidate is worse.
   Figures are means over seeds with Student's 95 % interval. Both are judged on the same sequences: an interval speaks
   of other seeds with these sequences and at the chosen rates, neither of the luck of choosing a rate nor of other

@@ -228,11 +228,14 @@ def _why(status: int, log: Path) -> str:
     """Says how a run ended that brought no record."""
     if status < 0:
         return f"killed by {signal.Signals(-status).name}, by hand or for want of memory"
+    lines = [line for line in last_lines(log, 60).splitlines() if line.strip(" ^~")]
+    # Of a traceback what matters: where, and what.
+    begins = max((i for i, line in enumerate(lines) if line.startswith("  File ")), default=max(0, len(lines) - 3))
     try:
         silent = log.stat().st_size == 0
     except OSError:
         silent = True
-    return f"failed with status {status}: {'it said nothing' if silent else last_lines(log, 3)}"
+    return f"failed with status {status}: {'it said nothing' if silent else ' / '.join(map(str.strip, lines[begins:]))}"
 
 
 def _environment(accelerator: bool) -> dict[str, str]:

@@ -10,16 +10,17 @@ import sys
 import sysconfig
 import time
 from collections.abc import Callable, Iterable, Mapping
-from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from broker.errors import ConfigError
 from broker.messages import Reason
-from islands.task import Params, Task, load_task
+from islands.task import Params, Task, held_out_loss, load_task, task_function
 from islands.tree import flatten
 from ops import cli
 from ops.lab import decoupled, lockstep
@@ -34,6 +35,10 @@ FAR_ABOVE = 1.5
 #: Blocks of neighbouring held-out sequences whose losses a record keeps. Which of them count as independent, who reads
 #: them decides: a long file is several blocks.
 BLOCKS = 32
+
+_PACKAGES = [Path(__file__).resolve().parents[2] / name for name in ("broker", "islands", "aggregator", "ops")]
+_STANDARD_LIBRARY = {Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")}
+_INSTALLED = {"site-packages", "dist-packages"}
 
 
 def run_cell(
@@ -62,14 +67,14 @@ def run_cell(
     """
     began_s, code = time.perf_counter(), _code()  # at the beginning: a checkout may be edited while this trains
     task = load_task(cell.task, _options(cell, cell.held_out_sequences))
-    task_code = _task_code()
+    task_code = _task_code(sys.modules)
     quick = load_task(cell.task, _options(cell, cell.curve_sequences))
     points = 0
 
     def judge(params: Params) -> float:
         nonlocal points
         points += 1
-        loss = quick.evaluate(params)
+        loss = held_out_loss(quick, params)
         watch(Progress(points=points, of=cell.evaluations, loss=loss))
         return loss
 
@@ -80,7 +85,7 @@ def run_cell(
     )
     loss, losses = _judged(task, outcome.params)
     # On the same sequences as the points before it: the loss of the record is of more.
-    last = (float(outcome.tokens), round(outcome.virtual_s, 3), quick.evaluate(outcome.params))
+    last = (float(outcome.tokens), round(outcome.virtual_s, 3), held_out_loss(quick, outcome.params))
     return Record(
         experiment=experiment,
         stage=stage,
@@ -111,7 +116,7 @@ def run_cell(
         autocorrelation=outcome.autocorrelation,
         settings=resolved(cell) | {"seed": seed},
         code=code,
-        task_code=task_code,
+        task_code=_task_code(sys.modules) | task_code,  # and what was imported on the way
         corpus=task.corpus,
         build=_build(),
     )
@@ -124,14 +129,16 @@ def diverged(outcome: Outcome, loss: float) -> bool:
     training would have ended it.
     """
     first = outcome.curve[0].loss if outcome.curve else math.inf
-    return not math.isfinite(loss) or loss > FAR_ABOVE * first or outcome.wasted.get(str(Reason.NOT_FINITE), 0) > 0
+    return not math.isfinite(loss) or loss > FAR_ABOVE * first > 0 or outcome.wasted.get(str(Reason.NOT_FINITE), 0) > 0
 
 
 def _judged(task: Task, params: Params) -> tuple[float, npt.NDArray[np.float64]]:
     """Returns the held-out loss, and those of single sequences; none of these if the task does not tell."""
     if task.losses is None:
-        return task.evaluate(params), np.empty(0)
+        return held_out_loss(task, params), np.empty(0)
     losses = np.asarray(task.losses(params), np.float64)
+    if losses.ndim != 1 or not losses.size:
+        raise ConfigError("task.losses", losses.shape, "returned this shape: it must be one loss for each sequence")
     return float(losses.mean()), losses
 
 
@@ -145,11 +152,7 @@ def _blocks(losses: npt.NDArray[np.float64]) -> tuple[float, ...]:
 def _options(cell: CellSettings, sequences: int) -> dict[str, Any]:
     """Returns the task's options; a task that can be told how much to hold out is."""
     options = dict(cell.options)
-    module, _, function = cell.task.partition(":")
-    try:
-        known = inspect.signature(getattr(import_module(module), function)).parameters
-    except (ImportError, AttributeError, TypeError):
-        return options  # load_task says it better
+    known = inspect.signature(task_function(cell.task)).parameters
     if "held_out_tokens" in known and "context" in known and "held_out_tokens" not in options:
         context = options.get("context", known["context"].default)
         options["held_out_tokens"] = sequences * int(context)
@@ -164,20 +167,24 @@ def _together(params: Params) -> int:
     return 64 if on_device and jax.default_backend() != "cpu" else 1
 
 
-_PACKAGES = [Path(__file__).resolve().parents[2] / name for name in ("broker", "islands", "aggregator", "ops")]
-
-
 def _code() -> str:
     """Returns the version with a digest of our sources: what a checkout was when it made a record."""
     return f"{cli.version()} {_digest(path for package in _PACKAGES for path in sorted(package.rglob('*.py')))}"
 
 
-def _task_code() -> str:
-    """Returns a digest of the imported modules that are neither ours nor installed: those of the user's own task."""
-    elsewhere = [*_PACKAGES, *(Path(path).resolve() for path in sysconfig.get_paths().values())]
-    files = {Path(file).resolve() for each in list(sys.modules.values()) if (file := getattr(each, "__file__", None))}
-    own = sorted(path for path in files if path.suffix == ".py" and not any(map(path.is_relative_to, elsewhere)))
-    return _digest(own) if own else ""
+def _task_code(modules: Mapping[str, ModuleType]) -> dict[str, str]:
+    """Returns module -> digest, of those that are neither ours nor installed: the user's own."""
+    found = {}
+    for name, module in list(modules.items()):
+        path = Path(getattr(module, "__file__", None) or "")
+        if path.suffix == ".py" and path.is_file() and not _is_installed(path) and not _is_installed(path.resolve()):
+            found[name] = _digest([path])
+    return dict(sorted(found.items()))
+
+
+def _is_installed(path: Path) -> bool:
+    inside = (*_PACKAGES, *_STANDARD_LIBRARY)
+    return not _INSTALLED.isdisjoint(path.parts) or any(map(path.is_relative_to, inside))
 
 
 def _digest(files: Iterable[Path]) -> str:

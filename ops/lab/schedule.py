@@ -15,7 +15,7 @@ from broker.errors import ConfigError
 from ops.lab.cells import Cell, CellKey, cell_key
 from ops.lab.comparisons import findings
 from ops.lab.experiment import Experiment
-from ops.lab.records import Record, Stage, newest
+from ops.lab.records import Record, Stage, newest, of_newest_code
 from ops.lab.settings import CellSettings, key_of
 from ops.lab.statistics import seeds_needed
 from ops.lab.tuning import Attempt, Search, Tune, Tuning, search
@@ -72,7 +72,7 @@ def agenda(experiment: Experiment, records: Sequence[Record]) -> Agenda:
         experiment: What is asked.
         records: Of this experiment, of any age: a record whose settings have changed since is not of these cells.
     """
-    done = {(record.stage, record.key): record for record in records}
+    done = {(record.stage, record.key): record for record in of_newest_code(records)}
     due, tuned = _tuning(experiment, done)
     waiting = 0
     by_seed: dict[int, list[Run]] = {}
@@ -112,7 +112,7 @@ def passed_over(experiment: Experiment, records: Iterable[Record]) -> tuple[Reco
 def _of_cells(experiment: Experiment, records: Iterable[Record]) -> Iterator[tuple[Record, bool]]:
     """Yields the newest record of every cell as it is now, and whether it is at the rate chosen for that."""
     tune = experiment.tune
-    records = newest(records)
+    records = newest(of_newest_code(records))
     _, tuned = _tuning(experiment, {(record.stage, record.key): record for record in records})
     for record in records:
         groups: set[CellKey] = set()
@@ -145,12 +145,18 @@ def _final(experiment: Experiment, fields: Cell, seed: int) -> Run:
 
 
 def left_out(kept: Sequence[Record], counting: Sequence[Record]) -> str:
-    """Says that some of the records that were made are of other settings than the file has now; empty if none is."""
-    others = len(newest(kept)) - len(counting)
-    if others <= 0:
-        return ""
-    have, do = ("s have", "do") if others > 1 else (" has", "does")
-    return f"{others} record{have} other settings than the file, and {do} not count"
+    """Says which of the records that were made do not count, and why; empty if all of them do."""
+    kept = newest(kept)
+    edited = len(kept) - len(of_newest_code(kept))
+    others = len(kept) - len(counting) - edited
+    reasons = ((edited, "an older form of the task"), (others, "other settings than the file"))
+    return "; ".join(_do_not_count(number, have) for number, have in reasons if number > 0)
+
+
+def _do_not_count(number: int, have: str) -> str:
+    return (
+        f"{number} records have {have}, and do not count" if number > 1 else f"1 record has {have}, and does not count"
+    )
 
 
 def _more_seeds(experiment: Experiment, records: Iterable[Record], tuned: Mapping[CellKey, float | None]) -> list[Run]:
@@ -232,7 +238,7 @@ def _search(
 
 def tunings(experiment: Experiment, records: Iterable[Record]) -> tuple[Tuning, ...]:
     """Returns how far tuning is, of every group of cells of which there is a tuning run."""
-    tune, records = experiment.tune, newest(records)
+    tune, records = experiment.tune, newest(of_newest_code(records))
     if tune is None:
         return ()
     done = {(record.stage, record.key): record for record in records}

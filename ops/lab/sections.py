@@ -155,8 +155,9 @@ def _own_programs() -> str:
         up_gbps, ratio = decoupled.up_gbps, dp.exact_gbps / decoupled.exact_gbps
         told.append(f"{decoupled.down_gbps:.3g} Gbit/s as {version_codec}, {ratio:.0f} times less than data-parallel")
     return (
-        f"Our own programs send a site's int4 pseudo-gradients up at {up_gbps:.3g} Gbit/s there, and versions, for which "
-        f"int4 is too coarse, come down: {' training does, or '.join(told)}. `plan` without `--assume paper` says so."
+        f"Our own programs send a site's int4 pseudo-gradients up at {up_gbps:.3g} Gbit/s there, and versions, for "
+        f"which int4 is too coarse, come down: {' training does, or '.join(told)}. `plan` without `--assume paper` "
+        "says so."
     )
 
 

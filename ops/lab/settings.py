@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
@@ -115,8 +116,8 @@ class CellSettings:
             raise ConfigError("quorum", self.quorum, f"must be 0 (all) to islands = {self.islands}")
         for name in ("step_times_s", "delays_s"):
             values = getattr(self, name)
-            if not values or min(values) <= 0:
-                raise ConfigError(name, values, "must hold at least one number above 0")
+            if not values or not all(0 < value < math.inf for value in values):
+                raise ConfigError(name, values, "must hold at least one number, and none that is not above 0")
         for name, form in _EVENT_FIELDS.items():
             for event in getattr(self, name):
                 if len(event) != form.count(",") + 1 or event[0] not in range(self.islands) or min(event) < 0:
@@ -135,6 +136,9 @@ class CellSettings:
         if decoupled_only and self.mode is not Mode.DECOUPLED:
             cure = "joins, crashes, outages and chips are for decoupled runs: the baselines would only stand still"
             raise ConfigError("mode", str(self.mode), cure)
+        if self.mode is Mode.DILOCO and self.sync_interval > self.steps:
+            cure = f"must be at most steps = {self.steps}, or nothing is merged before the end"
+            raise ConfigError("sync_interval", self.sync_interval, cure)
         if self.mode is Mode.DILOCO and self.fragments != 1:
             raise ConfigError("fragments", self.fragments, "must be 1 with mode = diloco: it merges the whole model")
         _ = self.aggregator  # checks its own relations

@@ -41,7 +41,7 @@ class Tune:
     seeds: int = 1
 
     def __post_init__(self) -> None:
-        numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in self.values)
+        numbers = all(isinstance(v, int | float) and not isinstance(v, bool) and math.isfinite(v) for v in self.values)
         if not numbers or len(self.values) < 2 or list(self.values) != sorted(set(self.values)):
             raise ConfigError("tune.values", self.values, "must be two or more growing numbers")
         if not self.rungs or list(self.rungs) != sorted(set(self.rungs)) or not self.rungs[0] > 0 or self.rungs[-1] > 1:

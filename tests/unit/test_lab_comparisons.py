@@ -53,7 +53,7 @@ def test_a_comparison_is_read_as_it_stands_in_the_file():
 def test_a_wrong_comparison_is_refused_with_field_and_cure(change, field, cure):
     with pytest.raises(ConfigError) as refused:
         comparison_of(CLAIM | change)
-    assert refused.value.field == field
+    assert refused.value.field in (f"compare.{field}", field)
     assert cure in refused.value.cure
 
 
@@ -200,18 +200,21 @@ def test_two_runs_for_one_seed_are_not_chosen_from():
     assert "candidate with the same seed differ in task.learning_rate" in found.reason
 
 
-@pytest.mark.parametrize(
-    ("of", "what"), [("corpus", "saw the same text"), ("task_code", "ran the same code of the task")]
-)
-def test_runs_of_different_texts_or_tasks_are_neither_compared_nor_pooled(of, what):
-    found = only(CLAIM, [replace(each, **{of: each.cell["mode"]}) for each in pairs(0.0)])
-    assert (found.verdict, found.reason) == (Verdict.INCONCLUSIVE, f"candidate and baseline have not {what}")
-    # Both runs of a pair have it, but it was another one when the second pair was run.
-    found = only(CLAIM, [replace(each, **{of: f"of {each.seed % 2}"}) for each in pairs(0.0)])
-    assert (found.verdict, found.reason) == (
-        Verdict.INCONCLUSIVE,
-        f"not all seeds {what}: remove the records of one",
-    )
+def test_runs_on_different_texts_are_neither_compared_nor_pooled():
+    found = only(CLAIM, [replace(each, corpus=each.cell["mode"]) for each in pairs(0.0)])
+    assert (found.verdict, found.reason) == (Verdict.INCONCLUSIVE, "candidate and baseline saw different texts")
+    # Both runs of a pair saw the same, but it was another one when the second pair was run.
+    found = only(CLAIM, [replace(each, corpus=f"text {each.seed % 2}") for each in pairs(0.0)])
+    assert found.verdict is Verdict.INCONCLUSIVE
+    assert found.reason == "not all seeds saw the same text: remove the records of one"
+
+
+@pytest.mark.parametrize("loss", [0.0, -2.0])
+def test_a_loss_that_is_not_above_0_is_part_of_no_ratio(loss):
+    rows = pairs(0.0)
+    found = only(CLAIM, [replace(rows[0], loss=loss), *rows[1:]])
+    assert (found.verdict, found.settled) == (Verdict.INCONCLUSIVE, True)
+    assert "cannot be part of a ratio" in found.reason
 
 
 def test_a_diverged_candidate_fails_and_a_diverged_baseline_is_left_out():

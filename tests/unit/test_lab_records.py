@@ -182,7 +182,7 @@ def test_parsing_nothing_gives_nothing():
 
 def test_of_runs_with_the_same_key_the_last_one_counts():
     old, new, tuned = record(3.0), record(2.9), record(3.1, stage="tune")
-    assert newest([old, tuned, record(seed=1), new]) == (new, tuned, record(seed=1))
+    assert newest([old, tuned, record(seed=1), new]) == (tuned, record(seed=1), new)
 
 
 def test_every_field_of_a_record_is_described():

@@ -41,7 +41,7 @@ def place(tmp_path, monkeypatch):
     (tmp_path / "lab" / "parity.toml").write_text("")
     for each in whole_experiment():
         archive.append(tmp_path / "records", each)
-    monkeypatch.setattr(report.experiment, "load", lambda path: experiment(name=path.stem))
+    monkeypatch.setattr(report, "load", lambda path: experiment(name=path.stem))
     monkeypatch.setattr(report, "sections", tuple)  # of simulate and plan, which take seconds
     monkeypatch.setattr(report, "current", lambda _, records: [each for each in records if each.code != "old"])
     monkeypatch.setattr(report, "passed_over", lambda _, records: [])
@@ -161,6 +161,11 @@ def test_records_of_which_no_experiment_is_there_name_theirs(place):
         report.run(arguments(place))
 
 
+def test_a_directory_without_records_is_refused_and_not_that_of_the_experiments(place):
+    with pytest.raises(ConfigError, match=r"records = .* holds no records"):
+        report.run(arguments(place, "--records", str(place / "reccords")))
+
+
 def test_an_experiment_that_cannot_be_read_is_named_and_the_others_are_reported(place, monkeypatch, capsys):
     def load(path):
         if path.stem == "broken":
@@ -169,9 +174,11 @@ def test_an_experiment_that_cannot_be_read_is_named_and_the_others_are_reported(
 
     (place / "lab" / "broken.toml").write_text("")
     archive.append(place / "records", record(experiment="broken"))
-    monkeypatch.setattr(report.experiment, "load", load)
+    monkeypatch.setattr(report, "load", load)
     assert report.run(arguments(place)) == 1
-    assert "broken is left out: broken.toml: steps = 0: must be at least 1" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "broken is left out: broken.toml: steps = 0: must be at least 1" in said
+    assert "records of broken" not in said, "which would be another reason"
     assert "# parity" in (place / "docs" / "results.md").read_text()
     (place / "lab" / "parity.toml").unlink()
     with pytest.raises(ConfigError, match="has no file that can be read"):

@@ -5,6 +5,11 @@ import math
 import sys
 from dataclasses import replace
 
+import numpy as np
+import pytest
+
+from broker.errors import ConfigError
+from islands.task import load_task
 from ops.lab import running
 from ops.lab.outcome import Outcome, Point
 from ops.lab.running import FAR_ABOVE, diverged
@@ -33,14 +38,33 @@ def test_a_run_whose_islands_trained_what_is_not_finite_has_diverged_though_its_
 
 
 def test_the_code_of_a_task_is_what_it_imports_that_is_neither_ours_nor_installed(tmp_path, monkeypatch):
-    imported = {"math": math, "ops.lab.running": running, "importlib": importlib}
-    monkeypatch.setattr(sys, "modules", dict(imported))
-    assert running._task_code() == ""
+    installed = {name: sys.modules[name] for name in ("math", "json", "numpy", "pytest", "ops.lab.running")}
+    assert running._task_code(installed) == {}
     (tmp_path / "own_task_of_a_test.py").write_text("import own_model_of_a_test")
     (tmp_path / "own_model_of_a_test.py").write_text("LAYERS = 2")
     monkeypatch.syspath_prepend(tmp_path)
     importlib.import_module("own_task_of_a_test")
-    first = running._task_code()
-    assert first
+    imported = {name: sys.modules[name] for name in ("own_model_of_a_test", "own_task_of_a_test")}
+    first = running._task_code(installed | imported)
+    assert list(first) == ["own_model_of_a_test", "own_task_of_a_test"]
     (tmp_path / "own_model_of_a_test.py").write_text("LAYERS = 3")
-    assert running._task_code() not in ("", first), "what it imports is a part of it"
+    second = running._task_code(installed | imported)
+    assert {name for name in first if first[name] != second[name]} == {"own_model_of_a_test"}
+    elsewhere = tmp_path / "lib" / "python3" / "dist-packages"
+    elsewhere.mkdir(parents=True)
+    (elsewhere / "package_of_a_test.py").write_text("")
+    monkeypatch.syspath_prepend(elsewhere)
+    assert running._task_code({"package_of_a_test": importlib.import_module("package_of_a_test")}) == {}
+
+
+def test_a_loss_that_begins_at_or_below_0_says_nothing_of_divergence():
+    below = replace(SOUND, curve=[Point(0, 0.0, -5.0)])
+    assert not diverged(below, -4.9)
+    assert not diverged(below, -6.0)
+
+
+@pytest.mark.parametrize("shape", [(0,), (4, 4), ()])
+def test_losses_are_one_for_each_sequence(shape):
+    task = load_task("examples.numpy_task:task", {})
+    with pytest.raises(ConfigError, match="one loss for each sequence"):
+        running._judged(replace(task, losses=lambda params: np.ones(shape)), {})

@@ -8,8 +8,8 @@ import pytest
 
 from broker.errors import ConfigError
 from ops.lab.experiment import load
-from ops.lab.records import Record, Stage
-from ops.lab.schedule import agenda, current, estimate_s, passed_over, tunings
+from ops.lab.records import Record, Stage, newest
+from ops.lab.schedule import agenda, current, estimate_s, left_out, passed_over, tunings
 from ops.lab.settings import Mode, cell_settings, key_of, resolved
 
 PLAIN = """
@@ -23,7 +23,7 @@ islands = 2
 [run.task]
 model = "tiny"
 
-[grid]
+[[grid]]
 mode = ["decoupled", "diloco"]
 
 [[compare]]
@@ -32,12 +32,12 @@ candidate = { mode = "decoupled" }
 baseline = { mode = "diloco" }
 margin = 0.01
 kind = "not-worse"
-ignore = ["task.learning_rate"]
 """
 
 TUNED = (
     PLAIN
     + """
+ignore = ["task.learning_rate"]
 [tune]
 name = "task.learning_rate"
 values = [0.001, 0.002, 0.004]
@@ -46,6 +46,14 @@ rungs = [0.25, 1.0]
 keep = 2
 """
 )
+
+
+#: Of another grid than the other side of the claim.
+LOPSIDED = """mode = ["decoupled"]
+islands = [2, 4]
+[[grid]]
+mode = ["diloco"]
+islands = [8]"""
 
 
 @pytest.fixture
@@ -216,7 +224,7 @@ def test_no_seed_is_added_where_more_of_them_change_nothing(write, change):
 
 
 def test_cells_of_the_same_settings_are_run_once_and_both_served(write):
-    text = PLAIN.replace("[grid]\n", "[grid]\nfragments = [1, 2]\n").replace("max_seeds = 4", "max_seeds = 2")
+    text = PLAIN.replace("[[grid]]\n", "[[grid]]\nfragments = [1, 2]\n").replace("max_seeds = 4", "max_seeds = 2")
     experiment = write(text)
     order, records = play(experiment, lambda run: 1.0)
     assert len(order) == 6  # synchronous DiLoCo has one fragment, whatever the grid says
@@ -369,6 +377,22 @@ def test_records_of_other_settings_are_not_of_this_experiment(write):
     assert current(experiment, [replace(first, cell={"rule": "gone"})]) == (first,)
 
 
+def test_an_edited_task_asks_anew_tuning_included(write):
+    experiment = write(TUNED)
+    _, records = play(experiment, lambda run: 1 + abs(run.fields["task.learning_rate"] - 0.002))
+    old = [replace(each, task_code={"mine": "old", "shared": "same"}) for each in records]
+    assert not agenda(experiment, old).due
+    edited = [*old, replace(old[0], task_code={"mine": "new", "shared": "same"})]
+    left = agenda(experiment, edited)
+    assert {run.stage for run in left.due} == {Stage.TUNE}
+    assert len(current(experiment, edited)) == 1
+    assert current(experiment, newest(edited)) == current(experiment, edited)
+    told = left_out(edited, current(experiment, edited))
+    assert told == f"{len(old) - 1} records have an older form of the task, and do not count"
+    other = [*old, replace(old[0], task_code={"another": "new"}), replace(old[1], task_code={})]
+    assert not agenda(experiment, other).due, "another module is no other form of this one"
+
+
 def test_the_time_of_a_run_is_estimated_from_what_an_inner_step_took_before(write):
     experiment = write(PLAIN)
     due = agenda(experiment, []).due
@@ -429,16 +453,28 @@ def test_the_time_of_a_run_is_estimated_from_what_an_inner_step_took_before(writ
             "compare.baseline",
             "no cell that candidate leaves",
         ),
-        (PLAIN.replace('ignore = ["task.learning_rate"]', 'by = ["mdoe"]'), "compare.by = 'mdoe'", "mean mode"),
-        (PLAIN.replace("task.learning_rate", "task.learning_rat"), "compare.ignore", "mean task.learning_rate"),
-        (PLAIN.replace("task.learning_rate", "outer_momentun"), "compare.ignore", "mean outer_momentum"),
+        (PLAIN + 'by = ["mdoe"]', "compare.by = 'mdoe'", "mean mode"),
+        (
+            TUNED.replace('ignore = ["task.learning_rate', 'ignore = ["task.rate'),
+            "compare.ignore",
+            "mean task.learning_",
+        ),
+        (PLAIN + 'ignore = ["options"]', "compare.ignore", "neither an axis of the grid nor tuned"),
+        (TUNED.replace('ignore = ["task.learning_rate"]', ""), "compare.ignore", "must name task.learning_rate"),
         (PLAIN.replace('kind = "not-worse"', ""), "kind", r"needed in \[compare\]: one of .*not-worse"),
         (PLAIN + PLAIN[PLAIN.index("[[compare]]") :], "compare.claim", "twice"),
         (PLAIN.replace("seeds = 2\nmax_seeds = 4", "seeds = 1\nmax_seeds = 1"), "max_seeds", "one seed decides"),
         (PLAIN + "[variants.rule]\na = { keep = 0.0 }", "variants = 'rule'", "there are mode"),
         ('question = "q"\n[variants.rule]\na = { keep = 0.0 }', "variants = 'rule'", "which has none"),
-        ('question = "q"\n[run]\nsteps = 23', "sync_interval = 24", "at most steps = 23"),
-        ('question = "q"\n[run]\nislands = 2\nstep_times_s = [1.0, 2.0, 4.0]', "step_times_s", "islands = 2"),
+        ('question = "q"\n[run]\nmode = "diloco"\nsteps = 23', "sync_interval = 24", "at most steps = 23"),
+        (TUNED.replace("steps = 100", "steps = 90"), "sync_interval = 24", "at most steps = 23.*rung of 0.25"),
+        ('question = "q"\n[run]\nislands = 2\nstep_times_s = [1.0, 2.0, 4.0]', "step_times_s", "more than 2 islands"),
+        ('question = "q"\n[run]\nstep_times_s = [1.0, inf]', "step_times_s", "not above 0"),
+        (PLAIN.replace("seeds = 2", "seeds = 1") + "seeds = 1", "compare.seeds", "one seed decides nothing"),
+        (TUNED.replace("0.004]", "nan]"), "tune.values", "growing numbers"),
+        (PLAIN.replace('mode = ["decoupled", "diloco"]', LOPSIDED), "compare.baseline", "no cell to compare with for"),
+        (PLAIN.replace("mode = [", "keep = [0.0, 1.0]\nmode = [") + 'ignore = ["keep"]', "compare.baseline", "several"),
+        ('question = "q"\n[run]\ntask = "a:b"\n[run.task]\nbatch = 8', "experiment", r"below \[\[compare\]\]"),
         ('question = "q"\n[run.task]\nmodle = "tiny"', "task.modle", "mean model"),
         (
             PLAIN + '[tune]\nname="outer_momentum"\nvalues=[0.5, 1.5]\nby=["mode"]',
