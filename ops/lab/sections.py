@@ -10,6 +10,7 @@ from ops.goodput import command as goodput
 from ops.goodput.fleet import FailureModel, Fleet, Mode
 from ops.goodput.published import CHIPS, TABLE_1
 from ops.goodput.simulation import expected_goodput
+from ops.lab import untested
 from ops.lab.canvas import colour, drawing, legend, style_of, svg
 from ops.lab.markdown import table
 from ops.lab.results import Section
@@ -47,6 +48,7 @@ def sections() -> tuple[Section, ...]:
             plots={"goodput.svg": _goodput_plot},
         ),
         Section(title="Bandwidth", body=_bandwidth, plots={"bandwidth.svg": _bandwidth_plot}),
+        untested.section(),
     )
 
 
