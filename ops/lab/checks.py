@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import sys
 from collections.abc import Iterable, Sequence
+from dataclasses import fields
+from importlib.machinery import PathFinder
 from typing import TYPE_CHECKING
 
 from broker.errors import ConfigError
 from broker.settings import nearest
 from islands.options import check_options, signature_in_source
 from ops.lab.cells import Cell, cell_key, contains, label, varying
-from ops.lab.claims import Comparison
-from ops.lab.comparisons import fits, groups, sides
+from ops.lab.claims import Comparison, Equal
+from ops.lab.comparisons import TOLERANCE, fits, groups, sides
 from ops.lab.settings import CellSettings
 
 if TYPE_CHECKING:
@@ -29,6 +32,7 @@ def check(experiment: Experiment) -> None:
     Raises:
         ConfigError: With the field, the value and the cure.
     """
+    _check_names(experiment)
     _check_axes(experiment)
     cells = [_check_cell(experiment, cell) for cell in experiment.cells()]
     _check_tasks(cells)
@@ -37,6 +41,22 @@ def check(experiment: Experiment) -> None:
         if comparison in experiment.comparisons[:number]:
             raise ConfigError("compare.claim", comparison.claim, "stands there twice: remove one of them")
         _check_claim(experiment, comparison)
+
+
+def _check_names(experiment: Experiment) -> None:
+    """Checks that whatever is set is a setting, where it stands."""
+    known = [each.name for each in fields(CellSettings) if each.name != "options"]
+    places: dict[str, Iterable[str]] = {"run": experiment.base}
+    places |= {"grid": [name for name in _axes(experiment) if name not in experiment.variants]}
+    for axis, values in experiment.variants.items():
+        places |= {f"variants.{axis}.{value!r}": names for value, names in values.items()}
+    if experiment.tune is not None:
+        places["tune.name"] = [experiment.tune.name]
+    for place, names in places.items():
+        for name in names:
+            if name not in known and not name.startswith("task."):
+                likely = nearest(name, [*known, f"task.{name}"])
+                raise ConfigError(place, name, f"is no setting; {likely}")
 
 
 def _axes(experiment: Experiment) -> list[str]:
@@ -82,6 +102,13 @@ def _check_cell(experiment: Experiment, cell: Cell) -> CellSettings:
 def _check_tasks(cells: Iterable[CellSettings]) -> None:
     """Holds options against the source of their task, where that tells."""
     search = [os.getcwd(), *sys.path]  # where runs look, too
+    for task in {each.task for each in cells}:
+        package = task.partition(":")[0].partition(".")[0]
+        if not re.fullmatch(r"[\w.]+:\w+", task):
+            raise ConfigError("task", task, "must read package.module:function, such as islands.language:task")
+        if PathFinder.find_spec(package, search) is None:
+            cure = f"there is no module {package}: check the name, and that PYTHONPATH holds the folder it is in"
+            raise ConfigError("task", task, cure)
     signatures = {task: signature_in_source(task, search=search) for task in {each.task for each in cells}}
     for each in cells:
         if (signature := signatures[each.task]) is not None:
@@ -139,6 +166,8 @@ def _check_pairs(experiment: Experiment, comparison: Comparison) -> None:
     candidates, baselines = sides(comparison, cells, cell_of=dict)
     for key, of_group in groups(comparison, candidates, cell_of=dict).items():
         group = dict(key)
+        baseline = next((cell for cell in baselines if fits(cell, group, comparison)), None)
+        _check_tokens(experiment, comparison, of_group[0], baseline)
         fitting = {cell_key(cell) for cell in baselines if fits(cell, group, comparison)}
         if len(fitting) == 1 and len({cell_key(cell) for cell in of_group}) == 1:
             continue
@@ -152,3 +181,20 @@ def _check_pairs(experiment: Experiment, comparison: Comparison) -> None:
             several = varying(dict(cell) for cell in (fitting if len(fitting) > 1 else map(cell_key, of_group)))
             cure = f"leaves several cells to compare for {where}, which differ in {', '.join(several)}: name a value"
         raise ConfigError("compare.baseline", dict(comparison.baseline), cure)
+
+
+def _check_tokens(experiment: Experiment, comparison: Comparison, candidate: Cell, baseline: Cell | None) -> None:
+    """Checks that the runs of a pair will have trained as much, where their steps are of the same size."""
+    if baseline is None or comparison.equal is not Equal.TOKENS:
+        return
+    tuned = {} if experiment.tune is None else {experiment.tune.name: experiment.tune.values[0]}
+    ours, theirs = (experiment.settings_of(dict(cell) | tuned) for cell in (candidate, baseline))
+    if (ours.task, ours.options) != (theirs.task, theirs.options) or ours.joins or theirs.joins:
+        return
+    steps, others = (each.steps * each.islands for each in (ours, theirs))
+    if abs(steps / others - 1) > TOLERANCE:
+        cure = (
+            f"compares {steps:,} steps of all islands with {others:,}, so there will be no verdict at equal tokens: "
+            'let variants set steps, or write equal = "time"'
+        )
+        raise ConfigError("compare.claim", comparison.claim, cure)

@@ -75,6 +75,8 @@ def run(args: argparse.Namespace) -> int:
     records = [record for each, mine in own for record in current(each, mine)]
     others = [record for each, mine in own for record in passed_over(each, mine)]
     out: Path = args.out or (PAGE if own_page else folder.with_name(f"{folder.name}-results.md"))
+    if not out.suffix or out.is_dir():
+        raise ConfigError("out", str(out), "must be a file such as results.md: its plots stand in a folder of its name")
     report = build(
         experiments,
         records,

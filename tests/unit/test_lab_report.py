@@ -166,6 +166,13 @@ def test_a_directory_without_records_is_refused_and_not_that_of_the_experiments(
         report.run(arguments(place, "--records", str(place / "reccords")))
 
 
+@pytest.mark.parametrize("out", ["page", "lab"])
+def test_a_page_is_a_file_with_plots_beside_it(place, out):
+    with pytest.raises(ConfigError, match="must be a file such as"):
+        report.run(arguments(place, "--out", str(place / out)))
+    assert not (place / "page").exists()
+
+
 def test_an_experiment_that_cannot_be_read_is_named_and_the_others_are_reported(place, monkeypatch, capsys):
     def load(path):
         if path.stem == "broken":

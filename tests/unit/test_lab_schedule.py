@@ -56,6 +56,13 @@ mode = ["diloco"]
 islands = [8]"""
 
 
+#: Of a fleet that trains twice as much.
+BIGGER = """mode = ["decoupled"]
+[[grid]]
+mode = ["diloco"]
+islands = [4]"""
+
+
 @pytest.fixture
 def write(tmp_path):
     def write(text):
@@ -474,6 +481,16 @@ def test_the_time_of_a_run_is_estimated_from_what_an_inner_step_took_before(writ
         (TUNED.replace("0.004]", "nan]"), "tune.values", "growing numbers"),
         (PLAIN.replace('mode = ["decoupled", "diloco"]', LOPSIDED), "compare.baseline", "no cell to compare with for"),
         (PLAIN.replace("mode = [", "keep = [0.0, 1.0]\nmode = [") + 'ignore = ["keep"]', "compare.baseline", "several"),
+        (PLAIN.replace("[[grid]]", "[[grid]]\nsync_intervall = [5]"), "grid = 'sync_intervall'", "mean sync_interval"),
+        (TUNED.replace('name = "task.', 'name = "'), "tune.name = 'learning_rate'", "mean task.learning_rate"),
+        ('question = "q"\n[grid]\nr = ["a"]\n[variants.r]\na = { kep = 0.0 }', "variants.r.'a' = 'kep'", "mean keep"),
+        ('question = "q"\n[run]\ntask = "nowhere_at_all:task"', "task = 'nowhere_at_all:task'", "no module nowhere_at"),
+        (
+            'question = "q"\n[run]\ntask = "examples.numpy_task"',
+            "task = 'examples.numpy_task'",
+            "package.module:function",
+        ),
+        (PLAIN.replace('mode = ["decoupled", "diloco"]', BIGGER), "compare.claim", "200 steps.*with 400.*equal = "),
         ('question = "q"\n[run]\ntask = "a:b"\n[run.task]\nbatch = 8', "experiment", r"below \[\[compare\]\]"),
         ('question = "q"\n[run.task]\nmodle = "tiny"', "task.modle", "mean model"),
         (
