@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import math
+import re
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -21,6 +22,9 @@ import numpy.typing as npt
 from broker.errors import ConfigError
 from islands.options import check_options
 from islands.shares import DataShare as DataShare  # where tasks look for it
+
+#: Of files that are not the task's own.
+_ELSEWHERE = re.compile(r"[/\\]((site|dist)-packages|importlib)[/\\]|^<frozen")
 
 #: Parameters, optimizer state and batches are the task's own; an island knows parameters as a tree of arrays.
 Params = Any
@@ -136,7 +140,7 @@ def held_out_loss(task: Task, params: Params) -> float:
     """
     loss: Any = task.evaluate(params)
     try:
-        return float(loss)
+        return float(np.asarray(loss).item())
     except (TypeError, ValueError) as err:
         raise ConfigError("task.evaluate", loss, "returned this: it must return the held-out loss, a number") from err
 
@@ -158,5 +162,8 @@ def _import(module_name: str, path: str) -> Any:
 
 def _broken(path: str, err: Exception) -> ConfigError:
     """The error of a task's own code, with the line it comes from: starting it again would not help."""
-    frame = traceback.extract_tb(err.__traceback__)[-1]
-    return ConfigError("task", path, f"{type(err).__name__}: {err} ({frame.filename}, line {frame.lineno})")
+    frames = traceback.extract_tb(err.__traceback__)
+    own = [each for each in frames if not _ELSEWHERE.search(each.filename) and each.filename != __file__]
+    where = own or ([] if isinstance(err, SyntaxError) else frames)  # rather the task's line than a library's
+    lines = "".join(f" ({each.filename}, line {each.lineno})" for each in where[-1:])
+    return ConfigError("task", path, f"{type(err).__name__}: {err}{lines}")

@@ -21,7 +21,7 @@ from islands.corpus import load_corpus
 from islands.data import Windows, evenly
 from islands.evaluate import evaluate_file, place
 from islands.partition import tensor_specs
-from islands.task import DataShare, Schedule, Task, load_task
+from islands.task import DataShare, Schedule, Task, held_out_loss, load_task
 from islands.tree import flatten
 from ops.lab.merging import kinds_of
 from ops.lab.settings import MergeRule
@@ -353,3 +353,18 @@ def test_a_task_whose_own_code_fails_is_named_with_the_line(tmp_path, monkeypatc
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ConfigError, match=r"NameError: name 'jax_taks' is not defined \(.*broken_task.py, line 2\)"):
         load_task("broken_task:task", {})
+    (tmp_path / "task_without_file.py").write_text("import numpy\nnumpy.load('none.npy')\n")
+    with pytest.raises(ConfigError, match=r"FileNotFoundError: .*none.npy' \(.*task_without_file.py, line 2\)"):
+        load_task("task_without_file:task", {})
+    (tmp_path / "misspelt_task.py").write_text("def task()\n")
+    with pytest.raises(ConfigError, match=r"SyntaxError: .*\(misspelt_task.py, line 1\)$"):
+        load_task("misspelt_task:task", {})
+
+
+@pytest.mark.parametrize("loss", [np.float32(1.5), np.ones(1) * 1.5, 1.5])
+def test_a_held_out_loss_is_a_plain_number_whatever_it_comes_in(loss):
+    task = dataclasses.replace(load_task("examples.numpy_task:task", {}), evaluate=lambda params: loss)
+    assert type(held_out_loss(task, {})) is float
+    assert held_out_loss(task, {}) == 1.5
+    with pytest.raises(ConfigError, match="task.evaluate = None: .*a number"):
+        held_out_loss(dataclasses.replace(task, evaluate=lambda params: None), {})
