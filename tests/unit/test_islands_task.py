@@ -366,5 +366,5 @@ def test_a_held_out_loss_is_a_plain_number_whatever_it_comes_in(loss):
     task = dataclasses.replace(load_task("examples.numpy_task:task", {}), evaluate=lambda params: loss)
     assert type(held_out_loss(task, {})) is float
     assert held_out_loss(task, {}) == 1.5
-    with pytest.raises(ConfigError, match="task.evaluate = None: .*a number"):
+    with pytest.raises(ConfigError, match=r"task\.evaluate = None: .*a number"):
         held_out_loss(dataclasses.replace(task, evaluate=lambda params: None), {})
