@@ -264,18 +264,29 @@ def plan(fleet: Fleet, mode: Mode) -> FleetPlan:
     Raises:
         ConfigError: It cannot work, with what would be possible.
     """
-    chosen = forecast(fleet, mode)
+    chosen, choice = _planned(fleet, mode)
     memory = memory_of(fleet, chosen)
     others: dict[Mode, Forecast | str] = {}
     for other in Mode:
         if other is not mode:
             try:
-                others[other] = forecast(fleet, other)
+                # Baselines on a link that is too narrow wait, and are told how long; decoupled islands would be told
+                # to do without anything that anybody hears.
+                others[other] = _planned(fleet, other)[0] if other is Mode.DECOUPLED else forecast(fleet, other)
             except ConfigError as err:
                 others[other] = err.cure
-    gbps = chosen.link_gbps
-    choice = None if gbps is None or mode is Mode.DP else _choice(fleet, mode, gbps)
     return FleetPlan(chosen=chosen, alternatives=others, memory=memory, choice=choice)
+
+
+def _planned(fleet: Fleet, mode: Mode) -> tuple[Forecast, Choice | None]:
+    """Returns what a mode comes to, and what to choose for it where links are known and it has something to choose.
+
+    Raises:
+        ConfigError: No settings fit the links, whether the mode is asked about or stands beside it.
+    """
+    found = forecast(fleet, mode)
+    gbps = found.link_gbps
+    return found, None if gbps is None or mode is Mode.DP else _choice(fleet, mode, gbps)
 
 
 def _choice(fleet: Fleet, mode: Mode, narrowest_gbps: float) -> Choice | None:

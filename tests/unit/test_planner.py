@@ -610,3 +610,15 @@ def test_whatever_is_asked_gets_finite_figures_or_a_refusal(parameters, sites, i
         one_after_the_other = (found.round_s / shared["step_s"] + 2) / found.sync_interval_steps
         assert found.staleness <= max(1, one_after_the_other, *(each.age for each in found.arrivals))
         assert found.rounds_open <= fragments + 1e-6
+
+
+def test_decoupled_islands_beside_another_mode_are_refused_where_they_are_when_asked_about():
+    """Baselines wait on a link that is too narrow, and are told how long; decoupled ones would compute, unheard."""
+    narrow = fleet(parameters=5 * 10**9, sites=8, step_s=1.0, gbps=0.01)
+    with pytest.raises(ConfigError) as refused:
+        plan(narrow, Mode.DECOUPLED)
+    beside = plan(narrow, Mode.DP).alternatives
+    assert beside[Mode.DECOUPLED] == refused.value.cure
+    diloco = beside[Mode.DILOCO]
+    assert not isinstance(diloco, str)
+    assert diloco.utilisation < 0.01
