@@ -21,6 +21,24 @@ _DEFINITIONS: Final = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _NAMED: Final = (Parameter.KEYWORD_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 
 
+def module_and_function(path: str) -> tuple[str, str]:
+    """Returns the two halves of ``package.module:function``.
+
+    Raises:
+        ConfigError: It does not read so.
+    """
+    module_name, colon, function_name = path.partition(":")
+    if not (module_name and colon and function_name):
+        raise ConfigError("task", path, "must read package.module:function, such as islands.language:task")
+    return module_name, function_name
+
+
+def no_module(path: str, missing: str) -> ConfigError:
+    """The error of a task whose module is not where modules are looked for."""
+    cure = f"there is no module {missing}: check the name, and that PYTHONPATH holds the folder it is in"
+    return ConfigError("task", path, cure)
+
+
 def check_options(path: str, signature: Signature, options: Mapping[str, Any]) -> None:
     """Holds options against the function that they are for.
 
@@ -55,8 +73,11 @@ def signature_in_source(path: str, *, search: list[str] | None = None) -> Signat
     Returns:
         None if the source does not tell: the module is not there or is not Python source, or the function is not
         defined exactly once, plainly and undecorated, at the top of it. Loading the task will tell.
+
+    Raises:
+        ConfigError: The path names no function, whatever is there.
     """
-    module_name, _, function_name = path.partition(":")
+    module_name, function_name = module_and_function(path)
     spec = _find(module_name, search)
     if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
         return None

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from broker.errors import ConfigError
-from islands.options import check_options
+from islands.options import check_options, module_and_function, no_module
 from islands.shares import DataShare as DataShare  # where tasks look for it
 
 #: Of files that are not the task's own.
@@ -122,9 +122,7 @@ def task_function(path: str) -> Callable[..., Any]:
     Raises:
         ConfigError: If there is no such module or function, or importing it fails, with the line where.
     """
-    module_name, colon, function_name = path.partition(":")
-    if not (module_name and colon and function_name):
-        raise ConfigError("task", path, "must read package.module:function, such as islands.language:task")
+    module_name, function_name = module_and_function(path)
     function = getattr(_import(module_name, path), function_name, None)
     if not callable(function):
         cure = f"module {module_name} has no function {function_name}: name one that returns an islands.task.Task"
@@ -152,9 +150,8 @@ def _import(module_name: str, path: str) -> Any:
     except ModuleNotFoundError as err:
         missing = err.name or module_name
         if module_name == missing or module_name.startswith(missing + "."):
-            cure = f"there is no module {missing}: check the name, and that PYTHONPATH holds the folder it is in"
-        else:
-            cure = f"module {module_name} imports {missing}, which is not installed: pip install it, on every island"
+            raise no_module(path, missing) from err
+        cure = f"module {module_name} imports {missing}, which is not installed: pip install it, on every island"
         raise ConfigError("task", path, cure) from err
     except Exception as err:
         raise _broken(path, err) from err

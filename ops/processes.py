@@ -172,9 +172,13 @@ def stop_in_order(children: Sequence[Child], *, within_s: float) -> list[str]:
 def last_lines(log: Path, count: int = 10) -> str:
     """Returns the end of a log file, or says that there is none."""
     try:
-        with open(log, "rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - 64 * 1024))
-            lines = file.read().decode(errors="replace").splitlines()
+        return "\n".join(end_of(log)[-count:]) or f"({log} is empty)"
     except OSError as err:
         return f"({log}: {err.strerror})"
-    return "\n".join(lines[-count:]) or f"({log} is empty)"
+
+
+def end_of(log: Path) -> list[str]:
+    """Returns the lines of a log file's last 64 KiB."""
+    with open(log, "rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - 64 * 1024))
+        return file.read().decode(errors="replace").splitlines()

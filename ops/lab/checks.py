@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import os
-import re
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from broker.errors import ConfigError
 from broker.settings import nearest
-from islands.options import check_options, signature_in_source
+from islands.options import check_options, module_and_function, no_module, signature_in_source
 from ops.lab.cells import Cell, cell_key, contains, label, varying
 from ops.lab.claims import Comparison, Equal
 from ops.lab.comparisons import TOLERANCE, fits, groups, sides
@@ -102,14 +101,12 @@ def _check_cell(experiment: Experiment, cell: Cell) -> CellSettings:
 def _check_tasks(cells: Iterable[CellSettings]) -> None:
     """Holds options against the source of their task, where that tells."""
     search = [os.getcwd(), *sys.path]  # where runs look, too
+    signatures = {}
     for task in {each.task for each in cells}:
-        package = task.partition(":")[0].partition(".")[0]
-        if not re.fullmatch(r"[\w.]+:\w+", task):
-            raise ConfigError("task", task, "must read package.module:function, such as islands.language:task")
+        package = module_and_function(task)[0].partition(".")[0]
         if PathFinder.find_spec(package, search) is None:
-            cure = f"there is no module {package}: check the name, and that PYTHONPATH holds the folder it is in"
-            raise ConfigError("task", task, cure)
-    signatures = {task: signature_in_source(task, search=search) for task in {each.task for each in cells}}
+            raise no_module(task, package)
+        signatures[task] = signature_in_source(task, search=search)
     for each in cells:
         if (signature := signatures[each.task]) is not None:
             check_options(each.task, signature, each.options)

@@ -99,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
     for name, number in sorted(Counter(record.experiment for record in kept).items()):
         left_out = number - sum(each == name for each, _, _ in told)
         if left_out and name not in wrong:
-            why = f"{args.experiments} has no such experiment, or other settings now"
+            why = f"{args.experiments} has no such experiment, or other settings now, or its task was edited"
             print(f"atoll: {left_out} of {number} records of {name} are left out: {why}", file=sys.stderr)
     _print(out, report, as_json=args.json)
     return 1 if wrong else 0

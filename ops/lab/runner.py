@@ -11,6 +11,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -25,7 +26,7 @@ from ops.lab.records import Record, Stage, newest
 from ops.lab.schedule import Agenda, Run, agenda, current, estimate_s, left_out
 from ops.lab.settings import resolved
 from ops.numeric import compilation_cache, one_thread_environment
-from ops.processes import Child, ProcessSpec, last_lines, stop_in_order
+from ops.processes import Child, ProcessSpec, end_of, stop_in_order
 
 LOOK_EVERY_S = 0.5
 STOP_WITHIN_S = 3.0
@@ -228,14 +229,13 @@ def _why(status: int, log: Path) -> str:
     """Says how a run ended that brought no record."""
     if status < 0:
         return f"killed by {signal.Signals(-status).name}, by hand or for want of memory"
-    lines = [line for line in last_lines(log, 60).splitlines() if line.strip(" ^~")]
-    # Of a traceback what matters: where, and what.
-    begins = max((i for i, line in enumerate(lines) if line.startswith("  File ")), default=max(0, len(lines) - 3))
-    try:
-        silent = log.stat().st_size == 0
-    except OSError:
-        silent = True
-    return f"failed with status {status}: {'it said nothing' if silent else ' / '.join(map(str.strip, lines[begins:]))}"
+    with suppress(OSError):
+        # Of a traceback what matters: where, and what.
+        lines = [line for line in end_of(log) if line.strip(" ^~")]
+        begins = max((i for i, line in enumerate(lines) if line.startswith("  File ")), default=max(0, len(lines) - 3))
+        if lines:
+            return f"failed with status {status}: {' / '.join(map(str.strip, lines[begins:]))}"
+    return f"failed with status {status}: it said nothing"
 
 
 def _environment(accelerator: bool) -> dict[str, str]:

@@ -84,10 +84,16 @@ def test_what_a_function_binds_inside_does_not_count(read):
 
 
 def test_a_module_that_is_not_there_is_left_to_the_loading(tmp_path):
-    for path in ("no_such_package.module:task", "no_such_module:task", "math:task", "sys:task", "broker:task", ":task"):
+    for path in ("no_such_package.module:task", "no_such_module:task", "math:task", "sys:task", "broker:task"):
         assert signature_in_source(path) is None
     assert signature_in_source("os.path:task") is None
     assert signature_in_source("islands.language:no_such") is None
+
+
+@pytest.mark.parametrize("path", [":task", "islands.language", "islands.language:", ""])
+def test_what_names_no_function_is_refused(path):
+    with pytest.raises(ConfigError, match=r"must read package\.module:function"):
+        signature_in_source(path)
 
 
 def test_a_task_in_folders_that_are_no_packages_is_left_to_the_loading(tmp_path):

@@ -10,7 +10,7 @@ import pytest
 
 from broker.errors import ConfigError
 from islands.task import load_task
-from ops.lab import running
+from ops.lab import runner, running
 from ops.lab.outcome import Outcome, Point
 from ops.lab.running import FAR_ABOVE, diverged
 
@@ -40,6 +40,9 @@ def test_a_run_whose_islands_trained_what_is_not_finite_has_diverged_though_its_
 def test_the_code_of_a_task_is_what_it_imports_that_is_neither_ours_nor_installed(tmp_path, monkeypatch):
     installed = {name: sys.modules[name] for name in ("math", "json", "numpy", "pytest", "ops.lab.running")}
     assert running._task_code(installed) == {}
+    for name in ("own_task_of_a_test", "own_model_of_a_test", "installed_by_a_test"):
+        monkeypatch.setitem(sys.modules, name, None)  # so that it is gone after the test
+        del sys.modules[name]
     (tmp_path / "own_task_of_a_test.py").write_text("import own_model_of_a_test")
     (tmp_path / "own_model_of_a_test.py").write_text("LAYERS = 2")
     monkeypatch.syspath_prepend(tmp_path)
@@ -52,9 +55,9 @@ def test_the_code_of_a_task_is_what_it_imports_that_is_neither_ours_nor_installe
     assert {name for name in first if first[name] != second[name]} == {"own_model_of_a_test"}
     elsewhere = tmp_path / "lib" / "python3" / "dist-packages"
     elsewhere.mkdir(parents=True)
-    (elsewhere / "package_of_a_test.py").write_text("")
+    (elsewhere / "installed_by_a_test.py").write_text("")
     monkeypatch.syspath_prepend(elsewhere)
-    assert running._task_code({"package_of_a_test": importlib.import_module("package_of_a_test")}) == {}
+    assert running._task_code({"installed_by_a_test": importlib.import_module("installed_by_a_test")}) == {}
 
 
 def test_a_loss_that_begins_at_or_below_0_says_nothing_of_divergence():
@@ -68,3 +71,30 @@ def test_losses_are_one_for_each_sequence(shape):
     task = load_task("examples.numpy_task:task", {})
     with pytest.raises(ConfigError, match="one loss for each sequence"):
         running._judged(replace(task, losses=lambda params: np.ones(shape)), {})
+
+
+TRACEBACK = """noise
+Traceback (most recent call last):
+  File "/lab/worker.py", line 3, in <module>
+    run()
+  File "/mine/task.py", line 26, in train
+    raise RuntimeError("no data")
+    ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
+RuntimeError: no data
+"""
+
+
+@pytest.mark.parametrize(
+    ("log", "told"),
+    [
+        (TRACEBACK, 'File "/mine/task.py", line 26, in train / raise RuntimeError("no data") / RuntimeError: no data'),
+        ("a\nb\nc\nd\n", "b / c / d"),
+        ("", "it said nothing"),
+        (None, "it said nothing"),
+    ],
+)
+def test_a_run_that_failed_is_told_by_where_and_what(tmp_path, log, told):
+    if log is not None:
+        (tmp_path / "run.log").write_text(log)
+    assert runner._why(1, tmp_path / "run.log") == f"failed with status 1: {told}"
+    assert runner._why(-9, tmp_path / "run.log").startswith("killed by SIGKILL")
