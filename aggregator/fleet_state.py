@@ -57,8 +57,8 @@ class FleetStates:
             return ()
         if not 0 <= run.now_s - self._due_asked_at_s < run.config.heartbeat_interval_s / 20:
             self._due_asked_at_s = run.now_s
-            waits = {p: run.pacer.due_in_s(p, run.now_s) for p in run.moving if not run.fragments[p].undelivered}
-            self._due_in_s = {p: wait_s for p, wait_s in waits.items() if wait_s is not None}
+            delivered = [p for p in run.moving if not run.fragments[p].undelivered]
+            self._due_in_s = run.pacer.due_in_s(delivered, run.now_s)
         own_s = run.clock.step_time_s(member.island_id) or 0.0
         fleet_s = run.median_step_s
         horizon_s = 2 * max(own_s, fleet_s) + run.pacer.spacing_steps * fleet_s

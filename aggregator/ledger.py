@@ -46,6 +46,7 @@ class Ledger:
         self._lives: dict[str, dict[int, Life]] = {}
         self._past: dict[str, Past] = {}
         self._tallies = {p: Tally() for p in self._weights}
+        self._trained_tokens: int | None = 0  # of all lives; None: to be counted anew
         self._gaps = Reason.UNRECORDED  # why a fate may be unknown; after a new lineage, the store that was lost
 
     # --- writing ---------------------------------------------------------------------------------------------
@@ -68,8 +69,11 @@ class Ledger:
     def report(self, island_id: str, incarnation: int, step: int, tokens: int) -> None:
         """Takes note of an island's counters; they never go back."""
         life = self._lives[island_id][incarnation]
+        before = life.trained_tokens
         if step > life.last_step:
             life.last_step, life.last_tokens = step, max(tokens, life.last_tokens)
+        if self._trained_tokens is not None:
+            self._trained_tokens += life.trained_tokens - before
 
     def wait(self, island_id: str, incarnation: int, fragment_id: int, steps: StepRange) -> None:
         """Takes in a contribution that arrived."""
@@ -173,7 +177,9 @@ class Ledger:
 
     def trained_tokens(self) -> int:
         """Tokens trained by all lives, as last reported."""
-        return sum(self.trained(island_id)[1] for island_id in self._lives)
+        if self._trained_tokens is None:
+            self._trained_tokens = sum(self.trained(island_id)[1] for island_id in self._lives)
+        return self._trained_tokens
 
     def books(self, island_id: str | None = None) -> Books:
         """Returns the balance of one island, or of all."""
@@ -181,7 +187,8 @@ class Ledger:
         return balance(((self.past(name), self._lives[name].values()) for name in names), self._weights, self._gaps)
 
     def check(self) -> None:
-        """Raises AssertionError if any account holds more than its island trained."""
+        """Raises AssertionError if an account holds more than its island trained, or a sum is not that of its parts."""
+        assert self.trained_tokens() == sum(self.trained(island_id)[1] for island_id in self._lives)
         for island_id, lives in self._lives.items():
             past = self.past(island_id)
             for fragment_id in self._weights:
@@ -233,6 +240,7 @@ class Ledger:
 
     def _recall_past(self, island_id: str, row: list[int]) -> Past:
         """Takes sums over; lives that are in them are known by what became of their tokens alone."""
+        self._trained_tokens = None
         past = self._past.setdefault(island_id, Past())
         lives = self._lives.setdefault(island_id, {})
         upto, steps, tokens, at_step, at_tokens = row
@@ -258,6 +266,7 @@ class Ledger:
             past.take(lives.pop(incarnation))
 
     def _recall(self, island_id: str, incarnation: int, row: list[Any]) -> Life:
+        self._trained_tokens = None
         start_step, start_tokens, last_step, last_tokens, ended = row
         lives = self._lives.setdefault(island_id, {})
         life = lives.get(incarnation)

@@ -21,6 +21,26 @@ class Pace:
     reported_at_s: float
     advanced_at_s: float
     step_time_s: float | None
+    allowance_s: float  #: of silence: for so long it goes on being extrapolated, and counts as advancing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Moment:
+    """What is asked again and again at one moment, of every fragment: answered once.
+
+    Attributes:
+        now_s: Which moment.
+        advancing: The islands that count and whose counter grew lately, sorted.
+        step_times_s: Seconds per inner step of each of them.
+        steps: The inner step of each of them.
+        median_step_s: Upper median of their step times: the pace of the lower median island.
+    """
+
+    now_s: float
+    advancing: tuple[str, ...]
+    step_times_s: tuple[float, ...]
+    steps: tuple[float, ...]
+    median_step_s: float | None
 
 
 class StepClock:
@@ -35,19 +55,17 @@ class StepClock:
         self._heartbeat_interval_s = heartbeat_interval_s
         self._counts = counts or (lambda _: True)
         self._paces: dict[str, Pace] = {}
-        # One event asks the same of every fragment at one moment: answered once. (moment, who advances, their steps,
-        # their median step time)
-        self._answers: tuple[float, tuple[str, ...], dict[str, float], float | None] | None = None
+        self._moment: Moment | None = None
 
     def report(self, island_id: str, inner_step: int, now_s: float, step_time_s: float | None = None) -> None:
         """Takes note of a counter read off the island itself; older news than what is known is ignored."""
-        self._answers = None
+        self._moment = None
         pace = self._paces.get(island_id)
         if pace is None:
-            self._paces[island_id] = Pace(inner_step, now_s, now_s, step_time_s)
+            self._paces[island_id] = Pace(inner_step, now_s, now_s, step_time_s, self._allowance_s(step_time_s))
             return
         if step_time_s is not None:
-            pace.step_time_s = step_time_s
+            pace.step_time_s, pace.allowance_s = step_time_s, self._allowance_s(step_time_s)
         if inner_step > pace.inner_step:
             pace.inner_step, pace.reported_at_s, pace.advanced_at_s = inner_step, now_s, now_s
         elif inner_step == pace.inner_step:
@@ -56,26 +74,19 @@ class StepClock:
 
     def look_again(self) -> None:
         """Who counts may have changed: said before and after each event, so that it depends on events alone."""
-        self._answers = None
+        self._moment = None
 
     def forget(self, island_id: str) -> None:
         """Drops an island that left, died or starts anew."""
-        self._answers = None
+        self._moment = None
         self._paces.pop(island_id, None)
 
     def estimate(self, island_id: str, now_s: float) -> float:
         """Returns the island's inner step at ``now_s``; it never runs ahead of a report for long."""
-        known = self._answers_at(now_s)[2]
-        step = known.get(island_id)
-        if step is None:
-            step = known[island_id] = self._estimate(island_id, now_s)
-        return step
-
-    def _estimate(self, island_id: str, now_s: float) -> float:
         pace = self._paces[island_id]
         if not pace.step_time_s:
             return float(pace.inner_step)
-        elapsed_s = min(max(0.0, now_s - pace.reported_at_s), self._allowance_s(pace))
+        elapsed_s = min(max(0.0, now_s - pace.reported_at_s), pace.allowance_s)
         return pace.inner_step + elapsed_s / pace.step_time_s
 
     def step_time_s(self, island_id: str) -> float | None:
@@ -86,30 +97,36 @@ class StepClock:
     def heard_lately(self, now_s: float) -> tuple[str, ...]:
         """Returns all islands that advance, and those whose silence is hardly longer than that bears."""
         more_s = 2 * self._heartbeat_interval_s
-        return tuple(i for i, p in self._paces.items() if now_s - p.advanced_at_s <= self._allowance_s(p) + more_s)
+        return tuple(i for i, p in self._paces.items() if now_s - p.advanced_at_s <= p.allowance_s + more_s)
 
     def advancing(self, now_s: float) -> tuple[str, ...]:
         """Returns the islands that count and whose counter grew lately, sorted."""
-        return self._answers_at(now_s)[1]
+        return self.at(now_s).advancing
 
-    def _answers_at(self, now_s: float) -> tuple[float, tuple[str, ...], dict[str, float], float | None]:
-        if self._answers is None or self._answers[0] != now_s:
-            advancing = sorted(
-                i
+    def at(self, now_s: float) -> Moment:
+        """Returns what holds at ``now_s``; the same object until an island is heard of, or who counts may change."""
+        if self._moment is None or self._moment.now_s != now_s:
+            times_s = {
+                i: p.step_time_s
                 for i, p in self._paces.items()
-                if p.step_time_s and now_s - p.advanced_at_s <= self._allowance_s(p) and self._counts(i)
+                if p.step_time_s and now_s - p.advanced_at_s <= p.allowance_s and self._counts(i)
+            }
+            advancing = tuple(sorted(times_s))
+            self._moment = Moment(
+                now_s=now_s,
+                advancing=advancing,
+                step_times_s=tuple(times_s[i] for i in advancing),
+                steps=tuple(self.estimate(i, now_s) for i in advancing),
+                median_step_s=sorted(times_s.values())[len(times_s) // 2] if times_s else None,
             )
-            times = sorted(step_s for i in advancing if (step_s := self._paces[i].step_time_s))
-            median_s = times[len(times) // 2] if times else None
-            self._answers = now_s, tuple(advancing), {}, median_s
-        return self._answers
+        return self._moment
 
     def median_step_time_s(self, now_s: float) -> float | None:
         """Returns the upper median of the advancing islands' step times: the pace of the lower median island."""
-        return self._answers_at(now_s)[3]
+        return self.at(now_s).median_step_s
 
-    def _allowance_s(self, pace: Pace) -> float:
-        return max(3 * self._heartbeat_interval_s, 4 * (pace.step_time_s or 0.0))
+    def _allowance_s(self, step_time_s: float | None) -> float:
+        return max(3 * self._heartbeat_interval_s, 4 * (step_time_s or 0.0))
 
 
 class Pacer:
@@ -139,6 +156,9 @@ class Pacer:
         self._began: dict[int, dict[str, float]] = {p: {} for p in self._fragment_ids}
         # Fragment k is first due after (k + 1) * H / P steps: so much of an interval counts as done at the start.
         self._early: dict[int, float] = {}  # by how many steps a fragment's next round comes before its place
+        # What every island has run of the intervals at the moment that was asked about last.
+        self._moment: Moment | None = None
+        self._known: dict[int, list[float]] = {}
         self._head_start = {p: sync_interval_steps - (k + 1) * self._spacing for k, p in enumerate(every)}
 
     def resume(self, last_rounds: Mapping[int, int]) -> None:
@@ -167,15 +187,12 @@ class Pacer:
 
     def progress(self, fragment_id: int, now_s: float) -> float:
         """Returns the lower median of inner steps run since the fragment's last round; 0 while nobody advances."""
-        islands = self._clock.advancing(now_s)
-        if not islands:
-            return 0.0
-        steps = sorted(self._steps(fragment_id, island_id, now_s) for island_id in islands)
-        return steps[(len(steps) - 1) // 2]
+        return _lower_median(self._progress(fragment_id, self._clock.at(now_s)))
 
     def most_overdue(self, now_s: float, busy: frozenset[int]) -> int | None:
         """Returns the due fragment that waits longest, or None; ``busy`` ones are not considered."""
-        due = [(self.progress(p, now_s), -p) for p in self._fragment_ids if p not in busy]
+        moment = self._clock.at(now_s)
+        due = [(_lower_median(self._progress(p, moment)), -p) for p in self._fragment_ids if p not in busy]
         progress, negated = max(due, default=(0.0, 0))
         return -negated if due and progress >= self._interval else None
 
@@ -196,6 +213,7 @@ class Pacer:
         late -= self._early.pop(fragment_id, 0.0)
         before = self._began[fragment_id]
         began = self._began[fragment_id] = {}
+        self._known.pop(fragment_id, None)
         advancing = self._clock.advancing(now_s)
         for island_id in self._clock.heard_lately(now_s):
             if island_id in advancing or island_id not in before:
@@ -207,29 +225,51 @@ class Pacer:
         """Drops an island whose step counter starts anew."""
         for began in self._began.values():
             began.pop(island_id, None)
+        self._known.clear()
 
-    def due_in_s(self, fragment_id: int, now_s: float) -> float | None:
-        """Returns seconds until the fragment falls due at the current paces; None while nobody advances."""
-        waits: list[float] = []
-        for island_id in self._clock.advancing(now_s):
-            step_time_s = self._clock.step_time_s(island_id) or 0.0
-            waits.append((self._interval - self._steps(fragment_id, island_id, now_s)) * step_time_s)
-        if not waits:
-            return None
-        waits.sort()
+    def due_in_s(self, fragment_ids: Iterable[int], now_s: float) -> dict[int, float]:
+        """Returns seconds until each fragment falls due at the current paces; none of them while nobody advances."""
+        moment = self._clock.at(now_s)
+        if not moment.advancing:
+            return {}
+        interval, times_s = self._interval, moment.step_times_s
         # The lower median has H steps once all but (n - 1) // 2 islands have them.
-        return max(0.0, waits[len(waits) - 1 - (len(waits) - 1) // 2])
+        last = len(times_s) - 1 - (len(times_s) - 1) // 2
+        waits_s: dict[int, float] = {}
+        for p in fragment_ids:
+            islands = zip(self._progress(p, moment), times_s, strict=True)
+            waits_s[p] = max(0.0, sorted([(interval - steps) * time_s for steps, time_s in islands])[last])
+        return waits_s
 
-    def _steps(self, fragment_id: int, island_id: str, now_s: float) -> float:
+    def _progress(self, fragment_id: int, moment: Moment) -> list[float]:
+        """Returns the inner steps of each island that advances since the fragment's last round."""
+        if moment is not self._moment:
+            self._moment = moment
+            self._known.clear()
+        progress = self._known.get(fragment_id)
+        if progress is None:
+            began = self._began[fragment_id]
+            try:
+                progress = [step - began[i] for i, step in zip(moment.advancing, moment.steps, strict=True)]
+            except KeyError:
+                self._take_in(fragment_id, moment)
+                progress = [step - began[i] for i, step in zip(moment.advancing, moment.steps, strict=True)]
+            self._known[fragment_id] = progress
+        return progress
+
+    def _take_in(self, fragment_id: int, moment: Moment) -> None:
+        """A newcomer agrees with those who are here; the first ones start in the fragment's phase."""
         began = self._began[fragment_id]
-        if island_id not in began:
-            # A newcomer agrees with those who are here; the first ones start in the fragment's phase.
-            known = sorted(
-                self._clock.estimate(i, now_s) - began[i] for i in self._clock.advancing(now_s) if i in began
-            )
-            progress = known[(len(known) - 1) // 2] if known else self._head_start[fragment_id]
-            began[island_id] = self._clock.estimate(island_id, now_s) - progress
-        return self._clock.estimate(island_id, now_s) - began[island_id]
+        at = dict(zip(moment.advancing, moment.steps, strict=True))
+        for island_id, step in at.items():
+            if island_id not in began:
+                known = sorted(at[i] - began[i] for i in at if i in began)
+                progress = known[(len(known) - 1) // 2] if known else self._head_start[fragment_id]
+                began[island_id] = step - progress
+
+
+def _lower_median(steps: list[float]) -> float:
+    return sorted(steps)[(len(steps) - 1) // 2] if steps else 0.0
 
 
 class MovingAverage:

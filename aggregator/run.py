@@ -217,7 +217,9 @@ class Run:
     @property
     def moving(self) -> tuple[int, ...]:
         """Ids of the fragments that fall due here."""
-        return tuple(p for p in self.manifest.moving if self.owns(p)) if self.manifest is not None else ()
+        if self.manifest is None or self.config.shards == 1:
+            return () if self.manifest is None else self.manifest.moving
+        return tuple(p for p in self.manifest.moving if self.owns(p))
 
     @property
     def busy(self) -> frozenset[int]:
@@ -237,8 +239,10 @@ class Run:
         """
         if self.manifest is None:
             return ()
-        seeding, ours = self.phase is Phase.SEEDING, self.fragments
-        return tuple(-1 if seeding or p not in ours else ours[p].version for p in range(len(self.manifest)))
+        if self.phase is Phase.SEEDING:
+            return (-1,) * len(self.manifest)
+        ours = self.fragments
+        return tuple(ours[p].version if p in ours else -1 for p in range(len(self.manifest)))
 
     @property
     def median_step_s(self) -> float:

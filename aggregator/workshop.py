@@ -31,7 +31,7 @@ from aggregator.events import (
     RunSaveFailed,
     SaveRun,
 )
-from aggregator.outer import FragmentState, OuterStep, make_outer_step, seeded
+from aggregator.outer import CHUNK, SMALL, FragmentState, OuterStep, make_outer_step, seeded
 from aggregator.recording import Recorder
 from aggregator.store import Store
 from aggregator.versions import Made
@@ -51,7 +51,8 @@ Spawn = Callable[[Coroutine[Any, Any, None]], None]
 def warmed_up(config: AggregatorConfig) -> OuterStep:
     """Returns the outer step, compiled, which takes seconds the first time in a process: a standby does it early."""
     step = make_outer_step(config.outer_learning_rate, config.outer_momentum)
-    step(seeded(np.zeros(1, np.float32)), np.zeros(1, np.float32))  # chunks have one shape: this compiles it
+    for size in (CHUNK, SMALL):  # chunks have two shapes: this compiles them
+        step(seeded(np.zeros(size, np.float32)), np.zeros(size, np.float32))
     return step
 
 

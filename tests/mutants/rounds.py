@@ -79,6 +79,14 @@ MUTANTS = (
         tests=(T_PACING + "test_a_broker_that_was_frozen_as_a_round_opened_brings_the_next_one_no_sooner",),
     ),
     Mutant(
+        what="what islands have run of an interval is remembered beyond its end",
+        invariant=6,
+        file=PACING,
+        old="        self._known.pop(fragment_id, None)\n",
+        new="",
+        tests=(T_PACING + "test_what_is_kept_of_a_moment_changes_no_answer",),
+    ),
+    Mutant(
         what="a round never times out",
         invariant=6,
         file=QUORUM,

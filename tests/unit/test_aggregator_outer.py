@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from aggregator.outer import CHUNK, FragmentState, make_outer_step, seeded
+from aggregator.outer import CHUNK, SMALL, FragmentState, make_outer_step, seeded
 from broker.errors import ConfigError, LocalProtocolError
 
 #: Fused multiply-adds round once where the plain formula rounds twice: an ulp or two on values around 1.
@@ -43,7 +43,7 @@ def test_ten_steps_equal_plain_optax_on_the_tree():
 @pytest.mark.parametrize(("eta", "mu"), [(0.7, 0.9), (1.0, 0.0)])
 def test_any_size_equals_the_formula(eta, mu):
     step = make_outer_step(eta, mu)
-    for size in (1, 2, 100, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK + 17):
+    for size in (1, 2, 100, SMALL, SMALL + 1, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK + 17):
         params, trace, merged = (random(size, seed) for seed in (1, 2, 3))
         state = step(FragmentState(params=params, momentum=trace, version=4), merged)
         expected_params, expected_trace = nesterov(params, trace, merged, np.float32(eta), np.float32(mu))
@@ -85,11 +85,12 @@ def test_equal_input_gives_equal_bytes():
     assert first.params.tobytes() == second.params.tobytes()
 
 
-def test_one_compilation_serves_every_size():
+def test_two_compilations_serve_every_size():
     step = make_outer_step(0.6, 0.4)
-    step(seeded(random(3, 1)), random(3, 2))
+    for size in (3, CHUNK):
+        step(seeded(random(size, 1)), random(size, 2))
     with jax.log_compiles(False), jax.no_tracing():  # raises if anything is traced again
-        for size in (1, 1000, CHUNK, CHUNK + 1):
+        for size in (1, 1000, SMALL + 1, CHUNK - 1, CHUNK + 1):
             step(seeded(random(size, 1)), random(size, 2))
 
 

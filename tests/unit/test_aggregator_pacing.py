@@ -101,7 +101,7 @@ def test_nothing_is_due_while_nobody_advances():
     fleet.run(20.0)
     assert fleet.opened == []
     assert fleet.pacer.progress(0, 20.0) == 0.0
-    assert fleet.pacer.due_in_s(0, 20.0) is None
+    assert fleet.pacer.due_in_s([0], 20.0) == {}
 
 
 def test_a_newcomer_agrees_with_those_who_are_there():
@@ -210,11 +210,63 @@ def test_a_fragment_is_due_after_the_time_named_and_not_much_before(step_times_s
     for p in range(fragments):
         pacer.progress(p, 0.0)
     for p in range(fragments):
-        wait_s = pacer.due_in_s(p, now_s)
-        assert wait_s is not None
+        wait_s = pacer.due_in_s([p], now_s)[p]
         assert pacer.progress(p, now_s + wait_s + 1e-6) >= 8 - 1e-3
         if wait_s > 0:
             assert pacer.progress(p, now_s + wait_s - 1e-6) <= 8 + 1e-3
+
+
+class Twin(Pacer):
+    """The slow way: nothing is kept from one question to the next."""
+
+    def _progress(self, fragment_id, moment):
+        began = self._began[fragment_id]
+        found = []
+        for island_id in moment.advancing:
+            step = self._clock.estimate(island_id, moment.now_s)
+            if island_id not in began:
+                here = [i for i in moment.advancing if i in began]
+                known = sorted(self._clock.estimate(i, moment.now_s) - began[i] for i in here)
+                began[island_id] = step - (known[(len(known) - 1) // 2] if known else self._head_start[fragment_id])
+            found.append(step - began[island_id])
+        return found
+
+
+_EVENTS = st.one_of(
+    st.tuples(st.just("report"), st.sampled_from("abc"), st.integers(0, 40), st.sampled_from([None, 0.05, 0.1, 0.3])),
+    st.tuples(st.just("opened"), st.integers(0, 2)),
+    st.tuples(st.just("forget"), st.sampled_from("abc"), st.booleans()),
+    st.tuples(st.just("time"), st.sampled_from([0.0, 0.01, 0.2, 1.0, 5.0])),
+    st.tuples(st.just("away"), st.sampled_from("abc")),
+)
+
+
+@given(st.lists(_EVENTS, max_size=40))
+def test_what_is_kept_of_a_moment_changes_no_answer(events):
+    away = set()
+    clock = StepClock(HEARTBEAT_S, lambda island_id: island_id not in away)
+    fast, slow = Pacer(range(3), 8, clock), Twin(range(3), 8, clock)
+    now_s = 0.0
+    for event in events:
+        match event:
+            case "report", island_id, step, step_s:
+                clock.report(island_id, step, now_s, step_s)
+            case "opened", p:
+                fast.opened(p, now_s)
+                slow.opened(p, now_s)
+            case "forget", island_id, from_clock:
+                if from_clock:
+                    clock.forget(island_id)
+                fast.forget(island_id)
+                slow.forget(island_id)
+            case "time", passed_s:
+                now_s += passed_s
+            case "away", island_id:
+                away ^= {island_id}
+                clock.look_again()
+        assert fast.due_in_s(range(3), now_s) == slow.due_in_s(range(3), now_s)
+        assert fast.most_overdue(now_s, frozenset()) == slow.most_overdue(now_s, frozenset())
+        assert [fast.progress(p, now_s) for p in range(3)] == [slow.progress(p, now_s) for p in range(3)]
 
 
 def test_a_moving_average_clips_an_outage():
