@@ -18,6 +18,7 @@ from benchmarks.output import Column
 from islands.task import DataShare, Params, Schedule, Task, load_task
 from ops.lab import decoupled
 from ops.lab.settings import CellSettings, cell_settings
+from ops.numeric import one_thread_environment
 
 COLUMNS = (
     Column(key="islands", title="islands"),
@@ -97,7 +98,9 @@ def _no_judge(params: Params) -> float:
 
 
 if __name__ == "__main__":
-    # One processor, as a run of the laboratory has.
+    # One processor and one thread, as a run of the laboratory has: libraries read that as they are imported.
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-    os.environ["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
+    if os.environ.get("OPENBLAS_NUM_THREADS") != "1":
+        arguments = [sys.executable, "-m", "benchmarks.lab_overhead", *sys.argv[1:]]
+        os.execve(sys.executable, arguments, os.environ | one_thread_environment())
     sys.exit(main())

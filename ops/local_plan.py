@@ -28,6 +28,7 @@ from islands.config import IslandConfig
 from islands.corpus import PYTHON
 from islands.options import check_options, signature_in_source
 from ops.links.placing import Links
+from ops.outer_defaults import ADAMW, OuterDefaults, suited_to
 
 #: What trains visibly in under five minutes on two cores.
 DEFAULT_TOKENS = 2_000_000
@@ -114,6 +115,15 @@ class LocalPlan:
     def run_id(self) -> str:
         """The run's name."""
         return self.aggregator.run_id
+
+    @property
+    def outer(self) -> OuterDefaults:
+        """What is done with islands' changes."""
+        return OuterDefaults(
+            merge=self.task.get("merge", ADAMW.merge),
+            outer_learning_rate=self.aggregator.outer_learning_rate,
+            outer_momentum=self.aggregator.outer_momentum,
+        )
 
     @property
     def island_ids(self) -> tuple[str, ...]:
@@ -219,7 +229,7 @@ def resolve(args: argparse.Namespace, *, run_dir: Path, port: int, redis_url: st
     if up.keys:
         for name in ("broker", "aggregator"):
             decided[name]["key"] = run_dir / "keys" / f"{name}.secret"
-    usual = {"aggregator": {"total_tokens": DEFAULT_TOKENS}}
+    usual: dict[str, dict[str, Any]] = {"aggregator": {"total_tokens": DEFAULT_TOKENS}}
     # The address of Redis is settled: neither the flag nor the environment may change it any more.
     flags = argparse.Namespace(**{**vars(args), "redis_url": redis_url})
 
@@ -230,13 +240,20 @@ def resolve(args: argparse.Namespace, *, run_dir: Path, port: int, redis_url: st
         mine = argparse.Namespace(**{key: value for key, value in vars(flags).items() if key not in _DECIDED_HERE})
         return settings.from_sources(cls, table, mine, where=name)
 
+    island = part(IslandConfig, "island")
+    task = _task_options(tables.get("task", {}), up)
+    # A file that has an outer step of its own may be that of a run from before there was one for each optimizer.
+    ours = island.task == IslandConfig().task and "outer_learning_rate" not in tables.get("aggregator", {})
+    suited = suited_to(task.get("optimizer")) if ours else ADAMW
+    if suited is not ADAMW and task.setdefault("merge", suited.merge) == suited.merge:
+        usual["aggregator"] |= {name: getattr(suited, name) for name in ("outer_learning_rate", "outer_momentum")}
     plan = LocalPlan(
         run_dir=run_dir,
         up=up,
         broker=part(BrokerConfig, "broker"),
         aggregator=part(AggregatorConfig, "aggregator"),
-        island=part(IslandConfig, "island"),
-        task=_task_options(tables.get("task", {}), up),
+        island=island,
+        task=task,
         redis_url=redis_url,
         redis_port=redis_port,
     )

@@ -29,6 +29,7 @@ from ops.finished import ADDRESS_FILE
 from ops.links import placing
 from ops.local_plan import LocalPlan
 from ops.numeric import compilation_cache, one_thread_environment
+from ops.outer_defaults import ADAMW
 from ops.prepare import prepare
 from ops.processes import ProcessSpec, last_lines
 from ops.report import Report, RunFacts, build_report, render
@@ -146,6 +147,9 @@ class Run:
         """Starts Redis, if it is ours to start, and then everything else."""
         plan = self.plan
         display.note(f"run {plan.run_id} {'goes on ' if self.resumed else ''}in {plan.run_dir}")
+        if plan.outer != ADAMW:
+            step = f"rate {plan.outer.outer_learning_rate:g} and momentum {plan.outer.outer_momentum:g}"
+            display.note(f"outer step: {step}, on islands' changes merged by {plan.outer.merge}")
         (plan.run_dir / ADDRESS_FILE).unlink(missing_ok=True)  # of the time before: it may be another one now
         if plan.redis_port is not None:
             run_directory.write(plan.run_dir / ADDRESS_FILE, f"{plan.redis_url} {plan.run_id}\n")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,8 @@ from ops.lab.chapter import Findings
 from ops.lab.comparisons import Finding
 from ops.lab.markdown import anchor, gap, table
 from ops.lab.results import Section
-from ops.lab.settings import CellSettings, Mode
+from ops.lab.settings import LANGUAGE, CellSettings, Mode
+from ops.outer_defaults import suited_to
 
 #: Settings of a run that an experiment may vary, and whose defaults it is asked to choose.
 CHOSEN = (
@@ -37,12 +38,14 @@ class Trial:
 
     Attributes:
         names: The settings in which both sides differ.
+        default: Their defaults, and with which inner optimizer they are.
         instead: What was tried in place of the defaults.
         experiment: Where.
         finding: Default / other - 1.
     """
 
     names: tuple[str, ...]
+    default: str
     instead: str
     experiment: str
     finding: Finding
@@ -54,12 +57,22 @@ def sections(experiments: Sequence[Findings]) -> tuple[Section, ...]:
     return (Section(title="Defaults", body=lambda _: _body(found)),) if found else ()
 
 
-def default_of(name: str) -> Any:
-    """Returns the default of a setting in production; the laboratory's where production has none of that name."""
-    value = getattr(AggregatorConfig(), name, None)
-    if value is None:
-        value = getattr(CellSettings(), name)
-    return value
+def default_of(name: str, settings: Mapping[str, Any] | None = None) -> Any:
+    """Returns the default of a setting in production; the laboratory's where production has none of that name.
+
+    Args:
+        name: One of :data:`CHOSEN`.
+        settings: Of a run: some defaults follow from its inner optimizer.
+    """
+    for source in (suited_to(_optimizer_of(settings or {})), AggregatorConfig(), CellSettings()):
+        value = getattr(source, name, None)
+        if value is not None:
+            return value
+    raise AttributeError(name)
+
+
+def _optimizer_of(settings: Mapping[str, Any]) -> str:
+    return str(settings.get("task.optimizer", "adamw")) if settings.get("task", LANGUAGE) == LANGUAGE else ""
 
 
 def trials(experiments: Sequence[Findings]) -> tuple[Trial, ...]:
@@ -83,24 +96,29 @@ def trials(experiments: Sequence[Findings]) -> tuple[Trial, ...]:
             if not differing or not differing <= set(CHOSEN):
                 continue
             names = tuple(name for name in CHOSEN if name in differing)
-            if any(ours[name] != default_of(name) for name in names):
+            if any(ours[name] != default_of(name, ours) for name in names):
                 continue
+            default = ", ".join(_told(name, ours[name]) for name in names)
+            if any(ours[name] != default_of(name) for name in names):
+                default += f" with {_optimizer_of(ours)}"
             instead = ", ".join(_told(name, theirs[name]) for name in names)
-            found.append(Trial(names=names, instead=instead, experiment=each.experiment.name, finding=finding))
+            found.append(
+                Trial(names=names, default=default, instead=instead, experiment=each.experiment.name, finding=finding)
+            )
     return tuple(found)
 
 
 def _body(found: Sequence[Trial]) -> str:
     rows = []
-    groups = dict.fromkeys(sorted((trial.names for trial in found), key=lambda names: [CHOSEN.index(n) for n in names]))
-    for names in groups:
-        mine = [trial for trial in found if trial.names == names]
+    groups = {(trial.names, trial.default) for trial in found}
+    for names, default in sorted(groups, key=lambda group: ([CHOSEN.index(name) for name in group[0]], group[1])):
+        mine = [trial for trial in found if (trial.names, trial.default) == (names, default)]
         worst = max(mine, key=_mean)
         verdicts = Counter(str(trial.finding.verdict) for trial in mine)
         rows.append(
             (
                 ", ".join(f"`{name}`" for name in names),
-                ", ".join(_told(name, default_of(name)) for name in names),
+                default,
                 "; ".join(dict.fromkeys(trial.instead for trial in mine)),
                 f"{gap(worst.finding.interval)} ({worst.instead})",
                 ", ".join(f"{number} {verdict}" for verdict, number in sorted(verdicts.items())),

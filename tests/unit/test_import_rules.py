@@ -93,6 +93,7 @@ PURE = [
     "aggregator/events",
     "aggregator/records",
     "ops/chaos/manners",
+    "ops/outer_defaults",
     "aggregator/recovery",
     "aggregator/story",
     "broker/trouble",

@@ -71,6 +71,25 @@ def test_what_was_tuned_for_each_side_may_differ_and_nothing_else_of_the_task():
     assert [(trial.names, trial.instead) for trial in found] == [(("outer_momentum",), "0.9")]
 
 
+def test_muon_has_defaults_of_its_own_and_the_page_tells_them_apart():
+    muon = {"task.optimizer": "muon"}
+    suited = {"merge": "mean", "outer_learning_rate": 0.7, "outer_momentum": 0.5}
+    records = [
+        *seeds("of adamw", 3.0),
+        *seeds("adamw otherwise", 3.03, **suited),
+        *seeds("of muon", 2.9, **muon, **suited),
+        *seeds("muon otherwise", 2.93, **muon),
+    ]
+    pairs = (("of adamw", "adamw otherwise"), ("of muon", "muon otherwise"), ("muon otherwise", "of muon"))
+    experiments = found_in(records, *(claim(*pair) for pair in pairs))
+    assert [(trial.default, trial.instead) for trial in trials(experiments)] == [
+        ("1, 0, rda", "0.7, 0.5, mean"),
+        ("0.7, 0.5, mean with muon", "1, 0, rda"),
+    ]
+    (section,) = sections(experiments)
+    assert section.body({}).count("| `outer_learning_rate`, `outer_momentum`, `merge` |") == 2
+
+
 def test_the_page_says_by_how_much_the_default_is_behind_at_worst():
     records = [
         *seeds("default", 3.0),

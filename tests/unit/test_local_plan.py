@@ -15,6 +15,7 @@ from broker.config import BrokerConfig
 from broker.errors import ConfigError
 from ops import daemons, local_plan
 from ops.links import placing
+from ops.outer_defaults import OuterDefaults
 
 
 def parsed(*words):
@@ -174,3 +175,49 @@ def test_the_region_file_of_a_repeated_run_is_found_from_anywhere(tmp_path, monk
     written = tomllib.loads(local_plan.config_toml(resolved("--link", "region.toml")))
     assert written["up"]["link"] == str(tmp_path / "region.toml")
     assert written["run"]["broker"] == "tcp://127.0.0.1:7101"  # the broker's own: doors are no setting
+
+
+def test_muon_gets_the_outer_step_that_suits_it_and_the_run_directory_says_so():
+    plan = resolved("--task-option", "optimizer=muon")
+    assert (plan.task["merge"], plan.aggregator.outer_learning_rate, plan.aggregator.outer_momentum) == (
+        "mean",
+        0.7,
+        0.5,
+    )
+    written = tomllib.loads(local_plan.config_toml(plan))
+    assert written["task"]["merge"] == "mean"
+    assert (written["aggregator"]["outer_learning_rate"], written["aggregator"]["outer_momentum"]) == (0.7, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("words", "outer"),
+    [
+        ((), ("rda", 1.0, 0.0)),
+        (("--task-option", "merge=mean"), ("mean", 1.0, 0.0)),
+        (("--task-option", "optimizer=muon", "merge=rda"), ("rda", 1.0, 0.0)),
+        (("--outer-momentum", "0.3", "--task-option", "optimizer=muon"), ("mean", 0.7, 0.3)),
+        (
+            ("--outer-learning-rate", "1", "--outer-momentum", "0", "--task-option", "optimizer=muon"),
+            ("mean", 1.0, 0.0),
+        ),
+    ],
+)
+def test_what_is_asked_for_wins_over_what_suits_the_inner_optimizer(words, outer):
+    plan = resolved(*words)
+    assert plan.outer == OuterDefaults(merge=outer[0], outer_learning_rate=outer[1], outer_momentum=outer[2])
+
+
+def test_a_file_with_an_outer_step_of_its_own_is_left_alone(tmp_path):
+    path = tmp_path / "older.toml"
+    path.write_text('[aggregator]\nouter_learning_rate = 1.0\nouter_momentum = 0.0\n[task]\noptimizer = "muon"\n')
+    plan = resolved("--config", str(path))
+    assert plan.task == {"optimizer": "muon"}
+    assert plan.outer == OuterDefaults()
+
+
+def test_a_task_of_ones_own_is_left_alone(tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text("def task(*, optimizer):\n    ...\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    plan = resolved("--task", "mine:task", "--task-option", "optimizer=muon")
+    assert plan.task == {"optimizer": "muon"}
+    assert (plan.aggregator.outer_learning_rate, plan.aggregator.outer_momentum) == (1.0, 0.0)
