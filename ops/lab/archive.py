@@ -9,12 +9,15 @@ import shutil
 import tempfile
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from aggregator.store_files import mapped
 from broker.errors import ConfigError, Unavailable
 from ops.lab.records import Record, parse
+
+#: Kept of what a failed run said.
+LOG_BYTES = 65_536
 
 _LOG = logging.getLogger(__name__)
 
@@ -82,6 +85,21 @@ def workspace(directory: Path, experiment: str) -> Iterator[Path]:
         yield path
     finally:
         shutil.rmtree(path, ignore_errors=True)
+
+
+def keep_log(directory: Path, experiment: str, log: Path, *, anew: bool) -> Path | None:
+    """Keeps the end of what a run said that failed, behind those before it; returns where.
+
+    Nothing, and no error, if there is nothing to keep or no room for it: the sentence that is printed tells the reason.
+    """
+    path = directory / f"{experiment}.failed.log"
+    with suppress(OSError):
+        said = log.read_bytes()[-LOG_BYTES:]
+        if said:
+            with path.open("wb" if anew else "ab") as file:
+                file.write(said)
+            return path
+    return None
 
 
 def _mended(fd: int, path: Path) -> bytes:

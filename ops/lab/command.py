@@ -74,7 +74,7 @@ def _run(args: argparse.Namespace) -> int:
     complete, ends_at_s = True, None if args.limit is None else time.monotonic() + 60 * args.limit
     with Signals() as signals:
         for path in args.experiments:
-            experiment = load(path)
+            experiment = whole = load(path)
             if args.budget is not None:
                 experiment = replace(experiment, budget_minutes=args.budget)
             if args.max_seeds is not None:
@@ -94,6 +94,11 @@ def _run(args: argparse.Namespace) -> int:
                     f"{experiment.name}: stopped; what was finished is kept, and the same command goes on", flush=True
                 )
                 return 130
+            if args.max_seeds is not None:
+                kept = newest(archive.read(archive.path_of(args.records, whole.name)))
+                left = agenda(whole, current(whole, kept)).due
+                if left:
+                    print(f"{whole.name}: {len(left)} more runs are due without --max-seeds", flush=True)
     return 0 if complete else 1
 
 

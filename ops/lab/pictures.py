@@ -46,7 +46,7 @@ def _wanted(each: Findings) -> Iterator[tuple[str, str, Callable[[], bytes]]]:
     if len(cells) > 1:
         yield "loss", "loss by cell", lambda: plots.loss_by_cell(named(cells, names))
     if grid := outer_grid(each.final):
-        yield "outer-grid", "loss by outer rate and momentum", lambda: plots.outer_grid(grid)
+        yield "outer-grid", "loss by outer rate and momentum", lambda: plots.outer_grid(grid, each.final)
     if shown := panels({cell: runs for cell, runs in cells.items() if any(len(run.curve) > 1 for run in runs)}):
         yield "loss-tokens", "loss against tokens", lambda: plots.loss_against_tokens(shown)
         yield "loss-time", "loss against virtual time", lambda: plots.loss_against_time(shown)

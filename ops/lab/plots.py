@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ops.lab.canvas import COLOURS, PANEL, colour, drawing, legend, style_of, svg
 from ops.lab.comparisons import TOLERANCE
 from ops.lab.records import Record
+from ops.lab.settings import LANGUAGE
 from ops.lab.statistics import Interval
 
 #: Label -> records of one cell, one per seed.
@@ -87,7 +88,7 @@ def loss_by_cell(series: Series) -> bytes:
             axes.plot(losses, [row] * len(losses), "o", color=COLOURS[0], markersize=4, alpha=0.6, markeredgewidth=0)
             axes.vlines(math.fsum(losses) / len(losses), row - 0.35, row + 0.35, color=COLOURS[1], linewidth=2)
         figure.suptitle("Held-out loss: seeds and their mean")  # long names leave the axes too narrow for it
-        axes.set_xlabel("loss (nats per token)")
+        axes.set_xlabel(_loss_of(record for records in series.values() for record in records))
         axes.set_yticks(range(len(series)), list(series))
         axes.set_ylim(len(series) - 0.5, -0.5)
         return svg(figure)
@@ -170,11 +171,12 @@ def gap_against_tokens(panels: Mapping[str, Mapping[str, GapLine]]) -> bytes:
         return svg(figure)
 
 
-def outer_grid(losses: Mapping[tuple[float, float], float]) -> bytes:
+def outer_grid(losses: Mapping[tuple[float, float], float], records: Sequence[Record] = ()) -> bytes:
     """Returns a map of mean held-out loss by outer rate and outer momentum; the lowest is framed.
 
     Args:
-        losses: (rate, momentum) -> loss in nats per token; infinite where a run diverged.
+        losses: (rate, momentum) -> loss; infinite where a run diverged.
+        records: The runs behind them, which say in what unit.
     """
     from matplotlib.patches import Rectangle
 
@@ -196,7 +198,8 @@ def outer_grid(losses: Mapping[tuple[float, float], float]) -> bytes:
                     axes.add_patch(Rectangle(corner, 1, 1, facecolor="none", edgecolor=COLOURS[1], linewidth=2))
         axes.set_xticks(range(len(rates)), [f"{each:g}" for each in rates])
         axes.set_yticks(range(len(momenta)), [f"{each:g}" for each in momenta])
-        axes.set(title="Held-out loss (nats per token)", xlabel="outer learning rate", ylabel="outer momentum")
+        title = f"Held-out {_loss_of(records)}"
+        axes.set(title=title, xlabel="outer learning rate", ylabel="outer momentum")
         axes.grid(visible=False)
         return svg(figure)
 
@@ -210,6 +213,7 @@ def _curves(panels: Mapping[str, Series], *, column: int, title: str) -> bytes:
         default=1.0,
     )
     scale, unit = _token_unit(largest) if column == 0 else _time_unit(largest)
+    loss = _loss_of(r for series in panels.values() for records in series.values() for r in records)
     with drawing(len(panels)) as (figure, all_axes):
         for axes, (name, series) in zip(all_axes, panels.items(), strict=False):
             for i, (cell, records) in enumerate(series.items()):
@@ -219,7 +223,7 @@ def _curves(panels: Mapping[str, Series], *, column: int, title: str) -> bytes:
                 scaled = [x / scale for x in xs]
                 axes.plot(scaled, mean, color=colour(i), linestyle=style_of(i), linewidth=1.3, label=cell)
                 axes.fill_between(scaled, low, high, color=colour(i), alpha=0.18, linewidth=0)
-            axes.set(title=name or title, xlabel=unit, ylabel="loss (nats per token)")
+            axes.set(title=name or title, xlabel=unit, ylabel=loss)
             legend(axes)
         if len(panels) > 1:
             figure.suptitle(title)
@@ -246,6 +250,12 @@ def _over_seeds(records: Sequence[Record], column: int) -> tuple[list[float], li
     xs = sorted({x for x, _ in curves[0] if first <= x <= last} | {first, last})
     losses = np.array([np.interp(xs, [x for x, _ in points], [y for _, y in points]) for points in curves])
     return xs, losses.mean(axis=0).tolist(), losses.min(axis=0).tolist(), losses.max(axis=0).tolist()
+
+
+def _loss_of(records: Iterable[Record]) -> str:
+    """Names losses on an axis: those of a task of one's own are whatever it evaluates."""
+    ours = all(record.settings.get("task", LANGUAGE) == LANGUAGE for record in records)
+    return "loss (nats per token)" if ours else "loss"
 
 
 def _token_unit(largest: float) -> tuple[float, str]:

@@ -173,9 +173,12 @@ class Runner:
             if whole and status != 0:
                 continue
             if status != 0 or not result.exists():
-                why = _why(status, scratch / f"run-{each.slot}.log")
+                log = scratch / f"run-{each.slot}.log"
+                why = _why(status, log)
+                said = archive.keep_log(self.directory, self.experiment.name, log, anew=not self._failed)
                 self._failed[each.run.key] = why
-                self.say(f"{_name(each.run)}: {why}; the same command tries it again")
+                where = "" if said is None else f"all that it said is in {said}, "
+                self.say(f"{_name(each.run)}: {why}; {where}the same command tries it again")
                 continue
             record = Record.from_json(result.read_text())
             try:

@@ -126,6 +126,11 @@ def test_a_task_that_is_not_there_is_not_looked_for_by_every_run(experiment, tmp
     assert done.stdout.count(": begins") == 3
     assert "examples.nowhere" in done.stdout
     assert "3 runs failed; none succeeded; 18 runs are left" in done.stdout
+    log = tmp_path / "records" / "stopped.failed.log"
+    assert f"all that it said is in {log}" in done.stdout
+    assert log.read_text().count("there is no module") == 3
+    lab("run", experiment, "--records", tmp_path / "records", "--jobs", "1")
+    assert log.read_text().count("there is no module") == 3, "of the last command alone"
 
 
 def test_wrong_flags_are_named(experiment, tmp_path):
@@ -237,3 +242,9 @@ def test_a_time_limit_is_one_for_all_files(experiment, tmp_path):
     assert done.returncode == 1
     assert done.stdout.count("the time limit is reached: the same command goes on; 4 runs are left") == 2
     assert "begins" not in done.stdout
+
+
+def test_a_first_look_says_what_is_left_for_the_whole_experiment(experiment, tmp_path):
+    done = lab("run", experiment, "--records", tmp_path / "records", "--max-seeds", "1")
+    assert done.returncode == 0
+    assert done.stdout.endswith("stopped: complete\nstopped: 2 more runs are due without --max-seeds\n")

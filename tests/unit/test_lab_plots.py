@@ -32,6 +32,14 @@ def test_plots_are_svg_with_titles_and_units_and_without_a_date():
     assert b"loss (nats per token)" in plots_drawn["parity-loss-tokens.svg"]
 
 
+def test_losses_of_a_task_of_ones_own_have_no_unit_of_ours():
+    theirs = [
+        replace(each, settings=each.settings | {"task": "mine:task"})
+        for each in (*whole_experiment(), *(outer_run(*point) for point in ((0.7, 0.5), (0.5, 0.5), (0.7, 0.0))))
+    ]
+    assert all(b"nats" not in svg for svg in drawn(theirs, comparisons=()).values())
+
+
 def test_the_same_records_give_the_same_bytes():
     assert drawn() == drawn()
 
