@@ -39,6 +39,7 @@ from broker.lengths import encoded_bytes
 from broker.tensors import Elements
 
 Vector = NDArray[np.float32]
+Doubles = NDArray[np.float64]
 
 #: Elements per block: 512 KiB of float32. Block, scratch and one input fit a 2 MiB second-level cache; of 2^13 to
 #: 2^17 the fastest measured, since each numpy call costs a microsecond.
@@ -137,7 +138,7 @@ class _Strip:
         self._out = out
         self._tile, self._term = scratch
 
-    def weighted_mean(self, weights: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    def weighted_mean(self, weights: Doubles) -> tuple[Doubles, Doubles]:
         """Writes the weighted mean to the output.
 
         Args:
@@ -152,11 +153,11 @@ class _Strip:
 
     def radial_directional(
         self,
-        shares: NDArray[np.float64],
-        weights: NDArray[np.float64],
-        mean: NDArray[np.float64],
-        lengths: NDArray[np.float64],
-    ) -> NDArray[np.float64]:
+        shares: Doubles,
+        weights: Doubles,
+        mean: Doubles,
+        lengths: Doubles,
+    ) -> Doubles:
         """Replaces the weighted mean in the output by the RDA of each row; returns its lengths, float64 [k].
 
         Args:
@@ -185,7 +186,7 @@ class _Strip:
             np.multiply(block, scale.astype(np.float32)[:, None], out=block)
         return np.where(cancelled, mean, capped)
 
-    def _fold(self, factors: NDArray[np.float64], squares: NDArray[np.float64] | None = None) -> NDArray[np.float64]:
+    def _fold(self, factors: Doubles, squares: Doubles | None = None) -> Doubles:
         """Writes ``sum(factor * Delta)`` to the output, in the order of the contributions; returns its lengths [k].
 
         Args:
@@ -208,7 +209,7 @@ class _Strip:
                     np.multiply(tile, factors32[i], out=term)
                     np.add(block, term, out=block)
             sums += _squares(block)
-        return cast(NDArray[np.float64], np.sqrt(sums))
+        return cast(Doubles, np.sqrt(sums))
 
 
 def _strips(rows: int, columns: int) -> Iterator[slice]:
@@ -217,7 +218,7 @@ def _strips(rows: int, columns: int) -> Iterator[slice]:
     return (slice(start, min(start + height, rows)) for start in range(0, rows, height))
 
 
-def _squares(tile: Vector) -> NDArray[np.float64]:
+def _squares(tile: Vector) -> Doubles:
     """Returns the sum of squares of each row of [k, n], float64 [k]; not finite only if an element is not."""
     rows, columns = tile.shape
     whole = columns - columns % LANE
@@ -227,10 +228,10 @@ def _squares(tile: Vector) -> NDArray[np.float64]:
     # Squares leave float32's range long before the elements do. Rare: exact zeros, and values nobody trains with.
     for row in np.flatnonzero(~((sums > 1e-30) & (sums < np.inf))):
         sums[row] = np.square(tile[row], dtype=np.float64).sum()
-    return cast(NDArray[np.float64], sums)
+    return cast(Doubles, sums)
 
 
-def _mean_cosine(lengths: NDArray[np.float64], square_of_sum: float) -> float | None:
+def _mean_cosine(lengths: Doubles, square_of_sum: float) -> float | None:
     """Returns the mean cosine of vectors known by their lengths and that of their sum, weighted by length products.
 
     ||sum x||^2 = sum ||x||^2 + sum over pairs ||x|| ||y|| cos(x, y)

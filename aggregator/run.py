@@ -212,13 +212,17 @@ class Run:
 
     def of_ours(self, versions: Sequence[int]) -> tuple[int, ...]:
         """Returns versions by fragment with -1 in place of those of other shards."""
+        if self.config.shards == 1:
+            return tuple(versions)
         return tuple(version if self.owns(p) else -1 for p, version in enumerate(versions))
 
     @property
     def moving(self) -> tuple[int, ...]:
         """Ids of the fragments that fall due here."""
-        if self.manifest is None or self.config.shards == 1:
-            return () if self.manifest is None else self.manifest.moving
+        if self.manifest is None:
+            return ()
+        if self.config.shards == 1:
+            return self.manifest.moving
         return tuple(p for p in self.manifest.moving if self.owns(p))
 
     @property

@@ -2,8 +2,9 @@
 
 Everything that touches a tensor is production code: the task's train step, the island's reference and placement, the
 aggregator's merge and outer step. What is added is when steps run. An inner step has no effect that anybody sees until
-the next copy, so steps are put off until then (:class:`Stepper`); islands that are behind by then step together, as one
-``vmap`` where an accelerator makes that worth it.
+what it made is handed over, or something is installed, so steps are put off until then (:class:`Stepper`); islands that
+are behind by then step together, as one ``vmap`` where an accelerator makes that worth it. Copies are put off likewise:
+of those that are taken at every boundary most are replaced by the next one before anybody asks for them.
 """
 
 from __future__ import annotations
@@ -79,9 +80,14 @@ class Stepper:
         """Drops the steps of a process that is gone."""
         self._behind.pop(id(island), None)
 
-    def catch_up(self, island: TrainingIsland) -> None:
-        """Runs every step of ``island`` that was put off, and what of the others' fits in with them."""
-        while island.put_off:
+    def catch_up(self, island: TrainingIsland, steps: int | None = None) -> None:
+        """Runs the steps of ``island`` that were put off, and what of the others' fits in with them.
+
+        Args:
+            island: Whose.
+            steps: Until it has run so many in all; None: every one.
+        """
+        while island.put_off and (steps is None or island.steps_run < steps):
             company = [island] if self._together == 1 else self._company(island)
             if len(company) == 1:
                 self._step(island)
@@ -98,14 +104,14 @@ class Stepper:
         return [island, *others[: size - 1]]
 
     def _step(self, island: TrainingIsland) -> None:
-        batch, schedule = island.put_off.pop(0)
+        batch, schedule = island.next_step()
         step = partial(self._task.train, island.params, island.opt_state, batch, schedule)
         island.params, island.opt_state, _ = self.clock.run(step)
 
     def _step_together(self, company: list[TrainingIsland]) -> None:
         if self._stacked is None:
             self._stacked = _stacked_step(self._task)
-        work = [each.put_off.pop(0) for each in company]
+        work = [each.next_step() for each in company]
         trees = [(each.params, each.opt_state) for each in company]
         batches = [batch for batch, _ in work]
         schedules = [(np.float32(s.step), np.float32(s.total_steps)) for _, s in work]
@@ -157,6 +163,7 @@ class TrainingIsland:
 
     def __init__(self, task: Task, rule: Rule, stepper: Stepper) -> None:
         self.put_off: list[tuple[Batch, Schedule]] = []
+        self.steps_run = 0
         self.params, self.opt_state = task.init(rule.seed)
         self.tensors = tensor_specs(self.params, rule.kinds, task.unit_axes)
         self.tokens_per_step = task.tokens_per_step
@@ -167,6 +174,7 @@ class TrainingIsland:
         self._references: tuple[Reference, ...] = ()
         self._placements: tuple[Placement, ...] = ()
         self._copies: dict[int, list[Any]] = {}
+        self._to_copy: dict[int, int] = {}  # fragment -> after how many steps
         self._prepared: dict[int, tuple[tuple[Any, ...], float]] = {}
         self._data: Iterator[Batch]
         self._beginning: Beginning
@@ -195,14 +203,29 @@ class TrainingIsland:
         self.put_off.append((next(self._data), schedule))
         self._stepper.later(self)
 
+    def next_step(self) -> tuple[Batch, Schedule]:
+        """Takes the next of the steps that were put off, to be run now: it changes what is still to be copied."""
+        for fragment_id in [p for p, steps in self._to_copy.items() if steps == self.steps_run]:
+            self._copy_now(fragment_id)
+        self.steps_run += 1
+        return self.put_off.pop(0)
+
     def copy(self, fragment_id: int) -> None:
-        """Copies a fragment as it is after every step so far."""
-        self._stepper.catch_up(self)
+        """Has a fragment copied as it is after every step so far; an earlier copy is forgotten."""
+        self._copies.pop(fragment_id, None)
+        self._to_copy[fragment_id] = self.steps_run + len(self.put_off)
+
+    def _copy_now(self, fragment_id: int) -> None:
+        del self._to_copy[fragment_id]
         leaves = self._parameters.of_fragment(self.params, fragment_id)
         self._copies[fragment_id] = self._placements[fragment_id].copy(leaves)
 
     def capture(self, fragment_id: int, steps: StepRange) -> Payload:
         """Returns reference minus copy, encoded."""
+        if fragment_id in self._to_copy:
+            self._stepper.catch_up(self, self._to_copy[fragment_id])
+        if fragment_id in self._to_copy:
+            self._copy_now(fragment_id)
         copies = [placement.to_host(leaf) for leaf in self._copies.pop(fragment_id)]
         reference = self._references[fragment_id]
         return reference.capture(copies, self._rule.codec, feedback=self._rule.feedback)
@@ -217,10 +240,12 @@ class TrainingIsland:
         """Adopts the version that was prepared."""
         self._stepper.catch_up(self)
         self._copies.pop(fragment_id, None)
+        self._to_copy.pop(fragment_id, None)
         shift, keep = self._prepared.pop(fragment_id)
         here, reference = self._placements[fragment_id], self._references[fragment_id]
         before = self._parameters.of_fragment(self.params, fragment_id)
-        installed = here.install(before, here.place(shift, keep), keep)
+        # A shift goes into the addition as it is: to place it first takes longer, and here no training waits for it.
+        installed = here.install(before, shift if keep else here.place(shift, keep), keep)
         on_host = [placement.to_host(leaf) for leaf in before] if keep else []
         reference.installed(shift, keep, here.dtypes, on_host)
         self.params = self._parameters.replace(self.params, {fragment_id: installed})
@@ -251,6 +276,7 @@ class TrainingIsland:
         """Gives the parameters back: a run may see hundreds of lives."""
         self._stepper.forget(self)
         self.put_off.clear()
+        self._to_copy.clear()
         self.params = self.opt_state = None
 
 
