@@ -188,7 +188,6 @@ class Ledger:
 
     def check(self) -> None:
         """Raises AssertionError if an account holds more than its island trained, or a sum is not that of its parts."""
-        assert self.trained_tokens() == sum(self.trained(island_id)[1] for island_id in self._lives)
         for island_id, lives in self._lives.items():
             past = self.past(island_id)
             for fragment_id in self._weights:
@@ -200,6 +199,8 @@ class Ledger:
                     assert spent <= trained, (
                         f"{island_id}.{incarnation} fragment {fragment_id}: {spent} tokens spent of {trained}"
                     )
+        trained = sum(self.trained(island_id)[1] for island_id in self._lives)
+        assert self.trained_tokens() == trained, f"{self.trained_tokens()} tokens trained, all islands {trained}"
 
     # --- durability ------------------------------------------------------------------------------------------
 
