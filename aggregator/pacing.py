@@ -152,13 +152,13 @@ class Pacer:
         self._places = tuple(k for k, p in enumerate(every) if ours is None or p in ours)
         self._fragment_ids = every if ours is None else tuple(p for p in every if p in ours)
         self._spacing = sync_interval_steps / max(1, len(every))
+        # What every island has run of the intervals at the moment that was asked about last.
+        self._moment: Moment | None = None
+        self._known: dict[int, list[float]] = {}
         # Step of each island at which the current interval of the fragment began.
         self._began: dict[int, dict[str, float]] = {p: {} for p in self._fragment_ids}
         # Fragment k is first due after (k + 1) * H / P steps: so much of an interval counts as done at the start.
         self._early: dict[int, float] = {}  # by how many steps a fragment's next round comes before its place
-        # What every island has run of the intervals at the moment that was asked about last.
-        self._moment: Moment | None = None
-        self._known: dict[int, list[float]] = {}
         self._head_start = {p: sync_interval_steps - (k + 1) * self._spacing for k, p in enumerate(every)}
 
     def resume(self, last_rounds: Mapping[int, int]) -> None:

@@ -100,7 +100,7 @@ def _no_judge(params: Params) -> float:
 if __name__ == "__main__":
     # One processor and one thread, as a run of the laboratory has: libraries read that as they are imported.
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-    if os.environ.get("OPENBLAS_NUM_THREADS") != "1":
+    if "intra_op_parallelism_threads=1" not in os.environ.get("XLA_FLAGS", ""):
         arguments = [sys.executable, "-m", "benchmarks.lab_overhead", *sys.argv[1:]]
         os.execve(sys.executable, arguments, os.environ | one_thread_environment())
     sys.exit(main())

@@ -86,7 +86,8 @@ def task(
             islands must name the same text, or their tokens mean different things.
         dtype: Of the parameters: ``float32`` or ``bfloat16``.
         merge: How islands' changes of matrices are merged: ``rda``, as published by length and direction, or ``mean``,
-            which suits Muon with an outer step of 0.7 and momentum 0.5: ``up`` begins with them where neither is given.
+            which suits Muon with an outer step of 0.7 and momentum 0.5: ``up`` begins with all three where none of
+            them is given.
         embeddings: How islands' embeddings are merged: ``mean``, as published, or ``rows``: by length and direction,
             as if each row were a layer of its own.
         optimizer: The inner one: ``adamw``, as published, or ``muon``: that for the matrices, AdamW for the rest.

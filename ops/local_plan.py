@@ -28,7 +28,7 @@ from islands.config import IslandConfig
 from islands.corpus import PYTHON
 from islands.options import check_options, signature_in_source
 from ops.links.placing import Links
-from ops.outer_defaults import ADAMW, OuterDefaults, suited_to
+from ops.outer_defaults import ADAMW, OUTER_STEP, OuterDefaults, suited_to
 
 #: What trains visibly in under five minutes on two cores.
 DEFAULT_TOKENS = 2_000_000
@@ -118,9 +118,10 @@ class LocalPlan:
 
     @property
     def outer(self) -> OuterDefaults:
-        """What is done with islands' changes."""
+        """What is done with islands' changes; how a task of one's own has them merged is not known here."""
+        ours = self.island.task == IslandConfig().task
         return OuterDefaults(
-            merge=self.task.get("merge", ADAMW.merge),
+            merge=self.task.get("merge", ADAMW.merge) if ours else "",
             outer_learning_rate=self.aggregator.outer_learning_rate,
             outer_momentum=self.aggregator.outer_momentum,
         )
@@ -242,11 +243,13 @@ def resolve(args: argparse.Namespace, *, run_dir: Path, port: int, redis_url: st
 
     island = part(IslandConfig, "island")
     task = _task_options(tables.get("task", {}), up)
-    # A file that has an outer step of its own may be that of a run from before there was one for each optimizer.
-    ours = island.task == IslandConfig().task and "outer_learning_rate" not in tables.get("aggregator", {})
+    # Rule, rate and momentum suit each other: whoever gives a part of it, if only in the file of an older run, gets
+    # nothing of it from here.
+    given = tables.get("aggregator", {}).keys() | {name for name, value in vars(args).items() if value is not None}
+    ours = island.task == IslandConfig().task and given.isdisjoint(OUTER_STEP)
     suited = suited_to(task.get("optimizer")) if ours else ADAMW
     if suited is not ADAMW and task.setdefault("merge", suited.merge) == suited.merge:
-        usual["aggregator"] |= {name: getattr(suited, name) for name in ("outer_learning_rate", "outer_momentum")}
+        usual["aggregator"] |= {name: getattr(suited, name) for name in OUTER_STEP}
     plan = LocalPlan(
         run_dir=run_dir,
         up=up,

@@ -28,6 +28,9 @@ class OuterDefaults:
     outer_momentum: float = _PRODUCTION.outer_momentum
 
 
+#: The settings of the aggregator among them.
+OUTER_STEP = ("outer_learning_rate", "outer_momentum")
+
 ADAMW = OuterDefaults()
 #: RDA, with the production step, is 1.1 % behind with four islands.
 MUON = OuterDefaults(merge="mean", outer_learning_rate=0.7, outer_momentum=0.5)

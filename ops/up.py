@@ -147,9 +147,10 @@ class Run:
         """Starts Redis, if it is ours to start, and then everything else."""
         plan = self.plan
         display.note(f"run {plan.run_id} {'goes on ' if self.resumed else ''}in {plan.run_dir}")
-        if plan.outer != ADAMW:
+        if plan.outer.merge and plan.outer != ADAMW:
             step = f"rate {plan.outer.outer_learning_rate:g} and momentum {plan.outer.outer_momentum:g}"
-            display.note(f"outer step: {step}, on islands' changes merged by {plan.outer.merge}")
+            where = f"islands elsewhere take theirs from {plan.config_file}"
+            display.note(f"outer step: {step}, on changes merged by {plan.outer.merge}; {where}")
         (plan.run_dir / ADDRESS_FILE).unlink(missing_ok=True)  # of the time before: it may be another one now
         if plan.redis_port is not None:
             run_directory.write(plan.run_dir / ADDRESS_FILE, f"{plan.redis_url} {plan.run_id}\n")

@@ -87,19 +87,29 @@ def workspace(directory: Path, experiment: str) -> Iterator[Path]:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def keep_log(directory: Path, experiment: str, log: Path, *, anew: bool) -> Path | None:
+def keep_log(directory: Path, experiment: str, run: str, log: Path) -> Path | None:
     """Keeps the end of what a run said that failed, behind those before it; returns where.
 
     Nothing, and no error, if there is nothing to keep or no room for it: the sentence that is printed tells the reason.
     """
-    path = directory / f"{experiment}.failed.log"
     with suppress(OSError):
         said = log.read_bytes()[-LOG_BYTES:]
         if said:
-            with path.open("wb" if anew else "ab") as file:
-                file.write(said)
+            path = _failed_log(directory, experiment)
+            with path.open("ab") as file:
+                file.write(b"== %s\n%s\n" % (run.encode(), said.rstrip(b"\n")))
             return path
     return None
+
+
+def forget_logs(directory: Path, experiment: str) -> None:
+    """Removes what runs of an earlier command said."""
+    with suppress(OSError):
+        _failed_log(directory, experiment).unlink()
+
+
+def _failed_log(directory: Path, experiment: str) -> Path:
+    return directory / f"{experiment}.failed.log"
 
 
 def _mended(fd: int, path: Path) -> bytes:

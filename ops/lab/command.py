@@ -88,17 +88,18 @@ def _run(args: argparse.Namespace) -> int:
                 ends_at_s=ends_at_s,
             )
             try:
-                complete &= runner.run(signals.check)
+                ended = runner.run(signals.check)
+                complete &= ended
             except Interrupted:
                 print(
                     f"{experiment.name}: stopped; what was finished is kept, and the same command goes on", flush=True
                 )
                 return 130
-            if args.max_seeds is not None:
+            if args.max_seeds is not None and ended:
                 kept = newest(archive.read(archive.path_of(args.records, whole.name)))
-                left = agenda(whole, current(whole, kept)).due
-                if left:
-                    print(f"{whole.name}: {len(left)} more runs are due without --max-seeds", flush=True)
+                left = agenda(whole, current(whole, kept))
+                if more := len(left.due) + left.later:
+                    print(f"{whole.name}: at least {more} more runs without --max-seeds", flush=True)
     return 0 if complete else 1
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from aggregator.config import AggregatorConfig
@@ -15,7 +15,7 @@ from ops.lab.comparisons import Finding
 from ops.lab.markdown import anchor, gap, table
 from ops.lab.results import Section
 from ops.lab.settings import LANGUAGE, CellSettings, Mode
-from ops.outer_defaults import suited_to
+from ops.outer_defaults import OuterDefaults, suited_to
 
 #: Settings of a run that an experiment may vary, and whose defaults it is asked to choose.
 CHOSEN = (
@@ -30,6 +30,8 @@ CHOSEN = (
     "grace_factor",
     "codec",
 )
+
+OUTER = {each.name for each in fields(OuterDefaults)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +98,9 @@ def trials(experiments: Sequence[Findings]) -> tuple[Trial, ...]:
             if not differing or not differing <= set(CHOSEN):
                 continue
             names = tuple(name for name in CHOSEN if name in differing)
-            if any(ours[name] != default_of(name, ours) for name in names):
+            # Rule, rate and momentum are one default: a candidate has all three of them or none.
+            held = names if OUTER.isdisjoint(names) else (*names, *OUTER)
+            if any(ours[name] != default_of(name, ours) for name in held):
                 continue
             default = ", ".join(_told(name, ours[name]) for name in names)
             if any(ours[name] != default_of(name) for name in names):

@@ -80,6 +80,7 @@ class Runner:
         """
         place = self.directory, self.experiment.name
         with archive.locked(*place), archive.workspace(*place) as scratch:
+            archive.forget_logs(*place)
             return self._run(check, scratch)
 
     def _run(self, check: Callable[[], None], scratch: Path) -> bool:
@@ -175,9 +176,9 @@ class Runner:
             if status != 0 or not result.exists():
                 log = scratch / f"run-{each.slot}.log"
                 why = _why(status, log)
-                said = archive.keep_log(self.directory, self.experiment.name, log, anew=not self._failed)
+                said = archive.keep_log(self.directory, self.experiment.name, _name(each.run), log)
                 self._failed[each.run.key] = why
-                where = "" if said is None else f"all that it said is in {said}, "
+                where = "" if said is None else f"the end of what it said is in {said}, "
                 self.say(f"{_name(each.run)}: {why}; {where}the same command tries it again")
                 continue
             record = Record.from_json(result.read_text())

@@ -8,7 +8,9 @@ import numpy as np
 import optax
 import pytest
 
+from aggregator.config import AggregatorConfig
 from aggregator.outer import CHUNK, SMALL, FragmentState, make_outer_step, seeded
+from aggregator.workshop import warmed_up
 from broker.errors import ConfigError, LocalProtocolError
 
 #: Fused multiply-adds round once where the plain formula rounds twice: an ulp or two on values around 1.
@@ -43,7 +45,7 @@ def test_ten_steps_equal_plain_optax_on_the_tree():
 @pytest.mark.parametrize(("eta", "mu"), [(0.7, 0.9), (1.0, 0.0)])
 def test_any_size_equals_the_formula(eta, mu):
     step = make_outer_step(eta, mu)
-    for size in (1, 2, 100, SMALL, SMALL + 1, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK + 17):
+    for size in (1, 2, 100, SMALL, SMALL + 1, 5 * SMALL, 5 * SMALL + 1, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK + 17):
         params, trace, merged = (random(size, seed) for seed in (1, 2, 3))
         state = step(FragmentState(params=params, momentum=trace, version=4), merged)
         expected_params, expected_trace = nesterov(params, trace, merged, np.float32(eta), np.float32(mu))
@@ -91,6 +93,13 @@ def test_two_compilations_serve_every_size():
         step(seeded(random(size, 1)), random(size, 2))
     with jax.log_compiles(False), jax.no_tracing():  # raises if anything is traced again
         for size in (1, 1000, SMALL + 1, CHUNK - 1, CHUNK + 1):
+            step(seeded(random(size, 1)), random(size, 2))
+
+
+def test_a_step_that_is_warmed_up_compiles_nothing_later():
+    step = warmed_up(AggregatorConfig(outer_learning_rate=0.61, outer_momentum=0.39))
+    with jax.no_tracing():
+        for size in (1, SMALL, CHUNK, CHUNK + 1):
             step(seeded(random(size, 1)), random(size, 2))
 
 

@@ -41,8 +41,12 @@ def ran():
 @pytest.fixture
 def island(ran):
     rule = Rule(kinds={}, codec=Codec.F32, feedback=True, seed=0, fleet_tokens=1, total_tokens=1000)
-    stepper = Stepper(counting(ran))
-    made = TrainingIsland(counting(ran), rule, stepper)
+    task = counting(ran)
+    return begun(TrainingIsland(task, rule, Stepper(task)))
+
+
+def begun(made):
+    """Has an island hold version 0, all zero."""
     core = SimpleNamespace(manifest=partition(made.tensors, 2), schedule_tokens=float)
     made.joined(core, DataShare(index=0, count=1))
     for p in (0, 1):
@@ -111,6 +115,21 @@ def test_a_copy_replaces_one_that_was_made_already(island):
     install(island, 1, 0.0, keep=1.0)
     island.copy(0)
     assert captured(island, 0) == 2
+
+
+def test_islands_that_step_along_keep_their_copies(ran):
+    rule = Rule(kinds={}, codec=Codec.F32, feedback=True, seed=0, fleet_tokens=1, total_tokens=1000)
+    task = counting(ran)
+    stepper = Stepper(task, together=2)
+    first, second = (begun(TrainingIsland(task, rule, stepper)) for _ in range(2))
+    train(first, 6)
+    train(second, 3)
+    second.copy(0)
+    train(second, 3)
+    first.copy(0)
+    assert captured(first, 0) == 6
+    assert second.steps_run == 6, "it stepped along"
+    assert captured(second, 0) == 3
 
 
 def test_what_is_installed_drops_the_copy_of_its_fragment(island):

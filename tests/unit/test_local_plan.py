@@ -195,11 +195,9 @@ def test_muon_gets_the_outer_step_that_suits_it_and_the_run_directory_says_so():
         ((), ("rda", 1.0, 0.0)),
         (("--task-option", "merge=mean"), ("mean", 1.0, 0.0)),
         (("--task-option", "optimizer=muon", "merge=rda"), ("rda", 1.0, 0.0)),
-        (("--outer-momentum", "0.3", "--task-option", "optimizer=muon"), ("mean", 0.7, 0.3)),
-        (
-            ("--outer-learning-rate", "1", "--outer-momentum", "0", "--task-option", "optimizer=muon"),
-            ("mean", 1.0, 0.0),
-        ),
+        (("--task-option", "optimizer=muon", "merge=mean"), ("mean", 0.7, 0.5)),
+        (("--outer-momentum", "0.3", "--task-option", "optimizer=muon"), ("rda", 1.0, 0.3)),
+        (("--outer-learning-rate", "1", "--task-option", "optimizer=muon", "merge=mean"), ("mean", 1.0, 0.0)),
     ],
 )
 def test_what_is_asked_for_wins_over_what_suits_the_inner_optimizer(words, outer):
@@ -220,4 +218,4 @@ def test_a_task_of_ones_own_is_left_alone(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     plan = resolved("--task", "mine:task", "--task-option", "optimizer=muon")
     assert plan.task == {"optimizer": "muon"}
-    assert (plan.aggregator.outer_learning_rate, plan.aggregator.outer_momentum) == (1.0, 0.0)
+    assert plan.outer == OuterDefaults(merge="")
