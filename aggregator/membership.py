@@ -271,7 +271,7 @@ class Membership:
     def _overdrawn(self, member: Member, beat: Heartbeat) -> str:
         """Says for which fragment an island would have dropped more than it has not handed over; empty for none."""
         if not any(beat.overwritten_tokens):
-            return ""
+            return ""  # all that is known beside that arrived, and was counted as trained when it did
         life = self._run.ledger.life(member.island_id, member.incarnation)
         trained = life.trained_tokens_by(beat.inner_step, beat.tokens)
         for p, account in life.accounts.items():

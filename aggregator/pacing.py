@@ -263,9 +263,8 @@ class Pacer:
         at = dict(zip(moment.advancing, moment.steps, strict=True))
         for island_id, step in at.items():
             if island_id not in began:
-                known = sorted(at[i] - began[i] for i in at if i in began)
-                progress = known[(len(known) - 1) // 2] if known else self._head_start[fragment_id]
-                began[island_id] = step - progress
+                known = [at[i] - began[i] for i in at if i in began]
+                began[island_id] = step - (_lower_median(known) if known else self._head_start[fragment_id])
 
 
 def _lower_median(steps: list[float]) -> float:

@@ -13,6 +13,9 @@ from broker.keys import check_exposure
 from broker.settings import setting
 from broker.sockets import broker_addresses
 
+#: The task that comes with us.
+LANGUAGE = "islands.language:task"
+
 _RUN_ID = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
 
 
@@ -26,7 +29,7 @@ class IslandConfig:
     insecure: bool = setting(False, "connect without keys to a broker that is not on this machine")
     broker_silent_s: float = setting(2.0, "silence after which an island goes on to the next broker, if it has several")
     island_id: str = setting("", "this island's name; empty: the run assigns one, the same again to the same host")
-    task: str = setting("islands.language:task", "what to train: package.module:function, returning a Task")
+    task: str = setting(LANGUAGE, "what to train: package.module:function, returning a Task")
     pace: float = setting(0.0, "seconds that an inner step takes at least: plays slower hardware")
 
     state_dir: Path | None = setting(None, "directory for checkpoints of the inner optimizer; none: no checkpoints")

@@ -24,7 +24,7 @@ from broker.identity import Identity, KeyRole
 from broker.settings import setting
 from broker.sockets import MAX_BROKERS
 from broker.toml import dump
-from islands.config import IslandConfig
+from islands.config import LANGUAGE, IslandConfig
 from islands.corpus import PYTHON
 from islands.options import check_options, signature_in_source
 from ops.links.placing import Links
@@ -119,9 +119,8 @@ class LocalPlan:
     @property
     def outer(self) -> OuterDefaults:
         """What is done with islands' changes; how a task of one's own has them merged is not known here."""
-        ours = self.island.task == IslandConfig().task
         return OuterDefaults(
-            merge=self.task.get("merge", ADAMW.merge) if ours else "",
+            merge=self.task.get("merge", ADAMW.merge) if self.island.task == LANGUAGE else "",
             outer_learning_rate=self.aggregator.outer_learning_rate,
             outer_momentum=self.aggregator.outer_momentum,
         )
@@ -246,8 +245,9 @@ def resolve(args: argparse.Namespace, *, run_dir: Path, port: int, redis_url: st
     # Rule, rate and momentum suit each other: whoever gives a part of it, if only in the file of an older run, gets
     # nothing of it from here.
     given = tables.get("aggregator", {}).keys() | {name for name, value in vars(args).items() if value is not None}
-    ours = island.task == IslandConfig().task and given.isdisjoint(OUTER_STEP)
-    suited = suited_to(task.get("optimizer")) if ours else ADAMW
+    suited = ADAMW
+    if island.task == LANGUAGE and given.isdisjoint(OUTER_STEP):
+        suited = suited_to(task.get("optimizer"))
     if suited is not ADAMW and task.setdefault("merge", suited.merge) == suited.merge:
         usual["aggregator"] |= {name: getattr(suited, name) for name in OUTER_STEP}
     plan = LocalPlan(

@@ -15,9 +15,7 @@ from pathlib import Path
 from aggregator.store_files import mapped
 from broker.errors import ConfigError, Unavailable
 from ops.lab.records import Record, parse
-
-#: Kept of what a failed run said.
-LOG_BYTES = 65_536
+from ops.processes import end_of
 
 _LOG = logging.getLogger(__name__)
 
@@ -93,11 +91,10 @@ def keep_log(directory: Path, experiment: str, run: str, log: Path) -> Path | No
     Nothing, and no error, if there is nothing to keep or no room for it: the sentence that is printed tells the reason.
     """
     with suppress(OSError):
-        said = log.read_bytes()[-LOG_BYTES:]
-        if said:
+        if said := end_of(log):
             path = _failed_log(directory, experiment)
-            with path.open("ab") as file:
-                file.write(b"== %s\n%s\n" % (run.encode(), said.rstrip(b"\n")))
+            with path.open("a") as file:
+                file.write("\n".join((f"== {run}", *said, "")))
             return path
     return None
 

@@ -14,7 +14,7 @@ from ops.lab.chapter import Findings
 from ops.lab.comparisons import Finding
 from ops.lab.markdown import anchor, gap, table
 from ops.lab.results import Section
-from ops.lab.settings import LANGUAGE, CellSettings, Mode
+from ops.lab.settings import CellSettings, Mode, is_language
 from ops.outer_defaults import OuterDefaults, suited_to
 
 #: Settings of a run that an experiment may vary, and whose defaults it is asked to choose.
@@ -74,7 +74,7 @@ def default_of(name: str, settings: Mapping[str, Any] | None = None) -> Any:
 
 
 def _optimizer_of(settings: Mapping[str, Any]) -> str:
-    return str(settings.get("task.optimizer", "adamw")) if settings.get("task", LANGUAGE) == LANGUAGE else ""
+    return str(settings.get("task.optimizer", "adamw")) if is_language(settings) else ""
 
 
 def trials(experiments: Sequence[Findings]) -> tuple[Trial, ...]:

@@ -17,7 +17,7 @@ from ops.lab.chapter import Findings
 from ops.lab.comparisons import Finding
 from ops.lab.markdown import count
 from ops.lab.records import Record
-from ops.lab.settings import LANGUAGE, Mode
+from ops.lab.settings import Mode, is_language
 from ops.lab.statistics import Interval
 
 #: Parts of a run at which gaps are shown.
@@ -121,14 +121,14 @@ def _gaps(findings: Findings) -> Iterator[Gap]:
             tokens_per_step=_per_step(first),
             course=_course(candidate, baseline),
             interval=finding.interval,
-            of_language_model=_of_language_model(first),
+            of_language_model=is_language(first.settings),
             pairs=frozenset((candidate[seed].key, baseline[seed].key) for seed in candidate.keys() & baseline.keys()),
         )
 
 
 def _optimizer(candidate: Record, baseline: Record) -> str:
     """The inner optimizer by name, with its constants where they are not the default ones on either side."""
-    if not _of_language_model(candidate):
+    if not is_language(candidate.settings):
         return str(candidate.settings.get("task.optimizer", "the task's own"))
     words = [str(candidate.settings.get("task.optimizer", "adamw"))]
     for constant in ("b2", "momentum"):
@@ -137,10 +137,6 @@ def _optimizer(candidate: Record, baseline: Record) -> str:
             ours, other = (f"the default {constant}" if value is None else f"{constant} {value}" for value in changed)
             words.append(ours if ours == other else f"{ours} against {other}")
     return ", ".join(words)
-
-
-def _of_language_model(run: Record) -> bool:
-    return str(run.settings.get("task", LANGUAGE)) == LANGUAGE
 
 
 def _text(run: Record) -> str:

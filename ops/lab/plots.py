@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from ops.lab.canvas import COLOURS, PANEL, colour, drawing, legend, style_of, svg
 from ops.lab.comparisons import TOLERANCE
 from ops.lab.records import Record
-from ops.lab.settings import LANGUAGE
+from ops.lab.settings import is_language
 from ops.lab.statistics import Interval
 
 #: Label -> records of one cell, one per seed.
@@ -254,8 +254,7 @@ def _over_seeds(records: Sequence[Record], column: int) -> tuple[list[float], li
 
 def _loss_of(records: Iterable[Record]) -> str:
     """Names losses on an axis: those of a task of one's own are whatever it evaluates."""
-    ours = all(record.settings.get("task", LANGUAGE) == LANGUAGE for record in records)
-    return "loss (nats per token)" if ours else "loss"
+    return "loss (nats per token)" if all(is_language(record.settings) for record in records) else "loss"
 
 
 def _token_unit(largest: float) -> tuple[float, str]:

@@ -15,6 +15,7 @@ from broker import settings
 from broker.errors import ConfigError
 from broker.messages import Codec
 from broker.settings import setting
+from islands.config import LANGUAGE
 
 
 class Mode(StrEnum):
@@ -24,10 +25,6 @@ class Mode(StrEnum):
     DILOCO = "diloco"  # everybody stops every H steps; one merge of the whole model
     STREAMING = "streaming"  # fragment by fragment, everybody at the same steps, tau steps of overlap
     DECOUPLED = "decoupled"  # the production cores in virtual time
-
-
-#: Our own task.
-LANGUAGE = "islands.language:task"
 
 
 class MergeRule(StrEnum):
@@ -205,6 +202,11 @@ def resolved(cell: CellSettings) -> dict[str, Any]:
         else:
             plain[each.name] = str(value) if isinstance(value, StrEnum) else _listed(value)
     return plain
+
+
+def is_language(settings: Mapping[str, Any]) -> bool:
+    """Whether a run with these settings, as a record has them, trains our own task; the oldest do not name it."""
+    return str(settings.get("task", LANGUAGE)) == LANGUAGE
 
 
 def key_of(cell: CellSettings, seed: int) -> str:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from aggregator.books import Books
-from aggregator.ledger import LIVES_KEPT, REASONS_REMEMBERED, Ledger
+from aggregator.ledger import LIVES_KEPT, PAST, REASONS_REMEMBERED, Ledger
 from broker.messages import Reason
 from broker.ranges import StepRange
 from tests.helpers import steps
@@ -320,6 +320,13 @@ def read(slices, counters, **kept):
     made.check()
     assert made.books().balanced()
     return made
+
+
+def test_what_is_recalled_of_folded_lives_alone_counts_as_trained():
+    made = Ledger({0: 1})
+    assert made.trained_tokens() == 0
+    made.recall({"a": {PAST: [3, 10, 100, 10, 100]}})
+    assert made.trained_tokens() == 100
 
 
 def test_an_island_that_comes_and_goes_for_weeks_makes_no_book_longer():

@@ -37,7 +37,10 @@ def test_losses_of_a_task_of_ones_own_have_no_unit_of_ours():
         replace(each, settings=each.settings | {"task": "mine:task"})
         for each in (*whole_experiment(), *(outer_run(*point) for point in ((0.7, 0.5), (0.5, 0.5), (0.7, 0.0))))
     ]
-    assert all(b"nats" not in svg for svg in drawn(theirs, comparisons=()).values())
+    plots_drawn = drawn(theirs, comparisons=())
+    assert all(b"nats" not in svg for svg in plots_drawn.values())
+    with_losses = ("loss", "loss-tokens", "loss-time", "outer-grid")
+    assert all(b"loss" in plots_drawn[f"parity-{kind}.svg"] for kind in with_losses)
 
 
 def test_the_same_records_give_the_same_bytes():
