@@ -11,6 +11,7 @@ from broker.identity import KeyRole
 from broker.keys import check_exposure
 from broker.liveness import LivenessConfig
 from broker.messages import Codec
+from broker.names import check_name
 from broker.settings import setting
 from broker.sockets import broker_addresses
 
@@ -83,6 +84,7 @@ class AggregatorConfig:
     max_message_bytes: int = setting(1 << 30, "largest message accepted")
 
     def __post_init__(self) -> None:
+        check_name("run_id", self.run_id)
         at_least_one = (
             "islands",
             "fragments",

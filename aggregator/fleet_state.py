@@ -6,6 +6,8 @@ Rounds that are open, fragments that soon are, versions, and how fast the fleet 
 
 from __future__ import annotations
 
+from statistics import median_low
+
 from aggregator.members import Member
 from aggregator.run import Run, Stage
 from broker.messages import FleetState, OpenRound, Phase
@@ -80,7 +82,7 @@ class FleetStates:
                 rates[island_id] = run.tokens_per_step(run.members[island_id]) / step_time_s
         if not rates.get(member.island_id):
             return float(max(1, len(rates)))
-        middle = sorted(rates.values())[(len(rates) - 1) // 2]
+        middle = median_low(rates.values())
         within = {i: min(max(rate, middle / SPREAD), middle * SPREAD) for i, rate in rates.items()}
         own = within[member.island_id]
         return sum(within.values()) / own if own else float(len(rates))

@@ -24,8 +24,6 @@ from aggregator.tally import Tally
 from broker.messages import Reason
 from broker.ranges import StepRange
 
-#: Refused ranges of an account whose reason is still told to an island that missed it; more than are ever outstanding.
-REASONS_REMEMBERED = 32
 #: Lives of an island that are kept one by one, if they have ended.
 LIVES_KEPT = 8
 #: Where the sums over those before stand, beside the incarnations.
@@ -87,21 +85,11 @@ class Ledger:
 
     def merge(self, island_id: str, incarnation: int, fragment_id: int, steps: StepRange) -> None:
         """Moves a waiting contribution to the merged ones."""
-        account = self.account(island_id, incarnation, fragment_id)
-        del account.waiting[(steps.from_step, steps.to_step)]
-        account.merged.add(steps.from_step, steps.to_step)
-        account.merged_tokens += steps.tokens
-        account.merged_to = max(account.merged_to, (steps.to_step, steps.to_tokens))
+        self.account(island_id, incarnation, fragment_id).merge(steps)
 
     def refuse(self, island_id: str, incarnation: int, fragment_id: int, steps: StepRange, cause: Reason) -> None:
         """Books a contribution as wasted, whether it waited or is refused on arrival."""
-        account = self.account(island_id, incarnation, fragment_id)
-        account.waiting.pop((steps.from_step, steps.to_step), None)
-        account.refused.add(steps.from_step, steps.to_step)
-        account.why[(steps.from_step, steps.to_step)] = cause
-        if len(account.why) > REASONS_REMEMBERED:
-            del account.why[next(iter(account.why))]
-        account.wasted_tokens[cause] += steps.tokens
+        self.account(island_id, incarnation, fragment_id).refuse(steps, cause)
         self.report(island_id, incarnation, steps.to_step, steps.to_tokens)
 
     def overwritten(self, island_id: str, incarnation: int, tokens: Iterable[int]) -> None:

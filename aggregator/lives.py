@@ -13,6 +13,12 @@ from typing import Any
 from broker.messages import Reason
 from broker.ranges import IntervalSet, StepRange
 
+#: Refused ranges of an account whose reason is still told to an island that missed it; more than are ever outstanding.
+REASONS_REMEMBERED = 32
+#: Intervals kept of one island, or of one share of the data, on one fragment: they stand in every commit. Where there
+#: are more, the lowest gaps count as filled: what belongs there was dropped or lost, or is far too old by now.
+MOST_INTERVALS = 32
+
 
 @dataclass(slots=True)
 class Account:
@@ -42,6 +48,24 @@ class Account:
         """The furthest step that arrived here for good, and the token counter there."""
         return max([self.merged_to, *((r.to_step, r.to_tokens) for r in self.waiting.values())])
 
+    def merge(self, steps: StepRange) -> None:
+        """Moves what waits to what is merged."""
+        del self.waiting[(steps.from_step, steps.to_step)]
+        self.merged.add(steps.from_step, steps.to_step)
+        self.merged.close_gaps(MOST_INTERVALS, self._waits)  # with keep = 0 each adoption drops steps, and leaves one
+        self.merged_tokens += steps.tokens
+        self.merged_to = max(self.merged_to, (steps.to_step, steps.to_tokens))
+
+    def refuse(self, steps: StepRange, cause: Reason) -> None:
+        """Books what waits, or has just arrived, as wasted."""
+        self.waiting.pop((steps.from_step, steps.to_step), None)
+        self.refused.add(steps.from_step, steps.to_step)
+        self.refused.close_gaps(MOST_INTERVALS, self._waits)
+        self.why[(steps.from_step, steps.to_step)] = cause
+        if len(self.why) > REASONS_REMEMBERED:
+            del self.why[next(iter(self.why))]
+        self.wasted_tokens[cause] += steps.tokens
+
     def why_refused(self, from_step: int, to_step: int) -> Reason:
         """Why a refused range was refused, as long as that is remembered."""
         return self.why.get((from_step, to_step), Reason.OVERLAP)
@@ -51,8 +75,12 @@ class Account:
         return (
             self.merged.overlaps(steps.from_step, steps.to_step)
             or self.refused.overlaps(steps.from_step, steps.to_step)
-            or any(a < steps.to_step and steps.from_step < b for a, b in self.waiting)
+            or self._waits(steps.from_step, steps.to_step)
         )
+
+    def _waits(self, from_step: int, to_step: int) -> bool:
+        """Whether any of these steps arrived, and are neither merged nor refused yet."""
+        return any(a < to_step and from_step < b for a, b in self.waiting)
 
     def record(self) -> dict[str, Any]:
         """Returns it as plain data, without what waits and why something was refused."""

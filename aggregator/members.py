@@ -96,7 +96,7 @@ class Members:
         member = self._members.get(name)
         if member is None:
             member = Member(name, len(self._members), hint, 0, nonce, tokens_per_step, now_s)
-            self._members = dict(sorted({**self._members, name: member}.items()))
+            self._add(member)
         member.incarnation += 1
         self._renew(member, hint, nonce, tokens_per_step, now_s)
         return member
@@ -169,7 +169,7 @@ class Members:
         member = self._members.get(e.island_id)
         if member is None:
             member = Member(e.island_id, e.index, e.hint, 0, e.nonce, e.tokens_per_step, now_s)
-            self._members[e.island_id] = member
+            self._add(member)
         if e.incarnation > member.incarnation:
             self._renew(member, e.hint, e.nonce, e.tokens_per_step, now_s)
             member.incarnation, member.begun = e.incarnation, False
@@ -184,6 +184,10 @@ class Members:
             member.counted_at_s, member.presumed = now_s, True
             self._members[name] = member
         self._members = dict(sorted(self._members.items()))
+
+    def _add(self, member: Member) -> None:
+        """Takes in a new one; they stay in the order of their ids, whoever was first."""
+        self._members = dict(sorted({**self._members, member.island_id: member}.items()))
 
     def _named_by(self, hint: str) -> str | None:
         return next((m.island_id for m in self if hint and m.hint == hint), None)

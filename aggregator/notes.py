@@ -51,7 +51,7 @@ class NoteLog:
         about = fields.get("island") or fields.get("sender")
         key = (note.name, about, fields.get("reason") or fields.get("kind"))
         self._times[key] += 1
-        if str(self._times[key]).rstrip("0") != "1":
+        if not logs.worth_repeating(self._times[key]):
             log.debug(note.name, **fields)
             return None
         fields["times"] = self._times[key]

@@ -88,12 +88,14 @@ class Quarantine:
         offender = self._offenders.get(island_id)
         return offender is not None and now_s < offender.until_s
 
+    def left_s(self, island_id: str, now_s: float) -> float:
+        """Returns for how long an island is kept out yet; 0 if it is not."""
+        return self._offenders[island_id].until_s - now_s if self.holds(island_id, now_s) else 0.0
+
     def why(self, island_id: str, now_s: float) -> str:
         """Says why an island is kept out, and how long; empty if it is not."""
-        if not self.holds(island_id, now_s):
-            return ""
-        offender = self._offenders[island_id]
-        return f"for {offender.until_s - now_s:.1f} s more, after {offender.reason}"
+        left_s = self.left_s(island_id, now_s)
+        return f"for {left_s:.1f} s more, after {self._offenders[island_id].reason}" if left_s else ""
 
     def out(self, now_s: float) -> frozenset[str]:
         """Returns the ids of all who are kept out."""
@@ -130,10 +132,13 @@ class Quarantine:
         offender.strikes = 0
         return True
 
-    def behaved(self, island_id: str) -> bool:
-        """Takes note of a contribution let in; returns whether it ends a probation."""
+    def behaved(self, island_id: str, now_s: float) -> bool:
+        """Takes note of a contribution let in; returns whether it ends a probation.
+
+        What is let in during a quarantine had arrived before it, and says nothing of how its island behaves now.
+        """
         offender = self._offenders.get(island_id)
-        if offender is None:
+        if offender is None or self.holds(island_id, now_s):
             return False
         offender.good += 1
         if offender.good < RELEASE_AFTER:

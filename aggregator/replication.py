@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from aggregator.events import Commit, Note, Persisted, PersistFailed, RunSaved, RunSaveFailed
-from aggregator.founding import Founding
+from aggregator.founding import Founding, Key
 from aggregator.replication_events import (
     Deliver,
     Deposed,
@@ -56,9 +56,6 @@ NOTES = frozenset(
         *("lease.unknown", "lease.back", "lease.given_up"),
     }
 )
-
-#: A fragment version and the name of its bytes.
-Key = tuple[int, str]
 
 
 @dataclass(slots=True)
@@ -157,11 +154,9 @@ class Replication:
                 self._local(done, now_s)
             case Followed(name=name, follow=follow):
                 self._followed(name, follow, now_s)
-            case Outranked() if not self.deposed:
+            case Outranked():
                 self.deposed = True
                 self._actions.append(Deposed(holder="another aggregator", epoch=self.epoch + 1))
-            case Outranked():
-                pass
             case Renewed():
                 self._renewed(event)
             case RenewFailed():

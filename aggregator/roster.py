@@ -63,7 +63,14 @@ class Keeper:
             members=run.members.enrolled(),
             tenures=run.shares.tenures(),
         )
+        if [self._says(each) for each in self._saving[-2:]] == [self._says(roster)] * 2:
+            self._saving.pop()  # a disk that fails is asked again and again: the first and the last of these will do
         self._saving.append(roster)
+
+    @staticmethod
+    def _says(roster: Roster) -> Roster:
+        """Returns what a roster says, whichever record says so."""
+        return replace(roster, serial=0)
 
     def saved(self) -> None:
         """Our record is durable up to some serial: it may be told to the others."""

@@ -1,9 +1,7 @@
 """One round of one fragment: who was asked, who answered, with what; and when it may close.
 
-States and edges::
-
-    COLLECTING --quorum of fresh answers--> GRACE --decision--> CLOSED
-         \\________________decision (complete, timeout)_________/
+It collects answers until it is decided: with the last one that is waited for, with a quorum of fresh ones and the wait
+that begins then (``quorum_met_at_s``), or at its timeout (:mod:`aggregator.quorum`).
 
 A contribution that arrives for an earlier round is *held*: it takes part in the next round of its fragment without
 counting towards the quorum. A contribution is admitted before it comes here (:mod:`aggregator.admission`).

@@ -189,13 +189,14 @@ class Run:
             member.island_id, reason, from_step=from_step, at_step=at_step, now_s=self.now_s
         )
         if kept_out:
-            detail = self.quarantine.why(member.island_id, self.now_s)
-            self.note("island.quarantined", island=member.island_id, reason=reason, detail=detail)
+            why = self.quarantine.why(member.island_id, self.now_s)
+            for_s = round(self.quarantine.left_s(member.island_id, self.now_s), 3)
+            self.note("island.quarantined", island=member.island_id, reason=reason, for_s=for_s, detail=why)
             self.save()  # it must not come back by way of our own restart
 
     def behaved(self, member: Member) -> None:
         """Takes note of a contribution that was let in."""
-        if self.quarantine.behaved(member.island_id):
+        if self.quarantine.behaved(member.island_id, self.now_s):
             self.note("island.released", island=member.island_id)
             self.save()
 

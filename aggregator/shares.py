@@ -21,8 +21,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+from aggregator.lives import MOST_INTERVALS
 from broker import messages
 from broker.messages import DataRange, Reason, Share
 from broker.ranges import IntervalSet
@@ -30,9 +32,6 @@ from broker.schema import MAX_DATA_RANGES
 
 #: Shares in one island's hands, at most: a contribution names them all. What is beyond waits for another heir.
 MOST_OWNED = MAX_DATA_RANGES // 2
-#: Intervals of merged batches kept of one share on one fragment: they stand in every commit. Where there are more, the
-#: lowest gaps count as merged: what belongs there was refused or lost, or is far too old by now.
-MOST_INTERVALS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +146,8 @@ class Shares:
 
     def saving(self, serial: int) -> dict[str, list[Any]]:
         """Returns what belongs into the run record of that serial, as plain data."""
-        self._saving.append((serial, dict(self._tenures)))
+        if not self._saving or self._saving[-1][1] != self._tenures:  # else that one says it, with an earlier serial
+            self._saving.append((serial, dict(self._tenures)))
         nobodys = self.nobodys()
         self._free_at = {n: self._free_at.get(n, serial) for n in nobodys}
         return {str(n): [t.owner, t.share_epoch, t.cursor] for n, t in sorted(self._tenures.items())}
@@ -250,11 +250,7 @@ class Shares:
         for d in data:
             self._merged.setdefault((fragment_id, d.share), IntervalSet()).add(d.from_batch, d.to_batch)
         for share in {d.share for d in data}:
-            merged = self._merged[fragment_id, share]
-            if merged.num_intervals > MOST_INTERVALS:
-                idle = [gap for gap in merged.gaps() if not self._waits(fragment_id, share, *gap)]
-                for gap in idle[: merged.num_intervals - MOST_INTERVALS]:
-                    merged.add(*gap)
+            self._merged[fragment_id, share].close_gaps(MOST_INTERVALS, partial(self._waits, fragment_id, share))
 
     def reached(self, share: int) -> int:
         """Returns the furthest batch of a share that was merged or waits to be, on any fragment: one past it."""

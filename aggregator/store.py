@@ -23,7 +23,7 @@ from typing import Any, Self
 
 from aggregator.commit_file import Damaged, read_commit, read_header, write_all, write_commit
 from aggregator.events import Commit
-from aggregator.outer import FragmentState, Vector
+from aggregator.outer import FragmentState
 from aggregator.records import ledger_line
 from aggregator.recovery import renumbered
 from aggregator.store_files import (
@@ -33,9 +33,7 @@ from aggregator.store_files import (
     mapped,
     name_path,
     pack_run,
-    read_newest,
     read_run,
-    read_seed,
     run_path,
     versions,
 )
@@ -86,6 +84,7 @@ class Store:
         self._newest: dict[int, Commit] = {}  #: fragment -> newest whole version
         self._unlisted: dict[tuple[int, int, str], Commit] = {}  #: durable, and not in the ledger file yet
         self._damaged: defaultdict[int, set[int]] = defaultdict(set)  #: fragment -> versions not whole
+        self._to_strike: dict[int, int] = {}  #: fragment -> version from which on its lines in the ledger are void
 
     @classmethod
     def open(cls, directory: Path, *, keep: int = 2) -> Self:
@@ -147,17 +146,12 @@ class Store:
                     continue
                 self._newest[fragment_id] = fragments[fragment_id][0]
                 break
-        self._complete_ledger()
+        present = {p: max(versions(self._directory, p), default=-1) for p in fragment_ids(self._directory)}
+        for fragment_id, version, _ in self._complete_ledger():
+            if version > present.get(fragment_id, -1):  # given up for a leader's, and not struck before a crash
+                self._to_strike[fragment_id] = min(version, self._to_strike.get(fragment_id, version))
         self._loaded = True
         return Loaded(run=run, fragments=fragments, damaged=tuple(damaged))
-
-    def newest_params(self, fragment_id: int) -> Vector:
-        """Returns the parameters of the newest whole version, float32."""
-        return read_newest(self._directory, fragment_id)[1]
-
-    def seed_params(self, fragment_id: int) -> Vector:
-        """Returns the parameters of version 0, float32."""
-        return read_seed(self._directory, fragment_id)[1]
 
     # --- writing ---------------------------------------------------------------------------------------------
 
@@ -194,6 +188,7 @@ class Store:
                 _flush_directory(path.parent.parent)
         self._replace(path, lambda fd: write_commit(fd, commit, state))
         self._newest[commit.fragment_id] = commit
+        self._to_strike.pop(commit.fragment_id, None)  # from here on its versions are our own
         self._damaged[commit.fragment_id].discard(commit.fragment_version)
         self._unlisted[_key(commit)] = commit
         self._list_commits()
@@ -208,9 +203,12 @@ class Store:
         p, version = commit.fragment_id, commit.fragment_version
         newer = [each for each in versions(self._directory, p) if each > version]
         held = self._newest.get(p)
-        if held is not None and _key(held) == _key(commit) and not newer:
+        if held is not None and _key(held) == _key(commit) and not newer and p not in self._to_strike:
             self._list_commits()
             return  # a copy of what is here
+        differs = held is not None and held.fragment_version == version and held.digest != commit.digest
+        if newer or differs:
+            self._to_strike[p] = min(version, self._to_strike.get(p, version))
         self._newest.pop(p, None)
         for each in newer:  # first: a crash must not leave them above what was acknowledged
             path = commit_path(self._directory, p, each)
@@ -218,8 +216,8 @@ class Store:
                 path.unlink()
                 _flush_directory(path.parent)
             self._damaged[p].discard(each)
-        if newer or (held is not None and held.fragment_version == version and held.digest != commit.digest):
-            self._strike_from_ledger(p, version)
+        if p in self._to_strike:
+            self._strike_from_ledger(p, min(version, self._to_strike[p]))
         self.commit(commit, state)
 
     def begin_lineage(self, above: Mapping[int, int], epoch: int) -> None:
@@ -326,8 +324,12 @@ class Store:
                 kept.append(line)
         self._replace(path, lambda fd: write_all(fd, memoryview(b"".join(kept))))
 
-    def _complete_ledger(self) -> None:
-        """Cuts a torn end off the ledger file, and adds the versions on disk that have no line."""
+    def _complete_ledger(self) -> set[tuple[int, int, str]]:
+        """Cuts a torn end off the ledger file, and adds the versions on disk that have no line.
+
+        Returns:
+            What the other lines list: fragment, version and digest.
+        """
         path = ledger_path(self._directory)
         known: set[tuple[int, int, str]] = set()
         with mapped(f"cannot repair {path}", definite=False):
@@ -349,6 +351,7 @@ class Store:
         missing = [commit for commit in self._commits_on_disk() if _key(commit) not in known]
         if missing:
             self._append_to_ledger(sorted(missing, key=lambda commit: (commit.round_id, _key(commit))))
+        return known
 
     def _commits_on_disk(self) -> Iterable[Commit]:
         for fragment_id in fragment_ids(self._directory):

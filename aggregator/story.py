@@ -7,6 +7,7 @@ here.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -54,12 +55,12 @@ class Known:
     """What the tape says of one island."""
 
     heard_at_s: float
-    joined_at_s: float
     incarnation: int = 0
     ready: bool = False
     left: str | None = None  #: the reason it gave
     left_at_s: float = 0.0
-    quarantined: str | None = None
+    quarantined: str = ""  #: for what, until ``quarantined_until_s``
+    quarantined_until_s: float = -math.inf
 
 
 @dataclass(slots=True)
@@ -161,11 +162,12 @@ class Storyteller:
         self._rounds.clear()
         now_s, record = line["now_s"], line.get("record") or {}
         self._known = {
-            name: Known(
-                heard_at_s=now_s, joined_at_s=now_s, incarnation=row[2], left="it had left before" if row[5] else None
-            )
+            name: Known(heard_at_s=now_s, incarnation=row[2], left="it had left before" if row[5] else None)
             for name, row in record.get("members", {}).items()
         }
+        for name, (_, _, left_s, reason, _) in record.get("quarantine", {}).items():
+            if name in self._known:
+                self._known[name].quarantined, self._known[name].quarantined_until_s = reason, now_s + left_s
 
     def _received(self, line: Line) -> None:
         known = self._known.get(line["sender"])
@@ -182,7 +184,10 @@ class Storyteller:
         match name:
             case "island.joined":
                 island = fields["island"]
-                self._known[island] = Known(heard_at_s=now_s, joined_at_s=now_s, incarnation=fields["incarnation"])
+                before, begun = self._known.get(island), Known(heard_at_s=now_s, incarnation=fields["incarnation"])
+                if before is not None:  # a new life does not end a quarantine
+                    begun.quarantined, begun.quarantined_until_s = before.quarantined, before.quarantined_until_s
+                self._known[island] = begun
                 for story in self._rounds.values():
                     if story.closed_at_s is None:
                         story.joined[island] = now_s
@@ -191,11 +196,9 @@ class Storyteller:
                 if known is not None:
                     known.left, known.left_at_s = fields.get("reason") or "it gave no reason", now_s
             case "island.quarantined":
-                if fields["island"] in self._known:
-                    self._known[fields["island"]].quarantined = str(fields.get("reason", ""))
-            case "island.released":
-                if fields["island"] in self._known:
-                    self._known[fields["island"]].quarantined = None
+                known = self._known.get(fields["island"])
+                if known is not None:
+                    known.quarantined, known.quarantined_until_s = str(fields["reason"]), now_s + fields["for_s"]
             case "broker.back":  # nobody could be heard while it was away: who lived then counts as just heard
                 for known in self._known.values():
                     known.heard_at_s = now_s
@@ -235,7 +238,7 @@ class Storyteller:
             return Absence(island=island, why=Why.LEFT, detail=known.left)
         if silent_s >= self._dead_after_s:
             return Absence(island=island, why=Why.DEAD, detail=f"silent for {silent_s:.1f} s")
-        if known.quarantined is not None:
+        if now_s < known.quarantined_until_s:
             return Absence(island=island, why=Why.QUARANTINED, detail=known.quarantined)
         if not known.ready:
             detail = "it had not yet reported that it holds every fragment"

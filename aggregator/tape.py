@@ -2,7 +2,7 @@
 
 Three kinds of lines, each one JSON object::
 
-    {"tape": 7, "now_s": .., "epoch": .., "config": {..}, "record": {..}, "commits": [..]}     a life begins
+    {"tape": 8, "now_s": .., "epoch": .., "config": {..}, "record": {..}, "commits": [..]}     a life begins
     {"now_s": .., "event": "received", ..}                                      what went into the core
     {"now_s": .., "note": "round.opened", "fields": {..}}                       what it decided, and why
     {"gap": 12}                                                                 so many lines were lost to the disk
@@ -19,10 +19,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from aggregator.config import AggregatorConfig
@@ -56,7 +56,7 @@ from broker.settings import from_sources
 log = logs.get(__name__)
 
 #: Of the lines, and of the rules: where decisions change, a sound tape made by the earlier ones would look forged.
-FORMAT = 7
+FORMAT = 8
 #: Lines that may wait for a disk that hangs; a line has a few hundred bytes.
 MAX_WAITING = 100_000
 
@@ -211,7 +211,8 @@ def read_event(line: Mapping[str, Any]) -> Event:
 class Tape:
     """A file that lines are appended to, in batches.
 
-    :meth:`write` only remembers a line; :meth:`flush` blocks on the disk and may run in another thread, one at a time.
+    :meth:`write` only remembers a line. :meth:`flush` blocks on the disk and may run in another thread. One that was
+    given up, with the life that asked for it, goes on there, and the next waits for it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -222,8 +223,9 @@ class Tape:
         """
         self.dropped = 0  #: lines lost
         self._path = path
-        self._waiting: deque[str] = deque()  # appended to here, emptied by flush: deques need no lock
-        self._missing = 0  # lines lost since the last one that was written
+        self._waiting: list[str | int] = []  # lines, and in place of those that are lost how many
+        self._room = Lock()  # for what waits; held for moments
+        self._disk = Lock()  # for the file; held for as long as the disk takes
         self._failing = False
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -236,31 +238,45 @@ class Tape:
 
     def write(self, line: Mapping[str, Any]) -> None:
         """Remembers a line for the next flush; drops it if too many wait already."""
-        if len(self._waiting) >= MAX_WAITING:
-            self._lose(1)
-            return
-        self._waiting.append(json.dumps(line, separators=(",", ":"), default=str))
+        text = json.dumps(line, separators=(",", ":"), default=str)
+        with self._room:
+            if len(self._waiting) < MAX_WAITING:
+                self._waiting.append(text)
+                return
+            self.dropped += 1
+            last = self._waiting[-1]
+            if isinstance(last, int):
+                self._waiting[-1] = last + 1
+            else:
+                self._waiting.append(1)
 
     def flush(self) -> None:
         """Writes what waits. A failure is logged when it begins and when it ends; what it costs is counted."""
-        lines: list[str] = []
-        while self._waiting:
-            lines.append(self._waiting.popleft())
-        if not lines:
-            return
-        missing = self._missing
-        gap = [json.dumps({"gap": missing})] if missing else []
-        text = ("\n" if self._torn else "") + "\n".join([*gap, *lines]) + "\n"
+        with self._disk:
+            with self._room:
+                waiting, self._waiting = self._waiting, []
+            if waiting:
+                self._flush(waiting)
+
+    def _flush(self, waiting: list[str | int]) -> None:
+        lines = [each if isinstance(each, str) else json.dumps({"gap": each}) for each in waiting]
+        text = ("\n" if self._torn else "") + "\n".join(lines) + "\n"
         try:
             self._append(memoryview(text.encode()))
         except OSError as err:
-            self._lose(len(lines))
+            with self._room:
+                self.dropped += sum(isinstance(each, str) for each in waiting)
+                lost = sum(1 if isinstance(each, str) else each for each in waiting)
+                behind = self._waiting[0] if self._waiting else ""
+                if isinstance(behind, int):
+                    self._waiting[0] = lost + behind
+                else:
+                    self._waiting.insert(0, lost)
             if not self._failing:
                 cure = "training goes on; free space there, or lines stay missing"
                 log.warning("tape.failing", path=str(self._path), detail=err.strerror, cure=cure)
             self._failing = True
             return
-        self._missing -= missing
         if self._failing:
             log.info("tape.back", path=str(self._path), dropped=self.dropped)
         self._failing = False
@@ -282,7 +298,3 @@ class Tape:
                 os.ftruncate(self._fd, size)
             raise
         self._torn = False
-
-    def _lose(self, lines: int) -> None:
-        self.dropped += lines
-        self._missing += lines

@@ -185,7 +185,7 @@ class Wire:
         key = key or (reason, about)
         self._complaints[key] += 1
         times = self._complaints[key]
-        if str(times).rstrip("0") == "1":
+        if logs.worth_repeating(times):
             log.warning("wire.refused", reason=reason, about=about, detail=detail, times=times)
 
     # --- out ----------------------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from ops.numeric import one_thread_environment
 COLUMNS = (
     Column(key="islands", title="islands"),
     Column(key="model", title="model"),
+    Column(key="optimizer", title="optimizer"),
     Column(key="steps", title="steps"),
     Column(key="plain_s", title="plain loop s", form=".2f"),
     Column(key="lab_s", title="laboratory s", form=".2f"),
@@ -35,6 +36,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = output.parser_of("lab_overhead", __doc__, "--islands 4,8 --model tiny")
     parser.add_argument("--islands", type=output.numbers, default=(2, 8), metavar="N,N", help="fleets (default: 2,8)")
     parser.add_argument("--model", default="tiny", help="tiny, small or medium (default: %(default)s)")
+    parser.add_argument("--optimizer", default="adamw", help="adamw or muon, inside (default: %(default)s)")
     parser.add_argument("--batch", type=int, default=16, help="sequences per inner step (default: %(default)s)")
     parser.add_argument("--steps", type=int, default=96, help="inner steps per island (default: %(default)s)")
     parser.add_argument("--repetitions", type=int, default=3, help="runs of each kind (default: %(default)s)")
@@ -47,7 +49,8 @@ def measure(args: argparse.Namespace) -> int:
     quick = bool(args.quick)
     fleets = (2,) if quick else args.islands
     steps, repetitions = (24, 1) if quick else (args.steps, args.repetitions)
-    task = load_task("islands.language:task", {"model": args.model, "batch": 4 if quick else args.batch})
+    options = {"model": args.model, "optimizer": args.optimizer, "batch": 4 if quick else args.batch}
+    task = load_task("islands.language:task", options)
     printer = output.Printer(COLUMNS, as_json=args.json)
     for islands in fleets:
         cell = cell_settings({"mode": "decoupled", "islands": islands, "steps": steps, "evaluations": 1})
@@ -57,6 +60,7 @@ def measure(args: argparse.Namespace) -> int:
             {
                 "islands": islands,
                 "model": args.model,
+                "optimizer": args.optimizer,
                 "steps": steps * islands,
                 "plain_s": plain_s,
                 "lab_s": lab_s,

@@ -11,6 +11,7 @@ from collections import Counter
 from broker import messages as m
 from broker.codec import kind_of
 from broker.directory import UNKNOWN, Directory
+from broker.logs import worth_repeating
 from broker.messages import BROKER, Channel, Envelope, Reason
 from broker.relay_events import (
     Blocked,
@@ -109,7 +110,7 @@ class Answers:
         reason, detail = refusal
         name = self._who.name_of(channel, peer) or (claimed if claimed in self._who.peers else UNKNOWN)
         times = self._count_refusal(name, reason)
-        if _is_power_of_ten(times):
+        if worth_repeating(times):
             fields = {"sender": name, "kind": kind, "reason": reason, "times": times, "detail": detail}
             self._actions.append(Note(event="relay.refused", fields=fields, warning=True))
         if kind == kind_of(m.Refused):
@@ -126,7 +127,7 @@ class Answers:
             self.counters.dropped["silent_connection"] += 1
             return
         times = self._count_refusal(UNKNOWN, event.reason)
-        if _is_power_of_ten(times):
+        if worth_repeating(times):
             fields = {"channel": event.channel, "reason": event.reason, "times": times, "detail": event.detail}
             self._actions.append(Note(event="relay.turned_away", fields=fields, warning=True))
 
@@ -134,7 +135,3 @@ class Answers:
         counts = self.counters.refused.setdefault(name, Counter())
         counts[reason] += 1
         return counts[reason]
-
-
-def _is_power_of_ten(n: int) -> bool:
-    return str(n).rstrip("0") == "1"

@@ -11,6 +11,7 @@ from broker.errors import ConfigError
 from broker.identity import KeyRole
 from broker.keys import check_exposure
 from broker.liveness import LivenessConfig
+from broker.names import check_name
 from broker.relay_events import RelayConfig
 from broker.settings import setting
 
@@ -18,7 +19,6 @@ DEFAULT_PORT = 7001
 DEFAULT_REDIS_URL = "redis://127.0.0.1:6379"
 
 _MIB = 1 << 20
-_RUN_ID = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
 _NAME = re.compile(r"[A-Za-z0-9._:-]{1,64}", re.ASCII)
 
 
@@ -50,8 +50,7 @@ class BrokerConfig:
     liveness: LivenessConfig = field(default_factory=LivenessConfig)
 
     def __post_init__(self) -> None:
-        if not _RUN_ID.fullmatch(self.run_id):
-            raise ConfigError("run_id", self.run_id, "must be 1 to 64 of the characters A-Z a-z 0-9 . _ -")
+        check_name("run_id", self.run_id)
         if self.name and not _NAME.fullmatch(self.name):
             raise ConfigError("name", self.name, "must be 1 to 64 of the characters A-Z a-z 0-9 . _ : -, or empty")
         if not self.host:

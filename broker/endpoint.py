@@ -24,7 +24,7 @@ from typing import Self
 import zmq
 import zmq.asyncio
 
-from broker.codec import DEFAULT_LIMITS, Buffer, Limits, Origin, decode, encode, kind_of, peek
+from broker.codec import DEFAULT_LIMITS, Buffer, Limits, Origin, Unreadable, decode, encode, kind_of, peek
 from broker.errors import ConfigError, LocalProtocolError, RemoteProtocolError, Unavailable
 from broker.hearing import Carried
 from broker.keys import ClientKeys
@@ -277,7 +277,7 @@ class Endpoint:
             envelope = decode(frames, self._limits)
         except RemoteProtocolError as error:
             self.traffic.unreadable += 1
-            origin = peek(frames, self._limits)
+            origin = error.origin if isinstance(error, Unreadable) else peek(frames, self._limits)
             if self._on_unreadable is not None:
                 self._on_unreadable(error, origin)
             else:

@@ -19,14 +19,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from broker.errors import ConfigError
-from broker.messages import AGGREGATOR, BROKER, joining
+from broker.messages import AGGREGATOR, BROKER, joining, standing_by
+from broker.names import check_name
 
 #: In place of an island's name: any island. Its holders can pass for each other, and for nobody else.
 ANY = "*"
-#: Sender of an aggregator that does not lead: ``standby:NAME``.
-STANDBY = "standby:"
 
-_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
 _KEY = re.compile(r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}", re.ASCII)
 
 
@@ -54,8 +52,7 @@ class Identity:
     def __post_init__(self) -> None:
         if self.name == ANY and self.role is KeyRole.ISLAND:
             return
-        if not _NAME.fullmatch(self.name):
-            raise ConfigError("name", self.name, "must be 1 to 64 of the characters A-Z a-z 0-9 . _ -")
+        check_name("name", self.name)
         if self.role is KeyRole.ISLAND and self.name in (AGGREGATOR, BROKER):
             raise ConfigError("name", self.name, "is an address of others: no island may have it")
 
@@ -74,7 +71,7 @@ class Identity:
         """Whether ``sender`` in a header is who this is, or was: an island that joins has no id yet."""
         match self.role:
             case KeyRole.AGGREGATOR:
-                return sender == AGGREGATOR or sender.startswith(STANDBY)
+                return sender == AGGREGATOR or sender.startswith(standing_by(""))
             case KeyRole.ISLAND:
                 return sender.startswith(joining("")) or self.may_be(sender)
             case _:

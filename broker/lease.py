@@ -181,6 +181,8 @@ class LeaseKey:
             if renewed[0]:
                 return renewed
         found = await self.read()
+        if (found.holder, found.epoch) == (holder, epoch):  # by an answer that got lost: no epoch is begun twice
+            return await self.renew(holder=holder, epoch=epoch, in_sync=())
         granted = found.epoch <= epoch and await self.take(  # a store that went back must not take the epoch back
             holder=holder, expected_epoch=found.epoch, epoch=epoch, lease_s=_FOR_EVER_S, store_epoch=epoch
         )

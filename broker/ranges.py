@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 
@@ -68,6 +68,18 @@ class IntervalSet:
     def gaps(self) -> Iterator[tuple[int, int]]:
         """Yields the intervals between those of the set, in order."""
         return zip(self._ends[:-1], self._starts[1:], strict=True)
+
+    def close_gaps(self, most: int, keep: Callable[[int, int], bool]) -> None:
+        """Adds the lowest gaps until there are ``most`` intervals.
+
+        Args:
+            most: Intervals.
+            keep: Whether the gap ``[start, end)`` stays, whatever that makes.
+        """
+        beyond = self.num_intervals - most
+        if beyond > 0:
+            for start, end in [gap for gap in self.gaps() if not keep(*gap)][:beyond]:
+                self.add(start, end)
 
     @property
     def num_intervals(self) -> int:

@@ -38,6 +38,7 @@ from redis.backoff import NoBackoff
 from redis.commands.core import AsyncScript
 from redis.exceptions import RedisError, ResponseError
 
+from broker.directory import MAX_SHARDS
 from broker.errors import ConfigError, Unavailable
 from broker.records import BrokerRecord, FragmentRecord, LeaseView, MemberRecord, RunTotals, Snapshot
 
@@ -48,8 +49,6 @@ T = TypeVar("T")
 KEEP_S = 7 * 24 * 3600
 MAX_EVENTS = 10_000
 RUNS = "atoll:runs"
-#: Shards whose leases are looked at; there are no more of them than aggregators.
-SHARDS_READ = 64
 
 #: A registry that is slower than this is as good as gone: nobody waits for it.
 CONNECT_TIMEOUT_S = 0.5
@@ -247,7 +246,7 @@ class Registry:
             pipe.zrange(self._key("brokers"), 0, -1)
             for name in ("model", "totals"):
                 pipe.hgetall(self._key(name))
-            for shard in range(SHARDS_READ):
+            for shard in range(MAX_SHARDS):
                 pipe.hgetall(self._key("lease", str(shard)))
             time, members, brokers, model, totals, *leases = await pipe.execute()
         islands = [island for island, _ in members]

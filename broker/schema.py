@@ -22,6 +22,7 @@ from typing import Any, NamedTuple, NoReturn, Union, get_args, get_origin, get_t
 
 from broker.fragments import TensorSpec
 from broker.messages import AGGREGATOR, BROKER, DataRange, Outstanding, Reason, Resolution, Share
+from broker.names import NAME, RULE, is_name
 from broker.ranges import StepRange
 
 INT_MAX = 2**63 - 1
@@ -43,8 +44,7 @@ _SIGNED = frozenset({"loss"})
 #: Free text that explains; when we write it, it is cleaned and cut, for a remark must never cost the message.
 _REMARKS = frozenset({"detail", "reason"})
 
-_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
-_ADDRESS = re.compile(r"((join|standby):)?[A-Za-z0-9._-]{1,64}", re.ASCII)
+_ADDRESS = re.compile(rf"((join|standby):)?{NAME}", re.ASCII)
 
 
 class Unfit(Exception):
@@ -152,8 +152,8 @@ def counter(value: Any) -> int:
 
 def identifier(value: Any) -> str:
     """Returns ``value`` if it can name a run or a process; raises :class:`Unfit` otherwise."""
-    if type(value) is not str or not _NAME.fullmatch(value):
-        raise Unfit(value, "1 to 64 of the characters A-Z a-z 0-9 . _ -")
+    if not is_name(value):
+        raise Unfit(value, RULE)
     return value
 
 

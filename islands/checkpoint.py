@@ -104,6 +104,8 @@ def save(path: Path, snapshot: Snapshot, local_names: Sequence[str], at: Positio
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        for leftover in path.parent.glob(f".{path.name}.*.tmp"):  # of lives that ended as they were writing
+            leftover.unlink(missing_ok=True)
         with open(temporary, "wb") as file:
             for piece in pieces:
                 file.write(piece)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,13 +9,13 @@ from broker.codec import Limits
 from broker.errors import ConfigError
 from broker.identity import KeyRole
 from broker.keys import check_exposure
+from broker.messages import AGGREGATOR, BROKER
+from broker.names import check_name
 from broker.settings import setting
 from broker.sockets import broker_addresses
 
 #: The task that comes with us.
 LANGUAGE = "islands.language:task"
-
-_RUN_ID = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,8 +41,11 @@ class IslandConfig:
     max_message_bytes: int = setting(1 << 30, "largest message accepted")
 
     def __post_init__(self) -> None:
-        if not _RUN_ID.fullmatch(self.run_id):
-            raise ConfigError("run_id", self.run_id, "must be 1 to 64 of the characters A-Z a-z 0-9 . _ -")
+        check_name("run_id", self.run_id)
+        if self.island_id:
+            check_name("island_id", self.island_id)
+        if self.island_id in (AGGREGATOR, BROKER):
+            raise ConfigError("island_id", self.island_id, "is an address of others: choose another name")
         for address in self.brokers:
             check_exposure(address, setting="broker", key=self.key, insecure=self.insecure, role=KeyRole.ISLAND)
         if self.pace < 0:

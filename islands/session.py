@@ -333,7 +333,7 @@ class Session:
         key = name, str(fields.get("reason", ""))
         self._notes[key] += 1
         times = self._notes[key]
-        if str(times).rstrip("0") == "1":
+        if logs.worth_repeating(times):
             log.warning(name, **fields, **({"times": times} if times > 1 else {}))
 
     def _refusal(self, fail: events.Fail) -> ConfigError:

@@ -29,7 +29,7 @@ from ops.finished import ADDRESS_FILE
 from ops.links import placing
 from ops.local_plan import LocalPlan
 from ops.numeric import compilation_cache, one_thread_environment
-from ops.outer_defaults import ADAMW
+from ops.outer_defaults import ADAMW, MUON
 from ops.prepare import prepare
 from ops.processes import ProcessSpec, last_lines
 from ops.report import Report, RunFacts, build_report, render
@@ -42,11 +42,13 @@ STATUS_EVERY_S = 1.0
 #: Islands hear of the end of the run from the broker, and leave by themselves within this.
 LEAVE_WITHIN_S = 3.0
 
-_EPILOG = """
+_EPILOG = f"""
 A run that was stopped, killed or cut off by a power failure goes on with --resume RUN_DIR: same settings, same run
 id, exact momentum, nothing that was merged lost.
 
 Without --tokens the run ends after 2,000,000: at the next heartbeat, half a second later, and the flush after that.
+With --task-option optimizer=muon, and no flag or file that names a part of it, the outer step is the {MUON.merge}, with
+rate {MUON.outer_learning_rate} and momentum {MUON.outer_momentum}.
 
 exit status:
   0    the run trained its tokens, and the report is complete

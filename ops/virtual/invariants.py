@@ -119,7 +119,7 @@ class Invariants:
             return  # the same bytes, on the disk of whoever leads now
         if known is not None and commit.fragment_version > 0:
             # Written twice only by a successor that never saw the first: which then must not have been published.
-            require(key not in self._published or known.digest == commit.digest, 1, f"{key} committed twice")
+            require(key not in self._published, 1, f"{key} committed twice")
             self._forget(known)
         self._durable[key] = commit
         for merged in commit.contributions:

@@ -108,3 +108,13 @@ def test_a_failed_write_leaves_the_old_checkpoint_and_says_what_to_do(tmp_path, 
         save(path, {"m": np.ones(3, np.float32)})
     assert path.read_bytes() == before
     assert [entry.name for entry in tmp_path.iterdir()] == ["c"]
+
+
+def test_what_lives_that_were_killed_while_saving_had_written_goes(tmp_path):
+    path = tmp_path / "island-0.checkpoint"
+    for pid in (11, 12):
+        path.with_name(f".{path.name}.{pid}.tmp").write_bytes(b"half")
+    other = path.with_name(".island-1.checkpoint.11.tmp")
+    other.write_bytes(b"of another island")
+    save(path, state_of())
+    assert sorted(tmp_path.iterdir()) == [other, path]

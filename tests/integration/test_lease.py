@@ -264,6 +264,16 @@ def test_without_failover_the_lease_goes_to_higher_epochs_only(shard):
     shard(use)
 
 
+def test_without_failover_a_lease_whose_answer_got_lost_is_its_takers(shard):
+    async def use(it):
+        assert await it.take("x", 0, 3)
+        for _ in range(2):
+            assert await it.leader.lead(holder="x", epoch=3) == (True, "x", 3)
+        assert (await it.leader.read()).in_sync == {"x"}
+
+    shard(use)
+
+
 def test_without_failover_a_lost_lease_is_put_back_and_the_next_life_takes_it(shard):
     async def use(it):
         await it.leader.lead(holder="x", epoch=3)

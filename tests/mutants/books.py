@@ -182,16 +182,16 @@ MUTANTS = (
     Mutant(
         what="a merged contribution still waits",
         invariant=4,
-        file=LEDGER,
-        old="        del account.waiting[(steps.from_step, steps.to_step)]\n        account.merged.add",
-        new="        account.merged.add",
+        file=LIVES,
+        old="        del self.waiting[(steps.from_step, steps.to_step)]\n        self.merged.add",
+        new="        self.merged.add",
         tests=("tests/sim/test_simulation.py::test_a_calm_fleet_merges_every_token_of_every_island",),
     ),
     Mutant(
         what="a refused contribution still waits",
         invariant=4,
-        file=LEDGER,
-        old="        account.waiting.pop((steps.from_step, steps.to_step), None)\n",
+        file=LIVES,
+        old="        self.waiting.pop((steps.from_step, steps.to_step), None)\n",
         new="",
         tests=(
             "tests/unit/test_aggregator_rounds.py::test_what_became_too_old_while_it_was_held_is_refused_when_the_round_closes",

@@ -254,7 +254,26 @@ def test_a_crash_in_the_middle_leaves_whole_versions_and_the_next_attempt_settle
         again.adopt(*made(2, seed=1))
     assert reopened(tmp_path).fragments[0][0].digest == digest(2, seed=1)
     assert history(tmp_path)[-1] == (2, digest(2, seed=1))
-    assert {version for version, _ in history(tmp_path)} == {0, 1, 2}
+    assert [version for version, _ in history(tmp_path)] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("crashes", [False, True])
+def test_what_gave_way_leaves_the_ledger_file_though_the_first_attempt_failed(store, tmp_path, monkeypatch, crashes):
+    def full(*_):
+        raise Unavailable("the disk is full", definite=True)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Store, "_strike_from_ledger", full)
+        with pytest.raises(Unavailable):
+            store.adopt(*made(2))  # version 3 was never published
+    if crashes:
+        store.close()
+        store = Store.open(tmp_path / "store")
+        store.load()
+    store.adopt(*made(2))
+    store.adopt(*made(3, seed=1))
+    store.close()
+    assert history(tmp_path) == [*((version, digest(version)) for version in range(3)), (3, digest(3, seed=1))]
 
 
 def test_a_store_keeps_its_name_and_two_never_share_one(tmp_path):

@@ -7,6 +7,11 @@ from broker.errors import ConfigError
 from broker.messages import Codec
 
 
+def test_a_name_that_no_message_could_bear_is_refused():
+    with pytest.raises(ConfigError, match="run_id = 'my run': must be 1 to 64 of the characters"):
+        AggregatorConfig(run_id="my run")
+
+
 @pytest.mark.parametrize("codec", Codec)
 def test_pseudo_gradients_travel_in_any_codec(codec):
     assert AggregatorConfig(codec=codec).codec is codec

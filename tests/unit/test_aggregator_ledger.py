@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from aggregator.books import Books
-from aggregator.ledger import LIVES_KEPT, PAST, REASONS_REMEMBERED, Ledger
+from aggregator.ledger import LIVES_KEPT, PAST, Ledger
+from aggregator.lives import MOST_INTERVALS, REASONS_REMEMBERED
 from broker.messages import Reason
 from broker.ranges import StepRange
 from tests.helpers import steps
@@ -270,6 +271,24 @@ def test_a_refusal_is_remembered_with_its_reason_for_a_while():
         made.refuse("a", 1, 0, steps(4 + i, 5 + i), Reason.STALE)
     assert account.why_refused(0, 4) is Reason.OVERLAP
     assert len(account.why) == REASONS_REMEMBERED
+
+
+def test_a_life_that_drops_steps_at_every_adoption_makes_no_commit_longer():
+    """As with keep = 0; what still waits in a gap is merged all the same."""
+    made = ledger("a")
+    made.wait("a", 1, 0, steps(1, 2))
+    for i in range(1, 4 * MOST_INTERVALS):
+        merged, refused = steps(4 * i, 4 * i + 1), steps(4 * i + 2, 4 * i + 3)
+        made.wait("a", 1, 0, merged)
+        made.merge("a", 1, 0, merged)
+        made.refuse("a", 1, 0, refused, Reason.STALE)
+    account = made.account("a", 1, 0)
+    assert account.merged.num_intervals == account.refused.num_intervals == MOST_INTERVALS
+    made.merge("a", 1, 0, steps(1, 2))
+    assert (account.merged_tokens, account.wasted_tokens[Reason.STALE]) == (
+        sum(steps(4 * i, 4 * i + 1).tokens for i in range(4 * MOST_INTERVALS)),
+        sum(steps(4 * i, 4 * i + 1).tokens for i in range(1, 4 * MOST_INTERVALS)),
+    )
 
 
 def test_books_of_one_island_leave_the_others_out():

@@ -65,7 +65,8 @@ def test_each_quarantine_in_a_row_is_twice_as_long_up_to_an_hour_and_takes_one_o
 def test_good_contributions_on_probation_earn_a_release_and_a_clean_slate():
     quarantine = Quarantine(30.0)
     offend(quarantine)
-    assert [quarantine.behaved("a") for _ in range(RELEASE_AFTER)] == [False] * (RELEASE_AFTER - 1) + [True]
+    released = [quarantine.behaved("a", 30.0) for _ in range(RELEASE_AFTER)]
+    assert released == [False] * (RELEASE_AFTER - 1) + [True]
     assert not offend(quarantine, 100.0, times=STRIKES - 1)
     assert offend(quarantine, 200.0, times=1)
     assert quarantine.why("a", 200.0) == "for 30.0 s more, after outlier"
@@ -75,9 +76,17 @@ def test_an_offence_on_probation_starts_the_count_of_good_ones_over():
     quarantine = Quarantine(30.0)
     offend(quarantine)
     for _ in range(RELEASE_AFTER - 1):
-        quarantine.behaved("a")
+        quarantine.behaved("a", 30.0)
     assert offend(quarantine, 100.0, times=1)
-    assert not quarantine.behaved("a")
+    assert not quarantine.behaved("a", 160.0)
+
+
+def test_what_had_arrived_before_a_quarantine_does_not_shorten_it():
+    quarantine = Quarantine(30.0)
+    offend(quarantine)
+    assert not any(quarantine.behaved("a", 1.5) for _ in range(2 * RELEASE_AFTER))
+    assert quarantine.holds("a", 29.0)
+    assert not quarantine.behaved("a", 30.0), "nor does it count afterwards"
 
 
 def test_offences_now_and_then_among_good_contributions_never_add_up():
@@ -85,7 +94,7 @@ def test_offences_now_and_then_among_good_contributions_never_add_up():
     for n in range(50):
         assert not offend(quarantine, 100.0 * n, times=STRIKES - 1)
         for _ in range(RELEASE_AFTER):
-            assert not quarantine.behaved("a")
+            assert not quarantine.behaved("a", 100.0 * n)
 
 
 def test_what_is_refused_during_a_quarantine_does_not_lengthen_it():
@@ -122,7 +131,7 @@ def test_a_record_read_back_decides_the_same(story, cut):
             if offends:
                 each.offended(island, Reason.OUTLIER, from_step=n, at_step=n, now_s=at_s)
             else:
-                each.behaved(island)
+                each.behaved(island, at_s)
         if restored:
             ours, theirs = list(kept.now(now_s)), list(restored.now(now_s + apart))
             assert [(q.island_id, q.times) for q in ours] == [(q.island_id, q.times) for q in theirs]

@@ -17,7 +17,7 @@ from broker.messages import (
     Rostered,
     Tenure,
 )
-from tests.helpers import notes, of, sent
+from tests.helpers import Desk, notes, of, sent
 from tests.shard_bench import Shards, shards
 
 # --- joins ----------------------------------------------------------------------------------------------------
@@ -403,3 +403,20 @@ def test_only_shard_0_moves_shares():
     made.cut = {0}
     wait(made, 9.0)
     assert made.tenure(1, 1).owner == "b"
+
+
+def test_a_disk_that_fails_for_days_makes_no_list_of_rosters_longer():
+    desk = Desk(islands=4, shards=2, fragments=2)
+    desk.join("a")
+    desk.writes = False
+    desk.run.save()
+    desk.tick(desk.now_s + 1.0)
+    for _ in range(300):
+        while desk.writing:
+            desk.write(fails="no space left")
+        desk.tick(desk.now_s + 1.0)
+    assert len(desk.core._roster._saving) <= 4
+    desk.writes = True
+    desk.write()
+    assert desk.core._roster._saving == []
+    assert desk.core._roster._roster.serial == desk.run.durable_serial

@@ -357,7 +357,22 @@ def test_many_ranges_in_one_contribution_are_compared_with_each_other():
     shares = fleet()
     many = [data(0, 2 * i, 2 * i + 1) for i in range(MOST_INTERVALS)]
     assert refusal(shares, "a", 0, *many) is None
-    assert refusal(shares, "a", 0, *many, data(0, 100, 102)) is Reason.OVERLAP
+    assert refusal(shares, "a", 0, *many, data(0, 40, 42)) is Reason.OVERLAP
     merge(shares, *many)
     merge(shares, *[data(0, 2 * i + 1, 2 * i + 2) for i in range(MOST_INTERVALS)])
     assert shares.slice(0)["0"] == [[0, 2 * MOST_INTERVALS]]
+
+
+def test_a_disk_that_fails_for_days_makes_no_list_longer():
+    shares = Shares(2, 0.0, 0.0)
+    shares.join("a", 0)
+    for serial in range(1, 1000):
+        shares.saving(serial)
+    shares.join("b", 1)
+    for serial in range(1000, 2000):
+        shares.saving(serial)
+    assert len(shares._saving) == 2
+    shares.saved(999)
+    assert shares._durable.keys() == {0}
+    shares.saved(1999)
+    assert shares._durable.keys() == {0, 1}

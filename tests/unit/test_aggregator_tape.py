@@ -2,6 +2,7 @@
 
 import json
 import os
+from threading import Event, Thread
 
 import pytest
 
@@ -187,7 +188,52 @@ def test_lines_beyond_what_may_wait_are_dropped(tmp_path, monkeypatch):
         tape.write({"n": n})
     assert tape.dropped == 3
     tape.close()
-    assert list(read_lines(tmp_path / "events.jsonl")) == [{"gap": 3}, {"n": 0}, {"n": 1}]
+    assert list(read_lines(tmp_path / "events.jsonl")) == [{"n": 0}, {"n": 1}, {"gap": 3}]
+
+
+def test_a_gap_stands_where_lines_are_missing(tmp_path, monkeypatch):
+    monkeypatch.setattr("aggregator.tape.MAX_WAITING", 2)
+    tape = Tape(tmp_path / "events.jsonl")
+    for n in range(4):
+        tape.write({"n": n})
+    with monkeypatch.context() as patch:
+        patch.setattr(Tape, "_append", fails)
+        tape.flush()
+        for n in range(4, 7):
+            tape.write({"n": n})
+        tape.flush()
+    tape.write({"n": 7})
+    tape.close()
+    assert (list(read_lines(tmp_path / "events.jsonl")), tape.dropped) == ([{"gap": 7}, {"n": 7}], 7)
+
+
+def fails(*_):
+    raise OSError(28, "No space left on device")
+
+
+def test_a_flush_that_was_given_up_is_waited_for_by_the_next(tmp_path, monkeypatch):
+    """As at the end of a term: its task is cancelled, its thread is not, and the next life writes to the same file."""
+    path, began, may_go_on = tmp_path / "events.jsonl", Event(), Event()
+    tape, write = Tape(path), os.write
+
+    def hangs(fd, data):
+        monkeypatch.setattr(os, "write", write)
+        began.set()
+        assert may_go_on.wait(30)
+        return write(fd, data)
+
+    monkeypatch.setattr(os, "write", hangs)
+    tape.write({"n": 1})
+    given_up = Thread(target=tape.flush)
+    given_up.start()
+    assert began.wait(30)
+    tape.write({"tape": "of the next life"})
+    ends = Thread(target=tape.close)
+    ends.start()
+    may_go_on.set()
+    given_up.join(30)
+    ends.join(30)
+    assert (list(read_lines(path)), tape.dropped) == ([{"n": 1}, {"tape": "of the next life"}], 0)
 
 
 def test_a_tape_that_cannot_be_opened_is_named_with_a_cure(tmp_path):

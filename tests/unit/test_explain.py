@@ -78,6 +78,51 @@ def test_a_refusal_comes_with_its_reason():
     assert absence.detail == "future_version: trained on version 7, the newest is 0"
 
 
+def kept_out(until_s, *more):
+    """A round opens at 20 s without an answer from ``b``, which is quarantined from 10 s on."""
+    tape = [{"tape": 8, "now_s": 0.0, "config": {"dead_after_s": 100.0}, "record": None}]
+    for island in "ab":
+        tape.append(note(1.0, "island.joined", island=island, incarnation=1))
+        tape.append(heartbeat(1.1, island))
+    tape.append(note(10.0, "island.quarantined", island="b", reason="implausible", for_s=until_s - 10.0))
+    committed = {"fragment": 0, "version": 1, "round": 5, "contributions": [{"island": "a", "fresh": True}]}
+    return [
+        *tape,
+        *more,
+        note(20.0, "round.opened", round=5, fragment=0, asked=2, held=0, flush=False),
+        note(23.0, "round.closed", round=5, fragment=0, reason="timeout", missing=["b"]),
+        note(23.0, "version.committed", **committed),
+    ]
+
+
+def note(now_s, name, **fields):
+    return {"now_s": now_s, "note": name, "fields": fields}
+
+
+def heartbeat(now_s, island, incarnation=1):
+    said = {"sender": island, "incarnation": incarnation, "kind": "heartbeat", "body": {"versions": [0]}}
+    return {"now_s": now_s, "event": "received", **said}
+
+
+def test_an_island_is_kept_out_until_its_time_is_over_whatever_lives_it_begins():
+    again = [note(12.0, "island.joined", island="b", incarnation=2), heartbeat(12.1, "b", 2)]
+    for until_s, more, why in [
+        (40.0, (), Why.QUARANTINED),
+        (40.0, again, Why.QUARANTINED),
+        (15.0, (), Why.SILENT),
+        (15.0, again, Why.SILENT),
+    ]:
+        assert absences(kept_out(until_s, *more), Target(fragment=0))["b"].why is why
+
+
+def test_a_quarantine_outlasts_a_restart_of_the_aggregator():
+    members = {each: [n, "", 1, each, 10, False, [0, 0], True] for n, each in enumerate("ab")}
+    record = {"members": members, "quarantine": {"b": [0, 1, 30.0, "outlier", 0]}}
+    begins = {"tape": 8, "now_s": 15.0, "config": {}, "record": record}
+    beats = [heartbeat(19.0, island) for island in "ab"]
+    assert absences(kept_out(11.0, begins, *beats), Target(fragment=0))["b"].detail == "outlier"
+
+
 def test_what_did_not_fit_is_to_be_sent_again():
     taped = fleet("a", "b", held_bytes=100, islands=1)
     taped.beat(STEPS_PER_ROUND, "a", "b")

@@ -13,6 +13,8 @@ from islands.config import IslandConfig
     ("wrong", "says"),
     [
         ({"run_id": "my run"}, "run_id = 'my run': must be 1 to 64 of the characters"),
+        ({"island_id": "paris 1"}, "island_id = 'paris 1': must be 1 to 64 of the characters"),
+        ({"island_id": "broker"}, "island_id = 'broker': is an address of others"),
         ({"broker": "hub:7001"}, "broker = 'hub:7001': must be tcp://HOST:PORT"),
         ({"pace": -1.0}, "pace = -1.0: must be a number of seconds, 0 or more"),
         ({"checkpoint_interval_s": 0.0}, "checkpoint_interval_s = 0.0: must be above 0"),
