@@ -12,7 +12,7 @@ from broker.keys import check_exposure
 from broker.liveness import LivenessConfig
 from broker.messages import Codec
 from broker.names import check_name
-from broker.settings import setting
+from broker.settings import check_finite, setting
 from broker.sockets import broker_addresses
 
 
@@ -84,6 +84,7 @@ class AggregatorConfig:
     max_message_bytes: int = setting(1 << 30, "largest message accepted")
 
     def __post_init__(self) -> None:
+        check_finite(self)
         check_name("run_id", self.run_id)
         at_least_one = (
             "islands",
@@ -127,6 +128,7 @@ class AggregatorConfig:
         for name in (
             "quarantine_s",
             "total_tokens",
+            "seed",
             "staleness_exponent",
             "presence_exponent",
             "grace_factor",

@@ -8,6 +8,7 @@ from typing import Any
 
 from aggregator.events import Note
 from broker import logs
+from broker.complaints import worth_repeating
 
 log = logs.get(__name__)
 
@@ -51,7 +52,7 @@ class NoteLog:
         about = fields.get("island") or fields.get("sender")
         key = (note.name, about, fields.get("reason") or fields.get("kind"))
         self._times[key] += 1
-        if not logs.worth_repeating(self._times[key]):
+        if not worth_repeating(self._times[key]):
             log.debug(note.name, **fields)
             return None
         fields["times"] = self._times[key]

@@ -29,8 +29,8 @@ from broker.errors import Unavailable
 
 _LOG = logging.getLogger(__name__)
 _CURES = {
-    errno.ENOSPC: "free space on that disk, and it goes on",
-    errno.EDQUOT: "raise this user's quota on that disk, and it goes on",
+    errno.ENOSPC: "free space on that disk",
+    errno.EDQUOT: "raise this user's quota on that disk",
     errno.EFBIG: "raise the limit on file sizes (ulimit -f)",
     errno.EACCES: "give this user the right to it, or choose another directory",
     errno.EPERM: "give this user the right to it, or choose another directory",

@@ -27,8 +27,9 @@ from aggregator.outer import FragmentState
 from aggregator.replicas import replica_of
 from broker import logs
 from broker.codec import Limits, Origin
+from broker.complaints import worth_repeating
 from broker.endpoint import Endpoint
-from broker.errors import LocalProtocolError, RemoteProtocolError
+from broker.errors import ConfigError, LocalProtocolError, RemoteProtocolError
 from broker.fragments import FragmentManifest
 from broker.identity import KeyRole
 from broker.keys import client_keys
@@ -79,6 +80,7 @@ class Wire:
         self._config = config
         self._deliver = deliver
         self._sender = sender
+        self._known = False  # whether anything of our run was heard
         header_bytes = min(HEADER_BYTES, config.max_message_bytes)
         limits = Limits(max_header_bytes=header_bytes, max_message_bytes=config.max_message_bytes)
         keys = client_keys(config.key, KeyRole.AGGREGATOR)
@@ -140,8 +142,14 @@ class Wire:
             if envelope is None:
                 continue
             if envelope.run_id != self._config.run_id:
+                if envelope.sender == BROKER and not self._known:
+                    where = self._config.brokers[place]
+                    cure = f"the broker {where} serves run {envelope.run_id}: name that, or another broker"
+                    raise ConfigError("run_id", self._config.run_id, cure)
                 self._complain("wrong_run", envelope.sender, envelope.run_id)
-            elif isinstance(envelope.message, Refused):
+                continue
+            self._known = True
+            if isinstance(envelope.message, Refused):
                 await self._refused(place, envelope.message)
             else:
                 await self._deliver(await self._inspected(envelope, place))
@@ -185,7 +193,7 @@ class Wire:
         key = key or (reason, about)
         self._complaints[key] += 1
         times = self._complaints[key]
-        if logs.worth_repeating(times):
+        if worth_repeating(times):
             log.warning("wire.refused", reason=reason, about=about, detail=detail, times=times)
 
     # --- out ----------------------------------------------------------------------------------------------------

@@ -10,8 +10,8 @@ from collections import Counter
 
 from broker import messages as m
 from broker.codec import kind_of
+from broker.complaints import worth_repeating
 from broker.directory import UNKNOWN, Directory
-from broker.logs import worth_repeating
 from broker.messages import BROKER, Channel, Envelope, Reason
 from broker.relay_events import (
     Blocked,

@@ -13,7 +13,7 @@ from broker.keys import check_exposure
 from broker.liveness import LivenessConfig
 from broker.names import check_name
 from broker.relay_events import RelayConfig
-from broker.settings import setting
+from broker.settings import check_finite, setting
 
 DEFAULT_PORT = 7001
 DEFAULT_REDIS_URL = "redis://127.0.0.1:6379"
@@ -50,6 +50,7 @@ class BrokerConfig:
     liveness: LivenessConfig = field(default_factory=LivenessConfig)
 
     def __post_init__(self) -> None:
+        check_finite(self)
         check_name("run_id", self.run_id)
         if self.name and not _NAME.fullmatch(self.name):
             raise ConfigError("name", self.name, "must be 1 to 64 of the characters A-Z a-z 0-9 . _ : -, or empty")

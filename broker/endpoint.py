@@ -25,6 +25,7 @@ import zmq
 import zmq.asyncio
 
 from broker.codec import DEFAULT_LIMITS, Buffer, Limits, Origin, Unreadable, decode, encode, kind_of, peek
+from broker.complaints import worth_repeating
 from broker.errors import ConfigError, LocalProtocolError, RemoteProtocolError, Unavailable
 from broker.hearing import Carried
 from broker.keys import ClientKeys
@@ -315,4 +316,8 @@ class Endpoint:
     def _look_after_line(self) -> None:
         if self._line is not None and self._line.watch(time.monotonic()):
             self.traffic.renewals += 1
-            log.warning("connection.renewed address=%s after_s=%g", self.address, self._renew_after_s)
+            if worth_repeating(self.traffic.renewals):
+                seen = f"{self._line.connections} until now" if self._line.connections else "none until now"
+                log.warning(
+                    "connection.renewed address=%s connections=%r times=%d", self.address, seen, self.traffic.renewals
+                )

@@ -71,16 +71,20 @@ def write_pair(directory: Path, pair: KeyPair) -> tuple[Path, Path]:
         Unavailable: The directory cannot be written.
     """
     secret, public = (directory / f"{pair.identity.stem}.{half}" for half in ("secret", "public"))
+    made: list[Path] = []
     try:
         directory.mkdir(parents=True, exist_ok=True)
         for path, key, mode in ((secret, pair.secret, 0o600), (public, pair.public, 0o644)):
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+            made.append(path)
             with open(descriptor, "w") as file:
                 file.write(format_line(pair.identity, key) + "\n")
     except FileExistsError as err:
         cure = "is there already; take another --dir, or revoke the key and remove both of its files first"
         raise ConfigError("name", err.filename, cure) from err
     except OSError as err:
+        for path in made:  # half a pair is none, and would stand in the way of the next attempt
+            path.unlink(missing_ok=True)
         raise Unavailable(f"cannot write keys into {directory} ({err.strerror})", definite=True) from err
     return secret, public
 
@@ -92,10 +96,10 @@ def read_secret(path: Path, *, setting: str = "key") -> KeyPair:
         ConfigError: It is missing, no secret key file, or others on this machine may read it.
     """
     text = _read(path, setting)
-    if stat.S_IMODE(path.stat().st_mode) & 0o077:
-        raise ConfigError(setting, str(path), f"may be read by others: chmod 600 {path}")
     if path.suffix == ".public":
         raise ConfigError(setting, str(path), "is the public half; name the .secret file of the pair")
+    if stat.S_IMODE(path.stat().st_mode) & 0o077:
+        raise ConfigError(setting, str(path), f"may be read by others: chmod 600 {path}")
     identity, secret = parse_line(text, field=str(path))
     return KeyPair(identity=identity, secret=secret, public=zmq.curve_public(secret.encode()).decode())
 
@@ -141,7 +145,10 @@ def _read(path: Path, setting: str) -> str:
     try:
         return path.read_text(encoding="ascii")
     except OSError as err:
-        cure = f"cannot be read ({err.strerror}); make it with `atoll keys new`"
+        cure = "make it with `atoll keys new`"
+        if path.name == BROKER_PUBLIC:
+            cure = "copy it from where the broker's keys were made: any other one is of another broker"
+        cure = f"cannot be read ({err.strerror}); {cure}"
         raise ConfigError(setting, str(path), cure) from err
     except UnicodeDecodeError as err:
         raise ConfigError(setting, str(path), "is no key file: not ASCII") from err

@@ -61,11 +61,6 @@ def get(name: str) -> Log:
     return Log(logging.getLogger(name))
 
 
-def worth_repeating(times: int) -> bool:
-    """Whether what has happened so many times is said again: the 1st, 10th, 100th, .. time."""
-    return str(times).rstrip("0") == "1"
-
-
 def configure(
     process: str,
     json: bool | None = None,

@@ -248,6 +248,18 @@ def _build(cls: type[T], values: Mapping[str, Any], *, where: str) -> T:
     return cls(**arguments)
 
 
+def check_finite(config: Any) -> None:
+    """Refuses numbers that are infinite, where all of a dataclass are durations, rates and shares.
+
+    Raises:
+        ConfigError: One of them is.
+    """
+    for each in dataclasses.fields(config):
+        value = getattr(config, each.name)
+        if isinstance(value, float) and math.isinf(value):
+            raise ConfigError(each.name, value, "must be a number that is not infinite")
+
+
 def refuse_unknown(table: Table, known: Collection[str], *, where: str) -> None:
     """Raises ConfigError for the first key of ``table`` that is not in ``known``, with the nearest that is."""
     for name, value in table.items():
@@ -302,7 +314,11 @@ def _typed(name: str, value: Any, annotation: Any) -> Any:
         return float(value)
     if base is Path and isinstance(value, str | Path):
         return Path(value)
-    if origin is None and isinstance(base, type) and type(value) is base and not _is_nan(value):
+    if origin is None and isinstance(base, type) and type(value) is base:
+        if isinstance(value, float) and math.isnan(value):
+            raise ConfigError(name, value, f"must be {_describe(base)}")
+        if isinstance(value, int) and abs(value) > _INT_MAX:
+            raise ConfigError(name, value, "must be at most 2**63 - 1: no message and no record holds more")
         return value
     raise ConfigError(name, value, f"must be {_describe(base)}")
 
@@ -334,6 +350,9 @@ def _from_flag(name: str, given: Any, annotation: Any) -> Any:
     return _typed(name, given, base)
 
 
+#: What messages and records hold.
+_INT_MAX = 2**63 - 1
+
 _UNITS = {"K": 10**3, "M": 10**6, "B": 10**9, "G": 10**9, "T": 10**12}
 
 
@@ -353,10 +372,6 @@ def whole_number(text: str) -> int:
         if not math.isfinite(number) or abs(number - round(number)) > 1e-12 * abs(number):  # 1.15M is a hair less
             raise
         return round(number)
-
-
-def _is_nan(value: object) -> bool:
-    return isinstance(value, float) and math.isnan(value)
 
 
 def _describe(base: Any) -> str:

@@ -80,7 +80,7 @@ def main() -> None:
     """Trains until the run ends."""
     parser = argparse.ArgumentParser(description="A training loop of one's own as an island.")
     parser.add_argument("address", help="the broker, such as tcp://127.0.0.1:7001")
-    parser.add_argument("--run", default="demo", help="the run's name (default: demo)")
+    parser.add_argument("--run", default="atoll", help="the run's name (default: %(default)s)")
     parser.add_argument("--dtype", choices=("f32", "bf16"), default="f32", help="of the parameters (default: f32)")
     args = parser.parse_args()
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import os
 import struct
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from broker.errors import Unavailable
+from broker.errors import ConfigError, Unavailable
 from islands import placement
 from islands.exchange import Position, Snapshot
 from islands.tree import Tree, map_leaves, named_leaves
@@ -90,6 +91,21 @@ def packed(snapshot: Snapshot, local_names: Sequence[str], at: Position, incarna
         }
     )
     return [_PREFIX.pack(_MAGIC, len(header), xxhash.xxh3_64_intdigest(header)) + header, *buffers]
+
+
+def prepare(directory: Path) -> None:
+    """Makes the directory of checkpoints: better found out at the beginning than when the first one is due.
+
+    Raises:
+        ConfigError: Nothing can be written there.
+    """
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=directory):
+            pass
+    except OSError as err:
+        cure = f"no checkpoint can be written there ({err.strerror}): choose another, or leave it out"
+        raise ConfigError("state_dir", str(directory), cure) from err
 
 
 def save(path: Path, snapshot: Snapshot, local_names: Sequence[str], at: Position, incarnation: int) -> int:

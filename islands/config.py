@@ -11,7 +11,7 @@ from broker.identity import KeyRole
 from broker.keys import check_exposure
 from broker.messages import AGGREGATOR, BROKER
 from broker.names import check_name
-from broker.settings import setting
+from broker.settings import check_finite, setting
 from broker.sockets import broker_addresses
 
 #: The task that comes with us.
@@ -41,6 +41,7 @@ class IslandConfig:
     max_message_bytes: int = setting(1 << 30, "largest message accepted")
 
     def __post_init__(self) -> None:
+        check_finite(self)
         check_name("run_id", self.run_id)
         if self.island_id:
             check_name("island_id", self.island_id)

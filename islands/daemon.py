@@ -133,11 +133,15 @@ def _loop(
         if island.reset_optimizer:
             log.warning("island.optimizer_reset", step=island.inner_step, reason="parameters were not finite")
             opt_state = task.fresh_optimizer(params)
-        check()
         if island.done:
             break
         progress.say(loss)
-        _sleep_until(step_ends_s, check)
+        try:
+            check()
+            _sleep_until(step_ends_s, check)
+        except Interrupted:  # what comes after us under this name goes on from here
+            island.save(params, (opt_state, island.inner_step))
+            raise
     progress.say(previous, now=True)
     return island.close(params)
 

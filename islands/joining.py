@@ -11,7 +11,7 @@ from pathlib import Path
 from broker import logs
 from broker.errors import ConfigError, Unavailable
 from broker.keys import own_name
-from islands import core
+from islands import checkpoint, core
 from islands.config import IslandConfig
 from islands.exchange import Exchange
 from islands.loop import LOOK_EVERY_S, Island
@@ -94,6 +94,8 @@ def join(
         join_timeout_s=timeout_s,
         max_message_bytes=max_message_bytes,
     )
+    if config.state_dir is not None:
+        checkpoint.prepare(config.state_dir)
     if tokens_per_step < 0:
         raise ConfigError(
             "tokens_per_step", tokens_per_step, "must be the tokens of one inner step, or 0 to leave it open"
@@ -143,6 +145,8 @@ def _wait_until_startable(exchange: Exchange, config: IslandConfig, check: Calla
         now_s = time.monotonic()
         if now_s - max(began_s, exchange.heard_at_s or 0.0) > config.join_timeout_s:
             cure = "start the broker and the aggregator of the run there, or check the address and the firewall between"
+            if config.key is not None or config.insecure:
+                cure += "; a broker that does not let this key in says so in its own log"
             silence = f"{config.broker} was silent for {config.join_timeout_s:g} s while {exchange.doing}"
             raise Unavailable(f"cannot join run {config.run_id}: {silence}; {cure}", definite=True)
         if now_s >= say_at_s:

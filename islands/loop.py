@@ -41,6 +41,8 @@ log = logs.get(__name__)
 
 #: While the caller waits: how often to look for signals.
 LOOK_EVERY_S = 0.2
+#: A disk that hangs must not keep an island from leaving.
+SAVE_WITHIN_S = 5.0
 #: Of the step times' moving average; a single one counts for at most so many times the average.
 STEP_TIME_MEMORY, MOST_OF_ONE_STEP = 0.9, 4.0
 
@@ -259,6 +261,27 @@ class Island:
                 break
         self.leave("the run has ended" if exchange.finished else "the run fell silent")
         return params
+
+    def save(self, params: Tree, state: tuple[Any, int]) -> None:
+        """Writes a checkpoint now, before leaving for a while; without ``state_dir``, or before a step, does nothing.
+
+        Args:
+            params: As :meth:`step` returned them.
+            state: ``(opt_state, cursor)``, as for the next :meth:`step`.
+        """
+        path = self._session.checkpoint_file
+        if path is None or self._counted_from_s is None:
+            return
+        opt_state, cursor = state
+        local = tuple(self._parameters.of_none(params))
+        snapshot = Snapshot(state=checkpoint.copied(opt_state), cursor=int(cursor), local=local)
+        at = Position(self.inner_step, self.tokens)
+        try:
+            self._workshop.save_now(path, snapshot, at, self._machine.incarnation, within_s=SAVE_WITHIN_S)
+        except (Unavailable, TimeoutError) as err:
+            log.warning("checkpoint.failed", detail=str(err) or f"not written within {SAVE_WITHIN_S:g} s")
+        else:
+            log.info("checkpoint.saved", step=self.inner_step)
 
     def leave(self, reason: str = "the process ends") -> None:
         """Says goodbye, if that was not done yet: nobody waits for this island from then on."""

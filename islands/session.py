@@ -21,6 +21,7 @@ from queue import SimpleQueue
 from typing import Any, assert_never
 
 from broker import clocks, logs
+from broker.complaints import worth_repeating
 from broker.errors import ConfigError, Unavailable
 from broker.messages import BROKER, Channel, Envelope, FleetState, Message, Reason, StatePart, Version, joining
 from islands import events
@@ -333,7 +334,7 @@ class Session:
         key = name, str(fields.get("reason", ""))
         self._notes[key] += 1
         times = self._notes[key]
-        if logs.worth_repeating(times):
+        if worth_repeating(times):
             log.warning(name, **fields, **({"times": times} if times > 1 else {}))
 
     def _refusal(self, fail: events.Fail) -> ConfigError:
@@ -343,6 +344,8 @@ class Session:
                 return ConfigError("params", "as given to join", fail.cure)
             case Reason.WRONG_RUN:
                 return ConfigError("run", self._config.run_id, fail.cure)
+            case Reason.WRONG_KEY:
+                return ConfigError("key", str(self._config.key), fail.cure)
             case Reason.PROTOCOL_VERSION:
                 cure = f"{fail.cure}: use one version of this program everywhere"
                 return ConfigError("broker", self._config.broker, cure)

@@ -20,7 +20,7 @@ from broker.fragments import FragmentManifest
 from broker.messages import Codec, Encoded, Envelope, StatePart, Version
 from islands import checkpoint, placement, state_parts
 from islands.checkpoint import Checkpoint
-from islands.exchange import Install, Moment
+from islands.exchange import Install, Moment, Position, Snapshot
 from islands.inspection import flaw_in
 from islands.placement import Leaf, Parameters, Placement
 from islands.reference import Reference, encode_seed
@@ -176,6 +176,16 @@ class Workshop:
         assert snapshot is not None
         names = self.parameters.local
         return await self._in_thread(self._archivist, checkpoint.save, path, snapshot, names, moment.at, incarnation)
+
+    def save_now(self, path: Path, snapshot: Snapshot, at: Position, incarnation: int, *, within_s: float) -> None:
+        """The same from the training thread, which waits for it, behind one that is being written.
+
+        Raises:
+            TimeoutError: It takes longer.
+            Unavailable: The file cannot be written.
+        """
+        names = self.parameters.local
+        self._archivist.submit(checkpoint.save, path, snapshot, names, at, incarnation).result(within_s)
 
     async def cut_state(self, moment: Moment, incarnation: int) -> tuple[tuple[tuple[Encoded, ...], ...], int]:
         """Returns a copy of the optimizer's state in parts, for another island, and its bytes."""

@@ -42,6 +42,7 @@ class ProcessEvent:
     process: str
     change: Change
     detail: str
+    misset: bool = False  #: whether it gave up for its settings
 
 
 class LocalCluster:
@@ -143,10 +144,10 @@ class LocalCluster:
             case Restart(at_s=at_s, reason=reason):
                 self._waiting[name] = (at_s, child.spec)
                 return ProcessEvent(process=name, change=Change.DIED, detail=f"{reason}; restarting it")
-            case GiveUp(reason=reason):
+            case GiveUp(reason=reason, misset=misset):
                 log = self.log_of(name)
                 detail = f"{reason}; the end of {log}:\n{last_lines(log)}"
-                return ProcessEvent(process=name, change=Change.GAVE_UP, detail=detail)
+                return ProcessEvent(process=name, change=Change.GAVE_UP, detail=detail, misset=misset)
             case _:
                 assert_never(verdict)
 

@@ -35,6 +35,7 @@ class RunFacts:
         first_step_s: Seconds from the start of ``up`` to the first inner step seen; None if there was none.
         restarts: Process -> how often the supervisor restarted it; islands under their ids.
         note: Why the run ended, where it did not end by itself.
+        loss_unit: Of the held-out loss; empty for a task of somebody's own.
     """
 
     run_id: str
@@ -44,6 +45,7 @@ class RunFacts:
     first_step_s: float | None = None
     restarts: Mapping[str, int] = field(default_factory=dict)
     note: str = ""
+    loss_unit: str = ""
 
 
 def build_report(
@@ -70,7 +72,7 @@ def build_report(
     islands = {name: _island(name, each, facts.restarts) for name, each in sorted(source["islands"].items())}
     return {
         "run": {"id": facts.run_id, "dir": facts.run_dir},
-        "loss": {"before": loss_before, "after": loss_after},
+        "loss": {"before": loss_before, "after": loss_after, "unit": facts.loss_unit},
         "tokens": {
             "trained": tokens["trained"],
             "merged": tokens["merged"],
@@ -131,7 +133,7 @@ def _summary(report: Report) -> list[tuple[str, str]]:
     wasted = sum(tokens["wasted"].values())
     causes = ", ".join(f"{cause} {count:,}" for cause, count in tokens["wasted"].items() if count)
     rows = [
-        ("held-out loss", _loss(report["loss"]["before"], report["loss"]["after"])),
+        ("held-out loss", _loss(report["loss"]["before"], report["loss"]["after"], report["loss"]["unit"])),
         (
             "tokens",
             f"{tokens['trained']:,} trained = {tokens['merged']:,} merged{_part(tokens['merged'], tokens['trained'])}"
@@ -170,11 +172,12 @@ def _island_table(islands: Mapping[str, Mapping[str, Any]]) -> list[str]:
     return lines
 
 
-def _loss(before: float | None, after: float | None) -> str:
-    if before is None or after is None:
-        return "not evaluated" if before is None and after is None else f"{after or before:.3f} nats per token"
-    change = f" ({(after - before) / before:+.1%})" if before else ""
-    return f"{before:.3f} -> {after:.3f} nats per token{change}"
+def _loss(before: float | None, after: float | None, unit: str) -> str:
+    known = [f"{each:.3f}" for each in (before, after) if each is not None]
+    if not known:
+        return "not evaluated"
+    change = f" ({(after - before) / before:+.1%})" if before and after is not None else ""
+    return " -> ".join(known) + (f" {unit}" if unit else "") + change
 
 
 def _part(part: int, whole: int) -> str:

@@ -53,8 +53,12 @@ def claim(run_dir: Path) -> int:
         os.close(lock)
         cure = f"is in use by {holder}: one `up` at a time; end that one first (Ctrl-C)"
         raise ConfigError("run_dir", str(run_dir), cure) from err
-    os.ftruncate(lock, 0)
-    os.pwrite(lock, f"process {os.getpid()}".encode(), 0)
+    try:
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, f"process {os.getpid()}".encode(), 0)
+    except OSError as err:
+        os.close(lock)
+        raise Unavailable(f"cannot write {path} ({err.strerror}); choose another --run-dir", definite=True) from err
     return lock
 
 

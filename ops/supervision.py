@@ -44,9 +44,10 @@ class Restart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GiveUp:
-    """Do not start it again: the run cannot go on."""
+    """Do not start it again: the run cannot go on, by its own settings or for another reason."""
 
     reason: str
+    misset: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +101,7 @@ class Supervision:
             return Ended()
         how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
         if status == 2:
-            return GiveUp(reason=f"{name} {how}: its settings are wrong")
+            return GiveUp(reason=f"{name} {how}: its settings are wrong", misset=True)
         before = self._histories.get(name, History())
         young = before.young_deaths + 1 if lived_s < self.policy.settled_after_s and not ordered else 0
         if young >= self.policy.young_deaths:

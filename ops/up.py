@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import math
 import os
 import time
 from collections.abc import Sequence
@@ -21,6 +22,7 @@ from broker.errors import ConfigError, Unavailable
 from broker.redis_server import server
 from broker.registry import Registry
 from broker.signals import Interrupted, Signals
+from islands.config import LANGUAGE
 from ops import daemons, local_plan, resume, run_directory
 from ops.cluster import Change, LocalCluster, wait_until_listening
 from ops.display import Display, Rate, progress_of, trained_tokens
@@ -39,6 +41,8 @@ from ops.supervision import RestartPolicy
 
 POLL_S = 0.1
 STATUS_EVERY_S = 1.0
+#: Silence of Redis after which the display says why it stands still.
+STATUS_LATE_S = 5.0
 #: Islands hear of the end of the run from the broker, and leave by themselves within this.
 LEAVE_WITHIN_S = 3.0
 
@@ -58,7 +62,11 @@ exit status:
 
 
 class GaveUp(Exception):
-    """A process could not be kept alive."""
+    """A process could not be kept alive; ``misset``: for its settings."""
+
+    def __init__(self, detail: str, *, misset: bool = False) -> None:
+        super().__init__(detail)
+        self.misset = misset
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -130,7 +138,7 @@ class Run:
             except (GaveUp, Unavailable) as err:
                 self.note = str(err).partition("; the end of ")[0].partition("\n")[0]
                 display.note(str(err))
-                return 1
+                return 2 if isinstance(err, GaveUp) and err.misset else 1
             except Interrupted as err:
                 self.note = str(err)
                 display.note(f"{err}; ending every process")
@@ -177,7 +185,7 @@ class Run:
         """
         registry = Registry(self.plan.redis_url, self.plan.run_id)
         rate = Rate()
-        next_status_s = 0.0
+        next_status_s, silent_since_s = 0.0, time.monotonic()
         try:
             while not self._happened(cluster, display):
                 signals.check()
@@ -185,7 +193,11 @@ class Run:
                 if now_s >= next_status_s:
                     next_status_s = now_s + STATUS_EVERY_S
                     status = self._status(registry, loop)
+                    if status is None and silent_since_s <= now_s - STATUS_LATE_S:
+                        display.note(f"no progress to show: nothing of it is in Redis at {self.plan.redis_url}")
+                        silent_since_s = math.inf  # said once
                     if status is not None:
+                        silent_since_s = now_s
                         progress = progress_of(status, rate.update(now_s, trained_tokens(status)))
                         if self.steps_before is None:
                             self.steps_before = progress.max_inner_step if self.resumed else 0
@@ -218,7 +230,7 @@ class Run:
         for event in cluster.poll():
             match event.change:
                 case Change.GAVE_UP:
-                    raise GaveUp(event.detail)
+                    raise GaveUp(event.detail, misset=event.misset)
                 case Change.DIED | Change.STARTED:
                     display.note(event.detail)
                 case Change.ENDED:
@@ -253,6 +265,7 @@ class Run:
             first_step_s=self.first_step_s,
             restarts=self.restarts,
             note=self.note,
+            loss_unit="nats per token" if self.plan.island.task == LANGUAGE else "",
         )
         return build_report(self._counted(), facts, loss_before=losses[0], loss_after=losses[1])
 

@@ -136,4 +136,5 @@ def batch_means(samples: Floats, *, deviation: float = 0.0) -> Estimate:
     mean = float(np.mean(samples))
     within = _T_QUANTILE * float(np.std(samples, ddof=1)) / math.sqrt(len(samples))
     half = math.hypot(within, _T_QUANTILE * deviation * mean)
+    mean = min(1.0, max(0.0, mean))  # the last bit of a sum
     return Estimate(value=mean, low=max(0.0, mean - half), high=min(1.0, mean + half))

@@ -36,7 +36,8 @@ def run(args: argparse.Namespace) -> int:
         ConfigError: A setting cannot work.
         Unavailable: The plot cannot be drawn or written.
     """
-    model = settings.from_sources(FailureModel, {}, args)
+    no_room = {"overlap": 0} if str(args.sync_interval) == "1" else {}  # for the usual one; flags win
+    model = settings.from_sources(FailureModel, no_room, args)
     if args.table:
         for name in ("mode", "chips", "islands"):
             if getattr(args, name) is not None:

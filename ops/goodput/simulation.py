@@ -7,6 +7,7 @@ a closed form (:mod:`ops.goodput.renewal`), it stands beside what was simulated.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -43,6 +44,9 @@ Progress = Callable[[float], None]
 #: Length of a simulation where :func:`expected_goodput` has no closed form: about a second of computing.
 _ESTIMATE_EVENTS = 100_000
 _ESTIMATE_ISLANDS = 64
+_ESTIMATE_RARE = 300  # failures of one coordinator, or of one domain
+_ESTIMATE_ROUNDS = 1_000_000
+_NEVER_YEARS = 1e9
 
 #: Fleets that are drawn to see how much their lasting speeds matter.
 _SPEED_DRAWS = 400
@@ -149,6 +153,20 @@ def _in_step_deviation(fleet: Fleet, model: FailureModel) -> float:
     return float(np.std(shares, ddof=1) / np.mean(shares))
 
 
+def _left_by_rare(fleet: Fleet, model: FailureModel, calm: FailureModel) -> float:
+    """Part of the goodput that failures of the coordinator and of domains leave, in a fleet whose chips never fail."""
+    longest = max(filter(None, (model.coordinator_mtbi_days, model.domain_mtbi_days)))
+    long = replace(fleet, days=max(1.0, _ESTIMATE_RARE * longest))
+    # Rounds that are rarer than asked for by as much as it takes: outages of a step or two are too short to count here.
+    rounds = math.ceil(long.duration_s * fleet.islands / _ESTIMATE_ROUNDS / model.step_s)
+    interval = max(rounds, model.sync_interval)
+    with_them, without = (
+        simulate(long, replace(each, mtbi_years=_NEVER_YEARS, sync_interval=interval)).account.goodput.value
+        for each in (model, calm)
+    )
+    return with_them / without
+
+
 def _beyond_hold(line: TimeLine, coordinator: list[Outage], model: FailureModel) -> Dropped:
     """What a decoupled island trained while the coordinator was away for longer than islands may go on alone."""
     begin_s, end_s = np.array(beyond_hold(coordinator, model), dtype=np.float64).reshape(-1, 2).T
@@ -227,6 +245,12 @@ def expected_goodput(
     check_domains(fleet, settled)
     if renewal.has_closed_form(fleet, settled):
         return renewal.goodput(fleet, settled)
+    calm = replace(settled, coordinator_mtbi_days=None, domain_mtbi_days=None)
+    if settled != calm:
+        # What fails once in weeks takes years to be seen often enough, and takes the same part of any fleet: that part
+        # is simulated where chips do not fail.
+        alone = expected_goodput(mode=mode, chips=chips, islands=islands, model=calm)
+        return alone * _left_by_rare(fleet, settled, calm)
     if fleet.mode is Mode.DECOUPLED and islands > _ESTIMATE_ISLANDS and settled.domain_mtbi_days is None:
         # Islands that wait for nobody and fail by themselves: some of them stand for all.
         fleet = replace(fleet, chips=fleet.chips_of(islands - 1) * _ESTIMATE_ISLANDS, islands=_ESTIMATE_ISLANDS)

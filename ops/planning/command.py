@@ -30,17 +30,17 @@ from ops.text import PLAIN_WIDTH
 
 DEFAULT_TOKENS_PER_STEP = 1 << 18
 
-#: Failures of synchronous sites are simulated one by one: of more than these it takes minutes.
-MOST_SITES = 10_000
+#: Failures of synchronous sites are simulated one by one, which takes half a minute of so many.
+MOST_SITES = 1_000
 
 _EPILOG = """
---json prints one object: mode, bandwidth_gbps, fits, link_gbps, utilisation, round_s, rounds_apart_s,
+--json prints one object: mode, bandwidth_gbps, beyond, fits, link_gbps, utilisation, round_s, rounds_apart_s,
 sync_interval_steps, rounds_open, staleness, memory_bytes, tokens_per_day, goodput, cost, traffic, settings, sites,
 assumptions, notes, alternatives (the other modes), published (every mode by the published assumptions) and choice
 (with --bandwidth).
 bandwidth_gbps is what is needed for the H that was asked for: "up" and "down" of each site (the same as "site_up",
 "site_down" and in "per_site"), "broker_up" and "broker_down", and "exact": the wider direction of a site before it was
-moved to a grid.
+moved to a grid. beyond says why no bandwidth is enough for what was asked for, or is empty.
 
 --fleet FILE describes unequal sites:
   [[island]]
@@ -141,7 +141,7 @@ def _number(name: str, kind: type[int] | type[float]) -> Callable[[str], float]:
             value = whole_number(text) if kind is int else float(text)
         except ValueError:
             value = math.nan
-        if not math.isfinite(value):
+        if (kind is float and not math.isfinite(value)) or value != value:
             raise ConfigError(name, text, "must be a whole number" if kind is int else "must be a number")
         return value
 
@@ -188,6 +188,11 @@ def _without_effect(args: argparse.Namespace, mode: Mode) -> list[str]:
             f"--utilisation {args.utilisation:g} changes nothing for decoupled islands, which compute all the time: "
             "they need the link that carries each fragment once in H steps. It counts for the other modes."
         )
+    if mode is not Mode.STREAMING and args.overlap is not None:
+        idle.append(
+            f"--overlap {args.overlap} changes nothing for {mode}: it is how long Streaming DiLoCo trains on before it "
+            "waits for a version. It counts for that."
+        )
     if mode is Mode.DP and args.codec is not None:
         idle.append(
             f"--codec {args.codec} changes nothing for data-parallel training, whose gradients travel as bf16. "
@@ -226,6 +231,9 @@ def fleet_of(args: argparse.Namespace, model: Model, mode: Mode) -> Fleet:
     assume = _one_of("assume", args.assume, Assume)
     paper = assume is Assume.PAPER
     codec = _one_of("codec", given("codec", "bf16"), Codec)
+    if paper and args.version_codec not in (None, str(codec)):
+        cure = f"does not count with --assume paper, which has one codec for both ways ({codec}): leave one of them out"
+        raise ConfigError("version_codec", args.version_codec, cure)
     version_codec = _one_of("version_codec", given("version_codec", str(codec) if paper else "f32"), Codec)
     interval = given("sync_interval", 24)
     fragments = given("fragments", min(24 if paper else 8, max(interval, 1)))

@@ -154,10 +154,10 @@ def _check_site(site: Site) -> None:
         raise ConfigError("bandwidth", site.gbps, "must lie between 1e-9 and 1e9 Gbit/s")
     if not 0 <= site.latency_s <= 3600:
         raise ConfigError("latency_ms", site.latency_s * 1e3, "must lie between 0 and an hour")
-    if site.accelerators is not None and site.accelerators < 1:
-        raise ConfigError("accelerators", site.accelerators, "must be at least 1 for each site")
-    if site.tokens_per_step < 1:
-        raise ConfigError("tokens_per_step", site.tokens_per_step, "must be at least 1")
+    if site.accelerators is not None and not 1 <= site.accelerators <= 10**8:
+        raise ConfigError("accelerators", site.accelerators, "must lie between 1 and 10**8 for each site")
+    if not 1 <= site.tokens_per_step <= 10**15:
+        raise ConfigError("tokens_per_step", site.tokens_per_step, "must lie between 1 and 10**15")
 
 
 def lower_median(values: Sequence[float]) -> float:
@@ -168,7 +168,7 @@ def lower_median(values: Sequence[float]) -> float:
 def load_of(fleet: Fleet, mode: Mode) -> Load:
     """Returns what has to travel when ``fleet`` trains in this mode."""
     whole = mode in (Mode.DILOCO, Mode.DP)
-    payload = payload_of(fleet, 1 if whole else fleet.fragments)
+    payload = payload_of(fleet, fragments_of(fleet, mode))
     islands = len(fleet.sites)
     wire = wire_of(payload, codec=fleet.codec, version_codec=fleet.version_codec, islands=islands)
     steps_s = [site.step_s for site in fleet.sites]
@@ -187,6 +187,11 @@ def load_of(fleet: Fleet, mode: Mode) -> Load:
         # The baselines are granted an aggregator that takes no time.
         merging_s=_merging_s(fleet, max(map(sum, payload.fragments))) if mode is Mode.DECOUPLED else 0.0,
     )
+
+
+def fragments_of(fleet: Fleet, mode: Mode) -> int:
+    """Returns P as a mode has it: DiLoCo and data-parallel training move the model as one."""
+    return 1 if mode in (Mode.DILOCO, Mode.DP) else fleet.fragments
 
 
 def payload_of(fleet: Fleet, fragments: int) -> Payload:
@@ -218,9 +223,9 @@ def interval_s(fleet: Fleet) -> float:
     return load_of(fleet, Mode.DECOUPLED).interval_s
 
 
-def largest_message_bytes(fleet: Fleet) -> int:
-    """Returns the bytes of the largest message that decoupled training sends."""
-    wire = load_of(fleet, Mode.DECOUPLED).wire
+def largest_message_bytes(fleet: Fleet, mode: Mode = Mode.DECOUPLED) -> int:
+    """Returns the bytes of the largest message that a mode of ours sends."""
+    wire = load_of(fleet, mode).wire
     return max(wire.largest_up_bytes, wire.largest_down_bytes)
 
 

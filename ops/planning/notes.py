@@ -33,16 +33,18 @@ def notes(fleet: Fleet, planned: FleetPlan) -> list[str]:
     if 0 < len(unknown) < len(fleet.sites):
         whose = ", ".join(dict.fromkeys(unknown))
         found.append(f"Without the accelerators of {whose} there is no goodput, nor what accelerators cost.")
-    largest = largest_message_bytes(fleet)
-    if fleet.assume is Assume.ATOLL and chosen.mode is Mode.DECOUPLED and largest > MESSAGE_LIMIT_BYTES:
+    largest = largest_message_bytes(fleet, chosen.mode)
+    if fleet.assume is Assume.ATOLL and chosen.mode is not Mode.DP and largest > MESSAGE_LIMIT_BYTES:
+        smaller = "" if chosen.mode is Mode.DILOCO else _smaller_messages(fleet)
         found.append(
-            f"A round moves {size(largest)}, and max_message_bytes is {size(MESSAGE_LIMIT_BYTES)}: "
-            f"raise it{_smaller_messages(fleet)}."
+            f"A round moves {size(largest)}, and max_message_bytes is {size(MESSAGE_LIMIT_BYTES)}: raise it{smaller}."
         )
     return found
 
 
 def _narrow_links(fleet: Fleet, chosen: Forecast) -> str:
+    if chosen.beyond:
+        return f"{chosen.beyond[0].upper()}{chosen.beyond[1:]}. Here accelerators compute {chosen.utilisation:.1%}."
     wide = f"{chosen.exact_gbps:.3g} Gbit/s needed"
     effect = f"accelerators compute {chosen.utilisation:.1%} of the time"
     if chosen.mode is Mode.DECOUPLED:

@@ -16,7 +16,15 @@ from broker.errors import ConfigError
 from broker.fragments import shard_of
 from ops.planning.arrival import Arrival, arrival
 from ops.planning.choosing import Choice, at_least, choose
-from ops.planning.fleet import GIVE_ACCELERATORS, Fleet, load_of, lower_median, merging_per_cycle_s, payload_of
+from ops.planning.fleet import (
+    GIVE_ACCELERATORS,
+    Fleet,
+    fragments_of,
+    load_of,
+    lower_median,
+    merging_per_cycle_s,
+    payload_of,
+)
 from ops.planning.footprint import (
     Memory,
     Payload,
@@ -58,6 +66,8 @@ class Forecast:
         broker_up_gbps: Needed by the broker, out of it: what all sites receive. 0 for a ring.
         broker_down_gbps: Needed by the broker, into it.
         exact_gbps: The larger one of a site before it was moved to a grid.
+        beyond: Why no bandwidth is enough for what was asked for, in a sentence, or empty; what is needed is for what
+            the links can give then.
         fits: Whether the links are wide enough; None where some are not known and the others are.
         link_gbps: Of the narrowest one, a share of the broker's if that is less; None where ``fits`` is.
         utilisation: Share of the time that accelerators compute: on the links if they are known, else as asked for;
@@ -82,6 +92,7 @@ class Forecast:
     broker_up_gbps: float
     broker_down_gbps: float
     exact_gbps: float
+    beyond: str
     fits: bool | None
     link_gbps: float | None
     utilisation: float
@@ -103,12 +114,19 @@ def forecast(fleet: Fleet, mode: Mode) -> Forecast:
     """Returns what one mode needs and does.
 
     Raises:
-        ConfigError: No bandwidth is enough.
+        ConfigError: No bandwidth is enough, and what there is, is not known.
     """
     load, islands = load_of(fleet, mode), len(fleet.sites)
-    need = required(load, fleet.utilisation)
     gbps = fleet.narrowest_gbps(hub=not load.ring)
-    fits = None if gbps is None else gbps >= need.exact_gbps * (1 - 1e-9)
+    beyond = ""
+    try:
+        need = required(load, fleet.utilisation)
+    except ConfigError as err:
+        if gbps is None or mode is Mode.DECOUPLED:
+            raise
+        beyond = err.cure
+        need = required(load, achieved(load, gbps) * (1 - 1e-9))
+    fits = None if gbps is None else not beyond and gbps >= need.exact_gbps * (1 - 1e-9)
     if fits and not fleet.links_known:
         gbps = fits = None
     utilisation = fleet.utilisation if gbps is None else achieved(load, gbps)
@@ -159,6 +177,7 @@ def forecast(fleet: Fleet, mode: Mode) -> Forecast:
         broker_up_gbps=islands * need.down_gbps if hub else 0.0,
         broker_down_gbps=islands * need.up_gbps if hub else 0.0,
         exact_gbps=need.exact_gbps,
+        beyond=beyond,
         fits=fits,
         link_gbps=gbps,
         utilisation=utilisation * _computing_together(fleet, mode),
@@ -315,7 +334,7 @@ def memory_of(fleet: Fleet, chosen: Forecast) -> dict[str, Memory]:
         ConfigError: It does not fit into the memory that there is, with what would.
     """
     islands = len(fleet.sites)
-    payload = payload_of(fleet, fleet.fragments)
+    payload = payload_of(fleet, fragments_of(fleet, chosen.mode))
     wire = wire_of(payload, codec=fleet.codec, version_codec=fleet.version_codec, islands=islands)
     hosts: dict[str, Memory] = {}
     if chosen.mode is not Mode.DP:

@@ -43,10 +43,25 @@ _DTYPES: dict[str, np.dtype[Any]] = {
 #: A part of a model that is too large for one file.
 _SHARD = re.compile(r"(?P<before>.+-)(?P<part>\d{5})-of-(?P<parts>\d{5})\.safetensors")
 
-#: Of architectures (``model_type``) whose feed-forward has two matrices; all others are taken for gated, with three.
+#: Of architectures (``model_type``) whose feed-forward has two matrices.
 _TWO_MATRICES = frozenset(
-    ("bert", "codegen", "gpt2", "gpt_bigcode", "gpt_neox", "gptj", "phi", "roberta", "starcoder2", "xlm-roberta")
+    (
+        *("bert", "codegen", "gpt2", "gpt_bigcode", "gpt_neox", "gptj", "nemotron", "persimmon", "phi", "roberta"),
+        *("starcoder2", "xlm-roberta"),
+    )
 )
+#: Of those whose feed-forward is gated, with three; what is of neither kind is not counted.
+_THREE_MATRICES = frozenset(
+    (
+        *("baichuan", "cohere", "cohere2", "deepseek", "deepseek_v2", "deepseek_v3", "ernie4_5", "exaone", "gemma"),
+        *("gemma2", "gemma3", "gemma3_text", "glm", "glm4", "gpt_oss", "granite", "granitemoe", "helium", "internlm"),
+        *("internlm2", "internlm3", "kimi_k2", "llama", "minicpm", "minicpm3", "ministral", "mistral", "mistral3"),
+        *("mixtral", "olmo", "olmo2", "olmoe", "phi3", "phimoe", "qwen2", "qwen2_moe", "qwen2_vl", "qwen3"),
+        *("qwen3_moe", "seed_oss", "smollm3", "stablelm"),
+    )
+)
+#: Of layers that differ in more than their numbers, or that are something else than attention and feed-forward.
+_MIXED = ("attn_layer_period", "embedding_size", "expert_layer_period", "interleave_moe_layer_step", "mamba_d_state")
 
 #: What the oldest of them call the keys of the others; their feed-forward is four times as wide where it is not told.
 _OLD_NAMES = {
@@ -227,12 +242,18 @@ def _of_config_json(path: Path) -> Model:
     if isinstance(config.get("weight_map"), dict):
         return _of_index(path, config["weight_map"])
     try:
+        sort = (config.get("text_config") or config).get("model_type")
         config |= config.get("text_config") or {}  # of a model that sees, too: its language model is what is counted
         config = {_OLD_NAMES.get(name, name): value for name, value in config.items()}
         width, depth = int(config["hidden_size"]), int(config["num_hidden_layers"])
         vocabulary, heads = int(config["vocab_size"]), int(config["num_attention_heads"])
         head_width = int(config.get("head_dim") or width // heads)
-        key_value = int(config.get("num_key_value_heads") or heads) * head_width
+        mixed = [name for name in _MIXED if name in config]
+        if mixed or not (sort is None or sort in _TWO_MATRICES or sort in _THREE_MATRICES):
+            what = f"has {mixed[0]}" if mixed else f"is of the type {sort}"
+            cure = f"{what}, and its layers are not known here: give --params, or a safetensors file"
+            raise ConfigError("model", str(path), cure)
+        key_value = int(config.get("num_key_value_heads") or (1 if config.get("multi_query") else heads)) * head_width
         experts = next((int(config[name]) for name in _EXPERTS if config.get(name)), 0)
         if config.get("model_type") in _FOUR_TIMES:
             config["intermediate_size"] = config.get("intermediate_size") or 4 * width

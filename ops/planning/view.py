@@ -67,6 +67,7 @@ def _forecast_json(each: Forecast) -> dict[str, Any]:
             "broker_down": each.broker_down_gbps,
             "exact": each.exact_gbps,
         },
+        "beyond": each.beyond,
         "fits": each.fits,
         "link_gbps": each.link_gbps,
         "utilisation": each.utilisation,
@@ -119,7 +120,10 @@ def _sentences(fleet: Fleet) -> list[str]:
     each = f"{tokens.pop():,} tokens" if len(tokens) == 1 else "Their own numbers of tokens"
     words = [*found, f"{each} per inner step and site; rounds follow the median site, synchronous ways the slowest."]
     if any(value is not None for value in fleet.goodput.values()):
-        words.append("Goodput is that of `atoll simulate`; data-parallel is the elastic kind, streaming as DiLoCo.")
+        words.append(
+            "Goodput is that of `atoll simulate`; data-parallel is the elastic kind, streaming is DiLoCo with barriers "
+            "H / P + tau steps apart."
+        )
         if len({site.accelerators for site in fleet.sites}) > 1:
             words.append("Decoupled goodput is each site's own; that of the others is of sites of equal size.")
         words += fleet.goodput_caveats
@@ -164,9 +168,9 @@ def _modes_table(planned: FleetPlan) -> Table:
     forecasts = [planned.chosen, *(each for each in planned.alternatives.values() if not isinstance(each, str))]
     table = _plain_table("", *(str(each.mode) for each in forecasts))
     rows: list[tuple[str, Any]] = [
-        ("Gbit/s needed, site up", lambda f: _gbps(f.up_gbps)),
-        ("Gbit/s needed, site down", lambda f: _gbps(f.down_gbps)),
-        ("Gbit/s needed, broker up / down", lambda f: f"{_gbps(f.broker_up_gbps)} / {_gbps(f.broker_down_gbps)}"),
+        ("Gbit/s needed, site up", lambda f: _needed(f, f.up_gbps)),
+        ("Gbit/s needed, site down", lambda f: _needed(f, f.down_gbps)),
+        ("Gbit/s needed, broker up / down", lambda f: _needed(f, f.broker_up_gbps, f.broker_down_gbps)),
         ("utilisation", lambda f: f"{f.utilisation:.1%}"),
         ("time per round", lambda f: _time(f.round_s)),
         ("rounds apart", lambda f: _time(f.rounds_apart_s)),
@@ -183,6 +187,10 @@ def _modes_table(planned: FleetPlan) -> Table:
     for label, show in rows:
         table.add_row(label, *(show(each) for each in forecasts))
     return table
+
+
+def _needed(forecast: Forecast, *gbps: float) -> str:
+    return "none is enough" if forecast.beyond else " / ".join(map(_gbps, gbps))
 
 
 def _gbps(value: float) -> str:

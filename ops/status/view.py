@@ -63,6 +63,11 @@ def render(status: Status) -> RenderableType:
         parts += [Text(), Text(f"{what}{again}: its contributions are refused, rounds do not wait for it.", "yellow")]
     for trouble in status.totals.get("troubles", ()):
         parts += [Text(), Text(f"The aggregator says, {trouble}", "yellow")]
+    for shard, each in status.shards.items():
+        if not each.ended and each.age_s > LEADER_WITHIN_S:
+            whose = "The aggregator" if len(status.shards) == 1 else f"The aggregator of shard {shard}"
+            text = f"{whose} ({each.leader}) last renewed its lease {age(each.age_s)} ago: it has ended or lost Redis."
+            parts += [Text(), Text(text, "yellow")]
     if status.broker_is_silent:
         since = "has never written" if status.broker_age_s is None else f"last wrote {age(status.broker_age_s)} ago"
         who = "The broker" if len(status.brokers) < 2 else "Every broker is silent: the last one"

@@ -40,7 +40,7 @@ MUTANTS = (
         what="steps that wait to be merged overlap nothing",
         invariant=2,
         file=LIVES,
-        old="            or any(a < steps.to_step and steps.from_step < b for a, b in self.waiting)\n",
+        old="            or self._waits(steps.from_step, steps.to_step)\n",
         new="",
         tests=(T_LEDGER + "test_the_same_steps_are_never_taken_in_twice",),
     ),

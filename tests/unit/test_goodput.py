@@ -443,6 +443,23 @@ def test_the_expected_goodput_takes_domains_into_account():
     assert hit == pytest.approx(spared * 48 / 56, abs=0.03)
 
 
+@pytest.mark.parametrize("mode", ["decoupled", "dp"])
+def test_what_fails_once_a_month_takes_its_part_of_any_fleet(mode):
+    rare = {"coordinator_mtbi_days": 30.0, "coordinator_repair_s": 7 * 86400.0}
+    parts = [
+        expected_goodput(mode=mode, chips=chips, islands=8, **rare)
+        / expected_goodput(mode=mode, chips=chips, islands=8)
+        for chips in (50_000, 2_400_000)
+    ]
+    assert parts == pytest.approx([30 / 37, 30 / 37], abs=0.03)
+
+
+@given(st.lists(st.floats(0.0, 1.0), min_size=2, max_size=30))
+def test_an_estimate_lies_within_its_interval_and_within_0_and_1(samples):
+    found = batch_means(np.array(samples))
+    assert 0.0 <= found.low <= found.value <= found.high <= 1.0
+
+
 def test_the_expected_goodput_of_a_closed_form_is_not_refused_for_the_length_of_a_simulation():
     assert 0.1 < expected_goodput(mode="elastic-dp", chips=3_200_000_000, islands=8) < 0.3
 
@@ -464,6 +481,11 @@ def command(*flags):
     parser = argparse.ArgumentParser()
     goodput.add_arguments(parser)
     return goodput.run(parser.parse_args(list(flags)))
+
+
+def test_an_interval_of_one_step_is_simulated(capsys):
+    assert command("--mode", "diloco", "--sync-interval", "1", "--days", "0.01", "--json") == 0
+    assert 0 < json.loads(capsys.readouterr().out)["goodput"] < 1
 
 
 def test_the_command_prints_one_json_object(capsys):

@@ -19,6 +19,8 @@ MAY_IMPORT = {
 #: Modules without socket, file, clock, environment, hidden randomness or logging.
 PURE = [
     "broker/errors",
+    "broker/names",
+    "broker/complaints",
     "broker/ranges",
     "broker/liveness",
     "broker/fragments",

@@ -331,6 +331,29 @@ def test_the_memory_that_a_refusal_asks_for_is_enough():
         pytest.fail("was refused again and again")
 
 
+def test_diloco_moves_the_model_as_one_and_needs_the_memory_for_that():
+    of_diloco = plan(fleet(parameters=10**9, fragments=8), Mode.DILOCO)
+    in_one = plan(fleet(parameters=10**9, fragments=1), Mode.DECOUPLED)
+    for name in ("broker", "island_host"):
+        assert of_diloco.memory[name].expected >= 0.5 * in_one.memory[name].expected
+    contributions = 4 * 2 * 10**9
+    assert of_diloco.memory["aggregator"].expected > 5 * 4 * 10**9 + contributions
+    assert any("max_message_bytes" in note for note in notes(fleet(parameters=10**9), of_diloco))
+
+
+@pytest.mark.parametrize("mode", [Mode.DP, Mode.DILOCO, Mode.STREAMING])
+def test_a_baseline_that_no_link_brings_to_the_target_is_told_with_what_it_reaches(mode):
+    far = fleet(sites=8, step_s=1.0, gbps=10.0, latency_s=5.0, parameters=10**9, utilisation=0.95)
+    found = plan(far, Mode.DECOUPLED).alternatives[mode]
+    assert found.beyond
+    assert found.fits is False
+    assert 0.0 < found.utilisation < 0.95
+    near = forecast(replace(far, utilisation=found.utilisation * (1 - 1e-6)), mode)
+    assert (near.beyond, near.utilisation) == ("", found.utilisation)
+    with pytest.raises(ConfigError):
+        forecast(fleet(sites=8, step_s=1.0, latency_s=5.0, parameters=10**9), mode)
+
+
 def test_diloco_waits_for_the_whole_journey():
     found = forecast(fleet(gbps=0.01, latency_s=0.1), Mode.DILOCO)
     journey_s = (N * 2 + N * 4) * 8e-9 / 0.01 + 0.2

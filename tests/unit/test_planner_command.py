@@ -138,6 +138,16 @@ def test_synchronous_sites_are_expected_to_do_what_simulate_says_of_their_step_a
     assert rare["goodput"] < document["goodput"]  # who meets more often waits for more pauses
 
 
+def test_islands_that_stream_meet_at_every_fragment(atoll):
+    asked = ("--params", "5B", "--sites", 8, "--accelerators", 150_000, "--step-time", 1, "--json")
+    often, rarely = (
+        json.loads(atoll(*asked, "--mode", "streaming", "--fragments", fragments)[1])["goodput"] for fragments in (8, 1)
+    )
+    as_diloco = expected_goodput(mode="diloco", chips=1_200_000, islands=8, sync_interval=5)  # H / P + tau
+    assert often == pytest.approx(as_diloco, abs=0.01)
+    assert often < rarely - 0.05
+
+
 def test_a_site_alone_waits_for_nobody(atoll):
     document = json.loads(atoll("--params", "5B", "--sites", 1, "--step-time", 1, "--mode", "dp", "--json")[1])
     assert document["utilisation"] == 1.0
@@ -180,7 +190,16 @@ def test_the_published_table_is_printed(atoll):
     ("arguments", "words"),
     [
         (("--params", "5B", "--step-time", 1, "--overlap", 24), "overlap = 24: must be below sync_interval = 24"),
-        (("--params", "5B", "--step-time", 1, "--sites", 10_001), "sites = 10001: must lie between 1 and 10000"),
+        (("--params", "5B", "--step-time", 1, "--sites", 1001), "sites = 1001: must lie between 1 and 1000"),
+        (
+            ("--params", "5B", "--step-time", 1, "--accelerators", 10**12),
+            "accelerators = 1000000000000: must lie",
+        ),
+        (("--params", "5B", "--step-time", 1, "--tokens-per-step", 10**310), "tokens_per_step = 1"),
+        (
+            ("--params", "5B", "--step-time", 1, "--assume", "paper", "--codec", "int4", "--version-codec", "f32"),
+            "version_codec = 'f32': does not count with --assume paper",
+        ),
         ((), "params = None: is needed; give --params 5B"),
         (("--params", "5B"), "step_time = None: is needed"),
         (("--params", "five", "--step-time", 1), "params = 'five'"),

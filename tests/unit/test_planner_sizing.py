@@ -150,6 +150,26 @@ def test_the_sizes_of_published_models_come_out(tmp_path, config, published):
     assert read_model(tmp_path / "config.json").parameters == pytest.approx(published, rel=0.02)
 
 
+def test_one_key_and_value_for_all_heads_is_counted_once(tmp_path):
+    config = _gpt2(6144, 40, 48, model_type="gpt_bigcode", n_positions=8192, vocab_size=49152, n_inner=24576)
+    (tmp_path / "config.json").write_text(json.dumps(config | {"multi_query": True}))
+    assert read_model(tmp_path / "config.json").parameters == pytest.approx(15.52e9, rel=0.002)  # StarCoder
+
+
+@pytest.mark.parametrize(
+    ("more", "what"),
+    [
+        ({"model_type": "mamba2"}, "is of the type mamba2"),
+        ({"model_type": "llama", "interleave_moe_layer_step": 2}, "has interleave_moe_layer_step"),
+        ({"model_type": "albert", "embedding_size": 128}, "has embedding_size"),
+    ],
+)
+def test_layers_that_are_not_known_are_refused_rather_than_miscounted(tmp_path, more, what):
+    (tmp_path / "config.json").write_text(json.dumps(_config(64, 2, 100, 2, 256) | more))
+    with pytest.raises(ConfigError, match=f"{what}, and its layers are not known here: give --params"):
+        read_model(tmp_path / "config.json")
+
+
 def test_a_transformer_without_heads_is_refused(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(_config(8, 2, 100, 0, 16)))
     with pytest.raises(ConfigError, match="describes no transformer"):

@@ -1,6 +1,9 @@
 """The report: exactly the keys that were promised, from whatever the aggregator managed to write."""
 
+import dataclasses
 import json
+
+import pytest
 
 from ops.report import RunFacts, build_report, is_balanced, render
 
@@ -25,13 +28,19 @@ COUNTED = {
     "refusals": {"stale": 2},
 }
 FACTS = RunFacts(
-    run_id="demo", run_dir="/runs/demo", exit=0, wall_s=252.0, first_step_s=8.5, restarts={"island-0": 1, "broker": 2}
+    run_id="demo",
+    run_dir="/runs/demo",
+    exit=0,
+    wall_s=252.0,
+    first_step_s=8.5,
+    restarts={"island-0": 1, "broker": 2},
+    loss_unit="nats per token",
 )
 
 
 def test_the_report_has_the_keys_that_were_promised():
     report = build_report(COUNTED, FACTS, loss_before=5.5, loss_after=2.2)
-    assert report["loss"] == {"before": 5.5, "after": 2.2}
+    assert report["loss"] == {"before": 5.5, "after": 2.2, "unit": "nats per token"}
     assert report["tokens"] == COUNTED["tokens"]
     assert report["versions"] == {"2": 4, "10": 3}
     assert report["rounds"] == {"2": 1, "4": 6}
@@ -64,6 +73,21 @@ def test_tokens_that_do_not_add_up_are_pointed_out():
     report = build_report(counted, FACTS, loss_before=None, loss_after=None)
     assert not is_balanced(report)
     assert "do not add up" in render(report)
+
+
+@pytest.mark.parametrize(
+    ("losses", "told"),
+    [
+        ((5.5, 2.2), "5.500 -> 2.200 (-60.0%)"),
+        ((None, 2.2), "2.200"),
+        ((5.5, None), "5.500"),
+        ((0.0, 0.5), "0.000 -> 0.500"),
+    ],
+)
+def test_what_the_loss_of_somebodys_own_task_is_measured_in_is_not_made_up(losses, told):
+    facts = dataclasses.replace(FACTS, loss_unit="")
+    report = build_report(COUNTED, facts, loss_before=losses[0], loss_after=losses[1])
+    assert f"held-out loss {told}\n" in render(report)
 
 
 def test_the_text_says_what_people_ask_first():

@@ -18,7 +18,7 @@ def test_status_zero_is_the_end_only_of_a_process_that_ends_by_itself():
 
 def test_wrong_settings_are_not_tried_again():
     verdict = died(Supervision(POLICY), status=2)
-    assert verdict == GiveUp(reason="x ended with status 2: its settings are wrong")
+    assert verdict == GiveUp(reason="x ended with status 2: its settings are wrong", misset=True)
 
 
 def test_delays_double_up_to_the_limit_and_then_it_is_given_up():
