@@ -316,8 +316,10 @@ class Endpoint:
     def _look_after_line(self) -> None:
         if self._line is not None and self._line.watch(time.monotonic()):
             self.traffic.renewals += 1
-            if worth_repeating(self.traffic.renewals):
-                seen = f"{self._line.connections} until now" if self._line.connections else "none until now"
-                log.warning(
-                    "connection.renewed address=%s connections=%r times=%d", self.address, seen, self.traffic.renewals
-                )
+            if not worth_repeating(self.traffic.renewals):
+                return
+            if self._line.connections:
+                log.warning("connection.renewed address=%s times=%d", self.address, self.traffic.renewals)
+                return
+            cure = "start the broker there, or check the address, and the keys on both sides"
+            log.warning("connection.none address=%s cure=%r times=%d", self.address, cure, self.traffic.renewals)

@@ -64,7 +64,8 @@ def render(status: Status) -> RenderableType:
     for trouble in status.totals.get("troubles", ()):
         parts += [Text(), Text(f"The aggregator says, {trouble}", "yellow")]
     for shard, each in status.shards.items():
-        if not each.ended and each.age_s > LEADER_WITHIN_S:
+        over = each.ended or status.totals.get("phase") == "ended"
+        if not over and each.age_s > LEADER_WITHIN_S:
             whose = "The aggregator" if len(status.shards) == 1 else f"The aggregator of shard {shard}"
             text = f"{whose} ({each.leader}) last renewed its lease {age(each.age_s)} ago: it has ended or lost Redis."
             parts += [Text(), Text(text, "yellow")]

@@ -531,6 +531,14 @@ def test_a_store_of_another_run_is_refused_with_a_cure(tmp_path):
     on_a_bench(use)
 
 
+def test_an_aggregator_of_another_run_ends_with_the_name_of_the_brokers(tmp_path):
+    async def use(bench):
+        with pytest.raises(ConfigError, match=r"run_id = 'other': the broker .* serves run demo: name that"):
+            await bench.serve(aggregator_config(tmp_path, broker=bench.address, run_id="other"))
+
+    on_a_bench(use)
+
+
 def test_a_store_without_a_whole_version_is_not_seeded_anew(tmp_path):
     async def use(bench):
         settings = aggregator_config(tmp_path, broker=bench.address)

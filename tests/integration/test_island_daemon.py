@@ -105,6 +105,18 @@ def test_a_signal_ends_an_island_in_order_and_soon(spawn, hub, number):
     assert "island.left" in [e["event"] for e in events(process)]
 
 
+def test_an_island_that_is_told_to_end_goes_on_from_its_last_step(spawn, hub, tmp_path):
+    address, words = hub(), ("--task", "examples.numpy_task:task", "--island-id", "paris", "--state-dir", str(tmp_path))
+    first = island(spawn, address, *words, name="first")
+    wait_for_event(first, "island.progress")
+    first.send_signal(signal.SIGTERM)
+    assert first.wait(WAIT_S) == 128 + signal.SIGTERM
+    left = wait_for_event(first, "island.left")
+    second = island(spawn, address, *words, name="second")
+    restored = wait_for_event(second, "island.restored")
+    assert (restored["optimizer"], restored["detail"]) == ("checkpoint", f"of step {left['step']}, life 1")
+
+
 def test_a_signal_ends_an_island_that_still_waits_for_its_run(spawn):
     process = island(spawn, f"tcp://127.0.0.1:{free_ports(2)}", "--task", "examples.numpy_task:task")
     wait_for_event(process, "island.waiting")

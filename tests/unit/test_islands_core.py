@@ -58,6 +58,12 @@ def test_a_run_that_does_not_fit_is_given_up_with_the_cure():
     assert (fail.reason, fail.cure) == ("manifest", "tensor 'w0' is missing")
 
 
+def test_a_join_with_the_key_of_another_is_given_up_with_what_the_broker_says():
+    hand = Hand(joined=False)
+    refused = m.Refused(kind="join", sequence=-1, reason=m.Reason.WRONG_KEY, detail="its key is that of island rome")
+    assert of(hand.hear(refused), Fail) == [Fail(reason="wrong_key", cure="its key is that of island rome")]
+
+
 def test_a_model_that_is_too_large_for_the_run_is_given_up_with_the_cure():
     hand = Hand(joined=False)
     refused = m.Refused(kind="join", sequence=-1, reason=m.Reason.OVERSIZE, detail="use more fragments")

@@ -8,7 +8,7 @@ from zmq.utils import z85
 from broker import messages as m
 from broker.bindings import Bindings
 from broker.connections import Connections
-from broker.errors import ConfigError
+from broker.errors import ConfigError, Unavailable
 from broker.gate import zap_answer
 from broker.identity import ANY, Identity, KeyRole, format_line, parse_allow_list, parse_line
 from broker.keys import (
@@ -162,6 +162,17 @@ def test_a_secret_that_others_may_read_is_refused_with_the_cure(tmp_path):
         read_secret(secret)
 
 
+def test_half_a_pair_stands_in_nobodys_way(tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            "broker.keys.format_line", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device"))
+        )
+        with pytest.raises(Unavailable, match="No space left"):
+            write_pair(tmp_path, new_pair(PARIS))
+    assert list(tmp_path.iterdir()) == []
+    write_pair(tmp_path, new_pair(PARIS))
+
+
 def test_a_client_needs_the_broker_s_public_key_and_a_key_of_its_own_role(tmp_path):
     make_pairs(tmp_path, [PARIS, LEADER])
     keys = client_keys(tmp_path / "island-paris.secret", KeyRole.ISLAND)
@@ -170,7 +181,7 @@ def test_a_client_needs_the_broker_s_public_key_and_a_key_of_its_own_role(tmp_pa
     with pytest.raises(ConfigError, match="is the key of aggregator a"):
         client_keys(tmp_path / "aggregator-a.secret", KeyRole.ISLAND)
     (tmp_path / "broker.public").unlink()
-    with pytest.raises(ConfigError, match=r"broker\.public.*cannot be read"):
+    with pytest.raises(ConfigError, match=r"broker\.public.*cannot be read.*copy it from where"):
         client_keys(tmp_path / "island-paris.secret", KeyRole.ISLAND)
 
 

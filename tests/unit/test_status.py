@@ -287,6 +287,12 @@ def test_who_leads_each_shard_is_shown_with_its_epoch_and_who_could_take_over():
     }
 
 
+def test_text_says_when_nobody_leads_any_more():
+    silent = "The aggregator (hub:7) last renewed its lease 14.0 s ago: it has ended or lost Redis."
+    assert silent in shown(status_of(snapshot(leases=leases(14.0)), NOW_S)).replace("\n", " ")
+    assert "last renewed" not in shown(status_of(snapshot(leases=leases(0.4)), NOW_S))
+
+
 def test_the_age_of_a_lease_grows_with_the_time_since_redis_was_read():
     assert status_of(snapshot(leases=leases(0.4)), NOW_S + 5.0).shards[0].age_s == pytest.approx(5.4)
 
