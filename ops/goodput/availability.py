@@ -41,7 +41,12 @@ class Account:
 
     goodput: Estimate
     uptime: Estimate
-    waste: Mapping[Cause, float]
+    wasted: Mapping[Cause, Estimate]
+
+    @property
+    def waste(self) -> dict[Cause, float]:
+        """The same without intervals; with goodput they add up to 1."""
+        return {cause: each.value for cause, each in self.wasted.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,24 +78,25 @@ def account(
     duration_s, count = lines[0].duration_s, len(lines)
     edges_s = np.linspace(0.0, duration_s, BATCHES + 1)
     useful_s = np.zeros(BATCHES)
-    wasted_s = dict.fromkeys(Cause, 0.0)
+    wasted_s = {cause: np.zeros(BATCHES) for cause in Cause}
     for line in lines:
-        useful_s += in_step * np.diff(np.interp(edges_s, *trained_by(line)))
-        full_s = line.trained_s
-        present_s = float(np.sum((line.to_s - line.from_s) * line.share))
-        wasted_s[Cause.CAPACITY_AWAY] += full_s - present_s
+        present_s = np.diff(np.interp(edges_s, *trained_by(line)))
+        useful_s += in_step * present_s
+        wasted_s[Cause.CAPACITY_AWAY] += np.diff(np.interp(edges_s, *trained_by(line, whole=True))) - present_s
         wasted_s[Cause.WAITING] += (1.0 - in_step) * present_s
-        for cause, seconds in line.idle_s.items():
-            wasted_s[cause] += seconds
+        for cause, spans in line.idle.items():
+            idle = running_total(*steps_of(spans[:, 0], spans[:, 1]))
+            wasted_s[cause] += np.diff(np.interp(edges_s, *idle))
     for each in dropped:
-        wasted_s[each.cause] += float(np.sum(each.lost_s))
-        useful_s -= np.histogram(np.clip(each.at_s, 0.0, duration_s), edges_s, weights=each.lost_s)[0]
+        lost_s = np.histogram(np.clip(each.at_s, 0.0, duration_s), edges_s, weights=each.lost_s)[0]
+        wasted_s[each.cause] += lost_s
+        useful_s -= lost_s
     batch_s = duration_s / BATCHES
     stepping_s = np.diff(np.interp(edges_s, *stepping_by(lines)))
     return Account(
         goodput=batch_means(useful_s / (batch_s * count), deviation=deviation),
         uptime=batch_means(stepping_s / batch_s),
-        waste={cause: seconds / (duration_s * count) for cause, seconds in wasted_s.items()},
+        wasted={cause: batch_means(seconds / (batch_s * count)) for cause, seconds in wasted_s.items()},
     )
 
 
@@ -126,6 +132,11 @@ def running_total(times_s: Floats, rates: Floats) -> tuple[Floats, Floats]:
     return times_s, np.concatenate([[0.0], np.cumsum(np.diff(times_s) * rates[:-1])])
 
 
+def half_width(samples: Floats) -> float:
+    """Returns half of the confidence interval of the mean of equally long batches, :data:`BATCHES` of them."""
+    return _T_QUANTILE * float(np.std(samples, ddof=1)) / math.sqrt(len(samples))
+
+
 def batch_means(samples: Floats, *, deviation: float = 0.0) -> Estimate:
     """Returns the mean of equally long batches and its confidence interval, cut to 0..1.
 
@@ -134,7 +145,6 @@ def batch_means(samples: Floats, *, deviation: float = 0.0) -> Estimate:
         deviation: Relative standard deviation that all batches share, and so do not show.
     """
     mean = float(np.mean(samples))
-    within = _T_QUANTILE * float(np.std(samples, ddof=1)) / math.sqrt(len(samples))
-    half = math.hypot(within, _T_QUANTILE * deviation * mean)
+    half = math.hypot(half_width(samples), _T_QUANTILE * deviation * mean)
     mean = min(1.0, max(0.0, mean))  # the last bit of a sum
     return Estimate(value=mean, low=max(0.0, mean - half), high=min(1.0, mean + half))

@@ -13,11 +13,11 @@ on), as the aggregator computes it (design, section 4.4). One with a step older 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ops.goodput.availability import Dropped, running_total, steps_of, trained_by
+from ops.goodput.availability import BATCHES, Dropped, half_width, running_total, steps_of, trained_by
 from ops.goodput.fleet import FailureModel, Outage, beyond_hold
 from ops.goodput.timeline import Cause, Floats, TimeLine, without
 
@@ -37,6 +37,7 @@ class Staleness:
 
     Attributes:
         contributions: How many it is of, a sample of all.
+        mean_ci: Confidence interval of the mean; None where some part of the time merged nothing.
         histogram: Lower edge of a class -> share of contributions in it.
     """
 
@@ -46,6 +47,7 @@ class Staleness:
     p90: float
     p99: float
     histogram: Mapping[float, float]
+    mean_ci: tuple[float, float] | None = None
 
 
 def distribution(values: Floats) -> Staleness | None:
@@ -75,6 +77,7 @@ def contributions(
     counting = [trained_by(without(line, alone, Cause.COORDINATOR)) for line in lines]
     every = max(1, rounds * phases * len(lines) // _MOST)  # of so many, some tell as much and fit into memory
     merged: list[Floats] = []
+    sums, counts = np.zeros(BATCHES), np.zeros(BATCHES)
     refused: list[list[tuple[Floats, Floats]]] = [[] for _ in lines]
     for phase in range(phases):
         targets_s = (np.arange(rounds) + (phase + 0.5) / phases) * model.interval_s
@@ -83,12 +86,19 @@ def contributions(
             at_s, staleness, oldest, seconds = _of_island(line, due_s, model, counted)
             fresh = oldest <= model.max_staleness
             merged.append(staleness[fresh][::every])
+            batch = np.minimum((at_s[fresh] / line.duration_s * BATCHES).astype(np.intp), BATCHES - 1)
+            sums += np.bincount(batch, weights=staleness[fresh], minlength=BATCHES)
+            counts += np.bincount(batch, minlength=BATCHES)
             of_island.append((at_s[~fresh], seconds[~fresh] / phases))
     dropped: list[Dropped] = []
     for of_island in refused:
         at, lost = (np.concatenate(column) for column in zip(*of_island, strict=True))
         dropped.append(Dropped(cause=Cause.STALE, at_s=at, lost_s=lost))
-    return distribution(np.concatenate(merged)), dropped
+    found = distribution(np.concatenate(merged))
+    if found is not None and np.all(counts > 0):
+        half = half_width(sums / counts)
+        found = replace(found, mean_ci=(max(0.0, found.mean - half), found.mean + half))
+    return found, dropped
 
 
 def fleet_clock(lines: Sequence[TimeLine], coordinator: Sequence[Outage]) -> tuple[Floats, Floats]:

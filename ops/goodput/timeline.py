@@ -49,7 +49,7 @@ class TimeLine:
         from_s: Starts of the intervals in which it trains, ascending, float64 ``[n]``.
         to_s: Their ends; no two intervals overlap.
         share: Part of its slices that trains in each, 0 to 1.
-        idle_s: Seconds in which it does not train, by cause: all that is not in an interval.
+        idle: When it does not train, by cause: (from, to) of all that is not in an interval, ``[k, 2]``.
         down_from_s: Moments at which it lost its last slice, and with it what it had not handed over, ``[k]``.
         down_to_s: When it trained again.
         lost_s: Training of a whole island, in seconds, that was lost at each of these moments.
@@ -59,7 +59,7 @@ class TimeLine:
     from_s: Floats
     to_s: Floats
     share: Floats
-    idle_s: Mapping[Cause, float]
+    idle: Mapping[Cause, Floats]
     down_from_s: Floats
     down_to_s: Floats
     lost_s: Floats
@@ -68,6 +68,11 @@ class TimeLine:
     def trained_s(self) -> float:
         """Seconds in which it trains, with whatever share of its slices."""
         return float(np.sum(self.to_s - self.from_s))
+
+    @property
+    def idle_s(self) -> dict[Cause, float]:
+        """Seconds in which it does not train, by cause."""
+        return {cause: float(np.sum(spans[:, 1] - spans[:, 0])) for cause, spans in self.idle.items()}
 
     def gaps(self) -> list[tuple[float, float]]:
         """Returns (start, length) of the times in which it does not train, in seconds."""
@@ -83,14 +88,15 @@ class _Recorder:
         self.end_s = end_s
         self.training: list[tuple[float, float, float]] = []
         self.down: list[tuple[float, float, float]] = []
-        self.idle_s = dict.fromkeys(Cause, 0.0)
+        self.spans: dict[Cause, list[tuple[float, float]]] = {cause: [] for cause in Cause}
 
     def train(self, from_s: float, to_s: float, share: float) -> None:
         if from_s < min(to_s, self.end_s):
             self.training.append((from_s, min(to_s, self.end_s), share))
 
     def idle(self, from_s: float, to_s: float, cause: Cause) -> None:
-        self.idle_s[cause] += max(0.0, min(to_s, self.end_s) - from_s)
+        if from_s < min(to_s, self.end_s):
+            self.spans[cause].append((from_s, min(to_s, self.end_s)))
 
     def lose(self, from_s: float, to_s: float, lost_s: float) -> None:
         if from_s < self.end_s:
@@ -104,7 +110,7 @@ class _Recorder:
             from_s=training[:, 0],
             to_s=training[:, 1],
             share=training[:, 2],
-            idle_s=self.idle_s,
+            idle={cause: np.array(spans, dtype=np.float64).reshape(-1, 2) for cause, spans in self.spans.items()},
             down_from_s=down[:, 0],
             down_to_s=down[:, 1],
             lost_s=down[:, 2],
@@ -226,6 +232,6 @@ def without(line: TimeLine, windows: Sequence[tuple[float, float]] | Floats, cau
     trains = (interval >= 0) & (middles < line.to_s[interval])
     keeps = trains & ~((window >= 0) & (middles < cut[window, 1]))
     shorter = replace(line, from_s=edges[:-1][keeps], to_s=edges[1:][keeps], share=line.share[interval[keeps]])
-    idle_s = dict(line.idle_s)
-    idle_s[cause] += line.trained_s - shorter.trained_s
-    return replace(shorter, idle_s=idle_s)
+    lost = trains & ~keeps
+    spans = np.stack([edges[:-1][lost], edges[1:][lost]], axis=1)
+    return replace(shorter, idle={**line.idle, cause: np.concatenate([line.idle[cause], spans])})

@@ -52,9 +52,11 @@ def text(result: Result) -> str:
         goodput, uptime = result.closed_form
         lines.append(f"          by closed form {goodput:.1%} and {uptime:.1%}")
     lines += [f"          {each}" for each in caveats(fleet, model)]
-    lines += ["", "wasted tokens, as a share of what the fleet could train:"]
-    named = sorted(((share, cause) for cause, share in account.waste.items() if share > 0.0), reverse=True)
-    lines += [f"{share:8.2%}  {MEANING[cause]}" for share, cause in named] or ["  none"]
+    lines += ["", f"wasted tokens, as a share of what the fleet could train ({CONFIDENCE:.0%} confidence):"]
+    named = sorted((each for each in account.wasted.items() if each[1].value > 0.0), key=lambda each: -each[1].value)
+    lines += [
+        f"{share.value:8.2%}  {share.low:6.2%} to {share.high:6.2%}   {MEANING[cause]}" for cause, share in named
+    ] or ["  none"]
     if result.staleness is not None:
         lines += ["", *_staleness(result.staleness)]
     return "\n".join(lines)
@@ -66,7 +68,8 @@ def _estimate(each: Estimate) -> str:
 
 def _staleness(each: Staleness) -> list[str]:
     quantiles = f"median {each.p50:.2f}, 90 % {each.p90:.2f}, 99 % {each.p99:.2f}"
-    lines = [f"staleness of contributions when merged, in versions: mean {each.mean:.2f}, {quantiles}"]
+    interval = f" ({each.mean_ci[0]:.3f} to {each.mean_ci[1]:.3f})" if each.mean_ci is not None else ""
+    lines = [f"staleness of contributions when merged, in versions: mean {each.mean:.3f}{interval}, {quantiles}"]
     edges = [*each.histogram, float("inf")]
     for (low, high), share in zip(pairwise(edges), each.histogram.values(), strict=True):
         if share > 0.0:
@@ -104,7 +107,8 @@ def to_json(result: Result) -> dict[str, Any]:
         "uptime": account.uptime.value,
         "uptime_ci": [account.uptime.low, account.uptime.high],
         "confidence": {"level": CONFIDENCE, "method": f"{BATCHES} batch means"},
-        "waste": {cause.value: share for cause, share in account.waste.items()},
+        "waste": {cause.value: each.value for cause, each in account.wasted.items()},
+        "waste_ci": {cause.value: [each.low, each.high] for cause, each in account.wasted.items()},
         "staleness": _staleness_json(result.staleness),
         "closed_form": None if closed is None else {"goodput": closed[0], "uptime": closed[1]},
         "warning": "; ".join(caveats(fleet, result.model)) or None,
@@ -228,8 +232,11 @@ def _plot_curves(axis: Any, result: Result, curves: Mapping[str, Iterable[tuple[
 
 
 def _plot_waste(axis: Any, result: Result) -> None:
-    shares = {MEANING[cause]: 100 * share for cause, share in result.account.waste.items() if share > 0.0}
-    axis.barh(list(shares), list(shares.values()), color=_COLOURS[result.fleet.mode.value])
+    found = {MEANING[cause]: each for cause, each in result.account.wasted.items() if each.value > 0.0}
+    shares = [100 * each.value for each in found.values()]
+    below = [100 * (each.value - each.low) for each in found.values()]
+    above = [100 * (each.high - each.value) for each in found.values()]
+    axis.barh(list(found), shares, xerr=[below, above], color=_COLOURS[result.fleet.mode.value])
     axis.set(xlabel="% of the tokens that the fleet could train")
     axis.set_title("wasted, by cause", fontsize=9)
 

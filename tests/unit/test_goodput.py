@@ -30,16 +30,15 @@ def life(end_s, *intervals, down=(), lost_s=0.0):
     """A time line from (from, to) of training; what is not down between them is a pause."""
     training = np.array(intervals, dtype=np.float64).reshape(-1, 2)
     downs = np.array(down, dtype=np.float64).reshape(-1, 2)
-    away_s = float(np.sum(downs[:, 1] - downs[:, 0]))
-    idle_s = dict.fromkeys(Cause, 0.0)
-    idle_s[Cause.ISLAND_DOWN] = away_s
-    idle_s[Cause.PAUSED] = end_s - float(np.sum(training[:, 1] - training[:, 0])) - away_s
+    gaps = zip([0.0, *training[:, 1]], [*training[:, 0], end_s], strict=True)
+    idle = {cause: np.empty((0, 2)) for cause in Cause} | {Cause.ISLAND_DOWN: downs}
+    idle[Cause.PAUSED] = np.array([gap for gap in gaps if list(gap) not in downs.tolist()]).reshape(-1, 2)
     return TimeLine(
         duration_s=end_s,
         from_s=training[:, 0],
         to_s=training[:, 1],
         share=np.ones(len(training)),
-        idle_s=idle_s,
+        idle=idle,
         down_from_s=downs[:, 0],
         down_to_s=downs[:, 1],
         lost_s=np.full(len(downs), lost_s),
@@ -481,6 +480,23 @@ def command(*flags):
     parser = argparse.ArgumentParser()
     goodput.add_arguments(parser)
     return goodput.run(parser.parse_args(list(flags)))
+
+
+def test_waste_by_cause_and_staleness_have_intervals_that_hold_for_other_seeds(capsys):
+    flags = ("--chips", "300000", "--islands", "4", "--days", "4", "--mtbi-years", "0.5", "--json")
+    runs = []
+    for seed in range(12):
+        assert command(*flags, "--seed", str(seed)) == 0
+        runs.append(json.loads(capsys.readouterr().out))
+    assert runs[0]["goodput"] + sum(runs[0]["waste"].values()) == pytest.approx(1.0, abs=1e-9)
+    told = [("waste", "paused"), ("waste", "capacity_away")]
+    for table, name in told:
+        mean = np.mean([run[table][name] for run in runs])
+        covered = sum(low <= mean <= high for low, high in (run["waste_ci"][name] for run in runs))
+        assert covered >= 9, (name, covered)
+        assert all(high - low < 0.5 * mean for low, high in (run["waste_ci"][name] for run in runs))
+    stale = np.mean([run["staleness"]["mean"] for run in runs])
+    assert sum(low <= stale <= high for low, high in (run["staleness"]["mean_ci"] for run in runs)) >= 9
 
 
 def test_an_interval_of_one_step_is_simulated(capsys):
