@@ -22,6 +22,8 @@ log = logs.get(__name__)
 
 #: Everything is written this often, changed or not: an emptied Redis may look exactly like one that was never gone.
 REWRITE_S = 5.0
+#: Whoever has not renewed its lease for so long has ended, or lost Redis.
+SILENT_S = 10.0
 #: Two writes are at least so far apart, however much changes.
 PAUSE_S = 0.1
 #: Events kept while Redis is away; the oldest are dropped.
@@ -133,8 +135,16 @@ class Reporter:
         """Takes the lease, or renews it. Who holds it is a fact to report: routing goes by the epoch at the broker."""
         granted, holder, their_epoch = await lease.lead(holder=self._holder, epoch=epoch)
         if not granted and self._leased is not False:
-            cure = "end the other aggregator; if this is a new run under an old name, give it another --run"
-            log.warning("lease.held", holder=holder, epoch=their_epoch, our_epoch=epoch, cure=cure)
+            age_s = (await lease.read()).age_s
+            cure = "end the other aggregator"
+            if (
+                age_s > SILENT_S
+            ):  # it has ended; what its store held is known to be newer than ours, so it stays the leader
+                cure = (
+                    "if this is a new run under an old name, give it another --run; until then status names the other"
+                )
+            facts = {"holder": holder, "epoch": their_epoch, "our_epoch": epoch, "renewed_s_ago": round(age_s)}
+            log.warning("lease.held", **facts, cure=cure)
         elif granted and not self._leased:
             log.info("lease.taken", holder=holder, epoch=epoch)
         self._leased = granted
