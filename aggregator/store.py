@@ -217,7 +217,13 @@ class Store:
                 _flush_directory(path.parent)
             self._damaged[p].discard(each)
         if p in self._to_strike:
-            self._strike_from_ledger(p, min(version, self._to_strike[p]))
+            first = min(version, self._to_strike[p])
+            self._strike_from_ledger(p, first)
+            for (
+                whole
+            ) in self._commits_on_disk():  # an earlier attempt that failed had come further than the ledger file
+                if whole.fragment_id == p and first <= whole.fragment_version < version:
+                    self._unlisted[_key(whole)] = whole
         self.commit(commit, state)
 
     def begin_lineage(self, above: Mapping[int, int], epoch: int) -> None:

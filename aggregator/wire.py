@@ -142,7 +142,7 @@ class Wire:
             if envelope is None:
                 continue
             if envelope.run_id != self._config.run_id:
-                if envelope.sender == BROKER and not self._known:
+                if envelope.sender == BROKER and len(self._links) == 1 and not self._known:
                     where = self._config.brokers[place]
                     cure = f"the broker {where} serves run {envelope.run_id}: name that, or another broker"
                     raise ConfigError("run_id", self._config.run_id, cure)

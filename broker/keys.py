@@ -80,6 +80,8 @@ def write_pair(directory: Path, pair: KeyPair) -> tuple[Path, Path]:
             with open(descriptor, "w") as file:
                 file.write(format_line(pair.identity, key) + "\n")
     except FileExistsError as err:
+        for path in made:
+            path.unlink(missing_ok=True)
         cure = "is there already; take another --dir, or revoke the key and remove both of its files first"
         raise ConfigError("name", err.filename, cure) from err
     except OSError as err:

@@ -17,6 +17,7 @@ import contextlib
 import os
 import struct
 import tempfile
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -117,11 +118,12 @@ def save(path: Path, snapshot: Snapshot, local_names: Sequence[str], at: Positio
         Unavailable: The file cannot be written; the old one is untouched.
     """
     pieces = packed(snapshot, local_names, at, incarnation)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         for leftover in path.parent.glob(f".{path.name}.*.tmp"):  # of lives that ended as they were writing
-            leftover.unlink(missing_ok=True)
+            if not leftover.name.startswith(f".{path.name}.{os.getpid()}-"):
+                leftover.unlink(missing_ok=True)
         with open(temporary, "wb") as file:
             for piece in pieces:
                 file.write(piece)

@@ -278,8 +278,8 @@ class Island:
         at = Position(self.inner_step, self.tokens)
         try:
             self._workshop.save_now(path, snapshot, at, self._machine.incarnation, within_s=SAVE_WITHIN_S)
-        except (Unavailable, TimeoutError) as err:
-            log.warning("checkpoint.failed", detail=str(err) or f"not written within {SAVE_WITHIN_S:g} s")
+        except Unavailable as err:
+            log.warning("checkpoint.failed", detail=str(err))
         else:
             log.info("checkpoint.saved", step=self.inner_step)
 

@@ -8,6 +8,7 @@ the other, in the order in which they were asked for: that is what keeps its ref
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import defaultdict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from broker.codec import verify
-from broker.errors import LocalProtocolError, RemoteProtocolError
+from broker.errors import LocalProtocolError, RemoteProtocolError, Unavailable
 from broker.fragments import FragmentManifest
 from broker.messages import Codec, Encoded, Envelope, StatePart, Version
 from islands import checkpoint, placement, state_parts
@@ -178,14 +179,28 @@ class Workshop:
         return await self._in_thread(self._archivist, checkpoint.save, path, snapshot, names, moment.at, incarnation)
 
     def save_now(self, path: Path, snapshot: Snapshot, at: Position, incarnation: int, *, within_s: float) -> None:
-        """The same from the training thread, which waits for it, behind one that is being written.
+        """The same from the training thread, which waits for it; one that is being written there goes on besides.
+
+        In a thread of its own, which the end of the process does not wait for: a disk may hang for ever.
 
         Raises:
-            TimeoutError: It takes longer.
-            Unavailable: The file cannot be written.
+            Unavailable: The file cannot be written, or not in time.
         """
-        names = self.parameters.local
-        self._archivist.submit(checkpoint.save, path, snapshot, names, at, incarnation).result(within_s)
+        failed: list[Unavailable] = []
+
+        def save() -> None:
+            try:
+                checkpoint.save(path, snapshot, self.parameters.local, at, incarnation)
+            except Unavailable as err:
+                failed.append(err)
+
+        writer = threading.Thread(target=save, name="atoll-last-file", daemon=True)
+        writer.start()
+        writer.join(within_s)
+        if writer.is_alive():
+            raise Unavailable(f"{path} was not written within {within_s:g} s", definite=False)
+        if failed:
+            raise failed[0]
 
     async def cut_state(self, moment: Moment, incarnation: int) -> tuple[tuple[tuple[Encoded, ...], ...], int]:
         """Returns a copy of the optimizer's state in parts, for another island, and its bytes."""

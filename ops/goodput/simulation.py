@@ -7,9 +7,9 @@ a closed form (:mod:`ops.goodput.renewal`), it stands beside what was simulated.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -45,7 +45,7 @@ Progress = Callable[[float], None]
 _ESTIMATE_EVENTS = 100_000
 _ESTIMATE_ISLANDS = 64
 _ESTIMATE_RARE = 300  # failures of one coordinator, or of one domain
-_ESTIMATE_ROUNDS = 1_000_000
+_ESTIMATE_ROUNDS = 10_000_000
 _NEVER_YEARS = 1e9
 
 #: Fleets that are drawn to see how much their lasting speeds matter.
@@ -153,18 +153,30 @@ def _in_step_deviation(fleet: Fleet, model: FailureModel) -> float:
     return float(np.std(shares, ddof=1) / np.mean(shares))
 
 
-def _left_by_rare(fleet: Fleet, model: FailureModel, calm: FailureModel) -> float:
-    """Part of the goodput that failures of the coordinator and of domains leave, in a fleet whose chips never fail."""
-    longest = max(filter(None, (model.coordinator_mtbi_days, model.domain_mtbi_days)))
-    long = replace(fleet, days=max(1.0, _ESTIMATE_RARE * longest))
-    # Rounds that are rarer than asked for by as much as it takes: outages of a step or two are too short to count here.
-    rounds = math.ceil(long.duration_s * fleet.islands / _ESTIMATE_ROUNDS / model.step_s)
-    interval = max(rounds, model.sync_interval)
-    with_them, without = (
-        simulate(long, replace(each, mtbi_years=_NEVER_YEARS, sync_interval=interval)).account.goodput.value
-        for each in (model, calm)
-    )
-    return with_them / without
+def _left_by_coordinator(mode: Mode, model: FailureModel) -> float:
+    """Part of the goodput that coordinator failures leave: each takes the same of all islands, after a mean wait."""
+    if model.coordinator_mtbi_days is None:
+        return 1.0
+    away_s, interval_s = model.coordinator_repair_s, model.interval_s
+    lost_s = away_s
+    if mode is Mode.DECOUPLED:
+        lost_s = max(0.0, away_s - model.hold_s)
+    elif mode is Mode.DILOCO:  # islands train on to their barrier, which is as far away as chance has it
+        lost_s = away_s - interval_s / 2 if away_s > interval_s else away_s**2 / (2 * interval_s)
+    return 1.0 - lost_s / (model.coordinator_mtbi_days * DAY_S + away_s)
+
+
+@cache
+def _left_by_domains(mode: Mode, islands: int, model: FailureModel) -> float:
+    """Part of the goodput that failures of domains leave, simulated for long enough, where chips never fail."""
+    if model.domain_mtbi_days is None:
+        return 1.0
+    days = _ESTIMATE_RARE * model.domain_mtbi_days
+    if mode in (Mode.DECOUPLED, Mode.DILOCO):
+        days = min(days, _ESTIMATE_ROUNDS * model.interval_s / islands / DAY_S)
+    fleet = Fleet(mode=mode, chips=islands * model.slice_chips * model.domains_of_island, islands=islands, days=days)
+    calm = simulate(replace(fleet, days=min(1.0, days)), replace(model, domain_mtbi_days=None))
+    return simulate(fleet, model).account.goodput.value / calm.account.goodput.value
 
 
 def _beyond_hold(line: TimeLine, coordinator: list[Outage], model: FailureModel) -> Dropped:
@@ -248,9 +260,10 @@ def expected_goodput(
     calm = replace(settled, coordinator_mtbi_days=None, domain_mtbi_days=None)
     if settled != calm:
         # What fails once in weeks takes years to be seen often enough, and takes the same part of any fleet: that part
-        # is simulated where chips do not fail.
-        alone = expected_goodput(mode=mode, chips=chips, islands=islands, model=calm)
-        return alone * _left_by_rare(fleet, settled, calm)
+        # is found where chips do not fail, for each kind by itself.
+        goodput = expected_goodput(mode=mode, chips=chips, islands=islands, model=calm)
+        only_domains = replace(settled, mtbi_years=_NEVER_YEARS, coordinator_mtbi_days=None)
+        return goodput * _left_by_coordinator(fleet.mode, settled) * _left_by_domains(fleet.mode, islands, only_domains)
     if fleet.mode is Mode.DECOUPLED and islands > _ESTIMATE_ISLANDS and settled.domain_mtbi_days is None:
         # Islands that wait for nobody and fail by themselves: some of them stand for all.
         fleet = replace(fleet, chips=fleet.chips_of(islands - 1) * _ESTIMATE_ISLANDS, islands=_ESTIMATE_ISLANDS)

@@ -276,6 +276,17 @@ def test_what_gave_way_leaves_the_ledger_file_though_the_first_attempt_failed(st
     assert history(tmp_path) == [*((version, digest(version)) for version in range(3)), (3, digest(3, seed=1))]
 
 
+def test_what_was_adopted_as_the_ledger_file_failed_keeps_its_line(store, tmp_path, monkeypatch):
+    with monkeypatch.context() as patched:
+        patched.setattr(
+            Store, "_strike_from_ledger", lambda *_: (_ for _ in ()).throw(Unavailable("full", definite=True))
+        )
+        with pytest.raises(Unavailable):
+            store.adopt(*made(2))
+    store.adopt(*made(4, seed=1))
+    assert history(tmp_path) == [*((version, digest(version)) for version in range(3)), (4, digest(4, seed=1))]
+
+
 def test_a_store_keeps_its_name_and_two_never_share_one(tmp_path):
     names = set()
     for each in ("one", "two"):

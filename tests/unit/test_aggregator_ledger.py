@@ -276,7 +276,13 @@ def test_a_refusal_is_remembered_with_its_reason_for_a_while():
 def test_a_life_that_drops_steps_at_every_adoption_makes_no_commit_longer():
     """As with keep = 0; what still waits in a gap is merged all the same."""
     made = ledger("a")
-    made.wait("a", 1, 0, steps(1, 2))
+    for first, fate in ((0, "merged"), (1, "refused")):
+        made.wait("a", 1, 0, steps(first, first + 1))
+        if fate == "merged":
+            made.merge("a", 1, 0, steps(first, first + 1))
+        else:
+            made.refuse("a", 1, 0, steps(first, first + 1), Reason.STALE)
+    made.wait("a", 1, 0, steps(3, 4))
     for i in range(1, 4 * MOST_INTERVALS):
         merged, refused = steps(4 * i, 4 * i + 1), steps(4 * i + 2, 4 * i + 3)
         made.wait("a", 1, 0, merged)
@@ -284,11 +290,12 @@ def test_a_life_that_drops_steps_at_every_adoption_makes_no_commit_longer():
         made.refuse("a", 1, 0, refused, Reason.STALE)
     account = made.account("a", 1, 0)
     assert account.merged.num_intervals == account.refused.num_intervals == MOST_INTERVALS
-    made.merge("a", 1, 0, steps(1, 2))
-    assert (account.merged_tokens, account.wasted_tokens[Reason.STALE]) == (
-        sum(steps(4 * i, 4 * i + 1).tokens for i in range(4 * MOST_INTERVALS)),
-        sum(steps(4 * i, 4 * i + 1).tokens for i in range(1, 4 * MOST_INTERVALS)),
-    )
+    assert not account.merged.overlaps(3, 4)
+    assert not account.refused.overlaps(3, 4)
+    made.merge("a", 1, 0, steps(3, 4))
+    each = steps(3, 4).tokens
+    assert account.merged_tokens == (4 * MOST_INTERVALS + 1) * each
+    assert account.wasted_tokens[Reason.STALE] == 4 * MOST_INTERVALS * each
 
 
 def test_books_of_one_island_leave_the_others_out():

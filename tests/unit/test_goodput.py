@@ -442,6 +442,24 @@ def test_the_expected_goodput_takes_domains_into_account():
     assert hit == pytest.approx(spared * 48 / 56, abs=0.03)
 
 
+@pytest.mark.parametrize(
+    ("mode", "islands", "rare"),
+    [
+        ("decoupled", 64, {"domain_mtbi_days": 30.0}),
+        ("diloco", 8, {"coordinator_mtbi_days": 1.0, "coordinator_repair_s": 300.0}),
+    ],
+)
+def test_what_is_rare_takes_as_much_as_a_simulation_of_it_alone_says(mode, islands, rare):
+    fleet = Fleet(mode=Mode(mode), chips=64 * islands, islands=islands, days=60.0)
+    never = FailureModel(mtbi_years=1e9, **rare)
+    alone = (
+        simulate(fleet, never).account.goodput.value
+        / simulate(fleet, FailureModel(mtbi_years=1e9)).account.goodput.value
+    )
+    ours = expected_goodput(mode=mode, chips=64 * islands, islands=islands, model=FailureModel(**rare))
+    assert ours / expected_goodput(mode=mode, chips=64 * islands, islands=islands) == pytest.approx(alone, abs=0.0015)
+
+
 @pytest.mark.parametrize("mode", ["decoupled", "dp"])
 def test_what_fails_once_a_month_takes_its_part_of_any_fleet(mode):
     rare = {"coordinator_mtbi_days": 30.0, "coordinator_repair_s": 7 * 86400.0}
