@@ -136,13 +136,9 @@ class Reporter:
         granted, holder, their_epoch = await lease.lead(holder=self._holder, epoch=epoch)
         if not granted and self._leased is not False:
             age_s = (await lease.read()).age_s
-            cure = "end the other aggregator"
-            if (
-                age_s > SILENT_S
-            ):  # it has ended; what its store held is known to be newer than ours, so it stays the leader
-                cure = (
-                    "if this is a new run under an old name, give it another --run; until then status names the other"
-                )
+            # One that has ended stays the leader by its lease: its store held something newer than ours does.
+            ended = "if this is a new run under an old name, give it another --run; status names the other until then"
+            cure = ended if age_s > SILENT_S else "end the other aggregator"
             facts = {"holder": holder, "epoch": their_epoch, "our_epoch": epoch, "renewed_s_ago": round(age_s)}
             log.warning("lease.held", **facts, cure=cure)
         elif granted and not self._leased:

@@ -219,9 +219,8 @@ class Store:
         if p in self._to_strike:
             first = min(version, self._to_strike[p])
             self._strike_from_ledger(p, first)
-            for (
-                whole
-            ) in self._commits_on_disk():  # an earlier attempt that failed had come further than the ledger file
+            # An earlier attempt that failed may have come further than the ledger file: what it adopted keeps its line.
+            for whole in self._commits_on_disk():
                 if whole.fragment_id == p and first <= whole.fragment_version < version:
                     self._unlisted[_key(whole)] = whole
         self.commit(commit, state)

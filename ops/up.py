@@ -42,7 +42,7 @@ from ops.supervision import RestartPolicy
 POLL_S = 0.1
 STATUS_EVERY_S = 1.0
 #: Silence of Redis after which the display says why it stands still.
-STATUS_LATE_S = 5.0
+STATUS_LATE_S = 10.0
 #: Islands hear of the end of the run from the broker, and leave by themselves within this.
 LEAVE_WITHIN_S = 3.0
 

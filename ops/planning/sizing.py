@@ -231,6 +231,18 @@ class _Config:
     config: Path
 
 
+def _latent_attention(config: Mapping[str, Any], width: int, heads: int) -> int:
+    """Parameters of one layer of multi-head latent attention (DeepSeek-V2, arXiv 2405.04434); 0 where there is none."""
+    latent = int(config.get("kv_lora_rank") or 0)
+    if not latent:
+        return 0
+    plain, turned = int(config["qk_nope_head_dim"]), int(config["qk_rope_head_dim"])
+    value, of_query = int(config.get("v_head_dim") or width // heads), int(config.get("q_lora_rank") or 0)
+    wide = heads * (plain + turned)
+    query = (width + wide + 1) * of_query if of_query else width * wide
+    return query + width * (latent + turned) + latent + latent * heads * (plain + value) + heads * value * width
+
+
 def _of_config_json(path: Path) -> Model:
     """A transformer's config.json: attention with grouped keys and values, feed-forward, dense or experts."""
     try:
@@ -254,6 +266,7 @@ def _of_config_json(path: Path) -> Model:
             cure = f"{what}, and its layers are not known here: give --params, or a safetensors file"
             raise ConfigError("model", str(path), cure)
         key_value = int(config.get("num_key_value_heads") or (1 if config.get("multi_query") else heads)) * head_width
+        attention = _latent_attention(config, width, heads) or 2 * width * (heads * head_width + key_value)
         experts = next((int(config[name]) for name in _EXPERTS if config.get(name)), 0)
         if config.get("model_type") in _FOUR_TIMES:
             config["intermediate_size"] = config.get("intermediate_size") or 4 * width
@@ -269,7 +282,7 @@ def _of_config_json(path: Path) -> Model:
     except (ValueError, TypeError, KeyError, AttributeError, ZeroDivisionError) as err:
         cure = f"describes no transformer ({err!r}); give --params or a safetensors file"
         raise ConfigError("model", str(path), cure) from err
-    layer = 2 * width * heads * head_width + 2 * width * key_value + 2 * width
+    layer = attention + 2 * width
     matrices = 2 if config.get("model_type") in _TWO_MATRICES else 3
     sparse_layer = width * experts + matrices * width * (hidden * experts + shared)
     positions = int(config.get("n_positions") or 0) if config.get("model_type") in _LEARNED_POSITIONS else 0

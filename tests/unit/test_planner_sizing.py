@@ -150,6 +150,13 @@ def test_the_sizes_of_published_models_come_out(tmp_path, config, published):
     assert read_model(tmp_path / "config.json").parameters == pytest.approx(published, rel=0.02)
 
 
+def test_latent_attention_is_counted_by_its_ranks(tmp_path):
+    ranks = {"q_lora_rank": 768, "kv_lora_rank": 256, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32}
+    config = _config(2560, 62, 73448, 40, 6400, model_type="minicpm3", tie_word_embeddings=True, **ranks)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert read_model(tmp_path / "config.json").parameters == pytest.approx(4.07e9, rel=0.002)  # MiniCPM3-4B
+
+
 def test_one_key_and_value_for_all_heads_is_counted_once(tmp_path):
     config = _gpt2(6144, 40, 48, model_type="gpt_bigcode", n_positions=8192, vocab_size=49152, n_inner=24576)
     (tmp_path / "config.json").write_text(json.dumps(config | {"multi_query": True}))
