@@ -15,15 +15,13 @@ from typing import Any
 from broker import logs
 from broker.errors import Unavailable
 from broker.lease import LeaseKey
-from broker.records import FragmentRecord, RunTotals
+from broker.records import LEADER_WITHIN_S, FragmentRecord, RunTotals
 from broker.registry import Registry, aggregator_source
 
 log = logs.get(__name__)
 
 #: Everything is written this often, changed or not: an emptied Redis may look exactly like one that was never gone.
 REWRITE_S = 5.0
-#: Whoever has not renewed its lease for so long has ended, or lost Redis.
-SILENT_S = 10.0
 #: Two writes are at least so far apart, however much changes.
 PAUSE_S = 0.1
 #: Events kept while Redis is away; the oldest are dropped.
@@ -138,7 +136,7 @@ class Reporter:
             age_s = (await lease.read()).age_s
             # One that has ended stays the leader by its lease: its store held something newer than ours does.
             ended = "if this is a new run under an old name, give it another --run; status names the other until then"
-            cure = ended if age_s > SILENT_S else "end the other aggregator"
+            cure = ended if age_s > LEADER_WITHIN_S else "end the other aggregator"
             facts = {"holder": holder, "epoch": their_epoch, "our_epoch": epoch, "renewed_s_ago": round(age_s)}
             log.warning("lease.held", **facts, cure=cure)
         elif granted and not self._leased:

@@ -12,6 +12,9 @@ from typing import Any, Self
 
 from broker.errors import Unavailable
 
+#: An aggregator renews its lease about twice a second; one that did not for so long has ended, hangs, or lost Redis.
+LEADER_WITHIN_S = 10.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberRecord:

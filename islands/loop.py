@@ -272,10 +272,7 @@ class Island:
         path = self._session.checkpoint_file
         if path is None or self._counted_from_s is None:
             return
-        opt_state, cursor = state
-        local = tuple(self._parameters.of_none(params))
-        snapshot = Snapshot(state=checkpoint.copied(opt_state), cursor=int(cursor), local=local)
-        at = Position(self.inner_step, self.tokens)
+        snapshot, at = self._snapshot(params, state), Position(self.inner_step, self.tokens)
         try:
             self._workshop.save_now(path, snapshot, at, self._machine.incarnation, within_s=SAVE_WITHIN_S)
         except Unavailable as err:
@@ -378,9 +375,7 @@ class Island:
         snapshot = None
         if exchange.snapshot_wanted and state is not None:
             exchange.snapshot_wanted = False
-            opt_state, cursor = state
-            local = tuple(placement.copy(parameters.of_none(params)))
-            snapshot = Snapshot(state=checkpoint.copied(opt_state), cursor=int(cursor), local=local)
+            snapshot = self._snapshot(params, state)
         moment = Moment(
             at=Position(self.inner_step, self.tokens),
             installed=tuple(told),
@@ -390,6 +385,12 @@ class Island:
         )
         exchange.tell(moment, clocks.monotonic())
         return params
+
+    def _snapshot(self, params: Tree, state: tuple[Any, int]) -> Snapshot:
+        """Returns copies of what a checkpoint holds."""
+        opt_state, cursor = state
+        local = tuple(placement.copy(self._parameters.of_none(params)))
+        return Snapshot(state=checkpoint.copied(opt_state), cursor=int(cursor), local=local)
 
     def _first_or_never(self, params: Tree, *, shows_state: bool) -> None:
         """Deals with a step that is not one like all others: the first one, or one that cannot be."""

@@ -17,9 +17,10 @@ from rich.text import Text
 
 from broker.config import DEFAULT_REDIS_URL
 from broker.errors import ConfigError, Unavailable
+from broker.records import LEADER_WITHIN_S
 from broker.registry import Registry
 from ops.finished import address_in, served
-from ops.status.run_status import LEADER_WITHIN_S, Status, leaderless, status_of
+from ops.status.run_status import Status, leaderless, status_of
 from ops.status.view import render, to_json
 from ops.text import PLAIN_WIDTH, age
 

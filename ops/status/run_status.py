@@ -16,9 +16,6 @@ from broker.records import Snapshot
 from ops.shards import one_total
 from ops.text import age
 
-#: An aggregator renews its lease about twice a second; one that did not for so long has ended, hangs, or lost Redis.
-LEADER_WITHIN_S = 10.0
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IslandStatus:

@@ -12,7 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from broker.liveness import Liveness
-from ops.status.run_status import LEADER_WITHIN_S, Status
+from broker.records import LEADER_WITHIN_S
+from ops.status.run_status import Status
 from ops.text import age, ordinal, size
 
 _STYLES = {Liveness.ALIVE: "green", Liveness.SUSPECT: "yellow", Liveness.DEAD: "red", Liveness.LEFT: "dim"}

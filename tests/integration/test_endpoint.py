@@ -235,6 +235,23 @@ def test_a_frame_beyond_every_limit_is_read_and_refused_as_well():
     run(main())
 
 
+def test_an_address_where_nobody_answers_is_named_with_the_cure_and_not_each_time(caplog):
+    address = f"tcp://127.0.0.1:{free_ports(1)}"
+
+    async def main():
+        async with context() as ctx, Endpoint(ctx, address, Channel.CONTROL, renew_after_s=0.05) as endpoint:
+            while endpoint.traffic.renewals < 5:
+                await endpoint.ready(0.1)
+
+    with caplog.at_level("WARNING"):
+        run(asyncio.wait_for(main(), PATIENCE_S))
+    told = [each.getMessage() for each in caplog.records if "connection." in each.getMessage()]
+    assert told == [
+        f"connection.none address={address} "
+        "cure='start the broker there, or check the address, and the keys on both sides' times=1"
+    ]
+
+
 def test_a_connection_that_zeromq_has_given_up_is_made_anew():
     """A stranger with another security mechanism is answered by ZeroMQ with giving up for ever."""
     greeting = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"CURVE".ljust(20, b"\0") + bytes(32)

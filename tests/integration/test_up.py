@@ -180,6 +180,13 @@ def tells_all(text):
     return len(steps) == 2 and any(steps) and len(merged) == 4 and all(merged) and "phase" in last["totals"]
 
 
+def test_a_setting_that_islands_alone_can_judge_ends_up_as_any_wrong_setting(tmp_path):
+    asked = ops("up", "--run-dir", tmp_path / "run", "--task", "examples.numpy_task:tusk", "--islands", 1)
+    assert asked.returncode == 2
+    assert "its settings are wrong" in asked.stderr + asked.stdout
+    assert json.loads((tmp_path / "run" / "report.json").read_text())["exit"] == 2
+
+
 # --- status ---------------------------------------------------------------------------------------------------------
 
 

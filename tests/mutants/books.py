@@ -45,6 +45,22 @@ MUTANTS = (
         tests=(T_LEDGER + "test_the_same_steps_are_never_taken_in_twice",),
     ),
     Mutant(
+        what="a gap between merged steps is filled while something waits to be merged there",
+        invariant=2,
+        file=LIVES,
+        old="        self.merged.close_gaps(MOST_INTERVALS, self._waits)",
+        new="        self.merged.close_gaps(MOST_INTERVALS, lambda _a, _b: False)",
+        tests=(T_LEDGER + "test_a_life_that_drops_steps_at_every_adoption_makes_no_commit_longer",),
+    ),
+    Mutant(
+        what="a gap between refused steps is filled while something waits to be merged there",
+        invariant=2,
+        file=LIVES,
+        old="        self.refused.close_gaps(MOST_INTERVALS, self._waits)",
+        new="        self.refused.close_gaps(MOST_INTERVALS, lambda _a, _b: False)",
+        tests=(T_LEDGER + "test_a_life_that_drops_steps_at_every_adoption_makes_no_commit_longer",),
+    ),
+    Mutant(
         what="steps that were refused overlap nothing",
         invariant=2,
         file=LIVES,

@@ -139,6 +139,11 @@ def store(tmp_path):
         yield opened
 
 
+def full(*_):
+    """In place of what writes."""
+    raise Unavailable("the disk is full", definite=True)
+
+
 def reopened(tmp_path):
     with Store.open(tmp_path / "store") as opened:
         return opened.load()
@@ -194,9 +199,6 @@ def test_the_same_commit_again_changes_nothing(store, tmp_path):
 
 
 def test_a_line_that_could_not_be_added_to_the_ledger_file_comes_with_the_next_attempt(store, tmp_path, monkeypatch):
-    def full(*_):
-        raise Unavailable("the disk is full", definite=True)
-
     with monkeypatch.context() as patched:
         patched.setattr(Store, "_append_to_ledger", full)
         with pytest.raises(Unavailable):
@@ -209,9 +211,7 @@ def test_a_line_that_could_not_be_added_to_the_ledger_file_comes_with_the_next_a
 
 def test_a_line_that_was_never_added_is_not_added_for_what_gave_way(store, tmp_path, monkeypatch):
     with monkeypatch.context() as patched:
-        patched.setattr(
-            Store, "_append_to_ledger", lambda *_: (_ for _ in ()).throw(Unavailable("full", definite=True))
-        )
+        patched.setattr(Store, "_append_to_ledger", full)
         with pytest.raises(Unavailable):
             store.adopt(*made(4))
     store.adopt(*made(2, seed=1))
@@ -259,9 +259,6 @@ def test_a_crash_in_the_middle_leaves_whole_versions_and_the_next_attempt_settle
 
 @pytest.mark.parametrize("crashes", [False, True])
 def test_what_gave_way_leaves_the_ledger_file_though_the_first_attempt_failed(store, tmp_path, monkeypatch, crashes):
-    def full(*_):
-        raise Unavailable("the disk is full", definite=True)
-
     with monkeypatch.context() as patched:
         patched.setattr(Store, "_strike_from_ledger", full)
         with pytest.raises(Unavailable):
@@ -278,9 +275,7 @@ def test_what_gave_way_leaves_the_ledger_file_though_the_first_attempt_failed(st
 
 def test_what_was_adopted_as_the_ledger_file_failed_keeps_its_line(store, tmp_path, monkeypatch):
     with monkeypatch.context() as patched:
-        patched.setattr(
-            Store, "_strike_from_ledger", lambda *_: (_ for _ in ()).throw(Unavailable("full", definite=True))
-        )
+        patched.setattr(Store, "_strike_from_ledger", full)
         with pytest.raises(Unavailable):
             store.adopt(*made(2))
     store.adopt(*made(4, seed=1))

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from broker.identity import Identity, KeyRole
+from broker.records import LEADER_WITHIN_S
 from ops import cli
 from ops.cli import COMMANDS, parser_of
-from ops.status.run_status import LEADER_WITHIN_S
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPOSE = (ROOT / "docker-compose.yml").read_text()
