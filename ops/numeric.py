@@ -27,6 +27,19 @@ def one_thread_environment(environment: dict[str, str] | None = None) -> dict[st
     }
 
 
+def heap_that_stays() -> dict[str, str]:
+    """Returns variables that have a process keep what it frees, for its next step; other C libraries ignore them.
+
+    A step frees tens of megabytes and allocates as many again: glibc hands them back to the kernel in between, and to
+    have them mapped page by page once more took a tenth to a quarter of a step. For processes that only train.
+    """
+    return {
+        "MALLOC_ARENA_MAX": "1",
+        "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
+        "MALLOC_TRIM_THRESHOLD_": str(1 << 32),
+    }
+
+
 def compilation_cache() -> dict[str, str]:
     """Returns variables that make JAX keep what it compiles, for the other islands and for the next run.
 

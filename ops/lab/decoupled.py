@@ -85,7 +85,7 @@ def run(task: Task, cell: CellSettings, seed: int, judge: Judge, together: int) 
         merged_tokens=tokens["merged"],
         wasted={str(cause): count for cause, count in tokens["wasted"].items()},
         virtual_s=simulation.queue.now_s,
-        train_s=stepper.clock.train_s,
+        train_s=stepper.strides.train_s,
         rounds=journal.rounds,
         participation=ledger.tally().participation or 0.0,
         staleness=spread_of(journal.staleness),

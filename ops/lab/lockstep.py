@@ -19,8 +19,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -35,11 +34,12 @@ from broker.tensors import encode_tensor, payload_bytes
 from islands.partition import tensor_specs
 from islands.task import Batch, DataShare, Params, Schedule, Task
 from islands.tree import flatten, unflatten
+from ops.lab import strides
 from ops.lab.gain import outer_step_of
 from ops.lab.merging import Merges, kinds_of
 from ops.lab.outcome import Outcome, Point
 from ops.lab.settings import CellSettings, Mode
-from ops.lab.training import Clock
+from ops.lab.strides import Step, Strides
 
 Vector = NDArray[np.float32]
 Judge = Callable[[Params], float]
@@ -52,6 +52,16 @@ class Learner:
     params: Params
     opt_state: Any
     data: Iterator[Batch]
+    put_off: list[Step] = field(default_factory=list)  #: until somebody looks at its parameters
+
+    def step(self, schedule: Schedule) -> None:
+        """Puts off one inner step, on the next batch."""
+        self.put_off.append((next(self.data), schedule))
+
+    def catch_up(self, rows: Strides) -> None:
+        """Runs the steps that were put off."""
+        self.params, self.opt_state = rows.run(self.params, self.opt_state, self.put_off)
+        self.put_off.clear()
 
 
 def run(task: Task, cell: CellSettings, seed: int, judge: Judge) -> Outcome:
@@ -72,23 +82,29 @@ def run(task: Task, cell: CellSettings, seed: int, judge: Judge) -> Outcome:
 
 
 def _data_parallel(task: Task, cell: CellSettings, seed: int, judge: Judge) -> Outcome:
-    params, opt_state = task.init(seed)
     sources = [_data(task, cell, i, seed) for i in range(cell.islands)]
-    clock, pace = Clock(), _Pace(cell, seed)
+    everybody = Learner(*task.init(seed), (_joined(list(batches)) for batches in zip(*sources, strict=True)))
+    rows, pace = Strides(task), _Pace(cell, seed)
     curve: list[Point] = []
-    num_bytes = 2 * sum(np.asarray(leaf).size for leaf in flatten(params).values())  # gradients in bfloat16
+    num_bytes = 2 * sum(np.asarray(leaf).size for leaf in flatten(everybody.params).values())  # gradients in bfloat16
     ring_s = pace.transfer_s(num_bytes * 2 * (1 - 1 / cell.islands))
     now_s, fleet_tokens = 0.0, cell.islands * task.tokens_per_step
     for t in range(cell.steps):
-        batch = _joined([next(source) for source in sources])
-        schedule = Schedule(step=t, total_steps=cell.steps)
-        params, opt_state, _ = clock.run(partial(task.train, params, opt_state, batch, schedule))
+        everybody.step(Schedule(step=t, total_steps=cell.steps))
         now_s += max(pace.steps_s()) + ring_s
-        if _on_the_way(t + 1, cell):
-            curve.append(Point((t + 1) * fleet_tokens, now_s, judge(params)))
+        looked_at = _on_the_way(t + 1, cell)
+        if looked_at or t + 1 == cell.steps or len(everybody.put_off) == strides.MOST:
+            everybody.catch_up(rows)
+        if looked_at:
+            curve.append(Point((t + 1) * fleet_tokens, now_s, judge(everybody.params)))
     tokens = cell.steps * fleet_tokens
     return Outcome(
-        params=params, curve=curve, tokens=tokens, merged_tokens=tokens, virtual_s=now_s, train_s=clock.train_s
+        params=everybody.params,
+        curve=curve,
+        tokens=tokens,
+        merged_tokens=tokens,
+        virtual_s=now_s,
+        train_s=rows.train_s,
     )
 
 
@@ -110,7 +126,7 @@ def _diloco(task: Task, cell: CellSettings, seed: int, judge: Judge) -> Outcome:
     kinds = kinds_of(task, initial, cell.merge)
     manifest = partition(tensor_specs(initial, kinds, task.unit_axes), cell.fragments)
     outer = _Outer(cell, manifest, initial)
-    clock, pace = Clock(), _Pace(cell, seed)
+    rows, pace = Strides(task), _Pace(cell, seed)
     overlap = cell.overlap if cell.mode is Mode.STREAMING else 0
     curve: list[Point] = []
     under_way: dict[int, list[int]] = {}  # step -> fragments to adopt
@@ -119,16 +135,19 @@ def _diloco(task: Task, cell: CellSettings, seed: int, judge: Judge) -> Outcome:
     for t in range(1, cell.steps + 1):
         schedule = Schedule(step=t - 1, total_steps=cell.steps)
         for learner in learners:
-            _step(task, learner, schedule, clock)
+            learner.step(schedule)
         clocks_s += pace.steps_s()
         last = t == cell.steps
         # At the end what is still under way arrives first: no step is merged twice.
         arriving = sorted(p for at, waiting in under_way.items() if at == t or last for p in waiting)
         under_way.pop(t, None)
+        due = outer.due(t, last=last)
+        if arriving or due or len(learners[0].put_off) == strides.MOST:
+            for learner in learners:
+                learner.catch_up(rows)
         for p in arriving:
             clocks_s = np.maximum(clocks_s, here_s[p])
             outer.adopt(p, learners, cell.mix)
-        due = outer.due(t, last=last)
         num_bytes = sum(outer.send(p, learners) for p in due)
         for p in due:
             here_s[p] = float(clocks_s.max()) + pace.transfer_s(num_bytes)
@@ -148,16 +167,11 @@ def _diloco(task: Task, cell: CellSettings, seed: int, judge: Judge) -> Outcome:
         tokens=tokens,
         merged_tokens=tokens,
         virtual_s=float(clocks_s.max()),
-        train_s=clock.train_s,
+        train_s=rows.train_s,
         rounds=outer.rounds,
         cosine=float(np.mean(outer.merges.cosines)) if outer.merges.cosines else None,
         autocorrelation=float(np.mean(outer.merges.autocorrelations)) if outer.merges.autocorrelations else None,
     )
-
-
-def _step(task: Task, learner: Learner, schedule: Schedule, clock: Clock) -> None:
-    step = partial(task.train, learner.params, learner.opt_state, next(learner.data), schedule)
-    learner.params, learner.opt_state, _ = clock.run(step)
 
 
 class _Outer:

@@ -25,7 +25,7 @@ from ops.lab.progress import SPEAK_EVERY_S
 from ops.lab.records import Record, Stage, newest
 from ops.lab.schedule import Agenda, Run, agenda, current, estimate_s, left_out
 from ops.lab.settings import resolved
-from ops.numeric import compilation_cache, one_thread_environment
+from ops.numeric import compilation_cache, heap_that_stays, one_thread_environment
 from ops.processes import Child, ProcessSpec, end_of, stop_in_order
 
 LOOK_EVERY_S = 0.5
@@ -245,7 +245,7 @@ def _why(status: int, log: Path) -> str:
 def _environment(accelerator: bool) -> dict[str, str]:
     # A run imports what this process does, from wherever that was started.
     path = os.pathsep.join(each for each in (os.getcwd(), *sys.path) if each)
-    ours = {"PYTHONPATH": path} | compilation_cache()
+    ours = {"PYTHONPATH": path} | compilation_cache() | heap_that_stays()
     return ours if accelerator else ours | one_thread_environment()
 
 

@@ -2,14 +2,14 @@
 
 Everything that touches a tensor is production code: the task's train step, the island's reference and placement, the
 aggregator's merge and outer step. What is added is when steps run. An inner step has no effect that anybody sees until
-what it made is handed over, or something is installed, so steps are put off until then (:class:`Stepper`); islands that
-are behind by then step together, as one ``vmap`` where an accelerator makes that worth it. Copies are put off likewise:
-of those that are taken at every boundary most are replaced by the next one before anybody asks for them.
+what it made is handed over, or something is installed, so steps are put off until then (:class:`Stepper`) and run in a
+row (:mod:`ops.lab.strides`); islands that are behind by then step together, as one ``vmap`` where an accelerator makes
+that worth it. Copies are put off likewise: of those that are taken at every boundary most are replaced by the next one
+before anybody asks for them.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -34,27 +34,7 @@ from islands.reference import Reference, encode_seed
 from islands.task import Batch, DataShare, Schedule, Task
 from ops.chaos.tampering import TamperedTensors
 from ops.lab.merging import Merges
-
-
-@dataclass(slots=True)
-class Clock:
-    """Wall time spent inside training steps; what is left of a run is the laboratory's own."""
-
-    train_s: float = 0.0
-
-    def run(self, step: Callable[[], Any]) -> Any:
-        """Calls ``step`` and waits for the result: steps are timed one by one."""
-        began_s = time.perf_counter()
-        result = step()
-        for leaf in _waitable(result):
-            leaf.block_until_ready()
-        self.train_s += time.perf_counter() - began_s
-        return result
-
-
-def _waitable(result: Any) -> list[Any]:
-    loss = result[-1]
-    return [loss] if hasattr(loss, "block_until_ready") else []
+from ops.lab.strides import Step, Strides
 
 
 class Stepper:
@@ -66,11 +46,16 @@ class Stepper:
     """
 
     def __init__(self, task: Task, together: int = 1) -> None:
-        self.clock = Clock()
+        self.strides = Strides(task)
         self._task = task
         self._together = together
         self._behind: dict[int, TrainingIsland] = {}  # in the order in which they fell behind
         self._stacked: Any = None
+
+    @property
+    def keeps(self) -> bool:
+        """Whether parameters stay valid when the next step is run."""
+        return self._together == 1 and self.strides.agrees is True
 
     def later(self, island: TrainingIsland) -> None:
         """Notes that an island has a step to run."""
@@ -90,7 +75,8 @@ class Stepper:
         while island.put_off and (steps is None or island.steps_run < steps):
             company = [island] if self._together == 1 else self._company(island)
             if len(company) == 1:
-                self._step(island)
+                steps_ahead = island.next_steps(None if steps is None else steps - island.steps_run)
+                island.params, island.opt_state = self.strides.run(island.params, island.opt_state, steps_ahead)
             else:
                 self._step_together(company)
             for each in company:
@@ -103,19 +89,14 @@ class Stepper:
         size = 1 << (size.bit_length() - 1)  # few sizes, since each is compiled
         return [island, *others[: size - 1]]
 
-    def _step(self, island: TrainingIsland) -> None:
-        batch, schedule = island.next_step()
-        step = partial(self._task.train, island.params, island.opt_state, batch, schedule)
-        island.params, island.opt_state, _ = self.clock.run(step)
-
     def _step_together(self, company: list[TrainingIsland]) -> None:
         if self._stacked is None:
             self._stacked = _stacked_step(self._task)
-        work = [each.next_step() for each in company]
+        work = [step for each in company for step in each.next_steps(1)]
         trees = [(each.params, each.opt_state) for each in company]
         batches = [batch for batch, _ in work]
         schedules = [(np.float32(s.step), np.float32(s.total_steps)) for _, s in work]
-        results, _ = self.clock.run(partial(self._stacked, trees, batches, schedules))
+        results, _ = self.strides.timed(partial(self._stacked, trees, batches, schedules))
         for each, (params, state) in zip(company, results, strict=True):
             each.params, each.opt_state = params, state
 
@@ -162,7 +143,7 @@ class TrainingIsland:
     """The parameters of one life of one island: see :class:`ops.virtual.work.IslandWork`."""
 
     def __init__(self, task: Task, rule: Rule, stepper: Stepper) -> None:
-        self.put_off: list[tuple[Batch, Schedule]] = []
+        self.put_off: list[Step] = []
         self.steps_run = 0
         self.params, self.opt_state = task.init(rule.seed)
         self.tensors = tensor_specs(self.params, rule.kinds, task.unit_axes)
@@ -203,22 +184,34 @@ class TrainingIsland:
         self.put_off.append((next(self._data), schedule))
         self._stepper.later(self)
 
-    def next_step(self) -> tuple[Batch, Schedule]:
-        """Takes the next of the steps that were put off, to be run now: it changes what is still to be copied."""
+    def next_steps(self, most: int | None) -> list[Step]:
+        """Takes the next of the steps that were put off, to be run now: they change what is still to be copied.
+
+        Args:
+            most: So many at most; None: as many as there are. A copy that is due on the way ends them, too.
+        """
         for fragment_id in [p for p, steps in self._to_copy.items() if steps == self.steps_run]:
             self._copy_now(fragment_id)
-        self.steps_run += 1
-        return self.put_off.pop(0)
+        until_copies = [steps - self.steps_run for steps in self._to_copy.values()]
+        count = min([len(self.put_off) if most is None else most, *until_copies])
+        taken, self.put_off = self.put_off[:count], self.put_off[count:]
+        self.steps_run += len(taken)
+        return taken
 
     def copy(self, fragment_id: int) -> None:
         """Has a fragment copied as it is after every step so far; an earlier copy is forgotten."""
         self._copies.pop(fragment_id, None)
         self._to_copy[fragment_id] = self.steps_run + len(self.put_off)
 
+    def forget(self, fragment_id: int) -> None:
+        """Nobody will ask for a fragment's copy."""
+        self._copies.pop(fragment_id, None)
+        self._to_copy.pop(fragment_id, None)
+
     def _copy_now(self, fragment_id: int) -> None:
         del self._to_copy[fragment_id]
         leaves = self._parameters.of_fragment(self.params, fragment_id)
-        self._copies[fragment_id] = self._placements[fragment_id].copy(leaves)
+        self._copies[fragment_id] = leaves if self._stepper.keeps else self._placements[fragment_id].copy(leaves)
 
     def capture(self, fragment_id: int, steps: StepRange) -> Payload:
         """Returns reference minus copy, encoded."""
@@ -239,8 +232,7 @@ class TrainingIsland:
     def install(self, fragment_id: int) -> None:
         """Adopts the version that was prepared."""
         self._stepper.catch_up(self)
-        self._copies.pop(fragment_id, None)
-        self._to_copy.pop(fragment_id, None)
+        self.forget(fragment_id)
         shift, keep = self._prepared.pop(fragment_id)
         here, reference = self._placements[fragment_id], self._references[fragment_id]
         before = self._parameters.of_fragment(self.params, fragment_id)

@@ -241,20 +241,21 @@ class SimIsland:
     def boundary(self) -> None:
         """What the training thread does between two steps: install what is ready, then copy what is watched."""
         installed, self.ready = tuple(self.ready), []
+        assert self.core.manifest is not None
+        copied = tuple(self.core.manifest.moving if self.stopped else sorted(self.watched))
+        for p in copied:  # about to be replaced: what is put off until an installation need not stop for it
+            self.work.forget(p)
         for p in installed:
             self.copies.pop(p, None)
             self.work.install(p)
         if self.fresh_optimizer and installed:
             self.fresh_optimizer = False
             self.work.refresh_optimizer()
-        assert self.core.manifest is not None
-        wanted = self.core.manifest.moving if self.stopped else sorted(self.watched)
         if self.gift_wanted:
             self.gift_wanted = False
             parts, state_bytes = self.work.copy_state()
             done = ie.StateCopied(parts=parts, state_bytes=state_bytes)
             self.simulation.queue.after(self.rng.uniform(*self.simulation.plan.capture_s), partial(self.handle, done))
-        copied = tuple(wanted)
         for p in copied:
             self.work.copy(p)
         self.copies.update(dict.fromkeys(copied, self.step))

@@ -50,6 +50,10 @@ class IslandWork(Protocol):
         """Copies a fragment; a copy that was there before is forgotten."""
         ...
 
+    def forget(self, fragment_id: int) -> None:
+        """Drops the copy of a fragment, if there is one: nobody will ask for it."""
+        ...
+
     def capture(self, fragment_id: int, steps: StepRange) -> Payload:
         """Returns the pseudo-gradient of the copy, and moves the reference by what was encoded."""
         ...
@@ -175,6 +179,9 @@ class CountingIsland:
 
     def copy(self, fragment_id: int) -> None:
         """There is nothing to copy."""
+
+    def forget(self, fragment_id: int) -> None:
+        """There is nothing to drop."""
 
     def capture(self, fragment_id: int, steps: StepRange) -> Payload:
         """Returns a :class:`Claim`."""

@@ -10,7 +10,7 @@ import pytest
 
 from islands.inner import jax_task, warm_up_cosine
 from islands.task import DataShare, Schedule
-from ops.lab import decoupled, lockstep
+from ops.lab import decoupled, lockstep, strides
 from ops.lab.settings import cell_settings
 
 WIDTH, BATCH = 40, 8  # 40 x 40 elements: enough for a matrix to be merged by direction
@@ -197,6 +197,20 @@ def test_the_same_seed_gives_the_same_bits_and_another_seed_others(task):
     assert as_vector(first.params).tobytes() == as_vector(again.params).tobytes()
     assert first.virtual_s == again.virtual_s
     assert as_vector(first.params).tobytes() != as_vector(other.params).tobytes()
+
+
+@pytest.mark.parametrize("settings", [{"keep": 0.5, "jitter": 0.2}, {"mode": "diloco"}, {"mode": "data-parallel"}])
+def test_steps_in_a_row_give_the_bits_of_steps_one_by_one(task, settings, monkeypatch):
+    found = []
+    monkeypatch.setattr(strides, "_as_one", lambda *args, as_one=strides._as_one: found.append(1) or as_one(*args))
+    outcomes = []
+    for alone in (1 << 30, 4):
+        monkeypatch.setattr(strides, "ALONE", alone)
+        outcomes.append(run(task, cell(islands=2, step_times_s=(1.0, 1.3), **settings)))
+        assert bool(found) == (alone == 4)
+    one_by_one, in_a_row = outcomes
+    assert as_vector(one_by_one.params).tobytes() == as_vector(in_a_row.params).tobytes()
+    assert one_by_one.curve == in_a_row.curve
 
 
 def test_islands_that_step_together_learn_what_they_learn_one_by_one(task):

@@ -138,3 +138,36 @@ def test_what_is_installed_drops_the_copy_of_its_fragment(island):
     install(island, 0, 0.0, keep=1.0)
     with pytest.raises(KeyError):
         island.capture(0, STEPS)
+
+
+def test_a_copy_is_kept_where_parameters_stay_valid_and_made_where_they_do_not(island, monkeypatch):
+    for keeps in (True, False):
+        monkeypatch.setattr(Stepper, "keeps", keeps)
+        train(island, 1)
+        island.copy(0)
+        train(island, 1)
+        here = island._parameters.of_fragment(island.params, 0)
+        install(island, 1, 0.0, keep=1.0)
+        copies = island._copies[0]
+        assert all(copy is not leaf for copy, leaf in zip(copies, here, strict=True)), "a step lies between"
+        island.copy(0)
+        island._copy_now(0)
+        own = island._parameters.of_fragment(island.params, 0)
+        assert [copy is leaf for copy, leaf in zip(island._copies[0], own, strict=True)] == [keeps] * len(own)
+
+
+def test_steps_do_not_stop_for_a_copy_that_was_forgotten(island, monkeypatch):
+    rows = []
+    monkeypatch.setattr(
+        island._stepper.strides, "run", lambda params, state, steps: rows.append(len(steps)) or (params, state)
+    )
+    train(island, 2)
+    island.copy(0)
+    train(island, 2)
+    island.forget(0)
+    install(island, 1, 0.0, keep=1.0)
+    train(island, 2)
+    island.copy(0)
+    train(island, 1)
+    install(island, 1, 0.0, keep=1.0)
+    assert rows == [4, 2, 1]
