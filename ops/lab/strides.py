@@ -80,9 +80,10 @@ class Strides:
         copies = _copied((params, opt_state))
         result = self._one_by_one(params, opt_state, steps)
         try:
-            self.agrees = copies is not None and _bits(_as_one(self._task, copies[0], copies[1], steps)[:2]) == _bits(
-                result
-            )
+            if copies is None:
+                self.agrees = False
+            else:
+                self.agrees = _bits(_as_one(self._task, copies[0], copies[1], steps)[:2]) == _bits(result)
         except Exception:  # noqa: BLE001 - whatever a step is that cannot be traced: by itself it has just worked
             self.agrees = False
         return result
@@ -124,12 +125,14 @@ def _stacked(*leaves: Any) -> Any:
 
 
 def _fit(steps: Sequence[Step]) -> bool:
-    """Whether the batches are small, and of one shape."""
+    """Whether the batches are small, of one structure and shape, and of numbers: random keys cannot be stacked."""
     import jax
 
-    batches = [[np.asarray(leaf) for leaf in jax.tree.leaves(batch)] for batch, _ in steps]
-    shapes = {tuple((leaf.shape, leaf.dtype) for leaf in leaves) for leaves in batches}
-    return len(shapes) == 1 and sum(leaf.nbytes for leaf in batches[0]) <= MOST_BATCH_BYTES
+    batches = [jax.tree.flatten(batch) for batch, _ in steps]
+    if not all(isinstance(getattr(leaf, "dtype", None), np.dtype) for leaves, _ in batches for leaf in leaves):
+        return False
+    shapes = {(structure, *((leaf.shape, leaf.dtype) for leaf in leaves)) for leaves, structure in batches}
+    return len(shapes) == 1 and sum(leaf.nbytes for leaf in batches[0][0]) <= MOST_BATCH_BYTES
 
 
 def _copied(tree: Any) -> Any:

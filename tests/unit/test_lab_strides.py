@@ -138,6 +138,20 @@ def test_batches_of_unlike_shapes_go_one_by_one_and_leave_what_went_in_as_it_was
     assert_same(after, one_by_one(jitted, steps))
 
 
+def test_batches_with_random_keys_or_of_unlike_structure_go_one_by_one():
+    inner = jax.jit(step)
+
+    def train(params, state, batch, schedule):
+        return inner(params, state, batch["x"], schedule)
+
+    keyed = [({"x": x, "key": jax.random.key(t)}, schedule) for t, (x, schedule) in enumerate(batches(16))]
+    mixed = [({"x": x} | ({"more": x} if t % 2 else {}), schedule) for t, (x, schedule) in enumerate(batches(16))]
+    for steps in (keyed, mixed):
+        result, runner = in_strides(task_of(train), steps, (8, 8))
+        assert runner.agrees is None
+        assert_same(result, one_by_one(inner, batches(16)))
+
+
 def test_large_batches_go_one_by_one(monkeypatch):
     monkeypatch.setattr(strides, "MOST_BATCH_BYTES", 10)
     jitted = jax.jit(step)
