@@ -122,7 +122,7 @@ def _joined(batches: list[Batch]) -> Batch:
 
 def _diloco(task: Task, cell: CellSettings, seed: int, judge: Judge) -> Outcome:
     learners = [Learner(*task.init(seed), _data(task, cell, i, seed)) for i in range(cell.islands)]
-    initial = learners[0].params  # what no island shares is judged as it was, as in production
+    initial, _ = task.init(seed)  # what no island shares is judged as it was, as in production: steps donate their own
     kinds = kinds_of(task, initial, cell.merge)
     manifest = partition(tensor_specs(initial, kinds, task.unit_axes), cell.fragments)
     outer = _Outer(cell, manifest, initial)

@@ -175,6 +175,7 @@ def test_tensors_that_are_local_or_frozen_stay_so_under_either_rule(task, mode, 
         rest, state, found = task.train(rest, state, batch, schedule)
         return {**rest, "running_mean": own["running_mean"] + 1.0, "seen": own["seen"] + 1}, state, found
 
+    train = jax.jit(train, donate_argnums=(0, 1))  # as every task of ours does
     odd = replace(task, init=init, train=train, evaluate=lambda params: float(loss(params, HELD_OUT)))
     params = run(odd, cell(mode=mode, merge=merge, islands=2)).params
     assert not np.asarray(params["running_mean"]).any()
@@ -199,7 +200,10 @@ def test_the_same_seed_gives_the_same_bits_and_another_seed_others(task):
     assert as_vector(first.params).tobytes() != as_vector(other.params).tobytes()
 
 
-@pytest.mark.parametrize("settings", [{"keep": 0.5, "jitter": 0.2}, {"mode": "diloco"}, {"mode": "data-parallel"}])
+@pytest.mark.parametrize(
+    "settings",
+    [{"keep": 0.5, "jitter": 0.2}, {"mode": "diloco"}, {"mode": "streaming", "mix": 0.5}, {"mode": "data-parallel"}],
+)
 def test_steps_in_a_row_give_the_bits_of_steps_one_by_one(task, settings, monkeypatch):
     found = []
     monkeypatch.setattr(strides, "_as_one", lambda *args, as_one=strides._as_one: found.append(1) or as_one(*args))
