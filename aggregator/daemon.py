@@ -12,7 +12,7 @@ import os
 import signal
 
 from aggregator.config import AggregatorConfig
-from broker import logs, settings
+from broker import flags, logs, settings
 
 #: One thread computes here, beside islands that train on the same machine in small deployments: thread pools that spin
 #: made a 1.85 ms kernel take 13 ms. The outer step is memory-bound and gains nothing from an accelerator.
@@ -27,8 +27,8 @@ ENVIRONMENT = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the flags of ``atoll aggregator``."""
-    settings.add_config_flag(parser)
-    settings.add_flags(parser, AggregatorConfig)
+    flags.add_config_flag(parser)
+    flags.add_flags(parser, AggregatorConfig)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -24,7 +24,7 @@ from typing import Any, assert_never
 import zmq
 import zmq.asyncio
 
-from broker import clocks, logs, settings
+from broker import clocks, flags, logs, settings
 from broker.accounts import Accounts
 from broker.codec import Limits, Origin, Unreadable, decode, encode, kind_of, peek, verify
 from broker.config import DEFAULT_REDIS_URL, BrokerConfig
@@ -73,8 +73,8 @@ class Listening:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the flags of ``atoll broker``."""
-    settings.add_config_flag(parser)
-    settings.add_flags(parser, BrokerConfig)
+    flags.add_config_flag(parser)
+    flags.add_flags(parser, BrokerConfig)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 import islands
-from broker import logs, settings
+from broker import flags, logs, settings
 from broker.signals import Interrupted, Signals
 from islands.config import IslandConfig
 from islands.pulse import Pulse
@@ -32,8 +32,8 @@ LONGEST_NAP_S = 0.1
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the flags of ``atoll island``; options of the task stand in the table [task] of the file."""
-    settings.add_config_flag(parser)
-    settings.add_flags(parser, IslandConfig)
+    flags.add_config_flag(parser)
+    flags.add_flags(parser, IslandConfig)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -6,12 +6,12 @@ import argparse
 import json
 from pathlib import Path
 
-from broker import settings
+from broker import flags, settings
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of ``evaluate``."""
-    settings.add_config_flag(parser)
+    flags.add_config_flag(parser)
     parser.add_argument("--model", type=Path, required=True, metavar="FILE", help="safetensors file of the model")
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from aggregator.config import AggregatorConfig
-from broker import settings
+from broker import flags, settings
 from broker.config import BrokerConfig
 from broker.errors import ConfigError
 from broker.identity import Identity, KeyRole
@@ -188,10 +188,10 @@ class LocalPlan:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of ``up``: its own, and those of the aggregator, the broker and the islands."""
-    settings.add_config_flag(parser)
-    taken = settings.add_flags(parser, UpConfig)
+    flags.add_config_flag(parser)
+    taken = flags.add_flags(parser, UpConfig)
     for cls in (AggregatorConfig, IslandConfig, BrokerConfig):
-        taken |= settings.add_flags(parser, cls, skip=taken | _DECIDED_HERE)
+        taken |= flags.add_flags(parser, cls, skip=taken | _DECIDED_HERE)
 
 
 def resolve(args: argparse.Namespace, *, run_dir: Path, port: int, redis_url: str, redis_port: int | None) -> LocalPlan:
@@ -231,13 +231,13 @@ def resolve(args: argparse.Namespace, *, run_dir: Path, port: int, redis_url: st
             decided[name]["key"] = run_dir / "keys" / f"{name}.secret"
     usual: dict[str, dict[str, Any]] = {"aggregator": {"total_tokens": DEFAULT_TOKENS}}
     # The address of Redis is settled: neither the flag nor the environment may change it any more.
-    flags = argparse.Namespace(**{**vars(args), "redis_url": redis_url})
+    given = argparse.Namespace(**{**vars(args), "redis_url": redis_url})
 
     def part(cls: Any, name: str) -> Any:
         known = {each.name for each in settings.settings_of(cls)}
         shared = {key: value for key, value in run.items() if key in known}
         table = usual.get(name, {}) | shared | tables.get(name, {}) | decided[name]
-        mine = argparse.Namespace(**{key: value for key, value in vars(flags).items() if key not in _DECIDED_HERE})
+        mine = argparse.Namespace(**{key: value for key, value in vars(given).items() if key not in _DECIDED_HERE})
         return settings.from_sources(cls, table, mine, where=name)
 
     island = part(IslandConfig, "island")

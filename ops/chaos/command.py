@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from aggregator.config import AggregatorConfig
-from broker import settings
+from broker import flags, settings
 from broker.config import BrokerConfig
 from broker.errors import ConfigError
 from broker.settings import nearest
@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--json", action="store_true", help="the report as one JSON object, on standard output's last line"
     )
-    settings.add_flags(parser, ChaosConfig)
+    flags.add_flags(parser, ChaosConfig)
     local_plan.add_arguments(parser)
     parser.set_defaults(resume=None)  # a flag of up: a run that is struck is a new one
     parser.epilog = f"{parser.epilog}\n{_EPILOG}"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from broker import settings
+from broker import flags, settings
 from broker.errors import ConfigError
 from ops.goodput import view
 from ops.goodput.fleet import FailureModel, Fleet, Mode, check_together
@@ -25,8 +25,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object, on one line")
     parser.add_argument("--table", action="store_true", help="table 1 of the paper, simulated, beside what it says")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="goodput over fleet size, waste, staleness as SVG")
-    settings.add_flags(parser, Fleet)
-    settings.add_flags(parser, FailureModel)
+    flags.add_flags(parser, Fleet)
+    flags.add_flags(parser, FailureModel)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -18,7 +18,8 @@ from rich.console import Console
 
 from broker.errors import ConfigError
 from broker.messages import Codec
-from broker.settings import nearest, refuse_unknown, whole_number
+from broker.settings import nearest, refuse_unknown
+from broker.values import whole_number
 from ops.planning.bandwidth_table import recompute
 from ops.planning.expectation import with_goodput
 from ops.planning.fleet import Fleet, Site

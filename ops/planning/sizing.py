@@ -20,6 +20,7 @@ from aggregator.config import AggregatorConfig
 from broker import settings
 from broker.errors import ConfigError
 from broker.fragments import Kind, TensorSpec
+from broker.values import whole_number
 from islands.config import IslandConfig
 from islands.partition import tensor_specs
 
@@ -106,13 +107,13 @@ class _Leaf:
 
 
 def parse_parameters(text: str) -> Model:
-    """Returns a model of so many parameters: 5e9, 5B, 125M, 1_000_000 (:func:`broker.settings.whole_number`).
+    """Returns a model of so many parameters: 5e9, 5B, 125M, 1_000_000 (:func:`broker.values.whole_number`).
 
     Raises:
         ConfigError: It is no such number.
     """
     try:
-        number = settings.whole_number(text)
+        number = whole_number(text)
     except ValueError:
         number = 0
     if not 1 <= number <= 10**15:

@@ -20,6 +20,7 @@ MAY_IMPORT = {
 PURE = [
     "broker/errors",
     "broker/names",
+    "broker/values",
     "broker/complaints",
     "broker/ranges",
     "broker/liveness",

@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.errors import ConfigError
-from broker.settings import add_config_flag, add_flags, from_sources, load, read_file, setting, to_table
+from broker.flags import add_config_flag, add_flags
+from broker.settings import from_sources, load, read_file, setting, to_table
 from broker.toml import dump
 
 
