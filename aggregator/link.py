@@ -14,9 +14,10 @@ from typing import Any, Self
 
 import zmq.asyncio
 
-from broker.codec import Limits, Origin
+from broker.codec import Origin
 from broker.endpoint import Endpoint
 from broker.errors import LocalProtocolError, RemoteProtocolError
+from broker.headers import Limits
 from broker.hearing import Carried
 from broker.keys import ClientKeys
 from broker.messages import BROKER, AttachBulk, Channel, Envelope, FollowBulk, Message

@@ -26,11 +26,12 @@ from aggregator.link import Link, Outgoing
 from aggregator.outer import FragmentState
 from aggregator.replicas import replica_of
 from broker import logs
-from broker.codec import Limits, Origin
+from broker.codec import Origin
 from broker.complaints import worth_repeating
 from broker.endpoint import Endpoint
 from broker.errors import ConfigError, LocalProtocolError, RemoteProtocolError
 from broker.fragments import FragmentManifest
+from broker.headers import Limits
 from broker.identity import KeyRole
 from broker.keys import client_keys
 from broker.messages import (

@@ -30,9 +30,10 @@ import msgpack
 import xxhash
 
 from benchmarks import output
-from broker.codec import Unreadable, decode, encode, peek, seal
+from broker.codec import Unreadable, decode, encode, peek
 from broker.errors import ConfigError
 from broker.fragments import TensorSpec
+from broker.headers import seal
 from broker.lengths import encoded_bytes
 from broker.messages import MESSAGE_TYPES, Codec, Encoded, Envelope, Message, Reason
 

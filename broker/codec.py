@@ -2,10 +2,9 @@
 
 Pure. Decoding trusts nothing: sizes are checked before anything is allocated, every value against the annotation of
 its field (:mod:`broker.schema`), and whatever is wrong ends in :class:`RemoteProtocolError`, never in another
-exception. A header ends with its own checksum (:func:`seal`), which is looked at first: a damaged header may well be
-readable, and say something else. Buffers are passed through as views of the received frames, so that a broker which
-decodes, routes and encodes again touches headers only. Whether their content is right is a question of its own,
-:func:`verify`, asked by those who read it.
+exception. What becomes of the first frame before its values are looked at stands in :mod:`broker.headers`. Buffers are
+passed through as views of the received frames, so that a broker which decodes, routes and encodes again touches headers
+only. Whether their content is right is a question of its own, :func:`verify`, asked by those who read it.
 """
 
 from __future__ import annotations
@@ -13,30 +12,26 @@ from __future__ import annotations
 import math
 import re
 import reprlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgpack
 import xxhash
 
-from broker.errors import ConfigError, LocalProtocolError, RemoteProtocolError
+from broker import headers
+from broker.errors import LocalProtocolError, RemoteProtocolError
+from broker.headers import DEFAULT_LIMITS, Buffer, Limits
 from broker.lengths import encoded_bytes
 from broker.messages import MESSAGE_TYPES, PROTOCOL_VERSION, Codec, Encoded, Envelope, Message, Payload, Reason
 from broker.schema import (
     MAX_DIMENSIONS,
-    MAX_ITEMS,
-    MAX_RECORD_BYTES,
-    MAX_TEXT,
     Record,
     Unfit,
     address,
     counter,
     identifier,
 )
-
-#: Whatever has the buffer protocol: bytes, memoryview, zmq.Frame.
-Buffer = Any
 
 #: Kind, as written in headers, to message type: ``fleet_state`` is :class:`broker.messages.FleetState`.
 KINDS: dict[str, type[Message]] = {re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower(): cls for cls in MESSAGE_TYPES}
@@ -48,39 +43,6 @@ _HEADER_KEYS = frozenset({"v", "kind", "run", "sender", "inc", "seq", "to", "bod
 _BULK_HEADER_KEYS = _HEADER_KEYS | {"buffers"}
 _BUFFER_KEYS = frozenset({"codec", "shape", "nbytes", "checksum"})
 _CHECKSUM_MAX = 2**64 - 1
-#: The number at a header's end, big-endian as msgpack writes it.
-_SEAL_BYTES = 8
-
-#: First bytes of msgpack's maps and arrays.
-_CONTAINER_BYTES = bytes([*range(0x80, 0xA0), *range(0xDC, 0xE0)])
-#: Maps and arrays that a header may hold besides one for each so many bytes: ours have one in 20 at most.
-_FREE_CONTAINERS, _BYTES_PER_CONTAINER = 65_536, 16
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """How large a message may be, in bytes; what is larger is refused as ``oversize``.
-
-    Attributes:
-        max_header_bytes: Of the first frame. The largest header is a Welcome, whose manifest takes 150 bytes a tensor.
-        max_message_bytes: Of all frames together. The largest message is a float32 fragment with its header.
-        max_buffers: Frames behind the header; one per tensor of a fragment.
-    """
-
-    max_header_bytes: int = 4 << 20
-    max_message_bytes: int = 2 << 30
-    max_buffers: int = 16_384
-
-    def __post_init__(self) -> None:
-        for name in ("max_header_bytes", "max_buffers"):
-            if getattr(self, name) < 1:
-                raise ConfigError(name, getattr(self, name), "must be at least 1")
-        if self.max_message_bytes < self.max_header_bytes:
-            cure = f"must be at least max_header_bytes, {self.max_header_bytes}"
-            raise ConfigError("max_message_bytes", self.max_message_bytes, cure)
-
-
-DEFAULT_LIMITS = Limits()
 
 
 def kind_of(message: Message | type[Message]) -> str:
@@ -120,18 +82,8 @@ def encode(envelope: Envelope) -> list[Buffer]:
         got = _shown(unfit.got)
         raise LocalProtocolError(f"{kind}: {unfit.field} is {got}, must be {unfit.expected}") from unfit
     header["checksum"] = _CHECKSUM_MAX  # the last key; this number has the place of any other
-    frames[0] = seal(msgpack.packb(header))
+    frames[0] = headers.seal(msgpack.packb(header))
     return frames
-
-
-def seal(header: bytes) -> bytes:
-    """Returns a packed header whose last 8 bytes are replaced by the xxh3_64 of those before them."""
-    content = header[:-_SEAL_BYTES]
-    return content + xxhash.xxh3_64_digest(content)  # big-endian, too
-
-
-def _is_sealed(header: memoryview) -> bool:
-    return bytes(header[-_SEAL_BYTES:]) == xxhash.xxh3_64_digest(header[:-_SEAL_BYTES])
 
 
 def _payload(message: Any) -> tuple[Any, ...]:
@@ -143,7 +95,7 @@ def _payload(message: Any) -> tuple[Any, ...]:
 def _write_buffer(encoded: Any) -> tuple[dict[str, Any], Buffer]:
     if type(encoded) is not Encoded:
         raise Unfit(encoded, "Encoded")
-    view = _view(encoded.data)
+    view = headers.view(encoded.data)
     entry = {
         "codec": str(encoded.codec),
         "shape": list(encoded.shape),
@@ -168,20 +120,11 @@ def decode(frames: Sequence[Buffer], limits: Limits = DEFAULT_LIMITS) -> Envelop
     """
     header: dict[str, Any] = {}
     try:
-        views = _views(frames, limits)
-        header = _header(views, limits)
+        views = headers.views(frames, limits)
+        header = headers.read(views, limits)
         return _decode(header, views)
     except Unfit as unfit:
         raise Unreadable(unfit, _origin(header)) from unfit
-
-
-def _views(frames: Sequence[Buffer], limits: Limits) -> list[memoryview]:
-    """Returns views of the frames, after their number has been checked."""
-    if not frames:
-        raise Unfit(0, "at least the header", at="number of frames")
-    if len(frames) - 1 > limits.max_buffers:
-        raise Unfit(len(frames) - 1, f"at most {limits.max_buffers}", reason=Reason.OVERSIZE, at="number of buffers")
-    return [_view(frame) for frame in frames]
 
 
 def _decode(header: dict[str, Any], frames: Sequence[memoryview]) -> Envelope:
@@ -195,7 +138,7 @@ def _decode(header: dict[str, Any], frames: Sequence[memoryview]) -> Envelope:
     keys = _BULK_HEADER_KEYS if records.has_payload else _HEADER_KEYS
     if header.keys() != keys:
         raise Unfit(sorted(map(str, header)), "the keys " + ", ".join(sorted(keys)), at="header")
-    if header["checksum"] != int.from_bytes(frames[0][-_SEAL_BYTES:]):
+    if header["checksum"] != int.from_bytes(frames[0][-headers.SEAL_BYTES :]):
         raise Unfit(header["checksum"], "the last 8 bytes of the header", at="checksum")
     buffers = frames[1:]
     if records.has_payload:
@@ -212,75 +155,6 @@ def _decode(header: dict[str, Any], frames: Sequence[memoryview]) -> Envelope:
         to=_at("to", address, header["to"]),
         message=message,
     )
-
-
-def _header(frames: Sequence[memoryview], limits: Limits) -> dict[str, Any]:
-    """Returns the unpacked header, after all sizes have been checked."""
-    sizes = [frame.nbytes for frame in frames]
-    if sizes[0] > limits.max_header_bytes:
-        raise Unfit(sizes[0], f"at most {limits.max_header_bytes} bytes", reason=Reason.OVERSIZE, at="header")
-    if sum(sizes) > limits.max_message_bytes:
-        raise Unfit(sum(sizes), f"at most {limits.max_message_bytes} bytes", reason=Reason.OVERSIZE, at="message")
-    if not _is_sealed(frames[0]) and not _is_of_version_1(frames[0]):
-        raise Unfit("another one", "that of all bytes before it", reason=Reason.CHECKSUM, at="checksum")
-    return _unpacked(frames[0])
-
-
-def _is_of_version_1(header: memoryview) -> bool:
-    """Whether a header without a checksum is that of a peer which knows of none, so that it is told to update.
-
-    Damage alone makes no such header of ours: it would have to turn the version into another and the key into another.
-    """
-    try:
-        found = _unpacked(header)
-    except Unfit:
-        return False
-    return found.get("v") == 1 and "checksum" not in found
-
-
-def _unpacked(packed: memoryview) -> dict[str, Any]:
-    _check_containers(packed)
-    try:
-        header = msgpack.unpackb(
-            packed,
-            max_str_len=4 * MAX_TEXT,  # UTF-8 takes up to 4 bytes a character
-            max_array_len=MAX_ITEMS,
-            max_map_len=64,
-            max_bin_len=MAX_RECORD_BYTES,
-            max_ext_len=0,
-            object_pairs_hook=_unique,
-        )
-    # RecursionError comes from the slower version of msgpack in Python only.
-    except (ValueError, msgpack.UnpackException, RecursionError) as err:
-        raise Unfit(f"{type(err).__name__} {err}", "a msgpack map within the limits", at="header") from err
-    if type(header) is not dict:
-        raise Unfit(header, "a map", at="header")
-    return header
-
-
-def _check_containers(header: memoryview) -> None:
-    """Refuses a header that is mostly maps and arrays, before it is unpacked.
-
-    An empty map is one byte on the wire and 64 in memory, and each is looked at: 4 MiB of them took 280 MiB and up to
-    6 s. Other bytes may look like the beginning of a container, so this counts too many, never too few; the bounds
-    leave room for names of tensors in any script.
-    """
-    most = _FREE_CONTAINERS + header.nbytes // _BYTES_PER_CONTAINER
-    if header.nbytes <= most:
-        return
-    raw = bytes(header)
-    found = len(raw) - len(raw.translate(None, _CONTAINER_BYTES))
-    if found > most:
-        raise Unfit(found, f"at most {most} maps and arrays", reason=Reason.OVERSIZE, at="header")
-
-
-def _unique(pairs: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:
-    """Refuses a key that stands twice in a map: two readers could believe different values."""
-    listed = list(pairs)
-    unpacked = dict(listed)
-    if len(unpacked) != len(listed):
-        raise ValueError("a key stands twice in a map")
-    return unpacked
 
 
 def _read_buffers(entries: Any, frames: Sequence[memoryview]) -> tuple[Encoded, ...]:
@@ -315,16 +189,6 @@ def _read_buffer(entry: Any, frame: memoryview) -> Encoded:
     if frame.nbytes != nbytes:
         raise Unfit(frame.nbytes, f"a frame of {nbytes} bytes")
     return Encoded(codec=codec, shape=tuple(shape), checksum=checksum, data=frame)
-
-
-def _view(frame: Buffer) -> memoryview:
-    try:
-        view = memoryview(frame)
-    except (TypeError, ValueError) as err:  # not a buffer, or one that was released
-        raise Unfit(frame, "a bytes-like object", at="frame") from err
-    if not view.c_contiguous:
-        raise Unfit(frame, "contiguous memory", at="frame")
-    return view
 
 
 def verify(envelope: Envelope) -> None:
@@ -381,7 +245,7 @@ class Unreadable(RemoteProtocolError):
 def peek(frames: Sequence[Buffer], limits: Limits = DEFAULT_LIMITS) -> Origin:
     """Returns what is known of a message that :func:`decode` refused; never raises."""
     try:
-        return _origin(_header(_views(frames, limits), limits))
+        return _origin(headers.read(headers.views(frames, limits), limits))
     except Unfit:
         return Origin()
 

@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from broker.codec import Limits
 from broker.errors import ConfigError
+from broker.headers import Limits
 from broker.identity import KeyRole
 from broker.keys import check_exposure
 from broker.liveness import LivenessConfig

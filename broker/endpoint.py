@@ -24,9 +24,10 @@ from typing import Self
 import zmq
 import zmq.asyncio
 
-from broker.codec import DEFAULT_LIMITS, Buffer, Limits, Origin, Unreadable, decode, encode, kind_of, peek
+from broker.codec import Origin, Unreadable, decode, encode, kind_of, peek
 from broker.complaints import worth_repeating
 from broker.errors import ConfigError, LocalProtocolError, RemoteProtocolError, Unavailable
+from broker.headers import DEFAULT_LIMITS, Buffer, Limits
 from broker.hearing import Carried
 from broker.keys import ClientKeys
 from broker.messages import Channel, Envelope

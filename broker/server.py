@@ -26,11 +26,12 @@ import zmq.asyncio
 
 from broker import clocks, flags, logs, settings
 from broker.accounts import Accounts
-from broker.codec import Limits, Origin, Unreadable, decode, encode, kind_of, peek, verify
+from broker.codec import Origin, Unreadable, decode, encode, kind_of, peek, verify
 from broker.config import DEFAULT_REDIS_URL, BrokerConfig
 from broker.endpoint import configure_socket
 from broker.errors import ConfigError, RemoteProtocolError
 from broker.gate import Gate, GateEvent
+from broker.headers import Limits
 from broker.intake import Intake, Taken
 from broker.messages import AttachBulk, Channel, Reason, Version
 from broker.registry import Registry

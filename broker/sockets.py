@@ -14,8 +14,8 @@ import zmq
 import zmq.asyncio
 from zmq.utils.monitor import parse_monitor_message
 
-from broker.codec import DEFAULT_LIMITS, Limits
 from broker.errors import ConfigError
+from broker.headers import DEFAULT_LIMITS, Limits
 from broker.hearing import Carried
 from broker.messages import Channel
 from broker.tcp import carried, forget_unsent

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from broker.codec import Limits
 from broker.errors import ConfigError
+from broker.headers import Limits
 from broker.identity import KeyRole
 from broker.keys import check_exposure
 from broker.messages import AGGREGATOR, BROKER

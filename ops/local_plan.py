@@ -231,13 +231,13 @@ def resolve(args: argparse.Namespace, *, run_dir: Path, port: int, redis_url: st
             decided[name]["key"] = run_dir / "keys" / f"{name}.secret"
     usual: dict[str, dict[str, Any]] = {"aggregator": {"total_tokens": DEFAULT_TOKENS}}
     # The address of Redis is settled: neither the flag nor the environment may change it any more.
-    given = argparse.Namespace(**{**vars(args), "redis_url": redis_url})
+    from_line = argparse.Namespace(**{**vars(args), "redis_url": redis_url})
 
     def part(cls: Any, name: str) -> Any:
         known = {each.name for each in settings.settings_of(cls)}
         shared = {key: value for key, value in run.items() if key in known}
         table = usual.get(name, {}) | shared | tables.get(name, {}) | decided[name]
-        mine = argparse.Namespace(**{key: value for key, value in vars(given).items() if key not in _DECIDED_HERE})
+        mine = argparse.Namespace(**{key: value for key, value in vars(from_line).items() if key not in _DECIDED_HERE})
         return settings.from_sources(cls, table, mine, where=name)
 
     island = part(IslandConfig, "island")

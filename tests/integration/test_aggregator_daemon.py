@@ -19,9 +19,10 @@ from aggregator.store import Store
 from aggregator.tape import event_line, note_line, read_event, read_lines, read_start
 from broker import messages as m
 from broker import redis_server
-from broker.codec import encode, seal
+from broker.codec import encode
 from broker.errors import ConfigError, Unavailable
 from broker.fragments import Kind, TensorSpec
+from broker.headers import seal
 from broker.messages import PROTOCOL_VERSION, Channel, Codec, Envelope, Fate, Reason
 from broker.registry import Registry
 from broker.tensors import encode_tensor

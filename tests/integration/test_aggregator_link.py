@@ -10,7 +10,8 @@ import zmq.asyncio
 
 from aggregator.link import Link, Outgoing
 from broker import messages as m
-from broker.codec import DEFAULT_LIMITS, decode
+from broker.codec import decode
+from broker.headers import DEFAULT_LIMITS
 from broker.tensors import encode_tensor
 
 #: Below the 5 s that a bulk message waits for a broker that is away; all else here takes milliseconds.

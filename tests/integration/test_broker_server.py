@@ -21,10 +21,11 @@ import zmq.asyncio
 
 from broker import messages as m
 from broker import redis_server, server
-from broker.codec import encode, seal
+from broker.codec import encode
 from broker.config import BrokerConfig
 from broker.endpoint import Endpoint
 from broker.errors import ConfigError
+from broker.headers import seal
 from broker.messages import AGGREGATOR, BROKER, PROTOCOL_VERSION, Channel, Encoded, Envelope, Reason
 from broker.ranges import StepRange
 from broker.registry import Registry

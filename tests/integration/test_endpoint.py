@@ -12,9 +12,10 @@ import zmq
 import zmq.asyncio
 from zmq.utils.monitor import recv_monitor_message
 
-from broker.codec import Limits, decode, encode, seal, verify
+from broker.codec import decode, encode, verify
 from broker.endpoint import Endpoint, bulk_address, channel_address, check_address, configure_socket
 from broker.errors import ConfigError, LocalProtocolError
+from broker.headers import Limits, seal
 from broker.messages import PROTOCOL_VERSION, Attached, Channel, Codec, Contribution, Envelope, Leave, Reason, Want
 from broker.ranges import StepRange
 from broker.sockets import BULK_OPTIONS

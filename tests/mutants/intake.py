@@ -5,6 +5,7 @@ from tests.mutants.mutant import Mutant
 ADMISSION, MEMBERSHIP, INTAKE = "aggregator/admission.py", "aggregator/membership.py", "aggregator/intake.py"
 OUTLIERS, QUARANTINE = "aggregator/outliers.py", "aggregator/quarantine.py"
 QUEUES, CODEC, BINDINGS, GATE = "broker/queues.py", "broker/codec.py", "broker/bindings.py", "broker/gate.py"
+HEADERS = "broker/headers.py"
 PRESENCE, DELIVERIES = "broker/presence.py", "broker/deliveries.py"
 T_ADMISSION = "tests/unit/test_aggregator_admission.py::"
 T_MEMBERSHIP = "tests/unit/test_aggregator_membership.py::"
@@ -492,7 +493,7 @@ MUTANTS = (
     Mutant(
         what="a message above its limit is read",
         invariant=9,
-        file=CODEC,
+        file=HEADERS,
         old="    if sum(sizes) > limits.max_message_bytes:",
         new="    if sum(sizes) < 0:",
         tests=(T_CODEC + "test_a_message_above_its_limit_is_refused_unread",),

@@ -15,8 +15,9 @@ from aggregator.outer import FragmentState
 from aggregator.replicas import commit_of, record_of, replica_of, run_message
 from aggregator.store import Store
 from aggregator.store_files import commit_path, versions
-from broker.codec import Limits, decode, encode
+from broker.codec import decode, encode
 from broker.errors import RemoteProtocolError, Unavailable
+from broker.headers import Limits
 from broker.messages import AGGREGATOR, Codec, Envelope, Merged, standing_by
 from broker.ranges import StepRange
 from broker.tensors import encode_tensor, fragment_digest

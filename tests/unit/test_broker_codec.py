@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 
 from benchmarks.fuzz_decoder import fuzz
 from broker import messages
-from broker.codec import DEFAULT_LIMITS, KINDS, Limits, Origin, decode, encode, kind_of, peek, seal, verify
+from broker.codec import KINDS, Origin, decode, encode, kind_of, peek, verify
 from broker.errors import ConfigError, LocalProtocolError, RemoteProtocolError
 from broker.fragments import Kind, TensorSpec
+from broker.headers import DEFAULT_LIMITS, Limits, seal
 from broker.lengths import encoded_bytes
 from broker.messages import (
     MESSAGE_TYPES,

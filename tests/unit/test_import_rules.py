@@ -30,6 +30,7 @@ PURE = [
     "broker/blockwise",
     "broker/tensors",
     "broker/schema",
+    "broker/headers",
     "broker/codec",
     "broker/connections",
     "broker/hearing",

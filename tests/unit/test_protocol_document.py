@@ -13,8 +13,9 @@ import msgpack
 import numpy as np
 import pytest
 
-from broker.codec import KINDS, Limits, decode, encode, verify
+from broker.codec import KINDS, decode, encode, verify
 from broker.fragments import Kind
+from broker.headers import Limits
 from broker.lengths import encoded_bytes
 from broker.messages import (
     PROTOCOL_VERSION,
