@@ -231,6 +231,7 @@ def jax_task(
         kinds=kinds or {},
         unit_axes=unit_axes or {},
         describe=f"{num_parameters:,} parameters" + (f", {describe}" if describe else ""),
+        pure=True,
     )
 
 

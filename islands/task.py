@@ -67,6 +67,8 @@ class Task:
         bytes_per_token: Of the held-out text: a loss divided by it is in nats per byte, which compares models of
             unlike vocabularies. 1 for a model of bytes; 0 when it is not known.
         corpus: Digest of the data, train and held out, so that results can say on what; empty when it is not known.
+        pure: Whether ``train`` is a function of its arguments alone, which JAX can trace. Then the laboratory may run
+            steps in a row as one computation (:mod:`ops.lab.strides`); it takes what ``jax.jit`` returns for pure.
     """
 
     init: Callable[[int], tuple[Params, OptState]]
@@ -81,6 +83,7 @@ class Task:
     losses: Callable[[Params], npt.NDArray[np.float32]] | None = None
     bytes_per_token: float = 0.0
     corpus: str = ""
+    pure: bool = False
 
     def __post_init__(self) -> None:
         """Checks what can be checked without calling anything.

@@ -35,7 +35,7 @@ def heap_that_stays() -> dict[str, str]:
     """
     return {
         "MALLOC_ARENA_MAX": "1",
-        "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
+        "MALLOC_MMAP_MAX_": "0",  # a threshold as high as that is refused by glibc's older releases
         "MALLOC_TRIM_THRESHOLD_": str(1 << 32),
     }
 

@@ -56,7 +56,7 @@ class Learner:
 
     def step(self, schedule: Schedule) -> None:
         """Puts off one inner step, on the next batch."""
-        self.put_off.append((next(self.data), schedule))
+        self.put_off.append(strides.put_off(next(self.data), schedule))
 
     def catch_up(self, rows: Strides) -> None:
         """Runs the steps that were put off."""
@@ -93,7 +93,7 @@ def _data_parallel(task: Task, cell: CellSettings, seed: int, judge: Judge) -> O
         everybody.step(Schedule(step=t, total_steps=cell.steps))
         now_s += max(pace.steps_s()) + ring_s
         looked_at = _on_the_way(t + 1, cell)
-        if looked_at or t + 1 == cell.steps or len(everybody.put_off) == strides.MOST:
+        if looked_at or t + 1 == cell.steps or not rows.may_wait(everybody.put_off):
             everybody.catch_up(rows)
         if looked_at:
             curve.append(Point((t + 1) * fleet_tokens, now_s, judge(everybody.params)))
@@ -142,7 +142,7 @@ def _diloco(task: Task, cell: CellSettings, seed: int, judge: Judge) -> Outcome:
         arriving = sorted(p for at, waiting in under_way.items() if at == t or last for p in waiting)
         under_way.pop(t, None)
         due = outer.due(t, last=last)
-        if arriving or due or len(learners[0].put_off) == strides.MOST:
+        if arriving or due or not rows.may_wait(learners[0].put_off):
             for learner in learners:
                 learner.catch_up(rows)
         for p in arriving:

@@ -70,6 +70,7 @@ def run_cell(
     task = load_task(cell.task, _options(cell, cell.held_out_sequences))
     task_code = _task_code(sys.modules)
     quick = load_task(cell.task, _options(cell, cell.curve_sequences))
+    gc.collect()
     gc.freeze()  # what is loaded by now stays: there is no need to look through it again and again
     points = 0
 

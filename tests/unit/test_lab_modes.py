@@ -210,6 +210,7 @@ def test_steps_in_a_row_give_the_bits_of_steps_one_by_one(task, settings, monkey
     outcomes = []
     for alone in (1 << 30, 4):
         monkeypatch.setattr(strides, "ALONE", alone)
+        monkeypatch.setattr(strides, "COMPARED", 8)
         outcomes.append(run(task, cell(islands=2, step_times_s=(1.0, 1.3), **settings)))
         assert bool(found) == (alone == 4)
     one_by_one, in_a_row = outcomes
