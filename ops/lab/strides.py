@@ -108,10 +108,10 @@ class Strides:
         """Runs the steps one by one, and once more as one computation to see whether that is the same."""
         if kind != self._kind:
             self._kind, self._compared = kind, 0
-        copies = _copied((params, opt_state))
+        before = _copied(params), _copied(opt_state)
         result = self._one_by_one(params, opt_state, steps)
         try:
-            same = _bits(_as_one(self._task, *copies, steps)[:2]) == _bits(result)
+            same = _bits(_as_one(self._task, *before, steps)[:2]) == _bits(result)
         except Exception:  # noqa: BLE001 - whatever a step is that cannot be traced: by itself it has just worked
             same = False
         self._compared += len(steps)
