@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from ops.goodput.fleet import DAY_S, FailureModel, Fleet, Mode
+from dataclasses import replace
+
+from ops.goodput import renewal
+from ops.goodput.fleet import DAY_S, FailureModel, Fleet, Mode, all_slices
 
 #: Of fewer failures than these a run may well see none, and take that for certain.
 _FEW = 5.0
@@ -10,23 +13,27 @@ _FEW = 5.0
 #: What is told to happen as rarely as this is meant never to happen.
 _NEVER_YEARS = 1e6
 
+#: By how much, as a share, slices may be larger or smaller than was asked for without a sentence.
+_NEAR = 0.1
+
 #: Of the goodput; less is not worth a sentence.
 _NOTEWORTHY = 0.005
 
 
-def caveats(fleet: Fleet, model: FailureModel) -> list[str]:
+def caveats(fleet: Fleet, model: FailureModel, goodput: float) -> list[str]:
     """Returns what to know before the goodput is believed; usually nothing."""
-    found = _few_events(fleet, model), _whole_at_first(fleet, model)
-    return [*(each for each in found if each), *assumed(fleet, model)]
+    found = _few_events(fleet, model), _whole_at_first(fleet, model), _other_slices(fleet, model)
+    return [*(each for each in found if each), *assumed(fleet, model, goodput)]
 
 
-def assumed(fleet: Fleet, model: FailureModel) -> list[str]:
+def assumed(fleet: Fleet, model: FailureModel, goodput: float) -> list[str]:
     """Returns what of the model itself is in the goodput, however long the fleet is simulated."""
     found = (
         _floor(fleet, model),
         _long_steps(fleet, model),
         _free_spares(fleet, model),
         _whole_islands(fleet, model),
+        _below_the_job(fleet, model, goodput),
         _speeds(fleet, model),
         _never(model),
     )
@@ -117,6 +124,32 @@ def _whole_islands(fleet: Fleet, model: FailureModel) -> str:
     )
 
 
+def _below_the_job(fleet: Fleet, model: FailureModel, goodput: float) -> str:
+    """Islands that meet at barriers pause one after another; a job takes what fails in a pause into the same one."""
+    job = replace(fleet, mode=Mode.ELASTIC_DP)
+    if fleet.mode is not Mode.DILOCO or not renewal.has_closed_form(job, model):
+        return ""
+    expected = renewal.goodput(job, model)
+    if goodput > expected - _NOTEWORTHY:
+        return ""
+    return (
+        f"one elastic-dp job on the same chips has {expected:.1%}: what fails during its pauses is part of them, where "
+        "islands that meet at barriers pause one after another; such that settle their losses while they wait would do "
+        "as well"
+    )
+
+
+def _other_slices(fleet: Fleet, model: FailureModel) -> str:
+    """Islands have whole slices, of one size."""
+    chips = fleet.chips_of(0)
+    size = chips / model.slices(chips)
+    if abs(size / model.slice_chips - 1.0) <= _NEAR or model.mtbi_years >= _NEVER_YEARS or fleet.mode is Mode.DP:
+        return ""
+    count = model.slices(chips)
+    are = "is one slice" if count == 1 else f"has {count} slices"
+    return f"an island of {chips:,} chips {are} of {size:,.0f} here, not of {model.slice_chips:,} (slice_chips)"
+
+
 def _speeds(fleet: Fleet, model: FailureModel) -> str:
     usual = FailureModel()
     unequal = model.speed_spread > usual.speed_spread or model.step_jitter > usual.step_jitter
@@ -147,10 +180,11 @@ def _never(model: FailureModel) -> str:
 
 def _free_spares(fleet: Fleet, model: FailureModel) -> str:
     """Of few slices the one under repair is so large a part that a restart on a spare is cheaper than going without."""
-    without_s = model.scale_down_s + model.scale_up_s + model.repair_s / model.slices(fleet.chips)
+    slices = all_slices(fleet, model)
+    without_s = model.scale_down_s + model.scale_up_s + model.repair_s / slices
     if fleet.mode is not Mode.DP or model.restart_s >= without_s:
         return ""
     return (
         f"dp restarts on spare slices that cost nothing here; elastic modes go without one of "
-        f"{model.slices(fleet.chips)} slices for {model.repair_s:g} s instead: compare with --repair-s 0"
+        f"{slices} slices for {model.repair_s:g} s instead: compare with --repair-s 0"
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 from collections.abc import Mapping
@@ -38,6 +39,8 @@ def run(args: argparse.Namespace) -> int:
     """
     no_room = {"overlap": 0} if str(args.sync_interval) == "1" else {}  # for the usual one; flags win
     model = settings.from_sources(FailureModel, no_room, args)
+    if args.plot is not None:
+        _check_plot(args.plot)
     if args.table:
         for name in ("mode", "chips", "islands"):
             if getattr(args, name) is not None:
@@ -61,6 +64,14 @@ def run(args: argparse.Namespace) -> int:
         if args.plot is not None:
             print(f"plot: {args.plot}")
     return 0
+
+
+def _check_plot(path: Path) -> None:
+    """Refuses a file that cannot be written before anything is simulated."""
+    if path.suffix != ".svg":
+        raise ConfigError("plot", str(path), "must end in .svg, which is what it is")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise ConfigError("plot", str(path), "cannot be written; choose a folder that exists and that you may write to")
 
 
 def table(fleet: Fleet, model: FailureModel, on_progress: Progress = lambda done: None) -> list[view.Cell]:

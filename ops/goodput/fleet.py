@@ -141,8 +141,8 @@ class FailureModel:
         return self.sync_interval * self.step_s
 
     def slices(self, chips: int) -> int:
-        """Slices of an island or job: equal ones, as near to ``slice_chips`` as the chips allow."""
-        return max(1, round(chips / self.slice_chips))
+        """Slices of an island: equal ones, as near to ``slice_chips`` as its chips allow."""
+        return max(1, math.floor(chips / self.slice_chips + 0.5))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,6 +171,13 @@ class Fleet:
     def chips_of(self, island: int) -> int:
         """Chips of an island; the first ones have one more where they do not divide evenly."""
         return self.chips // self.islands + (island < self.chips % self.islands)
+
+
+def all_slices(fleet: Fleet, model: FailureModel) -> int:
+    """Returns the slices of the whole fleet: those of its islands, also where they train as one job."""
+    larger = fleet.chips % fleet.islands
+    equal = fleet.islands - larger
+    return larger * model.slices(fleet.chips_of(0)) + equal * model.slices(fleet.chips_of(fleet.islands - 1))
 
 
 def check_together(fleet: Fleet, model: FailureModel) -> None:
@@ -331,7 +338,7 @@ def job_losses(fleet: Fleet, model: FailureModel, domains: list[list[DomainOutag
             begin = begin if known is None else known.begin
             of_job[each.domain, each.outage] = each._replace(begin=begin, end=end)
         before += chips
-    return _with_domains(single, list(of_job.values()), model.slices(fleet.chips))
+    return _with_domains(single, list(of_job.values()), all_slices(fleet, model))
 
 
 def _with_domains(single: Iterator[Loss], domains: list[DomainOutage], slices: int) -> Iterator[Loss]:

@@ -13,25 +13,26 @@ import math
 
 import numpy as np
 
-from ops.goodput.fleet import FailureModel, Fleet, Mode
+from ops.goodput.fleet import FailureModel, Fleet, Mode, all_slices
 
 #: Of all training, what closed forms leave out.
 _NEGLIGIBLE = 0.003
 
 
-def away_share(chips: int, model: FailureModel) -> float:
+def away_share(chips: int, slices: int, model: FailureModel) -> float:
     """Returns the part of the slices that is away: each alternates between working and repair (mean down / mean both).
 
     The same follows from M/G/infinity: slices in repair are a Poisson number whose mean is rate times repair time. That
     a repaired slice waits for a pause to rejoin in is left out: see :func:`has_closed_form`.
     """
-    slice_mtbi_s = model.chip_mtbi_s * model.slices(chips) / chips
+    slice_mtbi_s = model.chip_mtbi_s * slices / chips
     return model.repair_s / (slice_mtbi_s + model.repair_s)
 
 
-def training_share(chips: int, model: FailureModel, catch_up_s: float = 0.0) -> float:
+def training_share(chips: int, slices: int, model: FailureModel, catch_up_s: float = 0.0) -> float:
     """Returns the part of the time in which an elastic island or job trains: mean up / (mean up + mean down)."""
-    rate = chips / model.chip_mtbi_s * (1.0 - away_share(chips, model))  # of failures that hit; of returns as well
+    away = away_share(chips, slices, model)
+    rate = chips / model.chip_mtbi_s * (1.0 - away)  # of failures that hit; of returns as well
     wait_s, check_s = model.rejoin_wait_s, model.check_s
     if check_s <= 0.0:
         up_s = -math.expm1(-rate * wait_s) / rate + math.exp(-rate * wait_s) / (2.0 * rate)
@@ -80,15 +81,15 @@ def in_step_share(fleet: Fleet, model: FailureModel) -> float:
 def has_closed_form(fleet: Fleet, model: FailureModel) -> bool:
     """Returns whether :func:`goodput` and :func:`uptime` are exact up to edge effects for this fleet."""
     independent = model.domain_mtbi_days is None and model.coordinator_mtbi_days is None
-    group = fleet.chips_of(fleet.islands - 1) if fleet.mode is Mode.DECOUPLED else fleet.chips
-    many = model.slices(group) >= 20 or fleet.mode is Mode.DP
+    group, slices = _group(fleet, model)
+    many = slices >= 20 or fleet.mode is Mode.DP
     longest_s = max(model.scale_down_s, model.scale_up_s) + model.catch_up_s
     if not (independent and many) or fleet.mode is Mode.DILOCO:
         return False
     # What repaired slices miss while they wait to rejoin; they wait no longer than until the next failure.
     rate = group / model.chip_mtbi_s
     waits_s = -math.expm1(-rate * model.rejoin_wait_s) / rate
-    if fleet.mode is not Mode.DP and away_share(group, model) * waits_s > _NEGLIGIBLE * model.repair_s:
+    if fleet.mode is not Mode.DP and away_share(group, slices, model) * waits_s > _NEGLIGIBLE * model.repair_s:
         return False
     # Returns have to be independent of the failures of the same cycle, so no slice may be back within one.
     if fleet.mode is not Mode.DP and model.repair_s < longest_s + model.rejoin_wait_s + model.check_s:
@@ -107,10 +108,9 @@ def goodput(fleet: Fleet, model: FailureModel) -> float:
     if fleet.mode is Mode.DP:
         return rigid_share(fleet.chips, model) * in_step_share(fleet, model)
     if fleet.mode is Mode.ELASTIC_DP:
-        present = 1.0 - away_share(fleet.chips, model)
-        return training_share(fleet.chips, model) * present * in_step_share(fleet, model)
-    chips = fleet.chips_of(fleet.islands - 1)
-    return _island_share(fleet, model) * (1.0 - away_share(chips, model))
+        present = 1.0 - away_share(*_group(fleet, model), model)
+        return training_share(*_group(fleet, model), model) * present * in_step_share(fleet, model)
+    return _island_share(fleet, model) * (1.0 - away_share(*_group(fleet, model), model))
 
 
 def uptime(fleet: Fleet, model: FailureModel) -> float:
@@ -118,12 +118,20 @@ def uptime(fleet: Fleet, model: FailureModel) -> float:
     if fleet.mode is Mode.DP:
         return rigid_share(fleet.chips, model)
     if fleet.mode is Mode.ELASTIC_DP:
-        return training_share(fleet.chips, model)
+        return training_share(*_group(fleet, model), model)
     return 1.0 - (1.0 - _island_share(fleet, model)) ** fleet.islands
 
 
 def _island_share(fleet: Fleet, model: FailureModel) -> float:
-    return training_share(fleet.chips_of(fleet.islands - 1), model, catch_up_s(fleet, model))
+    return training_share(*_group(fleet, model), model, catch_up_s(fleet, model))
+
+
+def _group(fleet: Fleet, model: FailureModel) -> tuple[int, int]:
+    """Returns chips and slices of what pauses as one: an island, or the job."""
+    if fleet.mode is Mode.DECOUPLED:
+        chips = fleet.chips_of(fleet.islands - 1)
+        return chips, model.slices(chips)
+    return fleet.chips, all_slices(fleet, model)
 
 
 def catch_up_s(fleet: Fleet, model: FailureModel) -> float:

@@ -25,6 +25,7 @@ from ops.goodput.fleet import (
     Mode,
     Outage,
     Stream,
+    all_slices,
     beyond_hold,
     check_domains,
     check_together,
@@ -132,8 +133,7 @@ def _job_line(fleet: Fleet, model: FailureModel, coordinator: list[Outage], on_p
     if fleet.mode is Mode.DP:
         line = rigid_line(losses, model, fleet.duration_s, on_progress=report)
     else:
-        slices = model.slices(fleet.chips)
-        line = elastic_line(losses, slices, model, fleet.duration_s, on_progress=report)
+        line = elastic_line(losses, all_slices(fleet, model), model, fleet.duration_s, on_progress=report)
     return without(line, coordinator, Cause.COORDINATOR)
 
 

@@ -13,7 +13,7 @@ from broker.errors import Unavailable
 from broker.settings import to_table
 from ops.goodput.availability import BATCHES, CONFIDENCE, Account, Estimate
 from ops.goodput.caveats import caveats
-from ops.goodput.fleet import Mode
+from ops.goodput.fleet import Mode, all_slices
 from ops.goodput.published import CHIPS, TABLE_1, Row
 from ops.goodput.staleness import Staleness
 from ops.goodput.timeline import Cause
@@ -44,6 +44,7 @@ def text(result: Result) -> str:
     lines = [
         f"{what}: {_counted(fleet.days, 'day')}, seed {fleet.seed}",
         f"interruptions: a chip every {duration(model.chip_mtbi_s)}, the fleet every {duration(fleet_s)}{group}",
+        f"slices: {all_slices(fleet, model):,} of {_slice_chips(result):,.0f} chips, which leave and return together",
         "",
         f"goodput   {_estimate(account.goodput)}",
         f"uptime    {_estimate(account.uptime)}",
@@ -51,7 +52,7 @@ def text(result: Result) -> str:
     if result.closed_form is not None:
         goodput, uptime = result.closed_form
         lines.append(f"          by closed form {goodput:.1%} and {uptime:.1%}")
-    lines += [f"          {each}" for each in caveats(fleet, model)]
+    lines += [f"          {each}" for each in caveats(fleet, model, account.goodput.value)]
     lines += ["", f"wasted tokens, as a share of what the fleet could train ({CONFIDENCE:.0%} confidence):"]
     named = sorted((each for each in account.wasted.items() if each[1].value > 0.0), key=lambda each: -each[1].value)
     lines += [
@@ -111,10 +112,16 @@ def to_json(result: Result) -> dict[str, Any]:
         "waste_ci": {cause.value: [each.low, each.high] for cause, each in account.wasted.items()},
         "staleness": _staleness_json(result.staleness),
         "closed_form": None if closed is None else {"goodput": closed[0], "uptime": closed[1]},
-        "warning": "; ".join(caveats(fleet, result.model)) or None,
+        "warning": "; ".join(caveats(fleet, result.model, account.goodput.value)) or None,
+        "slices": {"all": all_slices(fleet, result.model), "chips_each": _slice_chips(result)},
         "parameters": {"days": fleet.days, **to_table(result.model)},
         "seed": fleet.seed,
     }
+
+
+def _slice_chips(result: Result) -> float:
+    chips = result.fleet.chips_of(0)
+    return chips / result.model.slices(chips)
 
 
 def _staleness_json(each: Staleness | None) -> dict[str, Any] | None:

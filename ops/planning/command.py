@@ -22,7 +22,7 @@ from broker.settings import nearest, refuse_unknown
 from broker.values import whole_number
 from ops.planning.bandwidth_table import recompute
 from ops.planning.expectation import with_goodput
-from ops.planning.fleet import Fleet, Site
+from ops.planning.fleet import Fleet, Site, check_overlap, check_site
 from ops.planning.links import Assume, Mode
 from ops.planning.planner import plan
 from ops.planning.sizing import Model, parse_parameters, read_model
@@ -41,7 +41,8 @@ assumptions, notes, alternatives (the other modes), published (every mode by the
 (with --bandwidth).
 bandwidth_gbps is what is needed for the H that was asked for: "up" and "down" of each site (the same as "site_up",
 "site_down" and in "per_site"), "broker_up" and "broker_down", and "exact": the wider direction of a site before it was
-moved to a grid. beyond says why no bandwidth is enough for what was asked for, or is empty.
+moved to a grid. beyond says why no bandwidth is enough for what was asked for, or is empty. An alternative that cannot
+be has one key, "refused", which says why.
 
 --fleet FILE describes unequal sites:
   [[island]]
@@ -191,8 +192,8 @@ def _without_effect(args: argparse.Namespace, mode: Mode) -> list[str]:
         )
     if mode is not Mode.STREAMING and args.overlap is not None:
         idle.append(
-            f"--overlap {args.overlap} changes nothing for {mode}: it is how long Streaming DiLoCo trains on before it "
-            "waits for a version. It counts for that."
+            f"--overlap {args.overlap} changes no figure of {mode}: it is how long Streaming DiLoCo trains on before "
+            "it waits for a version. It counts for that."
         )
     if mode is Mode.DP and args.codec is not None:
         idle.append(
@@ -313,25 +314,26 @@ def read_fleet(path: Path, tokens_per_step: int = DEFAULT_TOKENS_PER_STEP) -> tu
         if not 1 <= count <= MOST_SITES - len(sites):
             raise ConfigError("[island] count", count, f"must lie between 1 and {MOST_SITES}, all sites together")
         for _ in range(count):
-            sites.append(
-                Site(
-                    name=str(table.get("name", f"site-{len(sites)}")),
-                    step_s=float(table["step_time"]),
-                    accelerators=table.get("accelerators"),
-                    gbps=table.get("gbps"),
-                    latency_s=table.get("ms", 0.0) / 1e3,
-                    tokens_per_step=table.get("tokens_per_step", tokens_per_step),
-                )
+            site = Site(
+                name=str(table.get("name", f"site-{len(sites)}")),
+                step_s=float(table["step_time"]),
+                accelerators=table.get("accelerators"),
+                gbps=table.get("gbps"),
+                latency_s=table.get("ms", 0.0) / 1e3,
+                tokens_per_step=table.get("tokens_per_step", tokens_per_step),
             )
+            try:
+                check_site(site)
+            except ConfigError as err:
+                key = {"bandwidth": "gbps", "latency_ms": "ms"}.get(err.field, err.field)
+                raise ConfigError(f"[island] {key} of {site.name}", table.get(key), err.cure) from err
+            sites.append(site)
     return tuple(sites)
 
 
 def _check_overlap(fleet: Fleet, mode: Mode) -> None:
     """Refuses an overlap that was asked for and cannot be kept; decoupled islands adopt what comes when it comes."""
-    if fleet.overlap_steps >= fleet.sync_interval_steps:
-        interval = fleet.sync_interval_steps
-        cure = f"must be below sync_interval = {interval}: a fragment is adopted before it is due again"
-        raise ConfigError("overlap", fleet.overlap_steps, cure)
+    check_overlap(fleet)
     there_and_back_s = 2 * max(site.latency_s for site in fleet.sites)
     fastest_s = min(site.step_s for site in fleet.sites)
     if mode is Mode.STREAMING and there_and_back_s > fleet.overlap_steps * fastest_s:

@@ -10,8 +10,30 @@ from ops.goodput import fleet as chips
 from ops.goodput.caveats import assumed
 from ops.goodput.fleet import FailureModel
 from ops.goodput.simulation import expected_goodput
-from ops.planning.fleet import GIVE_ACCELERATORS, Fleet
+from ops.planning.fleet import GIVE_ACCELERATORS, Fleet, load_of
 from ops.planning.links import Mode
+from ops.planning.planner import forecast
+
+
+def _interval_as_it_comes_out(fleet: Fleet) -> int:
+    """Returns H of decoupled islands in steps of the slowest site, as the plan tells it; else as it was asked for."""
+    try:
+        found = forecast(fleet, Mode.DECOUPLED)
+    except ConfigError:
+        return fleet.sync_interval_steps
+    step_s = load_of(fleet, Mode.DECOUPLED).step_s / max(site.step_s for site in fleet.sites)
+    return max(1, round(found.sync_interval_steps * step_s), fleet.sync_interval_steps)
+
+
+def _expected(mode: str, accelerators: int, islands: int, model: FailureModel, *, given: float) -> float:
+    try:
+        return expected_goodput(mode=mode, chips=accelerators, islands=islands, model=model)
+    except ConfigError as err:
+        if err.field != "days":
+            raise
+        fails_s = model.chip_mtbi_s / accelerators
+        cure = f"has an accelerator fail every {fails_s:.2g} s, which is too often to be simulated: give a longer time"
+        raise ConfigError("mtbi_years", given, cure) from err
 
 
 def with_goodput(fleet: Fleet, mtbi_years: float | None) -> Fleet:
@@ -39,22 +61,19 @@ def with_goodput(fleet: Fleet, mtbi_years: float | None) -> Fleet:
         sync_interval=fleet.sync_interval_steps,
         overlap=min(FailureModel().overlap, fleet.sync_interval_steps - 1),
     )
+    # What is not handed over is lost with an island, and a slow aggregator, or a narrow link, makes that more.
+    apart = replace(model, sync_interval=_interval_as_it_comes_out(fleet))
+    models = {"decoupled": apart, "diloco": model, "elastic-dp": model}
     islands = len(fleet.sites)
-    found = {
-        name: expected_goodput(mode=name, chips=fleet.accelerators, islands=islands, model=model)
-        for name in dict.fromkeys(names.values())
-    }
+    found = {name: _expected(name, fleet.accelerators, islands, models[name], given=years) for name in names.values()}
     # Islands of Streaming DiLoCo wait for each other at every fragment, H / P steps apart, for a version that they need
     # tau steps later: nobody is further ahead than both. Barriers as far apart as that cost a little more.
     ahead = fleet.sync_interval_steps / fleet.fragments + fleet.overlap_steps
     often = replace(model, sync_interval=max(1, min(round(ahead), fleet.sync_interval_steps)), overlap=0)
-    streaming = expected_goodput(mode="diloco", chips=fleet.accelerators, islands=islands, model=often)
+    streaming = _expected("diloco", fleet.accelerators, islands, often, given=years)
     if len(sizes := {site.accelerators for site in fleet.sites if site.accelerators}) > 1:
         # Decoupled islands fail by themselves: each counts as one of a fleet of its like, by the tokens it brings.
-        own = {
-            size: expected_goodput(mode="decoupled", chips=size * islands, islands=islands, model=model)
-            for size in sizes
-        }
+        own = {size: _expected("decoupled", size * islands, islands, apart, given=years) for size in sizes}
         paces = [site.tokens_per_step / site.step_s for site in fleet.sites]
         goodputs = [own[site.accelerators] for site in fleet.sites if site.accelerators]
         found["decoupled"] = sum(map(operator.mul, paces, goodputs)) / sum(paces)
@@ -64,8 +83,14 @@ def with_goodput(fleet: Fleet, mtbi_years: float | None) -> Fleet:
         f"Goodput of {name}: {each}."
         for name in found
         for each in assumed(
-            chips.Fleet(mode=chips.Mode(name), chips=most.get(name, fleet.accelerators), islands=islands), model
+            chips.Fleet(mode=chips.Mode(name), chips=most.get(name, fleet.accelerators), islands=islands),
+            models[name],
+            found[name],
         )
     ]
+    usual = (
+        f"An accelerator fails every {years:g} years and takes a slice of {model.slice_chips} with it, or its site "
+        f"where that is smaller, for {model.repair_s / 60:g} min."
+    )
     goodput = {mode: found[name] for mode, name in names.items()} | {Mode.STREAMING: streaming}
-    return replace(fleet, goodput=goodput, goodput_caveats=tuple(sentences))
+    return replace(fleet, goodput=goodput, goodput_caveats=(usual, *sentences))

@@ -92,7 +92,7 @@ class Fleet:
         if not self.sites:
             raise ConfigError("sites", 0, "must be at least 1")
         for site in self.sites:
-            _check_site(site)
+            check_site(site)
         if not 0 < self.utilisation < 1:
             cure = "must lie between 0 and 1, such as 0.95: all of the time would take an endless bandwidth"
             raise ConfigError("utilisation", self.utilisation, cure)
@@ -147,7 +147,8 @@ class Fleet:
 GIVE_ACCELERATORS: Final = "give --accelerators as well, or with --fleet accelerators in each [[island]]"
 
 
-def _check_site(site: Site) -> None:
+def check_site(site: Site) -> None:
+    """Raises ConfigError where a site cannot be, by the name of the flag."""
     if not 1e-6 <= site.step_s <= 1e6:
         raise ConfigError("step_time", site.step_s, "must lie between 1e-6 and 1e6 seconds")
     if site.gbps is not None and not 1e-9 <= site.gbps <= 1e9:
@@ -158,6 +159,14 @@ def _check_site(site: Site) -> None:
         raise ConfigError("accelerators", site.accelerators, "must lie between 1 and 10**8 for each site")
     if not 1 <= site.tokens_per_step <= 10**15:
         raise ConfigError("tokens_per_step", site.tokens_per_step, "must lie between 1 and 10**15")
+
+
+def check_overlap(fleet: Fleet) -> None:
+    """Raises ConfigError where tau leaves no step of H: each version would be late."""
+    interval = fleet.sync_interval_steps
+    if fleet.overlap_steps >= interval:
+        cure = f"must be below sync_interval = {interval}: a fragment is adopted before it is due again"
+        raise ConfigError("overlap", fleet.overlap_steps, cure)
 
 
 def lower_median(values: Sequence[float]) -> float:
@@ -227,6 +236,11 @@ def largest_message_bytes(fleet: Fleet, mode: Mode = Mode.DECOUPLED) -> int:
     """Returns the bytes of the largest message that a mode of ours sends."""
     wire = load_of(fleet, mode).wire
     return max(wire.largest_up_bytes, wire.largest_down_bytes)
+
+
+def merging_steps(fleet: Fleet) -> int:
+    """Returns the inner steps, at the pace that rounds follow, in which every fragment is merged once: H at least."""
+    return math.ceil(merging_per_cycle_s(fleet) / load_of(fleet, Mode.DECOUPLED).step_s * (1 - 1e-9))
 
 
 def merging_per_cycle_s(fleet: Fleet) -> float:

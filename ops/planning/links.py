@@ -332,5 +332,5 @@ def assumptions(assume: Assume, *, codec: Codec, version_codec: Codec, sites: in
         f"{aggregators} beside the broker. It takes 6 ms + 3 ms for each island, and 13 ns + 1.3 ns for each "
         "island per parameter of a fragment, as measured on two shared cores; the baselines are granted one "
         "that takes no time.",
-        f"Data-parallel is a ring of {buckets}: {ring}.",
+        f"Data-parallel is a ring of {buckets}, neighbours as far apart as a site and the hub: {ring}.",
     )

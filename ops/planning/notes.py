@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 from broker.directory import MAX_SHARDS
@@ -15,10 +14,14 @@ from ops.planning.fleet import (
     largest_message_bytes,
     load_of,
     merging_per_cycle_s,
+    merging_steps,
 )
 from ops.planning.links import Assume, Mode, required
-from ops.planning.planner import FleetPlan, Forecast
+from ops.planning.planner import FleetPlan, Forecast, memory_of_hosts
 from ops.text import size
+
+#: Of the accelerators' memory; with less than this to spare there is something to say.
+ROOM_FOR_ACTIVATIONS = 0.2
 
 
 def notes(fleet: Fleet, planned: FleetPlan) -> list[str]:
@@ -33,12 +36,35 @@ def notes(fleet: Fleet, planned: FleetPlan) -> list[str]:
     if 0 < len(unknown) < len(fleet.sites):
         whose = ", ".join(dict.fromkeys(unknown))
         found.append(f"Without the accelerators of {whose} there is no goodput, nor what accelerators cost.")
+    found += _little_memory(fleet, planned)
     largest = largest_message_bytes(fleet, chosen.mode)
     if fleet.assume is Assume.ATOLL and chosen.mode is not Mode.DP and largest > MESSAGE_LIMIT_BYTES:
         smaller = "" if chosen.mode is Mode.DILOCO else _smaller_messages(fleet)
         found.append(
             f"A round moves {size(largest)}, and max_message_bytes is {size(MESSAGE_LIMIT_BYTES)}: raise it{smaller}."
         )
+    return found
+
+
+def _little_memory(fleet: Fleet, planned: FleetPlan) -> list[str]:
+    """What fits into the memory that there is, but not with room to spare."""
+    found = []
+    if fleet.host_gb is not None:
+        for name, each in memory_of_hosts(fleet, planned.memory).items():
+            if each.bound is not None and each.bound > fleet.host_gb * 1e9:
+                found.append(
+                    f"The {name} is expected to take {size(round(each.expected))}, and {size(round(each.bound))} at "
+                    f"most: more than the {fleet.host_gb:g} GB of a host, if islands send all that they may at once."
+                )
+    counts = [site.accelerators for site in fleet.sites if site.accelerators is not None]
+    if fleet.accelerator_gb is not None and counts:
+        has = min(counts) * fleet.accelerator_gb * 1e9
+        left = 1 - planned.memory["island_accelerators"].expected / has
+        if left < ROOM_FOR_ACTIVATIONS:
+            found.append(
+                f"Of a site's {size(round(has))} of accelerators training leaves {max(left, 0):.0%} for activations, "
+                "which are not counted."
+            )
     return found
 
 
@@ -50,10 +76,12 @@ def _narrow_links(fleet: Fleet, chosen: Forecast) -> str:
     if chosen.mode is Mode.DECOUPLED:
         wide += f" for H = {fleet.sync_interval_steps}"
         stretched = chosen.sync_interval_steps > fleet.sync_interval_steps * (1 + 1e-9)
-        if stretched and chosen.sync_interval_steps > _merging_steps(fleet) * (1 + 1e-9):
+        if stretched and chosen.sync_interval_steps > merging_steps(fleet) * (1 + 1e-9):
             effect = f"H grows to {chosen.sync_interval_steps:.0f}"
         elif min(min(each.participation, each.received) for each in chosen.arrivals) == 1:
             effect = "it is wide enough for the H that merging makes of it"
+        elif stretched:
+            effect = f"H stays at the {chosen.sync_interval_steps:.0f} that merging makes of it"
         else:
             effect = "H stays"
         effect += _late(fleet, chosen)
@@ -129,11 +157,6 @@ def _least_fragments(fleet: Fleet) -> int | None:
     return many
 
 
-def _merging_steps(fleet: Fleet) -> float:
-    """Inner steps in which the aggregator merges every fragment once."""
-    return merging_per_cycle_s(fleet) / interval_s(fleet) * fleet.sync_interval_steps
-
-
 def _more_shards(fleet: Fleet) -> str:
     """How many shards would merge every fragment within H steps, if so many may be."""
     for shards in range(fleet.shards + 1, min(MAX_SHARDS, fleet.fragments) + 1):
@@ -144,15 +167,15 @@ def _more_shards(fleet: Fleet) -> str:
 
 def _slow_merging(fleet: Fleet, chosen: Forecast) -> list[str]:
     """What the aggregator makes of H, whatever the links."""
-    steps, asked, between_s = _merging_steps(fleet), fleet.sync_interval_steps, interval_s(fleet)
+    steps, asked, between_s = merging_steps(fleet), fleet.sync_interval_steps, interval_s(fleet)
     if steps > asked:
-        load = replace(load_of(fleet, Mode.DECOUPLED), sync_interval_steps=math.ceil(steps))
+        load = replace(load_of(fleet, Mode.DECOUPLED), sync_interval_steps=steps)
         then = required(load, fleet.utilisation)
         return [
             f"H steps take {between_s:.3g} s, and merging every fragment once {merging_per_cycle_s(fleet):.3g} s at "
-            f"the speed measured on two shared cores: H grows to {steps:.0f} at least, for which a site needs "
+            f"the speed measured on two shared cores: H grows to {steps} at least, for which a site needs "
             f"{then.up_gbps:.3g} up and {then.down_gbps:.3g} down, unless the aggregator's host is "
-            f"{steps / asked:.3g} times as fast{_more_shards(fleet)}."
+            f"{merging_per_cycle_s(fleet) / between_s:.3g} times as fast{_more_shards(fleet)}."
         ]
     if chosen.fits is not False and chosen.sync_interval_steps > asked * (1 + 1e-6):
         return [

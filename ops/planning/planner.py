@@ -19,10 +19,11 @@ from ops.planning.choosing import Choice, at_least, choose
 from ops.planning.fleet import (
     GIVE_ACCELERATORS,
     Fleet,
+    check_overlap,
     fragments_of,
     load_of,
     lower_median,
-    merging_per_cycle_s,
+    merging_steps,
     payload_of,
 )
 from ops.planning.footprint import (
@@ -114,8 +115,10 @@ def forecast(fleet: Fleet, mode: Mode) -> Forecast:
     """Returns what one mode needs and does.
 
     Raises:
-        ConfigError: No bandwidth is enough, and what there is, is not known.
+        ConfigError: No bandwidth is enough, and what there is, is not known; or tau is too long for streaming.
     """
+    if mode is Mode.STREAMING:
+        check_overlap(fleet)
     load, islands = load_of(fleet, mode), len(fleet.sites)
     gbps = fleet.narrowest_gbps(hub=not load.ring)
     beyond = ""
@@ -141,11 +144,12 @@ def forecast(fleet: Fleet, mode: Mode) -> Forecast:
     interval, open_rounds, staleness = float(load.sync_interval_steps), 0.0, 0.0
     arrivals = (Arrival(1.0, 1.0, 0.0, 1.0),) * islands
     if mode is Mode.DECOUPLED:
-        merging_s = merging_per_cycle_s(fleet)
-        if paced is not None and paced >= _needed_while_merging(load, merging_s, fleet.utilisation) * (1 - 1e-9):
+        least_steps = max(load.sync_interval_steps, merging_steps(fleet))
+        enough_gbps = required(replace(load, sync_interval_steps=least_steps), fleet.utilisation).exact_gbps
+        if paced is not None and paced >= enough_gbps * (1 - 1e-9):
             paced = None
         round_made_s = made_s(load, up_gbps, down_gbps)
-        interval, staleness = _stretched(load, paced, round_s, round_made_s, merging_s)
+        interval, staleness = _stretched(load, paced, round_s, round_made_s, least_steps)
         arrivals = tuple(
             _arrival(load, interval, gbps, 2 * site.latency_s)
             for site, gbps in zip(fleet.sites, fleet.site_gbps(hub=True), strict=True)
@@ -206,23 +210,18 @@ def _computing_together(fleet: Fleet, mode: Mode) -> float:
     return min(1.0, busy / slowest_s / sum(filter(None, counts)))
 
 
-def _needed_while_merging(load: Load, merging_s: float, utilisation: float) -> float:
-    """Returns the Gbit/s that are enough for the H that merging makes of the one asked for."""
-    steps = max(load.sync_interval_steps, math.ceil(merging_s / load.step_s))
-    return required(replace(load, sync_interval_steps=steps), utilisation).exact_gbps
-
-
 def _stretched(
-    load: Load, narrow_gbps: float | None, round_s: float, round_made_s: float, merging_s: float
+    load: Load, narrow_gbps: float | None, round_s: float, round_made_s: float, least_steps: int
 ) -> tuple[float, float]:
     """Returns H as it comes out on links and aggregator, and the staleness expected with it, in versions.
 
     A step is trained on the newest version but for the time between the capture and the adoption of the one it went
     into: journey / H of all steps are one version behind, boundaries of steps included (design, section 4.4). A median
     link that is too narrow stretches H by what goes up; of what comes down versions are skipped instead.
+
+    ``least_steps`` is the H that merging makes of the one asked for.
     """
-    asked = float(load.sync_interval_steps)
-    interval = max(asked, merging_s / load.step_s)
+    asked, interval = float(load.sync_interval_steps), float(least_steps)
     behind_steps = round_s / load.step_s + BOUNDARY_STEPS
     if narrow_gbps is None:
         interval = max(interval, round_made_s / load.step_s)  # one round of a fragment at a time
@@ -350,7 +349,7 @@ def memory_of(fleet: Fleet, chosen: Forecast) -> dict[str, Memory]:
         }
     trainer = trainer_memory(payload.parameters)
     if fleet.host_gb is not None:
-        for name, each in hosts.items():
+        for name, each in memory_of_hosts(fleet, hosts).items():
             if each.expected > fleet.host_gb * 1e9:
                 enough = at_least(each.expected / 1e9)
                 cure = f"is too little for the {name}: it takes {enough} GB; find that, or a smaller model"
@@ -368,6 +367,18 @@ def memory_of(fleet: Fleet, chosen: Forecast) -> dict[str, Memory]:
                 )
                 raise ConfigError("accelerators", site.accelerators, cure)
     return hosts | {"island_accelerators": trainer}
+
+
+def memory_of_hosts(fleet: Fleet, memory: Mapping[str, Memory]) -> dict[str, Memory]:
+    """Returns who runs on one host -> the memory of that host: one aggregator runs beside the broker, shards do not."""
+    hosts = {name: each for name, each in memory.items() if name != "island_accelerators"}
+    if fleet.shards > 1 or "aggregator" not in hosts:
+        return hosts
+    both = hosts.pop("aggregator"), hosts.pop("broker")
+    bounds = [each.bound for each in both if each.bound is not None]
+    bound = sum(bounds) if len(bounds) == len(both) else None
+    together = Memory(expected=sum(each.expected for each in both), bound=bound)
+    return {"aggregator beside the broker": together, **hosts}
 
 
 def utilisation_curve(

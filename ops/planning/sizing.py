@@ -260,8 +260,13 @@ def _of_config_json(path: Path) -> Model:
         config = {_OLD_NAMES.get(name, name): value for name, value in config.items()}
         width, depth = int(config["hidden_size"]), int(config["num_hidden_layers"])
         vocabulary, heads = int(config["vocab_size"]), int(config["num_attention_heads"])
+        if min(width, depth, vocabulary, heads) < 1:
+            raise ValueError("hidden_size, num_hidden_layers, vocab_size and num_attention_heads must be 1 or more")
         head_width = int(config.get("head_dim") or width // heads)
         mixed = [name for name in _MIXED if name in config]
+        # Dense layers among those with experts, unless all of them are alike.
+        mixed += [name for name in ("mlp_only_layers",) if config.get(name)]
+        mixed += [name for name in ("decoder_sparse_step",) if config.get(name, 1) != 1]
         if mixed or not (sort is None or sort in _TWO_MATRICES or sort in _THREE_MATRICES):
             what = f"has {mixed[0]}" if mixed else f"is of the type {sort}"
             cure = f"{what}, and its layers are not known here: give --params, or a safetensors file"
@@ -292,5 +297,9 @@ def _of_config_json(path: Path) -> Model:
     if parameters < 1:
         raise ConfigError("model", str(path), "describes a model without parameters")
     kind = "gated feed-forward" if matrices == 3 else "feed-forward of two matrices"
-    words = f"{parameters:,} parameters, estimated from {path.name}: {kind}, fragments of equal size"
+    ends = "one table" if tied else "a table each"
+    words = (
+        f"{parameters:,} parameters, estimated from {path.name}: {kind}, {ends} for embeddings and output, fragments "
+        "of equal size"
+    )
     return Model(parameters=parameters, source=words)

@@ -12,9 +12,7 @@ from rich.text import Text
 
 from ops.planning.bandwidth_table import PAYLOAD_SHARE, UTILISATIONS, Cell, Method
 from ops.planning.choosing import Choice
-from ops.planning.fleet import (
-    Fleet,
-)
+from ops.planning.fleet import Fleet, merging_steps
 from ops.planning.footprint import Memory
 from ops.planning.links import Assume, Mode, assumptions
 from ops.planning.notes import notes
@@ -105,6 +103,7 @@ def _published(fleet: Fleet) -> dict[str, Any]:
         fragments=fragments,
         tensors=(),
         sites=tuple(replace(site, gbps=None) for site in fleet.sites),
+        overlap_steps=min(fleet.overlap_steps, fleet.sync_interval_steps - 1),
         broker_gbps=None,
         price_per_hour=None,
         price_per_gb=None,
@@ -121,8 +120,8 @@ def _sentences(fleet: Fleet) -> list[str]:
     words = [*found, f"{each} per inner step and site; rounds follow the median site, synchronous ways the slowest."]
     if any(value is not None for value in fleet.goodput.values()):
         words.append(
-            "Goodput is that of `atoll simulate`; data-parallel is the elastic kind, streaming is DiLoCo with barriers "
-            "H / P + tau steps apart."
+            "Goodput is that of `atoll simulate`; data-parallel is the elastic kind (--mode elastic-dp there), "
+            "streaming is DiLoCo with barriers H / P + tau steps apart."
         )
         if len({site.accelerators for site in fleet.sites}) > 1:
             words.append("Decoupled goodput is each site's own; that of the others is of sites of equal size.")
@@ -157,7 +156,8 @@ def render(fleet: Fleet, planned: FleetPlan, document: Mapping[str, Any]) -> Ren
         parts.append(Text(f"By the published assumptions (--assume paper): {pair} Gbit/s for each site.", style="dim"))
     parts += [Text(), _memory_table(planned.memory)]
     if planned.choice is not None:
-        parts += [Text(), Text(_choice_text(planned.choice), style="green")]
+        slow = chosen.mode is Mode.DECOUPLED and merging_steps(fleet) > fleet.sync_interval_steps
+        parts += [Text(), Text(_choice_text(planned.choice, slow=slow), style="green")]
     parts += [Text(note, style="yellow") for note in document["notes"]]
     parts += [Text(), Text("Assumptions", style="bold")]
     parts += [Text(f"- {sentence}", style="dim") for sentence in document["assumptions"]]
@@ -205,17 +205,26 @@ def _time(seconds: float) -> str:
     return f"{seconds * 1e3:.3g} ms" if seconds < 1 else age(seconds)
 
 
+_PROCESSES = {
+    "aggregator": "aggregator",
+    "broker": "broker",
+    "island_host": "island, host",
+    "island_accelerators": "island, all its accelerators, before activations",
+}
+
+
 def _memory_table(memory: Mapping[str, Memory]) -> Table:
     table = _plain_table("memory of one", "expected", "bound")
     for name, each in memory.items():
         bound = "-" if each.bound is None else size(round(each.bound))
-        table.add_row(name.replace("_", ", "), size(round(each.expected)), bound)
+        table.add_row(_PROCESSES[name], size(round(each.expected)), bound)
     return table
 
 
-def _choice_text(choice: Choice) -> str:
+def _choice_text(choice: Choice, *, slow: bool) -> str:
+    whom = "For these links and an aggregator of the speed assumed" if slow else "For these links"
     needs = f"{choice.up_gbps:.3g} up and {choice.down_gbps:.3g} down of {choice.link_gbps:.3g} Gbit/s"
-    return f"For these links: {_flags(choice)} needs {needs}."
+    return f"{whom}: {_flags(choice)} needs {needs}."
 
 
 def _flags(choice: Choice) -> str:

@@ -18,7 +18,18 @@ from ops.goodput import barrier, renewal
 from ops.goodput import command as goodput
 from ops.goodput.availability import BATCHES, account, batch_means, stepping_by
 from ops.goodput.barrier import coupled
-from ops.goodput.fleet import DAY_S, FailureModel, Fleet, Mode, Outage, Stream, domain_outages, generator, job_losses
+from ops.goodput.fleet import (
+    DAY_S,
+    FailureModel,
+    Fleet,
+    Mode,
+    Outage,
+    Stream,
+    all_slices,
+    domain_outages,
+    generator,
+    job_losses,
+)
 from ops.goodput.simulation import expected_goodput, pauses, simulate
 from ops.goodput.staleness import contributions, distribution
 from ops.goodput.timeline import Cause, TimeLine
@@ -206,7 +217,7 @@ def test_slices_under_repair_are_as_many_as_m_g_infinity_says():
     slices, rate = model.slices(100_000), 100_000 / model.chip_mtbi_s
     offered = rate * model.repair_s / slices  # slices in repair over slices, if all could always fail
     assert waste[Cause.CAPACITY_AWAY] == pytest.approx(offered / (1 + offered), rel=0.02)
-    assert renewal.away_share(100_000, model) == pytest.approx(offered / (1 + offered))
+    assert renewal.away_share(100_000, slices, model) == pytest.approx(offered / (1 + offered))
 
 
 def test_an_island_of_one_slice_alternates_between_up_and_repair():
@@ -338,7 +349,31 @@ def test_when_all_domains_are_gone_no_slice_is_left_to_a_job(chips, domain_islan
     of_islands = domain_outages(fleet, model)
     once = [[each._replace(outage=Outage(1.0, 2.0)) for each in unique(of_island)] for of_island in of_islands]
     losses = itertools.takewhile(lambda loss: loss.at_s < 3.0, job_losses(fleet, NEVER, once))
-    assert sum(loss.slices for loss in losses) == model.slices(chips)
+    assert sum(loss.slices for loss in losses) == all_slices(fleet, model)
+
+
+@pytest.mark.parametrize(("accelerators", "islands"), [(8, 4), (40, 4), (3, 2)])
+def test_a_job_over_small_islands_loses_one_of_them_and_not_all(accelerators, islands):
+    """Closed form: each failure costs both pauses, and the slice its repair and its wait for one."""
+    model = replace(FailureModel(), mtbi_years=0.1, speed_spread=0.0, step_jitter=0.0)
+    fleet = Fleet(mode=Mode.ELASTIC_DP, chips=accelerators * islands, islands=islands, days=10_000.0)
+    assert all_slices(fleet, model) == islands
+    every_s = model.chip_mtbi_s / fleet.chips
+    lost_s = model.scale_down_s + model.scale_up_s + (model.repair_s + model.rejoin_wait_s) / islands
+    assert simulate(fleet, model).account.goodput.value == pytest.approx(1 - lost_s / every_s, abs=0.002)
+
+
+def test_slices_are_those_nearest_to_what_was_asked_for():
+    model = replace(FailureModel(), slice_chips=512)
+    assert [model.slices(chips) for chips in (100, 767, 768, 1279, 1280)] == [1, 1, 2, 2, 3]
+    fleet = Fleet(chips=10 * 768 + 3, islands=10)
+    assert all_slices(fleet, model) == sum(model.slices(fleet.chips_of(i)) for i in range(10)) == 20
+
+
+@pytest.mark.parametrize(("name", "cure"), [("goodput.png", "must end in .svg"), ("none/goodput.svg", "a folder that")])
+def test_a_plot_that_cannot_be_is_refused_before_anything_is_simulated(name, cure, tmp_path):
+    with pytest.raises(ConfigError, match=cure):
+        command("--days", "1e5", "--plot", str(tmp_path / name))
 
 
 def unique(of_island):
@@ -584,6 +619,11 @@ def test_a_run_that_may_see_no_failure_at_all_says_that_its_interval_means_littl
         (["--mode", "dp", "--repair-s", "604800", "--days", "7"], None),
         (["--domain-mtbi-days", "1", "--domain-repair-min", "1440", "--days", "20"], "repairs of domains take 1 of 20"),
         (["--mtbi-years", "1e9"], None),
+        (["--slice-chips", "100000", "--days", "2"], "has 2 slices of 75,000 here, not of 100,000"),
+        (["--slice-chips", "1000", "--chips", "100", "--islands", "4", "--days", "300"], "is one slice of 25 here"),
+        (["--slice-chips", "70", "--days", "1"], None),
+        (["--mode", "diloco", "--sync-interval", "1", "--days", "0.2"], "one elastic-dp job on the same chips has 56"),
+        (["--mode", "diloco", "--chips", "10000", "--islands", "4", "--days", "20"], None),
     ],
 )
 def test_what_makes_a_figure_look_better_than_it_is_stands_beside_it(flags, words, capsys):
@@ -659,5 +699,7 @@ def test_a_plot_is_an_svg_that_names_the_modes(tmp_path, capsys):
     again = tmp_path / "again.svg"
     command("--days", "0.1", "--plot", str(again))
     assert again.read_text() == text
+    full = tmp_path / "full.svg"
+    full.symlink_to("/dev/full")
     with pytest.raises(Unavailable, match="cannot write"):
-        command("--days", "0.1", "--plot", str(tmp_path / "nowhere" / "plot.svg"))
+        command("--days", "0.1", "--plot", str(full))

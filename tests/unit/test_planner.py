@@ -113,9 +113,43 @@ def test_shards_share_the_merging_and_its_memory():
 def test_a_link_that_merging_makes_wide_enough_is_not_blamed():
     asked = fleet(sites=8, parameters=5 * 10**9, step_s=1.0, gbps=2.0)
     planned = plan(asked, Mode.DECOUPLED)
-    assert planned.chosen.sync_interval_steps == pytest.approx(merging_per_cycle_s(asked))
+    assert planned.chosen.sync_interval_steps == math.ceil(merging_per_cycle_s(asked))
     (narrow,) = [each for each in notes(asked, planned) if each.startswith("The narrowest link has 2 of 6.67 Gbit/s")]
     assert narrow.endswith("needed for H = 24: it is wide enough for the H that merging makes of it.")
+    for gbps, words in (
+        (0.9, "H stays at the 118 that merging makes of it; site and 7 more"),
+        (1.36, "wide enough for"),
+    ):
+        on_links = replace(asked, sites=fleet(sites=8, step_s=1.0, gbps=gbps).sites)
+        (narrow,) = [each for each in notes(on_links, plan(on_links, Mode.DECOUPLED)) if "narrowest link" in each]
+        assert words in narrow
+
+
+def test_one_aggregator_and_the_broker_share_a_host():
+    asked = fleet(sites=8, parameters=5 * 10**9, step_s=1.0)
+    memory = plan(asked, Mode.DECOUPLED).memory
+    both = memory["aggregator"].expected + memory["broker"].expected
+    with pytest.raises(ConfigError, match="too little for the aggregator beside the broker: it takes 95"):
+        plan(replace(asked, host_gb=64.0), Mode.DECOUPLED)
+    assert both == pytest.approx(96e9, rel=1e-2)
+    shared = replace(asked, shards=8, host_gb=90.0)
+    assert plan(shared, Mode.DECOUPLED).memory["aggregator"].expected < 64e9
+    roomy = replace(asked, host_gb=100.0)
+    (note,) = [each for each in notes(roomy, plan(roomy, Mode.DECOUPLED)) if "at most: more than the 100 GB" in each]
+    assert note.startswith("The aggregator beside the broker is expected to take 95.8 GB, and 170.3 GB")
+
+
+@pytest.mark.parametrize(("accelerators", "note"), [(1, "leaves 0% for activations"), (2, None)])
+def test_memory_without_room_for_activations_is_told(accelerators, note):
+    asked = fleet(parameters=5 * 10**9, accelerators=accelerators, accelerator_gb=80.0)
+    found = [each for each in notes(asked, plan(asked, Mode.DECOUPLED)) if "activations" in each]
+    assert [note in each for each in found] == ([True] if note else [])
+
+
+@pytest.mark.parametrize("mode", [Mode.DP, Mode.DILOCO])
+def test_streaming_beside_another_mode_is_refused_an_overlap_that_it_cannot_keep(mode):
+    planned = plan(fleet(overlap_steps=1000), mode)
+    assert planned.alternatives[Mode.STREAMING].startswith("must be below sync_interval = 24")
 
 
 def test_a_fragments_way_and_merging_one_after_the_other_may_stretch_the_interval():
@@ -559,7 +593,7 @@ def test_impossible_settings_are_refused_with_a_cure(changes, words):
         ({"latency_s": 1.0}, Mode.STREAMING, "an overlap of 5 steps hides them"),
         ({"price_per_hour": 1.0}, Mode.DECOUPLED, "give --accelerators as well"),
         ({"accelerator_gb": 80.0}, Mode.DECOUPLED, "give --accelerators as well"),
-        ({"host_gb": 0.1}, Mode.DECOUPLED, "is too little for the aggregator: it takes 0.2"),
+        ({"host_gb": 0.1}, Mode.DECOUPLED, "is too little for the aggregator beside the broker: it takes 0.3"),
         ({"accelerators": 1, "accelerator_gb": 0.01}, Mode.DECOUPLED, "at least 2 a site"),
     ],
 )

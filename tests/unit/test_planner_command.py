@@ -138,6 +138,44 @@ def test_synchronous_sites_are_expected_to_do_what_simulate_says_of_their_step_a
     assert rare["goodput"] < document["goodput"]  # who meets more often waits for more pauses
 
 
+def test_goodput_is_that_of_the_interval_that_comes_out_and_not_of_the_one_asked_for(atoll):
+    """A slow aggregator makes H long, and an island that goes down takes up to H steps with it."""
+    sites = ("--sites", 4, "--step-time", 1, "--accelerators", 64, "--mtbi-years", 0.01, "--json")
+    asked, told = (
+        json.loads(atoll("--params", "46B", *sites, "--sync-interval", interval)[1]) for interval in (24, 780)
+    )
+    assert asked["sync_interval_steps"] == told["sync_interval_steps"] > 780
+    assert asked["goodput"] == told["goodput"] < 0.68
+    small = json.loads(atoll("--params", "1B", *sites)[1])
+    assert small["sync_interval_steps"] == 24
+    assert small["goodput"] > asked["goodput"] + 0.03
+
+
+def test_small_sites_are_slices_of_their_own_in_every_mode(atoll):
+    """One job over four sites of eight goes on without one of them, as decoupled islands do."""
+    flags = ("--params", "1B", "--sites", 4, "--step-time", 1, "--accelerators", 8, "--mtbi-years", 0.01, "--json")
+    document = json.loads(atoll(*flags)[1])
+    assert document["alternatives"]["dp"]["goodput"] == pytest.approx(0.951, abs=0.003)
+    assert document["goodput"] == pytest.approx(0.954, abs=0.003)
+    assert any("every 0.01 years and takes a slice of 64" in each for each in document["assumptions"])
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [("gbps = 0", "[island] gbps of west = 0: must lie"), ("ms = nan", "[island] ms of west = nan: must lie")],
+)
+def test_a_site_of_a_file_that_cannot_be_is_named(atoll, tmp_path, line, words):
+    path = tmp_path / "fleet.toml"
+    path.write_text(f'[[island]]\nname = "west"\nstep_time = 1\n{line}\n')
+    status, _, said = atoll("--params", "5B", "--fleet", path)
+    assert (status, words in said) == (2, True)
+
+
+def test_failures_too_many_to_be_simulated_are_told_by_the_flag_that_says_how_many(atoll):
+    flags = ("--params", "1B", "--sites", 2, "--step-time", 1, "--accelerators", 8, "--mtbi-years", 1e-12)
+    assert "mtbi_years = 1e-12: has an accelerator fail every 2e-06 s" in atoll(*flags)[2]
+
+
 def test_islands_that_stream_meet_at_every_fragment(atoll):
     asked = ("--params", "5B", "--sites", 8, "--accelerators", 150_000, "--step-time", 1, "--json")
     often, rarely = (

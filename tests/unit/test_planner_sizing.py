@@ -169,11 +169,29 @@ def test_one_key_and_value_for_all_heads_is_counted_once(tmp_path):
         ({"model_type": "mamba2"}, "is of the type mamba2"),
         ({"model_type": "llama", "interleave_moe_layer_step": 2}, "has interleave_moe_layer_step"),
         ({"model_type": "albert", "embedding_size": 128}, "has embedding_size"),
+        ({"model_type": "qwen3_moe", "num_experts": 4, "decoder_sparse_step": 2}, "has decoder_sparse_step"),
+        ({"model_type": "qwen3_moe", "num_experts": 4, "mlp_only_layers": [1]}, "has mlp_only_layers"),
     ],
 )
 def test_layers_that_are_not_known_are_refused_rather_than_miscounted(tmp_path, more, what):
     (tmp_path / "config.json").write_text(json.dumps(_config(64, 2, 100, 2, 256) | more))
     with pytest.raises(ConfigError, match=f"{what}, and its layers are not known here: give --params"):
+        read_model(tmp_path / "config.json")
+
+
+def test_whether_embeddings_are_tied_is_told(tmp_path):
+    config = _config(8, 2, 100, 2, 16)
+    for tied, words in (
+        (True, "one table for embeddings and output"),
+        (False, "a table each for embeddings and output"),
+    ):
+        (tmp_path / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": tied}))
+        assert words in read_model(tmp_path / "config.json").source
+
+
+def test_a_transformer_without_layers_is_refused(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(_config(8, 0, 100, 2, 16)))
+    with pytest.raises(ConfigError, match="num_hidden_layers"):
         read_model(tmp_path / "config.json")
 
 
