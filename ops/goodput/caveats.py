@@ -8,7 +8,7 @@ from ops.goodput import renewal
 from ops.goodput.fleet import DAY_S, FailureModel, Fleet, Mode, all_slices
 
 #: Of fewer failures than these a run may well see none, and take that for certain.
-_FEW = 5.0
+_FEW = 10.0
 
 #: What is told to happen as rarely as this is meant never to happen.
 _NEVER_YEARS = 1e6
