@@ -53,6 +53,7 @@ class Finding:
         cells: Of candidate and baseline, of which another seed would narrow the interval.
         seeds: Those run of both, whatever came of them; empty if nothing was.
         settled: More seeds cannot change the verdict.
+        level: One-sided, at which it would hold: less where several claims are corrected for their number.
     """
 
     comparison: Comparison
@@ -71,6 +72,7 @@ class Finding:
     cells: tuple[Cell, ...] = ()
     seeds: tuple[int, ...] = ()
     settled: bool = False
+    level: float = ONE_SIDED
 
     @property
     def new_seeds(self) -> Interval | None:
@@ -103,7 +105,20 @@ def findings(comparisons: Iterable[Comparison], records: Sequence[Record]) -> tu
                 f"holds by itself (p = {found[i].p_value:.2g}), not as one of {len(family)} claims of its kind (Holm)"
             )
             found[i] = replace(found[i], verdict=Verdict.INCONCLUSIVE, reason=reason)
+    open_ones = [i for i, stand in zip(family, stands, strict=True) if not stand]
+    for i in open_ones:  # what the first of them to hold would have to reach
+        found[i] = replace(found[i], level=ONE_SIDED / len(open_ones))
     return tuple(found)
+
+
+def distinct(found: Iterable[Finding]) -> list[Finding]:
+    """Returns those that do not rest on the runs of an earlier one, asked in the same way: they count once."""
+    kept: dict[object, Finding] = {}
+    for i, each in enumerate(found):
+        claim, pairs = each.comparison, tuple(sorted(each.differences.items()))
+        asked = (claim.kind, claim.margin, claim.equal, pairs) if any(each.differences.values()) else i
+        kept.setdefault(asked, each)
+    return list(kept.values())
 
 
 def _findings(comparison: Comparison, records: Sequence[Record]) -> list[Finding]:
@@ -172,10 +187,6 @@ def _judged(
     finding = replace(finding, seeds=both, cells=(candidates[0].cell, baselines[0].cell))
     if unlike := _unlike([(ours[seed], theirs[seed]) for seed in both]):
         return replace(finding, reason=unlike, settled=True)
-    spent = ([_spent(runs[seed], comparison.equal) for seed in both] for runs in (ours, theirs))
-    if any(abs(mine / other - 1) > TOLERANCE for mine, other in zip(*spent, strict=True) if other):
-        what = "trained tokens differ" if comparison.equal is Equal.TOKENS else "virtual times differ"
-        return replace(finding, reason=f"{what} by more than {100 * TOLERANCE:g} %", settled=True)
     if diverged := sorted(seed for seed in ours if ours[seed].diverged):
         seeds_text = ", ".join(map(str, diverged))
         sound = any(seed in theirs and not theirs[seed].diverged for seed in diverged)
@@ -183,13 +194,20 @@ def _judged(
         return replace(finding, verdict=verdict, reason=f"the candidate diverged (seed {seeds_text})", settled=sound)
     lost = sorted(seed for seed in ours if seed in theirs and theirs[seed].diverged)
     pairs = [seed for seed in sorted(ours.keys() & theirs.keys()) if seed not in lost]
+    # After those that diverged, which ended before the others.
+    spent = ([_spent(runs[seed], comparison.equal) for seed in pairs] for runs in (ours, theirs))
+    if any(abs(mine / other - 1) > TOLERANCE for mine, other in zip(*spent, strict=True) if other):
+        what = "trained tokens differ" if comparison.equal is Equal.TOKENS else "virtual times differ"
+        return replace(finding, reason=f"{what} by more than {100 * TOLERANCE:g} %", settled=True)
     reason = f"left out, since the baseline diverged: seed {', '.join(map(str, lost))}" if lost else ""
     if not pairs:
         return replace(finding, reason=reason or "no seed was run for both")
     differences = paired_differences({s: ours[s].loss for s in pairs}, {s: theirs[s].loss for s in pairs})
     found = interval(tuple(differences.values()))
     identical = len(pairs) > 1 and not any(differences.values())
-    tested = comparison.kind is Kind.BETTER and len(pairs) > 1 and not identical
+    doubt = _doubt([ours[s].loss for s in pairs], [theirs[s].loss for s in pairs])
+    tested = comparison.kind is Kind.BETTER and len(pairs) > 1 and not identical and not doubt
+    verdict = Verdict.INCONCLUSIVE if doubt else judge(found, comparison.kind, comparison.margin)
     return replace(
         finding,
         differences=differences,
@@ -199,8 +217,8 @@ def _judged(
         interval=found,
         over_text=_over_text([ours[s] for s in pairs], [theirs[s] for s in pairs]),
         p_value=p_better(tuple(differences.values()), comparison.margin) if tested else None,
-        verdict=Verdict.IDENTICAL if identical else judge(found, comparison.kind, comparison.margin),
-        reason=reason or _doubt([ours[s].loss for s in pairs] + [theirs[s].loss for s in pairs]),
+        verdict=Verdict.IDENTICAL if identical else verdict,
+        reason=reason or doubt,
         extra={
             s: _extra(ours[s], theirs[s])
             for s in pairs
@@ -220,12 +238,14 @@ def _unlike(pairs: Sequence[tuple[Record, Record]]) -> str:
     return ""
 
 
-def _doubt(losses: Sequence[float]) -> str:
-    """Says what makes the losses of all pairs, candidates and baselines, a poor basis; empty if nothing does."""
-    if len(losses) == 2:
+def _doubt(candidates: Sequence[float], baselines: Sequence[float]) -> str:
+    """Says what makes the losses of all pairs no basis for a verdict; empty if nothing does."""
+    if len(candidates) == 1:
         return "one seed decides nothing"
-    if len(set(losses)) == 1:
-        return f"every run of every seed has the loss {losses[0]:g}: it does not tell what was trained"
+    if len({*candidates, *baselines}) == 1:
+        return f"every run of every seed has the loss {candidates[0]:g}: it does not tell what was trained"
+    if len(set(candidates)) == len(set(baselines)) == 1:
+        return "every seed gives the same two losses: they do not scatter, so there is nothing to judge them by"
     return ""
 
 

@@ -36,11 +36,11 @@ def extra_tokens(curve: Points, *, loss: float, tokens: float) -> ExtraTokens | 
     that is extrapolated from its steep end.
 
     Args:
-        curve: Of the candidate. Points without tokens or without a finite loss do not count.
+        curve: Of the candidate. Points without tokens, or without a finite loss above 0, do not count.
         loss: The baseline's last.
         tokens: At which the baseline had it, above 0.
     """
-    points = [(n, each) for n, each in curve if n > 0 and math.isfinite(each)]
+    points = [(n, each) for n, each in curve if n > 0 and 0 < each < math.inf]
     reached = tokens_to_reach(points, loss)
     extrapolated = reached is None
     if reached is None:

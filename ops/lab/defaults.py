@@ -11,7 +11,7 @@ from typing import Any
 from aggregator.config import AggregatorConfig
 from ops.lab.cells import cell_key, scalar
 from ops.lab.chapter import Findings
-from ops.lab.comparisons import Finding
+from ops.lab.comparisons import Finding, distinct
 from ops.lab.markdown import anchor, gap, table
 from ops.lab.results import Section
 from ops.lab.settings import CellSettings, Mode, is_language
@@ -118,7 +118,7 @@ def _body(found: Sequence[Trial]) -> str:
     for names, default in sorted(groups, key=lambda group: ([CHOSEN.index(name) for name in group[0]], group[1])):
         mine = [trial for trial in found if (trial.names, trial.default) == (names, default)]
         worst = max(mine, key=_mean)
-        verdicts = Counter(str(trial.finding.verdict) for trial in mine)
+        verdicts = Counter(str(each.verdict) for each in distinct(trial.finding for trial in mine))
         rows.append(
             (
                 ", ".join(f"`{name}`" for name in names),

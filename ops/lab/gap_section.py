@@ -109,7 +109,7 @@ def _usual(found: Sequence[Gap]) -> list[Gap]:
 
 
 def _trends(found: Sequence[Gap]) -> list[str]:
-    """Slopes over both sizes, with a point for each experiment, how much the two say the same, and what is left of the
+    """Slopes over both sizes, with a point for each comparison, how much the two say the same, and what is left of the
     second where the first does not change."""
     lines = []
     for islands in sorted({each.islands for each in found}):
@@ -120,7 +120,7 @@ def _trends(found: Sequence[Gap]) -> list[str]:
             continue
         means = [each.interval.mean for each in ours]
         alike = correlation([math.log(size) for size in parameters], [math.log(size) for size in seen])
-        of_them = f"{islands} islands, {len(ours)} experiments with H = {ours[0].sync_interval} and {ours[0].optimizer}"
+        of_them = f"{islands} islands, {len(ours)} comparisons with H = {ours[0].sync_interval} and {ours[0].optimizer}"
         lines += [
             f"- {of_them}: {points_per_tenfold(trend(sizes, means), word)}"
             for word, sizes in (("parameters", parameters), ("tokens per parameter", seen))

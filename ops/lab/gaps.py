@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from ops.lab.cells import cell_key, label
 from ops.lab.chapter import Findings
+from ops.lab.claims import Equal
 from ops.lab.comparisons import Finding
 from ops.lab.markdown import count
 from ops.lab.records import Record
@@ -80,7 +81,7 @@ class Gap:
 
 
 def gaps(experiments: Sequence[Findings]) -> tuple[Gap, ...]:
-    """Returns every comparison of decoupled training with another mode that has pairs: by baseline, islands, size.
+    """Returns every comparison of decoupled training with another mode at equal tokens: by baseline, islands, size.
 
     Where experiments share pairs of runs, the one with the most seeds stands for all of them.
     """
@@ -97,8 +98,8 @@ def gaps(experiments: Sequence[Findings]) -> tuple[Gap, ...]:
 
 def _gaps(findings: Findings) -> Iterator[Gap]:
     for finding in findings.claims:
-        if finding.interval is None:
-            continue
+        if finding.interval is None or finding.comparison.equal is not Equal.TOKENS:
+            continue  # in equal time the modes train unequal numbers of tokens, and the gap is mostly that
         candidate, baseline = (_runs(findings, finding, side) for side in (0, 1))
         if not candidate or not baseline:
             continue
@@ -180,7 +181,7 @@ def _course(candidate: Mapping[int, Record], baseline: Mapping[int, Record]) -> 
 
 def _loss_at(run: Record, tokens: float) -> float | None:
     """The loss of a run's curve, linear in the logarithm of tokens between two points; None before the first."""
-    points = [(n, loss) for n, _, loss in run.curve if n > 0 and math.isfinite(loss)]
+    points = [(n, loss) for n, _, loss in run.curve if n > 0 and 0 < loss < math.inf]
     for (n0, loss0), (n1, loss1) in itertools.pairwise(points):
         if n0 <= tokens <= n1:
             part = math.log(tokens / n0) / math.log(n1 / n0)

@@ -146,11 +146,10 @@ def _steps(tune: Tune, possible: Callable[[float], bool]) -> Generator[Sequence[
     # Beyond the edge while the best lies there, and beside it what an earlier rung dropped.
     while len(losses) < most and (beyond := _beyond(losses, tune.values, possible)) is not None:
         (losses[beyond],) = yield [Attempt(beyond, last, tune.seed)]
-    worse = dict.fromkeys((*tune.values, *losses), math.inf)
     if tune.seeds == 1:
-        return interior(worse | losses)
+        return interior(losses)
 
-    # What does not race counts as tried and worse, but where the winner lies at the edge the value beyond it joins.
+    # Who does not race counts as worse, but where the winner lies at the edge the value beyond it joins.
     means, racing = dict.fromkeys(losses, math.inf), _best(losses, tune.keep)
     while racing:
         found = iter((yield [Attempt(value, last, tune.seed + k) for value in racing for k in range(tune.seeds)]))
@@ -158,7 +157,7 @@ def _steps(tune: Tune, possible: Callable[[float], bool]) -> Generator[Sequence[
             means[value] = math.fsum(next(found) for _ in range(tune.seeds)) / tune.seeds
         beyond = _beyond(means, tune.values, possible) if len(means) < most else None
         racing = [] if beyond is None else [beyond]
-    return interior(worse | means)
+    return interior(means)
 
 
 def _best(losses: Mapping[float, float], keep: int) -> list[float]:

@@ -62,7 +62,7 @@ def _needed(finding: Finding) -> str:
     away = distance(found, finding.comparison.kind, finding.comparison.margin)
     if not 0 < away < found.half_width < math.inf:
         return ""
-    needed = seeds_for(found, away, at_most=MANY_SEEDS)
+    needed = seeds_for(found, away, at_most=MANY_SEEDS, level=finding.level)
     return str(needed) if needed < MANY_SEEDS else f"{MANY_SEEDS} or more"
 
 

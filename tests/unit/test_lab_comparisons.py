@@ -8,7 +8,7 @@ import pytest
 from broker.errors import ConfigError
 from ops.lab import verdicts
 from ops.lab.claims import comparison_of
-from ops.lab.comparisons import correction, findings
+from ops.lab.comparisons import correction, distinct, findings
 from ops.lab.statistics import Verdict, interval, over_text
 from tests.synthetic import CLAIM, SEEDS, pairs, record
 
@@ -136,8 +136,8 @@ def test_cells_that_differ_in_what_by_does_not_name_get_verdicts_of_their_own():
 
 def test_tuned_rates_may_differ_but_other_fields_must_match():
     records = [
-        *(record(3.0, seed=seed, mode="diloco", islands=4, task__learning_rate=0.001) for seed in SEEDS),
-        *(record(3.001, seed=seed, mode="decoupled", islands=4, task__learning_rate=0.004) for seed in SEEDS),
+        *(record(3.0 + seed, seed=seed, mode="diloco", islands=4, task__learning_rate=0.001) for seed in SEEDS),
+        *(record(3.001 + seed, seed=seed, mode="decoupled", islands=4, task__learning_rate=0.004) for seed in SEEDS),
     ]
     assert only(CLAIM, records).verdict is Verdict.HOLDS
     strict = only(CLAIM | {"ignore": []}, records)
@@ -145,15 +145,15 @@ def test_tuned_rates_may_differ_but_other_fields_must_match():
 
 
 def test_a_baseline_that_lacks_a_field_serves_for_all_of_its_values():
-    parallel = [record(3.0, seed=seed, mode="data-parallel") for seed in SEEDS]
-    ours = [record(3.001, seed=seed, mode="decoupled", islands=m) for seed in SEEDS for m in (2, 8)]
+    parallel = [record(3.0 + seed, seed=seed, mode="data-parallel") for seed in SEEDS]
+    ours = [record(3.001 + seed, seed=seed, mode="decoupled", islands=m) for seed in SEEDS for m in (2, 8)]
     found = findings([comparison_of(CLAIM | {"baseline": {"mode": "data-parallel"}})], [*parallel, *ours])
     assert [each.verdict for each in found] == [Verdict.HOLDS, Verdict.HOLDS]
 
 
 def test_what_a_baseline_fixes_for_itself_need_not_match():
-    parallel = [record(3.0, seed=seed, mode="data-parallel", islands=1) for seed in SEEDS]
-    ours = [record(3.001, seed=seed, mode="decoupled", islands=m) for seed in SEEDS for m in (2, 8)]
+    parallel = [record(3.0 + seed, seed=seed, mode="data-parallel", islands=1) for seed in SEEDS]
+    ours = [record(3.001 + seed, seed=seed, mode="decoupled", islands=m) for seed in SEEDS for m in (2, 8)]
     selection = {"baseline": {"mode": "data-parallel", "islands": 1}}
     found = findings([comparison_of(CLAIM | selection)], [*parallel, *ours])
     assert [each.name for each in found] == ["islands 2", "islands 8"]
@@ -232,6 +232,50 @@ def test_a_diverged_candidate_fails_and_a_diverged_baseline_is_left_out():
     assert found.reason == "left out, since the baseline diverged: seed 1"
     both = [replace(each, loss=math.nan) if each.seed == 1 else each for each in rows]
     assert only(CLAIM, both).verdict is Verdict.INCONCLUSIVE
+
+
+def test_a_candidate_that_diverged_early_has_failed_though_it_trained_less():
+    rows = [
+        replace(each, loss=math.nan, tokens=each.tokens // 2) if each.cell["mode"] == "decoupled" else each
+        for each in pairs(0.0, islands=4)
+    ]
+    found = only(CLAIM, rows)
+    assert (found.verdict, found.reason) == (Verdict.FAILS, "the candidate diverged (seed 0, 1, 2)")
+
+
+@pytest.mark.parametrize("kind", ["not-worse", "better", "equal"])
+@pytest.mark.parametrize("share", [-0.05, 0.05])
+def test_seeds_that_change_nothing_decide_nothing(kind, share):
+    losses = {"diloco": 3.0, "decoupled": 3.0 * (1 + share)}
+    rows = [record(loss, seed=seed, mode=mode, islands=4) for seed in SEEDS for mode, loss in losses.items()]
+    found = only(CLAIM | {"kind": kind}, rows)
+    assert (found.verdict, found.p_value) == (Verdict.INCONCLUSIVE, None)
+    assert found.reason.startswith("every seed gives the same two losses")
+
+
+def test_a_curve_that_touches_zero_ends_no_report():
+    rows = pairs(0.01, islands=4)
+    rows = [replace(each, curve=(*each.curve[:3], (each.tokens * 4 / 5, 1200.0, 0.0), each.curve[4])) for each in rows]
+    assert only(CLAIM, rows).extra.keys() == set(SEEDS)
+
+
+def test_claims_on_the_same_runs_that_ask_the_same_count_once():
+    again = CLAIM | {"claim": "The same in other words"}
+    stricter = CLAIM | {"claim": "The same with less to spare", "margin": 0.001}
+    rows = pairs(0.002, islands=4)
+    found = findings([comparison_of(each) for each in (CLAIM, again, stricter)], rows)
+    assert [each.comparison.claim for each in distinct(found)] == [CLAIM["claim"], stricter["claim"]]
+    nothing = findings([comparison_of(each) for each in (CLAIM, again)], pairs(0.0, spread=0.0, islands=4))
+    assert len(distinct(nothing)) == 2, "identical runs tell nothing of each other"
+
+
+def test_what_is_corrected_needs_more_seeds():
+    better = [comparison_of(CLAIM | {"kind": "better", "margin": 0.0, "claim": name}) for name in ("one", "two")]
+    (alone,) = findings(better[:1], pairs(-0.001, spread=0.002, islands=4))
+    both = findings(better, pairs(-0.001, spread=0.002, islands=4))
+    assert [each.level for each in (alone, *both)] == pytest.approx([0.025, 0.0125, 0.0125])
+    needed = [int(verdicts.verdicts([each]).splitlines()[-1].split("|")[-3]) for each in (alone, both[0])]
+    assert needed[0] < needed[1]
 
 
 def test_better_claims_of_one_experiment_are_corrected_together():

@@ -21,7 +21,7 @@ CLAIM = {
     "margin": 0.01,
 }
 
-USUAL = "- 2 islands, 3 experiments with H = 24 and adamw"
+USUAL = "- 2 islands, 3 comparisons with H = 24 and adamw"
 
 
 def run(
@@ -61,6 +61,12 @@ def pair(share, **fields):
 
 def _shape(fields):
     return {name: value for name, value in fields.items() if name not in ("seed", "late")}
+
+
+def test_modes_that_had_equal_time_and_unequal_tokens_have_no_gap_here():
+    records = [*pair(0.08), *pair(0.06, seed=1)]
+    assert gaps.gaps([found_in(records, equal="time")]) == ()
+    assert len(gaps.gaps([found_in(records)])) == 1
 
 
 def test_a_gap_is_shown_on_the_way_and_at_the_end():

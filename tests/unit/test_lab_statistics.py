@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from ops.lab.curves import REACH, exponent, extra_tokens, tokens_to_reach
 from ops.lab.statistics import (
+    SEEDS_BEFORE_LOOKING,
     Interval,
     Kind,
     Verdict,
@@ -100,6 +101,23 @@ def test_what_it_costs_to_look_again_at_a_claim_that_was_open(looks, wrong):
         half_width = student_quantile(0.975, n - 1) * seeds[:, :n].std(axis=1, ddof=1) / math.sqrt(n)
         verdicts |= np.abs(seeds[:, :n].mean(axis=1)) > half_width
     assert verdicts.mean() == pytest.approx(wrong, abs=0.006)
+
+
+@pytest.mark.parametrize(("most", "one_in"), [(6, 15), (12, 12), (24, 11.5)])
+def test_what_it_costs_that_seeds_are_added_until_the_interval_is_narrow(most, one_in):
+    """At the worst ratio of margin to scatter; docs/lab.md and the page quote these shares."""
+    seeds = np.random.default_rng(0).normal(size=(20_000, most))
+    counts = np.arange(SEEDS_BEFORE_LOOKING, most + 1)
+    means = np.stack([seeds[:, :n].mean(axis=1) for n in counts])
+    quantiles = [student_quantile(0.975, n - 1) / math.sqrt(n) for n in counts]
+    widths = np.stack([q * seeds[:, :n].std(axis=1, ddof=1) for q, n in zip(quantiles, counts, strict=True)])
+    worst = 0.0
+    for margin in np.geomspace(0.2, 3.0, 30):
+        narrow = widths <= margin
+        narrow[-1] = True
+        ends = narrow.argmax(axis=0), np.arange(len(seeds))
+        worst = max(worst, float(np.mean(np.abs(means[ends]) > widths[ends])))
+    assert 1 / worst == pytest.approx(one_in, rel=0.06)
 
 
 def test_an_interval_of_three_values_by_hand():

@@ -56,6 +56,14 @@ def test_what_an_early_rung_dropped_counts_as_tried_and_worse():
     assert (found.tried, found.winner.best, found.winner.interior) == ((1, 2, 4, 8), 2, True)
 
 
+def test_a_neighbour_that_never_ran_at_full_length_makes_nothing_interior():
+    """The short rung liked large values; two more at full length do not reach the smallest."""
+    tune = Tune(name="rate", values=(1, 2, 4, 8, 16), rungs=(0.25, 1.0), keep=2)
+    order, found = played(tune, lambda each: each.value if each.rung == 1.0 else -each.value)
+    assert [each.value for each in order if each.rung == 1.0] == [8, 16, 4, 2]
+    assert (found.winner.best, found.winner.interior) == (2, False)
+
+
 def test_a_value_that_diverged_never_goes_on():
     tune = Tune(name="rate", values=(1, 2, 4), rungs=(0.5, 1.0), keep=3)
     order, found = played(tune, lambda each: math.inf if each.value == 1 else each.value)
