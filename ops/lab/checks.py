@@ -5,6 +5,7 @@ Cells are held against the task's source, claims against the cells that they wou
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import sys
@@ -33,6 +34,7 @@ def check(experiment: Experiment) -> None:
     """
     _check_names(experiment)
     _check_axes(experiment)
+    _check_set_once(experiment)
     cells = [_check_cell(experiment, cell) for cell in experiment.cells()]
     _check_tasks(cells)
     _check_fleets(cells)
@@ -71,6 +73,24 @@ def _check_axes(experiment: Experiment) -> None:
     for name in experiment.tune.by if experiment.tune is not None else ():
         if name not in axes:
             raise ConfigError("tune.by", name, _no_axis(name, axes))
+
+
+def _check_set_once(experiment: Experiment) -> None:
+    """Checks that no cell gets one setting from two places: the last one would win, and labels would lie."""
+    tuned = experiment.tune.name if experiment.tune is not None else ""
+    if tuned == "steps":
+        raise ConfigError("tune.name", tuned, "cannot be tuned: runs of other lengths differ in what they were given")
+    sources = {name: {name} for name in _axes(experiment) if name not in experiment.variants}
+    for axis, values in experiment.variants.items():
+        sources[axis] = {name for each in values.values() for name in each}
+    for grid in experiment.grids:
+        for one, other in itertools.combinations(grid, 2):
+            if twice := sorted(sources[one] & sources[other]):
+                cure = f"is set by the axis {one} as well: leave it to one of them"
+                raise ConfigError(f"grid.{other}", twice[0], cure)
+    for axis in experiment.variants:
+        if tuned in sources[axis]:
+            raise ConfigError(f"variants.{axis}", tuned, "is tuned: leave it out of the variants, or out of [tune]")
 
 
 def _no_axis(name: str, axes: list[str]) -> str:

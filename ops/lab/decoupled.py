@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from broker.errors import ConfigError
 from broker.fragments import FragmentManifest
 from islands.task import Params, Task
 from islands.tree import flatten, unflatten
@@ -39,7 +40,7 @@ def run(task: Task, cell: CellSettings, seed: int, judge: Judge, together: int) 
         together: See :class:`ops.lab.training.Stepper`.
 
     Raises:
-        RuntimeError: If the run does not end.
+        ConfigError: The run does not end: nobody is there to train, or what is trained does not arrive.
     """
     per_step = task.tokens_per_step
     fleet_tokens = cell.islands * per_step
@@ -74,7 +75,12 @@ def run(task: Task, cell: CellSettings, seed: int, judge: Judge, together: int) 
             params = global_params(like, simulation.disk.manifest, training.merges)
             curve.append(Point(trained(simulation), simulation.queue.now_s, judge(params)))
     if not simulation.run(PATIENCE * expected_s):
-        raise RuntimeError(f"no end after {simulation.queue.now_s:.0f} virtual seconds of {expected_s:.0f} expected")
+        cure = (
+            f"have trained {trained(simulation):,} of {total_tokens:,} tokens after {simulation.queue.now_s:.4g} "
+            f"virtual seconds, {PATIENCE:g} times what islands that train need: look at joins, crashes, outages, "
+            "delays_s, megabytes_per_s, and at step times below a millisecond"
+        )
+        raise ConfigError("steps", cell.steps, cure)
 
     ledger = simulation.aggregator.core.run.ledger
     tokens = ledger.books().tokens()

@@ -16,6 +16,7 @@ budget_minutes = 60                  processor time after which no further run i
 from __future__ import annotations
 
 import itertools
+import shlex
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -94,7 +95,7 @@ class Experiment:
     @property
     def command(self) -> str:
         """What regenerates its records."""
-        return f"python3 -m ops lab run {self.path.as_posix()}"
+        return f"python3 -m ops lab run {shlex.quote(self.path.as_posix())}"
 
     def cells(self) -> list[dict[str, Any]]:
         """Returns the fields of every cell, without what is tuned."""

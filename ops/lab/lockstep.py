@@ -18,7 +18,7 @@ Data-parallel training pays for its ring at the end of every step: nothing overl
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,7 +28,8 @@ from numpy.typing import NDArray
 from aggregator.events import Part
 from aggregator.merge import merge_fragment
 from aggregator.outer import seeded
-from broker.fragments import FragmentManifest, partition
+from broker.errors import ConfigError
+from broker.fragments import FragmentManifest, Kind, TensorSpec, partition
 from broker.ranges import StepRange
 from broker.tensors import encode_tensor, payload_bytes
 from islands.partition import tensor_specs
@@ -56,7 +57,7 @@ class Learner:
 
     def step(self, schedule: Schedule) -> None:
         """Puts off one inner step, on the next batch."""
-        self.put_off.append(strides.put_off(next(self.data), schedule))
+        self.put_off.append(strides.put_off(strides.next_batch(self.data), schedule))
 
     def catch_up(self, rows: Strides) -> None:
         """Runs the steps that were put off."""
@@ -84,10 +85,12 @@ def run(task: Task, cell: CellSettings, seed: int, judge: Judge) -> Outcome:
 def _data_parallel(task: Task, cell: CellSettings, seed: int, judge: Judge) -> Outcome:
     sources = [_data(task, cell, i, seed) for i in range(cell.islands)]
     everybody = Learner(*task.init(seed), (_joined(list(batches)) for batches in zip(*sources, strict=True)))
+    initial, _ = task.init(seed)
+    tensors = tensor_specs(initial, kinds_of(task, initial, cell.merge), task.unit_axes)
     rows, pace = Strides(task), _Pace(cell, seed)
     curve: list[Point] = []
     num_bytes = 2 * sum(np.asarray(leaf).size for leaf in flatten(everybody.params).values())  # gradients in bfloat16
-    ring_s = pace.transfer_s(num_bytes * 2 * (1 - 1 / cell.islands))
+    ring_s = pace.transfer_s(num_bytes * 2 * (1 - 1 / cell.islands)) if cell.islands > 1 else 0.0
     now_s, fleet_tokens = 0.0, cell.islands * task.tokens_per_step
     for t in range(cell.steps):
         everybody.step(Schedule(step=t, total_steps=cell.steps))
@@ -96,10 +99,10 @@ def _data_parallel(task: Task, cell: CellSettings, seed: int, judge: Judge) -> O
         if looked_at or t + 1 == cell.steps or not rows.may_wait(everybody.put_off):
             everybody.catch_up(rows)
         if looked_at:
-            curve.append(Point((t + 1) * fleet_tokens, now_s, judge(everybody.params)))
+            curve.append(Point((t + 1) * fleet_tokens, now_s, judge(_shared(tensors, everybody.params, initial))))
     tokens = cell.steps * fleet_tokens
     return Outcome(
-        params=everybody.params,
+        params=_shared(tensors, everybody.params, initial),
         curve=curve,
         tokens=tokens,
         merged_tokens=tokens,
@@ -108,13 +111,34 @@ def _data_parallel(task: Task, cell: CellSettings, seed: int, judge: Judge) -> O
     )
 
 
+def _shared(tensors: Sequence[TensorSpec], params: Params, initial: Params) -> Params:
+    """Returns what islands would share of ``params``; what they would not is judged as it was, as in every mode."""
+    own = [tensor.name for tensor in tensors if tensor.kind not in (Kind.RDA, Kind.MEAN)]
+    if not own:
+        return params
+    as_it_was = flatten(initial)
+    return unflatten(params, flatten(params) | {name: as_it_was[name] for name in own})
+
+
 def _joined(batches: list[Batch]) -> Batch:
-    """Returns the batches of all islands as one: every leaf is joined along its first axis."""
+    """Returns the batches of all islands as one: every leaf is joined along its first axis.
+
+    Raises:
+        ConfigError: A leaf has no axis of examples.
+    """
     if len(batches) == 1:
         return batches[0]
-    flat = [flatten(batch) for batch in batches]
-    joined = {name: np.concatenate([np.asarray(each[name]) for each in flat]) for name in flat[0]}
-    return unflatten(batches[0], joined)
+    import jax
+
+    paths, structure = jax.tree_util.tree_flatten_with_path(batches[0])
+    leaves = [jax.tree.leaves(batch) for batch in batches]
+    joined = []
+    for k, (path, leaf) in enumerate(paths):
+        if not isinstance(getattr(leaf, "dtype", None), np.dtype) or not np.ndim(leaf):
+            cure = "has no axis of examples: data-parallel runs join the batches of all islands along their first axes"
+            raise ConfigError("batch" + jax.tree_util.keystr(path), repr(leaf), cure)
+        joined.append(np.concatenate([np.asarray(each[k]) for each in leaves]))
+    return jax.tree.unflatten(structure, joined)
 
 
 # --- DiLoCo, whole or in fragments ------------------------------------------------------------------------------
@@ -183,9 +207,9 @@ class _Outer:
         self._cell = cell
         self._manifest = manifest
         self._outer_step = outer_step_of(cell.outer_learning_rate, cell.outer_momentum, cell.outer_adaptation)
-        self._state = {p: seeded(self._vector(p, params)) for p in range(len(manifest))}
-        spacing = cell.sync_interval / len(manifest)
-        self._offsets = {p: round((p + 1) * spacing) % cell.sync_interval for p in range(len(manifest))}
+        self._state = {p: seeded(self._vector(p, params)) for p in manifest.moving}
+        spacing = cell.sync_interval / len(manifest.moving)  # what is frozen never falls due, as in production
+        self._offsets = {p: round((k + 1) * spacing) % cell.sync_interval for k, p in enumerate(manifest.moving)}
 
     def due(self, t: int, *, last: bool) -> list[int]:
         """Returns the fragments that are sent after step ``t``; all of them after the last one."""

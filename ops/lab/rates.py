@@ -55,7 +55,7 @@ def others(name: str, cells: Sequence[Cell], final: Sequence[Record], passed_ove
         cell = dict(key)
         beside = best.get(cell_key(cell, without=[name]), {})
         pairs = [(run, beside[run.seed]) for run in runs if run.seed in beside]
-        pairs = [pair for pair in pairs if not any(each.diverged for each in pair)]
+        pairs = [pair for pair in pairs if not any(each.diverged or each.loss <= 0 for each in pair)]
         if pairs:
             found = interval([run.loss / other.loss - 1 for run, other in pairs])
             values = (scalar(cell[name]), scalar(pairs[0][1].cell[name]))

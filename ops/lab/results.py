@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -211,7 +212,7 @@ def _repeated(records: Sequence[Record]) -> str:
     losses: dict[str, list[Record]] = {}
     for record in records:
         losses.setdefault(record.key, []).append(record)
-    shared = [runs for runs in losses.values() if len(runs) > 1]
+    shared = [runs for runs in losses.values() if len(runs) > 1 and all(0 < run.loss < math.inf for run in runs)]
     if not shared:
         return ""
     same = sum(len({run.loss for run in runs}) == 1 for runs in shared)

@@ -116,7 +116,7 @@ class Runner:
     def _over(self, records: Sequence[Record]) -> str:
         """Says why no further run is started, and what would start one; empty if there is no reason."""
         if sum(record.spent_s for record in newest(records)) >= 60 * self.experiment.budget_minutes:
-            return f"the budget of {self.experiment.budget_minutes:.0f} processor minutes is spent: --budget gives more"
+            return f"the budget of {self.experiment.budget_minutes:.3g} processor minutes is spent: --budget gives more"
         if self.ends_at_s is not None and time.monotonic() >= self.ends_at_s:
             return "the time limit is reached: the same command goes on"
         if len(self._failed) >= FAILURES and not self._succeeded:
@@ -179,7 +179,7 @@ class Runner:
                 said = archive.keep_log(self.directory, self.experiment.name, _name(each.run), log)
                 self._failed[each.run.key] = why
                 where = "" if said is None else f"the end of what it said is in {said}, "
-                self.say(f"{_name(each.run)}: {why}; {where}the same command tries it again")
+                self.say(f"{_name(each.run)}: {why}; {where}the same command tries it again{self._beyond(each.run)}")
                 continue
             record = Record.from_json(result.read_text())
             try:
@@ -193,10 +193,17 @@ class Runner:
             self._say_done(record, each, [*records, *new])
         return new
 
+    def _beyond(self, run: Run) -> str:
+        """What to do where it was tuning that asked for a value which the task does not take."""
+        tune = self.experiment.tune
+        if tune is None or run.stage is not Stage.TUNE or run.fields.get(tune.name) in tune.values:
+            return ""
+        return f", and with extend = 0 in [tune] no value is tried beyond those of {self.experiment.path.name}"
+
     def _say_beginning(self, due: int, later: int) -> None:
         if due or later:
             rest = f", at least {later} after them" if later else ""
-            bounds = f"{self.jobs} at a time, {self.experiment.budget_minutes:.0f} processor minutes at most"
+            bounds = f"{self.jobs} at a time, {self.experiment.budget_minutes:.3g} processor minutes at most"
             self.say(f"{self.experiment.name}: {due} runs due{rest}; {bounds}")
 
     def _say_progress(self, scratch: Path) -> None:

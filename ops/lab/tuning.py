@@ -50,6 +50,8 @@ class Tune:
             raise ConfigError("tune.keep", self.keep, "must be at least 2: the best of one has no neighbours")
         if self.seeds < 1:
             raise ConfigError("tune.seeds", self.seeds, "must be at least 1")
+        if self.extend < 0:
+            raise ConfigError("tune.extend", self.extend, "must be 0 or more values beyond an edge")
         if not self.by:
             raise ConfigError("tune.by", self.by, 'must name the fields that a rate is tuned for, such as ["mode"]')
 
@@ -137,9 +139,16 @@ def _steps(tune: Tune, possible: Callable[[float], bool]) -> Generator[Sequence[
     values, last = list(tune.values), tune.rungs[-1]
     for rung in tune.rungs[:-1]:
         losses = dict(zip(values, (yield [Attempt(value, rung, tune.seed) for value in values]), strict=True))
+        most = len(losses) + tune.extend
+        # Where everything diverged smaller values may not.
+        while not _best(losses, tune.keep) and len(losses) < most:
+            beyond = _beyond(losses, tune.values, possible)
+            if beyond is None:
+                break
+            (losses[beyond],) = yield [Attempt(beyond, rung, tune.seed)]
         values = sorted(_best(losses, tune.keep))
         if not values:
-            return interior(losses)  # everything diverged: the smallest value will show it again
+            return interior(losses)  # the smallest value will show it again
 
     losses = dict(zip(values, (yield [Attempt(value, last, tune.seed) for value in values]), strict=True))
     most = len(values) + tune.extend

@@ -8,6 +8,7 @@ import numpy as np
 import optax
 import pytest
 
+from broker.errors import ConfigError
 from islands.inner import jax_task, warm_up_cosine
 from islands.task import DataShare, Schedule
 from ops.lab import decoupled, lockstep, strides
@@ -181,6 +182,64 @@ def test_tensors_that_are_local_or_frozen_stay_so_under_either_rule(task, mode, 
     assert not np.asarray(params["running_mean"]).any()
     assert int(params["seen"]) == 0
     assert np.asarray(params["bias"]).any()
+
+
+def with_extra(task, kinds, first=1.0):
+    """The task with a tensor ``extra`` that its train step counts up, and of that kind."""
+
+    def init(seed):
+        params, state = task.init(seed)
+        return {**params, "extra": jnp.full((WIDTH, WIDTH), first)}, state
+
+    def train(params, state, batch, schedule):
+        rest = {name: params[name] for name in ("matrix", "bias")}
+        rest, state, found = task.train(rest, state, batch, schedule)
+        return {**rest, "extra": params["extra"] + 1.0}, state, found
+
+    return replace(task, init=init, train=train, kinds=kinds, evaluate=lambda params: float(loss(params, HELD_OUT)))
+
+
+@pytest.mark.parametrize("settings", [{"mode": "diloco"}, {"mode": "streaming", "overlap": 2}])
+def test_frozen_tensors_change_nothing_of_when_baselines_merge(task, settings):
+    settings = cell(islands=2, merge="mean", megabytes_per_s=0.01, **settings)
+    plain, frozen = (run(each, settings) for each in (task, with_extra(task, {"extra": "frozen"})))
+    rest = {name: leaf for name, leaf in frozen.params.items() if name != "extra"}
+    assert as_vector(plain.params).tobytes() == as_vector(rest).tobytes()
+    assert (plain.rounds, plain.virtual_s) == (frozen.rounds, frozen.virtual_s)
+    assert np.all(frozen.params["extra"] == 1.0)
+
+
+@pytest.mark.parametrize("kind", ["local", "frozen"])
+@pytest.mark.parametrize("mode", ["data-parallel", "diloco", "decoupled"])
+def test_what_no_island_shares_is_judged_as_it_was_in_every_mode(task, mode, kind):
+    seen = []
+    odd = with_extra(task, {"extra": kind})
+    odd = replace(odd, evaluate=lambda params: seen.append(float(params["extra"][0, 0])) or odd.tokens_per_step)
+    assert np.all(run(odd, cell(mode=mode, islands=2)).params["extra"] == 1.0)
+    assert set(seen) == {1.0}
+
+
+def test_a_job_of_one_island_has_no_ring_to_wait_for(task):
+    assert run(task, cell(mode="data-parallel", islands=1, delays_s=(0.5,))).virtual_s == pytest.approx(60.0)
+
+
+@pytest.mark.parametrize("odd", [np.float32(3), 3.0, jax.random.key(0)], ids=["scalar", "number", "key"])
+def test_batches_that_cannot_be_joined_are_refused_by_name(task, odd):
+    data = lambda share: ({"x": batch, "odd": odd} for batch in batches(share))  # noqa: E731
+    with pytest.raises(ConfigError, match=r"batch\['odd'\] = .*: has no axis of examples"):
+        run(replace(task, data=data), cell(mode="data-parallel", islands=2))
+
+
+@pytest.mark.parametrize("mode", ["data-parallel", "diloco", "decoupled"])
+def test_data_that_end_are_refused(task, mode):
+    data = lambda share: (batch for batch, _ in zip(batches(share), range(9), strict=False))  # noqa: E731
+    with pytest.raises(ConfigError, match="must go on without end"):
+        run(replace(task, data=data), cell(mode=mode, islands=2))
+
+
+def test_a_fleet_that_cannot_get_there_is_told_where_to_look(task):
+    with pytest.raises(ConfigError, match="look at joins, crashes, outages"):
+        run(task, cell(islands=2, megabytes_per_s=1e-6))
 
 
 def test_decoupled_islands_of_one_speed_that_overwrite_learn_as_in_streaming_diloco(task):

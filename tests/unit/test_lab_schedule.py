@@ -435,6 +435,27 @@ def test_the_time_of_a_run_is_estimated_from_what_an_inner_step_took_before(writ
             "tune.by",
             "axis",
         ),
+        (
+            'question = "q"\n[grid]\nislands=[2]\nfleet=["a"]\n[variants.fleet]\na = { islands = 3 }',
+            "grid.fleet",
+            "set by the axis islands as well",
+        ),
+        (
+            'question = "q"\n[grid]\nmode=["diloco"]\n[tune]\nname="steps"\nvalues=[10,20]',
+            "tune.name",
+            "cannot be tuned",
+        ),
+        (
+            'question = "q"\n[grid]\nmode=["a"]\n[variants.mode]\na = { keep = 0.5 }\n'
+            '[tune]\nname="keep"\nvalues=[0.5,1.0]',
+            "variants.mode",
+            "leave it out of the variants",
+        ),
+        (
+            'question = "q"\n[grid]\nmode=["diloco"]\n[tune]\nname="keep"\nvalues=[0.5,1.0]\nextend=-1',
+            "tune.extend",
+            "0 or more",
+        ),
         (PLAIN + "seeds = 1", "compare.seeds", "at least seeds = 2"),
         ('question = "q"\n[run]\noutages=[[7, 1, 1]]', "outages", "from 0"),
         ('question = "q"\n[run]\nmode="diloco"\nchips=1000', "mode", "decoupled"),

@@ -73,7 +73,16 @@ def test_a_value_that_diverged_never_goes_on():
 
 def test_where_everything_diverges_the_smallest_value_is_left():
     order, found = played(Tune(name="rate", values=(1.0, 2.0), rungs=(0.5, 1.0)), lambda each: math.inf)
-    assert (len(order), found.winner.best, found.winner.interior) == (2, 1.0, False)
+    assert [each.value for each in order] == [1.0, 2.0, 0.5, 0.25]
+    assert (found.winner.best, found.winner.interior) == (0.25, False)
+
+
+def test_where_a_whole_rung_diverges_smaller_values_are_tried_on_it():
+    tune = Tune(name="rate", values=(0.5, 1.0, 2.0), rungs=(0.25, 1.0))
+    order, found = played(tune, lambda each: math.inf if each.value > 0.2 else abs(each.value - 0.1))
+    assert [each.value for each in order if each.rung < 1.0] == [0.5, 1.0, 2.0, 0.25, 0.125]
+    assert [each.value for each in order if each.rung == 1.0] == [0.125, 0.5, 0.03125]
+    assert (found.winner.best, found.winner.interior) == (0.125, True)
 
 
 def test_while_runs_are_missing_nothing_has_won():
