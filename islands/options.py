@@ -78,7 +78,7 @@ def signature_in_source(path: str, *, search: list[str] | None = None) -> Signat
         ConfigError: The path names no function, whatever is there.
     """
     module_name, function_name = module_and_function(path)
-    spec = _find(module_name, search)
+    spec = find_module(module_name, search)
     if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
         return None
     try:
@@ -93,7 +93,7 @@ def signature_in_source(path: str, *, search: list[str] | None = None) -> Signat
             return None
 
 
-def _find(module_name: str, search: list[str] | None) -> ModuleSpec | None:
+def find_module(module_name: str, search: list[str] | None) -> ModuleSpec | None:
     """Finds a module without running its packages, as :func:`importlib.util.find_spec` would."""
     spec, folders, so_far = None, search, ""
     for part in module_name.split("."):

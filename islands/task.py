@@ -54,6 +54,7 @@ class Task:
             jitted, donates the first two, takes the schedule's numbers as dynamic values and returns the loss, in
             nats per token, as a device scalar.
         data: share -> batches without end, from ``share.cursor`` on; batch k is a pure function of the share and k.
+            Data-parallel runs of the laboratory join those of all islands: each leaf along its first axis.
         evaluate: params -> held-out loss in nats per token, over a fixed set of examples.
         tokens_per_step: Tokens in one batch: the unit of progress, weights and the ledger.
         fresh_optimizer: params -> optimizer state of an optimizer that has seen no step.

@@ -24,6 +24,7 @@ from ops.lab.records import Stage, independent, newest
 from ops.lab.report import RECORDS
 from ops.lab.runner import Runner
 from ops.lab.schedule import agenda, current, left_out
+from ops.lab.sources import as_they_are
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -74,7 +75,7 @@ def _run(args: argparse.Namespace) -> int:
     complete, ends_at_s = True, None if args.limit is None else time.monotonic() + 60 * args.limit
     with Signals() as signals:
         for path in args.experiments:
-            experiment = whole = load(path)
+            experiment = whole = as_they_are(load(path))
             if args.budget is not None:
                 experiment = replace(experiment, budget_minutes=args.budget)
             if args.max_seeds is not None:
@@ -105,7 +106,7 @@ def _run(args: argparse.Namespace) -> int:
 
 def _show(args: argparse.Namespace) -> int:
     for path in args.experiments:
-        experiment = load(path)
+        experiment = as_they_are(load(path))
         kept = newest(archive.read(archive.path_of(args.records, experiment.name)))
         records = current(experiment, kept)
         left = agenda(experiment, records)
@@ -118,7 +119,7 @@ def _show(args: argparse.Namespace) -> int:
             end=" ",
         )
         print(f"{len(left.due)} due" + (f", at least {left.later} after them" if left.later else ""))
-        if others := left_out(kept, records):
+        if others := left_out(experiment, kept, records):
             print(f"  {others}")
         for group, value in left.tuned.items():
             assert experiment.tune is not None

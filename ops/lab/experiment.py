@@ -62,6 +62,7 @@ class Experiment:
         variants: Axis -> name -> settings.
         tune: What is tuned first, if anything.
         comparisons: What is claimed.
+        sources: Module of a task of one's own -> digest of its file as it is now; empty where records alone count.
     """
 
     name: str
@@ -76,6 +77,7 @@ class Experiment:
     variants: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
     tune: Tune | None = None
     comparisons: tuple[Comparison, ...] = ()
+    sources: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         most = max(self.max_seeds, *(comparison.seeds for comparison in self.comparisons), 0)

@@ -197,14 +197,18 @@ def newest(records: Iterable[Record]) -> tuple[Record, ...]:
     return tuple(kept.values())
 
 
-def of_newest_code(records: Iterable[Record]) -> tuple[Record, ...]:
+def of_newest_code(records: Iterable[Record], now: Mapping[str, str] | None = None) -> tuple[Record, ...]:
     """Returns the records of tasks as they were last: who edits a task asks anew, tuning included.
 
     A record does not count if a later one imported one of its modules in another form. Those that tell of none, since
     the task is ours or they are older than the field, always do.
+
+    Args:
+        records: In the order in which they were made.
+        now: Module -> digest of its file as it is, where that is known.
     """
     records = tuple(records)
-    newest_of = {module: digest for record in records for module, digest in record.task_code.items()}
+    newest_of = {module: digest for record in records for module, digest in record.task_code.items()} | dict(now or {})
     return tuple(
         record for record in records if all(newest_of[name] == digest for name, digest in record.task_code.items())
     )

@@ -88,7 +88,7 @@ class Runner:
         records = list(archive.read(archive.path_of(self.directory, self.experiment.name)))
         left = self._left(records)
         self._say_beginning(len(left.due), left.later)
-        if others := left_out(records, current(self.experiment, records)):
+        if others := left_out(self.experiment, records, current(self.experiment, records)):
             self.say(f"{self.experiment.name}: {others}")
         try:
             while True:

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import gc
-import hashlib
 import inspect
 import math
 import platform
 import sys
-import sysconfig
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -23,8 +20,7 @@ from broker.errors import ConfigError
 from broker.messages import Reason
 from islands.task import Params, Task, held_out_loss, load_task, task_function
 from islands.tree import flatten
-from ops import cli
-from ops.lab import decoupled, lockstep
+from ops.lab import decoupled, lockstep, sources
 from ops.lab.outcome import Outcome
 from ops.lab.progress import Progress
 from ops.lab.records import Record, Stage
@@ -36,10 +32,6 @@ FAR_ABOVE = 1.5
 #: Blocks of neighbouring held-out sequences whose losses a record keeps. Which of them count as independent, who reads
 #: them decides: a long file is several blocks.
 BLOCKS = 32
-
-_PACKAGES = [Path(__file__).resolve().parents[2] / name for name in ("broker", "islands", "aggregator", "ops")]
-_STANDARD_LIBRARY = {Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")}
-_INSTALLED = {"site-packages", "dist-packages"}
 
 
 def run_cell(
@@ -66,9 +58,9 @@ def run_cell(
     Raises:
         ConfigError: The task cannot be loaded, or refuses an option.
     """
-    began_s, code = time.perf_counter(), _code()  # at the beginning: a checkout may be edited while this trains
+    began_s, code = time.perf_counter(), sources.code()  # at the beginning: a checkout may be edited while this trains
     task = load_task(cell.task, _options(cell, cell.held_out_sequences))
-    task_code = _task_code(sys.modules)
+    task_code = sources.of_modules(sys.modules)
     quick = load_task(cell.task, _options(cell, cell.curve_sequences))
     gc.collect()
     gc.freeze()  # what is loaded by now stays: there is no need to look through it again and again
@@ -119,7 +111,7 @@ def run_cell(
         autocorrelation=outcome.autocorrelation,
         settings=resolved(cell) | {"seed": seed},
         code=code,
-        task_code=_task_code(sys.modules) | task_code,  # and what was imported on the way
+        task_code=sources.of_modules(sys.modules) | task_code,  # and what was imported on the way
         corpus=task.corpus,
         build=_build(),
     )
@@ -168,33 +160,6 @@ def _together(params: Params) -> int:
 
     on_device = all(isinstance(leaf, jax.Array) for leaf in flatten(params).values())
     return 64 if on_device and jax.default_backend() != "cpu" else 1
-
-
-def _code() -> str:
-    """Returns the version with a digest of our sources: what a checkout was when it made a record."""
-    return f"{cli.version()} {_digest(path for package in _PACKAGES for path in sorted(package.rglob('*.py')))}"
-
-
-def _task_code(modules: Mapping[str, ModuleType]) -> dict[str, str]:
-    """Returns module -> digest, of those that are neither ours nor installed: the user's own."""
-    found = {}
-    for name, module in list(modules.items()):
-        path = Path(getattr(module, "__file__", None) or "")
-        if path.suffix == ".py" and path.is_file() and not _is_installed(path) and not _is_installed(path.resolve()):
-            found[name] = _digest([path])
-    return dict(sorted(found.items()))
-
-
-def _is_installed(path: Path) -> bool:
-    inside = (*_PACKAGES, *_STANDARD_LIBRARY)
-    return not _INSTALLED.isdisjoint(path.parts) or any(map(path.is_relative_to, inside))
-
-
-def _digest(files: Iterable[Path]) -> str:
-    digest = hashlib.sha256()
-    for path in files:
-        digest.update(path.read_bytes())
-    return digest.hexdigest()[:12]
 
 
 def _build() -> dict[str, str]:

@@ -72,7 +72,7 @@ def agenda(experiment: Experiment, records: Sequence[Record]) -> Agenda:
         experiment: What is asked.
         records: Of this experiment, of any age: a record whose settings have changed since is not of these cells.
     """
-    done = {(record.stage, record.key): record for record in of_newest_code(records)}
+    done = {(record.stage, record.key): record for record in of_newest_code(records, experiment.sources)}
     due, tuned = _tuning(experiment, done)
     waiting = 0
     by_seed: dict[int, list[Run]] = {}
@@ -112,7 +112,7 @@ def passed_over(experiment: Experiment, records: Iterable[Record]) -> tuple[Reco
 def _of_cells(experiment: Experiment, records: Iterable[Record]) -> Iterator[tuple[Record, bool]]:
     """Yields the newest record of every cell as it is now, and whether it is at the rate chosen for that."""
     tune = experiment.tune
-    records = newest(of_newest_code(records))
+    records = newest(of_newest_code(records, experiment.sources))
     _, tuned = _tuning(experiment, {(record.stage, record.key): record for record in records})
     for record in records:
         groups: set[CellKey] = set()
@@ -144,10 +144,10 @@ def _final(experiment: Experiment, fields: Cell, seed: int) -> Run:
     return Run(experiment=experiment.name, stage=Stage.FINAL, fields=dict(fields), settings=settings, seed=seed)
 
 
-def left_out(kept: Sequence[Record], counting: Sequence[Record]) -> str:
+def left_out(experiment: Experiment, kept: Sequence[Record], counting: Sequence[Record]) -> str:
     """Says which of the records that were made do not count, and why; empty if all of them do."""
     kept = newest(kept)
-    edited = len(kept) - len(of_newest_code(kept))
+    edited = len(kept) - len(of_newest_code(kept, experiment.sources))
     others = len(kept) - len(counting) - edited
     reasons = ((edited, "an older form of the task"), (others, "other settings than the file"))
     return "; ".join(_do_not_count(number, have) for number, have in reasons if number > 0)
@@ -238,7 +238,7 @@ def _search(
 
 def tunings(experiment: Experiment, records: Iterable[Record]) -> tuple[Tuning, ...]:
     """Returns how far tuning is, of every group of cells of which there is a tuning run."""
-    tune, records = experiment.tune, newest(of_newest_code(records))
+    tune, records = experiment.tune, newest(of_newest_code(records, experiment.sources))
     if tune is None:
         return ()
     done = {(record.stage, record.key): record for record in records}

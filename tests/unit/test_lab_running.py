@@ -10,7 +10,7 @@ import pytest
 
 from broker.errors import ConfigError
 from islands.task import load_task
-from ops.lab import runner, running
+from ops.lab import runner, running, sources
 from ops.lab.outcome import Outcome, Point
 from ops.lab.running import FAR_ABOVE, diverged
 
@@ -39,7 +39,7 @@ def test_a_run_whose_islands_trained_what_is_not_finite_has_diverged_though_its_
 
 def test_the_code_of_a_task_is_what_it_imports_that_is_neither_ours_nor_installed(tmp_path, monkeypatch):
     installed = {name: sys.modules[name] for name in ("math", "json", "numpy", "pytest", "ops.lab.running")}
-    assert running._task_code(installed) == {}
+    assert sources.of_modules(installed) == {}
     for name in ("own_task_of_a_test", "own_model_of_a_test", "installed_by_a_test"):
         monkeypatch.setitem(sys.modules, name, None)  # so that it is gone after the test
         del sys.modules[name]
@@ -48,16 +48,16 @@ def test_the_code_of_a_task_is_what_it_imports_that_is_neither_ours_nor_installe
     monkeypatch.syspath_prepend(tmp_path)
     importlib.import_module("own_task_of_a_test")
     imported = {name: sys.modules[name] for name in ("own_model_of_a_test", "own_task_of_a_test")}
-    first = running._task_code(installed | imported)
+    first = sources.of_modules(installed | imported)
     assert list(first) == ["own_model_of_a_test", "own_task_of_a_test"]
     (tmp_path / "own_model_of_a_test.py").write_text("LAYERS = 3")
-    second = running._task_code(installed | imported)
+    second = sources.of_modules(installed | imported)
     assert {name for name in first if first[name] != second[name]} == {"own_model_of_a_test"}
     elsewhere = tmp_path / "lib" / "python3" / "dist-packages"
     elsewhere.mkdir(parents=True)
     (elsewhere / "installed_by_a_test.py").write_text("")
     monkeypatch.syspath_prepend(elsewhere)
-    assert running._task_code({"installed_by_a_test": importlib.import_module("installed_by_a_test")}) == {}
+    assert sources.of_modules({"installed_by_a_test": importlib.import_module("installed_by_a_test")}) == {}
 
 
 def test_a_loss_that_begins_at_or_below_0_says_nothing_of_divergence():

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from broker.errors import ConfigError
+from ops.lab import sources
 from ops.lab.experiment import load
 from ops.lab.records import Record, Stage, newest
 from ops.lab.schedule import agenda, current, estimate_s, left_out, passed_over, tunings
@@ -394,10 +395,30 @@ def test_an_edited_task_asks_anew_tuning_included(write):
     assert {run.stage for run in left.due} == {Stage.TUNE}
     assert len(current(experiment, edited)) == 1
     assert current(experiment, newest(edited)) == current(experiment, edited)
-    told = left_out(edited, current(experiment, edited))
+    told = left_out(experiment, edited, current(experiment, edited))
     assert told == f"{len(old) - 1} records have an older form of the task, and do not count"
     other = [*old, replace(old[0], task_code={"another": "new"}), replace(old[1], task_code={})]
     assert not agenda(experiment, other).due, "another module is no other form of this one"
+
+
+def test_a_task_that_was_edited_since_its_last_run_is_due_again(write, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    source = tmp_path / "edited_by_a_test.py"
+    source.write_text("def task():\n    return 1\n")
+    own = PLAIN.replace("max_seeds = 4", "max_seeds = 2").replace(
+        '[run.task]\nmodel = "tiny"', 'task = "edited_by_a_test:task"'
+    )
+    experiment = sources.as_they_are(write(own))
+    assert list(experiment.sources) == ["edited_by_a_test"]
+    run = [replace(record_of(each, 1.0), task_code=dict(experiment.sources)) for each in agenda(experiment, []).due]
+    assert not agenda(experiment, run).due
+    source.write_text("def task():\n    return 2\n")
+    edited = sources.as_they_are(experiment)
+    assert len(agenda(edited, run).due) == len(run)
+    assert current(edited, run) == ()
+    assert left_out(edited, run, ()) == f"{len(run)} records have an older form of the task, and do not count"
+    ours = sources.as_they_are(write(PLAIN))
+    assert ours.sources == {}, "our own task is told by the digest of the whole"
 
 
 def test_the_time_of_a_run_is_estimated_from_what_an_inner_step_took_before(write):
