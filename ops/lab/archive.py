@@ -143,13 +143,21 @@ def read(path: Path) -> tuple[Record, ...]:
     return records
 
 
-def read_all(directory: Path) -> tuple[Record, ...]:
-    """Returns the records of all files of a directory, by file name; none if there is no such directory.
+def read_all(directory: Path) -> tuple[tuple[Record, ...], dict[str, ConfigError]]:
+    """Returns the records of all files of a directory, by file name, and experiment -> what is wrong with its file.
+
+    Neither if there is no such directory.
 
     Raises:
-        ConfigError: A line is no record.
         Unavailable: A file cannot be read.
     """
     with mapped(f"cannot list {directory}", definite=True):
         paths = sorted(directory.glob("*.jsonl"))
-    return tuple(record for path in paths for record in read(path))
+    found: list[Record] = []
+    wrong: dict[str, ConfigError] = {}
+    for path in paths:
+        try:
+            found += read(path)
+        except ConfigError as err:
+            wrong[path.stem] = err
+    return tuple(found), wrong

@@ -63,14 +63,19 @@ def run(args: argparse.Namespace) -> int:
     """Writes the page and its plots; returns the exit code.
 
     Raises:
-        ConfigError: A record is wrong, or there is no experiment.
+        ConfigError: There is no experiment, or no record.
         Unavailable: Something cannot be read or written.
     """
-    kept = newest(archive.read_all(args.records))
+    read, unreadable = archive.read_all(args.records)
+    for name, err in unreadable.items():
+        print(f"atoll: {name} is left out: {err}", file=sys.stderr)
+    kept = newest(read)
     # Other records are no reason to write our own page anew.
     folder = args.records.resolve()
     own_page = folder == RECORDS.resolve()
     experiments, wrong = _experiments(args, None if own_page else {record.experiment for record in kept})
+    experiments = [each for each in experiments if each.name not in unreadable]
+    wrong |= unreadable.keys()
     own = [(each, [record for record in kept if record.experiment == each.name]) for each in experiments]
     records = [record for each, mine in own for record in current(each, mine)]
     others = [record for each, mine in own for record in passed_over(each, mine)]

@@ -173,6 +173,17 @@ def test_a_page_is_a_file_with_plots_beside_it(place, out):
     assert not (place / "page").exists()
 
 
+def test_records_that_cannot_be_read_are_named_and_the_others_are_reported(place, capsys):
+    (place / "records" / "parity-backup.jsonl").write_bytes((place / "records" / "parity.jsonl").read_bytes())
+    (place / "records" / "broken.jsonl").write_text("{}\n")
+    assert report.run(arguments(place)) == 1
+    said = capsys.readouterr().err
+    assert "parity-backup is left out:" in said
+    assert "move it to its own file" in said
+    assert "broken is left out:" in said
+    assert "# parity" in (place / "docs" / "results.md").read_text()
+
+
 def test_an_experiment_that_cannot_be_read_is_named_and_the_others_are_reported(place, monkeypatch, capsys):
     def load(path):
         if path.stem == "broken":
