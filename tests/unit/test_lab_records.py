@@ -91,13 +91,13 @@ def test_records_are_appended_and_read_in_order(tmp_path):
     for each in written:
         archive.append(tmp_path / "records", each)
     assert archive.read(tmp_path / "records" / "parity.jsonl") == tuple(written)
-    assert archive.read_all(tmp_path / "records") == tuple(written)
+    assert archive.read_all(tmp_path / "records") == (tuple(written), {})
     assert (tmp_path / "records" / "parity.jsonl").read_text().count("\n") == 3
 
 
 def test_no_file_and_no_directory_are_no_records(tmp_path):
     assert archive.read(tmp_path / "parity.jsonl") == ()
-    assert archive.read_all(tmp_path / "nothing") == ()
+    assert archive.read_all(tmp_path / "nothing") == ((), {})
 
 
 @pytest.mark.parametrize("lost", [1, 5, 200])
@@ -129,9 +129,13 @@ def test_a_wrong_line_in_the_middle_is_named(tmp_path):
 
 
 def test_a_record_in_the_file_of_another_experiment_is_refused(tmp_path):
-    archive.path_of(tmp_path, "other").write_text(record().to_json() + "\n")
+    path = archive.path_of(tmp_path, "other")
+    path.write_text(record().to_json() + "\n")
     with pytest.raises(ConfigError, match="own file"):
-        archive.read_all(tmp_path)
+        archive.read(path)
+    records, wrong = archive.read_all(tmp_path)
+    assert records == ()
+    assert "own file" in str(wrong["other"])
 
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path):
