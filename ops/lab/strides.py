@@ -25,7 +25,7 @@ MOST = 8
 #: So many steps go one by one first: compiling takes as long as some hundreds of steps save.
 ALONE = 64
 #: So many steps have to give the same bits both ways: two of them may by chance.
-COMPARED = 32
+COMPARED = 16
 #: Larger batches go one by one: steps that read so much take so long that a call is nothing beside them.
 MOST_BATCH_BYTES = 1 << 20
 
