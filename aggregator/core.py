@@ -11,7 +11,8 @@ the time calls for. The parts share one :class:`aggregator.run.Run`:
 * :mod:`aggregator.rounds`: when rounds open and close, and their weights;
 * :mod:`aggregator.commits`: what makes of a merge a version;
 * :mod:`aggregator.publishing`: versions to the brokers;
-* :mod:`aggregator.ending`: the flush and the end.
+* :mod:`aggregator.ending`: the flush and the end;
+* :mod:`aggregator.behind`: what is done where peers hold more than the store.
 
 The order contract of the actions is *persist before anyone hears of it*: a version is sent only after its commit is
 reported durable, a join is answered only after the incarnation it gives away is, and nothing is said under an epoch
@@ -23,6 +24,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, assert_never
 
+from aggregator.behind import Behind
 from aggregator.commits import Commits
 from aggregator.config import AggregatorConfig
 from aggregator.donation import Donations
@@ -33,7 +35,6 @@ from aggregator.events import (
     Computed,
     Event,
     Fenced,
-    NewLineage,
     NotLetIn,
     Persisted,
     PersistFailed,
@@ -50,7 +51,6 @@ from aggregator.hearing import Hearings
 from aggregator.intake import Intake
 from aggregator.membership import Membership
 from aggregator.publishing import Publishing
-from aggregator.recovery import CURE, CURE_EMPTY, EPOCH_JUMP, LISTEN_S, Peers
 from aggregator.roster import Adopter, Keeper
 from aggregator.rounds import Rounds
 from aggregator.run import Run
@@ -120,16 +120,12 @@ class Aggregator:
         self._publishing = Publishing(self.run, self._rounds)
         self._commits = Commits(self.run, self._publishing)
         self._ending = Ending(self.run, self._membership, self._intake, self._rounds, self._roster, self._publishing)
+        self._behind = Behind(self.run, self._membership, self._ending)
         self._save_again_at_s: float | None = None
         self._attach_at_s = now_s
         # A standby that asks a broker about the leader must not take a pause for silence.
         self._attach_interval_s = min(ATTACH_INTERVAL_S, config.lease_s / 4) if config.failover else ATTACH_INTERVAL_S
-        self._peers = Peers()
         self._hearings = Hearings()
-        self._behind_since_s: float | None = None
-        self._behind_surely = False  # not by the word of islands alone
-        self._missed: list[Event] = []  # completions that came while the store was behind
-        self._fenced_at: set[int] = set()  # brokers where a later epoch leads
 
     def start(self, now_s: float) -> list[Action]:
         """Returns the first actions: the epoch becomes durable before anything is said under it."""
@@ -142,9 +138,9 @@ class Aggregator:
         """Takes one event in and returns what to do, in order."""
         self.run.now_s = now_s
         self.run.clock.look_again()
-        if self.behind and not isinstance(event, Stop | RunSaved | RunSaveFailed):
+        if self._behind and not isinstance(event, Stop | RunSaved | RunSaveFailed):
             self._wait_behind(event)
-            if self.behind:
+            if self._behind:
                 return self._drain()
         else:
             self._take(event)
@@ -157,7 +153,7 @@ class Aggregator:
         self.run.now_s = now_s
         if self.finished or not self.leading:
             return self._save_again_at_s
-        if self.behind:
+        if self._behind:
             return self._attach_at_s
         parts = (self._commits, self._rounds, self._ending)
         deadlines = [self._attach_at_s, *(deadline_s for part in parts for deadline_s in part.deadlines_s())]
@@ -179,7 +175,7 @@ class Aggregator:
     @property
     def behind(self) -> bool:
         """Whether peers hold newer versions than the store, so that nothing may be said."""
-        return self._behind_since_s is not None
+        return bool(self._behind)
 
     def _take(self, event: Event) -> None:
         """Hands an event to the part that knows about it."""
@@ -202,7 +198,7 @@ class Aggregator:
                 self.run.disk_failed(event.detail)
                 self.run.note("run_record.failed", detail=event.detail, retry_s=SAVE_RETRY_S)
             case Fenced():
-                self._fenced(event)
+                self._behind.fenced(event)
             case NotLetIn(broker=broker, detail=detail):
                 sentence = f"broker {broker} does not let this aggregator in: {detail}"
                 self.run.troubles.begin(f"broker {broker}", sentence, self.run.now_s)
@@ -214,8 +210,8 @@ class Aggregator:
                 assert_never(event)
 
     def _received(self, event: Received) -> None:
-        self._compare(event)
-        if self.behind:
+        self._behind.compare(event)
+        if self._behind:
             return
         envelope, message = event.envelope, event.envelope.message
         if message.channel is Channel.BULK:
@@ -305,7 +301,7 @@ class Aggregator:
         if not self.leading:
             return
         self._attach()
-        if self.behind:
+        if self._behind:
             return
         self._membership.settle_shares()
         if run.phase is Phase.SEEDING:
@@ -335,87 +331,15 @@ class Aggregator:
             if isinstance(self._roster, Adopter):
                 self._roster.say(self._ending.flushed)
 
-    def _compare(self, event: Received) -> None:
-        """Compares what a peer holds with what the store has."""
-        run, message = self.run, event.envelope.message
-        match message:
-            case Attached():
-                run.troubles.end(f"broker {event.broker}", run.now_s)
-                held = run.of_ours(message.versions)
-                self._fall_behind(self._peers.broker_holds(event.broker, held, run.versions), surely=True)
-            case Heartbeat():
-                member, sender = run.members.get(event.envelope.sender), event.envelope.sender
-                if member is None and run.phase is not Phase.SEEDING:
-                    return  # a stranger, who will be told to join
-                if member is not None and self._membership.holds_nothing(member):
-                    return  # whatever it says: a lie is refused
-                if member is None or member.incarnation == event.envelope.incarnation:
-                    live = frozenset() if member is None else self._live() | {sender}
-                    held = run.of_ours(message.versions)
-                    sentence = self._peers.island_holds(sender, held, run.versions, live=live)
-                    self._fall_behind(sentence, surely=member is None)
-            case _:
-                pass
-
-    def _live(self) -> frozenset[str]:
-        return frozenset(m.island_id for m in self.run.members.live(self.run.now_s))
-
-    def _fall_behind(self, sentence: str, *, surely: bool) -> None:
-        """The store is behind: from here on nothing is published, answered or merged."""
-        if not sentence:
-            return
-        self._behind_surely = self._behind_surely or surely
-        if self.behind:
-            return
-        run = self.run
-        self._behind_since_s = run.now_s
-        cure = CURE_EMPTY if run.phase is Phase.SEEDING else CURE
-        run.troubles.begin("behind", f"behind: {sentence}; {cure}", run.now_s)
-        run.note("store.behind", detail=sentence, cure=cure)
-
-    def _go_on(self) -> None:
-        """The store is not behind after all: what was completed meanwhile is taken note of now."""
-        run = self.run
-        self._behind_since_s = None
-        self._peers.disbelieve()
-        lasted_s = run.troubles.end("behind", run.now_s)
-        run.note("store.not_behind", detail="most islands contradict", after_s=round(lasted_s or 0.0, 3))
-        self._rounds.resume()
-        missed, self._missed = self._missed, []
-        for event in missed:
-            self._take(event)
-
     def _wait_behind(self, event: Event) -> None:
-        """Attaches and listens, and does nothing else; begins a new lineage where that was ordered."""
-        run = self.run
-        if isinstance(event, Received):
-            member = run.members.get(event.envelope.sender)
-            if member is not None and member.incarnation == event.envelope.incarnation:
-                member.last_seen_s = run.now_s
-            self._compare(event)
-        elif isinstance(event, Fenced):
-            self._fenced(event)
-        elif isinstance(event, Computed | Persisted | PersistFailed):
-            self._missed.append(event)
+        """Attaches and listens, and does nothing else until the store is not behind any more."""
+        self._behind.listen(event)
         self._attach()
-        if not self._behind_surely and self._peers.outvoted(self._live()):
-            self._go_on()
-            return
-        assert self._behind_since_s is not None
-        ordered = run.config.new_lineage and run.phase is not Phase.SEEDING
-        if ordered and not self.finished and run.now_s >= self._behind_since_s + LISTEN_S:
-            jump = EPOCH_JUMP if self._fenced_at else 0
-            above = {p: max(version, self._peers.versions.get(p, -1)) for p, version in enumerate(run.versions)}
-            run.emit(NewLineage(above=above, epoch=run.epoch + 1 + jump))
-            self._ending.finish("a new lineage begins, as ordered")
-
-    def _fenced(self, event: Fenced) -> None:
-        """A later epoch leads at a broker: said once per broker."""
-        if not self.run.config.failover:  # else the lease says who leads
-            self._fall_behind(f"broker {event.broker} knows a later epoch ({event.detail})", surely=True)
-        if event.broker not in self._fenced_at:
-            self._fenced_at.add(event.broker)
-            self.run.note("aggregator.fenced", epoch=self.run.epoch, broker=event.broker, detail=event.detail)
+        missed = self._behind.advance()
+        if not self._behind:
+            self._rounds.resume()
+        for each in missed:
+            self._take(each)
 
     def _drain(self) -> list[Action]:
         """Empties the outbox; what is for an island goes by the broker over which that was last heard."""

@@ -1,15 +1,13 @@
 """The durable store of one aggregator: every version is on disk before any island can see it.
 
-The layout is in :mod:`aggregator.store_files`. Whatever is replaced is written beside its place, flushed and renamed,
-and its directory flushed: a crash at any point leaves the old or the new, and at most a ``.tmp`` file, which the next
-:meth:`Store.open` removes. Per fragment the newest versions are kept, and version 0 for ever: the loss before
-training is measured on it.
+The layout is in :mod:`aggregator.store_files`, the history in :mod:`aggregator.ledger_file`. Files are replaced whole
+(:mod:`aggregator.replacing`), and what a crash leaves half-written the next :meth:`Store.open` removes. Per fragment
+the newest versions are kept, and version 0 for ever: the loss before training is measured on it.
 """
 
 from __future__ import annotations
 
 import fcntl
-import json
 import logging
 import os
 import re
@@ -23,9 +21,10 @@ from typing import Any, Self
 
 from aggregator.commit_file import Damaged, read_commit, read_header, write_all, write_commit
 from aggregator.events import Commit
+from aggregator.ledger_file import LedgerFile, key_of
 from aggregator.outer import FragmentState
-from aggregator.records import ledger_line
 from aggregator.recovery import renumbered
+from aggregator.replacing import TEMPORARY, flush_directory, replace
 from aggregator.store_files import (
     commit_path,
     fragment_ids,
@@ -40,7 +39,6 @@ from aggregator.store_files import (
 from broker.errors import LocalProtocolError, Unavailable
 
 _LOG = logging.getLogger(__name__)
-_TEMPORARY = ".tmp"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,11 +76,11 @@ class Store:
 
     def __init__(self, directory: Path, lock_fd: int, keep: int) -> None:
         self._directory = directory
+        self._ledger = LedgerFile(ledger_path(directory))
         self._lock_fd = lock_fd
         self._keep = keep
         self._loaded = False
         self._newest: dict[int, Commit] = {}  #: fragment -> newest whole version
-        self._unlisted: dict[tuple[int, int, str], Commit] = {}  #: durable, and not in the ledger file yet
         self._damaged: defaultdict[int, set[int]] = defaultdict(set)  #: fragment -> versions not whole
         self._to_strike: dict[int, int] = {}  #: fragment -> version from which on its lines in the ledger are void
 
@@ -102,10 +100,10 @@ class Store:
         with mapped(f"cannot open the store {directory}", definite=True):
             (directory / "fragments").mkdir(parents=True, exist_ok=True)
             for created in (directory, directory.parent):
-                _flush_directory(created)
+                flush_directory(created)
             lock_fd = _locked(directory / "lock")
             try:
-                for pattern in (f"*{_TEMPORARY}", f"fragments/*/*{_TEMPORARY}"):
+                for pattern in (f"*{TEMPORARY}", f"fragments/*/*{TEMPORARY}"):
                     for leftover in directory.glob(pattern):
                         leftover.unlink()
             except OSError:
@@ -147,7 +145,7 @@ class Store:
                 self._newest[fragment_id] = fragments[fragment_id][0]
                 break
         present = {p: max(versions(self._directory, p), default=-1) for p in fragment_ids(self._directory)}
-        for fragment_id, version, _ in self._complete_ledger():
+        for fragment_id, version, _ in self._ledger.complete(self._commits_on_disk()):
             if version > present.get(fragment_id, -1):  # given up for a leader's, and not struck before a crash
                 self._to_strike[fragment_id] = min(version, self._to_strike.get(fragment_id, version))
         self._loaded = True
@@ -172,26 +170,26 @@ class Store:
         # An island that dies half-way through seeding leaves fragments of a version 0 that nobody has seen; the core
         # asks for another one's only while version 0 is not whole.
         seeded_anew = commit.fragment_version == newest.fragment_version == 0
-        if commit.fragment_version <= newest.fragment_version and _key(commit) != _key(newest) and not seeded_anew:
+        if commit.fragment_version <= newest.fragment_version and key_of(commit) != key_of(newest) and not seeded_anew:
             asked = f"version {commit.fragment_version} ({commit.digest}) of fragment {commit.fragment_id}"
             stands = f"version {newest.fragment_version} ({newest.digest})"
             raise LocalProtocolError(f"{asked} cannot follow {stands}: versions only grow")
         # Asked for again with nothing left to do: after a full disk, another fragment's commit has listed it too.
-        written = commit.fragment_id in self._newest and _key(commit) == _key(newest)
-        if written and _key(commit) not in self._unlisted:
+        written = commit.fragment_id in self._newest and key_of(commit) == key_of(newest)
+        if written and not self._ledger.owes(commit):
             self._prune(commit.fragment_id)
             return
         path = commit_path(self._directory, commit.fragment_id, commit.fragment_version)
         with mapped(f"cannot create {path.parent}", definite=True):
             if not path.parent.is_dir():
                 path.parent.mkdir()
-                _flush_directory(path.parent.parent)
+                flush_directory(path.parent.parent)
         self._replace(path, lambda fd: write_commit(fd, commit, state))
         self._newest[commit.fragment_id] = commit
         self._to_strike.pop(commit.fragment_id, None)  # from here on its versions are our own
         self._damaged[commit.fragment_id].discard(commit.fragment_version)
-        self._unlisted[_key(commit)] = commit
-        self._list_commits()
+        self._ledger.owe(commit)
+        self._ledger.settle()
         self._prune(commit.fragment_id)
 
     def adopt(self, commit: Commit, state: FragmentState) -> None:
@@ -203,8 +201,8 @@ class Store:
         p, version = commit.fragment_id, commit.fragment_version
         newer = [each for each in versions(self._directory, p) if each > version]
         held = self._newest.get(p)
-        if held is not None and _key(held) == _key(commit) and not newer and p not in self._to_strike:
-            self._list_commits()
+        if held is not None and key_of(held) == key_of(commit) and not newer and p not in self._to_strike:
+            self._ledger.settle()
             return  # a copy of what is here
         differs = held is not None and held.fragment_version == version and held.digest != commit.digest
         if newer or differs:
@@ -214,15 +212,15 @@ class Store:
             path = commit_path(self._directory, p, each)
             with mapped(f"cannot remove {path}", definite=False):
                 path.unlink()
-                _flush_directory(path.parent)
+                flush_directory(path.parent)
             self._damaged[p].discard(each)
         if p in self._to_strike:
             first = min(version, self._to_strike[p])
-            self._strike_from_ledger(p, first)
+            self._ledger.strike(p, first)
             # An earlier attempt that failed may have come further than the ledger file: what it adopted keeps its line.
             for whole in self._commits_on_disk():
                 if whole.fragment_id == p and first <= whole.fragment_version < version:
-                    self._unlisted[_key(whole)] = whole
+                    self._ledger.owe(whole)
         self.commit(commit, state)
 
     def begin_lineage(self, above: Mapping[int, int], epoch: int) -> None:
@@ -271,92 +269,7 @@ class Store:
         """Puts what ``write`` writes in the place of ``path``, whole and durable."""
         if self._lock_fd < 0:
             raise LocalProtocolError(f"the store {self._directory} is closed, {path.name} cannot be written")
-        temporary = path.with_name(path.name + _TEMPORARY)
-        try:
-            with mapped(f"cannot write {path}", definite=True):
-                fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-                try:
-                    write(fd)
-                    os.fsync(fd)
-                finally:
-                    os.close(fd)
-                os.replace(temporary, path)
-        except BaseException:
-            with suppress(OSError):  # on a full disk, half a file takes the space that somebody is trying to free
-                temporary.unlink(missing_ok=True)
-            raise
-        with mapped(f"cannot flush {path.parent}", definite=False):
-            _flush_directory(path.parent)
-
-    def _list_commits(self) -> None:
-        """Gives what is durable its line, whoever asks for what next after an attempt that failed."""
-        if self._unlisted:
-            self._append_to_ledger(self._unlisted.values())
-            self._unlisted.clear()
-
-    def _append_to_ledger(self, commits: Iterable[Commit]) -> None:
-        """Adds a line per commit, all or none, durably: afterwards the commit may be pruned."""
-        lines = "".join(json.dumps(ledger_line(commit), separators=(",", ":")) + "\n" for commit in commits)
-        path = ledger_path(self._directory)
-        with mapped(f"cannot append to {path}", definite=False):
-            fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-            try:
-                size = os.fstat(fd).st_size
-                try:
-                    write_all(fd, memoryview(lines.encode()))
-                    os.fsync(fd)
-                except OSError:
-                    os.ftruncate(fd, size)
-                    raise
-            finally:
-                os.close(fd)
-
-    def _strike_from_ledger(self, fragment_id: int, first_version: int) -> None:
-        """Removes the lines of a fragment from a version on; the others stay as they are, byte for byte."""
-        self._unlisted = {
-            key: each for key, each in self._unlisted.items() if key[0] != fragment_id or key[1] < first_version
-        }
-        path = ledger_path(self._directory)
-        if not path.exists():
-            return
-        kept = []
-        with mapped(f"cannot read {path}", definite=True):
-            for line in path.read_bytes().splitlines(keepends=True):
-                with suppress(ValueError, KeyError, TypeError):
-                    row = json.loads(line)
-                    if row["fragment_id"] == fragment_id and row["fragment_version"] >= first_version:
-                        continue
-                kept.append(line)
-        self._replace(path, lambda fd: write_all(fd, memoryview(b"".join(kept))))
-
-    def _complete_ledger(self) -> set[tuple[int, int, str]]:
-        """Cuts a torn end off the ledger file, and adds the versions on disk that have no line.
-
-        Returns:
-            What the other lines list: fragment, version and digest.
-        """
-        path = ledger_path(self._directory)
-        known: set[tuple[int, int, str]] = set()
-        with mapped(f"cannot repair {path}", definite=False):
-            if path.exists():
-                with path.open("r+b") as file:
-                    for number, line in enumerate(file, start=1):
-                        if not line.endswith(b"\n"):
-                            file.truncate(file.tell() - len(line))
-                            os.fsync(file.fileno())
-                            break
-                        try:
-                            row = json.loads(line)
-                            known.add((row["fragment_id"], row["fragment_version"], row["digest"]))
-                        except (ValueError, KeyError, TypeError):
-                            _LOG.warning("store.ledger_line_damaged path=%s line=%d", path, number)
-            else:
-                path.touch()
-                _flush_directory(path.parent)
-        missing = [commit for commit in self._commits_on_disk() if _key(commit) not in known]
-        if missing:
-            self._append_to_ledger(sorted(missing, key=lambda commit: (commit.round_id, _key(commit))))
-        return known
+        replace(path, write)
 
     def _commits_on_disk(self) -> Iterable[Commit]:
         for fragment_id in fragment_ids(self._directory):
@@ -380,10 +293,6 @@ class Store:
                     _LOG.warning("store.prune_failed path=%s error=%r", path, err.strerror)
 
 
-def _key(commit: Commit) -> tuple[int, int, str]:
-    return commit.fragment_id, commit.fragment_version, commit.digest
-
-
 def _locked(path: Path) -> int:
     """Returns the descriptor that holds the lock; the operating system drops it when this process ends, however."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
@@ -400,12 +309,3 @@ def _locked(path: Path) -> int:
         os.close(fd)
         raise
     return fd
-
-
-def _flush_directory(path: Path) -> None:
-    """Makes the names in a directory durable."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

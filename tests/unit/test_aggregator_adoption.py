@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from aggregator.events import Commit
+from aggregator.ledger_file import LedgerFile
 from aggregator.outer import FragmentState
 from aggregator.replicas import commit_of, record_of, replica_of, run_message
 from aggregator.store import Store
@@ -201,7 +202,7 @@ def test_the_same_commit_again_changes_nothing(store, tmp_path):
 
 def test_a_line_that_could_not_be_added_to_the_ledger_file_comes_with_the_next_attempt(store, tmp_path, monkeypatch):
     with monkeypatch.context() as patched:
-        patched.setattr(Store, "_append_to_ledger", full)
+        patched.setattr(LedgerFile, "_append", full)
         with pytest.raises(Unavailable):
             store.adopt(*made(4))
     store.adopt(*made(4))  # the leader sends it again, since it was not acknowledged
@@ -212,7 +213,7 @@ def test_a_line_that_could_not_be_added_to_the_ledger_file_comes_with_the_next_a
 
 def test_a_line_that_was_never_added_is_not_added_for_what_gave_way(store, tmp_path, monkeypatch):
     with monkeypatch.context() as patched:
-        patched.setattr(Store, "_append_to_ledger", full)
+        patched.setattr(LedgerFile, "_append", full)
         with pytest.raises(Unavailable):
             store.adopt(*made(4))
     store.adopt(*made(2, seed=1))
@@ -261,7 +262,7 @@ def test_a_crash_in_the_middle_leaves_whole_versions_and_the_next_attempt_settle
 @pytest.mark.parametrize("crashes", [False, True])
 def test_what_gave_way_leaves_the_ledger_file_though_the_first_attempt_failed(store, tmp_path, monkeypatch, crashes):
     with monkeypatch.context() as patched:
-        patched.setattr(Store, "_strike_from_ledger", full)
+        patched.setattr(LedgerFile, "strike", full)
         with pytest.raises(Unavailable):
             store.adopt(*made(2))  # version 3 was never published
     if crashes:
@@ -276,7 +277,7 @@ def test_what_gave_way_leaves_the_ledger_file_though_the_first_attempt_failed(st
 
 def test_what_was_adopted_as_the_ledger_file_failed_keeps_its_line(store, tmp_path, monkeypatch):
     with monkeypatch.context() as patched:
-        patched.setattr(Store, "_strike_from_ledger", full)
+        patched.setattr(LedgerFile, "strike", full)
         with pytest.raises(Unavailable):
             store.adopt(*made(2))
     store.adopt(*made(4, seed=1))

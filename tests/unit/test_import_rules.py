@@ -99,6 +99,7 @@ PURE = [
     "ops/chaos/manners",
     "ops/outer_defaults",
     "aggregator/recovery",
+    "aggregator/behind",
     "aggregator/story",
     "broker/trouble",
     "ops/virtual/queue",
