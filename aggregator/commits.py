@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from aggregator.events import Commit, Computed, Persist, Persisted, PersistFailed
+from aggregator.fragment import Stage
 from aggregator.publishing import Publishing
 from aggregator.round import Round
-from aggregator.run import Run, Stage
+from aggregator.run import Run
 from broker.messages import Merged
 
 PERSIST_RETRY_S = 1.0

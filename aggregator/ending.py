@@ -6,13 +6,14 @@ Design: section 4.9.
 from __future__ import annotations
 
 from aggregator.events import Finished
+from aggregator.fragment import Stage
 from aggregator.intake import Intake
 from aggregator.members import Member
 from aggregator.membership import Membership
 from aggregator.publishing import Publishing
 from aggregator.roster import Adopter, Keeper
 from aggregator.rounds import Rounds
-from aggregator.run import Run, Stage
+from aggregator.run import Run
 from broker.messages import Heartbeat, Phase, Reason
 
 #: A flush that brings no version for so many round timeouts ends without what it still waits for.

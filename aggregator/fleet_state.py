@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from statistics import median_low
 
+from aggregator.fragment import Stage
 from aggregator.members import Member
-from aggregator.run import Run, Stage
+from aggregator.run import Run
 from broker.messages import FleetState, OpenRound, Phase
 
 #: In the ratio by which schedules go on between two reports, no island counts for more than so many times the fleet's

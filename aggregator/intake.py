@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from aggregator.admission import Admission, admit, too_stale
 from aggregator.events import Received
+from aggregator.fragment import Fragment, Stage
 from aggregator.members import Member
 from aggregator.membership import Membership
 from aggregator.outliers import Sample
 from aggregator.round import Admitted, Round
-from aggregator.run import Fragment, Run, Stage
+from aggregator.run import Run
 from broker.messages import Contribution, Fate, Nothing, Phase, Reason, Resolution
 
 #: Reasons that cast doubt on the counters themselves: nothing is booked by them.

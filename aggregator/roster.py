@@ -19,8 +19,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from aggregator.events import Send
+from aggregator.fragment import Stage
 from aggregator.membership import Membership
-from aggregator.run import Run, Stage
+from aggregator.run import Run
 from broker.fragments import FragmentManifest
 from broker.messages import AGGREGATOR, Begin, Enrolled, Phase, Reached, Roster, Rostered
 

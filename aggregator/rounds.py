@@ -15,11 +15,12 @@ import math
 from dataclasses import replace
 
 from aggregator.events import Merge, Part
+from aggregator.fragment import Fragment, Stage
 from aggregator.intake import Intake
 from aggregator.membership import Membership
 from aggregator.quorum import Verdict, Waits
 from aggregator.round import Round
-from aggregator.run import Fragment, Run, Stage
+from aggregator.run import Run
 from aggregator.staleness import Trained, mean_staleness, merge_weights, most_tokens_per_step, presence_factor
 from broker.messages import Merged, Phase
 

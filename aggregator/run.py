@@ -10,13 +10,12 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any
 
 from aggregator.config import AggregatorConfig
 from aggregator.events import Action, Commit, Manifested, Note, SaveRun
 from aggregator.founding import Founding, foundings_of
+from aggregator.fragment import Fragment, Stage
 from aggregator.journeys import Journeys
 from aggregator.ledger import Ledger
 from aggregator.members import Member, Members
@@ -24,11 +23,11 @@ from aggregator.outliers import FragmentNorms
 from aggregator.pacing import Pacer, StepClock
 from aggregator.quarantine import Quarantine
 from aggregator.records import manifest_from_rows, manifest_to_rows
-from aggregator.round import Admitted, Round
+from aggregator.round import Round
 from aggregator.shares import Shares
 from aggregator.ways import Ways
 from broker.fragments import FragmentManifest, shard_of
-from broker.messages import FASTEST_STEP_S, Contribution, Merged, Phase, Reason
+from broker.messages import FASTEST_STEP_S, Contribution, Phase, Reason
 from broker.schema import MAX_DATA_RANGES
 from broker.trouble import Troubles
 
@@ -42,47 +41,6 @@ STEPS_PER_S, STEPS_AT_ONCE = round(1 / FASTEST_STEP_S), 100_000
 
 #: Contributions of one island that may wait on one fragment.
 MOST_WAITING = 16
-
-
-class Stage(StrEnum):
-    """Where a fragment is between two versions."""
-
-    IDLE = "idle"
-    COLLECTING = "collecting"
-    COMPUTING = "computing"
-    PERSISTING = "persisting"
-
-
-@dataclass(slots=True)
-class Fragment:
-    """One fragment's versions and its current round."""
-
-    stage: Stage = Stage.IDLE
-    version: int = -1  #: the newest durable one
-    digest: str = ""
-    contributions: tuple[Merged, ...] = ()  #: of the newest durable version
-    round: Round | None = None  #: while COLLECTING; while COMPUTING and PERSISTING what it brought
-    closed_at_s: float = 0.0
-    commit: Commit | None = None  #: while PERSISTING
-    persist_again_at_s: float | None = None
-    held: list[Admitted] = field(default_factory=list)
-    norms: FragmentNorms = field(default_factory=FragmentNorms)
-    flushed: bool = False
-    published_at_s: float | None = None  #: the newest version, to all brokers
-    on_their_way: dict[int, float] = field(default_factory=dict)  #: versions that no broker has said it has, since when
-    undelivered: bool = False  #: one of them for longer than that usually takes
-
-    @property
-    def waiting(self) -> list[Admitted]:
-        """Contributions that are held, or in the round."""
-        return self.held + (self.round.contributions if self.round is not None else [])
-
-    def in_commit(self, island_id: str, incarnation: int, from_step: int) -> bool:
-        """Whether a contribution is in the version that is being made durable right now."""
-        parts = self.commit.contributions if self.commit else ()
-        return any(
-            (m.island_id, m.incarnation, m.steps.from_step) == (island_id, incarnation, from_step) for m in parts
-        )
 
 
 class Run:

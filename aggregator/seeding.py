@@ -8,10 +8,11 @@ With several shards each plants the seeds of its own fragments, and shard 0 deci
 from __future__ import annotations
 
 from aggregator.events import Plant, Received
+from aggregator.fragment import Stage
 from aggregator.members import Member
 from aggregator.membership import Membership
 from aggregator.roster import Adopter, Keeper
-from aggregator.run import Run, Stage
+from aggregator.run import Run
 from broker.messages import RETRY_REASONS, Phase, Reason, Seed
 
 #: A seeder of which nothing new has come for so long is passed over: this, and the time that its largest fragment takes

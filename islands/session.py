@@ -29,14 +29,13 @@ from islands.config import IslandConfig
 from islands.core import Island
 from islands.exchange import (
     CONNECTING,
-    Batch,
     Exchange,
-    Install,
     Membership,
     Moment,
     Position,
     take_newest,
 )
+from islands.offers import Offers
 from islands.placement import Leaf
 from islands.shares import Taken
 from islands.snapshots import Snapshots, Work
@@ -74,14 +73,13 @@ class Session:
         # Touched by the communication thread only.
         self._wire = Wire(config, self._receive, self._line)
         self._snapshots = Snapshots(config, core, workshop, exchange)
+        self._offers = Offers(exchange)
         self._loop: asyncio.AbstractEventLoop
         self._tasks: asyncio.TaskGroup
         self._leaving: asyncio.Event
         self._timer: asyncio.TimerHandle | None = None
         self._copies: dict[int, tuple[int, tuple[Leaf, ...]]] = {}  # fragment -> (step, leaves)
         self._warm = False  # everything that a boundary calls is compiled
-        self._recovering = False
-        self._held: dict[int, Install] = {}  # of a recovery, until every fragment is there
         self._loss: float | None = None  # as last seen; None if it is not finite
         self._notes: Counter[tuple[str, str]] = Counter()
 
@@ -284,7 +282,7 @@ class Session:
                 case events.EncodeSeed():
                     self._spawn(self._seed(action.fragment_id))
                 case events.RefreshOptimizer():
-                    self._recovering = True
+                    self._offers.recover()
                 case events.CopyState():
                     self._begin(self._snapshots.gift())
                 case events.CheckState():
@@ -403,28 +401,8 @@ class Session:
         self._catch_up()
         prepared = events.Prepared(fragment_id=install.fragment_id, fragment_version=install.fragment_version)
         self._perform(self._core.handle(prepared, self._clock()))
-        self._offer(install)
+        self._offers.offer(install, self._core.fragments.values())
         self._after()
-
-    def _offer(self, install: Install) -> None:
-        """Lets the training thread have a version; those of a recovery all at once.
-
-        What is not finite spreads to every fragment with the next step. So the global parameters that replace a
-        spoilt state wait for each other, and for a fresh optimizer.
-        """
-        fragments = self._core.fragments.values()
-        batch = Batch(installs=(install,))
-        if self._recovering and install.keep == 0:
-            self._held[install.fragment_id] = install
-            if len(self._held) < len(fragments):
-                return
-            batch = Batch(installs=tuple(self._held.values()), fresh_optimizer=True)
-            self._held.clear()
-            self._recovering = False
-        self._exchange.ready.append(batch)
-        here = sum(fragment.newest >= 0 for fragment in fragments)
-        self._exchange.doing = f"waiting for version 0: {here} of {len(fragments)} fragments are here"
-        self._exchange.news.set()
 
 
 async def _raise(error: BaseException) -> None:

@@ -16,8 +16,8 @@ from aggregator.events import (
     Send,
     refusal_of_ours,
 )
+from aggregator.fragment import Stage
 from aggregator.publishing import DELIVERED_S
-from aggregator.run import Stage
 from aggregator.summary import totals
 from broker.messages import (
     AGGREGATOR,
