@@ -1,9 +1,8 @@
 """The broker daemon: two ROUTER sockets around a :class:`~broker.relay.Relay`.
 
-Shell. Each message is decoded as far as its header, handed to the relay, and what the relay answers is done at once,
-without waiting: a send that would block goes back to the relay as an event. Versions alone are looked into, before the
-relay hears of them: what it keeps is served again and again, and must not be what a line has damaged. So nothing that a
-peer does, and nothing that Redis does (:mod:`broker.reporter` has a task of its own), holds up anybody else.
+Shell. Each message becomes an event (:mod:`broker.arrivals`), is handed to the relay, and what that answers is done at
+once, without waiting: a send that would block goes back to the relay as an event. So nothing that a peer does, and
+nothing that Redis does (:mod:`broker.reporter` has a task of its own), holds up anybody else.
 """
 
 from __future__ import annotations
@@ -26,14 +25,15 @@ import zmq.asyncio
 
 from broker import clocks, flags, logs, settings
 from broker.accounts import Accounts
-from broker.codec import Origin, Unreadable, decode, encode, kind_of, peek, verify
+from broker.arrivals import event_of, verified
+from broker.codec import encode
 from broker.config import DEFAULT_REDIS_URL, BrokerConfig
 from broker.endpoint import configure_socket
-from broker.errors import ConfigError, RemoteProtocolError
+from broker.errors import ConfigError
 from broker.gate import Gate, GateEvent
 from broker.headers import Limits
 from broker.intake import Intake, Taken
-from broker.messages import AttachBulk, Channel, Reason, Version
+from broker.messages import AttachBulk, Channel
 from broker.registry import Registry
 from broker.relay import (
     Blocked,
@@ -55,8 +55,6 @@ log = logs.get(__name__)
 LINGER_MS = 200
 #: From here on a frame is a mapping of its own: large enough that the page faults cost little beside the copying.
 LARGE_FRAME_BYTES = 1 << 20
-#: The checksums of versions below this are looked at on the spot: it takes less than 1 ms, at 5 to 15 GB/s.
-VERIFY_HERE_BYTES = 4 << 20
 #: The last report to Redis may take so long.
 LAST_REPORT_S = 0.8
 #: How often two adjacent free ports are looked for when the port is 0.
@@ -268,7 +266,7 @@ class _Broker:
         while True:
             taken = await intake.take()
             key = self._gate.key_of(channel, taken.frames[0]) if taken.frames else ""
-            self._handle(self._accounted(await _verified(_event(channel, taken, limits, key)), taken))
+            self._handle(self._accounted(await verified(event_of(channel, taken, limits, key)), taken))
             # A message that is there already is returned without a pause; without one here, the busier channel would
             # keep the other from running.
             await asyncio.sleep(0)
@@ -329,52 +327,6 @@ class _Broker:
         else:
             raise error
         return failure(channel=send.channel, peer=send.peer, envelope=send.envelope, size_bytes=send.size_bytes)
-
-
-def _event(channel: Channel, taken: Taken, limits: Limits, key: str) -> Received | Rejected:
-    """Decodes what came, as far as the header; buffers stay the views of frames that they are."""
-    frames = taken.frames
-    try:
-        if taken.surplus:
-            most = f"at most {limits.max_buffers}"
-            raise RemoteProtocolError(
-                Reason.OVERSIZE, field="number of buffers", got=len(frames) - 1 + taken.surplus, expected=most
-            )
-        envelope = decode(frames, limits)
-    except RemoteProtocolError as err:
-        origin = err.origin if isinstance(err, Unreadable) else peek(frames, limits)
-        return _rejected(channel, taken.peer, key, err, origin)
-    size_bytes = sum(len(frame) for frame in frames)
-    return Received(channel=channel, peer=taken.peer, envelope=envelope, size_bytes=size_bytes, key=key)
-
-
-async def _verified(event: Received | Rejected) -> Received | Rejected:
-    """Rejects a version whose buffers were damaged on their way; its aggregator hears of it, and publishes it again."""
-    if not isinstance(event, Received) or not isinstance(event.envelope.message, Version):
-        return event
-    envelope = event.envelope
-    try:
-        if event.size_bytes < VERIFY_HERE_BYTES:
-            verify(envelope)
-        else:
-            await asyncio.to_thread(verify, envelope)  # which lets go of the interpreter meanwhile
-    except RemoteProtocolError as err:
-        origin = Origin(kind=kind_of(envelope.message), sender=envelope.sender, sequence=envelope.sequence)
-        return _rejected(event.channel, event.peer, event.key, err, origin)
-    return event
-
-
-def _rejected(channel: Channel, peer: bytes, key: str, err: RemoteProtocolError, origin: Origin) -> Rejected:
-    return Rejected(
-        channel=channel,
-        peer=peer,
-        key=key,
-        reason=Reason(err.reason),
-        detail=f"{err.field} is {err.got}, expected {err.expected}",
-        kind=origin.kind,
-        sequence=origin.sequence,
-        sender=origin.sender,
-    )
 
 
 # --- addresses ------------------------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ import zmq.asyncio
 
 from broker import messages as m
 from broker import redis_server, server
+from broker.arrivals import VERIFY_HERE_BYTES
 from broker.codec import encode
 from broker.config import BrokerConfig
 from broker.endpoint import Endpoint
@@ -30,7 +31,7 @@ from broker.messages import AGGREGATOR, BROKER, PROTOCOL_VERSION, Channel, Encod
 from broker.ranges import StepRange
 from broker.registry import Registry
 from broker.relay import Relay
-from broker.server import VERIFY_HERE_BYTES, serve
+from broker.server import serve
 from broker.under_way import ACKNOWLEDGED_S
 from ops.cluster import free_ports
 from tests.helpers import beat
