@@ -105,6 +105,8 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _show(args: argparse.Namespace) -> int:
+    if args.records != RECORDS and not args.records.is_dir():
+        raise ConfigError("--records", str(args.records), "is no directory: give the one that lab run was given")
     for path in args.experiments:
         experiment = as_they_are(load(path))
         kept = newest(archive.read(archive.path_of(args.records, experiment.name)))

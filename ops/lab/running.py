@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from broker.errors import ConfigError
 from broker.messages import Reason
+from islands.config import LANGUAGE
 from islands.task import Params, Task, held_out_loss, load_task, task_function
 from islands.tree import flatten
 from ops.lab import decoupled, lockstep, sources
@@ -62,6 +63,8 @@ def run_cell(
     task = load_task(cell.task, _options(cell, cell.held_out_sequences))
     task_code = sources.of_modules(sys.modules)
     quick = load_task(cell.task, _options(cell, cell.curve_sequences))
+    if cell.task != LANGUAGE:  # whether a task of somebody's own can be judged is not found out at the end
+        _judged(quick, quick.init(seed)[0])
     gc.collect()
     gc.freeze()  # what is loaded by now stays: there is no need to look through it again and again
     points = 0

@@ -118,6 +118,12 @@ def test_a_task_that_refuses_its_options_is_named_and_the_rest_goes_on(experimen
     assert len(archive.read(tmp_path / "records" / "stopped.jsonl")) == 2
 
 
+def test_records_that_are_nowhere_are_not_told_as_none(experiment, tmp_path):
+    done = lab("show", experiment, "--records", tmp_path / "nowhere")
+    assert done.returncode == 2
+    assert f"--records = '{tmp_path / 'nowhere'}': is no directory" in done.stderr
+
+
 def test_a_task_that_is_not_there_is_not_looked_for_by_every_run(experiment, tmp_path):
     text = EXPERIMENT.replace("examples.numpy_task:task", "examples.nowhere:task").replace("seeds = 2", "seeds = 9")
     experiment.write_text(text)

@@ -297,11 +297,14 @@ def test_runs_are_compared_in_equal_time_where_that_is_asked_for():
         replace(each, tokens=2 * each.tokens) if each.cell["mode"] == "decoupled" else each
         for each in pairs(-0.02, islands=4)
     ]
-    assert only(CLAIM, rows).reason == "trained tokens differ by more than 1 %"
+    reason = only(CLAIM, rows).reason
+    assert reason.startswith("trained tokens differ by more than 1 % (seed 0: "), reason
+    assert "more steps" in reason
     found = only(CLAIM | {"equal": "time"}, rows)
     assert (found.verdict, found.extra) == (Verdict.HOLDS, {})
     late = [replace(each, virtual_s=1600.0) if each.cell["mode"] == "decoupled" else each for each in rows]
-    assert only(CLAIM | {"equal": "time"}, late).reason == "virtual times differ by more than 1 %"
+    expected = f"virtual seconds differ by more than 1 % (seed 0: 1,600 and {rows[0].virtual_s:,.0f})"
+    assert only(CLAIM | {"equal": "time"}, late).reason == expected
 
 
 def test_extra_tokens_follow_from_the_curves():

@@ -13,6 +13,7 @@ from islands.task import load_task
 from ops.lab import runner, running, sources
 from ops.lab.outcome import Outcome, Point
 from ops.lab.running import FAR_ABOVE, diverged
+from ops.lab.settings import cell_settings
 
 SOUND = Outcome(
     params={},
@@ -71,6 +72,18 @@ def test_losses_are_one_for_each_sequence(shape):
     task = load_task("examples.numpy_task:task", {})
     with pytest.raises(ConfigError, match="one loss for each sequence"):
         running._judged(replace(task, losses=lambda params: np.ones(shape)), {})
+
+
+def test_losses_of_a_wrong_shape_are_found_before_anything_is_trained(monkeypatch):
+    def trained(*_):
+        raise AssertionError("a step was run")
+
+    task = load_task("examples.numpy_task:task", {})
+    task = replace(task, losses=lambda params: np.ones((4, 4)), data=trained, train=trained)
+    monkeypatch.setattr(running, "load_task", lambda *_: task)
+    cell = cell_settings({"task": "examples.numpy_task:task", "mode": "data-parallel", "steps": 4})
+    with pytest.raises(ConfigError, match="one loss for each sequence"):
+        running.run_cell(cell, 0)
 
 
 TRACEBACK = """noise
