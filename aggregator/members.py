@@ -31,7 +31,7 @@ class Member:
     start: tuple[int, int] = (0, 0)  #: step and token counter at which this incarnation began
     begun: bool = True  #: with several shards: whether that is known by now
     counted_at_s: float = 0.0  #: when its counters were last believed
-    missed_rounds: int = 0  #: in a row; an island that contributes again starts over
+    missed_rounds: int = 0  #: in a row; an island that answers again starts over
     heartbeat: Heartbeat | None = None  #: the last one of this incarnation, by ``beat_sequence``
     beat_sequence: int = -1  #: of the envelope that it came in
     resolutions: list[Resolution] = field(default_factory=list)  #: to tell with the next state

@@ -1,4 +1,4 @@
-"""What one aggregator can merge, step and store: ``python -m benchmarks.merge --parameters 25000000 --islands 8``.
+"""What one aggregator can merge, step and store: ``python -m benchmarks.merge --parameters 25M --islands 8``.
 
 Every figure stands beside a reference taken in the same run, since machines differ and drift: for merging the plain
 ``numpy.average`` over a stack, for the outer step the same optax update jitted over the whole vector, for the store a
@@ -8,8 +8,8 @@ plain write and fsync of as many bytes. Variants alternate within each repetitio
 from __future__ import annotations
 
 import argparse
-import json
 import os
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -24,10 +24,22 @@ from aggregator.events import Commit, Part
 from aggregator.merge import merge_fragment
 from aggregator.outer import FragmentState, Vector, make_outer_step
 from aggregator.store import Store
+from benchmarks import output
+from benchmarks.output import Column
 from broker.fragments import Kind, TensorSpec
 from broker.messages import Codec
 from broker.ranges import StepRange
 from broker.tensors import encode_tensor, fragment_digest
+
+COLUMNS = (
+    Column(key="parameters", title="parameters", form=",d"),
+    Column(key="islands", title="islands"),
+    Column(key="what", title=""),
+    Column(key="ms", title="ms", form=".1f"),
+    Column(key="times_faster", title="times faster than its reference", form=".1f"),
+)
+#: How what others are measured against begins.
+REFERENCE = "reference: "
 
 STEPS = StepRange(from_step=0, to_step=24, from_tokens=0, to_tokens=24_000)
 
@@ -62,7 +74,7 @@ def merging(deltas: list[Vector], repetitions: int) -> dict[str, float]:
             tensors = (TensorSpec(name="x", shape=deltas[0].shape, dtype="float32", kind=kind),)
             variants[f"{kind} {codec}"] = lambda t=tensors, p=parts: merge_fragment(t, p)  # type: ignore[misc]
     weights = [1.0 + i for i in range(len(deltas))]
-    variants["reference: numpy.average"] = lambda: np.average(np.stack(deltas), axis=0, weights=weights)
+    variants[REFERENCE + "numpy.average"] = lambda: np.average(np.stack(deltas), axis=0, weights=weights)
     return best_of(repetitions, variants)
 
 
@@ -81,7 +93,7 @@ def stepping(state: FragmentState, merged: Vector, repetitions: int) -> dict[str
         repetitions,
         {
             "outer step": lambda: step(state, merged),
-            "reference: jitted whole": lambda: [np.array(a) for a in whole(state.params, state.momentum, merged)],
+            REFERENCE + "jitted whole": lambda: [np.array(a) for a in whole(state.params, state.momentum, merged)],
         },
     )
 
@@ -107,32 +119,46 @@ def storing(state: FragmentState, directory: Path, repetitions: int) -> dict[str
 
     with Store.open(directory / "store") as store:
         store.load()
-        return best_of(repetitions, {"commit": lambda: store.commit(commit, state), "reference: write, fsync": plain})
+        return best_of(repetitions, {"commit": lambda: store.commit(commit, state), REFERENCE + "write, fsync": plain})
 
 
-def main() -> None:
-    """Prints one JSON object: seconds, and ratios to the reference of the same kind."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--parameters", type=int, default=10_000_000)
-    parser.add_argument("--islands", type=int, default=4)
-    parser.add_argument("--repetitions", type=int, default=5)
-    args = parser.parse_args()
+def main(argv: list[str] | None = None) -> int:
+    """Runs the benchmark and returns its exit status."""
+    parser = output.parser_of("merge", __doc__, "--parameters 25M --islands 8")
+    numbers = output.numbers
+    parser.add_argument(
+        "--parameters", type=numbers, default=(10_000_000,), metavar="N,N", help="of a fragment (default: 10M)"
+    )
+    parser.add_argument("--islands", type=int, default=4, help="contributions of a round (default: %(default)s)")
+    parser.add_argument("--repetitions", type=int, default=5, help="of which the best counts (default: %(default)s)")
+    parser.add_argument("--dir", type=Path, default=None, help="where the store is made (default: where you are)")
+    output.add_arguments(parser)
+    return output.guarded(measure, parser.parse_args(argv))
+
+
+def measure(args: argparse.Namespace) -> int:
+    """Measures every size and prints the table."""
+    sizes, repetitions = ((100_000,), 1) if args.quick else (args.parameters, args.repetitions)
+    printer = output.Printer(COLUMNS, as_json=args.json)
     rng = np.random.default_rng(0)
-    deltas = [rng.standard_normal(args.parameters, dtype=np.float32) for _ in range(args.islands)]
-    state = FragmentState(params=deltas[0], momentum=deltas[-1], version=1)
-    with tempfile.TemporaryDirectory(dir=".") as directory:
-        sections = {
-            "merge": merging(deltas, args.repetitions),
-            "outer": stepping(state, deltas[0], args.repetitions),
-            "store": storing(state, Path(directory), args.repetitions),
-        }
-    for section in sections.values():
-        reference = next(seconds for name, seconds in section.items() if name.startswith("reference"))
-        for name in list(section):
-            section[f"{name}, times faster"] = round(reference / section[name], 2)
-            section[name] = round(section[name], 4)
-    print(json.dumps({"parameters": args.parameters, "islands": args.islands, **sections}, indent=2))
+    for parameters in sizes:
+        printer.say(f"{parameters:,} parameters, {args.islands} contributions")
+        deltas = [rng.standard_normal(parameters, dtype=np.float32) for _ in range(args.islands)]
+        state = FragmentState(params=deltas[0], momentum=deltas[-1], version=1)
+        with tempfile.TemporaryDirectory(dir=args.dir or Path.cwd()) as directory:
+            groups = (
+                merging(deltas, repetitions),
+                stepping(state, deltas[0], repetitions),
+                storing(state, Path(directory), repetitions),
+            )
+        for times in groups:
+            reference_s = next(seconds for name, seconds in times.items() if name.startswith(REFERENCE))
+            for name, seconds in times.items():
+                what = {"parameters": parameters, "islands": args.islands, "what": name}
+                printer.add(what | {"ms": 1000 * seconds, "times_faster": reference_s / seconds})
+    printer.close()
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -41,7 +41,7 @@ class Limits:
     """
 
     max_header_bytes: int = 4 << 20
-    max_message_bytes: int = 2 << 30
+    max_message_bytes: int = 1 << 30
     max_buffers: int = 16_384
 
     def __post_init__(self) -> None:

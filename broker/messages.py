@@ -296,7 +296,7 @@ class Merged:
     incarnation: int
     steps: StepRange
     staleness: float
-    token_weight: float  # n * n / s, with n / s near the fleet's, capped at half of the round's sum
+    token_weight: float  # n * n / s, with n / s near the fleet's; of three or more at most half of the sum
     staleness_weight: float  # (1 + staleness) ** -a, times (share of live islands in the round) ** b, and less if cut
     merge_weight: float  # their product over the sum of token weights
     fresh: bool  # False: held over from an earlier round
@@ -506,7 +506,7 @@ class FleetState:
         epoch: Of the leader of this shard; lower ones are ignored.
         phase: Where the run stands.
         rounds: Open rounds in which this island owes an answer.
-        due_soon: Fragments whose rounds open within about one step of this island: copy them at each boundary.
+        due_soon: Fragments whose rounds open within two steps and H / P more: copy them at each boundary.
         versions: The newest published version per fragment, -1 for none and for those of other shards.
         resolutions: One for each outstanding contribution that the heartbeat named, or that was just resolved.
         seed: Fragments of version 0 that this island is asked to supply.

@@ -2,7 +2,7 @@
 
     python3 -m ops up --task examples.numpy_task:task --islands 32
 
-A step takes a few hundred microseconds and a process some 60 MB, so a laptop holds a large fleet: most of Atoll's
+A step takes about 0.13 ms and a process some 60 MB, so a laptop holds a large fleet: most of Atoll's
 own tests of many islands run this. The problem is made up as it goes: points in 32 dimensions, labelled by a fixed
 random network ("teacher") that the task has to find again from examples.
 """

@@ -164,7 +164,7 @@ def jax_task(
     """Returns the task that minimises a JAX loss function.
 
     Args:
-        init: Random key -> parameters: any tree of floating-point arrays, float32 or bfloat16. Traced once.
+        init: Random key -> parameters: any tree of floating-point arrays, float32 or bfloat16. Traced only.
         loss: (params, batch) -> scalar mean loss in nats per token, differentiable in every leaf.
         data: share -> batches (:class:`islands.task.Task`).
         evaluate: params -> held-out loss.

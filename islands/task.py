@@ -36,7 +36,8 @@ class Schedule(NamedTuple):
     """How far the whole run is, counted in this island's own steps: what learning rates follow (design: publish).
 
     Attributes:
-        step: Inner steps this island would have run, had it been there at its pace from the start; never decreases.
+        step: The tokens of the whole fleet over those of one step of each expected island, had all this one's
+            ``tokens_per_step``; where that was declared, it never decreases.
         total_steps: The same at the end of the run; 0 when it is not known: the rate stays constant after warm-up.
     """
 

@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-seeds", type=int, metavar="N", help="runs of a cell at most, instead of the file's: for a first look"
     )
     run.add_argument("--limit", type=float, metavar="MINUTES", help="start no run after this long, of all files")
-    run.add_argument("--accelerator", action="store_true", help="use the accelerator that JAX finds, one run at a time")
+    run.add_argument("--accelerator", action="store_true", help="use the accelerator that JAX finds; --jobs 1")
     report.add_arguments(
         actions.add_parser("report", help="writes docs/results.md from all records", allow_abbrev=False)
     )

@@ -68,7 +68,7 @@ def count(number: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Returns a time in its two largest units; seconds in three figures."""
+    """Returns a time in hours and minutes, in minutes, or in seconds of three figures."""
     if seconds < 60:
         return f"{seconds:.3g} s"
     minutes = round(seconds / 60)

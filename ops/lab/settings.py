@@ -74,7 +74,7 @@ class CellSettings:
     outer_adaptation: float = setting(0.0, "c in a gain of 1 + c * cos(D, last D), without momentum (ops/lab/gain.py)")
     staleness_exponent: float = setting(_PRODUCTION.staleness_exponent, "a in (1 + staleness) ** -a")
     max_staleness: int = setting(_PRODUCTION.max_staleness, "versions the oldest step may be behind")
-    presence_exponent: float = setting(0.0, "beta in (share of the live weight present) ** beta")
+    presence_exponent: float = setting(0.0, "beta in (share of the live islands in the round) ** beta")
     codec: Codec = setting(Codec.F32, "how pseudo-gradients travel")
     error_feedback: bool = setting(True, "what the codec rounds away stays in the island's progress")
 

@@ -1,6 +1,6 @@
 """Small runs with many troubles in a few seconds: a seed costs a tenth of what one of :mod:`ops.virtual.faults` does.
 
-Steps are slow and waits are short here, so that a dozen rounds, several failures and their repair fit into about a
+Steps are slow and waits are short here, so that a dozen rounds, several failures and their repair fit into about two
 thousand events. What only shows after minutes, or in a larger fleet, is left to the long plans.
 """
 

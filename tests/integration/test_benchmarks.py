@@ -3,14 +3,12 @@
 import argparse
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from statistics import median
 
 import pytest
 
-from benchmarks import island_waiting, output, round_latency, wire_bytes
+from benchmarks import island_waiting, lab_overhead, merge, output, round_latency, wire_bytes
 from broker.errors import Unavailable
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -59,23 +57,17 @@ def test_island_waiting_shows_a_fleet_beside_training_alone(capsys, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_merge_prints_one_object_with_ratios():
-    command = [
-        sys.executable,
-        "-m",
-        "benchmarks.merge",
-        "--parameters",
-        "100000",
-        "--islands",
-        "2",
-        "--repetitions",
-        "1",
-    ]
-    printed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True, timeout=50).stdout
-    assert {"merge", "outer", "store"} <= json.loads(printed).keys()
+def test_merge_sets_everything_beside_a_reference_of_the_same_run(capsys, tmp_path):
+    found = {row["what"]: row for row in rows(merge, capsys, "--dir", str(tmp_path), "--islands", "2")}
+    assert {"mean f32", "rda int4", "outer step", "commit"} <= found.keys()
+    references = {name: row for name, row in found.items() if name.startswith(merge.REFERENCE)}
+    assert [row["times_faster"] for row in references.values()] == [1.0, 1.0, 1.0]
+    average = references["reference: numpy.average"]
+    assert found["mean f32"]["times_faster"] == pytest.approx(average["ms"] / found["mean f32"]["ms"])
+    assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("measure", [round_latency, wire_bytes, island_waiting])
+@pytest.mark.parametrize("measure", [round_latency, wire_bytes, island_waiting, merge, lab_overhead])
 def test_help_of_every_benchmark_has_an_example(measure, capsys):
     with pytest.raises(SystemExit):
         measure.main(["--help"])
