@@ -8,6 +8,7 @@ atoll lab report                            docs/results.md and its plots, from 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import time
 from dataclasses import replace
@@ -15,29 +16,36 @@ from pathlib import Path
 
 from broker.errors import ConfigError
 from broker.signals import Interrupted, Signals
-from ops.lab import archive, report
-from ops.lab.cells import label
-from ops.lab.comparisons import findings
+from ops.lab import report
 from ops.lab.experiment import load
-from ops.lab.markdown import duration, gap
-from ops.lab.records import Stage, independent, newest
 from ops.lab.report import RECORDS
 from ops.lab.runner import Runner
-from ops.lab.schedule import agenda, current, left_out
 from ops.lab.sources import as_they_are
+from ops.lab.standing import stand
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of ``atoll lab``."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    run = actions.add_parser("run", help="runs experiments, or goes on where they were stopped", allow_abbrev=False)
-    show = actions.add_parser("show", help="what was run, what is left, what it says so far", allow_abbrev=False)
+    run = actions.add_parser(
+        "run",
+        help="runs experiments, or goes on where they were stopped",
+        epilog="example: python3 -m ops lab run examples/lab/parity.toml --max-seeds 1",
+        allow_abbrev=False,
+    )
+    show = actions.add_parser(
+        "show",
+        help="what was run, what is left, what it says so far",
+        epilog="example: python3 -m ops lab show examples/lab/parity.toml",
+        allow_abbrev=False,
+    )
     for each in (run, show):
         each.set_defaults(parser=each)  # knows the flags that may have been meant
         each.add_argument("experiments", nargs="+", type=Path, metavar="FILE", help="such as examples/lab/parity.toml")
         each.add_argument(
             "--records", type=Path, default=RECORDS, metavar="DIR", help=f"where records are kept (default: {RECORDS})"
         )
+    show.add_argument("--json", action="store_true", help="one JSON object for each experiment, on a line")
     run.add_argument("--jobs", type=int, default=None, metavar="N", help="runs at a time (default: one per processor)")
     run.add_argument("--budget", type=float, metavar="MINUTES", help="processor time of each, instead of its file's")
     run.add_argument(
@@ -46,7 +54,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     run.add_argument("--limit", type=float, metavar="MINUTES", help="start no run after this long, of all files")
     run.add_argument("--accelerator", action="store_true", help="use the accelerator that JAX finds; --jobs 1")
     report.add_arguments(
-        actions.add_parser("report", help="writes docs/results.md from all records", allow_abbrev=False)
+        actions.add_parser(
+            "report",
+            help="writes docs/results.md from all records",
+            epilog="example: python3 -m ops lab report --records mine --out mine.md",
+            allow_abbrev=False,
+        )
     )
 
 
@@ -97,8 +110,7 @@ def _run(args: argparse.Namespace) -> int:
                 )
                 return 130
             if args.max_seeds is not None and ended:
-                kept = newest(archive.read(archive.path_of(args.records, whole.name)))
-                left = agenda(whole, current(whole, kept))
+                left = stand(whole, args.records).left
                 if more := len(left.due) + left.later:
                     print(f"{whole.name}: at least {more} more runs without --max-seeds", flush=True)
     return 0 if complete else 1
@@ -108,26 +120,6 @@ def _show(args: argparse.Namespace) -> int:
     if args.records != RECORDS and not args.records.is_dir():
         raise ConfigError("--records", str(args.records), "is no directory: give the one that lab run was given")
     for path in args.experiments:
-        experiment = as_they_are(load(path))
-        kept = newest(archive.read(archive.path_of(args.records, experiment.name)))
-        records = current(experiment, kept)
-        left = agenda(experiment, records)
-        finals = [record for record in records if record.stage is Stage.FINAL]
-        tuning = len(independent(records)) - len(independent(finals))
-        spent = duration(sum(record.spent_s for record in kept))
-        print(f"{experiment.name}: {experiment.question}")
-        print(
-            f"  {len(independent(finals))} runs and {tuning} tuning runs in {spent} of processor time;",
-            end=" ",
-        )
-        print(f"{len(left.due)} due" + (f", at least {left.later} after them" if left.later else ""))
-        if others := left_out(experiment, kept, records):
-            print(f"  {others}")
-        for group, value in left.tuned.items():
-            assert experiment.tune is not None
-            print(f"  {label(dict(group))}: {experiment.tune.name} = {value:g}")
-        for finding in findings(experiment.comparisons, finals):
-            words = [f"{finding.verdict}:", finding.comparison.claim, f"[{finding.name}]"]
-            told = [] if finding.interval is None else [gap(finding.interval)]
-            print(" ", *words, "; ".join(filter(None, (*told, finding.reason))))
+        standing = stand(as_they_are(load(path)), args.records)
+        print(json.dumps(standing.row()) if args.json else standing.text(), flush=True)
     return 0

@@ -1,5 +1,6 @@
 """The laboratory's command with real processes: run, killed, gone on with, reported."""
 
+import json
 import os
 import re
 import signal
@@ -96,6 +97,11 @@ def test_a_run_that_was_interrupted_goes_on_where_it_was(experiment, tmp_path):
 
     shown = lab("show", experiment, "--records", records)
     assert "holds: Decoupled is within 50 %" in shown.stdout
+    row = json.loads(lab("show", experiment, "--records", records, "--json").stdout)
+    assert (row["experiment"], row["runs"], row["due"], row["due_after_them"]) == ("stopped", 4, 0, 0)
+    (claim,) = row["claims"]
+    assert (claim["verdict"], claim["seeds"], claim["margin"]) == ("holds", 2, 0.5)
+    assert abs(claim["difference"]) + claim["half_width"] < 0.5
 
     page = tmp_path / "results.md"
     report = lab("report", "--records", records, "--out", page, "--experiments", tmp_path)
