@@ -17,7 +17,8 @@ from ops.lab.results import Section
 from ops.planning import bandwidth_table, links
 from ops.planning.fleet import Fleet as PlannedFleet
 from ops.planning.fleet import Site
-from ops.planning.planner import forecast, utilisation_curve
+from ops.planning.forecast import forecast
+from ops.planning.planner import utilisation_curve
 
 #: The published pair: eight sites, 5 B parameters, a step of one second, 95 % utilisation, int4.
 _PAIR = PlannedFleet(

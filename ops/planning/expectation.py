@@ -11,8 +11,8 @@ from ops.goodput.caveats import assumed
 from ops.goodput.fleet import FailureModel
 from ops.goodput.simulation import expected_goodput
 from ops.planning.fleet import GIVE_ACCELERATORS, Fleet, load_of
+from ops.planning.forecast import forecast
 from ops.planning.links import Mode
-from ops.planning.planner import forecast
 
 
 def _interval_as_it_comes_out(fleet: Fleet) -> int:

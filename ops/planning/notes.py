@@ -16,8 +16,9 @@ from ops.planning.fleet import (
     merging_per_cycle_s,
     merging_steps,
 )
+from ops.planning.forecast import Forecast
 from ops.planning.links import Assume, Mode, required
-from ops.planning.planner import FleetPlan, Forecast, memory_of_hosts
+from ops.planning.planner import FleetPlan, memory_of_hosts
 from ops.text import size
 
 #: Of the accelerators' memory; with less than this to spare there is something to say.

@@ -14,9 +14,10 @@ from ops.planning.bandwidth_table import PAYLOAD_SHARE, UTILISATIONS, Cell, Meth
 from ops.planning.choosing import Choice
 from ops.planning.fleet import Fleet, merging_steps
 from ops.planning.footprint import Memory
+from ops.planning.forecast import Forecast, forecast
 from ops.planning.links import Assume, Mode, assumptions
 from ops.planning.notes import notes
-from ops.planning.planner import FleetPlan, Forecast, forecast
+from ops.planning.planner import FleetPlan
 from ops.planning.sizing import Model
 from ops.text import age, size
 

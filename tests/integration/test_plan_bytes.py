@@ -5,8 +5,8 @@ import pytest
 from broker.messages import Codec
 from ops.planning.fleet import Fleet, Site
 from ops.planning.footprint import contribution_bytes, cut, version_bytes
+from ops.planning.forecast import forecast
 from ops.planning.links import Mode
-from ops.planning.planner import forecast
 from ops.planning.sizing import read_model
 from tests.local_run import Up, check_report
 

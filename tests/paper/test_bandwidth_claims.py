@@ -7,8 +7,9 @@ import pytest
 from broker.messages import Codec
 from ops.planning.bandwidth_table import PUBLISHED, UTILISATIONS, Method, recompute
 from ops.planning.fleet import Fleet, Site, load_of
+from ops.planning.forecast import forecast
 from ops.planning.links import Assume, Mode, required
-from ops.planning.planner import forecast, plan
+from ops.planning.planner import plan
 
 #: Cells that are one step of the grid apart, as (size, method, utilisation): (published, here) in Gbit/s.
 #: The first and third lie at 50 %, where the link never rests and a cell is decided by single transfers at the ends of

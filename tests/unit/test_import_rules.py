@@ -146,6 +146,7 @@ PURE = [
     "ops/planning/arrival",
     "ops/planning/links",
     "ops/planning/choosing",
+    "ops/planning/forecast",
     "ops/planning/planner",
     "ops/planning/notes",
     "ops/planning/expectation",

@@ -18,9 +18,10 @@ from ops.planning.arrival import MAX_STALENESS
 from ops.planning.choosing import choose
 from ops.planning.fleet import MESSAGE_LIMIT_BYTES, Fleet, Site, largest_message_bytes, merging_per_cycle_s
 from ops.planning.footprint import contribution_bytes, cut, evenly, version_bytes, wire_of
+from ops.planning.forecast import forecast
 from ops.planning.links import Assume, Mode
 from ops.planning.notes import notes
-from ops.planning.planner import forecast, plan, utilisation_curve
+from ops.planning.planner import plan, utilisation_curve
 
 N = 1_000_000
 
