@@ -73,7 +73,8 @@ def account(
         dropped: What was trained for nothing, of any island.
         in_step: Part of the training time that steps need on average; the rest is waiting within a step, in jobs whose
             groups keep in step.
-        deviation: Relative standard deviation of goodput between seeds that the time line of one does not show.
+        deviation: Relative standard deviation of goodput between seeds that the time line of one does not show: what
+            it has less is waited for.
     """
     duration_s, count = lines[0].duration_s, len(lines)
     edges_s = np.linspace(0.0, duration_s, BATCHES + 1)
@@ -93,10 +94,15 @@ def account(
         useful_s -= lost_s
     batch_s = duration_s / BATCHES
     stepping_s = np.diff(np.interp(edges_s, *stepping_by(lines)))
+    useful = useful_s / (batch_s * count)
+    unseen = deviation * float(np.mean(useful))
     return Account(
-        goodput=batch_means(useful_s / (batch_s * count), deviation=deviation),
+        goodput=batch_means(useful, unseen=unseen),
         uptime=batch_means(stepping_s / batch_s),
-        wasted={cause: batch_means(seconds / (batch_s * count)) for cause, seconds in wasted_s.items()},
+        wasted={
+            cause: batch_means(seconds / (batch_s * count), unseen=unseen if cause is Cause.WAITING else 0.0)
+            for cause, seconds in wasted_s.items()
+        },
     )
 
 
@@ -137,14 +143,14 @@ def half_width(samples: Floats) -> float:
     return _T_QUANTILE * float(np.std(samples, ddof=1)) / math.sqrt(len(samples))
 
 
-def batch_means(samples: Floats, *, deviation: float = 0.0) -> Estimate:
+def batch_means(samples: Floats, *, unseen: float = 0.0) -> Estimate:
     """Returns the mean of equally long batches and its confidence interval, cut to 0..1.
 
     Args:
         samples: One for each batch.
-        deviation: Relative standard deviation that all batches share, and so do not show.
+        unseen: Standard deviation of what all batches share, and so do not show.
     """
     mean = float(np.mean(samples))
-    half = math.hypot(half_width(samples), _T_QUANTILE * deviation * mean)
+    half = math.hypot(half_width(samples), _T_QUANTILE * unseen)
     mean = min(1.0, max(0.0, mean))  # the last bit of a sum
     return Estimate(value=mean, low=max(0.0, mean - half), high=min(1.0, mean + half))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ops.goodput import renewal
+from ops.goodput.availability import BATCHES
 from ops.goodput.fleet import DAY_S, FailureModel, Fleet, Mode, all_slices
 
 #: Of fewer failures than these a run may well see none, and take that for certain.
@@ -22,7 +23,12 @@ _NOTEWORTHY = 0.005
 
 def caveats(fleet: Fleet, model: FailureModel, goodput: float) -> list[str]:
     """Returns what to know before the goodput is believed; usually nothing."""
-    found = _few_events(fleet, model), _whole_at_first(fleet, model), _other_slices(fleet, model)
+    found = (
+        _few_events(fleet, model),
+        _long_repairs(fleet, model),
+        _whole_at_first(fleet, model),
+        _other_slices(fleet, model),
+    )
     return [*(each for each in found if each), *assumed(fleet, model, goodput)]
 
 
@@ -50,6 +56,23 @@ def _few_events(fleet: Fleet, model: FailureModel) -> str:
         expected["coordinator failures"] = fleet.days / model.coordinator_mtbi_days
     few = [f"{count:.2g} {what}" for what, count in expected.items() if count < _FEW]
     return f"with {' and '.join(few)} to be expected the intervals are too narrow; simulate more --days" if few else ""
+
+
+def _long_repairs(fleet: Fleet, model: FailureModel) -> str:
+    """Batches in which the same slices are under repair are no independent ones."""
+    repairs_s = {}
+    if fleet.mode is not Mode.DP and model.mtbi_years < _NEVER_YEARS:
+        repairs_s["slices"] = model.repair_s
+    if model.domain_mtbi_days is not None:
+        repairs_s["domains"] = model.domain_repair_min * 60.0
+    batch_s = fleet.duration_s / BATCHES
+    long = [what for what, repair_s in repairs_s.items() if repair_s > batch_s]
+    if not long:
+        return ""
+    return (
+        f"repairs of {' and '.join(long)} last longer than a {BATCHES}th of the simulated time, and intervals are made "
+        "from such parts: they are too narrow; simulate more --days"
+    )
 
 
 def _whole_at_first(fleet: Fleet, model: FailureModel) -> str:

@@ -8,6 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import numpy as np
 
 from broker import flags, settings
 from broker.errors import ConfigError
+from broker.values import whole_number
 from ops.goodput import view
 from ops.goodput.fleet import FailureModel, Fleet, Mode, check_together
 from ops.goodput.published import TABLE_1
@@ -37,8 +39,7 @@ def run(args: argparse.Namespace) -> int:
         ConfigError: A setting cannot work.
         Unavailable: The plot cannot be drawn or written.
     """
-    no_room = {"overlap": 0} if str(args.sync_interval) == "1" else {}  # for the usual one; flags win
-    model = settings.from_sources(FailureModel, no_room, args)
+    model = _model(args)
     if args.plot is not None:
         _check_plot(args.plot)
     if args.table:
@@ -55,42 +56,54 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(view.table_json(cells)) if args.json else view.table_text(cells))
         return 0
     result = simulate(fleet, model, progress)
+    print(json.dumps(view.to_json(result), allow_nan=False) if args.json else view.text(result), flush=True)
     if args.plot is not None:
         view.plot(args.plot, result, curves(fleet, model, _ProgressLine("the curves")))
-    if args.json:
-        print(json.dumps(view.to_json(result), allow_nan=False))
-    else:
-        print(view.text(result))
-        if args.plot is not None:
+        if not args.json:
             print(f"plot: {args.plot}")
     return 0
+
+
+def _model(args: argparse.Namespace) -> FailureModel:
+    """Returns the failure model of the flags; with an interval of one step there is no room for the usual overlap."""
+    try:
+        no_room = args.sync_interval is not None and whole_number(str(args.sync_interval)) == 1
+    except ValueError:
+        no_room = False  # what is wrong with it is told below
+    return settings.from_sources(FailureModel, {"overlap": 0} if no_room else {}, args)
 
 
 def _check_plot(path: Path) -> None:
     """Refuses a file that cannot be written before anything is simulated."""
     if path.suffix != ".svg":
         raise ConfigError("plot", str(path), "must end in .svg, which is what it is")
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
+    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
         raise ConfigError("plot", str(path), "cannot be written; choose a folder that exists and that you may write to")
 
 
 def table(fleet: Fleet, model: FailureModel, on_progress: Progress = lambda done: None) -> list[view.Cell]:
     """Returns table 1 of the paper with each cell simulated, for as long and from the seed that ``fleet`` says."""
+    fleets = [
+        (row, replace(fleet, mode=Mode(row.mode), chips=chips, islands=row.islands), goodput)
+        for row, published in TABLE_1.items()
+        for chips, goodput in published.items()
+    ]
+    for _, one, _ in fleets:  # before the first of them has taken its time
+        check_together(one, model)
     cells = []
-    for i, (row, published) in enumerate(TABLE_1.items()):
-        for k, (chips, goodput) in enumerate(published.items()):
-            part = (i + k / len(published)) / len(TABLE_1)
-            on_progress(part)
-            one = replace(fleet, mode=Mode(row.mode), chips=chips, islands=row.islands)
-            simulated = simulate(one, model).account
-            cells.append(view.Cell(row=row, chips=chips, published=goodput, account=simulated))
+    for i, (row, one, goodput) in enumerate(fleets):
+        on_progress(i / len(fleets))
+        cells.append(view.Cell(row=row, chips=one.chips, published=goodput, account=simulate(one, model).account))
     return cells
 
 
 def curves(
     fleet: Fleet, model: FailureModel, on_progress: Progress = lambda done: None
 ) -> Mapping[str, list[tuple[int, float]]]:
-    """Returns goodput over fleet size for each mode, as (chips, goodput), by :func:`expected_goodput`."""
+    """Returns goodput over fleet size for each mode, as (chips, goodput), by :func:`expected_goodput`.
+
+    Sizes that do not go with the failure model are left out, such as those whose islands have less slices than domains.
+    """
     sizes = [max(int(each), fleet.islands) for each in np.geomspace(50_000, 10_000_000, 12)]
     own = [fleet.mode] if fleet.mode is Mode.DILOCO else []  # has no closed form: drawn where it was asked for
     modes = [Mode.DECOUPLED, *own, Mode.ELASTIC_DP, Mode.DP]
@@ -98,8 +111,9 @@ def curves(
     for i, mode in enumerate(modes):
         for k, chips in enumerate(sizes):
             on_progress((i + k / len(sizes)) / len(modes))
-            goodput = expected_goodput(mode=mode, chips=chips, islands=fleet.islands, model=model)
-            found.setdefault(mode.value, []).append((chips, goodput))
+            with suppress(ConfigError):
+                goodput = expected_goodput(mode=mode, chips=chips, islands=fleet.islands, model=model)
+                found.setdefault(mode.value, []).append((chips, goodput))
     return found
 
 

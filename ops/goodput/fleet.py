@@ -35,6 +35,15 @@ MAX_INTERRUPTIONS = 200_000_000
 #: The same of the rounds of all islands, which take memory too: 130 bytes each.
 MAX_ROUNDS = 50_000_000
 
+#: The same of outages of domains and of the coordinator.
+MAX_OUTAGES = 10_000_000
+
+#: Of any setting: seconds, years or chips beyond it overflow sums.
+MOST = 1e12
+
+#: The least time between checks, in seconds: closed forms add up what happens between all of a wait.
+LEAST_CHECK_S = 1e-3
+
 #: Domains of an island.
 MAX_DOMAINS = 1000
 
@@ -110,6 +119,8 @@ class FailureModel:
             value = getattr(self, each.name)
             if value is not None:
                 _require(each.name, value, least=0)
+        if 0.0 < self.check_s < LEAST_CHECK_S:
+            raise ConfigError("check_s", self.check_s, f"must be at least {LEAST_CHECK_S:g}, or 0 for at once")
         for name in ("speed_spread", "step_jitter"):
             if getattr(self, name) > 0.3:
                 raise ConfigError(name, getattr(self, name), "must be at most 0.3; it is a share, not a percentage")
@@ -159,7 +170,8 @@ class Fleet:
         _require("islands", self.islands, least=1)
         _require("chips", self.chips, least=1)
         _require("days", self.days, above=0.0)
-        _require("seed", self.seed, least=0)
+        if self.seed < 0:
+            raise ConfigError("seed", self.seed, "must be at least 0")
         if self.chips < self.islands:
             raise ConfigError("chips", self.chips, f"must be at least one per island: {self.islands}")
 
@@ -192,6 +204,24 @@ def check_together(fleet: Fleet, model: FailureModel) -> None:
         cure = f"would be {rounds:.1e} rounds of all islands; at most {MAX_ROUNDS:.0e}: simulate fewer days"
         raise ConfigError("days", fleet.days, cure)
 
+    away = _outages_of(fleet, model)
+    if away > MAX_OUTAGES:
+        cure = (
+            f"would be {away:.1e} failures of domains and coordinators; at most {MAX_OUTAGES:.0e}: simulate fewer days"
+        )
+        raise ConfigError("days", fleet.days, cure)
+
+
+def _outages_of(fleet: Fleet, model: FailureModel) -> float:
+    """Returns how many outages of domains, each in every island that it takes, and of the coordinator are expected."""
+    found = 0.0
+    if model.domain_mtbi_days is not None:
+        cycle_s = model.domain_mtbi_days * DAY_S + model.domain_repair_min * 60.0
+        found += fleet.islands * model.domains_of_island * fleet.duration_s / cycle_s
+    if model.coordinator_mtbi_days is not None:
+        found += fleet.duration_s / (model.coordinator_mtbi_days * DAY_S + model.coordinator_repair_s)
+    return found
+
 
 def check_domains(fleet: Fleet, model: FailureModel) -> None:
     """Raises ConfigError where a domain has more islands than the fleet, or less than a slice of one."""
@@ -207,8 +237,8 @@ def check_domains(fleet: Fleet, model: FailureModel) -> None:
 
 
 def _require(name: str, value: float, *, above: float | None = None, least: float | None = None) -> None:
-    if not math.isfinite(value):
-        raise ConfigError(name, value, "must be finite; for what never happens give a large number such as 1e9")
+    if not value <= MOST:  # infinite, or no number
+        raise ConfigError(name, value, f"must be at most {MOST:g}; give that for what never happens")
     if above is not None and not value > above:
         raise ConfigError(name, value, f"must be above {above:g}")
     if least is not None and not value >= least:

@@ -7,6 +7,7 @@ a closed form (:mod:`ops.goodput.renewal`), it stands beside what was simulated.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
@@ -43,7 +44,7 @@ from ops.goodput.timeline import Cause, TimeLine, elastic_line, rigid_line, with
 Progress = Callable[[float], None]
 
 #: Length of a simulation where :func:`expected_goodput` has no closed form: about a second of computing.
-_ESTIMATE_EVENTS = 100_000
+ESTIMATE_EVENTS = 100_000
 _ESTIMATE_ISLANDS = 64
 _ESTIMATE_RARE = 300  # failures of one coordinator, or of one domain
 _ESTIMATE_ROUNDS = 10_000_000
@@ -51,6 +52,9 @@ _NEVER_YEARS = 1e9
 
 #: Fleets that are drawn to see how much their lasting speeds matter.
 _SPEED_DRAWS = 400
+
+#: Steps that are drawn to see how long the slowest group takes, and step times at a time: 80 MB.
+_STEP_DRAWS, _DRAWN_AT_ONCE = 10_000, 10_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,8 +97,8 @@ def simulate(fleet: Fleet, model: FailureModel, on_progress: Progress = lambda d
         lines = [_job_line(fleet, model, coordinator, on_progress)]
         in_step = _in_step_share(fleet, model)
     if fleet.mode in (Mode.DECOUPLED, Mode.DILOCO):
-        alone = beyond_hold(coordinator, model) if fleet.mode is Mode.DECOUPLED else []
-        dropped += [_lost_with(line, alone) for line in lines]
+        alone = fleet.mode is Mode.DECOUPLED  # or everybody waits at the next barrier
+        dropped += [_lost_with(line, coordinator if alone else [], model) for line in lines]
     closed = None
     if renewal.has_closed_form(fleet, model):
         closed = renewal.goodput(fleet, model), renewal.uptime(fleet, model)
@@ -141,15 +145,21 @@ def _in_step_share(fleet: Fleet, model: FailureModel) -> float:
     """Part of a step that the mean group computes while the slowest one sets the pace, from drawn step times."""
     rng = generator(fleet.seed, Stream.SPEEDS)
     paces = np.array(speeds(fleet, model, rng))
-    steps = paces * (1.0 + model.step_jitter * rng.standard_normal((10_000, fleet.islands)))
-    return float(np.mean(steps) / np.mean(np.max(steps, axis=1)))
+    means, slowest = [], []
+    rows = max(1, _DRAWN_AT_ONCE // fleet.islands)
+    for first in range(0, _STEP_DRAWS, rows):
+        shape = min(rows, _STEP_DRAWS - first), fleet.islands
+        steps = paces * (1.0 + model.step_jitter * rng.standard_normal(shape))
+        means.append(np.mean(steps, axis=1))
+        slowest.append(np.max(steps, axis=1))
+    return float(np.mean(np.concatenate(means)) / np.mean(np.concatenate(slowest)))
 
 
 def _in_step_deviation(fleet: Fleet, model: FailureModel) -> float:
     """Relative standard deviation, between seeds, of the part of a step that lasting differences in speed leave."""
     rng = generator(fleet.seed, Stream.SPEEDS, 1)
-    paces = np.array([speeds(fleet, model, rng) for _ in range(_SPEED_DRAWS)])
-    shares = np.mean(paces, axis=1) / np.max(paces, axis=1)
+    draws = (np.array(speeds(fleet, model, rng)) for _ in range(_SPEED_DRAWS))
+    shares = np.array([np.mean(paces) / np.max(paces) for paces in draws])
     return float(np.std(shares, ddof=1) / np.mean(shares))
 
 
@@ -186,12 +196,19 @@ def _beyond_hold(line: TimeLine, coordinator: list[Outage], model: FailureModel)
     return Dropped(cause=Cause.COORDINATOR, at_s=end_s, lost_s=np.interp(end_s, *knots) - np.interp(begin_s, *knots))
 
 
-def _lost_with(line: TimeLine, alone: list[Outage]) -> Dropped:
-    """What an island took with it when it went down, unless that was wasted anyway in the times named."""
-    kept = trained_by(without(line, alone, Cause.COORDINATOR))
-    since_s = np.concatenate([[0.0], line.down_to_s])[: len(line.down_from_s)]
-    most_s = np.interp(line.down_from_s, *kept) - np.interp(since_s, *kept)
-    return Dropped(cause=Cause.ISLAND_LOST, at_s=line.down_from_s, lost_s=np.minimum(line.lost_s, most_s))
+def _lost_with(line: TimeLine, coordinator: list[Outage], model: FailureModel) -> Dropped:
+    """What an island took with it when it went down, unless that was wasted anyway: too long after the coordinator.
+
+    While the coordinator is away nothing is handed over: all that was trained since then goes as well.
+    """
+    at_s = line.down_from_s
+    kept = trained_by(without(line, beyond_hold(coordinator, model), Cause.COORDINATOR))
+    since_s = np.concatenate([[0.0], line.down_to_s])[: len(at_s)]
+    from_s, to_s = np.array([(-math.inf, -math.inf), *coordinator], dtype=np.float64).T
+    last = np.searchsorted(from_s, at_s, side="right") - 1
+    unheard_s = np.where(at_s < to_s[last], np.maximum(from_s[last], since_s), at_s)
+    most_s, more_s = (np.interp(at_s, *kept) - np.interp(begin_s, *kept) for begin_s in (since_s, unheard_s))
+    return Dropped(cause=Cause.ISLAND_LOST, at_s=at_s, lost_s=np.minimum(line.lost_s + more_s, most_s))
 
 
 def _half(fleet: Fleet, on_progress: Progress) -> Progress:
@@ -238,7 +255,13 @@ def pauses(
 
 
 def expected_goodput(
-    *, mode: Mode | str = Mode.DECOUPLED, chips: int, islands: int, model: FailureModel | None = None, **failures: Any
+    *,
+    mode: Mode | str = Mode.DECOUPLED,
+    chips: int,
+    islands: int,
+    model: FailureModel | None = None,
+    events: int = ESTIMATE_EVENTS,
+    **failures: Any,
 ) -> float:
     """Returns the goodput to be expected, 0 to 1: by closed form where there is one, else from a short simulation.
 
@@ -247,6 +270,7 @@ def expected_goodput(
         chips: Of the whole fleet.
         islands: How many share them.
         model: How it fails.
+        events: Length of that simulation, in pauses.
         failures: Fields of :class:`ops.goodput.fleet.FailureModel` that differ, such as ``mtbi_years=0.5``.
 
     Raises:
@@ -261,7 +285,7 @@ def expected_goodput(
     if settled != calm:
         # What fails once in weeks takes years to be seen often enough, and takes the same part of any fleet: that part
         # is found where chips do not fail, for each kind by itself.
-        goodput = expected_goodput(mode=mode, chips=chips, islands=islands, model=calm)
+        goodput = expected_goodput(mode=mode, chips=chips, islands=islands, model=calm, events=events)
         only_domains = replace(settled, mtbi_years=_NEVER_YEARS, coordinator_mtbi_days=None)
         return goodput * _left_by_coordinator(fleet.mode, settled) * _left_by_domains(fleet.mode, islands, only_domains)
     if fleet.mode is Mode.DECOUPLED and islands > _ESTIMATE_ISLANDS and settled.domain_mtbi_days is None:
@@ -271,6 +295,6 @@ def expected_goodput(
     rounds = 0.02 if fleet.mode in (Mode.DILOCO, Mode.DECOUPLED) else 0.0
     per_s = fleet.chips / settled.chip_mtbi_s + rounds * fleet.islands / settled.interval_s
     # A day is long beside repairs, and some of them are enough where thousands of islands fail in it.
-    least_days = min(1.0, max(10.0 * settled.repair_s / DAY_S, 20.0 * _ESTIMATE_EVENTS / per_s / DAY_S))
-    days = max(least_days, _ESTIMATE_EVENTS / per_s / DAY_S)
+    least_days = min(1.0, max(10.0 * settled.repair_s / DAY_S, 20.0 * events / per_s / DAY_S))
+    days = max(least_days, events / per_s / DAY_S)
     return simulate(replace(fleet, days=days), settled).account.goodput.value

@@ -154,7 +154,7 @@ def elastic_line(
 
         resume_s, down = stop_s + pause_s + catch_up_s, False
         while True:
-            while loss.at_s <= resume_s:
+            while loss.at_s <= min(resume_s, end_s):
                 if loss.draw * slices >= away:
                     away += loss.slices
                     heapq.heappush(returns, (loss.back_s, loss.slices))
@@ -190,7 +190,7 @@ def rigid_line(
         stop_s = loss.at_s if math.isinf(loss.draw) else noticed_s(loss.at_s, now_s, model.check_s)
         recorder.train(now_s, stop_s, 1.0)
         resume_s, down = stop_s + model.restart_s, False
-        while loss.at_s <= resume_s:
+        while loss.at_s <= min(resume_s, end_s):
             if math.isinf(loss.draw):
                 resume_s, down = max(resume_s, loss.back_s + model.restart_s), True
             loss = next(losses)

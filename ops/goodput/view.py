@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,7 @@ from broker.errors import Unavailable
 from broker.settings import to_table
 from ops.goodput.availability import BATCHES, CONFIDENCE, Account, Estimate
 from ops.goodput.caveats import caveats
-from ops.goodput.fleet import Mode, all_slices
+from ops.goodput.fleet import FailureModel, Mode, all_slices
 from ops.goodput.published import CHIPS, TABLE_1, Row
 from ops.goodput.staleness import Staleness
 from ops.goodput.timeline import Cause
@@ -75,7 +75,7 @@ def _staleness(each: Staleness) -> list[str]:
     for (low, high), share in zip(pairwise(edges), each.histogram.values(), strict=True):
         if share > 0.0:
             bounds = f"{low:g} to {high:g}" if high < float("inf") else f"{low:g} and more"
-            lines.append(f"{share:8.2%}  {bounds}".ljust(26) + "▪" * round(40 * share))
+            lines.append(f"{share:8.2%}  {bounds}".ljust(26) + "#" * round(40 * share))
     return [line.rstrip() for line in lines]
 
 
@@ -114,9 +114,14 @@ def to_json(result: Result) -> dict[str, Any]:
         "closed_form": None if closed is None else {"goodput": closed[0], "uptime": closed[1]},
         "warning": "; ".join(caveats(fleet, result.model, account.goodput.value)) or None,
         "slices": {"all": all_slices(fleet, result.model), "chips_each": _slice_chips(result)},
-        "parameters": {"days": fleet.days, **to_table(result.model)},
+        "parameters": {"days": fleet.days, **_never(result.model), **to_table(result.model)},
         "seed": fleet.seed,
     }
+
+
+def _never(model: FailureModel) -> dict[str, None]:
+    """What was not asked for is null: a table has no such thing, and would leave it out."""
+    return {each.name: None for each in fields(model) if getattr(model, each.name) is None}
 
 
 def _slice_chips(result: Result) -> float:

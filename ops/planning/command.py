@@ -22,7 +22,7 @@ from broker.settings import nearest, refuse_unknown
 from broker.values import whole_number
 from ops.planning.bandwidth_table import recompute
 from ops.planning.expectation import with_goodput
-from ops.planning.fleet import Fleet, Site, check_overlap, check_site
+from ops.planning.fleet import MOST, Fleet, Site, check_overlap, check_site
 from ops.planning.links import Assume, Mode
 from ops.planning.planner import plan
 from ops.planning.sizing import Model, parse_parameters, read_model
@@ -160,8 +160,8 @@ def run(args: argparse.Namespace) -> int:
     if not console.is_terminal:
         console.width = PLAIN_WIDTH
     if args.table:
-        for name in ("params", "model", "fleet", "sites"):
-            if getattr(args, name) is not None:
+        for name, default in _defaults().items():
+            if name not in ("table", "json") and getattr(args, name) != default:
                 raise ConfigError(name, str(getattr(args, name)), "is set by each cell of the table: leave it out")
         cells = recompute()
         if args.json:
@@ -180,6 +180,13 @@ def run(args: argparse.Namespace) -> int:
     else:
         console.print(render(fleet, planned, document))
     return 0
+
+
+def _defaults() -> dict[str, Any]:
+    """Returns the flags as they are if none is given."""
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    return vars(parser.parse_args([]))
 
 
 def _without_effect(args: argparse.Namespace, mode: Mode) -> list[str]:
@@ -258,7 +265,7 @@ def fleet_of(args: argparse.Namespace, model: Model, mode: Mode) -> Fleet:
         host_gb=args.host_memory_gb,
     )
     if args.overlap is not None and mode in (Mode.DECOUPLED, Mode.STREAMING):
-        _check_overlap(fleet, mode)
+        check_overlap(fleet)
     return with_goodput(fleet, args.mtbi_years)
 
 
@@ -295,7 +302,7 @@ def read_fleet(path: Path, tokens_per_step: int = DEFAULT_TOKENS_PER_STEP) -> tu
         document = tomllib.loads(path.read_text())
     except OSError as err:
         raise ConfigError("fleet", str(path), f"cannot be read ({err.strerror}); name a TOML file") from err
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as err:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as err:
         raise ConfigError("fleet", str(path), f"is not TOML: {err}") from err
     refuse_unknown(document, ("island",), where="fleet")
     tables = document.get("island", [])
@@ -308,6 +315,8 @@ def read_fleet(path: Path, tokens_per_step: int = DEFAULT_TOKENS_PER_STEP) -> tu
             numbers = (int,) if key in ("count", "accelerators", "tokens_per_step") else (int, float)
             if key != "name" and (not isinstance(value, numbers) or isinstance(value, bool)):
                 raise ConfigError(f"[island] {key}", value, "must be a number, whole where things are counted")
+            if key != "name" and abs(value) > MOST:
+                raise ConfigError(f"[island] {key}", value, f"must be at most {MOST:g}")
         if "step_time" not in table:
             raise ConfigError("[island] step_time", None, "is needed for each site, in seconds")
         count = table.get("count", 1)
@@ -329,14 +338,3 @@ def read_fleet(path: Path, tokens_per_step: int = DEFAULT_TOKENS_PER_STEP) -> tu
                 raise ConfigError(f"[island] {key} of {site.name}", table.get(key), err.cure) from err
             sites.append(site)
     return tuple(sites)
-
-
-def _check_overlap(fleet: Fleet, mode: Mode) -> None:
-    """Refuses an overlap that was asked for and cannot be kept; decoupled islands adopt what comes when it comes."""
-    check_overlap(fleet)
-    there_and_back_s = 2 * max(site.latency_s for site in fleet.sites)
-    fastest_s = min(site.step_s for site in fleet.sites)
-    if mode is Mode.STREAMING and there_and_back_s > fleet.overlap_steps * fastest_s:
-        least = math.ceil(there_and_back_s / fastest_s)
-        cure = f"is too short: there and back takes {there_and_back_s * 1e3:g} ms of latency, at least {least} steps"
-        raise ConfigError("overlap", fleet.overlap_steps, cure)

@@ -18,6 +18,11 @@ from ops.planning.links import Assume, Load, Mode
 ROUND_S, ROUND_PER_ISLAND_S = 6e-3, 3e-3
 MERGE_AND_PERSIST_S, MERGE_PER_ISLAND_S = 13e-9, 1.3e-9  # per parameter of the fragment
 
+#: Of prices, and of numbers in a fleet's file: more is a slip of the pen, and overflows sums.
+MOST = 1e18
+#: Of what is asked for: below it a bandwidth is no number.
+LEAST_UTILISATION = 1e-6
+
 #: The largest message of a run that leaves ``max_message_bytes`` of :class:`broker.config.BrokerConfig` as it is.
 MESSAGE_LIMIT_BYTES = 1 << 30
 
@@ -93,8 +98,9 @@ class Fleet:
             raise ConfigError("sites", 0, "must be at least 1")
         for site in self.sites:
             check_site(site)
-        if not 0 < self.utilisation < 1:
-            cure = "must lie between 0 and 1, such as 0.95: all of the time would take an endless bandwidth"
+        if not LEAST_UTILISATION <= self.utilisation < 1:
+            least = f"must be at least {LEAST_UTILISATION:g} and below 1, such as 0.95"
+            cure = f"{least}: all of the time would take an endless bandwidth"
             raise ConfigError("utilisation", self.utilisation, cure)
         for name, value in (("sync_interval", self.sync_interval_steps), ("fragments", self.fragments)):
             if not 1 <= value <= 10_000:
@@ -118,8 +124,8 @@ class Fleet:
             if size is not None and not 1e-9 <= size <= 1e12:
                 raise ConfigError(name, size, "must be above 0")
         for name, price in {"price": self.price_per_hour, "price_per_gb": self.price_per_gb}.items():
-            if price is not None and not 0 <= price < math.inf:
-                raise ConfigError(name, price, "must be 0 or more")
+            if price is not None and not 0 <= price <= MOST:
+                raise ConfigError(name, price, f"must lie between 0 and {MOST:g}")
 
     @property
     def links_known(self) -> bool:
@@ -142,6 +148,9 @@ class Fleet:
         known = [site.accelerators for site in self.sites if site.accelerators is not None]
         return sum(known) if len(known) == len(self.sites) else None
 
+
+#: What links are told with.
+GIVE_BANDWIDTH: Final = "give --bandwidth, or with --fleet gbps in each [[island]],"
 
 #: The cure of whoever asks for what only accelerators have.
 GIVE_ACCELERATORS: Final = "give --accelerators as well, or with --fleet accelerators in each [[island]]"
@@ -194,7 +203,7 @@ def load_of(fleet: Fleet, mode: Mode) -> Load:
         overlap_steps=fleet.overlap_steps if not whole else 0,
         latency_s=_latency_s(fleet, mode),
         # The baselines are granted an aggregator that takes no time.
-        merging_s=_merging_s(fleet, max(map(sum, payload.fragments))) if mode is Mode.DECOUPLED else 0.0,
+        mergings_s=tuple(_merging_s(fleet, sum(f)) if mode is Mode.DECOUPLED else 0.0 for f in payload.fragments),
     )
 
 

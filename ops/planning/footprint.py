@@ -47,6 +47,10 @@ class Payload:
     def __len__(self) -> int:
         return len(self.fragments)
 
+    def of(self, fragments: Sequence[int]) -> Payload:
+        """Returns some of the fragments."""
+        return Payload(tuple(self.fragments[p] for p in fragments))
+
 
 def evenly(parameters: int, fragments: int) -> Payload:
     """Returns so many parameters in fragments of equal size, each of a single tensor: for a model known by its size."""
@@ -79,23 +83,42 @@ def version_bytes(tensors: Sequence[int], codec: Codec, islands: int) -> int:
     return contribution_bytes(tensors, codec) + islands * CONTRIBUTOR_BYTES
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Wire:
     """What one island sends and receives.
 
     Attributes:
-        cycle_up_bytes: In P rounds: every fragment once, up.
-        cycle_down_bytes: The same, down.
-        largest_up_bytes: Contribution of the largest fragment.
-        largest_down_bytes: Version of the largest fragment.
-        rounds: P, rounds in a cycle.
+        ups: Bytes of the contribution of each fragment.
+        downs: Likewise of its version.
     """
 
-    cycle_up_bytes: int
-    cycle_down_bytes: int
-    largest_up_bytes: int
-    largest_down_bytes: int
-    rounds: int
+    ups: tuple[int, ...]
+    downs: tuple[int, ...]
+
+    @property
+    def cycle_up_bytes(self) -> int:
+        """In P rounds: every fragment once, up."""
+        return sum(self.ups)
+
+    @property
+    def cycle_down_bytes(self) -> int:
+        """In P rounds: every fragment once, down."""
+        return sum(self.downs)
+
+    @property
+    def largest_up_bytes(self) -> int:
+        """Contribution of the largest fragment."""
+        return max(self.ups)
+
+    @property
+    def largest_down_bytes(self) -> int:
+        """Version of the largest fragment."""
+        return max(self.downs)
+
+    @property
+    def rounds(self) -> int:
+        """P, rounds in a cycle."""
+        return len(self.ups)
 
     @property
     def round_up_bytes(self) -> float:
@@ -107,17 +130,16 @@ class Wire:
         """Mean of a round, down."""
         return self.cycle_down_bytes / self.rounds
 
+    def of(self, fragments: Sequence[int]) -> Wire:
+        """Returns what some of the fragments are of it."""
+        return Wire(tuple(self.ups[p] for p in fragments), tuple(self.downs[p] for p in fragments))
+
 
 def wire_of(payload: Payload, *, codec: Codec, version_codec: Codec, islands: int) -> Wire:
     """Returns what each of so many islands sends and receives, all of them being in every version."""
-    ups = [contribution_bytes(fragment, codec) for fragment in payload.fragments]
-    downs = [version_bytes(fragment, version_codec, islands) for fragment in payload.fragments]
     return Wire(
-        cycle_up_bytes=sum(ups),
-        cycle_down_bytes=sum(downs),
-        largest_up_bytes=max(ups),
-        largest_down_bytes=max(downs),
-        rounds=len(payload),
+        ups=tuple(contribution_bytes(fragment, codec) for fragment in payload.fragments),
+        downs=tuple(version_bytes(fragment, version_codec, islands) for fragment in payload.fragments),
     )
 
 
@@ -132,30 +154,36 @@ class Memory:
     bound: float | None
 
 
-def aggregator_memory(payload: Payload, wire: Wire, *, islands: int, rounds_open: float = 1.0) -> Memory:
-    """Returns the memory of the aggregator.
+def aggregator_memory(payload: Payload, wire: Wire, *, islands: int, open_shares: Sequence[float] = ()) -> Memory:
+    """Returns the memory of an aggregator.
 
     Expected: parameters and momentum (2 models), the pending state of a fragment and its merged vector (3 fragments),
     and the contributions of the rounds that are open. Measured: 2.4 to 2.8 models beside the round, with P = 8.
+
+    Args:
+        payload: Of its fragments.
+        wire: Likewise.
+        islands: M.
+        open_shares: For each fragment, the share of the time in which its round is open; one round if not given.
     """
     model = 4.0 * payload.parameters
-    largest = 4.0 * max(map(sum, payload.fragments))
+    making = 3 * 4.0 * max(map(sum, payload.fragments))
     pools = (islands + MESSAGES_IN_SOCKETS) * max(wire.largest_up_bytes, wire.largest_down_bytes)
-    rounds = max(1.0, rounds_open) * islands * wire.largest_up_bytes
+    rounds = islands * _open(wire.ups, open_shares)
     return Memory(
-        expected=AGGREGATOR_BASE_BYTES + 2 * model + 3 * largest + rounds,
-        bound=AGGREGATOR_BASE_BYTES + 3 * model + max(pools, rounds),
+        expected=AGGREGATOR_BASE_BYTES + 2 * model + making + rounds,
+        bound=AGGREGATOR_BASE_BYTES + 2 * model + max(model, making) + max(pools, rounds),
     )
 
 
-def broker_memory(payload: Payload, wire: Wire, *, islands: int, rounds_open: float = 1.0) -> Memory:
-    """Returns the memory of the broker.
+def broker_memory(payload: Payload, wire: Wire, *, islands: int, open_shares: Sequence[float] = ()) -> Memory:
+    """Returns the memory of the broker; arguments as for :func:`aggregator_memory`, of all fragments.
 
     Expected: the newest version of each fragment (1 model) and the contributions that pass. Sixteen islands of 100 M
     parameters in f32 were once measured at 5.5 models, above the bound of 4.3: what waits inside ZeroMQ varies.
     """
     versions = float(wire.cycle_down_bytes)
-    passing = max(1.0, rounds_open) * islands * wire.largest_up_bytes
+    passing = islands * _open(wire.ups, open_shares)
     pools = (islands + MESSAGES_IN_SOCKETS) * max(wire.largest_up_bytes, wire.largest_down_bytes)
     return Memory(
         expected=BROKER_BASE_BYTES + versions + passing,
@@ -163,20 +191,22 @@ def broker_memory(payload: Payload, wire: Wire, *, islands: int, rounds_open: fl
     )
 
 
-def island_host_memory(payload: Payload, wire: Wire, *, rounds_open: float = 1.0) -> Memory:
+def island_host_memory(payload: Payload, wire: Wire, *, open_shares: Sequence[float] = ()) -> Memory:
     """Returns what taking part costs an island's host, beside its trainer.
 
     Expected: the reference value (1 model in f32), and for each round that is open a copy of the fragment, its encoded
     contribution, a version and the shift made of it. Bound: every fragment at once.
     """
     model = 4.0 * payload.parameters
-    largest = 4.0 * max(map(sum, payload.fragments))
-    per_round = 2 * largest + wire.largest_up_bytes + wire.largest_down_bytes
-    everything = 2 * model + wire.cycle_up_bytes + wire.cycle_down_bytes
-    return Memory(
-        expected=model + min(max(1.0, rounds_open) * per_round, everything),
-        bound=model + everything,
-    )
+    copies = (2 * 4.0 * sum(fragment) for fragment in payload.fragments)
+    per_round = [copy + up + down for copy, up, down in zip(copies, wire.ups, wire.downs, strict=True)]
+    return Memory(expected=model + _open(per_round, open_shares), bound=model + sum(per_round))
+
+
+def _open(sizes: Sequence[float], open_shares: Sequence[float]) -> float:
+    """Returns what the rounds hold that are open on average, and the largest one at least."""
+    at_once = sum(size * share for size, share in zip(sizes, open_shares, strict=True)) if open_shares else 0.0
+    return max(at_once, *sizes)
 
 
 def trainer_memory(parameters: int) -> Memory:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from statistics import fmean
 
 from broker.errors import ConfigError
 from ops.planning.arrival import Arrival, arrival
 from ops.planning.fleet import GIVE_ACCELERATORS, Fleet, check_overlap, load_of, lower_median, merging_steps
-from ops.planning.links import Assume, Load, Mode, achieved, carried_bytes, journey_s, made_s, required
+from ops.planning.links import Assume, Load, Mode, achieved, carried_bytes, journey_s, journeys_s, made_s, required
 
 DAY_S = 86_400.0
 
@@ -45,12 +46,12 @@ class Forecast:
         link_gbps: Of the narrowest one, a share of the broker's if that is less; None where ``fits`` is.
         utilisation: Share of the time that accelerators compute: on the links if they are known, else as asked for;
             less where islands wait for slower ones.
-        round_s: From the opening of a round until its version has arrived.
+        round_s: From the opening of a round of the largest fragment until its version has arrived.
         rounds_apart_s: Between two rounds.
         sync_interval_steps: H as it comes out: longer than asked for where the aggregator is too slow for it, or the
             median site's link.
         arrivals: What of each site's work arrives, and how old.
-        rounds_open: On average.
+        open_shares: For each fragment, the share of the time in which its round is open.
         staleness: Expected, in versions.
         round_up_bytes: One site's whose link is wide enough, mean of a round (for dp of a step).
         round_down_bytes: The same, into it.
@@ -73,7 +74,7 @@ class Forecast:
     rounds_apart_s: float
     sync_interval_steps: float
     arrivals: tuple[Arrival, ...]
-    rounds_open: float
+    open_shares: tuple[float, ...]
     staleness: float
     round_up_bytes: float
     round_down_bytes: float
@@ -81,6 +82,11 @@ class Forecast:
     tokens_per_day: float
     goodput: float | None
     cost: Cost | None
+
+    @property
+    def rounds_open(self) -> float:
+        """On average."""
+        return sum(self.open_shares)
 
 
 def forecast(fleet: Fleet, mode: Mode) -> Forecast:
@@ -112,8 +118,9 @@ def forecast(fleet: Fleet, mode: Mode) -> Forecast:
         median = lower_median(fleet.site_gbps(hub=True))
         paced = median if math.isfinite(median) else None
     up_gbps, down_gbps = (need.up_gbps, need.down_gbps) if paced is None else (paced, paced)
-    round_s = journey_s(load, up_gbps, down_gbps)
-    interval, open_rounds, staleness = float(load.sync_interval_steps), 0.0, 0.0
+    round_s, journeys = journey_s(load, up_gbps, down_gbps), journeys_s(load, up_gbps, down_gbps)
+    interval, staleness = float(load.sync_interval_steps), 0.0
+    open_shares: tuple[float, ...] = (0.0 if mode is Mode.DP else 1.0,)
     arrivals = (Arrival(1.0, 1.0, 0.0, 1.0),) * islands
     if mode is Mode.DECOUPLED:
         least_steps = max(load.sync_interval_steps, merging_steps(fleet))
@@ -121,18 +128,16 @@ def forecast(fleet: Fleet, mode: Mode) -> Forecast:
         if paced is not None and paced >= enough_gbps * (1 - 1e-9):
             paced = None
         round_made_s = made_s(load, up_gbps, down_gbps)
-        interval, staleness = _stretched(load, paced, round_s, round_made_s, least_steps)
+        interval, staleness = _stretched(load, paced, fmean(journeys), round_made_s, least_steps)
         arrivals = tuple(
             _arrival(load, interval, gbps, 2 * site.latency_s)
             for site, gbps in zip(fleet.sites, fleet.site_gbps(hub=True), strict=True)
         )
         # Where what goes up stretches H, the way down is no part of a round: a fragment has one at a time.
-        open_rounds = load.wire.rounds * min(1.0, round_s / (interval * load.step_s))
+        open_shares = tuple(min(1.0, each / (interval * load.step_s)) for each in journeys)
     elif mode is Mode.STREAMING:
         staleness = load.overlap_steps / load.sync_interval_steps
-        open_rounds = min(load.wire.rounds, load.wire.rounds * round_s / load.interval_s)
-    elif mode is Mode.DILOCO:
-        open_rounds = 1.0
+        open_shares = tuple(min(1.0, each / load.interval_s) for each in journeys)
     waiting = 1.0 if mode is Mode.DECOUPLED else utilisation
     up, down = (each * load.sync_interval_steps / interval for each in carried_bytes(load))
     steps_per_day = DAY_S * waiting / load.step_s
@@ -161,7 +166,7 @@ def forecast(fleet: Fleet, mode: Mode) -> Forecast:
         rounds_apart_s=interval * load.step_s / load.wire.rounds / waiting,
         sync_interval_steps=interval,
         arrivals=arrivals,
-        rounds_open=open_rounds,
+        open_shares=open_shares,
         staleness=staleness,
         round_up_bytes=own_up * per_round,
         round_down_bytes=own_down * per_round,
@@ -183,7 +188,7 @@ def _computing_together(fleet: Fleet, mode: Mode) -> float:
 
 
 def _stretched(
-    load: Load, narrow_gbps: float | None, round_s: float, round_made_s: float, least_steps: int
+    load: Load, narrow_gbps: float | None, mean_journey_s: float, round_made_s: float, least_steps: int
 ) -> tuple[float, float]:
     """Returns H as it comes out on links and aggregator, and the staleness expected with it, in versions.
 
@@ -194,7 +199,7 @@ def _stretched(
     ``least_steps`` is the H that merging makes of the one asked for.
     """
     asked, interval = float(load.sync_interval_steps), float(least_steps)
-    behind_steps = round_s / load.step_s + BOUNDARY_STEPS
+    behind_steps = mean_journey_s / load.step_s + BOUNDARY_STEPS
     if narrow_gbps is None:
         interval = max(interval, round_made_s / load.step_s)  # one round of a fragment at a time
         return interval, behind_steps / interval

@@ -69,7 +69,7 @@ class Load:
         sync_interval_steps: H.
         overlap_steps: tau.
         latency_s: Of a journey, there and back; for dp of a whole ring.
-        merging_s: Of a journey: what the aggregator takes for the largest fragment.
+        mergings_s: Of a journey: what the aggregator takes for each fragment.
     """
 
     mode: Mode
@@ -82,7 +82,7 @@ class Load:
     sync_interval_steps: int
     overlap_steps: int
     latency_s: float
-    merging_s: float
+    mergings_s: tuple[float, ...]
 
     @property
     def ring(self) -> bool:
@@ -106,8 +106,8 @@ class Load:
 
     @property
     def fixed_s(self) -> float:
-        """Of a journey, whatever the bandwidth."""
-        return self.latency_s + self.merging_s
+        """Of a journey of the largest fragment, whatever the bandwidth."""
+        return self.latency_s + max(self.mergings_s)
 
     @property
     def turn_s(self) -> float:
@@ -183,6 +183,14 @@ def journey_s(load: Load, up_gbps: float, down_gbps: float) -> float:
         for nbytes, gbps in ((load.wire.largest_up_bytes, up_gbps), (load.wire.largest_down_bytes, down_gbps))
     )
     return load.fixed_s + up_s + down_s
+
+
+def journeys_s(load: Load, up_gbps: float, down_gbps: float) -> tuple[float, ...]:
+    """Returns the same of each fragment; published assumptions have equal ones, and a ring but one."""
+    if load.ring or load.assume is Assume.PAPER:
+        return (journey_s(load, up_gbps, down_gbps),) * load.wire.rounds
+    each = zip(load.wire.ups, load.wire.downs, load.mergings_s, strict=True)
+    return tuple(load.latency_s + made + 8e-9 * (up / up_gbps + down / down_gbps) for up, down, made in each)
 
 
 def made_s(load: Load, up_gbps: float, down_gbps: float) -> float:

@@ -19,6 +19,7 @@ from ops.planning.fleet import GIVE_ACCELERATORS, Fleet, fragments_of, load_of, 
 from ops.planning.footprint import (
     Memory,
     Payload,
+    Wire,
     aggregator_memory,
     broker_memory,
     island_host_memory,
@@ -102,14 +103,9 @@ def memory_of(fleet: Fleet, chosen: Forecast) -> dict[str, Memory]:
     hosts: dict[str, Memory] = {}
     if chosen.mode is not Mode.DP:
         hosts = {
-            "aggregator": aggregator_memory(
-                Payload(tuple(f for p, f in enumerate(payload.fragments) if shard_of(p, fleet.shards) == 0)),
-                wire,
-                islands=islands,
-                rounds_open=chosen.rounds_open / fleet.shards,
-            ),
-            "broker": broker_memory(payload, wire, islands=islands, rounds_open=chosen.rounds_open),
-            "island_host": island_host_memory(payload, wire, rounds_open=chosen.rounds_open),
+            "aggregator": _fullest_shard(fleet, payload, wire, chosen.open_shares),
+            "broker": broker_memory(payload, wire, islands=islands, open_shares=chosen.open_shares),
+            "island_host": island_host_memory(payload, wire, open_shares=chosen.open_shares),
         }
     trainer = trainer_memory(payload.parameters)
     if fleet.host_gb is not None:
@@ -131,6 +127,20 @@ def memory_of(fleet: Fleet, chosen: Forecast) -> dict[str, Memory]:
                 )
                 raise ConfigError("accelerators", site.accelerators, cure)
     return hosts | {"island_accelerators": trainer}
+
+
+def _fullest_shard(fleet: Fleet, payload: Payload, wire: Wire, open_shares: Sequence[float]) -> Memory:
+    """Returns the memory of the aggregator, of several of the one that needs most: fragments are unequal."""
+    of_shards: dict[int, list[int]] = {}
+    for p in range(len(payload)):
+        of_shards.setdefault(shard_of(p, fleet.shards), []).append(p)
+    memories = (
+        aggregator_memory(
+            payload.of(own), wire.of(own), islands=len(fleet.sites), open_shares=[open_shares[p] for p in own]
+        )
+        for own in of_shards.values()
+    )
+    return max(memories, key=lambda each: each.expected)
 
 
 def memory_of_hosts(fleet: Fleet, memory: Mapping[str, Memory]) -> dict[str, Memory]:

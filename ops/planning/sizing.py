@@ -80,6 +80,15 @@ _LEARNED_POSITIONS = frozenset(("gpt2", "gpt_bigcode"))
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 
 
+#: What is counted by in a config.json.
+_COUNTS = (
+    *("hidden_size", "num_hidden_layers", "vocab_size", "num_attention_heads", "num_key_value_heads", "head_dim"),
+    *("intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size", "n_shared_experts", *_EXPERTS),
+    *("first_k_dense_replace", "n_positions", "kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim"),
+    "v_head_dim",
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
     """A model as far as planning needs it.
@@ -190,7 +199,7 @@ def _leaves_of(path: Path) -> dict[str, _Leaf]:
         }
         if any(size < 0 for leaf in leaves.values() for size in leaf.shape):
             raise broken
-    except (ValueError, TypeError, KeyError, AttributeError) as err:
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as err:
         raise broken from err
     return leaves
 
@@ -244,20 +253,31 @@ def _latent_attention(config: Mapping[str, Any], width: int, heads: int) -> int:
     return query + width * (latent + turned) + latent + latent * heads * (plain + value) + heads * value * width
 
 
+def _check_counts(config: Mapping[str, Any]) -> None:
+    """Raises ValueError where a dimension that is read here is no whole number, or below 0."""
+    for name in _COUNTS:
+        value = config.get(name)
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int | float) or value < 0 or value % 1 or value > 10**15:
+            raise ValueError(f"{name} = {value!r} must be a whole number")
+
+
 def _of_config_json(path: Path) -> Model:
     """A transformer's config.json: attention with grouped keys and values, feed-forward, dense or experts."""
     try:
         config = json.loads(path.read_text())
-    except ValueError as err:
+    except (ValueError, RecursionError) as err:
         raise ConfigError("model", str(path), f"is not JSON: {err}") from err
     if not isinstance(config, dict):
         raise ConfigError("model", str(path), "describes no transformer: it must be a table of names and values")
     if isinstance(config.get("weight_map"), dict):
         return _of_index(path, config["weight_map"])
     try:
-        sort = (config.get("text_config") or config).get("model_type")
+        sort = (config.get("text_config") or {}).get("model_type") or config.get("model_type")
         config |= config.get("text_config") or {}  # of a model that sees, too: its language model is what is counted
         config = {_OLD_NAMES.get(name, name): value for name, value in config.items()}
+        _check_counts(config)
         width, depth = int(config["hidden_size"]), int(config["num_hidden_layers"])
         vocabulary, heads = int(config["vocab_size"]), int(config["num_attention_heads"])
         if min(width, depth, vocabulary, heads) < 1:
@@ -266,7 +286,7 @@ def _of_config_json(path: Path) -> Model:
         mixed = [name for name in _MIXED if name in config]
         # Dense layers among those with experts, unless all of them are alike.
         mixed += [name for name in ("mlp_only_layers",) if config.get(name)]
-        mixed += [name for name in ("decoder_sparse_step",) if config.get(name, 1) != 1]
+        mixed += [name for name in ("decoder_sparse_step", "moe_layer_freq") if config.get(name, 1) != 1]
         if mixed or not (sort is None or sort in _TWO_MATRICES or sort in _THREE_MATRICES):
             what = f"has {mixed[0]}" if mixed else f"is of the type {sort}"
             cure = f"{what}, and its layers are not known here: give --params, or a safetensors file"
@@ -282,10 +302,12 @@ def _of_config_json(path: Path) -> Model:
         dense = min(depth, int(config.get("first_k_dense_replace") or 0)) if experts else depth
         dense_hidden = int(config.get("intermediate_size") or hidden)
         # Who writes these files leaves out what is as the format has it: tied.
-        tied = bool(config.get("tie_word_embeddings", True))
+        tied = True if config.get("tie_word_embeddings") is None else config["tie_word_embeddings"]
+        if not isinstance(tied, bool):
+            raise ValueError(f"tie_word_embeddings = {tied!r} must be true or false")
         if config.get("moe_intermediate_size") and not experts:
             raise KeyError(" or ".join(_EXPERTS))
-    except (ValueError, TypeError, KeyError, AttributeError, ZeroDivisionError) as err:
+    except (ValueError, TypeError, KeyError, AttributeError, ZeroDivisionError, OverflowError) as err:
         cure = f"describes no transformer ({err!r}); give --params or a safetensors file"
         raise ConfigError("model", str(path), cure) from err
     layer = attention + 2 * width

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from ops.planning.bandwidth_table import PAYLOAD_SHARE, UTILISATIONS, Cell, Method
 from ops.planning.choosing import Choice
-from ops.planning.fleet import Fleet, merging_steps
+from ops.planning.fleet import GIVE_ACCELERATORS, GIVE_BANDWIDTH, Fleet, merging_steps
 from ops.planning.footprint import Memory
 from ops.planning.forecast import Forecast, forecast
 from ops.planning.links import Assume, Mode, assumptions
@@ -129,7 +129,7 @@ def _sentences(fleet: Fleet) -> list[str]:
         words += fleet.goodput_caveats
         words.append("Staleness is that of a fleet without failures.")
     else:
-        words.append("Tokens are those of a fleet without failures: give --accelerators for the expected goodput.")
+        words.append(f"Tokens are those of a fleet without failures. For the expected goodput {GIVE_ACCELERATORS}.")
     return words
 
 
@@ -237,13 +237,13 @@ def _flags(choice: Choice) -> str:
 
 def _next(fleet: Fleet, planned: FleetPlan) -> str:
     if planned.chosen.link_gbps is None:
-        return "give --bandwidth to see what your links allow"
+        return f"{GIVE_BANDWIDTH} to see what your links allow"
     if planned.choice is None and planned.chosen.mode is Mode.DECOUPLED and not fleet.links_known:
         return "give gbps of every site to see what their links allow"
     if planned.choice is None and planned.chosen.mode is Mode.DECOUPLED:
         return "no settings tried here are within what the aggregator and a message can take: see above"
     if fleet.accelerators is None:
-        return "give --accelerators (and --price) for goodput and cost"
+        return "give --accelerators, or with --fleet accelerators in each [[island]], for goodput; and --price for cost"
     if planned.choice is None or planned.chosen.mode is not Mode.DECOUPLED:
         return "atoll trains decoupled: leave out --mode to plan for that"
     if fleet.assume is Assume.PAPER:

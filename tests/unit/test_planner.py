@@ -463,6 +463,43 @@ def test_memory_grows_with_the_islands_only_by_their_messages():
     assert planned["island_accelerators"].expected == 16 * N
 
 
+def unequal(**changes):
+    """Seven matrices and an embedding thirteen times their size: a fragment each."""
+    shapes = [(1000, 1000)] * 7 + [(13_000, 1000)]
+    kinds = [Kind.RDA] * 7 + [Kind.MEAN]
+    named = enumerate(zip(shapes, kinds, strict=True))
+    tensors = tuple(TensorSpec(name=f"t{i}", shape=shape, dtype="float32", kind=kind) for i, (shape, kind) in named)
+    return fleet(parameters=20 * N, tensors=tensors, fragments=8, **changes)
+
+
+def test_a_round_is_open_for_as_long_as_its_own_fragment_takes():
+    asked = unequal(step_s=0.1)
+    found = forecast(asked, Mode.DECOUPLED)
+    payload = cut(asked.parameters, asked.tensors, 8)
+    wire = wire_of(payload, codec=asked.codec, version_codec=asked.version_codec, islands=4)
+    merging_s = [0.006 + 4 * 0.003 + sum(f) * (13e-9 + 4 * 1.3e-9) for f in payload.fragments]
+    ways_s = [
+        8e-9 * (up / found.up_gbps + down / found.down_gbps) for up, down in zip(wire.ups, wire.downs, strict=True)
+    ]
+    journeys_s = [way + made for way, made in zip(ways_s, merging_s, strict=True)]
+    assert found.round_s == pytest.approx(max(journeys_s))
+    assert found.rounds_open == pytest.approx(sum(min(1, each / 2.4) for each in journeys_s))
+    assert found.rounds_open < 2
+    assert found.staleness == pytest.approx((sum(journeys_s) / 8 / 0.1 + 1) / found.sync_interval_steps)
+    planned = plan(asked, Mode.DECOUPLED).memory
+    contributions = 4 * sum(up * min(1, each / 2.4) for up, each in zip(wire.ups, journeys_s, strict=True))
+    empty = 236 * 2**20
+    assert planned["aggregator"].expected == pytest.approx(empty + 4 * (2 * 20 * N + 3 * 13 * N) + contributions)
+    assert all(each.bound is None or each.expected <= each.bound for each in planned.values())
+
+
+def test_of_several_aggregators_the_fullest_is_told():
+    alone, shared = (plan(unequal(shards=n), Mode.DECOUPLED).memory["aggregator"].expected for n in (1, 8))
+    largest = 4 * 13 * N
+    assert shared > 236 * 2**20 + 5 * largest  # the one that has the embedding, and nothing else
+    assert shared < alone
+
+
 def test_the_curve_has_every_mode_and_grows_with_the_target():
     curve = utilisation_curve(fleet(latency_s=0.01), (0.5, 0.9, 0.99))
     assert set(curve) == {"utilisation", *map(str, Mode)}

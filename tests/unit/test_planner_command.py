@@ -250,7 +250,10 @@ def test_the_published_table_is_printed(atoll):
             "mode = 'decoupld': is none; did you mean decoupled?",
         ),
         (("--params", "5B", "--step-time", 1, "--codec", "int5"), "codec = 'int5': is none; did you mean"),
-        (("--params", "5B", "--step-time", 1, "--utilisation", 1.2), "utilisation = 1.2: must lie between 0 and 1"),
+        (
+            ("--params", "5B", "--step-time", 1, "--utilisation", 1.2),
+            "utilisation = 1.2: must be at least 1e-06 and below 1",
+        ),
         (("--params", "5B", "--step-time", 1, "--fragments", 48), "must not exceed sync_interval = 24"),
         (("--params", "5B", "--step-time", 1, "--bandwidth", 1e-4), "needs at least"),
         (
@@ -259,7 +262,7 @@ def test_the_published_table_is_printed(atoll):
         ),
         (
             ("--params", "5B", "--step-time", 0.01, "--latency-ms", 50, "--overlap", 2, "--mode", "streaming"),
-            "overlap = 2: is too short: there and back takes 100 ms of latency, at least 10 steps",
+            "0.1 s of each journey are latency; an overlap of 11 steps hides them",
         ),
     ],
 )

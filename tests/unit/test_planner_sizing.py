@@ -140,7 +140,10 @@ def _gpt2(width, depth, heads, **more):
         (_gpt2(1600, 48, 25, n_inner=None), 1.558e9),
         (_gpt2(4096, 28, 16, model_type="gptj", vocab_size=50400, tie_word_embeddings=False), 6.05e9),
         (
-            {"model_type": "one that sees", "text_config": _config(4096, 32, 128256, 32, 14336, num_key_value_heads=8)},
+            {
+                "model_type": "one that sees",
+                "text_config": _config(4096, 32, 128256, 32, 14336, num_key_value_heads=8, model_type="llama"),
+            },
             8.03e9,
         ),
     ],
@@ -167,6 +170,8 @@ def test_one_key_and_value_for_all_heads_is_counted_once(tmp_path):
     ("more", "what"),
     [
         ({"model_type": "mamba2"}, "is of the type mamba2"),
+        ({"model_type": "one that sees", "text_config": {"hidden_size": 64}}, "is of the type one that sees"),
+        ({"model_type": "deepseek", "n_routed_experts": 4, "moe_layer_freq": 2}, "has moe_layer_freq"),
         ({"model_type": "llama", "interleave_moe_layer_step": 2}, "has interleave_moe_layer_step"),
         ({"model_type": "albert", "embedding_size": 128}, "has embedding_size"),
         ({"model_type": "qwen3_moe", "num_experts": 4, "decoder_sparse_step": 2}, "has decoder_sparse_step"),
@@ -187,6 +192,28 @@ def test_whether_embeddings_are_tied_is_told(tmp_path):
     ):
         (tmp_path / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": tied}))
         assert words in read_model(tmp_path / "config.json").source
+
+
+@pytest.mark.parametrize(
+    ("more", "what"),
+    [
+        ({"intermediate_size": -10}, "intermediate_size = -10 must be a whole number"),
+        ({"num_hidden_layers": 2.9}, "num_hidden_layers = 2.9 must be a whole number"),
+        ({"num_key_value_heads": -8}, "num_key_value_heads = -8 must be a whole number"),
+        ({"hidden_size": float("inf")}, "hidden_size = inf must be a whole number"),
+        ({"tie_word_embeddings": "false"}, "tie_word_embeddings = 'false' must be true or false"),
+    ],
+)
+def test_dimensions_that_are_no_whole_numbers_are_refused(tmp_path, more, what):
+    (tmp_path / "config.json").write_text(json.dumps(_config(64, 2, 100, 2, 256) | more))
+    with pytest.raises(ConfigError, match=what):
+        read_model(tmp_path / "config.json")
+
+
+def test_files_that_are_nested_too_deeply_are_refused(tmp_path):
+    (tmp_path / "config.json").write_text(100_000 * "[")
+    with pytest.raises(ConfigError, match="is not JSON"):
+        read_model(tmp_path / "config.json")
 
 
 def test_a_transformer_without_layers_is_refused(tmp_path):
