@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import importlib
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -139,6 +140,8 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "atoll") -> int:
         prog: How the program was called, for help.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a name of a file that no locale can write ends nothing
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         status = _run(arguments, prog)
         sys.stdout.flush()

@@ -1,6 +1,7 @@
 """The command line: every command has help and an example, and errors are one line with a cure."""
 
 import importlib.util
+import os
 import subprocess
 import sys
 import types
@@ -118,3 +119,10 @@ def test_output_into_a_closed_pipe_is_no_error():
     complaint = process.stderr.read()
     process.stderr.close()
     assert (process.wait(timeout=30), complaint) == (0, b"")
+
+
+def test_what_a_stream_cannot_write_ends_no_command():
+    script = "import sys; from ops import cli; cli._run = lambda *_: print('\\u00b1 1 %') or 0; sys.exit(cli.main([]))"
+    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
+    done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, timeout=30, env=environment)
+    assert done.stdout == b"\\xb1 1 %\n"
