@@ -198,6 +198,7 @@ class Store:
         A store that led before may hold a newer version that was never published, or other bytes under the same one.
         Both leave the ledger file too, so that it tells one history.
         """
+        self._check_open("nothing can be adopted")
         p, version = commit.fragment_id, commit.fragment_version
         newer = [each for each in versions(self._directory, p) if each > version]
         held = self._newest.get(p)
@@ -267,9 +268,13 @@ class Store:
 
     def _replace(self, path: Path, write: Callable[[int], None]) -> None:
         """Puts what ``write`` writes in the place of ``path``, whole and durable."""
-        if self._lock_fd < 0:
-            raise LocalProtocolError(f"the store {self._directory} is closed, {path.name} cannot be written")
+        self._check_open(f"{path.name} cannot be written")
         replace(path, write)
+
+    def _check_open(self, then: str) -> None:
+        """Whoever has given the lock up must not touch what may be another's by now."""
+        if self._lock_fd < 0:
+            raise LocalProtocolError(f"the store {self._directory} is closed, {then}")
 
     def _commits_on_disk(self) -> Iterable[Commit]:
         for fragment_id in fragment_ids(self._directory):

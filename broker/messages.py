@@ -168,8 +168,8 @@ class RunSettings:
         codec: Of pseudo-gradients.
         heartbeat_interval_s: How often to send :class:`Heartbeat`.
         total_tokens: Where the run ends; 0 for no end.
-        tokens_per_fleet_step: Tokens the fleet as configured trains in one step of each island: the unit of
-            ``Island.schedule_step``.
+        tokens_per_fleet_step: Tokens that as many islands as are configured train in one step, if all have this
+            one's ``tokens_per_step``: the unit of ``Island.schedule_step``.
         seed: Of model initialisation and data order; the same on all islands.
     """
 

@@ -8,7 +8,6 @@ import os
 import sys
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,9 +17,10 @@ from broker import flags, settings
 from broker.errors import ConfigError
 from broker.values import whole_number
 from ops.goodput import view
-from ops.goodput.fleet import FailureModel, Fleet, Mode, check_together
+from ops.goodput.estimate import expected_goodput
+from ops.goodput.fleet import FailureModel, Fleet, Mode, check_domains, check_together
 from ops.goodput.published import TABLE_1
-from ops.goodput.simulation import Progress, expected_goodput, simulate
+from ops.goodput.simulation import Progress, simulate
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -111,9 +111,12 @@ def curves(
     for i, mode in enumerate(modes):
         for k, chips in enumerate(sizes):
             on_progress((i + k / len(sizes)) / len(modes))
-            with suppress(ConfigError):
-                goodput = expected_goodput(mode=mode, chips=chips, islands=fleet.islands, model=model)
-                found.setdefault(mode.value, []).append((chips, goodput))
+            try:
+                check_domains(replace(fleet, chips=chips), model)
+            except ConfigError:
+                continue
+            goodput = expected_goodput(mode=mode, chips=chips, islands=fleet.islands, model=model)
+            found.setdefault(mode.value, []).append((chips, goodput))
     return found
 
 

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import cache
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -28,7 +27,6 @@ from ops.goodput.fleet import (
     Stream,
     all_slices,
     beyond_hold,
-    check_domains,
     check_together,
     coordinator_outages,
     domain_outages,
@@ -42,13 +40,6 @@ from ops.goodput.timeline import Cause, TimeLine, elastic_line, rigid_line, with
 
 #: Called with the part of the work that is done, 0 to 1.
 Progress = Callable[[float], None]
-
-#: Length of a simulation where :func:`expected_goodput` has no closed form: about a second of computing.
-ESTIMATE_EVENTS = 100_000
-_ESTIMATE_ISLANDS = 64
-_ESTIMATE_RARE = 300  # failures of one coordinator, or of one domain
-_ESTIMATE_ROUNDS = 10_000_000
-_NEVER_YEARS = 1e9
 
 #: Fleets that are drawn to see how much their lasting speeds matter.
 _SPEED_DRAWS = 400
@@ -163,32 +154,6 @@ def _in_step_deviation(fleet: Fleet, model: FailureModel) -> float:
     return float(np.std(shares, ddof=1) / np.mean(shares))
 
 
-def _left_by_coordinator(mode: Mode, model: FailureModel) -> float:
-    """Part of the goodput that coordinator failures leave: each takes the same of all islands, after a mean wait."""
-    if model.coordinator_mtbi_days is None:
-        return 1.0
-    away_s, interval_s = model.coordinator_repair_s, model.interval_s
-    lost_s = away_s
-    if mode is Mode.DECOUPLED:
-        lost_s = max(0.0, away_s - model.hold_s)
-    elif mode is Mode.DILOCO:  # islands train on to their barrier, which is as far away as chance has it
-        lost_s = away_s - interval_s / 2 if away_s > interval_s else away_s**2 / (2 * interval_s)
-    return 1.0 - lost_s / (model.coordinator_mtbi_days * DAY_S + away_s)
-
-
-@cache
-def _left_by_domains(mode: Mode, islands: int, model: FailureModel) -> float:
-    """Part of the goodput that failures of domains leave, simulated for long enough, where chips never fail."""
-    if model.domain_mtbi_days is None:
-        return 1.0
-    days = _ESTIMATE_RARE * model.domain_mtbi_days
-    if mode in (Mode.DECOUPLED, Mode.DILOCO):
-        days = min(days, _ESTIMATE_ROUNDS * model.interval_s / islands / DAY_S)
-    fleet = Fleet(mode=mode, chips=islands * model.slice_chips * model.domains_of_island, islands=islands, days=days)
-    calm = simulate(replace(fleet, days=min(1.0, days)), replace(model, domain_mtbi_days=None))
-    return simulate(fleet, model).account.goodput.value / calm.account.goodput.value
-
-
 def _beyond_hold(line: TimeLine, coordinator: list[Outage], model: FailureModel) -> Dropped:
     """What a decoupled island trained while the coordinator was away for longer than islands may go on alone."""
     begin_s, end_s = np.array(beyond_hold(coordinator, model), dtype=np.float64).reshape(-1, 2).T
@@ -252,49 +217,3 @@ def pauses(
         [Pause(at_s * time_scale, for_s * time_scale) for at_s, for_s in line.gaps()]
         for line in island_lines(fleet, model)
     ]
-
-
-def expected_goodput(
-    *,
-    mode: Mode | str = Mode.DECOUPLED,
-    chips: int,
-    islands: int,
-    model: FailureModel | None = None,
-    events: int = ESTIMATE_EVENTS,
-    **failures: Any,
-) -> float:
-    """Returns the goodput to be expected, 0 to 1: by closed form where there is one, else from a short simulation.
-
-    Args:
-        mode: How the fleet trains.
-        chips: Of the whole fleet.
-        islands: How many share them.
-        model: How it fails.
-        events: Length of that simulation, in pauses.
-        failures: Fields of :class:`ops.goodput.fleet.FailureModel` that differ, such as ``mtbi_years=0.5``.
-
-    Raises:
-        ConfigError: Something of it cannot be.
-    """
-    settled = replace(model or FailureModel(), **failures)
-    fleet = Fleet(mode=Mode(mode), chips=chips, islands=islands)
-    check_domains(fleet, settled)
-    if renewal.has_closed_form(fleet, settled):
-        return renewal.goodput(fleet, settled)
-    calm = replace(settled, coordinator_mtbi_days=None, domain_mtbi_days=None)
-    if settled != calm:
-        # What fails once in weeks takes years to be seen often enough, and takes the same part of any fleet: that part
-        # is found where chips do not fail, for each kind by itself.
-        goodput = expected_goodput(mode=mode, chips=chips, islands=islands, model=calm, events=events)
-        only_domains = replace(settled, mtbi_years=_NEVER_YEARS, coordinator_mtbi_days=None)
-        return goodput * _left_by_coordinator(fleet.mode, settled) * _left_by_domains(fleet.mode, islands, only_domains)
-    if fleet.mode is Mode.DECOUPLED and islands > _ESTIMATE_ISLANDS and settled.domain_mtbi_days is None:
-        # Islands that wait for nobody and fail by themselves: some of them stand for all.
-        fleet = replace(fleet, chips=fleet.chips_of(islands - 1) * _ESTIMATE_ISLANDS, islands=_ESTIMATE_ISLANDS)
-    # What a simulation computes per simulated second: pauses, and rounds, which are cheap where nobody pauses.
-    rounds = 0.02 if fleet.mode in (Mode.DILOCO, Mode.DECOUPLED) else 0.0
-    per_s = fleet.chips / settled.chip_mtbi_s + rounds * fleet.islands / settled.interval_s
-    # A day is long beside repairs, and some of them are enough where thousands of islands fail in it.
-    least_days = min(1.0, max(10.0 * settled.repair_s / DAY_S, 20.0 * events / per_s / DAY_S))
-    days = max(least_days, events / per_s / DAY_S)
-    return simulate(replace(fleet, days=days), settled).account.goodput.value

@@ -23,6 +23,13 @@ from ops.lab.runner import Runner
 from ops.lab.sources import as_they_are
 from ops.lab.standing import stand
 
+_SHOW_EPILOG = """example: python3 -m ops lab show examples/lab/parity.toml
+
+--json prints for each experiment: experiment, question, runs, tuning_runs, spent_s (processor time), due,
+due_after_them, left_out (which records do not count, or empty), tuned (cell, setting, value) and claims, each with
+claim, where, kind, margin, verdict, reason, seeds, difference (relative: candidate / baseline - 1; null without a
+pair) and half_width (of its 95 % interval; null with one pair)."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of ``atoll lab``."""
@@ -36,7 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     show = actions.add_parser(
         "show",
         help="what was run, what is left, what it says so far",
-        epilog="example: python3 -m ops lab show examples/lab/parity.toml",
+        epilog=_SHOW_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     for each in (run, show):
@@ -52,7 +60,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-seeds", type=int, metavar="N", help="runs of a cell at most, instead of the file's: for a first look"
     )
     run.add_argument("--limit", type=float, metavar="MINUTES", help="start no run after this long, of all files")
-    run.add_argument("--accelerator", action="store_true", help="use the accelerator that JAX finds; --jobs 1")
+    run.add_argument(
+        "--accelerator",
+        action="store_true",
+        help="use the accelerator that JAX finds; one run at a time unless --jobs says otherwise",
+    )
     report.add_arguments(
         actions.add_parser(
             "report",

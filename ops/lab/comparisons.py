@@ -243,7 +243,8 @@ def _unequal(pairs: Sequence[tuple[Record, Record]], what: Equal) -> str:
         if other and abs(mine / other - 1) > TOLERANCE:
             unit = "trained tokens" if what is Equal.TOKENS else "virtual seconds"
             cure = "; islands end a step apart, of which more steps are a smaller part" if what is Equal.TOKENS else ""
-            told = f"(seed {ours.seed}: {mine:,.0f} and {other:,.0f})"
+            form = ",.0f" if what is Equal.TOKENS else ",.4g"
+            told = f"(seed {ours.seed}: {mine:{form}} and {other:{form}})"
             return f"{unit} differ by more than {100 * TOLERANCE:g} % {told}{cure}"
     return ""
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from broker.messages import Codec
 from ops.goodput import command as goodput
+from ops.goodput.estimate import expected_goodput
 from ops.goodput.fleet import FailureModel, Fleet, Mode
 from ops.goodput.published import CHIPS, TABLE_1
-from ops.goodput.simulation import expected_goodput
 from ops.lab import untested
 from ops.lab.canvas import colour, drawing, legend, style_of, svg
 from ops.lab.markdown import table

@@ -16,7 +16,7 @@ from ops.planning.fleet import (
     load_of,
     merging_per_cycle_s,
 )
-from ops.planning.links import Assume, Mode, journey_s, required
+from ops.planning.links import Assume, Mode, journey_s, other_than_waiting, required
 
 #: Intervals, fragments and codecs that :func:`choose` tries, the least harmful first: 4 bits with error feedback cost
 #: less than syncing half as often, and versions are rounded last, since every island gets the same rounding error.
@@ -81,7 +81,8 @@ def choose(fleet: Fleet, mode: Mode, gbps: float) -> Choice | None:
     if math.isinf(least) and not refused:
         return None
     if math.isinf(least):
-        cure = f"{mode} reaches {fleet.utilisation:.0%} on no link with this latency; train decoupled"
+        instead = other_than_waiting(load_of(fleet, mode))
+        cure = f"{mode} reaches {fleet.utilisation:.0%} on no link with this latency; {instead}"
     else:
         enough = f"{mode} needs at least {at_least(least)} Gbit/s a site"
         cure = f"no codec, H up to {_longest(fleet)} or P is enough; {enough}"

@@ -8,8 +8,8 @@ from dataclasses import replace
 from broker.errors import ConfigError
 from ops.goodput import fleet as chips
 from ops.goodput.caveats import assumed
+from ops.goodput.estimate import ESTIMATE_EVENTS, expected_goodput
 from ops.goodput.fleet import FailureModel
-from ops.goodput.simulation import ESTIMATE_EVENTS, expected_goodput
 from ops.planning.fleet import GIVE_ACCELERATORS, Fleet, load_of
 from ops.planning.forecast import forecast
 from ops.planning.links import Mode

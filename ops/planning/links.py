@@ -261,11 +261,16 @@ def _required_by_who_waits(load: Load, utilisation: float) -> Need:
 def _too_far(load: Load, utilisation: float, possible: float) -> ConfigError:
     """No bandwidth helps against latency."""
     at_most = f"{load.mode} reaches at most {possible:.1%} here: {load.latency_s:.3g} s of each journey are latency"
-    if load.mode is Mode.STREAMING:
-        steps = int(load.latency_s / load.step_s) + 1
-        return ConfigError("overlap", load.overlap_steps, f"{at_most}; an overlap of {steps} steps hides them")
-    cure = "sync less often, or train decoupled" if load.mode is Mode.DILOCO else "train decoupled"
-    return ConfigError("utilisation", utilisation, f"{at_most}; {cure}")
+    field, value = ("overlap", load.overlap_steps) if load.mode is Mode.STREAMING else ("utilisation", utilisation)
+    return ConfigError(field, value, f"{at_most}; {other_than_waiting(load)}")
+
+
+def other_than_waiting(load: Load) -> str:
+    """Says what to do where a mode waits for its latency too long."""
+    steps = int(load.latency_s / load.step_s) + 1
+    if load.mode is Mode.STREAMING and load.overlap_steps < steps < load.sync_interval_steps:
+        return f"an overlap of {steps} steps hides it"
+    return "sync less often, or train decoupled" if load.mode is not Mode.DP else "train decoupled"
 
 
 # --- paper --------------------------------------------------------------------------------------------------------

@@ -260,7 +260,7 @@ def _check_counts(config: Mapping[str, Any]) -> None:
         if value is None:
             continue
         if isinstance(value, bool) or not isinstance(value, int | float) or value < 0 or value % 1 or value > 10**15:
-            raise ValueError(f"{name} = {value!r} must be a whole number")
+            raise ValueError(f"{name} = {value!r} must be a whole number, of at most 1e15")
 
 
 def _of_config_json(path: Path) -> Model:
@@ -286,7 +286,7 @@ def _of_config_json(path: Path) -> Model:
         mixed = [name for name in _MIXED if name in config]
         # Dense layers among those with experts, unless all of them are alike.
         mixed += [name for name in ("mlp_only_layers",) if config.get(name)]
-        mixed += [name for name in ("decoder_sparse_step", "moe_layer_freq") if config.get(name, 1) != 1]
+        mixed += [name for name in ("decoder_sparse_step", "moe_layer_freq") if config.get(name) not in (None, 1)]
         if mixed or not (sort is None or sort in _TWO_MATRICES or sort in _THREE_MATRICES):
             what = f"has {mixed[0]}" if mixed else f"is of the type {sort}"
             cure = f"{what}, and its layers are not known here: give --params, or a safetensors file"

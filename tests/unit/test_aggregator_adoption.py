@@ -17,7 +17,7 @@ from aggregator.replicas import commit_of, record_of, replica_of, run_message
 from aggregator.store import Store
 from aggregator.store_files import commit_path, versions
 from broker.codec import decode, encode
-from broker.errors import RemoteProtocolError, Unavailable
+from broker.errors import LocalProtocolError, RemoteProtocolError, Unavailable
 from broker.headers import Limits
 from broker.messages import AGGREGATOR, Codec, Envelope, Merged, standing_by
 from broker.ranges import StepRange
@@ -218,6 +218,14 @@ def test_a_line_that_was_never_added_is_not_added_for_what_gave_way(store, tmp_p
             store.adopt(*made(4))
     store.adopt(*made(2, seed=1))
     assert history(tmp_path) == [(0, digest(0)), (1, digest(1)), (2, digest(2, seed=1))]
+
+
+def test_a_store_that_was_closed_adopts_nothing_and_leaves_what_is_there(store, tmp_path):
+    store.close()  # it may be another process's by now
+    before = history(tmp_path), versions(tmp_path / "store", 0)
+    with pytest.raises(LocalProtocolError, match="is closed, nothing can be adopted"):
+        store.adopt(*made(2, seed=1))
+    assert (history(tmp_path), versions(tmp_path / "store", 0)) == before
 
 
 def test_a_leaders_next_commits_follow_what_was_adopted(store):

@@ -18,6 +18,7 @@ from ops.goodput import barrier, renewal, simulation
 from ops.goodput import command as goodput
 from ops.goodput.availability import BATCHES, account, batch_means, stepping_by
 from ops.goodput.barrier import coupled
+from ops.goodput.estimate import expected_goodput
 from ops.goodput.fleet import (
     DAY_S,
     FailureModel,
@@ -30,7 +31,7 @@ from ops.goodput.fleet import (
     generator,
     job_losses,
 )
-from ops.goodput.simulation import expected_goodput, pauses, simulate
+from ops.goodput.simulation import pauses, simulate
 from ops.goodput.staleness import contributions, distribution
 from ops.goodput.timeline import Cause, TimeLine
 
@@ -529,6 +530,15 @@ def test_what_is_rare_takes_as_much_as_a_simulation_of_it_alone_says(mode, islan
     )
     ours = expected_goodput(mode=mode, chips=64 * islands, islands=islands, model=FailureModel(**rare))
     assert ours / expected_goodput(mode=mode, chips=64 * islands, islands=islands) == pytest.approx(alone, abs=0.0015)
+
+
+@pytest.mark.parametrize(("slices", "away_s"), [(1, 1800.0), (1, 7200.0), (2, 7200.0), (40, 1800.0)])
+def test_the_expected_goodput_knows_what_islands_lose_that_go_down_unheard(slices, away_s):
+    model = FailureModel(mtbi_years=0.01, coordinator_mtbi_days=0.1, coordinator_repair_s=away_s)
+    fleet = Fleet(chips=8 * 64 * slices, islands=8, days=60.0)
+    found = simulate(fleet, model).account.goodput
+    expected = expected_goodput(chips=fleet.chips, islands=8, model=model)
+    assert expected == pytest.approx(found.value, abs=0.015 + (found.high - found.low) / 2)
 
 
 @pytest.mark.parametrize("mode", ["decoupled", "dp"])

@@ -136,6 +136,7 @@ PURE = [
     "ops/goodput/staleness",
     "ops/goodput/renewal",
     "ops/goodput/simulation",
+    "ops/goodput/estimate",
     "ops/shards",
     "ops/text",
     "ops/status/run_status",

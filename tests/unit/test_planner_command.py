@@ -7,8 +7,9 @@ import pytest
 
 from broker.errors import ConfigError
 from ops import cli
-from ops.goodput.simulation import expected_goodput
+from ops.goodput.estimate import ESTIMATE_EVENTS, expected_goodput
 from ops.planning import command as planning
+from ops.planning import expectation
 
 
 @pytest.fixture
@@ -96,9 +97,25 @@ def test_of_unequal_sites_the_one_that_fails_most_often_is_told_of(atoll, tmp_pa
     assert any(each.startswith("Goodput of decoupled: an interruption every 105 s of an island") for each in said)
 
 
-def test_the_published_tables_take_no_fleet(atoll):
-    status, _, said = atoll("--table", "--params", "5B")
-    assert (status, "params = '5B': is set by each cell of the table" in said) == (2, True)
+@pytest.mark.parametrize("flag", [("--params", "5B"), ("--mode", "dp"), ("--bandwidth", 3), ("--price", 1)])
+def test_the_published_tables_take_no_fleet(atoll, flag):
+    status, _, said = atoll("--table", "--json", *flag)
+    assert (status, "is set by each cell of the table: leave it out" in said) == (2, True)
+
+
+def test_of_many_sizes_of_sites_each_is_simulated_for_a_shorter_time(atoll, tmp_path, monkeypatch):
+    asked = []
+
+    def told(*, events, **rest):
+        asked.append((events, rest["mode"]))
+        return 0.9
+
+    monkeypatch.setattr(expectation, "expected_goodput", told)
+    path = tmp_path / "fleet.toml"
+    path.write_text("".join(f"[[island]]\nstep_time = 1.0\naccelerators = {100 + i}\n" for i in range(16)))
+    assert json.loads(atoll("--params", "1B", "--fleet", str(path), "--json")[1])["goodput"] == pytest.approx(0.9)
+    own = [events for events, mode in asked if mode == "decoupled"][1:]  # after that of sites of equal size
+    assert own == [ESTIMATE_EVENTS * expectation.SIZES // 16] * 16
 
 
 def test_what_makes_a_goodput_look_better_than_it_is_stands_among_the_assumptions(atoll):
@@ -262,7 +279,7 @@ def test_the_published_table_is_printed(atoll):
         ),
         (
             ("--params", "5B", "--step-time", 0.01, "--latency-ms", 50, "--overlap", 2, "--mode", "streaming"),
-            "0.1 s of each journey are latency; an overlap of 11 steps hides them",
+            "0.1 s of each journey are latency; an overlap of 11 steps hides it",
         ),
     ],
 )
@@ -276,6 +293,9 @@ def test_wrong_command_lines_are_one_line_with_a_cure(atoll, arguments, words):
     ("text", "words"),
     [
         ("", "must have a table [[island]]"),
+        ("[[island]]\nstep_time = 1" + 400 * "0", "must be at most 1e+18"),
+        ("[[island]]\nstep_time = 1\nms = 1e300", "[island] ms = 1e+300: must be at most 1e+18"),
+        ("island = " + 100_000 * "[", "is not TOML"),
         ("[[island]]\nstep_tim = 1\n", "did you mean step_time?"),
         ("[[island]]\ngbps = 1\n", "step_time = None: is needed"),
         ('[[island]]\nstep_time = "1"\n', "must be a number"),
