@@ -8,6 +8,7 @@ plain write and fsync of as many bytes. Variants alternate within each repetitio
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import sys
 import tempfile
@@ -100,15 +101,23 @@ def stepping(state: FragmentState, merged: Vector, repetitions: int) -> dict[str
 
 def storing(state: FragmentState, directory: Path, repetitions: int) -> dict[str, float]:
     """Times a durable commit, in seconds."""
-    commit = Commit(
-        fragment_id=0,
-        fragment_version=state.version,
-        epoch=1,
-        digest=fragment_digest(state.params),
-        round_id=1,
-        contributions=(),
-        ledger={},
-    )
+    digest, versions = fragment_digest(state.params), itertools.count(state.version)
+
+    def commit(store: Store) -> None:
+        """Commits a version that is new each time: one that is there already costs nothing."""
+        version = next(versions)
+        store.commit(
+            Commit(
+                fragment_id=0,
+                fragment_version=version,
+                epoch=1,
+                digest=digest,
+                round_id=version,
+                contributions=(),
+                ledger={},
+            ),
+            state._replace(version=version),
+        )
 
     def plain() -> None:
         with (directory / "plain").open("wb") as file:
@@ -119,7 +128,7 @@ def storing(state: FragmentState, directory: Path, repetitions: int) -> dict[str
 
     with Store.open(directory / "store") as store:
         store.load()
-        return best_of(repetitions, {"commit": lambda: store.commit(commit, state), REFERENCE + "write, fsync": plain})
+        return best_of(repetitions, {"commit": lambda: commit(store), REFERENCE + "write, fsync": plain})
 
 
 def main(argv: list[str] | None = None) -> int:
