@@ -64,9 +64,26 @@ class Setting:
     flag: str
 
 
-def settings_of(cls: type[Any]) -> Iterator[Setting]:
-    """Yields every setting of a dataclass in order, those of nested dataclasses in place of the field."""
-    hints = typing.get_type_hints(cls)
+#: Evaluating annotations takes a millisecond, and the laboratory builds tens of thousands of settings of one class.
+_KNOWN: dict[type[Any], tuple[Setting, ...]] = {}
+_HINTS: dict[type[Any], dict[str, Any]] = {}
+
+
+def settings_of(cls: type[Any]) -> tuple[Setting, ...]:
+    """Returns every setting of a dataclass in order, those of nested dataclasses in place of the field."""
+    if cls not in _KNOWN:
+        _KNOWN[cls] = tuple(_settings_of(cls))
+    return _KNOWN[cls]
+
+
+def _hints_of(cls: type[Any]) -> dict[str, Any]:
+    if cls not in _HINTS:
+        _HINTS[cls] = typing.get_type_hints(cls)
+    return _HINTS[cls]
+
+
+def _settings_of(cls: type[Any]) -> Iterator[Setting]:
+    hints = _hints_of(cls)
     for each in dataclasses.fields(cls):
         annotation = hints[each.name]
         if dataclasses.is_dataclass(annotation) and isinstance(annotation, type):
@@ -162,7 +179,7 @@ def from_sources(cls: type[T], table: Table, args: argparse.Namespace | None = N
 
 def _build(cls: type[T], values: Mapping[str, Any], *, where: str) -> T:
     """Returns the object; ``where`` is the table in which a missing value may be set, empty if a flag may be given."""
-    hints = typing.get_type_hints(cls)
+    hints = _hints_of(cls)
     arguments: dict[str, Any] = {}
     for each in dataclasses.fields(cls):  # type: ignore[arg-type]
         annotation = hints[each.name]
