@@ -174,21 +174,15 @@ def journey_s(load: Load, up_gbps: float, down_gbps: float) -> float:
 
     In a ring, the seconds that the whole payload takes.
     """
-    if load.ring:
-        return load.fixed_s + (_traffic(load).payload_gbit / up_gbps if up_gbps else 0.0)
-    if load.assume is Assume.PAPER:
-        return _nominal_gbit(load) / load.wire.rounds / min(up_gbps, down_gbps)
-    up_s, down_s = (
-        nbytes * 8e-9 / gbps
-        for nbytes, gbps in ((load.wire.largest_up_bytes, up_gbps), (load.wire.largest_down_bytes, down_gbps))
-    )
-    return load.fixed_s + up_s + down_s
+    return max(journeys_s(load, up_gbps, down_gbps))
 
 
 def journeys_s(load: Load, up_gbps: float, down_gbps: float) -> tuple[float, ...]:
     """Returns the same of each fragment; published assumptions have equal ones, and a ring but one."""
-    if load.ring or load.assume is Assume.PAPER:
-        return (journey_s(load, up_gbps, down_gbps),) * load.wire.rounds
+    if load.ring:
+        return (load.fixed_s + (_traffic(load).payload_gbit / up_gbps if up_gbps else 0.0),)
+    if load.assume is Assume.PAPER:
+        return (_nominal_gbit(load) / load.wire.rounds / min(up_gbps, down_gbps),) * load.wire.rounds
     each = zip(load.wire.ups, load.wire.downs, load.mergings_s, strict=True)
     return tuple(load.latency_s + made + 8e-9 * (up / up_gbps + down / down_gbps) for up, down, made in each)
 
