@@ -17,12 +17,12 @@ import dataclasses
 import difflib
 import math
 import os
-import tomllib
 import typing
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from broker import toml
 from broker.errors import ConfigError
 from broker.values import describe, from_flag, typed, without_none
 
@@ -138,17 +138,10 @@ def read_file(path: str | os.PathLike[str]) -> dict[str, dict[str, Any]]:
     Raises:
         ConfigError: The file is missing, unreadable, no TOML, or has an unknown table or an unknown key in [run].
     """
-    shown = os.fspath(path)
-    try:
-        with open(path, "rb") as file:
-            tables = tomllib.load(file)
-    except OSError as err:
-        raise ConfigError("config", shown, f"cannot be read ({err.strerror}); give the path of a TOML file") from err
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as err:
-        raise ConfigError("config", shown, f"is not TOML: {err}") from err
+    tables = toml.read(path, field="config")
     for name, content in tables.items():
         if name not in TABLES:
-            raise ConfigError(f"[{name}]", shown, f"is no table of this file; {nearest(name, TABLES)}")
+            raise ConfigError(f"[{name}]", os.fspath(path), f"is no table of this file; {nearest(name, TABLES)}")
         if not isinstance(content, dict):
             raise ConfigError(name, content, f"must stand in a table; write [{name}] and the settings below it")
     refuse_unknown(tables.get("run", {}), RUN_KEYS, where="run")

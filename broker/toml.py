@@ -1,16 +1,60 @@
-"""Writing TOML: the standard library reads it and does not write it.
+"""TOML: files of others are read, or refused in a line; ours are written.
 
-By hand, because what settings can hold (text, numbers, truth values, paths, enums, lists and small tables of these)
-takes fewer lines than a dependency takes to justify.
+The standard library reads it and does not write it. Writing is by hand, because what settings can hold (text, numbers,
+truth values, paths, enums, lists and small tables of these) takes fewer lines than a dependency takes to justify.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import tomllib
 from collections.abc import Mapping
 from enum import Enum
+from pathlib import Path
 from typing import Any
+
+from broker.errors import ConfigError
+
+
+def read(path: str | os.PathLike[str], *, field: str, cure: str = "give the path of a TOML file") -> dict[str, Any]:
+    """Returns the tables of a file: :func:`text`, then :func:`parse`, which tell of arguments and errors."""
+    return parse(text(path, field=field, cure=cure), field=field, source=os.fspath(path))
+
+
+def text(path: str | os.PathLike[str], *, field: str, cure: str = "give the path of a TOML file") -> str:
+    """Returns the text of a file.
+
+    Args:
+        path: The file's.
+        field: What it was given as, for errors.
+        cure: What to do where it cannot be read.
+
+    Raises:
+        ConfigError: The file cannot be read, or is no text.
+    """
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as err:
+        why = err.strerror if isinstance(err, OSError) else "it is no text in UTF-8"
+        raise ConfigError(field, os.fspath(path), f"cannot be read ({why}); {cure}") from err
+
+
+def parse(written: str, *, field: str, source: str) -> dict[str, Any]:
+    """Returns the tables of a text.
+
+    Args:
+        written: The text.
+        field: What its file was given as, for errors.
+        source: The file's name, for errors.
+
+    Raises:
+        ConfigError: It is no TOML.
+    """
+    try:
+        return tomllib.loads(written)
+    except (tomllib.TOMLDecodeError, RecursionError) as err:
+        raise ConfigError(field, source, f"is not TOML: {err}") from err
 
 
 def dump(tables: Mapping[str, Mapping[str, Any]], *, heading: str = "") -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from aggregator.config import AggregatorConfig
-from broker import flags, settings
+from broker import flags, settings, toml
 from broker.config import BrokerConfig
 from broker.errors import ConfigError
 from broker.settings import nearest
@@ -94,12 +94,7 @@ def run(args: argparse.Namespace) -> int:
 def _read(path: Path | None) -> FaultFile:
     if path is None:
         return FaultFile()
-    try:
-        text = path.read_text()
-    except (OSError, UnicodeDecodeError) as err:
-        why = err.strerror if isinstance(err, OSError) else "it is no text"
-        raise ConfigError("faults", str(path), f"cannot be read ({why}); give the path of a TOML file") from err
-    return read_faults(text, name=str(path))
+    return read_faults(toml.text(path, field="faults"), name=str(path))
 
 
 def _take_cluster_settings(args: argparse.Namespace, cluster: Mapping[str, Any]) -> None:

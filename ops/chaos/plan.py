@@ -23,11 +23,11 @@ The file is TOML::
 from __future__ import annotations
 
 import random
-import tomllib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from broker import toml
 from broker.errors import ConfigError
 from broker.settings import nearest, setting
 from ops.chaos.faults import NATURES, Fault, Kind, Needs, fault
@@ -112,10 +112,7 @@ def read_faults(text: str, *, name: str) -> FaultFile:
     Raises:
         ConfigError: It is no TOML, or says something that cannot be; fault n of it is called ``fault[n]``.
     """
-    try:
-        tables = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as err:
-        raise ConfigError("faults", name, f"is not TOML: {err}") from err
+    tables = toml.parse(text, field="faults", source=name)
     for table in tables:
         if table not in _TABLES:
             raise ConfigError(table, name, f"is no table of this file; {nearest(table, _TABLES)}")

@@ -17,12 +17,12 @@ from __future__ import annotations
 
 import itertools
 import shlex
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from broker import toml
 from broker.errors import ConfigError
 from broker.settings import from_sources, refuse_unknown, setting
 from ops.lab.cells import Cell
@@ -128,16 +128,12 @@ def load(path: Path) -> Experiment:
         ConfigError: The file cannot be read, or something in it is wrong: it names the field, the value and the cure.
     """
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as err:
-        raise ConfigError(
-            "experiment", str(path), f"cannot be read ({err.strerror}); there are some in examples/lab"
-        ) from err
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as err:
-        cure = f"is not TOML: {err}"
-        if "overwrite" in str(err):
-            cure += '; claims stand below [[compare]], options of a task of your own in [run], as "task.name" = 1'
-        raise ConfigError("experiment", str(path), cure) from err
+        table = toml.read(path, field="experiment", cure="there are some in examples/lab")
+    except ConfigError as err:
+        if "overwrite" not in err.cure:
+            raise
+        more = '; claims stand below [[compare]], options of a task of your own in [run], as "task.name" = 1'
+        raise ConfigError(err.field, err.value, err.cure + more) from err
     try:
         experiment = _experiment(path, table)
         check(experiment)

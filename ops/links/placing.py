@@ -15,7 +15,7 @@ from itertools import count
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from broker.errors import ConfigError
+from broker import toml
 from broker.sockets import split_tcp
 from ops.links import region
 from ops.links.control import SOCKET_NAME
@@ -84,12 +84,8 @@ def read(path: Path) -> region.Region:
     Raises:
         ConfigError: It cannot be read, or something in it cannot be.
     """
-    try:
-        text = path.read_text()
-    except (OSError, UnicodeDecodeError) as err:
-        cure = "cannot be read; give the path of a TOML file, such as examples/links/three_regions.toml"
-        raise ConfigError("link", str(path), f"{cure} ({err})") from err
-    return region.parse(text, source=str(path))
+    cure = "give the path of a TOML file, such as examples/links/three_regions.toml"
+    return region.parse(toml.text(path, field="link", cure=cure), source=str(path))
 
 
 def ways(

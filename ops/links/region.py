@@ -28,11 +28,11 @@ The way of an aggregator or a broker to Redis is ``aggregator.redis``; only a gl
 from __future__ import annotations
 
 import fnmatch
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from broker import toml
 from broker.errors import ConfigError
 from broker.settings import nearest
 from ops.links.condition import FAULTLESS, LinkCondition
@@ -97,10 +97,7 @@ def parse(text: str, *, source: str) -> Region:
     Raises:
         ConfigError: It is no TOML, or something in it cannot be.
     """
-    try:
-        read = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as err:
-        raise ConfigError("link", source, f"is not TOML: {err}") from err
+    read = toml.parse(text, field="link", source=source)
     for name in read:
         if name not in _TABLES:
             raise ConfigError(name, source, f"is nothing that this file has; {nearest(name, _TABLES)}")

@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import tomllib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 
 from rich.console import Console
 
+from broker import toml
 from broker.errors import ConfigError
 from broker.messages import Codec
 from broker.settings import nearest, refuse_unknown
@@ -298,12 +298,7 @@ def read_fleet(path: Path, tokens_per_step: int = DEFAULT_TOKENS_PER_STEP) -> tu
     Raises:
         ConfigError: The file cannot be read, or a value is missing, unknown or wrong.
     """
-    try:
-        document = tomllib.loads(path.read_text())
-    except OSError as err:
-        raise ConfigError("fleet", str(path), f"cannot be read ({err.strerror}); name a TOML file") from err
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as err:
-        raise ConfigError("fleet", str(path), f"is not TOML: {err}") from err
+    document = toml.read(path, field="fleet")
     refuse_unknown(document, ("island",), where="fleet")
     tables = document.get("island", [])
     if not isinstance(tables, list) or not tables or not all(isinstance(table, dict) for table in tables):

@@ -192,7 +192,7 @@ def test_a_package_imports_only_what_it_may(path):
 
 
 #: What is set, and how it is read from flags and files: pure modules know the values.
-CONFIGURATIONS = ("aggregator/config", "islands/config", "broker/settings")
+CONFIGURATIONS = ("aggregator/config", "islands/config", "broker/settings", "broker/toml")
 
 
 @pytest.mark.parametrize("name", PURE)

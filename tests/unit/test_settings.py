@@ -170,6 +170,7 @@ def test_the_environment_supplies_addresses_and_a_flag_still_wins():
         ("[run]\nislands = 3\n", "[run] islands = 3: is no setting"),
         ("port = 3\n", "port"),
         ("[run\n", "is not TOML"),
+        ("run = " + 100_000 * "[", "is not TOML"),
     ],
 )
 def test_a_wrong_file_is_refused(tmp_path, text, words):
