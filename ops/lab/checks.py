@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from importlib.machinery import PathFinder
+from inspect import Signature
 from typing import TYPE_CHECKING
 
 from broker.errors import ConfigError
@@ -20,7 +21,7 @@ from islands.options import check_options, module_and_function, no_module, signa
 from ops.lab.cells import Cell, cell_key, contains, label, varying
 from ops.lab.claims import Comparison, Equal
 from ops.lab.comparisons import TOLERANCE, fits, groups, sides
-from ops.lab.settings import CellSettings
+from ops.lab.settings import HOLDS_OUT, CellSettings
 
 if TYPE_CHECKING:
     from ops.lab.experiment import Experiment
@@ -130,6 +131,20 @@ def _check_tasks(cells: Iterable[CellSettings]) -> None:
     for each in cells:
         if (signature := signatures[each.task]) is not None:
             check_options(each.task, signature, each.options)
+            _check_sequences(each, signature)
+
+
+def _check_sequences(cell: CellSettings, signature: Signature) -> None:
+    """Checks that there is somebody to be told how much to hold out, where that is said."""
+    for each in fields(cell):
+        value = getattr(cell, each.name)
+        if not each.name.endswith("_sequences") or value == each.default:
+            continue
+        if not signature.parameters.keys() >= HOLDS_OUT:
+            cure = f"{cell.task} cannot be told, having no {' and '.join(sorted(HOLDS_OUT))}: leave this out"
+            raise ConfigError(each.name, value, cure)
+        if "held_out_tokens" in cell.options:
+            raise ConfigError(each.name, value, "is told already, by task.held_out_tokens: leave one of them out")
 
 
 def _check_fleets(cells: Sequence[CellSettings]) -> None:

@@ -25,7 +25,7 @@ from ops.lab import decoupled, lockstep, sources
 from ops.lab.outcome import Outcome
 from ops.lab.progress import Progress
 from ops.lab.records import Record, Stage
-from ops.lab.settings import CellSettings, Mode, key_of, resolved
+from ops.lab.settings import HOLDS_OUT, CellSettings, Mode, key_of, resolved
 
 #: A loss so many times that of the first point of its curve is one of a run that went wrong.
 FAR_ABOVE = 1.5
@@ -151,7 +151,7 @@ def _options(cell: CellSettings, sequences: int) -> dict[str, Any]:
     """Returns the task's options; a task that can be told how much to hold out is."""
     options = dict(cell.options)
     known = inspect.signature(task_function(cell.task)).parameters
-    if "held_out_tokens" in known and "context" in known and "held_out_tokens" not in options:
+    if known.keys() >= HOLDS_OUT and "held_out_tokens" not in options:
         context = options.get("context", known["context"].default)
         options["held_out_tokens"] = sequences * int(context)
     return options

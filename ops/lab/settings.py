@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
 from aggregator.config import AggregatorConfig
 from broker import settings
@@ -43,6 +43,8 @@ _EVENT_FIELDS = {
 #: Settings that are younger than some records: while they have their default, a cell is what it was before them.
 _YOUNGER = {"crashes": (), "restart_s": 10.0, "outer_adaptation": 0.0}
 
+#: The options of a task that can be told how many sequences to hold out.
+HOLDS_OUT: Final = frozenset({"context", "held_out_tokens"})
 
 #: What is not an experiment's subject is as in production.
 _PRODUCTION = AggregatorConfig()

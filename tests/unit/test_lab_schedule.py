@@ -536,6 +536,16 @@ def test_the_time_of_a_run_is_estimated_from_what_an_inner_step_took_before(writ
         ('question = "q"\n[run]\ntask = "a:b"\n[run.task]\nbatch = 8', "experiment", r"below \[\[compare\]\]"),
         ('question = "q"\n[run.task]\nmodle = "tiny"', "task.modle", "mean model"),
         (
+            'question = "q"\n[run]\ntask = "examples.numpy_task:task"\nheld_out_sequences = 64',
+            "held_out_sequences = 64",
+            "having no context and held_out_tokens",
+        ),
+        (
+            'question = "q"\n[run]\ncurve_sequences = 64\n[run.task]\nheld_out_tokens = 4096',
+            "curve_sequences = 64",
+            "task.held_out_tokens: leave one",
+        ),
+        (
             PLAIN + '[tune]\nname="outer_momentum"\nvalues=[0.5, 1.5]\nby=["mode"]',
             "outer_momentum",
             "below 1",
