@@ -32,7 +32,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Aggregates until the run has ended, or until SIGTERM or SIGINT; then returns 0, with the report written.
+    """Aggregates until the run has ended, and returns 0, or until signal n comes, and returns 128 + n.
+
+    The report is written either way.
 
     Raises:
         ConfigError: A setting cannot work, such as a store that belongs to another run.
@@ -42,15 +44,20 @@ def run(args: argparse.Namespace) -> int:
     config = settings.load(AggregatorConfig, args, "aggregator")
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-    asyncio.run(_until_signalled(config))
-    return 0
+    return asyncio.run(_until_signalled(config))
 
 
-async def _until_signalled(config: AggregatorConfig) -> None:
+async def _until_signalled(config: AggregatorConfig) -> int:
     from aggregator import service
 
-    stop = asyncio.Event()
+    stop, received = asyncio.Event(), []
+
+    def signalled(number: int) -> None:
+        received.append(number)
+        stop.set()
+
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-    await service.serve(config, stop=stop)
+        loop.add_signal_handler(number, signalled, number)
+    ending = await service.serve(config, stop=stop)
+    return 128 + received[0] if received and ending is not service.Ending.OVER else 0

@@ -74,7 +74,7 @@ class Follower:
         self._group = asyncio.TaskGroup()
         self._tasks: set[asyncio.Task[None]] = set()
         self._lead: Lead | None = None
-        self._ended = False
+        self.ended = False  #: the run has, as its leader has said
         holding = Holding(
             stored={p: (commit.fragment_version, commit.digest) for p, (commit, _) in loaded.fragments.items()},
             run_epoch=0 if loaded.run is None else loaded.run["epoch"],
@@ -109,7 +109,7 @@ class Follower:
 
     async def _pump(self, stopping: asyncio.Task[bool]) -> None:
         await self._perform(self.core.handle(Tick(), self._clock()))
-        while self._lead is None and not self._ended and not stopping.done():
+        while self._lead is None and not self.ended and not stopping.done():
             event = await self._next_event(stopping)
             await self._perform(self.core.handle(event, self._clock()))
 
@@ -138,7 +138,7 @@ class Follower:
                     self._lead = action
                 case Quit():
                     log.info("aggregator.ended", run=self._config.run_id, by="its leader")
-                    self._ended = True
+                    self.ended = True
                 case Note(name=name, fields=fields):
                     (log.warning if name in _WARNINGS else log.info)(name, **fields)
                 case _:

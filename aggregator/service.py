@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import ExitStack
+from enum import Enum, auto
 
 import zmq.asyncio
 
@@ -24,15 +25,24 @@ from broker import logs
 from broker.config import DEFAULT_REDIS_URL
 from broker.errors import ConfigError, Unavailable
 from broker.lease import LeaseKey
+from broker.messages import Phase
 from broker.registry import Registry
 
 log = logs.get(__name__)
 
 
+class Ending(Enum):
+    """Why an aggregator does not go on."""
+
+    OVER = auto()  # the run is
+    STOPPED = auto()
+    DEPOSED = auto()  # another one leads
+
+
 async def serve(
     config: AggregatorConfig, *, stop: asyncio.Event, ready: Callable[[Aggregator], None] = lambda _: None
-) -> None:
-    """Runs the aggregator until the run has ended or ``stop`` is set; then writes the report.
+) -> Ending:
+    """Runs the aggregator until the run has ended or ``stop`` is set; writes the report, and says which it was.
 
     Args:
         config: Resolved settings.
@@ -54,16 +64,15 @@ async def serve(
         stack.callback(context.term)
         try:
             if not config.failover:
-                await _lead(config, context, store, loaded, tape, None, stop, ready)
-                return
+                return await _lead(config, context, store, loaded, tape, None, stop, ready)
             while True:
                 term = await _follow(config, context, store, loaded, stop)
-                if term is None:
-                    break
+                if isinstance(term, Ending):
+                    return term
                 async with term:
-                    deposed = await _lead(config, context, store, load_for(store, config), tape, term, stop, ready)
-                if not deposed:
-                    break
+                    ending = await _lead(config, context, store, load_for(store, config), tape, term, stop, ready)
+                if ending is not Ending.DEPOSED:
+                    return ending
                 loaded = load_for(store, config, mendable=True)
         except BaseExceptionGroup as group:
             # A task met something that somebody must put right: that is what is to be said, not which task it was.
@@ -75,8 +84,8 @@ async def serve(
 
 async def _follow(
     config: AggregatorConfig, context: zmq.asyncio.Context, store: Store, loaded: Loaded, stop: asyncio.Event
-) -> Term | None:
-    """Stands by until this process may lead; None if it was stopped, or the run has ended."""
+) -> Term | Ending:
+    """Stands by until this process may lead, or it is stopped, or the run has ended."""
     registry = Registry(config.redis_url or DEFAULT_REDIS_URL, config.run_id)
     follower = Follower(config, context, store, loaded, LeaseKey(registry, config.shard))
     log.info("aggregator.stands_by", run=config.run_id, broker=config.broker, name=store.name, redis=registry.address)
@@ -86,7 +95,9 @@ async def _follow(
     finally:
         if lead is None:
             await registry.aclose()
-    return None if lead is None else Term(store.name, lead, registry, config.shard)
+    if lead is None:
+        return Ending.OVER if follower.ended else Ending.STOPPED
+    return Term(store.name, lead, registry, config.shard)
 
 
 async def _lead(
@@ -100,8 +111,8 @@ async def _lead(
     ready: Callable[[Aggregator], None],
     *,
     least_epoch: int = 1,
-) -> bool:
-    """Leads until the run has ended, it is stopped, or deposed, which is what it returns."""
+) -> Ending:
+    """Leads until the run has ended, or it is stopped or deposed."""
     registry = Registry(config.redis_url or DEFAULT_REDIS_URL, config.run_id)
     leader = Leader(config, context, store, loaded, tape, registry, term, least_epoch=least_epoch)
     epoch = leader.core.run.epoch
@@ -127,9 +138,9 @@ async def _lead(
         return await _lead(config, context, store, again, tape, term, stop, ready, least_epoch=order.epoch)
     if leader.deposed is None:
         log.info("aggregator.ended", run=config.run_id, phase=leader.core.run.phase)
-        return False
+        return Ending.OVER if leader.core.run.phase is Phase.ENDED else Ending.STOPPED
     log.warning("aggregator.deposed", epoch=epoch, by=leader.deposed.holder, their_epoch=leader.deposed.epoch)
-    return True
+    return Ending.DEPOSED
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -161,10 +161,10 @@ class Up(Process):
                 return pid
         return None
 
-    def kill(self, name: str) -> int:
-        """Kills one process as a power cut would; returns its id."""
+    def kill(self, name: str, number: int = signal.SIGKILL) -> int:
+        """Kills one process, as a power cut would unless told otherwise; returns its id."""
         pid = wait_for(lambda: self.process(name), f"process {name}")
-        os.kill(pid, signal.SIGKILL)
+        os.kill(pid, number)
         return int(pid)
 
     @contextlib.contextmanager
