@@ -18,7 +18,8 @@ class Signals:
     """Remembers the first of SIGINT, SIGTERM and SIGHUP; a context manager.
 
     Nothing is raised where the signal arrives, which may be anywhere, even inside an event loop that swallows
-    exceptions: :meth:`check` raises where it is asked to. Whoever uses it asks several times a second.
+    exceptions: :meth:`check` raises where it is asked to. Whoever uses it asks several times a second. A hang-up that is
+    ignored stays so: that is what ``nohup`` is for.
     """
 
     def __init__(self) -> None:
@@ -27,7 +28,8 @@ class Signals:
 
     def __enter__(self) -> Signals:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            self._previous[number] = signal.signal(number, self._receive)
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+                self._previous[number] = signal.signal(number, self._receive)
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -88,6 +88,7 @@ def our_environment(redis_url: str) -> dict[str, str]:
     places += [os.getcwd(), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {
         "ATOLL_NO_VENV": "1",
+        "ATOLL_BROKER": "",  # the file has the address
         "ATOLL_KEY": "",  # each has its own, or none
         "ATOLL_LOG": "text",  # into files that people read
         "PYTHONPATH": os.pathsep.join(places),

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import collections
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import fmean
 from types import TracebackType
-from typing import Any, TextIO
+from typing import TextIO
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -18,6 +20,8 @@ from rich.text import Text
 from broker.liveness import Liveness
 from broker.messages import Phase
 from ops.status.run_status import Status
+from ops.status.view import STATE_STYLES
+from ops.terminal import Column, Fitted, Screen
 from ops.text import age, size
 
 #: Tokens per second are measured over this long: shorter is restless, longer hides that an island stopped.
@@ -126,7 +130,10 @@ def _figures(progress: Progress) -> list[tuple[str, str]]:
 
 
 class Display:
-    """Shows progress on a stream; a context manager. Notes (a process died) stay; the table is redrawn."""
+    """Shows progress on a stream; a context manager. Notes (a process died) stay; the table is redrawn.
+
+    Nobody's run ends because nobody can read of it: once the stream takes nothing, nothing more is shown.
+    """
 
     def __init__(self, stream: TextIO | None = None, *, every_s: float = 5.0) -> None:
         """Chooses the form by whether ``stream`` (standard error, if not given) is a terminal.
@@ -135,38 +142,49 @@ class Display:
             stream: Where to write.
             every_s: Seconds between two lines when it is none.
         """
-        self._console = Console(file=sys.stderr if stream is None else stream, highlight=False, soft_wrap=True)
-        self._live = Live(console=self._console, auto_refresh=False, transient=True) if self.is_terminal else None
+        self._console = Screen(file=sys.stderr if stream is None else stream, highlight=False, soft_wrap=True)
+        live = Live(console=self._console, auto_refresh=False, transient=True)
+        self._live = live if self._console.can_redraw else None
         self._every_s = every_s
         self._next_s = float("-inf")
+        self._broken = False
 
-    @property
-    def is_terminal(self) -> bool:
-        """Whether a table is drawn rather than lines written."""
-        return self._console.is_terminal
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError:
+            self._broken = True
 
     def __enter__(self) -> Display:
         if self._live is not None:
-            self._live.__enter__()
+            with self._writing():
+                self._live.__enter__()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._live is not None:
-            self._live.__exit__(kind, error, trace)
+            with self._writing():
+                self._live.__exit__(kind, error, trace)
 
     def note(self, text: str) -> None:
         """Writes a line that stays."""
-        self._console.print(f"atoll: {text}", markup=False)
+        if not self._broken:
+            with self._writing():
+                self._console.print(f"atoll: {text}", markup=False)
 
     def show(self, status: Status, progress: Progress, now_s: float, *, also: str = "") -> None:
         """Shows the run, and ``also`` below it; as a line only every few seconds."""
-        if self._live is not None:
-            self._live.update(Group(table(status, progress), Text(also, style="bold yellow")), refresh=True)
-        elif now_s >= self._next_s:
-            self._next_s = now_s + self._every_s
-            self._console.print(f"{line(progress)}  {also}".rstrip(), markup=False)
+        if self._broken:
+            return
+        with self._writing():
+            if self._live is not None:
+                self._live.update(Group(table(status, progress), Text(also, style="bold yellow")), refresh=True)
+            elif now_s >= self._next_s:
+                self._next_s = now_s + self._every_s
+                self._console.print(f"{line(progress)}  {also}".rstrip(), markup=False)
 
 
 def table(status: Status, progress: Progress) -> RenderableType:
@@ -179,25 +197,21 @@ def table(status: Status, progress: Progress) -> RenderableType:
         Text(f"{progress.fraction:.0%}"),
         figures,
     )
-    rows = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    titles: tuple[tuple[str, Any], ...] = (
-        ("island", "left"),
-        ("state", "left"),
-        ("step", "right"),
-        ("tokens", "right"),
-        ("loss", "right"),
-        ("step time", "right"),
-        ("waiting", "right"),
-        ("up", "right"),
-        ("down", "right"),
+    columns = (
+        Column("island", number=False),
+        Column("state", number=False),
+        Column("step", rank=1),
+        Column("tokens", rank=2),
+        Column("loss", rank=3),
+        Column("step time", rank=4),
+        Column("waiting", rank=5),
+        Column("up", rank=6),
+        Column("down", rank=7),
     )
-    for title, justify in titles:
-        rows.add_column(title, justify=justify, no_wrap=True)
-    styles = {Liveness.ALIVE: "green", Liveness.SUSPECT: "yellow", Liveness.DEAD: "red", Liveness.LEFT: "dim"}
-    for name, each in status.islands.items():
-        rows.add_row(
+    rows = (
+        (
             name,
-            Text(str(each.state), style=styles[each.state]),
+            Text(str(each.state), style=STATE_STYLES[each.state]),
             f"{each.inner_step:,}",
             f"{each.tokens:,}",
             "-" if each.loss is None else f"{each.loss:.3f}",
@@ -206,4 +220,6 @@ def table(status: Status, progress: Progress) -> RenderableType:
             size(each.bytes_up),
             size(each.bytes_down),
         )
-    return Group(head, Text(""), rows)
+        for name, each in status.islands.items()
+    )
+    return Group(head, Text(""), Fitted(columns, rows))

@@ -13,8 +13,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from broker import toml
 from broker.errors import ConfigError
 from broker.messages import Codec
@@ -27,6 +25,7 @@ from ops.planning.links import Assume, Mode
 from ops.planning.planner import plan
 from ops.planning.sizing import Model, parse_parameters, read_model
 from ops.planning.view import render, render_table, table_json, to_json
+from ops.terminal import Screen
 from ops.text import PLAIN_WIDTH
 
 DEFAULT_TOKENS_PER_STEP = 1 << 18
@@ -156,7 +155,7 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         ConfigError: The plan cannot work, with what would be possible.
     """
-    console = Console(highlight=False)
+    console = Screen(highlight=False)
     if not console.is_terminal:
         console.width = PLAIN_WIDTH
     if args.table:

@@ -11,7 +11,6 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
@@ -22,6 +21,7 @@ from broker.registry import Registry
 from ops.finished import address_in, served
 from ops.status.run_status import Status, leaderless, status_of
 from ops.status.view import render, to_json
+from ops.terminal import Screen
 from ops.text import PLAIN_WIDTH, age
 
 
@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError("leader", args.leader, "must be a number of seconds above 0")
     if args.leader is not None and (args.json or args.watch is not None):
         raise ConfigError("leader", args.leader, "is a check of its own: leave out --json and --watch")
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else PLAIN_WIDTH)
+    console = Screen(highlight=False, width=None if sys.stdout.isatty() else PLAIN_WIDTH)
     try:
         with _address(args) as url:
             if args.leader is not None:
@@ -117,9 +117,9 @@ async def _fetch(url: str, run_id: str | None) -> Status:
     raise Unavailable(f"Redis at {with_runs.address} knows nothing of {about}: {known}", definite=True)
 
 
-async def _watch(url: str, run_id: str | None, interval_s: float, console: Console, *, as_json: bool) -> None:
+async def _watch(url: str, run_id: str | None, interval_s: float, console: Screen, *, as_json: bool) -> None:
     """Shows the status again and again, through outages of Redis; whoever watches wants to see it come back."""
-    in_place = console.is_terminal and not as_json
+    in_place = console.can_redraw and not as_json
     with Live(console=console, auto_refresh=False, screen=True) if in_place else contextlib.nullcontext() as live:
         complaint = ""
         while True:
@@ -151,7 +151,7 @@ def _check_leader(status: Status, within_s: float) -> int:
     return 0
 
 
-def _print(status: Status, console: Console, *, as_json: bool) -> None:
+def _print(status: Status, console: Screen, *, as_json: bool) -> None:
     if as_json:
         print(json.dumps(to_json(status), allow_nan=False), flush=True)
     else:

@@ -8,15 +8,15 @@ from dataclasses import asdict
 from typing import Any
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from broker.liveness import Liveness
 from broker.records import LEADER_WITHIN_S
 from ops.status.run_status import Status
+from ops.terminal import Column, Fitted
 from ops.text import age, ordinal, size
 
-_STYLES = {Liveness.ALIVE: "green", Liveness.SUSPECT: "yellow", Liveness.DEAD: "red", Liveness.LEFT: "dim"}
+STATE_STYLES = {Liveness.ALIVE: "green", Liveness.SUSPECT: "yellow", Liveness.DEAD: "red", Liveness.LEFT: "dim"}
 
 
 # --- as JSON ------------------------------------------------------------------------------------------------------
@@ -97,61 +97,86 @@ def headline(status: Status) -> str:
     return "; ".join(words)
 
 
-def _island_table(status: Status) -> Table:
-    table = _table("island", "state", ">step", ">tokens", ">loss", ">step time", ">last seen", ">sync", ">up", ">down")
-    table.add_column("optimizer")
-    table.add_column("refused")
-    for name, each in status.islands.items():
-        table.add_row(
-            name,
-            Text(each.state, style=_STYLES[each.state]),
-            f"{each.inner_step:,}",
-            f"{each.tokens:,}",
-            "-" if each.loss is None else f"{each.loss:.4f}",
-            "-" if each.step_time_s is None else f"{each.step_time_s:.3f} s",
-            age(each.last_seen_s),
-            "-" if each.sync_share is None else f"{each.sync_share:.2%}",
-            size(each.bytes_up),
-            size(each.bytes_down),
-            each.optimizer or "-",
-            _counts(each.refusals),
-        )
-    return table
+def _island_table(status: Status) -> Fitted:
+    columns = (
+        Column("island", number=False),
+        Column("state", number=False),
+        Column("step", rank=1),
+        Column("tokens", rank=2),
+        Column("loss", rank=3),
+        Column("step time", rank=5),
+        Column("last seen", rank=6),
+        Column("sync", rank=7),
+        Column("up", rank=8),
+        Column("down", rank=9),
+        Column("optimizer", number=False, wraps=True, rank=10),
+        Column("refused", number=False, wraps=True, rank=4),
+    )
+    return Fitted(
+        columns,
+        (
+            (
+                name,
+                Text(each.state, style=STATE_STYLES[each.state]),
+                f"{each.inner_step:,}",
+                f"{each.tokens:,}",
+                "-" if each.loss is None else f"{each.loss:.4f}",
+                "-" if each.step_time_s is None else f"{each.step_time_s:.3f} s",
+                age(each.last_seen_s),
+                "-" if each.sync_share is None else f"{each.sync_share:.2%}",
+                size(each.bytes_up),
+                size(each.bytes_down),
+                each.optimizer or "-",
+                _counts(each.refusals),
+            )
+            for name, each in status.islands.items()
+        ),
+    )
 
 
-def _fragment_table(status: Status) -> Table:
-    table = _table(">fragment", ">version", ">age", ">merged tokens", "contributors")
-    for p, each in status.fragments.items():
-        contributors = ", ".join(each.contributors)
-        table.add_row(str(p), str(each.version), age(each.age_s), f"{each.merged_tokens:,}", contributors or "-")
-    return table
+def _fragment_table(status: Status) -> Fitted:
+    columns = (
+        Column("fragment"),
+        Column("version"),
+        Column("age", rank=1),
+        Column("merged tokens", rank=2),
+        Column("contributors", number=False, wraps=True, rank=3),
+    )
+    return Fitted(
+        columns,
+        (
+            (str(p), str(each.version), age(each.age_s), f"{each.merged_tokens:,}", ", ".join(each.contributors) or "-")
+            for p, each in status.fragments.items()
+        ),
+    )
 
 
-def _shard_table(status: Status) -> Table:
-    table = _table(">shard", "leader", ">epoch", ">renewed", "in sync", "standbys heard")
+def _shard_table(status: Status) -> Fitted:
+    columns = (
+        Column("shard"),
+        Column("leader", number=False),
+        Column("epoch", rank=3),
+        Column("renewed"),
+        Column("in sync", number=False, wraps=True, rank=1),
+        Column("standbys heard", number=False, wraps=True, rank=2),
+    )
+    rows = []
     for shard, each in status.shards.items():
         renewed = Text("the run has ended") if each.ended else Text(age(each.age_s))
         if not each.ended and each.age_s > LEADER_WITHIN_S:
             renewed.stylize("red")
         in_sync = ", ".join(each.in_sync) or "-"
-        table.add_row(str(shard), each.leader, str(each.epoch), renewed, in_sync, ", ".join(each.standbys) or "-")
-    return table
+        rows.append((str(shard), each.leader, str(each.epoch), renewed, in_sync, ", ".join(each.standbys) or "-"))
+    return Fitted(columns, rows)
 
 
-def _broker_table(status: Status) -> Table:
-    table = _table("broker", "state", ">last wrote", ">islands")
+def _broker_table(status: Status) -> Fitted:
+    columns = Column("broker", number=False), Column("state", number=False), Column("last wrote"), Column("islands")
+    rows = []
     for name, each in status.brokers.items():
         state = Text("silent", style="red") if each.silent else Text("alive", style="green")
-        table.add_row(name, state, age(each.age_s), str(each.islands))
-    return table
-
-
-def _table(*columns: str) -> Table:
-    """An empty table; columns whose title begins with ``>`` are numbers."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    for column in columns:
-        table.add_column(column.removeprefix(">"), justify="right" if column.startswith(">") else "left", no_wrap=True)
-    return table
+        rows.append((name, state, age(each.age_s), str(each.islands)))
+    return Fitted(columns, rows)
 
 
 def _counts(reasons: Mapping[str, int]) -> str:

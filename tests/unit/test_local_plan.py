@@ -103,6 +103,16 @@ def test_the_resolved_file_gives_every_process_the_same_settings_again(tmp_path)
     assert "run_dir" not in tables["up"]
 
 
+def test_a_broker_that_the_shell_names_is_not_that_of_a_local_run(tmp_path, monkeypatch):
+    monkeypatch.setenv("ATOLL_BROKER", "tcp://127.0.0.1:7001")
+    plan = resolved()
+    path = tmp_path / "config.toml"
+    path.write_text(local_plan.config_toml(plan))
+    environment = os.environ | daemons.our_environment(plan.redis_url)
+    island = settings.load(type(plan.island), argparse.Namespace(config=path), "island", environment=environment)
+    assert island.broker == plan.island.broker
+
+
 @pytest.mark.parametrize("redis_port", [None, 6379])
 def test_the_address_of_a_redis_that_ends_with_the_run_is_not_kept(redis_port):
     run = tomllib.loads(local_plan.config_toml(resolved(redis_port=redis_port)))["run"]
