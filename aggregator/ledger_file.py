@@ -10,15 +10,18 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from aggregator.commit_file import write_all
 from aggregator.events import Commit
-from aggregator.records import ledger_line
+from aggregator.records import check_ledger_line, ledger_line
 from aggregator.replacing import flush_directory, replace
 from aggregator.store_files import mapped
+from aggregator.tape import read_lines
+from broker.schema import Unfit
 
 _LOG = logging.getLogger(__name__)
 
@@ -29,6 +32,18 @@ Key = tuple[int, int, str]
 def key_of(commit: Commit) -> Key:
     """Returns what tells a commit from every other of its run."""
     return commit.fragment_id, commit.fragment_version, commit.digest
+
+
+def read_rows(path: Path) -> Iterator[dict[str, Any]]:
+    """Yields the lines of a ledger; what is none, whoever made it so, is passed over.
+
+    Raises:
+        OSError: The file cannot be read.
+    """
+    for row in read_lines(path):
+        with suppress(Unfit):
+            check_ledger_line(row)
+            yield row
 
 
 class LedgerFile:

@@ -68,6 +68,11 @@ def ledger_line(commit: Commit) -> dict[str, Any]:
     return row
 
 
+def check_ledger_line(line: Mapping[str, Any]) -> None:
+    """Raises Unfit if that is nothing that :func:`ledger_line` writes."""
+    commit_from_map({**line, "ledger": {}})
+
+
 def manifest_to_rows(manifest: FragmentManifest) -> list[list[list[Any]]]:
     """Returns a manifest as plain data: per fragment, a row per tensor of name, shape, dtype, kind, unit axes."""
     return [[list(_TENSOR.write(tensor).values()) for tensor in fragment] for fragment in manifest.fragments]

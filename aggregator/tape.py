@@ -89,6 +89,7 @@ def start_line(
 ) -> dict[str, Any]:
     """Returns the first line of a life: all that its core is made from."""
     given = {name: value for name, value in dataclasses.asdict(config).items() if value is not None}
+    given.pop("redis_url", None)  # no decision depends on it, and a tape is shown to others: it may hold a password
     return {
         "tape": FORMAT,
         "now_s": now_s,

@@ -18,8 +18,8 @@ class Signals:
     """Remembers the first of SIGINT, SIGTERM and SIGHUP; a context manager.
 
     Nothing is raised where the signal arrives, which may be anywhere, even inside an event loop that swallows
-    exceptions: :meth:`check` raises where it is asked to. Whoever uses it asks several times a second. A hang-up that is
-    ignored stays so: that is what ``nohup`` is for.
+    exceptions: :meth:`check` raises where it is asked to. Whoever uses it asks several times a second.
+    A hang-up that is ignored stays so: that is what ``nohup`` is for.
     """
 
     def __init__(self) -> None:

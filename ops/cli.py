@@ -14,6 +14,7 @@ import difflib
 import importlib
 import io
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -142,9 +143,11 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "atoll") -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     if isinstance(sys.stdout, io.TextIOWrapper):  # a name of a file that no locale can write ends nothing
         sys.stdout.reconfigure(errors="backslashreplace")
+    status = 128 + signal.SIGPIPE
     try:
         status = _run(arguments, prog)
-        sys.stdout.flush()
+        if sys.stdout is not None:  # closed by whoever called
+            sys.stdout.flush()
         return status
     except ConfigError as err:
         print(f"atoll: {err}", file=sys.stderr)
@@ -154,9 +157,12 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "atoll") -> int:
         return 1
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # the reader of our output went away, as in `atoll status | head`
+    except BrokenPipeError:  # the reader of our output went away, as in `atoll status | head`: what was found stands
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        return status
+    except OSError as err:  # a path that is none, a file that nobody may read
+        print(f"atoll: {err}", file=sys.stderr)
+        return 1
 
 
 def _run(arguments: Sequence[str], prog: str) -> int:

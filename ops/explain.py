@@ -19,6 +19,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from aggregator.ledger_file import read_rows
 from aggregator.recovery import Lineage, lineages
 from aggregator.story import Absence, RoundStory, Storyteller, Target
 from aggregator.tape import read_lines
@@ -135,8 +136,8 @@ def explain(target: Target, *, ledgers: Sequence[Path], tapes: Sequence[Path]) -
     """
     row: Mapping[str, Any] | None = None
     for ledger in ledgers:
-        for each in read_lines(ledger):
-            newer = row is None or each.get("fragment_version", -1) >= row["fragment_version"]
+        for each in read_rows(ledger):
+            newer = row is None or each["fragment_version"] >= row["fragment_version"]
             if _fits(each, target) and newer:
                 row = each  # of several the last one: a version 0 may have been seeded anew
     if row is not None and row["contributions"]:  # the newest one by the ledger is what the tape is asked about
@@ -162,8 +163,8 @@ def _lineage_of(p: int, version: int, ledgers: Sequence[Path]) -> Lineage | None
         row["fragment_version"]: {key: row[key] for key in ("fragment_id", "fragment_version", "digest")}
         | {"contributions": bool(row["contributions"])}
         for ledger in ledgers
-        for row in read_lines(ledger)
-        if row.get("fragment_id") == p
+        for row in read_rows(ledger)
+        if row["fragment_id"] == p
     }
     for each in lineages(rows[version] for version in sorted(rows)):
         if version == each.version or version in each.given_up:
@@ -251,7 +252,7 @@ def _newest(ledgers: Sequence[Path]) -> str:
     """Says which versions there are."""
     newest: dict[int, int] = {}
     for ledger in ledgers:
-        for row in read_lines(ledger):
+        for row in read_rows(ledger):
             newest[row["fragment_id"]] = max(row["fragment_version"], newest.get(row["fragment_id"], -1))
     if not newest:
         return "no version was made yet"

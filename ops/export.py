@@ -24,6 +24,9 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
+from aggregator.commit_file import Damaged
+from aggregator.events import Commit
+from aggregator.outer import Vector
 from aggregator.records import MANIFEST, RUN_ID, manifest_from_rows
 from aggregator.store_files import mapped, read_newest, read_run, read_seed
 from broker.errors import ConfigError, Unavailable
@@ -94,8 +97,8 @@ def export(directory: Path | Sequence[Path], out: Path, *, which: Which = Which.
     store and so not in the file. Takes memory for one copy of the model.
 
     Args:
-        directory: Of a run (with a ``store`` in it, and one of each further shard), or a store itself; or several
-            stores that have all fragments among them.
+        directory: Of a run (with a ``store`` in it, and those of standbys and of each further shard), or a store
+            itself; or several stores that have all fragments among them.
         out: File to write; its directory must exist.
         which: Newest versions, or the seed.
         dtype: A key of :data:`DTYPES`; bf16 rounds to nearest.
@@ -106,13 +109,14 @@ def export(directory: Path | Sequence[Path], out: Path, *, which: Which = Which.
     """
     if dtype not in DTYPES:
         raise ConfigError("dtype", dtype, f"must be one of {', '.join(sorted(DTYPES))}")
-    stores = _stores_of(directory) if isinstance(directory, Path) else directory
-    run_id, manifest = _run_of(stores[0])
+    if out.is_dir():
+        raise ConfigError("out", str(out), f"is a folder; name the file in it, such as {out / 'model.safetensors'}")
+    stores = _stores_of(directory) if isinstance(directory, Path) else [[store] for store in directory]
+    run_id, manifest = _run_of(stores[0][0])
     tensors: dict[str, NDArray[Any]] = {}
     versions, digests = [], []
     for fragment_id, specs in enumerate(manifest.fragments):
-        store = stores[shard_of(fragment_id, len(stores))]
-        commit, params = (read_seed if which is Which.SEED else read_newest)(store, fragment_id)
+        store, commit, params = _newest(stores[shard_of(fragment_id, len(stores))], fragment_id, which)
         if params.size != manifest.sizes[fragment_id]:
             holds = f"fragment {fragment_id} of {store} holds {params.size} elements"
             cure = "its commits are of another run: restore the store from one copy"
@@ -139,13 +143,34 @@ def export(directory: Path | Sequence[Path], out: Path, *, which: Which = Which.
     )
 
 
-def _stores_of(directory: Path) -> list[Path]:
-    """Returns the store of each shard, in their order."""
-    for candidate in (directory, directory / "store"):
-        if (candidate / "fragments").is_dir():
-            others = [shard / "store" for shard in directory.glob("aggregator-[0-9]*") if shard.name[11:].isdecimal()]
-            return [candidate, *sorted(others, key=lambda store: int(store.parent.name[11:]))]
-    raise ConfigError("RUN_DIR", str(directory), "must be the directory of a run or a store, with fragments in it")
+def _stores_of(directory: Path) -> list[list[Path]]:
+    """Returns the stores of each shard, in their order: its first aggregator's, then those of its standbys."""
+    if (directory / "fragments").is_dir():
+        return [[directory]]
+    if not (directory / "store" / "fragments").is_dir():
+        raise ConfigError("RUN_DIR", str(directory), "must be the directory of a run or a store, with fragments in it")
+    shards = [[directory / "store", *sorted(directory.glob("standby-*/store"))]]
+    others = [shard for shard in directory.glob("aggregator-[0-9]*") if shard.name[11:].isdecimal()]
+    others.sort(key=lambda shard: int(shard.name[11:]))
+    return shards + [[each / "store", *sorted(directory.glob(f"{each.name}-standby-*/store"))] for each in others]
+
+
+def _newest(stores: Sequence[Path], fragment_id: int, which: Which) -> tuple[Path, Commit, Vector]:
+    """Returns the newest version of a fragment in the stores of its shard: whoever led last has it."""
+    found: list[tuple[Path, Commit, Vector]] = []
+    failed: Unavailable | Damaged | None = None
+    for store in stores:
+        try:
+            commit, params = (read_seed if which is Which.SEED else read_newest)(store, fragment_id)
+        except (Unavailable, Damaged) as err:
+            failed = failed or err
+            continue
+        if not found or (commit.epoch, commit.fragment_version) > (found[0][1].epoch, found[0][1].fragment_version):
+            found = [(store, commit, params)]
+    if not found:
+        assert failed is not None
+        raise failed
+    return found[0]
 
 
 def _run_of(store: Path) -> tuple[str, FragmentManifest]:

@@ -20,6 +20,7 @@ from broker.config import DEFAULT_REDIS_URL
 from broker.errors import ConfigError, Unavailable
 from broker.redis_server import SNAPSHOT, server
 from ops.cluster import free_ports, wait_until_listening
+from ops.processes import tied
 
 #: In the run directory: address and run id in the Redis that was started for it.
 ADDRESS_FILE = "redis-url"
@@ -72,7 +73,7 @@ def served(run_dir: Path) -> Iterator[str]:
         shutil.copy(snapshot, directory)
         port = free_ports(1)
         found = server(port=port, directory=directory)
-        with subprocess.Popen(found.command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        with subprocess.Popen(tied(found.command), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
             try:
                 if not wait_until_listening(port):
                     raise Unavailable(f"Redis did not start on {snapshot}: is it damaged?", definite=True)

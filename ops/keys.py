@@ -67,6 +67,7 @@ def run(args: argparse.Namespace) -> int:
             identities = [_identity(role, name or None) for role, _, name in (each.partition(":") for each in names)]
             missing = [each for each in identities if not (directory / f"{each.stem}.secret").exists()]
             said = [line for each in missing for line in _new(directory, each)] or ["all of them are there already"]
+            said += _not_allowed(directory, [each for each in identities if each not in missing])
         case "allow":
             said = _allow(directory, [read_public(path, setting="file") for path in args.files])
         case "revoke":
@@ -104,6 +105,10 @@ def _identity(role: str, name: str | None) -> Identity:
     if name is None and role in (KeyRole.ISLAND, KeyRole.OBSERVER):
         cure = f'must be its id, such as paris; "{ANY}" for a group of islands without ids of their own'
         raise ConfigError("name", None, cure)
+    if role == KeyRole.BROKER and name not in (None, role):
+        raise ConfigError(
+            "name", name, "cannot be: all brokers of a run have one pair, broker.secret and broker.public"
+        )
     return Identity(role=KeyRole(role), name=name or role)
 
 
@@ -117,6 +122,13 @@ def _new(directory: Path, identity: Identity) -> list[str]:
     if (directory / "broker.secret").exists():
         return said + _allow(directory, [(identity, pair.public)])
     return [*said, f"where the broker's keys are: atoll keys allow {public.name}"]
+
+
+def _not_allowed(directory: Path, identities: list[Identity]) -> list[str]:
+    """Says who of those whose pairs were there before is not on the list: nobody who was revoked comes back unasked."""
+    allowed = set(_allowed(directory).values())
+    outside = [each for each in identities if each.role is not KeyRole.BROKER and each not in allowed]
+    return [f"{each}: not allowed; to change that, atoll keys allow {directory / each.stem}.public" for each in outside]
 
 
 def _allow(directory: Path, keys: list[tuple[Identity, str]]) -> list[str]:

@@ -86,7 +86,7 @@ class UpConfig:
             raise ConfigError("brokers", self.brokers, f"must be from 1 to {MAX_BROKERS}; 2 or 3 are plenty")
         for seconds in self.pace:
             if seconds < 0:
-                raise ConfigError("pace", seconds, "must be a number of seconds, 0 or more")
+                raise ConfigError("pace", seconds, "must be a finite number of seconds, 0 or more")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,6 +237,8 @@ def resolve(args: argparse.Namespace, *, run_dir: Path, port: int, redis_url: st
         known = {each.name for each in settings.settings_of(cls)}
         shared = {key: value for key, value in run.items() if key in known}
         table = usual.get(name, {}) | shared | tables.get(name, {}) | decided[name]
+        if not up.keys:
+            table.pop("key", None)  # those of a run whose file this was: islands would have none
         mine = argparse.Namespace(**{key: value for key, value in vars(from_line).items() if key not in _DECIDED_HERE})
         return settings.from_sources(cls, table, mine, where=name)
 

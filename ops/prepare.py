@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from broker.errors import ConfigError, Unavailable
+from broker.registry import Registry
 from ops import local_plan, resume, run_directory
 from ops.cluster import are_free, free_ports
 from ops.keys import make_pairs
@@ -43,7 +44,7 @@ def prepare(args: argparse.Namespace) -> LocalPlan:
     if plan.up.keys:
         make_pairs(plan.keys_dir, plan.identities)
     run_directory.claim(run_dir)
-    run_directory.write(plan.config_file, local_plan.config_toml(plan))
+    _write_config(plan)
     return plan
 
 
@@ -56,21 +57,30 @@ def _prepare_again(args: argparse.Namespace) -> LocalPlan:
         resume.refuse_contradictions(resume.stored_plan(plan), plan)
         if not resume.has_ended(plan):
             resume.put_away_reports(plan)
-        run_directory.write(plan.config_file, local_plan.config_toml(plan))
+        _write_config(plan)
     except BaseException:
         os.close(lock)
         raise
     return plan
 
 
+def _write_config(plan: LocalPlan) -> None:
+    """Writes ``config.toml``, for nobody else to read: the address of a Redis may hold its password."""
+    run_directory.write(plan.config_file, local_plan.config_toml(plan), mode=0o600)
+
+
 def _settled(args: argparse.Namespace, run_dir: Path, *, last_port: int = 0) -> LocalPlan:
     """Resolves the settings, with addresses that are free now; ``last_port`` is taken if it is one of them."""
     up = local_plan.up_config(args)
     redis_url, redis_port = local_plan.given_redis_url(args), None
-    if redis_url is None:
+    if redis_url is not None:
+        Registry(redis_url, "")  # refuses what is no address, before anything is started
+    else:
         redis_port = _redis_port(up.redis_port)
         redis_url = f"redis://127.0.0.1:{redis_port}"
     ports = 2 * up.brokers
+    if up.port + ports > 65_536:
+        raise ConfigError("port", up.port, f"must be at most {65_536 - ports}: {ports} ports from it on are needed")
     if up.port and not are_free(range(up.port, up.port + ports)):
         which = f"it or {up.port + 1}" if ports == 2 else f"one of it to {up.port + ports - 1}"
         raise ConfigError("port", up.port, f"{which} is in use; choose another, or 0 for free ones")

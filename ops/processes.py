@@ -39,6 +39,12 @@ class ProcessSpec:
     stop_order: int = 0
 
 
+def tied(command: Sequence[str], cpus: Sequence[int] = ()) -> list[str]:
+    """Returns a command that dies with the thread that starts it, and stays on these processors if any are named."""
+    where = ",".join(map(str, cpus)) or "any"
+    return [*_LIGHT_PYTHON, os.fspath(_HERE / "child.py"), str(os.getpid()), where, *command]
+
+
 class Child:
     """A running process in its own process group, which dies with the thread that made it.
 
@@ -52,12 +58,10 @@ class Child:
         Raises:
             Unavailable: The log cannot be written or no process can be made; nothing was started.
         """
-        cpus = ",".join(map(str, spec.cpus)) or "any"
-        tied = [*_LIGHT_PYTHON, os.fspath(_HERE / "child.py"), str(os.getpid()), cpus, *spec.command]
         try:
             with open(log, "ab", buffering=0) as file:
                 self._process = subprocess.Popen(
-                    tied,
+                    tied(spec.command, spec.cpus),
                     stdin=subprocess.DEVNULL,
                     stdout=file,
                     stderr=subprocess.STDOUT,

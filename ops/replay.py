@@ -21,10 +21,13 @@ from typing import TYPE_CHECKING, Any
 
 from aggregator.coverage import Coverage, Seen, coverage, misweighted, skipped_versions
 from aggregator.daemon import ENVIRONMENT
+from aggregator.ledger_file import read_rows
+from aggregator.records import check_ledger_line
 from aggregator.replay import Replay
 from aggregator.replay_terms import Counts, Difference, Key, NoBytes, Why, fingerprint
-from aggregator.tape import numbered_lines, read_lines
+from aggregator.tape import numbered_lines
 from broker.errors import ConfigError, Unavailable
+from broker.schema import Unfit
 from ops.explain import ledgers_in, tapes_in
 
 if TYPE_CHECKING:
@@ -132,7 +135,7 @@ def replay_all(
 
 
 def _versions_in(ledger: Path) -> set[Key]:
-    return {(row.get("fragment_id", -1), row.get("fragment_version", -1)) for row in read_lines(ledger)}
+    return {(row["fragment_id"], row["fragment_version"]) for row in read_rows(ledger)}
 
 
 def replay(
@@ -207,6 +210,10 @@ class _Ledger:
         for number, row in numbered_lines(ledger):
             if row is None:
                 continue  # torn, or its version is missing below
+            try:
+                check_ledger_line(row)
+            except Unfit as err:
+                return self._difference(f"line {number} of {ledger} is nothing that an aggregator writes: {err}", row)
             key = row["fragment_id"], row["fragment_version"]
             seen.add(key)
             if key[1] > 0 and not row["contributions"] and (key[0], row["digest"]) in bytes_known:

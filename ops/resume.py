@@ -39,6 +39,10 @@ def directory_of(args: argparse.Namespace) -> Path:
     if not (run_dir / "config.toml").is_file():
         cure = "must be the directory of a run that `up` started (it has a config.toml)"
         raise ConfigError("resume", str(wanted), cure)
+    stored = settings.read_file(run_dir / "config.toml")
+    if not {"run", "aggregator", "island", "task"} <= stored.keys() or "run_id" not in stored["run"]:
+        cure = "has lost its settings, without which it would go on as another run: restore its config.toml"
+        raise ConfigError("resume", str(wanted), cure)
     for name in ("config", "run_dir"):
         value = getattr(args, name, None)
         if value is not None:

@@ -62,11 +62,30 @@ def claim(run_dir: Path) -> int:
     return lock
 
 
-def write(path: Path, text: str) -> None:
-    """Replaces a file by ``text``, whole or not at all; raises Unavailable."""
+def in_use(run_dir: Path) -> bool:
+    """Whether an ``up`` works in a run directory now."""
+    try:
+        with open(run_dir / LOCK_FILE, "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # there is none
+        return False
+    return False
+
+
+def write(path: Path, text: str, *, mode: int = 0o644) -> None:
+    """Replaces a file by ``text``, whole or not at all, even if the power fails; raises Unavailable."""
     temporary = path.with_name(f".{path.name}.tmp")
     try:
-        temporary.write_text(text)
+        temporary.unlink(missing_ok=True)
+        with open(temporary, "x", encoding="utf-8", opener=lambda name, flags: os.open(name, flags, mode)) as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
         temporary.replace(path)
+    except UnicodeEncodeError as err:
+        what = f"cannot write {path!s}: {err.object[err.start : err.end]!r} in it is no text"
+        raise Unavailable(f"{what}; choose paths that are UTF-8", definite=True) from err
     except OSError as err:
         raise Unavailable(f"cannot write {path} ({err.strerror}); check space and permissions", definite=True) from err

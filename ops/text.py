@@ -1,6 +1,10 @@
-"""How numbers stand in text for people: durations, sizes, and the width of a line where there is no terminal."""
+"""How numbers stand in text: durations, sizes, the width of a line where there is no terminal, what JSON can hold."""
 
 from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
 
 #: Where lines are cut when the output is no terminal: a file has no width, and log viewers wrap by themselves.
 PLAIN_WIDTH = 140
@@ -14,6 +18,21 @@ def age(seconds: float) -> str:
     if hours:
         return f"{hours} h {minutes % 60:02d} min"
     return f"{minutes} min {int(seconds) % 60:02d} s"
+
+
+def finite(value: Any, *, digits: int | None = None) -> Any:
+    """Returns plain data as JSON can hold it: None for NaN and infinity, other floats rounded if that is asked for."""
+    match value:
+        case float():
+            if not math.isfinite(value):
+                return None
+            return value if digits is None else round(value, digits)
+        case Mapping():
+            return {str(key): finite(each, digits=digits) for key, each in value.items()}
+        case list() | tuple():
+            return [finite(each, digits=digits) for each in value]
+        case _:
+            return value
 
 
 def ordinal(number: int) -> str:

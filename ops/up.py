@@ -38,6 +38,7 @@ from ops.report import Report, RunFacts, build_report, render
 from ops.shards import one_report
 from ops.status.run_status import Status, status_of
 from ops.supervision import RestartPolicy
+from ops.text import finite
 
 POLL_S = 0.1
 STATUS_EVERY_S = 1.0
@@ -105,9 +106,11 @@ def run(args: argparse.Namespace) -> int:
                 display.note(run_.note)
             except Interrupted as err:
                 status, run_.note = 128 + err.number, str(err)
-    report = run_.report(status, losses)
-    run_directory.write(plan.run_dir / "report.json", json.dumps(report, indent=2) + "\n")
-    print(json.dumps(report) if args.json else render(report), flush=True)
+    report: Report = finite(run_.report(status, losses))
+    try:
+        run_directory.write(plan.run_dir / "report.json", json.dumps(report, indent=2, allow_nan=False) + "\n")
+    finally:  # said at least, where it cannot be kept
+        print(json.dumps(report, allow_nan=False) if args.json else render(report), flush=True)
     return status
 
 
@@ -194,7 +197,7 @@ class Run:
                     next_status_s = now_s + STATUS_EVERY_S
                     status = self._status(registry, loop)
                     if status is None and silent_since_s <= now_s - STATUS_LATE_S:
-                        display.note(f"no progress to show: nothing of it is in Redis at {self.plan.redis_url}")
+                        display.note(f"no progress to show: nothing of it is in Redis at {registry.address}")
                         silent_since_s = math.inf  # said once
                     if status is not None:
                         silent_since_s = now_s

@@ -21,7 +21,7 @@ from broker.errors import ConfigError
 from broker.settings import nearest
 from broker.signals import Signals
 from islands.config import IslandConfig
-from ops import local_plan
+from ops import local_plan, run_directory
 from ops import report as reporting
 from ops.chaos import links, report, verify
 from ops.chaos.drill import Drill
@@ -33,6 +33,7 @@ from ops.links import placing
 from ops.links.region import TO_REDIS
 from ops.local_plan import LocalPlan, UpConfig
 from ops.prepare import prepare
+from ops.text import finite
 
 _EPILOG = """
 Kinds of faults, the form of the file and every figure of the report: docs/chaos.md. Without --tokens the run goes on
@@ -83,8 +84,11 @@ def run(args: argparse.Namespace) -> int:
         status = drill.run(display, signals)
         display.note("reading the tapes and checking the invariants")
         whole = _report(plan, config, drill, status)
-    (plan.run_dir / "report.json").write_text(json.dumps(whole, indent=1) + "\n")
-    print(json.dumps(whole) if args.json else _render(whole), flush=True)
+    whole = finite(whole)
+    try:
+        run_directory.write(plan.run_dir / "report.json", json.dumps(whole, indent=1, allow_nan=False) + "\n")
+    finally:  # said at least, where it cannot be kept
+        print(json.dumps(whole, allow_nan=False) if args.json else _render(whole), flush=True)
     return int(whole["exit"])
 
 
@@ -133,7 +137,8 @@ def _place_links(args: argparse.Namespace, config: ChaosConfig, file: FaultFile)
     """Gives every process a link, if a fault of the plan may want one and none is placed yet."""
     asked = config.kinds if config.kinds is not None else frozenset(Kind if config.fault_every_s else ())
     wanted = asked | {each.kind for each in file.faults}
-    if args.link is not None:
+    if (link := local_plan.up_config(args).link) is not None:  # that of a file as well
+        args.link = str(link)
         return
     needs = {NATURES[kind].needs for kind in wanted}
     if Needs.REDIS_LINKS in needs and local_plan.given_redis_url(args) is None:
@@ -174,7 +179,7 @@ def _report(plan: LocalPlan, config: ChaosConfig, drill: Drill, status: int) -> 
     recording = drill.recording
     checks = verify.verify(plan.run_dir) if (plan.aggregator.store / "ledger.jsonl").exists() else []
     holds = all(check.holds for check in checks)
-    exit_ = 1 if not holds or not checks else status
+    exit_ = 1 if not holds else status or int(not checks)
     whole = drill.up.report(exit_, (None, None))
     figures = report.chaos_report(recording, read_tapes(plan.run_dir, recording.jumps, recording.changes))
     return whole | {

@@ -70,7 +70,7 @@ class Drill:
         """Starts everything, strikes, and ends everything.
 
         Returns:
-            0; 1 if the run did not go on; 128 + n if signal n came.
+            0; 1 if the run did not go on, 2 if its settings are wrong; 128 + n if signal n came.
         """
         policy = RestartPolicy(max_delay_s=1.0)
         logs = self._plan.run_dir / "logs"
@@ -98,7 +98,7 @@ class Drill:
             except (GaveUp, Unavailable) as err:
                 self.up.note = str(err).partition("\n")[0]
                 display.note(str(err))
-                status = 1
+                status = 2 if isinstance(err, GaveUp) and err.misset else 1
             except Interrupted as err:
                 self.up.note = str(err)
                 display.note(f"{err}; ending every process")

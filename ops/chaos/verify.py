@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from aggregator.commit_file import Damaged
+from aggregator.ledger_file import read_rows
 from aggregator.recovery import lineages
 from aggregator.store_files import fragment_ids, read_newest
 from aggregator.tape import read_lines
@@ -47,7 +48,7 @@ def verify(run_dir: Path) -> list[Check]:
     if not paths:
         raise Unavailable(f"{run_dir} holds no ledger of a run; name the directory of one", definite=True)
     stores = {str(path.parent.relative_to(run_dir)): path.parent for path in paths}
-    ledgers = {name: list(read_lines(store / "ledger.jsonl")) for name, store in stores.items()}
+    ledgers = {name: list(read_rows(store / "ledger.jsonl")) for name, store in stores.items()}
     tapes = {str(path.relative_to(run_dir)): list(read_lines(path)) for path in tape_files(run_dir)}
     published = published_versions(tapes)
     everything = main_ledger(ledgers)

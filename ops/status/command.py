@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import math
 import os
 import sys
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from broker.errors import ConfigError, Unavailable
 from broker.records import LEADER_WITHIN_S
 from broker.registry import Registry
 from ops.finished import address_in, served
+from ops.run_directory import in_use
 from ops.status.run_status import Status, leaderless, status_of
 from ops.status.view import render, to_json
 from ops.terminal import Screen
@@ -34,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--redis", metavar="URL", help=url_help)
     parser.add_argument("--json", action="store_true", help="one JSON object, on one line")
     watch_help = "again and again, until interrupted (default: every second)"
-    parser.add_argument("--watch", metavar="SECONDS", type=float, nargs="?", const=1.0, help=watch_help)
+    parser.add_argument("--watch", metavar="SECONDS", nargs="?", const="1", help=watch_help)
     leader_help = (
         "a check for supervisors, in one line: status 1 unless an aggregator renewed its lease within so many seconds "
         f"(default: {LEADER_WITHIN_S:g})"
@@ -48,8 +50,7 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         ConfigError: ``--redis`` is no address, ``--watch`` no interval, or ``--leader`` no limit or one among others.
     """
-    if args.watch is not None and not args.watch > 0:
-        raise ConfigError("watch", args.watch, "must be a number of seconds above 0")
+    _settle_watch(args)
     if args.leader is not None and not args.leader > 0:
         raise ConfigError("leader", args.leader, "must be a number of seconds above 0")
     if args.leader is not None and (args.json or args.watch is not None):
@@ -63,11 +64,27 @@ def run(args: argparse.Namespace) -> int:
                 _print(asyncio.run(_fetch(url, args.run)), console, as_json=args.json)
             else:
                 with contextlib.suppress(KeyboardInterrupt):  # the way to end it
-                    asyncio.run(_watch(url, args.run, args.watch, console, as_json=args.json))
+                    asyncio.run(_watch(url, args.run, args, console))
+                    with _address(args) as left:
+                        _print(asyncio.run(_fetch(left, args.run)), console, as_json=args.json)
     except Unavailable as err:
         print(f"atoll: {err}", file=sys.stderr)
         return 1
     return 0
+
+
+def _settle_watch(args: argparse.Namespace) -> None:
+    """Makes a number of ``--watch``; what is none is the directory, as in ``status --watch RUN_DIR``."""
+    if args.watch is None:
+        return
+    try:
+        args.watch = float(args.watch)
+    except ValueError:
+        if args.run_dir is not None:
+            raise ConfigError("watch", args.watch, "must be a number of seconds above 0") from None
+        args.run_dir, args.watch = Path(args.watch), 1.0
+    if not 0 < args.watch < math.inf:
+        raise ConfigError("watch", args.watch, "must be a number of seconds above 0")
 
 
 @contextlib.contextmanager
@@ -117,8 +134,12 @@ async def _fetch(url: str, run_id: str | None) -> Status:
     raise Unavailable(f"Redis at {with_runs.address} knows nothing of {about}: {known}", definite=True)
 
 
-async def _watch(url: str, run_id: str | None, interval_s: float, console: Screen, *, as_json: bool) -> None:
-    """Shows the status again and again, through outages of Redis; whoever watches wants to see it come back."""
+async def _watch(url: str, run_id: str | None, args: argparse.Namespace, console: Screen) -> None:
+    """Shows the status again and again, through outages of Redis; whoever watches wants to see it come back.
+
+    Returns when a run that was started here has ended, and its own Redis with it.
+    """
+    as_json = args.json
     in_place = console.can_redraw and not as_json
     with Live(console=console, auto_refresh=False, screen=True) if in_place else contextlib.nullcontext() as live:
         complaint = ""
@@ -126,6 +147,8 @@ async def _watch(url: str, run_id: str | None, interval_s: float, console: Scree
             try:
                 status = await _fetch(url, run_id)
             except Unavailable as err:
+                if args.run_dir is not None and address_in(args.run_dir).own and not in_use(args.run_dir):
+                    return
                 if live is not None:
                     live.update(Text(str(err), "red"), refresh=True)
                 elif str(err) != complaint:
@@ -137,7 +160,7 @@ async def _watch(url: str, run_id: str | None, interval_s: float, console: Scree
                     live.update(render(status), refresh=True)
                 else:
                     _print(status, console, as_json=as_json)
-            await asyncio.sleep(interval_s)
+            await asyncio.sleep(args.watch)
 
 
 def _check_leader(status: Status, within_s: float) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
@@ -14,7 +13,7 @@ from broker.liveness import Liveness
 from broker.records import LEADER_WITHIN_S
 from ops.status.run_status import Status
 from ops.terminal import Column, Fitted
-from ops.text import age, ordinal, size
+from ops.text import age, finite, ordinal, size
 
 STATE_STYLES = {Liveness.ALIVE: "green", Liveness.SUSPECT: "yellow", Liveness.DEAD: "red", Liveness.LEFT: "dim"}
 
@@ -29,19 +28,7 @@ def to_json(status: Status) -> dict[str, Any]:
     brokers = {name: asdict(each) for name, each in status.brokers.items()}
     shards = {str(shard): asdict(each) for shard, each in status.shards.items()}
     tables = {"islands": islands, "fragments": fragments, "brokers": brokers, "shards": shards}
-    return dict(_finite(tables | {"totals": dict(status.totals)}))
-
-
-def _finite(value: Any) -> Any:
-    match value:
-        case float():
-            return round(value, 6) if math.isfinite(value) else None
-        case Mapping():
-            return {str(key): _finite(each) for key, each in value.items()}
-        case list() | tuple():
-            return [_finite(each) for each in value]
-        case _:
-            return value
+    return dict(finite(tables | {"totals": dict(status.totals)}, digits=6))
 
 
 # --- as text ------------------------------------------------------------------------------------------------------

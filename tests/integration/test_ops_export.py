@@ -38,18 +38,19 @@ def params_of(fragment_id, version):
     return np.random.default_rng(100 * fragment_id + version).standard_normal(size, dtype=np.float32)
 
 
-def write_run(directory):
+def write_run(directory, name="store", versions=VERSIONS, epoch=1):
     """A run directory with a live writer's store in it; returns the open store."""
-    store = Store.open(directory / "store")
+    (directory / name).parent.mkdir(exist_ok=True)
+    store = Store.open(directory / name)
     store.load()
-    store.save_run({"run_id": "demo", "epoch": 1, "manifest": manifest_to_rows(MANIFEST)})
-    for fragment_id, newest in enumerate(VERSIONS):
+    store.save_run({"run_id": "demo", "epoch": epoch, "manifest": manifest_to_rows(MANIFEST)})
+    for fragment_id, newest in enumerate(versions):
         for version in range(newest + 1):
             params = params_of(fragment_id, version)
             commit = Commit(
                 fragment_id=fragment_id,
                 fragment_version=version,
-                epoch=1,
+                epoch=epoch,
                 digest=fragment_digest(params),
                 round_id=version,
                 contributions=(),
@@ -87,6 +88,26 @@ def test_the_newest_model_is_exported_by_name_and_shape_while_the_run_is_live(ru
     assert_same(load_file(run_dir / "out.safetensors"), expected(VERSIONS))
     assert (exported.versions, exported.parameters) == (VERSIONS, sum(MANIFEST.sizes))
     assert exported.file_bytes == (run_dir / "out.safetensors").stat().st_size
+
+
+@pytest.mark.parametrize(
+    ("versions", "epoch", "newest"),
+    [
+        ((4, 6, 0), 2, (4, 6, 0)),  # it led last
+        ((3, 2, 0), 1, (3, 5, 0)),  # it followed, and was cut off before the last versions
+        ((1, 1, 0), 2, (1, 1, 0)),  # it led a lineage that went back behind them
+    ],
+)
+def test_the_newest_version_may_be_in_the_store_of_a_standby(run_dir, versions, epoch, newest):
+    with write_run(run_dir, "standby-1/store", versions, epoch):
+        exported = export(run_dir, run_dir / "out.safetensors")
+    assert exported.versions == newest
+    assert_same(load_file(run_dir / "out.safetensors"), expected(newest))
+
+
+def test_a_folder_is_no_file_to_write(run_dir):
+    with pytest.raises(ConfigError, match=r"is a folder; name the file in it.*model\.safetensors"):
+        export(run_dir, run_dir)
 
 
 def test_the_seed_is_the_model_before_training(run_dir):

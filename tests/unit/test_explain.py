@@ -222,6 +222,17 @@ def test_what_the_tape_lost_is_told_from_the_ledger_alone_and_said_so(run_dir, c
     assert "why others are not in it is not known" in said
 
 
+@pytest.mark.parametrize("line", ['{"a": 1}', '{"fragment_id": 0, "fragment_version": 2}', "[]", "no JSON"])
+def test_a_line_of_the_ledger_that_is_none_is_passed_over(run_dir, capsys, line):
+    ledger = run_dir / "store" / "ledger.jsonl"
+    first, _ = ledger.read_text().splitlines()
+    ledger.write_text(f"{line}\n{first}\n")
+    assert cli.main(["explain", "0", str(run_dir)]) == 0
+    assert "version 1 of fragment 0: 2 islands" in capsys.readouterr().out
+    assert cli.main(["explain", "0:7", str(run_dir)]) == 1
+    assert "the newest are 0:1" in capsys.readouterr().err
+
+
 def test_a_store_by_itself_and_a_tape_by_itself_are_enough(run_dir, capsys):
     assert cli.main(["explain", "0:2", str(run_dir / "store")]) == 0
     (run_dir / "store" / "ledger.jsonl").unlink()

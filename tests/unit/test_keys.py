@@ -304,6 +304,7 @@ def test_keys_are_made_listed_allowed_and_revoked(tmp_path, capsys):
         (["new", "captain"], "must be one of broker, aggregator, island, observer"),
         (["new", "island"], "must be its id"),
         (["new", "island", "a b"], "must be 1 to 64"),
+        (["new", "broker", "hub"], "all brokers of a run have one pair"),
         (["revoke", "island", "paris"], "is not in"),
         (["allow", "missing.public"], "cannot be read"),
     ],
@@ -333,6 +334,17 @@ def test_what_a_whole_run_needs_is_made_once(tmp_path, capsys):
     }
     assert init() == made
     assert "there already" in capsys.readouterr().out
+
+
+def test_who_was_revoked_does_not_come_back_unasked_and_is_told_of(tmp_path, capsys):
+    for words in (["init"], ["revoke", "aggregator"], ["init"]):
+        assert cli.main(["keys", *words, "--dir", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert f"aggregator: not allowed; to change that, atoll keys allow {tmp_path / 'aggregator.public'}" in said
+    assert read_allow_list(tmp_path / ALLOW_LIST) == {}
+    assert cli.main(["keys", "allow", str(tmp_path / "aggregator.public"), "--dir", str(tmp_path)]) == 0
+    assert cli.main(["keys", "init", "--dir", str(tmp_path)]) == 0
+    assert "not allowed" not in capsys.readouterr().out
 
 
 def test_a_list_is_replaced_whole(tmp_path):

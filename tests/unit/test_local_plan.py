@@ -103,6 +103,13 @@ def test_the_resolved_file_gives_every_process_the_same_settings_again(tmp_path)
     assert "run_dir" not in tables["up"]
 
 
+def test_a_run_without_keys_takes_none_from_the_file_of_one_with(tmp_path):
+    path = tmp_path / "config.toml"
+    path.write_text(local_plan.config_toml(resolved("--keys")))
+    plan = resolved("--config", str(path), "--no-keys")
+    assert (plan.broker.key, plan.aggregator.key) == (None, None)
+
+
 def test_a_broker_that_the_shell_names_is_not_that_of_a_local_run(tmp_path, monkeypatch):
     monkeypatch.setenv("ATOLL_BROKER", "tcp://127.0.0.1:7001")
     plan = resolved()

@@ -157,6 +157,16 @@ def test_a_weight_that_was_changed_in_the_ledger_is_noticed_behind_a_gap(recorde
     assert what in difference(found)
 
 
+@pytest.mark.parametrize("broken", [{"a": 1}, {"fragment_id": "0"}])
+def test_a_line_of_the_ledger_that_nobody_writes_is_named(recorded, tmp_path, capsys, broken):
+    ledger = copy.deepcopy(recorded.ledger)
+    ledger[1] = broken if "a" in broken else ledger[1] | broken
+    status, found = replayed(capsys, recorded.write(tmp_path, ledger=ledger))
+    assert status == 1
+    assert "line 2 of" in str(found)
+    assert "is nothing that an aggregator writes" in str(found)
+
+
 def test_a_digest_that_was_changed_in_the_ledger_is_noticed_behind_a_gap_that_left_its_note(recorded, tmp_path, capsys):
     tape, ledger = list(recorded.tape), copy.deepcopy(recorded.ledger)
     tape[5:7] = [{"gap": 2}]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.errors import ConfigError
+from broker.errors import ConfigError, Unavailable
 from ops import local_plan, resume, run_directory, up
 from ops.prepare import prepare
 
@@ -104,6 +104,37 @@ def test_flags_that_contradict_the_run_are_refused_and_nothing_is_written(a_run,
     with pytest.raises(ConfigError, match=said):
         prepare(parsed("--resume", a_run, *words))
     assert (a_run / "config.toml").read_bytes() == before
+
+
+@pytest.mark.parametrize("left", ["", '[run]\nrun_id = "demo"\n', None])
+def test_a_run_that_lost_its_settings_does_not_go_on_as_another_one(a_run, left):
+    config = a_run / "config.toml"
+    text = config.read_text().replace('run_id = "demo"', "") if left is None else left
+    config.write_text(text)
+    with pytest.raises(ConfigError, match=r"has lost its settings.*restore its config\.toml"):
+        prepare(parsed("--resume", a_run))
+    assert config.read_text() == text
+
+
+def test_the_settings_of_a_run_are_for_its_owner_alone(a_run):
+    assert (a_run / "config.toml").stat().st_mode & 0o777 == 0o600  # REDIS_URL may hold a password
+
+
+def test_an_address_that_is_none_is_refused_before_anything_is_written(tmp_path, monkeypatch):
+    monkeypatch.setenv("REDIS_URL", "localhost:6379")
+    with pytest.raises(ConfigError, match=r"redis_url = .*write redis://HOST:PORT"):
+        prepare(parsed("--run-dir", tmp_path / "demo"))
+    assert not (tmp_path / "demo").exists()
+
+
+def test_ports_beyond_the_last_one_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match="port = 65534: must be at most 65532: 4 ports"):
+        prepare(parsed("--run-dir", tmp_path / "demo", "--brokers", 2, "--port", 65534))
+
+
+def test_a_path_that_is_no_text_is_refused(tmp_path):
+    with pytest.raises(Unavailable, match="choose paths that are UTF-8"):
+        prepare(parsed("--run-dir", f"{tmp_path}/\udcff"))
 
 
 def test_a_directory_without_a_run_is_refused(tmp_path):

@@ -3,6 +3,8 @@
 import argparse
 import io
 import json
+import math
+import os
 
 import pytest
 from rich.console import Console
@@ -10,10 +12,12 @@ from rich.console import Console
 from broker.errors import ConfigError, Unavailable
 from broker.liveness import Liveness
 from broker.records import LeaseView, Snapshot
+from ops import cli
+from ops.run_directory import claim, in_use
 from ops.status import command
 from ops.status.run_status import status_of
 from ops.status.view import headline, render, to_json
-from ops.text import PLAIN_WIDTH, age, size
+from ops.text import PLAIN_WIDTH, age, finite, size
 
 NOW_S = 1_000_000.0
 
@@ -337,3 +341,31 @@ def test_who_is_quarantined_is_said_with_the_time_left_and_the_reason():
     console.print(render(told))
     text = console.file.getvalue()
     assert "b is quarantined for 1 min 12 s more, after outlier, for the 3rd time in a row" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--watch", "nowhere"], "RUN_DIR = 'nowhere': must be the directory of a run"),
+        (["nowhere", "--watch", "often"], "watch = 'often': must be a number of seconds above 0"),
+        (["--watch", "0"], "watch = 0.0: must be a number of seconds above 0"),
+        (["--watch", "nan"], "watch = nan: must be a number of seconds above 0"),
+    ],
+)
+def test_what_is_watched_may_stand_behind_the_flag(words, said, capsys):
+    assert cli.main(["status", *words]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_json_holds_no_number_that_it_cannot():
+    found = {"loss": {"before": 1.23456789, "after": math.nan}, 3: [math.inf, 1, "x"]}
+    assert finite(found) == {"loss": {"before": 1.23456789, "after": None}, "3": [None, 1, "x"]}
+    assert finite(found, digits=2)["loss"]["before"] == 1.23
+
+
+def test_a_directory_is_in_use_while_somebody_holds_it(tmp_path):
+    assert not in_use(tmp_path)
+    lock = claim(tmp_path)
+    assert in_use(tmp_path)
+    os.close(lock)
+    assert not in_use(tmp_path)
