@@ -13,8 +13,10 @@ through the broker::
 after ``MOST_DONORS`` of them, or when its patience ends, the receiver starts fresh. It has not begun to train by then,
 so no round waits for it. *Nothing grows.* The receiver asks for a few parts at a time and refuses a state larger than
 its own could be; the donor holds one copy whatever the number of receivers, and sends only what was asked for. The
-broker passes parts on and keeps none: what is lost is asked for again. *Training goes on.* The donor copies between two
-steps, as for a checkpoint; everything else happens beside.
+broker passes parts on and keeps none: what is lost is asked for again. *Nothing is asked for again too early:* it would
+queue behind its own first copy. On a narrow link parts come one by one, so a pause begins anew with each that comes and
+follows the time between two (:mod:`broker.resending`). *Training goes on.* The donor copies between two steps, as for a
+checkpoint; everything else happens beside.
 """
 
 from __future__ import annotations
@@ -23,12 +25,16 @@ import math
 from enum import StrEnum
 
 from broker.messages import AGGREGATOR, AskDonor, Donor, FetchState, Payload, StatePart, StateSource
+from broker.resending import Patience
 from islands.events import Action, CheckState, CopyState, Note, Send, Settled
 
 #: Donors that are tried before an island starts fresh.
 MOST_DONORS = 3
-#: A question to the aggregator, and a part that does not come, are asked (for) again after this long.
+#: A question to the aggregator is repeated after this long; parts are asked for again after this long without any, or
+#: longer on a slow link.
 ASK_AGAIN_S, FETCH_AGAIN_S = 1.0, 2.0
+#: A donor is given so many such pauses, if they are longer than what the aggregator says, before it counts as silent.
+SILENT_PAUSES = 2.0
 #: Parts asked for at a time: enough to hide a journey, few enough that contributions of the donor never wait long.
 PARTS_AT_ONCE = 4
 #: Bytes in a part, but for the last.
@@ -64,11 +70,13 @@ class Receiver:
         self._tried: list[str] = []
         self._why = "nobody was asked"
         # Of the donor at hand:
-        self._wait_s, self._silent_at_s = 0.0, math.inf
+        self._wait_s, self._heard_s, self._silent_at_s = 0.0, 0.0, math.inf
         self._state_id, self._num_parts, self._bytes = "", 0, 0
         self._parts: dict[int, Payload] = {}
-        self._asked_at_s: dict[int, float] = {}  # parts on their way
+        self._on_their_way: list[int] = []
         self._unasked: list[int] = []  # the last one is asked for next
+        self._patience = Patience(FETCH_AGAIN_S)  # of both links, the donor's and this island's
+        self._pauses = self._patience.backoff(PART_BYTES)
 
     def begin(self, most_bytes: int, patience_s: float, now_s: float, actions: list[Action]) -> None:
         """Starts to look for a donor.
@@ -95,7 +103,7 @@ class Receiver:
             return
         self.stage, self.donor = Stage.FETCHING, message.island_id
         self._begin_donor(message.wait_s, now_s)
-        self._fetch([0], now_s, actions)
+        self._fetch([0], actions)
 
     def part(self, sender: str, part: StatePart, flaw: str, now_s: float, actions: list[Action]) -> None:
         """A part has arrived, perhaps of a donor that was given up, or once more."""
@@ -105,22 +113,24 @@ class Receiver:
         if wrong:
             self._give_up_donor(wrong, now_s, actions)
             return
-        if part.part not in self._asked_at_s:
-            return  # a copy of one that is here; or one that nobody asked for, which there may be no room for
+        if part.part not in self._on_their_way and part.part not in self._parts:
+            return  # nobody asked for it, and there may be no room
+        self._hear_donor(now_s)
+        if part.part in self._parts:
+            return  # a copy of one that is here
         if not self._state_id:
             self._state_id, self._num_parts, self._bytes = part.state_id, part.num_parts, part.state_bytes
             self._unasked = [i for i in range(part.num_parts - 1, -1, -1) if i != part.part]
         self._parts[part.part] = part.payload
-        self._asked_at_s.pop(part.part, None)
-        self._silent_at_s = now_s + self._wait_s
+        self._on_their_way.remove(part.part)
         if len(self._parts) == self._num_parts:
             self.stage = Stage.CHECKING
             parts = tuple(self._parts[i] for i in range(self._num_parts))
             self._parts.clear()
             actions.append(CheckState(parts=parts, state_bytes=self._bytes))
             return
-        room = PARTS_AT_ONCE - len(self._asked_at_s)
-        self._fetch([self._unasked.pop() for _ in range(min(room, len(self._unasked)))], now_s, actions)
+        room = PARTS_AT_ONCE - len(self._on_their_way)
+        self._fetch([self._unasked.pop() for _ in range(min(room, len(self._unasked)))], actions)
 
     def checked(self, flaw: str, now_s: float, actions: list[Action]) -> None:
         """The driver has looked at the whole state: it fits, or ``flaw`` says why not."""
@@ -140,10 +150,12 @@ class Receiver:
             self._ask_at_s = now_s + ASK_AGAIN_S
             actions.append(Send(to=AGGREGATOR, message=AskDonor(tried=tuple(self._tried))))
         elif self.stage is Stage.FETCHING and now_s >= self._silent_at_s:
-            self._give_up_donor(f"silent for {self._wait_s:g} s", now_s, actions)
-        elif self.stage is Stage.FETCHING:
-            late = [i for i, at_s in self._asked_at_s.items() if now_s >= at_s + FETCH_AGAIN_S]
-            self._fetch(late, now_s, actions)
+            self._give_up_donor(f"silent for {now_s - self._heard_s:.3g} s", now_s, actions)
+        elif self.stage is Stage.FETCHING and self._pauses.due(now_s):
+            self._pauses.tried(now_s)
+            self._patience.in_vain(self._pauses)
+            parts, self._on_their_way = self._on_their_way, []
+            self._fetch(parts, actions)
 
     def end(self, reason: str, actions: list[Action]) -> None:
         """Nothing more can come: the run ends."""
@@ -155,14 +167,25 @@ class Receiver:
         if self.stage is Stage.ASKING:
             return min(self._ask_at_s, self._ends_at_s)
         if self.stage is Stage.FETCHING:
-            again_s = min((at_s + FETCH_AGAIN_S for at_s in self._asked_at_s.values()), default=math.inf)
-            return min(again_s, self._silent_at_s, self._ends_at_s)
+            return min(self._pauses.due_at_s, self._silent_at_s, self._ends_at_s)
         return None
 
     def _begin_donor(self, wait_s: float, now_s: float) -> None:
-        self._wait_s, self._silent_at_s = wait_s, now_s + wait_s
+        self._wait_s, self._heard_s, self._silent_at_s = wait_s, now_s, now_s + wait_s
         self._state_id, self._num_parts, self._bytes = "", 0, 0
-        self._parts, self._asked_at_s, self._unasked = {}, {}, []
+        self._parts, self._on_their_way, self._unasked = {}, [], []
+        self._patience = Patience(FETCH_AGAIN_S)
+        self._pauses = self._patience.backoff(PART_BYTES)
+        self._pauses.tried(now_s)
+
+    def _hear_donor(self, now_s: float) -> None:
+        """A sound part has come, if only a copy: those behind it may be on their way for as long again."""
+        if self._state_id and self._pauses.attempts == 1:  # neither the donor's copying nor a pause is in this time
+            self._patience.took(now_s - self._heard_s)
+        self._pauses = self._patience.backoff(PART_BYTES)
+        self._pauses.tried(now_s)
+        self._heard_s = now_s
+        self._silent_at_s = now_s + max(self._wait_s, SILENT_PAUSES * self._pauses.pause_s)
 
     def _wrong(self, part: StatePart) -> str:
         """Says what is wrong with a part; empty if nothing is."""
@@ -177,9 +200,9 @@ class Receiver:
             return "made another copy meanwhile"
         return ""
 
-    def _fetch(self, parts: list[int], now_s: float, actions: list[Action]) -> None:
+    def _fetch(self, parts: list[int], actions: list[Action]) -> None:
         if parts:
-            self._asked_at_s.update(dict.fromkeys(parts, now_s))
+            self._on_their_way += parts
             actions.append(Send(to=self.donor, message=FetchState(state_id=self._state_id, parts=tuple(parts))))
 
     def _give_up_donor(self, why: str, now_s: float, actions: list[Action]) -> None:

@@ -15,8 +15,10 @@ from aggregator.config import AggregatorConfig
 from broker import messages as m
 from broker.hearing import PATIENCE_S
 from broker.messages import Phase
+from ops.virtual import work
 from ops.virtual.faults import absences_plan, random_plan
 from ops.virtual.invariants import InvariantViolation
+from ops.virtual.network import Network, Process
 from ops.virtual.plan import BrokerTrouble, IslandPlan, SimulationPlan, Trouble
 from ops.virtual.queue import LinkModel
 from ops.virtual.simulation import Simulation
@@ -258,6 +260,30 @@ def test_a_donor_that_dies_half_way_is_replaced() -> None:
     assert optimizers(simulation)["island-2"] is m.StateSource.DONOR
     named = [fields for _, _, name, fields in simulation.trace if name == "donor.named" and "'tried': []" not in fields]
     assert f"'tried': ['{donor}']" in named[0]
+
+
+def test_a_state_crosses_the_narrowest_link_that_is_planned_for_in_one_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At 8 Mbit/s the fourth of four parts comes after 4 s, and was asked for again, and again, after 2 and 4.
+
+    The first one crosses two such links, one after the other, and nothing is known of them yet.
+    """
+    monkeypatch.setattr(work, "STATE_PARTS", 16)
+    sent: Counter[int] = Counter()
+
+    class Watched(Network):
+        def to_broker(self, process: Process, to: str, message: m.Message, sequence: int, broker: int = 0) -> None:
+            if isinstance(message, m.StatePart):
+                sent[message.part] += 1
+            super().to_broker(process, to, message, sequence, broker)
+
+    plan = replace(steady(2), donor_wait_s=60.0, link=LinkModel(delay_s=(0.001, 0.02), bytes_per_s=1e6))
+    crashing = replace(plan.islands[1], crashes_at_s=(6.0,))
+    plan = replace(plan, islands=(plan.islands[0], crashing), config=replace(plan.config, total_tokens=100_000))
+    simulation = Simulation(plan, network=Watched)
+    assert simulation.run(LIMIT_S)
+    simulation.invariants.at_end(simulation)
+    assert optimizers(simulation)["island-1"] is m.StateSource.DONOR
+    assert sent == Counter([0, *range(16)])
 
 
 @pytest.mark.parametrize("seed", [30, 46, 65, 81])

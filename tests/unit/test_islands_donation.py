@@ -1,12 +1,18 @@
 """Both sides of a donation, wired back to back by hand: a clock, lost parts, and donors that fail in every way."""
 
+import asyncio
+from collections import Counter
+from functools import partial
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.messages import AskDonor, Donor, FetchState, StatePart, StateSource
+from broker.messages import AskDonor, Donor, Envelope, FetchState, StatePart, StateSource
 from islands.donation import FETCH_AGAIN_S, HOLD_S, MOST_DONORS, PART_BYTES, PARTS_AT_ONCE, Giver, Receiver
 from islands.events import CheckState, CopyState, Note, Send, Settled
+from islands.outbox import Outbox
+from ops.virtual.queue import EventQueue
 
 PATIENCE_S = 60.0
 WAIT_S = 5.0
@@ -100,6 +106,53 @@ def test_a_lost_part_is_asked_for_again_and_a_copy_of_one_changes_nothing():
     me.now_s = 1.0
     assert fetched(me.at(FETCH_AGAIN_S)) == [("a", 2)]
     assert isinstance(me.part(2)[0], CheckState)
+
+
+def test_each_part_that_comes_is_a_reason_to_wait_for_those_behind_it():
+    me = Rejoining(most_bytes=100 * PART_BYTES)
+    me.named("a")
+    me.part(0, num_parts=50)
+    for second in range(1, 9):
+        assert me.at(second - 0.1) == []
+        me.now_s = float(second)
+        assert fetched(me.part(second, num_parts=50)) == [("a", second + PARTS_AT_ONCE)]
+    assert me.at(8.0 + 2.9) == []
+    assert fetched(me.at(8.0 + 3.0)) == [("a", 9, 10, 11, 12)], "three times what usually passes between two"
+
+
+def test_on_a_slow_link_pauses_grow_and_a_donor_is_not_silent_before_it_was_asked_again():
+    me = Rejoining(most_bytes=100 * PART_BYTES)
+    me.named("a")
+    me.part(0, num_parts=50)
+    for index in (1, 2):
+        me.now_s += 4.0
+        me.part(index, num_parts=50)
+    assert fetched(me.at(8.0 + 12.0 - 0.1)) == []
+    assert fetched(me.at(8.0 + 12.0)) == [("a", 3, 4, 5, 6)]
+    me.at(8.0 + 23.9)
+    assert me.core.donor == "a"
+    assert asked(me.at(8.0 + 24.0)) == [("a",)]
+
+
+def test_a_pause_that_was_too_short_is_kept_until_a_time_was_measured():
+    me = Rejoining(most_bytes=100 * PART_BYTES)
+    me.named("a", wait_s=20.0)
+    me.part(0, num_parts=50)
+    assert fetched(me.at(FETCH_AGAIN_S)) == [("a", 1, 2, 3, 4)]
+    me.now_s = 3.0
+    me.part(1, num_parts=50)
+    assert fetched(me.at(3.0 + 2 * FETCH_AGAIN_S - 0.1)) == []
+    assert fetched(me.at(3.0 + 2 * FETCH_AGAIN_S)) == [("a", 2, 3, 4, 5)]
+
+
+def test_a_copy_of_a_part_is_a_sign_of_life_and_one_that_nobody_asked_for_is_none():
+    for index, alive in ((0, True), (40, False)):
+        me = Rejoining(most_bytes=100 * PART_BYTES)
+        me.named("a")
+        me.part(0, num_parts=50)
+        me.now_s = WAIT_S - 1.0
+        me.part(index, num_parts=50)
+        assert (asked(me.at(WAIT_S)) == []) == alive
 
 
 def test_a_damaged_part_counts_as_lost():
@@ -265,6 +318,90 @@ def test_a_greedy_question_gets_no_more_than_its_due():
 
 
 # --- both ---------------------------------------------------------------------------------------------------------
+
+
+class NarrowLink:
+    """A donor whose way up carries so many bytes a second, and the islands that it gives to, in virtual time.
+
+    ZeroMQ takes four messages and sends them one after the other, whatever was asked for meanwhile; the others wait in
+    the outbox.
+    """
+
+    HELD, DELAY_S = 4, 0.02
+
+    def __init__(self, bytes_per_s, num_parts, receivers):
+        self.queue, self.bytes_per_s, self.num_parts = EventQueue(), bytes_per_s, num_parts
+        self.giver, self.outbox, self.held, self.sent = Giver(), Outbox(), [], Counter()
+        self.receivers = {f"island-{i}": Receiver() for i in range(receivers)}
+        self.sources, self.failed = {}, []
+        for name, each in self.receivers.items():
+            self.receive(name, each.begin, 1 << 40, 10 * PATIENCE_S)
+        self.queue.run_until(10 * PATIENCE_S, lambda: len(self.sources) == receivers)
+
+    def receive(self, name, call, *args):
+        actions = []
+        call(*args, self.queue.now_s, actions)
+        for action in actions:
+            match action:
+                case Send(message=AskDonor()):
+                    donor = Donor(island_id="donor", wait_s=8.0)
+                    self.queue.after(self.DELAY_S, partial(self.receive, name, self.receivers[name].named, donor))
+                case Send(message=FetchState() as fetch):
+                    self.queue.after(self.DELAY_S, partial(self.give, self.giver.fetch, name, fetch, "1.40", True))
+                case CheckState():
+                    self.receive(name, self.receivers[name].checked, "")
+                case Settled():
+                    self.sources[name] = action.source
+                case Note():
+                    self.failed.append(action.fields)
+        deadline_s = self.receivers[name].next_deadline_s()
+        if deadline_s is not None:
+            self.queue.at(deadline_s, partial(self.receive, name, self.receivers[name].advance))
+
+    def give(self, call, *args):
+        actions = []
+        call(*args, self.queue.now_s, actions)
+        for action in actions:
+            if isinstance(action, CopyState):
+                parts = tuple(f"part {i}" for i in range(self.num_parts))
+                self.queue.after(0.1, partial(self.give, self.giver.copied, parts, self.num_parts * PART_BYTES))
+            else:
+                sender = {"run_id": "demo", "sender": "donor", "incarnation": 1, "sequence": 1}
+                self.outbox.put(Envelope(**sender, to=action.to, message=action.message))
+        self.hand_over()
+
+    def hand_over(self):
+        idle = not self.held
+        while len(self.held) < self.HELD and not self.outbox.empty.is_set():
+            self.held.append(asyncio.run(self.outbox.next()))
+            self.outbox.sent()
+        if idle and self.held:
+            self.queue.after(PART_BYTES / self.bytes_per_s, self.leaves)
+
+    def leaves(self):
+        envelope = self.held.pop(0)
+        self.sent[envelope.to] += 1
+        part = self.receivers[envelope.to].part
+        self.queue.after(self.DELAY_S, partial(self.receive, envelope.to, part, "donor", envelope.message, ""))
+        if self.held:
+            self.queue.after(PART_BYTES / self.bytes_per_s, self.leaves)
+        self.hand_over()
+
+
+@pytest.mark.parametrize(
+    ("mbit_per_s", "num_parts", "receivers", "most_copies"),
+    [(100, 64, 4, 0), (8, 16, 1, 0), (8, 32, 1, 0), (4, 16, 1, 1), (2, 4, 1, 1), (8, 16, 2, 5), (8, 16, 4, 5)],
+)
+def test_on_a_narrow_link_parts_go_about_once_and_a_state_takes_no_longer_than_its_bytes(
+    mbit_per_s, num_parts, receivers, most_copies
+):
+    """What was asked for again while it was on its way queued behind itself, until every donor seemed silent."""
+    link = NarrowLink(mbit_per_s * 125_000, num_parts, receivers)
+    assert link.sources == dict.fromkeys(link.receivers, StateSource.DONOR), link.failed
+    assert link.failed == []
+    assert sum(link.sent.values()) <= num_parts * receivers + most_copies
+    ideal_s = (num_parts * receivers + most_copies) * PART_BYTES / link.bytes_per_s
+    assert link.queue.now_s <= ideal_s + 1.0
 
 
 @given(st.data())

@@ -7,22 +7,24 @@ from broker.ranges import StepRange
 from islands.outbox import MOST_STATE_PARTS, Outbox
 
 
-def put(outbox, *messages):
+def put(outbox, *messages, to="aggregator"):
     for number, message in enumerate(messages):
-        outbox.put(
-            m.Envelope(run_id="demo", sender="a", incarnation=1, sequence=number, to="aggregator", message=message)
-        )
+        outbox.put(m.Envelope(run_id="demo", sender="a", incarnation=1, sequence=number, to=to, message=message))
 
 
 def left(outbox):
     """All that waits, in the order in which it goes."""
+    return [each.message for each in left_to_whom(outbox)]
+
+
+def left_to_whom(outbox):
 
     async def taken():
-        messages = []
+        envelopes = []
         while not outbox.empty.is_set():
-            messages.append((await outbox.next()).message)
+            envelopes.append(await outbox.next())
             outbox.sent()
-        return messages
+        return envelopes
 
     return asyncio.run(taken())
 
@@ -33,8 +35,8 @@ def contribution(from_step):
     return m.Contribution(round_id=1, fragment_id=0, steps=steps, trained_on=trained_on, payload="")
 
 
-def part(index):
-    return m.StatePart(state_id="s", part=index, num_parts=99, state_bytes=99, payload=())
+def part(index, state_id="s"):
+    return m.StatePart(state_id=state_id, part=index, num_parts=99, state_bytes=99, payload=())
 
 
 def test_wants_go_first_and_the_newest_says_it_all():
@@ -62,3 +64,37 @@ def test_parts_of_a_state_go_last_and_never_pile_up():
     outbox, late = Outbox(), contribution(0)
     put(outbox, *map(part, range(MOST_STATE_PARTS + 5)), late)
     assert left(outbox) == [late, *map(part, range(MOST_STATE_PARTS))]
+
+
+def test_a_part_that_waits_already_is_put_in_once_for_each_who_asks():
+    outbox = Outbox()
+    put(outbox, part(0), part(1), part(0), to="b")
+    put(outbox, part(0), to="c")
+    put(outbox, part(1, "another copy"), part(1), to="b")
+    assert len(left(outbox)) == 4
+    put(outbox, part(0), to="b")
+    assert left(outbox) == [part(0)], "the first one has left: it may be lost"
+
+
+def test_islands_that_ask_for_parts_get_one_each_in_turn():
+    """On a narrow link the second one would hear nothing while the first one gets four, and again, and again."""
+    outbox = Outbox()
+    for to in "bcd":
+        put(outbox, *map(part, range(3)), to=to)
+    assert [(each.to, each.message.part) for each in left_to_whom(outbox)] == [
+        (to, index) for index in range(3) for to in "bcd"
+    ]
+
+
+def test_who_asks_for_more_parts_waits_for_its_turn():
+    async def scenario():
+        outbox = Outbox()
+        put(outbox, part(0), part(1), to="b")
+        put(outbox, part(0), part(1), to="c")
+        order = []
+        for index in range(2, 6):
+            order.append((await outbox.next()).to)
+            put(outbox, part(index), to="b")
+        return order
+
+    assert asyncio.run(scenario()) == ["b", "c", "b", "c"]
