@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from broker.messages import RunSettings, Share, StateSource
+from broker.messages import Refused, RunSettings, Share, StateSource
 from islands.shares import Taken
 
 if TYPE_CHECKING:
@@ -137,8 +137,9 @@ class Exchange:
     startable: bool = False  #: version 0 of every fragment is ready
     done: bool = False  #: the training loop should end
     finished: bool = False  #: everything is handed over and the final versions are installed
-    heard_at_s: float | None = None  #: when the run last said anything, monotonic
+    heard_at_s: float | None = None  #: when the run last said anything but that it takes no join, monotonic
     doing: str = CONNECTING  #: for people who wait
+    refused: Refused | None = None  #: what the run or its broker said last to its join; None once it is let in
     error: BaseException | None = None  #: what ended the communication thread
     news: threading.Event = field(default_factory=threading.Event)  #: something above has changed
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from broker import logs
 from broker.errors import ConfigError, Unavailable
 from broker.keys import own_name
+from broker.messages import Reason
 from islands import checkpoint, core
 from islands.config import IslandConfig
 from islands.exchange import Exchange
@@ -69,7 +70,8 @@ def join(
         checkpoint_interval_s: Seconds between two of them.
         donor_wait_s: How long :meth:`Island.restore` may look for another island's optimizer state where there is no
             checkpoint that fits; 0: start fresh.
-        timeout_s: Silence of the run after which joining is given up; also of the end, in :meth:`Island.close`.
+        timeout_s: Silence of the run, or refusals that may end, after which joining is given up; also silence of the
+            end, in :meth:`Island.close`.
         broker_silent_s: Silence of a broker after which the next one is tried.
         max_message_bytes: Largest message accepted.
         init: seed -> initial parameters. Where it is given, version 0 is made with the run's own seed.
@@ -77,7 +79,7 @@ def join(
 
     Raises:
         ConfigError: The run refused this island, or an argument cannot work; names the tensor or field and the cure.
-        Unavailable: The run stayed silent.
+        Unavailable: The run stayed silent, or for all that time had no room or no leader.
     """
     path = None if key is None else Path(key)
     island_id = island_id or own_name(path)
@@ -144,13 +146,24 @@ def _wait_until_startable(exchange: Exchange, config: IslandConfig, check: Calla
         check()
         now_s = time.monotonic()
         if now_s - max(began_s, exchange.heard_at_s or 0.0) > config.join_timeout_s:
-            cure = "start the broker and the aggregator of the run there, or check the address and the firewall between"
-            if config.key is not None or config.insecure:
-                cure += "; a broker that does not let this key in says so in its own log"
-            silence = f"{config.broker} was silent for {config.join_timeout_s:g} s while {exchange.doing}"
-            raise Unavailable(f"cannot join run {config.run_id}: {silence}; {cure}", definite=True)
+            raise Unavailable(f"cannot join run {config.run_id}: {_why_not(exchange, config)}", definite=True)
         if now_s >= say_at_s:
             say_at_s = now_s + SAY_EVERY_S
-            log.info("island.waiting", broker=config.broker, detail=exchange.doing, waited_s=round(now_s - began_s, 1))
+            refused = exchange.refused
+            detail = exchange.doing if refused is None else f"refused for now, {refused.reason}: {refused.detail}"
+            log.info("island.waiting", broker=config.broker, detail=detail, waited_s=round(now_s - began_s, 1))
         exchange.news.wait(LOOK_EVERY_S)
         exchange.news.clear()
+
+
+def _why_not(exchange: Exchange, config: IslandConfig) -> str:
+    """Says for people why joining is given up, and what would help."""
+    refused = exchange.refused
+    if refused is not None:
+        cure = "; start the aggregator of the run" if refused.reason is Reason.NOT_LEADER else ""
+        last = f"{refused.reason}: {refused.detail}{cure}"
+        return f"{config.broker} took no join for {config.join_timeout_s:g} s, and said at last {last}"
+    cure = "start the broker and the aggregator of the run there, or check the address and the firewall between"
+    if config.key is not None or config.insecure:
+        cure += "; a broker that does not let this key in says so in its own log"
+    return f"{config.broker} was silent for {config.join_timeout_s:g} s while {exchange.doing}; {cure}"

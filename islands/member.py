@@ -89,7 +89,7 @@ class Member:
                     actions.append(Fail(reason=f"another process has joined as {self.island_id!r}", cure=cure))
             case Reason.MANIFEST | Reason.PROTOCOL_VERSION | Reason.WRONG_RUN:
                 actions.append(Fail(reason=str(refused.reason), cure=refused.detail))
-            case Reason.OVERSIZE | Reason.WRONG_KEY if refused.kind == "join":
+            case Reason.OVERSIZE | Reason.WRONG_KEY | Reason.IMPLAUSIBLE if refused.kind == "join":
                 actions.append(Fail(reason=str(refused.reason), cure=refused.detail))
             case _:
                 pass  # whatever was refused is sent again in time, or its resolution says why not

@@ -23,7 +23,8 @@ from typing import Any, assert_never
 from broker import clocks, logs
 from broker.complaints import worth_repeating
 from broker.errors import ConfigError, Unavailable
-from broker.messages import BROKER, Channel, Envelope, FleetState, Message, Reason, StatePart, Version, joining
+from broker.fragments import FragmentManifest
+from broker.messages import BROKER, Channel, Envelope, FleetState, Message, Reason, Refused, StatePart, Version, joining
 from islands import events
 from islands.config import IslandConfig
 from islands.core import Island
@@ -189,8 +190,13 @@ class Session:
         self._handle(events.Line(stands=stands))
 
     async def _receive(self, channel: Channel, envelope: Envelope) -> None:
-        if envelope.sender != BROKER:  # which speaks when nobody else does
-            self._exchange.heard_at_s = self._clock()
+        match envelope.message:
+            case Refused(kind="join") as refused:
+                self._exchange.refused = refused  # who hears nothing else is not let in
+            case _ if envelope.sender != BROKER:  # which speaks when nobody else does
+                self._exchange.heard_at_s = self._clock()
+            case _:
+                pass
         flaw = ""
         carried = self._wire.carried if channel is Channel.BULK or isinstance(envelope.message, FleetState) else None
         match envelope.message:
@@ -338,8 +344,11 @@ class Session:
     def _refusal(self, fail: events.Fail) -> ConfigError:
         """What the core cannot go on with, as an error of the setting that would have to change."""
         match fail.reason:
-            case Reason.MANIFEST:
+            case Reason.MANIFEST | Reason.OVERSIZE:
                 return ConfigError("params", "as given to join", fail.cure)
+            case Reason.IMPLAUSIBLE:
+                cure = f"{fail.cure}: declare what a step really takes, or raise the aggregator's limit"
+                return ConfigError("tokens_per_step", "as given to join", cure)
             case Reason.WRONG_RUN:
                 return ConfigError("run", self._config.run_id, fail.cure)
             case Reason.WRONG_KEY:
@@ -355,6 +364,7 @@ class Session:
     def _joined(self, joined: events.Joined) -> None:
         core, exchange = self._core, self._exchange
         assert core.settings is not None
+        self._check_size(joined.manifest)
         self._workshop.open(joined.manifest)
         start = Position(joined.start_step, joined.start_tokens)
         exchange.position = start  # the training thread writes it only once it has a membership
@@ -367,7 +377,7 @@ class Session:
             num_fragments=len(joined.manifest),
             moving=joined.manifest.moving,
         )
-        exchange.doing = "waiting for version 0"
+        exchange.doing, exchange.refused = "waiting for version 0", None
         exchange.news.set()
         self._snapshots.joined(self._clock())
         self._spawn(self._warm_up(core.settings.keep))
@@ -379,6 +389,14 @@ class Session:
             start_step=start.step,
             fragments=len(joined.manifest),
         )
+
+    def _check_size(self, manifest: FragmentManifest) -> None:
+        """ConfigError if the largest fragment is no message for this island: it could neither send nor receive it."""
+        limits = self._config.limits()
+        least = 4 * max(manifest.sizes) + limits.max_header_bytes
+        if limits.max_message_bytes < least:
+            cure = f"must be at least {least} for the largest fragment; raise it everywhere, or use more fragments"
+            raise ConfigError("max_message_bytes", limits.max_message_bytes, cure)
 
     async def _warm_up(self, keep: float) -> None:
         await self._workshop.warm_up(keep)

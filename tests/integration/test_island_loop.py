@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import islands
-from aggregator import service
+from aggregator import membership, service
 from aggregator.config import AggregatorConfig
 from aggregator.store import Store
 from broker.config import BrokerConfig
@@ -250,6 +250,33 @@ def test_a_model_that_differs_is_refused_with_the_tensor_and_the_cure(hub):
         other = {**params_of(), "w": np.zeros((40, 31), np.float32)}
         with pytest.raises(ConfigError, match=r"tensor 'w' has shape \(40, 31\), the run has \(40, 30\)"):
             join(hub, other)
+
+
+def test_more_tokens_in_a_step_than_the_run_allows_are_refused_with_the_setting(tmp_path):
+    limit = r"tokens_per_step = .* the aggregator allows 9 \(max_tokens_per_step\)"
+    with Hub(tmp_path / "store", max_tokens_per_step=9) as hub, pytest.raises(ConfigError, match=limit):
+        join(hub, params_of())
+
+
+def test_a_model_that_fits_no_message_of_the_aggregator_is_refused_as_such(tmp_path):
+    small = r"params = 'as given to join': the aggregator's max_message_bytes = 4194304: must be at least"
+    with Hub(tmp_path / "store", max_message_bytes=4 << 20) as hub, pytest.raises(ConfigError, match=small):
+        join(hub, params_of())
+
+
+def test_an_island_whose_own_messages_are_too_small_for_the_model_is_told_before_it_waits(hub):
+    largest = 4 * max(40 * 30, 30)
+    least = rf"max_message_bytes = 4194304: must be at least {(4 << 20) + largest} for the largest fragment"
+    with pytest.raises(ConfigError, match=least):
+        join(hub, params_of(), max_message_bytes=4 << 20)
+
+
+def test_a_run_that_has_no_room_is_given_up_in_time_with_what_it_said(hub, monkeypatch):
+    full = "took no join for 1 s, and said at last queue_full: 1 islands have joined, the run takes no more"
+    with join(hub, params_of()):
+        monkeypatch.setattr(membership, "MOST_MEMBERS", 1)
+        with pytest.raises(Unavailable, match=full):
+            islands.join(hub.address, params_of(), run=RUN, timeout_s=1.0)
 
 
 def test_silence_ends_the_attempt_to_join_and_names_the_address():

@@ -72,6 +72,17 @@ def test_a_model_that_is_too_large_for_the_run_is_given_up_with_the_cure():
     assert of(Hand().hear(contribution), Fail) == []
 
 
+def test_a_join_that_can_never_be_true_is_given_up_and_one_that_there_is_no_room_for_is_repeated():
+    refused = m.Refused(kind="join", sequence=-1, reason=m.Reason.IMPLAUSIBLE, detail="tokens_per_step is 9")
+    assert of(Hand(joined=False).hear(refused), Fail) == [Fail(reason="implausible", cure="tokens_per_step is 9")]
+    beat = m.Refused(kind="heartbeat", sequence=3, reason=m.Reason.IMPLAUSIBLE, detail="step_time_s is 0")
+    assert of(Hand().hear(beat), Fail) == []
+    full, hand = m.Refused(kind="join", sequence=-1, reason=m.Reason.QUEUE_FULL, detail="full"), Hand(joined=False)
+    assert of(hand.hear(full), Fail) == []
+    hand.now_s = 1.0
+    assert sent(hand.feed(Tick()), m.Join)
+
+
 def test_an_island_that_the_aggregator_does_not_know_joins_again_as_the_next_life():
     hand = Hand()
     hand.hand_over(4, 1)
