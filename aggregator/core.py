@@ -255,6 +255,7 @@ class Aggregator:
         if member is not None and not member.begun:
             return  # not welcome yet
         if member is None or envelope.incarnation > member.incarnation:
+            run.members.claimed(envelope.sender, envelope.incarnation)
             detail = f"no island {envelope.sender!r} with incarnation {envelope.incarnation} is known: join again"
             self._membership.refuse(event, Reason.UNKNOWN_ISLAND, detail)
             return

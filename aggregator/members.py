@@ -14,6 +14,10 @@ from broker.messages import Enrolled, Heartbeat, Resolution, StateSource
 MISSES_BEFORE_UNRESPONSIVE = 2
 #: Earlier processes of an island whose joins are still known: late or repeated ones arrive within seconds.
 EARLIER_REMEMBERED = 8
+#: No island has had so many lives: who claims one beyond lies, and the next one must find room above.
+MOST_INCARNATION = 2**48
+#: Islands of whose lives only they themselves tell: of no more than so many it is remembered.
+MOST_CLAIMS = 10_000
 
 
 @dataclass(slots=True)
@@ -64,6 +68,7 @@ class Members:
     def __init__(self, config: LivenessConfig) -> None:
         self._config = config
         self._members: dict[str, Member] = {}  # by id, in their order
+        self._claims: dict[str, int] = {}  # by id, the latest one last
 
     def __iter__(self) -> Iterator[Member]:
         return iter(tuple(self._members.values()))
@@ -90,6 +95,8 @@ class Members:
     def admit(self, island_id: str, hint: str, nonce: str, tokens_per_step: int, now_s: float) -> Member:
         """Takes an island in, or in again under the next incarnation, which fences all earlier ones.
 
+        It is above those that were :meth:`claimed`, too.
+
         An island that names no id gets the one that its hint had before, else the next free one.
         """
         name = island_id or self._named_by(hint) or self._next_free()
@@ -97,9 +104,21 @@ class Members:
         if member is None:
             member = Member(name, len(self._members), hint, 0, nonce, tokens_per_step, now_s)
             self._add(member)
-        member.incarnation += 1
+        member.incarnation = max(member.incarnation, self._claims.pop(name, 0)) + 1
         self._renew(member, hint, nonce, tokens_per_step, now_s)
         return member
+
+    def claimed(self, island_id: str, incarnation: int) -> None:
+        """Takes note of a life that is not known here, by its own word: this store has gone back since it began.
+
+        Brokers were there, and fence every life below it: under a lower one the island would be told to end. Nor may
+        two lives have the same number, for their contributions could not be told apart.
+        """
+        if self._claims.get(island_id, 0) < incarnation <= MOST_INCARNATION:
+            self._claims.pop(island_id, None)
+            self._claims[island_id] = incarnation
+            if len(self._claims) > MOST_CLAIMS:
+                del self._claims[next(iter(self._claims))]
 
     def _renew(self, member: Member, hint: str, nonce: str, tokens_per_step: int, now_s: float) -> None:
         """Forgets what belongs to an earlier life."""

@@ -81,11 +81,22 @@ MUTANTS = (
         what="an island takes a new life without a new incarnation",
         invariant=5,
         file="aggregator/members.py",
-        old="        member.incarnation += 1",
+        old="        member.incarnation = max(member.incarnation, self._claims.pop(name, 0)) + 1",
         new="        member.incarnation = max(1, member.incarnation)",
         tests=(
             "tests/unit/test_aggregator_membership.py::"
             "test_a_new_process_gets_the_next_incarnation_and_goes_on_where_the_last_one_arrived",
+        ),
+    ),
+    Mutant(
+        what="an island takes a new life below the one that it told of",
+        invariant=2,
+        file="aggregator/members.py",
+        old="        member.incarnation = max(member.incarnation, self._claims.pop(name, 0)) + 1",
+        new="        member.incarnation += 1",
+        tests=(
+            "tests/unit/test_aggregator_membership.py::"
+            "test_an_island_with_an_incarnation_from_the_future_is_welcomed_above_it",
         ),
     ),
     Mutant(

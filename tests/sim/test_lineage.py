@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
@@ -13,8 +14,13 @@ from ops.virtual.simulation import Simulation
 Committed = list[tuple[int, int]]
 
 
-def rewound(*, new_lineage: bool, crashes_at_s: tuple[float, ...] = ()) -> tuple[Simulation, bool, Committed]:
-    """Runs three islands; after 20 s the aggregator comes back with the store of 10 s. The first island may crash."""
+def rewound(
+    *, new_lineage: bool, crashes_at_s: tuple[float, ...] = (), record: bool = False
+) -> tuple[Simulation, bool, Committed]:
+    """Runs three islands; after 20 s the aggregator comes back with the store of 10 s. The first island may crash.
+
+    With ``record`` the run record goes back as well: who had joined, and how often.
+    """
     islands = tuple(IslandPlan(island_id=f"island-{i}", step_time_s=0.05) for i in range(3))
     islands = (replace(islands[0], crashes_at_s=crashes_at_s), *islands[1:])
     config = AggregatorConfig(islands=3, total_tokens=200_000, fragments=4, new_lineage=new_lineage)
@@ -26,13 +32,20 @@ def rewound(*, new_lineage: bool, crashes_at_s: tuple[float, ...] = ()) -> tuple
 
     plan = SimulationPlan(seed=3, islands=islands, config=config)
     simulation = Simulation(plan, on_note=on_note, watching=False)
-    kept = {}
+    kept, kept_record = {}, {}
+
+    def keep() -> None:
+        kept.update(simulation.disk.commits)
+        kept_record.update(deepcopy(simulation.disk.record or {}))
 
     def rewind() -> None:
         simulation.disk.commits = dict(kept)
+        if record:
+            simulation.disk.record = kept_record
+            simulation.invariants._merged_data.clear()  # with the shares' cursors, what was merged is lost
         simulation.stations[0].crash(simulation.plan.restart_s)
 
-    simulation.queue.after(10.0, lambda: kept.update(simulation.disk.commits))
+    simulation.queue.after(10.0, keep)
     simulation.queue.after(20.0, rewind)
     return simulation, simulation.run(60.0), committed
 
@@ -66,3 +79,17 @@ def test_what_a_lineage_gave_up_is_booked_as_that_also_of_an_island_that_dies_be
     assert set(wasted) == {"store_lost", "island_lost"}
     assert wasted["store_lost"] > 0.95 * calm
     assert wasted["island_lost"] < 3000  # what the dead island still had
+
+
+def test_an_island_that_has_restarted_since_goes_on_as_a_life_above_all_that_brokers_know() -> None:
+    """It was welcomed as the life after the one in the store, and fenced by the broker, which knew later ones."""
+    simulation, ended, _ = rewound(new_lineage=True, crashes_at_s=(12.0, 14.0, 16.0), record=True)
+    assert ended
+    assert {island.address: island.core.incarnation for island in simulation.islands.values()} == {
+        "island-0/3": 5,  # the process of before, whose fifth life it is
+        "island-1/0": 1,
+        "island-2/0": 1,
+    }
+    books = simulation.aggregator.core.run.ledger.books("island-0")
+    assert books.balanced()
+    assert books.tokens()["merged"] > 0

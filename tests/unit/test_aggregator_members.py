@@ -2,7 +2,7 @@
 
 import pytest
 
-from aggregator.members import MISSES_BEFORE_UNRESPONSIVE, Members
+from aggregator.members import MISSES_BEFORE_UNRESPONSIVE, MOST_INCARNATION, Members
 from broker.liveness import Liveness, LivenessConfig
 
 CONFIG = LivenessConfig(heartbeat_interval_s=0.5, suspect_after_s=2.0, dead_after_s=6.0)
@@ -46,6 +46,27 @@ def test_a_new_life_forgets_what_the_old_one_said_and_missed():
     assert (member.beat_sequence, member.stopped_sequence) == (-1, None)
     assert made.by_nonce("other") is member
     assert made.by_nonce("nonce-a") is None
+
+
+@pytest.mark.parametrize(
+    ("claims", "incarnation"),
+    [((), 2), ((1,), 2), ((7,), 8), ((7, 4), 8), ((MOST_INCARNATION,), MOST_INCARNATION + 1), ((2**63 - 1,), 2)],
+)
+def test_a_life_is_above_all_that_were_heard_of_but_for_those_that_cannot_be(claims, incarnation):
+    made = members("a")
+    for claim in claims:
+        made.claimed("a", claim)
+    assert made.admit("a", "", "other", 10, 1.0).incarnation == incarnation
+    assert made.admit("a", "", "third", 10, 2.0).incarnation == incarnation + 1
+
+
+def test_claims_of_names_without_end_do_not_pile_up(monkeypatch):
+    monkeypatch.setattr("aggregator.members.MOST_CLAIMS", 2)
+    made = members()
+    for number, name in enumerate("abcb", start=3):
+        made.claimed(name, number)
+    made.claimed("d", 9)
+    assert [made.admit(name, "", name, 10, 0.0).incarnation for name in "abcd"] == [1, 7, 1, 10]
 
 
 @pytest.mark.parametrize(("silent_s", "state"), [(1.9, "alive"), (2.0, "suspect"), (5.9, "suspect"), (6.0, "dead")])

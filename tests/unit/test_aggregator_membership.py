@@ -178,6 +178,15 @@ def test_an_incarnation_from_the_future_is_told_to_join():
     assert sent(made.beat("a", 0), Refused, "a")[0].reason is Reason.UNKNOWN_ISLAND
 
 
+@pytest.mark.parametrize("island_id", ["a", "since-the-store-was-written"])
+def test_an_island_with_an_incarnation_from_the_future_is_welcomed_above_it(island_id):
+    made = desk("a")
+    made.incarnations[island_id] = 4
+    made.beat(island_id, 0)
+    assert [welcome.incarnation for welcome in sent(made.join(island_id), Welcome)] == [5]
+    assert [welcome.incarnation for welcome in sent(made.join(island_id), Welcome)] == [6]
+
+
 def test_an_earlier_incarnation_is_not_heard():
     made = desk()
     made.join("a")
