@@ -48,14 +48,14 @@ class Checkpoint:
     Attributes:
         incarnation: The life that wrote it.
         at: Its counters then.
-        cursor: The data cursor that it was given.
+        cursor: The data cursor that it was given, if any.
         state: Leaves of the optimizer's state, in the order of the tree: (name, sort, array).
         local: Unsynchronised parameters, likewise.
     """
 
     incarnation: int
     at: Position
-    cursor: int
+    cursor: int | None
     state: tuple[tuple[str, str, Array], ...]
     local: tuple[tuple[str, str, Array], ...]
 
@@ -199,7 +199,7 @@ def parsed(content: memoryview) -> Checkpoint:
     return Checkpoint(
         incarnation=_count(header["incarnation"]),
         at=Position(_count(header["step"]), _count(header["tokens"])),
-        cursor=_count(header["cursor"]),
+        cursor=None if header["cursor"] is None else _count(header["cursor"]),
         state=tuple(groups["state"]),
         local=tuple(groups["local"]),
     )

@@ -79,7 +79,7 @@ class Snapshot:
     """Copies for a checkpoint: the caller's state, and parameters that are never synchronised."""
 
     state: Any  # the optimizer's tree, its leaves copied
-    cursor: int
+    cursor: int | None  # None: the caller keeps none
     local: tuple[Leaf, ...]
 
 

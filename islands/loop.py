@@ -65,7 +65,7 @@ class Island:
         share: Its part of the data: a live view, for data generators; changes only within :meth:`step`.
         restored: Where the optimizer's state came from: ``checkpoint``, ``donor`` or ``fresh``; None before
             :meth:`restore`.
-        restored_cursor: The data cursor in that checkpoint; None if there was none.
+        restored_cursor: The data cursor in that checkpoint; None if there was no checkpoint, or no cursor in it.
         reset_optimizer: The last :meth:`step` replaced spoilt parameters (not finite) by the global ones, and those
             that are never synchronised by what :meth:`restore` returned: go on with a fresh inner optimizer. True until
             the next step.
@@ -182,7 +182,9 @@ class Island:
         found, exchange.state_found = exchange.state_found, None
         return found.found, found.detail
 
-    def step(self, params: Tree, *, tokens: int, loss: Any = None, state: tuple[Any, int] | None = None) -> Tree:
+    def step(
+        self, params: Tree, *, tokens: int, loss: Any = None, state: tuple[Any, int | None] | None = None
+    ) -> Tree:
         """Takes note of an inner step; returns the parameters to go on with.
 
         The result is ``params`` itself unless a version was installed; dtypes, shardings and structure never change.
@@ -193,7 +195,8 @@ class Island:
             params: After the update.
             tokens: Trained in this step.
             loss: Of this step, for reports: a number or a scalar on a device, which is read elsewhere and later.
-            state: ``(opt_state, cursor)``; copied when a checkpoint is due, not otherwise.
+            state: ``(opt_state, cursor)``; copied when a checkpoint is due, or another island needs it, not otherwise.
+                The cursor is a place in the caller's data that :attr:`restored_cursor` gives back, from 0, or None.
 
         Raises:
             ConfigError: An argument does not fit what was said when joining, or the run has thrown this island out.
@@ -262,7 +265,7 @@ class Island:
         self.leave("the run has ended" if exchange.finished else "the run fell silent")
         return params
 
-    def save(self, params: Tree, state: tuple[Any, int]) -> None:
+    def save(self, params: Tree, state: tuple[Any, int | None]) -> None:
         """Writes a checkpoint now, before leaving for a while; without ``state_dir``, or before a step, does nothing.
 
         Args:
@@ -343,7 +346,7 @@ class Island:
 
     # --- boundaries -------------------------------------------------------------------------------------------
 
-    def _boundary(self, params: Tree, state: tuple[Any, int] | None, *, stopped: bool = False) -> Tree:
+    def _boundary(self, params: Tree, state: tuple[Any, int | None] | None, *, stopped: bool = False) -> Tree:
         """What is done between two steps: install what is ready, then copy what is watched."""
         exchange, parameters, placements = self._exchange, self._parameters, self._workshop.placements
         installed: dict[int, list[Leaf]] = {}
@@ -386,11 +389,12 @@ class Island:
         exchange.tell(moment, clocks.monotonic())
         return params
 
-    def _snapshot(self, params: Tree, state: tuple[Any, int]) -> Snapshot:
+    def _snapshot(self, params: Tree, state: tuple[Any, int | None]) -> Snapshot:
         """Returns copies of what a checkpoint holds."""
         opt_state, cursor = state
         local = tuple(placement.copy(self._parameters.of_none(params)))
-        return Snapshot(state=checkpoint.copied(opt_state), cursor=int(cursor), local=local)
+        cursor = None if cursor is None else int(cursor)
+        return Snapshot(state=checkpoint.copied(opt_state), cursor=cursor, local=local)
 
     def _first_or_never(self, params: Tree, *, shows_state: bool) -> None:
         """Deals with a step that is not one like all others: the first one, or one that cannot be."""

@@ -376,7 +376,7 @@ def test_a_restarted_island_without_a_checkpoint_takes_the_optimizer_state_of_an
 
     def keep_training(island, stop):
         params, _ = island.restore(params_of(), adam(0))
-        train(island, params, until=stop.is_set, state=(adam(41), 0))
+        train(island, params, until=stop.is_set, state=(adam(41), None))  # as in README.md
 
     stop = threading.Event()
     with Hub(tmp_path / "store", islands=2) as hub, join(hub, params_of(), island_id="donor") as donor:

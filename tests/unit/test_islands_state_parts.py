@@ -48,6 +48,15 @@ def test_an_adam_state_with_its_count_a_key_and_bfloat16_arrives_as_it_was():
     assert found.at == Position(40, 400)
 
 
+def test_a_state_of_a_loop_that_keeps_no_cursor_arrives_too():
+    state = {"m": np.ones(3, np.float32)}
+    snapshot = Snapshot(state=state, cursor=None, local=())
+    found, flaw = state_parts.read(
+        *state_parts.cut(checkpoint.packed(snapshot, [], Position(40, 400), 2)), needed(state)
+    )
+    assert (flaw, found.cursor) == ("", None)
+
+
 def test_a_state_of_muon_which_has_no_moments_for_some_parameters_arrives_as_it_was():
     def muon_of(value):
         params = {"embed": jnp.full((4, 2), value), "up": jnp.full((3, 2), value), "norm": jnp.full(2, value)}
@@ -173,7 +182,8 @@ SHAPES = (None, 3, "3", [3.0], [-1], [True], [0, 1 << 62, 1 << 62], [1] * 100, [
 @pytest.mark.parametrize(
     "header",
     [
-        *({name: value} for name in ("incarnation", "step", "tokens", "cursor") for value in COUNTS),
+        *({name: value} for name in ("incarnation", "step", "tokens") for value in COUNTS),
+        *({"cursor": value} for value in COUNTS if value is not None),  # None: the donor's loop keeps none
         *({"state": value} for value in (None, 1, {"m": 1}, "m", [None], [[]], [["m"]], [{}])),
         *({"row": {"sort": value}} for value in (None, 5, ["f"], b"float32", {})),
         *({"row": {"name": value}} for value in (None, 5, ["m"], {})),
