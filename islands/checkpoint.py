@@ -109,10 +109,35 @@ def prepare(directory: Path) -> None:
         raise ConfigError("state_dir", str(directory), cure) from err
 
 
-def save(path: Path, snapshot: Snapshot, local_names: Sequence[str], at: Position, incarnation: int) -> int:
+class Newest:
+    """Of the checkpoints that threads of one process write at the same time, keeps the newest, whoever ends last."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._step = -1
+
+    def put(self, temporary: Path, path: Path, step: int) -> bool:
+        """Puts a file that is written in its place, unless a newer one was put there; returns whether it did.
+
+        Raises:
+            OSError: It cannot be put there.
+        """
+        with self._lock:
+            if step < self._step:
+                temporary.unlink()
+                return False
+            os.replace(temporary, path)
+            self._step = step
+            return True
+
+
+def save(
+    path: Path, snapshot: Snapshot, local_names: Sequence[str], at: Position, incarnation: int, newest: Newest
+) -> int:
     """Writes a checkpoint and makes it durable; the old one stands until then. Returns its bytes.
 
-    Waits as :func:`packed` does.
+    Waits as :func:`packed` does. What ``newest`` knows to be older than the file that is there is not put there, and
+    has 0 bytes.
 
     Raises:
         Unavailable: The file cannot be written; the old one is untouched.
@@ -129,7 +154,8 @@ def save(path: Path, snapshot: Snapshot, local_names: Sequence[str], at: Positio
                 file.write(piece)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, path)
+        if not newest.put(temporary, path, at.step):
+            return 0
         _sync_directory(path.parent)
     except OSError as err:
         with contextlib.suppress(OSError):

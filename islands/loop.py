@@ -182,9 +182,7 @@ class Island:
         found, exchange.state_found = exchange.state_found, None
         return found.found, found.detail
 
-    def step(
-        self, params: Tree, *, tokens: int, loss: Any = None, state: tuple[Any, int | None] | None = None
-    ) -> Tree:
+    def step(self, params: Tree, *, tokens: int, loss: Any = None, state: tuple[Any, int | None] | None = None) -> Tree:
         """Takes note of an inner step; returns the parameters to go on with.
 
         The result is ``params`` itself unless a version was installed; dtypes, shardings and structure never change.

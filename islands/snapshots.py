@@ -107,7 +107,8 @@ class Snapshots:
         assert path is not None
         try:
             nbytes = await self._workshop.save(path, moment, self._core.incarnation)
-            log.debug("checkpoint.saved", step=moment.at.step, bytes=nbytes)
+            if nbytes:
+                log.debug("checkpoint.saved", step=moment.at.step, bytes=nbytes)
         except Unavailable as err:
             log.warning("checkpoint.failed", detail=str(err), retry_s=self._config.checkpoint_interval_s)
         finally:

@@ -11,9 +11,8 @@ import asyncio
 import threading
 from collections import defaultdict
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from broker.codec import verify
 from broker.errors import LocalProtocolError, RemoteProtocolError, Unavailable
@@ -27,6 +26,7 @@ from islands.placement import Leaf, Parameters, Placement
 from islands.reference import Reference, encode_seed
 from islands.state_parts import Needed
 from islands.task import Params
+from islands.workers import Workers
 
 T = TypeVar("T")
 
@@ -52,11 +52,12 @@ class Workshop:
         self._manifest: FragmentManifest | None = None
         self._references: tuple[Reference, ...] = ()
         self._turns: defaultdict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
-        self._workers = ThreadPoolExecutor(WORKERS, "atoll-tensors")
+        self._workers = Workers(WORKERS, "atoll-tensors")
         # Apart from the others, which may all be waiting for a device: what looks at messages waits for nothing, not
         # for the disk either, where a checkpoint may hang for as long as it likes.
-        self._clerk = ThreadPoolExecutor(1, "atoll-messages")
-        self._archivist = ThreadPoolExecutor(1, "atoll-files")
+        self._clerk = Workers(1, "atoll-messages")
+        self._archivist = Workers(1, "atoll-files")
+        self._newest = checkpoint.Newest()
 
     # --- setting up -------------------------------------------------------------------------------------------
 
@@ -81,7 +82,7 @@ class Workshop:
         """Compiles what the training thread will call at its boundaries."""
         params = self._initial
         for p, here in enumerate(self.placements):
-            await self._work(here.warm_up, self.parameters.of_fragment(params, p), keep)
+            await self._workers.do(here.warm_up, self.parameters.of_fragment(params, p), keep)
 
     def forget_initial(self) -> None:
         """Lets go of the initial parameters, which the training thread is about to donate."""
@@ -89,9 +90,8 @@ class Workshop:
 
     def close(self) -> None:
         """Ends the threads; what they are doing is finished, what waits for them is dropped."""
-        self._workers.shutdown(wait=False, cancel_futures=True)
-        self._clerk.shutdown(wait=False, cancel_futures=True)
-        self._archivist.shutdown(wait=False, cancel_futures=True)
+        for workers in (self._workers, self._clerk, self._archivist):
+            workers.close()
 
     # --- jobs -------------------------------------------------------------------------------------------------
 
@@ -117,14 +117,14 @@ class Workshop:
         """Returns what is wrong with a version; empty if nothing is."""
         if self._manifest is None:
             return "it came before the run had said which fragments there are"
-        return await self._in_thread(self._clerk, flaw_in, envelope, self._manifest)
+        return await self._clerk.do(flaw_in, envelope, self._manifest)
 
     async def inspect_part(self, envelope: Envelope) -> str:
         """Returns what is wrong with a part of a donor's state; empty if it arrived whole and is as long as it says."""
         assert isinstance(envelope.message, StatePart)
         flaw = state_parts.flaw_in(envelope.message)
         try:
-            await self._in_thread(self._clerk, verify, envelope)
+            await self._clerk.do(verify, envelope)
         except RemoteProtocolError as err:
             return str(err)
         return flaw
@@ -168,7 +168,7 @@ class Workshop:
         return await self._in_turn(fragment_id, capture)
 
     async def save(self, path: Path, moment: Moment, incarnation: int) -> int:
-        """Writes a checkpoint; returns its bytes.
+        """Writes a checkpoint; returns its bytes, 0 if :meth:`save_now` has written a newer one meanwhile.
 
         Raises:
             Unavailable: The file cannot be written.
@@ -176,7 +176,7 @@ class Workshop:
         snapshot = moment.snapshot
         assert snapshot is not None
         names = self.parameters.local
-        return await self._in_thread(self._archivist, checkpoint.save, path, snapshot, names, moment.at, incarnation)
+        return await self._archivist.do(checkpoint.save, path, snapshot, names, moment.at, incarnation, self._newest)
 
     def save_now(self, path: Path, snapshot: Snapshot, at: Position, incarnation: int, *, within_s: float) -> None:
         """The same from the training thread, which waits for it; one that is being written there goes on besides.
@@ -190,7 +190,7 @@ class Workshop:
 
         def save() -> None:
             try:
-                checkpoint.save(path, snapshot, self.parameters.local, at, incarnation)
+                checkpoint.save(path, snapshot, self.parameters.local, at, incarnation, self._newest)
             except Unavailable as err:
                 failed.append(err)
 
@@ -210,23 +210,16 @@ class Workshop:
         def cut() -> tuple[tuple[tuple[Encoded, ...], ...], int]:
             return state_parts.cut(checkpoint.packed(snapshot, names, moment.at, incarnation))
 
-        return await self._work(cut)
+        return await self._workers.do(cut)
 
     async def read_state(
         self, parts: tuple[tuple[Encoded, ...], ...], state_bytes: int, needed: Needed
     ) -> tuple[Checkpoint | None, str]:
         """Returns a donor's state if it serves, or says why not."""
-        return await self._work(state_parts.read, parts, state_bytes, needed)
+        return await self._workers.do(state_parts.read, parts, state_bytes, needed)
 
     # --- threads ----------------------------------------------------------------------------------------------
 
     async def _in_turn(self, key: int, job: Callable[[], T]) -> T:
         async with self._turns[key]:
-            return await self._work(job)
-
-    async def _work(self, job: Callable[..., T], *args: Any) -> T:
-        return await self._in_thread(self._workers, job, *args)
-
-    @staticmethod
-    async def _in_thread(pool: ThreadPoolExecutor, job: Callable[..., T], *args: Any) -> T:
-        return await asyncio.get_running_loop().run_in_executor(pool, job, *args)
+            return await self._workers.do(job)

@@ -1,5 +1,8 @@
 """Checkpoints of an island on a real disk: whole, damaged, of another model, and when there is no room."""
 
+import subprocess
+import sys
+
 import jax
 import jax.numpy as jnp
 import ml_dtypes
@@ -23,7 +26,8 @@ def state_of(value=1.0):
 
 def save(path, state, local=()):
     snapshot = Snapshot(state=checkpoint.copied(state), cursor=77, local=tuple(local))
-    return checkpoint.save(path, snapshot, [f"local/{i}" for i in range(len(local))], AT, 4)
+    names = [f"local/{i}" for i in range(len(local))]
+    return checkpoint.save(path, snapshot, names, AT, 4, checkpoint.Newest())
 
 
 def assert_same(a, b):
@@ -118,3 +122,36 @@ def test_what_lives_that_were_killed_while_saving_had_written_goes(tmp_path):
     other.write_bytes(b"of another island")
     save(path, state_of())
     assert sorted(tmp_path.iterdir()) == [other, path]
+
+
+def test_the_end_of_a_process_waits_for_no_disk_that_hangs(tmp_path):
+    code = """
+import asyncio, threading
+from pathlib import Path
+import numpy as np
+from islands import checkpoint, workers
+from islands.exchange import Moment, Position, Snapshot
+from islands.workshop import Workshop
+
+workers.END_WITHIN_S = 0.1
+begun = threading.Event()
+
+def hang(*_):
+    begun.set()
+    threading.Event().wait()
+
+checkpoint.save = hang
+workshop = Workshop({"w": np.zeros(3, np.float32)}, None)
+moment = Moment(at=Position(1, 1), snapshot=Snapshot(state=(), cursor=0, local=()))
+
+async def main():
+    saving = asyncio.create_task(workshop.save(Path("c"), moment, 1))
+    await asyncio.to_thread(begun.wait)
+    saving.cancel()
+
+asyncio.run(main())
+workshop.close()
+print("left")
+"""
+    done = subprocess.run([sys.executable, "-c", code], timeout=60, capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("left\n", "")

@@ -40,3 +40,32 @@ def test_versions_are_looked_at_while_a_checkpoint_hangs(tmp_path, monkeypatch):
 
     asyncio.run(both())
     workshop.close()
+
+
+def test_a_checkpoint_that_was_begun_earlier_does_not_take_the_place_of_the_last_one(tmp_path, monkeypatch):
+    """A slow device holds up the periodic one; then the process is told to end, and writes its last."""
+    begun, released, packed = threading.Event(), threading.Event(), checkpoint.packed
+
+    def hang_at_first(snapshot, names, at, *rest):
+        if at.step == 1:
+            begun.set()
+            assert released.wait(WAIT_S)
+        return packed(snapshot, names, at, *rest)
+
+    monkeypatch.setattr(checkpoint, "packed", hang_at_first)
+    path, snapshot = tmp_path / "c", Snapshot(state=(), cursor=None, local=())
+    workshop = Workshop({"w": np.zeros(3, np.float32)}, None)
+
+    async def both():
+        saving = asyncio.create_task(workshop.save(path, Moment(at=Position(1, 1), snapshot=snapshot), 1))
+        try:
+            assert await asyncio.to_thread(begun.wait, WAIT_S)
+            workshop.save_now(path, snapshot, Position(9, 9), 1, within_s=WAIT_S)
+        finally:
+            released.set()
+        assert await saving == 0
+
+    asyncio.run(both())
+    workshop.close()
+    assert checkpoint.load(path).at == Position(9, 9)
+    assert list(tmp_path.iterdir()) == [path]
