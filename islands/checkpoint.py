@@ -6,9 +6,9 @@ an optimizer that has seen nothing. One file per island, replaced as a whole::
     b"ATOLLCK2"  [length of the header]  [its xxh3_64 checksum]  [header: msgpack map]  [array]...
 
 Length and checksum have 8 bytes each, little-endian. The header lists each array's name, sort, dtype, shape, length and
-xxh3_64 checksum. A file that is damaged, or of another model or optimizer, is left alone and the island starts fresh: a
-checkpoint is a convenience, never a condition. What another island gives comes in the same form, so nothing in it is
-believed either.
+xxh3_64 checksum. A file that is damaged, or of another run, model or optimizer, is left alone and the island starts
+fresh: a checkpoint is a convenience, never a condition. (Two runs may have islands of one name, and one directory.)
+What another island gives comes in the same form, so nothing in it is believed either.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ class Checkpoint:
     """What was read back: arrays by name, on the host.
 
     Attributes:
+        run_id: Of which run it is; empty if it does not say.
         incarnation: The life that wrote it.
         at: Its counters then.
         cursor: The data cursor that it was given, if any.
@@ -53,6 +54,7 @@ class Checkpoint:
         local: Unsynchronised parameters, likewise.
     """
 
+    run_id: str
     incarnation: int
     at: Position
     cursor: int | None
@@ -83,6 +85,7 @@ def packed(snapshot: Snapshot, local_names: Sequence[str], at: Position, incarna
     ]
     header = msgpack.packb(
         {
+            "run_id": snapshot.run_id,
             "incarnation": incarnation,
             "step": at.step,
             "tokens": at.tokens,
@@ -223,6 +226,7 @@ def parsed(content: memoryview) -> Checkpoint:
             array = np.frombuffer(data, np.dtype(dtype)).reshape([_count(n) for n in shape])
             entries.append((name, sort, array))
     return Checkpoint(
+        run_id=_checked(header.get("run_id", ""), str),  # which earlier versions did not write
         incarnation=_count(header["incarnation"]),
         at=Position(_count(header["step"]), _count(header["tokens"])),
         cursor=None if header["cursor"] is None else _count(header["cursor"]),

@@ -81,6 +81,7 @@ class Snapshot:
     state: Any  # the optimizer's tree, its leaves copied
     cursor: int | None  # None: the caller keeps none
     local: tuple[Leaf, ...]
+    run_id: str = ""  # whose this is; empty: of no run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -164,6 +164,8 @@ class Island:
         if saved is None:
             return None, "no --state-dir" if path is None else "no checkpoint yet"
         flaw = state_parts.unfit(saved, needed)
+        if saved.run_id != self._config.run_id:
+            flaw = f"it is of run {saved.run_id}" if saved.run_id else "it does not say of which run it is"
         if flaw:
             return None, f"the checkpoint does not serve: {flaw}"
         return saved, f"of step {saved.at.step}, life {saved.incarnation}"
@@ -392,7 +394,8 @@ class Island:
         opt_state, cursor = state
         local = tuple(placement.copy(self._parameters.of_none(params)))
         cursor = None if cursor is None else int(cursor)
-        return Snapshot(state=checkpoint.copied(opt_state), cursor=cursor, local=local)
+        run_id = self._config.run_id
+        return Snapshot(state=checkpoint.copied(opt_state), cursor=cursor, local=local, run_id=run_id)
 
     def _first_or_never(self, params: Tree, *, shows_state: bool) -> None:
         """Deals with a step that is not one like all others: the first one, or one that cannot be."""

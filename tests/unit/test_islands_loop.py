@@ -7,8 +7,9 @@ import pytest
 
 from broker.fragments import FragmentManifest
 from broker.messages import Codec, RunSettings, Share
+from islands import checkpoint
 from islands.config import IslandConfig
-from islands.exchange import Exchange, Membership, Position
+from islands.exchange import Exchange, Membership, Position, Snapshot
 from islands.loop import Island
 from islands.partition import tensor_specs
 from islands.workshop import Workshop
@@ -86,3 +87,19 @@ def test_a_loop_without_a_cursor_saves_its_state_and_begins_with_it_again(island
     _, opt_state = island.restore(params_of(), {"m": np.zeros(3, np.float32)})
     assert (island.restored, island.restored_cursor) == ("checkpoint", None)
     assert np.array_equal(opt_state["m"], np.full(3, 7))
+
+
+@pytest.mark.parametrize("earlier", ["demo", ""])
+def test_the_checkpoint_of_an_earlier_run_does_not_serve_the_next_one(island_of, tmp_path, earlier):
+    """Runs that follow each other have the same islands, and often the same directory for their checkpoints."""
+    path = tmp_path / "island-0.checkpoint"
+    snapshot = Snapshot(state={"m": np.full(3, 7, np.float32)}, cursor=42, local=(), run_id=earlier)
+    checkpoint.save(path, snapshot, (), Position(1000, 10_000), 3, checkpoint.Newest())
+    fresh = {"m": np.zeros(3, np.float32)}
+    if earlier:
+        island, _ = island_of(params_of(), checkpoint_file=path, run=earlier)
+        island.restore(params_of(), fresh)
+        assert (island.restored, island.restored_cursor) == ("checkpoint", 42)
+    island, _ = island_of(params_of(), checkpoint_file=path, run="demo2")
+    _, opt_state = island.restore(params_of(), fresh)
+    assert (opt_state, island.restored, island.restored_cursor) == (fresh, "fresh", None)

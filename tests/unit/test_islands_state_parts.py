@@ -184,6 +184,7 @@ SHAPES = (None, 3, "3", [3.0], [-1], [True], [0, 1 << 62, 1 << 62], [1] * 100, [
     [
         *({name: value} for name in ("incarnation", "step", "tokens") for value in COUNTS),
         *({"cursor": value} for value in COUNTS if value is not None),  # None: the donor's loop keeps none
+        *({"run_id": value} for value in (None, 5, b"demo", ["demo"])),
         *({"state": value} for value in (None, 1, {"m": 1}, "m", [None], [[]], [["m"]], [{}])),
         *({"row": {"sort": value}} for value in (None, 5, ["f"], b"float32", {})),
         *({"row": {"name": value}} for value in (None, 5, ["m"], {})),
@@ -201,6 +202,13 @@ def test_a_header_that_holds_what_does_not_belong_there_ends_no_session(header):
     found, flaw = state_parts.read(*written(header_of(row, **header)), wanted)
     assert found is None
     assert flaw
+
+
+def test_a_state_that_does_not_say_of_which_run_it_is_came_through_the_broker_of_this_one():
+    wanted = needed({"m": np.zeros(3, np.float32)})
+    for says in ({}, {"run_id": "demo"}):
+        found, flaw = state_parts.read(*written(header_of(**says)), wanted)
+        assert (found.run_id, flaw) == (says.get("run_id", ""), "")
 
 
 def test_a_header_that_is_no_map_or_too_deep_or_changed_is_refused():
