@@ -10,7 +10,8 @@
             break
 
 :meth:`Island.step` never waits: not for the network, not for the communication thread, not for the device. What it
-does when nothing is due is a few attribute reads; when something is, it dispatches a copy or an addition.
+does when nothing is due is a few attribute reads; when something is, it dispatches a copy or an addition. Only where a
+tree holds one array in two places the first steps are looked at, until one has moved it (:mod:`islands.ties`).
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from islands.seat import Seat
 from islands.session import Session
 from islands.state_parts import Needed
 from islands.task import DataShare, Schedule
+from islands.ties import Ties
 from islands.tree import Tree
 from islands.workshop import Workshop
 
@@ -100,6 +102,7 @@ class Island:
         self._stopped = self._left = False
         self._versions = [-1] * self._membership.num_fragments
         self._beginning = Beginning(())
+        self._ties = Ties(self._parameters.tied)
         self._sync_s = 0.0
         self._counted_from_s: float | None = None  # the end of the first step
         self._last_step_at_s = 0.0
@@ -151,6 +154,7 @@ class Island:
             params = self._parameters.replace_local(params, leaves) if leaves else params
             opt_state = checkpoint.restored(opt_state, saved.state)
         self._beginning = Beginning(self._parameters.of_none(params))
+        self._ties.begin(params)
         log.info("island.restored", optimizer=self.restored, detail=detail, step=self.inner_step)
         return params, opt_state
 
@@ -200,6 +204,7 @@ class Island:
 
         Raises:
             ConfigError: An argument does not fit what was said when joining, or the run has thrown this island out.
+                Among the first: what was one array in two places of ``params`` has become two parameters.
             LocalProtocolError: :meth:`restore` was not called, or the island has left.
         """
         began_s = time.perf_counter()
@@ -209,6 +214,8 @@ class Island:
         else:
             exchange.step_time_s = step_time_s(exchange.step_time_s, began_s - self._last_step_at_s)
         self._last_step_at_s = began_s
+        if self._ties.looks:
+            self._ties.look(params)
         if tokens > self._tokens_per_step > 0:
             cure = f"island.join was told {self._tokens_per_step} tokens_per_step: give the most that a step can train"
             raise ConfigError("tokens", tokens, cure)

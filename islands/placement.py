@@ -71,6 +71,7 @@ class Parameters:
         self._ways = _ways_to(params, leaves)
         self._fragments: tuple[tuple[str, ...], ...] = ()
         self.local: tuple[str, ...] = ()  #: names of the leaves that are in no fragment
+        self.tied = self._names.tied  #: places of what stood in the tree more than once, for :mod:`islands.ties`
 
     def assign(self, manifest: FragmentManifest) -> None:
         """Notes which leaf belongs to which fragment."""

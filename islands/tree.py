@@ -24,7 +24,8 @@ class TreeNames:
     """The names of one tree's leaves, taken once; every tree of the same structure is then read and rebuilt by them.
 
     One array that stands in two places (tied weights) has one name, that of the first; rebuilding puts the same
-    new array in both. Which leaves are tied is settled by identity in the tree given here.
+    new array in both. Which leaves are tied is settled by identity in the tree given here; :mod:`islands.ties` finds
+    out whether they are.
     """
 
     __slots__ = ("_name_of_leaf", "names")
@@ -49,6 +50,14 @@ class TreeNames:
             self._name_of_leaf.append(seen.setdefault(id(leaf), name))
         #: Each distinct leaf once, in the order of the tree.
         self.names = tuple(dict.fromkeys(self._name_of_leaf))
+
+    @property
+    def tied(self) -> tuple[tuple[int, ...], ...]:
+        """Of each array that stands in several places, their numbers in the order of the tree's leaves."""
+        places: dict[str, list[int]] = {}
+        for place, name in enumerate(self._name_of_leaf):
+            places.setdefault(name, []).append(place)
+        return tuple(tuple(each) for each in places.values() if len(each) > 1)
 
     def leaves(self, tree: Tree) -> dict[str, Any]:
         """Returns the leaves of a tree of this structure by name, in the order of ``names``.

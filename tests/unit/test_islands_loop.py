@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from broker.errors import ConfigError
 from broker.fragments import FragmentManifest
 from broker.messages import Codec, RunSettings, Share
 from islands import checkpoint
@@ -103,3 +104,24 @@ def test_the_checkpoint_of_an_earlier_run_does_not_serve_the_next_one(island_of,
     island, _ = island_of(params_of(), checkpoint_file=path, run="demo2")
     _, opt_state = island.restore(params_of(), fresh)
     assert (opt_state, island.restored, island.restored_cursor) == (fresh, "fresh", None)
+
+
+def test_biases_that_were_made_of_one_array_end_the_first_step_and_not_in_silence(island_of):
+    zeros = np.zeros(3, np.float32)
+    given = {"a": {"bias": zeros}, "b": {"bias": zeros}}
+    island, _ = island_of(given)
+    params, _ = island.restore(given)
+    trained = {"a": {"bias": params["a"]["bias"] + 1}, "b": {"bias": params["b"]["bias"] + 2}}
+    with pytest.raises(ConfigError, match="a/bias and b/bias"):
+        island.step(trained, tokens=10)
+
+
+def test_weights_that_the_loop_ties_are_trained_on(island_of):
+    zeros = np.zeros(3, np.float32)
+    given = {"a": {"bias": zeros}, "b": {"bias": zeros}}
+    island, _ = island_of(given)
+    params, _ = island.restore(given)
+    for _ in range(3):
+        trained = {name: {"bias": params["a"]["bias"] + 1} for name in params}
+        params = island.step(trained, tokens=10)
+        assert params is trained
