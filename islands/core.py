@@ -52,6 +52,7 @@ from islands.events import (
     Received,
     Restored,
     SeedEncoded,
+    Send,
     StateChecked,
     StateCopied,
     StateNeeded,
@@ -358,16 +359,25 @@ class Island:
                 if fragment.asked is not None:
                     self._hand_over.answer(p, fragment, now_s, actions)
             self._watch(actions)
-            self._giver.advance(now_s)
-            self._receiver.advance(now_s, actions)
-            if self.done:
-                self._receiver.end("the run ends", actions)
+        self._donate(now_s, actions)
+        if self.joined and self.done:
+            self._receiver.end("the run ends", actions)
         self._member.advance(now_s, actions)
         if self.joined and self._fleet.ended and training.stopped and not self._adoption.lacking:
             deserted = self._fleet.deserted
             self.finished = all(
                 f.stage is Stage.IDLE and (deserted or not f.outstanding) for f in training.fragments.values()
             )
+
+    def _donate(self, now_s: float, actions: list[Action]) -> None:
+        """Lets both sides of a donation do what is due, between two lives too: patience ends as it would in one.
+
+        What they ask for then is asked again: nobody answers who is no member.
+        """
+        due: list[Action] = []
+        self._giver.advance(now_s)
+        self._receiver.advance(now_s, due)
+        actions += due if self.joined else [action for action in due if not isinstance(action, Send)]
 
     def _watch(self, actions: list[Action]) -> None:
         """Has copies taken of the fragments that are asked for, or soon will be."""

@@ -1,12 +1,21 @@
 """The island's state machine: how it joins, what it takes of what it hears, and when it ends."""
 
+import pytest
+
 from broker import messages as m
+from islands.donation import HOLD_S
 from islands.events import (
     Capture,
+    CopyState,
     Fail,
     Joined,
     Leaving,
     Prepare,
+    Restored,
+    Send,
+    Settled,
+    StateCopied,
+    StateNeeded,
     Tick,
     Watch,
 )
@@ -366,3 +375,60 @@ def test_an_island_stays_until_every_shard_has_ended():
     assert not hand.core.finished, "shard 1 may make another version"
     of_shard(hand, 1, phase=m.Phase.ENDED, versions=(-1, 1))
     assert hand.core.finished
+
+
+# --- donations between two lives --------------------------------------------------------------------------------------
+
+
+def disowned(hand):
+    """The aggregator does not know this life any more, and does not answer the next one's join."""
+    hand.hear(m.Refused(kind="heartbeat", sequence=3, reason=m.Reason.UNKNOWN_ISLAND, detail="join again"))
+    assert not hand.core.joined
+
+
+def ticks_until(hand, end_s):
+    """Feeds a tick at each deadline, as a driver does; returns what is done, and how often it was woken."""
+    done, ticks = [], 0
+    while (at_s := hand.core.next_deadline_s()) is not None and at_s <= end_s:
+        assert at_s > hand.now_s, "the deadline that has just been met stands still"
+        hand.now_s = at_s
+        done += hand.feed(Tick())
+        ticks += 1
+    return done, ticks
+
+
+@pytest.mark.parametrize("fetching", [False, True])
+def test_who_looks_for_a_donor_between_two_lives_ends_it_in_time_and_rests_till_then(fetching):
+    hand = Hand()
+    hand.feed(StateNeeded(most_bytes=1 << 30, patience_s=60.0))
+    if fetching:
+        assert sent(hand.hear(m.Donor(island_id="b", wait_s=90.0)), m.FetchState)
+    hand.now_s = 0.3
+    disowned(hand)
+    done, ticks = ticks_until(hand, 100.0)
+    (settled,) = of(done, Settled)
+    assert settled.source is m.StateSource.FRESH
+    assert "patience ended" in settled.detail
+    assert ticks < 200
+    assert {type(a.message) for a in of(done, Send)} == {m.Join}, "who is no member is refused whatever else it says"
+
+
+def test_who_has_been_welcomed_again_goes_on_with_its_search():
+    hand = Hand()
+    hand.feed(StateNeeded(most_bytes=1 << 30, patience_s=60.0))
+    disowned(hand)
+    ticks_until(hand, 10.0)
+    hand.welcome(incarnation=2)
+    done, _ = ticks_until(hand, 12.0)
+    assert sent(done, m.AskDonor)
+
+
+def test_a_copy_for_others_is_given_up_between_two_lives_too():
+    hand = Hand()
+    hand.feed(Restored(source=m.StateSource.CHECKPOINT))
+    fetch = m.FetchState(state_id="", parts=(0,))
+    assert of(hand.hear(fetch), CopyState)
+    hand.feed(StateCopied(parts=(("part",),), state_bytes=4))
+    disowned(hand)
+    ticks_until(hand, 2 * HOLD_S)
+    assert not hand.core._giver.holding
