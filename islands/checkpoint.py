@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import struct
 import tempfile
 import threading
@@ -37,6 +38,8 @@ from islands.tree import Tree, map_leaves, named_leaves
 _MAGIC = b"ATOLLCK2"
 _PREFIX = struct.Struct("<8sQQ")  # magic, length of the header, its checksum
 _MAX_HEADER_BYTES = 64 << 20
+#: What may name a dtype: numpy reads more than that, as literals of Python, and fails on it in ways of its own.
+_DTYPE = re.compile(r"[<>|=]?[A-Za-z]\w*(\[\w+\])?", re.ASCII)
 Array = npt.NDArray[Any]
 T = TypeVar("T")
 
@@ -219,6 +222,8 @@ def parsed(content: memoryview) -> Checkpoint:
             name, sort, dtype, shape, nbytes, checksum = _checked(row, list)
             for text in (name, sort, dtype):
                 _checked(text, str)
+            if not _DTYPE.fullmatch(dtype):
+                raise ValueError(f"{group} {name} has {dtype!r:.60} where a dtype belongs")
             data = content[offset : offset + _count(nbytes)]
             offset += nbytes
             if len(data) != nbytes or xxhash.xxh3_64_intdigest(data) != checksum:

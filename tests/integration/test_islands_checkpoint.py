@@ -155,3 +155,20 @@ print("left")
 """
     done = subprocess.run([sys.executable, "-c", code], timeout=60, capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("left\n", "")
+
+
+def test_a_file_whose_dtypes_are_none_is_refused_with_words(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint, "str", lambda dtype: "(,)f4", raising=False)
+    path = tmp_path / "c"
+    save(path, {"m": np.zeros(3, np.float32)})
+    monkeypatch.undo()
+    with pytest.raises(Unavailable, match=r"is damaged \(state m has '\(,\)f4' where a dtype belongs\)"):
+        checkpoint.load(path)
+
+
+@pytest.mark.parametrize("dtype", ["<f4", ">f4", "bool", "float8_e4m3fn", "bfloat16", "complex64", "M8[ns]", "S5"])
+def test_arrays_of_every_dtype_that_has_a_name_come_back(tmp_path, dtype):
+    path, array = tmp_path / "c", np.zeros(3, np.dtype(dtype))
+    save(path, {"m": array})
+    ((_, _, found),) = checkpoint.load(path).state
+    assert (found.dtype, found.tobytes()) == (array.dtype, array.tobytes())

@@ -176,6 +176,7 @@ def header_of(row=None, **changed):
 
 COUNTS = (-1, 1.0, None, "1", True, 1 << 63)
 DTYPES = (None, 5, "O", "(", "", ["f4"], [["a", "f4"]], {"names": []}, "V4", "(9999999999,)f4", "f4,f4")
+LITERALS = ("(,)f4", "f4,(1", "07", "04c")  # of Python, which numpy reads some dtypes as
 SHAPES = (None, 3, "3", [3.0], [-1], [True], [0, 1 << 62, 1 << 62], [1] * 100, [[3]], [4])
 
 
@@ -188,7 +189,7 @@ SHAPES = (None, 3, "3", [3.0], [-1], [True], [0, 1 << 62, 1 << 62], [1] * 100, [
         *({"state": value} for value in (None, 1, {"m": 1}, "m", [None], [[]], [["m"]], [{}])),
         *({"row": {"sort": value}} for value in (None, 5, ["f"], b"float32", {})),
         *({"row": {"name": value}} for value in (None, 5, ["m"], {})),
-        *({"row": {"dtype": value}} for value in DTYPES),
+        *({"row": {"dtype": value}} for value in (*DTYPES, *LITERALS)),
         *({"row": {"shape": value}} for value in SHAPES),
         *({"row": {"nbytes": value}} for value in (None, -1, 12.0, "12", 1 << 62, 8)),
         *({"row": {"checksum": value}} for value in (None, -1, 0, "0")),
