@@ -14,6 +14,7 @@ What another island gives comes in the same form, so nothing in it is believed e
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import re
 import struct
@@ -40,6 +41,9 @@ _PREFIX = struct.Struct("<8sQQ")  # magic, length of the header, its checksum
 _MAX_HEADER_BYTES = 64 << 20
 #: What may name a dtype: numpy reads more than that, as literals of Python, and fails on it in ways of its own.
 _DTYPE = re.compile(r"[<>|=]?[A-Za-z]\w*(\[\w+\])?", re.ASCII)
+#: Files that threads of this process are writing, and a number for each that none has had.
+_being_written: set[Path] = set()
+_numbers = itertools.count(1)
 Array = npt.NDArray[Any]
 T = TypeVar("T")
 
@@ -149,11 +153,14 @@ def save(
         Unavailable: The file cannot be written; the old one is untouched.
     """
     pieces = packed(snapshot, local_names, at, incarnation)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{next(_numbers)}.tmp")
+    _being_written.add(temporary)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        for leftover in path.parent.glob(f".{path.name}.*.tmp"):  # of lives that ended as they were writing
-            if not leftover.name.startswith(f".{path.name}.{os.getpid()}-"):
+        # Of lives that ended as they were writing. Their process may have had the number that this one has: in a
+        # container all have the same.
+        for leftover in path.parent.glob(f".{path.name}.*.tmp"):
+            if leftover not in _being_written:
                 leftover.unlink(missing_ok=True)
         with open(temporary, "wb") as file:
             for piece in pieces:
@@ -168,6 +175,8 @@ def save(
             temporary.unlink()
         cure = "make room or choose another --state-dir"
         raise Unavailable(f"cannot write the checkpoint {path} ({err.strerror}): {cure}", definite=True) from err
+    finally:
+        _being_written.discard(temporary)
     return sum(map(len, pieces))
 
 

@@ -1,7 +1,9 @@
 """Checkpoints of an island on a real disk: whole, damaged, of another model, and when there is no room."""
 
+import os
 import subprocess
 import sys
+import threading
 
 import jax
 import jax.numpy as jnp
@@ -116,12 +118,33 @@ def test_a_failed_write_leaves_the_old_checkpoint_and_says_what_to_do(tmp_path, 
 
 def test_what_lives_that_were_killed_while_saving_had_written_goes(tmp_path):
     path = tmp_path / "island-0.checkpoint"
-    for pid in (11, 12):
-        path.with_name(f".{path.name}.{pid}.tmp").write_bytes(b"half")
+    for name in ("11-3", "12-140234", f"{os.getpid()}-140234"):  # in a container each life has the same number
+        path.with_name(f".{path.name}.{name}.tmp").write_bytes(b"half")
     other = path.with_name(".island-1.checkpoint.11.tmp")
     other.write_bytes(b"of another island")
     save(path, state_of())
     assert sorted(tmp_path.iterdir()) == [other, path]
+
+
+def test_what_another_thread_is_writing_stays(tmp_path, monkeypatch):
+    path, begun, released, fsync = tmp_path / "c", threading.Event(), threading.Event(), os.fsync
+
+    def hang_at_first(handle):
+        if threading.current_thread() is slow:
+            begun.set()
+            assert released.wait(40)
+        fsync(handle)
+
+    monkeypatch.setattr("islands.checkpoint.os.fsync", hang_at_first)
+    sizes = []
+    slow = threading.Thread(target=lambda: sizes.append(save(path, {"m": np.zeros(3, np.float32)})))
+    slow.start()
+    assert begun.wait(40)
+    save(path, {"m": np.ones(3, np.float32)})
+    released.set()
+    slow.join(40)
+    assert sizes == [path.stat().st_size]
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_the_end_of_a_process_waits_for_no_disk_that_hangs(tmp_path):
