@@ -109,8 +109,9 @@ class Adoption:
             return
         assert fragment.newer is not None
         assert training.settings is not None
-        # Nothing trained since the last hand-over and nothing to come: the global parameters, exactly.
-        settled = training.stopped and fragment.handed == training.at
+        # Nothing to come, and nothing trained since the last hand-over, or nobody to merge it: the global parameters,
+        # exactly.
+        settled = training.stopped and (fragment.handed == training.at or self._fleet.ended)
         first = fragment.version < 0
         keep = 0.0 if fragment.overwrite or settled or first else training.settings.keep
         fragment.incoming, fragment.newer, fragment.incoming_keep = fragment.newer, None, keep
@@ -132,11 +133,35 @@ class Adoption:
             fragment.count(training.at.step)
             if fragment.incoming_keep == 0:
                 fragment.drop(training.at)
+                fragment.exact_at = training.at
             fragment.version = fragment.incoming.fragment_version
             fragment.incoming, fragment.copy, fragment.stage = None, None, Stage.IDLE
         if self._clean_from is None and not any(f.awaits_overwrite for f in training.fragments.values()):
             self._clean_from = training.at.step  # here, and not when it was asked for
             training.refreshed()
+
+    def end(self, now_s: float, actions: list[Action]) -> None:
+        """The run is over, and training has stopped: what was never merged gives way to the global parameters.
+
+        Such is the progress of an island that was away during the flush and got the last versions before it heard of
+        the end, or whose last contribution was refused. Where nobody is left who would tell of anything, it stays.
+        """
+        training = self._training
+        if self._fleet.deserted or training.manifest is None:
+            return
+        moving = ((p, training.fragments[p]) for p in training.manifest.moving)
+        inexact = [
+            fragment
+            for p, fragment in moving
+            if fragment.stage is Stage.IDLE
+            and not fragment.awaits_overwrite
+            and fragment.exact_at != training.at
+            and fragment.newest >= self._fleet.published[p]  # else a newer one comes, and is taken as it is
+        ]
+        for fragment in inexact:
+            fragment.overwrite = True
+        if inexact:
+            self.want_anew(now_s, actions)
 
     # --- in the place of spoilt parameters --------------------------------------------------------------------
 

@@ -353,6 +353,8 @@ class Island:
         training = self._training
         self._choice.advance(now_s, actions)
         if self.joined:
+            if self._fleet.ended and training.stopped:
+                self._adoption.end(now_s, actions)
             for p, fragment in training.fragments.items():
                 if fragment.newer is not None:
                     self._adoption.prepare(fragment, actions)

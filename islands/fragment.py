@@ -59,6 +59,7 @@ class Fragment:
     nothing_at_s: float | None = None  #: when the last answer was "nothing"
     outstanding: dict[tuple[int, int], Pending] = field(default_factory=dict)
     overwritten_tokens: int = 0
+    exact_at: Point | None = None  #: the last boundary at which it became the global parameters, to the bit
     seed: Backoff | None = None  #: since version 0 of it was asked for
     seeding: bool = False
 

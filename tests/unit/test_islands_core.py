@@ -3,6 +3,7 @@
 import pytest
 
 from broker import messages as m
+from broker.fragments import Kind
 from islands.donation import HOLD_S
 from islands.events import (
     Capture,
@@ -432,3 +433,66 @@ def test_a_copy_for_others_is_given_up_between_two_lives_too():
     disowned(hand)
     ticks_until(hand, 2 * HOLD_S)
     assert not hand.core._giver.holding
+
+
+# --- what an island ends with -----------------------------------------------------------------------------------------
+
+
+def test_who_was_away_during_the_flush_ends_with_the_global_parameters_and_not_with_its_own_progress():
+    hand = Hand()
+    hand.boundary(6)  # and nobody asks for them in time
+    hand.state(phase=m.Phase.ENDED, versions=(1,))
+    hand.boundary(1, copied=(0,), stopped=True)
+    (prepare,) = of(hand.version(1), Prepare)
+    assert prepare.keep == 0.0
+    hand.boundary(installed=(0,))
+    assert hand.core.finished
+
+
+def test_a_last_version_that_was_installed_before_the_word_of_the_end_is_taken_once_more():
+    hand = Hand()
+    hand.boundary(6)
+    (prepare,) = of(hand.version(1), Prepare)
+    assert prepare.keep == 1.0
+    hand.boundary(1, installed=(0,))
+    hand.state(phase=m.Phase.ENDED, versions=(1,))
+    (want,) = sent(hand.boundary(1, copied=(0,), stopped=True), m.Want)
+    assert want.versions == (-1,)
+    assert not hand.core.finished
+    (prepare,) = of(hand.version(1), Prepare)
+    assert prepare.keep == 0.0
+    assert not sent(hand.boundary(installed=(0,)), m.Want)
+    assert hand.core.finished
+
+
+def test_a_last_contribution_that_is_refused_does_not_stay_in_what_an_island_ends_with():
+    hand = Hand()
+    hand.state(phase=m.Phase.FLUSHING)
+    hand.boundary(4, copied=(0,), stopped=True)
+    hand.state(phase=m.Phase.FLUSHING, rounds=((1, 0),))
+    (contribution,) = sent(hand.captured(), m.Contribution)
+    hand.resolve(contribution, m.Fate.REFUSED, m.Reason.RUN_ENDED)
+    hand.state(phase=m.Phase.ENDED, versions=(0,))
+    assert not hand.core.finished
+    (prepare,) = of(hand.version(0), Prepare)
+    assert prepare.keep == 0.0
+    hand.boundary(installed=(0,))
+    assert hand.core.finished
+
+
+def test_while_another_shard_may_still_merge_them_steps_are_not_dropped():
+    hand = Hand(fragments=2)
+    hand.boundary(6)
+    hand.state(phase=m.Phase.RUNNING, shard=1, shards=2, versions=(0, 0))
+    hand.state(phase=m.Phase.ENDED, shard=0, shards=2, versions=(1, 0))
+    hand.boundary(1, copied=(0, 1), stopped=True)
+    (prepare,) = of(hand.version(1, 1), Prepare)
+    assert prepare.keep == 1.0
+
+
+def test_what_never_moves_is_not_taken_once_more_at_the_end():
+    hand = Hand(fragments=2, kinds=(Kind.RDA, Kind.FROZEN))
+    hand.boundary(6)
+    hand.state(phase=m.Phase.ENDED, versions=(0, 0))
+    (want,) = sent(hand.boundary(1, copied=(0,), stopped=True), m.Want)
+    assert want.versions == (-1, 0)
