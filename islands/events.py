@@ -76,7 +76,6 @@ class Prepared:
     """A version is decoded and placed: the training thread can install it at its next boundary."""
 
     fragment_id: int
-    fragment_version: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

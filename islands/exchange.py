@@ -1,7 +1,9 @@
 """What passes between the training thread and the communication thread, and how little it takes.
 
-Neither thread ever waits for the other while training goes on. Each field has one writer; what is in it is immutable,
-and replaced as a whole. Two deques carry what must not be missed: installations to the training thread, moments back.
+Neither thread ever waits for the other while training goes on. Each field has one writer, but for ``snapshot_wanted``
+and ``state_found``: the communication thread sets these, the training thread takes them back. What is in a field is
+immutable, and replaced as a whole. Two deques carry what must not be missed: installations to the training thread,
+moments back.
 
 The order in which the training thread writes matters: a moment first, then the counters. The communication
 thread reads them the other way round, so that it never believes in a step whose moment it has not seen.

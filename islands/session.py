@@ -417,8 +417,7 @@ class Session:
         install = await self._workshop.prepare(action.version, action.keep)
         # The core first: the training thread may install it as soon as it can see it.
         self._catch_up()
-        prepared = events.Prepared(fragment_id=install.fragment_id, fragment_version=install.fragment_version)
-        self._perform(self._core.handle(prepared, self._clock()))
+        self._perform(self._core.handle(events.Prepared(fragment_id=install.fragment_id), self._clock()))
         self._offers.offer(install, self._core.fragments.values())
         self._after()
 

@@ -373,8 +373,7 @@ class LinkedIsland:
                 case ie.Prepare(version=version):
                     self.keeps.append(action.keep)
                     self.ready.append(version.fragment_id)
-                    prepared = ie.Prepared(fragment_id=version.fragment_id, fragment_version=version.fragment_version)
-                    self.handle(prepared)
+                    self.handle(ie.Prepared(fragment_id=version.fragment_id))
                 case ie.EncodeSeed(fragment_id=p):
                     self.handle(ie.SeedEncoded(fragment_id=p, payload=f"seed {p} of {self.island_id}"))
                 case ie.RefreshOptimizer():

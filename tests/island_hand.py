@@ -50,9 +50,7 @@ class Hand:
         self.log += said
         for action in said:
             if isinstance(action, Prepare):
-                version = action.version
-                prepared = Prepared(fragment_id=version.fragment_id, fragment_version=version.fragment_version)
-                said = said + self.feed(prepared)
+                said = said + self.feed(Prepared(fragment_id=action.version.fragment_id))
         return said
 
     def hear(self, message, flaw="", sequence=None, carried=None):

@@ -206,7 +206,7 @@ class SimIsland:
                 self.recovering, self.fresh_optimizer = False, True
         else:
             self.ready.append(version.fragment_id)
-        self.handle(ie.Prepared(fragment_id=version.fragment_id, fragment_version=version.fragment_version))
+        self.handle(ie.Prepared(fragment_id=version.fragment_id))
         if self.stopped:
             self.boundary()
 
