@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import secrets
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from broker import logs
+from broker import clocks, logs
 from broker.errors import ConfigError, Unavailable
 from broker.keys import own_name
 from broker.messages import Reason
@@ -138,13 +137,13 @@ def join(
 
 
 def _wait_until_startable(exchange: Exchange, config: IslandConfig, check: Callable[[], None]) -> None:
-    began_s = time.monotonic()
+    began_s = clocks.monotonic()
     say_at_s = began_s + SAY_FIRST_S
     while not exchange.startable:
         if exchange.error is not None:
             raise exchange.error
         check()
-        now_s = time.monotonic()
+        now_s = clocks.monotonic()
         if now_s - max(began_s, exchange.heard_at_s or 0.0) > config.join_timeout_s:
             raise Unavailable(f"cannot join run {config.run_id}: {_why_not(exchange, config)}", definite=True)
         if now_s >= say_at_s:

@@ -1,0 +1,31 @@
+"""Between the arguments of a join and the first version."""
+
+import pytest
+
+from broker import clocks
+from broker.errors import Unavailable
+from islands.config import IslandConfig
+from islands.exchange import Exchange
+from islands.joining import _wait_until_startable
+
+
+def test_silence_is_measured_by_the_clock_that_says_when_the_run_was_heard(monkeypatch):
+    """A drill sets that clock an hour ahead while an island joins; the run is heard then, and never again."""
+    now_s = 100.0
+    looked_at_s = []
+
+    def look():
+        nonlocal now_s
+        now_s += 1.0
+        looked_at_s.append(now_s)
+        if len(looked_at_s) == 5:
+            now_s += 3600.0
+            exchange.heard_at_s = now_s
+        assert len(looked_at_s) < 100
+
+    monkeypatch.setattr(clocks, "monotonic", lambda: now_s)
+    exchange = Exchange()
+    exchange.news.wait = lambda timeout: True
+    with pytest.raises(Unavailable, match="was silent for 10 s"):
+        _wait_until_startable(exchange, IslandConfig(join_timeout_s=10.0), look)
+    assert looked_at_s[-1] - exchange.heard_at_s == 11.0
