@@ -20,9 +20,9 @@ from rich.text import Text
 from broker.liveness import Liveness
 from broker.messages import Phase
 from ops.status.run_status import Status
-from ops.status.view import STATE_STYLES
-from ops.terminal import Column, Fitted, Screen
-from ops.text import age, size
+from ops.status.view import island_table
+from ops.terminal import Screen
+from ops.text import age
 
 #: Tokens per second are measured over this long: shorter is restless, longer hides that an island stopped.
 RATE_WINDOW_S = 15.0
@@ -197,29 +197,4 @@ def table(status: Status, progress: Progress) -> RenderableType:
         Text(f"{progress.fraction:.0%}"),
         figures,
     )
-    columns = (
-        Column("island", number=False),
-        Column("state", number=False),
-        Column("step", rank=1),
-        Column("tokens", rank=2),
-        Column("loss", rank=3),
-        Column("step time", rank=4),
-        Column("waiting", rank=5),
-        Column("up", rank=6),
-        Column("down", rank=7),
-    )
-    rows = (
-        (
-            name,
-            Text(str(each.state), style=STATE_STYLES[each.state]),
-            f"{each.inner_step:,}",
-            f"{each.tokens:,}",
-            "-" if each.loss is None else f"{each.loss:.3f}",
-            "-" if each.step_time_s is None else f"{1000 * each.step_time_s:.0f} ms",
-            "-" if each.sync_share is None else f"{each.sync_share:.2%}",
-            size(each.bytes_up),
-            size(each.bytes_down),
-        )
-        for name, each in status.islands.items()
-    )
-    return Group(head, Text(""), Fitted(columns, rows))
+    return Group(head, Text(""), island_table(status))

@@ -15,7 +15,7 @@ from ops.status.run_status import Status
 from ops.terminal import Column, Fitted
 from ops.text import age, finite, ordinal, size
 
-STATE_STYLES = {Liveness.ALIVE: "green", Liveness.SUSPECT: "yellow", Liveness.DEAD: "red", Liveness.LEFT: "dim"}
+_STYLES = {Liveness.ALIVE: "green", Liveness.SUSPECT: "yellow", Liveness.DEAD: "red", Liveness.LEFT: "dim"}
 
 
 # --- as JSON ------------------------------------------------------------------------------------------------------
@@ -38,7 +38,7 @@ def render(status: Status) -> RenderableType:
     """Returns tables of islands and fragments between a headline and what deserves attention."""
     parts: list[RenderableType] = [Text(headline(status), style="bold")]
     if status.islands:
-        parts += [Text(), _island_table(status)]
+        parts += [Text(), island_table(status)]
     if status.fragments:
         parts += [Text(), _fragment_table(status)]
     if status.shards:
@@ -84,7 +84,8 @@ def headline(status: Status) -> str:
     return "; ".join(words)
 
 
-def _island_table(status: Status) -> Fitted:
+def island_table(status: Status) -> Fitted:
+    """Returns a row for each island."""
     columns = (
         Column("island", number=False),
         Column("state", number=False),
@@ -104,7 +105,7 @@ def _island_table(status: Status) -> Fitted:
         (
             (
                 name,
-                Text(each.state, style=STATE_STYLES[each.state]),
+                Text(each.state, style=_STYLES[each.state]),
                 f"{each.inner_step:,}",
                 f"{each.tokens:,}",
                 "-" if each.loss is None else f"{each.loss:.4f}",

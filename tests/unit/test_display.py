@@ -104,5 +104,5 @@ def test_the_table_has_a_row_for_each_island():
     console.print(table(RUNNING, progress_of(RUNNING, 2000.0)))
     text = console.file.getvalue()
     assert [text.count(f"\n{name} ") for name in "abc"] == [1, 1, 1]
-    assert "100 ms" in text
+    assert "0.100 s" in text
     assert "tokens/s 2,000" in text
