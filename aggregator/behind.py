@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from aggregator.ending import Ending
 from aggregator.events import Computed, Event, Fenced, NewLineage, Persisted, PersistFailed, Received
 from aggregator.membership import Membership
-from aggregator.recovery import CURE, CURE_EMPTY, EPOCH_JUMP, LISTEN_S, Peers
+from aggregator.recovery import CURE, CURE_EMPTY, CURE_SHARD, EPOCH_JUMP, LISTEN_S, Peers
 from aggregator.run import Run
 from broker.messages import Attached, Heartbeat, Phase
 
@@ -115,7 +115,7 @@ class Behind:
             return
         run = self._run
         self._since_s = run.now_s
-        cure = CURE_EMPTY if run.phase is Phase.SEEDING else CURE
+        cure = CURE_EMPTY if run.phase is Phase.SEEDING else CURE if run.config.shards == 1 else CURE_SHARD
         run.troubles.begin("behind", f"behind: {sentence}; {cure}", run.now_s)
         run.note("store.behind", detail=sentence, cure=cure)
 

@@ -81,6 +81,10 @@ class Members:
         """The member of that id, or None."""
         return self._members.get(island_id)
 
+    def knows(self, island_id: str, hint: str) -> bool:
+        """Whether an island that joins so has been here before."""
+        return (island_id or self._named_by(hint)) in self._members
+
     def __getitem__(self, island_id: str) -> Member:
         return self._members[island_id]
 

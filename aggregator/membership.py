@@ -131,7 +131,7 @@ class Membership:
         if join.tokens_per_step > most:
             detail = f"tokens_per_step is {join.tokens_per_step}: the aggregator allows {most} (max_tokens_per_step)"
             return Reason.IMPLAUSIBLE, detail
-        if len(run.members) >= MOST_MEMBERS and run.members.get(join.island_id) is None:
+        if len(run.members) >= MOST_MEMBERS and not run.members.knows(join.island_id, join.hint):
             return Reason.QUEUE_FULL, f"{MOST_MEMBERS} islands have joined, the run takes no more"
         if run.manifest is None or (self._unused() and first_difference(run.manifest, join.tensors)):
             try:

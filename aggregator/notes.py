@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -34,11 +33,15 @@ _WARNINGS = frozenset(
 _LONG = frozenset({"contributions"})
 
 
+#: Complaints that are counted at a time: those that were not made for the longest are forgotten.
+MOST_COMPLAINTS = 4096
+
+
 class NoteLog:
     """Writes notes to the log; a repeated complaint about one island comes at its 1st, 10th, 100th, .. time only."""
 
     def __init__(self) -> None:
-        self._times: Counter[tuple[Any, ...]] = Counter()
+        self._times: dict[tuple[Any, ...], int] = {}  # the latest one last
 
     def write(self, note: Note) -> Mapping[str, Any] | None:
         """Logs a note; returns its fields without the long ones if it is worth reading, else None."""
@@ -51,10 +54,13 @@ class NoteLog:
             return fields
         about = fields.get("island") or fields.get("sender")
         key = (note.name, about, fields.get("reason") or fields.get("kind"))
-        self._times[key] += 1
-        if not worth_repeating(self._times[key]):
+        times = self._times.pop(key, 0) + 1
+        self._times[key] = times
+        if len(self._times) > MOST_COMPLAINTS:  # names are chosen by whoever sends them
+            del self._times[next(iter(self._times))]
+        if not worth_repeating(times):
             log.debug(note.name, **fields)
             return None
-        fields["times"] = self._times[key]
+        fields["times"] = times
         log.warning(note.name, **fields)
         return fields

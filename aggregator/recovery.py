@@ -36,6 +36,9 @@ CURE = (
     "nothing is published: restore the store from a copy, such as a standby's; or go on from what it has and lose "
     "the rest, with --new-lineage; or begin another run, with another --run"
 )
+CURE_SHARD = (
+    "nothing of this shard is published: restore its store from a copy, such as a standby's; or begin another run"
+)
 CURE_EMPTY = (
     "nothing is published: this store holds no model to go on from; restore it from a copy, or begin another run, with "
     "another --run"

@@ -236,7 +236,8 @@ class Run:
         if self.manifest is None:
             return 0.0
         squares = sum(f.norms.seed_norm**2 for f in self.fragments.values())
-        share = self.manifest.sizes[fragment_id] / sum(self.manifest.sizes[p] for p in self.fragments)
+        ours = sum(self.manifest.sizes[p] for p in self.fragments)
+        share = self.manifest.sizes[fragment_id] / ours if ours else 0.0  # a shard may have nothing but empty tensors
         return max(self.fragments[fragment_id].norms.seed_norm, math.sqrt(share * squares))
 
     def waiting_bytes(self) -> int:

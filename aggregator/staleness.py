@@ -167,9 +167,9 @@ def _capped(contributions: Sequence[Trained], most_tokens_per_step: float) -> li
     of_island: defaultdict[str, list[float]] = defaultdict(list)
     for trained, weight in zip(contributions, weights, strict=True):
         of_island[trained.island_id].append(weight)
-    if len(of_island) < ISLANDS_TO_CAP:
-        return weights
     sums = {island_id: math.fsum(parts) for island_id, parts in of_island.items()}
+    if sum(total > 0 for total in sums.values()) < ISLANDS_TO_CAP:  # who brings no tokens is no third one
+        return weights
     heaviest = max(sorted(sums), key=lambda island_id: sums[island_id])
     others = math.fsum(total for island_id, total in sums.items() if island_id != heaviest)
     if sums[heaviest] <= others:

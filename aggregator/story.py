@@ -8,7 +8,7 @@ here.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -99,7 +99,7 @@ class RoundStory:
     def absences(self) -> list[Absence]:
         """Returns why each known island that is not in the version is not, by island."""
         present = {each["island"] for each in self.committed.get("contributions", ())}
-        everybody = {*self.asked, *self.unasked, *self.joined, *self.refused} - present
+        everybody = {*self.asked, *self.unasked, *self.joined, *self.refused, *self.missing} - present
         return [self._absence(island) for island in sorted(everybody)]
 
     def _absence(self, island: str) -> Absence:
@@ -170,6 +170,8 @@ class Storyteller:
                 self._known[name].quarantined, self._known[name].quarantined_until_s = reason, now_s + left_s
 
     def _received(self, line: Line) -> None:
+        if line["kind"] == "roster":
+            self._enrolled(line["body"]["members"], line["now_s"])
         known = self._known.get(line["sender"])
         if known is None or line["incarnation"] != known.incarnation:
             return
@@ -183,14 +185,7 @@ class Storyteller:
     def _note(self, name: str, fields: Line, now_s: float) -> None:
         match name:
             case "island.joined":
-                island = fields["island"]
-                before, begun = self._known.get(island), Known(heard_at_s=now_s, incarnation=fields["incarnation"])
-                if before is not None:  # a new life does not end a quarantine
-                    begun.quarantined, begun.quarantined_until_s = before.quarantined, before.quarantined_until_s
-                self._known[island] = begun
-                for story in self._rounds.values():
-                    if story.closed_at_s is None:
-                        story.joined[island] = now_s
+                self._joined(fields["island"], fields["incarnation"], now_s)
             case "island.left":
                 known = self._known.get(fields["island"])
                 if known is not None:
@@ -214,6 +209,24 @@ class Storyteller:
                 self._committed(fields)
             case _:
                 pass
+
+    def _joined(self, island: str, incarnation: int, now_s: float) -> None:
+        before, begun = self._known.get(island), Known(heard_at_s=now_s, incarnation=incarnation)
+        if before is not None:  # a new life does not end a quarantine
+            begun.quarantined, begun.quarantined_until_s = before.quarantined, before.quarantined_until_s
+        self._known[island] = begun
+        for story in self._rounds.values():
+            if story.closed_at_s is None:
+                story.joined[island] = now_s
+
+    def _enrolled(self, members: Sequence[Line], now_s: float) -> None:
+        """Takes in whom shard 0 has let in: other shards hear of islands by it alone."""
+        for each in members:
+            known = self._known.get(each["island_id"])
+            if known is None or known.incarnation < each["incarnation"]:
+                self._joined(each["island_id"], each["incarnation"], now_s)
+            if each["left"] and self._known[each["island_id"]].left is None:
+                self._known[each["island_id"]].left, self._known[each["island_id"]].left_at_s = "it said so", now_s
 
     def _opened(self, fields: Line, now_s: float) -> None:
         unasked = {
@@ -256,7 +269,8 @@ class Storyteller:
     def _answered(self, fields: Line) -> int:
         """Returns the round that a contribution answered, or the one of its fragment that is open."""
         last = self._last
-        if last.get("kind") == "contribution" and last["sender"] == fields["island"]:
+        came = last.get("kind") == "contribution" and last["sender"] == fields["island"]
+        if came and last["body"]["fragment_id"] == fields["fragment"]:  # else the closing of another round refused it
             return int(last["body"]["round_id"])
         return next((n for n, story in self._rounds.items() if story.fragment == fields["fragment"]), -1)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections import Counter
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
@@ -97,13 +98,13 @@ def partition(tensors: tuple[TensorSpec, ...], num_fragments: int) -> FragmentMa
         raise ValueError(f"num_fragments is {num_fragments}, must be at least 1")
     ordered = sorted(tensors, key=lambda t: (-t.size, t.name))
     names = [t.name for t in ordered]
-    if len(set(names)) != len(names):
-        twice = sorted({n for n in names if names.count(n) > 1})
+    twice = sorted(name for name, times in Counter(names).items() if times > 1)
+    if twice:
         raise ValueError(f"tensor names must be unique, these are not: {', '.join(twice)}")
     moving = [t for t in ordered if t.kind in (Kind.RDA, Kind.MEAN)]
     frozen = [t for t in ordered if t.kind is Kind.FROZEN]
-    if not moving:
-        raise ValueError("no tensor is left to synchronise: every one is frozen or local")
+    if not any(t.size for t in moving):
+        raise ValueError("no tensor is left to synchronise: every one is frozen, local or empty")
     fair_share = sum(t.size for t in moving) / num_fragments
     alone = [t for t in moving if t.kind is Kind.MEAN and t.size > fair_share][: num_fragments - 1]
     packed = [t for t in moving if t not in alone]

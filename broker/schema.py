@@ -31,12 +31,18 @@ MAX_ITEMS = 65_536  # of one tuple, unless its field stands below
 MAX_DIMENSIONS = 32
 MAX_OUTSTANDING = 1024  # of one heartbeat: each is answered, in one message
 MAX_DATA_RANGES = 256  # of one contribution: the version that it goes into repeats them
+MAX_TRAINED_ON = 4096  # of one contribution: versions that it was trained on; it waits with them
 MAX_RECORD_BYTES = 2 << 20  # of one record that an aggregator writes and another one reads
 
 #: The field that travels as raw frames; the codec fills it in.
 PAYLOAD = "payload"
 #: Longest tuples of fields whose readers repeat them, or do more than read them.
-_MOST_ITEMS = {"shape": MAX_DIMENSIONS, "outstanding": MAX_OUTSTANDING, "data": MAX_DATA_RANGES}
+_MOST_ITEMS = {
+    "shape": MAX_DIMENSIONS,
+    "outstanding": MAX_OUTSTANDING,
+    "data": MAX_DATA_RANGES,
+    "trained_on": MAX_TRAINED_ON,
+}
 #: Integers where -1 stands for "none".
 _MINUS_ONE_IS_NONE = frozenset({"versions", "sequence"})
 #: Floats that may be below zero.

@@ -365,6 +365,14 @@ def test_a_run_takes_no_more_islands_than_it_can_remember(monkeypatch):
     assert sent(desk.join("b"), Welcome)  # whoever is known may come back
 
 
+def test_who_is_known_by_a_hint_alone_comes_back_to_a_full_run(monkeypatch):
+    monkeypatch.setattr("aggregator.membership.MOST_MEMBERS", 1)
+    made = Desk()
+    assert sent(made.join("", nonce="1", hint="host-7"), Welcome)
+    assert sent(made.join("", nonce="2", hint="host-8"), Refused)
+    assert sent(made.join("", nonce="3", hint="host-7"), Welcome)
+
+
 def test_a_heartbeat_that_a_later_one_has_overtaken_changes_nothing():
     made = desk("a", "b")
     made.beat("a", 4)

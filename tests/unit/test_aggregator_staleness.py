@@ -29,7 +29,7 @@ ROUNDS = st.lists(
     st.builds(
         Trained,
         island_id=st.sampled_from("abcdef"),
-        tokens=st.integers(1, 10**9),
+        tokens=st.integers(0, 10**9),
         steps=st.integers(1, 10**4),
         staleness=st.floats(0, 100),
     ),
@@ -102,6 +102,11 @@ def test_two_islands_are_not_capped():
     assert (big.merge_weight, small.merge_weight) == pytest.approx((0.9, 0.1))
 
 
+def test_islands_without_tokens_take_nothing_from_one_that_has_some():
+    a, b, c = merge_weights([trained("a", tokens=4_096), trained("b", tokens=0), trained("c", tokens=0)], 0.5)
+    assert (a.merge_weight, b.merge_weight, c.merge_weight) == (1.0, 0.0, 0.0)
+
+
 def test_an_island_with_two_ranges_in_a_round_is_capped_on_their_sum():
     offered = [trained("a", tokens=600), trained("b"), trained("a", tokens=200, staleness=3), trained("c")]
     weights = merge_weights(offered, 0.5)
@@ -131,7 +136,8 @@ def test_merge_weights_never_add_up_to_more_than_one_and_to_one_when_all_are_fre
     total = math.fsum(w.merge_weight for w in weights)
     assert total <= 1 + 1e-12
     fresh = [trained(t.island_id, t.tokens, t.steps) for t in offered]
-    assert math.fsum(w.merge_weight for w in merge_weights(fresh, exponent)) == pytest.approx(1)
+    whole = float(any(t.tokens for t in offered))
+    assert math.fsum(w.merge_weight for w in merge_weights(fresh, exponent)) == pytest.approx(whole)
 
 
 @given(ROUNDS, EXPONENTS)
@@ -147,7 +153,7 @@ def test_staleness_shrinks_the_step_and_leaves_the_token_weights_alone(offered, 
 def test_with_three_islands_or_more_none_has_more_than_half_of_the_token_weights(offered):
     weights = merge_weights(offered, 0.5)
     total = math.fsum(w.token_weight for w in weights)
-    islands = {t.island_id for t in offered}
+    islands = {t.island_id for t in offered if t.tokens}
     for island in islands if len(islands) >= 3 else ():
         own = math.fsum(w.token_weight for w, t in zip(weights, offered, strict=True) if t.island_id == island)
         assert own <= total / 2 * (1 + 1e-12)
@@ -159,7 +165,7 @@ def test_the_cap_equals_the_obvious_iteration(offered):
     islands = sorted({t.island_id for t in offered})
     raw = {i: math.fsum(t.tokens**2 / t.steps for t in offered if t.island_id == i) for i in islands}
     capped = dict(raw)
-    if len(islands) >= 3:
+    if sum(w > 0 for w in raw.values()) >= 3:
         for _ in range(200):
             total = math.fsum(capped.values())
             capped = {i: min(w, total / 2) for i, w in capped.items()}

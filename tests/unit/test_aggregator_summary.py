@@ -80,6 +80,20 @@ def test_refusals_of_strangers_stand_under_one_name():
     }
 
 
+def test_complaints_about_names_without_end_take_no_memory_without_end(monkeypatch):
+    monkeypatch.setattr("aggregator.notes.MOST_COMPLAINTS", 3)
+    notes = NoteLog()
+
+    def told(name):
+        return notes.write(Note(name="contribution.refused", fields={"island": name, "reason": "stale"})) is not None
+
+    assert [told(name) for name in "abcabc"] == [True] * 3 + [False] * 3
+    assert told("d")
+    assert not told("c")
+    assert told("a")  # forgotten, and told of once more
+    assert len(notes._times) == 3
+
+
 def test_a_repeated_complaint_is_logged_now_and_then_and_each_round_once(caplog):
     caplog.set_level("INFO")
     notes = NoteLog()

@@ -82,8 +82,15 @@ def test_names_must_be_unique():
 
 
 def test_something_must_be_left_to_synchronise():
-    with pytest.raises(ValueError, match="frozen or local"):
-        partition((tensor("a", 3, kind=Kind.FROZEN), tensor("b", 3, kind=Kind.LOCAL)), 2)
+    for nothing in (tensor("c", 0), tensor("c", 3, 0, kind=Kind.MEAN)):
+        with pytest.raises(ValueError, match="frozen, local or empty"):
+            partition((tensor("a", 3, kind=Kind.FROZEN), tensor("b", 3, kind=Kind.LOCAL), nothing), 2)
+
+
+def test_many_tensors_are_looked_through_once():
+    names = [f"layers/{n}/weight" for n in range(60_000)]
+    with pytest.raises(ValueError, match="these are not: layers/7/weight"):
+        partition(tuple(tensor(name, 3) for name in [*names, names[7]]), 2)
 
 
 @pytest.mark.parametrize("num_fragments", [0, -1])

@@ -115,6 +115,28 @@ def test_an_island_is_kept_out_until_its_time_is_over_whatever_lives_it_begins()
         assert absences(kept_out(until_s, *more), Target(fragment=0))["b"].why is why
 
 
+def test_another_shard_knows_islands_by_the_roster_alone():
+    enrolled = [{"island_id": each, "incarnation": 1, "left": each == "c"} for each in "abc"]
+    roster = {"sender": "aggregator", "incarnation": 1, "kind": "roster", "body": {"members": enrolled}}
+    tape = [line for line in kept_out(15.0) if line.get("note") != "island.joined"]
+    missing = absences([tape[0], {"now_s": 1.0, "event": "received", **roster}, *tape[1:]], Target(fragment=0))
+    assert {island: each.why for island, each in missing.items()} == {"b": Why.SILENT, "c": Why.LEFT}
+    assert absences(tape, Target(fragment=0))["b"].why is Why.SILENT  # the closing itself names who did not answer
+
+
+def test_a_refusal_at_the_closing_of_another_round_is_not_of_this_one():
+    came = {"sender": "b", "incarnation": 1, "kind": "contribution", "body": {"round_id": 5, "fragment_id": 0}}
+    tape = kept_out(15.0)
+    opened = next(n for n, line in enumerate(tape) if line.get("note") == "round.opened")
+    other = [
+        note(19.0, "round.opened", round=4, fragment=1, asked=2, held=0, flush=False),
+        {"now_s": 21.0, "event": "received", **came},
+        note(21.0, "contribution.refused", island="b", fragment=1, reason="outlier"),
+    ]
+    story = [*tape[:opened], other[0], tape[opened], *other[1:], *tape[opened + 1 :]]
+    assert absences(story, Target(fragment=0))["b"].why is Why.SILENT
+
+
 def test_a_quarantine_outlasts_a_restart_of_the_aggregator():
     members = {each: [n, "", 1, each, 10, False, [0, 0], True] for n, each in enumerate("ab")}
     record = {"members": members, "quarantine": {"b": [0, 1, 30.0, "outlier", 0]}}
