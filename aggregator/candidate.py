@@ -50,6 +50,9 @@ from aggregator.founding import Founding, foundings_in, made_under, shards_in, s
 from broker.messages import Follow, Following, Replica, ReplicaRun, Stored, newness
 from broker.records import LeaseView
 
+#: The longest pause between two words of a standby, however long the lease is: whether a broker is reachable, and whom
+#: a leader or a broker takes for silent, is counted in seconds and not in leases.
+BEAT_S = 0.5
 #: A broker that was not heard for so long is not reachable, and not asked for its opinion.
 BROKER_FRESH_S = 3.0
 #: Until a standby that an ended run has left behind goes home, in seconds.
@@ -94,7 +97,7 @@ class Candidate:
         name: Of this store, the same in all its lives.
         shard: Which fragments,
         shards: .. of how many.
-        lease_s: Silence after which a leader may be replaced; polled four times as often.
+        lease_s: Silence after which a leader may be replaced; polled four times as often, or every ``BEAT_S``.
         yields: Leaves a run that nobody leads to others for a while: it was started to stand by.
         holding: What its store has.
         now_s: Monotonic seconds.
@@ -166,7 +169,7 @@ class Candidate:
             case Tick():
                 pass
         if now_s >= self._tick_at_s and self.place is not Place.LEADING:
-            self._tick_at_s = now_s + self._lease_s / 4
+            self._tick_at_s = now_s + min(self._lease_s / 4, BEAT_S)
             self._follow()
             if not self._polling and self.place is Place.FOLLOWING:
                 self._polling = True

@@ -1,5 +1,7 @@
 """A standby: what it keeps and says, when it leads, and everything that speaks against that."""
 
+import itertools
+
 import msgpack
 import pytest
 
@@ -23,6 +25,7 @@ from aggregator.events import Note
 from aggregator.founding import Founding
 from broker.messages import Following, Replica, ReplicaRun, Standing, Stored
 from broker.records import LeaseView
+from broker.resending import SILENT_S
 
 LEASE_S = 1.0
 HELD = {0: (5, "0.5"), 1: (4, "1.4")}
@@ -66,11 +69,11 @@ NO_LEASE = LeaseView()
 class Standby:
     """Store ``b``, in sync with a leader of epoch 2, beside a broker that heard nothing of that leader lately."""
 
-    def __init__(self, stored=HELD, run_epoch=2, *, yields=False, broker=True, foundings=()):
+    def __init__(self, stored=HELD, run_epoch=2, *, yields=False, broker=True, foundings=(), lease_s=LEASE_S):
         self.now_s = 100.0
         self.vetted = set()  # leaders whose run record was sent
         holding = Holding(stored=stored, run_epoch=run_epoch, foundings=foundings)
-        self.core = Candidate(name="b", shard=0, lease_s=LEASE_S, yields=yields, holding=holding, now_s=self.now_s)
+        self.core = Candidate(name="b", shard=0, lease_s=lease_s, yields=yields, holding=holding, now_s=self.now_s)
         self.actions = self.core.handle(Tick(), self.now_s)
         if broker:
             self.handle(Heard(broker=0, following=following()))
@@ -128,6 +131,29 @@ def test_it_says_what_it_has_and_reads_the_lease_four_times_per_lease(standby):
             standby.handle(Polled(lease=lease(age_s=0.1)))
     assert len(beats) == 4
     assert standby.core.next_deadline_s() == pytest.approx(beats[-1] + LEASE_S / 4)
+
+
+@pytest.mark.parametrize("lease_s", [1.0, 12.0, 16.0, 60.0])
+def test_however_long_the_lease_it_takes_over_after_one_of_them(lease_s):
+    standby, pending, followed_s = Standby(lease_s=lease_s, broker=False), [], []
+    began_s, due = standby.now_s, standby.actions
+    while True:
+        for action in due:
+            if isinstance(action, SendFollow):
+                followed_s.append(standby.now_s)
+                pending.append((standby.now_s + 0.020, Heard(broker=0, following=following())))
+            if isinstance(action, Poll):  # Redis answers before the broker does
+                view = lease(age_s=standby.now_s - began_s)
+                pending.append((standby.now_s + 0.001, Polled(lease=view)))
+        if standby.of(Take) or standby.now_s > began_s + 3 * lease_s:
+            break
+        soonest = min(pending, key=lambda each: each[0], default=(float("inf"), None))
+        at_s, event = min(soonest, (standby.core.next_deadline_s(), Tick()), key=lambda each: each[0])
+        pending = [each for each in pending if each[1] is not event]
+        due = standby.handle(event, after_s=at_s - standby.now_s)
+    assert lease_s <= standby.now_s - began_s <= 1.5 * lease_s
+    silences_s = [after - before for before, after in itertools.pairwise(followed_s)]
+    assert max(silences_s) < SILENT_S  # else the leader would take it for silent, or forget it
 
 
 def test_one_poll_at_a_time(standby):
