@@ -19,6 +19,7 @@ differs.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -133,7 +134,8 @@ class Replication:
         self._renew_at_s = self._advanced_at_s = now_s
         self._serial = 0  # of the newest run record in this store
         self._delivered_serial = 0
-        self._run_since_s = now_s  # since when a record that is in this store waits for the standbys
+        self._saved: deque[tuple[int, float]] = deque()  # run records of the last lag_s: serial, and when it was here
+        self._due_serial = 0  # of the newest run record that has been here for longer
         self._redis_lost = False
         self._actions: list[ReplicationAction] = []
 
@@ -199,10 +201,9 @@ class Replication:
                 if waiting is not None and waiting.commit.fragment_version == version:
                     waiting.local_at_s = now_s
             case RunSaved(serial=serial):
-                if self._delivered_serial == self._serial:
-                    self._run_since_s = now_s
                 if not self._serial:
                     self._renew_at_s = now_s
+                self._saved.append((serial, now_s))
                 self._serial = max(self._serial, serial)
             case _:
                 self._actions.append(Deliver(event=done))
@@ -260,6 +261,8 @@ class Replication:
 
     def _advance(self, now_s: float) -> list[ReplicationAction]:
         self._advanced_at_s = now_s
+        while self._saved and now_s >= self._saved[0][1] + self._lag_s:
+            self._due_serial = max(self._due_serial, self._saved.popleft()[0])
         if not self.deposed:
             for name in [n for n, s in self._standbys.items() if now_s >= s.heard_at_s + FORGET_S]:
                 del self._standbys[name]
@@ -360,8 +363,9 @@ class Replication:
                     continue
                 if standby is None or standby.stored.get(p) != _key(waiting.commit):
                     late.add(name)
-            overdue = self._serial > self._delivered_serial and now_s >= self._run_since_s + self._lag_s
-            if overdue and (standby is None or standby.run_serial < self._serial):
+            # Each record has its own time: where one follows another, the newest is always on its way.
+            overdue = self._due_serial > self._delivered_serial
+            if overdue and (standby is None or standby.run_serial < self._due_serial):
                 late.add(name)
         return frozenset(late)
 

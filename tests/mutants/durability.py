@@ -139,6 +139,14 @@ MUTANTS = (
         tests=(T_REPLICATION + "test_a_lagging_standby_is_waited_for_until_the_lease_names_it_no_more",),
     ),
     Mutant(
+        what="a standby that has restarted is struck out for a run record that it had before",
+        invariant=6,
+        file=REPLICATION,
+        old="            overdue = self._due_serial > self._delivered_serial\n",
+        new="            overdue = True\n",
+        tests=(T_REPLICATION + "test_a_standby_that_has_restarted_is_not_late_with_the_run_record_it_had_before",),
+    ),
+    Mutant(
         what="a leader speaks before its lease was renewed once",
         invariant=3,
         file=REPLICATION,

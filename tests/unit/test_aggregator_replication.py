@@ -414,6 +414,44 @@ def test_a_standby_that_does_not_take_the_run_record_lags_too(leader):
     assert leader.delivered() == [RunSaved(serial=2)]
 
 
+def records_every_50_ms(leader, acknowledged):
+    """Returns for how many seconds the standby ``b`` was in sync, and at most 4, while run records kept coming."""
+    leader.in_sync("b")
+    began_s, serial = leader.now_s, 1
+
+    def settled(actions):
+        if any(isinstance(each, Renew) for each in actions):
+            leader.granted()
+
+    while leader.core.in_sync and leader.now_s < began_s + 4.0:
+        serial += 1
+        settled(leader.saved(serial))
+        settled(leader.hear("b", *WHOLE, serial=acknowledged(serial)))
+        settled(leader.tick(after_s=0.05))
+    return leader.now_s - began_s
+
+
+@pytest.mark.parametrize("behind", [1, 10])
+def test_a_standby_that_takes_each_run_record_in_time_stays_in_sync_however_many_there_are(leader, behind):
+    assert records_every_50_ms(leader, lambda serial: max(1, serial - behind)) >= 4.0
+
+
+def test_a_standby_that_takes_no_run_record_lags_however_many_there_are(leader):
+    assert records_every_50_ms(leader, lambda serial: 1) == pytest.approx(LAG_S, abs=0.06)
+
+
+def test_a_standby_for_which_each_run_record_waits_too_long_lags(leader):
+    assert records_every_50_ms(leader, lambda serial: max(1, serial - 30)) == pytest.approx(LAG_S, abs=0.06)
+
+
+def test_a_standby_that_has_restarted_is_not_late_with_the_run_record_it_had_before(leader):
+    leader.in_sync("b")
+    leader.tick(after_s=2 * LAG_S)
+    leader.granted()
+    leader.hear("b", *WHOLE, serial=-1, after_s=LEASE_S / 2)
+    assert leader.of(Renew) == [Renew(in_sync=("b",))]
+
+
 def test_one_that_lagged_is_named_again_when_it_has_caught_up(leader):
     leader.in_sync("b")
     leader.persist(commit_of())
