@@ -47,6 +47,7 @@ class Presence:
         peer = self._who.peers.get(name)
         if peer is not None and incarnation < peer.incarnation:
             return Reason.FENCED, f"incarnation {incarnation} of {name} has ended: {peer.incarnation} has joined"
+        self._end_joiner(event)
         if peer is None and self._who.full:
             return self._no_room()
         if peer is None or incarnation > peer.incarnation:
@@ -54,6 +55,18 @@ class Presence:
         if self._who.connect(peer, event.channel, event.peer):
             self._deliveries.unblock_peer(name)  # a new connection starts empty
         return self._admit(peer, event, now_s)
+
+    def _end_joiner(self, event: Received) -> None:
+        """Forgets who asked over this connection to become an island, once another name comes over it.
+
+        Either it has become that island, or it asks anew. Any key may draw nonces without end: without this the holder
+        of one could fill the directory, and keep out everybody who is not in it.
+        """
+        before = self._who.peers.get(self._who.name_of(event.channel, event.peer) or "")
+        if before is not None and before.is_joining and before.name != event.envelope.sender:
+            self._who.forget(before)
+            self._deliveries.unblock_peer(before.name)
+            self._out.counters.refused.pop(before.name, None)
 
     def hear_standby(self, event: Received, shard: int, now_s: float) -> Peer | Refusal:
         """Takes note of a standby of a shard."""

@@ -466,6 +466,14 @@ MUTANTS = (
         tests=(T_PEERS + "test_a_broker_that_knows_as_many_peers_as_it_may_takes_no_more",),
     ),
     Mutant(
+        what="one connection fills the directory with the nonces it draws",
+        invariant=9,
+        file=PRESENCE,
+        old="        self._end_joiner(event)\n",
+        new="",
+        tests=(T_PEERS + "test_one_connection_is_one_joiner_however_many_nonces_it_draws",),
+    ),
+    Mutant(
         what="a broker's shelf counts versions that it holds no more",
         invariant=9,
         file=QUEUES,

@@ -257,6 +257,39 @@ def test_a_revoked_island_is_forgotten_and_a_revoked_key_says_nothing_more(keyed
     assert not refusals_in(keyed.receive("paris", beat(), key="K-paris"))
 
 
+@pytest.mark.parametrize("between", [False, True], ids=["joins alone", "and itself between them"])
+def test_one_connection_is_one_joiner_however_many_nonces_it_draws(between):
+    driver = Driver(dataclasses.replace(CONFIG, max_peers=4))
+    driver.event(AllowListChanged(allowed=ALLOWED))
+    for n in range(50):
+        asks = m.Join(nonce=f"n{n}", island_id="paris", hint="", tensors=(), tokens_per_step=1)
+        driver.receive(f"join:n{n}", asks, key="K-paris", route=b"one")
+        if between:
+            driver.receive("paris", beat(), key="K-paris", route=b"one")
+    assert driver.relay.num_peers == 1
+    asks = m.Join(nonce="n", island_id="rome", hint="", tensors=(), tokens_per_step=1)
+    assert refusals_in(driver.receive("join:n", asks, key="K-rome")) == [Reason.NOT_LEADER]  # heard; nobody leads yet
+    assert driver.relay.num_peers == 2
+
+
+def test_joiners_over_connections_of_their_own_are_all_heard(led):
+    for nonce in ("x", "y"):
+        led.receive(f"join:{nonce}", join(nonce))
+    for nonce in ("x", "y"):
+        led.receive(AGGREGATOR, welcome(nonce, 1), to=f"join:{nonce}")
+        assert led.sent == [(f"join:{nonce}/0/control".encode(), welcome(nonce, 1))]
+
+
+def test_who_joins_again_over_its_connection_is_answered_under_its_new_nonce(led):
+    led.receive("join:x", join("x"), route=b"one")
+    led.receive("join:y", join("y"), route=b"one")
+    led.receive(AGGREGATOR, welcome("a", 1), to="join:y")
+    assert led.sent == [(b"one", welcome("a", 1))]
+    led.receive("a", beat(), route=b"one")
+    led.receive(AGGREGATOR, fleet_state(), to="a")
+    assert led.sent == [(b"one", fleet_state())]
+
+
 def test_those_turned_away_at_the_port_are_counted_and_noted_now_and_then(keyed):
     notes = 0
     for _ in range(100):
