@@ -330,6 +330,9 @@ class Registry:
                     raise asyncio.CancelledError
                 return result
         except (RedisError, OSError, TimeoutError) as err:
+            if task.cancelling() > cancels:
+                # Likewise where the client's own timeout was over in the same moment: it tells of that alone.
+                raise asyncio.CancelledError from err
             # A refused connection or a server's own error: it was not done. Silence: who knows.
             refused = isinstance(err.__cause__ or err.__context__, ConnectionRefusedError | socket.gaierror)
             definite = refused or isinstance(err, ResponseError)
