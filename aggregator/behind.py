@@ -115,7 +115,9 @@ class Behind:
             return
         run = self._run
         self._since_s = run.now_s
-        cure = CURE_EMPTY if run.phase is Phase.SEEDING else CURE if run.config.shards == 1 else CURE_SHARD
+        cure = CURE if run.config.shards == 1 else CURE_SHARD
+        if run.phase is Phase.SEEDING:
+            cure = CURE_EMPTY
         run.troubles.begin("behind", f"behind: {sentence}; {cure}", run.now_s)
         run.note("store.behind", detail=sentence, cure=cure)
 

@@ -10,28 +10,22 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from aggregator.commit_file import write_all
 from aggregator.events import Commit
-from aggregator.records import ledger_line
+from aggregator.records import is_ledger_line, ledger_line
 from aggregator.replacing import flush_directory, replace
 from aggregator.store_files import mapped
 from aggregator.tape import read_lines
-from broker.messages import Merged
-from broker.ranges import StepRange
 
 _LOG = logging.getLogger(__name__)
 
 #: Fragment, version, digest: what a line is of.
 Key = tuple[int, int, str]
-#: Of a contribution in a line, and of its range.
-_MERGED = frozenset(each.name for each in fields(Merged)) - {"data"}
-_STEPS = frozenset(each.name for each in fields(StepRange))
 
 
 def key_of(commit: Commit) -> Key:
@@ -45,23 +39,7 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
     Raises:
         OSError: The file cannot be read.
     """
-    return filter(_is_row, read_lines(path))
-
-
-def _is_row(row: Mapping[str, Any]) -> bool:
-    """Whether a line has the fields of a version; whether their values can be is said by whoever checks them."""
-    if any(type(row.get(name)) is not int for name in ("fragment_id", "fragment_version", "epoch", "round_id")):
-        return False
-    merged = row.get("contributions")
-    if not isinstance(row.get("digest"), str) or not isinstance(merged, list):
-        return False
-    return all(
-        isinstance(each, dict)
-        and each.keys() >= _MERGED
-        and isinstance(each["steps"], dict)
-        and each["steps"].keys() >= _STEPS
-        for each in merged
-    )
+    return filter(is_ledger_line, read_lines(path))
 
 
 class LedgerFile:

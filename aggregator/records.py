@@ -13,6 +13,7 @@ from typing import Any
 from aggregator.events import Commit
 from broker.fragments import FragmentManifest, TensorSpec
 from broker.messages import Merged
+from broker.ranges import StepRange
 from broker.schema import Record, Unfit
 
 #: Keys of the run record that ``export`` relies on; the other keys are the core's own.
@@ -21,6 +22,9 @@ MANIFEST = "manifest"
 
 _MERGED = Record(Merged)
 _TENSOR = Record(TensorSpec)
+#: Of a contribution in a line of the ledger, and of its range.
+_FIELDS = frozenset(each.name for each in dataclasses.fields(Merged)) - {"data"}
+_STEPS = frozenset(each.name for each in dataclasses.fields(StepRange))
 _NUMBERS = ("fragment_id", "fragment_version", "epoch", "round_id")
 
 
@@ -71,6 +75,20 @@ def ledger_line(commit: Commit) -> dict[str, Any]:
 def check_ledger_line(line: Mapping[str, Any]) -> None:
     """Raises Unfit if that is nothing that :func:`ledger_line` writes."""
     commit_from_map({**line, "ledger": {}})
+
+
+def is_ledger_line(line: Mapping[str, Any]) -> bool:
+    """Whether a line has the fields of one; whether their values can be is said by whoever checks them."""
+    if any(type(line.get(name)) is not int for name in _NUMBERS) or type(line.get("digest")) is not str:
+        return False
+    merged = line.get("contributions")
+    return isinstance(merged, list) and all(
+        isinstance(each, dict)
+        and each.keys() >= _FIELDS
+        and isinstance(each["steps"], dict)
+        and each["steps"].keys() >= _STEPS
+        for each in merged
+    )
 
 
 def manifest_to_rows(manifest: FragmentManifest) -> list[list[list[Any]]]:

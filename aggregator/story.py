@@ -222,11 +222,12 @@ class Storyteller:
     def _enrolled(self, members: Sequence[Line], now_s: float) -> None:
         """Takes in whom shard 0 has let in: other shards hear of islands by it alone."""
         for each in members:
-            known = self._known.get(each["island_id"])
+            island, known = each["island_id"], self._known.get(each["island_id"])
             if known is None or known.incarnation < each["incarnation"]:
-                self._joined(each["island_id"], each["incarnation"], now_s)
-            if each["left"] and self._known[each["island_id"]].left is None:
-                self._known[each["island_id"]].left, self._known[each["island_id"]].left_at_s = "it said so", now_s
+                self._joined(island, each["incarnation"], now_s)
+                known = self._known[island]
+            if each["left"] and known.left is None:
+                known.left, known.left_at_s = "it said so", now_s
 
     def _opened(self, fields: Line, now_s: float) -> None:
         unasked = {
