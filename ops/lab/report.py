@@ -18,6 +18,7 @@ from aggregator.store_files import mapped
 from broker.errors import ConfigError
 from ops.lab import archive, defaults, gap_section, pictures
 from ops.lab.chapter import Experiment, Findings, Plot, findings_of
+from ops.lab.comparisons import distinct
 from ops.lab.experiment import Experiment as Loaded
 from ops.lab.experiment import load
 from ops.lab.records import Record, independent, newest
@@ -191,7 +192,10 @@ def _write(path: Path, content: bytes) -> None:
 
 def _print(out: Path, report: Report, *, as_json: bool) -> None:
     found = [finding for each in report.findings for finding in each.claims]
-    verdicts = Counter(str(finding.verdict) if finding.seeds else "not run yet" for finding in found)
+    tested = distinct(finding for finding in found if finding.seeds)  # as the page counts them
+    verdicts = Counter(str(finding.verdict) for finding in tested)
+    if unrun := sum(not finding.seeds for finding in found):
+        verdicts["not run yet"] = unrun
     records = independent(record for each in report.findings for record in each.records)
     if as_json:
         document = {

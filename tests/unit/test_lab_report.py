@@ -91,6 +91,7 @@ def test_a_run_that_stands_in_two_experiments_counts_once(place, capsys):
     report.run(arguments(place, "--json"))
     printed = json.loads(capsys.readouterr().out)
     assert (printed["experiments"], printed["records"]) == (2, 18)
+    assert printed["verdicts"] == {"fails": 1, "holds": 1}, "of claims that rest on the same runs the page counts one"
 
 
 def test_records_that_are_left_out_are_named(place, capsys):
