@@ -102,7 +102,7 @@ def load_corpus(paths: Sequence[str | os.PathLike[str]] = (), *, vocabulary: int
         ConfigError: If a path cannot be read, holds nothing, or holds a token id outside the vocabulary; or if there
             can be no vocabulary of ``bpe`` pieces.
     """
-    files = [file for path in paths or [f"{PYTHON}stdlib"] for file in _files_of(path)]
+    files = [file for path in paths or [f"{PYTHON}stdlib"] for file in files_of(path)]
     named = ", ".join(str(p) for p in paths) or "the interpreter's sources"
     arrays = [_open_array(file) for file in files if _is_array(file)]
     texts, held_out_texts = _split_texts(
@@ -147,8 +147,12 @@ def _is_array(file: Path) -> bool:
     return file.suffix in (".npy", ".bin")
 
 
-def _files_of(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Yields the files that one entry of ``data`` names."""
+def files_of(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Yields the files that one entry of ``data`` names, in the order in which they are read.
+
+    Raises:
+        ConfigError: It is not there.
+    """
     if not (isinstance(path, str) and path.startswith(PYTHON)):
         yield from _files(Path(path), _SKIPPED_FOLDERS)
         return

@@ -93,6 +93,30 @@ def signature_in_source(path: str, *, search: list[str] | None = None) -> Signat
             return None
 
 
+def check_mentioned(path: str, *, search: list[str] | None = None) -> None:
+    """Refuses ``package.module:function`` whose module is Python source that does not so much as mention the function.
+
+    Args:
+        path: What is to be read.
+        search: Folders to look in; ``sys.path`` when they are not given.
+
+    Raises:
+        ConfigError: So it is, or the path names no function.
+    """
+    module_name, function_name = module_and_function(path)
+    spec = find_module(module_name, search)
+    if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
+        return
+    try:
+        source = Path(spec.origin).read_bytes()
+        known = [each.name for each in ast.parse(source).body if isinstance(each, ast.FunctionDef)]
+    except (OSError, SyntaxError, ValueError):
+        return
+    if not any(word in source for word in (function_name.encode(), b"import *", b"__getattr__")):
+        likely = nearest(function_name, known) if known else "it defines no function"
+        raise ConfigError("task", path, f"{spec.origin} does not mention {function_name}; {likely}")
+
+
 def find_module(module_name: str, search: list[str] | None) -> ModuleSpec | None:
     """Finds a module without running its packages, as :func:`importlib.util.find_spec` would."""
     spec, folders, so_far = None, search, ""

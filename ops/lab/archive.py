@@ -40,9 +40,15 @@ def append(directory: Path, record: Record) -> None:
         with path.open("a+b", buffering=0) as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             line = _mended(file.fileno(), path) + line
-            while line:  # a disk that is nearly full takes a part of it, and refuses the rest
-                line = line[os.write(file.fileno(), line) :]
-            os.fsync(file.fileno())
+            size = os.fstat(file.fileno()).st_size
+            try:
+                while line:  # a disk that is nearly full takes a part of it, and refuses the rest
+                    line = line[os.write(file.fileno(), line) :]
+                os.fsync(file.fileno())
+            except OSError:
+                with suppress(OSError):  # who is told to add the line by hand adds it to no half of it
+                    os.ftruncate(file.fileno(), size)
+                raise
 
 
 @contextmanager

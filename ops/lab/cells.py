@@ -66,10 +66,17 @@ def varying(cells: Iterable[Cell]) -> tuple[str, ...]:
     return tuple(name for name in names if len({str(cell.get(name, "")) for cell in cells}) > 1)
 
 
-def label(cell: Cell, names: Iterable[str] | None = None) -> str:
-    """Returns a cell in a few words: text as it is, numbers after the last part of their name."""
+def label(cell: Cell, names: Iterable[str] | None = None, *, whole: bool = False) -> str:
+    """Returns a cell in a few words: text as it is unless ``whole``, numbers after the last part of their name."""
     shown = cell if names is None else {name: cell[name] for name in names if name in cell}
-    return ", ".join(_words(name, value) for name, value in shown.items()) or "all"
+    return ", ".join(_words(name, value, whole=whole) for name, value in shown.items()) or "all"
+
+
+def labels(cells: Iterable[Cell], names: Iterable[str] | None = None) -> list[str]:
+    """Returns a label for each of some cells; texts stand after their names if one would stand for two cells."""
+    cells, names = list(cells), None if names is None else list(names)
+    told = [label(cell, names) for cell in cells]
+    return told if len(set(told)) == len(told) else [label(cell, names, whole=True) for cell in cells]
 
 
 def scalar(value: object) -> str:
@@ -92,6 +99,6 @@ def _plain(value: Any) -> Any:
     return tuple(_plain(each) for each in value) if isinstance(value, list | tuple) else value
 
 
-def _words(name: str, value: object) -> str:
+def _words(name: str, value: object, *, whole: bool) -> str:
     short = name.rpartition(".")[2].replace("_", " ")
-    return value if isinstance(value, str) else f"{short} {scalar(value)}"
+    return value if isinstance(value, str) and not whole else f"{short} {scalar(value)}"

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from broker.errors import ConfigError
 from broker.settings import nearest
-from islands.options import check_options, module_and_function, no_module, signature_in_source
+from islands.options import check_mentioned, check_options, module_and_function, no_module, signature_in_source
 from ops.lab.cells import Cell, cell_key, contains, label, varying
 from ops.lab.claims import Comparison, Equal
 from ops.lab.comparisons import TOLERANCE, fits, groups, sides
@@ -127,6 +127,7 @@ def _check_tasks(cells: Iterable[CellSettings]) -> None:
         package = module_and_function(task)[0].partition(".")[0]
         if PathFinder.find_spec(package, search) is None:
             raise no_module(task, package)
+        check_mentioned(task, search=search)
         signatures[task] = signature_in_source(task, search=search)
     for each in cells:
         if (signature := signatures[each.task]) is not None:

@@ -26,9 +26,10 @@ from ops.lab.standing import stand
 _SHOW_EPILOG = """example: python3 -m ops lab show examples/lab/parity.toml
 
 --json prints for each experiment: experiment, question, runs, tuning_runs, spent_s (processor time), due,
-due_after_them, left_out (which records do not count, or empty), tuned (cell, setting, value) and claims, each with
-claim, where, kind, margin, verdict, reason, seeds, difference (relative: candidate / baseline - 1; null without a
-pair) and half_width (of its 95 % interval; null with one pair)."""
+due_after_them, left_out (which records do not count, or empty), tuned (cell, setting, value, interior: neither the
+smallest nor the largest that was tried) and claims, each with claim, where, kind, margin, verdict, reason, seeds,
+difference (relative: candidate / baseline - 1; null without a pair) and half_width (of its 95 % interval; null with
+one pair)."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -98,9 +99,10 @@ def _run(args: argparse.Namespace) -> int:
     if args.max_seeds is not None and args.max_seeds < 1:
         raise ConfigError("--max-seeds", args.max_seeds, "must be at least 1")
     complete, ends_at_s = True, None if args.limit is None else time.monotonic() + 60 * args.limit
+    loaded = [as_they_are(load(path)) for path in args.experiments]  # all of them, before the first hour is spent
     with Signals() as signals:
-        for path in args.experiments:
-            experiment = whole = as_they_are(load(path))
+        for whole in loaded:
+            experiment = whole
             if args.budget is not None:
                 experiment = replace(experiment, budget_minutes=args.budget)
             if args.max_seeds is not None:

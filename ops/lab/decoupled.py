@@ -104,7 +104,7 @@ def run(task: Task, cell: CellSettings, seed: int, judge: Judge, together: int) 
 
 def plan_of(cell: CellSettings, seed: int, total_tokens: int, per_step: int) -> SimulationPlan:
     """Returns the fleet of a cell. Its run ends early by the steps that islands take until they hear of the end."""
-    steps_unheard = 1 + int(2 * max(cell.delays_s) / min(cell.step_times_s))
+    steps_unheard = 1 + int(2 * cell.longest_delay_s / cell.step_times_range_s[0])
     target = max(1, total_tokens - steps_unheard * cell.islands * per_step)
     islands = []
     pauses = failure_pauses(cell, seed)
@@ -138,7 +138,7 @@ def failure_pauses(cell: CellSettings, seed: int) -> list[tuple[tuple[float, flo
 
     model = FailureModel(mtbi_years=cell.mtbi_years)
     # As long as the run may last: pauses make it longer than its steps.
-    duration_s = 4.0 * cell.steps * max(cell.step_times_s)
+    duration_s = 4.0 * cell.steps * cell.step_times_range_s[1]
     lines = pauses(model, chips=cell.chips, islands=cell.islands, duration_s=duration_s, seed=seed)
     return [tuple((pause.at_s, pause.for_s) for pause in line) for line in lines]
 

@@ -90,7 +90,7 @@ def _data_parallel(task: Task, cell: CellSettings, seed: int, judge: Judge) -> O
     rows, pace = Strides(task), _Pace(cell, seed)
     curve: list[Point] = []
     num_bytes = 2 * sum(np.asarray(leaf).size for leaf in flatten(everybody.params).values())  # gradients in bfloat16
-    ring_s = pace.transfer_s(num_bytes * 2 * (1 - 1 / cell.islands)) if cell.islands > 1 else 0.0
+    ring_s = pace.journey_s + pace.busy_s(num_bytes * 2 * (1 - 1 / cell.islands)) if cell.islands > 1 else 0.0
     now_s, fleet_tokens = 0.0, cell.islands * task.tokens_per_step
     for t in range(cell.steps):
         everybody.step(Schedule(step=t, total_steps=cell.steps))
@@ -155,6 +155,7 @@ def _diloco(task: Task, cell: CellSettings, seed: int, judge: Judge) -> Outcome:
     curve: list[Point] = []
     under_way: dict[int, list[int]] = {}  # step -> fragments to adopt
     here_s: dict[int, float] = {}  # fragment -> when its new value is with every island
+    link_free_s = 0.0  # a link sends one thing after another, as those of a decoupled fleet do
     clocks_s = np.zeros(cell.islands)
     for t in range(1, cell.steps + 1):
         schedule = Schedule(step=t - 1, total_steps=cell.steps)
@@ -173,8 +174,10 @@ def _diloco(task: Task, cell: CellSettings, seed: int, judge: Judge) -> Outcome:
             clocks_s = np.maximum(clocks_s, here_s[p])
             outer.adopt(p, learners, cell.mix)
         num_bytes = sum(outer.send(p, learners) for p in due)
+        if due:
+            link_free_s = max(float(clocks_s.max()), link_free_s) + pace.busy_s(num_bytes)
         for p in due:
-            here_s[p] = float(clocks_s.max()) + pace.transfer_s(num_bytes)
+            here_s[p] = link_free_s + pace.journey_s
             if overlap and not last:
                 under_way.setdefault(t + overlap, []).append(p)
             else:
@@ -293,11 +296,15 @@ class _Pace:
         means = (self._cell.step_time_s(i) for i in range(self._cell.islands))
         return np.array([mean * self._rng.uniform(1 - self._cell.jitter, 1 + self._cell.jitter) for mean in means])
 
-    def transfer_s(self, num_bytes: float) -> float:
-        """Returns how long a link is busy with so many bytes, the slowest journey there and back included."""
-        journey_s = 2 * max(self._cell.delays_s)
+    @property
+    def journey_s(self) -> float:
+        """Of the slowest journey there and back."""
+        return 2 * self._cell.longest_delay_s
+
+    def busy_s(self, num_bytes: float) -> float:
+        """Returns how long a link is busy with so many bytes."""
         rate = 1e6 * self._cell.megabytes_per_s
-        return journey_s + (num_bytes / rate if rate else 0.0)
+        return num_bytes / rate if rate else 0.0
 
 
 def _data(task: Task, cell: CellSettings, index: int, seed: int) -> Iterator[Batch]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ops.lab import plots
-from ops.lab.cells import CellKey, grouped, label, varying
+from ops.lab.cells import CellKey, grouped, label, labels, varying
 from ops.lab.chapter import Findings
 from ops.lab.records import Record
 
@@ -66,7 +66,7 @@ def _wanted(each: Findings) -> Iterator[tuple[str, str, Callable[[], bytes]]]:
 
 def named(cells: Mapping[CellKey, Sequence[Record]], names: Sequence[str]) -> dict[str, Sequence[Record]]:
     """Returns label -> runs, a label naming those fields."""
-    return {label(dict(cell), names): runs for cell, runs in cells.items()}
+    return dict(zip(labels((dict(cell) for cell in cells), names), cells.values(), strict=True))
 
 
 def panels(cells: Mapping[CellKey, Sequence[Record]]) -> dict[str, dict[str, Sequence[Record]]]:

@@ -17,10 +17,11 @@ from pathlib import Path
 
 from aggregator.store_files import mapped
 from broker.errors import Unavailable
-from ops.lab import archive, progress
+from ops.lab import archive, processors, progress
 from ops.lab.cells import label
 from ops.lab.experiment import Experiment
 from ops.lab.markdown import duration
+from ops.lab.processors import Processor
 from ops.lab.progress import SPEAK_EVERY_S
 from ops.lab.records import Record, Stage, newest
 from ops.lab.schedule import Agenda, Run, agenda, current, estimate_s, left_out
@@ -42,6 +43,7 @@ class _Running:
     run: Run
     child: Child
     slot: int
+    processor: Processor
     points: int = 0  # of its loss curve, when it was last spoken of
     spoken_s: float = 0.0  # after its beginning
 
@@ -93,9 +95,7 @@ class Runner:
         try:
             while True:
                 check()
-                if new := self._collect(scratch, records):
-                    records += new
-                    left = self._left(records)
+                left = self._take_in(scratch, records) or left
                 busy = {each.run.key for each in self._running}
                 due = [run for run in left.due if run.key not in busy and run.key not in self._failed]
                 over = self._over(records) if due else ""
@@ -103,12 +103,24 @@ class Runner:
                     self._start(due, scratch)
                 self._say_progress(scratch)
                 if not self._running:
+                    self._say_edges(left)
                     self._say_end(over, len(left.due) + left.later)
                     return not left.due and not left.later
                 time.sleep(LOOK_EVERY_S)
         finally:
             stop_in_order([each.child for each in self._running], within_s=STOP_WITHIN_S)
-            self._collect(scratch, records, whole=True)
+            self._take_in(scratch, records, whole=True)
+
+    def _take_in(self, scratch: Path, records: list[Record], *, whole: bool = False) -> Agenda | None:
+        """Adds what has ended to the records, and says so; returns what is left then, None if nothing has ended."""
+        ended = self._collect(scratch, whole=whole)
+        if not ended:
+            return None
+        records += [record for record, _ in ended]
+        left = self._left(records)
+        for record, each in ended:
+            self._say_done(record, each, records, left)
+        return left
 
     def _left(self, records: Sequence[Record]) -> Agenda:
         return agenda(self.experiment, current(self.experiment, records))
@@ -147,29 +159,27 @@ class Runner:
                 str(scratch / f"{name}.json"),
                 str(scratch / f"{name}.progress"),
             ]
-            processors = sorted(os.sched_getaffinity(0))
+            processor = Processor(None) if self.accelerator else processors.take(slot)
             spec = ProcessSpec(
-                name=name,
-                command=command,
-                environment=_environment(self.accelerator),
-                cpus=() if self.accelerator else (processors[slot % len(processors)],),
+                name=name, command=command, environment=_environment(self.accelerator), cpus=processor.cpus
             )
             child = Child(spec, scratch / f"{name}.log", now_s=time.monotonic())
-            self._running.append(_Running(run=run, child=child, slot=slot))
+            self._running.append(_Running(run=run, child=child, slot=slot, processor=processor))
             self.say(f"{_name(run)}: begins")
 
-    def _collect(self, scratch: Path, records: Sequence[Record], *, whole: bool = False) -> list[Record]:
-        """Takes in what has ended; with ``whole`` only of what ended by itself, since the others were stopped.
+    def _collect(self, scratch: Path, *, whole: bool) -> list[tuple[Record, _Running]]:
+        """Keeps the records of what has ended; with ``whole`` only of what ended by itself: the others were stopped.
 
         Raises:
             Unavailable: A record cannot be written. It is printed: hours of work have no other copy.
         """
-        new: list[Record] = []
+        new: list[tuple[Record, _Running]] = []
         for each in list(self._running):
             status = each.child.poll()
             if status is None:
                 continue
             self._running.remove(each)
+            each.processor.free()
             result = scratch / f"run-{each.slot}.json"
             if whole and status != 0:
                 continue
@@ -188,9 +198,8 @@ class Runner:
                 path = archive.path_of(self.directory, self.experiment.name)
                 self.say(f"{_name(each.run)}: has ended, and this line belongs to {path}:\n{record.to_json()}")
                 raise
-            new.append(record)
+            new.append((record, each))
             self._succeeded += 1
-            self._say_done(record, each, [*records, *new])
         return new
 
     def _beyond(self, run: Run) -> str:
@@ -216,8 +225,7 @@ class Runner:
                 each.points, each.spoken_s = reached.points, elapsed_s
                 self.say(f"{_name(each.run)}: {reached.sentence(elapsed_s)}")
 
-    def _say_done(self, record: Record, each: _Running, records: Sequence[Record]) -> None:
-        left = self._left(records)
+    def _say_done(self, record: Record, each: _Running, records: Sequence[Record], left: Agenda) -> None:
         busy = [other.run for other in self._running]
         passed = {other.key for other in busy} | self._failed.keys()
         waiting = [run for run in left.due if run.key not in passed]
@@ -228,6 +236,12 @@ class Runner:
         if left.later:
             rest += f", then {left.later} that wait for a tuned rate"
         self.say(f"{_name(each.run)}: {loss} in {duration(record.wall_s)}; {rest}")
+
+    def _say_edges(self, left: Agenda) -> None:
+        for group, winner in left.tuned.items():
+            if self.experiment.tune is not None and not winner.interior:
+                told = winner.told(self.experiment.tune.name)
+                self.say(f"{self.experiment.name}: {label(dict(group))}: {told}")
 
     def _say_end(self, over: str, left: int) -> None:
         told = [f"{len(self._failed)} runs failed"] if self._failed else []

@@ -27,7 +27,7 @@ from ops.lab.progress import Progress
 from ops.lab.records import Record, Stage
 from ops.lab.settings import HOLDS_OUT, CellSettings, Mode, key_of, resolved
 
-#: A loss so many times that of the first point of its curve is one of a run that went wrong.
+#: A loss so many times what it was before the first step, or early on if that was less, is of a run that went wrong.
 FAR_ABOVE = 1.5
 
 #: Blocks of neighbouring held-out sequences whose losses a record keeps. Which of them count as independent, who reads
@@ -61,10 +61,11 @@ def run_cell(
     """
     began_s, code = time.perf_counter(), sources.code()  # at the beginning: a checkout may be edited while this trains
     task = load_task(cell.task, _options(cell, cell.held_out_sequences))
-    task_code = sources.of_modules(sys.modules)
+    task_code, texts = sources.of_modules(sys.modules), sources.of_texts(cell)
     quick = load_task(cell.task, _options(cell, cell.curve_sequences))
     if cell.task != LANGUAGE:  # whether a task of somebody's own can be judged is not found out at the end
         _judged(quick, quick.init(seed)[0])
+    begins_at = held_out_loss(quick, quick.init(seed)[0])
     gc.collect()
     gc.freeze()  # what is loaded by now stays: there is no need to look through it again and again
     points = 0
@@ -109,24 +110,27 @@ def run_cell(
         wasted=outcome.wasted,
         staleness_histogram=tuple((lag, float(count)) for lag, count in outcome.staleness_histogram),
         gantt=tuple((round(a, 3), round(b, 3), round(c, 3), float(p), float(n)) for a, b, c, p, n in outcome.gantt),
-        diverged=diverged(outcome, loss),
+        diverged=diverged(outcome, loss, begins_at),
         cosine=outcome.cosine,
         autocorrelation=outcome.autocorrelation,
         settings=resolved(cell) | {"seed": seed},
         code=code,
-        task_code=sources.of_modules(sys.modules) | task_code,  # and what was imported on the way
+        task_code=sources.of_modules(sys.modules) | task_code | texts,  # and what was imported on the way
         corpus=task.corpus,
         build=_build(),
     )
 
 
-def diverged(outcome: Outcome, loss: float) -> bool:
-    """Whether training went wrong: the loss is not a number, or far above where its curve began.
+def diverged(outcome: Outcome, loss: float, begins_at: float) -> bool:
+    """Whether training went wrong: the loss is not a number, or far above where it began.
+
+    A run that blew up at once may end below the first point of its curve, and there may be no such point: so it began
+    with the loss of its untrained model, or with that point if it is lower.
 
     Or islands trained what is not finite: it is refused, so the model stays sound, but the same in data-parallel
     training would have ended it.
     """
-    first = outcome.curve[0].loss if outcome.curve else math.inf
+    first = min([begins_at, *(point.loss for point in outcome.curve[:1])])
     return not math.isfinite(loss) or loss > FAR_ABOVE * first > 0 or outcome.wasted.get(str(Reason.NOT_FINITE), 0) > 0
 
 

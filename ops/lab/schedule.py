@@ -18,7 +18,7 @@ from ops.lab.experiment import Experiment
 from ops.lab.records import Record, Stage, newest, of_newest_code
 from ops.lab.settings import CellSettings, key_of
 from ops.lab.statistics import seeds_needed
-from ops.lab.tuning import Attempt, Search, Tune, Tuning, search
+from ops.lab.tuning import Attempt, Search, Tune, Tuned, Tuning, search
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,12 +57,12 @@ class Agenda:
     Attributes:
         due: Runs that can start now, most urgent first.
         later: Runs that will follow at least: those of cells whose tuning is not done.
-        tuned: Group -> the value chosen.
+        tuned: Group -> the value chosen, and whether it lies at an edge of those tried.
     """
 
     due: tuple[Run, ...]
     later: int
-    tuned: Mapping[CellKey, float]
+    tuned: Mapping[CellKey, Tuned]
 
 
 def agenda(experiment: Experiment, records: Sequence[Record]) -> Agenda:
@@ -79,20 +79,19 @@ def agenda(experiment: Experiment, records: Sequence[Record]) -> Agenda:
     for cell in experiment.cells():
         fields = dict(cell)
         if experiment.tune is not None:
-            value = tuned[_group(experiment.tune, cell)]
-            if value is None:
+            winner = tuned[_group(experiment.tune, cell)]
+            if winner is None:
                 waiting += experiment.seeds
                 continue
-            fields[experiment.tune.name] = value
+            fields[experiment.tune.name] = winner.best
         for seed in range(experiment.seeds):
             by_seed.setdefault(seed, []).append(_final(experiment, fields, seed))
     for run in _more_seeds(experiment, done.values(), tuned):
         by_seed.setdefault(run.seed, []).append(run)
     # Cells that come to the same settings are one run; its record serves them all.
-    wanted_runs = {run.key: run for seed in sorted(by_seed) for run in by_seed[seed]}
-    finals = [run for key, run in wanted_runs.items() if key not in done]
-    chosen = {group: value for group, value in tuned.items() if value is not None}
-    return Agenda(due=(*due, *finals), later=waiting, tuned=chosen)
+    wanted = {run.key: run for run in (*due, *(run for seed in sorted(by_seed) for run in by_seed[seed]))}
+    chosen = {group: winner for group, winner in tuned.items() if winner is not None}
+    return Agenda(due=tuple(run for key, run in wanted.items() if key not in done), later=waiting, tuned=chosen)
 
 
 def current(experiment: Experiment, records: Iterable[Record]) -> tuple[Record, ...]:
@@ -111,32 +110,66 @@ def passed_over(experiment: Experiment, records: Iterable[Record]) -> tuple[Reco
 
 def _of_cells(experiment: Experiment, records: Iterable[Record]) -> Iterator[tuple[Record, bool]]:
     """Yields the newest record of every cell as it is now, and whether it is at the rate chosen for that."""
-    tune = experiment.tune
+    tune, cells, keys = experiment.tune, experiment.cells(), _Keys(experiment)
     records = newest(of_newest_code(records, experiment.sources))
     _, tuned = _tuning(experiment, {(record.stage, record.key): record for record in records})
+    of_group: dict[CellKey, int] = {}
+    for i, cell in enumerate(cells):
+        of_group.setdefault(_group(tune, cell) if tune is not None else (), i)
     for record in records:
-        groups: set[CellKey] = set()
-        for cell in experiment.cells():
-            fields = dict(cell)
-            more: dict[str, Any] = {}
-            chosen = True
-            group = _group(tune, cell) if tune is not None else ()
-            if tune is not None:
-                fields[tune.name] = record.settings.get(tune.name)
-            if record.stage is Stage.TUNE:
-                # On behalf of the first cell of its group; on an early rung it is shorter than that.
-                if tune is None or group in groups:
-                    continue
-                groups.add(group)
-                more["steps"] = record.settings.get("steps")
-            elif tune is not None:
-                chosen = tuned[group] in (None, fields[tune.name])
+        value = None if tune is None else record.settings.get(tune.name)
+        if not isinstance(value, int | float | None):
+            continue  # of an older form of the file: what is tuned is a number
+        if record.stage is Stage.FINAL:
+            for i, cell in enumerate(cells):
+                if record.key == keys.of_final(i, value, record.seed):
+                    winner = None if tune is None else tuned[_group(tune, cell)]
+                    fields = dict(cell) if tune is None else dict(cell) | {tune.name: value}
+                    yield replace(record, cell=fields), winner is None or winner.best == value
+        elif tune is not None:
+            # On behalf of the first cell of its group; on an early rung it is shorter than that.
+            for i in of_group.values():
+                if record.key == keys.of_rung(i, value, record.settings.get("steps"), record.seed):
+                    yield replace(record, cell=dict(cells[i]) | {tune.name: value}), True
+
+
+class _Keys:
+    """The keys of an experiment's runs, each made once: of hundreds of records most are of the same settings."""
+
+    def __init__(self, experiment: Experiment) -> None:
+        self._experiment = experiment
+        self._cells = experiment.cells()
+        self._settings: dict[tuple[int, Any, Any], CellSettings | None] = {}
+        self._keys: dict[tuple[int, Any, Any, int], str] = {}
+
+    def of_final(self, i: int, value: Any, seed: int) -> str:
+        """Returns the key of a final run of cell ``i`` at a value of what is tuned; empty if there is none."""
+        return self._of(i, value, None, seed)
+
+    def of_rung(self, i: int, value: Any, steps: Any, seed: int) -> str:
+        """Likewise of a tuning run; empty if no rung has so many steps."""
+        whole, tune = self._made(i, value, None), self._experiment.tune
+        if whole is None or tune is None or steps not in {math.ceil(rung * whole.steps) for rung in tune.rungs}:
+            return ""
+        return self._of(i, value, steps, seed)
+
+    def _of(self, i: int, value: Any, steps: Any, seed: int) -> str:
+        which = (i, value, steps, seed)
+        if which not in self._keys:
+            settings = self._made(i, value, steps)
+            self._keys[which] = "" if settings is None else key_of(settings, seed)
+        return self._keys[which]
+
+    def _made(self, i: int, value: Any, steps: Any) -> CellSettings | None:
+        if (i, value, steps) not in self._settings:
+            tune = self._experiment.tune
+            fields = dict(self._cells[i]) if tune is None else dict(self._cells[i]) | {tune.name: value}
             try:
-                settings = experiment.settings_of(fields, more)
+                settings = self._experiment.settings_of(fields, {} if steps is None else {"steps": steps})
             except ConfigError:
-                continue  # not of this cell
-            if record.key == key_of(settings, record.seed):
-                yield replace(record, cell=fields), chosen
+                settings = None  # no cell has that
+            self._settings[i, value, steps] = settings
+        return self._settings[i, value, steps]
 
 
 def _final(experiment: Experiment, fields: Cell, seed: int) -> Run:
@@ -149,7 +182,7 @@ def left_out(experiment: Experiment, kept: Sequence[Record], counting: Sequence[
     kept = newest(kept)
     edited = len(kept) - len(of_newest_code(kept, experiment.sources))
     others = len(kept) - len(counting) - edited
-    reasons = ((edited, "an older form of the task"), (others, "other settings than the file"))
+    reasons = ((edited, "an older form of the task or of its text"), (others, "other settings than the file"))
     return "; ".join(_do_not_count(number, have) for number, have in reasons if number > 0)
 
 
@@ -159,7 +192,7 @@ def _do_not_count(number: int, have: str) -> str:
     )
 
 
-def _more_seeds(experiment: Experiment, records: Iterable[Record], tuned: Mapping[CellKey, float | None]) -> list[Run]:
+def _more_seeds(experiment: Experiment, records: Iterable[Record], tuned: Mapping[CellKey, Tuned | None]) -> list[Run]:
     """Returns the next seed of both sides of every claim that is planned with more, or too wide for its margin."""
     runs: dict[tuple[Stage, str], Run] = {}
     finals = [record for record in current(experiment, records) if record.stage is Stage.FINAL]
@@ -193,18 +226,18 @@ def _group(tune: Tune, cell: Cell) -> CellKey:
 
 def _tuning(
     experiment: Experiment, done: Mapping[tuple[Stage, str], Record]
-) -> tuple[list[Run], dict[CellKey, float | None]]:
+) -> tuple[list[Run], dict[CellKey, Tuned | None]]:
     """Returns the tuning runs that are due, and group -> the value that was found; None while it is not."""
     tune = experiment.tune
     if tune is None:
         return [], {}
     due: list[Run] = []
-    tuned: dict[CellKey, float | None] = {}
+    tuned: dict[CellKey, Tuned | None] = {}
     for cell in experiment.cells():
         group = _group(tune, cell)
         if group not in tuned:  # on behalf of its first cell
             found, wanted = _search(experiment, tune, cell, done)
-            tuned[group] = None if found.winner is None else found.winner.best
+            tuned[group] = found.winner
             due += wanted
     return due, tuned
 

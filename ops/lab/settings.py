@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
 from typing import Any, Final
 
@@ -16,6 +16,7 @@ from broker.errors import ConfigError
 from broker.messages import Codec
 from broker.settings import setting
 from islands.config import LANGUAGE
+from ops.outer_defaults import suited_to
 
 
 class Mode(StrEnum):
@@ -105,6 +106,14 @@ class CellSettings:
         for name in ("megabytes_per_s", "chips", "mtbi_years", "restart_s"):
             if getattr(self, name) < 0:
                 raise ConfigError(name, getattr(self, name), "must not be negative")
+        if not math.isfinite(self.megabytes_per_s):
+            raise ConfigError("megabytes_per_s", self.megabytes_per_s, "must be a finite number; 0 is for no limit")
+        if self.chips and not (self.chips >= self.islands and 0 < self.mtbi_years < math.inf):
+            name = "mtbi_years" if self.chips >= self.islands else "chips"
+            cure = (
+                "must be a finite number above 0" if name == "mtbi_years" else f"{self.islands} islands need one each"
+            )
+            raise ConfigError(name, getattr(self, name), f"{cure}; leave chips out, or write 0, for no failures")
         for name in ("jitter", "mix", "outer_adaptation"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ConfigError(name, getattr(self, name), "must lie between 0 and 1")
@@ -145,6 +154,7 @@ class CellSettings:
     @property
     def aggregator(self) -> AggregatorConfig:
         """The production settings of this cell; ``total_tokens`` and ``seed`` are for the driver to fill in."""
+        fastest_s, slowest_s = self.step_times_range_s
         return AggregatorConfig(
             run_id="lab",
             islands=self.islands,
@@ -154,7 +164,7 @@ class CellSettings:
             quorum=self.quorum or self.islands,
             grace_factor=self.grace_factor,
             # Islands wait for nobody, so a round may take as long as the slowest island needs for H steps.
-            round_timeout_s=max(30.0, 2 * self.sync_interval * max(self.step_times_s)),
+            round_timeout_s=max(30.0, 2 * self.sync_interval * slowest_s),
             keep=self.keep,
             outer_learning_rate=self.outer_learning_rate,
             outer_momentum=self.outer_momentum,
@@ -162,10 +172,10 @@ class CellSettings:
             max_staleness=self.max_staleness,
             presence_exponent=self.presence_exponent,
             codec=self.codec,
-            heartbeat_interval_s=min(self.step_times_s) / 2,
-            suspect_after_s=2 * max(self.step_times_s) + 2,
+            heartbeat_interval_s=fastest_s / 2,
+            suspect_after_s=2 * slowest_s + 2,
             share_takeover_s=0.0,  # islands that die come back: data changes hands in other tests
-            dead_after_s=4 * max(self.step_times_s) + 6,
+            dead_after_s=4 * slowest_s + 6,
         )
 
     def step_time_s(self, island: int) -> float:
@@ -176,15 +186,30 @@ class CellSettings:
         """One-way delay of the link of one island."""
         return self.delays_s[island % len(self.delays_s)]
 
+    @property
+    def step_times_range_s(self) -> tuple[float, float]:
+        """Virtual seconds of an inner step of the fastest and of the slowest island that there is."""
+        times_s = [self.step_time_s(i) for i in range(self.islands)]
+        return min(times_s), max(times_s)
+
+    @property
+    def longest_delay_s(self) -> float:
+        """Of the links of all islands that there are: a list may name more of them."""
+        return max(self.delay_s(i) for i in range(self.islands))
+
 
 def cell_settings(values: Mapping[str, Any]) -> CellSettings:
     """Returns the settings of dotted names: ``task.NAME`` is an option of the task, everything else a field.
+
+    What is not said of the outer step of our own task is what ``up`` would take with that inner optimizer.
 
     Raises:
         ConfigError: An unknown name, a wrong value, or a relation that does not hold.
     """
     options = {name.removeprefix("task."): value for name, value in values.items() if name.startswith("task.")}
     rest = {name: value for name, value in values.items() if not name.startswith("task.")}
+    if rest.get("task", LANGUAGE) == LANGUAGE and rest.get("mode") != Mode.DATA_PARALLEL:  # which merges nothing
+        rest = asdict(suited_to(options.get("optimizer"))) | rest
     if rest.get("mode") == Mode.DILOCO:
         rest["fragments"] = 1  # it has no others
     return settings.from_sources(CellSettings, rest | {"options": options}, where="run")

@@ -10,16 +10,22 @@ import os
 import sys
 import sysconfig
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
+from islands.config import LANGUAGE
+from islands.corpus import PYTHON, files_of
 from islands.options import find_module, module_and_function
 from ops import cli
 from ops.lab.experiment import Experiment
+from ops.lab.settings import CellSettings
 
 _PACKAGES = [Path(__file__).resolve().parents[2] / name for name in ("broker", "islands", "aggregator", "ops")]
 _STANDARD_LIBRARY = {Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")}
+#: Of a file as large as this all bytes count: text that every island holds in memory is.
+WHOLE_BYTES = 64 << 20
 _INSTALLED = {"site-packages", "dist-packages"}
 
 
@@ -34,15 +40,31 @@ def of_modules(modules: Mapping[str, ModuleType]) -> dict[str, str]:
     return {name: _digest([path]) for name, path in sorted(paths.items()) if _is_own(path)}
 
 
+def of_texts(cell: CellSettings) -> dict[str, str]:
+    """Returns ``data PATH`` -> digest, of the files and folders that our own task is to train on.
+
+    None of what Python brings, which a record's corpus tells of. What is not there is for the run to refuse. Of files
+    beyond :data:`WHOLE_BYTES`, which are arrays, both ends count and the size.
+    """
+    given = cell.options.get("data", ()) if cell.task == LANGUAGE else ()
+    paths = {str(path): Path(path) for path in given if isinstance(path, str) and not path.startswith(PYTHON)}
+    return {f"data {name}": _digest_of_text(path) for name, path in sorted(paths.items()) if path.exists()}
+
+
 def as_they_are(experiment: Experiment) -> Experiment:
     """Returns the experiment with the digests that its tasks have now: records of an older form of them are done with.
 
-    Of the modules that tasks are named by; what those import is known once a run has seen it.
+    Of the modules that tasks are named by, and of the text that ours is given; what modules import is known once a run
+    has seen it.
     """
-    names = {module_and_function(experiment.settings_of(cell).task)[0] for cell in experiment.cells()}
+    cells = [experiment.settings_of(cell) for cell in experiment.cells()]
+    names = {module_and_function(cell.task)[0] for cell in cells}
     found = {name: find_module(name, [os.getcwd(), *sys.path]) for name in names}  # where runs look, too
     paths = {name: Path(spec.origin) for name, spec in found.items() if spec is not None and spec.origin is not None}
-    return replace(experiment, sources={name: _digest([path]) for name, path in paths.items() if _is_own(path)})
+    modules = {name: _digest([path]) for name, path in paths.items() if _is_own(path)}
+    data = {str(cell.options.get("data")): cell for cell in cells}  # of hundreds of cells most have the same
+    texts = {name: digest for cell in data.values() for name, digest in of_texts(cell).items()}
+    return replace(experiment, sources=modules | texts)
 
 
 def _is_own(path: Path) -> bool:
@@ -52,6 +74,19 @@ def _is_own(path: Path) -> bool:
 def _is_installed(path: Path) -> bool:
     inside = (*_PACKAGES, *_STANDARD_LIBRARY)
     return not _INSTALLED.isdisjoint(path.parts) or any(map(path.is_relative_to, inside))
+
+
+def _digest_of_text(path: Path) -> str:
+    digest = hashlib.sha256()
+    for file in files_of(path):
+        with suppress(OSError), file.open("rb") as opened:  # the run says what cannot be read
+            size = os.fstat(opened.fileno()).st_size
+            digest.update(f"{file.relative_to(path)} {size} ".encode(errors="surrogateescape"))
+            digest.update(opened.read(WHOLE_BYTES))
+            if size > WHOLE_BYTES:
+                opened.seek(max(WHOLE_BYTES, size - WHOLE_BYTES))
+                digest.update(opened.read(WHOLE_BYTES))
+    return digest.hexdigest()[:12]
 
 
 def _digest(files: Iterable[Path]) -> str:

@@ -51,7 +51,7 @@ class Standing:
             f"{len(self.left.due)} due{later}",
         ]
         lines += [f"  {self.others}"] if self.others else []
-        lines += [f"  {label(dict(group))}: {self._tuned} = {value:g}" for group, value in self.left.tuned.items()]
+        lines += [f"  {label(dict(group))}: {each.told(self._tuned)}" for group, each in self.left.tuned.items()]
         for finding in self.found:
             words = [f"{finding.verdict}:", finding.comparison.claim, f"[{finding.name}]"]
             told = [] if finding.interval is None else [gap(finding.interval)]
@@ -61,7 +61,8 @@ class Standing:
     def row(self) -> dict[str, Any]:
         """Returns it as plain JSON values; differences are relative, candidate / baseline - 1."""
         tuned = [
-            {"cell": dict(group), "setting": self._tuned, "value": value} for group, value in self.left.tuned.items()
+            {"cell": dict(group), "setting": self._tuned, "value": each.best, "interior": each.interior}
+            for group, each in self.left.tuned.items()
         ]
         return {
             "experiment": self.experiment.name,

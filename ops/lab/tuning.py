@@ -79,6 +79,13 @@ class Tuned:
     interior: bool
     next_value: float | None
 
+    def told(self, name: str) -> str:
+        """Returns it in words, ``name`` being that of the setting."""
+        if self.interior:
+            return f"{name} = {self.best:g}"
+        beyond = "" if self.next_value is None else f": add {self.next_value:g} to the values of [tune]"
+        return f"{name} = {self.best:g}, which lies at the edge of what was tried{beyond}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Search:

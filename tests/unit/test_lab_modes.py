@@ -320,6 +320,16 @@ def test_streaming_waits_where_it_needs_what_is_still_on_its_way(task):
     assert took_s(delays_s=(2.0,)) > 90.0
 
 
+def test_a_link_that_streaming_fragments_share_sends_one_after_another(task):
+    # Two fragments of one size: with an overlap of 5 the second is sent before the first has to be there.
+    two = with_extra(task, {})
+    slow = {"islands": 2, "sync_interval": 6, "fragments": 2, "megabytes_per_s": 1e-3}
+    took_s = [run(two, cell(mode="streaming", overlap=overlap, **slow)).virtual_s for overlap in (2, 3, 5)]
+    once_s = run(two, cell(mode="diloco", **slow | {"sync_interval": 60})).virtual_s - 60  # one exchange of everything
+    assert min(took_s) >= 10.5 * once_s, "21 halves of that, whatever it hides of the training"
+    assert max(took_s) < 10.5 * once_s + 60
+
+
 def test_diloco_pays_for_every_exchange_and_data_parallel_for_every_step(task):
     def took_s(mode, **link):
         return run(task, cell(mode=mode, islands=2, **link)).virtual_s

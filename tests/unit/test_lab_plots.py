@@ -85,6 +85,13 @@ def test_many_cells_are_split_into_panels():
     ElementTree.fromstring(plots.loss_against_tokens(shown))
 
 
+def test_cells_whose_words_are_the_same_are_all_drawn():
+    cells = grouped([record(rule="default"), record(pace="default"), record(rule="mean")])
+    assert list(pictures.named(cells, ["rule", "pace"])) == ["rule default", "pace default", "rule mean"]
+    told_apart = grouped([record(rule="default"), record(pace="slow")])
+    assert list(pictures.named(told_apart, ["rule", "pace"])) == ["default", "slow"]
+
+
 def test_a_gap_of_one_seed_is_drawn_without_an_interval():
     one, two = (1e2, Interval(mean=0.01, half_width=math.inf, count=1)), (1e2, interval([0.01, 0.02]))
     drawn_of = {end: plots.gap_against_tokens({"to": {"a": plots.GapLine(way=(), end=end)}}) for end in (one, two)}

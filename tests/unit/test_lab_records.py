@@ -159,8 +159,10 @@ def test_a_disk_that_takes_a_part_of_a_record_is_noticed_and_the_record_is_writt
         full.setattr(archive.os, "write", nearly_full)
         with pytest.raises(Unavailable, match="No space left"):
             archive.append(tmp_path, record(seed=1))
+    with archive.path_of(tmp_path, "parity").open("a") as by_hand:  # as whoever was told to adds the line
+        by_hand.write(record(seed=2).to_json() + "\n")
     archive.append(tmp_path, record(seed=1))
-    assert [each.seed for each in archive.read(archive.path_of(tmp_path, "parity"))] == [0, 1]
+    assert [each.seed for each in archive.read(archive.path_of(tmp_path, "parity"))] == [0, 2, 1]
 
 
 def _append_ten(directory, first):

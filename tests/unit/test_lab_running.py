@@ -10,7 +10,7 @@ import pytest
 
 from broker.errors import ConfigError
 from islands.task import load_task
-from ops.lab import runner, running, sources
+from ops.lab import processors, runner, running, sources
 from ops.lab.outcome import Outcome, Point
 from ops.lab.running import FAR_ABOVE, diverged
 from ops.lab.settings import cell_settings
@@ -26,16 +26,23 @@ SOUND = Outcome(
 
 
 def test_a_run_has_diverged_by_its_loss():
-    assert not diverged(SOUND, 3.0)
-    assert not diverged(SOUND, 0.99 * FAR_ABOVE * 5.0)
-    assert diverged(SOUND, 1.01 * FAR_ABOVE * 5.0)
-    assert diverged(SOUND, math.nan)
-    assert diverged(SOUND, math.inf)
+    assert not diverged(SOUND, 3.0, 5.5)
+    assert not diverged(SOUND, 0.99 * FAR_ABOVE * 5.0, 5.5)
+    assert diverged(SOUND, 1.01 * FAR_ABOVE * 5.0, 5.5)
+    assert diverged(SOUND, math.nan, 5.5)
+    assert diverged(SOUND, math.inf, 5.5)
+
+
+def test_a_run_that_blew_up_before_anybody_looked_has_diverged():
+    exploded = replace(SOUND, curve=[Point(100, 1.0, 135.9), Point(200, 2.0, 81.1)])
+    assert diverged(exploded, 20.8, 5.5)
+    assert not diverged(exploded, 5.2, 5.5), "it has come back"
+    assert diverged(replace(SOUND, curve=[]), 370.7, 5.5), "with one point, the last, there is no curve to begin"
 
 
 def test_a_run_whose_islands_trained_what_is_not_finite_has_diverged_though_its_model_is_sound():
-    assert not diverged(replace(SOUND, wasted={"stale": 10}), 3.0)
-    assert diverged(replace(SOUND, wasted={"stale": 10, "not_finite": 1}), 3.0)
+    assert not diverged(replace(SOUND, wasted={"stale": 10}), 3.0, 5.5)
+    assert diverged(replace(SOUND, wasted={"stale": 10, "not_finite": 1}), 3.0, 5.5)
 
 
 def test_the_code_of_a_task_is_what_it_imports_that_is_neither_ours_nor_installed(tmp_path, monkeypatch):
@@ -63,8 +70,8 @@ def test_the_code_of_a_task_is_what_it_imports_that_is_neither_ours_nor_installe
 
 def test_a_loss_that_begins_at_or_below_0_says_nothing_of_divergence():
     below = replace(SOUND, curve=[Point(0, 0.0, -5.0)])
-    assert not diverged(below, -4.9)
-    assert not diverged(below, -6.0)
+    assert not diverged(below, -4.9, -3.0)
+    assert not diverged(below, -6.0, -3.0)
 
 
 @pytest.mark.parametrize("shape", [(0,), (4, 4), ()])
@@ -84,6 +91,19 @@ def test_losses_of_a_wrong_shape_are_found_before_anything_is_trained(monkeypatc
     cell = cell_settings({"task": "examples.numpy_task:task", "mode": "data-parallel", "steps": 4})
     with pytest.raises(ConfigError, match="one loss for each sequence"):
         running.run_cell(cell, 0)
+
+
+def test_two_runs_have_two_processors_while_there_are_some(tmp_path, monkeypatch):
+    monkeypatch.setattr(processors.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(processors.os, "sched_getaffinity", lambda _: {5, 3})
+    first, second = processors.take(0), processors.take(0)
+    assert (first.cpus, second.cpus) == ((3,), (5,))
+    assert [processors.take(turn).cpus for turn in range(3)] == [(3,), (5,), (3,)], "by turns where none is free"
+    first.free()
+    third = processors.take(1)
+    assert third.cpus == (3,)
+    second.free(), third.free()
+    assert processors.Processor(None).cpus == (), "of an accelerator's run"
 
 
 TRACEBACK = """noise

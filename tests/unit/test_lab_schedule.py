@@ -8,6 +8,7 @@ import pytest
 
 from broker.errors import ConfigError
 from ops.lab import sources
+from ops.lab.decoupled import plan_of
 from ops.lab.experiment import load
 from ops.lab.records import Record, Stage, newest
 from ops.lab.schedule import agenda, current, estimate_s, left_out, passed_over, tunings
@@ -396,7 +397,7 @@ def test_an_edited_task_asks_anew_tuning_included(write):
     assert len(current(experiment, edited)) == 1
     assert current(experiment, newest(edited)) == current(experiment, edited)
     told = left_out(experiment, edited, current(experiment, edited))
-    assert told == f"{len(old) - 1} records have an older form of the task, and do not count"
+    assert told == f"{len(old) - 1} records have an older form of the task or of its text, and do not count"
     other = [*old, replace(old[0], task_code={"another": "new"}), replace(old[1], task_code={})]
     assert not agenda(experiment, other).due, "another module is no other form of this one"
 
@@ -416,9 +417,64 @@ def test_a_task_that_was_edited_since_its_last_run_is_due_again(write, tmp_path,
     edited = sources.as_they_are(experiment)
     assert len(agenda(edited, run).due) == len(run)
     assert current(edited, run) == ()
-    assert left_out(edited, run, ()) == f"{len(run)} records have an older form of the task, and do not count"
+    assert (
+        left_out(edited, run, ())
+        == f"{len(run)} records have an older form of the task or of its text, and do not count"
+    )
     ours = sources.as_they_are(write(PLAIN))
     assert ours.sources == {}, "our own task is told by the digest of the whole"
+
+
+def test_text_that_was_edited_since_the_last_run_asks_anew(write, tmp_path):
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "a.txt").write_text("one")
+    own = PLAIN.replace('model = "tiny"', f'model = "tiny"\ndata = ["python:stdlib", "{tmp_path / "text"}"]')
+    experiment = sources.as_they_are(write(own))
+    assert list(experiment.sources) == [f"data {tmp_path / 'text'}"]
+    due = agenda(experiment, []).due
+    told = [sources.of_texts(each.settings) for each in due]
+    assert told == [experiment.sources] * len(due), "a run and the experiment tell of it alike"
+    run = [replace(record_of(each, 1.0), task_code=told[0]) for each in due]
+    assert current(experiment, run)
+    (tmp_path / "text" / "b.txt").write_text("two")
+    assert current(sources.as_they_are(experiment), run) == ()
+
+
+def test_a_large_array_counts_by_its_size_and_its_ends(write, tmp_path, monkeypatch):
+    monkeypatch.setattr(sources, "WHOLE_BYTES", 16)
+    array, digests = tmp_path / "tokens.bin", []
+    for content in (b"a" * 100, b"a" * 101, b"b" + b"a" * 99, b"a" * 99 + b"b", b"a" * 50 + b"b" + b"a" * 49):
+        array.write_bytes(content)
+        (digest,) = sources.of_texts(cell_settings({"task.data": [str(array)]})).values()
+        digests.append(digest)
+    assert len(set(digests)) == 4
+    assert digests[0] == digests[4], "the middle is not looked at"
+
+
+def test_runs_that_several_groups_need_are_due_once(write):
+    text = TUNED.replace('by = ["mode"]', 'by = ["mode", "pace"]').replace(
+        'mode = ["decoupled", "diloco"]', 'mode = ["decoupled"]\npace = ["a", "b"]'
+    )
+    text = text.partition("[[compare]]")[0] + "[tune]" + text.partition("[tune]")[2]
+    due = agenda(write(text + "[variants.pace]\na = {}\nb = {}\n"), []).due
+    assert len(due) == len({run.key for run in due}) == 3
+
+
+def test_tuning_runs_of_other_lengths_do_not_count(write):
+    shorter = write(TUNED)
+    experiment = write(TUNED.replace("steps = 100", "steps = 200"))  # a rung of which has 50
+    _, records = play(experiment, lambda run: 1 + abs(run.fields["task.learning_rate"] - 0.002))
+    kept = current(shorter, records)
+    assert [record.stage for record in kept] == []
+    assert tunings(shorter, records) == ()
+    assert len(current(experiment, records)) == len(records)
+
+
+def test_a_best_value_at_the_edge_is_told(write):
+    _, records = play(write(TUNED), lambda run: 1.0 - run.fields["task.learning_rate"] / 1000)
+    told = [each.told("rate") for each in agenda(write(TUNED), records).tuned.values()]
+    at_edge = "rate = 0.016, which lies at the edge of what was tried: add 0.032 to the values of [tune]"
+    assert told == [at_edge, at_edge]
 
 
 def test_the_time_of_a_run_is_estimated_from_what_an_inner_step_took_before(write):
@@ -545,6 +601,18 @@ def test_the_time_of_a_run_is_estimated_from_what_an_inner_step_took_before(writ
             "curve_sequences = 64",
             "task.held_out_tokens: leave one",
         ),
+        ('question = "q"\n[run]\nmegabytes_per_s = inf\n[grid]\nislands=[2]', "megabytes_per_s", "0 is for no limit"),
+        ('question = "q"\n[run]\nchips = 1\n[grid]\nislands=[2]', "chips = 1", "2 islands need one each"),
+        (
+            'question = "q"\n[run]\nchips = 9\nmtbi_years = 0.0\n[grid]\nislands=[2]',
+            "mtbi_years = 0.0",
+            "leave chips out",
+        ),
+        (
+            'question = "q"\n[run]\ntask = "examples.numpy_task:tusk"\n[grid]\nislands=[2]',
+            "examples.numpy_task:tusk",
+            "did you mean task",
+        ),
         (
             PLAIN + '[tune]\nname="outer_momentum"\nvalues=[0.5, 1.5]\nby=["mode"]',
             "outer_momentum",
@@ -598,6 +666,29 @@ def test_a_setting_that_came_later_does_not_change_older_keys():
 def test_synchronous_diloco_has_one_fragment_whatever_the_others_have():
     assert cell_settings({"mode": "diloco", "fragments": 6}).fragments == 1
     assert cell_settings({"mode": Mode.STREAMING, "fragments": 6}).fragments == 6
+
+
+def test_what_is_not_said_of_the_outer_step_is_what_suits_the_inner_optimizer():
+    def outer(**values):
+        cell = cell_settings({name.replace("_", ".", 1): value for name, value in values.items()})
+        return str(cell.merge), cell.outer_learning_rate, cell.outer_momentum
+
+    assert outer() == outer(task_optimizer="adamw") == ("rda", 1.0, 0.0)
+    assert outer(task_optimizer="muon") == ("mean", 0.7, 0.5)
+    assert outer(task_optimizer="muon", merge="rda") == ("rda", 0.7, 0.5)
+    assert outer(task_optimizer="muon", mode="data-parallel") == ("rda", 1.0, 0.0), "nothing is merged there"
+    assert outer(task_optimizer="muon", task="tests:none") == ("rda", 1.0, 0.0), "another task's optimizer is not ours"
+
+
+def test_islands_that_a_cell_does_not_have_do_not_count():
+    both = {"islands": 2, "step_times_s": [1.0, 2.0], "delays_s": [0.1, 0.2]}
+    more = both | {"step_times_s": [1.0, 2.0, 0.1, 9.0], "delays_s": [0.1, 0.2, 5.0]}
+    cell, longer = cell_settings(both), cell_settings(more)
+    assert longer.aggregator == cell.aggregator
+    assert (longer.step_times_range_s, longer.longest_delay_s) == ((1.0, 2.0), 0.2)
+    plans = [plan_of(each, 0, 10_000, 10) for each in (cell, longer)]
+    assert plans[0].config == plans[1].config
+    assert cell_settings({"islands": 3, "delays_s": [0.1, 0.2]}).longest_delay_s == 0.2
 
 
 def test_every_example_can_be_loaded(request):
