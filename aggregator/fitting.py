@@ -1,4 +1,7 @@
-"""Whether a model fits the limits of the run: asked before its first island is let in, and at every start. Pure."""
+"""Whether a model fits the limits of the run: asked before its first island is let in, and at every start. Pure.
+
+``atoll plan`` asks the same, so that what it recommends is let in.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,20 @@ from broker.fragments import FragmentManifest
 HEADER_BYTES = 4 << 20
 
 
+def least_message_bytes(elements: int) -> int:
+    """Returns the least ``max_message_bytes`` for a largest fragment of so many elements: in float32, as seeds are."""
+    return 4 * elements + HEADER_BYTES
+
+
+def least_held_bytes(elements: int, islands: int) -> int:
+    """Returns the least ``held_bytes`` for a largest fragment of so many elements: a round of it, in float32."""
+    return 4 * elements * islands
+
+
 def misfit(manifest: FragmentManifest, config: AggregatorConfig) -> ConfigError | None:
     """Returns which setting is too small for a fragment of the run, and what would be enough; None if all fit."""
-    fragment_bytes = 4 * max(manifest.sizes)
-    message_bytes, round_bytes = fragment_bytes + HEADER_BYTES, fragment_bytes * config.islands
+    largest = max(manifest.sizes)
+    message_bytes, round_bytes = least_message_bytes(largest), least_held_bytes(largest, config.islands)
     if message_bytes > config.max_message_bytes:
         cure = f"must be at least {message_bytes} for the largest fragment; raise it everywhere, or use more fragments"
         return ConfigError("max_message_bytes", config.max_message_bytes, cure)

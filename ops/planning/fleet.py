@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from aggregator.fitting import least_message_bytes
 from broker.directory import MAX_SHARDS
 from broker.errors import ConfigError
 from broker.fragments import TensorSpec, shard_of
@@ -241,10 +242,14 @@ def interval_s(fleet: Fleet) -> float:
     return load_of(fleet, Mode.DECOUPLED).interval_s
 
 
+def largest_fragment(fleet: Fleet, mode: Mode = Mode.DECOUPLED) -> int:
+    """Returns the elements of the largest fragment that a mode of ours moves."""
+    return max(map(sum, payload_of(fleet, fragments_of(fleet, mode)).fragments))
+
+
 def largest_message_bytes(fleet: Fleet, mode: Mode = Mode.DECOUPLED) -> int:
-    """Returns the bytes of the largest message that a mode of ours sends."""
-    wire = load_of(fleet, mode).wire
-    return max(wire.largest_up_bytes, wire.largest_down_bytes)
+    """Returns the ``max_message_bytes`` that aggregator and islands ask for, whatever the codecs."""
+    return least_message_bytes(largest_fragment(fleet, mode))
 
 
 def merging_steps(fleet: Fleet) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from broker.directory import MAX_SHARDS
-from broker.messages import Codec
 from ops.planning.arrival import MAX_STALENESS
 from ops.planning.fleet import (
     MESSAGE_LIMIT_BYTES,
@@ -42,7 +41,8 @@ def notes(fleet: Fleet, planned: FleetPlan) -> list[str]:
     if fleet.assume is Assume.ATOLL and chosen.mode is not Mode.DP and largest > MESSAGE_LIMIT_BYTES:
         smaller = "" if chosen.mode is Mode.DILOCO else _smaller_messages(fleet)
         found.append(
-            f"A round moves {size(largest)}, and max_message_bytes is {size(MESSAGE_LIMIT_BYTES)}: raise it{smaller}."
+            f"max_message_bytes is {MESSAGE_LIMIT_BYTES}, and the largest fragment needs {largest}: raise it everywhere"
+            f"{smaller}."
         )
     return found
 
@@ -129,27 +129,21 @@ def _far_sites(fleet: Fleet, chosen: Forecast) -> list[str]:
 
 
 def _smaller_messages(fleet: Fleet) -> str:
-    """What else makes the largest message of a round small enough, if anything does."""
-    for codec in dict.fromkeys((fleet.version_codec, Codec.BF16)):
-        fragments = _least_fragments(replace(fleet, version_codec=codec))
-        if fragments is None:
-            continue
-        send = "" if codec is fleet.version_codec else f"send versions as {codec} (--version-codec)"
-        cut = "" if fragments == fleet.fragments else f"cut the model into {fragments} fragments or more"
-        return ", or " + " and ".join(each for each in (send, cut) if each)
+    """What else makes the largest message of a round small enough, if anything does: no codec, seeds are float32."""
+    fragments = _least_fragments(fleet)
+    if fragments is not None:
+        return f", or cut the model into {fragments} fragments or more"
     most = min(fleet.sync_interval_steps, fleet.parameters)
     return f": with H = {fleet.sync_interval_steps} there are {most} fragments at most, whose largest is larger still"
 
 
 def _least_fragments(fleet: Fleet) -> int | None:
-    """Returns the fewest fragments whose messages are small enough, at least as many as now; None if H allows none."""
+    """Returns the fewest fragments whose messages are small enough, more than now; None if H allows none."""
 
     def fits(fragments: int) -> bool:
         return largest_message_bytes(replace(fleet, fragments=fragments)) <= MESSAGE_LIMIT_BYTES
 
     few, many = fleet.fragments, min(fleet.sync_interval_steps, fleet.parameters)
-    if fits(few):
-        return few
     if not fits(many):
         return None
     while many - few > 1:

@@ -315,43 +315,6 @@ def test_the_limit_of_staleness_is_the_aggregators_default():
     assert AggregatorConfig().max_staleness == MAX_STALENESS
 
 
-@pytest.mark.parametrize(
-    ("tensors", "interval", "cure"),
-    [
-        ((), 24, ", or cut the model into 15 fragments or more."),
-        ((2 * 10**8,), 24, ", or cut the model into 16 fragments or more."),
-        ((4 * 10**8,), 24, ", or send versions as bf16 (--version-codec)."),
-        (
-            (4 * 10**8,) * 9,
-            24,
-            ", or send versions as bf16 (--version-codec) and cut the model into 9 fragments or more.",
-        ),
-        ((10**9,), 24, ": with H = 24 there are 24 fragments at most, whose largest is larger still."),
-        ((), 8, ", or send versions as bf16 (--version-codec)."),
-    ],
-)
-def test_messages_that_are_too_large_have_a_cure_that_cures(tensors, interval, cure):
-    parameters = 4 * 10**9
-    rest = (parameters - sum(tensors)) // 100
-    specs = [
-        TensorSpec(name=f"t{i}", shape=(size,), dtype="float32", kind=Kind.RDA)
-        for i, size in enumerate((*tensors, *[rest] * 100))
-    ]
-    asked = fleet(
-        parameters=parameters, step_s=60.0, sync_interval_steps=interval, tensors=tuple(specs) if tensors else ()
-    )
-    (note,) = [each for each in notes(asked, plan(asked, Mode.DECOUPLED)) if "max_message_bytes" in each]
-    assert note.split("raise it")[1] == cure
-    if "bf16" in cure or "cut the model" in cure:
-        words = cure.split()
-        fragments = int(words[words.index("into") + 1]) if "into" in words else asked.fragments
-        cured = replace(asked, fragments=fragments, version_codec=Codec.BF16 if "bf16" in cure else Codec.F32)
-        assert largest_message_bytes(cured) <= MESSAGE_LIMIT_BYTES
-        assert (
-            "into" not in words or largest_message_bytes(replace(cured, fragments=fragments - 1)) > MESSAGE_LIMIT_BYTES
-        )
-
-
 def test_the_memory_that_a_refusal_asks_for_is_enough():
     asked = fleet(parameters=10**9, sites=4, step_s=10.0, host_gb=1.0)
     for _ in range(4):  # one process after the other
