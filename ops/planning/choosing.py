@@ -8,14 +8,7 @@ from dataclasses import dataclass, replace
 
 from broker.errors import ConfigError
 from broker.messages import Codec
-from ops.planning.fleet import (
-    MESSAGE_LIMIT_BYTES,
-    Fleet,
-    interval_s,
-    largest_message_bytes,
-    load_of,
-    merging_per_cycle_s,
-)
+from ops.planning.fleet import Fleet, interval_s, limits_to_raise, load_of, merging_per_cycle_s
 from ops.planning.links import Assume, Mode, journey_s, other_than_waiting, required
 
 #: Intervals, fragments and codecs that :func:`choose` tries, the least harmful first: 4 bits with error feedback cost
@@ -100,10 +93,24 @@ def at_least(value: float) -> str:
 
 
 def _works(fleet: Fleet) -> bool:
-    """Whether the aggregator merges every fragment within H steps, and messages take the largest of them."""
+    """Whether the aggregator merges every fragment within H steps, and messages take the largest of them.
+
+    Other limits of the run are raised at the aggregator alone, and nobody has to sync less often for them.
+    """
     if fleet.assume is Assume.PAPER:
         return True
-    return merging_per_cycle_s(fleet) <= interval_s(fleet) and largest_message_bytes(fleet) <= MESSAGE_LIMIT_BYTES
+    return merging_per_cycle_s(fleet) <= interval_s(fleet) and "max_message_bytes" not in limits_to_raise(fleet)
+
+
+def as_chosen(fleet: Fleet, choice: Choice) -> Fleet:
+    """Returns the fleet with the settings that were chosen for it."""
+    return replace(
+        fleet,
+        codec=choice.codec,
+        version_codec=choice.version_codec,
+        sync_interval_steps=choice.sync_interval_steps,
+        fragments=choice.fragments,
+    )
 
 
 def _candidates(fleet: Fleet) -> Sequence[Fleet]:

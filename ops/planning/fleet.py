@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from aggregator.fitting import least_message_bytes
+from aggregator.config import AggregatorConfig
+from aggregator.fitting import least_held_bytes, least_message_bytes
 from broker.directory import MAX_SHARDS
 from broker.errors import ConfigError
 from broker.fragments import TensorSpec, shard_of
@@ -24,8 +25,8 @@ MOST = 1e18
 #: Of what is asked for: below it a bandwidth is no number.
 LEAST_UTILISATION = 1e-6
 
-#: The largest message of a run that leaves ``max_message_bytes`` of :class:`broker.config.BrokerConfig` as it is.
-MESSAGE_LIMIT_BYTES = 1 << 30
+#: Whose limits a run has that nobody has changed.
+_USUAL: Final = AggregatorConfig()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +61,7 @@ class Fleet:
         shards: Aggregators that share the fragments, each on a host of its own.
         utilisation: Share of the time that accelerators should compute.
         broker_gbps: Of the broker's link, in each direction; None: wide enough.
+        max_message_bytes: Limit of the run, as are the next two: :class:`aggregator.config.AggregatorConfig` has them.
         price_per_hour: Of one accelerator.
         price_per_gb: Of bytes that leave a site.
         accelerator_gb: Memory of one accelerator; None: not checked.
@@ -80,6 +82,9 @@ class Fleet:
     utilisation: float = 0.95
     assume: Assume = Assume.ATOLL
     broker_gbps: float | None = None
+    max_message_bytes: int = _USUAL.max_message_bytes
+    held_bytes: int = _USUAL.held_bytes
+    max_tokens_per_step: int = _USUAL.max_tokens_per_step
     price_per_hour: float | None = None
     price_per_gb: float | None = None
     accelerator_gb: float | None = None
@@ -242,14 +247,18 @@ def interval_s(fleet: Fleet) -> float:
     return load_of(fleet, Mode.DECOUPLED).interval_s
 
 
-def largest_fragment(fleet: Fleet, mode: Mode = Mode.DECOUPLED) -> int:
-    """Returns the elements of the largest fragment that a mode of ours moves."""
-    return max(map(sum, payload_of(fleet, fragments_of(fleet, mode)).fragments))
+def limits_to_raise(fleet: Fleet, mode: Mode = Mode.DECOUPLED) -> dict[str, int]:
+    """Returns setting -> what lets the islands of a mode of ours join, for each limit of the run that does not.
 
-
-def largest_message_bytes(fleet: Fleet, mode: Mode = Mode.DECOUPLED) -> int:
-    """Returns the ``max_message_bytes`` that aggregator and islands ask for, whatever the codecs."""
-    return least_message_bytes(largest_fragment(fleet, mode))
+    No codec helps: what an island supplies of version 0 is float32.
+    """
+    largest = max(map(sum, payload_of(fleet, fragments_of(fleet, mode)).fragments))
+    least = {
+        "max_message_bytes": least_message_bytes(largest),
+        "held_bytes": least_held_bytes(largest, len(fleet.sites)),
+        "max_tokens_per_step": max(site.tokens_per_step for site in fleet.sites),
+    }
+    return {name: value for name, value in least.items() if value > getattr(fleet, name)}
 
 
 def merging_steps(fleet: Fleet) -> int:

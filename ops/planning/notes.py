@@ -1,4 +1,4 @@
-"""What of a plan deserves attention: links and an aggregator that are too slow, messages that are too large. Pure."""
+"""What of a plan deserves attention: links and an aggregator that are too slow, limits that are too small. Pure."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from dataclasses import replace
 from broker.directory import MAX_SHARDS
 from ops.planning.arrival import MAX_STALENESS
 from ops.planning.fleet import (
-    MESSAGE_LIMIT_BYTES,
     Fleet,
     interval_s,
-    largest_message_bytes,
+    limits_to_raise,
     load_of,
     merging_per_cycle_s,
     merging_steps,
@@ -37,12 +36,29 @@ def notes(fleet: Fleet, planned: FleetPlan) -> list[str]:
         whose = ", ".join(dict.fromkeys(unknown))
         found.append(f"Without the accelerators of {whose} there is no goodput, nor what accelerators cost.")
     found += _little_memory(fleet, planned)
-    largest = largest_message_bytes(fleet, chosen.mode)
-    if fleet.assume is Assume.ATOLL and chosen.mode is not Mode.DP and largest > MESSAGE_LIMIT_BYTES:
-        smaller = "" if chosen.mode is Mode.DILOCO else _smaller_messages(fleet)
+    if fleet.assume is Assume.ATOLL and chosen.mode is not Mode.DP:
+        found += _refused_joins(fleet, chosen.mode)
+    return found
+
+
+def _refused_joins(fleet: Fleet, mode: Mode) -> list[str]:
+    """Limits of the run for which its aggregator would refuse the islands."""
+    least, found = limits_to_raise(fleet, mode), []
+    if "max_message_bytes" in least:
+        smaller = "" if mode is Mode.DILOCO else _smaller_messages(fleet)
         found.append(
-            f"max_message_bytes is {MESSAGE_LIMIT_BYTES}, and the largest fragment needs {largest}: raise it everywhere"
-            f"{smaller}."
+            f"max_message_bytes is {fleet.max_message_bytes}, and the largest fragment needs "
+            f"{least['max_message_bytes']}: raise it everywhere{smaller}."
+        )
+    if "held_bytes" in least:
+        found.append(
+            f"held_bytes is {fleet.held_bytes}, and a round of the largest fragment needs {least['held_bytes']}: raise "
+            "it at the aggregator (--held-bytes)."
+        )
+    if "max_tokens_per_step" in least:
+        found.append(
+            f"max_tokens_per_step is {fleet.max_tokens_per_step}, and an island has {least['max_tokens_per_step']}: "
+            "raise it at the aggregator (--max-tokens-per-step)."
         )
     return found
 
@@ -129,7 +145,7 @@ def _far_sites(fleet: Fleet, chosen: Forecast) -> list[str]:
 
 
 def _smaller_messages(fleet: Fleet) -> str:
-    """What else makes the largest message of a round small enough, if anything does: no codec, seeds are float32."""
+    """What else makes the largest message of a round small enough, if anything does."""
     fragments = _least_fragments(fleet)
     if fragments is not None:
         return f", or cut the model into {fragments} fragments or more"
@@ -141,7 +157,7 @@ def _least_fragments(fleet: Fleet) -> int | None:
     """Returns the fewest fragments whose messages are small enough, more than now; None if H allows none."""
 
     def fits(fragments: int) -> bool:
-        return largest_message_bytes(replace(fleet, fragments=fragments)) <= MESSAGE_LIMIT_BYTES
+        return "max_message_bytes" not in limits_to_raise(replace(fleet, fragments=fragments))
 
     few, many = fleet.fragments, min(fleet.sync_interval_steps, fleet.parameters)
     if not fits(many):

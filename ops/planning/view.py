@@ -11,8 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from ops.planning.bandwidth_table import PAYLOAD_SHARE, UTILISATIONS, Cell, Method
-from ops.planning.choosing import Choice
-from ops.planning.fleet import GIVE_ACCELERATORS, GIVE_BANDWIDTH, Fleet, merging_steps
+from ops.planning.choosing import Choice, as_chosen
+from ops.planning.fleet import GIVE_ACCELERATORS, GIVE_BANDWIDTH, Fleet, limits_to_raise, merging_steps
 from ops.planning.footprint import Memory
 from ops.planning.forecast import Forecast, forecast
 from ops.planning.links import Assume, Mode, assumptions
@@ -248,7 +248,10 @@ def _next(fleet: Fleet, planned: FleetPlan) -> str:
         return "atoll trains decoupled: leave out --mode to plan for that"
     if fleet.assume is Assume.PAPER:
         return "leave out --assume paper to plan for what atoll itself sends"
-    return f"atoll up {_flags(planned.choice)}" + (f" --shards {fleet.shards}" if fleet.shards > 1 else "")
+    raised = limits_to_raise(as_chosen(fleet, planned.choice))
+    more = ({"shards": fleet.shards} if fleet.shards > 1 else {}) | raised
+    flags = (f"--{name.replace('_', '-')} {value}" for name, value in more.items())
+    return " ".join((f"atoll up {_flags(planned.choice)}", *flags))
 
 
 def table_json(cells: Sequence[Cell]) -> dict[str, Any]:

@@ -14,9 +14,10 @@ from broker.errors import ConfigError
 from broker.fragments import Kind, TensorSpec
 from broker.lengths import encoded_bytes
 from broker.messages import Codec
+from islands.config import IslandConfig
 from ops.planning.arrival import MAX_STALENESS
-from ops.planning.choosing import choose
-from ops.planning.fleet import MESSAGE_LIMIT_BYTES, Fleet, Site, largest_message_bytes, merging_per_cycle_s
+from ops.planning.choosing import as_chosen, choose
+from ops.planning.fleet import Fleet, Site, limits_to_raise, merging_per_cycle_s
 from ops.planning.footprint import contribution_bytes, cut, evenly, version_bytes, wire_of
 from ops.planning.forecast import forecast
 from ops.planning.links import Assume, Mode
@@ -154,7 +155,7 @@ def test_streaming_beside_another_mode_is_refused_an_overlap_that_it_cannot_keep
 
 
 def test_a_fragments_way_and_merging_one_after_the_other_may_stretch_the_interval():
-    asked = fleet(parameters=6 * 10**8, fragments=1)
+    asked = fleet(parameters=6 * 10**8, fragments=1, held_bytes=1 << 40)
     one = replace(asked, sites=fleet(gbps=forecast(asked, Mode.DECOUPLED).up_gbps).sites)
     assert merging_per_cycle_s(one) < 12
     planned = plan(one, Mode.DECOUPLED)
@@ -534,17 +535,12 @@ def test_a_bandwidth_below_any_setting_is_refused_with_the_one_that_would_do():
 @pytest.mark.parametrize(("parameters", "step_s"), [(5 * 10**9, 1.0), (70 * 10**9, 10.0), (10**9, 60.0)])
 @pytest.mark.parametrize("gbps", [1.0, 7.0, 1000.0])
 def test_what_is_chosen_is_neither_too_much_for_the_aggregator_nor_for_a_message(parameters, step_s, gbps):
-    asked = fleet(sites=8, parameters=parameters, step_s=step_s, gbps=gbps)
+    asked = fleet(sites=8, parameters=parameters, step_s=step_s, gbps=gbps, held_bytes=1 << 40)
     chosen = choose(asked, Mode.DECOUPLED, gbps)
-    settled = replace(
-        asked,
-        codec=chosen.codec,
-        version_codec=chosen.version_codec,
-        sync_interval_steps=chosen.sync_interval_steps,
-        fragments=chosen.fragments,
-    )
+    settled = as_chosen(asked, chosen)
     assert merging_per_cycle_s(settled) <= chosen.sync_interval_steps * step_s
-    assert largest_message_bytes(settled) <= MESSAGE_LIMIT_BYTES == BrokerConfig().max_message_bytes
+    assert limits_to_raise(settled) == {}
+    assert settled.max_message_bytes == BrokerConfig().max_message_bytes == IslandConfig().max_message_bytes
     planned = plan(settled, Mode.DECOUPLED)
     assert notes(settled, planned) == []
     assert planned.chosen.sync_interval_steps == chosen.sync_interval_steps

@@ -8,8 +8,11 @@ from aggregator.config import AggregatorConfig
 from aggregator.fitting import misfit
 from broker.fragments import Kind, TensorSpec, partition
 from broker.messages import Codec
-from ops.planning.fleet import MESSAGE_LIMIT_BYTES, Fleet, Site, largest_message_bytes
-from ops.planning.links import Mode
+from ops import cli
+from ops.planning import expectation
+from ops.planning.fleet import Fleet, Site
+from ops.planning.footprint import cut
+from ops.planning.links import Assume, Mode
 from ops.planning.notes import notes
 from ops.planning.planner import plan
 
@@ -37,10 +40,10 @@ def note_on(setting, asked):
 
 
 def refusal(asked, **settings):
-    """Returns what an aggregator says of the fleet's model, as it is or with other settings."""
+    """Returns what an aggregator says of the fleet's model, with the settings of the fleet or others."""
+    sizes = [sum(each) for each in cut(asked.parameters, (), asked.fragments).fragments]
     model = asked.tensors or tuple(
-        TensorSpec(name=f"t{i}", shape=(PARAMETERS // asked.fragments,), dtype="float32", kind=Kind.RDA)
-        for i in range(asked.fragments)
+        TensorSpec(name=f"t{i}", shape=(size,), dtype="float32", kind=Kind.RDA) for i, size in enumerate(sizes)
     )
     values = {"islands": len(asked.sites), "fragments": asked.fragments, "held_bytes": 1 << 50}
     config = AggregatorConfig(**(values | {"sync_interval": asked.sync_interval_steps} | settings))
@@ -71,4 +74,45 @@ def test_messages_that_are_too_large_have_a_cure_that_cures(large, interval, cur
         fragments = int(cure.split("into ")[1].split()[0])
         assert note_on("max_message_bytes", replace(asked, fragments=fragments)) is None
         assert refusal(replace(asked, fragments=fragments)) == ""
-        assert largest_message_bytes(replace(asked, fragments=fragments - 1)) > MESSAGE_LIMIT_BYTES
+        assert note_on("max_message_bytes", replace(asked, fragments=fragments - 1)) is not None
+
+
+def test_a_round_for_which_the_aggregator_has_no_room_is_told_with_the_room_it_takes():
+    asked = fleet(parameters=10**9, sites=fleet().sites * 2)
+    said = note_on("held_bytes", asked)
+    assert said.startswith("held_bytes is 1073741824, and a round of the largest fragment needs 4000000000: raise it")
+    assert "held_bytes = 1073741824: must be at least 4000000000" in refusal(asked, held_bytes=1 << 30)
+    for held_bytes, told in ((4_000_000_000, False), (3_999_999_999, True)):
+        assert bool(refusal(asked, held_bytes=held_bytes)) is told
+        assert bool(note_on("held_bytes", replace(asked, held_bytes=held_bytes))) is told
+    assert note_on("held_bytes", replace(asked, assume=Assume.PAPER)) is None
+    assert not any("held_bytes" in each for each in notes(asked, plan(asked, Mode.DP)))
+
+
+@pytest.mark.parametrize(("tokens", "told"), [(1 << 24, False), ((1 << 24) + 1, True)])
+def test_steps_of_more_tokens_than_an_island_may_claim_are_told(tokens, told):
+    usual = fleet(parameters=10**6)
+    asked = replace(usual, sites=(*usual.sites, replace(usual.sites[0], tokens_per_step=tokens)))
+    said = note_on("max_tokens_per_step", asked)
+    assert (
+        said == f"max_tokens_per_step is 16777216, and an island has {tokens}: raise it at the aggregator "
+        "(--max-tokens-per-step)."
+    ) is told
+    assert AggregatorConfig().max_tokens_per_step == 1 << 24
+
+
+@pytest.mark.parametrize(
+    ("flags", "raised"),
+    [
+        (("--params", "1B", "--sites", 8), " --held-bytes 4000000000"),
+        (("--params", "1M", "--tokens-per-step", "100M"), " --max-tokens-per-step 100000000"),
+        (("--params", "1M"), " --fragments 8"),
+    ],
+)
+def test_what_to_try_next_raises_the_limits_that_would_be_in_the_way(capsys, monkeypatch, flags, raised):
+    monkeypatch.setattr(expectation, "expected_goodput", lambda **asked: 0.9)
+    links = ("--step-time", 2, "--bandwidth", 10, "--accelerators", 8)
+    assert cli.main(["plan", *map(str, (*flags, *links))]) == 0
+    following = capsys.readouterr().out.splitlines()[-1]
+    assert following.startswith("next: atoll up --codec bf16 --version-codec f32 --sync-interval 24 --fragments 8")
+    assert following.endswith(raised)
