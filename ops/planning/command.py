@@ -262,6 +262,7 @@ def fleet_of(args: argparse.Namespace, model: Model, mode: Mode) -> Fleet:
         price_per_gb=args.price_per_gb,
         accelerator_gb=args.memory_gb,
         host_gb=args.host_memory_gb,
+        **model.limits,
     )
     if args.overlap is not None and mode in (Mode.DECOUPLED, Mode.STREAMING):
         check_overlap(fleet)

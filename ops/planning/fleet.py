@@ -61,7 +61,7 @@ class Fleet:
         shards: Aggregators that share the fragments, each on a host of its own.
         utilisation: Share of the time that accelerators should compute.
         broker_gbps: Of the broker's link, in each direction; None: wide enough.
-        max_message_bytes: Limit of the run, as are the next two: :class:`aggregator.config.AggregatorConfig` has them.
+        max_message_bytes: Limit of the run, as are the next three; :class:`AggregatorConfig` says of what.
         price_per_hour: Of one accelerator.
         price_per_gb: Of bytes that leave a site.
         accelerator_gb: Memory of one accelerator; None: not checked.
@@ -85,6 +85,7 @@ class Fleet:
     max_message_bytes: int = _USUAL.max_message_bytes
     held_bytes: int = _USUAL.held_bytes
     max_tokens_per_step: int = _USUAL.max_tokens_per_step
+    max_staleness: int = _USUAL.max_staleness
     price_per_hour: float | None = None
     price_per_gb: float | None = None
     accelerator_gb: float | None = None
@@ -207,6 +208,7 @@ def load_of(fleet: Fleet, mode: Mode) -> Load:
         codec=fleet.codec,
         sync_interval_steps=1 if mode is Mode.DP else fleet.sync_interval_steps,
         overlap_steps=fleet.overlap_steps if not whole else 0,
+        max_staleness=fleet.max_staleness,
         latency_s=_latency_s(fleet, mode),
         # The baselines are granted an aggregator that takes no time.
         mergings_s=tuple(_merging_s(fleet, sum(f)) if mode is Mode.DECOUPLED else 0.0 for f in payload.fragments),

@@ -218,7 +218,7 @@ def _arrival(load: Load, interval_steps: float, gbps: float, latency_s: float = 
     later = farther_s / (interval_steps * load.step_s)
     gbps *= load.step_s * interval_steps / load.sync_interval_steps * (1 + 1e-9)
     up, down = (each * 8e-9 / gbps for each in carried_bytes(load))
-    return arrival(up, down, load.wire.rounds, later)
+    return arrival(up, down, load.wire.rounds, max_staleness=load.max_staleness, later=later)
 
 
 def _cost(fleet: Fleet, traffic_gb: float, tokens: float) -> Cost | None:

@@ -68,6 +68,7 @@ class Load:
         codec: Of contributions; ``wire`` has it already, the paper's assumptions count nominal bits.
         sync_interval_steps: H.
         overlap_steps: tau.
+        max_staleness: Versions that a step may be behind when it is merged.
         latency_s: Of a journey, there and back; for dp of a whole ring.
         mergings_s: Of a journey: what the aggregator takes for each fragment.
     """
@@ -81,6 +82,7 @@ class Load:
     codec: Codec
     sync_interval_steps: int
     overlap_steps: int
+    max_staleness: int
     latency_s: float
     mergings_s: tuple[float, ...]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from broker.directory import MAX_SHARDS
-from ops.planning.arrival import MAX_STALENESS
 from ops.planning.fleet import (
     Fleet,
     interval_s,
@@ -120,7 +119,8 @@ def _late(fleet: Fleet, chosen: Forecast) -> str:
         f"steps up to {worst.age:.1f} versions old"
     )
     if worst.in_time < 1:
-        sentence += f", of which {MAX_STALENESS} are allowed: about {worst.in_time:.0%} of what is trained there counts"
+        allowed = f"{fleet.max_staleness} are allowed"
+        sentence += f", of which {allowed}: about {worst.in_time:.0%} of what is trained there counts"
     return sentence
 
 
@@ -140,7 +140,8 @@ def _far_sites(fleet: Fleet, chosen: Forecast) -> list[str]:
         "versions old when they are merged, or more"
     )
     if worst.in_time < 1:
-        sentence += f", and {MAX_STALENESS} are allowed: about {worst.in_time:.0%} of what is trained there counts"
+        allowed = f"{fleet.max_staleness} are allowed"
+        sentence += f", and {allowed}: about {worst.in_time:.0%} of what is trained there counts"
     return [f"{sentence}."]
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import numpy as np
 
 from aggregator.config import AggregatorConfig
 from broker import settings
+from broker.config import BrokerConfig
 from broker.errors import ConfigError
 from broker.fragments import Kind, TensorSpec
 from broker.values import whole_number
@@ -99,12 +100,14 @@ class Model:
         source: A sentence for the assumptions.
         defaults: Of the run that the file describes: ``sites``, ``sync_interval``, ``fragments``, ``overlap``,
             ``shards``, ``codec``, ``version_codec``, ``tokens_per_step``.
+        limits: Of the same run, by the names that :class:`ops.planning.fleet.Fleet` has for them.
     """
 
     parameters: int
     tensors: tuple[TensorSpec, ...] = ()
     source: str
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    limits: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,10 +220,11 @@ def _of_run(path: Path) -> Model:
     tables = settings.read_file(path)
     aggregator = settings.load(AggregatorConfig, _Config(path), "aggregator", environment={})  # type: ignore[arg-type]
     island = settings.load(IslandConfig, _Config(path), "island", environment={})  # type: ignore[arg-type]
+    broker = settings.load(BrokerConfig, _Config(path), "broker", environment={})  # type: ignore[arg-type]
     task = load_task(island.task, tables.get("task", {}))
     params, _ = task.init(aggregator.seed)
     tensors = _synchronised(tensor_specs(params, task.kinds, task.unit_axes), path)
-    return _with_tensors(
+    model = _with_tensors(
         tensors,
         f"task {island.task} of {path.name}",
         sites=aggregator.islands,
@@ -232,6 +236,13 @@ def _of_run(path: Path) -> Model:
         version_codec=str(aggregator.version_codec),
         tokens_per_step=task.tokens_per_step,
     )
+    limits = {
+        "max_message_bytes": min(each.max_message_bytes for each in (aggregator, island, broker)),
+        "held_bytes": aggregator.held_bytes,
+        "max_tokens_per_step": aggregator.max_tokens_per_step,
+        "max_staleness": aggregator.max_staleness,
+    }
+    return replace(model, limits=limits)
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,7 +61,14 @@ class Counted(Network):
 
 
 @cache  # a run takes seconds, and several tests look at it
-def fleet(*full: float, hub: float = 0.0, up_only: bool = False, standbys: int = 0, far_s: float = 0.01) -> Simulation:
+def fleet(
+    *full: float,
+    hub: float = 0.0,
+    up_only: bool = False,
+    standbys: int = 0,
+    far_s: float = 0.01,
+    max_staleness: int = CONFIG.max_staleness,
+) -> Simulation:
     """Runs a fleet, an island for each number: what a model in each interval would take of its link; 0 for nothing.
 
     ``hub`` is that of the aggregator's own link to the broker, with what goes to standbys: parameters and momentum;
@@ -73,6 +80,7 @@ def fleet(*full: float, hub: float = 0.0, up_only: bool = False, standbys: int =
         total_tokens=STEPS * len(full) * 100,
         fragments=FRAGMENTS,
         sync_interval=INTERVAL,
+        max_staleness=max_staleness,
         dead_after_s=60.0,  # in proportion to steps of a second
         suspect_after_s=20.0,
     )
@@ -183,7 +191,7 @@ def test_rounds_wait_for_versions_that_an_aggregators_narrow_link_still_carries(
 @pytest.mark.parametrize("times", [1.5, 3.0, 6.0])
 def test_what_the_planner_says_of_a_narrow_site_is_what_happens(times: float) -> None:
     """Its closed form against the cores: how often a site takes part, and whether its steps are too stale by then."""
-    said = arrival(times, times, FRAGMENTS)
+    said = arrival(times, times, FRAGMENTS, max_staleness=CONFIG.max_staleness)
     simulation = fleet(0, 0, 0, times)
     later = [
         literal_eval(fields)
@@ -193,6 +201,14 @@ def test_what_the_planner_says_of_a_narrow_site_is_what_happens(times: float) ->
     in_it = [any(each["island"] == "island-3" for each in version["contributions"]) for version in later]
     assert sum(in_it) / len(in_it) == pytest.approx(said.participation * said.in_time, abs=0.15)
     assert merged_share(simulation, "island-3") == pytest.approx(said.in_time, abs=0.2)
+
+
+@pytest.mark.parametrize(("full", "limit"), [((0.95,) * 4, 2), ((0, 0, 0, 1.5), 3), ((0, 0, 0, 1.5), 4)], ids=str)
+def test_what_the_planner_says_of_another_limit_of_staleness_is_what_happens(
+    full: tuple[float, ...], limit: int
+) -> None:
+    said = arrival(full[-1], full[-1], FRAGMENTS, max_staleness=limit)
+    assert merged_share(fleet(*full, max_staleness=limit), "island-3") == pytest.approx(said.in_time, abs=0.2)
 
 
 def test_a_site_that_is_far_away_is_merged_and_nobody_waits_for_it() -> None:

@@ -15,7 +15,6 @@ from broker.fragments import Kind, TensorSpec
 from broker.lengths import encoded_bytes
 from broker.messages import Codec
 from islands.config import IslandConfig
-from ops.planning.arrival import MAX_STALENESS
 from ops.planning.choosing import as_chosen, choose
 from ops.planning.fleet import Fleet, Site, limits_to_raise, merging_per_cycle_s
 from ops.planning.footprint import contribution_bytes, cut, evenly, version_bytes, wire_of
@@ -312,8 +311,27 @@ def test_a_link_that_is_narrow_while_others_are_not_known_stretches_nothing():
     assert [round(each.participation, 2) for each in found.arrivals] == [1, 1, 1, 0.5]
 
 
-def test_the_limit_of_staleness_is_the_aggregators_default():
-    assert AggregatorConfig().max_staleness == MAX_STALENESS
+@pytest.mark.parametrize(
+    ("limit", "counts", "told"),
+    [
+        (8, 1.0, "6.2 versions old."),
+        (6, 0.6, "6.2 versions old, of which 6 are allowed: about 60% of what is trained there counts."),
+        (2, 0.11, "of which 2 are allowed: about 11% of what is trained there counts."),
+    ],
+)
+def test_how_stale_steps_may_be_is_the_runs_own_limit(limit, counts, told):
+    usual = fleet(gbps=1.0, codec=Codec.F32)
+    half = forecast(usual, Mode.DECOUPLED).exact_gbps / 2
+    asked = replace(usual, max_staleness=limit, sites=(*usual.sites[1:], replace(usual.sites[0], gbps=half)))
+    assert forecast(asked, Mode.DECOUPLED).arrivals[-1].in_time == pytest.approx(counts, abs=0.01)
+    assert notes(asked, plan(asked, Mode.DECOUPLED))[0].endswith(told)
+    assert fleet().max_staleness == AggregatorConfig().max_staleness
+
+
+def test_on_links_that_are_wide_enough_no_limit_of_staleness_costs_anything():
+    asked = fleet(gbps=1.0, latency_s=0.01, max_staleness=1)
+    asked = replace(asked, sites=(*asked.sites[1:], replace(asked.sites[0], latency_s=0.02)))
+    assert forecast(asked, Mode.DECOUPLED).tokens_per_day > 0.99 * forecast(fleet(), Mode.DECOUPLED).tokens_per_day
 
 
 def test_the_memory_that_a_refusal_asks_for_is_enough():

@@ -1,5 +1,7 @@
 """What a plan says of the limits of a run: those that aggregator and islands ask about when somebody joins."""
 
+import argparse
+import json
 from dataclasses import replace
 
 import pytest
@@ -9,12 +11,13 @@ from aggregator.fitting import misfit
 from broker.fragments import Kind, TensorSpec, partition
 from broker.messages import Codec
 from ops import cli
-from ops.planning import expectation
+from ops.planning import command, expectation
 from ops.planning.fleet import Fleet, Site
 from ops.planning.footprint import cut
 from ops.planning.links import Assume, Mode
 from ops.planning.notes import notes
 from ops.planning.planner import plan
+from ops.planning.sizing import parse_parameters, read_model
 
 PARAMETERS = 4 * 10**9
 
@@ -116,3 +119,33 @@ def test_what_to_try_next_raises_the_limits_that_would_be_in_the_way(capsys, mon
     following = capsys.readouterr().out.splitlines()[-1]
     assert following.startswith("next: atoll up --codec bf16 --version-codec f32 --sync-interval 24 --fragments 8")
     assert following.endswith(raised)
+
+
+def test_the_limits_of_a_run_are_those_of_its_file(capsys, tmp_path):
+    path = tmp_path / "config.toml"
+    task = '[island]\ntask = "examples.numpy_task:task"\n[task]\nhidden = 300000\n'
+    own = "islands = 3\nfragments = 4\nheld_bytes = 1000000\nmax_tokens_per_step = 9\n"
+
+    def noted(text):
+        path.write_text(f"{task}{text}")
+        assert cli.main(["plan", "--model", str(path), "--step-time", "1", "--bandwidth", "0.005", "--json"]) == 0
+        return [note.split(",")[0] for note in json.loads(capsys.readouterr().out)["notes"] if "raise it" in note]
+
+    assert noted("") == []
+    assert noted(f"[aggregator]\n{own}[run]\nmax_message_bytes = 4300000\n") == [
+        "max_message_bytes is 4300000",
+        "held_bytes is 1000000",
+        "max_tokens_per_step is 9",
+    ]
+    assert noted("[broker]\nmax_message_bytes = 5000000\n") == ["max_message_bytes is 5000000"]
+
+
+def test_the_limit_of_staleness_of_a_run_is_that_of_its_file(tmp_path):
+    path = tmp_path / "config.toml"
+    path.write_text('[island]\ntask = "examples.numpy_task:task"\n[aggregator]\nmax_staleness = 2\n')
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    args = parser.parse_args(["--step-time", "1"])
+    assert command.fleet_of(args, read_model(path), Mode.DECOUPLED).max_staleness == 2
+    usual = command.fleet_of(args, parse_parameters("1M"), Mode.DECOUPLED)
+    assert usual.max_staleness == AggregatorConfig().max_staleness
