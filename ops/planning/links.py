@@ -224,21 +224,26 @@ def _required_decoupled(load: Load) -> Need:
             "sync_interval", load.sync_interval_steps, f"{takes}: an H of {twice} leaves half of it to the links"
         )
     # An even flow is enough unless the largest fragment, up and then down, takes longer than the interval.
-    flows = [nbytes * 8e-9 / interval_s for nbytes in (wire.cycle_up_bytes, wire.cycle_down_bytes)]
-    journey = wire.largest_up_bytes / flows[0] + wire.largest_down_bytes / flows[1]
-    both = 0.0
-    if journey * 8e-9 > interval_s - load.latency_s:
-        both = _both_ways_gbps(wire, interval_s - load.latency_s)
-    up, down = (max(flow, both) for flow in flows)
+    up, down = (nbytes * 8e-9 / interval_s for nbytes in (wire.cycle_up_bytes, wire.cycle_down_bytes))
+    up, down = _in_time(wire, interval_s - load.latency_s, up, down)
     return Need(up_gbps=up, down_gbps=down, exact_gbps=max(up, down))
 
 
-def _both_ways_gbps(wire: Wire, within_s: float) -> float:
-    """Returns the rate, alike in both directions, at which the largest fragment goes up and comes down in time.
+def _in_time(wire: Wire, within_s: float, up_gbps: float, down_gbps: float) -> tuple[float, float]:
+    """Returns rates of at least these at which the largest fragment goes up and comes down in time.
 
-    Other pairs of rates would do as well; of all of them the wider one is the narrowest here.
+    Where one direction is wide enough for both at its rate, the other one gets the time that is left. Else they are
+    alike: other pairs of rates would do as well, and of all of them the wider one is the narrowest here.
     """
-    return (wire.largest_up_bytes + wire.largest_down_bytes) * 8e-9 / within_s
+    up_gbit, down_gbit = wire.largest_up_bytes * 8e-9, wire.largest_down_bytes * 8e-9
+    if up_gbit / up_gbps + down_gbit / down_gbps <= within_s * (1 + 1e-9):
+        return up_gbps, down_gbps
+    both = (up_gbit + down_gbit) / within_s
+    if down_gbps >= both:
+        return up_gbit / (within_s - down_gbit / down_gbps), down_gbps
+    if up_gbps >= both:
+        return up_gbps, down_gbit / (within_s - up_gbit / up_gbps)
+    return both, both
 
 
 def _required_by_who_waits(load: Load, utilisation: float) -> Need:
@@ -248,9 +253,8 @@ def _required_by_who_waits(load: Load, utilisation: float) -> Need:
     within_s = allowed_s + turn_s * (1 / utilisation - 1) - load.latency_s
     if within_s <= 0:
         raise _too_far(load, utilisation, turn_s / (turn_s + load.latency_s - allowed_s))
-    both = _both_ways_gbps(load.wire, within_s)
     rate = utilisation / load.interval_s * 8e-9
-    up, down = max(both, load.wire.cycle_up_bytes * rate), max(both, load.wire.cycle_down_bytes * rate)
+    up, down = _in_time(load.wire, within_s, load.wire.cycle_up_bytes * rate, load.wire.cycle_down_bytes * rate)
     return Need(up_gbps=up, down_gbps=down, exact_gbps=max(up, down))
 
 

@@ -16,10 +16,10 @@ from broker.lengths import encoded_bytes
 from broker.messages import Codec
 from islands.config import IslandConfig
 from ops.planning.choosing import as_chosen, choose
-from ops.planning.fleet import Fleet, Site, limits_to_raise, merging_per_cycle_s
+from ops.planning.fleet import Fleet, Site, limits_to_raise, load_of, merging_per_cycle_s
 from ops.planning.footprint import contribution_bytes, cut, evenly, version_bytes, wire_of
 from ops.planning.forecast import forecast
-from ops.planning.links import Assume, Mode
+from ops.planning.links import Assume, Mode, required
 from ops.planning.notes import notes
 from ops.planning.planner import plan, utilisation_curve
 
@@ -80,6 +80,37 @@ def test_one_fragment_goes_up_and_down_one_after_the_other_so_it_needs_the_sum_o
     assert one.up_gbps == one.down_gbps == pytest.approx(eight.up_gbps + eight.down_gbps, rel=0.02)
     just = forecast(fleet(fragments=1, gbps=one.down_gbps), Mode.DECOUPLED)
     assert (just.fits, just.sync_interval_steps) == (True, pytest.approx(24, rel=5e-3))  # merging comes in between
+
+
+@pytest.mark.parametrize("fragments", [2, 3, 4])
+@pytest.mark.parametrize("latency_s", [0.0, 0.05])
+def test_a_direction_needs_its_own_flow_where_the_other_one_leaves_it_the_time(fragments, latency_s):
+    """Of two fragments each has half of H to go up and half to come down, if that is what the links are busy with."""
+    asked = fleet(sites=2, parameters=5 * 10**9, step_s=10.0, codec=Codec.INT4, fragments=fragments)
+    asked = replace(asked, sites=tuple(replace(each, latency_s=latency_s) for each in asked.sites))
+    found = forecast(asked, Mode.DECOUPLED)
+    assert found.up_gbps == pytest.approx(5e9 * 4.125e-9 / 240, rel=2e-3)
+    assert found.down_gbps == found.exact_gbps == pytest.approx(5e9 * 32e-9 / 240, rel=2e-3)
+    one = 5e9 / fragments * 1e-9
+    assert one * 4.125 / found.up_gbps + one * 32 / found.down_gbps <= 240 - 2 * latency_s + 1e-3
+
+
+@pytest.mark.parametrize("mode", [Mode.DECOUPLED, Mode.STREAMING, Mode.DILOCO])
+@pytest.mark.parametrize(("codec", "version_codec"), [(Codec.INT4, Codec.F32), (Codec.F32, Codec.BF16)])
+@pytest.mark.parametrize("fragments", [1, 2, 5])
+def test_neither_direction_could_be_narrower(mode, codec, version_codec, fragments):
+    """Each one is its flow, or as wide as the journey of the largest fragment needs it beside the other one."""
+    asked = fleet(
+        codec=codec, version_codec=version_codec, fragments=fragments, latency_s=0.1, overlap_steps=8, utilisation=0.5
+    )
+    load, need = load_of(asked, mode), required(load_of(asked, mode), 0.5)
+    busy = 1.0 if mode is Mode.DECOUPLED else 0.5
+    within_s = load.interval_s if mode is Mode.DECOUPLED else load.turn_s + 8 * 0.5 * (mode is Mode.STREAMING)
+    ways = ((load.wire.largest_up_bytes, need.up_gbps), (load.wire.largest_down_bytes, need.down_gbps))
+    journey_s = 0.2 + sum(nbytes * 8e-9 / gbps for nbytes, gbps in ways)
+    assert journey_s <= within_s * (1 + 1e-6)
+    for cycle, gbps in ((load.wire.cycle_up_bytes, need.up_gbps), (load.wire.cycle_down_bytes, need.down_gbps)):
+        assert gbps == pytest.approx(cycle * 8e-9 * busy / load.interval_s) or journey_s == pytest.approx(within_s)
 
 
 @pytest.mark.parametrize(("parameters", "fragments"), [(5 * 10**9, 8), (10**10, 8), (10**12, 24), (5 * 10**9, 1)])
