@@ -16,7 +16,8 @@ it. A round's journey is up + down + twice the latency + the aggregator's time.
 
 *paper*: what published figures assume. No headers, no latency, no merging; int4 is 4 bits an element, in both
 directions, which a fragment goes at the same time; DiLoCo and data-parallel by ring; the simulation of
-:mod:`ops.planning.utilisation` on a grid of bandwidths, 0.1 to 1000 Gbit/s in 200 steps.
+:mod:`ops.planning.utilisation` on a grid of bandwidths, 0.1 to 1000 Gbit/s in 200 steps, or its closed form where that
+says more.
 """
 
 from __future__ import annotations
@@ -280,14 +281,18 @@ def _required_by_paper(load: Load, utilisation: float) -> Need:
     traffic = _traffic(load)
     if load.mode is Mode.DECOUPLED:
         exact = traffic.payload_gbit / load.interval_s
-        on_grid = PAPER_GRID[min(int(np.searchsorted(PAPER_GRID, exact * (1 - 1e-12))), len(PAPER_GRID) - 1)]
-        gbps = float(on_grid)
+        gbps = _next_on_grid(exact)
     else:
         exact = required_gbps(traffic, utilisation)
-        gbps = required_on_grid(traffic, [utilisation], PAPER_GRID)[0]
+        # Where fragments cannot be spaced evenly the simulation takes less; a link is judged by the closed form.
+        gbps = max(required_on_grid(traffic, [utilisation], PAPER_GRID)[0], _next_on_grid(exact))
     if math.isinf(gbps) or not PAPER_GRID[0] <= exact <= PAPER_GRID[-1]:
         gbps = exact
     return Need(up_gbps=gbps, down_gbps=gbps, exact_gbps=exact)
+
+
+def _next_on_grid(gbps: float) -> float:
+    return float(PAPER_GRID[min(int(np.searchsorted(PAPER_GRID, gbps * (1 - 1e-12))), len(PAPER_GRID) - 1)])
 
 
 def _nominal_gbit(load: Load) -> float:
@@ -333,7 +338,8 @@ def assumptions(assume: Assume, *, codec: Codec, version_codec: Codec, sites: in
             "f = 2 (1 - 1/M).",
             "Decoupled learners never wait: the link carries what they produce at full speed, whatever the target.",
             f"Data-parallel and DiLoCo use a ring: {ring}; data-parallel sends {buckets}.",
-            "Required bandwidths are the next point of the grid logspace(-1, 3, 200) in Gbit/s, from 2,000 steps.",
+            "Required bandwidths are the next point of the grid logspace(-1, 3, 200) in Gbit/s, from 2,000 steps, or "
+            "from the closed form where that says more.",
         )
     return (
         f"Traffic of our own programs through a hub: each fragment goes up once in {codec} and down once in "

@@ -251,6 +251,38 @@ def test_by_the_published_assumptions_too_little_for_the_grid_stays_as_little():
         assert found.up_gbps == found.exact_gbps < 0.1
 
 
+@example(mode=Mode.STREAMING, interval=500, fragments=49, tau=435, sites=8, target=0.95, codec=Codec.INT4)
+@settings(max_examples=30, deadline=None)
+@given(
+    mode=st.sampled_from(Mode),
+    interval=st.integers(2, 500),
+    fragments=st.integers(1, 100),
+    tau=st.integers(0, 499),
+    sites=st.integers(2, 16),
+    target=st.floats(0.5, 0.99),
+    codec=st.sampled_from(Codec),
+)
+def test_by_the_published_assumptions_a_link_as_wide_as_is_needed_is_not_too_narrow(
+    mode, interval, fragments, tau, sites, target, codec
+):
+    asked = fleet(
+        sites=sites,
+        parameters=5 * 10**9,
+        step_s=1.0,
+        assume=Assume.PAPER,
+        codec=codec,
+        version_codec=codec,
+        sync_interval_steps=interval,
+        fragments=min(fragments, interval),
+        overlap_steps=min(tau, interval - 1),
+        utilisation=target,
+    )
+    needed = forecast(asked, mode)
+    assert needed.exact_gbps <= needed.up_gbps * (1 + 1e-9)
+    wide = replace(asked, sites=tuple(replace(each, gbps=needed.up_gbps) for each in asked.sites))
+    assert forecast(wide, mode).fits is True
+
+
 @pytest.mark.parametrize("tau", [0, 1, 2, 5, 7])
 @pytest.mark.parametrize("fragments", [2, 8, 24])
 @pytest.mark.parametrize("latency_s", [0.4, 2.2])
