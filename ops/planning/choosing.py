@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from broker.errors import ConfigError
 from broker.messages import Codec
-from ops.planning.fleet import Fleet, interval_s, limits_to_raise, load_of, merging_per_cycle_s
+from ops.planning.fleet import Fleet, interval_s, limits_to_raise, load_of, merging_per_cycle_s, share_gbps
 from ops.planning.links import Assume, Mode, journey_s, other_than_waiting, required
 
 #: Intervals, fragments and codecs that :func:`choose` tries, the least harmful first: 4 bits with error feedback cost
@@ -41,28 +41,30 @@ class Choice:
 def choose(fleet: Fleet, mode: Mode, gbps: float) -> Choice | None:
     """Returns the least harmful settings for links of ``gbps``: those of the fleet if they do, else the first that do.
 
+    What a site has of the broker's link as well is a matter of the settings, so ``gbps`` is of the sites' links alone.
     None if with every setting the aggregator is too slow, or a fragment is too large for a message.
 
     Raises:
         ConfigError: No setting is enough, with the bandwidth that would be.
     """
     least, refused = math.inf, False
+    had_gbps = min(gbps, share_gbps(fleet, load_of(fleet, mode)))
     for candidate in _candidates(fleet):
         if mode is Mode.DECOUPLED and not _works(candidate):
             continue
         load = load_of(candidate, mode)
         try:
-            need = required(load, candidate.utilisation)
+            need, link_gbps = required(load, candidate.utilisation), min(gbps, share_gbps(candidate, load))
         except ConfigError:
             refused = True
             continue
-        if need.exact_gbps > gbps * (1 + 1e-9):
-            least = min(least, need.exact_gbps)
+        if need.exact_gbps > link_gbps * (1 + 1e-9):
+            least, had_gbps = min((least, had_gbps), (need.exact_gbps, link_gbps))
             continue
-        if mode is Mode.DECOUPLED and journey_s(load, gbps, gbps) > load.interval_s * (1 + 1e-9):
+        if mode is Mode.DECOUPLED and journey_s(load, link_gbps, link_gbps) > load.interval_s * (1 + 1e-9):
             continue  # the links would do, but with merging between up and down work is more than a version old
         return Choice(
-            link_gbps=gbps,
+            link_gbps=link_gbps,
             codec=candidate.codec,
             version_codec=candidate.version_codec,
             sync_interval_steps=candidate.sync_interval_steps,
@@ -79,7 +81,7 @@ def choose(fleet: Fleet, mode: Mode, gbps: float) -> Choice | None:
     else:
         enough = f"{mode} needs at least {at_least(least)} Gbit/s a site"
         cure = f"no codec, H up to {_longest(fleet)} or P is enough; {enough}"
-    raise ConfigError("bandwidth", gbps, cure)
+    raise ConfigError("bandwidth", had_gbps, cure)
 
 
 def _longest(fleet: Fleet) -> int:

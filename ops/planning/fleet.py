@@ -14,7 +14,7 @@ from broker.errors import ConfigError
 from broker.fragments import TensorSpec, shard_of
 from broker.messages import Codec
 from ops.planning.footprint import Payload, cut, wire_of
-from ops.planning.links import Assume, Load, Mode
+from ops.planning.links import Assume, Load, Mode, required
 
 #: The aggregator's time for a round, measured (benchmarks/README.md, "Outer round latency") on two shared cores.
 ROUND_S, ROUND_PER_ISLAND_S = 6e-3, 3e-3
@@ -139,14 +139,13 @@ class Fleet:
         """Whether the bandwidth of every site is known; the broker's is wide enough if nothing is said of it."""
         return all(site.gbps is not None for site in self.sites)
 
-    def site_gbps(self, *, hub: bool) -> tuple[float, ...]:
+    def site_gbps(self, *, share: float = math.inf) -> tuple[float, ...]:
         """Returns the bandwidth of each site, through a hub at most its share of the broker's; infinite: not known."""
-        share = math.inf if self.broker_gbps is None or not hub else self.broker_gbps / len(self.sites)
         return tuple(min(share, math.inf if site.gbps is None else site.gbps) for site in self.sites)
 
-    def narrowest_gbps(self, *, hub: bool) -> float | None:
+    def narrowest_gbps(self, *, share: float = math.inf) -> float | None:
         """Returns the least bandwidth of a site that is known, through a hub its share of the broker's too, or None."""
-        least = min(self.site_gbps(hub=hub))
+        least = min(self.site_gbps(share=share))
         return least if math.isfinite(least) else None
 
     @property
@@ -242,6 +241,32 @@ def _merging_s(fleet: Fleet, elements: int) -> float:
     islands = len(fleet.sites)
     per_element_s = MERGE_AND_PERSIST_S + islands * MERGE_PER_ISLAND_S
     return ROUND_S + islands * ROUND_PER_ISLAND_S + elements * per_element_s
+
+
+def apart(fleet: Fleet, mode: Mode) -> bool:
+    """Whether aggregators run on hosts of their own: the broker sends them what islands hand over, and gets versions.
+
+    The baselines are granted one beside the broker.
+    """
+    return mode is Mode.DECOUPLED and fleet.shards > 1 and fleet.assume is Assume.ATOLL
+
+
+def share_gbps(fleet: Fleet, load: Load) -> float:
+    """Returns a site's share of the broker's link, for its wider direction; infinite: not known, or nothing goes there.
+
+    With shards all contributions leave the broker's host again, beside the versions for all sites: its way out is the
+    wider one.
+
+    Raises:
+        ConfigError: No bandwidth of the sites is enough.
+    """
+    if fleet.broker_gbps is None or load.ring:
+        return math.inf
+    share = fleet.broker_gbps / load.sites
+    if not apart(fleet, load.mode):
+        return share
+    need = required(load, fleet.utilisation)
+    return share * need.exact_gbps / (need.up_gbps + need.down_gbps)
 
 
 def interval_s(fleet: Fleet) -> float:

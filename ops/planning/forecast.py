@@ -8,7 +8,16 @@ from statistics import fmean
 
 from broker.errors import ConfigError
 from ops.planning.arrival import Arrival, arrival
-from ops.planning.fleet import GIVE_ACCELERATORS, Fleet, check_overlap, load_of, lower_median, merging_steps
+from ops.planning.fleet import (
+    GIVE_ACCELERATORS,
+    Fleet,
+    apart,
+    check_overlap,
+    load_of,
+    lower_median,
+    merging_steps,
+    share_gbps,
+)
 from ops.planning.links import Assume, Load, Mode, achieved, carried_bytes, journey_s, journeys_s, made_s, required
 
 DAY_S = 86_400.0
@@ -37,8 +46,9 @@ class Forecast:
     Attributes:
         up_gbps: Needed by each site, out of it.
         down_gbps: Needed by each site, into it.
-        broker_up_gbps: Needed by the broker, out of it: what all sites receive. 0 for a ring.
-        broker_down_gbps: Needed by the broker, into it.
+        broker_up_gbps: Needed by the broker, out of it: what all sites receive, and with shards what all send, which
+            goes on to other hosts. 0 for a ring.
+        broker_down_gbps: Needed by the broker, into it: what all sites send, and with shards every version once.
         exact_gbps: The larger one of a site before it was moved to a grid.
         beyond: Why no bandwidth is enough for what was asked for, in a sentence, or empty; what is needed is for what
             the links can give then.
@@ -98,7 +108,8 @@ def forecast(fleet: Fleet, mode: Mode) -> Forecast:
     if mode is Mode.STREAMING:
         check_overlap(fleet)
     load, islands = load_of(fleet, mode), len(fleet.sites)
-    gbps = fleet.narrowest_gbps(hub=not load.ring)
+    share = share_gbps(fleet, load)
+    gbps = fleet.narrowest_gbps(share=share)
     beyond = ""
     try:
         need = required(load, fleet.utilisation)
@@ -115,7 +126,7 @@ def forecast(fleet: Fleet, mode: Mode) -> Forecast:
         utilisation = 1.0
     paced = gbps  # the link that rounds wait for
     if mode is Mode.DECOUPLED and gbps is not None:
-        median = lower_median(fleet.site_gbps(hub=True))
+        median = lower_median(fleet.site_gbps(share=share))
         paced = median if math.isfinite(median) else None
     up_gbps, down_gbps = (need.up_gbps, need.down_gbps) if paced is None else (paced, paced)
     round_s, journeys = journey_s(load, up_gbps, down_gbps), journeys_s(load, up_gbps, down_gbps)
@@ -131,7 +142,7 @@ def forecast(fleet: Fleet, mode: Mode) -> Forecast:
         interval, staleness = _stretched(load, paced, fmean(journeys), round_made_s, least_steps)
         arrivals = tuple(
             _arrival(load, interval, gbps, 2 * site.latency_s)
-            for site, gbps in zip(fleet.sites, fleet.site_gbps(hub=True), strict=True)
+            for site, gbps in zip(fleet.sites, fleet.site_gbps(share=share), strict=True)
         )
         # Where what goes up stretches H, the way down is no part of a round: a fragment has one at a time.
         open_shares = tuple(min(1.0, each / (interval * load.step_s)) for each in journeys)
@@ -151,12 +162,15 @@ def forecast(fleet: Fleet, mode: Mode) -> Forecast:
     tokens = counting * DAY_S * waiting * (1.0 if goodput is None else goodput)
     per_round = load.sync_interval_steps / load.wire.rounds
     own_up, own_down = carried_bytes(load)
+    broker_up, broker_down = (islands * need.down_gbps, islands * need.up_gbps) if hub else (0.0, 0.0)
+    if apart(fleet, mode):
+        broker_up, broker_down = broker_up + broker_down, broker_down + need.down_gbps
     return Forecast(
         mode=mode,
         up_gbps=need.up_gbps,
         down_gbps=need.down_gbps,
-        broker_up_gbps=islands * need.down_gbps if hub else 0.0,
-        broker_down_gbps=islands * need.up_gbps if hub else 0.0,
+        broker_up_gbps=broker_up,
+        broker_down_gbps=broker_down,
         exact_gbps=need.exact_gbps,
         beyond=beyond,
         fits=fits,

@@ -327,7 +327,10 @@ def _traffic(load: Load) -> Traffic:
 def assumptions(assume: Assume, *, codec: Codec, version_codec: Codec, sites: int, shards: int) -> Sequence[str]:
     """Returns the sentences that say what the figures rest on."""
     ring = f"each site sends 2 (1 - 1/M) = {2 * (1 - 1 / sites):.3g} times the payload and receives as much"
-    aggregators = "The aggregator runs" if shards == 1 else f"Each of {shards} aggregators runs on a host of its own"
+    aggregators, through = "The aggregator runs", ""
+    if shards > 1:
+        aggregators = f"Each of {shards} aggregators runs on a host of its own"
+        through = "; contributions go on to the hosts of aggregators, and each version comes from there once"
     buckets = "bfloat16 gradients in 128 buckets, released over the backward pass (2/3 of a step)"
     if assume is Assume.PAPER:
         bits = _NOMINAL_BITS[codec]
@@ -343,13 +346,14 @@ def assumptions(assume: Assume, *, codec: Codec, version_codec: Codec, sites: in
         )
     return (
         f"Traffic of our own programs through a hub: each fragment goes up once in {codec} and down once in "
-        f"{version_codec} every H steps (f = 1), headers included; the broker carries all {sites} sites' traffic.",
+        f"{version_codec} every H steps (f = 1), headers included; the broker carries all {sites} sites' "
+        f"traffic{through}.",
         "Heartbeats and announcements (a few kB/s for each island) and the bytes of TCP/IP are not counted.",
         "Decoupled islands never wait: the link carries what they produce at full speed, whatever the target. Where "
         "the median site's is narrower upwards, or the aggregator slow, the interval stretches instead; whose own is "
         "narrower takes part less often, with more steps that are older: to first order.",
         f"{aggregators} beside the broker. It takes 6 ms + 3 ms for each island, and 13 ns + 1.3 ns for each "
         "island per parameter of a fragment, as measured on two shared cores; the baselines are granted one "
-        "that takes no time.",
+        "that takes no time, beside the broker.",
         f"Data-parallel is a ring of {buckets}, neighbours as far apart as a site and the hub: {ring}.",
     )

@@ -101,7 +101,7 @@ def _narrow_links(fleet: Fleet, chosen: Forecast) -> str:
         else:
             effect = "H stays"
         effect += _late(fleet, chosen)
-    own_gbps = fleet.narrowest_gbps(hub=False)
+    own_gbps = fleet.narrowest_gbps()
     who = "The narrowest link has" if chosen.link_gbps == own_gbps else "A site's share of the broker's link is"
     return f"{who} {chosen.link_gbps:.3g} of {wide}: {effect}."
 

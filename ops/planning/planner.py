@@ -15,7 +15,15 @@ import numpy as np
 from broker.errors import ConfigError
 from broker.fragments import shard_of
 from ops.planning.choosing import Choice, at_least, choose
-from ops.planning.fleet import GIVE_ACCELERATORS, Fleet, fragments_of, load_of, lower_median, payload_of
+from ops.planning.fleet import (
+    GIVE_ACCELERATORS,
+    Fleet,
+    fragments_of,
+    load_of,
+    lower_median,
+    payload_of,
+    share_gbps,
+)
 from ops.planning.footprint import (
     Memory,
     Payload,
@@ -68,25 +76,27 @@ def _planned(fleet: Fleet, mode: Mode) -> tuple[Forecast, Choice | None]:
         ConfigError: No settings fit the links, whether the mode is asked about or stands beside it.
     """
     found = forecast(fleet, mode)
-    gbps = found.link_gbps
-    return found, None if gbps is None or mode is Mode.DP else _choice(fleet, mode, gbps)
+    return found, None if found.link_gbps is None or mode is Mode.DP else _choice(fleet, mode)
 
 
-def _choice(fleet: Fleet, mode: Mode, narrowest_gbps: float) -> Choice | None:
+def _choice(fleet: Fleet, mode: Mode) -> Choice | None:
     """Chooses for the narrowest link, unless decoupled islands would all sync less often for the sake of one.
 
     Rounds do not wait for it: what of its work arrives is told beside the plan.
     """
+    narrowest_gbps, median_gbps = min(fleet.site_gbps()), lower_median(fleet.site_gbps())
     if mode is not Mode.DECOUPLED:
         return choose(fleet, mode, narrowest_gbps)
-    median_gbps = lower_median(fleet.site_gbps(hub=True))
-    if median_gbps <= narrowest_gbps * (1 + 1e-9):
+    share = share_gbps(fleet, load_of(fleet, mode))
+    if min(median_gbps, share) <= narrowest_gbps * (1 + 1e-9):
         return choose(fleet, mode, narrowest_gbps)
     try:
         of_all = choose(fleet, mode, narrowest_gbps)
     except ConfigError:
         of_all = None
-    if math.isinf(median_gbps) or (of_all is not None and of_all.sync_interval_steps == fleet.sync_interval_steps):
+    if math.isinf(min(median_gbps, share)) or (
+        of_all is not None and of_all.sync_interval_steps == fleet.sync_interval_steps
+    ):
         return of_all
     return choose(fleet, mode, median_gbps)
 

@@ -591,8 +591,48 @@ def test_what_is_chosen_fits(share):
 
 def test_the_brokers_link_is_shared_by_the_sites_that_go_through_it():
     shared = fleet(gbps=10.0, broker_gbps=2.0)
-    assert (shared.narrowest_gbps(hub=True), shared.narrowest_gbps(hub=False)) == (0.5, 10.0)
+    assert forecast(shared, Mode.DECOUPLED).link_gbps == 0.5
     assert forecast(shared, Mode.DP) == forecast(fleet(gbps=10.0), Mode.DP)
+
+
+@pytest.mark.parametrize("codec", [Codec.F32, Codec.INT4])
+@pytest.mark.parametrize("fragments", [2, 8])
+def test_what_shards_get_leaves_the_brokers_host_again_and_their_versions_enter_it(codec, fragments):
+    def found(**changes):
+        return forecast(fleet(codec=codec, fragments=fragments, **changes), Mode.DECOUPLED)
+
+    one, two = found(), found(shards=2)
+    assert (one.broker_up_gbps, one.broker_down_gbps) == (4 * one.down_gbps, 4 * one.up_gbps)
+    assert (two.up_gbps, two.down_gbps) == (one.up_gbps, one.down_gbps)
+    assert two.broker_up_gbps == pytest.approx(one.broker_up_gbps + 4 * one.up_gbps)
+    assert two.broker_down_gbps == pytest.approx(one.broker_down_gbps + one.down_gbps)
+    links = {"gbps": 10.0, "shards": 2}
+    enough = found(broker_gbps=two.broker_up_gbps, **links)
+    assert (enough.fits, enough.sync_interval_steps) == (True, 24)
+    narrow = found(broker_gbps=0.98 * two.broker_up_gbps, **links)
+    assert (narrow.fits, narrow.link_gbps) == (False, pytest.approx(0.98 * narrow.exact_gbps))
+
+
+@pytest.mark.parametrize(("mode", "assume"), [(Mode.DILOCO, Assume.ATOLL), (Mode.DECOUPLED, Assume.PAPER)])
+def test_the_baselines_and_the_publications_have_their_aggregator_beside_the_broker(mode, assume):
+    one, two = (forecast(fleet(shards=n, assume=assume, gbps=1.0, broker_gbps=1.0), mode) for n in (1, 2))
+    assert one == two
+
+
+@pytest.mark.parametrize("share", [1.0, 0.9, 0.6, 0.4, 0.2, 0.02])
+@pytest.mark.parametrize("gbps", [None, 10.0])
+def test_what_is_chosen_for_shards_fits_the_brokers_link(share, gbps):
+    asked = fleet(shards=2, gbps=gbps)
+    asked = replace(asked, broker_gbps=share * forecast(asked, Mode.DECOUPLED).broker_up_gbps)
+    planned = plan(asked, Mode.DECOUPLED)
+    if share == 1.0 and gbps is None:
+        assert planned.choice is None
+        return
+    settled = forecast(as_chosen(asked, planned.choice), Mode.DECOUPLED)
+    assert settled.broker_up_gbps <= asked.broker_gbps * (1 + 1e-9)
+    assert settled.fits is (None if gbps is None else True)
+    if share == 0.9:  # contributions take a third of the way out
+        assert (planned.choice.codec, planned.choice.sync_interval_steps) == (Codec.INT8, 24)
 
 
 def test_a_broker_that_is_too_narrow_is_told_even_if_the_sites_links_are_not_known():
