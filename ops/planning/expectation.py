@@ -34,7 +34,7 @@ def _expected(
     try:
         return expected_goodput(mode=mode, chips=accelerators, islands=islands, model=model, events=events)
     except ConfigError as err:
-        if err.field != "days":
+        if err.field != "mtbi_years":
             raise
         fails_s = model.chip_mtbi_s / accelerators
         cure = f"has an accelerator fail every {fails_s:.2g} s, which is too often to be simulated: give a longer time"

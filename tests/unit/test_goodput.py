@@ -14,7 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from broker.errors import ConfigError, Unavailable
-from ops.goodput import barrier, renewal, simulation
+from ops.goodput import barrier, estimate, renewal, simulation
 from ops.goodput import command as goodput
 from ops.goodput.availability import BATCHES, account, batch_means, stepping_by
 from ops.goodput.barrier import coupled
@@ -308,6 +308,30 @@ def test_where_failures_are_rare_the_expected_goodput_has_seen_enough_of_them():
     found = expected_goodput(mode="diloco", chips=512, islands=8)
     assert found == pytest.approx(1 / (1 + rate * (1800.0 + 83.5)), abs=0.006)
     assert found < expected_goodput(chips=512, islands=8)
+
+
+@pytest.mark.parametrize("mode", ["diloco", "decoupled"])
+@pytest.mark.parametrize(
+    ("chips", "islands", "step_s"), [(64, 64, 0.004), (1024, 128, 0.01), (8, 8, 1e-6), (1_200_000, 8, 1e-3)]
+)
+def test_where_rounds_come_often_the_expected_goodput_is_not_refused_and_takes_few_of_them(
+    mode, chips, islands, step_s, monkeypatch
+):
+    """Of 64 chips in so many rounds as are computed in a second or two not one fails."""
+    simulated = []
+
+    def counting(fleet, model):
+        simulated.append((fleet, model))
+        return simulate(fleet, model)
+
+    monkeypatch.setattr(estimate, "simulate", counting)
+    found = expected_goodput(mode=mode, chips=chips, islands=islands, step_s=step_s, sync_interval=24)
+    for fleet, model in simulated:
+        assert fleet.islands * fleet.duration_s / model.interval_s < 6e6
+        assert fleet.chips / model.chip_mtbi_s * fleet.duration_s > 250
+    if chips < 1_200_000:  # by hand: a repair and a restart, of one island or for all of them
+        away = chips / FailureModel().chip_mtbi_s * (1800.0 + 83.5)
+        assert found == pytest.approx(math.exp(-away if mode == "diloco" else -away / islands), abs=0.01)
 
 
 @pytest.mark.parametrize("chips", [512, 40_000])

@@ -2,12 +2,14 @@
 
 import argparse
 import json
+import math
 
 import pytest
 
 from broker.errors import ConfigError
 from ops import cli
 from ops.goodput.estimate import ESTIMATE_EVENTS, expected_goodput
+from ops.goodput.fleet import FailureModel
 from ops.planning import command as planning
 from ops.planning import expectation
 
@@ -192,6 +194,24 @@ def test_a_site_of_a_file_that_cannot_be_is_named(atoll, tmp_path, line, words):
 def test_failures_too_many_to_be_simulated_are_told_by_the_flag_that_says_how_many(atoll):
     flags = ("--params", "1B", "--sites", 2, "--step-time", 1, "--accelerators", 8, "--mtbi-years", 1e-12)
     assert "mtbi_years = 1e-12: has an accelerator fail every 2e-06 s" in atoll(*flags)[2]
+
+
+@pytest.mark.parametrize(("sites", "accelerators", "step_s"), [(64, 1, 0.02), (128, 8, 0.05)])
+def test_short_steps_of_small_sites_are_no_reason_to_refuse_a_fleet(atoll, sites, accelerators, step_s):
+    """By hand: each failure is a repair and a restart, for which all of them wait; those of a few overlap."""
+    flags = ("--params", "125M", "--sites", sites, "--accelerators", accelerators, "--fragments", 24)
+    found = json.loads(atoll(*flags, "--step-time", step_s, "--mode", "streaming", "--json")[1])["goodput"]
+    waits = sites * accelerators / FailureModel().chip_mtbi_s * (1800.0 + 83.5)
+    assert found == pytest.approx(math.exp(-waits), abs=0.01)
+
+
+def test_only_failures_that_are_too_many_are_told_by_how_often_they_come(atoll, monkeypatch):
+    def refuse(**rest):
+        raise ConfigError("days", 1.0, "would be too many rounds")
+
+    monkeypatch.setattr(expectation, "expected_goodput", refuse)
+    flags = ("--params", "1B", "--sites", 2, "--step-time", 1, "--accelerators", 8)
+    assert "mtbi_years" not in atoll(*flags)[2]
 
 
 def test_islands_that_stream_meet_at_every_fragment(atoll):
