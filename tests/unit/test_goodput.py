@@ -532,6 +532,23 @@ def test_the_expected_goodput_is_what_a_long_simulation_finds(mode):
     assert expected == pytest.approx(found.account.goodput.value, abs=0.01)
 
 
+@pytest.mark.parametrize("mode", ["diloco", "elastic-dp"])
+@pytest.mark.parametrize("islands", [2, 8, 64])
+def test_the_expected_goodput_is_of_usual_differences_in_speed_and_not_of_one_draw(mode, islands):
+    uneven = replace(NEVER, speed_spread=0.1, step_jitter=0.0)
+    fleet = Fleet(mode=Mode(mode), chips=islands, islands=islands)
+    found = expected_goodput(mode=mode, chips=islands, islands=islands, model=uneven)
+    assert found == pytest.approx(renewal.in_step_share(fleet, uneven), abs=0.006)
+
+
+def test_pauses_that_waiting_for_the_slowest_hides_are_not_counted_twice():
+    """Equal speeds, times what unequal ones leave where nothing fails, is four points less."""
+    fleet, uneven = Fleet(mode=Mode.DILOCO, days=0.25), FailureModel(speed_spread=0.05)
+    runs = [simulate(replace(fleet, seed=seed), uneven).account.goodput.value for seed in range(10)]
+    expected = expected_goodput(mode="diloco", chips=fleet.chips, islands=fleet.islands, model=uneven)
+    assert expected == pytest.approx(np.mean(runs), abs=0.012)
+
+
 def test_the_expected_goodput_takes_domains_into_account():
     spared = expected_goodput(mode="decoupled", chips=100_000, islands=4)
     hit = expected_goodput(mode="decoupled", chips=100_000, islands=4, domain_mtbi_days=2.0, domain_repair_min=480.0)
