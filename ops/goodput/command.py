@@ -18,9 +18,12 @@ from broker.errors import ConfigError
 from broker.values import whole_number
 from ops.goodput import view
 from ops.goodput.estimate import expected_goodput
-from ops.goodput.fleet import FailureModel, Fleet, Mode, check_domains, check_together
+from ops.goodput.fleet import FailureModel, Fleet, Mode, check_together
 from ops.goodput.published import TABLE_1
 from ops.goodput.simulation import Progress, simulate
+
+#: Fleets that curves are of, from the least chips to the most, and how many: those of table 1, and some beyond.
+_CURVE_CHIPS, _CURVE_SIZES = (50_000, 10_000_000), 12
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -102,9 +105,12 @@ def curves(
 ) -> Mapping[str, list[tuple[int, float]]]:
     """Returns goodput over fleet size for each mode, as (chips, goodput), by :func:`expected_goodput`.
 
-    Sizes that do not go with the failure model are left out, such as those whose islands have less slices than domains.
+    Sizes that do not go with the failure model are left out, such as those whose islands have less slices than domains,
+    and those that fail too often to be simulated. The fleet's own size is one of them.
     """
-    sizes = [max(int(each), fleet.islands) for each in np.geomspace(50_000, 10_000_000, 12)]
+    smallest, largest = min(_CURVE_CHIPS[0], fleet.chips), max(_CURVE_CHIPS[1], fleet.chips)
+    spread = (max(int(each), fleet.islands) for each in np.geomspace(smallest, largest, _CURVE_SIZES))
+    sizes = sorted({*spread, fleet.chips})
     own = [fleet.mode] if fleet.mode is Mode.DILOCO else []  # has no closed form: drawn where it was asked for
     modes = [Mode.DECOUPLED, *own, Mode.ELASTIC_DP, Mode.DP]
     found: dict[str, list[tuple[int, float]]] = {}
@@ -112,10 +118,9 @@ def curves(
         for k, chips in enumerate(sizes):
             on_progress((i + k / len(sizes)) / len(modes))
             try:
-                check_domains(replace(fleet, chips=chips), model)
+                goodput = expected_goodput(mode=mode, chips=chips, islands=fleet.islands, model=model)
             except ConfigError:
                 continue
-            goodput = expected_goodput(mode=mode, chips=chips, islands=fleet.islands, model=model)
             found.setdefault(mode.value, []).append((chips, goodput))
     return found
 

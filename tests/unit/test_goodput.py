@@ -809,3 +809,28 @@ def test_sizes_that_do_not_go_with_the_domains_are_no_part_of_a_curve():
     sizes = [chips for chips, _ in drawn["decoupled"]]
     assert 0 < len(sizes) < 12
     assert min(sizes) > 700_000
+
+
+def test_curves_have_the_size_of_the_fleet_itself():
+    for chips in (1_000, 1_234_567, 20_000_000):
+        drawn = goodput.curves(Fleet(mode=Mode.DP, chips=chips), FailureModel())["dp"]
+        sizes = [size for size, _ in drawn]
+        assert chips in sizes
+        assert sizes == sorted(set(sizes))
+        assert min(sizes) <= 50_000
+        assert max(sizes) >= 10_000_000
+
+
+@pytest.mark.parametrize("years", [1e-3, 1e-5, 1e-7])
+def test_sizes_that_fail_too_often_are_no_part_of_a_curve_and_the_others_take_no_minutes(years, monkeypatch):
+    """What a closed form is for is drawn at any size."""
+    simulated = []
+
+    def counting(fleet, model):
+        simulated.append(fleet.chips / model.chip_mtbi_s * fleet.duration_s)
+        return simulate(replace(fleet, days=fleet.days / 100), model)
+
+    monkeypatch.setattr(estimate, "simulate", counting)
+    drawn = goodput.curves(Fleet(chips=1_000, days=0.001), FailureModel(mtbi_years=years))
+    assert len(drawn.get("decoupled", ())) < len(drawn["dp"]) == 12
+    assert max(simulated, default=0.0) <= 500_001
