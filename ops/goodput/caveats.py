@@ -51,11 +51,20 @@ def _few_events(fleet: Fleet, model: FailureModel) -> str:
     if model.mtbi_years < _NEVER_YEARS:
         expected["interruptions"] = fleet.chips / model.chip_mtbi_s * fleet.duration_s
     if model.domain_mtbi_days is not None:
-        expected["domain failures"] = fleet.islands / model.domain_islands * fleet.days / model.domain_mtbi_days
+        cycle_s = model.domain_mtbi_days * DAY_S + model.domain_repair_min * 60.0  # what is away does not fail
+        expected["domain failures"] = fleet.islands / model.domain_islands * fleet.duration_s / cycle_s
     if model.coordinator_mtbi_days is not None:
-        expected["coordinator failures"] = fleet.days / model.coordinator_mtbi_days
+        cycle_s = model.coordinator_mtbi_days * DAY_S + model.coordinator_repair_s
+        expected["coordinator failures"] = fleet.duration_s / cycle_s
     few = [f"{count:.2g} {what}" for what, count in expected.items() if count < _FEW]
     return f"with {' and '.join(few)} to be expected the intervals are too narrow; simulate more --days" if few else ""
+
+
+def _coordinator(fleet: Fleet, model: FailureModel) -> tuple[str, float]:
+    """What of its repairs costs training, in words and seconds: decoupled islands go on without it for a while."""
+    if fleet.mode is Mode.DECOUPLED:
+        return "the coordinator beyond hold_s", max(0.0, model.coordinator_repair_s - model.hold_s)
+    return "the coordinator", model.coordinator_repair_s
 
 
 def _long_repairs(fleet: Fleet, model: FailureModel) -> str:
@@ -65,6 +74,9 @@ def _long_repairs(fleet: Fleet, model: FailureModel) -> str:
         repairs_s["slices"] = model.repair_s
     if model.domain_mtbi_days is not None:
         repairs_s["domains"] = model.domain_repair_min * 60.0
+    if model.coordinator_mtbi_days is not None:
+        what, repair_s = _coordinator(fleet, model)
+        repairs_s[what] = repair_s
     batch_s = fleet.duration_s / BATCHES
     long = [what for what, repair_s in repairs_s.items() if repair_s > batch_s]
     if not long:
@@ -82,6 +94,9 @@ def _whole_at_first(fleet: Fleet, model: FailureModel) -> str:
         repairs["slices"] = model.repair_s, model.chip_mtbi_s / model.slice_chips
     if model.domain_mtbi_days is not None:
         repairs["domains"] = model.domain_repair_min * 60.0, model.domain_mtbi_days * DAY_S
+    if model.coordinator_mtbi_days is not None:
+        what, repair_s = _coordinator(fleet, model)
+        repairs[what] = repair_s, model.coordinator_mtbi_days * DAY_S + model.coordinator_repair_s - repair_s
     all_wait = fleet.mode is Mode.DP or (fleet.mode is Mode.DILOCO and model.domains_of_island == 1)
     together = fleet.islands / model.domain_islands if all_wait else 1.0
     excess = {}

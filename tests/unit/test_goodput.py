@@ -682,6 +682,11 @@ def test_a_run_that_may_see_no_failure_at_all_says_that_its_interval_means_littl
     assert json.loads(capsys.readouterr().out)["warning"] is None
 
 
+#: A coordinator that is away for two days of five, and one domain that everything stands in.
+AWAY = ("--chips", "10000", "--days", "30", "--coordinator-mtbi-days", "3", "--coordinator-repair-s", "172800")
+ONE = ("--chips", "10000", "--domain-islands", "8")
+
+
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
@@ -700,7 +705,13 @@ def test_a_run_that_may_see_no_failure_at_all_says_that_its_interval_means_littl
         (["--domain-islands", "2"], "domain_islands changes nothing without domain_mtbi_days"),
         (["--domain-islands", "2", "--domain-mtbi-days", "0.1", "--days", "3"], None),
         (["--hold-s", "60"], "hold_s changes nothing without coordinator_mtbi_days"),
-        (["--hold-s", "60", "--coordinator-mtbi-days", "0.1"], None),
+        (["--hold-s", "60", "--coordinator-mtbi-days", "0.09"], None),
+        ([*AWAY, "--mode", "elastic-dp"], "with 6 coordinator failures to be expected"),
+        ([*AWAY, "--mode", "elastic-dp"], "repairs of the coordinator last longer than a 20th of the simulated time"),
+        ([*AWAY, "--mode", "diloco"], "repairs of the coordinator take 2 of 30 days: goodput and interval are up to"),
+        (AWAY, "repairs of the coordinator beyond hold_s take 2 of 30 days"),
+        ([*AWAY, "--hold-s", "172800", "--coordinator-mtbi-days", "0.9"], None),
+        (["--domain-mtbi-days", "3", "--domain-repair-min", "2880", *ONE, "--days", "30"], "with 6 domain failures"),
         (["--mode", "dp", "--speed-spread", "0.1"], None),
         (["--repair-s", "36000", "--days", "8"], "repairs of slices last longer than a 20th of the simulated time"),
         (["--repair-s", "604800", "--days", "7"], "repairs of slices take 7 of 7 days: goodput and interval are up to"),
