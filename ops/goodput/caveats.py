@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import fields, replace
 
 from ops.goodput import renewal
 from ops.goodput.availability import BATCHES
@@ -23,18 +24,51 @@ _NOTEWORTHY = 0.005
 
 def caveats(fleet: Fleet, model: FailureModel, goodput: float) -> list[str]:
     """Returns what to know before the goodput is believed; usually nothing."""
-    found = (
+    return [each for each in (*_of_intervals(fleet, model), *_of_the_model(fleet, model, goodput)) if each]
+
+
+def caveats_of_all(runs: Sequence[tuple[str, Fleet, float]], model: FailureModel) -> list[str]:
+    """Returns what to know of several fleets, as (name, fleet, goodput): what is said of many of them is said once."""
+    of_each = [(*_of_intervals(fleet, model), *_of_the_model(fleet, model, goodput)) for _, fleet, goodput in runs]
+    found = []
+    for kind in zip(*of_each, strict=True):
+        said = [(name, sentence) for (name, _, _), sentence in zip(runs, kind, strict=True) if sentence]
+        if said:
+            name, sentence = said[0]
+            others = f", and {len(said) - 1} more alike" if len(said) > 1 else ""
+            found.append(sentence if set(kind) == {sentence} else f"{name}{others}: {sentence}")
+    return found
+
+
+def assumed(fleet: Fleet, model: FailureModel, goodput: float) -> list[str]:
+    """Returns what of the model itself is in the goodput, however long the fleet is simulated."""
+    return [each for each in _of_the_model(fleet, model, goodput) if each]
+
+
+def changed(model: FailureModel) -> str:
+    """Says which settings are others than those that table 1 of the paper has or is fitted with; usually nothing."""
+    usual = FailureModel()
+    others = [(each.name, getattr(model, each.name), getattr(usual, each.name)) for each in fields(model)]
+    told = [
+        f"{name} = {value:g} ({'none' if known is None else f'{known:g}'})"
+        for name, value, known in others
+        if value != known
+    ]
+    return f"other settings than the published table has or is fitted with: {', '.join(told)}" if told else ""
+
+
+def _of_intervals(fleet: Fleet, model: FailureModel) -> tuple[str, ...]:
+    """Sentences in a fixed order, empty where there is nothing to say; so is the next."""
+    return (
         _few_events(fleet, model),
         _long_repairs(fleet, model),
         _whole_at_first(fleet, model),
         _other_slices(fleet, model),
     )
-    return [*(each for each in found if each), *assumed(fleet, model, goodput)]
 
 
-def assumed(fleet: Fleet, model: FailureModel, goodput: float) -> list[str]:
-    """Returns what of the model itself is in the goodput, however long the fleet is simulated."""
-    found = (
+def _of_the_model(fleet: Fleet, model: FailureModel, goodput: float) -> tuple[str, ...]:
+    return (
         _floor(fleet, model),
         _long_steps(fleet, model),
         _free_spares(fleet, model),
@@ -43,7 +77,6 @@ def assumed(fleet: Fleet, model: FailureModel, goodput: float) -> list[str]:
         _speeds(fleet, model),
         _never(model),
     )
-    return [each for each in found if each]
 
 
 def _few_events(fleet: Fleet, model: FailureModel) -> str:

@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     progress = _ProgressLine()
     if args.table:
         cells = table(fleet, model, progress)
-        print(json.dumps(view.table_json(cells)) if args.json else view.table_text(cells))
+        print(json.dumps(view.table_json(cells, model)) if args.json else view.table_text(cells, model))
         return 0
     result = simulate(fleet, model, progress)
     print(json.dumps(view.to_json(result), allow_nan=False) if args.json else view.text(result), flush=True)
@@ -96,7 +96,7 @@ def table(fleet: Fleet, model: FailureModel, on_progress: Progress = lambda done
     cells = []
     for i, (row, one, goodput) in enumerate(fleets):
         on_progress(i / len(fleets))
-        cells.append(view.Cell(row=row, chips=one.chips, published=goodput, account=simulate(one, model).account))
+        cells.append(view.Cell(row=row, fleet=one, published=goodput, account=simulate(one, model).account))
     return cells
 
 

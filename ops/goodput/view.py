@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from broker.errors import Unavailable
 from broker.settings import to_table
 from ops.goodput.availability import BATCHES, CONFIDENCE, Account, Estimate
-from ops.goodput.caveats import caveats
-from ops.goodput.fleet import FailureModel, Mode, all_slices
+from ops.goodput.caveats import caveats, caveats_of_all, changed
+from ops.goodput.fleet import FailureModel, Fleet, Mode, all_slices
 from ops.goodput.published import CHIPS, TABLE_1, Row
 from ops.goodput.staleness import Staleness
 from ops.goodput.timeline import Cause
@@ -114,14 +114,15 @@ def to_json(result: Result) -> dict[str, Any]:
         "closed_form": None if closed is None else {"goodput": closed[0], "uptime": closed[1]},
         "warning": "; ".join(caveats(fleet, result.model, account.goodput.value)) or None,
         "slices": {"all": all_slices(fleet, result.model), "chips_each": _slice_chips(result)},
-        "parameters": {"days": fleet.days, **_never(result.model), **to_table(result.model)},
+        "parameters": _parameters(fleet, result.model),
         "seed": fleet.seed,
     }
 
 
-def _never(model: FailureModel) -> dict[str, None]:
+def _parameters(fleet: Fleet, model: FailureModel) -> dict[str, Any]:
     """What was not asked for is null: a table has no such thing, and would leave it out."""
-    return {each.name: None for each in fields(model) if getattr(model, each.name) is None}
+    never = {each.name: None for each in fields(model) if getattr(model, each.name) is None}
+    return {"days": fleet.days, **never, **to_table(model)}
 
 
 def _slice_chips(result: Result) -> float:
@@ -146,14 +147,25 @@ class Cell:
     """A cell of table 1.
 
     Attributes:
+        fleet: What was simulated.
         published: Goodput in percent.
-        account: What was simulated.
+        account: What became of the fleet.
     """
 
     row: Row
-    chips: int
+    fleet: Fleet
     published: int
     account: Account
+
+    @property
+    def chips(self) -> int:
+        """Chips of the whole fleet."""
+        return self.fleet.chips
+
+    @property
+    def name(self) -> str:
+        """How text names it."""
+        return f"{self.row.name} with {self.chips:,} chips"
 
     @property
     def difference(self) -> float:
@@ -161,8 +173,8 @@ class Cell:
         return 100.0 * self.account.goodput.value - self.published
 
 
-def table_text(cells: Sequence[Cell]) -> str:
-    """Returns the table for people: simulated goodput, published goodput, difference in points."""
+def table_text(cells: Sequence[Cell], model: FailureModel) -> str:
+    """Returns the table for people: simulated goodput, published goodput, difference in points; and what to know."""
     width = max(len(cell.row.name) for cell in cells)
     header = "".join(f"{f'{chips:,}':>19}" for chips in CHIPS)
     lines = ["goodput in %: simulated / published, difference", "chips".ljust(width) + header]
@@ -172,12 +184,17 @@ def table_text(cells: Sequence[Cell]) -> str:
         lines.append(row.name.ljust(width) + "".join(f"{each:>19}" for each in shown))
     worst = max(cells, key=lambda cell: abs(cell.difference))
     mean = sum(abs(cell.difference) for cell in cells) / len(cells)
-    where = f"{worst.row.name} with {worst.chips:,} chips"
-    lines.append(f"mean distance {mean:.1f} points, greatest {abs(worst.difference):.1f} ({where})")
-    return "\n".join(lines)
+    lines.append(f"mean distance {mean:.1f} points, greatest {abs(worst.difference):.1f} ({worst.name})")
+    return "\n".join([*lines, *_table_caveats(cells, model)])
 
 
-def table_json(cells: Sequence[Cell]) -> dict[str, Any]:
+def _table_caveats(cells: Sequence[Cell], model: FailureModel) -> list[str]:
+    other = changed(model)
+    runs = [(cell.name, cell.fleet, cell.account.goodput.value) for cell in cells]
+    return [*([other] if other else []), *caveats_of_all(runs, model)]
+
+
+def table_json(cells: Sequence[Cell], model: FailureModel) -> dict[str, Any]:
     """Returns the table as one JSON object; shares are 0 to 1."""
     return {
         "cells": [
@@ -193,6 +210,9 @@ def table_json(cells: Sequence[Cell]) -> dict[str, Any]:
             for cell in cells
         ],
         "greatest_difference": max(abs(cell.difference) for cell in cells) / 100,
+        "warning": "; ".join(_table_caveats(cells, model)) or None,
+        "parameters": _parameters(cells[0].fleet, model),
+        "seed": cells[0].fleet.seed,
     }
 
 

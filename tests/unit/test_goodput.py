@@ -774,10 +774,37 @@ def test_a_wrong_flag_says_field_value_and_cure(flags, words):
 def test_the_table_shows_every_cell_beside_the_published_one(capsys):
     assert command("--table", "--days", "0.2") == 0
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 7
+    assert lines[6].startswith("mean distance ")
     assert all(line.count(" / ") == 5 for line in lines[2:6])
     assert command("--table", "--days", "0.2", "--json") == 0
     assert len(json.loads(capsys.readouterr().out)["cells"]) == 20
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentences"),
+    [
+        (["--days", "4"], []),
+        (["--days", "0.01", "--repair-s", "30", "--rejoin-wait-s", "0"], ["repair_s = 30 (1800)", "with 4.1 interr"]),
+        (["--days", "0.2"], ["elastic DP with 150,000 chips, and 14 more alike: repairs of slices last longer"]),
+        (
+            ["--days", "4", "--mtbi-years", "0.5", "--domain-mtbi-days", "9"],
+            ["mtbi_years = 0.5 (1), domain_mtbi_days = 9 (none)", "and 19 more alike: with 3.5 domain failures"],
+        ),
+        (["--days", "4", "--hold-s", "60"], ["hold_s = 60 (3600)", "hold_s changes nothing without"]),
+    ],
+)
+def test_what_makes_cells_of_the_table_look_better_than_they_are_stands_below_it(flags, sentences, capsys):
+    assert command("--table", *flags) == 0
+    below = capsys.readouterr().out.splitlines()[7:]
+    assert len(below) == len(sentences)
+    assert all(words in line for words, line in zip(sentences, below, strict=True))
+    command("--table", *flags, "--seed", "3", "--json")
+    document = json.loads(capsys.readouterr().out)
+    assert all(words in (document["warning"] or "") for words in sentences)
+    assert (document["warning"] is None) == (not sentences)
+    assert document["seed"] == 3
+    assert document["parameters"]["days"] == float(flags[1])
+    assert document["parameters"]["coordinator_mtbi_days"] is None
 
 
 def test_a_long_simulation_says_how_far_it_is(monkeypatch, capsys):
