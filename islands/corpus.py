@@ -104,9 +104,9 @@ def load_corpus(paths: Sequence[str | os.PathLike[str]] = (), *, vocabulary: int
     """
     files = [file for path in paths or [f"{PYTHON}stdlib"] for file in files_of(path)]
     named = ", ".join(str(p) for p in paths) or "the interpreter's sources"
-    arrays = [_open_array(file) for file in files if _is_array(file)]
+    arrays = [_open_array(file) for file in files if is_array(file)]
     texts, held_out_texts = _split_texts(
-        _read_texts([f for f in files if not _is_array(f)], given={Path(p) for p in paths})
+        _read_texts([f for f in files if not is_array(f)], given={Path(p) for p in paths})
     )
     if not (texts or arrays):
         raise ConfigError("data", named, "holds no text: name files or folders with text, or .npy or .bin token arrays")
@@ -143,8 +143,14 @@ def _tokens(text: bytes, pieces: Vocabulary | None) -> Tokens:
     return np.frombuffer(remembered(cache_folder(), key, lambda: pieces.encode(text).astype("<u2").tobytes()), "<u2")
 
 
-def _is_array(file: Path) -> bool:
+def is_array(file: Path) -> bool:
+    """Whether a file is taken for token ids: by its name."""
     return file.suffix in (".npy", ".bin")
+
+
+def holds_text(content: bytes) -> bool:
+    """Whether the content of a file, or its first bytes, is text to train on."""
+    return bool(content) and b"\0" not in content[:_SNIFFED_BYTES]
 
 
 def files_of(path: str | os.PathLike[str]) -> Iterator[Path]:
@@ -210,7 +216,7 @@ def _read_texts(files: Iterable[Path], given: set[Path]) -> list[bytes]:
         try:
             with file.open("rb") as opened:
                 text = opened.read(_SNIFFED_BYTES)
-                binary = b"\0" in text
+                binary = bool(text) and not holds_text(text)
                 text += b"" if binary else opened.read()
         except OSError as err:
             raise ConfigError("data", str(file), f"cannot be read ({err.strerror}): check its permissions") from err

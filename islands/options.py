@@ -8,6 +8,7 @@ in milliseconds.
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Mapping
 from importlib.machinery import ModuleSpec, PathFinder
 from inspect import Parameter, Signature
@@ -18,6 +19,8 @@ from broker.errors import ConfigError
 from broker.settings import nearest
 
 _DEFINITIONS: Final = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+#: By these a module has names that do not stand in its source.
+_NAMES_FROM_ELSEWHERE: Final = re.compile(rb"import\s*\*|__getattr__|globals\(|setattr\(|exec\(")
 _NAMED: Final = (Parameter.KEYWORD_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 
 
@@ -109,12 +112,12 @@ def check_mentioned(path: str, *, search: list[str] | None = None) -> None:
         return
     try:
         source = Path(spec.origin).read_bytes()
-        known = [each.name for each in ast.parse(source).body if isinstance(each, ast.FunctionDef)]
+        known = [each.name for each in ast.walk(ast.parse(source)) if isinstance(each, ast.FunctionDef)]
     except (OSError, SyntaxError, ValueError):
         return
-    if not any(word in source for word in (function_name.encode(), b"import *", b"__getattr__")):
-        likely = nearest(function_name, known) if known else "it defines no function"
-        raise ConfigError("task", path, f"{spec.origin} does not mention {function_name}; {likely}")
+    if function_name.encode() not in source and not _NAMES_FROM_ELSEWHERE.search(source):
+        likely = f"; {nearest(function_name, known)}" if known else ""
+        raise ConfigError("task", path, f"{spec.origin} does not mention {function_name}{likely}")
 
 
 def find_module(module_name: str, search: list[str] | None) -> ModuleSpec | None:

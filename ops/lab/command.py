@@ -99,10 +99,10 @@ def _run(args: argparse.Namespace) -> int:
     if args.max_seeds is not None and args.max_seeds < 1:
         raise ConfigError("--max-seeds", args.max_seeds, "must be at least 1")
     complete, ends_at_s = True, None if args.limit is None else time.monotonic() + 60 * args.limit
-    loaded = [as_they_are(load(path)) for path in args.experiments]  # all of them, before the first hour is spent
+    loaded = [load(path) for path in args.experiments]  # what is wrong in any is said before the first hour is spent
     with Signals() as signals:
-        for whole in loaded:
-            experiment = whole
+        for each in loaded:
+            experiment = whole = as_they_are(each)
             if args.budget is not None:
                 experiment = replace(experiment, budget_minutes=args.budget)
             if args.max_seeds is not None:

@@ -62,7 +62,7 @@ class Experiment:
         variants: Axis -> name -> settings.
         tune: What is tuned first, if anything.
         comparisons: What is claimed.
-        sources: Module of a task of one's own -> digest of its file as it is now; empty where records alone count.
+        sources: Module of a task of one's own, or path of text -> digest as it is now; empty where records alone count.
     """
 
     name: str

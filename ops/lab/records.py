@@ -61,12 +61,13 @@ class Record:
         wasted: Cause -> tokens trained and not merged.
         staleness_histogram: (staleness rounded to 0.25 versions, contributions).
         gantt: (opened_s, closed_s, committed_s, fragment, contributors) of the first rounds, in virtual time.
-        diverged: Training went wrong: the loss is not a number, or far above where its curve began.
+        diverged: Training went wrong: the loss is not a number, or far above where it began.
         cosine: Mean cosine between the contributions of a round.
         autocorrelation: Mean cosine between successive merged pseudo-gradients of a fragment.
         settings: Everything, resolved: dotted name -> scalar or list.
         code: Version of the program.
-        task_code: Module -> digest, of those of the user's own that the run imported; empty if there are none.
+        task_code: Module -> digest, of those of the user's own that the run imported, and ``data PATH`` -> digest of
+            text of their own that our task trained on; empty if there are none.
         corpus: Digest of the text.
         build: Versions of jax, jaxlib and numpy, and the kind of processor: what the last bits depend on.
     """
@@ -200,12 +201,12 @@ def newest(records: Iterable[Record]) -> tuple[Record, ...]:
 def of_newest_code(records: Iterable[Record], now: Mapping[str, str] | None = None) -> tuple[Record, ...]:
     """Returns the records of tasks as they were last: who edits a task asks anew, tuning included.
 
-    A record does not count if a later one imported one of its modules in another form. Those that tell of none, since
-    the task is ours or they are older than the field, always do.
+    A record does not count if a later one imported one of its modules in another form, or trained on other text under
+    one of its paths. Those that tell of neither, or are older than the field, always do.
 
     Args:
         records: In the order in which they were made.
-        now: Module -> digest of its file as it is, where that is known.
+        now: Module, or path of text -> digest as it is, where that is known.
     """
     records = tuple(records)
     newest_of = {module: digest for record in records for module, digest in record.task_code.items()} | dict(now or {})

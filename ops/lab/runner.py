@@ -70,6 +70,7 @@ class Runner:
     _running: list[_Running] = field(default_factory=list)
     _failed: dict[tuple[Stage, str], str] = field(default_factory=dict)
     _succeeded: int = 0
+    _edited: str = ""  #: a source or text that is another one than when this began: its runs would never count
 
     def run(self, check: Callable[[], None]) -> bool:
         """Runs what is due; returns whether nothing is left.
@@ -131,6 +132,8 @@ class Runner:
             return f"the budget of {self.experiment.budget_minutes:.3g} processor minutes is spent: --budget gives more"
         if self.ends_at_s is not None and time.monotonic() >= self.ends_at_s:
             return "the time limit is reached: the same command goes on"
+        if self._edited:
+            return f"{self._edited} was edited meanwhile: the same command goes on with it as it is now"
         if len(self._failed) >= FAILURES and not self._succeeded:
             return "none succeeded"
         return ""
@@ -199,6 +202,10 @@ class Runner:
                 self.say(f"{_name(each.run)}: has ended, and this line belongs to {path}:\n{record.to_json()}")
                 raise
             new.append((record, each))
+            now = self.experiment.sources
+            self._edited = next(
+                (name for name, of in record.task_code.items() if now.get(name, of) != of), self._edited
+            )
             self._succeeded += 1
         return new
 

@@ -139,8 +139,8 @@ class _Keys:
     def __init__(self, experiment: Experiment) -> None:
         self._experiment = experiment
         self._cells = experiment.cells()
-        self._settings: dict[tuple[int, Any, Any], CellSettings | None] = {}
-        self._keys: dict[tuple[int, Any, Any, int], str] = {}
+        self._settings: dict[tuple[int, str, Any], CellSettings | None] = {}
+        self._keys: dict[tuple[int, str, Any, int], str] = {}
 
     def of_final(self, i: int, value: Any, seed: int) -> str:
         """Returns the key of a final run of cell ``i`` at a value of what is tuned; empty if there is none."""
@@ -154,22 +154,23 @@ class _Keys:
         return self._of(i, value, steps, seed)
 
     def _of(self, i: int, value: Any, steps: Any, seed: int) -> str:
-        which = (i, value, steps, seed)
+        which = (i, repr(value), steps, seed)  # 1 and 1.0 are two settings of a task
         if which not in self._keys:
             settings = self._made(i, value, steps)
             self._keys[which] = "" if settings is None else key_of(settings, seed)
         return self._keys[which]
 
     def _made(self, i: int, value: Any, steps: Any) -> CellSettings | None:
-        if (i, value, steps) not in self._settings:
+        which = (i, repr(value), steps)
+        if which not in self._settings:
             tune = self._experiment.tune
             fields = dict(self._cells[i]) if tune is None else dict(self._cells[i]) | {tune.name: value}
             try:
                 settings = self._experiment.settings_of(fields, {} if steps is None else {"steps": steps})
             except ConfigError:
                 settings = None  # no cell has that
-            self._settings[i, value, steps] = settings
-        return self._settings[i, value, steps]
+            self._settings[which] = settings
+        return self._settings[which]
 
 
 def _final(experiment: Experiment, fields: Cell, seed: int) -> Run:

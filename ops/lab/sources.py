@@ -15,8 +15,9 @@ from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
+from broker.errors import ConfigError
 from islands.config import LANGUAGE
-from islands.corpus import PYTHON, files_of
+from islands.corpus import PYTHON, files_of, holds_text, is_array
 from islands.options import find_module, module_and_function
 from ops import cli
 from ops.lab.experiment import Experiment
@@ -43,12 +44,14 @@ def of_modules(modules: Mapping[str, ModuleType]) -> dict[str, str]:
 def of_texts(cell: CellSettings) -> dict[str, str]:
     """Returns ``data PATH`` -> digest, of the files and folders that our own task is to train on.
 
-    None of what Python brings, which a record's corpus tells of. What is not there is for the run to refuse. Of files
-    beyond :data:`WHOLE_BYTES`, which are arrays, both ends count and the size.
+    None of what Python brings, which a record's corpus tells of. What is not there, or no list, is for the run to
+    refuse. Of files beyond :data:`WHOLE_BYTES`, which are arrays, both ends count and the size.
     """
     given = cell.options.get("data", ()) if cell.task == LANGUAGE else ()
-    paths = {str(path): Path(path) for path in given if isinstance(path, str) and not path.startswith(PYTHON)}
-    return {f"data {name}": _digest_of_text(path) for name, path in sorted(paths.items()) if path.exists()}
+    named = sorted(
+        {str(path) for path in given if not str(path).startswith(PYTHON)} if isinstance(given, list | tuple) else ()
+    )
+    return {f"data {name}": _digest_of_text(Path(name)) for name in named if os.path.exists(name)}
 
 
 def as_they_are(experiment: Experiment) -> Experiment:
@@ -78,14 +81,15 @@ def _is_installed(path: Path) -> bool:
 
 def _digest_of_text(path: Path) -> str:
     digest = hashlib.sha256()
-    for file in files_of(path):
-        with suppress(OSError), file.open("rb") as opened:  # the run says what cannot be read
-            size = os.fstat(opened.fileno()).st_size
-            digest.update(f"{file.relative_to(path)} {size} ".encode(errors="surrogateescape"))
-            digest.update(opened.read(WHOLE_BYTES))
-            if size > WHOLE_BYTES:
-                opened.seek(max(WHOLE_BYTES, size - WHOLE_BYTES))
-                digest.update(opened.read(WHOLE_BYTES))
+    with suppress(OSError, ConfigError):  # the run says what cannot be read
+        for file in files_of(path):
+            with file.open("rb") as opened:
+                content, size = opened.read(WHOLE_BYTES), os.fstat(opened.fileno()).st_size
+                if size > WHOLE_BYTES:
+                    opened.seek(max(WHOLE_BYTES, size - WHOLE_BYTES))
+                    content += opened.read(WHOLE_BYTES)
+            if is_array(file) or holds_text(content):  # what else is in a folder is nobody's
+                digest.update(f"{file.relative_to(path)} {size} ".encode(errors="surrogateescape") + content)
     return digest.hexdigest()[:12]
 
 

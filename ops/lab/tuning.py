@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from broker.errors import ConfigError
@@ -72,18 +72,22 @@ class Tuned:
         best: The value with the lowest loss; of equal ones the smallest.
         interior: Smaller and larger values were tried and were worse.
         next_value: What to try next if it is not interior: as far beyond the edge, in ratio, as its neighbour is
-            within. None if interior, or if no ratio can be had from values of 0 and below.
+            within. None if interior, or if there is no such value.
+        sound: A run with it did not diverge.
     """
 
     best: float
     interior: bool
     next_value: float | None
+    sound: bool = True
 
     def told(self, name: str) -> str:
         """Returns it in words, ``name`` being that of the setting."""
         if self.interior:
             return f"{name} = {self.best:g}"
-        beyond = "" if self.next_value is None else f": add {self.next_value:g} to the values of [tune]"
+        if not self.sound:
+            return f"{name} = {self.best:g}, with which a run diverged, as with all that was tried"
+        beyond = "" if self.next_value is None else f": a larger extend in [tune] tries {self.next_value:g}"
         return f"{name} = {self.best:g}, which lies at the edge of what was tried{beyond}"
 
 
@@ -155,7 +159,7 @@ def _steps(tune: Tune, possible: Callable[[float], bool]) -> Generator[Sequence[
             (losses[beyond],) = yield [Attempt(beyond, rung, tune.seed)]
         values = sorted(_best(losses, tune.keep))
         if not values:
-            return interior(losses)  # the smallest value will show it again
+            return _found(tune, losses, possible)  # the smallest value will show it again
 
     losses = dict(zip(values, (yield [Attempt(value, last, tune.seed) for value in values]), strict=True))
     most = len(values) + tune.extend
@@ -163,7 +167,7 @@ def _steps(tune: Tune, possible: Callable[[float], bool]) -> Generator[Sequence[
     while len(losses) < most and (beyond := _beyond(losses, tune.values, possible)) is not None:
         (losses[beyond],) = yield [Attempt(beyond, last, tune.seed)]
     if tune.seeds == 1:
-        return interior(losses)
+        return _found(tune, losses, possible)
 
     # Who does not race counts as worse, but where the winner lies at the edge the value beyond it joins.
     means, racing = dict.fromkeys(losses, math.inf), _best(losses, tune.keep)
@@ -173,7 +177,13 @@ def _steps(tune: Tune, possible: Callable[[float], bool]) -> Generator[Sequence[
             means[value] = math.fsum(next(found) for _ in range(tune.seeds)) / tune.seeds
         beyond = _beyond(means, tune.values, possible) if len(means) < most else None
         racing = [] if beyond is None else [beyond]
-    return interior(means)
+    return _found(tune, means, possible)
+
+
+def _found(tune: Tune, losses: Mapping[float, float], possible: Callable[[float], bool]) -> Tuned:
+    """Returns the best value, with what the search would try next if it went on."""
+    found = interior(losses)
+    return replace(found, next_value=_beyond(losses, tune.values, possible), sound=math.isfinite(losses[found.best]))
 
 
 def _best(losses: Mapping[float, float], keep: int) -> list[float]:

@@ -14,6 +14,7 @@ from broker.errors import Unavailable
 from broker.signals import Interrupted
 from ops.lab import archive, runner
 from ops.lab.experiment import load
+from ops.lab.sources import as_they_are
 from tests.local_run import descendants, is_alive, wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -193,9 +194,9 @@ def test_nothing_is_left_running_when_the_laboratory_is_killed(experiment, tmp_p
         process.wait()
     wait_for(lambda: not any(map(is_alive, children)), "end of the runs", within_s=30.0)
     experiment.write_text(EXPERIMENT)
-    assert len(list(tmp_path.glob("atoll-lab-*"))) == 1
+    assert len(list(tmp_path.glob("atoll-lab-*-stopped"))) == 1
     assert lab("run", experiment, "--records", tmp_path / "records", env=os.environ | scratch).returncode == 0
-    assert not list(tmp_path.glob("atoll-lab-*"))  # nor is its folder left: the next command has removed it
+    assert not list(tmp_path.glob("atoll-lab-*-stopped"))  # nor is its folder left: the next command has removed it
 
 
 def test_a_long_run_says_how_far_it_is(experiment, tmp_path, monkeypatch):
@@ -246,6 +247,21 @@ def test_what_had_ended_when_the_command_was_stopped_is_kept(experiment, tmp_pat
     with pytest.raises(Interrupted):
         running.run(check)
     assert len(archive.read(tmp_path / "records" / "stopped.jsonl")) == 1
+
+
+def test_no_more_is_run_of_a_task_that_is_edited_meanwhile(experiment, tmp_path, monkeypatch):
+    """What ran with it as it is now would not count, and be run again and again."""
+    (tmp_path / "edited_meanwhile.py").write_text("from examples.numpy_task import task\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    experiment.write_text(EXPERIMENT.replace("examples.numpy_task:task", "edited_meanwhile:task"))
+    said = []
+    running = runner.Runner(
+        experiment=as_they_are(load(experiment)), directory=tmp_path / "records", jobs=1, say=said.append
+    )
+    (tmp_path / "edited_meanwhile.py").write_text("from examples.numpy_task import task  # edited\n")
+    assert not running.run(lambda: None)
+    assert sum("begins" in line for line in said) == 1
+    assert "edited_meanwhile was edited meanwhile: the same command goes on with it as it is now" in said[-1]
 
 
 def test_a_time_limit_is_one_for_all_files(experiment, tmp_path):

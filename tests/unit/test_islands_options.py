@@ -8,7 +8,7 @@ import pytest
 
 from broker.errors import ConfigError
 from islands import language
-from islands.options import check_options, signature_in_source
+from islands.options import check_mentioned, check_options, signature_in_source
 
 
 @pytest.fixture
@@ -130,3 +130,24 @@ def test_a_function_without_options_says_so(read):
 
 def test_a_function_that_takes_any_option_takes_them(read):
     check_options("a:b", read("def task(size=1, **others): ...\n"), {"colour": 1})
+
+
+@pytest.mark.parametrize(
+    ("source", "mentioned"),
+    [
+        ("def task():\n    pass\n", True),
+        ("from elsewhere import  *\n", True),
+        ("def _make(name):\n    pass\nglobals()[f'ta{1}sk'] = _make\n", True),
+        ("def __getattr__(name):\n    pass\n", True),
+        ("if True:\n    def tsk():\n        pass\n", False),
+        ("", False),
+    ],
+)
+def test_a_function_that_its_source_does_not_mention_is_refused(tmp_path, source, mentioned):
+    (tmp_path / "of_a_test.py").write_text(source)
+    if mentioned:
+        check_mentioned("of_a_test:task", search=[str(tmp_path)])
+        return
+    likely = "did you mean tsk" if "tsk" in source else r"does not mention task$"
+    with pytest.raises(ConfigError, match=likely):
+        check_mentioned("of_a_test:task", search=[str(tmp_path)])

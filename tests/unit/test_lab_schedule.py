@@ -438,6 +438,14 @@ def test_text_that_was_edited_since_the_last_run_asks_anew(write, tmp_path):
     assert current(experiment, run)
     (tmp_path / "text" / "b.txt").write_text("two")
     assert current(sources.as_they_are(experiment), run) == ()
+    (tmp_path / "text" / "b.txt").unlink()
+    (tmp_path / "text" / "image").write_bytes(b"\x89\0\0")
+    assert current(sources.as_they_are(experiment), run), "what is no text is not trained on"
+
+
+@pytest.mark.parametrize("data", ["/", ["gone.txt"], [3]])
+def test_data_that_the_run_refuses_are_not_looked_at_before(data):
+    assert sources.of_texts(cell_settings({"task.data": data})) == {}
 
 
 def test_a_large_array_counts_by_its_size_and_its_ends(write, tmp_path, monkeypatch):
@@ -473,8 +481,21 @@ def test_tuning_runs_of_other_lengths_do_not_count(write):
 def test_a_best_value_at_the_edge_is_told(write):
     _, records = play(write(TUNED), lambda run: 1.0 - run.fields["task.learning_rate"] / 1000)
     told = [each.told("rate") for each in agenda(write(TUNED), records).tuned.values()]
-    at_edge = "rate = 0.016, which lies at the edge of what was tried: add 0.032 to the values of [tune]"
+    at_edge = "rate = 0.016, which lies at the edge of what was tried: a larger extend in [tune] tries 0.032"
     assert told == [at_edge, at_edge]
+    _, records = play(write(TUNED), lambda run: math.inf)
+    (told, _) = [each.told("rate") for each in agenda(write(TUNED), records).tuned.values()]
+    assert "diverged, as with all that was tried" in told
+
+
+def test_whole_numbers_and_others_are_two_values_of_what_a_task_is_tuned_by(write):
+    whole = write(TUNED.replace("values = [0.001, 0.002, 0.004]", "values = [1, 2, 4]"))
+    others = write(TUNED.replace("values = [0.001, 0.002, 0.004]", "values = [1.0, 2.0, 4.0]"))
+    _, of_whole = play(whole, lambda run: abs(run.fields["task.learning_rate"] - 2))
+    _, of_others = play(others, lambda run: abs(run.fields["task.learning_rate"] - 2))
+    for experiment in (whole, others):
+        left = agenda(experiment, current(experiment, [*of_whole, *of_others]))
+        assert (left.due, left.later) == ((), 0)
 
 
 def test_the_time_of_a_run_is_estimated_from_what_an_inner_step_took_before(write):
