@@ -17,7 +17,7 @@ from types import ModuleType
 
 from broker.errors import ConfigError
 from islands.config import LANGUAGE
-from islands.corpus import PYTHON, files_of, holds_text, is_array
+from islands.corpus import MAX_TEXT_BYTES, PYTHON, files_of, holds_text, is_array
 from islands.options import find_module, module_and_function
 from ops import cli
 from ops.lab.experiment import Experiment
@@ -25,8 +25,8 @@ from ops.lab.settings import CellSettings
 
 _PACKAGES = [Path(__file__).resolve().parents[2] / name for name in ("broker", "islands", "aggregator", "ops")]
 _STANDARD_LIBRARY = {Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")}
-#: Of a file as large as this all bytes count: text that every island holds in memory is.
-WHOLE_BYTES = 64 << 20
+#: Of a file as large as this all bytes count; text is never larger.
+WHOLE_BYTES = MAX_TEXT_BYTES
 _INSTALLED = {"site-packages", "dist-packages"}
 
 
@@ -48,10 +48,9 @@ def of_texts(cell: CellSettings) -> dict[str, str]:
     refuse. Of files beyond :data:`WHOLE_BYTES`, which are arrays, both ends count and the size.
     """
     given = cell.options.get("data", ()) if cell.task == LANGUAGE else ()
-    named = sorted(
-        {str(path) for path in given if not str(path).startswith(PYTHON)} if isinstance(given, list | tuple) else ()
-    )
-    return {f"data {name}": _digest_of_text(Path(name)) for name in named if os.path.exists(name)}
+    listed = [str(path) for path in given] if isinstance(given, list | tuple) else []
+    own = sorted({path for path in listed if not path.startswith(PYTHON) and os.path.exists(path)})
+    return {f"data {path}": _digest_of_text(Path(path)) for path in own}
 
 
 def as_they_are(experiment: Experiment) -> Experiment:
@@ -65,8 +64,8 @@ def as_they_are(experiment: Experiment) -> Experiment:
     found = {name: find_module(name, [os.getcwd(), *sys.path]) for name in names}  # where runs look, too
     paths = {name: Path(spec.origin) for name, spec in found.items() if spec is not None and spec.origin is not None}
     modules = {name: _digest([path]) for name, path in paths.items() if _is_own(path)}
-    data = {str(cell.options.get("data")): cell for cell in cells}  # of hundreds of cells most have the same
-    texts = {name: digest for cell in data.values() for name, digest in of_texts(cell).items()}
+    given = {(cell.task, str(cell.options.get("data"))): cell for cell in cells}  # of hundreds most have the same
+    texts = {name: digest for cell in given.values() for name, digest in of_texts(cell).items()}
     return replace(experiment, sources=modules | texts)
 
 
