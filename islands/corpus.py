@@ -99,9 +99,11 @@ def load_corpus(paths: Sequence[str | os.PathLike[str]] = (), *, vocabulary: int
             not held out. Vocabulary and tokens are remembered in the user's cache folder.
 
     Raises:
-        ConfigError: If a path cannot be read, holds nothing, or holds a token id outside the vocabulary; or if there
-            can be no vocabulary of ``bpe`` pieces.
+        ConfigError: If ``paths`` is one path and no list; if a path cannot be read, holds nothing, or holds a token id
+            outside the vocabulary; or if there can be no vocabulary of ``bpe`` pieces.
     """
+    if isinstance(paths, str | os.PathLike):  # whose letters would be taken for paths
+        raise ConfigError("data", str(paths), f'must be a list: write ["{paths}"]')
     files = [file for path in paths or [f"{PYTHON}stdlib"] for file in files_of(path)]
     named = ", ".join(str(p) for p in paths) or "the interpreter's sources"
     arrays = [_open_array(file) for file in files if is_array(file)]

@@ -215,6 +215,16 @@ def of_newest_code(records: Iterable[Record], now: Mapping[str, str] | None = No
     )
 
 
+def edited_since(record: Record, now: Mapping[str, str]) -> str:
+    """Returns the module or text that a run saw in another form than it is said to have now; empty if there is none.
+
+    Args:
+        record: Of the run.
+        now: As of :func:`of_newest_code`.
+    """
+    return next((name for name, digest in record.task_code.items() if now.get(name, digest) != digest), "")
+
+
 def independent(records: Iterable[Record]) -> tuple[Record, ...]:
     """Returns every run once: a record that was taken over from another experiment tells of the same one.
 

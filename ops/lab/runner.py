@@ -23,7 +23,7 @@ from ops.lab.experiment import Experiment
 from ops.lab.markdown import duration
 from ops.lab.processors import Processor
 from ops.lab.progress import SPEAK_EVERY_S
-from ops.lab.records import Record, Stage, newest
+from ops.lab.records import Record, Stage, edited_since, newest
 from ops.lab.schedule import Agenda, Run, agenda, current, estimate_s, left_out
 from ops.lab.settings import resolved
 from ops.numeric import compilation_cache, heap_that_stays, one_thread_environment
@@ -202,10 +202,7 @@ class Runner:
                 self.say(f"{_name(each.run)}: has ended, and this line belongs to {path}:\n{record.to_json()}")
                 raise
             new.append((record, each))
-            now = self.experiment.sources
-            self._edited = next(
-                (name for name, of in record.task_code.items() if now.get(name, of) != of), self._edited
-            )
+            self._edited = edited_since(record, self.experiment.sources) or self._edited
             self._succeeded += 1
         return new
 

@@ -124,13 +124,12 @@ def _of_cells(experiment: Experiment, records: Iterable[Record]) -> Iterator[tup
             for i, cell in enumerate(cells):
                 if record.key == keys.of_final(i, value, record.seed):
                     winner = None if tune is None else tuned[_group(tune, cell)]
-                    fields = dict(cell) if tune is None else dict(cell) | {tune.name: value}
-                    yield replace(record, cell=fields), winner is None or winner.best == value
+                    yield replace(record, cell=_at(tune, cell, value)), winner is None or winner.best == value
         elif tune is not None:
             # On behalf of the first cell of its group; on an early rung it is shorter than that.
             for i in of_group.values():
                 if record.key == keys.of_rung(i, value, record.settings.get("steps"), record.seed):
-                    yield replace(record, cell=dict(cells[i]) | {tune.name: value}), True
+                    yield replace(record, cell=_at(tune, cells[i], value)), True
 
 
 class _Keys:
@@ -163,8 +162,7 @@ class _Keys:
     def _made(self, i: int, value: Any, steps: Any) -> CellSettings | None:
         which = (i, repr(value), steps)
         if which not in self._settings:
-            tune = self._experiment.tune
-            fields = dict(self._cells[i]) if tune is None else dict(self._cells[i]) | {tune.name: value}
+            fields = _at(self._experiment.tune, self._cells[i], value)
             try:
                 settings = self._experiment.settings_of(fields, {} if steps is None else {"steps": steps})
             except ConfigError:
@@ -218,6 +216,11 @@ def _more_seeds(experiment: Experiment, records: Iterable[Record], tuned: Mappin
                 run = _final(experiment, fields, seed)
                 runs[run.key] = run
     return list(runs.values())
+
+
+def _at(tune: Tune | None, cell: Cell, value: Any) -> dict[str, Any]:
+    """Returns a cell with a value of what is tuned, if anything is."""
+    return dict(cell) if tune is None else dict(cell) | {tune.name: value}
 
 
 def _group(tune: Tune, cell: Cell) -> CellKey:

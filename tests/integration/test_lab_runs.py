@@ -249,6 +249,15 @@ def test_what_had_ended_when_the_command_was_stopped_is_kept(experiment, tmp_pat
     assert len(archive.read(tmp_path / "records" / "stopped.jsonl")) == 1
 
 
+def test_what_is_wrong_in_the_second_file_is_said_before_the_first_is_run(experiment, tmp_path):
+    other = tmp_path / "other.toml"
+    other.write_text(EXPERIMENT.replace("fragments", "fragmnts"))
+    done = lab("run", experiment, other, "--records", tmp_path / "records")
+    assert done.returncode == 2
+    assert "fragmnts" in done.stderr
+    assert "begins" not in done.stdout
+
+
 def test_no_more_is_run_of_a_task_that_is_edited_meanwhile(experiment, tmp_path, monkeypatch):
     """What ran with it as it is now would not count, and be run again and again."""
     (tmp_path / "edited_meanwhile.py").write_text("from examples.numpy_task import task\n")

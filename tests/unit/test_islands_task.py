@@ -260,6 +260,11 @@ def test_muon_forgets_gradients_as_slowly_as_is_asked(text):
     assert means[0.9].any()
 
 
+def test_one_path_instead_of_a_list_is_told_as_that(text):
+    with pytest.raises(ConfigError, match=r"must be a list: write \["):
+        load_corpus(str(text))
+
+
 def test_a_task_says_on_what_it_trains(tiny, text):
     assert tiny.corpus == load_corpus([text]).digest
     assert a_task().corpus == ""

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from broker.errors import ConfigError, Unavailable
 from ops.lab import archive
-from ops.lab.records import Record, Stage, newest, parse
+from ops.lab.records import Record, Stage, edited_since, newest, parse
 from tests.synthetic import record
 
 
@@ -189,6 +189,13 @@ def test_parsing_nothing_gives_nothing():
 def test_of_runs_with_the_same_key_the_last_one_counts():
     old, new, tuned = record(3.0), record(2.9), record(3.1, stage="tune")
     assert newest([old, tuned, record(seed=1), new]) == (tuned, record(seed=1), new)
+
+
+def test_what_was_edited_since_a_run_is_named():
+    run = replace(record(), task_code={"mine": "old", "data text": "same"})
+    assert edited_since(run, {"mine": "new", "data text": "same"}) == "mine"
+    assert edited_since(run, {"mine": "old"}) == "", "of the other nothing is known"
+    assert edited_since(record(), {"mine": "new"}) == ""
 
 
 def test_every_field_of_a_record_is_described():

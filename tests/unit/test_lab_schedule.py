@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from broker.errors import ConfigError
-from ops.lab import sources
+from ops.lab import schedule, sources
 from ops.lab.decoupled import plan_of
 from ops.lab.experiment import load
 from ops.lab.records import Record, Stage, newest
@@ -486,6 +486,19 @@ def test_a_best_value_at_the_edge_is_told(write):
     _, records = play(write(TUNED), lambda run: math.inf)
     (told, _) = [each.told("rate") for each in agenda(write(TUNED), records).tuned.values()]
     assert "diverged, as with all that was tried" in told
+
+
+def test_of_many_records_every_run_has_its_key_made_once(write, monkeypatch):
+    experiment = write(
+        PLAIN.replace(
+            'mode = ["decoupled", "diloco"]', 'mode = ["decoupled", "diloco"]\nkeep = [0.1, 0.2, 0.3, 0.4]'
+        ).replace("[[compare]]", '[[compare]]\nby = ["keep"]')
+    )
+    _, records = play(experiment, lambda run: 1.0)
+    asked = []
+    monkeypatch.setattr(schedule, "key_of", lambda cell, seed: asked.append(seed) or key_of(cell, seed))
+    assert len(current(experiment, records)) == len(records) >= 16
+    assert len(asked) == len(records), "and not one for each record and cell"
 
 
 def test_whole_numbers_and_others_are_two_values_of_what_a_task_is_tuned_by(write):
