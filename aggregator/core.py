@@ -213,6 +213,7 @@ class Aggregator:
         self._behind.compare(event)
         if self._behind:
             return
+        self._ending.reached = True
         envelope, message = event.envelope, event.envelope.message
         if message.channel is Channel.BULK:
             self._hearings.came(event.broker, self.run.now_s, event.carried)
@@ -326,7 +327,8 @@ class Aggregator:
         if run.now_s >= self._attach_at_s:
             self._attach_at_s = run.now_s + self._attach_interval_s
             c = run.config
-            attach = Attach(shard=c.shard, shards=c.shards, epoch=run.epoch, versions=run.versions)
+            ended = run.phase is Phase.ENDED
+            attach = Attach(shard=c.shard, shards=c.shards, epoch=run.epoch, versions=run.versions, ended=ended)
             run.emit(Send(to=BROKER, message=attach))
             run.emit(Send(to=BROKER, message=AttachBulk(shard=c.shard, epoch=run.epoch, shards=c.shards)))
             if isinstance(self._roster, Adopter):

@@ -20,6 +20,8 @@ from broker.messages import Heartbeat, Phase, Reason
 FLUSH_TIMEOUTS = 5
 #: And after so many whatever it brings: what islands hold takes its time on a slow link, and one that lies has no end.
 FLUSH_TIMEOUTS_MOST = 100
+#: Why a run ends before its target.
+ALL_CLOSED = "every island has closed its training loop"
 #: How long an ended run stays up for islands that still fetch the last versions.
 LINGER_S = 10.0
 #: And at most, while a broker that answers lacks one of them, without which islands cannot end, or while another shard
@@ -42,6 +44,7 @@ class Ending:
         self._run = run
         self._roster = roster
         self._publishing = publishing
+        self.reached = False  #: a broker knows this process, and so that the run has ended: it tells who comes later
         self.flushed = False  #: every fragment of this shard is, as far as can be
         self._membership = membership
         self._intake = intake
@@ -51,8 +54,9 @@ class Ending:
         self._flush_versions = 0  # of all fragments together, by then
         #: Of the record that says that the run has ended; the first one of a successor does.
         self._ended_serial = int(run.phase is Phase.ENDED)
-        # A successor of a leader that had ended the run: islands that have not heard of it still may.
-        self._linger_until_s: float | None = run.now_s + LINGER_S if run.phase is Phase.ENDED else None
+        # In a process that begins with an ended run: islands, and brokers, that have not heard of it still may.
+        self._begins_ended = run.phase is Phase.ENDED
+        self._linger_until_s: float | None = run.now_s + LINGER_S if self._begins_ended else None
         self._linger_most_s = run.now_s + LINGER_MOST_S
         self.finished = False
 
@@ -68,11 +72,15 @@ class Ending:
     def advance(self) -> None:
         """Begins the flush at the target, carries it on, and ends the run when it is done."""
         run = self._run
-        if run.phase is Phase.RUNNING and self._due():
+        if run.phase is Phase.RUNNING and (why := self._due()):
             run.phase = Phase.FLUSHING
             self._flush_began_s = self._flush_moved_s = run.now_s
             self._flush_versions = self._versions()
-            run.note("run.flushing", trained_tokens=run.ledger.trained_tokens(), target=run.config.total_tokens)
+            facts = {"trained_tokens": run.ledger.trained_tokens(), "target": run.config.total_tokens}
+            run.note("run.flushing", reason=why, **facts)
+            if why == ALL_CLOSED:
+                sentence = f"ends after {facts['trained_tokens']} of {facts['target'] or 'any number of'} tokens: {why}"
+                run.troubles.begin("early end", sentence, run.now_s)
             if run.config.shards > 1:
                 run.save()  # which tells the others
             self._membership.tell_all()
@@ -84,7 +92,8 @@ class Ending:
             # All of them silent at once is more likely a network that is down: only who has said so is gone. And the
             # record that says how it ended goes to the standbys too: none of them must begin where this one ended.
             gone = (
-                all(member.left for member in run.members)
+                not self._begins_ended
+                and all(member.left for member in run.members)
                 and min(run.durable_serial - run.saved_serial, run.agreed_serial - self._ended_serial) >= 0
             )  # the other shards need to know of the end, and no more
             if gone:
@@ -114,12 +123,16 @@ class Ending:
             if sequence > emptied > stopped_at and p not in pending:
                 self._run.ledger.close_gap(member.island_id, member.incarnation, p)
 
-    def _due(self) -> bool:
-        """Whether it is time to end: shard 0 decides that for all."""
+    def _due(self) -> str:
+        """Says why it is time to end, empty if it is not: shard 0 decides that for all."""
         run, target = self._run, self._run.config.total_tokens
         if run.config.shard:
-            return run.told_phase in (Phase.FLUSHING, Phase.ENDED)
-        return bool(target) and run.ledger.trained_tokens() >= target
+            return "shard 0 says so" if run.told_phase in (Phase.FLUSHING, Phase.ENDED) else ""
+        if target and run.ledger.trained_tokens() >= target:
+            return "its tokens are trained"
+        if run.members.all_closed and len(run.members) >= run.config.islands:
+            return ALL_CLOSED
+        return ""
 
     def _flush(self) -> None:
         run, config = self._run, self._run.config
@@ -190,8 +203,8 @@ class Ending:
         theirs = {run.ways.to(member.island_id) for member in run.members.live(run.now_s)}
         lacking = [broker for broker in self._publishing.lacking(LINGER_S) if theirs & {broker, None}]
         shards = self._roster.unaware(self._ended_serial) if isinstance(self._roster, Keeper) else []
-        if (lacking or shards) and run.now_s < self._linger_most_s:
-            run.note("run.lingers", lacking=lacking, shards=shards)
+        if (lacking or shards or not self.reached) and run.now_s < self._linger_most_s:
+            run.note("run.lingers", lacking=lacking, shards=shards, reached=self.reached)
             self._linger_until_s = min(run.now_s + LINGER_S, self._linger_most_s)
         else:
             self.finish("islands were given time to leave")

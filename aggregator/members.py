@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from broker.liveness import Liveness, LivenessConfig, liveness
-from broker.messages import Enrolled, Heartbeat, Resolution, StateSource
+from broker.messages import Departure, Enrolled, Heartbeat, Resolution, StateSource
 
 #: Rounds in a row that an island may miss before rounds stop waiting for it.
 MISSES_BEFORE_UNRESPONSIVE = 2
@@ -32,6 +32,7 @@ class Member:
     tokens_per_step: int  #: as declared; 0: left open
     last_seen_s: float
     left: bool = False
+    departure: Departure | None = None  #: how it left; None before
     start: tuple[int, int] = (0, 0)  #: step and token counter at which this incarnation began
     begun: bool = True  #: with several shards: whether that is known by now
     counted_at_s: float = 0.0  #: when its counters were last believed
@@ -45,6 +46,16 @@ class Member:
     optimizer: StateSource = StateSource.PENDING  #: what this incarnation's inner optimizer started from
     refusals: dict[str, int] = field(default_factory=dict)  #: reason -> count, over all incarnations
     earlier: deque[str] = field(default_factory=lambda: deque(maxlen=EARLIER_REMEMBERED))  #: nonces before the last one
+
+    @property
+    def paused(self) -> bool:
+        """Whether it has left, and its next process goes on with what it kept."""
+        return self.left and self.departure is Departure.PAUSED
+
+    @property
+    def closed(self) -> bool:
+        """Whether it has left for good."""
+        return self.left and self.departure is Departure.CLOSED
 
     def supersede(self) -> None:
         """Ends the present life, if there still is one: its process is fenced, and has to join again."""
@@ -112,6 +123,23 @@ class Members:
         self._renew(member, hint, nonce, tokens_per_step, now_s)
         return member
 
+    def resumable(self, nonce: str, now_s: float) -> Member | None:
+        """The member whose last process had ``nonce`` and is gone, so that another may go on with its life.
+
+        While that process is heard it is none: of two copies of one machine, one would speak for the other.
+        """
+        member = self.by_nonce(nonce) if nonce else None
+        if member is None or not member.begun:
+            return None
+        gone = member.left or member.heartbeat is None or not self._lives(member, now_s)
+        return member if gone else None
+
+    def resume(self, member: Member, nonce: str, tokens_per_step: int, now_s: float) -> None:
+        """Another process goes on with the present life of a member: its counters stand, what the last one said not."""
+        heard = member.beat_sequence  # messages of both are counted on, and late ones of the last are told by that
+        self._renew(member, member.hint, nonce, tokens_per_step, now_s)
+        member.beat_sequence = heard
+
     def claimed(self, island_id: str, incarnation: int) -> None:
         """Takes note of a life that is not known here, by its own word: this store has gone back since it began.
 
@@ -130,6 +158,7 @@ class Members:
             member.earlier.append(member.nonce)
         member.nonce, member.hint, member.tokens_per_step = nonce, hint or member.hint, tokens_per_step
         member.last_seen_s, member.counted_at_s, member.left, member.missed_rounds = now_s, now_s, False, 0
+        member.departure = None
         member.heartbeat, member.beat_sequence, member.presumed = None, -1, False
         member.optimizer = StateSource.PENDING
         member.resolutions.clear()
@@ -163,11 +192,24 @@ class Members:
 
     def record(self) -> dict[str, Any]:
         """Returns what must survive a restart, as plain data."""
-        rows = {
-            m.island_id: [m.index, m.hint, m.incarnation, m.nonce, m.tokens_per_step, m.left, list(m.start), m.begun]
-            for m in self
-        }
-        return {"members": rows}
+        return {"members": {m.island_id: self._row(m) for m in self}}
+
+    @staticmethod
+    def _row(m: Member) -> list[Any]:
+        # Whoever has paused is merely away: a successor waits for it as for everybody.
+        left = m.left and not m.paused
+        row = [m.index, m.hint, m.incarnation, m.nonce, m.tokens_per_step, left, list(m.start), m.begun]
+        return [*row, m.closed] if m.closed else row
+
+    def reopen(self) -> None:
+        """Forgets who has left for good: others are expected to come."""
+        for member in self:
+            member.departure = None
+
+    @property
+    def all_closed(self) -> bool:
+        """Whether every island that ever joined has left for good."""
+        return bool(self._members) and all(member.closed for member in self._members.values())
 
     def enrolled(self) -> tuple[Enrolled, ...]:
         """Returns the same for other shards."""
@@ -179,7 +221,7 @@ class Members:
                 incarnation=m.incarnation,
                 nonce=m.nonce,
                 tokens_per_step=m.tokens_per_step,
-                left=m.left,
+                left=m.left and not m.paused,
                 begun=m.begun,
                 start_step=m.start[0],
                 start_tokens=m.start[1],
@@ -201,9 +243,11 @@ class Members:
     def restore(self, record: Mapping[str, Any], now_s: float) -> None:
         """Reads :meth:`record` back; every known member counts as live for a while."""
         for name, row in record["members"].items():
-            index, hint, incarnation, nonce, tokens_per_step, left, start, *begun = row
-            member = Member(name, index, hint, incarnation, nonce, tokens_per_step, now_s, left, tuple(start))
-            member.begun = all(begun)  # which records of a single shard had not from the beginning
+            index, hint, incarnation, nonce, tokens_per_step, left, start, *more = row
+            member = Member(name, index, hint, incarnation, nonce, tokens_per_step, now_s, left, start=tuple(start))
+            member.begun = all(more[:1])  # which records of a single shard had not from the beginning
+            if any(more[1:]):
+                member.departure = Departure.CLOSED
             member.counted_at_s, member.presumed = now_s, True
             self._members[name] = member
         self._members = dict(sorted(self._members.items()))

@@ -64,6 +64,10 @@ class Membership:
             refused = Refused(kind="join", sequence=-1, reason=reason, detail=detail)
             run.emit(Send(to=joining(join.nonce), message=refused))
             return
+        paused = run.members.resumable(join.resumes, run.now_s)
+        if paused is not None:
+            self._resume(paused, join)
+            return
         member = run.members.admit(join.island_id, join.hint, join.nonce, join.tokens_per_step, run.now_s)
         self.fence(member)
         if run.config.shards == 1:
@@ -76,13 +80,27 @@ class Membership:
         self._beginning = [each for each in self._beginning if each[1] != member.island_id]
         self._beginning.append((run.save(), member.island_id))
 
+    def _resume(self, member: Member, join: Join) -> None:
+        """Another process of an island goes on with its life, whose books are open: it brings what nobody merged."""
+        run = self._run
+        run.members.resume(member, join.nonce, join.tokens_per_step, run.now_s)
+        self.replaced(member)
+        self._welcomes.append((run.save(), member.island_id))
+        life = run.ledger.life(member.island_id, member.incarnation)
+        facts = {"incarnation": member.incarnation, "last_step": life.last_step, "start_step": life.start_step}
+        run.note("island.resumed", island=member.island_id, **facts)
+
     def fence(self, member: Member) -> None:
         """A new life of an island: of the earlier one nothing more is taken, and nothing expected."""
+        self.replaced(member)
+        self._run.quarantine.joined(member.island_id)
+
+    def replaced(self, member: Member) -> None:
+        """A new process of an island: what the one before was asked for is not expected of it."""
         run = self._run
         for round_ in run.open_rounds.values():
-            round_.answer_nothing(member.island_id)  # its earlier life was asked; this one starts with nothing
+            round_.answer_nothing(member.island_id)
         run.clock.forget(member.island_id)
-        run.quarantine.joined(member.island_id)
         assert run.pacer is not None
         run.pacer.forget(member.island_id)
 
@@ -198,7 +216,7 @@ class Membership:
             Presence(
                 island_id=m.island_id,
                 home=m.index,
-                away_s=math.inf if m.left else run.now_s - m.last_seen_s,
+                away_s=math.inf if m.left and not m.paused else run.now_s - m.last_seen_s,
                 able=m.island_id in live - out and m.ready and not m.stopped,
                 quarantined=m.island_id in out,
             )
@@ -282,19 +300,21 @@ class Membership:
         return ""
 
     def leave(self, member: Member, leave: Leave, event: Received) -> None:
-        """Lets an island go: nothing more is expected of it."""
+        """Lets an island go: nothing more is expected of it, unless its next process goes on with this life."""
         run = self._run
         if member.left:
             return
-        member.left = True
+        member.left, member.departure = True, leave.departure
         lie = self._impossible(member, leave.inner_step, leave.tokens)
         if lie:
             self.refuse(event, Reason.IMPLAUSIBLE, lie)  # it goes all the same, with the counters known before
         else:
             run.ledger.report(member.island_id, member.incarnation, leave.inner_step, leave.tokens)
-        run.ledger.end(member.island_id)
+        if not member.paused:
+            run.ledger.end(member.island_id)
         run.clock.forget(member.island_id)
-        run.note("island.left", island=member.island_id, step=leave.inner_step, reason=leave.reason)
+        facts = {"step": leave.inner_step, "reason": leave.reason, "departure": leave.departure}
+        run.note("island.left", island=member.island_id, **facts)
         run.save()
 
     def resolve(self, member: Member, item: Outstanding) -> Resolution:

@@ -229,10 +229,13 @@ class Adopter:
     def _enrol(self, told: Enrolled) -> None:
         """Takes over who is in: a new life ends the old one at once, and begins when shard 0 knows from where on."""
         run, known = self._run, self._run.members.get(told.island_id)
-        before = 0 if known is None else known.incarnation
+        before, nonce = (0, "") if known is None else (known.incarnation, known.nonce)
         member = run.members.enrol(told, run.now_s)
         if member.incarnation > before:
             self._membership.fence(member)
+        elif (member.incarnation, member.begun) == (told.incarnation, True) and nonce != told.nonce:
+            run.members.resume(member, told.nonce, told.tokens_per_step, run.now_s)
+            self._membership.replaced(member)
         if member.incarnation > told.incarnation:
             return
         if told.begun and not member.begun:

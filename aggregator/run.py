@@ -296,6 +296,8 @@ class Run:
         self.epoch = max(self.epoch, record["epoch"] + 1)
         self.foundings = foundings_of(record)
         self.members.restore(record, self.now_s)
+        if record.get("ended"):
+            self.members.reopen()  # if it goes on, it is for whoever comes then
         self.quarantine.restore(record.get("quarantine", {}), self.now_s)
         last_round_id = max([record["last_round_id"], *(c.round_id for c in commits.values())])
         self._last_round_id = last_round_id + ROUND_IDS_PER_LIFE

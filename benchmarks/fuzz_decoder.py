@@ -106,7 +106,7 @@ def _value(hint: Any, field: str, rng: random.Random) -> Any:
         return rng.choice((0.0, 0.5, 1e300))
     if hint is str:
         names, texts = ("a", "paris", "x" * 60), ("", "w/0", "héé")
-        return rng.choice(names if field in ("nonce", "island_id") else texts)
+        return rng.choice(names if field in ("nonce", "island_id", "resumes") else texts)
     if typing.get_origin(hint) is tuple:
         return tuple(_value(typing.get_args(hint)[0], field, rng) for _ in range(rng.randrange(4)))
     if typing.get_origin(hint) in (typing.Union, types.UnionType):

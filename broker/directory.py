@@ -60,7 +60,7 @@ class Leader:
     """The aggregator of one shard, under the highest epoch seen.
 
     ``leads`` turns False when it falls silent; the epoch stays, so that an earlier leader cannot come back.
-    ``ended``: it has told islands that the run is over.
+    ``ended``: it has said that the run is over.
     """
 
     shard: int

@@ -65,6 +65,10 @@ class Unavailable(AtollError):
         super().__init__(message)
 
 
+class RunEnded(AtollError):
+    """The run is over: whoever comes now finds nothing to train."""
+
+
 def _short(value: object, limit: int = 80) -> str:
     text = value if isinstance(value, str) else repr(value)
     return text if len(text) <= limit else text[: limit - 3] + "..."

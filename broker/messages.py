@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 from broker.fragments import TensorSpec
 from broker.ranges import StepRange
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 
 
 class Channel(StrEnum):
@@ -114,6 +114,14 @@ class Reason(StrEnum):
 
 
 RETRY_REASONS = frozenset({Reason.CHECKSUM, Reason.QUEUE_FULL, Reason.NOT_LEADER})
+
+
+class Departure(StrEnum):
+    """How an island leaves its run."""
+
+    CLOSED = "closed"  # its training loop has ended: nobody goes on
+    PAUSED = "paused"  # it has kept its unmerged progress: its next process goes on as the same life
+    STOPPED = "stopped"  # its process ends, and another one may come; what was not handed over is lost
 
 
 class Fate(StrEnum):
@@ -314,6 +322,7 @@ class Join:
         nonce: Random name of this process, by which it is addressed until it has an id.
         island_id: The id it wants; empty: assign one.
         hint: A name that survives a restart (host or container name): gets the same id again.
+        resumes: Nonce of the process that kept its unmerged progress, and as whose life this one goes on; empty: none.
         tensors: Every tensor that is not local.
         tokens_per_step: Tokens in one inner step; the counters of contributions are checked against it.
     """
@@ -325,6 +334,7 @@ class Join:
     hint: str
     tensors: tuple[TensorSpec, ...]
     tokens_per_step: int
+    resumes: str = ""
 
 
 #: Seconds per inner step that a heartbeat may claim: no training loop is faster, and none that is slower than a day a
@@ -369,13 +379,14 @@ class Nothing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leave:
-    """A last word: the island ends on purpose and is not missed."""
+    """A last word: the island ends on purpose and is not missed; ``departure`` says what becomes of its life."""
 
     channel: ClassVar[Channel] = Channel.CONTROL
     role: ClassVar[Role] = Role.ISLAND
     inner_step: int
     tokens: int
     reason: str
+    departure: Departure = Departure.STOPPED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -587,7 +598,8 @@ class Refused:
 class Attach:
     """The aggregator's heartbeat to the broker, on the control channel: it leads this shard, under this epoch.
 
-    ``versions`` are the newest published ones per fragment, -1 for none and for fragments of other shards.
+    ``versions`` are the newest published ones per fragment, -1 for none and for fragments of other shards. ``ended``:
+    the run is over, which the broker tells whoever comes later.
     """
 
     channel: ClassVar[Channel] = Channel.CONTROL
@@ -596,6 +608,7 @@ class Attach:
     epoch: int
     versions: tuple[int, ...]
     shards: int = 1
+    ended: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -222,7 +222,7 @@ class Relay:
     def _answer_for_nobody(self, event: Received, peer: Peer, now_s: float, *, led: bool) -> None:
         """Tells an island that no aggregator answers that the broker lives (:mod:`islands.brokers`).
 
-        And one that was away when the run ended that it has: it would train on, and wait, for ever.
+        And one that was away when the run ended, or comes later, that it has: it would train on, or wait, for ever.
         """
         if peer.asked_s is None:
             peer.asked_s = now_s
@@ -231,7 +231,7 @@ class Relay:
             detail = "the aggregator has not answered yet" if led else "no aggregator leads shard 0 now"
             last = self._who.leaders.get(0)
             gone = last is not None and last.ended and not last.leads
-            if gone and isinstance(envelope.message, m.Heartbeat):
+            if gone:
                 reason, detail = Reason.RUN_ENDED, "the run has ended, and its aggregator has gone"
             refused = m.Refused(
                 kind=kind_of(envelope.message), sequence=envelope.sequence, reason=reason, detail=detail
@@ -245,7 +245,8 @@ class Relay:
         if not isinstance(leader, Leader):
             return leader
         match message:
-            case m.Attach(versions=versions):
+            case m.Attach(versions=versions, ended=ended):
+                leader.ended = leader.ended or ended
                 held = m.Attached(versions=self._deliveries.shelf.versions(len(versions)))
                 self._out.reply(event.channel, event.peer, AGGREGATOR, held)
             case m.AttachBulk():

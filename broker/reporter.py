@@ -32,6 +32,7 @@ class _Noted:
 
     record: MemberRecord
     heard_s: float
+    sequence: int  # of the message it comes from
     written: bool = False
 
 
@@ -82,12 +83,12 @@ class Membership:
             case _:
                 return
         known = self._noted.pop(record.island_id, None)  # those heard last stand last
-        if known is not None and not _replaces(record, known.record, envelope):
+        if known is not None and not _replaces(record, known, envelope):
             self._noted[record.island_id] = known
             return
         if len(self._noted) >= self._max_islands:
             del self._noted[next(iter(self._noted))]
-        self._noted[record.island_id] = _Noted(record=record, heard_s=now_s)
+        self._noted[record.island_id] = _Noted(record=record, heard_s=now_s, sequence=envelope.sequence)
 
     def due(self, now_s: float, *, everything: bool) -> list[MemberRecord]:
         """Returns what has changed since :meth:`written`, or everything, with ages as of now."""
@@ -105,12 +106,15 @@ class Membership:
                 noted.written = True
 
 
-def _replaces(record: MemberRecord, known: MemberRecord, envelope: Envelope) -> bool:
-    if record.incarnation != known.incarnation:
-        return record.incarnation > known.incarnation
+def _replaces(record: MemberRecord, known: _Noted, envelope: Envelope) -> bool:
+    if record.incarnation != known.record.incarnation:
+        return record.incarnation > known.record.incarnation
     if isinstance(envelope.message, Welcome):
         return False  # a repeated welcome says less than the heartbeats since
-    return record.left or not known.left  # a heartbeat that Leave has overtaken does not bring an island back
+    if record.left or not known.record.left:
+        return True
+    # A heartbeat that Leave has overtaken does not bring an island back; one of the process that goes on does.
+    return envelope.sequence > known.sequence
 
 
 class Reporter:

@@ -163,11 +163,16 @@ def identifier(value: Any) -> str:
     return value
 
 
+def identifier_or_none(value: Any) -> str:
+    """Returns ``value`` if it can name a process, or is empty; raises :class:`Unfit` otherwise."""
+    return "" if value == "" else identifier(value)
+
+
 def island_id(value: Any) -> str:
     """Returns ``value`` if it can name an island, or is empty; raises :class:`Unfit` otherwise."""
     if value in (AGGREGATOR, BROKER):
         raise Unfit(value, f"an id other than {AGGREGATOR} and {BROKER}")
-    return "" if value == "" else identifier(value)
+    return identifier_or_none(value)
 
 
 def address(value: Any) -> str:
@@ -308,6 +313,7 @@ def _refuse_keys(value: dict[Any, Any], names: frozenset[str]) -> NoReturn:
 
 _TEXTS = {
     "nonce": Rule(identifier, identifier),
+    "resumes": Rule(identifier_or_none, identifier_or_none),
     "island_id": Rule(island_id, island_id),
 } | {remark: Rule(_text, _remark) for remark in _REMARKS}
 

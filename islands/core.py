@@ -64,6 +64,7 @@ from islands.fleet import Fleet
 from islands.fragment import Fragment, Point, Stage
 from islands.hand_over import HandOver
 from islands.member import Member
+from islands.paused import Paused
 from islands.training import Training
 
 
@@ -78,6 +79,7 @@ class Island:
         tokens_per_step: Tokens in one inner step.
         brokers: How many there are to choose from.
         broker_silent_s: Silence after which the next one is tried.
+        paused: What an earlier process of this island has left to go on with.
 
     Attributes:
         finished: Everything is handed over and the final versions are installed.
@@ -93,9 +95,18 @@ class Island:
         tokens_per_step: int,
         brokers: int = 1,
         broker_silent_s: float = 2.0,
+        paused: Paused | None = None,
     ) -> None:
         self.finished = False
-        join = Join(nonce=nonce, island_id=island_id, hint=hint, tensors=tensors, tokens_per_step=tokens_per_step)
+        join = Join(
+            nonce=nonce,
+            island_id=island_id,
+            hint=hint,
+            tensors=tensors,
+            tokens_per_step=tokens_per_step,
+            resumes="" if paused is None else paused.nonce,
+        )
+        self._paused = paused
         self._training = Training()
         self._fleet = Fleet()
         self._hearing = Hearing()
@@ -170,6 +181,46 @@ class Island:
         return self.joined and all(f.stage is Stage.READY or f.version >= 0 for f in self.fragments.values())
 
     @property
+    def delivered(self) -> bool:
+        """Whether a stopped island has nothing left that the aggregator is not known to have."""
+        training = self._training
+        return training.stopped and all(
+            fragment.handed == training.at
+            and fragment.capturing is None
+            and all(pending.arrived for pending in fragment.outstanding.values())
+            for fragment in (self.fragments[p] for p in self._moving)
+        )
+
+    def pause(self, run_id: str, sequence: int) -> Paused | None:
+        """Returns what the next process needs to go on with this life; None before this one has begun.
+
+        Steps that are in no contribution are given up.
+
+        Args:
+            run_id: Of the run.
+            sequence: Of the last message that was sent.
+        """
+        if not self.joined:
+            return None
+        contributions, cursors = self._hand_over.kept()
+        lost = {p: self.fragments[p].lost_tokens(self.at) for p in self._moving}
+        return Paused(
+            run_id=run_id,
+            island_id=self.island_id,
+            incarnation=self.incarnation,
+            nonce=self.nonce,
+            sequence=sequence,
+            at=self.at,
+            overwritten_tokens=tuple(f.overwritten_tokens + lost.get(p, 0) for p, f in self.fragments.items()),
+            cursors=cursors,
+            contributions=contributions,
+        )
+
+    @property
+    def _moving(self) -> tuple[int, ...]:
+        return () if self.manifest is None else self.manifest.moving
+
+    @property
     def phase(self) -> Phase:
         """The run's phase, as last heard."""
         return self._fleet.phase
@@ -234,7 +285,7 @@ class Island:
             case Tick():
                 pass
             case Leaving():
-                self._member.leave(event.reason, actions)
+                self._member.leave(event.reason, event.departure, actions)
                 return actions
             case _:
                 assert_never(event)
@@ -287,16 +338,31 @@ class Island:
         self._choice.welcomed(welcome.settings.heartbeat_interval_s)
         if first:
             assert training.manifest is not None
+            self._resume(welcome, now_s, actions)
             self._hearing.expect(training.largest_bytes)
             joined = Joined(
                 island_id=self.island_id,
                 incarnation=self.incarnation,
                 manifest=training.manifest,
-                start_step=welcome.start_step,
-                start_tokens=welcome.start_tokens,
+                start_step=training.at.step,
+                start_tokens=training.at.tokens,
             )
             actions.append(joined)
         self._adoption.want_anew(now_s, actions)
+
+    def _resume(self, welcome: Welcome, now_s: float, actions: list[Action]) -> None:
+        """Goes on where an earlier process of this life stood; if it is another life, what was kept is lost."""
+        paused, self._paused = self._paused, None
+        if paused is None:
+            return
+        if not paused.fits(welcome):
+            facts = {"steps": paused.at.step, "life": paused.incarnation, "contributions": len(paused.contributions)}
+            detail = "the run has begun another life of this island: its tokens are lost with the earlier one"
+            actions.append(Note(name="progress.dropped", fields={**facts, "detail": detail}))
+            return
+        self._training.resume(paused)
+        self._hand_over.resume(paused.contributions, paused.cursors, now_s)
+        self._fleet.resume(paused.cursors)
 
     def _fleet_state(self, state: FleetState, carried: Carried | None, now_s: float, actions: list[Action]) -> None:
         """A shard answers: the fates of contributions, open rounds, published versions."""
@@ -360,6 +426,8 @@ class Island:
                     self._adoption.prepare(fragment, actions)
                 if fragment.asked is not None:
                     self._hand_over.answer(p, fragment, now_s, actions)
+                elif training.stopped and not self.done:
+                    self._hand_over.volunteer(p, fragment, actions)
             self._watch(actions)
         self._donate(now_s, actions)
         if self.joined and self.done:

@@ -18,10 +18,11 @@ from typing import Any
 
 import islands
 from broker import flags, logs, settings
+from broker.errors import RunEnded
 from broker.signals import Interrupted, Signals
 from islands.config import IslandConfig
 from islands.pulse import Pulse
-from islands.task import OptState, Params, Task, load_task
+from islands.task import OptState, Params, Task, batches, load_task
 
 log = logs.get(__name__)
 
@@ -53,6 +54,8 @@ def run(args: argparse.Namespace) -> int:
         except Interrupted as err:
             log.info("island.ended", reason=str(err))
             return 128 + err.number
+        except RunEnded as err:
+            log.info("island.ended", reason=str(err))
     return 0
 
 
@@ -121,7 +124,7 @@ def _loop(
 ) -> Params:
     progress = _Progress(island)
     previous: Any = None
-    for batch in task.data(island.share):
+    for batch in batches(task, island.share):
         step_ends_s = time.monotonic() + pace_s
         params, opt_state, loss = task.train(params, opt_state, batch, island.schedule)
         # One step in flight keeps a device busy; more would only make what is copied older.
@@ -139,8 +142,8 @@ def _loop(
         try:
             check()
             _sleep_until(step_ends_s, check)
-        except Interrupted:  # what comes after us under this name goes on from here
-            island.save(params, (opt_state, island.inner_step))
+        except Interrupted as err:  # the next process of this island goes on from here
+            island.pause(params, (opt_state, island.inner_step), reason=str(err))
             raise
     progress.say(previous, now=True)
     return island.close(params)

@@ -13,7 +13,7 @@ from typing import Any
 
 from broker.fragments import FragmentManifest
 from broker.hearing import Carried
-from broker.messages import Envelope, Message, Payload, StateSource, Version
+from broker.messages import Departure, Envelope, Message, Payload, StateSource, Version
 from islands.shares import Taken
 
 # --- in -------------------------------------------------------------------------------------------------------
@@ -139,6 +139,7 @@ class Leaving:
     """The process is about to end, on purpose."""
 
     reason: str
+    departure: Departure = Departure.STOPPED
 
 
 Event = (

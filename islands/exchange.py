@@ -139,6 +139,7 @@ class Exchange:
     state_found: StateFound | None = None  #: answers ``state_needed``
     startable: bool = False  #: version 0 of every fragment is ready
     done: bool = False  #: the training loop should end
+    delivered: bool = False  #: a stopped island has nothing left that the aggregator is not known to have
     finished: bool = False  #: everything is handed over and the final versions are installed
     heard_at_s: float | None = None  #: when the run last said anything but that it takes no join, monotonic
     doing: str = CONNECTING  #: for people who wait

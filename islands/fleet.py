@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 from broker.fragments import shard_of
 from broker.messages import FleetState, Phase, Share, Welcome
+from islands.shares import Cursor, number_of
 
 
 class Fleet:
@@ -29,6 +33,19 @@ class Fleet:
         self._open_shards: set[int] = set()  # those that may make another version
         self._progress = (0, 0, 1.0)  # trained_tokens, own tokens then, fleet_ratio
         self._progress_tokens = 0.0
+        self._trained_to: dict[tuple[int, int], int] = {}  # (share, share_epoch) -> by an earlier process of this life
+
+    def resume(self, cursors: Sequence[Cursor]) -> None:
+        """An earlier process of this life has trained its data so far: the aggregator may not know."""
+        self._trained_to = {(c.share, c.share_epoch): c.batch for c in cursors}
+        self.shares = self._trained(self.shares)
+
+    def _trained(self, shares: tuple[Share, ...]) -> tuple[Share, ...]:
+        """Returns shares that begin behind what this life has trained of them."""
+        if not self._trained_to:
+            return shares
+        reached = [self._trained_to.get((number_of(share), share.share_epoch), 0) for share in shares]
+        return tuple(replace(share, cursor=max(share.cursor, at)) for share, at in zip(shares, reached, strict=True))
 
     @property
     def ended(self) -> bool:
@@ -37,7 +54,7 @@ class Fleet:
 
     def welcomed(self, welcome: Welcome) -> None:
         """A life begins: only what is said from now on, by this epoch or a later one, is news."""
-        self.shares = (welcome.share, *welcome.taken_over)
+        self.shares = self._trained((welcome.share, *welcome.taken_over))
         self._news = {0: (welcome.epoch, -1)}
         self.published = self.published or tuple(-1 for _ in welcome.fragments)
 
@@ -59,7 +76,7 @@ class Fleet:
             self._open_shards.add(state.shard)
         if state.shard == 0:  # which decides for all
             self.phase = state.phase
-            shares = (state.share, *state.taken_over)
+            shares = self._trained((state.share, *state.taken_over))
             self.shares = shares if shares != self.shares else self.shares
             self._progress = (state.trained_tokens, own_tokens, state.fleet_ratio)
             if state.phase in (Phase.FLUSHING, Phase.ENDED):

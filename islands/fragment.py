@@ -54,6 +54,7 @@ class Fragment:
     newer: Version | None = None  #: arrived meanwhile
     overwrite: bool = False  #: adopt the next version with keep = 0
     asked: int | None = None  #: the open round to answer
+    capturing_for: int = 0  #: the round that what is captured answers; 0: none, it is handed over unasked
     flushing: bool = False  #: rounds of it are the last ones
     answered: int = 0  #: the last round answered
     nothing_at_s: float | None = None  #: when the last answer was "nothing"
@@ -111,6 +112,15 @@ class Fragment:
         """Starts the books of a new life at ``start``: what an earlier one dropped or handed over is in its own."""
         self.overwritten_tokens = 0
         self.handed = max(self.handed, start, key=lambda point: point.step)
+
+    def lost_tokens(self, at: Point) -> int:
+        """Tokens up to ``at`` that no contribution holds, if the process ends now."""
+        captured = 0 if self.capturing is None else self.capturing.tokens
+        return at.tokens - self.handed.tokens + captured
+
+    def resume(self, at: Point, overwritten_tokens: int) -> None:
+        """Goes on with the books of a life, all of whose steps up to ``at`` were handed over or dropped."""
+        self.handed, self.counted, self.overwritten_tokens = at, at.step, overwritten_tokens
 
     def drop(self, at: Point) -> None:
         """Gives up the steps not handed over before ``at``."""

@@ -18,7 +18,7 @@ from broker.resending import Backoff, Patience
 from islands.events import Action, Capture, Captured, EncodeSeed, Note, SeedEncoded, Send
 from islands.fragment import Fragment, Pending, Point, Stage
 from islands.member import Member
-from islands.shares import Taken, Trail
+from islands.shares import Cursor, Taken, Trail
 from islands.training import Training
 
 NOTHING_AGAIN_S = 1.0
@@ -32,6 +32,7 @@ class HandOver:
         self._member = member
         self._patience = Patience()
         self._trail = Trail()
+        self._cursors: dict[tuple[int, int], int] = {}  # (share, share_epoch) -> the batch after the last one trained
         self._seeds_for: dict[int, int] = {}  # shard -> epoch that asked for version 0 last
 
     @property
@@ -43,6 +44,23 @@ class HandOver:
         """Takes down what steps were trained on: (number of the step from 0, its batch)."""
         for step, taken in steps:
             self._trail.add(step, taken)
+            self._cursors[taken.share, taken.share_epoch] = taken.batch + 1
+
+    # --- from one process to the next -------------------------------------------------------------------------
+
+    def kept(self) -> tuple[tuple[Contribution, ...], tuple[Cursor, ...]]:
+        """Returns contributions that nobody is known to have merged, and how far each share of the data was trained."""
+        fragments = self._training.fragments.values()
+        contributions = tuple(pending.message for f in fragments for pending in f.outstanding.values())
+        return contributions, tuple(Cursor(*key, batch) for key, batch in self._cursors.items())
+
+    def resume(self, contributions: Sequence[Contribution], cursors: Sequence[Cursor], now_s: float) -> None:
+        """Takes over what an earlier process of this life has kept: it is sent again if the aggregator lacks it."""
+        self._cursors = {(c.share, c.share_epoch): c.batch for c in cursors}
+        for each in contributions:
+            key = (each.steps.from_step, each.steps.to_step)
+            pending = Pending(each, self._pauses(each.fragment_id), sent_at_s=now_s, sent_once=False)
+            self._training.fragments[each.fragment_id].outstanding[key] = pending
 
     # --- what the aggregators ask for -------------------------------------------------------------------------
 
@@ -90,7 +108,7 @@ class HandOver:
         """Answers the open round of a fragment, if it can be answered now."""
         if fragment.stage is Stage.CAPTURING:
             return
-        if fragment.congested:
+        if fragment.congested and not self._training.stopped:
             self._pass(p, fragment, now_s, actions)
         elif fragment.copy is not None and fragment.answerable(self._training.at):
             self._answer(p, fragment, fragment.copy, now_s, actions)
@@ -104,6 +122,17 @@ class HandOver:
             return
         assert fragment.asked is not None
         fragment.answered, fragment.asked, fragment.nothing_at_s = fragment.asked, None, None
+        self._capture(p, fragment, copy, fragment.answered, actions)
+
+    def volunteer(self, p: int, fragment: Fragment, actions: list[Action]) -> None:
+        """Hands over unasked what a stopped island has left: the next round of the fragment takes it in."""
+        copy, left = fragment.copy, fragment.stage is Stage.IDLE and not fragment.overwrite
+        if left and copy is not None and copy.step > fragment.handed.step:
+            self._capture(p, fragment, copy, 0, actions)
+
+    def _capture(self, p: int, fragment: Fragment, copy: Point, round_id: int, actions: list[Action]) -> None:
+        """Begins to encode all that was trained up to a copy and not handed over yet."""
+        fragment.capturing_for = round_id
         fragment.count(copy.step)
         fragment.capturing = StepRange(
             from_step=fragment.handed.step,
@@ -130,7 +159,7 @@ class HandOver:
         if not self._member.joined:
             return  # lost its membership meanwhile
         contribution = Contribution(
-            round_id=fragment.answered,
+            round_id=fragment.capturing_for,
             fragment_id=p,
             steps=steps,
             trained_on=fragment.take_trained_on(),

@@ -10,12 +10,13 @@ from pathlib import Path
 from broker import clocks, logs
 from broker.errors import ConfigError, Unavailable
 from broker.keys import own_name
-from broker.messages import Reason
-from islands import checkpoint, core
+from broker.messages import Departure, Reason
+from islands import checkpoint, core, paused_file
 from islands.config import IslandConfig
 from islands.exchange import Exchange
 from islands.loop import LOOK_EVERY_S, Island
 from islands.partition import describe_kinds, tensor_specs
+from islands.paused import Paused
 from islands.seat import Seat
 from islands.session import Session
 from islands.tree import Tree
@@ -65,7 +66,8 @@ def join(
             restart on this host.
         tokens_per_step: Tokens in one inner step. Where it is given, the run checks counters against it, and knows
             this island's pace in tokens.
-        state_dir: Directory for checkpoints of ``state`` as given to :meth:`Island.step`; None: no checkpoints.
+        state_dir: Directory for checkpoints of ``state`` as given to :meth:`Island.step`, and for what
+            :meth:`Island.pause` keeps; None: neither.
         checkpoint_interval_s: Seconds between two of them.
         donor_wait_s: How long :meth:`Island.restore` may look for another island's optimizer state where there is no
             checkpoint that fits; 0: start fresh.
@@ -78,6 +80,7 @@ def join(
 
     Raises:
         ConfigError: The run refused this island, or an argument cannot work; names the tensor or field and the cure.
+        RunEnded: The run is over, and its aggregator has gone.
         Unavailable: The run stayed silent, or for all that time had no room or no leader.
     """
     path = None if key is None else Path(key)
@@ -105,6 +108,9 @@ def join(
     for line in describe_kinds(specs).splitlines():
         log.info("island.kinds", kind=line)
     seat = None if island_id else Seat.take(run)
+    name = island_id if seat is None else seat.name
+    unmerged = paused_file.path_of(config.state_dir, run, name) if config.state_dir is not None and name else None
+    paused = None if unmerged is None else _kept(unmerged, config)
     machine = core.Island(
         island_id=island_id,
         hint="" if seat is None else seat.name,
@@ -113,17 +119,22 @@ def join(
         tokens_per_step=tokens_per_step,
         brokers=len(config.brokers),
         broker_silent_s=config.broker_silent_s,
+        paused=paused,
     )
     workshop, exchange = Workshop(params, init), Exchange()
-    session = Session(config, machine, workshop, exchange)
+    session = Session(config, machine, workshop, exchange, sequence=0 if paused is None else paused.sequence)
     session.start()
     try:
         _wait_until_startable(exchange, config, check)
     except BaseException:
-        session.leave("gave up joining")
+        session.leave("gave up joining", Departure.STOPPED if unmerged is None else Departure.PAUSED)
+        if unmerged is not None and (again := session.paused()) is not None:
+            workshop.keep(unmerged, again)
         if seat is not None:
             seat.release()
         raise
+    if unmerged is not None:
+        paused_file.remove(unmerged)
     return Island(
         config=config,
         machine=machine,
@@ -133,7 +144,17 @@ def join(
         tokens_per_step=tokens_per_step,
         check=check,
         seat=seat,
+        unmerged=unmerged,
     )
+
+
+def _kept(path: Path, config: IslandConfig) -> Paused | None:
+    """Returns what an earlier process of this island has kept for this one, if anything."""
+    try:
+        return paused_file.load(path, config.limits())
+    except Unavailable as err:
+        log.warning("progress.lost", detail=str(err))
+        return None
 
 
 def _wait_until_startable(exchange: Exchange, config: IslandConfig, check: Callable[[], None]) -> None:

@@ -19,12 +19,13 @@ from __future__ import annotations
 import atexit
 import time
 from collections.abc import Callable
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
 from broker import clocks, logs
 from broker.errors import ConfigError, LocalProtocolError, Unavailable
-from broker.messages import FASTEST_STEP_S, SLOWEST_STEP_S, StateSource
+from broker.messages import FASTEST_STEP_S, SLOWEST_STEP_S, Departure, StateSource
 from broker.signals import Interrupted
 from islands import checkpoint, core, placement, state_parts
 from islands.beginning import Beginning
@@ -45,6 +46,9 @@ log = logs.get(__name__)
 LOOK_EVERY_S = 0.2
 #: A disk that hangs must not keep an island from leaving.
 SAVE_WITHIN_S = 5.0
+#: When an island pauses: how long its contributions may take, and how often to look. Of the ten seconds that container
+#: engines leave a process, or the five of an impatient user, the files need some.
+PAUSE_WITHIN_S, PAUSE_LOOK_EVERY_S = 1.5, 0.02
 #: Of the step times' moving average; a single one counts for at most so many times the average.
 STEP_TIME_MEMORY, MOST_OF_ONE_STEP = 0.9, 4.0
 
@@ -86,6 +90,7 @@ class Island:
         tokens_per_step: int,
         check: Callable[[], None],
         seat: Seat | None,
+        unmerged: Path | None = None,
     ) -> None:
         assert exchange.membership is not None
         self._config = config
@@ -97,6 +102,7 @@ class Island:
         self._tokens_per_step = tokens_per_step
         self._check = check
         self._seat = seat
+        self._unmerged = unmerged
         self._membership: Membership = exchange.membership
         self._shares = exchange.shares
         self._stopped = self._left = False
@@ -242,7 +248,8 @@ class Island:
     def close(self, params: Tree) -> Tree:
         """Ends training: hands over what is left, installs what comes, leaves; returns the run's final parameters.
 
-        Before the run is :attr:`done` nobody collects what is left: then this leaves at once, and returns ``params``.
+        Before the run is :attr:`done` it leaves as soon as the aggregator has what is left: the run goes on without
+        this island, and ends if every island has closed. The parameters are then those that there are.
 
         Raises:
             ConfigError: The run has thrown this island out.
@@ -250,27 +257,60 @@ class Island:
         exchange = self._exchange
         if self._left:
             return params
-        if not exchange.done:
-            self.leave("closed before the end of the run")
-            return params
+        early = not exchange.done
+        if early:
+            log.info(
+                "island.closing", step=self.inner_step, detail="before the end of the run: hands over what is left"
+            )
         began_s = clocks.monotonic()
         params = self._boundary(params, None, stopped=True)
-        while not exchange.finished:
+        while not exchange.finished and not (early and exchange.delivered and not exchange.done):
             if exchange.error is not None:
                 raise exchange.error
             self._check()
-            exchange.news.wait(LOOK_EVERY_S)
-            exchange.news.clear()
-            if exchange.ready:
-                params = self._boundary(params, None, stopped=True)
+            params = self._wait_stopped(params, LOOK_EVERY_S)
             silent_s = clocks.monotonic() - max(began_s, exchange.heard_at_s or 0.0)
             if silent_s > self._config.join_timeout_s:
                 log.warning(
                     "island.unfinished", silent_s=round(silent_s, 1), detail="the run fell silent before its end"
                 )
                 break
-        self.leave("the run has ended" if exchange.finished else "the run fell silent")
+        if exchange.finished:
+            self.leave("the run has ended", Departure.CLOSED)
+        else:
+            self.leave(
+                "closed before the end of the run" if exchange.delivered else "the run fell silent", Departure.CLOSED
+            )
         return params
+
+    def pause(self, params: Tree, state: tuple[Any, int | None] | None = None, *, reason: str = "paused") -> None:
+        """Leaves for a while: the next process of this island goes on as if this one had only been silent.
+
+        Hands over what the aggregator takes within :data:`PAUSE_WITHIN_S`. With ``state_dir``, what is not known to be
+        merged by then is kept there beside a checkpoint; without, it is lost with this process.
+
+        Args:
+            params: As :meth:`step` returned them.
+            state: ``(opt_state, cursor)``, as for the next :meth:`step`; None: no checkpoint is written.
+            reason: For people.
+        """
+        if self._left:
+            return
+        if state is not None:
+            self.save(params, state)
+        exchange, until_s = self._exchange, clocks.monotonic() + PAUSE_WITHIN_S
+        if self._counted_from_s is not None:
+            params = self._boundary(params, None, stopped=True)
+            while not exchange.delivered and exchange.error is None and clocks.monotonic() < until_s:
+                params = self._wait_stopped(params, PAUSE_LOOK_EVERY_S)
+        self.leave(reason, Departure.PAUSED)
+
+    def _wait_stopped(self, params: Tree, within_s: float) -> Tree:
+        """Waits for news after the last step; installs versions that have come, and returns the parameters."""
+        exchange = self._exchange
+        exchange.news.wait(within_s)
+        exchange.news.clear()
+        return self._boundary(params, None, stopped=True) if exchange.ready else params
 
     def save(self, params: Tree, state: tuple[Any, int | None]) -> None:
         """Writes a checkpoint now, before leaving for a while; without ``state_dir``, or before a step, does nothing.
@@ -290,13 +330,22 @@ class Island:
         else:
             log.info("checkpoint.saved", step=self.inner_step)
 
-    def leave(self, reason: str = "the process ends") -> None:
-        """Says goodbye, if that was not done yet: nobody waits for this island from then on."""
+    def leave(self, reason: str = "the process ends", departure: Departure = Departure.STOPPED) -> None:
+        """Says goodbye, if that was not done yet: nobody waits for this island from then on.
+
+        Of one that has ``PAUSED`` contributions that were not merged are kept, where there is a place for them.
+        """
         if self._left:
             return
         self._left = True
         atexit.unregister(self.leave)
-        self._session.leave(reason)
+        if departure is Departure.PAUSED and self._unmerged is None:
+            departure = Departure.STOPPED
+        self._session.leave(reason, departure)
+        if departure is Departure.PAUSED and self._unmerged is not None:
+            paused = self._session.paused()
+            if paused is not None:
+                self._workshop.keep(self._unmerged, paused)
         if self._seat is not None:
             self._seat.release()
         log.info("island.left", reason=reason, step=self.inner_step, tokens=self.tokens)
@@ -309,11 +358,11 @@ class Island:
     ) -> None:
         match exc:
             case None:
-                self.leave("closed")
+                self.leave("closed", Departure.CLOSED)
             case Interrupted():
-                self.leave(str(exc))
+                self.leave(str(exc), Departure.PAUSED)
             case KeyboardInterrupt():
-                self.leave("interrupted")
+                self.leave("interrupted", Departure.PAUSED)
             case _:
                 self.leave(f"failed: {type(exc).__name__}")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from broker.messages import AGGREGATOR, Heartbeat, Join, Leave, Outstanding, Reason, Refused, Welcome
+from broker.messages import AGGREGATOR, Departure, Heartbeat, Join, Leave, Outstanding, Reason, Refused, Welcome
 from broker.resending import Backoff
 from broker.schema import MAX_OUTSTANDING
 from islands.brokers import BrokerChoice
@@ -89,6 +89,10 @@ class Member:
                     actions.append(Fail(reason=f"another process has joined as {self.island_id!r}", cure=cure))
             case Reason.MANIFEST | Reason.PROTOCOL_VERSION | Reason.WRONG_RUN:
                 actions.append(Fail(reason=str(refused.reason), cure=refused.detail))
+            case Reason.RUN_ENDED if refused.kind == "join":
+                actions.append(
+                    Fail(reason=str(refused.reason), cure="there is nothing left to train: export the model")
+                )
             case Reason.OVERSIZE | Reason.WRONG_KEY | Reason.IMPLAUSIBLE if refused.kind == "join":
                 actions.append(Fail(reason=str(refused.reason), cure=refused.detail))
             case _:
@@ -97,7 +101,7 @@ class Member:
     def _rejoin(self, actions: list[Action]) -> None:
         """The aggregator does not know this life: joins as the next one, from here, with nothing to hand over."""
         self.nonce = f"{self.nonce.split('.')[0]}.{self.incarnation}"
-        self._join = replace(self._join, nonce=self.nonce, island_id=self.island_id)
+        self._join = replace(self._join, nonce=self.nonce, island_id=self.island_id, resumes="")
         self._join_backoff = Backoff(*JOIN_AGAIN_S)
         self.incarnation = 0
         self._training.disowned()
@@ -154,8 +158,9 @@ class Member:
         self._choice.asked(now_s)
         actions.append(Send(to=AGGREGATOR, message=beat))
 
-    def leave(self, reason: str, actions: list[Action]) -> None:
+    def leave(self, reason: str, departure: Departure, actions: list[Action]) -> None:
         """Says goodbye, if it is a member."""
         if self.joined:
             at = self._training.at
-            actions.append(Send(to=AGGREGATOR, message=Leave(inner_step=at.step, tokens=at.tokens, reason=reason)))
+            leave = Leave(inner_step=at.step, tokens=at.tokens, reason=reason, departure=departure)
+            actions.append(Send(to=AGGREGATOR, message=leave))

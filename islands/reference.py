@@ -30,7 +30,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from broker.errors import LocalProtocolError
+from broker.errors import ConfigError, LocalProtocolError
 from broker.fragments import TensorSpec
 from broker.messages import Codec, Encoded
 from broker.tensors import Float32Array, decode_into, decode_tensor, encode_tensor
@@ -59,9 +59,21 @@ def adopted(local: Any, shift: Any, keep: float) -> Any:
 
 
 def encode_seed(tensors: Sequence[TensorSpec], initial: Sequence[Array]) -> tuple[Encoded, ...]:
-    """Returns a fragment of version 0 as it travels: float32 copies of the initial parameters."""
+    """Returns a fragment of version 0 as it travels: float32 copies of the initial parameters.
+
+    Raises:
+        ConfigError: One of them is not finite: the run could never begin.
+        LocalProtocolError: A shape has changed.
+    """
     _check(tensors, initial)
-    return tuple(encode_tensor(np.array(leaf, np.float32, order="C"), Codec.F32) for leaf in initial)
+    with np.errstate(over="ignore"):
+        wide = [np.array(leaf, np.float32, order="C") for leaf in initial]
+    for tensor, leaf in zip(tensors, wide, strict=True):
+        unfit = leaf.size - int(np.count_nonzero(np.isfinite(leaf)))
+        if unfit:
+            what = f"{unfit} of its {leaf.size} initial values are not finite in float32"
+            raise ConfigError("params", tensor.name, f"{what}, and a run cannot begin with them: look at init")
+    return tuple(encode_tensor(leaf, Codec.F32) for leaf in wide)
 
 
 class Reference:

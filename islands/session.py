@@ -22,9 +22,21 @@ from typing import Any, assert_never
 
 from broker import clocks, logs
 from broker.complaints import worth_repeating
-from broker.errors import ConfigError, Unavailable
+from broker.errors import AtollError, ConfigError, RunEnded, Unavailable
 from broker.fragments import FragmentManifest
-from broker.messages import BROKER, Channel, Envelope, FleetState, Message, Reason, Refused, StatePart, Version, joining
+from broker.messages import (
+    BROKER,
+    Channel,
+    Departure,
+    Envelope,
+    FleetState,
+    Message,
+    Reason,
+    Refused,
+    StatePart,
+    Version,
+    joining,
+)
 from islands import events
 from islands.config import IslandConfig
 from islands.core import Island
@@ -37,6 +49,7 @@ from islands.exchange import (
     take_newest,
 )
 from islands.offers import Offers
+from islands.paused import Paused
 from islands.placement import Leaf
 from islands.shares import Taken
 from islands.snapshots import Snapshots, Work
@@ -59,9 +72,12 @@ class Session:
         core: Fresh; touched by this session's thread alone, but for :meth:`Island.schedule_tokens`.
         workshop: With the initial parameters.
         exchange: Shared with the training thread.
+        sequence: Of the last message of an earlier process of this life.
     """
 
-    def __init__(self, config: IslandConfig, core: Island, workshop: Workshop, exchange: Exchange) -> None:
+    def __init__(
+        self, config: IslandConfig, core: Island, workshop: Workshop, exchange: Exchange, *, sequence: int = 0
+    ) -> None:
         self._config = config
         self._core = core
         self._workshop = workshop
@@ -69,10 +85,11 @@ class Session:
         self._thread = threading.Thread(target=self._main, name="atoll-island", daemon=True)
         self._bell: SimpleQueue[bool] = SimpleQueue()
         self._leave_reason: str | None = None
+        self._departure = Departure.STOPPED
         self._clock = clocks.monotonic
 
         # Touched by the communication thread only.
-        self._wire = Wire(config, self._receive, self._line)
+        self._wire = Wire(config, self._receive, self._line, sequence)
         self._snapshots = Snapshots(config, core, workshop, exchange)
         self._offers = Offers(exchange)
         self._loop: asyncio.AbstractEventLoop
@@ -90,12 +107,19 @@ class Session:
         """Starts the thread."""
         self._thread.start()
 
-    def leave(self, reason: str, within_s: float = 3.0) -> None:
+    def leave(self, reason: str, departure: Departure = Departure.STOPPED, within_s: float = 3.0) -> None:
         """Says goodbye and ends the thread; returns when it has ended, or when the time is over."""
+        self._departure = departure
         self._leave_reason = self._leave_reason or reason
         self._exchange.wake()
         if self._thread.is_alive():
             self._thread.join(within_s)
+
+    def paused(self) -> Paused | None:
+        """Returns what the next process needs to go on with this life; None if there is none, or the thread hangs."""
+        if self._thread.is_alive():
+            return None
+        return self._core.pause(self._config.run_id, self._wire.sequence)
 
     @property
     def checkpoint_file(self) -> Path | None:
@@ -133,7 +157,8 @@ class Session:
             if self._leave_reason is None:
                 await self._leaving.wait()
             self._catch_up()
-            self._perform(self._core.handle(events.Leaving(reason=self._leave_reason or "ended"), self._clock()))
+            leaving = events.Leaving(reason=self._leave_reason or "ended", departure=self._departure)
+            self._perform(self._core.handle(leaving, self._clock()))
             await self._wire.emptied(Channel.CONTROL, GOODBYE_S)
             if self._timer is not None:
                 self._timer.cancel()
@@ -308,8 +333,9 @@ class Session:
         exchange.shares = core.shares
         exchange.urgent = frozenset(p for p, fragment in core.fragments.items() if fragment.asked is not None)
         startable = core.startable and self._warm
-        if (core.done, core.finished, startable) != (exchange.done, exchange.finished, exchange.startable):
-            exchange.done, exchange.finished, exchange.startable = core.done, core.finished, startable
+        now = core.done, core.delivered, core.finished, startable
+        if now != (exchange.done, exchange.delivered, exchange.finished, exchange.startable):
+            exchange.done, exchange.delivered, exchange.finished, exchange.startable = now
             exchange.news.set()
         deadline_s = core.next_deadline_s()
         if self._timer is not None:
@@ -341,9 +367,11 @@ class Session:
         if worth_repeating(times):
             log.warning(name, **fields, **({"times": times} if times > 1 else {}))
 
-    def _refusal(self, fail: events.Fail) -> ConfigError:
+    def _refusal(self, fail: events.Fail) -> AtollError:
         """What the core cannot go on with, as an error of the setting that would have to change."""
         match fail.reason:
+            case Reason.RUN_ENDED:
+                return RunEnded(f"run {self._config.run_id} has ended: {fail.cure}")
             case Reason.MANIFEST | Reason.OVERSIZE:
                 return ConfigError("params", "as given to join", fail.cure)
             case Reason.IMPLAUSIBLE:

@@ -31,6 +31,15 @@ class Taken:
     batch: int
 
 
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """How far a share was trained under one ``share_epoch``: up to, and without, ``batch``."""
+
+    share: int
+    share_epoch: int
+    batch: int
+
+
 def number_of(share: Share) -> int:
     """Returns the number by which a share is known to all."""
     return share.lane * share.count + share.index

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import itertools
 import math
 import re
 import traceback
@@ -19,9 +20,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from broker import logs
 from broker.errors import ConfigError
 from islands.options import check_options, module_and_function, no_module
 from islands.shares import DataShare as DataShare  # where tasks look for it
+
+log = logs.get(__name__)
 
 #: Of files that are not the task's own.
 _ELSEWHERE = re.compile(r"[/\\]((site|dist)-packages|importlib)[/\\]|^<frozen")
@@ -54,7 +58,8 @@ class Task:
         train: One inner step: (params, opt_state, batch, schedule) -> (params, opt_state, loss). Under JAX it is
             jitted, donates the first two, takes the schedule's numbers as dynamic values and returns the loss, in
             nats per token, as a device scalar.
-        data: share -> batches without end, from ``share.cursor`` on; batch k is a pure function of the share and k.
+        data: share -> batches, from ``share.cursor`` on; batch k is a pure function of the share and k. Where they
+            end, it is called again (:func:`batches`): ``k % number`` then begins another epoch.
             Data-parallel runs of the laboratory join those of all islands: each leaf along its first axis.
         evaluate: params -> held-out loss in nats per token, over a fixed set of examples.
         tokens_per_step: Tokens in one batch: the unit of progress, weights and the ledger.
@@ -133,6 +138,25 @@ def task_function(path: str) -> Callable[..., Any]:
         cure = f"module {module_name} has no function {function_name}: name one that returns an islands.task.Task"
         raise ConfigError("task", path, cure)
     return function  # type: ignore[no-any-return]
+
+
+def batches(task: Task, share: DataShare) -> Iterator[Batch]:
+    """Yields what a task's data yield, from the beginning again as often as they end.
+
+    Raises:
+        ConfigError: If they end without a batch.
+    """
+    for epoch in itertools.count(1):
+        first = share.cursor
+        batch = None
+        for batch in task.data(share):
+            yield batch
+        if batch is None:
+            cure = "yielded no batch: it must begin anew where the share's cursor is beyond its end (cursor % batches)"
+            raise ConfigError("task.data", f"part {share.index} of {share.count}, from batch {first} on", cure)
+        if epoch == 1:
+            log.info("data.ended", batches=share.cursor, detail="they begin anew, now and whenever they end")
+    raise AssertionError("counting does not end")
 
 
 def held_out_loss(task: Task, params: Params) -> float:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from broker.fragments import FragmentManifest
 from broker.messages import RunSettings, StateSource, Welcome
 from islands.fragment import Fragment, Point
+from islands.paused import Paused
 
 
 class Training:
@@ -43,6 +44,12 @@ class Training:
         self.manifest, self.at = FragmentManifest(welcome.fragments), start
         self.fragments.update({p: Fragment(handed=start, counted=start.step) for p in range(len(self.manifest))})
         return True
+
+    def resume(self, paused: Paused) -> None:
+        """Goes on with the life of an earlier process, where that stood."""
+        self.at = paused.at
+        for fragment, overwritten_tokens in zip(self.fragments.values(), paused.overwritten_tokens, strict=True):
+            fragment.resume(paused.at, overwritten_tokens)
 
     def disowned(self) -> None:
         """This life is over: its contributions are nobody's, and global parameters take the place of the local ones."""

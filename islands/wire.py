@@ -42,6 +42,10 @@ class Wire:
         config: Addresses and limits.
         receive: Takes each message that can be read, with its channel; those of one channel one after the other.
         line: Told when the control connection stands and when it is lost.
+        sequence: Of the last message of an earlier process of this life: the next one is one more.
+
+    Attributes:
+        sequence: Of the last message sent.
     """
 
     def __init__(
@@ -49,6 +53,7 @@ class Wire:
         config: IslandConfig,
         receive: Callable[[Channel, Envelope], Awaitable[None]],
         line: Callable[[bool], None],
+        sequence: int = 0,
     ) -> None:
         self._config = config
         self._receive = receive
@@ -57,7 +62,7 @@ class Wire:
         self._moved = asyncio.Event()
         self._endpoints: Endpoints = {}
         self._outboxes = {channel: Outbox() for channel in Channel}
-        self._sequence = 0
+        self.sequence = sequence
         self._closed_up = self._closed_down = 0  # bytes of connections that were closed
         self._stack = AsyncExitStack()
 
@@ -158,8 +163,8 @@ class Wire:
         outbox = self._outboxes[endpoint.channel]
         while True:
             waited = await outbox.next()
-            self._sequence += 1
-            envelope = replace(waited, sequence=self._sequence)
+            self.sequence += 1
+            envelope = replace(waited, sequence=self.sequence)
             while not await endpoint.send(envelope):
                 if endpoint.channel is Channel.CONTROL or not await endpoint.line(True, 0.0):
                     break

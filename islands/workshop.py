@@ -14,14 +14,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+from broker import logs
 from broker.codec import verify
 from broker.errors import LocalProtocolError, RemoteProtocolError, Unavailable
 from broker.fragments import FragmentManifest
 from broker.messages import Codec, Encoded, Envelope, StatePart, Version
-from islands import checkpoint, placement, state_parts
+from islands import checkpoint, paused_file, placement, state_parts
 from islands.checkpoint import Checkpoint
 from islands.exchange import Install, Moment, Position, Snapshot
 from islands.inspection import flaw_in
+from islands.paused import Paused
 from islands.placement import Leaf, Parameters, Placement
 from islands.reference import Reference, encode_seed
 from islands.state_parts import Needed
@@ -29,9 +31,12 @@ from islands.task import Params
 from islands.workers import Workers
 
 T = TypeVar("T")
+log = logs.get(__name__)
 
 #: Threads for tensors. Most of the time they wait for the device, where a step may take seconds.
 WORKERS = 8
+#: A disk that hangs must not keep an island from leaving.
+KEEP_WITHIN_S = 3.0
 _INITIAL = -1  # whose turn it is to make the initial parameters
 
 
@@ -181,26 +186,21 @@ class Workshop:
     def save_now(self, path: Path, snapshot: Snapshot, at: Position, incarnation: int, *, within_s: float) -> None:
         """The same from the training thread, which waits for it; one that is being written there goes on besides.
 
-        In a thread of its own, which the end of the process does not wait for: a disk may hang for ever.
-
         Raises:
             Unavailable: The file cannot be written, or not in time.
         """
-        failed: list[Unavailable] = []
+        names = self.parameters.local
+        _write_last(path, within_s, lambda: checkpoint.save(path, snapshot, names, at, incarnation, self._newest))
 
-        def save() -> None:
-            try:
-                checkpoint.save(path, snapshot, self.parameters.local, at, incarnation, self._newest)
-            except Unavailable as err:
-                failed.append(err)
-
-        writer = threading.Thread(target=save, name="atoll-last-file", daemon=True)
-        writer.start()
-        writer.join(within_s)
-        if writer.is_alive():
-            raise Unavailable(f"{path} was not written within {within_s:g} s", definite=False)
-        if failed:
-            raise failed[0]
+    def keep(self, path: Path, paused: Paused, *, within_s: float = KEEP_WITHIN_S) -> None:
+        """Writes unmerged progress for the next process, as the last thing in this one; says so, or why not."""
+        facts = {"step": paused.at.step, "contributions": len(paused.contributions)}
+        try:
+            _write_last(path, within_s, lambda: paused_file.save(path, paused))
+        except Unavailable as err:
+            log.warning("progress.lost", detail=str(err), **facts)
+        else:
+            log.info("progress.kept", **facts)
 
     async def cut_state(self, moment: Moment, incarnation: int) -> tuple[tuple[tuple[Encoded, ...], ...], int]:
         """Returns a copy of the optimizer's state in parts, for another island, and its bytes."""
@@ -223,3 +223,26 @@ class Workshop:
     async def _in_turn(self, key: int, job: Callable[[], T]) -> T:
         async with self._turns[key]:
             return await self._workers.do(job)
+
+
+def _write_last(path: Path, within_s: float, write: Callable[[], object]) -> None:
+    """Writes a file in a thread of its own, which the end of the process does not wait for: a disk may hang for ever.
+
+    Raises:
+        Unavailable: It cannot be written, or not in time.
+    """
+    failed: list[Unavailable] = []
+
+    def job() -> None:
+        try:
+            write()
+        except Unavailable as err:
+            failed.append(err)
+
+    writer = threading.Thread(target=job, name="atoll-last-file", daemon=True)
+    writer.start()
+    writer.join(within_s)
+    if writer.is_alive():
+        raise Unavailable(f"{path} was not written within {within_s:g} s", definite=False)
+    if failed:
+        raise failed[0]

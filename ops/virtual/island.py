@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from broker import messages as m
 from islands import core as isl
 from islands import events as ie
+from islands.paused import Paused
 from islands.shares import DataShare, Taken
 from ops.chaos.manners import Rogue
 from ops.virtual.queue import Alarm
@@ -29,13 +30,13 @@ CONNECT_AGAIN_S = 0.3
 class SimIsland:
     """One process of an island: the driver of :class:`islands.core.Island` in virtual time."""
 
-    def __init__(self, simulation: Simulation, plan: IslandPlan, life: int) -> None:
+    def __init__(self, simulation: Simulation, plan: IslandPlan, life: int, paused: Paused | None = None) -> None:
         self.simulation, self.plan, self.life = simulation, plan, life
         self.name, self.address = plan.island_id, f"{plan.island_id}/{life}"
         self.clock = simulation.clock(self.name)
         self.key = plan.island_id  # stands for the public key of its connections
         self.alive = True
-        self.stopped = False
+        self.stopped = self.pausing = False
         self.work = simulation.works.island(plan.island_id, life)
         self.step = self.tokens = self.start_step = 0
         self.ready: list[int] = []
@@ -62,12 +63,13 @@ class SimIsland:
             tensors=self.work.tensors,
             tokens_per_step=self.work.tokens_per_step,
             brokers=simulation.plan.brokers,
+            paused=paused,
         )
         self.connection = 0
         self.bulk_line = 0  # how often the core has made its bulk connection anew
         self.deaf = False  # what comes over that is swallowed
         self.connected = simulation.plan.brokers == 1  # a single broker's connection is never looked at
-        self.sequence = 0
+        self.sequence = 0 if paused is None else paused.sequence
         self.alarm = Alarm(simulation.queue, lambda: self.handle(ie.Tick()), self.clock.true_s)
         if not self.connected:
             self.connect()
@@ -160,6 +162,9 @@ class SimIsland:
                     payload = self.work.seed(action.fragment_id)
                     seeded = ie.SeedEncoded(fragment_id=action.fragment_id, payload=payload)
                     queue.after(self.rng.uniform(*plan.capture_s), partial(self.handle, seeded))
+                case ie.Fail(reason=m.Reason.RUN_ENDED):
+                    self.kill()
+                    self.simulation.invariants.island_killed(self)
                 case ie.Fail():
                     self.simulation.invariants.island_failed(self, action)
                     self.kill()
@@ -231,7 +236,7 @@ class SimIsland:
         self.stepped_at_s = min(self.stepped_at_s, self.simulation.queue.now_s)
         self.step += 1
         self.tokens += self.work.tokens_per_step
-        self.stopped = self.core.done
+        self.stopped = self.core.done or self.pausing
         vitals = ie.Vitals(loss=1.0, step_time_s=self.plan.step_time_s, sync_share=0.0, bytes_up=0, bytes_down=0)
         self.core.handle(vitals, self.clock.now_s)
         self.boundary()
@@ -270,6 +275,17 @@ class SimIsland:
                 stopped=self.stopped,
             )
         )
+
+    def pause(self) -> None:
+        """The process is told to end: it stops at its next boundary, and hands over what it has."""
+        self.pausing = True
+
+    def end(self) -> Paused | None:
+        """Ends the process that was told to; returns what it keeps for the next one."""
+        self.handle(ie.Leaving(reason="paused", departure=m.Departure.PAUSED))
+        paused = self.core.pause(self.simulation.plan.config.run_id, self.sequence)
+        self.kill()
+        return paused
 
     def kill(self) -> None:
         """Ends the process without a word."""

@@ -26,6 +26,7 @@ class IslandPlan:
         joins_last: It does not start before all others have joined.
         crashes_at_s: When its process is killed; it comes back ``restart_s`` later.
         leaves_at_s: When it ends on purpose; None for never.
+        pauses_at_s: When its process is told to end; another one goes on ``restart_s`` later with what it kept.
         pauses: Times (from when, for how long) at which it does not step, while its process lives.
         outages: Times (from when, for how long) at which nothing passes its link.
         deaf_at_s: When a damaged byte makes its bulk connection swallow all that comes, until it makes another one.
@@ -42,6 +43,7 @@ class IslandPlan:
     crashes_at_s: tuple[float, ...] = ()
     restart_s: float = 1.0
     leaves_at_s: float | None = None
+    pauses_at_s: tuple[float, ...] = ()
     pauses: tuple[tuple[float, float], ...] = ()
     outages: tuple[tuple[float, float], ...] = ()
     deaf_at_s: tuple[float, ...] = ()

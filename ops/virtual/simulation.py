@@ -21,6 +21,7 @@ from aggregator.recovery import renumbered
 from broker import messages as m
 from broker.fragments import FragmentManifest
 from islands import events as ie
+from islands.paused import Paused
 from ops.virtual.aggregator import SimAggregator
 from ops.virtual.broker import SimBroker
 from ops.virtual.clocks import Clock
@@ -35,6 +36,9 @@ from ops.virtual.work import Counting, Works
 
 #: Before the number of a broker, in the names of those that may crash or have a clock.
 BROKER = "broker-"
+
+#: As in :mod:`islands.loop`, for what a process that is told to end still hands over.
+PAUSE_WITHIN_S = 1.5
 
 #: (virtual time, process, name of the decision, fields).
 OnNote = Callable[[float, str, str, Mapping[str, Any]], None]
@@ -96,6 +100,8 @@ class Simulation:
                 self.queue.at(at_s, partial(self.crash_island, island))
             for at_s in island.deaf_at_s:
                 self.queue.at(at_s, partial(self.deafen, island))
+            for at_s in island.pauses_at_s:
+                self.queue.at(at_s, partial(self.pause, island))
             if island.leaves_at_s is not None:
                 self.queue.at(island.leaves_at_s, partial(self.leave, island))
         for at_s in plan.aggregator_crashes_at_s:
@@ -171,13 +177,13 @@ class Simulation:
             next(station for station in self.stations if station.name == process).crash(crash.restart_s)
         return True
 
-    def start_island(self, plan: IslandPlan) -> None:
-        """Starts a process of an island."""
+    def start_island(self, plan: IslandPlan, paused: Paused | None = None) -> None:
+        """Starts a process of an island, which goes on with what an earlier one has kept, if it has."""
         if plan.joins_last and plan.island_id not in self._lives and not self._others_joined(plan):
             self.queue.after(0.1, partial(self.start_island, plan))
             return
         life = self._lives[plan.island_id] = self._lives.get(plan.island_id, -1) + 1
-        island = SimIsland(self, plan, life)
+        island = SimIsland(self, plan, life, paused)
         self.processes[island.address] = self.islands[plan.island_id] = island
         island.perform(island.core.start(island.clock.now_s))
 
@@ -220,6 +226,21 @@ class Simulation:
             island.handle(ie.Leaving(reason="leaves"))
             island.kill()
             self.invariants.island_killed(island)
+
+    def pause(self, plan: IslandPlan) -> None:
+        """Tells an island's process to end; what it hands over has a moment to arrive, and the next one goes on."""
+        island = self.islands.get(plan.island_id)
+        if island is None or not island.alive or not island.training:
+            return
+        island.pause()
+
+        def end() -> None:
+            if island.alive:
+                paused = island.end()
+                self.invariants.island_killed(island)
+                self.queue.after(plan.restart_s, partial(self.start_island, island.plan, paused))
+
+        self.queue.after(PAUSE_WITHIN_S, end)
 
     def crash_broker(self, place: int, restart_s: float) -> None:
         """Kills a broker; the next one at its place knows nothing."""

@@ -203,7 +203,7 @@ def values(hint, field):
     if hint is bytes:
         return st.binary(max_size=64)
     if hint is str:
-        return NAMES if field in ("nonce", "island_id") else PRINTABLE
+        return NAMES if field in ("nonce", "island_id", "resumes") else PRINTABLE
     if isinstance(hint, type) and issubclass(hint, StrEnum):
         return st.sampled_from(hint)
     if typing.get_origin(hint) is tuple:
@@ -267,8 +267,8 @@ def test_a_payload_of_many_dimensions_and_no_elements_is_carried():
 
 
 def test_another_protocol_version_is_refused_before_anything_else_is_looked_at():
-    error = refusal({"v": 4, "something": "new"})
-    assert (error.reason, error.field, error.expected) == (Reason.PROTOCOL_VERSION, "v", "3")
+    error = refusal({"v": 5, "something": "new"})
+    assert (error.reason, error.field, error.expected) == (Reason.PROTOCOL_VERSION, "v", "4")
     assert refusal({"v": True}).reason == Reason.PROTOCOL_VERSION
     assert refusal({}).reason == Reason.PROTOCOL_VERSION
 
@@ -383,7 +383,7 @@ def test_a_peer_of_version_1_knows_no_checksum_and_is_told_to_update():
         decode([msgpack.packb(old)])
     assert (caught.value.reason, caught.value.field) == (Reason.PROTOCOL_VERSION, "v")
     assert peek([msgpack.packb(old)]).sender == "island-0"
-    for later in (old | {"v": 2}, old | {"v": 3}):  # these must have one
+    for later in (old | {"v": 2}, old | {"v": 3}, old | {"v": 4}):  # these must have one
         with pytest.raises(RemoteProtocolError) as caught:
             decode([msgpack.packb(later)])
         assert caught.value.reason == Reason.CHECKSUM

@@ -46,7 +46,7 @@ def island_of():
         island = Island(
             config=IslandConfig(run_id=run, donor_wait_s=0.0),
             machine=SimpleNamespace(incarnation=1, schedule_tokens=float),
-            session=SimpleNamespace(checkpoint_file=checkpoint_file, leave=lambda reason: None),
+            session=SimpleNamespace(checkpoint_file=checkpoint_file, leave=lambda *_: None),
             workshop=workshop,
             exchange=exchange,
             tokens_per_step=10,
