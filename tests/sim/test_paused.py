@@ -1,0 +1,81 @@
+"""Islands that are told to end and come back: what they keep is merged once, whatever else happens meanwhile."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from ops.virtual.packed import packed_plan
+from ops.virtual.plan import SimulationPlan
+from ops.virtual.simulation import Simulation
+from tests.sim.test_simulation import run, steady
+
+#: Within which a packed run with pauses ends.
+LIMIT_S = 300.0
+
+
+def resumed(simulation: Simulation) -> int:
+    """How often a process went on with the life of another one."""
+    return sum(name == "island.resumed" for _, _, name, _ in simulation.trace)
+
+
+def incarnations(simulation: Simulation) -> dict[str, int]:
+    return {m.island_id: m.incarnation for m in simulation.aggregator.core.run.members}
+
+
+def test_islands_that_pause_in_turn_lose_nothing_and_are_the_same_life_afterwards() -> None:
+    plan = steady(total_tokens=160_000)
+    islands = tuple(replace(each, pauses_at_s=(8.0 + 2 * i,)) for i, each in enumerate(plan.islands))
+    simulation = run(replace(plan, islands=islands))
+    assert resumed(simulation) == len(islands)
+    assert set(incarnations(simulation).values()) == {1}
+    books = simulation.aggregator.core.run.ledger.books().tokens()
+    assert books["wasted"] == {}
+    assert books["trained"] == books["merged"] >= 160_000
+
+
+@pytest.mark.parametrize("crash_s", [9.0, 9.8, 11.0, 13.5])
+def test_a_cluster_that_is_stopped_and_started_as_a_whole_loses_nothing(crash_s: float) -> None:
+    plan = steady(total_tokens=160_000)
+    islands = tuple(replace(each, pauses_at_s=(9.0,), restart_s=3.0) for each in plan.islands)
+    crashes = {"aggregator_crashes_at_s": (crash_s,), "broker_crashes_at_s": (crash_s + 0.1,), "restart_s": 1.0}
+    simulation = run(replace(plan, islands=islands, **crashes))
+    assert resumed(simulation) == len(islands)
+    assert set(incarnations(simulation).values()) == {1}
+    books = simulation.aggregator.core.run.ledger.books().tokens()
+    assert books["wasted"] == {}
+    assert books["merged"] == books["trained"]
+
+
+def test_what_others_have_taken_over_during_a_pause_is_theirs() -> None:
+    plan = steady(total_tokens=400_000, share_takeover_s=5.0)
+    islands = (replace(plan.islands[0], pauses_at_s=(8.0,), restart_s=12.0), *plan.islands[1:])
+    simulation = run(replace(plan, islands=islands, broker_crashes_at_s=(8.01,), restart_s=3.0))
+    moved = [fields for _, _, name, fields in simulation.trace if name == "share.moved"]
+    assert len(moved) >= 2, "taken over, and handed back"
+    assert incarnations(simulation)["island-0"] == 1
+    books = simulation.aggregator.core.run.ledger.books().tokens()
+    assert set(books["wasted"]) == {"share_moved"}, "what it had kept was trained again by others"
+
+
+def paused(seed: int) -> SimulationPlan:
+    """A small run with many troubles, whose islands are told to end once or twice besides."""
+    plan, drawn = packed_plan(seed), random.Random(f"pauses {seed}")
+    islands = []
+    for island in plan.islands:
+        at_s = sorted(drawn.uniform(1.0, 9.0) for _ in range(drawn.randint(1, 2)))
+        islands.append(replace(island, pauses_at_s=tuple(at_s)))
+    return replace(plan, islands=tuple(islands))
+
+
+def test_pauses_among_troubles_of_all_kinds_keep_every_invariant() -> None:
+    """Nothing is merged twice, every token is accounted for, and every run ends: checked as it runs."""
+    times = 0
+    for seed in range(80):
+        try:
+            times += resumed(run(paused(seed), LIMIT_S))
+        except AssertionError as err:
+            raise AssertionError(f"seed {seed}: {err}") from err
+    assert times > 80, "most pauses are followed by a process that goes on"
