@@ -22,7 +22,7 @@ from broker.errors import RunEnded
 from broker.signals import Interrupted, Signals
 from islands.config import IslandConfig
 from islands.pulse import Pulse
-from islands.task import OptState, Params, Task, batches, load_task
+from islands.task import OptState, Params, Task, endless_batches, load_task
 
 log = logs.get(__name__)
 
@@ -124,7 +124,7 @@ def _loop(
 ) -> Params:
     progress = _Progress(island)
     previous: Any = None
-    for batch in batches(task, island.share):
+    for batch in endless_batches(task, island.share):
         step_ends_s = time.monotonic() + pace_s
         params, opt_state, loss = task.train(params, opt_state, batch, island.schedule)
         # One step in flight keeps a device busy; more would only make what is copied older.

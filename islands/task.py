@@ -59,7 +59,7 @@ class Task:
             jitted, donates the first two, takes the schedule's numbers as dynamic values and returns the loss, in
             nats per token, as a device scalar.
         data: share -> batches, from ``share.cursor`` on; batch k is a pure function of the share and k. Where they
-            end, it is called again (:func:`batches`): ``k % number`` then begins another epoch.
+            end, it is called again (:func:`endless_batches`): ``k % number`` then begins another epoch.
             Data-parallel runs of the laboratory join those of all islands: each leaf along its first axis.
         evaluate: params -> held-out loss in nats per token, over a fixed set of examples.
         tokens_per_step: Tokens in one batch: the unit of progress, weights and the ledger.
@@ -140,7 +140,7 @@ def task_function(path: str) -> Callable[..., Any]:
     return function  # type: ignore[no-any-return]
 
 
-def batches(task: Task, share: DataShare) -> Iterator[Batch]:
+def endless_batches(task: Task, share: DataShare) -> Iterator[Batch]:
     """Yields what a task's data yield, from the beginning again as often as they end.
 
     Raises:

@@ -157,7 +157,9 @@ class Desk:
 
     # --- what islands say -------------------------------------------------------------------------------------
 
-    def join(self, island_id: str, *, nonce: str = "", hint: str = "", model: Any = None) -> list[agg.Action]:
+    def join(
+        self, island_id: str, *, nonce: str = "", hint: str = "", model: Any = None, resumes: str = ""
+    ) -> list[agg.Action]:
         """Joins as ``island_id``, as a new process unless ``nonce`` is one that joined before."""
         life = self.incarnations.get(island_id, 0) + 1
         nonce = nonce or f"{island_id}-{life}"
@@ -167,6 +169,7 @@ class Desk:
             hint=hint,
             tensors=model or tensors(self.config.fragments),
             tokens_per_step=TOKENS_PER_STEP,
+            resumes=resumes,
         )
         said = self.say(m.joining(nonce), join, incarnation=0)
         for welcome in sent(said, m.Welcome):

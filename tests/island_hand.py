@@ -31,10 +31,17 @@ SHARE = m.Share(index=0, count=1, share_epoch=0)
 class Hand:
     """One island core with one fragment, whose messages and boundaries the test makes by hand."""
 
-    def __init__(self, *, keep=1.0, fragments=1, joined=True, kinds=None):
+    def __init__(self, *, keep=1.0, fragments=1, joined=True, kinds=None, paused=None):
         kinds = kinds or (Kind.RDA,) * fragments
         self.tensors = tuple(replace(t, kind=kind) for t, kind in zip(tensors(fragments), kinds, strict=True))
-        self.core = Island(island_id="", hint="", nonce="n", tensors=self.tensors, tokens_per_step=TOKENS_PER_STEP)
+        self.core = Island(
+            island_id="",
+            hint="",
+            nonce="n" if paused is None else f"{paused.nonce}-again",
+            tensors=self.tensors,
+            tokens_per_step=TOKENS_PER_STEP,
+            paused=paused,
+        )
         self.now_s, self.sequence, self.step, self.epoch = 0.0, 0, 0, 1
         self.num = fragments
         self.settings = m.RunSettings(**{f: getattr(SETTINGS, f) for f in SETTINGS.__slots__} | {"keep": keep})

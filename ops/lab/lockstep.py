@@ -33,7 +33,7 @@ from broker.fragments import FragmentManifest, Kind, TensorSpec, partition
 from broker.ranges import StepRange
 from broker.tensors import encode_tensor, payload_bytes
 from islands.partition import tensor_specs
-from islands.task import Batch, DataShare, Params, Schedule, Task, batches
+from islands.task import Batch, DataShare, Params, Schedule, Task, endless_batches
 from islands.tree import flatten, unflatten
 from ops.lab import strides
 from ops.lab.gain import outer_step_of
@@ -308,7 +308,7 @@ class _Pace:
 
 
 def _data(task: Task, cell: CellSettings, index: int, seed: int) -> Iterator[Batch]:
-    return batches(task, DataShare(index=index, count=cell.islands, seed=seed))
+    return endless_batches(task, DataShare(index=index, count=cell.islands, seed=seed))
 
 
 def _on_the_way(t: int, cell: CellSettings) -> bool:

@@ -31,7 +31,7 @@ from islands.exchange import Position, Snapshot
 from islands.partition import tensor_specs
 from islands.placement import Parameters, Placement
 from islands.reference import Reference, encode_seed
-from islands.task import Batch, DataShare, Schedule, Task, batches
+from islands.task import Batch, DataShare, Schedule, Task, endless_batches
 from ops.chaos.tampering import TamperedTensors
 from ops.lab.merging import Merges
 from ops.lab.strides import Step, Strides, next_batch, put_off
@@ -168,7 +168,7 @@ class TrainingIsland:
         self._references = tuple(Reference(tensors) for tensors in core.manifest.fragments)
         of = self._parameters.of_fragment
         self._placements = tuple(Placement(of(self.params, p)) for p in range(len(core.manifest)))
-        self._data = batches(self._task, share)
+        self._data = endless_batches(self._task, share)
         self._beginning = Beginning(self._parameters.of_none(self.params))
 
     def seed(self, fragment_id: int) -> Payload:

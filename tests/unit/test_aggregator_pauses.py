@@ -1,0 +1,218 @@
+"""Islands that pause, and those that leave for good: what the aggregator makes of their lives."""
+
+from dataclasses import replace
+
+import pytest
+
+from aggregator.ending import ALL_CLOSED, LINGER_MOST_S, LINGER_S
+from broker.messages import (
+    AGGREGATOR,
+    Attach,
+    Attached,
+    Departure,
+    Fate,
+    Leave,
+    Outstanding,
+    Phase,
+    Reason,
+    Refused,
+    Welcome,
+)
+from tests.helpers import Desk, notes, resolutions, sent, tensors
+
+OUTSTANDING = (Outstanding(fragment_id=0, from_step=0, to_step=3),)
+
+
+def leave(made, island_id, step, departure):
+    return made.say(island_id, Leave(inner_step=step, tokens=10 * step, reason="test", departure=departure))
+
+
+def paused(**settings):
+    """A run of three whose island a has paused at step 3 with nothing merged."""
+    made = Desk(**settings)
+    made.gather("a", "b", "c")
+    made.beat("a", 3)
+    leave(made, "a", 3, Departure.PAUSED)
+    return made
+
+
+# --- pausing ----------------------------------------------------------------------------------------------------------
+
+
+def test_nobody_waits_for_an_island_that_has_paused_and_nothing_of_it_is_lost():
+    made = paused()
+    assert [m.island_id for m in made.run.members.live(made.now_s)] == ["b", "c"]
+    assert made.run.ledger.books().tokens() == {"trained": 30, "merged": 0, "wasted": {}, "in_flight": 30}
+
+
+def test_a_process_that_goes_on_has_the_life_of_the_one_before_and_hands_over_what_that_kept():
+    made = paused()
+    said = made.join("a", nonce="a-2", resumes="a-1")
+    (welcome,) = sent(said, Welcome)
+    assert (welcome.incarnation, welcome.start_step) == (1, 0)
+    assert notes(said, "island.resumed") == [{"island": "a", "incarnation": 1, "last_step": 3, "start_step": 0}]
+    said = made.beat("a", 3, outstanding=OUTSTANDING)
+    assert [r.fate for r in resolutions(said, "a")] == [Fate.UNKNOWN]
+    made.offer("a", 0, 3)
+    made.open_round("b", "c", step=4)
+    made.offer("b", 0, 4)
+    made.offer("c", 0, 4)
+    assert [r.fate for r in resolutions(made.beat("a", 3, outstanding=OUTSTANDING), "a")] == [Fate.MERGED]
+    assert made.run.ledger.books("a").tokens()["merged"] == 30
+
+
+def test_what_arrived_before_the_pause_is_not_taken_a_second_time_after_it():
+    made = Desk()
+    made.gather("a", "b", "c")
+    made.offer("a", 0, 3)  # unasked: it waits for the next round
+    leave(made, "a", 3, Departure.PAUSED)
+    made.open_round("b", "c", step=4)
+    made.offer("b", 0, 4)
+    made.offer("c", 0, 4)
+    made.join("a", nonce="a-2", resumes="a-1")
+    made.offer("a", 0, 3)
+    assert [r.fate for r in resolutions(made.beat("a", 3, outstanding=OUTSTANDING), "a")] == [Fate.MERGED]
+    assert made.run.ledger.books("a").tokens()["merged"] == 30
+
+
+def test_a_paused_life_goes_on_after_the_aggregator_has_started_again():
+    made = paused().restarted()
+    (welcome,) = sent(made.join("a", nonce="a-2", resumes="a-1"), Welcome)
+    assert welcome.incarnation == 1
+    assert made.run.ledger.books().tokens()["in_flight"] == 30
+
+
+@pytest.mark.parametrize("resumes", ["", "somebody"])
+def test_a_process_that_brings_nothing_begins_a_new_life_and_the_paused_one_is_lost(resumes):
+    made = paused()
+    (welcome,) = sent(made.join("a", nonce="a-2", resumes=resumes), Welcome)
+    assert welcome.incarnation == 2
+    assert made.run.ledger.books().tokens()["wasted"] == {"island_lost": 30}
+
+
+def test_of_two_copies_of_one_machine_the_second_does_not_speak_for_the_first():
+    made = paused()
+    made.join("a", nonce="a-2", resumes="a-1")
+    (welcome,) = sent(made.join("a", nonce="a-3", resumes="a-1"), Welcome)
+    assert welcome.incarnation == 2
+    made = Desk()
+    made.gather("a", "b", "c")  # its process lives
+    (welcome,) = sent(made.join("a", nonce="a-2", resumes="a-1"), Welcome)
+    assert welcome.incarnation == 2
+
+
+def test_a_heartbeat_that_the_farewell_overtook_does_not_count_after_the_pause():
+    made = paused()
+    made.join("a", nonce="a-2", resumes="a-1")
+    late = made.run.members["a"].beat_sequence
+    assert late > 0
+    assert made.run.members["a"].heartbeat is None
+    made.beat("a", 3)
+    assert made.run.members["a"].beat_sequence > late
+
+
+@pytest.mark.parametrize(("departure", "moves"), [(Departure.PAUSED, False), (Departure.STOPPED, True)])
+def test_the_data_of_a_paused_island_wait_for_it_as_for_one_that_is_silent(departure, moves):
+    made = Desk(islands=2, share_takeover_s=30.0)
+    made.gather("a", "b")
+    leave(made, "a", 3, departure)
+    made.beat("b", 3)
+    assert bool(notes(made.log, "share.moved")) is moves
+    for at_s in range(1, 60):
+        made.now_s = float(at_s)
+        made.beat("b", 3 + at_s)
+    assert notes(made.log, "share.moved")
+
+
+# --- leaving for good -------------------------------------------------------------------------------------------------
+
+
+def test_a_run_ends_when_every_island_has_left_for_good_and_merges_what_they_handed_over():
+    made = Desk(total_tokens=10_000, islands=2)
+    made.gather("a", "b")
+    for name in "ab":
+        made.offer(name, 0, 3)
+    leave(made, "a", 3, Departure.CLOSED)
+    assert made.run.phase is Phase.RUNNING
+    said = leave(made, "b", 3, Departure.CLOSED)
+    assert notes(said, "run.flushing")[0]["reason"] == ALL_CLOSED
+    assert made.run.phase is Phase.ENDED
+    assert notes(said, "run.ended") == [{"trained": 60, "merged": 60, "wasted": {}, "in_flight": 0}]
+    assert any(ALL_CLOSED in each for each in made.run.troubles.sentences(made.now_s))
+
+
+@pytest.mark.parametrize("departure", [Departure.STOPPED, Departure.PAUSED])
+def test_a_run_waits_for_islands_that_may_come_back(departure):
+    made = Desk(total_tokens=10_000, islands=2)
+    made.gather("a", "b")
+    leave(made, "a", 3, Departure.CLOSED)
+    leave(made, "b", 3, departure)
+    made.run_to(30.0)
+    assert made.run.phase is Phase.RUNNING
+
+
+def test_a_run_waits_for_islands_that_were_expected_and_have_not_come_yet():
+    made = Desk(total_tokens=10_000, islands=2)
+    made.gather("a")
+    leave(made, "a", 3, Departure.CLOSED)
+    made.run_to(30.0)
+    assert made.run.phase is Phase.RUNNING
+    assert made.restarted().run.members["a"].closed, "also by the next process of the aggregator"
+
+
+def test_a_run_that_ended_early_goes_on_for_whoever_comes_when_it_is_started_again():
+    made = Desk(total_tokens=10_000, islands=1)
+    made.gather("a")
+    leave(made, "a", 3, Departure.CLOSED)
+    assert made.run.phase is Phase.ENDED
+    again = made.restarted()
+    again.run_to(again.now_s + 30.0)
+    assert again.run.phase is Phase.RUNNING
+    assert sent(again.join("a", nonce="later"), Welcome)
+
+
+# --- after the end ----------------------------------------------------------------------------------------------------
+
+
+def ended():
+    """The next process of an aggregator whose run has ended, every island having left."""
+    made = Desk(total_tokens=40, islands=1)
+    made.gather("a")
+    made.beat("a", 4)
+    made.beat("a", 4, stopped=True)
+    made.offer("a", 0, 4)
+    leave(made, "a", 4, Departure.CLOSED)
+    assert made.core.finished
+    return made.restarted()
+
+
+def test_a_process_that_begins_with_an_ended_run_stays_until_a_broker_can_tell_it():
+    made = ended()
+    made.run_to(made.now_s + 3 * LINGER_S)
+    assert not made.core.finished
+    attaches = sent(made.log, Attach)
+    assert attaches
+    assert all(attach.ended for attach in attaches)
+    made.say(AGGREGATOR, Attached(versions=made.run.versions))
+    made.run_to(made.now_s + LINGER_S + 1.0)
+    assert made.core.finished
+
+
+def test_it_does_not_stay_for_ever_where_there_is_no_broker():
+    made = ended()
+    made.run_to(made.now_s + LINGER_MOST_S + LINGER_S)
+    assert made.core.finished
+
+
+def test_an_attach_before_the_end_does_not_say_that_it_has_come():
+    made = Desk(islands=1)
+    made.gather("a")
+    made.run_to(3.0)
+    assert not any(attach.ended for attach in sent(made.log, Attach))
+
+
+def test_a_join_that_goes_on_with_another_model_is_refused_like_any_other():
+    made = paused()
+    said = made.join("a", nonce="a-2", resumes="a-1", model=(replace(tensors(1)[0], shape=(3, 3)),))
+    assert sent(said, Refused)[0].reason is Reason.MANIFEST
+    assert made.run.members["a"].paused

@@ -1,0 +1,227 @@
+"""The island's state machine: what it leaves to its next process, and how that goes on with it."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from broker import messages as m
+from broker.errors import Unavailable
+from broker.fragments import Kind
+from broker.headers import Limits
+from broker.tensors import encode_tensor
+from islands import paused_file
+from islands.events import Boundary, Capture, Captured, Fail, Joined, Leaving
+from islands.fragment import Point
+from islands.shares import Cursor, Taken
+from tests.helpers import notes, of
+from tests.island_hand import SHARE, Hand, sent
+
+
+def stopped(hand, steps=3, captured=True):
+    """Runs steps, and stops before the run has ended."""
+    said = hand.boundary(steps, copied=tuple(range(hand.num)), stopped=True)
+    if captured:
+        said = [action for p in range(hand.num) for action in hand.captured(p)]
+    return said
+
+
+def test_an_island_that_stops_before_the_end_hands_over_unasked_what_it_has():
+    hand = Hand(fragments=2)
+    captures = of(hand.boundary(3, copied=(0, 1), stopped=True), Capture)
+    assert [(c.fragment_id, c.step) for c in captures] == [(0, 3), (1, 3)]
+    assert not hand.core.delivered
+    given = [contribution for p in (0, 1) for contribution in sent(hand.captured(p), m.Contribution)]
+    assert [(c.round_id, c.steps.from_step, c.steps.to_step) for c in given] == [(0, 0, 3), (0, 0, 3)]
+    assert not hand.core.delivered
+    for each in given:
+        hand.resolve(each, m.Fate.WAITING)
+    assert hand.core.delivered
+
+
+def test_it_hands_over_too_what_came_behind_a_contribution_that_nobody_is_known_to_have():
+    hand = Hand()
+    hand.hand_over(2, 1)
+    (second,) = sent(stopped(hand), m.Contribution)
+    assert (second.steps.from_step, second.steps.to_step) == (2, 5)
+
+
+def test_with_nothing_new_it_is_delivered_at_once():
+    hand = Hand()
+    assert not of(hand.boundary(0, copied=(0,), stopped=True), Capture)
+    assert hand.core.delivered
+
+
+def test_in_a_flush_it_waits_to_be_asked():
+    hand = Hand()
+    hand.state(phase=m.Phase.FLUSHING)
+    assert not of(hand.boundary(3, copied=(0,), stopped=True), Capture)
+
+
+def paused(hand, sequence=17):
+    return hand.core.pause("demo", sequence)
+
+
+def test_the_next_process_asks_for_the_same_life_and_goes_on_at_the_same_step():
+    hand = Hand()
+    (contribution,) = sent(stopped(hand), m.Contribution)
+    kept = paused(hand)
+    assert (kept.island_id, kept.incarnation, kept.nonce, kept.sequence) == ("a", 1, "n", 17)
+    assert (kept.at, kept.contributions, kept.overwritten_tokens) == (Point(3, 30), (contribution,), (0,))
+
+    later = Hand(joined=False, paused=kept)
+    (join,) = sent(later.log, m.Join)
+    assert (join.resumes, join.nonce) == ("n", "n-again")
+    (joined,) = of(later.welcome(incarnation=1), Joined)
+    assert (joined.start_step, joined.start_tokens) == (3, 30)
+    later.version(5)
+    later.step = 3
+    later.boundary(installed=(0,))
+    later.now_s += 1.0
+    (beat,) = sent(later.feed(Boundary(inner_step=3, tokens=30)), m.Heartbeat)
+    assert [(o.from_step, o.to_step) for o in beat.outstanding] == [(0, 3)]
+    assert sent(later.resolve(contribution, m.Fate.UNKNOWN), m.Contribution) == [contribution]
+    later.resolve(contribution, m.Fate.MERGED)
+    assert not later.core.fragments[0].outstanding
+    (new,) = sent(stopped(later, 2), m.Contribution)
+    assert (new.steps.from_step, new.steps.to_step, new.trained_on[0].fragment_version) == (3, 5, 5)
+
+
+def test_what_is_known_to_be_merged_is_not_kept():
+    hand = Hand()
+    (contribution,) = sent(stopped(hand), m.Contribution)
+    hand.resolve(contribution, m.Fate.MERGED)
+    assert paused(hand).contributions == ()
+
+
+def test_steps_that_are_in_no_contribution_when_the_process_ends_are_given_up_by_the_life_that_ran_them():
+    hand = Hand(fragments=2)
+    hand.boundary(3, copied=(0,))
+    hand.state(rounds=((1, 0),))  # being captured as the process ends
+    hand.boundary(2)
+    kept = paused(hand)
+    assert (kept.at, kept.contributions, kept.overwritten_tokens) == (Point(5, 50), (), (50, 50))
+    later = Hand(fragments=2, joined=False, paused=kept)
+    later.welcome(incarnation=1)
+    assert [f.overwritten_tokens for f in later.core.fragments.values()] == [50, 50]
+
+
+def test_frozen_fragments_have_nothing_to_keep():
+    hand = Hand(fragments=2, kinds=(Kind.RDA, Kind.FROZEN))
+    hand.boundary(3, copied=(0,), stopped=True)
+    hand.captured(0)
+    assert paused(hand).overwritten_tokens == (0, 0)
+
+
+def test_a_process_that_is_given_another_life_drops_what_was_kept_and_says_so():
+    hand = Hand()
+    stopped(hand)
+    later = Hand(joined=False, paused=paused(hand))
+    said = later.welcome(incarnation=2)
+    (note,) = notes(said, "progress.dropped")
+    assert (note["steps"], note["contributions"]) == (3, 1)
+    assert of(said, Joined)[0].start_step == 0
+    assert not later.core.fragments[0].outstanding
+
+
+def test_a_process_that_must_join_anew_does_not_claim_the_kept_life_again():
+    hand = Hand()
+    stopped(hand)
+    later = Hand(joined=False, paused=paused(hand))
+    later.welcome(incarnation=1)
+    later.hear(m.Refused(kind="heartbeat", sequence=1, reason=m.Reason.UNKNOWN_ISLAND, detail=""))
+    later.now_s += 1.0
+    (join,) = sent(later.boundary(), m.Join)
+    assert join.resumes == ""
+
+
+def test_its_data_go_on_where_the_last_process_stopped_although_the_aggregator_knows_less():
+    hand = Hand()
+    for step in range(3):
+        hand.step += 1
+        taken = ((step, Taken(share=0, share_epoch=0, batch=step)),)
+        hand.feed(Boundary(inner_step=hand.step, tokens=10 * hand.step, trained=taken))
+    kept = paused(hand)
+    assert kept.cursors == (Cursor(share=0, share_epoch=0, batch=3),)
+    later = Hand(joined=False, paused=kept)
+    later.welcome(incarnation=1)
+    assert [share.cursor for share in later.core.shares] == [3]
+    later.state()
+    assert [share.cursor for share in later.core.shares] == [3]
+    moved = replace(SHARE, share_epoch=1, cursor=2)
+    later.hear(
+        m.FleetState(
+            epoch=1,
+            phase=m.Phase.RUNNING,
+            rounds=(),
+            due_soon=(),
+            versions=(0,),
+            resolutions=(),
+            seed=(),
+            trained_tokens=0,
+            fleet_ratio=1.0,
+            share=moved,
+        )
+    )
+    assert [share.cursor for share in later.core.shares] == [2], "under another epoch it is another's progress"
+
+
+def test_before_it_has_joined_there_is_nothing_to_go_on_with():
+    assert paused(Hand(joined=False)) is None
+
+
+def test_the_farewell_says_how_an_island_leaves():
+    hand = Hand()
+    (leave,) = sent(hand.feed(Leaving(reason="spot", departure=m.Departure.PAUSED)), m.Leave)
+    assert leave.departure is m.Departure.PAUSED
+
+
+def test_whoever_comes_after_the_end_hears_that_it_is_over():
+    hand = Hand(joined=False)
+    said = hand.hear(m.Refused(kind="join", sequence=1, reason=m.Reason.RUN_ENDED, detail=""))
+    assert [fail.reason for fail in of(said, Fail)] == [m.Reason.RUN_ENDED]
+
+
+# --- the file ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def kept():
+    hand = Hand()
+    trained = tuple((step, Taken(share=0, share_epoch=2, batch=4 + step)) for step in range(3))
+    hand.feed(Boundary(inner_step=3, tokens=30, copied=(0,), trained=trained, stopped=True))
+    hand.feed(Captured(fragment_id=0, payload=(encode_tensor(np.ones((8, 8), np.float32), m.Codec.BF16),)))
+    return paused(hand)
+
+
+def test_what_is_kept_comes_back_from_the_file_as_it_was(tmp_path, kept):
+    path = paused_file.path_of(tmp_path, "demo", "host/0")
+    assert path.parent == tmp_path
+    paused_file.save(path, kept)
+    found = paused_file.load(path, Limits())
+    (contribution,) = found.contributions
+    (tensor,), (was,) = contribution.payload, kept.contributions[0].payload
+    assert bytes(tensor.data) == bytes(was.data)
+    bare = replace(contribution, payload=kept.contributions[0].payload)
+    assert replace(found, contributions=(bare,)) == kept
+    paused_file.remove(path)
+    assert paused_file.load(path, Limits()) is None
+
+
+@pytest.mark.parametrize("at", [0, 5, 12, 40, -1])
+def test_a_damaged_file_is_refused_by_name(tmp_path, kept, at):
+    path = tmp_path / "demo.a.unmerged"
+    paused_file.save(path, kept)
+    content = bytearray(path.read_bytes())
+    content[at] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(Unavailable, match=r"demo\.a\.unmerged is damaged"):
+        paused_file.load(path, Limits())
+    path.write_bytes(content[:7])
+    with pytest.raises(Unavailable, match="is damaged"):
+        paused_file.load(path, Limits())
+
+
+def test_a_file_that_cannot_be_written_says_why(tmp_path, kept):
+    with pytest.raises(Unavailable, match="cannot write"):
+        paused_file.save(tmp_path / "none" / "demo.a.unmerged", kept)
