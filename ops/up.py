@@ -18,7 +18,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from aggregator.ending import ALL_CLOSED
 from broker.errors import ConfigError, Unavailable
 from broker.redis_server import server
 from broker.registry import Registry
@@ -58,8 +57,7 @@ rate {MUON.outer_learning_rate} and momentum {MUON.outer_momentum}.
 
 exit status:
   0    the run trained its tokens, and the report is complete
-  1    a process could not be kept alive, every island closed its training loop before the target, or the model could
-       not be evaluated; the report has what is known
+  1    a process could not be kept alive, or the model could not be evaluated; the report has what is known
   2    a setting is wrong, or contradicts those of the run to be resumed
   130  interrupted by Ctrl-C (143 by SIGTERM, 129 by SIGHUP); the report has what was done until then"""
 
@@ -100,7 +98,6 @@ def run(args: argparse.Namespace) -> int:
     with Signals() as signals, Display() as display:
         status = 0 if run_.resumed and resume.has_ended(plan) else run_.train(display, signals)
         losses: tuple[float | None, float | None] = (None, None)
-        run_.note = run_.fell_short() if status == 0 else run_.note
         if status == 0:
             try:
                 losses = evaluate(plan, run_.last_stores(), display, signals)
@@ -109,7 +106,6 @@ def run(args: argparse.Namespace) -> int:
                 display.note(run_.note)
             except Interrupted as err:
                 status, run_.note = 128 + err.number, str(err)
-            status = 1 if status == 0 and run_.note else status
     report: Report = finite(run_.report(status, losses))
     try:
         run_directory.write(plan.run_dir / "report.json", json.dumps(report, indent=2, allow_nan=False) + "\n")
@@ -244,14 +240,6 @@ class Run:
                     if event.process in shards:
                         self.ended_by.setdefault(shards[event.process], event.process)
         return len(self.ended_by) == self.plan.aggregator.shards
-
-    def fell_short(self) -> str:
-        """Says why a run that has ended did so before its target; empty if it did not."""
-        counted, target = self._counted() or {}, self.plan.aggregator.total_tokens
-        trained = counted.get("tokens", {}).get("trained", target)
-        if trained >= target:
-            return ""
-        return f"ended early, after {trained:,} of {target:,} tokens: {ALL_CLOSED}"
 
     def last_stores(self) -> list[Path]:
         """Returns the stores that have the last version of every fragment, one of each shard."""

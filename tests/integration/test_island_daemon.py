@@ -22,17 +22,17 @@ def spawn(tmp_path):
     """Starts processes of this program, their output in files; kills by its id whatever is left at the end."""
     processes = []
 
-    def start(name, *words, module="ops"):
+    def start(name, *words, module="ops", path=None):
         environment = os.environ | {
             "ATOLL_NO_VENV": "1",
             "ATOLL_LOG": "json",
             "JAX_PLATFORMS": "cpu",
             "REDIS_URL": f"redis://127.0.0.1:{free_ports(1)}",  # where none is: training does not need it
         }
-        path = tmp_path / f"{name}.log"
-        with open(path, "wb") as log:
+        environment |= {} if path is None else {"PYTHONPATH": str(path)}
+        with open(tmp_path / f"{name}.log", "wb") as log:
             process = subprocess.Popen([sys.executable, "-m", module, *words], stdout=log, stderr=log, env=environment)
-        process.log = path
+        process.log = tmp_path / f"{name}.log"
         processes.append(process)
         return process
 
@@ -46,22 +46,34 @@ def spawn(tmp_path):
 @pytest.fixture
 def hub(spawn, tmp_path):
     """Starts a broker and an aggregator with some settings; returns the address."""
-
-    def start(**settings):
-        port = free_ports(2)
-        address = f"tcp://127.0.0.1:{port}"
-        spawn("broker", "broker", "--run", RUN, "--port", str(port))
-        usual = {"islands": 1, "fragments": 2, "sync_interval": 4, "tokens": 0} | settings
-        flags = [word for name, value in usual.items() for word in (f"--{name.replace('_', '-')}", str(value))]
-        spawn("aggregator", "aggregator", "--run", RUN, "--broker", address, "--store", str(tmp_path / "store"), *flags)
-        return address
-
-    return start
+    return lambda **settings: Hub(spawn, tmp_path / "store", **settings).address
 
 
-def island(spawn, address, *words, name="island"):
+class Hub:
+    """A broker and an aggregator, which can be stopped and started again."""
+
+    def __init__(self, spawn, store, **settings):
+        self.spawn, self.store, self.port = spawn, store, free_ports(2)
+        self.address = f"tcp://127.0.0.1:{self.port}"
+        self.settings = {"islands": 1, "fragments": 2, "sync_interval": 4, "tokens": 0} | settings
+        self.start()
+
+    def start(self):
+        self.broker = self.spawn("broker", "broker", "--run", RUN, "--port", str(self.port))
+        flags = [word for name, value in self.settings.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+        where = ("--run", RUN, "--broker", self.address, "--store", str(self.store))
+        self.aggregator = self.spawn("aggregator", "aggregator", *where, *flags)
+
+    def stop(self):
+        for process in (self.aggregator, self.broker):
+            process.send_signal(signal.SIGTERM)
+        for process in (self.aggregator, self.broker):
+            process.wait(WAIT_S)
+
+
+def island(spawn, address, *words, name="island", path=None):
     flags = ("--run", RUN, "--broker", address, "--join-timeout-s", "30")
-    return spawn(name, "island", *flags, *words)
+    return spawn(name, "island", *flags, *words, path=path)
 
 
 def events(process):
@@ -71,6 +83,11 @@ def events(process):
         with contextlib.suppress(ValueError):
             found.append(json.loads(line))
     return found
+
+
+def event_of(ended, name):
+    """Returns an event of a process that has ended."""
+    return next(event for event in events(ended) if event["event"] == name)
 
 
 def wait_for_event(process, name):
@@ -105,16 +122,96 @@ def test_a_signal_ends_an_island_in_order_and_soon(spawn, hub, number):
     assert "island.left" in [e["event"] for e in events(process)]
 
 
-def test_an_island_that_is_told_to_end_goes_on_from_its_last_step(spawn, hub, tmp_path):
-    address, words = hub(), ("--task", "examples.numpy_task:task", "--island-id", "paris", "--state-dir", str(tmp_path))
-    first = island(spawn, address, *words, name="first")
+@pytest.mark.parametrize("stops", ["island", "cluster", "cluster, hub first"])
+def test_an_island_that_is_told_to_end_goes_on_from_its_last_step_and_loses_nothing(spawn, tmp_path, stops):
+    run = Hub(spawn, tmp_path / "store", tokens=120_000)
+    words = ("--task", "examples.numpy_task:task", "--pace", "0.01", "--state-dir", str(tmp_path))
+    first = island(spawn, run.address, *words, "--island-id", "paris", name="first")
     wait_for_event(first, "island.progress")
+    if stops == "cluster, hub first":
+        run.stop()
     first.send_signal(signal.SIGTERM)
     assert first.wait(WAIT_S) == 128 + signal.SIGTERM
-    left = wait_for_event(first, "island.left")
-    second = island(spawn, address, *words, name="second")
-    restored = wait_for_event(second, "island.restored")
+    left, kept = event_of(first, "island.left"), event_of(first, "progress.kept")
+    assert kept["step"] == left["step"]
+    assert kept["contributions"] > 0 or stops != "cluster, hub first"
+    if stops == "cluster":
+        run.stop()
+    if stops != "island":
+        run.start()
+    second = island(spawn, run.address, *words, "--island-id", "paris", name="second")
+    joined, restored = wait_for_event(second, "island.joined"), wait_for_event(second, "island.restored")
+    assert (joined["incarnation"], joined["start_step"]) == (1, left["step"])
     assert (restored["optimizer"], restored["detail"]) == ("checkpoint", f"of step {left['step']}, life 1")
+    assert not list(tmp_path.glob("*.unmerged"))
+    assert second.wait(WAIT_S) == 0, second.log.read_text()
+    assert run.aggregator.wait(WAIT_S) == 0
+    (ended,) = [event for event in events(run.aggregator) if event["event"] == "run.ended"]
+    assert (ended["trained"], ended["wasted"]) == (ended["merged"], {})
+
+
+def test_islands_of_a_run_that_has_ended_end_with_0_whatever_was_started_again(spawn, tmp_path):
+    run = Hub(spawn, tmp_path / "store", tokens=20_000)
+    words = ("--task", "examples.numpy_task:task", "--state-dir", str(tmp_path))
+    assert island(spawn, run.address, *words).wait(WAIT_S) == 0
+    assert run.aggregator.wait(WAIT_S) == 0
+    run.broker.send_signal(signal.SIGTERM)
+    run.broker.wait(WAIT_S)
+    run.start()  # the broker knows nothing; the aggregator tells it, and goes
+    assert run.aggregator.wait(WAIT_S) == 0
+    late = island(spawn, run.address, *words, name="late")
+    assert late.wait(WAIT_S) == 0, late.log.read_text()
+    assert event_of(late, "island.ended")["reason"].startswith(f"run {RUN} has ended")
+
+
+def test_an_island_whose_initial_parameters_are_not_finite_names_the_tensor_and_ends_with_2(spawn, hub, tmp_path):
+    (tmp_path / "broken_task.py").write_text(BROKEN_TASK)
+    process = island(spawn, hub(), "--task", "broken_task:nan", name="broken", path=tmp_path)
+    assert process.wait(WAIT_S) == 2
+    assert re.search(r"params = 'hidden/bias': 1 of its 64 initial values are not finite", process.log.read_text())
+
+
+def test_data_that_end_begin_anew_and_data_that_never_begin_end_the_island_with_2(spawn, hub, tmp_path):
+    (tmp_path / "broken_task.py").write_text(BROKEN_TASK)
+    address = hub(tokens=20_000)
+    empty = island(spawn, address, "--task", "broken_task:empty", name="empty", path=tmp_path)
+    assert empty.wait(WAIT_S) == 2
+    assert "task.data = 'part 0 of 1, from batch 0 on': yielded no batch" in empty.log.read_text()
+    short = island(spawn, address, "--task", "broken_task:short", name="short", path=tmp_path)
+    assert short.wait(WAIT_S) == 0, short.log.read_text()
+    (ended,) = [event for event in events(short) if event["event"] == "data.ended"]
+    assert ended["batches"] == 5
+
+
+#: Tasks that are not what they should be.
+BROKEN_TASK = """
+from dataclasses import replace
+from itertools import islice
+
+import numpy as np
+
+from examples.numpy_task import task
+
+
+def nan():
+    good = task()
+
+    def init(seed):
+        params, state = good.init(seed)
+        params["hidden"]["bias"][3] = np.nan
+        return params, state
+
+    return replace(good, init=init)
+
+
+def short():
+    good = task()
+    return replace(good, data=lambda share: islice(good.data(share), 5))
+
+
+def empty():
+    return replace(task(), data=lambda share: iter(()))
+"""
 
 
 def test_a_signal_ends_an_island_that_still_waits_for_its_run(spawn):
