@@ -66,6 +66,7 @@ PURE = [
     "aggregator/candidate_events",
     "aggregator/founding",
     "aggregator/run",
+    "aggregator/run_settings",
     "aggregator/fragment",
     "aggregator/roster",
     "aggregator/shelves",
