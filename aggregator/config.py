@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from broker import redis_address
 from broker.directory import MAX_SHARDS
 from broker.errors import ConfigError
 from broker.identity import KeyRole
@@ -118,6 +119,8 @@ class AggregatorConfig:
         if self.new_lineage and self.shards > 1:
             cure = "is for a run of one shard: with several, restore the store of the shard that is behind from a copy"
             raise ConfigError("new_lineage", True, cure)
+        if self.redis_url:
+            redis_address.check(self.redis_url)
         for address in self.brokers:
             check_exposure(address, setting="broker", key=self.key, insecure=self.insecure, role=KeyRole.AGGREGATOR)
         if self.quorum > self.islands:

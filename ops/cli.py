@@ -18,8 +18,10 @@ import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NoReturn
 
 from broker.errors import ConfigError, Unavailable
+from broker.masking import masked
 from broker.settings import nearest
 
 DESCRIPTION = """\
@@ -193,10 +195,17 @@ def _cure_of_flag(given: str, parser: argparse.ArgumentParser) -> str:
     return f"is no flag; did you mean {close[0]}?" if close else f"is not understood; see {parser.prog} --help"
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser that repeats no password in its errors."""
+
+    def error(self, message: str) -> NoReturn:
+        super().error(masked(message))
+
+
 def parser_of(name: str, *, prog: str = "atoll") -> argparse.ArgumentParser:
     """Returns the parser of a command with its help and example, before the command's module adds its flags."""
     command = COMMANDS[name]
-    return argparse.ArgumentParser(
+    return _Parser(
         prog=f"{prog} {name}",
         description=command.summary[0].upper() + command.summary[1:] + ".",
         epilog=f"example:\n  {prog} {name} {command.example}",

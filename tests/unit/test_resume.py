@@ -117,7 +117,7 @@ def test_a_run_that_lost_its_settings_does_not_go_on_as_another_one(a_run, left)
 
 
 def test_the_settings_of_a_run_are_for_its_owner_alone(a_run):
-    assert (a_run / "config.toml").stat().st_mode & 0o777 == 0o600  # REDIS_URL may hold a password
+    assert (a_run / "config.toml").stat().st_mode & 0o777 == 0o600  # options of the task may be secret
 
 
 def test_an_address_that_is_none_is_refused_before_anything_is_written(tmp_path, monkeypatch):
