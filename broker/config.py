@@ -57,6 +57,10 @@ class BrokerConfig:
             raise ConfigError("name", self.name, "must be 1 to 64 of the characters A-Z a-z 0-9 . _ : -, or empty")
         if not self.host:
             raise ConfigError("host", self.host, "must be an address of this machine, or 0.0.0.0 for all of them")
+        if "/" in self.host or re.fullmatch(r"[^:]*:\d+", self.host):
+            raise ConfigError(
+                "host", self.host, "must be an address alone, such as 0.0.0.0; the port is another setting"
+            )
         check_exposure(self.host, setting="host", key=self.key, insecure=self.insecure, role=KeyRole.BROKER)
         if not 0 <= self.port <= 65_534:
             raise ConfigError("port", self.port, "must be from 1 to 65534 (the bulk port is the next one), or 0")

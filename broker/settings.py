@@ -178,10 +178,11 @@ def read_file(path: str | os.PathLike[str]) -> dict[str, dict[str, Any]]:
     """
     tables = toml.read(path, field="config")
     for name, content in tables.items():
+        if not isinstance(content, dict):
+            cure = f"must stand in a table: write [run], or another of {', '.join(TABLES[1:])}, above it"
+            raise ConfigError(name, content, cure)
         if name not in TABLES:
             raise ConfigError(f"[{name}]", os.fspath(path), f"is no table of this file; {nearest(name, TABLES)}")
-        if not isinstance(content, dict):
-            raise ConfigError(name, content, f"must stand in a table; write [{name}] and the settings below it")
     refuse_unknown(tables.get("run", {}), RUN_KEYS, where="run")
     return tables
 

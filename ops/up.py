@@ -277,7 +277,7 @@ class Run:
     def _counted(self) -> dict[str, Any] | None:
         """What the aggregators wrote; without that of one shard the rest would not add up."""
         try:
-            counted = [json.loads(path.read_text()) for path in self.plan.reports]
+            counted = [json.loads(path.read_text(encoding="utf-8")) for path in self.plan.reports]
         except (OSError, ValueError):
             return None
         return one_report(counted) if all(isinstance(each, dict) for each in counted) else None

@@ -84,6 +84,13 @@ def test_what_may_change_changes_and_stands_in_the_file_afterwards(a_run):
     assert again.aggregator.record_payloads
 
 
+def test_a_file_is_no_run_directory(tmp_path):
+    file = tmp_path / "run"
+    file.touch()
+    with pytest.raises(ConfigError, match=r"run_dir = '.*run': is a file: name a directory that is new or empty"):
+        run_directory.unused(file)
+
+
 def test_flags_that_say_what_the_run_has_already_are_welcome(a_run):
     prepare(parsed("--resume", a_run, "--islands", 3, "--task-option", "batch=8"))
 
