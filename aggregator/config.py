@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from broker import redis_address
 from broker.directory import MAX_SHARDS
 from broker.errors import ConfigError
 from broker.identity import KeyRole
@@ -12,76 +13,83 @@ from broker.keys import check_exposure
 from broker.liveness import LivenessConfig
 from broker.messages import Codec
 from broker.names import check_name
-from broker.settings import check_finite, setting
+from broker.settings import changeable, check_finite, fixed, process
 from broker.sockets import broker_addresses
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AggregatorConfig:
-    """One aggregator. Every field is a flag of ``atoll aggregator`` and a key of the table ``[aggregator]``."""
+    """One aggregator. Every field is a flag of ``atoll aggregator`` and a key of the table ``[aggregator]``.
 
-    run_id: str = setting("atoll", "name of the run; messages of other runs are refused", flag="--run")
-    broker: str = setting("tcp://127.0.0.1:7001", "control address of the broker, or of each, with commas between them")
-    key: Path | None = setting(None, "this aggregator's secret key file, with broker.public beside it")
-    insecure: bool = setting(False, "connect without keys to a broker that is not on this machine")
-    redis_url: str = setting("", "where Redis listens; empty: take REDIS_URL, else redis://127.0.0.1:6379")
-    store: Path = setting(Path("store"), "directory of durable versions, locked while in use")
-    tape: Path | None = setting(None, "file for the event tape (JSON lines); none: no tape")
-    report: Path | None = setting(None, "file for the final report; none: only the log")
-    new_lineage: bool = setting(
+    What a field is declared by says what a restart on the store of a run may do with it
+    (:mod:`aggregator.run_settings`). Fixed is what islands are told as they join, and what the model, the data and the
+    books are cut by: islands that are in would go on by the value of before.
+    """
+
+    run_id: str = fixed("atoll", "name of the run; messages of other runs are refused", flag="--run")
+    broker: str = process("tcp://127.0.0.1:7001", "control address of the broker, or of each, with commas between them")
+    key: Path | None = process(None, "this aggregator's secret key file, with broker.public beside it")
+    insecure: bool = process(False, "connect without keys to a broker that is not on this machine")
+    redis_url: str = process("", "where Redis listens; empty: take REDIS_URL, else redis://127.0.0.1:6379", secret=True)
+    store: Path = process(Path("store"), "directory of durable versions, locked while in use")
+    tape: Path | None = process(None, "file for the event tape (JSON lines); none: no tape")
+    report: Path | None = process(None, "file for the final report; none: only the log")
+    new_lineage: bool = process(
         False, "where peers hold newer versions than the store, give them up and go on; once, then leave it out"
     )
-    record_payloads: bool = setting(False, "keep every merged payload beside the tape (as large as all traffic)")
+    record_payloads: bool = process(False, "keep every merged payload beside the tape (as large as all traffic)")
 
-    islands: int = setting(4, "islands expected: how data is shared out, and what one fleet step means")
-    total_tokens: int = setting(
+    islands: int = fixed(4, "islands expected: how data is shared out, and what one fleet step means")
+    total_tokens: int = changeable(
         0, "tokens after which the run ends by itself, at the next heartbeat; 0: no end", flag="--tokens"
     )
-    share_takeover_s: float = setting(
+    share_takeover_s: float = changeable(
         120.0,
         "absence after which an island's data share goes to another until it is back, dead_after_s at least; 0: never",
     )
-    seed: int = setting(0, "of model initialisation and data order")
+    seed: int = fixed(0, "of model initialisation and data order")
 
-    fragments: int = setting(8, "fragments the model is cut into (P)")
-    sync_interval: int = setting(24, "inner steps between two merges of one fragment (H)")
-    rounds_in_flight: int = setting(2, "rounds open at once, at least; more are opened where journeys are long")
-    quorum: int = setting(1, "fresh contributions that may close a round (K); fewer live islands lower it")
-    overlap: int = setting(2, "inner steps an island may run between capture and adoption (tau)")
-    grace_factor: float = setting(0.9, "share of the spare overlap time spent waiting for stragglers (gamma)")
-    round_timeout_s: float = setting(30.0, "a round closes after this long with what is there")
-    max_staleness: int = setting(8, "versions that the oldest step of a contribution may be behind")
-    staleness_exponent: float = setting(0.5, "a in the weight (1 + staleness) ** -a; 0 is the paper's rule")
-    presence_exponent: float = setting(0.0, "b in (share of live islands in the round) ** b, on every weight; 0: none")
+    fragments: int = fixed(8, "fragments the model is cut into (P)")
+    sync_interval: int = fixed(24, "inner steps between two merges of one fragment (H)")
+    rounds_in_flight: int = changeable(2, "rounds open at once, at least; more are opened where journeys are long")
+    quorum: int = changeable(1, "fresh contributions that may close a round (K); fewer live islands lower it")
+    overlap: int = changeable(2, "inner steps an island may run between capture and adoption (tau)")
+    grace_factor: float = changeable(0.9, "share of the spare overlap time spent waiting for stragglers (gamma)")
+    round_timeout_s: float = changeable(30.0, "a round closes after this long with what is there")
+    max_staleness: int = changeable(8, "versions that the oldest step of a contribution may be behind")
+    staleness_exponent: float = changeable(0.5, "a in the weight (1 + staleness) ** -a; 0 is the paper's rule")
+    presence_exponent: float = changeable(
+        0.0, "b in (share of live islands in the round) ** b, on every weight; 0: none"
+    )
 
     # Rate 1 without momentum was the best of twelve rules at 768 steps (docs/results.md, outer): momentum lost 1.5 % at
     # 0.7/0.5, 22 % at 0.7/0.9.
-    outer_learning_rate: float = setting(1.0, "of the outer Nesterov step")
-    outer_momentum: float = setting(0.0, "of the outer Nesterov step; 0 for plain SGD")
-    max_tokens_per_step: int = setting(1 << 24, "most tokens that an island may claim for one inner step")
-    outlier_factor: float = setting(
+    outer_learning_rate: float = changeable(1.0, "of the outer Nesterov step")
+    outer_momentum: float = changeable(0.0, "of the outer Nesterov step; 0 for plain SGD")
+    max_tokens_per_step: int = changeable(1 << 24, "most tokens that an island may claim for one inner step")
+    outlier_factor: float = changeable(
         10.0, "a contribution is refused at so many times the fleet's typical norm per step; 0: none is"
     )
-    quarantine_s: float = setting(30.0, "how long an island is kept out after repeated offences, at first; 0: never")
-    keep: float = setting(1.0, "share of local progress that survives an adoption; 0 is the paper's overwrite")
-    codec: Codec = setting(Codec.BF16, "how pseudo-gradients travel")
-    version_codec: Codec = setting(Codec.F32, "how versions travel")
+    quarantine_s: float = changeable(30.0, "how long an island is kept out after repeated offences, at first; 0: never")
+    keep: float = fixed(1.0, "share of local progress that survives an adoption; 0 is the paper's overwrite")
+    codec: Codec = fixed(Codec.BF16, "how pseudo-gradients travel")
+    version_codec: Codec = changeable(Codec.F32, "how versions travel")
 
-    heartbeat_interval_s: float = setting(0.5, "seconds between heartbeats of an island")
-    suspect_after_s: float = setting(2.0, "silence after which status calls an island suspect")
-    dead_after_s: float = setting(6.0, "silence after which no round waits for an island")
-    shards: int = setting(1, "aggregators that share the fragments among them; each with a store of its own")
-    shard: int = setting(0, "which of them this one is, from 0 on; shard 0 lets islands in and ends the run")
-    failover: bool = setting(
+    heartbeat_interval_s: float = fixed(0.5, "seconds between heartbeats of an island")
+    suspect_after_s: float = changeable(2.0, "silence after which status calls an island suspect")
+    dead_after_s: float = changeable(6.0, "silence after which no round waits for an island")
+    shards: int = fixed(1, "aggregators that share the fragments among them; each with a store of its own")
+    shard: int = fixed(0, "which of them this one is, from 0 on; shard 0 lets islands in and ends the run")
+    failover: bool = process(
         False, "lead by lease in Redis alone, and follow while another aggregator of this run leads: run two or more"
     )
-    standby: bool = setting(False, "with failover: let others begin, and take over only when they fail")
-    lease_s: float = setting(1.0, "with failover: silence of a leader after which a standby takes over")
-    standby_lag_s: float = setting(
+    standby: bool = process(False, "with failover: let others begin, and take over only when they fail")
+    lease_s: float = changeable(1.0, "with failover: silence of a leader after which a standby takes over")
+    standby_lag_s: float = changeable(
         1.0, "with failover: how long a version waits for a standby that lags before it goes on without"
     )
-    held_bytes: int = setting(1 << 30, "bytes of contributions kept before islands are told to send again")
-    max_message_bytes: int = setting(1 << 30, "largest message accepted")
+    held_bytes: int = changeable(1 << 30, "bytes of contributions kept before islands are told to send again")
+    max_message_bytes: int = changeable(1 << 30, "largest message accepted")
 
     def __post_init__(self) -> None:
         check_finite(self)
@@ -111,6 +119,8 @@ class AggregatorConfig:
         if self.new_lineage and self.shards > 1:
             cure = "is for a run of one shard: with several, restore the store of the shard that is behind from a copy"
             raise ConfigError("new_lineage", True, cure)
+        if self.redis_url:
+            redis_address.check(self.redis_url)
         for address in self.brokers:
             check_exposure(address, setting="broker", key=self.key, insecure=self.insecure, role=KeyRole.AGGREGATOR)
         if self.quorum > self.islands:

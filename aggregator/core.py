@@ -54,6 +54,7 @@ from aggregator.publishing import Publishing
 from aggregator.roster import Adopter, Keeper
 from aggregator.rounds import Rounds
 from aggregator.run import Run
+from aggregator.run_settings import changes
 from aggregator.seeding import Seeding
 from broker.messages import (
     BROKER,
@@ -106,6 +107,7 @@ class Aggregator:
     ) -> None:
         self.run = Run(config, now_s)
         self.run.epoch = epoch
+        self._changes = changes(config, record)
         if record is not None:
             self.run.restore(record, commits or {})
         if founding is not None:
@@ -132,6 +134,8 @@ class Aggregator:
         self.run.now_s = now_s
         self.run.save()
         self.run.note("aggregator.started", epoch=self.run.epoch, phase=str(self.run.phase), versions=self.run.versions)
+        for each in self._changes:
+            self.run.note("aggregator.setting_changed", field=each.field, was=each.was, now=each.now)
         return self._drain()
 
     def handle(self, event: Event, now_s: float) -> list[Action]:

@@ -10,6 +10,8 @@ import argparse
 import asyncio
 import os
 import signal
+from collections.abc import Mapping
+from typing import Any
 
 from aggregator.config import AggregatorConfig
 from broker import flags, logs, settings
@@ -37,17 +39,17 @@ def run(args: argparse.Namespace) -> int:
     The report is written either way.
 
     Raises:
-        ConfigError: A setting cannot work, such as a store that belongs to another run.
+        ConfigError: A setting cannot work, such as a store that belongs to another run, or is not that of its run.
         Unavailable: The store cannot be used.
     """
     logs.configure("aggregator")
-    config = settings.load(AggregatorConfig, args, "aggregator")
+    given = settings.given(AggregatorConfig, args, "aggregator")
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-    return asyncio.run(_until_signalled(config))
+    return asyncio.run(_until_signalled(given))
 
 
-async def _until_signalled(config: AggregatorConfig) -> int:
+async def _until_signalled(given: Mapping[str, Any]) -> int:
     from aggregator import service
 
     stop, received = asyncio.Event(), []
@@ -59,5 +61,5 @@ async def _until_signalled(config: AggregatorConfig) -> int:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, signalled, number)
-    ending = await service.serve(config, stop=stop)
+    ending = await service.serve(given, stop=stop)
     return 128 + received[0] if received and ending is not service.Ending.OVER else 0

@@ -7,7 +7,7 @@ tasks of their own. Nothing here waits for Redis but the decision to lead.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, assert_never
 
@@ -35,6 +35,7 @@ from aggregator.config import AggregatorConfig
 from aggregator.events import Fenced, Note, NotLetIn, Received, Send
 from aggregator.founding import foundings_of
 from aggregator.replicas import commit_of, record_of
+from aggregator.run_settings import settled
 from aggregator.store import Loaded, Store, newer_but_damaged
 from aggregator.wire import Wire
 from aggregator.workshop import warmed_up
@@ -56,6 +57,7 @@ class Follower:
 
     Args:
         config: With ``failover``.
+        given: Those of its settings that were given: a leader whose run has others is not followed.
         context: Of the process.
         store: Loaded.
         loaded: What it holds.
@@ -63,8 +65,15 @@ class Follower:
     """
 
     def __init__(
-        self, config: AggregatorConfig, context: zmq.asyncio.Context, store: Store, loaded: Loaded, lease: LeaseKey
+        self,
+        config: AggregatorConfig,
+        given: Mapping[str, Any],
+        context: zmq.asyncio.Context,
+        store: Store,
+        loaded: Loaded,
+        lease: LeaseKey,
     ) -> None:
+        self._given = given
         self._config, self._store, self._lease = config, store, lease
         self._name = store.name
         self._clock = clocks.monotonic
@@ -92,7 +101,11 @@ class Follower:
         )
 
     async def run(self, stop: asyncio.Event) -> Lead | None:
-        """Follows until this process may lead, and returns how; None if ``stop`` or the run's end came before."""
+        """Follows until this process may lead, and returns how; None if ``stop`` or the run's end came before.
+
+        Raises:
+            ConfigError: A setting that was given is not that of the run, in a group.
+        """
         async with self._wire, self._group:
             for work in self._wire.work():
                 self._spawn(work)
@@ -191,7 +204,9 @@ class Follower:
     def _keep_now(self, message: Replica | ReplicaRun) -> None:
         """In the disk's thread, so that messages are kept in the order in which they came."""
         if isinstance(message, ReplicaRun):
-            self._store.save_run(record_of(message))
+            record = record_of(message)
+            settled(self._given, record)  # better now than by whoever is to take over
+            self._store.save_run(record)
         else:
             self._store.adopt(*commit_of(message))
 

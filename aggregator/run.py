@@ -24,6 +24,7 @@ from aggregator.pacing import Pacer, StepClock
 from aggregator.quarantine import Quarantine
 from aggregator.records import manifest_from_rows, manifest_to_rows
 from aggregator.round import Round
+from aggregator.run_settings import SETTINGS, recorded
 from aggregator.shares import Shares
 from aggregator.ways import Ways
 from broker.fragments import FragmentManifest, shard_of
@@ -104,6 +105,7 @@ class Run:
         self.saved_serial += 1
         record = {
             "run_id": self.config.run_id,
+            SETTINGS: recorded(self.config),
             "epoch": self.epoch,
             "shard": [self.config.shard, self.config.shards],
             "manifest": None if self.manifest is None else manifest_to_rows(self.manifest),

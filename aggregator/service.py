@@ -7,9 +7,10 @@ Without failover it leads (:mod:`aggregator.leader`) until the end. With failove
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from enum import Enum, auto
+from typing import Any
 
 import zmq.asyncio
 
@@ -18,7 +19,9 @@ from aggregator.core import Aggregator
 from aggregator.follower import Follower
 from aggregator.leader import Leader
 from aggregator.loading import load_for
+from aggregator.run_settings import settled
 from aggregator.store import Loaded, Store
+from aggregator.store_files import read_run
 from aggregator.tape import Tape
 from aggregator.term import Term
 from broker import logs
@@ -27,6 +30,7 @@ from broker.errors import ConfigError, Unavailable
 from broker.lease import LeaseKey
 from broker.messages import Phase
 from broker.registry import Registry
+from broker.settings import build
 
 log = logs.get(__name__)
 
@@ -40,19 +44,21 @@ class Ending(Enum):
 
 
 async def serve(
-    config: AggregatorConfig, *, stop: asyncio.Event, ready: Callable[[Aggregator], None] = lambda _: None
+    given: Mapping[str, Any], *, stop: asyncio.Event, ready: Callable[[Aggregator], None] = lambda _: None
 ) -> Ending:
     """Runs the aggregator until the run has ended or ``stop`` is set; writes the report, and says which it was.
 
     Args:
-        config: Resolved settings.
+        given: Settings of :class:`~aggregator.config.AggregatorConfig` by name; the run of the store has the others.
         stop: Ends the aggregator within about a second, wherever the run stands.
         ready: Called once with the core, when the store is loaded; for tests to look at.
 
     Raises:
-        ConfigError: A setting cannot work, such as a store that belongs to another run.
+        ConfigError: A setting cannot work, such as a store that belongs to another run, or is not that of its run.
         Unavailable: The store cannot be used.
     """
+    directory = build(AggregatorConfig, {name: value for name, value in given.items() if name == "store"}).store
+    config = settled(given, read_run(directory))
     with ExitStack() as stack:
         tape = None
         if config.tape is not None:
@@ -66,11 +72,13 @@ async def serve(
             if not config.failover:
                 return await _lead(config, context, store, loaded, tape, None, stop, ready)
             while True:
-                term = await _follow(config, context, store, loaded, stop)
+                term = await _follow(config, given, context, store, loaded, stop)
                 if isinstance(term, Ending):
                     return term
                 async with term:
-                    ending = await _lead(config, context, store, load_for(store, config), tape, term, stop, ready)
+                    loaded = load_for(store, config)
+                    config = settled(given, loaded.run)  # of the run that it has followed
+                    ending = await _lead(config, context, store, loaded, tape, term, stop, ready)
                 if ending is not Ending.DEPOSED:
                     return ending
                 loaded = load_for(store, config, mendable=True)
@@ -83,11 +91,16 @@ async def serve(
 
 
 async def _follow(
-    config: AggregatorConfig, context: zmq.asyncio.Context, store: Store, loaded: Loaded, stop: asyncio.Event
+    config: AggregatorConfig,
+    given: Mapping[str, Any],
+    context: zmq.asyncio.Context,
+    store: Store,
+    loaded: Loaded,
+    stop: asyncio.Event,
 ) -> Term | Ending:
     """Stands by until this process may lead, or it is stopped, or the run has ended."""
     registry = Registry(config.redis_url or DEFAULT_REDIS_URL, config.run_id)
-    follower = Follower(config, context, store, loaded, LeaseKey(registry, config.shard))
+    follower = Follower(config, given, context, store, loaded, LeaseKey(registry, config.shard))
     log.info("aggregator.stands_by", run=config.run_id, broker=config.broker, name=store.name, redis=registry.address)
     lead = None
     try:

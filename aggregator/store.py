@@ -249,7 +249,7 @@ class Store:
         """
         path = name_path(self._directory)
         with mapped(f"cannot name the store {self._directory}", definite=True):
-            known, *place = path.read_text().split() if path.exists() else [""]
+            known, *place = path.read_text(encoding="utf-8").split() if path.exists() else [""]
             here = [str(each.stat().st_ino) for each in (self._directory, path)] if known else []
             if known and place == here:
                 return known

@@ -58,7 +58,7 @@ def name_path(directory: Path) -> Path:
 
 def read_name(directory: Path) -> str | None:
     """Returns what the store was called when it was opened last; None if it never stood by."""
-    words = name_path(directory).read_text().split() if name_path(directory).exists() else []
+    words = name_path(directory).read_text(encoding="utf-8").split() if name_path(directory).exists() else []
     return words[0] if words else None
 
 

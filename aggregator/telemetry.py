@@ -130,7 +130,9 @@ class Telemetry:
         temporary = path.with_name(path.name + ".tmp")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            temporary.write_text(json.dumps(summary.report(self._run, self._traffic), indent=1) + "\n")
+            temporary.write_text(
+                json.dumps(summary.report(self._run, self._traffic), indent=1) + "\n", encoding="utf-8"
+            )
             os.replace(temporary, path)
         except OSError as err:
             log.error("report.failed", path=str(path), detail=err.strerror, cure="the log and Redis have the same")

@@ -70,7 +70,7 @@ class Hub:
             **aggregator,
         )
         tables = {"broker": settings.to_table(broker), "aggregator": settings.to_table(self.config)}
-        self.config_file.write_text(toml.dump(tables, heading="Settings of a benchmark"))
+        self.config_file.write_text(toml.dump(tables, heading="Settings of a benchmark"), encoding="utf-8")
         (directory / "logs").mkdir()
         self.cluster = LocalCluster(directory / "logs")
 
@@ -152,7 +152,7 @@ def peak_bytes(pid: int) -> int:
         Unavailable: There is no such process.
     """
     try:
-        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        for line in Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines():
             if line.startswith("VmHWM:"):
                 return 1024 * int(line.split()[1])
     except OSError as err:

@@ -102,7 +102,10 @@ def run_fleet(
         for i in range(islands):
             config = directory / f"island-{i}.toml"
             name, mine = ("benchmarks.stopwatch:timed", timing) if i == 0 else (task, options)
-            config.write_text(toml.dump({"island": island | {"task": name, "island_id": f"island-{i}"}, "task": mine}))
+            config.write_text(
+                toml.dump({"island": island | {"task": name, "island_id": f"island-{i}"}, "task": mine}),
+                encoding="utf-8",
+            )
             spec = ProcessSpec(
                 name=f"island-{i}",
                 command=our_command("island", "--config", os.fspath(config)),
@@ -115,7 +118,7 @@ def run_fleet(
         hub.start(specs)
         measured = _timing(out, hub.cluster, seconds)
         took_s = time.monotonic() - began_s
-    report = json.loads(hub.report.read_text())
+    report = json.loads(hub.report.read_text(encoding="utf-8"))
     rounds = sum(report["rounds"].values())
     share = report["islands"]["island-0"]["sync_share"]
     return Sample(timing=measured, sync_share=share, rounds_per_s=rounds / took_s)
@@ -131,7 +134,7 @@ def _timing(out: Path, cluster: LocalCluster, seconds: float) -> Timing:
         if time.monotonic() > ends_s:
             raise Unavailable(f"no timing after {START_WITHIN_S:g} s more than was measured", definite=True)
         time.sleep(POLL_S)
-    return Timing(**json.loads(out.read_text()))
+    return Timing(**json.loads(out.read_text(encoding="utf-8")))
 
 
 def row_of(name: str, islands: int, samples: list[Sample], base: list[Sample]) -> dict[str, Any]:

@@ -72,7 +72,7 @@ class Stopwatch:
     def _write(self, began: Timing, ended: Timing) -> None:
         fields = {name: getattr(ended, name) - getattr(began, name) for name in ("steps", "wall_s", "cpu_s")}
         temporary = self._out.with_suffix(".tmp")
-        temporary.write_text(json.dumps(fields))
+        temporary.write_text(json.dumps(fields), encoding="utf-8")
         os.replace(temporary, self._out)
 
 

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from broker import redis_address
 from broker.errors import ConfigError
 from broker.headers import Limits
 from broker.identity import KeyRole
@@ -34,7 +35,7 @@ class BrokerConfig:
     )
     key: Path | None = setting(None, "the broker's secret key file, with allowed.keys beside it: see `atoll keys`")
     insecure: bool = setting(False, "listen without keys where others reach the ports: they all can take part")
-    redis_url: str = setting("", f"where Redis listens; empty: take REDIS_URL, else {DEFAULT_REDIS_URL}")
+    redis_url: str = setting("", f"where Redis listens; empty: take REDIS_URL, else {DEFAULT_REDIS_URL}", secret=True)
     report_interval_s: float = setting(0.5, "seconds between two writes of membership and counters to Redis")
 
     # One fragment of a large model is a message, and a model may be a single fragment.
@@ -56,6 +57,10 @@ class BrokerConfig:
             raise ConfigError("name", self.name, "must be 1 to 64 of the characters A-Z a-z 0-9 . _ : -, or empty")
         if not self.host:
             raise ConfigError("host", self.host, "must be an address of this machine, or 0.0.0.0 for all of them")
+        if "/" in self.host or re.fullmatch(r"[^:]*:\d+", self.host):
+            raise ConfigError(
+                "host", self.host, "must be an address alone, such as 0.0.0.0; the port is another setting"
+            )
         check_exposure(self.host, setting="host", key=self.key, insecure=self.insecure, role=KeyRole.BROKER)
         if not 0 <= self.port <= 65_534:
             raise ConfigError("port", self.port, "must be from 1 to 65534 (the bulk port is the next one), or 0")
@@ -67,6 +72,8 @@ class BrokerConfig:
         if self.peer_queue_bytes < self.max_message_bytes:
             cure = f"must be at least max_message_bytes ({self.max_message_bytes}), or a large message never fits"
             raise ConfigError("peer_queue_bytes", self.peer_queue_bytes, cure)
+        if self.redis_url:
+            redis_address.check(self.redis_url)
         self.limits()  # these check what concerns them
         self.relay()
 

@@ -10,6 +10,8 @@ Expected outcomes, such as a stale contribution, are no errors: they are values 
 
 from __future__ import annotations
 
+from broker.masking import masked
+
 
 class AtollError(Exception):
     """Base of every error raised on purpose; never raised itself."""
@@ -42,13 +44,13 @@ class ConfigError(AtollError):
 
     Attributes:
         field: The setting's name, as it stands in the file or on the command line.
-        value: What it was set to.
+        value: What it was set to; of an address what :func:`broker.masking.masked` shows.
         cure: What would be right.
     """
 
     def __init__(self, field: str, value: object, cure: str) -> None:
         self.field = field
-        self.value = value
+        self.value = value = masked(value) if isinstance(value, str) else value
         self.cure = cure
         super().__init__(f"{field} = {value!r}: {cure}")
 

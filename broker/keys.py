@@ -77,9 +77,11 @@ def write_pair(directory: Path, pair: KeyPair) -> tuple[Path, Path]:
         for path, key, mode in ((secret, pair.secret, 0o600), (public, pair.public, 0o644)):
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
             made.append(path)
-            with open(descriptor, "w") as file:
+            with open(descriptor, "w", encoding="ascii") as file:
                 file.write(format_line(pair.identity, key) + "\n")
     except FileExistsError as err:
+        if not directory.is_dir():
+            raise ConfigError("dir", str(directory), "is a file: name a directory") from err
         for path in made:
             path.unlink(missing_ok=True)
         cure = "is there already; take another --dir, or revoke the key and remove both of its files first"
@@ -145,15 +147,16 @@ def write_allow_list(path: Path, allowed: dict[str, Identity]) -> None:
 
 def _read(path: Path, setting: str) -> str:
     try:
-        return path.read_text(encoding="ascii")
+        text = path.read_text(encoding="utf-8-sig", errors="replace")  # some editors put a mark before the text
     except OSError as err:
         cure = "make it with `atoll keys new`"
         if path.name == BROKER_PUBLIC:
             cure = "copy it from where the broker's keys were made: any other one is of another broker"
         cure = f"cannot be read ({err.strerror}); {cure}"
         raise ConfigError(setting, str(path), cure) from err
-    except UnicodeDecodeError as err:
-        raise ConfigError(setting, str(path), "is no key file: not ASCII") from err
+    if not text.isascii():
+        raise ConfigError(setting, str(path), "is no key file: not ASCII")
+    return text
 
 
 # --- which keys a process needs -------------------------------------------------------------------------------------

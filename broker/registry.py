@@ -30,7 +30,6 @@ import json
 import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar, cast
-from urllib.parse import urlsplit
 
 import redis.asyncio as aioredis
 from redis.asyncio.retry import Retry
@@ -38,11 +37,13 @@ from redis.backoff import NoBackoff
 from redis.commands.core import AsyncScript
 from redis.exceptions import RedisError, ResponseError
 
+from broker import redis_address, redis_errors
 from broker.directory import MAX_SHARDS
 from broker.errors import ConfigError, Unavailable
+from broker.masking import shown
 from broker.records import BrokerRecord, FragmentRecord, LeaseView, MemberRecord, RunTotals, Snapshot
 
-__all__ = ["BrokerRecord", "FragmentRecord", "MemberRecord", "Registry", "RunTotals", "Snapshot", "shown"]
+__all__ = ["BrokerRecord", "FragmentRecord", "MemberRecord", "Registry", "RunTotals", "Snapshot"]
 
 T = TypeVar("T")
 
@@ -103,20 +104,30 @@ def aggregator_source(shard: int) -> str:
     return f"aggregator-{shard}" if shard else "aggregator"
 
 
+class RedisRefusal(Unavailable):
+    """Redis, or what listens at its address, answers, and serves only another address; the message has the cure."""
+
+
 class Registry:
     """One run's keys over one connection; opened by the first operation, and again after a failure.
 
     Operations may not overlap: each process has one task that writes.
     """
 
-    def __init__(self, url: str, run_id: str) -> None:
+    def __init__(self, url: str, run_id: str, *, field: str = "redis_url") -> None:
         """Prepares a connection; nothing is sent yet.
+
+        Args:
+            url: Of the server.
+            run_id: Of the run.
+            field: The setting that the address comes from, named in the error.
 
         Raises:
             ConfigError: ``url`` is no address of a Redis server.
         """
+        redis_address.check(url, field=field)
         self.run_id = run_id
-        self.address = shown(url)
+        self.address, self._url = shown(url), url
         try:
             self._redis = aioredis.Redis.from_url(
                 url,
@@ -127,9 +138,11 @@ class Registry:
                 retry=Retry(NoBackoff(), 0),
                 max_connections=2,
             )
-        except ValueError as err:
-            cure = f"is no address of Redis ({err}); write redis://HOST:PORT"
-            raise ConfigError("redis_url", shown(url), cure) from err
+            # It is not opened: it looks at options once more.
+            self._redis.connection_pool.make_connection()  # type: ignore[no-untyped-call]
+        except (ValueError, TypeError, RedisError) as err:
+            cure = f"redis-py does not take it ({type(err).__name__}); {redis_address.CURE}"
+            raise ConfigError(field, self.address, cure) from err
         self._write_fragments = self._redis.register_script(_WRITE_FRAGMENTS)
         self._write_members = self._redis.register_script(_WRITE_MEMBERS)
 
@@ -336,20 +349,15 @@ class Registry:
             # A refused connection or a server's own error: it was not done. Silence: who knows.
             refused = isinstance(err.__cause__ or err.__context__, ConnectionRefusedError | socket.gaierror)
             definite = refused or isinstance(err, ResponseError)
-            why = str(err) or f"no answer within {CONNECT_TIMEOUT_S + ANSWER_TIMEOUT_S:g} s"
+            why = redis_errors.why(err) or f"no answer within {CONNECT_TIMEOUT_S + ANSWER_TIMEOUT_S:g} s"
             message = f"Redis at {self.address} does not serve: {why}"
+            cure = redis_errors.cure(err, self._url)
+            if cure:
+                raise RedisRefusal(f"{message}; {cure}", definite=definite) from err
             raise Unavailable(message, definite=definite) from err
         except json.JSONDecodeError as err:
             message = f"Redis at {self.address} holds something under atoll:{self.run_id}: that is not ours: {err}"
             raise Unavailable(message, definite=True) from err
-
-
-def shown(url: str) -> str:
-    """Returns the address without its password, fit for logs."""
-    parts = urlsplit(url)
-    if "@" not in parts.netloc:
-        return url
-    return parts._replace(netloc="***@" + parts.netloc.rpartition("@")[2]).geturl()
 
 
 def _fields(record: Any, without: tuple[str, ...] = ()) -> dict[Any, Any]:

@@ -333,15 +333,17 @@ class _Broker:
 
 
 def _resolved(host: str) -> str:
-    """Returns the address to bind: ZeroMQ takes no names of hosts there, and IPv6 in brackets.
+    """Returns the address to bind: ZeroMQ takes no names of hosts there, and IPv6 in brackets, which may be given too.
 
     Raises:
         ConfigError: No such host.
     """
+    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
     try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except OSError as err:
-        cure = f"is no address ({err.strerror}); give one of this machine, or 0.0.0.0 for all of them"
+        found = socket.getaddrinfo(bare, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (OSError, UnicodeError) as err:  # the latter where no name can be such
+        why = err.strerror if isinstance(err, OSError) else "no host can have that name"
+        cure = f"is no address ({why}); give one of this machine, or 0.0.0.0 for all of them"
         raise ConfigError("host", host, cure) from err
     address = str(min(found, key=lambda each: each[0] != socket.AF_INET)[4][0])  # IPv4 first
     return (

@@ -20,6 +20,8 @@ import os
 import typing
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import partial
 from typing import Any, TypeVar
 
 from broker import toml
@@ -47,10 +49,32 @@ RUN_KEYS = (
 ENVIRONMENT = {"redis_url": "REDIS_URL", "broker": "ATOLL_BROKER", "key": "ATOLL_KEY"}
 
 
-def setting(default: T, help: str, *, flag: str | None = None) -> T:
-    """Declares one dataclass field: its default, its one-line help and, where it differs from the name, its flag."""
-    metadata: dict[str, Any] = {"help": help, "flag": flag}
-    return field(default=default, metadata=metadata)
+class Scope(StrEnum):
+    """How long the value of a setting holds, where a process goes on with a run that an earlier one began."""
+
+    FIXED = "for the whole run: a restart with another value is refused"
+    CHANGEABLE = "until a restart gives another: the change is logged"
+    PROCESS = "for one process: addresses, keys, paths and what is kept for study"
+
+
+def setting(default: T, help: str, *, flag: str | None = None, scope: Scope | None = None, secret: bool = False) -> T:
+    """Declares one dataclass field.
+
+    Args:
+        default: Its default.
+        help: Its help, in one line.
+        flag: Its flag, where that differs from the name.
+        scope: How long its value holds; only the settings of processes that go on with a run have one.
+        secret: It may hold a password: no representation of the object shows it.
+    """
+    metadata: dict[str, Any] = {"help": help, "flag": flag, "scope": scope}
+    return field(default=default, metadata=metadata, repr=not secret)
+
+
+#: The same with a scope, for the settings of a process that goes on with a run.
+fixed = partial(setting, scope=Scope.FIXED)
+changeable = partial(setting, scope=Scope.CHANGEABLE)
+process = partial(setting, scope=Scope.PROCESS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +86,7 @@ class Setting:
     default: Any
     help: str
     flag: str
+    scope: Scope | None
 
 
 #: Evaluating annotations takes a millisecond, and the laboratory builds tens of thousands of settings of one class.
@@ -98,6 +123,7 @@ def _settings_of(cls: type[Any]) -> Iterator[Setting]:
             default=default,
             help=each.metadata.get("help") or "",
             flag=each.metadata.get("flag") or "--" + each.name.replace("_", "-"),
+            scope=each.metadata.get("scope"),
         )
 
 
@@ -122,6 +148,18 @@ def load(
     Raises:
         ConfigError: Anything wrong, with the field, the value and the cure.
     """
+    values = given(cls, args, table, environment=environment)
+    return build(cls, values, where="" if args is not None else table)
+
+
+def given(
+    cls: type[Any],
+    args: argparse.Namespace | None,
+    table: str,
+    *,
+    environment: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
+    """Returns setting name -> value, of those that flags, environment or file name; otherwise as :func:`load`."""
     path = getattr(args, "config", None)
     tables = read_file(path) if path is not None else {}
     known = {each.name for each in settings_of(cls)}
@@ -129,7 +167,7 @@ def load(
     merged.update(tables.get(table, {}))
     variables = os.environ if environment is None else environment
     merged.update({name: variables[key] for name, key in ENVIRONMENT.items() if name in known and variables.get(key)})
-    return from_sources(cls, merged, args, where=table)
+    return _values(cls, merged, args, where=table)
 
 
 def read_file(path: str | os.PathLike[str]) -> dict[str, dict[str, Any]]:
@@ -140,10 +178,11 @@ def read_file(path: str | os.PathLike[str]) -> dict[str, dict[str, Any]]:
     """
     tables = toml.read(path, field="config")
     for name, content in tables.items():
+        if not isinstance(content, dict):
+            cure = f"must stand in a table: write [run], or another of {', '.join(TABLES[1:])}, above it"
+            raise ConfigError(name, content, cure)
         if name not in TABLES:
             raise ConfigError(f"[{name}]", os.fspath(path), f"is no table of this file; {nearest(name, TABLES)}")
-        if not isinstance(content, dict):
-            raise ConfigError(name, content, f"must stand in a table; write [{name}] and the settings below it")
     refuse_unknown(tables.get("run", {}), RUN_KEYS, where="run")
     return tables
 
@@ -160,24 +199,37 @@ def from_sources(cls: type[T], table: Table, args: argparse.Namespace | None = N
     Raises:
         ConfigError: An unknown key, a value of the wrong type, or a required setting without a value.
     """
+    return build(cls, _values(cls, table, args, where=where), where="" if args is not None else where)
+
+
+def _values(cls: type[Any], table: Table, args: argparse.Namespace | None, *, where: str) -> dict[str, Any]:
     known = {each.name: each for each in settings_of(cls)}
     refuse_unknown(table, known, where=where)
     values = {name: typed(name, value, known[name].type) for name, value in table.items()}
     for name, each in known.items():
-        given = getattr(args, name, None)
-        if given is not None:
-            values[name] = from_flag(name, given, each.type)
-    return _build(cls, values, where="" if args is not None else where)
+        flag = getattr(args, name, None)
+        if flag is not None:
+            values[name] = from_flag(name, flag, each.type)
+    return values
 
 
-def _build(cls: type[T], values: Mapping[str, Any], *, where: str) -> T:
-    """Returns the object; ``where`` is the table in which a missing value may be set, empty if a flag may be given."""
+def build(cls: type[T], values: Mapping[str, Any], *, where: str = "") -> T:
+    """Returns the settings object with these values, and defaults for the rest.
+
+    Args:
+        cls: The settings class.
+        values: Setting name -> value of its type.
+        where: The table in which a missing value may be set; empty if a flag may be given.
+
+    Raises:
+        ConfigError: A value is missing, or two do not go together.
+    """
     hints = _hints_of(cls)
     arguments: dict[str, Any] = {}
     for each in dataclasses.fields(cls):  # type: ignore[arg-type]
         annotation = hints[each.name]
         if dataclasses.is_dataclass(annotation) and isinstance(annotation, type):
-            arguments[each.name] = _build(annotation, values, where=where)
+            arguments[each.name] = build(annotation, values, where=where)
         elif each.name in values:
             arguments[each.name] = values[each.name]
         elif each.default is dataclasses.MISSING and each.default_factory is dataclasses.MISSING:

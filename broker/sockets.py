@@ -20,7 +20,7 @@ from broker.hearing import Carried
 from broker.messages import Channel
 from broker.tcp import carried, forget_unsent
 
-_TCP = re.compile(r"tcp://(?P<host>\[[0-9A-Fa-f:.%\w]+\]|[^\s:;/\[\]]+):(?P<port>[0-9]{1,5})", re.ASCII)
+_TCP = re.compile(r"tcp://(?P<host>\[[0-9A-Fa-f:.%\w]+\]|[^\s:;/\[\]@?#]+):(?P<port>[0-9]{1,5})", re.ASCII)
 #: An aggregator keeps a pair of connections to each broker; two or three are plenty.
 MAX_BROKERS = 16
 _IPC_PATH_BYTES = 107 - len(".bulk")  # sockaddr_un holds 107 and a zero

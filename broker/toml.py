@@ -34,7 +34,7 @@ def text(path: str | os.PathLike[str], *, field: str, cure: str = "give the path
         ConfigError: The file cannot be read, or is no text.
     """
     try:
-        return Path(path).read_text(encoding="utf-8")
+        return Path(path).read_text(encoding="utf-8-sig")  # some editors put a mark before the text
     except (OSError, UnicodeDecodeError) as err:
         why = err.strerror if isinstance(err, OSError) else "it is no text in UTF-8"
         raise ConfigError(field, os.fspath(path), f"cannot be read ({why}); {cure}") from err

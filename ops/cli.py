@@ -16,10 +16,12 @@ import io
 import os
 import signal
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NoReturn
 
 from broker.errors import ConfigError, Unavailable
+from broker.masking import masked
 from broker.settings import nearest
 
 DESCRIPTION = """\
@@ -37,6 +39,7 @@ class Command:
         example: Arguments that show what it is for.
         hidden: Left out of the overview: other commands call it.
         passes_on: Unknown arguments are no error: the command gets them as ``args.rest``.
+        elsewhere: Flag that is looked for here -> what there is in its place.
     """
 
     module: str
@@ -44,6 +47,7 @@ class Command:
     example: str
     hidden: bool = False
     passes_on: bool = False
+    elsewhere: Mapping[str, str] = field(default_factory=dict)
 
 
 COMMANDS: dict[str, Command] = {
@@ -72,6 +76,10 @@ COMMANDS: dict[str, Command] = {
         module="islands.daemon",
         summary="one island daemon, which trains",
         example="--broker tcp://hub:7001 --key keys/island-paris.secret --run demo",
+        elsewhere=dict.fromkeys(
+            ("--task-option", "--data", "--model"),
+            "is a flag of up; here options of the task, such as data, stand in the table [task] of the --config file",
+        ),
     ),
     "status": Command(
         module="ops.status.command",
@@ -140,6 +148,8 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "atoll") -> int:
         argv: The arguments without the program's name; those of this process if not given.
         prog: How the program was called, for help.
     """
+    if argv is None:
+        _speak_utf8()
     arguments = list(sys.argv[1:] if argv is None else argv)
     if isinstance(sys.stdout, io.TextIOWrapper):  # a name of a file that no locale can write ends nothing
         sys.stdout.reconfigure(errors="backslashreplace")
@@ -165,6 +175,15 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "atoll") -> int:
         return 1
 
 
+def _speak_utf8() -> None:
+    """Starts this process again in Python's UTF-8 mode where names of files are read as ASCII.
+
+    There, a name that is not ASCII cannot be written into a file that another process reads, such as ``config.toml``.
+    """
+    if sys.getfilesystemencoding() == "ascii" and os.environ.get("PYTHONUTF8") != "1":
+        os.execve(sys.executable, sys.orig_argv, os.environ | {"PYTHONUTF8": "1"})
+
+
 def _run(arguments: Sequence[str], prog: str) -> int:
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(overview(prog))
@@ -181,22 +200,32 @@ def _run(arguments: Sequence[str], prog: str) -> int:
     module.add_arguments(parser)
     args, rest = parser.parse_known_args(arguments[1:])
     if rest and not COMMANDS[name].passes_on:
-        raise ConfigError("argument", rest[0], _cure_of_flag(rest[0], getattr(args, "parser", parser)))
+        raise ConfigError("argument", rest[0], _cure_of_flag(rest[0], COMMANDS[name], getattr(args, "parser", parser)))
     args.rest = rest
     return int(module.run(args))
 
 
-def _cure_of_flag(given: str, parser: argparse.ArgumentParser) -> str:
+def _cure_of_flag(given: str, command: Command, parser: argparse.ArgumentParser) -> str:
     """Says which flag was probably meant, or where they are listed."""
-    known = [word.rstrip(",") for word in parser.format_help().split() if word.startswith("--")]
-    close = difflib.get_close_matches(given.partition("=")[0], known, n=1)
-    return f"is no flag; did you mean {close[0]}?" if close else f"is not understood; see {parser.prog} --help"
+    flag = given.partition("=")[0]
+    if flag in command.elsewhere:
+        return command.elsewhere[flag]
+    known = [word.strip("-,") for word in parser.format_help().split() if word.startswith("--")]
+    close = difflib.get_close_matches(flag.strip("-"), known, n=1) if flag.startswith("-") else []
+    return f"is no flag; did you mean --{close[0]}?" if close else f"is not understood; see {parser.prog} --help"
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser that repeats no password in its errors."""
+
+    def error(self, message: str) -> NoReturn:
+        super().error(masked(message))
 
 
 def parser_of(name: str, *, prog: str = "atoll") -> argparse.ArgumentParser:
     """Returns the parser of a command with its help and example, before the command's module adds its flags."""
     command = COMMANDS[name]
-    return argparse.ArgumentParser(
+    return _Parser(
         prog=f"{prog} {name}",
         description=command.summary[0].upper() + command.summary[1:] + ".",
         epilog=f"example:\n  {prog} {name} {command.example}",

@@ -241,6 +241,6 @@ def wait_until_listening(port: int, *, host: str = "127.0.0.1", within_s: float 
 
 def _lowest_outgoing_port() -> int:
     try:
-        return int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+        return int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="utf-8").split()[0])
     except (OSError, ValueError, IndexError):
         return 32_768  # Linux's default

@@ -49,7 +49,7 @@ def address_in(run_dir: Path) -> Address:
     if not config.is_file():
         raise ConfigError("RUN_DIR", str(run_dir), "must be the directory of a run that `up` started")
     try:
-        url, run_id = (run_dir / ADDRESS_FILE).read_text().split()
+        url, run_id = (run_dir / ADDRESS_FILE).read_text(encoding="utf-8").split()
     except (OSError, ValueError):
         run = settings.read_file(config).get("run", {})
         return Address(url=run.get("redis_url", DEFAULT_REDIS_URL), run_id=run.get("run_id", ""), own=False)

@@ -88,7 +88,7 @@ def is_ready(environment: Path, wanted: str) -> bool:
 def read_stamp(environment: Path) -> str | None:
     """Returns the stamp's text, or None if there is none."""
     try:
-        return (environment / "atoll.stamp").read_text().strip()
+        return (environment / "atoll.stamp").read_text(encoding="utf-8").strip()
     except OSError:
         return None
 
@@ -96,7 +96,7 @@ def read_stamp(environment: Path) -> str | None:
 def write_stamp(environment: Path, text: str) -> None:
     """Replaces the stamp in one step."""
     temporary = environment / "atoll.stamp.new"
-    temporary.write_text(text + "\n")
+    temporary.write_text(text + "\n", encoding="utf-8")
     temporary.replace(environment / "atoll.stamp")
 
 
@@ -163,7 +163,7 @@ def _install(environment: Path, lock: Path, uv: str | None) -> None:
     num_packages = sum(1 for _ in _requirements(lock))
     if uv is None and not os.access(environment / "bin" / "uv", os.X_OK):
         only_uv = environment / "uv.lock"
-        only_uv.write_text("".join(text for name, text in _requirements(lock) if name == "uv"))
+        only_uv.write_text("".join(text for name, text in _requirements(lock) if name == "uv"), encoding="utf-8")
         # Without a wheel for this platform pip would try to compile it: then pip does the whole work instead.
         _run("fetching the installer", [*pip, "--only-binary", ":all:", "-r", os.fspath(only_uv)])
     installer = uv or os.fspath(environment / "bin" / "uv")
@@ -186,7 +186,7 @@ def _install(environment: Path, lock: Path, uv: str | None) -> None:
 def _requirements(lock: Path) -> Iterator[tuple[str, str]]:
     """Yields each requirement's name and whole text, hashes included."""
     name, text = "", ""
-    for line in [*lock.read_text().splitlines(keepends=True), "end"]:
+    for line in [*lock.read_text(encoding="utf-8").splitlines(keepends=True), "end"]:
         begins = not line.startswith((" ", "#"))
         if begins and name:
             yield name, text

@@ -2,7 +2,7 @@
 
 One file, ``config.toml`` in the run directory, then says everything: each daemon is started with ``--config`` on it,
 and whoever wants to repeat the run uses it with another ``--run-dir``. Only the address of a Redis that ``up`` starts
-is not in it, since that server ends with the run: daemons get it as REDIS_URL.
+is not in it, since that server ends with the run, and no password of another one: daemons get it as REDIS_URL.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from aggregator.config import AggregatorConfig
-from broker import flags, settings
+from broker import flags, redis_address, settings
 from broker.config import BrokerConfig
 from broker.errors import ConfigError
 from broker.identity import Identity, KeyRole
@@ -107,7 +107,7 @@ class LocalPlan:
     aggregator: AggregatorConfig
     island: IslandConfig
     task: Mapping[str, Any]
-    redis_url: str
+    redis_url: str = field(repr=False)  # it may hold a password
     redis_port: int | None
     links: Links | None = None
 
@@ -340,5 +340,7 @@ def config_toml(plan: LocalPlan) -> str:
         up.pop(name, None)
     if plan.redis_port is not None:
         shared.pop("redis_url", None)
+    elif "redis_url" in shared:
+        shared["redis_url"] = redis_address.without_password(shared["redis_url"])
     heading = "The resolved configuration of this run: every process reads it.\nTo repeat it: up --config THIS"
     return dump({"run": shared, **own, "task": plan.task, "up": up}, heading=heading)

@@ -57,7 +57,7 @@ def compilation_cache() -> dict[str, str]:
 def _processor() -> str:
     """Names the kind of processor: a digest of its features."""
     with contextlib.suppress(OSError):
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
         features = "".join(sorted({line for line in lines if line.startswith(("flags", "Features", "model name"))}))
         return hashlib.sha256(features.encode()).hexdigest()[:12]
     return platform.machine() or "unknown"

@@ -12,8 +12,8 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
+from broker import redis_address
 from broker.errors import ConfigError, Unavailable
-from broker.registry import Registry
 from ops import local_plan, resume, run_directory
 from ops.cluster import are_free, free_ports
 from ops.keys import make_pairs
@@ -65,7 +65,7 @@ def _prepare_again(args: argparse.Namespace) -> LocalPlan:
 
 
 def _write_config(plan: LocalPlan) -> None:
-    """Writes ``config.toml``, for nobody else to read: the address of a Redis may hold its password."""
+    """Writes ``config.toml``, for nobody else to read: options of the task may be secret."""
     run_directory.write(plan.config_file, local_plan.config_toml(plan), mode=0o600)
 
 
@@ -74,7 +74,7 @@ def _settled(args: argparse.Namespace, run_dir: Path, *, last_port: int = 0) -> 
     up = local_plan.up_config(args)
     redis_url, redis_port = local_plan.given_redis_url(args), None
     if redis_url is not None:
-        Registry(redis_url, "")  # refuses what is no address, before anything is started
+        redis_address.check(redis_url)  # before anything is started
     else:
         redis_port = _redis_port(up.redis_port)
         redis_url = f"redis://127.0.0.1:{redis_port}"

@@ -33,7 +33,7 @@ class ProcessSpec:
 
     name: str
     command: Sequence[str]
-    environment: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict, repr=False)  # which may hold passwords
     cpus: tuple[int, ...] = ()
     ends_by_itself: bool = False
     stop_order: int = 0

@@ -135,7 +135,7 @@ def _plain(value: Any) -> str:
 
 def _json(path: Path | None) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text()) if path is not None else {}
+        found = json.loads(path.read_text(encoding="utf-8")) if path is not None else {}
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}

@@ -28,7 +28,9 @@ def unused(wanted: Path | None) -> Path:
         names = (stem, *(stem.with_name(f"{stem.name}-{n}") for n in range(2, 1000)))
         return next(each for each in names if not each.exists())
     path = wanted.expanduser().absolute()
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+    if path.exists() and not path.is_dir():
+        raise ConfigError("run_dir", str(wanted), "is a file: name a directory that is new or empty")
+    if path.exists() and any(path.iterdir()):
         cure = "is in use; choose a new one (nothing is ever overwritten), or go on with its run: up --resume"
         raise ConfigError("run_dir", str(wanted), cure)
     return path

@@ -195,9 +195,9 @@ class Run:
                 now_s = time.monotonic()
                 if now_s >= next_status_s:
                     next_status_s = now_s + STATUS_EVERY_S
-                    status = self._status(registry, loop)
+                    status, missing = self._status(registry, loop)
                     if status is None and silent_since_s <= now_s - STATUS_LATE_S:
-                        display.note(f"no progress to show: nothing of it is in Redis at {registry.address}")
+                        display.note(f"no progress to show: {missing}")
                         silent_since_s = math.inf  # said once
                     if status is not None:
                         silent_since_s = now_s
@@ -249,13 +249,15 @@ class Run:
         return [self.plan.store_of(name) for _, name in sorted(led_by.items())]
 
     @staticmethod
-    def _status(registry: Registry, loop: asyncio.Runner) -> Status | None:
-        """The status by Redis; None while it does not answer, which stops nothing but this display."""
+    def _status(registry: Registry, loop: asyncio.Runner) -> tuple[Status | None, str]:
+        """The status by Redis; None while there is none, which stops nothing but this display, and why."""
         try:
             snapshot = loop.run(registry.read())
-        except Unavailable:
-            return None
-        return None if snapshot.empty else status_of(snapshot, snapshot.now_s)
+        except Unavailable as err:
+            return None, str(err)
+        if snapshot.empty:
+            return None, f"nothing of it is in Redis at {registry.address}"
+        return status_of(snapshot, snapshot.now_s), ""
 
     def report(self, status: int, losses: tuple[float | None, float | None]) -> Report:
         """Returns the report, from the aggregator's own file and what was seen here."""
@@ -275,7 +277,7 @@ class Run:
     def _counted(self) -> dict[str, Any] | None:
         """What the aggregators wrote; without that of one shard the rest would not add up."""
         try:
-            counted = [json.loads(path.read_text()) for path in self.plan.reports]
+            counted = [json.loads(path.read_text(encoding="utf-8")) for path in self.plan.reports]
         except (OSError, ValueError):
             return None
         return one_report(counted) if all(isinstance(each, dict) for each in counted) else None

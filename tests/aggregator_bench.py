@@ -21,6 +21,7 @@ from broker.fragments import FragmentManifest, Kind, TensorSpec
 from broker.messages import AGGREGATOR, BROKER, Channel, Codec, Envelope
 from broker.ranges import StepRange
 from broker.server import serve as serve_broker
+from broker.settings import to_table
 from broker.tensors import decode_tensor, encode_tensor
 from ops.cluster import free_ports
 
@@ -49,6 +50,12 @@ def aggregator_config(tmp_path, **changes):
         "record_payloads": False,
     }
     return AggregatorConfig(**(settings | changes))
+
+
+def given(settings):
+    """Settings as a command line gives them: those that are not the default."""
+    usual = to_table(AggregatorConfig())
+    return {name: value for name, value in to_table(settings).items() if value != usual.get(name)}
 
 
 async def until(condition, what):
@@ -277,7 +284,7 @@ class Bench:
     async def aggregator(self, settings):
         """Starts an aggregator in this process; returns what ends it: set, then await."""
         stop, ready = asyncio.Event(), asyncio.get_running_loop().create_future()
-        task = self.group.create_task(serve(settings, stop=stop, ready=ready.set_result))
+        task = self.group.create_task(serve(given(settings), stop=stop, ready=ready.set_result))
         await asyncio.wait([task, ready], return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             await task
@@ -294,7 +301,7 @@ class Bench:
     async def serve(self, settings):
         """Runs an aggregator that is expected to end by itself, with an error."""
         async with asyncio.timeout(WAIT_S):
-            await serve(settings, stop=asyncio.Event())
+            await serve(given(settings), stop=asyncio.Event())
 
     def raw(self, channel):
         """A bare DEALER, for what no endpoint would send."""

@@ -86,7 +86,7 @@ def newest_books(store: Path) -> dict[int, Books | str]:
 def _report_of(run_dir: Path) -> Line | None:
     """The aggregator's own report; None while there is none."""
     try:
-        report = json.loads((run_dir / "aggregator-report.json").read_text())
+        report = json.loads((run_dir / "aggregator-report.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
     return report if isinstance(report, dict) else None

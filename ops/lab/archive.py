@@ -61,7 +61,7 @@ def locked(directory: Path, experiment: str) -> Iterator[None]:
     path = directory / f".{experiment}.lock"
     with mapped(f"cannot lock {path}", definite=True):
         directory.mkdir(parents=True, exist_ok=True)
-        file = path.open("a")
+        file = path.open("a", encoding="utf-8")
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -99,7 +99,7 @@ def keep_log(directory: Path, experiment: str, run: str, log: Path) -> Path | No
     with suppress(OSError):
         if said := end_of(log):
             path = _failed_log(directory, experiment)
-            with path.open("a") as file:
+            with path.open("a", encoding="utf-8") as file:
                 file.write("\n".join((f"== {run}", *said, "")))
             return path
     return None

@@ -43,7 +43,9 @@ def take(turn: int) -> Processor:
     for number in allowed:
         path = Path(tempfile.gettempdir(), f"atoll-lab-{os.getuid()}-processor-{number}.lock")
         with suppress(OSError):
-            lock = path.open("a")  # stays there: whoever removed it would let two others lock two files of that name
+            lock = path.open(
+                "a", encoding="utf-8"
+            )  # stays there: whoever removed it would let two others lock two files of that name
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:

@@ -39,14 +39,14 @@ class Progress:
 
 def note(path: Path, progress: Progress) -> None:
     """Adds a line. A full disk costs the line, and not a run of an hour."""
-    with contextlib.suppress(OSError), path.open("a") as file:
+    with contextlib.suppress(OSError), path.open("a", encoding="utf-8") as file:
         file.write(f"{json.dumps(asdict(progress))}\n")
 
 
 def latest(path: Path) -> Progress | None:
     """Returns what was noted last; None before the first point. A line that is not whole does not count."""
     try:
-        lines = path.read_text().rpartition("\n")[0].splitlines()
+        lines = path.read_text(encoding="utf-8").rpartition("\n")[0].splitlines()
         return Progress(**json.loads(lines[-1])) if lines else None
     except (OSError, ValueError):
         return None

@@ -151,7 +151,7 @@ class Runner:
                 "fields": dict(run.fields),
             }
             with mapped(f"cannot write to {scratch}", definite=True):
-                (scratch / f"{name}.job").write_text(json.dumps(job))
+                (scratch / f"{name}.job").write_text(json.dumps(job), encoding="utf-8")
                 for left_over in ("json", "progress", "log"):
                     (scratch / f"{name}.{left_over}").unlink(missing_ok=True)
             command = [
@@ -194,7 +194,7 @@ class Runner:
                 where = "" if said is None else f"the end of what it said is in {said}, "
                 self.say(f"{_name(each.run)}: {why}; {where}the same command tries it again{self._beyond(each.run)}")
                 continue
-            record = Record.from_json(result.read_text())
+            record = Record.from_json(result.read_text(encoding="utf-8"))
             try:
                 archive.append(self.directory, record)
             except Unavailable:

@@ -182,7 +182,7 @@ def _build() -> dict[str, str]:
 def _processor() -> str:
     """Returns the model where the kernel tells it: what the last bits of a sum depend on besides the build."""
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         return platform.machine()
     models = {line.partition(":")[2].strip() for line in lines if line.startswith("model name")}

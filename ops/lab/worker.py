@@ -23,7 +23,7 @@ def main(arguments: list[str]) -> int:
     from ops.lab.running import run_cell
     from ops.lab.settings import cell_settings
 
-    job: dict[str, Any] = json.loads(Path(arguments[0]).read_text())
+    job: dict[str, Any] = json.loads(Path(arguments[0]).read_text(encoding="utf-8"))
     try:
         record = run_cell(
             cell_settings(job["settings"]),
@@ -36,7 +36,7 @@ def main(arguments: list[str]) -> int:
     except ConfigError as err:
         print(err, file=sys.stderr)
         return 2
-    Path(arguments[1]).write_text(record.to_json())
+    Path(arguments[1]).write_text(record.to_json(), encoding="utf-8")
     return 0
 
 

@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
     """
     logs.configure("links")
     try:
-        text = args.plan.read_text()
+        text = args.plan.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as err:
         raise ConfigError("plan", str(args.plan), f"cannot be read: {err}") from err
     asyncio.run(_until_signalled(wiring.load(text), args.control.absolute()))

@@ -277,7 +277,7 @@ def _check_counts(config: Mapping[str, Any]) -> None:
 def _of_config_json(path: Path) -> Model:
     """A transformer's config.json: attention with grouped keys and values, feed-forward, dense or experts."""
     try:
-        config = json.loads(path.read_text())
+        config = json.loads(path.read_text(encoding="utf-8-sig"))
     except (ValueError, RecursionError) as err:
         raise ConfigError("model", str(path), f"is not JSON: {err}") from err
     if not isinstance(config, dict):

@@ -15,10 +15,11 @@ from pathlib import Path
 from rich.live import Live
 from rich.text import Text
 
+from broker import redis_address
 from broker.config import DEFAULT_REDIS_URL
 from broker.errors import ConfigError, Unavailable
 from broker.records import LEADER_WITHIN_S
-from broker.registry import Registry
+from broker.registry import RedisRefusal, Registry
 from ops.finished import address_in, served
 from ops.run_directory import in_use
 from ops.status.run_status import Status, leaderless, status_of
@@ -96,7 +97,7 @@ def _address(args: argparse.Namespace) -> Iterator[str]:
     kept = address_in(args.run_dir)
     args.run = kept.run_id
     if not kept.own:
-        yield args.redis or kept.url
+        yield args.redis or _with_password(kept.url, os.environ.get("REDIS_URL", ""))
         return
     try:
         asyncio.run(_fetch(kept.url, kept.run_id))
@@ -108,13 +109,18 @@ def _address(args: argparse.Namespace) -> Iterator[str]:
         yield kept.url
 
 
+def _with_password(kept: str, given: str) -> str:
+    """Returns the address that a run directory has without its password, with it where REDIS_URL is the same one."""
+    return given if redis_address.names(given, kept) else kept
+
+
 async def _fetch(url: str, run_id: str | None) -> Status:
     """Reads a run's status.
 
     Raises:
         Unavailable: Redis does not answer, or knows nothing of the run.
     """
-    with_runs = Registry(url, run_id or "")
+    with_runs = Registry(url, run_id or "", field="redis")
     async with contextlib.aclosing(with_runs):
         try:
             if run_id is not None:
@@ -122,6 +128,8 @@ async def _fetch(url: str, run_id: str | None) -> Status:
                 if not snapshot.empty:
                     return status_of(snapshot, snapshot.now_s)
             runs = await with_runs.known_runs()
+        except RedisRefusal:
+            raise
         except Unavailable as err:
             cure = "start it, or say where it is with --redis URL or REDIS_URL"
             raise Unavailable(f"{err}; {cure}", definite=err.definite) from err

@@ -382,9 +382,15 @@ class Process:
             "codec": "f32",
             "redis-url": f"redis://127.0.0.1:{free_ports(1)}",
         } | flags
-        command = [sys.executable, "-m", "ops.cli", "aggregator"]
-        self._command = command + [str(word) for name, value in given.items() for word in (f"--{name}", value)]
+        self._flags = given
         self._process = None
+
+    def give(self, **flags):
+        self._flags |= flags
+
+    def leave_out(self, *names):
+        for name in names:
+            del self._flags[name]
 
     def __enter__(self):
         self.start()
@@ -397,7 +403,9 @@ class Process:
 
     def start(self):
         environment = {**os.environ, "ATOLL_LOG": "text"}
-        self._process = subprocess.Popen(self._command, stderr=subprocess.PIPE, text=True, env=environment)
+        command = [sys.executable, "-m", "ops.cli", "aggregator"]
+        command += [str(word) for name, value in self._flags.items() for word in (f"--{name}", value)]
+        self._process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
 
     def signal(self, number):
         self._process.send_signal(number)
@@ -599,6 +607,38 @@ def test_bad_settings_end_the_process_with_their_cure():
     assert done.stderr == "atoll: quorum = 9: must not exceed islands = 4, or no round closes by it\n"
 
 
+def test_a_restart_with_other_settings_takes_each_and_says_so_or_refuses_it(tmp_path):
+    tape = tmp_path / "events.jsonl"
+
+    async def use(bench):
+        with Process(bench, tmp_path, tape=tape) as process:
+            island = await bench.island("a")
+            await until(lambda: island.state and min(island.state.versions, default=0) >= 1, "version 1")
+            process.signal(signal.SIGTERM)
+            await asyncio.to_thread(process.end)
+            process.give(**{"fragments": 3, "sync-interval": 100, "outer-learning-rate": 0.1})
+            process.start()
+            status, text = await asyncio.to_thread(process.end)
+            assert status == 2
+            assert "fragments = 3: the run has 2, from its beginning to its end: leave it out, or start" in text
+            process.leave_out("fragments", "sync-interval")  # not 8 and 24, which are the defaults
+            process.start()
+            await until(lambda: island.state.epoch == 2, "an answer of the next life")
+            before = island.state.versions
+            await until(lambda: min(island.state.versions) > max(before), "versions of the next life")
+            process.signal(signal.SIGTERM)
+            status, text = await asyncio.to_thread(process.end)
+            assert "aggregator.setting_changed field=outer_learning_rate was=1 now=0.1" in text
+            assert text.count("aggregator.setting_changed") == 1
+
+    on_a_bench(use)
+    told = [line["fields"] for line in read_lines(tape) if line.get("note") == "aggregator.setting_changed"]
+    assert told == [{"field": "outer_learning_rate", "was": 1.0, "now": 0.1}]
+    command = [sys.executable, "-m", "ops.cli", "replay", str(tape), "--allow-missing"]
+    again = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=False)
+    assert again.returncode == 0, again.stdout
+
+
 # --- Redis --------------------------------------------------------------------------------------------------------
 
 
@@ -683,5 +723,21 @@ def test_redis_hears_of_versions_totals_refusals_and_the_lease_again_after_it_wa
         found, events = await in_redis(url, lambda s: s.totals, "the last report")
         assert found.totals[0]["trained_tokens"] == bench.core.run.ledger.books().tokens()["trained"]
         assert events[-1]["event"] == "aggregator.finished"
+
+    on_a_bench(use)
+
+
+def test_a_standby_with_other_fixed_settings_ends_as_soon_as_it_hears_of_the_run(tmp_path, redis):
+    redis.start()
+
+    async def use(bench):
+        common = {"broker": bench.address, "redis_url": redis.found.url, "failover": True}
+        await bench.aggregator(aggregator_config(tmp_path, **common))
+        island = await bench.island("a")
+        await until(lambda: island.began_s is not None, "version 0")
+        standby = aggregator_config(tmp_path, **common, standby=True)
+        with pytest.raises(ConfigError, match="sync_interval = 5: the run has 4, from its beginning to its end"):
+            await bench.serve(replace(standby, store=tmp_path / "other", sync_interval=5))
+        await goes_on(bench, island)
 
     on_a_bench(use)

@@ -23,6 +23,7 @@ from broker.config import BrokerConfig
 from broker.errors import ConfigError, LocalProtocolError, Unavailable
 from broker.ranges import IntervalSet
 from broker.server import serve as serve_broker
+from broker.settings import to_table
 from ops.cluster import free_ports
 
 RUN = "demo"
@@ -84,7 +85,7 @@ class Hub:
         async with asyncio.TaskGroup() as group:
             group.create_task(serve_broker(broker, stop=broker_stop, ready=listening.set_result))
             self.address = (await listening).address
-            await service.serve(self.config(), stop=self._stop, ready=self._started)
+            await service.serve(to_table(self.config()), stop=self._stop, ready=self._started)
             await self._stop.wait()
             broker_stop.set()
 

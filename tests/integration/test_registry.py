@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -48,20 +49,22 @@ TOTALS = RunTotals(
 class Server:
     """A Redis server that can be stopped, suspended, and started again empty on the same port."""
 
-    def __init__(self, directory):
+    def __init__(self, directory, *options):
         self.found = redis_server.server(port=free_ports(1), directory=directory)
-        self.url = self.found.url
+        self.url, self.options = self.found.url, options
         self.process = None
 
     def start(self):
-        self.process = subprocess.Popen(self.found.command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self.process = subprocess.Popen(
+            [*self.found.command, *self.options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
         port = int(self.url.rpartition(":")[2])
         ends_s = time.monotonic() + 20
         while True:
             try:
                 with socket.create_connection(("127.0.0.1", port), timeout=1.0) as connection:
                     connection.sendall(b"PING\r\n")
-                    if connection.recv(5) == b"+PONG":
+                    if connection.recv(5) in (b"+PONG", b"-NOAU"):
                         return self
             except OSError:
                 assert self.process.poll() is None, "the server ended at once"
@@ -360,11 +363,6 @@ def test_an_address_that_is_none_is_refused_with_its_cure():
         Registry("http://hub", "demo")
 
 
-def test_passwords_do_not_reach_the_log():
-    assert registry.shown("redis://user:secret@hub:6379/0") == "redis://***@hub:6379/0"
-    assert registry.shown("redis://hub:6379") == "redis://hub:6379"
-
-
 # --- status, as a command -------------------------------------------------------------------------------------------
 
 
@@ -403,6 +401,60 @@ def test_status_without_redis_is_one_line_with_a_cure(capsys):
     assert err.startswith(f"atoll: Redis at {url} does not serve")
     assert "--redis URL or REDIS_URL" in err
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("user", "said"), [("", "NOAUTH, it wants a password"), (":wr0ng@", "WRONGPASS, it does not take this user")]
+)
+def test_status_of_a_redis_that_wants_a_password_says_so_and_how_to_give_it(tmp_path, capsys, user, said):
+    server = Server(tmp_path, "--requirepass", "s3cret").start()
+    place = server.url.removeprefix("redis://")
+    try:
+        assert cli.main(["status", "--redis", f"redis://{user}{place}"]) == 1
+        err = capsys.readouterr().err
+        assert said in err
+        assert "give the password in the address, as in redis://:PASSWORD@HOST:PORT" in err
+        assert "start it" not in err
+        assert "wr0ng" not in err
+        with_registry(f"redis://:s3cret@{place}", "locked", write_a_run)
+        assert cli.main(["status", "--redis", f"redis://{place}?password=s3cret", "--run", "locked"]) == 0
+    finally:
+        server.stop()
+
+
+def test_status_of_a_port_that_wants_tls_says_how_to_ask_for_it(capsys):
+    alert = bytes.fromhex("15030100020246")  # of a TLS server: that was no hello
+
+    def serve(listening):
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = listening.accept()
+                with connection:
+                    connection.recv(1000)
+                    connection.sendall(alert)
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=serve, args=(listening,), daemon=True)
+        thread.start()
+        assert cli.main(["status", "--redis", f"redis://127.0.0.1:{listening.getsockname()[1]}"]) == 1
+        assert "rediss://" in capsys.readouterr().err
+        listening.shutdown(socket.SHUT_RDWR)
+    thread.join(10)
+
+
+def test_a_kept_address_gets_its_password_from_the_environment(tmp_path, capsys, monkeypatch):
+    server = Server(tmp_path, "--requirepass", "s3cret").start()
+    url = server.url.replace("redis://", "redis://:s3cret@")
+    try:
+        with_registry(url, "kept", write_a_run)
+        (tmp_path / "config.toml").write_text(f'[run]\nrun_id = "kept"\nredis_url = "{server.url}"\n')
+        assert cli.main(["status", str(tmp_path)]) == 1
+        assert "NOAUTH" in capsys.readouterr().err
+        monkeypatch.setenv("REDIS_URL", url)
+        assert cli.main(["status", str(tmp_path)]) == 0
+        assert "run kept" in capsys.readouterr().out
+    finally:
+        server.stop()
 
 
 def test_status_takes_the_address_from_the_environment(url, capsys, monkeypatch):

@@ -114,6 +114,42 @@ def test_what_was_mistyped_is_suggested(command, capsys, argv, words):
     assert words in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("flag", ["--task-option", "--data=corpus.txt", "--model"])
+def test_an_island_says_where_options_of_its_task_stand(capsys, flag):
+    assert cli.main(["island", flag, "bpe=4096"]) == 2
+    assert (
+        "options of the task, such as data, stand in the table [task] of the --config file" in capsys.readouterr().err
+    )
+
+
+def test_a_flag_that_is_like_no_other_is_not_guessed_at(command, capsys):
+    command(lambda args: 0)
+    assert cli.main(["probe", "--host", "hub"]) == 2
+    assert "argument = '--host': is not understood; see atoll probe --help" in capsys.readouterr().err
+
+
+def test_an_argument_with_a_password_is_refused_without_it(command, capsys):
+    command(lambda args: 0)
+    assert cli.main(["probe", "--redis-url=redis://:s3cret@hub"]) == 2
+    with pytest.raises(SystemExit):
+        cli.main(["probe", "--count", "redis://:s3cret@hub"])
+    err = capsys.readouterr().err
+    assert err.count("redis://***") == 2
+    assert "s3cret" not in err
+
+
+@pytest.mark.parametrize("locale", ["C", "POSIX"])
+def test_a_path_in_utf8_is_read_and_told_under_an_ascii_locale(tmp_path, locale):
+    config = tmp_path / "fröhlich" / "config.toml"
+    config.parent.mkdir()
+    config.write_text('["brøker"]\n', encoding="utf-8")
+    command = [sys.executable, "-m", "ops.cli", "broker", "--config", config]
+    environment = os.environ | {"LC_ALL": locale, "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    done = subprocess.run(command, env=environment, capture_output=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert f"[brøker] = '{config}': is no table of this file; did you mean broker?" in done.stderr.decode()
+
+
 def test_a_command_may_take_arguments_for_another_program(command):
     seen = []
     command(lambda args: seen.append(args.rest) or 0, passes_on=True)

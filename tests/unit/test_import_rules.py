@@ -19,6 +19,8 @@ MAY_IMPORT = {
 #: Modules without socket, file, clock, environment, hidden randomness or logging.
 PURE = [
     "broker/errors",
+    "broker/masking",
+    "broker/redis_address",
     "broker/names",
     "broker/values",
     "broker/complaints",
@@ -67,6 +69,7 @@ PURE = [
     "aggregator/candidate_events",
     "aggregator/founding",
     "aggregator/run",
+    "aggregator/run_settings",
     "aggregator/fragment",
     "aggregator/roster",
     "aggregator/shelves",

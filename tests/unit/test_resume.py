@@ -84,6 +84,13 @@ def test_what_may_change_changes_and_stands_in_the_file_afterwards(a_run):
     assert again.aggregator.record_payloads
 
 
+def test_a_file_is_no_run_directory(tmp_path):
+    file = tmp_path / "run"
+    file.touch()
+    with pytest.raises(ConfigError, match=r"run_dir = '.*run': is a file: name a directory that is new or empty"):
+        run_directory.unused(file)
+
+
 def test_flags_that_say_what_the_run_has_already_are_welcome(a_run):
     prepare(parsed("--resume", a_run, "--islands", 3, "--task-option", "batch=8"))
 
@@ -117,7 +124,7 @@ def test_a_run_that_lost_its_settings_does_not_go_on_as_another_one(a_run, left)
 
 
 def test_the_settings_of_a_run_are_for_its_owner_alone(a_run):
-    assert (a_run / "config.toml").stat().st_mode & 0o777 == 0o600  # REDIS_URL may hold a password
+    assert (a_run / "config.toml").stat().st_mode & 0o777 == 0o600  # options of the task may be secret
 
 
 def test_an_address_that_is_none_is_refused_before_anything_is_written(tmp_path, monkeypatch):

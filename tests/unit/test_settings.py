@@ -113,6 +113,28 @@ def test_a_wrong_table_is_refused_with_field_value_and_cure(table, words):
     assert words in str(caught.value)
 
 
+def test_a_file_may_begin_with_the_mark_of_an_editor(tmp_path):
+    path = tmp_path / "config.toml"
+    path.write_bytes(b'\xef\xbb\xbf[run]\nrun_id = "x"\n')
+    assert read_file(path) == {"run": {"run_id": "x"}}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('run_id = "x"\n', "run_id = 'x': must stand in a table: write [run], or another of broker, "),
+        ('redis_url = "redis://:s3cret@hub"\n', "redis_url = 'redis://***@hub': must stand in a table"),
+        ('[run]\nredis_uri = "redis://:s3cret@hub"\n', "[run] redis_uri = 'redis://***@hub': is no setting; did you"),
+    ],
+)
+def test_a_setting_in_the_wrong_place_is_refused_without_a_secret_in_it(tmp_path, text, words):
+    path = tmp_path / "config.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        read_file(path)
+    assert words in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("flags", "words"),
     [

@@ -1,0 +1,245 @@
+"""Addresses of Redis: what is taken, what is refused at the start, and that no password is ever shown."""
+
+import argparse
+from urllib.parse import quote, urlsplit
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from redis.exceptions import (
+    AuthenticationError,
+    ConnectionError,
+    InvalidResponse,
+    NoPermissionError,
+    ReadOnlyError,
+    TimeoutError,
+)
+
+from aggregator.config import AggregatorConfig
+from aggregator.tape import start_line
+from broker import redis_address, redis_errors
+from broker.config import BrokerConfig
+from broker.errors import ConfigError
+from broker.masking import masked, shown
+from broker.registry import Registry
+from broker.settings import from_sources, read_file
+from ops import local_plan, up
+from ops.processes import ProcessSpec
+
+TAKEN = [
+    "redis://hub",
+    "redis://hub:6379",
+    "redis://hub:6379/",
+    "redis://hub:6379/3",
+    "redis://",
+    "redis://[::1]:6379",
+    "redis://:password@10.0.0.1:6379/0",
+    "redis://user:pass%2Fword@hub",
+    "redis://hub?db=2&protocol=3&username=me&password=pw",
+    "rediss://hub:6380?ssl_cert_reqs=none&ssl_check_hostname=false",
+    "rediss://hub?ssl_ca_certs=/etc/ssl/redis.pem",
+    "unix:///run/redis.sock",
+    "unix://me:pw@/run/redis.sock?db=1",
+]
+REFUSED = [
+    "",
+    "hub:6379",
+    "http://hub",
+    "redis:hub:6379",
+    "redis://[::1:6379",
+    "redis://::1:6379",
+    "redis://hub:port",
+    "redis://hub:0",
+    "redis://hub:65536",
+    "redis://a..b",
+    "redis://" + "a" * 300,
+    "redis://hub /0",
+    "redis://hub%00",
+    "redis://hub/name",
+    "redis://hub?foo=bar",
+    "redis://hub?db",
+    "redis://hub?db=-1",
+    "redis://hub?db=one",
+    "redis://hub?db=1&db=2",
+    "redis://hub?password=",
+    "redis://hub?protocol=9",
+    "redis://hub?ssl_cert_reqs=none",
+    "rediss://hub?ssl_cert_reqs=maybe",
+    "redis://:a/b@hub",
+    "redis://:a#b@hub",
+    "redis://:a?b@hub",
+    "redis://hub#1",
+    "redis://:\udcff@hub",
+    "unix://run/redis.sock",
+    "unix://",
+]
+
+
+@pytest.mark.parametrize("url", TAKEN)
+def test_what_is_taken_redis_py_takes_too(url):
+    redis_address.check(url)
+    assert Registry(url, "demo").address == shown(url)
+    assert BrokerConfig(redis_url=url).redis_url == AggregatorConfig(redis_url=url).redis_url == url
+
+
+@pytest.mark.parametrize("url", REFUSED)
+def test_what_redis_py_chokes_on_later_is_refused_by_whoever_is_given_it(url):
+    with pytest.raises(ConfigError, match=r"redis_url = .* is no address of Redis: "):
+        Registry(url, "demo")
+    if url:  # which stands for none given
+        for config in (BrokerConfig, AggregatorConfig):
+            with pytest.raises(ConfigError, match=r"redis_url = .* is no address of Redis: "):
+                config(redis_url=url)
+
+
+def test_the_error_names_the_setting_that_the_address_comes_from():
+    with pytest.raises(ConfigError, match="redis = 'hub:6379': is no address of Redis: write redis://HOST:PORT"):
+        Registry("hub:6379", "demo", field="redis")
+
+
+@pytest.mark.parametrize(
+    ("url", "text"),
+    [
+        ("redis://hub:6379/0", "redis://hub:6379/0"),
+        ("redis://[::1]:6379", "redis://[::1]:6379"),
+        ("redis://[::1:6379", "redis://[::1:6379"),
+        ("localhost:6379", "localhost:6379"),
+        ("redis://user:secret@hub:6379/0", "redis://***@hub:6379/0"),
+        ("redis://hub?password=x&db=1", "redis://hub?password=***&db=1"),
+        ("redis://hub?foo=bar", "redis://hub?foo=***"),
+        ("redis://H:P?password=x", "redis://***"),
+        ("unix:///s?password=x", "unix:///s?password=***"),
+        ("redis://:pw", "redis://***"),
+        ("redis://:123456", "redis://***"),
+        ("user:pw", "***"),
+        ("rediss://hub?ssl_password=x&ssl_cert_reqs=none", "rediss://hub?ssl_password=***&ssl_cert_reqs=none"),
+        ("tcp://user:pw@hub:7001", "tcp://***@hub:7001"),
+    ],
+)
+def test_an_address_is_shown_without_what_may_be_secret(url, text):
+    assert shown(url) == text
+
+
+def test_other_texts_are_shown_as_they_are():
+    for text in ("a@b", "tcp://a:7001,tcp://b:7001", "runs/x?y", "", "python:numpy"):
+        assert masked(text) == text
+
+
+SECRETS = st.text(st.characters(min_codepoint=33, max_codepoint=0x2FF, exclude_characters="*"), min_size=8, max_size=20)
+PLACES = st.sampled_from(["hub", "hub:6379", "[::1]:6379", "[::1:6379", "hub:port", "a..b", ""])
+SCHEMES = st.sampled_from(["redis", "rediss", "unix", "tcp"])
+
+
+@st.composite
+def secret_addresses(draw):
+    """An address with a password in one of the places where it can stand, quoted or not, good or bad besides."""
+    secret = draw(SECRETS)
+    written = draw(st.sampled_from([secret, quote(secret, safe="")]))
+    who = draw(st.sampled_from(["", "user", "us%20er"]))
+    form = draw(
+        st.sampled_from(
+            [
+                "{scheme}://{who}:{written}@{place}{tail}",
+                "{scheme}://{place}?password={written}",
+                "{scheme}://{place}/1?db=1&password={written}&protocol=3",
+                "{scheme}:///run/s?password={written}",
+                "{scheme}://{who}:{written}@/run/s",
+                "{scheme}://{place}?ssl_password={written}",
+                "{scheme}://{place}?pasword={written}",
+            ]
+        )
+    )
+    tail = draw(st.sampled_from(["", "/0", "/nine", "?db=1", "?foo=bar", "#0"]))
+    url = form.format(scheme=draw(SCHEMES), who=who, written=written, place=draw(PLACES), tail=tail)
+    return url, (secret, written, quote(secret))
+
+
+def texts_about(url):
+    """Every text that this project makes of an address."""
+    yield shown(url)
+    yield masked(f"--redis-url={url}")
+    yield str(ConfigError("argument", url, "is not understood"))
+    for make in (
+        lambda: BrokerConfig(redis_url=url),
+        lambda: AggregatorConfig(redis_url=url),
+        lambda: AggregatorConfig(broker=url),
+        lambda: from_sources(BrokerConfig, {"redis_uri": url}, where="run"),
+        lambda: Registry(url, "demo").address,
+        lambda: ProcessSpec(name="broker", command=["broker"], environment={"REDIS_URL": url}),
+    ):
+        try:
+            made = make()
+        except ConfigError as err:
+            yield from (str(err), repr(err), repr(err.value))
+            continue
+        yield from (str(made), repr(made))
+        if isinstance(made, AggregatorConfig):
+            yield str(start_line(made, 0.0, None, {}))
+
+
+@given(secret_addresses())
+def test_no_text_shows_a_secret(made):
+    url, secrets = made
+    for text in texts_about(url):
+        for secret in secrets:
+            assert secret not in text
+
+
+@given(secret_addresses())
+def test_an_address_that_is_kept_has_no_secret_and_still_leads_to_the_same_place(made):
+    url, secrets = made
+    try:
+        redis_address.check(url)
+    except ConfigError:
+        return
+    kept = redis_address.without_password(url)
+    redis_address.check(kept)
+    assert all(secret not in kept for secret in secrets)
+    assert redis_address.without_password(kept) == kept
+    assert redis_address.names(url, kept)
+    before, after = urlsplit(url), urlsplit(kept)
+    assert (before.scheme, before.hostname, before.port, before.path) == (
+        after.scheme,
+        after.hostname,
+        after.port,
+        after.path,
+    )
+
+
+@pytest.mark.parametrize("url", ["redis://me:s3cret@hub:6379/1", "redis://hub:6379/1?db=1&password=s3cret"])
+def test_the_files_of_a_run_have_the_address_without_its_password(tmp_path, url):
+    parser = argparse.ArgumentParser(epilog="")
+    up.add_arguments(parser)
+    plan = local_plan.resolve(parser.parse_args([]), run_dir=tmp_path, port=7001, redis_url=url, redis_port=None)
+    text = local_plan.config_toml(plan)
+    assert "s3cret" not in text + repr(plan)
+    path = tmp_path / "config.toml"
+    path.write_text(text, encoding="utf-8")
+    assert read_file(path)["run"]["redis_url"] == redis_address.without_password(url)
+
+
+# --- what Redis says ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("err", "url", "said", "cure"),
+    [
+        (AuthenticationError("HELLO must be called .."), "redis://hub", "NOAUTH", "redis://:PASSWORD@HOST:PORT"),
+        (AuthenticationError("Authentication required."), "rediss://hub", "NOAUTH", "rediss://:PASSWORD@HOST:PORT"),
+        (AuthenticationError("Authentication required."), "unix:///s", "NOAUTH", "unix://:PASSWORD@/PATH"),
+        (AuthenticationError("invalid username-password pair"), "redis://:x@hub", "WRONGPASS", "give the password"),
+        (AuthenticationError("AUTH called without any password configured"), "redis://:x@h", "no password", "leave it"),
+        (NoPermissionError("this user has no permissions"), "redis://hub", "no permissions", "keys atoll:*"),
+        (ReadOnlyError("You can't write"), "redis://hub", "can't write", "its primary"),
+        (InvalidResponse("Protocol Error: b'\\x15'"), "redis://hub", "Protocol Error", "rediss://"),
+        (ConnectionError("Connection closed by server."), "redis://hub", "closed by server", "rediss://"),
+        (TimeoutError("Timeout connecting to server"), "rediss://hub", "Timeout", "begins with redis://"),
+    ],
+)
+def test_what_redis_says_comes_with_what_to_do(err, url, said, cure):
+    assert said in redis_errors.why(err)
+    assert cure in redis_errors.cure(err, url)
+
+
+def test_a_server_that_is_not_there_has_no_cure_of_its_own():
+    assert redis_errors.cure(ConnectionError("Error 111 connecting to hub:6379."), "redis://hub") == ""

@@ -1,0 +1,161 @@
+"""A restart with other settings: each is refused, or taken and told, or not the run's; what is not given follows it."""
+
+import json
+
+import pytest
+
+from aggregator.config import AggregatorConfig
+from aggregator.run_settings import Change, changes, recorded, settled
+from broker.errors import ConfigError
+from broker.messages import Codec
+from broker.settings import Scope, settings_of
+from ops.lab.settings import CellSettings
+from tests.helpers import Desk
+from tests.taped import Taped
+from tests.unit.test_replay import played
+
+FOUNDED = AggregatorConfig(
+    run_id="demo", islands=8, fragments=4, sync_interval=16, codec=Codec.INT8, outer_learning_rate=0.7, total_tokens=500
+)
+BY_ITSELF = {"run_id", "shard", "shards"}  # in the run record since its first format
+
+
+def record(config=FOUNDED, **changed):
+    return {"run_id": "demo", "manifest": [], "settings": recorded(config)} | changed
+
+
+def with_scope(scope):
+    return sorted(s.name for s in settings_of(AggregatorConfig) if s.scope is scope and s.name not in BY_ITSELF)
+
+
+def another(setting):
+    """A value that the setting does not have by default."""
+    return Codec.F32 if setting.type is Codec and setting.default is not Codec.F32 else setting.default + 3
+
+
+def test_every_setting_of_the_aggregator_has_a_scope():
+    assert [each.name for each in settings_of(AggregatorConfig) if each.scope is None] == []
+
+
+def test_a_class_whose_processes_go_on_with_nothing_needs_no_scopes():
+    assert {each.scope for each in settings_of(CellSettings)} == {None}
+
+
+def test_a_new_run_has_what_is_given_and_the_defaults():
+    assert settled({"run_id": "demo", "fragments": 4}, None) == AggregatorConfig(run_id="demo", fragments=4)
+
+
+def test_what_is_not_given_follows_the_run_whatever_the_defaults_are():
+    again = settled({"run_id": "demo"}, record())
+    assert again == FOUNDED
+    assert changes(again, record()) == ()
+
+
+@pytest.mark.parametrize("name", with_scope(Scope.FIXED))
+def test_a_fixed_setting_with_another_value_is_refused_with_the_runs_and_the_cure(name):
+    (setting,) = (each for each in settings_of(AggregatorConfig) if each.name == name)
+    had, given = another(setting), setting.default
+    with pytest.raises(ConfigError) as refused:
+        settled({"run_id": "demo", name: given}, record(settings={name: had}))
+    assert (refused.value.field, refused.value.value) == (name, given)
+    assert f"the run has {had}" in refused.value.cure
+    assert "leave it out, or start another run" in refused.value.cure
+    assert getattr(settled({"run_id": "demo", name: given}, record(settings={name: given})), name) == given
+
+
+@pytest.mark.parametrize("name", [name for name in with_scope(Scope.CHANGEABLE) if name != "version_codec"])
+def test_a_changeable_setting_is_taken_and_told(name):
+    (setting,) = (each for each in settings_of(AggregatorConfig) if each.name == name)
+    before = record(settings={name: another(setting)})
+    config = settled({"run_id": "demo", name: setting.default}, before)
+    assert getattr(config, name) == setting.default
+    assert changes(config, before) == (Change(field=name, was=another(setting), now=setting.default),)
+
+
+def test_values_are_told_as_plain_data():
+    config = settled({"run_id": "demo", "version_codec": Codec.BF16}, record())
+    (change,) = changes(config, record())
+    assert json.dumps([change.was, change.now]) == '["f32", "bf16"]'
+
+
+def test_what_is_of_the_process_is_in_no_record_and_changes_in_silence():
+    assert recorded(FOUNDED).keys().isdisjoint(with_scope(Scope.PROCESS))
+    config = settled({"run_id": "demo", "redis_url": "redis://there", "record_payloads": True}, record())
+    assert config.record_payloads
+    assert changes(config, record()) == ()
+
+
+def test_a_record_of_an_earlier_release_is_compared_with_nothing():
+    old = record()
+    del old["settings"]
+    config = settled({"run_id": "demo", "fragments": 2}, old)
+    assert config.fragments == 2
+    assert changes(config, old) == ()
+
+
+def test_settings_that_this_release_does_not_know_are_left_alone():
+    assert settled({"run_id": "demo"}, record(settings={"fragments": 4, "of_later": 1})).fragments == 4
+
+
+def test_a_run_without_a_model_may_still_become_another():
+    config = settled({"run_id": "demo", "fragments": 2}, record(manifest=None))
+    assert config == AggregatorConfig(run_id="demo", fragments=2)
+    assert changes(config, record(manifest=None)) == ()
+
+
+def test_of_a_store_of_another_run_nothing_is_said_here():
+    assert settled({"run_id": "other", "fragments": 2}, record()).fragments == 2
+
+
+def test_what_is_given_is_held_against_what_the_run_has_and_not_against_the_defaults():
+    assert settled({"run_id": "demo", "quorum": 6}, record()).quorum == 6  # of 8 islands; there are 4 by default
+    with pytest.raises(ConfigError, match="quorum = 9: must not exceed islands = 8"):
+        settled({"run_id": "demo", "quorum": 9}, record())
+
+
+# --- in the core --------------------------------------------------------------------------------------------------
+
+
+def notes(core_log):
+    return [note.fields for note in core_log if getattr(note, "name", "") == "aggregator.setting_changed"]
+
+
+def test_a_life_with_other_settings_notes_each_once_and_the_next_life_has_them():
+    first = Desk(fragments=1)
+    first.join("a")
+    second = Desk(disk=first.disk, outer_learning_rate=0.5, quorum=2)
+    assert sorted(notes(second.log), key=lambda each: each["field"]) == [
+        {"field": "outer_learning_rate", "was": 1.0, "now": 0.5},
+        {"field": "quorum", "was": 1, "now": 2},
+    ]
+    third = Desk(disk=second.disk, outer_learning_rate=0.5, quorum=2)
+    assert notes(third.log) == []
+
+
+def two_lives(**changed):
+    first = Taped()
+    first.gather("a", "b")
+    first.round(1, "a", "b")
+    second = Taped(tape=first.tape, record=first.record, commits=first.commits, now_s=50.0, **changed)
+    second.beat(4, "a", "b")
+    second.round(2, "a", "b")
+    return second.tape
+
+
+def test_a_tape_with_a_changed_setting_replays_and_a_forged_change_is_found():
+    tape = two_lives(outer_learning_rate=0.5)
+    told = [line for line in tape if line.get("note") == "aggregator.setting_changed"]
+    assert [line["fields"] for line in told] == [{"field": "outer_learning_rate", "was": 1.0, "now": 0.5}]
+    assert played(tape)[1] is None
+    told[0]["fields"]["now"] = 0.9
+    assert "now of aggregator.setting_changed is 0.9 on the tape, and 0.5 was decided" in played(tape)[1].what
+
+
+def test_a_tape_of_an_earlier_release_replays_with_changed_settings():
+    tape = two_lives(outer_learning_rate=0.5)
+    tape = [line for line in tape if line.get("note") != "aggregator.setting_changed"]
+    assert played(tape)[1] is not None
+    for line in tape:
+        if line.get("tape") and line["record"]:
+            del line["record"]["settings"]
+    assert played(tape)[1] is None
