@@ -1,6 +1,7 @@
 """The island daemon and the example loop as processes, against a real broker and a real aggregator."""
 
 import contextlib
+import datetime
 import json
 import os
 import re
@@ -50,7 +51,7 @@ def hub(spawn, tmp_path):
     def start(**settings):
         port = free_ports(2)
         address = f"tcp://127.0.0.1:{port}"
-        spawn("broker", "broker", "--run", RUN, "--port", str(port))
+        start.broker = spawn("broker", "broker", "--run", RUN, "--port", str(port))
         usual = {"islands": 1, "fragments": 2, "sync_interval": 4, "tokens": 0} | settings
         flags = [word for name, value in usual.items() for word in (f"--{name.replace('_', '-')}", str(value))]
         spawn("aggregator", "aggregator", "--run", RUN, "--broker", address, "--store", str(tmp_path / "store"), *flags)
@@ -115,6 +116,55 @@ def test_an_island_that_is_told_to_end_goes_on_from_its_last_step(spawn, hub, tm
     second = island(spawn, address, *words, name="second")
     restored = wait_for_event(second, "island.restored")
     assert (restored["optimizer"], restored["detail"]) == ("checkpoint", f"of step {left['step']}, life 1")
+
+
+def test_the_file_for_health_checks_stays_young_until_the_broker_is_lost(spawn, hub, tmp_path):
+    file = tmp_path / "health"
+    address = hub()
+    process = island(spawn, address, "--task", "examples.numpy_task:task", "--pace", "0.01", "--health", str(file))
+    wait_for_event(process, "island.restored")
+    first_s = wait_for_mark(file, process, later_than_s=0.0)
+    wait_for_mark(file, process, later_than_s=first_s + 1.0)
+    hub.broker.send_signal(signal.SIGSTOP)  # connections stand, and nothing comes
+    wait_until(lambda: last_progress_at_s(process) > file.stat().st_mtime + 3.0)  # trains on, unheard
+    hub.broker.send_signal(signal.SIGCONT)
+    wait_for_mark(file, process, later_than_s=time.time())
+
+
+def test_a_file_for_health_checks_that_cannot_be_written_is_refused(spawn, tmp_path):
+    (tmp_path / "file").touch()
+    words = ("--task", "examples.numpy_task:task", "--health", str(tmp_path / "file" / "health"))
+    process = island(spawn, "tcp://127.0.0.1:7001", *words)
+    assert process.wait(WAIT_S) == 2
+    assert "cannot be written; give a file in a writable directory" in process.log.read_text()
+
+
+def wait_until(condition):
+    ends_s = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < ends_s
+        time.sleep(0.05)
+
+
+def wait_for_mark(file, process, *, later_than_s):
+    """Returns the modification time of a file once it is later than that."""
+    wait_until(lambda: process.poll() is None and file.stat().st_mtime > later_than_s)
+    return file.stat().st_mtime
+
+
+def last_progress_at_s(process):
+    times = [each["time"] for each in events(process) if each["event"] == "island.progress"]
+    return datetime.datetime.fromisoformat(times[-1]).timestamp() if times else 0.0
+
+
+def test_settings_and_key_are_checked_without_a_hub(spawn, tmp_path):
+    nowhere = ("island", "--broker", "tcp://hub.example.com:7001", "--check")
+    right = spawn("right", *nowhere, "--insecure")
+    wrong = spawn("wrong", *nowhere, "--key", str(tmp_path / "islands.secret"))
+    assert right.wait(WAIT_S) == 0
+    assert right.log.read_text() == "settings and key are right for run atoll at tcp://hub.example.com:7001\n"
+    assert wrong.wait(WAIT_S) == 2
+    assert "make it with `atoll keys new`" in wrong.log.read_text()
 
 
 def test_a_signal_ends_an_island_that_still_waits_for_its_run(spawn):
