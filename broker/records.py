@@ -14,6 +14,8 @@ from broker.errors import Unavailable
 
 #: An aggregator renews its lease about twice a second; one that did not for so long has ended, hangs, or lost Redis.
 LEADER_WITHIN_S = 10.0
+#: A broker writes its record about twice a second; one that did not for so long has ended, hangs, or lost Redis.
+BROKER_WITHIN_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

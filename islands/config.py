@@ -37,6 +37,9 @@ class IslandConfig:
         60.0, "seconds to look for another island's optimizer state, where there is no checkpoint; 0: start fresh"
     )
     pulse: Path | None = setting(None, "small file that the time of every step is written to; none: no such file")
+    health: Path | None = setting(
+        None, "file for health checks: as old as the last step that heard the broker; none: no such file"
+    )
     join_timeout_s: float = setting(120.0, "silence of the run after which joining it, or its end, is given up")
     max_message_bytes: int = setting(1 << 30, "largest message accepted")
 

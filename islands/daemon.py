@@ -12,13 +12,18 @@ import argparse
 import contextlib
 import ctypes
 import gc
+import math
+import os
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import islands
 from broker import flags, logs, settings
-from broker.errors import RunEnded
+from broker.errors import ConfigError, RunEnded
+from broker.identity import KeyRole
+from broker.keys import client_keys
 from broker.signals import Interrupted, Signals
 from islands.config import IslandConfig
 from islands.pulse import Pulse
@@ -27,6 +32,8 @@ from islands.task import OptState, Params, Task, endless_batches, load_task
 log = logs.get(__name__)
 
 SAY_EVERY_S = 5.0
+#: A thousand steps in a second need not write to the file for health checks a thousand times.
+MARK_EVERY_S = 1.0
 #: Sleeping for the pace is cut into pieces, so that a signal is noticed.
 LONGEST_NAP_S = 0.1
 
@@ -35,16 +42,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the flags of ``atoll island``; options of the task stand in the table [task] of the file."""
     flags.add_config_flag(parser)
     flags.add_flags(parser, IslandConfig)
+    check_help = "only check settings and key: ends with status 0, or with 2 and the cure"
+    parser.add_argument("--check", action="store_true", help=check_help)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Trains until the run ends or a signal comes; returns the exit code.
+    """Trains until the run ends or a signal comes, or with ``--check`` not at all; returns the exit code.
 
     Raises:
         ConfigError: A setting cannot work, or the run refuses this island.
         Unavailable: The run stayed silent.
     """
     config = settings.load(IslandConfig, args, "island")
+    client_keys(config.key, KeyRole.ISLAND)  # before the seconds that it takes to load the task
+    if args.check:
+        print(f"settings and key are right for run {config.run_id} at {config.broker}")
+        return 0
     logs.configure(config.island_id or "island")
     options = settings.read_file(args.config).get("task", {}) if args.config is not None else {}
     _keep_freed_memory()
@@ -88,6 +101,7 @@ def train(config: IslandConfig, task: Task, *, check: Callable[[], None] = lambd
     log.info("island.starts", task=config.task, model=task.describe, broker=config.broker, run=config.run_id)
     params, opt_state = task.init(0)
     pulse = None if config.pulse is None else Pulse(config.pulse)
+    health = None if config.health is None else _Health(config.health)
     check()
     with islands.join(
         config.broker,
@@ -110,7 +124,7 @@ def train(config: IslandConfig, task: Task, *, check: Callable[[], None] = lambd
     ) as island:
         params, opt_state = island.restore(params, opt_state)
         gc.freeze()  # what is loaded by now stays: looking through it again and again took 10 ms each time
-        return _loop(island, task, params, opt_state, config.pace, check, pulse)
+        return _loop(island, task, params, opt_state, config.pace, check, pulse, health)
 
 
 def _loop(
@@ -121,6 +135,7 @@ def _loop(
     pace_s: float,
     check: Callable[[], None],
     pulse: Pulse | None,
+    health: _Health | None,
 ) -> Params:
     progress = _Progress(island)
     previous: Any = None
@@ -133,6 +148,8 @@ def _loop(
         params = island.step(params, tokens=task.tokens_per_step, loss=loss, state=(opt_state, island.inner_step + 1))
         if pulse is not None:
             pulse.beat()
+        if health is not None:
+            health.step(island.heard_ago_s)
         if island.reset_optimizer:
             log.warning("island.optimizer_reset", step=island.inner_step, reason="parameters were not finite")
             opt_state = task.fresh_optimizer(params)
@@ -158,6 +175,36 @@ def _sleep_until(at_s: float, check: Callable[[], None]) -> None:
     while (left_s := at_s - time.monotonic()) > 0:
         time.sleep(min(left_s, LONGEST_NAP_S))
         check()
+
+
+class _Health:
+    """The file for health checks; its modification time is when the broker was last heard, as the latest step knew it.
+
+    It grows old while training stands still, and while the broker is out of reach. It is 0 before a step.
+
+    Raises:
+        ConfigError: It cannot be written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._marked_at_s = -math.inf
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch()
+            os.utime(path, (0, 0))
+        except OSError as err:
+            raise ConfigError("health", str(path), "cannot be written; give a file in a writable directory") from err
+
+    def step(self, heard_ago_s: float | None) -> None:
+        """Takes note of a step, and of when anything last came from the broker before it; None if nothing has."""
+        now_s = time.monotonic()
+        if heard_ago_s is None or now_s < self._marked_at_s + MARK_EVERY_S:
+            return
+        self._marked_at_s = now_s
+        heard_at_s = time.time() - heard_ago_s
+        with contextlib.suppress(OSError):  # somebody removed it: the check fails, and training goes on
+            os.utime(self._path, (heard_at_s, heard_at_s))
 
 
 class _Progress:

@@ -142,6 +142,7 @@ class Exchange:
     delivered: bool = False  #: a stopped island has nothing left that the aggregator is not known to have
     finished: bool = False  #: everything is handed over and the final versions are installed
     heard_at_s: float | None = None  #: when the run last said anything but that it takes no join, monotonic
+    broker_heard_at_s: float | None = None  #: when anything last came over the broker's connections, monotonic
     doing: str = CONNECTING  #: for people who wait
     refused: Refused | None = None  #: what the run or its broker said last to its join; None once it is let in
     error: BaseException | None = None  #: what ended the communication thread

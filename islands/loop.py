@@ -400,6 +400,12 @@ class Island:
         """Part of this thread's time after the first step that was spent in :meth:`step`."""
         return self._exchange.sync_share
 
+    @property
+    def heard_ago_s(self) -> float | None:
+        """Seconds since anything came from the broker; None if nothing has. A second or two when all is well."""
+        heard_at_s = self._exchange.broker_heard_at_s
+        return None if heard_at_s is None else clocks.monotonic() - heard_at_s
+
     # --- boundaries -------------------------------------------------------------------------------------------
 
     def _boundary(self, params: Tree, state: tuple[Any, int | None] | None, *, stopped: bool = False) -> Tree:

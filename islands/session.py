@@ -215,6 +215,7 @@ class Session:
         self._handle(events.Line(stands=stands))
 
     async def _receive(self, channel: Channel, envelope: Envelope) -> None:
+        self._exchange.broker_heard_at_s = self._clock()
         match envelope.message:
             case Refused(kind="join") as refused:
                 self._exchange.refused = refused  # who hears nothing else is not let in

@@ -48,6 +48,7 @@ _DECIDED_HERE = frozenset(
         "island_id",
         "pace",
         "pulse",
+        "health",
         "key",
         "insecure",
         "failover",

@@ -18,11 +18,11 @@ from rich.text import Text
 from broker import redis_address
 from broker.config import DEFAULT_REDIS_URL
 from broker.errors import ConfigError, Unavailable
-from broker.records import LEADER_WITHIN_S
+from broker.records import BROKER_WITHIN_S, LEADER_WITHIN_S
 from broker.registry import RedisRefusal, Registry
 from ops.finished import address_in, served
 from ops.run_directory import in_use
-from ops.status.run_status import Status, leaderless, status_of
+from ops.status.run_status import Status, brokerless, leaderless, status_of
 from ops.status.view import render, to_json
 from ops.terminal import Screen
 from ops.text import PLAIN_WIDTH, age
@@ -43,24 +43,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         f"(default: {LEADER_WITHIN_S:g})"
     )
     parser.add_argument("--leader", metavar="SECONDS", type=float, nargs="?", const=LEADER_WITHIN_S, help=leader_help)
+    broker_help = f"likewise, unless a broker wrote to Redis within so many seconds (default: {BROKER_WITHIN_S:g})"
+    parser.add_argument("--broker", metavar="SECONDS", type=float, nargs="?", const=BROKER_WITHIN_S, help=broker_help)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints the status of a run, or of its leader alone; returns 0, or 1 with a line on standard error.
+    """Prints the status of a run, or checks its leader or broker; returns 0, or 1 with a line on standard error.
 
     Raises:
-        ConfigError: ``--redis`` is no address, ``--watch`` no interval, or ``--leader`` no limit or one among others.
+        ConfigError: ``--redis`` is no address, ``--watch`` no interval, or a check no limit or one among others.
     """
     _settle_watch(args)
-    if args.leader is not None and not args.leader > 0:
-        raise ConfigError("leader", args.leader, "must be a number of seconds above 0")
-    if args.leader is not None and (args.json or args.watch is not None):
-        raise ConfigError("leader", args.leader, "is a check of its own: leave out --json and --watch")
+    checks = {name: limit_s for name in ("leader", "broker") if (limit_s := getattr(args, name)) is not None}
+    for name, limit_s in checks.items():
+        if not limit_s > 0:
+            raise ConfigError(name, limit_s, "must be a number of seconds above 0")
+        if len(checks) > 1 or args.json or args.watch is not None:
+            cure = "is a check of its own: leave out --json and --watch, and ask for the other check by itself"
+            raise ConfigError(name, limit_s, cure)
     console = Screen(highlight=False, width=None if sys.stdout.isatty() else PLAIN_WIDTH)
     try:
         with _address(args) as url:
             if args.leader is not None:
                 return _check_leader(asyncio.run(_fetch(url, args.run)), args.leader)
+            if args.broker is not None:
+                return _check_broker(asyncio.run(_fetch(url, args.run)), args.broker)
             if args.watch is None:
                 _print(asyncio.run(_fetch(url, args.run)), console, as_json=args.json)
             else:
@@ -179,6 +186,15 @@ def _check_leader(status: Status, within_s: float) -> int:
     leaders = ", ".join(sorted({each.leader for each in status.shards.values()}))
     oldest_s = max(each.age_s for each in status.shards.values())
     print(f"run {status.run_id} is led by {leaders}, which renewed its lease {age(oldest_s)} ago")
+    return 0
+
+
+def _check_broker(status: Status, within_s: float) -> int:
+    why = brokerless(status, within_s)
+    if why:
+        print(f"atoll: {why}", file=sys.stderr)
+        return 1
+    print(f"run {status.run_id} has a broker, which wrote to Redis {age(status.broker_age_s or 0.0)} ago")
     return 0
 
 

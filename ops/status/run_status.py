@@ -183,6 +183,16 @@ def leaderless(status: Status, within_s: float) -> str:
     return ""
 
 
+def brokerless(status: Status, within_s: float) -> str:
+    """Says why no broker of a run wrote to Redis within so many seconds; empty if one did."""
+    if status.broker_age_s is None:
+        return f"run {status.run_id} has no broker: none has written to Redis"
+    if status.broker_age_s > within_s:
+        since = f"{age(status.broker_age_s)} ago, the limit is {age(within_s)}"
+        return f"run {status.run_id} has no broker: the last one wrote to Redis {since}"
+    return ""
+
+
 def _refusals_by_sender(snapshot: Snapshot) -> dict[str, Counter[str]]:
     summed: dict[str, Counter[str]] = {}
     for by_sender in snapshot.refusals.values():

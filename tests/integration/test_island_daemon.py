@@ -1,6 +1,7 @@
 """The island daemon and the example loop as processes, against a real broker and a real aggregator."""
 
 import contextlib
+import datetime
 import json
 import os
 import re
@@ -212,6 +213,54 @@ def short():
 def empty():
     return replace(task(), data=lambda share: iter(()))
 """
+
+
+def test_the_file_for_health_checks_stays_young_until_the_broker_is_lost(spawn, tmp_path):
+    file, run = tmp_path / "health", Hub(spawn, tmp_path / "store")
+    process = island(spawn, run.address, "--task", "examples.numpy_task:task", "--pace", "0.01", "--health", str(file))
+    wait_for_event(process, "island.restored")
+    first_s = wait_for_mark(file, process, later_than_s=0.0)
+    wait_for_mark(file, process, later_than_s=first_s + 1.0)
+    run.broker.send_signal(signal.SIGSTOP)  # connections stand, and nothing comes
+    wait_until(lambda: last_progress_at_s(process) > file.stat().st_mtime + 3.0)  # trains on, unheard
+    run.broker.send_signal(signal.SIGCONT)
+    wait_for_mark(file, process, later_than_s=time.time())
+
+
+def test_a_file_for_health_checks_that_cannot_be_written_is_refused(spawn, tmp_path):
+    (tmp_path / "file").touch()
+    words = ("--task", "examples.numpy_task:task", "--health", str(tmp_path / "file" / "health"))
+    process = island(spawn, "tcp://127.0.0.1:7001", *words)
+    assert process.wait(WAIT_S) == 2
+    assert "cannot be written; give a file in a writable directory" in process.log.read_text()
+
+
+def wait_until(condition):
+    ends_s = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < ends_s
+        time.sleep(0.05)
+
+
+def wait_for_mark(file, process, *, later_than_s):
+    """Returns the modification time of a file once it is later than that."""
+    wait_until(lambda: process.poll() is None and file.stat().st_mtime > later_than_s)
+    return file.stat().st_mtime
+
+
+def last_progress_at_s(process):
+    times = [each["time"] for each in events(process) if each["event"] == "island.progress"]
+    return datetime.datetime.fromisoformat(times[-1]).timestamp() if times else 0.0
+
+
+def test_settings_and_key_are_checked_without_a_hub(spawn, tmp_path):
+    nowhere = ("island", "--broker", "tcp://hub.example.com:7001", "--check")
+    right = spawn("right", *nowhere, "--insecure")
+    wrong = spawn("wrong", *nowhere, "--key", str(tmp_path / "islands.secret"))
+    assert right.wait(WAIT_S) == 0
+    assert right.log.read_text() == "settings and key are right for run atoll at tcp://hub.example.com:7001\n"
+    assert wrong.wait(WAIT_S) == 2
+    assert "make it with `atoll keys new`" in wrong.log.read_text()
 
 
 def test_a_signal_ends_an_island_that_still_waits_for_its_run(spawn):

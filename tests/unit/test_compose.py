@@ -4,14 +4,20 @@ import argparse
 import configparser
 import importlib.util
 import json
+import os
 import re
 import shlex
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from broker.errors import ConfigError
 from broker.identity import Identity, KeyRole
-from broker.records import LEADER_WITHIN_S
+from broker.records import BROKER_WITHIN_S, LEADER_WITHIN_S
+from islands.config import IslandConfig
 from ops import cli
 from ops.cli import COMMANDS, parser_of
 
@@ -30,12 +36,21 @@ def services(text):
     return dict(zip(parts[1::2], parts[2::2], strict=True))
 
 
-def value(block, key):
-    """The JSON list that stands behind ``key:``, its variables replaced by their defaults."""
+def value(block, key, **variables):
+    """The JSON list that stands behind ``key:``, its variables replaced by those given here, or by their defaults."""
     found = re.search(rf"^ +{key}: (\[.*\])$", block, re.M)
     assert found, f"{key} is missing in {block}"
-    text = re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", found.group(1))
-    return json.loads(re.sub(r"\$\{\w+:\?[^}]*\}", "tcp://hub:7001", text))
+    return json.loads(re.sub(r"\$\{(\w+):-([^}]*)\}", lambda each: variables.get(each[1], each[2]), found.group(1)))
+
+
+def arguments_of(text, service, **variables):
+    """What a service gives our command line: behind the image's entry point, or behind its own."""
+    block, shared = services(text)[service], text[: text.index("services:")]
+    words = []
+    for key in ("entrypoint", "command"):
+        if f" {key}: [" in block + shared:
+            words += value(block if f" {key}: [" in block else shared, key, **variables)
+    return words[3:] if words[:3] == ["python3", "-m", "ops"] else words
 
 
 def parse(arguments):
@@ -54,42 +69,101 @@ def parse(arguments):
 
 def test_the_whole_run_has_all_its_services():
     assert list(services(COMPOSE)) == ["keys", "redis", "broker", "aggregator", "island"]
-    assert list(services(REGION)) == ["island"]
+    assert list(services(REGION)) == ["settings", "island"]
 
 
 @pytest.mark.parametrize("service", ["keys", "broker", "aggregator", "island"])
 def test_commands_in_compose_are_commands_of_ours(service):
-    arguments = value(services(COMPOSE)[service], "command")
+    arguments = arguments_of(COMPOSE, service)
     assert arguments[0] == service
     parse(arguments)
 
 
-def test_the_region_starts_an_island_of_ours():
-    parse(value(services(REGION)["island"], "command"))
+def test_the_region_starts_an_island_of_ours_behind_a_check_of_the_same_settings():
+    args, checked = parse(arguments_of(REGION, "island")), parse(arguments_of(REGION, "settings"))
+    assert not args.check
+    assert checked.check
+    checked.check = False
+    assert vars(checked) == vars(args)
+    # Docker starts again whatever fails: nothing behind the check does that where it cannot help.
+    assert "settings: { condition: service_completed_successfully }" in services(REGION)["island"]
+    assert 'restart: "no"' in services(REGION)["settings"]
 
 
-def test_the_aggregator_is_healthy_when_it_leads_its_run():
-    block = services(COMPOSE)["aggregator"]
+def test_the_region_can_be_looked_at_and_taken_down_without_an_address_and_is_not_started():
+    assert ":?" not in REGION  # it makes every command of compose fail, down and logs too
+    args = parse(arguments_of(REGION, "settings"))
+    with pytest.raises(ConfigError, match=r"broker = 'ATOLL_BROKER is not set': must be tcp://HOST:PORT"):
+        IslandConfig(run_id=args.run_id, broker=args.broker, key=Path(args.key))
+    args = parse(arguments_of(REGION, "settings", ATOLL_BROKER="tcp://hub:7001"))
+    assert IslandConfig(run_id=args.run_id, broker=args.broker, key=Path(args.key)).brokers == ("tcp://hub:7001",)
+
+
+def test_an_island_that_has_ended_its_run_is_not_started_again():
+    assert "restart: on-failure" in COMPOSE[: COMPOSE.index("services:")]
+    assert "restart:" not in services(COMPOSE)["island"]
+    assert "restart: on-failure" in services(REGION)["island"]
+
+
+def test_what_the_head_of_the_file_says_about_keys_is_a_command_of_ours():
+    (said,) = re.findall(r"docker compose run --rm (.*)$", COMPOSE, re.M)
+    service, *words = shlex.split(said)
+    assert value(services(COMPOSE)[service], "entrypoint") == ["python3", "-m", "ops", "keys"]
+    args = parse(["keys", *words])
+    assert (args.action, args.role, args.name, str(args.dir)) == ("new", "island", "paris", "/etc/atoll")
+
+
+@pytest.mark.parametrize(
+    ("service", "asked", "within_s"), [("aggregator", "leader", LEADER_WITHIN_S), ("broker", "broker", BROKER_WITHIN_S)]
+)
+def test_the_hub_is_healthy_when_redis_says_so(service, asked, within_s):
+    block = services(COMPOSE)[service]
     check = value(block, "test")
     assert check[:4] == ["CMD", "python3", "-m", "ops"]
     args = parse(check[4:])
-    assert args.leader == LEADER_WITHIN_S
-    assert not args.json  # the two exclude each other
+    checks = {"leader": args.leader, "broker": args.broker}
+    assert checks.pop(asked) == within_s
+    assert list(checks.values()) == [None]
+    assert not args.json  # a check excludes these
     assert args.watch is None
     assert args.run_dir is None
     assert args.run == parse(value(block, "command")).run_id
+
+
+def test_no_health_check_opens_a_connection_that_says_nothing():
+    for text in (COMPOSE, REGION):
+        assert "socket" not in text  # the broker would count it as a message that it had to refuse
+
+
+@pytest.mark.parametrize("text", [COMPOSE, REGION], ids=["whole", "region"])
+def test_an_island_is_healthy_while_it_steps_and_hears_its_broker(text, tmp_path):
+    args = parse(arguments_of(text, "island"))
+    _, *command = value(services(text)["island"], "test")
+    file = tmp_path / "health"
+    assert str(args.health) == "/tmp/health"
+    assert command[-1].count(f"'{args.health}'") == 1
+    command = [sys.executable, *command[1:-1], command[-1].replace(str(args.health), str(file))]
+
+    def status():
+        return subprocess.run(command, capture_output=True, timeout=30).returncode
+
+    assert status() == 1  # it has not begun
+    file.touch()
+    assert status() == 0
+    os.utime(file, (time.time() - 61.0,) * 2)
+    assert status() == 1
 
 
 def test_every_command_is_about_the_same_run_and_its_name_is_a_variable():
     for text in (COMPOSE, REGION):
         for name, block in services(text).items():
             if name not in ("redis", "keys"):
-                assert '"--run", "${ATOLL_RUN:-compose}"' in block, name
+                assert '"--run", "${ATOLL_RUN:-compose}"' in (block if " command: " in block else text), name
                 assert '"--run", "compose"' not in block, name
     # A store holds one run, and optimizer state is of one run: neither is found under another name.
     assert '"/var/lib/atoll/store/${ATOLL_RUN:-compose}"' in COMPOSE
     for text in (COMPOSE, REGION):
-        assert '"/var/lib/atoll/island/${ATOLL_RUN:-compose}"' in services(text)["island"]
+        assert '"/var/lib/atoll/island/${ATOLL_RUN:-compose}"' in text
 
 
 def test_ports_are_published_to_this_host_alone_unless_told_otherwise():
@@ -102,10 +176,10 @@ def test_ports_are_published_to_this_host_alone_unless_told_otherwise():
 @pytest.mark.parametrize("text", [COMPOSE, REGION], ids=["whole", "region"])
 def test_islands_keep_their_optimizer_state_on_a_volume(text):
     block = services(text)["island"]
-    args = parse(value(block, "command"))
+    args = parse(arguments_of(text, "island"))
     assert Path(args.state_dir).is_relative_to("/var/lib/atoll")
     # The directory that the image gives to its user: a volume over any other one would be root's.
-    assert value(block, "volumes")[0] == "islands:/var/lib/atoll"
+    assert value(block if " volumes: " in block else text, "volumes")[0] == "islands:/var/lib/atoll"
     assert re.search(r"^volumes:\n(?:  \w+:\n)*  islands:$", text, re.M)
 
 
@@ -113,7 +187,7 @@ def test_islands_keep_their_optimizer_state_on_a_volume(text):
 def test_every_service_is_checked_for_health_and_shut_in(text):
     shared = text[: text.index("services:")]
     for name, block in services(text).items():
-        if name != "keys":  # it ends as soon as it has done its work
+        if name not in ("keys", "settings"):  # they end as soon as they have done their work
             assert "healthcheck:" in block, name
             assert value(block, "test")[0] == "CMD", name
         for wanted in ("read_only: true", 'cap_drop: ["ALL"]', "no-new-privileges:true", "tmpfs:"):
@@ -133,13 +207,13 @@ def test_islands_can_be_scaled_because_nothing_names_one_of_them():
         assert "container_name" not in text
         assert "hostname" not in block
         assert "ports:" not in block
-        assert not any(each.startswith("--id") for each in value(block, "command"))
+        assert parse(arguments_of(text, "island")).island_id is None
 
 
 def test_health_checks_in_python_compile():
     for text in (COMPOSE, REGION):
         for name, block in services(text).items():
-            check = value(block, "test") if name != "keys" else []
+            check = value(block, "test") if name not in ("keys", "settings") else []
             if "-c" in check:
                 compile(check[check.index("-c") + 1], "healthcheck", "exec")
 
@@ -153,7 +227,7 @@ def test_the_store_is_on_a_volume_that_the_image_gives_to_its_user():
 def test_everybody_has_a_key_that_the_keys_service_makes():
     blocks = services(COMPOSE)
     made = {f"{KeyRole.BROKER}.secret"}
-    for each in parse(value(blocks["keys"], "command")).who:
+    for each in parse(arguments_of(COMPOSE, "keys")).who:
         role, _, name = each.partition(":")
         made.add(Identity(role=KeyRole(role), name=name or role).stem + ".secret")
     used = {parse(value(blocks[name], "command")).key for name in ("broker", "aggregator", "island")}
@@ -163,7 +237,7 @@ def test_everybody_has_a_key_that_the_keys_service_makes():
         assert "keys:/etc/atoll:ro" in value(blocks[name], "volumes")
     assert "keys: { condition: service_completed_successfully }" in blocks["broker"]
     assert value(blocks["keys"], "volumes") == ["keys:/etc/atoll"]
-    assert parse(value(services(REGION)["island"], "command")).key == "/etc/atoll/islands.secret"
+    assert parse(arguments_of(REGION, "island")).key == "/etc/atoll/islands.secret"
 
 
 def test_the_image_needs_no_special_builder_and_runs_as_nobody_special():

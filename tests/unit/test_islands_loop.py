@@ -8,7 +8,7 @@ import pytest
 from broker.errors import ConfigError
 from broker.fragments import FragmentManifest
 from broker.messages import Codec, RunSettings, Share
-from islands import checkpoint
+from islands import checkpoint, loop
 from islands.config import IslandConfig
 from islands.exchange import Exchange, Membership, Position, Snapshot
 from islands.loop import Island
@@ -104,6 +104,14 @@ def test_the_checkpoint_of_an_earlier_run_does_not_serve_the_next_one(island_of,
     island, _ = island_of(params_of(), checkpoint_file=path, run="demo2")
     _, opt_state = island.restore(params_of(), fresh)
     assert (opt_state, island.restored, island.restored_cursor) == (fresh, "fresh", None)
+
+
+def test_who_asks_hears_how_long_ago_the_broker_spoke(island_of, monkeypatch):
+    island, exchange = island_of(params_of())
+    assert island.heard_ago_s is None
+    exchange.broker_heard_at_s = 100.0
+    monkeypatch.setattr(loop.clocks, "monotonic", lambda: 103.5)
+    assert island.heard_ago_s == 3.5
 
 
 def test_biases_that_were_made_of_one_array_end_the_first_step_and_not_in_silence(island_of):

@@ -229,12 +229,12 @@ def leases(renewed_ago_s):
 def check(monkeypatch, capsys):
     """Runs the check against a snapshot; returns its exit status, and its one line."""
 
-    def call(found, *words):
+    def call(found, *words, flag="--leader"):
         async def fetch(url, run_id):
             return status_of(found, NOW_S)
 
         monkeypatch.setattr(command, "_fetch", fetch)
-        code = command.run(arguments("--leader", *words))
+        code = command.run(arguments(flag, *words))
         said = capsys.readouterr()
         assert (said.out == "") == (code != 0)
         line = said.out + said.err
@@ -318,6 +318,7 @@ def test_a_run_that_only_its_broker_has_written_about_has_no_leader(check):
     assert check(broker_alone) == (1, "atoll: run demo has no leader: no aggregator has taken its lease")
 
 
+@pytest.mark.parametrize("flag", ["--leader", "--broker"])
 @pytest.mark.parametrize(
     ("words", "cure"),
     [
@@ -327,9 +328,39 @@ def test_a_run_that_only_its_broker_has_written_about_has_no_leader(check):
         (["--watch"], "leave out --json and --watch"),
     ],
 )
-def test_the_check_of_the_leader_refuses_what_it_cannot_do(words, cure):
+def test_a_check_refuses_what_it_cannot_do(flag, words, cure):
     with pytest.raises(ConfigError, match=cure):
-        command.run(arguments("--leader", *words))
+        command.run(arguments(flag, *words))
+
+
+def test_two_checks_at_once_are_refused():
+    with pytest.raises(ConfigError, match="ask for the other check by itself"):
+        command.run(arguments("--leader", "--broker"))
+
+
+def written(ago_s):
+    return {"": {"written_at": NOW_S - ago_s}}
+
+
+def test_a_run_passes_the_check_of_the_broker_until_its_record_is_old(check):
+    assert check(snapshot(brokers=written(0.4)), flag="--broker") == (
+        0,
+        "run demo has a broker, which wrote to Redis 0.4 s ago",
+    )
+    assert check(snapshot(brokers=written(9.9)), flag="--broker")[0] == 0
+    assert check(snapshot(brokers=written(-3.0)), flag="--broker")[0] == 0  # a clock was set back
+    assert check(snapshot(brokers=written(10.1)), flag="--broker") == (
+        1,
+        "atoll: run demo has no broker: the last one wrote to Redis 10.1 s ago, the limit is 10.0 s",
+    )
+    assert check(snapshot(brokers=written(4.0)), "3", flag="--broker")[0] == 1
+
+
+def test_one_of_several_brokers_is_enough_and_none_is_told(check):
+    two = {"old": {"written_at": NOW_S - 3600.0}, "new": {"written_at": NOW_S - 1.0}}
+    assert check(snapshot(brokers=two), flag="--broker")[0] == 0
+    none = snapshot(brokers={})
+    assert check(none, flag="--broker") == (1, "atoll: run demo has no broker: none has written to Redis")
 
 
 def test_who_is_quarantined_is_said_with_the_time_left_and_the_reason():
