@@ -14,7 +14,8 @@ from typing import IO
 class Seat:
     """A name that survives a restart, and that no other process of this host has meanwhile: host name and number.
 
-    The lowest number whose lock file is free. Where there is no place for a lock, there is no such name.
+    The lowest number whose lock file is free. Where there is no place for a lock, there is no such name. A host of the
+    same name, or another temporary directory of this one, may give it away as well: the run decides what it is worth.
     """
 
     def __init__(self, name: str, file: IO[bytes]) -> None:

@@ -22,13 +22,14 @@ def spawn(tmp_path):
     """Starts processes of this program, their output in files; kills by its id whatever is left at the end."""
     processes = []
 
-    def start(name, *words, module="ops"):
-        environment = os.environ | {
+    def start(name, *words, module="ops", **variables):
+        usual = {
             "ATOLL_NO_VENV": "1",
             "ATOLL_LOG": "json",
             "JAX_PLATFORMS": "cpu",
             "REDIS_URL": f"redis://127.0.0.1:{free_ports(1)}",  # where none is: training does not need it
         }
+        environment = os.environ | usual | variables
         path = tmp_path / f"{name}.log"
         with open(path, "wb") as log:
             process = subprocess.Popen([sys.executable, "-m", module, *words], stdout=log, stderr=log, env=environment)
@@ -59,9 +60,9 @@ def hub(spawn, tmp_path):
     return start
 
 
-def island(spawn, address, *words, name="island"):
+def island(spawn, address, *words, name="island", **variables):
     flags = ("--run", RUN, "--broker", address, "--join-timeout-s", "30")
-    return spawn(name, "island", *flags, *words)
+    return spawn(name, "island", *flags, *words, **variables)
 
 
 def events(process):
@@ -115,6 +116,33 @@ def test_an_island_that_is_told_to_end_goes_on_from_its_last_step(spawn, hub, tm
     second = island(spawn, address, *words, name="second")
     restored = wait_for_event(second, "island.restored")
     assert (restored["optimizer"], restored["detail"]) == ("checkpoint", f"of step {left['step']}, life 1")
+
+
+def test_islands_of_one_host_name_that_see_no_common_lock_both_train_and_come_back_as_themselves(spawn, hub, tmp_path):
+    """As in containers on the host's network, under PrivateTmp, or on cloned machines."""
+    address = hub(islands=2)
+
+    def start(name, place):
+        (tmp_path / place).mkdir(exist_ok=True)
+        words = ("--task", "examples.numpy_task:task", "--pace", "0.01")
+        return island(spawn, address, *words, name=name, TMPDIR=str(tmp_path / place))
+
+    first = start("first", "one")
+    assert wait_for_event(first, "island.joined")["island"] == "island-0"
+    second = start("second", "other")
+    assert wait_for_event(second, "island.joined")["island"] == "island-1"
+    for process in (first, second):
+        wait_for_event(process, "island.progress")
+
+    first.kill()
+    again = start("again", "one")
+    joined = wait_for_event(again, "island.joined")
+    assert (joined["island"], joined["incarnation"]) == ("island-0", 2)
+    since = len(events(second))
+    while not any(event["event"] == "island.progress" for event in events(second)[since:]):
+        assert second.poll() is None, second.log.read_text()
+        time.sleep(0.05)
+    assert wait_for_event(again, "island.progress")["tokens"] > 0
 
 
 def test_a_signal_ends_an_island_that_still_waits_for_its_run(spawn):
