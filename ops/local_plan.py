@@ -116,6 +116,15 @@ class LocalPlan:
         """The run's name."""
         return self.aggregator.run_id
 
+    def named(self, run_id: str) -> LocalPlan:
+        """Returns the plan under another name of the run."""
+        return replace(
+            self,
+            broker=replace(self.broker, run_id=run_id),
+            aggregator=replace(self.aggregator, run_id=run_id),
+            island=replace(self.island, run_id=run_id),
+        )
+
     @property
     def outer(self) -> OuterDefaults:
         """What is done with islands' changes; how a task of one's own has them merged is not known here."""
@@ -209,11 +218,12 @@ def resolve(args: argparse.Namespace, *, run_dir: Path, port: int, redis_url: st
     """
     tables = _tables(args)
     up = up_config(args)
-    run = {"run_id": _run_id_of(run_dir)} | tables.get("run", {})
-    if args.config is not None and run["run_id"] == _run_id_of(args.config.absolute().parent):
+    run = {"run_id": names_of(run_dir)[0]} | tables.get("run", {})
+    before = None if args.config is None else args.config.absolute().parent
+    if before is not None and before != run_dir and run["run_id"] in names_of(before):
         # The file is that of an earlier run, named after its directory. Its repetition is a run of its own: in a Redis
         # that both use, older versions under one name would never replace the earlier run's.
-        run["run_id"] = _run_id_of(run_dir)
+        run["run_id"] = names_of(run_dir)[0]
     brokers = ",".join(f"tcp://127.0.0.1:{port + 2 * k}" for k in range(up.brokers))
     run |= {"broker": brokers, "redis_url": redis_url}
     decided: dict[str, dict[str, Any]] = {
@@ -291,8 +301,10 @@ def _tables(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
     return settings.read_file(args.config) if args.config is not None else {}
 
 
-def _run_id_of(run_dir: Path) -> str:
-    return re.sub(r"[^A-Za-z0-9._-]", "-", run_dir.name)[:64] or "atoll"
+def names_of(run_dir: Path) -> list[str]:
+    """Returns the names of a run in this directory, best first: that of the directory, then numbered ones."""
+    name = re.sub(r"[^A-Za-z0-9._-]", "-", run_dir.name)[:64] or "atoll"
+    return [name, *(f"{name[:60]}-{n}" for n in range(2, 1000))]
 
 
 def _task_options(table: Mapping[str, Any], up: UpConfig) -> dict[str, Any]:

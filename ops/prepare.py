@@ -6,14 +6,16 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import fcntl
 import os
 import tempfile
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from broker.errors import ConfigError, Unavailable
-from broker.registry import Registry
+from broker.registry import Registry, shown
 from ops import local_plan, resume, run_directory
 from ops.cluster import are_free, free_ports
 from ops.keys import make_pairs
@@ -36,6 +38,9 @@ def prepare(args: argparse.Namespace) -> LocalPlan:
         return _prepare_again(args)
     run_dir = run_directory.unused(local_plan.up_config(args).run_dir)
     plan = _settled(args, run_dir)
+    if plan.redis_port is None:
+        chosen = getattr(args, "run_id", None) is not None or plan.run_id != local_plan.names_of(run_dir)[0]
+        plan = plan.named(_claimed_name(plan.redis_url, [plan.run_id] if chosen else local_plan.names_of(run_dir)))
     try:
         (run_dir / "logs").mkdir(parents=True)
     except OSError as err:
@@ -109,6 +114,32 @@ def _redis_port(wanted: int) -> int:
     if wanted and not are_free([wanted]):
         raise ConfigError("redis_port", wanted, "is in use; choose another, or 0, or name that Redis with --redis-url")
     return wanted or (DEFAULT_REDIS_PORT if _claimed(DEFAULT_REDIS_PORT) else free_ports(1))
+
+
+def _claimed_name(redis_url: str, names: Sequence[str]) -> str:
+    """Takes the first of these names that no run in a shared Redis has: two runs of one name have the same keys.
+
+    Raises:
+        ConfigError: None of them is free.
+    """
+
+    async def claim() -> str | None:
+        for name in names:
+            registry = Registry(redis_url, name)
+            try:
+                if await registry.claim():
+                    return name
+            except Unavailable:  # a run goes on without it, and takes the name that it would have had alone
+                return names[0]
+            finally:
+                await registry.aclose()
+        return None
+
+    found = asyncio.run(claim())
+    if found is None:
+        cure = f"is the name of another run in Redis at {shown(redis_url)}: choose another with --run, or go on with"
+        raise ConfigError("run_id", names[0], f"{cure} that run, up --resume RUN_DIR")
+    return found
 
 
 def _claimed(port: int) -> bool:
