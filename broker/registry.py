@@ -157,7 +157,7 @@ class Registry:
         """Takes the run's name for a new run; False: a run has it, whose keys would be those of the new one."""
 
         async def claim(_: aioredis.Redis) -> bool:
-            keys, arguments = [RUNS, self._key("lease", "0")], [self.run_id, KEEP_S]
+            keys, arguments = [RUNS, self._key("lease", "0")], [self.run_id, str(KEEP_S)]
             return bool(await self.script(_CLAIM)(keys=keys, args=arguments))
 
         return await self.attempt(claim)

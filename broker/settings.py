@@ -20,10 +20,12 @@ import os
 import typing
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar
 
 from broker import toml
 from broker.errors import ConfigError
+from broker.user_files import expanded
 from broker.values import describe, from_flag, typed, without_none
 
 T = TypeVar("T")
@@ -167,6 +169,7 @@ def from_sources(cls: type[T], table: Table, args: argparse.Namespace | None = N
         given = getattr(args, name, None)
         if given is not None:
             values[name] = from_flag(name, given, each.type)
+    values |= {name: expanded(name, value) for name, value in values.items() if isinstance(value, Path)}
     return _build(cls, values, where="" if args is not None else where)
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 
 from broker import clocks, logs
 from broker.errors import ConfigError, Unavailable
 from broker.keys import own_name
 from broker.messages import Reason
+from broker.user_files import expanded
 from islands import checkpoint, core
 from islands.config import IslandConfig
 from islands.exchange import Exchange
@@ -80,7 +80,7 @@ def join(
         ConfigError: The run refused this island, or an argument cannot work; names the tensor or field and the cure.
         Unavailable: The run stayed silent, or for all that time had no room or no leader.
     """
-    path = None if key is None else Path(key)
+    path = None if key is None else expanded("key", key)
     island_id = island_id or own_name(path)
     config = IslandConfig(
         run_id=run,
@@ -89,7 +89,7 @@ def join(
         key=path,
         insecure=insecure,
         island_id=island_id,
-        state_dir=None if state_dir is None else Path(state_dir),
+        state_dir=None if state_dir is None else expanded("state_dir", state_dir),
         checkpoint_interval_s=checkpoint_interval_s,
         donor_wait_s=donor_wait_s,
         join_timeout_s=timeout_s,

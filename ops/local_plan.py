@@ -24,6 +24,7 @@ from broker.identity import Identity, KeyRole
 from broker.settings import setting
 from broker.sockets import MAX_BROKERS
 from broker.toml import dump
+from broker.user_files import expanded
 from islands.config import LANGUAGE, IslandConfig
 from islands.corpus import PYTHON
 from islands.options import check_options, signature_in_source
@@ -287,7 +288,7 @@ def up_config(args: argparse.Namespace) -> UpConfig:
     up = settings.load(UpConfig, args, "up", environment={})
     if up.link is None:
         return up
-    return replace(up, link=up.link.expanduser().absolute())  # config.toml may be used elsewhere
+    return replace(up, link=up.link.absolute())  # config.toml may be used elsewhere
 
 
 def given_redis_url(args: argparse.Namespace) -> str | None:
@@ -321,7 +322,7 @@ def _task_options(table: Mapping[str, Any], up: UpConfig) -> dict[str, Any]:
 
 
 def _absolute(path: str) -> str:
-    return path if path.startswith(PYTHON) else os.path.abspath(os.path.expanduser(path))
+    return path if path.startswith(PYTHON) else os.path.abspath(expanded("data", path))
 
 
 def _as_toml(value: Any) -> Any:

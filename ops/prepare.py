@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import fcntl
 import os
-import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from broker import user_files
 from broker.errors import ConfigError, Unavailable
 from broker.registry import Registry, shown
 from ops import local_plan, resume, run_directory
@@ -147,11 +146,8 @@ def _claimed(port: int) -> bool:
 
     Without this, two runs started in the same moment would both find it free.
     """
-    path = Path(tempfile.gettempdir(), f"atoll-{os.getuid()}-redis-{port}.lock")
-    lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)  # closed, and so released, by our end
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(lock)
+        user_files.lock(f"redis-{port}")  # released by our end
+    except BlockingIOError:
         return False
     return are_free([port])

@@ -27,7 +27,7 @@ def unused(wanted: Path | None) -> Path:
         stem = Path("runs", f"{datetime.datetime.now():%Y%m%d-%H%M%S}").absolute()
         names = (stem, *(stem.with_name(f"{stem.name}-{n}") for n in range(2, 1000)))
         return next(each for each in names if not each.exists())
-    path = wanted.expanduser().absolute()
+    path = wanted.absolute()
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         cure = "is in use; choose a new one (nothing is ever overwritten), or go on with its run: up --resume"
         raise ConfigError("run_dir", str(wanted), cure)
