@@ -70,6 +70,11 @@ class GaveUp(Exception):
         self.misset = misset
 
 
+def _sentence(err: Exception) -> str:
+    """What went wrong, without the end of the log that tells more."""
+    return str(err).partition("; the end of ")[0].partition("\n")[0]
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of ``up``."""
     parser.add_argument(
@@ -102,8 +107,8 @@ def run(args: argparse.Namespace) -> int:
             try:
                 losses = evaluate(plan, run_.last_stores(), display, signals)
             except (GaveUp, Unavailable, ConfigError) as err:
-                status, run_.note = 1, f"not evaluated: {err}"
-                display.note(run_.note)
+                status, run_.note = 1, f"not evaluated: {_sentence(err)}"
+                display.note(f"not evaluated: {err}")
             except Interrupted as err:
                 status, run_.note = 128 + err.number, str(err)
     report: Report = finite(run_.report(status, losses))
@@ -139,7 +144,7 @@ class Run:
                 self.start(cluster, display)
                 self._watch(cluster, loop, display, signals)
             except (GaveUp, Unavailable) as err:
-                self.note = str(err).partition("; the end of ")[0].partition("\n")[0]
+                self.note = _sentence(err)
                 display.note(str(err))
                 return 2 if isinstance(err, GaveUp) and err.misset else 1
             except Interrupted as err:

@@ -185,7 +185,11 @@ def tells_all(text):
 def test_a_setting_that_islands_alone_can_judge_ends_up_as_any_wrong_setting(tmp_path):
     asked = ops("up", "--run-dir", tmp_path / "run", "--task", "examples.numpy_task:tusk", "--islands", 1)
     assert asked.returncode == 2
-    assert "its settings are wrong" in asked.stderr + asked.stdout
+    told = "island-0 ended with status 2: its settings are wrong: atoll: task = 'examples.numpy_task:tusk': module "
+    log = tmp_path / "run" / "logs" / "island-0.log"
+    assert told in asked.stderr
+    assert f"(all of it in {log}); the end of {log}:" in asked.stderr
+    assert told in asked.stdout, "and in the report"
     assert json.loads((tmp_path / "run" / "report.json").read_text())["exit"] == 2
 
 
