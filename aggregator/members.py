@@ -16,7 +16,7 @@ MISSES_BEFORE_UNRESPONSIVE = 2
 EARLIER_REMEMBERED = 8
 #: No island has had so many lives: who claims one beyond lies, and the next one must find room above.
 MOST_INCARNATION = 2**48
-#: Islands of whose lives only they themselves tell: of no more than so many it is remembered.
+#: Islands of whose lives only they themselves tell, and processes that wait for an id: no more than so many are known.
 MOST_CLAIMS = 10_000
 
 
@@ -80,6 +80,7 @@ class Members:
         self._config = config
         self._members: dict[str, Member] = {}  # by id, in their order
         self._claims: dict[str, int] = {}  # by id, the latest one last
+        self._asked: dict[str, float] = {}  # nonce -> when it first asked for what an island that lives may have
 
     def __iter__(self) -> Iterator[Member]:
         return iter(tuple(self._members.values()))
@@ -92,10 +93,6 @@ class Members:
         """The member of that id, or None."""
         return self._members.get(island_id)
 
-    def knows(self, island_id: str, hint: str) -> bool:
-        """Whether an island that joins so has been here before."""
-        return (island_id or self._named_by(hint)) in self._members
-
     def __getitem__(self, island_id: str) -> Member:
         return self._members[island_id]
 
@@ -107,19 +104,42 @@ class Members:
         """The member that a process with ``nonce`` once was, before a later one replaced it; None if none is known."""
         return next((m for m in self._members.values() if nonce in m.earlier), None)
 
+    def id_for(self, island_id: str, hint: str, nonce: str, now_s: float) -> str | None:
+        """Decides which id a process that asks to join gets: the one it names, if it names one.
+
+        Else that of an island with its hint which does not live, the one heard last; else the next free one. A hint is
+        no identity: two machines may have one host name. An island with this hint that lives may be the former life of
+        this very process, killed a moment ago, or another island. That shows within ``dead_after_s``: the first falls
+        silent, the second is heard again.
+
+        Returns:
+            None while that is open; the process asks again.
+        """
+        if island_id:
+            return island_id
+        holders = [m for m in self if hint and m.hint == hint]
+        alive = [m for m in holders if self.state(m, now_s) in (Liveness.ALIVE, Liveness.SUSPECT)]
+        if alive:
+            asked_s = self._asked.setdefault(nonce, now_s)
+            if len(self._asked) > MOST_CLAIMS:
+                del self._asked[next(iter(self._asked))]
+            # What the former life said last may come with the join, or right after it: that is no sign of life.
+            if any(m.last_seen_s < asked_s + self._config.heartbeat_interval_s for m in alive):
+                return None
+        self._asked.pop(nonce, None)
+        gone = [m for m in holders if m not in alive]
+        return max(gone, key=lambda m: m.last_seen_s).island_id if gone else self._next_free()
+
     def admit(self, island_id: str, hint: str, nonce: str, tokens_per_step: int, now_s: float) -> Member:
         """Takes an island in, or in again under the next incarnation, which fences all earlier ones.
 
         It is above those that were :meth:`claimed`, too.
-
-        An island that names no id gets the one that its hint had before, else the next free one.
         """
-        name = island_id or self._named_by(hint) or self._next_free()
-        member = self._members.get(name)
+        member = self._members.get(island_id)
         if member is None:
-            member = Member(name, len(self._members), hint, 0, nonce, tokens_per_step, now_s)
+            member = Member(island_id, len(self._members), hint, 0, nonce, tokens_per_step, now_s)
             self._add(member)
-        member.incarnation = max(member.incarnation, self._claims.pop(name, 0)) + 1
+        member.incarnation = max(member.incarnation, self._claims.pop(island_id, 0)) + 1
         self._renew(member, hint, nonce, tokens_per_step, now_s)
         return member
 
@@ -255,9 +275,6 @@ class Members:
     def _add(self, member: Member) -> None:
         """Takes in a new one; they stay in the order of their ids, whoever was first."""
         self._members = dict(sorted({**self._members, member.island_id: member}.items()))
-
-    def _named_by(self, hint: str) -> str | None:
-        return next((m.island_id for m in self if hint and m.hint == hint), None)
 
     def _next_free(self) -> str:
         taken = set(self._members)

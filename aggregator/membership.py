@@ -50,13 +50,19 @@ class Membership:
         run = self._run
         known = run.members.by_nonce(join.nonce)
         if known is not None:  # a repetition: the same answer, once it is durable
+            known.last_seen_s = run.now_s
             if not self._waits(known):
                 if run.agreed_serial:
                     self._welcome(known)
                 else:
                     self._welcomes.append((run.saved_serial, known.island_id))  # do the other shards know it?
             return
-        refusal = self._refusal(join)
+        paused = run.members.resumable(join.resumes, run.now_s)
+        if paused is not None:
+            island_id: str | None = paused.island_id
+        else:
+            island_id = run.members.id_for(join.island_id, join.hint, join.nonce, run.now_s)
+        refusal = self._refusal(join, island_id)
         if refusal is not None:
             reason, detail = refusal
             run.count_refusal(reason)
@@ -64,11 +70,11 @@ class Membership:
             refused = Refused(kind="join", sequence=-1, reason=reason, detail=detail)
             run.emit(Send(to=joining(join.nonce), message=refused))
             return
-        paused = run.members.resumable(join.resumes, run.now_s)
         if paused is not None:
             self._resume(paused, join)
             return
-        member = run.members.admit(join.island_id, join.hint, join.nonce, join.tokens_per_step, run.now_s)
+        assert island_id is not None
+        member = run.members.admit(island_id, join.hint, join.nonce, join.tokens_per_step, run.now_s)
         self.fence(member)
         if run.config.shards == 1:
             self._begin(member)
@@ -136,7 +142,7 @@ class Membership:
             if member.begun:  # else it has joined anew meanwhile
                 self._welcome(member)
 
-    def _refusal(self, join: Join) -> tuple[Reason, str] | None:
+    def _refusal(self, join: Join, island_id: str | None) -> tuple[Reason, str] | None:
         """Says why an island cannot take part; the first island's tensors fix the fragments.
 
         Those of one that came, supplied nothing and is gone are forgotten when another one comes with its own.
@@ -149,7 +155,10 @@ class Membership:
         if join.tokens_per_step > most:
             detail = f"tokens_per_step is {join.tokens_per_step}: the aggregator allows {most} (max_tokens_per_step)"
             return Reason.IMPLAUSIBLE, detail
-        if len(run.members) >= MOST_MEMBERS and not run.members.knows(join.island_id, join.hint):
+        if island_id is None:
+            detail = f"an island is here as {join.hint}: heard again, it keeps its id, and this one gets another"
+            return Reason.QUEUE_FULL, f"{detail}; silent, it was this one's former life: ask again"
+        if len(run.members) >= MOST_MEMBERS and run.members.get(island_id) is None:
             return Reason.QUEUE_FULL, f"{MOST_MEMBERS} islands have joined, the run takes no more"
         if run.manifest is None or (self._unused() and first_difference(run.manifest, join.tensors)):
             try:

@@ -12,7 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from broker.settings import Setting, settings_of
+from broker.user_files import expanded
 from broker.values import COLLECTIONS, MAPPINGS, SEQUENCES, without_none
+
+
+def path(text: str) -> Path:
+    """Reads an argument that names what is to be written: ``~`` is the home directory, also behind ``=``."""
+    return expanded("argument", text)
 
 
 def add_config_flag(parser: argparse.ArgumentParser) -> None:

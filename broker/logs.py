@@ -6,7 +6,8 @@
     {"time": "2026-01-31T12:03:04.512+00:00", "process": "aggregator", "level": "info", ...}          elsewhere
 
 Events are names with dots, from the general to the particular; what varies stands in fields. Standard ``logging``
-does the work below, so other libraries' records come out in the same form.
+does the work below, so other libraries' records come out in the same form, and a program that has set up ``logging`` by
+itself reads ``round.committed round=31 fragment=2`` as the message.
 """
 
 from __future__ import annotations
@@ -17,10 +18,25 @@ import logging
 import math
 import os
 import sys
+from collections.abc import Mapping
 from typing import Any, TextIO
 
-_FIELDS = "atoll_fields"  # the attribute of a LogRecord that carries the fields
+_EVENT = "atoll_event"  # the attribute of a LogRecord that carries what happened
+_FIELDS = "atoll_fields"  # and the one that carries the fields
 _MARKS = {logging.WARNING: "warning ", logging.ERROR: "error ", logging.CRITICAL: "error "}
+
+
+class _Message:
+    """An event with its fields as one line, made when somebody reads it."""
+
+    __slots__ = ("_event", "_fields")
+
+    def __init__(self, event: str, fields: Mapping[str, Any]) -> None:
+        self._event = event
+        self._fields = fields
+
+    def __str__(self) -> str:
+        return _line(self._event, self._fields)
 
 
 class Log:
@@ -53,7 +69,8 @@ class Log:
 
     def _write(self, level: int, event: str, fields: dict[str, Any], *, trace: bool = False) -> None:
         if self._logger.isEnabledFor(level):
-            self._logger.log(level, "%s", event, extra={_FIELDS: fields}, exc_info=trace, stacklevel=3)
+            message, carried = _Message(event, fields), {_EVENT: event, _FIELDS: fields}
+            self._logger.log(level, "%s", message, extra=carried, exc_info=trace, stacklevel=3)
 
 
 def get(name: str) -> Log:
@@ -88,6 +105,27 @@ def configure(
         root.removeHandler(old)
     root.addHandler(handler)
     root.setLevel(level)
+
+
+def log_to_stderr(level: int | str = logging.INFO) -> None:
+    """Shows what an island of this program does on standard error, a line for each event.
+
+    For a training loop of one's own that has not set up ``logging`` itself. It concerns Atoll's records alone, and may
+    be called again, with another level. ATOLL_LOG=json makes the lines JSON objects.
+
+    Args:
+        level: The lowest level that is written, such as ``"WARNING"``.
+    """
+    as_json = os.environ.get("ATOLL_LOG") == "json"
+    for package in ("broker", "islands"):
+        logger = logging.getLogger(package)
+        for old in [each for each in logger.handlers if isinstance(each, _Handler)]:
+            logger.removeHandler(old)
+        handler = _Handler(sys.stderr)
+        handler.setFormatter(JsonFormatter("island") if as_json else TextFormatter("island"))
+        logger.addHandler(handler)
+        logger.setLevel(level)
+        logger.propagate = False  # else a program with handlers of its own would show each line twice
 
 
 class _Handler(logging.StreamHandler[TextIO]):
@@ -126,11 +164,9 @@ class TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Returns the record as one line, and its traceback, if any, below."""
         moment = datetime.datetime.fromtimestamp(record.created)
-        fields = getattr(record, _FIELDS, {})
-        words = [f"{moment:%H:%M:%S}.{moment.microsecond // 1000:03d}", self._process]
-        words.append(_MARKS.get(record.levelno, "") + _one_line(record.getMessage()))
-        words += [f"{key}={_text(value)}" for key, value in fields.items()]
-        line = " ".join(words)
+        clock = f"{moment:%H:%M:%S}.{moment.microsecond // 1000:03d}"
+        what = _line(_event_of(record), getattr(record, _FIELDS, {}))
+        line = f"{clock} {self._process} {_MARKS.get(record.levelno, '')}{what}"
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
 
@@ -150,12 +186,21 @@ class JsonFormatter(logging.Formatter):
             "process": self._process,
             "level": record.levelname.lower(),
             "logger": record.name,
-            "event": record.getMessage(),
+            "event": _event_of(record),
         }
         line = fixed | {(f"field_{key}" if key in fixed else key): value for key, value in line.items()}
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
         return json.dumps(_finite(line), default=str)
+
+
+def _event_of(record: logging.LogRecord) -> str:
+    """What happened; of another library's record all that it says."""
+    return getattr(record, _EVENT, None) or record.getMessage()
+
+
+def _line(event: str, fields: Mapping[str, Any]) -> str:
+    return " ".join([_one_line(event), *(f"{key}={_text(value)}" for key, value in fields.items())])
 
 
 def _text(value: Any) -> str:

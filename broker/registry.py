@@ -14,7 +14,9 @@ aggregator's store. All keys of a run begin with ``atoll:{run_id}:``
     lease:{shard}       hash         who leads; :mod:`broker.lease` changes it, by compare-and-set alone
     events              stream       capped; one JSON object in the field ``event``
 
-and ``atoll:runs`` is a sorted set of run ids. All times are those of Redis: writers say how long ago something was, so
+and ``atoll:runs`` is a sorted set of run ids: ``up`` takes one that no run here has (:meth:`Registry.claim`).
+
+All times are those of Redis: writers say how long ago something was, so
 that ages come out right even if the clocks of two hosts do not agree. Everything but the leases vanishes a week after
 its last write.
 
@@ -98,6 +100,18 @@ redis.call('EXPIRE', KEYS[1], ARGV[1])
 return written
 """
 
+#: Takes the name of a run, unless a run has it: one that was written to within a week, or that anybody ever led.
+_CLAIM = """
+local time = redis.call('TIME')
+local now = tonumber(time[1]) + tonumber(time[2]) / 1e6
+local written = redis.call('ZSCORE', KEYS[1], ARGV[1])
+if redis.call('EXISTS', KEYS[2]) == 1 or (written and now - tonumber(written) < tonumber(ARGV[2])) then
+  return 0
+end
+redis.call('ZADD', KEYS[1], string.format('%.6f', now), ARGV[1])
+return 1
+"""
+
 
 def aggregator_source(shard: int) -> str:
     """Under which name the aggregator of a shard counts refusals."""
@@ -149,6 +163,17 @@ class Registry:
     async def aclose(self) -> None:
         """Closes the connection."""
         await self._redis.aclose()
+
+    # --- written before a run begins ---
+
+    async def claim(self) -> bool:
+        """Takes the run's name for a new run; False: a run has it, whose keys would be those of the new one."""
+
+        async def claim(_: aioredis.Redis) -> bool:
+            keys, arguments = [RUNS, self._key("lease", "0")], [self.run_id, str(KEEP_S)]
+            return bool(await self.script(_CLAIM)(keys=keys, args=arguments))
+
+        return await self.attempt(claim)
 
     # --- written by the broker ---
 

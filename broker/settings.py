@@ -22,10 +22,12 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 from broker import toml
 from broker.errors import ConfigError
+from broker.user_files import expanded
 from broker.values import describe, from_flag, typed, without_none
 
 T = TypeVar("T")
@@ -210,7 +212,7 @@ def _values(cls: type[Any], table: Table, args: argparse.Namespace | None, *, wh
         flag = getattr(args, name, None)
         if flag is not None:
             values[name] = from_flag(name, flag, each.type)
-    return values
+    return values | {name: expanded(name, value) for name, value in values.items() if isinstance(value, Path)}
 
 
 def build(cls: type[T], values: Mapping[str, Any], *, where: str = "") -> T:

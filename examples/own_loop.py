@@ -4,7 +4,7 @@
     .venv/bin/python -m examples.own_loop tcp://127.0.0.1:7001 &   # one island
     .venv/bin/python -m examples.own_loop tcp://127.0.0.1:7001     # and another
 
-Everything here but the lines marked (1) to (6) is what the loop would be without Atoll. The model is a neural
+Everything here but the lines marked (0) to (6) is what the loop would be without Atoll. The model is a neural
 probabilistic language model (Bengio et al., 2003): it embeds the last bytes of a text and predicts the next.
 Parameters may be float32 or bfloat16 (``--dtype bf16``); the step is jitted and donates what it is given.
 """
@@ -88,6 +88,7 @@ def main() -> None:
     opt_state = optimizer.init(float32(params))
 
     kinds = {"embed|head": "mean"}
+    islands.log_to_stderr()  # (0) what the island does and waits for; or logging.basicConfig(level=logging.INFO)
     island = islands.join(args.address, params, run=args.run, kinds=kinds, tokens_per_step=BATCH)  # (1)
     params, opt_state = island.restore(params, opt_state)  # (2) the run's parameters; our optimizer state, if there is
     for step, batch in enumerate(data(island.share), start=island.share.cursor):  # (3) our part of the data

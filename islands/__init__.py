@@ -2,6 +2,7 @@
 
     import islands
 
+    islands.log_to_stderr()
     with islands.join("tcp://hub:7001", params, run="demo") as island:
         params, opt_state = island.restore(params, opt_state)
         ...
@@ -15,16 +16,29 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from broker.logs import log_to_stderr
     from islands.inner import adamw, jax_task, warm_up_cosine
     from islands.joining import join
     from islands.loop import Island
     from islands.task import DataShare, Schedule, Task, load_task
 
-__all__ = ["join", "Island", "Task", "Schedule", "DataShare", "load_task", "jax_task", "adamw", "warm_up_cosine"]
+__all__ = [
+    "join",
+    "Island",
+    "log_to_stderr",
+    "Task",
+    "Schedule",
+    "DataShare",
+    "load_task",
+    "jax_task",
+    "adamw",
+    "warm_up_cosine",
+]
 
 _MODULE_OF = {
     "join": "islands.joining",
     "Island": "islands.loop",
+    "log_to_stderr": "broker.logs",
     "Task": "islands.task",
     "Schedule": "islands.task",
     "DataShare": "islands.task",

@@ -25,7 +25,8 @@ import numpy.typing as npt
 import xxhash
 
 from broker.errors import ConfigError
-from islands.vocabulary import Vocabulary, cache_folder, remembered, train
+from broker.user_files import cache_folder
+from islands.vocabulary import Vocabulary, remembered, train
 
 #: A one-dimensional array of token ids: uint8 of text, uint16 of its pieces, or whatever integers a token array holds.
 Tokens = npt.NDArray[np.integer[Any]]

@@ -1,4 +1,4 @@
-"""Held-out loss of a model file: ``model.safetensors`` of a run, judged by its task."""
+"""Held-out metrics of a model file: ``model.safetensors`` of a run, judged by its task."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from safetensors.numpy import load_file
 from broker.errors import ConfigError
 from broker.fragments import Kind
 from islands.partition import tensor_specs
-from islands.task import Params, Task, held_out_loss
+from islands.task import Params, Task, evaluated
 from islands.tree import flatten, unflatten
 
 
-def evaluate_file(task: Task, path: Path) -> float:
-    """Returns the held-out loss, in nats per token, of the parameters in a safetensors file.
+def evaluate_file(task: Task, path: Path) -> dict[str, float]:
+    """Returns what the task evaluates of the parameters in a safetensors file: metric -> number.
 
     Raises:
         ConfigError: If the file cannot be read or is of another model than the task's.
@@ -28,7 +28,7 @@ def evaluate_file(task: Task, path: Path) -> float:
     except (OSError, SafetensorError) as err:
         cure = f"cannot be read as safetensors ({err}): name a run's model.safetensors"
         raise ConfigError("model", str(path), cure) from err
-    return held_out_loss(task, place(task, arrays, source=str(path)))
+    return evaluated(task, place(task, arrays, source=str(path)))
 
 
 def place(task: Task, arrays: Mapping[str, np.ndarray[Any, Any]], *, source: str) -> Params:

@@ -148,10 +148,12 @@ def _decay_matrices(weight_decay: float) -> optax.GradientTransformation:
 def jax_task(
     *,
     init: Callable[[jax.Array], Params],
-    loss: Callable[[Params, Batch], jax.Array],
+    loss: Callable[[Params, Batch], Any],
     data: Callable[[DataShare], Iterator[Batch]],
-    evaluate: Callable[[Params], float],
+    evaluate: Callable[[Params], float | Mapping[str, float]],
     tokens_per_step: int,
+    has_aux: bool = False,
+    metrics: Mapping[str, str] | None = None,
     losses: Callable[[Params], npt.NDArray[np.float32]] | None = None,
     bytes_per_token: float = 0.0,
     corpus: str = "",
@@ -167,8 +169,10 @@ def jax_task(
         init: Random key -> parameters: any tree of floating-point arrays, float32 or bfloat16. Traced only.
         loss: (params, batch) -> scalar mean loss in nats per token, differentiable in every leaf.
         data: share -> batches (:class:`islands.task.Task`).
-        evaluate: params -> held-out loss.
+        evaluate: params -> held-out loss, or a mapping of names of metrics to numbers.
         tokens_per_step: Tokens in one batch.
+        has_aux: Whether ``loss`` returns (scalar, anything else), as for ``jax.value_and_grad``; that is dropped.
+        metrics: Name of a metric -> ``max`` or ``min``, whichever is better (:class:`islands.task.Task`).
         losses: params -> held-out loss of each sequence (:class:`islands.task.Task`).
         bytes_per_token: Of the held-out text; 0 when it is not known.
         corpus: Digest of the data; empty when it is not known.
@@ -181,7 +185,8 @@ def jax_task(
         describe: The number of parameters is put before it.
 
     Raises:
-        ConfigError: If neither an optimizer nor a rate is given, or a parameter is not a floating-point array.
+        ConfigError: If neither an optimizer nor a rate is given, or a parameter is not a floating-point array. In the
+            first step: if ``loss`` does not return what it should.
     """
     if optimizer is None and learning_rate is None:
         raise ConfigError("learning_rate", None, "the default optimizer needs one: warm_up_cosine(0.001, ...)")
@@ -198,7 +203,7 @@ def jax_task(
     def train(
         params: Params, opt_state: InnerState, batch: Batch, schedule: Schedule
     ) -> tuple[Params, InnerState, jax.Array]:
-        value, gradients = jax.value_and_grad(loss)(params, batch)
+        value, gradients = jax.value_and_grad(lambda *of: _scalar(loss(*of), has_aux))(params, batch)
         wide = _float32(params)
         updates, inner = transform.update(_float32(gradients), opt_state.transform, wide)
         scale = 1.0 if learning_rate is None else -learning_rate(schedule, opt_state.num_steps)
@@ -227,12 +232,39 @@ def jax_task(
         losses=losses,
         bytes_per_token=bytes_per_token,
         corpus=corpus,
+        metrics=metrics or {},
         fresh_optimizer=jax.jit(fresh_optimizer),
         kinds=kinds or {},
         unit_axes=unit_axes or {},
         describe=f"{num_parameters:,} parameters" + (f", {describe}" if describe else ""),
         pure=True,
     )
+
+
+def _scalar(found: Any, has_aux: bool) -> Any:
+    """Returns the loss of what the task's function returned, while a step is traced.
+
+    Raises:
+        ConfigError: It is no scalar.
+    """
+    if has_aux:
+        if not isinstance(found, tuple) or len(found) != 2:
+            raise ConfigError("loss", _described(found), "must return (loss, aux) with has_aux=True, or leave that out")
+        found = found[0]
+    scalar = isinstance(found, float) or getattr(found, "shape", None) == ()
+    if scalar and jnp.issubdtype(jnp.result_type(found), jnp.floating):
+        return found
+    cure = "must return a scalar, the mean loss of the batch"
+    if isinstance(found, tuple):
+        cure += "; has_aux=True where it returns (loss, aux)"
+    raise ConfigError("loss", _described(found), cure)
+
+
+def _described(found: Any) -> str:
+    """Says what a function returned, in the words of its author."""
+    if isinstance(found, tuple | list):
+        return f"{type(found).__name__} of {len(found)}: {', '.join(map(_described, found))}"[:200]
+    return f"{found.dtype} array of shape {found.shape}" if hasattr(found, "dtype") else type(found).__name__
 
 
 def _dynamic(count: Any) -> Any:

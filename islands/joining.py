@@ -11,6 +11,7 @@ from broker import clocks, logs
 from broker.errors import ConfigError, Unavailable
 from broker.keys import own_name
 from broker.messages import Departure, Reason
+from broker.user_files import expanded
 from islands import checkpoint, core, paused_file
 from islands.config import IslandConfig
 from islands.exchange import Exchange
@@ -83,7 +84,7 @@ def join(
         RunEnded: The run is over, and its aggregator has gone.
         Unavailable: The run stayed silent, or for all that time had no room or no leader.
     """
-    path = None if key is None else Path(key)
+    path = None if key is None else expanded("key", key)
     island_id = island_id or own_name(path)
     config = IslandConfig(
         run_id=run,
@@ -92,7 +93,7 @@ def join(
         key=path,
         insecure=insecure,
         island_id=island_id,
-        state_dir=None if state_dir is None else Path(state_dir),
+        state_dir=None if state_dir is None else expanded("state_dir", state_dir),
         checkpoint_interval_s=checkpoint_interval_s,
         donor_wait_s=donor_wait_s,
         join_timeout_s=timeout_s,

@@ -2,40 +2,34 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import os
 import socket
-import tempfile
-from pathlib import Path
-from typing import IO
+
+from broker import user_files
 
 
 class Seat:
     """A name that survives a restart, and that no other process of this host has meanwhile: host name and number.
 
-    The lowest number whose lock file is free. Where there is no place for a lock, there is no such name.
+    The lowest number whose lock file is free. Where there is no place for a lock, there is no such name. A host of the
+    same name, or another temporary directory of this one, may give it away as well: the run decides what it is worth.
     """
 
-    def __init__(self, name: str, file: IO[bytes]) -> None:
+    def __init__(self, name: str, lock: int) -> None:
         self.name = name
-        self._file = file
+        self._lock = lock
 
     @classmethod
     def take(cls, run: str) -> Seat | None:
         """Returns a free seat, or None if locks cannot be taken here."""
-        host, directory = socket.gethostname(), Path(tempfile.gettempdir())
         for number in range(1000):
             try:
-                file = open(directory / f"atoll-{os.getuid()}-{run}-{number}.lock", "wb")  # noqa: SIM115
-            except OSError:
-                return None
-            with contextlib.suppress(OSError):
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return cls(f"{host}/{number}", file)
-            file.close()
+                lock = user_files.lock(f"seat-{run}-{number}")
+            except BlockingIOError:
+                continue
+            return None if lock is None else cls(f"{socket.gethostname()}/{number}", lock)
         return None
 
     def release(self) -> None:
         """Lets another process have it."""
-        self._file.close()
+        os.close(self._lock)

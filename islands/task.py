@@ -30,6 +30,9 @@ log = logs.get(__name__)
 #: Of files that are not the task's own.
 _ELSEWHERE = re.compile(r"[/\\]((site|dist)-packages|importlib)[/\\]|^<frozen")
 
+#: The metric that every task may evaluate, and which values of a metric are better.
+LOSS, MORE, LESS = "loss", "max", "min"
+
 #: Parameters, optimizer state and batches are the task's own; an island knows parameters as a tree of arrays.
 Params = Any
 OptState = Any
@@ -61,7 +64,8 @@ class Task:
         data: share -> batches, from ``share.cursor`` on; batch k is a pure function of the share and k. Where they
             end, it is called again (:func:`endless_batches`): ``k % number`` then begins another epoch.
             Data-parallel runs of the laboratory join those of all islands: each leaf along its first axis.
-        evaluate: params -> held-out loss in nats per token, over a fixed set of examples.
+        evaluate: params -> held-out loss in nats per token, over a fixed set of examples; or a mapping of names of
+            metrics to numbers, the loss, if it is among them, as ``loss``.
         tokens_per_step: Tokens in one batch: the unit of progress, weights and the ledger.
         fresh_optimizer: params -> optimizer state of an optimizer that has seen no step.
         kinds: Regular expression over parameter names -> ``rda``, ``mean``, ``local`` or ``frozen``; the first that is
@@ -74,6 +78,8 @@ class Task:
         bytes_per_token: Of the held-out text: a loss divided by it is in nats per byte, which compares models of
             unlike vocabularies. 1 for a model of bytes; 0 when it is not known.
         corpus: Digest of the data, train and held out, so that results can say on what; empty when it is not known.
+        metrics: Name of a metric -> ``max`` where more of it is better, ``min`` where less is; ``loss`` is known. With
+            one metric here ``evaluate`` may return its number alone: ``metrics={"accuracy": "max"}``.
         pure: Whether ``train`` is a function of its arguments alone, which JAX can trace. Then the laboratory may run
             steps in a row as one computation (:mod:`ops.lab.strides`); it takes what ``jax.jit`` returns for pure.
     """
@@ -81,7 +87,7 @@ class Task:
     init: Callable[[int], tuple[Params, OptState]]
     train: Callable[[Params, OptState, Batch, Schedule], tuple[Params, OptState, Any]]
     data: Callable[[DataShare], Iterator[Batch]]
-    evaluate: Callable[[Params], float]
+    evaluate: Callable[[Params], float | Mapping[str, float]]
     tokens_per_step: int
     fresh_optimizer: Callable[[Params], OptState]
     kinds: Mapping[str, str] = field(default_factory=dict)
@@ -90,19 +96,32 @@ class Task:
     losses: Callable[[Params], npt.NDArray[np.float32]] | None = None
     bytes_per_token: float = 0.0
     corpus: str = ""
+    metrics: Mapping[str, str] = field(default_factory=dict)
     pure: bool = False
 
     def __post_init__(self) -> None:
         """Checks what can be checked without calling anything.
 
         Raises:
-            ConfigError: If a step trains no tokens, or ``bytes_per_token`` is negative or not finite.
+            ConfigError: If a step trains no tokens, ``bytes_per_token`` is negative or not finite, or a metric has no
+                direction.
         """
         if self.tokens_per_step < 1:
             cure = "must be at least 1; count examples where there are no tokens"
             raise ConfigError("tokens_per_step", self.tokens_per_step, cure)
         if not 0 <= self.bytes_per_token < math.inf:
             raise ConfigError("bytes_per_token", self.bytes_per_token, "must be positive, or 0 when it is not known")
+        for name, better in self.metrics.items():
+            if better not in (MORE, LESS):
+                cure = f"must be {MORE!r} where more of {name} is better, or {LESS!r} where less is"
+                raise ConfigError("metrics", dict(self.metrics), cure)
+        if self.metrics.get(LOSS, LESS) != LESS:
+            cure = f"must have another name for what is better when there is more of it: less {LOSS} is better"
+            raise ConfigError("metrics", dict(self.metrics), cure)
+
+    def better(self, metric: str) -> str:
+        """Says which values of a metric are better: ``max`` or ``min``; empty where the task does not tell."""
+        return self.metrics.get(metric, LESS if metric == LOSS else "")
 
 
 def load_task(path: str, options: Mapping[str, Any]) -> Task:
@@ -159,17 +178,42 @@ def endless_batches(task: Task, share: DataShare) -> Iterator[Batch]:
     raise AssertionError("counting does not end")
 
 
-def held_out_loss(task: Task, params: Params) -> float:
-    """Returns what the task evaluates as a plain number, whatever array of one element it comes in.
+def evaluated(task: Task, params: Params) -> dict[str, float]:
+    """Returns each metric that the task evaluates as a plain number, whatever array of one element it comes in.
 
     Raises:
-        ConfigError: If it is no number.
+        ConfigError: If one is no number, or has no name.
     """
-    loss: Any = task.evaluate(params)
+    found: Any = task.evaluate(params)
+    if not isinstance(found, Mapping):
+        if len(task.metrics) > 1:
+            cure = f"returned this: it must map the names {', '.join(task.metrics)} to numbers"
+            raise ConfigError("task.evaluate", found, cure)
+        found = {next(iter(task.metrics), LOSS): found}
+    if not found or not all(isinstance(name, str) and name.isprintable() for name in found):
+        raise ConfigError("task.evaluate", found, "returned this: it must map names of metrics to numbers")
+    return {name: _number(value) for name, value in found.items()}
+
+
+def held_out_loss(task: Task, params: Params) -> float:
+    """Returns the held-out loss that the task evaluates.
+
+    Raises:
+        ConfigError: If it is no number, or what is evaluated is no loss.
+    """
+    found = evaluated(task, params)
+    if LOSS not in found:
+        cure = f"returned this: it must return a loss, or one under the name {LOSS!r} among others, to be compared"
+        raise ConfigError("task.evaluate", found, cure)
+    return found[LOSS]
+
+
+def _number(value: Any) -> float:
     try:
-        return float(np.asarray(loss).item())
+        return float(np.asarray(value).item())
     except (TypeError, ValueError) as err:
-        raise ConfigError("task.evaluate", loss, "returned this: it must return the held-out loss, a number") from err
+        cure = "returned this: it must return the held-out loss, a number, or a mapping of names to numbers"
+        raise ConfigError("task.evaluate", value, cure) from err
 
 
 def _import(module_name: str, path: str) -> Any:

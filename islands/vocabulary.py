@@ -195,11 +195,6 @@ def _as_bytes(piece: str) -> bytes:
 # --- on disk ---------------------------------------------------------------------------------------------------
 
 
-def cache_folder() -> Path:
-    """Returns this user's folder for what can be made again: ``$XDG_CACHE_HOME/atoll``, or ``~/.cache/atoll``."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "atoll"
-
-
 def remembered(folder: Path | None, key: str, build: Callable[[], bytes]) -> bytes:
     """Returns what ``build`` returns, from a file in ``folder`` if it has been built before.
 

@@ -138,15 +138,16 @@ class LocalCluster:
             ordered=name in self._killed,
         )
         self._killed.discard(name)
+        error = child.error() if 0 < status < 128 else ""  # who was ended by a signal says nothing of an error
+        why = f": {error} (all of it in {child.log})" if error else ""
         match verdict:
             case Ended():
                 return ProcessEvent(process=name, change=Change.ENDED, detail=f"{name} ended")
             case Restart(at_s=at_s, reason=reason):
                 self._waiting[name] = (at_s, child.spec)
-                return ProcessEvent(process=name, change=Change.DIED, detail=f"{reason}; restarting it")
+                return ProcessEvent(process=name, change=Change.DIED, detail=f"{reason}{why}; restarting it")
             case GiveUp(reason=reason, misset=misset):
-                log = self.log_of(name)
-                detail = f"{reason}; the end of {log}:\n{last_lines(log)}"
+                detail = f"{reason}{why}; the end of {child.log}:\n{last_lines(child.log)}"
                 return ProcessEvent(process=name, change=Change.GAVE_UP, detail=detail, misset=misset)
             case _:
                 assert_never(verdict)

@@ -1,4 +1,4 @@
-"""``evaluate``: prints the held-out loss of a safetensors model; ``up`` runs it as a process, for its report."""
+"""``evaluate``: prints the held-out metrics of a safetensors model; ``up`` runs it as a process, for its report."""
 
 from __future__ import annotations
 
@@ -16,16 +16,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints ``{"loss": nats per token}`` as one line.
+    """Prints ``{"loss": nats per token, "metrics": {name: {"value": number, "better": "min"}}}`` as one line.
+
+    The loss is null where the task evaluates none; ``better`` is ``min``, ``max``, or empty where nobody says.
 
     Raises:
         ConfigError: The task, its options or the file do not fit together.
     """
     from islands.config import IslandConfig
     from islands.evaluate import evaluate_file
-    from islands.task import load_task
+    from islands.task import LOSS, load_task
 
     tables = settings.read_file(args.config) if args.config is not None else {}
     task = load_task(settings.load(IslandConfig, args, "island").task, tables.get("task", {}))
-    print(json.dumps({"loss": evaluate_file(task, args.model)}), flush=True)
+    found = evaluate_file(task, args.model)
+    metrics = {name: {"value": value, "better": task.better(name)} for name, value in found.items()}
+    print(json.dumps({"loss": found.get(LOSS), "metrics": metrics}), flush=True)
     return 0

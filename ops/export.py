@@ -29,6 +29,7 @@ from aggregator.events import Commit
 from aggregator.outer import Vector
 from aggregator.records import MANIFEST, RUN_ID, manifest_from_rows
 from aggregator.store_files import mapped, read_newest, read_run, read_seed
+from broker import flags
 from broker.errors import ConfigError, Unavailable
 from broker.fragments import FragmentManifest, shard_of
 from broker.schema import Unfit
@@ -65,7 +66,7 @@ class Exported:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of ``atoll export``."""
     parser.add_argument("directory", type=Path, metavar="RUN_DIR", help="directory of a run, or a store by itself")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="default: model.safetensors in RUN_DIR")
+    parser.add_argument("--out", type=flags.path, metavar="FILE", help="default: model.safetensors in RUN_DIR")
     parser.add_argument("--dtype", choices=sorted(DTYPES), default="f32", help="of the tensors (default: f32)")
     parser.add_argument("--seed-version", action="store_true", help="the model before training, not the newest")
     parser.add_argument("--json", action="store_true", help="print the result as one JSON object")

@@ -12,6 +12,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from broker import flags
 from broker.errors import ConfigError
 from broker.identity import ANY, Identity, KeyRole
 from broker.keys import ALLOW_LIST, BROKER_PUBLIC, new_pair, read_allow_list, read_public, write_allow_list, write_pair
@@ -45,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     listing = commands.add_parser("list", help="show the allow list")
     for each in (new, init, allow, revoke, listing):
         each.add_argument(
-            "--dir", type=Path, default=Path("keys"), metavar="DIR", help="the keys' place (default: keys)"
+            "--dir", type=flags.path, default=Path("keys"), metavar="DIR", help="the keys' place (default: keys)"
         )
         each.add_argument("--json", action="store_true", help="print what is on the list as one JSON object")
     parser.epilog = f"{parser.epilog}\n{_EPILOG}"

@@ -19,6 +19,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -203,6 +204,12 @@ def _run(title: str, command: Sequence[str]) -> str | None:
     if not terminal:
         _say(title)
     environment = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONHOME")}
+    if os.path.expanduser("~") == "~":  # nobody's home: pip would make a folder of that name here, uv another one
+        environment |= {"PIP_NO_CACHE_DIR": "1", "UV_NO_CACHE": "1"}
+    try:
+        tempfile.gettempdir()
+    except FileNotFoundError:
+        environment["TMPDIR"] = os.fspath(ROOT / ".venv")
     process = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         errors="replace", env=environment,

@@ -24,6 +24,7 @@ from broker.identity import Identity, KeyRole
 from broker.settings import setting
 from broker.sockets import MAX_BROKERS
 from broker.toml import dump
+from broker.user_files import expanded
 from islands.config import LANGUAGE, IslandConfig
 from islands.corpus import PYTHON
 from islands.options import check_options, signature_in_source
@@ -116,6 +117,15 @@ class LocalPlan:
     def run_id(self) -> str:
         """The run's name."""
         return self.aggregator.run_id
+
+    def named(self, run_id: str) -> LocalPlan:
+        """Returns the plan under another name of the run."""
+        return replace(
+            self,
+            broker=replace(self.broker, run_id=run_id),
+            aggregator=replace(self.aggregator, run_id=run_id),
+            island=replace(self.island, run_id=run_id),
+        )
 
     @property
     def outer(self) -> OuterDefaults:
@@ -210,11 +220,12 @@ def resolve(args: argparse.Namespace, *, run_dir: Path, port: int, redis_url: st
     """
     tables = _tables(args)
     up = up_config(args)
-    run = {"run_id": _run_id_of(run_dir)} | tables.get("run", {})
-    if args.config is not None and run["run_id"] == _run_id_of(args.config.absolute().parent):
+    run = {"run_id": names_of(run_dir)[0]} | tables.get("run", {})
+    before = None if args.config is None else args.config.absolute().parent
+    if before is not None and before != run_dir and run["run_id"] in names_of(before):
         # The file is that of an earlier run, named after its directory. Its repetition is a run of its own: in a Redis
         # that both use, older versions under one name would never replace the earlier run's.
-        run["run_id"] = _run_id_of(run_dir)
+        run["run_id"] = names_of(run_dir)[0]
     brokers = ",".join(f"tcp://127.0.0.1:{port + 2 * k}" for k in range(up.brokers))
     run |= {"broker": brokers, "redis_url": redis_url}
     decided: dict[str, dict[str, Any]] = {
@@ -278,7 +289,7 @@ def up_config(args: argparse.Namespace) -> UpConfig:
     up = settings.load(UpConfig, args, "up", environment={})
     if up.link is None:
         return up
-    return replace(up, link=up.link.expanduser().absolute())  # config.toml may be used elsewhere
+    return replace(up, link=up.link.absolute())  # config.toml may be used elsewhere
 
 
 def given_redis_url(args: argparse.Namespace) -> str | None:
@@ -292,8 +303,10 @@ def _tables(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
     return settings.read_file(args.config) if args.config is not None else {}
 
 
-def _run_id_of(run_dir: Path) -> str:
-    return re.sub(r"[^A-Za-z0-9._-]", "-", run_dir.name)[:64] or "atoll"
+def names_of(run_dir: Path) -> list[str]:
+    """Returns the names of a run in this directory, best first: that of the directory, then numbered ones."""
+    name = re.sub(r"[^A-Za-z0-9._-]", "-", run_dir.name)[:64] or "atoll"
+    return [name, *(f"{name[:60]}-{n}" for n in range(2, 1000))]
 
 
 def _task_options(table: Mapping[str, Any], up: UpConfig) -> dict[str, Any]:
@@ -310,7 +323,7 @@ def _task_options(table: Mapping[str, Any], up: UpConfig) -> dict[str, Any]:
 
 
 def _absolute(path: str) -> str:
-    return path if path.startswith(PYTHON) else os.path.abspath(os.path.expanduser(path))
+    return path if path.startswith(PYTHON) else os.path.abspath(expanded("data", path))
 
 
 def _as_toml(value: Any) -> Any:

@@ -8,6 +8,8 @@ import os
 import platform
 from pathlib import Path
 
+from broker.user_files import cache_folder
+
 
 def one_thread_environment(environment: dict[str, str] | None = None) -> dict[str, str]:
     """Returns variables that keep a process's numeric libraries to one thread that sleeps when idle.
@@ -43,10 +45,14 @@ def heap_that_stays() -> dict[str, str]:
 def compilation_cache() -> dict[str, str]:
     """Returns variables that make JAX keep what it compiles, for the other islands and for the next run.
 
-    In the user's cache directory, apart for each kind of processor: what is compiled for one may crash another.
+    In the user's cache directory, apart for each kind of processor: what is compiled for one may crash another. None
+    for a user who has no such directory.
     """
-    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    directory = os.environ.get("JAX_COMPILATION_CACHE_DIR") or os.path.join(home, "atoll", f"jax-{_processor()}")
+    folder = cache_folder()
+    ours = None if folder is None else os.fspath(folder / f"jax-{_processor()}")
+    directory = os.environ.get("JAX_COMPILATION_CACHE_DIR") or ours
+    if directory is None:
+        return {}
     return {
         "JAX_COMPILATION_CACHE_DIR": directory,
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",

@@ -6,14 +6,16 @@
 from __future__ import annotations
 
 import argparse
-import fcntl
+import asyncio
 import os
-import tempfile
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from broker import redis_address
+from broker import redis_address, user_files
 from broker.errors import ConfigError, Unavailable
+from broker.masking import shown
+from broker.registry import Registry
 from ops import local_plan, resume, run_directory
 from ops.cluster import are_free, free_ports
 from ops.keys import make_pairs
@@ -36,6 +38,9 @@ def prepare(args: argparse.Namespace) -> LocalPlan:
         return _prepare_again(args)
     run_dir = run_directory.unused(local_plan.up_config(args).run_dir)
     plan = _settled(args, run_dir)
+    if plan.redis_port is None:
+        chosen = getattr(args, "run_id", None) is not None or plan.run_id != local_plan.names_of(run_dir)[0]
+        plan = plan.named(_claimed_name(plan.redis_url, [plan.run_id] if chosen else local_plan.names_of(run_dir)))
     try:
         (run_dir / "logs").mkdir(parents=True)
     except OSError as err:
@@ -111,16 +116,39 @@ def _redis_port(wanted: int) -> int:
     return wanted or (DEFAULT_REDIS_PORT if _claimed(DEFAULT_REDIS_PORT) else free_ports(1))
 
 
+def _claimed_name(redis_url: str, names: Sequence[str]) -> str:
+    """Takes the first of these names that no run in a shared Redis has: two runs of one name have the same keys.
+
+    Raises:
+        ConfigError: None of them is free.
+    """
+
+    async def claim() -> str | None:
+        for name in names:
+            registry = Registry(redis_url, name)
+            try:
+                if await registry.claim():
+                    return name
+            except Unavailable:  # a run goes on without it, and takes the name that it would have had alone
+                return names[0]
+            finally:
+                await registry.aclose()
+        return None
+
+    found = asyncio.run(claim())
+    if found is None:
+        cure = f"is the name of another run in Redis at {shown(redis_url)}: choose another with --run, or go on with"
+        raise ConfigError("run_id", names[0], f"{cure} that run, up --resume RUN_DIR")
+    return found
+
+
 def _claimed(port: int) -> bool:
     """Takes a port for as long as this process lives; False if it is in use, or another run is about to use it.
 
     Without this, two runs started in the same moment would both find it free.
     """
-    path = Path(tempfile.gettempdir(), f"atoll-{os.getuid()}-redis-{port}.lock")
-    lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)  # closed, and so released, by our end
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(lock)
+        user_files.lock(f"redis-{port}")  # released by our end
+    except BlockingIOError:
         return False
     return are_free([port])

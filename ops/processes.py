@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,6 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from broker.errors import Unavailable
+
+#: Of a line that says why something failed.
+LONGEST_ERROR = 300
 
 _HERE = Path(__file__).resolve().parent
 _LIGHT_PYTHON = (sys.executable, "-I", "-S")  # no site-packages: starts in 10 ms
@@ -60,6 +64,7 @@ class Child:
         """
         try:
             with open(log, "ab", buffering=0) as file:
+                self._says_from = file.seek(0, os.SEEK_END)
                 self._process = subprocess.Popen(
                     tied(spec.command, spec.cpus),
                     stdin=subprocess.DEVNULL,
@@ -72,6 +77,7 @@ class Child:
             cure = "check disk space, permissions and the limit on processes"
             raise Unavailable(f"cannot start {spec.name} ({err.strerror}: {log}); {cure}", definite=True) from err
         self.spec = spec
+        self.log = log
         self.started_s = now_s
         self._swept = False
 
@@ -87,6 +93,13 @@ class Child:
             self._swept = True  # once: an empty group's number may be used again
             self.signal(signal.SIGKILL)  # whatever it started and left behind
         return status
+
+    def error(self) -> str:
+        """Returns the line that says why it failed, in what it wrote; empty if there is none that can be read."""
+        try:
+            return error_in(end_of(self.log, self._says_from))
+        except OSError:
+            return ""
 
     def signal(self, number: int) -> None:
         """Signals the process and everything in its group; nothing happens if all have ended."""
@@ -181,8 +194,20 @@ def last_lines(log: Path, count: int = 10) -> str:
         return f"({log}: {err.strerror})"
 
 
-def end_of(log: Path) -> list[str]:
-    """Returns the lines of a log file's last 64 KiB."""
+def error_in(lines: Sequence[str]) -> str:
+    """Returns the line that says why a program failed: that of the last Python exception, or the last line.
+
+    What a library notes below its exception is left out, and so is the frame of a group of them.
+    """
+    said = [line for each in lines if (line := re.sub(r"^( *\| )+", "", each).rstrip())]
+    begins = [n for n, line in enumerate(said) if line.endswith("Traceback (most recent call last):")]
+    exceptions = [line for line in said[begins[-1] + 1 :] if not line.startswith(" ")] if begins else []
+    found = [*exceptions[:1], *said[-1:]][:1]
+    return "".join(found).strip()[:LONGEST_ERROR]
+
+
+def end_of(log: Path, start: int = 0) -> list[str]:
+    """Returns the lines of a log file from a place on, at most the last 64 KiB."""
     with open(log, "rb") as file:
-        file.seek(max(0, file.seek(0, os.SEEK_END) - 64 * 1024))
+        file.seek(max(start, file.seek(0, os.SEEK_END) - 64 * 1024))
         return file.read().decode(errors="replace").splitlines()

@@ -1,4 +1,4 @@
-"""The final report of a run: a pure function of what the aggregator counted, what the supervisor saw, two losses."""
+"""The final report of a run: a pure function of the aggregator's counts, what the supervisor saw, two evaluations."""
 
 from __future__ import annotations
 
@@ -6,9 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from islands.task import LOSS
 from ops.text import age, size
 
 Report = dict[str, Any]
+
+#: Of one model: name of a metric -> ``value``, and which is ``better``, as ``evaluate`` prints it.
+Metrics = Mapping[str, Mapping[str, Any]]
 
 #: What an aggregator that never wrote a report has counted.
 _NOTHING: Mapping[str, Any] = {
@@ -52,27 +56,32 @@ def build_report(
     counted: Mapping[str, Any] | None,
     facts: RunFacts,
     *,
-    loss_before: float | None,
-    loss_after: float | None,
+    before: Metrics,
+    after: Metrics,
 ) -> Report:
     """Returns the report, ready for ``json.dumps``.
 
     Args:
         counted: What the aggregator wrote to its report file; None if it wrote nothing.
         facts: What the supervisor saw.
-        loss_before: Held-out loss of version 0, nats per token; None if it was not evaluated.
-        loss_after: The same of the newest model.
+        before: Held-out metrics of version 0; empty if it was not evaluated.
+        after: The same of the newest model.
 
     Returns:
-        ``run``, ``loss``, ``tokens``, ``versions``, ``rounds``, ``participation``, ``staleness_mean``, ``islands``,
-        ``refusals``, ``restarts``, ``phase``, ``wall_s``, ``first_step_s``, ``exit``, ``note``.
+        ``run``, ``loss``, ``metrics`` (the loss among them), ``tokens``, ``versions``, ``rounds``, ``participation``,
+        ``staleness_mean``, ``islands``, ``refusals``, ``restarts``, ``phase``, ``wall_s``, ``first_step_s``, ``exit``,
+        ``note``.
     """
     source = _NOTHING if counted is None else {**_NOTHING, **counted}
     tokens = {**_NOTHING["tokens"], **source["tokens"]}
     islands = {name: _island(name, each, facts.restarts) for name, each in sorted(source["islands"].items())}
     return {
         "run": {"id": facts.run_id, "dir": facts.run_dir},
-        "loss": {"before": loss_before, "after": loss_after, "unit": facts.loss_unit},
+        "loss": {"before": _value(before, LOSS), "after": _value(after, LOSS), "unit": facts.loss_unit},
+        "metrics": {
+            name: {"before": _value(before, name), "after": _value(after, name), "better": each["better"]}
+            for name, each in {**before, **after}.items()
+        },
         "tokens": {
             "trained": tokens["trained"],
             "merged": tokens["merged"],
@@ -92,6 +101,11 @@ def build_report(
         "exit": facts.exit,
         "note": facts.note,
     }
+
+
+def _value(metrics: Metrics, name: str) -> float | None:
+    value = metrics.get(name, {}).get("value")
+    return None if value is None else float(value)
 
 
 def _island(name: str, counted: Mapping[str, Any], restarts: Mapping[str, int]) -> dict[str, Any]:
@@ -133,7 +147,7 @@ def _summary(report: Report) -> list[tuple[str, str]]:
     wasted = sum(tokens["wasted"].values())
     causes = ", ".join(f"{cause} {count:,}" for cause, count in tokens["wasted"].items() if count)
     rows = [
-        ("held-out loss", _loss(report["loss"]["before"], report["loss"]["after"], report["loss"]["unit"])),
+        *_metrics(report["metrics"], report["loss"]["unit"]),
         (
             "tokens",
             f"{tokens['trained']:,} trained = {tokens['merged']:,} merged{_part(tokens['merged'], tokens['trained'])}"
@@ -172,12 +186,32 @@ def _island_table(islands: Mapping[str, Mapping[str, Any]]) -> list[str]:
     return lines
 
 
-def _loss(before: float | None, after: float | None, unit: str) -> str:
-    known = [f"{each:.3f}" for each in (before, after) if each is not None]
-    if not known:
-        return "not evaluated"
-    change = f" ({(after - before) / before:+.1%})" if before and after is not None else ""
-    return " -> ".join(known) + (f" {unit}" if unit else "") + change
+def _metrics(metrics: Mapping[str, Mapping[str, Any]], unit: str) -> list[tuple[str, str]]:
+    """A row for each metric, the loss first."""
+    if not metrics:
+        return [("held-out loss", "not evaluated")]
+    rows = []
+    for name in sorted(metrics, key=lambda name: name != LOSS):
+        before, after, better = (metrics[name][key] for key in ("before", "after", "better"))
+        known = [_figure(each) for each in (before, after) if each is not None] or ["no number"]
+        text = " -> ".join(known) + (f" {unit}" if unit and name == LOSS else "") + _change(before, after, better)
+        rows.append(("held-out loss" if name == LOSS else f"{name} ", text))
+    return rows
+
+
+def _figure(value: float) -> str:
+    return f"{value:.3f}" if not value or abs(value) >= 0.001 else f"{value:.3g}"
+
+
+def _change(before: float | None, after: float | None, better: str) -> str:
+    """In per cent where that says something: of a loss, error or perplexity, of which 0 is the least there is."""
+    if before is None or after is None or not better:
+        return ""
+    if better == "min" and before > 0 and after >= 0:
+        return f" ({(after - before) / before:+.1%})"
+    if after == before:
+        return " (unchanged)"
+    return " (better)" if (after < before) == (better == "min") else " (worse)"
 
 
 def _part(part: int, whole: int) -> str:

@@ -16,6 +16,7 @@ from typing import Any
 
 from broker import settings
 from broker.errors import ConfigError
+from broker.user_files import expanded
 from ops.local_plan import LocalPlan, resolve
 
 #: What a resumed run may change: its end, its pace, what it keeps for study, and the addresses on this machine.
@@ -35,7 +36,7 @@ def directory_of(args: argparse.Namespace) -> Path:
         ConfigError: It holds no run, or another flag says where the settings or the directory are.
     """
     wanted: Path = args.resume
-    run_dir = wanted.expanduser().absolute()
+    run_dir = expanded("resume", wanted).absolute()
     if not (run_dir / "config.toml").is_file():
         cure = "must be the directory of a run that `up` started (it has a config.toml)"
         raise ConfigError("resume", str(wanted), cure)

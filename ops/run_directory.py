@@ -27,7 +27,7 @@ def unused(wanted: Path | None) -> Path:
         stem = Path("runs", f"{datetime.datetime.now():%Y%m%d-%H%M%S}").absolute()
         names = (stem, *(stem.with_name(f"{stem.name}-{n}") for n in range(2, 1000)))
         return next(each for each in names if not each.exists())
-    path = wanted.expanduser().absolute()
+    path = wanted.absolute()
     if path.exists() and not path.is_dir():
         raise ConfigError("run_dir", str(wanted), "is a file: name a directory that is new or empty")
     if path.exists() and any(path.iterdir()):

@@ -34,7 +34,7 @@ from ops.numeric import compilation_cache, one_thread_environment
 from ops.outer_defaults import ADAMW, MUON
 from ops.prepare import prepare
 from ops.processes import ProcessSpec, last_lines
-from ops.report import Report, RunFacts, build_report, render
+from ops.report import Metrics, Report, RunFacts, build_report, render
 from ops.shards import one_report
 from ops.status.run_status import Status, status_of
 from ops.supervision import RestartPolicy
@@ -70,6 +70,11 @@ class GaveUp(Exception):
         self.misset = misset
 
 
+def _sentence(err: Exception) -> str:
+    """What went wrong, without the end of the log that tells more."""
+    return str(err).partition("; the end of ")[0].partition("\n")[0]
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of ``up``."""
     parser.add_argument(
@@ -97,16 +102,16 @@ def run(args: argparse.Namespace) -> int:
     run_ = Run(plan=plan, started_s=started_s, resumed=args.resume is not None)
     with Signals() as signals, Display() as display:
         status = 0 if run_.resumed and resume.has_ended(plan) else run_.train(display, signals)
-        losses: tuple[float | None, float | None] = (None, None)
+        judged: tuple[Metrics, Metrics] = ({}, {})
         if status == 0:
             try:
-                losses = evaluate(plan, run_.last_stores(), display, signals)
+                judged = evaluate(plan, run_.last_stores(), display, signals)
             except (GaveUp, Unavailable, ConfigError) as err:
-                status, run_.note = 1, f"not evaluated: {err}"
-                display.note(run_.note)
+                status, run_.note = 1, f"not evaluated: {_sentence(err)}"
+                display.note(f"not evaluated: {err}")
             except Interrupted as err:
                 status, run_.note = 128 + err.number, str(err)
-    report: Report = finite(run_.report(status, losses))
+    report: Report = finite(run_.report(status, judged))
     try:
         run_directory.write(plan.run_dir / "report.json", json.dumps(report, indent=2, allow_nan=False) + "\n")
     finally:  # said at least, where it cannot be kept
@@ -139,7 +144,7 @@ class Run:
                 self.start(cluster, display)
                 self._watch(cluster, loop, display, signals)
             except (GaveUp, Unavailable) as err:
-                self.note = str(err).partition("; the end of ")[0].partition("\n")[0]
+                self.note = _sentence(err)
                 display.note(str(err))
                 return 2 if isinstance(err, GaveUp) and err.misset else 1
             except Interrupted as err:
@@ -259,7 +264,7 @@ class Run:
             return None, f"nothing of it is in Redis at {registry.address}"
         return status_of(snapshot, snapshot.now_s), ""
 
-    def report(self, status: int, losses: tuple[float | None, float | None]) -> Report:
+    def report(self, status: int, judged: tuple[Metrics, Metrics] = ({}, {})) -> Report:
         """Returns the report, from the aggregator's own file and what was seen here."""
         ended_s = self.ended_s if self.ended_s is not None else time.monotonic()
         facts = RunFacts(
@@ -272,7 +277,7 @@ class Run:
             note=self.note,
             loss_unit="nats per token" if self.plan.island.task == LANGUAGE else "",
         )
-        return build_report(self._counted(), facts, loss_before=losses[0], loss_after=losses[1])
+        return build_report(self._counted(), facts, before=judged[0], after=judged[1])
 
     def _counted(self) -> dict[str, Any] | None:
         """What the aggregators wrote; without that of one shard the rest would not add up."""
@@ -286,8 +291,8 @@ class Run:
 # --- after --------------------------------------------------------------------------------------------------------
 
 
-def evaluate(plan: LocalPlan, stores: Sequence[Path], display: Display, signals: Signals) -> tuple[float, float]:
-    """Returns the held-out loss of version 0 and of the newest model, which is left as ``model.safetensors``.
+def evaluate(plan: LocalPlan, stores: Sequence[Path], display: Display, signals: Signals) -> tuple[Metrics, Metrics]:
+    """Returns the held-out metrics of version 0 and of the newest model, which is left as ``model.safetensors``.
 
     The two are judged at the same time, in processes of their own: this one never loads JAX.
 
@@ -322,13 +327,14 @@ def evaluate(plan: LocalPlan, stores: Sequence[Path], display: Display, signals:
                     raise GaveUp(event.detail)
             time.sleep(POLL_S)
     before.unlink()
-    first, second = (_loss_in(logs / f"{spec.name}.log") for spec in specs)
+    first, second = (_metrics_in(logs / f"{spec.name}.log") for spec in specs)
     return first, second
 
 
-def _loss_in(log: Path) -> float:
+def _metrics_in(log: Path) -> Metrics:
     line = last_lines(log, 1)
     try:
-        return float(json.loads(line)["loss"])
+        found: Metrics = json.loads(line)["metrics"]
     except (ValueError, KeyError, TypeError) as err:
-        raise GaveUp(f"{log} should end with the loss, not with {line!r}") from err
+        raise GaveUp(f"{log} should end with what was evaluated, not with {line!r}") from err
+    return found

@@ -180,7 +180,7 @@ def _report(plan: LocalPlan, config: ChaosConfig, drill: Drill, status: int) -> 
     checks = verify.verify(plan.run_dir) if (plan.aggregator.store / "ledger.jsonl").exists() else []
     holds = all(check.holds for check in checks)
     exit_ = 1 if not holds else status or int(not checks)
-    whole = drill.up.report(exit_, (None, None))
+    whole = drill.up.report(exit_)
     figures = report.chaos_report(recording, read_tapes(plan.run_dir, recording.jumps, recording.changes))
     return whole | {
         "plan": dataclasses.asdict(config) | {"fault_kinds": list(config.fault_kinds)},

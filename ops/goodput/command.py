@@ -30,7 +30,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of ``simulate``."""
     parser.add_argument("--json", action="store_true", help="one JSON object, on one line")
     parser.add_argument("--table", action="store_true", help="table 1 of the paper, simulated, beside what it says")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="goodput over fleet size, waste, staleness as SVG")
+    parser.add_argument(
+        "--plot", type=flags.path, metavar="FILE", help="goodput over fleet size, waste, staleness as SVG"
+    )
     flags.add_flags(parser, Fleet)
     flags.add_flags(parser, FailureModel)
 

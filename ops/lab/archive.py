@@ -81,8 +81,8 @@ def workspace(directory: Path, experiment: str) -> Iterator[Path]:
         Unavailable: It cannot be made.
     """
     place = zlib.crc32(os.fsencode(directory.resolve()))
-    path = Path(tempfile.gettempdir(), f"atoll-lab-{os.getuid()}-{place:08x}-{experiment}")
-    with mapped(f"cannot make {path}", definite=True):
+    with mapped("cannot make a temporary folder, for which TMPDIR may name a place", definite=True):
+        path = Path(tempfile.gettempdir(), f"atoll-lab-{os.getuid()}-{place:08x}-{experiment}")
         shutil.rmtree(path, ignore_errors=True)
         path.mkdir(mode=0o700)
     try:

@@ -14,6 +14,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+from broker import flags
 from broker.errors import ConfigError
 from broker.signals import Interrupted, Signals
 from ops.lab import report
@@ -52,7 +53,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         each.set_defaults(parser=each)  # knows the flags that may have been meant
         each.add_argument("experiments", nargs="+", type=Path, metavar="FILE", help="such as examples/lab/parity.toml")
         each.add_argument(
-            "--records", type=Path, default=RECORDS, metavar="DIR", help=f"where records are kept (default: {RECORDS})"
+            "--records",
+            type=flags.path,
+            default=RECORDS,
+            metavar="DIR",
+            help=f"where records are kept (default: {RECORDS})",
         )
     show.add_argument("--json", action="store_true", help="one JSON object for each experiment, on a line")
     run.add_argument("--jobs", type=int, default=None, metavar="N", help="runs at a time (default: one per processor)")

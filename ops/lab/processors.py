@@ -6,13 +6,10 @@ does nothing.
 
 from __future__ import annotations
 
-import fcntl
 import os
-import tempfile
-from contextlib import suppress
 from dataclasses import dataclass
-from io import TextIOWrapper
-from pathlib import Path
+
+from broker import user_files
 
 
 @dataclass(slots=True)
@@ -24,7 +21,7 @@ class Processor:
     """
 
     number: int | None
-    _lock: TextIOWrapper | None = None
+    _lock: int | None = None
 
     @property
     def cpus(self) -> tuple[int, ...]:
@@ -34,22 +31,19 @@ class Processor:
     def free(self) -> None:
         """Leaves it to others."""
         if self._lock is not None:
-            self._lock.close()
+            os.close(self._lock)
+            self._lock = None
 
 
 def take(turn: int) -> Processor:
     """Returns a processor that no other run of this user has; if all are taken, or it cannot be told, one by turns."""
     allowed = sorted(os.sched_getaffinity(0))
     for number in allowed:
-        path = Path(tempfile.gettempdir(), f"atoll-lab-{os.getuid()}-processor-{number}.lock")
-        with suppress(OSError):
-            lock = path.open(
-                "a", encoding="utf-8"
-            )  # stays there: whoever removed it would let two others lock two files of that name
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                lock.close()
-                continue
-            return Processor(number, lock)
+        try:
+            lock = user_files.lock(f"lab-processor-{number}")
+        except BlockingIOError:
+            continue
+        if lock is None:
+            break
+        return Processor(number, lock)
     return Processor(allowed[turn % len(allowed)])

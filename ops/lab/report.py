@@ -15,6 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from aggregator.store_files import mapped
+from broker import flags
 from broker.errors import ConfigError
 from ops.lab import archive, defaults, gap_section, pictures
 from ops.lab.chapter import Experiment, Findings, Plot, findings_of
@@ -50,11 +51,11 @@ class Report:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of ``atoll lab report``."""
     records_help = f"directory of the records (default: {RECORDS})"
-    parser.add_argument("--records", type=Path, default=RECORDS, metavar="DIR", help=records_help)
+    parser.add_argument("--records", type=flags.path, default=RECORDS, metavar="DIR", help=records_help)
     out_help = (
         f"the page; plots go to a directory of its name beside it (default: {PAGE}, of other records beside them)"
     )
-    parser.add_argument("--out", type=Path, metavar="FILE", help=out_help)
+    parser.add_argument("--out", type=flags.path, metavar="FILE", help=out_help)
     experiments_help = f"directory of the experiments' files (default: {EXPERIMENTS})"
     parser.add_argument("--experiments", type=Path, default=EXPERIMENTS, metavar="DIR", help=experiments_help)
     parser.add_argument("--json", action="store_true", help="print what was written as one JSON object")

@@ -91,6 +91,22 @@ def test_a_process_that_cannot_start_is_given_up_with_its_last_words(tmp_path):
         assert cluster.running() == set()
 
 
+def test_each_death_is_told_with_its_own_error_and_where_more_of_it_stands(tmp_path):
+    policy = RestartPolicy(first_delay_s=0.0, max_delay_s=0.0, young_deaths=3)
+    script = f"""
+        if [ ! -e {tmp_path}/once ]; then touch {tmp_path}/once; echo first failure; exit 1; fi
+        if [ ! -e {tmp_path}/twice ]; then touch {tmp_path}/twice; exit 1; fi
+        echo third failure; exit 2
+    """
+    with LocalCluster(tmp_path, policy=policy) as cluster:
+        cluster.start([shell("island", script)])
+        ends = [each.detail for each in poll_until(cluster, Change.GAVE_UP) if each.change is not Change.STARTED]
+    log = tmp_path / "island.log"
+    assert f": first failure (all of it in {log}); restarting it" in ends[0]
+    assert "failure" not in ends[1], "it said nothing"
+    assert f": its settings are wrong: third failure (all of it in {log}); the end of {log}:" in ends[2]
+
+
 def test_a_program_that_does_not_exist_is_given_up_at_once(tmp_path):
     with LocalCluster(tmp_path) as cluster:
         cluster.start([ProcessSpec(name="x", command=["no-such-program-of-atoll"])])

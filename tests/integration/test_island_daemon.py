@@ -23,14 +23,14 @@ def spawn(tmp_path):
     """Starts processes of this program, their output in files; kills by its id whatever is left at the end."""
     processes = []
 
-    def start(name, *words, module="ops", path=None):
-        environment = os.environ | {
+    def start(name, *words, module="ops", **variables):
+        usual = {
             "ATOLL_NO_VENV": "1",
             "ATOLL_LOG": "json",
             "JAX_PLATFORMS": "cpu",
             "REDIS_URL": f"redis://127.0.0.1:{free_ports(1)}",  # where none is: training does not need it
         }
-        environment |= {} if path is None else {"PYTHONPATH": str(path)}
+        environment = os.environ | usual | variables
         with open(tmp_path / f"{name}.log", "wb") as log:
             process = subprocess.Popen([sys.executable, "-m", module, *words], stdout=log, stderr=log, env=environment)
         process.log = tmp_path / f"{name}.log"
@@ -72,9 +72,9 @@ class Hub:
             process.wait(WAIT_S)
 
 
-def island(spawn, address, *words, name="island", path=None):
+def island(spawn, address, *words, name="island", **variables):
     flags = ("--run", RUN, "--broker", address, "--join-timeout-s", "30")
-    return spawn(name, "island", *flags, *words, path=path)
+    return spawn(name, "island", *flags, *words, **variables)
 
 
 def events(process):
@@ -167,7 +167,7 @@ def test_islands_of_a_run_that_has_ended_end_with_0_whatever_was_started_again(s
 
 def test_an_island_whose_initial_parameters_are_not_finite_names_the_tensor_and_ends_with_2(spawn, hub, tmp_path):
     (tmp_path / "broken_task.py").write_text(BROKEN_TASK)
-    process = island(spawn, hub(), "--task", "broken_task:nan", name="broken", path=tmp_path)
+    process = island(spawn, hub(), "--task", "broken_task:nan", name="broken", PYTHONPATH=str(tmp_path))
     assert process.wait(WAIT_S) == 2
     assert re.search(r"params = 'hidden/bias': 1 of its 64 initial values are not finite", process.log.read_text())
 
@@ -175,10 +175,10 @@ def test_an_island_whose_initial_parameters_are_not_finite_names_the_tensor_and_
 def test_data_that_end_begin_anew_and_data_that_never_begin_end_the_island_with_2(spawn, hub, tmp_path):
     (tmp_path / "broken_task.py").write_text(BROKEN_TASK)
     address = hub(tokens=20_000)
-    empty = island(spawn, address, "--task", "broken_task:empty", name="empty", path=tmp_path)
+    empty = island(spawn, address, "--task", "broken_task:empty", name="empty", PYTHONPATH=str(tmp_path))
     assert empty.wait(WAIT_S) == 2
     assert "task.data = 'part 0 of 1, from batch 0 on': yielded no batch" in empty.log.read_text()
-    short = island(spawn, address, "--task", "broken_task:short", name="short", path=tmp_path)
+    short = island(spawn, address, "--task", "broken_task:short", name="short", PYTHONPATH=str(tmp_path))
     assert short.wait(WAIT_S) == 0, short.log.read_text()
     (ended,) = [event for event in events(short) if event["event"] == "data.ended"]
     assert ended["batches"] == 5
@@ -261,6 +261,33 @@ def test_settings_and_key_are_checked_without_a_hub(spawn, tmp_path):
     assert right.log.read_text() == "settings and key are right for run atoll at tcp://hub.example.com:7001\n"
     assert wrong.wait(WAIT_S) == 2
     assert "make it with `atoll keys new`" in wrong.log.read_text()
+
+
+def test_islands_of_one_host_name_that_see_no_common_lock_both_train_and_come_back_as_themselves(spawn, hub, tmp_path):
+    """As in containers on the host's network, under PrivateTmp, or on cloned machines."""
+    address = hub(islands=2)
+
+    def start(name, place):
+        (tmp_path / place).mkdir(exist_ok=True)
+        words = ("--task", "examples.numpy_task:task", "--pace", "0.01")
+        return island(spawn, address, *words, name=name, TMPDIR=str(tmp_path / place))
+
+    first = start("first", "one")
+    assert wait_for_event(first, "island.joined")["island"] == "island-0"
+    second = start("second", "other")
+    assert wait_for_event(second, "island.joined")["island"] == "island-1"
+    for process in (first, second):
+        wait_for_event(process, "island.progress")
+
+    first.kill()
+    again = start("again", "one")
+    joined = wait_for_event(again, "island.joined")
+    assert (joined["island"], joined["incarnation"]) == ("island-0", 2)
+    since = len(events(second))
+    while not any(event["event"] == "island.progress" for event in events(second)[since:]):
+        assert second.poll() is None, second.log.read_text()
+        time.sleep(0.05)
+    assert wait_for_event(again, "island.progress")["tokens"] > 0
 
 
 def test_a_signal_ends_an_island_that_still_waits_for_its_run(spawn):

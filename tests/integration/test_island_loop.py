@@ -370,6 +370,18 @@ def test_a_restarted_island_goes_on_where_it_was_with_its_own_optimizer_state(hu
         assert (opt_state, island.restored) == (other, "fresh")
 
 
+def test_without_a_temporary_directory_a_loop_joins_all_the_same_and_says_what_it_lacks(hub, monkeypatch, caplog):
+    def none():
+        raise FileNotFoundError(2, "No usable temporary directory found in ['/tmp']")
+
+    monkeypatch.setattr(tempfile, "gettempdir", none)
+    with caplog.at_level("WARNING"), join(hub, params_of()) as island:
+        params, _ = island.restore(params_of())
+        train(island, params, until=lambda: island.inner_step >= 5)
+    told = [message for message in caplog.messages if message.startswith("lock.unavailable lock=seat-demo-0 ")]
+    assert len(told) == 1, caplog.messages
+
+
 def test_a_restarted_island_without_a_checkpoint_takes_the_optimizer_state_of_another(tmp_path):
     def adam(count):
         big = np.full(700_000, float(count), np.float32)  # in three parts

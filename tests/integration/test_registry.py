@@ -1,5 +1,6 @@
 """The registry and status against a real server."""
 
+import argparse
 import asyncio
 import contextlib
 import json
@@ -17,8 +18,9 @@ from redis.exceptions import TimeoutError as RedisTimeout
 from broker import redis_server, registry
 from broker.errors import ConfigError, Unavailable
 from broker.registry import BrokerRecord, FragmentRecord, MemberRecord, Registry, RunTotals
-from ops import cli
+from ops import cli, up
 from ops.cluster import free_ports
+from ops.prepare import prepare
 
 BROKER = BrokerRecord(
     suspect_after_s=20.0,  # far from both ages that write_a_run gives its islands, 1 s and 30 s
@@ -240,6 +242,53 @@ def test_runs_do_not_see_each_other(url):
     with_registry(url, "one", write_a_run)
     assert with_registry(url, "two", lambda run: run.read()).empty
     assert "one" in with_registry(url, "two", lambda run: run.known_runs())
+
+
+def test_the_name_of_a_run_is_taken_once(url):
+    async def use(run):
+        return await run.claim()
+
+    assert with_registry(url, "claimed", use)
+    assert not with_registry(url, "claimed", use)
+    assert with_registry(url, "claimed-2", use)
+    with_registry(url, "written", write_a_run)
+    assert not with_registry(url, "written", use)
+
+
+def test_a_name_is_free_a_week_after_the_last_word_unless_a_lease_says_who_led(url):
+    async def use(run):
+        await run._redis.zadd(registry.RUNS, {run.run_id: 1000.0})
+        return await run.claim()
+
+    async def led(run):
+        await run._redis.hset(run.key("lease", "0"), "holder", "hub")
+        return await use(run)
+
+    assert with_registry(url, "older", use)
+    assert not with_registry(url, "led", led)
+
+
+def prepared(folder, *words):
+    parser = argparse.ArgumentParser(epilog="")
+    up.add_arguments(parser)
+    return prepare(parser.parse_args(["--run-dir", str(folder), *words])).run_id
+
+
+def test_runs_whose_directories_are_called_alike_have_names_of_their_own_in_one_redis(url, tmp_path):
+    shared = ("--redis-url", url)
+    assert [prepared(tmp_path / part / "exp1", *shared) for part in "abc"] == ["exp1", "exp1-2", "exp1-3"]
+    repeated = ("--config", str(tmp_path / "b" / "exp1" / "config.toml"), *shared)
+    assert prepared(tmp_path / "exp2", *repeated) == "exp2"
+
+
+def test_a_name_that_was_asked_for_is_refused_where_another_run_has_it(url, tmp_path):
+    shared = ("--redis-url", url, "--run", "asked")
+    assert prepared(tmp_path / "one", *shared) == "asked"
+    refused = r"run_id = 'asked': is the name of another run in Redis at redis://\S+: choose another with --run"
+    with pytest.raises(ConfigError, match=refused):
+        prepared(tmp_path / "asked", *shared)
+    assert not (tmp_path / "asked").exists()
+    assert prepared(tmp_path / "asked", "--redis-url", f"redis://127.0.0.1:{free_ports(1)}") == "asked"
 
 
 def test_events_come_back_in_order_and_the_stream_is_capped(url, monkeypatch):

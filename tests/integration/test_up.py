@@ -35,7 +35,8 @@ ISLANDS = {f"island-{i}" for i in range(4)}
 class Runs:
     """A run with JSON, one that repeats it by its configuration, and one with unequal islands; at the same time.
 
-    None says which ports to take. The first starts a Redis of its own, the others share one that is there already.
+    None says which ports to take. The first starts a Redis of its own, the others share one that is there already, in
+    directories that are called alike.
     """
 
     def __init__(self, folder):
@@ -47,10 +48,11 @@ class Runs:
             with (
                 a_redis(folder) as url,
                 Up(folder / "again", *config, task=None, REDIS_URL=url) as again,
-                Up(folder / "unequal", *config, *pace, task=None, REDIS_URL=url) as unequal,
             ):
-                self.exits = [up.wait() for up in (first, again, unequal)]
-                self.shared = {name: ops("status", folder / name, "--json") for name in ("again", "unequal")}
+                wait_for((folder / "again" / "config.toml").exists, "configuration", evidence=lambda: again.err)
+                with Up(folder / "unequal" / "again", *config, *pace, task=None, REDIS_URL=url) as unequal:
+                    self.exits = [up.wait() for up in (first, again, unequal)]
+                    self.shared = [ops("status", up.run_dir, "--json") for up in (again, unequal)]
         self.first, self.again, self.unequal = first, again, unequal
         self.after = ops("status", folder / "first", "--json")
         self.after_text = ops("status", folder / "first").stdout
@@ -183,7 +185,11 @@ def tells_all(text):
 def test_a_setting_that_islands_alone_can_judge_ends_up_as_any_wrong_setting(tmp_path):
     asked = ops("up", "--run-dir", tmp_path / "run", "--task", "examples.numpy_task:tusk", "--islands", 1)
     assert asked.returncode == 2
-    assert "its settings are wrong" in asked.stderr + asked.stdout
+    told = "island-0 ended with status 2: its settings are wrong: atoll: task = 'examples.numpy_task:tusk': module "
+    log = tmp_path / "run" / "logs" / "island-0.log"
+    assert told in asked.stderr
+    assert f"(all of it in {log}); the end of {log}:" in asked.stderr
+    assert told in asked.stdout, "and in the report"
     assert json.loads((tmp_path / "run" / "report.json").read_text())["exit"] == 2
 
 
@@ -236,7 +242,8 @@ def test_status_of_a_finished_run_is_how_it_ended(runs):
 
 
 def test_status_of_a_run_in_a_redis_that_others_use_too_is_its_own(runs):
-    for up, asked in ((runs.again, runs.shared["again"]), (runs.unequal, runs.shared["unequal"])):
+    assert [up.report()["run"]["id"] for up in (runs.again, runs.unequal)] == ["again", "again-2"]
+    for up, asked in zip((runs.again, runs.unequal), runs.shared, strict=True):
         assert asked.returncode == 0, asked.stderr
         status, report = json.loads(asked.stdout), up.report()
         assert {p: each["version"] for p, each in status["fragments"].items()} == report["versions"]

@@ -126,7 +126,7 @@ MUTANTS = (
         what="any number of islands may join",
         invariant=9,
         file=MEMBERSHIP,
-        old="        if len(run.members) >= MOST_MEMBERS and not run.members.knows(join.island_id, join.hint):",
+        old="        if len(run.members) >= MOST_MEMBERS and run.members.get(island_id) is None:",
         new="        if len(run.members) < 0:",
         tests=(T_MEMBERSHIP + "test_a_run_takes_no_more_islands_than_it_can_remember",),
     ),

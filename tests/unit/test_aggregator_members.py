@@ -15,24 +15,79 @@ def members(*names):
     return made
 
 
+def asks(made, hint, nonce, now_s, island_id=""):
+    """A process asks to join, and is let in where it is known as whom; returns its id."""
+    name = made.id_for(island_id, hint, nonce, now_s)
+    if name is not None:
+        made.admit(name, hint, nonce, 10, now_s)
+    return name
+
+
 def test_an_island_without_a_name_gets_the_next_free_one():
     made = members("island-0", "island-2")
-    assert made.admit("", "", "n", 10, 0.0).island_id == "island-1"
-    assert made.admit("", "", "m", 10, 0.0).island_id == "island-3"
+    assert asks(made, "", "n", 0.0) == "island-1"
+    assert asks(made, "", "m", 0.0) == "island-3"
+    assert asks(made, "", "p", 0.0, island_id="island-1") == "island-1"
 
 
-def test_a_hint_gives_back_the_name_it_had():
+def test_a_hint_gives_back_the_name_of_one_that_is_dead_or_has_left():
     made = members()
-    first = made.admit("", "host-a", "n1", 10, 0.0)
-    made.admit("", "host-b", "n2", 10, 0.0)
-    again = made.admit("", "host-a", "n3", 10, 5.0)
-    assert again is first
-    assert again.incarnation == 2
+    assert asks(made, "host-a", "n1", 0.0) == "island-0"
+    assert asks(made, "host-b", "n2", 0.0) == "island-1"
+    assert asks(made, "host-a", "n3", CONFIG.dead_after_s) == "island-0"
+    assert made["island-0"].incarnation == 2
+    made["island-0"].left = True
+    assert asks(made, "host-a", "n4", CONFIG.dead_after_s) == "island-0"
+
+
+def test_one_that_was_killed_a_moment_ago_gets_its_name_back_as_soon_as_its_former_life_counts_as_dead():
+    made = members()
+    assert asks(made, "host-a", "n1", 0.0) == "island-0"
+    made["island-0"].last_seen_s = 10.0  # its last word
+    assert asks(made, "host-a", "n2", 11.0) is None
+    made["island-0"].last_seen_s = 11.2  # or so it seemed: another one came late
+    assert [asks(made, "host-a", "n2", at_s) for at_s in (11.5, 12.5, 14.5, 17.1)] == [None, None, None, None]
+    assert asks(made, "host-a", "n2", 17.2) == "island-0"
+    assert made["island-0"].incarnation == 2
+
+
+def test_a_hint_whose_holder_is_heard_again_gives_a_name_of_its_own():
+    made = members()
+    assert asks(made, "host-a", "n1", 0.0) == "island-0"
+    assert asks(made, "host-a", "n2", 1.0) is None
+    made["island-0"].last_seen_s = 1.0 + CONFIG.heartbeat_interval_s
+    assert asks(made, "host-a", "n2", 1.6) == "island-1"
+    assert (made["island-0"].incarnation, made["island-1"].hint) == (1, "host-a")
+    # Each of the two may be killed, and be back, while the other lives.
+    made["island-0"].last_seen_s = made["island-1"].last_seen_s = 20.0
+    assert asks(made, "host-a", "n3", 21.0) is None
+    made["island-0"].last_seen_s = 25.0
+    assert asks(made, "host-a", "n3", 25.0) is None
+    assert asks(made, "host-a", "n3", 26.0) == "island-1"
+
+
+def test_of_several_with_a_hint_that_are_gone_the_one_heard_last_comes_back():
+    made = members()
+    made.admit("island-0", "host-a", "n1", 10, 0.0)
+    made.admit("island-1", "host-a", "n2", 10, 50.0)
+    made["island-1"].left = True
+    assert asks(made, "host-a", "n3", 100.0) == "island-1"
 
 
 def test_an_empty_hint_is_nobodys():
     made = members()
-    assert made.admit("", "", "n1", 10, 0.0).island_id != made.admit("", "", "n2", 10, 0.0).island_id
+    assert asks(made, "", "n1", 0.0) != asks(made, "", "n2", 0.0)
+
+
+def test_processes_that_ask_once_and_never_again_do_not_pile_up(monkeypatch):
+    monkeypatch.setattr("aggregator.members.MOST_CLAIMS", 2)
+    made = members()
+    asks(made, "host-a", "n1", 0.0)
+    for number in range(5):
+        assert asks(made, "host-a", f"stranger-{number}", 1.0) is None
+    made["island-0"].last_seen_s = 2.0
+    assert asks(made, "host-a", "stranger-4", 2.0) == "island-1"
+    assert asks(made, "host-a", "stranger-0", 2.0) is None  # it is as if it had never asked
 
 
 def test_a_new_life_forgets_what_the_old_one_said_and_missed():

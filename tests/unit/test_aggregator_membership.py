@@ -370,7 +370,33 @@ def test_who_is_known_by_a_hint_alone_comes_back_to_a_full_run(monkeypatch):
     made = Desk()
     assert sent(made.join("", nonce="1", hint="host-7"), Welcome)
     assert sent(made.join("", nonce="2", hint="host-8"), Refused)
+    made.now_s += 6.0  # a hint counts once its holder is dead
     assert sent(made.join("", nonce="3", hint="host-7"), Welcome)
+
+
+def test_two_islands_with_one_hint_both_live_and_the_second_is_asked_to_wait_until_that_shows():
+    made = Desk()
+    (first,) = sent(made.join("", nonce="1", hint="host/0"), Welcome)
+    (refused,) = sent(made.join("", nonce="2", hint="host/0"), Refused, "join:2")
+    assert (refused.kind, refused.reason) == ("join", Reason.QUEUE_FULL)
+    assert "an island is here as host/0" in refused.detail
+    made.now_s += 0.5
+    made.beat(first.island_id, 0, versions=(-1, -1, -1, -1))
+    (second,) = sent(made.join("", nonce="2", hint="host/0"), Welcome, "join:2")
+    assert (first.island_id, second.island_id) == ("island-0", "island-1")
+    assert made.run.members["island-0"].incarnation == 1
+
+
+def test_one_that_still_waits_for_its_welcome_is_not_taken_for_dead():
+    """With several shards it may wait for long: it sends no heartbeats yet, but its join, again and again."""
+    made = Desk()
+    made.writes = False
+    made.join("", nonce="1", hint="host/0")
+    for _ in range(5):
+        made.now_s += 5.0
+        made.join("", nonce="1", hint="host/0")
+        made.join("", nonce="2", hint="host/0")
+    assert made.run.members["island-0"].nonce == "1"
 
 
 def test_a_heartbeat_that_a_later_one_has_overtaken_changes_nothing():

@@ -250,3 +250,53 @@ def test_integer_parameters_are_refused_by_name():
 def test_the_default_optimizer_needs_a_rate():
     with pytest.raises(ConfigError, match="the default optimizer needs one"):
         a_task(learning_rate=None)
+
+
+# --- what the loss returns --------------------------------------------------------------------------------------
+
+
+def one_step(**options):
+    task = a_task(**options)
+    params, opt_state = task.init(0)
+    return task.train(params, opt_state, a_batch(), Schedule(0, 10))
+
+
+def test_a_loss_with_aux_trains_as_without():
+    plain, _, value = one_step()
+    with_aux, _, other = one_step(loss=lambda *of: (loss(*of), {"accuracy": jnp.ones((3,))}), has_aux=True)
+    assert value.shape == ()
+    assert float(value) == float(other)
+    assert all(np.array_equal(plain[name], with_aux[name]) for name in plain)
+
+
+@pytest.mark.parametrize(
+    ("returned", "has_aux", "told"),
+    [
+        (lambda x: (x, {"seen": 1}), False, r"tuple of 2: float32 array of shape \(\), dict'.*has_aux=True where it"),
+        (lambda x: x[None] * jnp.ones(3), False, r"float32 array of shape \(3,\)': must return a scalar, the mean"),
+        (lambda x: None, False, "NoneType': must return a scalar"),
+        (lambda x: {"loss": x}, False, "dict': must return a scalar"),
+        (lambda x: jnp.int32(3), False, r"int32 array of shape \(\)': must return a scalar"),
+        (lambda x: x, True, r"float32 array of shape \(\)': must return \(loss, aux\) with has_aux=True"),
+        (lambda x: (x, 1, 2), True, "tuple of 3: .*must return"),
+        (lambda x: (x[None], 1), True, r"float32 array of shape \(1,\)': must return a scalar"),
+    ],
+)
+def test_a_loss_that_returns_something_else_is_refused_with_what_it_returned_and_the_cure(returned, has_aux, told):
+    with pytest.raises(ConfigError, match=f"^loss = '{told}"):
+        one_step(loss=lambda *of: returned(loss(*of)), has_aux=has_aux)
+
+
+def test_a_loss_that_is_a_plain_number_is_one():
+    assert float(one_step(loss=lambda params, batch: 2.5)[2]) == 2.5
+
+
+def test_metrics_and_their_directions_belong_to_the_task():
+    task = a_task(metrics={"accuracy": "max"}, evaluate=lambda params: {"accuracy": 0.5, "loss": 1.0})
+    assert [task.better(name) for name in ("accuracy", "loss", "speed")] == ["max", "min", ""]
+    with pytest.raises(
+        ConfigError, match=r"metrics = {'accuracy': 'up'}: must be 'max' where more of accuracy is better"
+    ):
+        a_task(metrics={"accuracy": "up"})
+    with pytest.raises(ConfigError, match=r"metrics = {'loss': 'max'}: must have another name"):
+        a_task(metrics={"loss": "max"})

@@ -21,7 +21,7 @@ from islands.corpus import load_corpus
 from islands.data import Windows, evenly
 from islands.evaluate import evaluate_file, place
 from islands.partition import tensor_specs
-from islands.task import DataShare, Schedule, Task, held_out_loss, load_task
+from islands.task import DataShare, Schedule, Task, evaluated, held_out_loss, load_task
 from islands.tree import flatten
 from ops.lab.merging import kinds_of
 from ops.lab.settings import MergeRule
@@ -323,7 +323,7 @@ def test_options_of_the_default_task_that_cannot_work_are_refused(text, options,
 def test_a_model_file_is_judged_as_the_parameters_it_holds(tiny, tmp_path):
     params, _ = tiny.init(1)
     save_file({name: np.asarray(x) for name, x in flatten(params).items()}, tmp_path / "model.safetensors")
-    assert evaluate_file(tiny, tmp_path / "model.safetensors") == tiny.evaluate(params)
+    assert evaluate_file(tiny, tmp_path / "model.safetensors") == {"loss": tiny.evaluate(params)}
 
 
 def test_local_tensors_are_in_no_file_and_keep_their_first_value():
@@ -373,3 +373,42 @@ def test_a_held_out_loss_is_a_plain_number_whatever_it_comes_in(loss):
     assert held_out_loss(task, {}) == 1.5
     with pytest.raises(ConfigError, match=r"task\.evaluate = None: .*a number"):
         held_out_loss(dataclasses.replace(task, evaluate=lambda params: None), {})
+
+
+@pytest.mark.parametrize(
+    ("metrics", "returned", "found"),
+    [
+        ({}, 1.5, {"loss": 1.5}),
+        ({"accuracy": "max"}, np.float32(0.5), {"accuracy": 0.5}),
+        ({"accuracy": "max"}, {"loss": 1.5, "accuracy": np.ones(1)}, {"loss": 1.5, "accuracy": 1.0}),
+        ({"accuracy": "max", "perplexity": "min"}, {"perplexity": 9}, {"perplexity": 9.0}),
+        ({}, {"whatever": 3}, {"whatever": 3.0}),
+    ],
+)
+def test_what_is_evaluated_has_a_name_and_is_a_plain_number(metrics, returned, found):
+    task = dataclasses.replace(a_task(), metrics=metrics, evaluate=lambda params: returned)
+    assert evaluated(task, {}) == found
+
+
+@pytest.mark.parametrize(
+    ("metrics", "returned", "told"),
+    [
+        ({"accuracy": "max", "perplexity": "min"}, 0.5, "must map the names accuracy, perplexity to numbers"),
+        ({}, {}, "must map names of metrics to numbers"),
+        ({}, {1: 0.5}, "must map names of metrics to numbers"),
+        ({}, {"two\nlines": 0.5}, "must map names of metrics to numbers"),
+        ({}, {"accuracy": "high"}, "must return the held-out loss, a number, or a mapping"),
+        ({}, (0.5, 0.6), "must return the held-out loss, a number, or a mapping"),
+    ],
+)
+def test_what_is_no_number_with_a_name_is_refused(metrics, returned, told):
+    task = dataclasses.replace(a_task(), metrics=metrics, evaluate=lambda params: returned)
+    with pytest.raises(ConfigError, match=rf"task\.evaluate = .*{told}"):
+        evaluated(task, {})
+
+
+def test_an_accuracy_is_not_taken_for_a_loss():
+    task = dataclasses.replace(a_task(), metrics={"accuracy": "max"}, evaluate=lambda params: 0.5)
+    with pytest.raises(ConfigError, match=r"task\.evaluate = {'accuracy': 0.5}: .*must return a loss"):
+        held_out_loss(task, {})
+    assert held_out_loss(dataclasses.replace(task, evaluate=lambda params: {"accuracy": 0.5, "loss": 2}), {}) == 2.0

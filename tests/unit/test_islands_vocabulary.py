@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from broker.errors import ConfigError
 from islands import vocabulary as vocabularies
-from islands.vocabulary import cache_folder, remembered, train
+from islands.vocabulary import remembered, train
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = Path(sysconfig.get_path("stdlib"), "asyncio")
@@ -208,11 +208,3 @@ def test_a_vocabulary_read_back_is_the_one_that_was_trained(tmp_path):
     first, second = (train(TEXTS, 1024, cache=tmp_path) for _ in range(2))
     assert len(list(tmp_path.glob("vocabulary-1024-*"))) == 1
     assert first.digest == second.digest == PIECES.digest
-
-
-def test_the_cache_is_where_the_user_keeps_caches(monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert cache_folder() == tmp_path / "atoll"
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert cache_folder() == tmp_path / ".cache" / "atoll"

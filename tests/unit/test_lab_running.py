@@ -3,6 +3,7 @@
 import importlib
 import math
 import sys
+import tempfile
 from dataclasses import replace
 
 import numpy as np
@@ -94,7 +95,7 @@ def test_losses_of_a_wrong_shape_are_found_before_anything_is_trained(monkeypatc
 
 
 def test_two_runs_have_two_processors_while_there_are_some(tmp_path, monkeypatch):
-    monkeypatch.setattr(processors.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
     monkeypatch.setattr(processors.os, "sched_getaffinity", lambda _: {5, 3})
     first, second = processors.take(0), processors.take(0)
     assert (first.cpus, second.cpus) == ((3,), (5,))

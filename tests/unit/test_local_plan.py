@@ -40,6 +40,25 @@ def test_paths_and_addresses_follow_from_the_run_directory():
     assert plan.aggregator.total_tokens == local_plan.DEFAULT_TOKENS
 
 
+@pytest.mark.parametrize(
+    ("stored", "run_id"), [("first", "second"), ("first-2", "second"), ("first-x", "first-x"), ("mine", "mine")]
+)
+def test_a_repetition_is_named_after_its_own_directory_where_the_run_before_was(tmp_path, stored, run_id):
+    path = tmp_path / "first" / "config.toml"
+    path.parent.mkdir()
+    path.write_text(f'[run]\nrun_id = "{stored}"\n')
+    assert resolved("--config", str(path), run_dir=tmp_path / "second").run_id == run_id
+    assert resolved("--config", str(path), run_dir=tmp_path / "first").run_id == stored  # resumed
+    assert resolved("--config", str(path), "--run", stored, run_dir=tmp_path / "second").run_id == stored
+
+
+def test_numbered_names_of_a_directory_are_names_too():
+    names = local_plan.names_of(Path("/runs") / ("x" * 80))
+    assert (names[0], names[1], names[-1]) == ("x" * 64, "x" * 60 + "-2", "x" * 60 + "-999")
+    plan = resolved().named(names[1])
+    assert {plan.run_id, plan.broker.run_id, plan.aggregator.run_id, plan.island.run_id} == {names[1]}
+
+
 def test_several_brokers_have_ports_two_apart_and_everybody_knows_all_of_them():
     plan = resolved("--brokers", "3")
     assert plan.broker_ports == {"broker-0": 7101, "broker-1": 7103, "broker-2": 7105}

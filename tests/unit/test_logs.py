@@ -6,6 +6,7 @@ import logging
 
 import pytest
 
+import islands
 from broker import logs
 
 
@@ -16,6 +17,10 @@ def _restore_logging():
     yield
     root.handlers[:] = handlers
     root.setLevel(level)
+    for name in ("broker", "islands"):
+        ours = logging.getLogger(name)
+        ours.handlers[:], ours.propagate = [], True
+        ours.setLevel(logging.NOTSET)
 
 
 def written(monkeypatch=None, **options):
@@ -112,3 +117,47 @@ def test_a_full_disk_costs_lines_which_are_counted_and_nothing_else():
     log.info("after")
     lines = [line.split(" ", 2)[2] for line in stream.getvalue().splitlines()]
     assert lines == ["before", "warning log.gap lines=2", "after"]
+
+
+def test_a_program_with_logging_of_its_own_sees_the_fields_in_the_message():
+    stream = io.StringIO()
+    logging.basicConfig(stream=stream, level=logging.INFO, format="%(levelname)s:%(name)s:%(message)s", force=True)
+    logs.get("islands.loop").info("island.restored", optimizer="fresh", detail="no checkpoint yet")
+    logs.get("islands.loop").warning("odd", text="a\nb", none=None)
+    assert stream.getvalue().splitlines() == [
+        'INFO:islands.loop:island.restored optimizer=fresh detail="no checkpoint yet"',
+        'WARNING:islands.loop:odd text="a\\nb" none=none',
+    ]
+
+
+def test_a_message_is_made_only_for_who_reads_it():
+    class Dear:
+        def __str__(self):
+            pytest.fail("nobody reads it")
+
+    written(json=True, level=logging.ERROR)
+    logs.get("islands.loop").info("big", value=Dear())
+
+
+def test_one_call_shows_what_an_island_does_beside_what_the_program_logs_itself(capsys):
+    theirs = io.StringIO()
+    logging.basicConfig(stream=theirs, level=logging.INFO, force=True)
+    islands.log_to_stderr()
+    islands.log_to_stderr()  # as in a notebook: once more changes nothing
+    logs.get("islands.joining").info("island.waiting", detail="asking to join")
+    logging.getLogger("somebody").info("epoch 1")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.split(" ", 1)[1] == 'island island.waiting detail="asking to join"'
+    assert theirs.getvalue() == "INFO:somebody:epoch 1\n"
+    islands.log_to_stderr("WARNING")
+    logs.get("broker.sockets").info("quiet")
+    logs.get("broker.sockets").warning("loud")
+    assert capsys.readouterr().err.endswith(" island warning loud\n")
+
+
+def test_lines_for_machines_are_asked_for_by_the_environment(capsys, monkeypatch):
+    monkeypatch.setenv("ATOLL_LOG", "json")
+    islands.log_to_stderr()
+    logs.get("islands.joining").info("island.waiting", detail="asking to join")
+    line = json.loads(capsys.readouterr().err)
+    assert (line["process"], line["event"], line["detail"]) == ("island", "island.waiting", "asking to join")

@@ -38,9 +38,14 @@ FACTS = RunFacts(
 )
 
 
+def loss(value):
+    return {} if value is None else {"loss": {"value": value, "better": "min"}}
+
+
 def test_the_report_has_the_keys_that_were_promised():
-    report = build_report(COUNTED, FACTS, loss_before=5.5, loss_after=2.2)
+    report = build_report(COUNTED, FACTS, before=loss(5.5), after=loss(2.2))
     assert report["loss"] == {"before": 5.5, "after": 2.2, "unit": "nats per token"}
+    assert report["metrics"] == {"loss": {"before": 5.5, "after": 2.2, "better": "min"}}
     assert report["tokens"] == COUNTED["tokens"]
     assert report["versions"] == {"2": 4, "10": 3}
     assert report["rounds"] == {"2": 1, "4": 6}
@@ -52,7 +57,7 @@ def test_the_report_has_the_keys_that_were_promised():
 
 
 def test_restarts_are_the_supervisors_count_and_elsewhere_the_incarnations():
-    report = build_report(COUNTED, FACTS, loss_before=None, loss_after=None)
+    report = build_report(COUNTED, FACTS, before={}, after={})
     assert report["islands"]["island-0"]["restarts"] == 1
     assert report["islands"]["far"]["restarts"] == 2
     assert report["restarts"] == {"broker": 2}
@@ -60,7 +65,7 @@ def test_restarts_are_the_supervisors_count_and_elsewhere_the_incarnations():
 
 def test_an_aggregator_that_wrote_nothing_still_gives_a_report():
     facts = RunFacts(run_id="demo", run_dir="/r", exit=1, wall_s=3.0, note="broker ended with status 2")
-    report = build_report(None, facts, loss_before=None, loss_after=None)
+    report = build_report(None, facts, before={}, after={})
     assert report["tokens"] == {"trained": 0, "merged": 0, "in_flight": 0, "wasted": {}}
     assert is_balanced(report)
     text = render(report)
@@ -70,7 +75,7 @@ def test_an_aggregator_that_wrote_nothing_still_gives_a_report():
 
 def test_tokens_that_do_not_add_up_are_pointed_out():
     counted = {**COUNTED, "tokens": {**COUNTED["tokens"], "merged": 901}}
-    report = build_report(counted, FACTS, loss_before=None, loss_after=None)
+    report = build_report(counted, FACTS, before={}, after={})
     assert not is_balanced(report)
     assert "do not add up" in render(report)
 
@@ -81,17 +86,51 @@ def test_tokens_that_do_not_add_up_are_pointed_out():
         ((5.5, 2.2), "5.500 -> 2.200 (-60.0%)"),
         ((None, 2.2), "2.200"),
         ((5.5, None), "5.500"),
-        ((0.0, 0.5), "0.000 -> 0.500"),
+        ((0.0, 0.5), "0.000 -> 0.500 (worse)"),
+        ((-1.0, -2.0), "-1.000 -> -2.000 (better)"),
     ],
 )
 def test_what_the_loss_of_somebodys_own_task_is_measured_in_is_not_made_up(losses, told):
     facts = dataclasses.replace(FACTS, loss_unit="")
-    report = build_report(COUNTED, facts, loss_before=losses[0], loss_after=losses[1])
+    report = build_report(COUNTED, facts, before=loss(losses[0]), after=loss(losses[1]))
     assert f"held-out loss {told}\n" in render(report)
 
 
+@pytest.mark.parametrize(
+    ("better", "values", "told"),
+    [
+        ("max", (0.128, 0.916), "0.128 -> 0.916 (better)"),
+        ("max", (0.9, 0.4), "0.900 -> 0.400 (worse)"),
+        ("max", (0.5, 0.5), "0.500 -> 0.500 (unchanged)"),
+        ("min", (50.0, 20.0), "50.000 -> 20.000 (-60.0%)"),
+        ("min", (-3.0, 1.0), "-3.000 -> 1.000 (worse)"),
+        ("min", (0.00012, 0.0), "0.00012 -> 0.000 (-100.0%)"),
+        ("", (1.0, 2.0), "1.000 -> 2.000"),
+        ("max", (1.0, None), "1.000"),
+        ("max", (None, None), "no number"),
+    ],
+)
+def test_a_metric_is_told_with_its_name_and_whether_it_got_better(better, values, told):
+    before, after = ({"accuracy": {"value": value, "better": better}} for value in values)
+    report = build_report(COUNTED, FACTS, before=before, after=after)
+    assert report["loss"] == {"before": None, "after": None, "unit": "nats per token"}
+    assert report["metrics"]["accuracy"] == {"before": values[0], "after": values[1], "better": better}
+    text = render(report)
+    assert f"  accuracy      {told}\n" in text
+    assert "loss" not in text
+
+
+def test_several_metrics_have_a_row_each_and_the_loss_comes_first():
+    found = {"a very long name of one": {"value": 1.0, "better": "max"}} | loss(2.0)
+    rows = render(build_report(COUNTED, FACTS, before=found, after=found)).splitlines()[2:4]
+    assert rows == [
+        "  held-out loss 2.000 -> 2.000 nats per token (+0.0%)",
+        "  a very long name of one 1.000 -> 1.000 (unchanged)",
+    ]
+
+
 def test_the_text_says_what_people_ask_first():
-    text = render(build_report(COUNTED, FACTS, loss_before=5.5, loss_after=2.2))
+    text = render(build_report(COUNTED, FACTS, before=loss(5.5), after=loss(2.2)))
     assert "run demo: finished, after 4 min 12 s" in text
     assert "5.500 -> 2.200 nats per token (-60.0%)" in text
     assert "1,000 trained = 900 merged (90.0%) + 60 wasted (island_lost 10, stale 50) + 40 in flight" in text

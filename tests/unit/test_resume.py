@@ -24,8 +24,8 @@ def parsed(*words):
 
 @pytest.fixture(autouse=True)
 def no_redis(monkeypatch):
-    """A Redis that runs somewhere: none is looked for on this machine."""
-    monkeypatch.setenv("REDIS_URL", "redis://127.0.0.1:6379")
+    """A Redis that does not answer: none is looked for on this machine, and none has a run of the same name."""
+    monkeypatch.setenv("REDIS_URL", "redis://127.0.0.1:1")
 
 
 @pytest.fixture
@@ -72,6 +72,13 @@ def test_a_directory_that_was_moved_keeps_the_name_of_its_run(a_run):
     moved = a_run.rename(a_run.with_name("elsewhere"))
     plan = prepare(parsed("--resume", moved))
     assert (plan.run_id, plan.aggregator.store) == ("demo", moved / "store")
+
+
+def test_a_name_with_a_number_stays_with_its_run(a_run):
+    """Another run in the same Redis had the directory's name when this one began."""
+    config = a_run / "config.toml"
+    config.write_text(config.read_text().replace('run_id = "demo"', 'run_id = "demo-2"'))
+    assert prepare(parsed("--resume", a_run)).run_id == "demo-2"
 
 
 def test_what_may_change_changes_and_stands_in_the_file_afterwards(a_run):

@@ -86,6 +86,12 @@ def test_every_type_is_read_from_flags():
     )
 
 
+def test_a_path_may_begin_in_the_home_directory_wherever_it_stands(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    sample = from_sources(Sample, {"store": "~/store"}, parse("--tape", "~/tape"))
+    assert (sample.store, sample.tape) == (Path("/home/me/store"), Path("/home/me/tape"))
+
+
 def test_a_truth_value_can_be_switched_off_by_flag():
     assert from_sources(Sample, {"wide": True}, parse("--no-wide")).wide is False
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from ops.processes import error_in
 from ops.supervision import Ended, GiveUp, Restart, RestartPolicy, Supervision
 
 POLICY = RestartPolicy(first_delay_s=1.0, max_delay_s=5.0, settled_after_s=10.0, young_deaths=5)
@@ -65,3 +66,52 @@ def test_a_process_that_is_killed_on_purpose_again_and_again_is_never_given_up()
         assert isinstance(verdict, Restart)
         assert verdict.at_s == 1.2
     assert supervision.restarts("a") == 10
+
+
+ALONE = """12:00:00.000 island-0 island.starts
+atoll: pace = -1.0: must be 0 or more
+"""
+NOTED = """Traceback (most recent call last):
+  File "x.py", line 1, in <module>
+    f()
+TypeError: no
+--------------------
+For simplicity, JAX has removed its internal frames from the traceback of the following exception.
+"""
+TWO = """Traceback (most recent call last):
+  File "x.py", line 1, in <module>
+KeyError: 'a'
+
+During handling of the above exception, another exception occurred:
+
+Traceback (most recent call last):
+  File "x.py", line 2, in <module>
+ValueError: b
+  more of b
+"""
+GROUP = """  + Exception Group Traceback (most recent call last):
+  |   File "y.py", line 1, in <module>
+  | ExceptionGroup: unhandled errors in a TaskGroup (1 sub-exception)
+  +-+---------------- 1 ----------------
+    | Traceback (most recent call last):
+    |   File "y.py", line 2, in <module>
+    | zmq.error.ZMQError: bad
+    +------------------------------------
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("", ""),
+        ("\n  \n", ""),
+        (ALONE, "atoll: pace = -1.0: must be 0 or more"),
+        (NOTED, "TypeError: no"),
+        (TWO, "ValueError: b"),
+        (GROUP, "zmq.error.ZMQError: bad"),
+        ("Traceback (most recent call last):\n  cut off", "cut off"),
+        ("x" * 1000, "x" * 300),
+    ],
+)
+def test_the_line_that_says_why_a_program_failed_is_found(text, error):
+    assert error_in(text.splitlines()) == error
