@@ -391,11 +391,15 @@ class Session:
         )
 
     def _check_size(self, manifest: FragmentManifest) -> None:
-        """ConfigError if the largest fragment is no message for this island: it could neither send nor receive it."""
+        """ConfigError if the largest fragment is no message for this island: it could neither send nor receive it.
+
+        The run has its fragments by now, and everybody else has room for them.
+        """
         limits = self._config.limits()
         least = 4 * max(manifest.sizes) + limits.max_header_bytes
         if limits.max_message_bytes < least:
-            cure = f"must be at least {least} for the largest fragment; raise it everywhere, or use more fragments"
+            cure = f"must be at least {least} for the largest fragment of this run: give it to islands.join, or in the "
+            cure += "table [run] of the configuration, which is everybody's"
             raise ConfigError("max_message_bytes", limits.max_message_bytes, cure)
 
     async def _warm_up(self, keep: float) -> None:
