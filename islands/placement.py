@@ -18,8 +18,9 @@ import numpy.typing as npt
 
 from broker.errors import ConfigError
 from broker.fragments import FragmentManifest
+from islands.arguments import shown
 from islands.reference import adopted, wide_dtype
-from islands.tree import Tree, TreeNames, children_of
+from islands.tree import NO_ARRAY, Tree, TreeNames, children_of
 
 Array = npt.NDArray[Any]
 Leaf = Any  #: an array of numpy or JAX
@@ -48,6 +49,11 @@ def site_of(leaf: Leaf) -> Site:
     return Site(np.dtype(getattr(leaf, "dtype", None) or type(leaf)), False)
 
 
+def is_array(leaf: Leaf) -> bool:
+    """Whether a leaf is an array of numpy or JAX, and not one of another library."""
+    return isinstance(leaf, np.ndarray | np.generic) or is_on_device(leaf)
+
+
 def is_on_device(leaf: Leaf) -> bool:
     """Whether a leaf is a JAX array; without JAX nothing is."""
     jax = sys.modules.get("jax")
@@ -67,6 +73,9 @@ class Parameters:
     def __init__(self, params: Tree) -> None:
         self._names = TreeNames(params)
         leaves = self._names.leaves(params)
+        for name, leaf in leaves.items():
+            if not is_array(leaf):
+                raise ConfigError(f"params {name}", type(leaf).__name__, NO_ARRAY)
         self._specs = {name: (tuple(leaf.shape), leaf.dtype) for name, leaf in leaves.items()}
         self._ways = _ways_to(params, leaves)
         self._fragments: tuple[tuple[str, ...], ...] = ()
@@ -87,9 +96,9 @@ class Parameters:
         """
         for name, leaf in self._names.leaves(params).items():
             shape, dtype = self._specs[name]
-            if (tuple(leaf.shape), leaf.dtype) != (shape, dtype):
+            if not is_array(leaf) or (tuple(leaf.shape), leaf.dtype) != (shape, dtype):
                 cure = f"it joined as {dtype}{list(shape)}; shapes and dtypes must stay the same"
-                raise ConfigError(f"params {name}", f"{leaf.dtype}{list(leaf.shape)}", cure)
+                raise ConfigError(f"params {name}", shown(leaf), cure)
 
     def of_fragment(self, params: Tree, fragment_id: int) -> list[Leaf]:
         """Returns the leaves of one fragment, in manifest order."""
@@ -112,7 +121,11 @@ class Parameters:
 
     def _read(self, params: Tree, names: Sequence[str]) -> list[Leaf]:
         if self._ways is not None:
-            return [_follow(self._ways[name], params) for name in names]
+            try:
+                return [_follow(self._ways[name], params) for name in names]
+            except (LookupError, AttributeError, TypeError):
+                self.check(params)  # says what is missing
+                raise
         leaves = self._names.leaves(params)
         return [leaves[name] for name in names]
 

@@ -105,6 +105,7 @@ class Workshop:
         def encode() -> tuple[Encoded, ...]:
             if self._init is not None:
                 self._initial, self._init = self._init(seed), None
+                self.parameters.check(self._initial)
             params = self._initial
             if params is None or self._manifest is None:
                 raise LocalProtocolError("the run asks for version 0 after it began: start a new one")

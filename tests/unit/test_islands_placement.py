@@ -31,6 +31,20 @@ def shifts(leaves, value=0.5):
     return [np.full(x.shape, value, wide_dtype(np.dtype(x.dtype))) for x in leaves]
 
 
+class Dataset:
+    """An array of another library, with a dtype of numpy."""
+
+    shape, dtype = (2,), np.dtype("float32")
+
+
+@pytest.mark.parametrize("leaf", [Dataset(), jax.ShapeDtypeStruct((2,), jnp.float32), 1.0, "text"])
+def test_a_leaf_that_is_no_array_of_numpy_or_jax_is_refused_by_path_and_type(leaf):
+    with pytest.raises(
+        ConfigError, match=rf"^params a/0 = '{type(leaf).__name__}': every leaf is an array of numpy or"
+    ):
+        Parameters({"a": [leaf], "w": np.zeros(3)})
+
+
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_a_copy_outlives_the_donation_of_its_original(dtype):
     leaves = [jnp.arange(1000, dtype=dtype), jnp.ones((3, 4), dtype)]
