@@ -32,6 +32,7 @@ from islands.beginning import Beginning
 from islands.config import IslandConfig
 from islands.exchange import Exchange, Install, Membership, Moment, Position, Snapshot
 from islands.placement import Leaf
+from islands.samples import Samples
 from islands.seat import Seat
 from islands.session import Session
 from islands.state_parts import Needed
@@ -107,6 +108,7 @@ class Island:
         self._beginning = Beginning(())
         self._given: list[tuple[str, Any]] = []  # leaves of the optimizer's state as restore was given it
         self._ties = Ties(self._parameters.tied)
+        self._samples = Samples(exchange)
         self._sync_s = 0.0
         self._counted_from_s: float | None = None  # the end of the first step
         self._last_step_at_s = 0.0
@@ -214,7 +216,7 @@ class Island:
         Raises:
             ConfigError: An argument is not what stands here, or does not fit what was said when joining; or the run has
                 thrown this island out. Among the first: what was one array in two places of ``params`` has become two
-                parameters.
+                parameters, or ``params`` do not go on from what was adopted.
             LocalProtocolError: :meth:`restore` was not called, or the island has left.
         """
         began_s = time.perf_counter()
@@ -227,6 +229,8 @@ class Island:
         self._last_step_at_s = began_s
         if self._ties.looks:
             self._ties.look(params)
+        if self._samples.waiting:
+            self._samples.returned(params, self._parameters)
         exchange.trained.append((self.inner_step, self.share.trained()))  # before the moment: see islands.exchange
         self.inner_step += 1
         self.tokens += tokens
@@ -370,6 +374,7 @@ class Island:
         exchange, parameters, placements = self._exchange, self._parameters, self._workshop.placements
         installed: dict[int, list[Leaf]] = {}
         told: list[tuple[Install, tuple[Leaf, ...]]] = []
+        adopted: list[tuple[Install, list[Leaf], list[Leaf]]] = []
         recovered = False
         while exchange.ready:
             batch = exchange.ready.popleft()
@@ -379,6 +384,7 @@ class Island:
                 before = parameters.of_fragment(params, p)
                 installed[p] = placements[p].install(before, install.placed, install.keep)
                 told.append((install, tuple(before) if install.keep else ()))
+                adopted.append((install, before, installed[p]))
                 self._versions[p] = install.fragment_version
         wanted = exchange.watched
         if stopped:
@@ -391,6 +397,9 @@ class Island:
         }
         if installed:
             params = parameters.replace(params, installed)
+            if not (stopped or recovered):
+                first = self.inner_step == self._membership.start.step
+                self._samples.take(self.inner_step, adopted, first=first)
         if recovered:
             self.reset_optimizer = True
             params = parameters.replace_local(params, self._beginning.restored(parameters.of_none(params)))

@@ -20,8 +20,9 @@ from broker.fragments import FragmentManifest
 from broker.messages import Codec, Encoded, Envelope, StatePart, Version
 from islands import checkpoint, placement, state_parts
 from islands.checkpoint import Checkpoint
-from islands.exchange import Install, Moment, Position, Snapshot
+from islands.exchange import Install, Moment, Position, Returned, Snapshot
 from islands.inspection import flaw_in
+from islands.persistence import LONGEST_FIRST_STEP, LONGEST_STEP, Verdict, verdict
 from islands.placement import Leaf, Parameters, Placement
 from islands.reference import Reference, encode_seed
 from islands.state_parts import Needed
@@ -32,7 +33,7 @@ T = TypeVar("T")
 
 #: Threads for tensors. Most of the time they wait for the device, where a step may take seconds.
 WORKERS = 8
-_INITIAL = -1  # whose turn it is to make the initial parameters
+_INITIAL, _VERDICTS = -1, -2  # whose turn it is to make the initial parameters, to judge adoptions
 
 
 class Workshop:
@@ -133,7 +134,8 @@ class Workshop:
     async def prepare(self, version: Version, keep: float) -> Install:
         """Returns a version, placed so that installing it is one addition."""
         p = version.fragment_id
-        reference = self._references[p]
+        reference, manifest = self._references[p], self._manifest
+        assert manifest is not None
 
         def prepare() -> Install:
             here = self.placements[p]
@@ -145,6 +147,7 @@ class Workshop:
                 placed=tuple(here.place(shift, keep)),
                 shift=shift,
                 dtypes=here.dtypes,
+                places=here.places(shift) if p in manifest.moving else {},
             )
 
         return await self._in_turn(p, prepare)
@@ -158,6 +161,17 @@ class Workshop:
             reference.installed(install.shift, install.keep, install.dtypes, replaced)
 
         await self._in_turn(install.fragment_id, settle)
+
+    async def judge(self, returned: Returned) -> Verdict:
+        """Says whether an adoption was in the parameters of the caller's next step; those asked first, first."""
+        longest = LONGEST_FIRST_STEP if returned.first else LONGEST_STEP
+
+        def judge() -> Verdict:
+            samples = returned.before, returned.installed, returned.following
+            before, installed, following = ([placement.to_host(x) for x in each] for each in samples)
+            return verdict(before, installed, following, longest)
+
+        return await self._in_turn(_VERDICTS, judge)
 
     async def capture(self, fragment_id: int, copies: tuple[Leaf, ...], codec: Codec) -> tuple[Encoded, ...]:
         """Returns the encoded pseudo-gradient of a fragment's copies, and advances its reference."""

@@ -11,7 +11,7 @@ from broker.fragments import FragmentManifest
 from broker.messages import Codec, RunSettings, Share
 from islands import checkpoint
 from islands.config import IslandConfig
-from islands.exchange import Exchange, Membership, Position, Snapshot, take_newest
+from islands.exchange import Batch, Exchange, Install, Membership, Position, Snapshot, take_newest
 from islands.loop import Island
 from islands.partition import tensor_specs
 from islands.workshop import Workshop
@@ -262,3 +262,102 @@ def test_a_state_that_no_restore_could_take_back_is_told_at_the_first_step(islan
     island.step(params, tokens=10, state=({"m": np.zeros(3)}, None))
     (said,) = [r.atoll_fields["detail"] for r in caplog.records if r.getMessage() == "island.state_differs"]
     assert "1 arrays were saved, 0 are needed" in said
+
+
+# --- what was adopted, at the next step -------------------------------------------------------------------------------
+
+
+def offer(island, exchange, version, *, keep=1.0, by=1.0, fresh_optimizer=False):
+    """Has the next boundary install a version that moves every element."""
+    here = island._workshop.placements[0]
+    shift = tuple(np.full(leaf.shape, by, np.float32) for leaf in island._parameters.of_fragment(params_of(), 0))
+    install = Install(
+        fragment_id=0,
+        fragment_version=version,
+        keep=keep,
+        placed=tuple(here.place(shift, keep)),
+        shift=shift,
+        dtypes=here.dtypes,
+        places=here.places(shift),
+    )
+    exchange.ready.append(Batch(installs=(install,), fresh_optimizer=fresh_optimizer))
+
+
+@pytest.mark.parametrize("array", [np.asarray, jnp.asarray])
+@pytest.mark.parametrize("keep", [1.0, 0.0])
+def test_elements_of_an_adoption_are_compared_with_the_next_step_and_with_no_other(island_of, array, keep):
+    def step_of(params):
+        return {name: x + array(np.float32(0.25)) for name, x in params.items()}
+
+    given = {name: array(x) for name, x in params_of(0.0).items()}
+    island, exchange = island_of(given)
+    params, _ = island.restore(given)
+    params = island.step(step_of(params), tokens=10)
+    assert not exchange.returned
+    offer(island, exchange, 1, keep=keep)
+    params = island.step(step_of(params), tokens=10)
+    assert not exchange.returned
+    began = [np.asarray(x).copy() for x in params.values()]
+    params = island.step(step_of(params), tokens=10)
+    (found,) = exchange.returned
+    assert (found.step, found.first) == (2, False)
+    installed = 1.5 if keep else 1.0
+    for samples, value in ((found.before, 0.5), (found.installed, installed), (found.following, installed + 0.25)):
+        assert [np.asarray(x).shape for x in samples] == [(12,), (3,)]
+        assert all(np.all(np.asarray(x) == value) for x in samples)
+    assert all(np.all(x == installed) for x in began)
+    island.step(step_of(params), tokens=10)
+    assert len(exchange.returned) == 1
+
+
+def test_samples_outlive_a_loop_that_writes_to_its_arrays_in_place(island_of):
+    island, exchange = island_of(params_of(0.0))
+    params, _ = island.restore(params_of(0.0))
+    params = island.step(params, tokens=10)
+    offer(island, exchange, 1)
+    island.step(params, tokens=10)  # what it returns is ignored
+    for x in params.values():
+        x -= 0.25
+    island.step(params, tokens=10)
+    (found,) = exchange.returned
+    assert [float(np.unique(x[0])[0]) for x in (found.before, found.installed, found.following)] == [0.0, 1.0, -0.25]
+
+
+def test_what_restore_returns_is_looked_at_too_and_a_recovery_and_the_end_are_not(island_of):
+    island, exchange = island_of(params_of(0.0))
+    offer(island, exchange, 0, keep=0.0)
+    params, _ = island.restore(params_of(0.0))
+    params = island.step(params, tokens=10)
+    assert [(found.step, found.first) for found in exchange.returned] == [(0, True)]
+    offer(island, exchange, 1, keep=0.0, fresh_optimizer=True)
+    params = island.step(params, tokens=10)
+    assert island.reset_optimizer
+    params = island.step(params, tokens=10)
+    exchange.done = exchange.finished = True
+    offer(island, exchange, 2)
+    island.close(params)
+    assert len(exchange.returned) == 1
+
+
+def test_adoptions_are_looked_at_at_first_then_now_and_then_and_all_again_under_suspicion(island_of):
+    island, exchange = island_of(params_of(0.0))
+    params, _ = island.restore(params_of(0.0))
+    looked_at = []
+    for version in range(1, 80):
+        exchange.suspected = 48 < version < 55
+        offer(island, exchange, version)
+        params = island.step(island.step(params, tokens=10), tokens=10)
+        if exchange.returned:
+            exchange.returned.clear()
+            looked_at.append(version)
+    assert looked_at == [*range(1, 17), 24, 32, 40, 48, *range(49, 55), 56, 64, 72]
+
+
+def test_other_parameters_after_an_adoption_are_refused_by_name(island_of):
+    island, exchange = island_of(params_of(0.0))
+    params, _ = island.restore(params_of(0.0))
+    params = island.step(params, tokens=10)
+    offer(island, exchange, 1)
+    params = island.step(params, tokens=10)
+    with pytest.raises(ConfigError, match=r"^params w = "):
+        island.step({**params, "w": np.zeros((1, 1), np.float32)}, tokens=10)
