@@ -292,7 +292,7 @@ class Island:
             state: ``(opt_state, cursor)``, as for the next :meth:`step`.
 
         Raises:
-            ConfigError: ``state`` is none.
+            ConfigError: ``state`` is no such pair, or a leaf of the first can be in no checkpoint.
         """
         state = arguments.pair(state)
         path = self._session.checkpoint_file

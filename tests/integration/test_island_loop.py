@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 import json
 import subprocess
 import sys
@@ -239,6 +240,20 @@ def test_the_share_of_time_in_here_counts_from_the_end_of_the_first_step(hub):
         time.sleep(0.05)
         island.step(numpy_step(params), tokens=TOKENS)
         assert 0.0 < island.sync_share < 1.0
+
+
+def test_numbers_of_numpy_and_jax_travel_as_plain_ones(hub):
+    options = {"tokens_per_step": np.int64(TOKENS), "unit_axes": {"w": np.int8(1)}, "donor_wait_s": np.float32(0)}
+    with join(hub, params_of(), **options) as island:
+        params, _ = island.restore(params_of())
+        losses = itertools.cycle([np.float32(0.5), np.array(0.5), jnp.float32(0.5), 0.5])
+        ends_s = time.monotonic() + WAIT_S
+        while min(newest(hub)) < 2 or hub.member(island.id).heartbeat.loss != 0.5:
+            assert time.monotonic() < ends_s
+            state = ({"random": np.random.default_rng(1).bit_generator.state}, np.int64(island.inner_step))
+            params = island.step(numpy_step(params), tokens=np.array(TOKENS), loss=next(losses), state=state)
+            time.sleep(0.002)
+        assert (type(island.tokens), island.tokens) == (int, island.inner_step * TOKENS)
 
 
 # --- refusals -----------------------------------------------------------------------------------------------------
