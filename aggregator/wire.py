@@ -122,7 +122,7 @@ class Wire:
         Raises:
             ConfigError: A fragment of a run that had begun would not fit into a message: a limit was lowered since.
         """
-        problem = misfit(manifest, self._config)
+        problem = misfit(manifest, self._config, begun=True)
         if problem is not None:
             raise problem
         self._manifest = manifest

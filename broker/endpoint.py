@@ -221,10 +221,12 @@ class Endpoint:
             raise LocalProtocolError(f"{kind} belongs on the {envelope.message.channel} channel, not on {self.channel}")
         frames = encode(envelope)
         nbytes = sum(memoryview(frame).nbytes for frame in frames)
-        if len(frames[0]) > self._limits.max_header_bytes or nbytes > self._limits.max_message_bytes:
-            sizes = f"{len(frames[0])} bytes of header, {nbytes} in all"
-            cure = "raise max_header_bytes or max_message_bytes everywhere, or use more fragments"
-            raise LocalProtocolError(f"{kind} has {sizes}, which every peer would refuse: {cure}")
+        if len(frames[0]) > self._limits.max_header_bytes:
+            most = f"{len(frames[0])} bytes of header, at most {self._limits.max_header_bytes} are taken"
+            raise LocalProtocolError(f"{kind} has {most}: a model of fewer tensors has shorter ones")
+        if nbytes > self._limits.max_message_bytes:
+            cure = f"raise max_message_bytes to {nbytes} at every broker, aggregator and island"
+            raise LocalProtocolError(f"{kind} has {nbytes} bytes, which every peer would refuse: {cure}")
         deadline_s = time.monotonic() + self._wait_s
         async with self._sending:
             while not await self._try(frames, kind, over):

@@ -246,15 +246,16 @@ def build(cls: type[T], values: Mapping[str, Any], *, where: str = "") -> T:
 
 
 def check_finite(config: Any) -> None:
-    """Refuses numbers that are infinite, where all of a dataclass are durations, rates and shares.
+    """Refuses numbers that are infinite or none (NaN), where all of a dataclass are durations, rates and shares.
 
     Raises:
         ConfigError: One of them is.
     """
     for each in dataclasses.fields(config):
         value = getattr(config, each.name)
-        if isinstance(value, float) and math.isinf(value):
-            raise ConfigError(each.name, value, "must be a number that is not infinite")
+        if isinstance(value, float) and not math.isfinite(value):
+            cure = "must be a number that is not infinite" if math.isinf(value) else "must be a number"
+            raise ConfigError(each.name, value, cure)
 
 
 def refuse_unknown(table: Table, known: Collection[str], *, where: str) -> None:

@@ -6,8 +6,9 @@ an optimizer that has seen nothing. One file per island, replaced as a whole::
     b"ATOLLCK2"  [length of the header]  [its xxh3_64 checksum]  [header: msgpack map]  [array]...
 
 Length and checksum have 8 bytes each, little-endian. The header lists each array's name, sort, dtype, shape, length and
-xxh3_64 checksum. A file that is damaged, or of another run, model or optimizer, is left alone and the island starts
-fresh: a checkpoint is a convenience, never a condition. (Two runs may have islands of one name, and one directory.)
+xxh3_64 checksum; leaves that are no arrays are written as such (:mod:`islands.plain_leaves`). A file that is damaged,
+or of another run, model or optimizer, is left alone and the island starts fresh: a checkpoint is a convenience, never a
+condition. (Two runs may have islands of one name, and one directory.)
 What another island gives comes in the same form, so nothing in it is believed either.
 """
 
@@ -32,7 +33,8 @@ import numpy.typing as npt
 import xxhash
 
 from broker.errors import ConfigError, Unavailable
-from islands import placement
+from islands import placement, plain_leaves
+from islands.arguments import is_carried, shown
 from islands.exchange import Position, Snapshot
 from islands.tree import Tree, map_leaves, named_leaves
 
@@ -82,7 +84,7 @@ def packed(snapshot: Snapshot, local_names: Sequence[str], at: Position, incarna
 
     Waits until a device has computed what the snapshot holds: not for the training thread, nor the event loop.
     """
-    state = [(name, sort_of(leaf), placement.to_host(leaf)) for name, leaf in named_leaves(snapshot.state)]
+    state = [(name, sort_of(leaf), _host_array(leaf)) for name, leaf in named_leaves(snapshot.state)]
     local = [(n, sort_of(x), placement.to_host(x)) for n, x in zip(local_names, snapshot.local, strict=True)]
     arrays = [np.ascontiguousarray(array) for _, _, array in (*state, *local)]
     buffers = [array.reshape(-1).view(np.uint8).data for array in arrays]
@@ -272,6 +274,25 @@ def sort_of(leaf: Any) -> str:
     return str(leaf.dtype) if hasattr(leaf, "dtype") else type(leaf).__name__
 
 
+def check(tree: Tree) -> None:
+    """Checks that a checkpoint can carry each leaf of an optimizer's state; reads no values.
+
+    Raises:
+        ConfigError: It cannot carry one: names it.
+    """
+    for name, leaf in named_leaves(tree):
+        if not plain_leaves.is_plain(leaf) and not (placement.is_array(leaf) and is_carried(leaf.dtype)):
+            value = shown(leaf) if placement.is_array(leaf) else type(leaf).__name__
+            cure = (
+                "no checkpoint carries it: make it an array of numpy or JAX, a number, text or bytes, or leave it out"
+            )
+            raise ConfigError(f"state {name}".rstrip(), value, cure)
+
+
+def _host_array(leaf: Any) -> Array:
+    return plain_leaves.as_array(leaf) if plain_leaves.is_plain(leaf) else placement.to_host(leaf)
+
+
 def misfit(saved: Sequence[tuple[str, str, Array]], named: Sequence[tuple[str, Any]]) -> str:
     """Says how saved arrays differ from the leaves they should replace; empty if they fit."""
     if len(saved) != len(named):
@@ -280,9 +301,24 @@ def misfit(saved: Sequence[tuple[str, str, Array]], named: Sequence[tuple[str, A
         key = sort.startswith("key<")  # saved as its data, whose shape has one more dimension
         shape = tuple(getattr(leaf, "shape", ()))
         found = array.shape[: len(shape)] if key else array.shape
-        if (name, sort, found) != (wanted, sort_of(leaf), shape):
+        alike = (sort, found) == (sort_of(leaf), shape) or _are_one(sort, array, leaf)
+        if name != wanted or not alike:
             return f"saved was {name} {sort}{list(found)}, needed is {wanted} {sort_of(leaf)}{list(shape)}"
     return ""
+
+
+def _are_one(sort: str, array: Array, leaf: Any) -> bool:
+    """Whether a value may stand for another one that is not of its sort and shape: one of both is a plain value."""
+    if plain_leaves.is_plain(leaf) and sort == sort_of(leaf):
+        return True  # text, of another length
+    plain = plain_leaves.is_plain(leaf) or sort in plain_leaves.PLAIN
+    number = plain_leaves.number_in(leaf)
+    return plain and number != "" and number == plain_leaves.number_in(array)
+
+
+def difference(shown: Tree, given: Sequence[tuple[str, Any]]) -> str:
+    """Says how a state differs from the one that a checkpoint of it is to replace; empty if it would fit."""
+    return misfit([(n, sort_of(x), x if hasattr(x, "shape") else _host_array(x)) for n, x in leaves_of(shown)], given)
 
 
 def leaves_of(tree: Tree) -> list[tuple[str, Any]]:
@@ -293,7 +329,14 @@ def leaves_of(tree: Tree) -> list[tuple[str, Any]]:
 def restored(tree: Tree, saved: Sequence[tuple[str, str, Array]]) -> Tree:
     """Returns ``tree`` with its leaves replaced by saved ones that fit, each in the place of the one it replaces."""
     arrays = iter([array for _, _, array in saved])
-    return map_leaves(lambda leaf: placement.from_host(next(arrays), leaf), tree)
+
+    def place(leaf: Any) -> Any:
+        array = next(arrays)
+        if plain_leaves.is_plain(leaf):
+            return plain_leaves.value_of(array, type(leaf))
+        return placement.from_host(array, leaf)
+
+    return map_leaves(place, tree)
 
 
 def copied(tree: Tree) -> Tree:

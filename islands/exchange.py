@@ -55,6 +55,7 @@ class Install:
         placed: Per tensor, what :func:`islands.placement.install` adds, or with ``keep = 0`` puts in place.
         shift: The same on the host, before it was placed.
         dtypes: Of the local parameters.
+        places: Tensors to sample, by number -> positions in them (:mod:`islands.persistence`); on the device of each.
     """
 
     fragment_id: int
@@ -63,6 +64,7 @@ class Install:
     placed: tuple[Leaf, ...]
     shift: tuple[Array, ...]
     dtypes: tuple[np.dtype[Any], ...]
+    places: Mapping[int, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +107,25 @@ class Moment:
     stopped: bool = False
 
 
+@dataclass(slots=True, kw_only=True)
+class Returned:
+    """Elements of the parameters around one adoption, perhaps still on their way from a device.
+
+    Attributes:
+        step: At which it was installed.
+        first: It was what restore returned.
+        before: Of each sampled tensor, before it was replaced.
+        installed: In its place.
+        following: After the caller's next step.
+    """
+
+    step: int
+    first: bool
+    before: tuple[Leaf, ...]
+    installed: tuple[Leaf, ...]
+    following: tuple[Leaf, ...] = ()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Membership:
     """What the run said when this island joined."""
@@ -145,7 +166,8 @@ class Exchange:
     broker_heard_at_s: float | None = None  #: when anything last came over the broker's connections, monotonic
     doing: str = CONNECTING  #: for people who wait
     refused: Refused | None = None  #: what the run or its broker said last to its join; None once it is let in
-    error: BaseException | None = None  #: what ended the communication thread
+    suspected: bool = False  #: the last adoption that was judged was not in the caller's next parameters
+    error: BaseException | None = None  #: what ends training: the communication thread failed, or the caller goes wrong
     news: threading.Event = field(default_factory=threading.Event)  #: something above has changed
 
     # Written by the training thread.
@@ -155,6 +177,7 @@ class Exchange:
     position: Position = Position(0, 0)
     moments: deque[Moment] = field(default_factory=deque)
     trained: deque[tuple[int, Taken]] = field(default_factory=deque)  #: (step from 0, its batch), before its moment
+    returned: deque[Returned] = field(default_factory=deque)  #: adoptions to be judged; after their moments
     losses: deque[Any] = field(default_factory=deque)  #: of the steps since they were last looked at
     step_time_s: float | None = None  #: moving average of the time between two steps
     sync_share: float = 0.0  #: part of the training thread's time spent in here

@@ -23,6 +23,28 @@ def copy(leaves: list[jax.Array]) -> list[jax.Array]:
     return [jnp.copy(leaf) for leaf in leaves]
 
 
+def sample(leaves: list[jax.Array], places: list[jax.Array]) -> list[jax.Array]:
+    """Dispatches copies of a few elements of leaves that are on the same devices.
+
+    Args:
+        leaves: Of one dimension or more.
+        places: Of each, int32 (dimensions, elements).
+
+    Raises:
+        ConfigError: If an array was donated.
+    """
+    for leaf in leaves:
+        _check_alive(leaf)
+    found: list[jax.Array] = _sample(leaves, places)
+    return found
+
+
+@jax.jit
+def _sample(leaves: list[jax.Array], places: list[jax.Array]) -> list[jax.Array]:
+    # Each is read where it lies: flattened, one that is sharded would be gathered.
+    return [leaf[tuple(place)] for leaf, place in zip(leaves, places, strict=True)]
+
+
 def install(
     leaves: list[jax.Array], shifts: list[jax.Array], keep: float, shardings: tuple[Any, ...]
 ) -> list[jax.Array]:
@@ -60,12 +82,16 @@ def to_host(leaf: jax.Array) -> Array:
     Raises:
         ConfigError: If the array was donated after it was handed to the island.
     """
-    if leaf.is_deleted():
-        cure = "it was donated after island.step: go on with what step returns, never with what it was given"
-        raise ConfigError("params", f"deleted {leaf.dtype}{list(leaf.shape)}", cure)
+    _check_alive(leaf)
     if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         return np.asarray(jax.random.key_data(leaf))
     return np.asarray(leaf)
+
+
+def _check_alive(leaf: jax.Array) -> None:
+    if leaf.is_deleted():
+        cure = "it was donated after island.step: go on with what step returns, never with what it was given"
+        raise ConfigError("params", f"deleted {leaf.dtype}{list(leaf.shape)}", cure)
 
 
 def from_host(value: Array, like: jax.Array) -> jax.Array:

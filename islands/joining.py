@@ -6,13 +6,14 @@ import os
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from broker import clocks, logs
 from broker.errors import ConfigError, Unavailable
 from broker.keys import own_name
 from broker.messages import Departure, Reason
 from broker.user_files import expanded
-from islands import checkpoint, core, paused_file
+from islands import arguments, checkpoint, core, paused_file
 from islands.config import IslandConfig
 from islands.exchange import Exchange
 from islands.loop import LOOK_EVERY_S, Island
@@ -27,6 +28,9 @@ log = logs.get(__name__)
 
 #: How often to say what is waited for, and after which time to begin.
 SAY_EVERY_S, SAY_FIRST_S = 5.0, 1.0
+_SECONDS = "must be a number of seconds"
+#: What :func:`join` calls settings of an island, where that is another name.
+_ARGUMENTS = {"run_id": "run", "broker": "address", "join_timeout_s": "timeout_s"}
 
 
 def join(
@@ -54,8 +58,10 @@ def join(
     Args:
         address: The broker's control address, such as ``tcp://hub:7001``; of several brokers a list, or one text with
             commas between them. An island speaks through one of them, and goes on to the next when that falls silent.
-        params: The tree that the optimizer treats as master: any nest of JAX or numpy arrays. If this island is the
-            first, these values become version 0; otherwise only structure, shapes, dtypes and placement count.
+        params: The tree that the optimizer steps from: any nest of JAX or numpy arrays. Where bfloat16 parameters
+            are cast from float32 masters in the optimizer's state, hand over the masters: what :meth:`Island.step`
+            returns must be what the next step starts from. If this island is the first, these values become version
+            0; otherwise only structure, shapes, dtypes and placement count.
         run: The run's name.
         kinds: Regular expression over parameter names -> ``rda``, ``mean``, ``local`` or ``frozen``
             (:mod:`islands.partition`).
@@ -84,30 +90,34 @@ def join(
         RunEnded: The run is over, and its aggregator has gone.
         Unavailable: The run stayed silent, or for all that time had no room or no leader.
     """
-    path = None if key is None else expanded("key", key)
+    path = _path("key", key)
     island_id = island_id or own_name(path)
-    config = IslandConfig(
+    config = _config(
         run_id=run,
-        broker=address if isinstance(address, str) else ",".join(address),
-        broker_silent_s=broker_silent_s,
+        broker=arguments.addresses(address),
+        broker_silent_s=arguments.number("broker_silent_s", broker_silent_s, _SECONDS),
         key=path,
         insecure=insecure,
         island_id=island_id,
-        state_dir=None if state_dir is None else expanded("state_dir", state_dir),
-        checkpoint_interval_s=checkpoint_interval_s,
-        donor_wait_s=donor_wait_s,
-        join_timeout_s=timeout_s,
-        max_message_bytes=max_message_bytes,
+        state_dir=_path("state_dir", state_dir),
+        checkpoint_interval_s=arguments.number("checkpoint_interval_s", checkpoint_interval_s, _SECONDS),
+        donor_wait_s=arguments.number("donor_wait_s", donor_wait_s, _SECONDS),
+        join_timeout_s=arguments.number("timeout_s", timeout_s, _SECONDS),
+        max_message_bytes=arguments.whole("max_message_bytes", max_message_bytes, "must be a number of bytes"),
     )
+    cure = "must be the tokens of one inner step, or 0 to leave it open"
+    tokens_per_step = arguments.whole("tokens_per_step", tokens_per_step, cure, may_wait=True)
+    arguments.function("check", check, "must be a function without arguments")
+    if init is not None:
+        arguments.function("init", init, "must be a function: seed -> initial parameters")
     if config.state_dir is not None:
         checkpoint.prepare(config.state_dir)
-    if tokens_per_step < 0:
-        raise ConfigError(
-            "tokens_per_step", tokens_per_step, "must be the tokens of one inner step, or 0 to leave it open"
-        )
     specs = tensor_specs(params, kinds, unit_axes)
+    workshop, exchange = Workshop(params, init), Exchange()
     for line in describe_kinds(specs).splitlines():
         log.info("island.kinds", kind=line)
+    tensors = tuple(spec for spec in specs if spec.kind != "local")
+    arguments.check_join(tensors, run, config.limits())
     seat = None if island_id else Seat.take(run)
     name = island_id if seat is None else seat.name
     unmerged = paused_file.path_of(config.state_dir, run, name) if config.state_dir is not None and name else None
@@ -116,13 +126,12 @@ def join(
         island_id=island_id,
         hint="" if seat is None else seat.name,
         nonce=secrets.token_hex(8),
-        tensors=tuple(spec for spec in specs if spec.kind != "local"),
+        tensors=tensors,
         tokens_per_step=tokens_per_step,
         brokers=len(config.brokers),
         broker_silent_s=config.broker_silent_s,
         paused=paused,
     )
-    workshop, exchange = Workshop(params, init), Exchange()
     session = Session(config, machine, workshop, exchange, sequence=0 if paused is None else paused.sequence)
     session.start()
     try:
@@ -156,6 +165,20 @@ def _kept(path: Path, config: IslandConfig) -> Paused | None:
     except Unavailable as err:
         log.warning("progress.lost", detail=str(err))
         return None
+
+
+def _path(field: str, value: Any) -> Path | None:
+    """Returns an argument that names a file or folder, with the home directory in place of ``~``; None stays."""
+    given = arguments.path(field, value)
+    return None if given is None else expanded(field, given)
+
+
+def _config(**settings: Any) -> IslandConfig:
+    """Returns the settings of an island; its errors name the arguments of :func:`join`."""
+    try:
+        return IslandConfig(**settings)
+    except ConfigError as err:
+        raise ConfigError(_ARGUMENTS.get(err.field, err.field), err.value, err.cure) from err
 
 
 def _wait_until_startable(exchange: Exchange, config: IslandConfig, check: Callable[[], None]) -> None:

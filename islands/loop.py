@@ -26,12 +26,14 @@ from typing import Any, Literal, Self
 from broker import clocks, logs
 from broker.errors import ConfigError, LocalProtocolError, Unavailable
 from broker.messages import FASTEST_STEP_S, SLOWEST_STEP_S, Departure, StateSource
+from broker.schema import INT_MAX
 from broker.signals import Interrupted
-from islands import checkpoint, core, placement, state_parts
+from islands import arguments, checkpoint, core, placement, state_parts
 from islands.beginning import Beginning
 from islands.config import IslandConfig
 from islands.exchange import Exchange, Install, Membership, Moment, Position, Snapshot
 from islands.placement import Leaf
+from islands.samples import Samples
 from islands.seat import Seat
 from islands.session import Session
 from islands.state_parts import Needed
@@ -49,6 +51,8 @@ SAVE_WITHIN_S = 5.0
 #: When an island pauses: how long its contributions may take, and how often to look. Of the ten seconds that container
 #: engines leave a process, or the five of an impatient user, the files need some.
 PAUSE_WITHIN_S, PAUSE_LOOK_EVERY_S = 1.5, 0.02
+_TOKENS = "must be how many tokens this step trained: a whole number, 0 or more"
+_LOSS = "must be a number, or a device array of shape (): give its mean, or None"
 #: Of the step times' moving average; a single one counts for at most so many times the average.
 STEP_TIME_MEMORY, MOST_OF_ONE_STEP = 0.9, 4.0
 
@@ -108,7 +112,9 @@ class Island:
         self._stopped = self._left = False
         self._versions = [-1] * self._membership.num_fragments
         self._beginning = Beginning(())
+        self._given: list[tuple[str, Any]] = []  # leaves of the optimizer's state as restore was given it
         self._ties = Ties(self._parameters.tied)
+        self._samples = Samples(exchange)
         self._sync_s = 0.0
         self._counted_from_s: float | None = None  # the end of the first step
         self._last_step_at_s = 0.0
@@ -135,14 +141,18 @@ class Island:
         Call it once, before the first step.
 
         Raises:
-            ConfigError: The run has thrown this island out.
+            ConfigError: ``params`` are not those of the join, a leaf of ``opt_state`` can be in no checkpoint, or the
+                run has thrown this island out.
             LocalProtocolError: If it was called before.
         """
         if self.restored is not None:
             raise LocalProtocolError("restore was called twice: call it once, before the first step")
+        self._parameters.check(params)
         self.restored = "fresh"
         local = list(zip(self._parameters.local, self._parameters.of_none(params), strict=True))
-        needed = Needed(state=checkpoint.leaves_of(opt_state), local=local)
+        checkpoint.check(opt_state)
+        self._given = checkpoint.leaves_of(opt_state)
+        needed = Needed(state=self._given, local=local)
         checkpoint.copied(opt_state)  # compiles the copy, which no step should wait for
         saved, detail = self._from_checkpoint(needed)
         if saved is not None:
@@ -203,28 +213,30 @@ class Island:
 
         Args:
             params: After the update.
-            tokens: Trained in this step.
+            tokens: Trained in this step: a whole number on the host.
             loss: Of this step, for reports: a number or a scalar on a device, which is read elsewhere and later.
             state: ``(opt_state, cursor)``; copied when a checkpoint is due, or another island needs it, not otherwise.
-                The cursor is a place in the caller's data that :attr:`restored_cursor` gives back, from 0, or None.
+                Leaves of the first are arrays, numbers, text or bytes. The cursor is a place in the caller's data that
+                :attr:`restored_cursor` gives back, from 0, or None.
 
         Raises:
-            ConfigError: An argument does not fit what was said when joining, or the run has thrown this island out.
-                Among the first: what was one array in two places of ``params`` has become two parameters.
+            ConfigError: An argument is not what stands here, or does not fit what was said when joining; or the run has
+                thrown this island out. Among the first: what was one array in two places of ``params`` has become two
+                parameters, or ``params`` do not go on from what was adopted.
             LocalProtocolError: :meth:`restore` was not called, or the island has left.
         """
         began_s = time.perf_counter()
         exchange = self._exchange
+        tokens, loss, state = self._arguments(tokens, loss, state)
         if exchange.error is not None or self._left or self.restored is None or self._counted_from_s is None:
-            self._first_or_never(params, shows_state=state is not None)
+            self._first_or_never(params, state)
         else:
             exchange.step_time_s = step_time_s(exchange.step_time_s, began_s - self._last_step_at_s)
         self._last_step_at_s = began_s
         if self._ties.looks:
             self._ties.look(params)
-        if tokens > self._tokens_per_step > 0:
-            cure = f"island.join was told {self._tokens_per_step} tokens_per_step: give the most that a step can train"
-            raise ConfigError("tokens", tokens, cure)
+        if self._samples.waiting:
+            self._samples.returned(params, self._parameters)
         exchange.trained.append((self.inner_step, self.share.trained()))  # before the moment: see islands.exchange
         self.inner_step += 1
         self.tokens += tokens
@@ -318,7 +330,11 @@ class Island:
         Args:
             params: As :meth:`step` returned them.
             state: ``(opt_state, cursor)``, as for the next :meth:`step`.
+
+        Raises:
+            ConfigError: ``state`` is no such pair, or a leaf of the first can be in no checkpoint.
         """
+        state = arguments.pair(state)
         path = self._session.checkpoint_file
         if path is None or self._counted_from_s is None:
             return
@@ -341,7 +357,7 @@ class Island:
         atexit.unregister(self.leave)
         if departure is Departure.PAUSED and self._unmerged is None:
             departure = Departure.STOPPED
-        self._session.leave(reason, departure)
+        self._session.leave(str(reason), departure)
         if departure is Departure.PAUSED and self._unmerged is not None:
             paused = self._session.paused()
             if paused is not None:
@@ -413,6 +429,7 @@ class Island:
         exchange, parameters, placements = self._exchange, self._parameters, self._workshop.placements
         installed: dict[int, list[Leaf]] = {}
         told: list[tuple[Install, tuple[Leaf, ...]]] = []
+        adopted: list[tuple[Install, list[Leaf], list[Leaf]]] = []
         recovered = False
         while exchange.ready:
             batch = exchange.ready.popleft()
@@ -422,6 +439,7 @@ class Island:
                 before = parameters.of_fragment(params, p)
                 installed[p] = placements[p].install(before, install.placed, install.keep)
                 told.append((install, tuple(before) if install.keep else ()))
+                adopted.append((install, before, installed[p]))
                 self._versions[p] = install.fragment_version
         wanted = exchange.watched
         if stopped:
@@ -434,6 +452,9 @@ class Island:
         }
         if installed:
             params = parameters.replace(params, installed)
+            if not (stopped or recovered):
+                first = self.inner_step == self._membership.start.step
+                self._samples.take(self.inner_step, adopted, first=first)
         if recovered:
             self.reset_optimizer = True
             params = parameters.replace_local(params, self._beginning.restored(parameters.of_none(params)))
@@ -454,12 +475,27 @@ class Island:
     def _snapshot(self, params: Tree, state: tuple[Any, int | None]) -> Snapshot:
         """Returns copies of what a checkpoint holds."""
         opt_state, cursor = state
+        checkpoint.check(opt_state)
         local = tuple(placement.copy(self._parameters.of_none(params)))
-        cursor = None if cursor is None else int(cursor)
         run_id = self._config.run_id
         return Snapshot(state=checkpoint.copied(opt_state), cursor=cursor, local=local, run_id=run_id)
 
-    def _first_or_never(self, params: Tree, *, shows_state: bool) -> None:
+    def _arguments(
+        self, tokens: Any, loss: Any, state: tuple[Any, int | None] | None
+    ) -> tuple[int, Any, tuple[Any, int | None] | None]:
+        """Returns the arguments of a step as plain values, before anything is done with one of them."""
+        if type(tokens) is not int:
+            tokens = arguments.whole("tokens", tokens, _TOKENS)
+        if not 0 <= tokens <= INT_MAX - self.tokens:
+            raise ConfigError("tokens", tokens, _TOKENS)
+        if tokens > self._tokens_per_step > 0:
+            cure = f"island.join was told {self._tokens_per_step} tokens_per_step: give the most that a step can train"
+            raise ConfigError("tokens", tokens, cure)
+        if loss is not None and type(loss) is not float:
+            loss = arguments.scalar("loss", loss, _LOSS)
+        return tokens, loss, None if state is None else arguments.pair(state)
+
+    def _first_or_never(self, params: Tree, state: tuple[Any, int | None] | None) -> None:
         """Deals with a step that is not one like all others: the first one, or one that cannot be."""
         if self._exchange.error is not None:
             raise self._exchange.error
@@ -467,5 +503,12 @@ class Island:
             raise LocalProtocolError("the island has left its run: join again")
         if self.restored is None:
             raise LocalProtocolError("call restore before the first step: the run's parameters are to be trained")
-        self._exchange.shows_state = shows_state
+        self._exchange.shows_state = state is not None
         self._workshop.place_from(params)
+        if state is not None:
+            checkpoint.check(state[0])
+            differs = checkpoint.difference(state[0], self._given)
+            if differs:
+                detail = f"restore was given another one, and no checkpoint of this fits it: {differs}"
+                log.warning("island.state_differs", detail=detail)
+        self._given = []

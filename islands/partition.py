@@ -2,13 +2,14 @@
 
 Kinds by default, first match first:
 
-    local    integers, booleans, random keys, empty arrays, and batch statistics
+    local    integers, booleans, random keys, empty arrays, and statistics of normalisation
     mean     embeddings, output heads and routers; units of fewer than two dimensions or 1,024 elements
     rda      everything else
 
 A unit is one tensor, or one layer or expert of a stacked tensor: under a component ``layers`` or ``blocks`` that is
 not followed by an index, all tensors share a leading axis of layers; under ``experts`` likewise the axis of experts,
-after that of layers. Regular expressions over names override either; names are those of :mod:`islands.tree`.
+after that of layers. Regular expressions over names override either; names are those of :mod:`islands.tree`. What is
+no array of real numbers is refused: nothing else is left out of synchronisation in silence.
 
 Reference: Decoupled DiLoCo, https://arxiv.org/abs/2604.21428, appendix D.2 (radial-directional averaging).
 """
@@ -20,18 +21,26 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-import ml_dtypes
-import numpy as np
-
 from broker.errors import ConfigError
 from broker.fragments import Kind, TensorSpec
+from islands import arguments
 from islands.tree import Tree, flatten
 
 #: Of a unit: below it a length and a direction say little, and the mean is as good.
 SMALLEST_RDA_ELEMENTS: Final = 1024
 
-_MEAN_BY_NAME: Final = re.compile(r"embed|(^|/)(wte|wpe|router|logits|(lm_|output_)?head)(/|$)", re.IGNORECASE)
-_LOCAL_BY_NAME: Final = re.compile(r"(^|/)(batch_stats|(running|moving)_(mean|var|avg)[^/]*|num_batches_tracked)(/|$)")
+#: Names of other frameworks have dots where ours have slashes: ``transformer.wte.weight``, ``bn1.running_mean``.
+_MEAN_BY_NAME: Final = re.compile(r"embed|(^|[/.])(wte|wpe|router|logits|(lm_|output_)?head)([/.]|$)", re.IGNORECASE)
+#: Statistics of normalisation; those of a BatchNorm may be called just mean and var, beside its scale and bias.
+_LOCAL_BY_NAME: Final = re.compile(
+    r"(^|[/.])(batch_stats|(running|moving)_(mean|var|avg|std)[^/.]*|num_batches_tracked|(mean|var)_ema)([/.]|$)"
+    r"|(?i:(^|[/._])(batch|sync_?batch)_?norm[^/.]*|(^|[/.])bn[^/.]*)[/.](mean|var)$"
+)
+_SEPARATOR: Final = re.compile(r"[/.]")
+_NO_NUMBERS: Final = (
+    "no such values are merged: give arrays of real numbers (torch: tensor.numpy(); complex: real and imaginary"
+    " parts apart), or leave it out of the parameters"
+)
 
 
 def tensor_specs(
@@ -48,21 +57,30 @@ def tensor_specs(
         ConfigError: If a pattern is malformed or matches nothing, names no kind, or does not fit the tensor.
     """
     leaves = flatten(params)
-    kind_of = _resolve("kinds", {p: _kind(p, k) for p, k in (kinds or {}).items()}, tuple(leaves))
-    axes_of = _resolve("unit_axes", dict(unit_axes or {}), tuple(leaves))
+    patterns = arguments.mapping("kinds", kinds)
+    kind_of = _resolve("kinds", {p: _kind(p, k) for p, k in patterns.items()}, tuple(leaves))
+    axes_of = _resolve("unit_axes", arguments.mapping("unit_axes", unit_axes), tuple(leaves))
     stacked = _stacked_axes({name: tuple(leaf.shape) for name, leaf in leaves.items()})
     specs = []
     for name, leaf in leaves.items():
         shape, dtype = tuple(int(n) for n in leaf.shape), str(leaf.dtype)
-        axes = axes_of.get(name, stacked[name])
-        if not 0 <= axes <= len(shape):
-            raise ConfigError(f"unit_axes of {name}", axes, f"the tensor has the shape {shape}: at most {len(shape)}")
-        trainable = is_trainable(leaf)
-        kind = kind_of.get(name) or (_default_kind(name, shape[axes:]) if trainable else Kind.LOCAL)
+        cure = f"the tensor has the shape {shape}: must be a whole number, at most {len(shape)}"
+        axes = arguments.whole(f"unit_axes of {name}", axes_of.get(name, stacked[name]), cure, most=len(shape))
+        trainable, real = is_trainable(leaf), arguments.is_real(leaf.dtype)
+        kind = kind_of.get(name)
+        if not arguments.is_carried(leaf.dtype) or not (kind or real or arguments.is_key(leaf.dtype)):
+            raise ConfigError(f"params {name}", arguments.shown(leaf), _NO_NUMBERS)
+        if kind is None:
+            kind = _default_kind(name, shape[axes:]) if trainable else Kind.LOCAL
         if kind in (Kind.RDA, Kind.MEAN) and not trainable:
             cure = "only floating-point arrays with elements can be averaged; make it local or frozen"
             raise ConfigError(f"kinds of {name}", str(kind), cure)
-        specs.append(TensorSpec(name=name, shape=shape, dtype=dtype, kind=kind, unit_axes=axes))
+        if kind is Kind.FROZEN and not real:
+            cure = f"{arguments.shown(leaf)} does not travel: only numbers can be frozen; make it local"
+            raise ConfigError(f"kinds of {name}", str(kind), cure)
+        spec = TensorSpec(name=name, shape=shape, dtype=dtype, kind=kind, unit_axes=axes)
+        arguments.check_tensor(spec)
+        specs.append(spec)
     return tuple(specs)
 
 
@@ -79,12 +97,7 @@ def describe_kinds(specs: tuple[TensorSpec, ...]) -> str:
 
 def is_trainable(leaf: Any) -> bool:
     """Whether the array holds floating-point numbers, at least one; bfloat16 and smaller floats included."""
-    try:
-        dtype = np.dtype(leaf.dtype)
-        ml_dtypes.finfo(dtype)  # type: ignore[no-untyped-call]
-    except (TypeError, ValueError):  # ValueError: an integer; TypeError: a JAX key, which numpy does not know
-        return False
-    return dtype.kind != "c" and int(math.prod(leaf.shape)) > 0
+    return arguments.is_floating(leaf.dtype) and int(math.prod(leaf.shape)) > 0
 
 
 def _default_kind(name: str, unit_shape: tuple[int, ...]) -> Kind:
@@ -104,7 +117,7 @@ def _stacked_axes(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
     for component in ("layers", "blocks", "experts"):
         groups: dict[str, list[str]] = {}
         for name in shapes:
-            parts = name.split("/")
+            parts = _SEPARATOR.split(name)
             for i, part in enumerate(parts[:-1]):
                 if part == component and not parts[i + 1].isdecimal():
                     groups.setdefault("/".join(parts[: i + 1]), []).append(name)
@@ -136,8 +149,8 @@ def _resolve(field: str, patterns: Mapping[str, Any], names: tuple[str, ...]) ->
 def _kind(pattern: str, kind: str) -> Kind:
     try:
         return Kind(kind)
-    except ValueError as err:
-        raise ConfigError(f"kinds[{pattern!r}]", kind, f"must be one of {', '.join(Kind)}") from err
+    except (ValueError, TypeError) as err:
+        raise ConfigError(f"kinds[{pattern!r}]", arguments.shown(kind), f"must be one of {', '.join(Kind)}") from err
 
 
 def _shortened(names: list[str], most: int = 12) -> str:

@@ -7,6 +7,7 @@ and never import JAX.
 
 from __future__ import annotations
 
+import math
 import operator
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,8 +19,10 @@ import numpy.typing as npt
 
 from broker.errors import ConfigError
 from broker.fragments import FragmentManifest
+from islands import persistence
+from islands.arguments import shown
 from islands.reference import adopted, wide_dtype
-from islands.tree import Tree, TreeNames, children_of
+from islands.tree import NO_ARRAY, Tree, TreeNames, children_of
 
 Array = npt.NDArray[Any]
 Leaf = Any  #: an array of numpy or JAX
@@ -48,6 +51,11 @@ def site_of(leaf: Leaf) -> Site:
     return Site(np.dtype(getattr(leaf, "dtype", None) or type(leaf)), False)
 
 
+def is_array(leaf: Leaf) -> bool:
+    """Whether a leaf is an array of numpy or JAX, and not one of another library."""
+    return isinstance(leaf, np.ndarray | np.generic) or is_on_device(leaf)
+
+
 def is_on_device(leaf: Leaf) -> bool:
     """Whether a leaf is a JAX array; without JAX nothing is."""
     jax = sys.modules.get("jax")
@@ -67,6 +75,9 @@ class Parameters:
     def __init__(self, params: Tree) -> None:
         self._names = TreeNames(params)
         leaves = self._names.leaves(params)
+        for name, leaf in leaves.items():
+            if not is_array(leaf):
+                raise ConfigError(f"params {name}", type(leaf).__name__, NO_ARRAY)
         self._specs = {name: (tuple(leaf.shape), leaf.dtype) for name, leaf in leaves.items()}
         self._ways = _ways_to(params, leaves)
         self._fragments: tuple[tuple[str, ...], ...] = ()
@@ -87,9 +98,9 @@ class Parameters:
         """
         for name, leaf in self._names.leaves(params).items():
             shape, dtype = self._specs[name]
-            if (tuple(leaf.shape), leaf.dtype) != (shape, dtype):
+            if not is_array(leaf) or (tuple(leaf.shape), leaf.dtype) != (shape, dtype):
                 cure = f"it joined as {dtype}{list(shape)}; shapes and dtypes must stay the same"
-                raise ConfigError(f"params {name}", f"{leaf.dtype}{list(leaf.shape)}", cure)
+                raise ConfigError(f"params {name}", shown(leaf), cure)
 
     def of_fragment(self, params: Tree, fragment_id: int) -> list[Leaf]:
         """Returns the leaves of one fragment, in manifest order."""
@@ -112,7 +123,11 @@ class Parameters:
 
     def _read(self, params: Tree, names: Sequence[str]) -> list[Leaf]:
         if self._ways is not None:
-            return [_follow(self._ways[name], params) for name in names]
+            try:
+                return [_follow(self._ways[name], params) for name in names]
+            except (LookupError, AttributeError, TypeError):
+                self.check(params)  # says what is missing
+                raise
         leaves = self._names.leaves(params)
         return [leaves[name] for name in names]
 
@@ -243,6 +258,28 @@ class Placement:
                 placed.append(cast)
         return placed
 
+    def places(self, movements: Sequence[Array]) -> dict[int, Leaf]:
+        """Returns which tensors to sample, by number, and where: the elements that move most.
+
+        Args:
+            movements: Of each tensor, in its shape.
+        """
+        found = {i: persistence.positions(movements[i]) for i in self._sampled([x.shape for x in movements])}
+        return self._on_device(found)
+
+    def _sampled(self, shapes: Sequence[tuple[int, ...]]) -> list[int]:
+        """The largest tensors among those that are kept together."""
+        sizes = [math.prod(shape) if shape else 0 for shape in shapes]  # a scalar has no positions
+        company = max((indices for indices, _ in self._groups), key=lambda each: sum(sizes[i] for i in each))
+        return sorted((i for i in company if sizes[i]), key=lambda i: -sizes[i])[: persistence.TENSORS]
+
+    def _on_device(self, places: Mapping[int, Array]) -> dict[int, Leaf]:
+        if not any(self.sites[i].on_device for i in places):
+            return dict(places)
+        from islands import jax_placement
+
+        return {i: jax_placement.put(place, None) for i, place in places.items()}
+
     def warm_up(self, leaves: Sequence[Leaf], keep: float) -> None:
         """Compiles what the training thread will call, so that no step waits for it.
 
@@ -251,6 +288,10 @@ class Placement:
             keep: Of the run.
         """
         self.copy(leaves)
+        shapes = [tuple(x.shape) for x in leaves]
+        counts = {i: (len(shapes[i]), persistence.num_positions(math.prod(shapes[i]))) for i in self._sampled(shapes)}
+        places = self._on_device({i: np.zeros(count, np.int32) for i, count in counts.items()})
+        sample([leaves[i] for i in places], list(places.values()))
         if keep > 0:
             zeros = [np.zeros(x.shape, wide_dtype(site.dtype)) for x, site in zip(leaves, self.sites, strict=True)]
             self.install(leaves, self.place(zeros, keep), keep)
@@ -270,6 +311,24 @@ def _copies(leaves: list[Leaf], *, on_device: bool) -> list[Leaf]:
 
         return list(jax_placement.copy(leaves))
     return [np.array(leaf) if hasattr(leaf, "dtype") else leaf for leaf in leaves]
+
+
+def sample(leaves: Sequence[Leaf], places: Sequence[Leaf]) -> list[Leaf]:
+    """Returns copies of a few elements of each leaf; those of JAX are only dispatched.
+
+    Args:
+        leaves: Of the sorts and devices they may be; usually of one.
+        places: From :meth:`Placement.places`.
+    """
+    if not all(map(is_on_device, leaves)):
+        return [_sample_of(leaf, place) for leaf, place in zip(leaves, places, strict=True)]
+    from islands import jax_placement
+
+    return list(jax_placement.sample(list(leaves), list(places))) if leaves else []
+
+
+def _sample_of(leaf: Leaf, place: Leaf) -> Leaf:
+    return sample([leaf], [place])[0] if is_on_device(leaf) else np.asarray(leaf)[tuple(np.asarray(place))]
 
 
 def copy(leaves: Sequence[Leaf]) -> list[Leaf]:

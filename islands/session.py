@@ -46,10 +46,12 @@ from islands.exchange import (
     Membership,
     Moment,
     Position,
+    Returned,
     take_newest,
 )
 from islands.offers import Offers
 from islands.paused import Paused
+from islands.persistence import Persistence, Verdict, gone
 from islands.placement import Leaf
 from islands.shares import Taken
 from islands.snapshots import Snapshots, Work
@@ -92,6 +94,7 @@ class Session:
         self._wire = Wire(config, self._receive, self._line, sequence)
         self._snapshots = Snapshots(config, core, workshop, exchange)
         self._offers = Offers(exchange)
+        self._persistence = Persistence()
         self._loop: asyncio.AbstractEventLoop
         self._tasks: asyncio.TaskGroup
         self._leaving: asyncio.Event
@@ -265,6 +268,8 @@ class Session:
         if core.joined and position.step > core.at.step:
             boundary = events.Boundary(inner_step=position.step, tokens=position.tokens, trained=self._trained())
             self._perform(core.handle(boundary, now_s))
+        while exchange.returned:
+            self._spawn(self._judge(exchange.returned.popleft()))
         for event in self._snapshots.advance(now_s):
             self._perform(core.handle(event, now_s))
 
@@ -420,11 +425,15 @@ class Session:
         )
 
     def _check_size(self, manifest: FragmentManifest) -> None:
-        """ConfigError if the largest fragment is no message for this island: it could neither send nor receive it."""
+        """ConfigError if the largest fragment is no message for this island: it could neither send nor receive it.
+
+        The run has its fragments by now, and everybody else has room for them.
+        """
         limits = self._config.limits()
         least = 4 * max(manifest.sizes) + limits.max_header_bytes
         if limits.max_message_bytes < least:
-            cure = f"must be at least {least} for the largest fragment; raise it everywhere, or use more fragments"
+            cure = f"must be at least {least} for the largest fragment of this run: give it to islands.join, or in the "
+            cure += "table [run] of the configuration, which is everybody's"
             raise ConfigError("max_message_bytes", limits.max_message_bytes, cure)
 
     async def _warm_up(self, keep: float) -> None:
@@ -441,6 +450,15 @@ class Session:
         assert self._core.settings is not None
         payload = await self._workshop.capture(fragment_id, copies, self._core.settings.codec)
         self._handle(events.Captured(fragment_id=fragment_id, payload=payload))
+
+    async def _judge(self, returned: Returned) -> None:
+        """Ends training where adoptions do not stay in the parameters: the books would say that they do."""
+        found = await self._workshop.judge(returned)
+        lost = self._persistence.lost(returned.step, found)
+        self._exchange.suspected = self._persistence.suspected
+        if lost or (returned.first and found is Verdict.UNDONE):
+            self._exchange.error = gone(returned.first)
+            self._exchange.news.set()
 
     async def _prepare(self, action: events.Prepare) -> None:
         install = await self._workshop.prepare(action.version, action.keep)

@@ -19,8 +19,10 @@ import xxhash
 
 from broker.messages import Codec, Encoded, StatePart
 from islands import checkpoint
+from islands.arguments import is_floating
 from islands.checkpoint import Checkpoint
 from islands.donation import PART_BYTES
+from islands.plain_leaves import PLAIN, as_array, is_plain, value_of
 
 _ELEMENT_BYTES = 4
 
@@ -41,7 +43,7 @@ class Needed:
     def most_bytes(self) -> int:
         """What a fitting state takes, generously."""
         leaves = [*self.state, *self.local]
-        arrays = sum(int(getattr(leaf, "nbytes", 8)) for _, leaf in leaves)
+        arrays = sum(int(as_array(leaf).nbytes if is_plain(leaf) else getattr(leaf, "nbytes", 8)) for _, leaf in leaves)
         return arrays + (1 << 16) + 512 * len(leaves) + 4 * sum(len(name) for name, _ in leaves)
 
 
@@ -87,7 +89,7 @@ def unfit(found: Checkpoint, needed: Needed) -> str:
     for name, sort, array in (*found.state, *found.local):
         if not _holds(sort, array):
             return f"{name} is called {sort} and holds {array.dtype}{list(array.shape)}"
-        if not _finite(array):
+        if not _finite(sort, array):
             return f"{name} is not finite"
     return ""
 
@@ -101,8 +103,16 @@ def _holds(sort: str, array: npt.NDArray[Any]) -> bool:
     """Whether an array may stand for a leaf of this sort: its own dtype, a random key's integers, or a plain number."""
     if sort.startswith("key<"):
         return array.dtype.kind == "u"
-    return str(array.dtype) == sort or (array.shape == () and array.dtype.kind in "ifb")
+    if sort not in PLAIN:
+        return str(array.dtype) == sort
+    try:
+        value_of(array, PLAIN[sort])
+    except ValueError:
+        return False
+    return True
 
 
-def _finite(array: npt.NDArray[Any]) -> bool:
-    return array.dtype.kind in "iub" or bool(np.isfinite(array).all())
+def _finite(sort: str, array: npt.NDArray[Any]) -> bool:
+    if sort == float.__name__:
+        return not np.isnan(array).any()  # a best loss begins at infinity, and says nothing of what was trained
+    return not (is_floating(array.dtype) or array.dtype.kind == "c") or bool(np.isfinite(array).all())

@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from broker import logs
 from broker.errors import ConfigError
+from islands import arguments
 from islands.options import check_options, module_and_function, no_module
 from islands.shares import DataShare as DataShare  # where tasks look for it
 
@@ -103,14 +104,21 @@ class Task:
         """Checks what can be checked without calling anything.
 
         Raises:
-            ConfigError: If a step trains no tokens, ``bytes_per_token`` is negative or not finite, or a metric has no
-                direction.
+            ConfigError: If a step trains no tokens, ``bytes_per_token`` is negative or not finite, a metric has no
+                direction, or what must be a function or a mapping is none.
         """
-        if self.tokens_per_step < 1:
-            cure = "must be at least 1; count examples where there are no tokens"
-            raise ConfigError("tokens_per_step", self.tokens_per_step, cure)
-        if not 0 <= self.bytes_per_token < math.inf:
-            raise ConfigError("bytes_per_token", self.bytes_per_token, "must be positive, or 0 when it is not known")
+        cure = "must be at least 1; count examples where there are no tokens"
+        tokens = arguments.whole("tokens_per_step", self.tokens_per_step, cure, least=1, may_wait=True)
+        object.__setattr__(self, "tokens_per_step", tokens)
+        cure = "must be positive, or 0 when it is not known"
+        nbytes = arguments.number("bytes_per_token", self.bytes_per_token, cure)
+        if not 0 <= nbytes < math.inf:
+            raise ConfigError("bytes_per_token", self.bytes_per_token, cure)
+        object.__setattr__(self, "bytes_per_token", nbytes)
+        for name in ("init", "train", "data", "evaluate", "fresh_optimizer"):
+            arguments.function(name, getattr(self, name), "must be a function: see islands.Task")
+        for name in ("kinds", "unit_axes"):
+            object.__setattr__(self, name, arguments.mapping(name, getattr(self, name)))
         for name, better in self.metrics.items():
             if better not in (MORE, LESS):
                 cure = f"must be {MORE!r} where more of {name} is better, or {LESS!r} where less is"

@@ -16,6 +16,11 @@ from typing import Any
 
 from broker.errors import ConfigError
 
+#: Cures a leaf that is none of these.
+NO_ARRAY = (
+    "every leaf is an array of numpy or JAX: convert it (torch: tensor.numpy()) or leave it out"
+    " (Equinox: eqx.filter(model, eqx.is_array))"
+)
 #: Any nest of containers with arrays as leaves; None is an empty container.
 Tree = Any
 
@@ -41,8 +46,7 @@ class TreeNames:
         self._name_of_leaf: list[str] = []
         for name, leaf in named_leaves(tree):
             if not (hasattr(leaf, "shape") and hasattr(leaf, "dtype")):
-                cure = "every leaf is an array (Equinox: eqx.filter(model, eqx.is_array)); make it one or leave it out"
-                raise ConfigError(f"params {name}", type(leaf).__name__, cure)
+                raise ConfigError(f"params {name}", type(leaf).__name__, NO_ARRAY)
             if name in used:
                 cure = 'two leaves have this path; a key holds a "/", or 1 and "1" are both keys: rename one'
                 raise ConfigError("params", name, cure)

@@ -21,9 +21,10 @@ from broker.fragments import FragmentManifest
 from broker.messages import Codec, Encoded, Envelope, StatePart, Version
 from islands import checkpoint, paused_file, placement, state_parts
 from islands.checkpoint import Checkpoint
-from islands.exchange import Install, Moment, Position, Snapshot
+from islands.exchange import Install, Moment, Position, Returned, Snapshot
 from islands.inspection import flaw_in
 from islands.paused import Paused
+from islands.persistence import LONGEST_FIRST_STEP, LONGEST_STEP, Verdict, verdict
 from islands.placement import Leaf, Parameters, Placement
 from islands.reference import Reference, encode_seed
 from islands.state_parts import Needed
@@ -37,7 +38,7 @@ log = logs.get(__name__)
 WORKERS = 8
 #: A disk that hangs must not keep an island from leaving.
 KEEP_WITHIN_S = 3.0
-_INITIAL = -1  # whose turn it is to make the initial parameters
+_INITIAL, _VERDICTS = -1, -2  # whose turn it is to make the initial parameters, to judge adoptions
 
 
 class Workshop:
@@ -110,6 +111,7 @@ class Workshop:
         def encode() -> tuple[Encoded, ...]:
             if self._init is not None:
                 self._initial, self._init = self._init(seed), None
+                self.parameters.check(self._initial)
             params = self._initial
             if params is None or self._manifest is None:
                 raise LocalProtocolError("the run asks for version 0 after it began: start a new one")
@@ -137,7 +139,8 @@ class Workshop:
     async def prepare(self, version: Version, keep: float) -> Install:
         """Returns a version, placed so that installing it is one addition."""
         p = version.fragment_id
-        reference = self._references[p]
+        reference, manifest = self._references[p], self._manifest
+        assert manifest is not None
 
         def prepare() -> Install:
             here = self.placements[p]
@@ -149,6 +152,7 @@ class Workshop:
                 placed=tuple(here.place(shift, keep)),
                 shift=shift,
                 dtypes=here.dtypes,
+                places=here.places(shift) if p in manifest.moving else {},
             )
 
         return await self._in_turn(p, prepare)
@@ -162,6 +166,17 @@ class Workshop:
             reference.installed(install.shift, install.keep, install.dtypes, replaced)
 
         await self._in_turn(install.fragment_id, settle)
+
+    async def judge(self, returned: Returned) -> Verdict:
+        """Says whether an adoption was in the parameters of the caller's next step; those asked first, first."""
+        longest = LONGEST_FIRST_STEP if returned.first else LONGEST_STEP
+
+        def judge() -> Verdict:
+            samples = returned.before, returned.installed, returned.following
+            before, installed, following = ([placement.to_host(x) for x in each] for each in samples)
+            return verdict(before, installed, following, longest)
+
+        return await self._in_turn(_VERDICTS, judge)
 
     async def capture(self, fragment_id: int, copies: tuple[Leaf, ...], codec: Codec) -> tuple[Encoded, ...]:
         """Returns the encoded pseudo-gradient of a fragment's copies, and advances its reference."""

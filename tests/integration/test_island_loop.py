@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 import json
 import subprocess
 import sys
@@ -242,6 +243,20 @@ def test_the_share_of_time_in_here_counts_from_the_end_of_the_first_step(hub):
         assert 0.0 < island.sync_share < 1.0
 
 
+def test_numbers_of_numpy_and_jax_travel_as_plain_ones(hub):
+    options = {"tokens_per_step": np.int64(TOKENS), "unit_axes": {"w": np.int8(1)}, "donor_wait_s": np.float32(0)}
+    with join(hub, params_of(), **options) as island:
+        params, _ = island.restore(params_of())
+        losses = itertools.cycle([np.float32(0.5), np.array(0.5), jnp.float32(0.5), 0.5])
+        ends_s = time.monotonic() + WAIT_S
+        while min(newest(hub)) < 2 or hub.member(island.id).heartbeat.loss != 0.5:
+            assert time.monotonic() < ends_s
+            state = ({"random": np.random.default_rng(1).bit_generator.state}, np.int64(island.inner_step))
+            params = island.step(numpy_step(params), tokens=np.array(TOKENS), loss=next(losses), state=state)
+            time.sleep(0.002)
+        assert (type(island.tokens), island.tokens) == (int, island.inner_step * TOKENS)
+
+
 # --- refusals -----------------------------------------------------------------------------------------------------
 
 
@@ -318,6 +333,135 @@ def test_a_loop_that_is_used_wrongly_is_told_what_to_do(hub):
             island.step(params, tokens=11)
     with pytest.raises(LocalProtocolError, match="has left its run"):
         island.step(params, tokens=TOKENS)
+
+
+# --- what is adopted stays ------------------------------------------------------------------------------------------
+
+
+RATE = 0.02
+
+
+@jax.jit
+def descended(masters, batch):
+    """One step of linear regression in mixed precision: float32 masters, seen in bfloat16."""
+
+    def loss(masters):
+        seen = jax.tree.map(lambda x: x.astype(jnp.bfloat16).astype(jnp.float32), masters)
+        return jnp.mean((batch[0] @ seen["w"] + seen["b"] - batch[1]) ** 2)
+
+    return jax.tree.map(lambda w, slope: w - RATE * slope, masters, jax.grad(loss)(masters))
+
+
+def batches_of(seed):
+    """Endless noisy batches of one truth."""
+    rng = np.random.default_rng(seed)
+    truth = np.random.default_rng(0).normal(size=(20, 10))
+    while True:
+        x = rng.normal(size=(8, 20)).astype(np.float32)
+        yield x, (x @ truth + rng.normal(size=(8, 10))).astype(np.float32)
+
+
+def masters_of(seed=0):
+    return {
+        "w": jax.random.normal(jax.random.key(seed), (20, 10)),
+        "b": jnp.zeros(10),
+    }
+
+
+def short(tree):
+    return jax.tree.map(lambda x: x.astype(jnp.bfloat16), tree)
+
+
+def train_from_own_masters(island, data):
+    """Hands over bfloat16 parameters that each step casts anew from masters, which never hear of a version."""
+    masters = masters_of()
+    params, _ = island.restore(short(masters))
+    while not island.done:
+        masters = descended(masters, next(data))
+        params = island.step(short(masters), tokens=TOKENS, state=(masters, None))
+        time.sleep(0.001)
+    return island.close(params)
+
+
+def train_handing_over_masters(island, data):
+    masters, _ = island.restore(masters_of())
+    while not island.done:
+        masters = island.step(descended(masters, next(data)), tokens=TOKENS)
+        time.sleep(0.001)
+    return island.close(masters)
+
+
+def train_on_its_own_tree(island, data):
+    """Ignores what a step returns, as a loop may that keeps its parameters in a model object."""
+    params, _ = island.restore(masters_of())
+    while not island.done:
+        params = descended(params, next(data))
+        island.step(params, tokens=TOKENS)
+        time.sleep(0.001)
+    return island.close(params)
+
+
+def run_two(store, loop, params, **settings):
+    """Trains two islands, until the first error; returns what each ended with: its parameters, or an error.
+
+    By itself an island has nothing to adopt that it has not made, so the other one may never be told.
+    """
+    ends, failed = {}, threading.Event()
+
+    def batches(seed):
+        for batch in batches_of(seed):
+            if failed.is_set():
+                return
+            yield batch
+
+    def main(name, seed):
+        try:
+            with join(hub, params, island_id=name) as island:
+                ends[name] = loop(island, batches(seed))
+        except Exception as err:  # noqa: BLE001 (returned)
+            ends[name] = err
+            failed.set()
+
+    with Hub(store, islands=2, sync_interval=24, **settings) as hub:
+        threads = [threading.Thread(target=main, args=each) for each in (("a", 1), ("b", 2))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(WAIT_S)
+    return ends
+
+
+@pytest.mark.parametrize("keep", [1.0, 0.0])
+def test_bfloat16_parameters_cast_from_masters_that_are_not_handed_over_end_training_with_the_cure(tmp_path, keep):
+    ends = run_two(tmp_path / "store", train_from_own_masters, short(masters_of()), keep=keep)
+    (told, *_) = [str(end) for end in ends.values() if isinstance(end, ConfigError)]
+    assert "what was adopted is not in the next ones" in told
+    assert "hand over the tree that the optimizer steps from: float32 masters" in told
+
+
+def test_a_loop_that_ignores_what_a_step_returns_is_told(tmp_path):
+    ends = run_two(tmp_path / "store", train_on_its_own_tree, masters_of())
+    (told, *_) = [str(end) for end in ends.values() if isinstance(end, ConfigError)]
+    assert "train on from what step returns" in told
+
+
+@pytest.mark.parametrize("keep", [1.0, 0.0])
+def test_the_same_loop_that_hands_over_its_masters_trains_to_the_end(tmp_path, keep):
+    settings = {"keep": keep, "total_tokens": 12_000}
+    ends = run_two(tmp_path / "store", train_handing_over_masters, masters_of(), **settings)
+    final = stored(tmp_path / "store")
+    for end in ends.values():
+        assert {name: np.asarray(x).tolist() for name, x in end.items()} == {n: x.tolist() for n, x in final.items()}
+
+
+def test_a_loop_that_ignores_what_restore_returns_is_told_after_its_first_step(hub):
+    with join(hub, masters_of(1), island_id="first") as first:
+        first.restore(masters_of(1))
+        with join(hub, masters_of(2), island_id="second") as second:
+            second.restore(masters_of(2))
+            data = batches_of(2)
+            with pytest.raises(ConfigError, match="train on from what restore returns"):
+                train(second, masters_of(2), lambda params: descended(params, next(data)))
 
 
 # --- coming and going ---------------------------------------------------------------------------------------------

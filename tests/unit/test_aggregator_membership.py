@@ -119,7 +119,7 @@ def test_the_first_island_fixes_the_tensors_and_others_must_agree():
 
 @pytest.mark.parametrize(
     ("name", "cure"),
-    [("max_message_bytes", "or use more fragments"), ("held_bytes", "one round of the largest fragment")],
+    [("max_message_bytes", "a tensor is never split"), ("held_bytes", "one round of the largest fragment")],
 )
 def test_a_model_that_does_not_fit_the_limits_is_refused_and_another_one_is_welcome(name, cure):
     made = Desk(**{name: 5 << 20})

@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -10,7 +11,7 @@ from broker.fragments import FragmentManifest
 from broker.messages import Codec, RunSettings, Share
 from islands import checkpoint, loop
 from islands.config import IslandConfig
-from islands.exchange import Exchange, Membership, Position, Snapshot
+from islands.exchange import Batch, Exchange, Install, Membership, Position, Snapshot, take_newest
 from islands.loop import Island
 from islands.partition import tensor_specs
 from islands.workshop import Workshop
@@ -133,3 +134,238 @@ def test_weights_that_the_loop_ties_are_trained_on(island_of):
         trained = {name: {"bias": params["a"]["bias"] + 1} for name in params}
         params = island.step(trained, tokens=10)
         assert params is trained
+
+
+# --- what a step is given ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tokens", [10, 10.0, np.int64(10), np.array(10), np.uint8(10)])
+@pytest.mark.parametrize("loss", [None, 0.5, np.float32(0.5), np.array(0.5), jnp.float32(0.5)])
+def test_what_counts_as_a_number_is_counted_as_one(island_of, tokens, loss):
+    island, exchange = island_of(params_of())
+    params, _ = island.restore(params_of())
+    island.step(params, tokens=tokens, loss=loss)
+    assert (type(island.tokens), island.tokens) == (int, 10)
+    assert [type(exchange.position.tokens), type(exchange.position.step)] == [int, int]
+    assert take_newest(exchange.losses) == (None if loss is None else 0.5)
+
+
+@pytest.mark.parametrize(
+    ("field", "given"),
+    [
+        *(("tokens", {"tokens": value}) for value in (-1, 1.5, "10", None, [10], np.ones(2), 11, 1 << 63)),
+        *(("loss", {"loss": value}) for value in ("0.5", {"loss": 1}, [0.5], np.ones(2), jnp.ones(2), 1j)),
+        *((r"state(\[1\])?", {"state": value}) for value in ({"m": 1}, (1, 2, 3), (None, -1), (None, "x"))),
+        ("state m", {"state": ({"m": object()}, None)}),
+    ],
+    ids=str,
+)
+def test_what_a_step_cannot_take_is_refused_at_once_and_nothing_of_it_is_counted(island_of, field, given):
+    island, exchange = island_of(params_of())
+    params, _ = island.restore(params_of())
+    with pytest.raises(ConfigError, match=rf"^{field} = .+: .+"):
+        island.step(params, **({"tokens": 10, "loss": 0.5} | given))
+    assert (island.inner_step, island.tokens, list(exchange.losses), list(exchange.trained)) == (0, 0, [], [])
+    island.step(params, tokens=10, loss=0.5)
+    assert (island.inner_step, island.tokens) == (1, 10)
+
+
+def test_the_counter_of_tokens_stays_one_that_messages_hold(island_of):
+    island, _ = island_of(params_of())
+    params, _ = island.restore(params_of())
+    island.tokens = (1 << 63) - 5
+    with pytest.raises(ConfigError, match="tokens = 10"):
+        island.step(params, tokens=10)
+
+
+@pytest.mark.parametrize("other", [{"w": np.ones((4, 3), np.float32)}, None, {**params_of(), "b": 1.0}, [1, 2]])
+def test_other_parameters_than_those_of_the_join_are_refused_by_name(island_of, other):
+    island, exchange = island_of(params_of())
+    with pytest.raises(ConfigError, match=r"^params"):
+        island.restore(other)
+    params, _ = island.restore(params_of())
+    with pytest.raises(ConfigError, match=r"^params"):
+        island.step(other, tokens=10)
+    island.step(params, tokens=10)
+    exchange.watched = frozenset({0})  # from here on a boundary reads them
+    with pytest.raises(ConfigError, match=r"^params"):
+        island.step({"w": params["w"]}, tokens=10)
+
+
+# --- what a state may hold --------------------------------------------------------------------------------------------
+
+
+def state_of(value):
+    """A state as a numpy loop may keep it, with a generator of random numbers."""
+    return {
+        "m": np.full(3, value, np.float32),
+        "count": value,
+        "best": float("inf"),
+        "name": "adam" * value,
+        "done": value > 3,
+        "raw": bytes(range(value)),
+        "empty": "",
+        "none": None,
+        "random": np.random.default_rng(value).bit_generator.state,  # text, and integers of 128 bits
+        "labels": np.array(["a" * value]),
+    }
+
+
+def test_plain_values_of_a_state_come_back_from_the_checkpoint(island_of, tmp_path):
+    path = tmp_path / "island-0.checkpoint"
+    island, _ = island_of(params_of(), checkpoint_file=path)
+    params, _ = island.restore(params_of(), state_of(2))
+    island.step(params, tokens=10)
+    given = {**state_of(5), "labels": state_of(2)["labels"]}  # of one dtype, as all arrays
+    island.save(params, (given, None))
+    island, _ = island_of(params_of(), checkpoint_file=path)
+    _, found = island.restore(params_of(), state_of(2))
+    assert island.restored == "checkpoint"
+    assert np.array_equal(found.pop("m"), given.pop("m"))
+    assert np.array_equal(found.pop("labels"), given.pop("labels"))
+    assert found == given
+    assert {name: type(x) for name, x in found.items()} == {name: type(x) for name, x in given.items()}
+
+
+@pytest.mark.parametrize("counts", [(0, jnp.int32(7)), (jnp.int32(0), 7), (0.0, np.float32(7)), (np.float32(0), 7.0)])
+def test_a_number_that_a_jitted_step_has_made_an_array_is_the_same_leaf(island_of, tmp_path, counts):
+    path = tmp_path / "island-0.checkpoint"
+    fresh, later = counts
+    island, _ = island_of(params_of(), checkpoint_file=path)
+    params, _ = island.restore(params_of(), {"count": fresh})
+    island.step(params, tokens=10)
+    island.save(params, ({"count": later}, None))
+    island, _ = island_of(params_of(), checkpoint_file=path)
+    _, found = island.restore(params_of(), {"count": fresh})
+    assert island.restored == "checkpoint"
+    assert found["count"] == 7
+    assert checkpoint.sort_of(found["count"]) == checkpoint.sort_of(fresh)
+
+
+@pytest.mark.parametrize(
+    "leaf",
+    [object(), Position(1, 2), np.random.default_rng(0), np.array([object()]), np.zeros(2, "V4"), Codec.F32, len],
+    ids=repr,
+)
+def test_a_leaf_that_no_checkpoint_can_hold_is_refused_by_path_at_restore_and_the_first_time_it_is_shown(
+    island_of, tmp_path, leaf
+):
+    island, _ = island_of(params_of())
+    with pytest.raises(ConfigError, match=r"^state inner/0 = .*: no checkpoint carries it"):
+        island.restore(params_of(), {"inner": [leaf]})
+    island, _ = island_of(params_of())
+    params, _ = island.restore(params_of(), {"inner": [1]})
+    with pytest.raises(ConfigError, match=r"^state inner/0 = "):
+        island.step(params, tokens=10, state=({"inner": [leaf]}, None))
+    island, _ = island_of(params_of(), checkpoint_file=tmp_path / "checkpoint")
+    params, _ = island.restore(params_of(), {"inner": [1]})
+    params = island.step(params, tokens=10)
+    with pytest.raises(ConfigError, match=r"^state inner/0 = "):
+        island.save(params, ({"inner": [leaf]}, None))
+
+
+def test_a_state_that_no_restore_could_take_back_is_told_at_the_first_step(island_of, caplog):
+    island, _ = island_of(params_of())
+    params, _ = island.restore(params_of())
+    island.step(params, tokens=10, state=({"m": np.zeros(3)}, None))
+    (said,) = [r.atoll_fields["detail"] for r in caplog.records if r.getMessage() == "island.state_differs"]
+    assert "1 arrays were saved, 0 are needed" in said
+
+
+# --- what was adopted, at the next step -------------------------------------------------------------------------------
+
+
+def offer(island, exchange, version, *, keep=1.0, by=1.0, fresh_optimizer=False):
+    """Has the next boundary install a version that moves every element."""
+    here = island._workshop.placements[0]
+    shift = tuple(np.full(leaf.shape, by, np.float32) for leaf in island._parameters.of_fragment(params_of(), 0))
+    install = Install(
+        fragment_id=0,
+        fragment_version=version,
+        keep=keep,
+        placed=tuple(here.place(shift, keep)),
+        shift=shift,
+        dtypes=here.dtypes,
+        places=here.places(shift),
+    )
+    exchange.ready.append(Batch(installs=(install,), fresh_optimizer=fresh_optimizer))
+
+
+@pytest.mark.parametrize("array", [np.asarray, jnp.asarray])
+@pytest.mark.parametrize("keep", [1.0, 0.0])
+def test_elements_of_an_adoption_are_compared_with_the_next_step_and_with_no_other(island_of, array, keep):
+    def step_of(params):
+        return {name: x + array(np.float32(0.25)) for name, x in params.items()}
+
+    given = {name: array(x) for name, x in params_of(0.0).items()}
+    island, exchange = island_of(given)
+    params, _ = island.restore(given)
+    params = island.step(step_of(params), tokens=10)
+    assert not exchange.returned
+    offer(island, exchange, 1, keep=keep)
+    params = island.step(step_of(params), tokens=10)
+    assert not exchange.returned
+    began = [np.asarray(x).copy() for x in params.values()]
+    params = island.step(step_of(params), tokens=10)
+    (found,) = exchange.returned
+    assert (found.step, found.first) == (2, False)
+    installed = 1.5 if keep else 1.0
+    for samples, value in ((found.before, 0.5), (found.installed, installed), (found.following, installed + 0.25)):
+        assert [np.asarray(x).shape for x in samples] == [(12,), (3,)]
+        assert all(np.all(np.asarray(x) == value) for x in samples)
+    assert all(np.all(x == installed) for x in began)
+    island.step(step_of(params), tokens=10)
+    assert len(exchange.returned) == 1
+
+
+def test_samples_outlive_a_loop_that_writes_to_its_arrays_in_place(island_of):
+    island, exchange = island_of(params_of(0.0))
+    params, _ = island.restore(params_of(0.0))
+    params = island.step(params, tokens=10)
+    offer(island, exchange, 1)
+    island.step(params, tokens=10)  # what it returns is ignored
+    for x in params.values():
+        x -= 0.25
+    island.step(params, tokens=10)
+    (found,) = exchange.returned
+    assert [float(np.unique(x[0])[0]) for x in (found.before, found.installed, found.following)] == [0.0, 1.0, -0.25]
+
+
+def test_what_restore_returns_is_looked_at_too_and_a_recovery_and_the_end_are_not(island_of):
+    island, exchange = island_of(params_of(0.0))
+    offer(island, exchange, 0, keep=0.0)
+    params, _ = island.restore(params_of(0.0))
+    params = island.step(params, tokens=10)
+    assert [(found.step, found.first) for found in exchange.returned] == [(0, True)]
+    offer(island, exchange, 1, keep=0.0, fresh_optimizer=True)
+    params = island.step(params, tokens=10)
+    assert island.reset_optimizer
+    params = island.step(params, tokens=10)
+    exchange.done = exchange.finished = True
+    offer(island, exchange, 2)
+    island.close(params)
+    assert len(exchange.returned) == 1
+
+
+def test_adoptions_are_looked_at_at_first_then_now_and_then_and_all_again_under_suspicion(island_of):
+    island, exchange = island_of(params_of(0.0))
+    params, _ = island.restore(params_of(0.0))
+    looked_at = []
+    for version in range(1, 80):
+        exchange.suspected = 48 < version < 55
+        offer(island, exchange, version)
+        params = island.step(island.step(params, tokens=10), tokens=10)
+        if exchange.returned:
+            exchange.returned.clear()
+            looked_at.append(version)
+    assert looked_at == [*range(1, 17), 24, 32, 40, 48, *range(49, 55), 56, 64, 72]
+
+
+def test_other_parameters_after_an_adoption_are_refused_by_name(island_of):
+    island, exchange = island_of(params_of(0.0))
+    params, _ = island.restore(params_of(0.0))
+    params = island.step(params, tokens=10)
+    offer(island, exchange, 1)
+    params = island.step(params, tokens=10)
+    with pytest.raises(ConfigError, match=r"^params w = "):
+        island.step({**params, "w": np.zeros((1, 1), np.float32)}, tokens=10)

@@ -157,6 +157,111 @@ def test_kinds_by_default():
     }
 
 
+def test_names_with_dots_have_the_kinds_of_names_with_slashes():
+    """As a torch model's state_dict has them."""
+    tree = {
+        "transformer.wte.weight": zeros(256, 64),
+        "transformer.h.0.attn.c_attn.weight": zeros(64, 192),
+        "transformer.h.0.mlp.gate.weight": zeros(64, 192),
+        "model.embed_tokens.weight": zeros(256, 64),
+        "lm_head.weight": zeros(64, 256),
+        "head.bias": zeros(256),
+        "multihead.weight": zeros(64, 64),
+        "bn1.weight": zeros(64),
+        "bn1.running_mean": zeros(64),
+        "bn1.running_var": zeros(64),
+        "bn1.num_batches_tracked": zeros(dtype="int64"),
+        "layers.up.weight": zeros(4, 64, 64),
+        "layers.down.weight": zeros(4, 64, 64),
+    }
+    assert kinds_of(tree) == {
+        "transformer.wte.weight": "mean",
+        "transformer.h.0.attn.c_attn.weight": "rda",
+        "transformer.h.0.mlp.gate.weight": "rda",
+        "model.embed_tokens.weight": "mean",
+        "lm_head.weight": "mean",
+        "head.bias": "mean",
+        "multihead.weight": "rda",
+        "bn1.weight": "mean",
+        "bn1.running_mean": "local",
+        "bn1.running_var": "local",
+        "bn1.num_batches_tracked": "local",
+        "layers.up.weight": "rda",
+        "layers.down.weight": "rda",
+    }
+    assert {s.name for s in tensor_specs(tree) if s.unit_axes} == {"layers.up.weight", "layers.down.weight"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "batch_stats/BatchNorm_0/mean",  # Flax
+        "BatchNorm_0/mean",  # Flax NNX
+        "encoder/bn1/var",
+        "block.sync_batch_norm.mean",
+        "resnet/batch_norm/mean_ema/average",  # Haiku
+        "bn/moving_variance",  # Keras
+        "moving_mean",
+        "observer.running_std",
+    ],
+)
+def test_statistics_of_normalisation_are_local_whatever_the_framework(name):
+    assert kinds_of({name: zeros(64, 64)}) == {name: "local"}
+
+
+@pytest.mark.parametrize("name", ["norm/scale", "bn1/scale", "mean", "latent/mean", "layer_norm/mean", "bnet/w", "ema"])
+def test_what_only_sounds_like_statistics_is_trained(name):
+    assert kinds_of({name: zeros(64, 64)}) == {name: "rda"}
+
+
+class Foreign:
+    """An array of another library: its dtype is none that numpy knows."""
+
+    def __init__(self, dtype):
+        self.shape, self.dtype = (64, 64), dtype
+
+
+@pytest.mark.parametrize(
+    "leaf",
+    [
+        Foreign("torch.float32"),
+        Foreign(object()),
+        zeros(64, 64, dtype="complex64"),
+        zeros(64, 64, dtype="U3"),
+        zeros(64, 64, dtype="S3"),
+        zeros(64, 64, dtype="datetime64[s]"),
+        zeros(64, 64, dtype=object),
+        zeros(64, 64, dtype="V4"),
+        zeros(64, 64, dtype=[("a", "f4")]),
+        zeros(0, dtype=object),
+    ],
+    ids=lambda leaf: str(leaf.dtype),
+)
+def test_what_is_no_array_of_real_numbers_is_refused_by_path_and_never_local_in_silence(leaf):
+    with pytest.raises(ConfigError, match=r"^params layers/0/t = .*: no such values are merged: .* leave it out"):
+        tensor_specs({"layers": [{"t": leaf, "w": zeros(64, 64)}]})
+
+
+def test_what_numpy_holds_may_be_local_by_name_and_nothing_else_may():
+    kinds = {"t": "local"}
+    assert kinds_of({"t": zeros(3, dtype="complex64"), "w": zeros(64, 64)}, kinds=kinds)["t"] == "local"
+    for leaf in (Foreign("torch.float32"), zeros(3, dtype=object)):
+        with pytest.raises(ConfigError, match="no such values are merged"):
+            tensor_specs({"t": leaf, "w": zeros(64, 64)}, kinds)
+    with pytest.raises(ConfigError, match="only numbers can be frozen"):
+        tensor_specs({"t": jax.random.key(0), "w": zeros(64, 64)}, {"t": "frozen"})
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint64", "bool", ml_dtypes.int4])
+def test_counters_of_any_size_are_local(dtype):
+    assert kinds_of({"n": zeros(64, 64, dtype=dtype)}) == {"n": "local"}
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float16", ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn])
+def test_floats_of_any_size_are_synchronised(dtype):
+    assert kinds_of({"n": zeros(64, 64, dtype=dtype)}) == {"n": "rda"}
+
+
 def test_a_random_key_is_local():
     assert kinds_of({"key": jax.random.key(0), "w": jnp.zeros((64, 64))}) == {"key": "local", "w": "rda"}
 
@@ -211,6 +316,7 @@ def test_a_list_of_layers_and_a_lone_matrix_are_not_stacked():
 def test_unit_axes_can_be_given():
     tree = {"stack": zeros(4, 64, 64)}
     assert tensor_specs(tree, unit_axes={"stack": 1})[0].unit_axes == 1
+    assert type(tensor_specs(tree, unit_axes={"stack": np.int64(1)})[0].unit_axes) is int
     with pytest.raises(ConfigError, match="at most 3"):
         tensor_specs(tree, unit_axes={"stack": 4})
 

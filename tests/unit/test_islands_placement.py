@@ -11,7 +11,7 @@ from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from broker.errors import ConfigError
 from broker.fragments import FragmentManifest
-from islands import placement
+from islands import jax_placement, placement
 from islands.partition import tensor_specs
 from islands.placement import Parameters, Placement
 from islands.reference import adopted, wide_dtype
@@ -29,6 +29,20 @@ def parameters(tree, cuts=(1,)):
 
 def shifts(leaves, value=0.5):
     return [np.full(x.shape, value, wide_dtype(np.dtype(x.dtype))) for x in leaves]
+
+
+class Dataset:
+    """An array of another library, with a dtype of numpy."""
+
+    shape, dtype = (2,), np.dtype("float32")
+
+
+@pytest.mark.parametrize("leaf", [Dataset(), jax.ShapeDtypeStruct((2,), jnp.float32), 1.0, "text"])
+def test_a_leaf_that_is_no_array_of_numpy_or_jax_is_refused_by_path_and_type(leaf):
+    with pytest.raises(
+        ConfigError, match=rf"^params a/0 = '{type(leaf).__name__}': every leaf is an array of numpy or"
+    ):
+        Parameters({"a": [leaf], "w": np.zeros(3)})
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
@@ -198,3 +212,53 @@ def test_random_keys_go_to_the_host_as_data_and_come_back_as_keys():
     back = placement.from_host(placement.to_host(key), key)
     assert back.dtype == key.dtype
     assert jax.random.uniform(back) == jax.random.uniform(key)
+
+
+# --- elements to look at --------------------------------------------------------------------------------------------
+
+
+def movements(shapes, seed=0):
+    rng = np.random.default_rng(seed)
+    return [rng.normal(size=shape).astype(np.float32) for shape in shapes]
+
+
+@pytest.mark.parametrize("array", [np.asarray, jnp.asarray])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_what_moves_most_is_sampled_from_the_largest_tensors_and_never_from_a_scalar(array, dtype):
+    shapes = [(), (3,), (40, 30), (4, 5, 6), (50,), (60,), (0, 7)]
+    moves = movements(shapes)
+    leaves = [array(x.astype(dtype)) for x in moves]
+    places = Placement(leaves).places(moves)
+    assert list(places) == [2, 3, 5, 4]
+    for i, sampled in zip(places, placement.sample([leaves[i] for i in places], list(places.values())), strict=True):
+        assert sampled.dtype == leaves[i].dtype
+        largest = np.sort(np.abs(moves[i]), axis=None)[-sampled.size :]
+        assert np.array_equal(np.sort(np.abs(np.asarray(sampled)).astype(np.float32)), largest.astype(dtype))
+
+
+def test_samples_are_copies_of_whatever_sort_of_leaf_there_is():
+    moves = movements([(4, 5), (6,)])
+    leaves = [moves[0].copy(), jnp.asarray(moves[1])]
+    places = [np.array([[3, 0], [4, 1]], np.int32), np.array([[5, 2]], np.int32)]
+    first, second = placement.sample(leaves, places)
+    leaves[0] += 1
+    assert np.array_equal(first, [moves[0][3, 4], moves[0][0, 1]])
+    assert np.array_equal(np.asarray(second), [moves[1][5], moves[1][2]])
+
+
+def test_a_donated_array_is_told_instead_of_sampled():
+    leaf = jnp.zeros(5)
+    jax.jit(lambda x: x + 1, donate_argnums=0)(leaf)
+    with pytest.raises(ConfigError, match="go on with what step returns"):
+        placement.sample([leaf], [np.zeros((1, 2), np.int32)])
+
+
+def test_sampling_is_compiled_with_the_rest_before_the_first_step():
+    shapes = [(33, 31), (7,), (2, 3, 5), (11,), (13,)]
+    leaves = [jnp.asarray(x) for x in movements(shapes)]
+    here = Placement(leaves)
+    here.warm_up(leaves, 1.0)
+    compiled = jax_placement._sample._cache_size()
+    places = here.places(movements(shapes, seed=1))
+    placement.sample([leaves[i] for i in places], list(places.values()))
+    assert jax_placement._sample._cache_size() == compiled

@@ -223,3 +223,60 @@ def test_a_header_that_is_no_map_or_too_deep_or_changed_is_refused():
     changed = bytearray(whole.data)
     changed[40] ^= 1
     assert "its header is changed" in state_parts.read([[replace(whole, data=memoryview(changed))]], size, wanted)[1]
+
+
+PLAIN = {"best": float("inf"), "count": 3, "large": 1 << 127, "name": "adam", "raw": b"\x00\xff", "z": 1 + 2j}
+
+
+def test_plain_values_arrive_as_they_were():
+    parts, size = sent(PLAIN)
+    wanted = {"best": 0.0, "count": 0, "large": 0, "name": "", "raw": b"", "z": 0j}
+    found, flaw = state_parts.read(parts, size, needed(wanted))
+    assert flaw == ""
+    assert checkpoint.restored(wanted, found.state) == PLAIN
+    assert size <= needed(wanted).most_bytes
+
+
+@pytest.mark.parametrize(
+    ("sort", "array", "wanted"),
+    [
+        ("str", np.frombuffer(b"\xff\xfe", np.uint8), "adam"),
+        ("str", np.zeros((2, 2), np.uint8), "adam"),
+        ("str", np.zeros(2, np.float32), "adam"),
+        ("str", np.float32(1), "adam"),
+        ("bytes", np.zeros(2, np.int8), b"x"),
+        ("int", np.frombuffer(b"0xz", np.uint8), 1),
+        ("int", np.frombuffer(b"", np.uint8), 1),
+        ("int", np.float32(1), 1),
+        ("float", np.zeros(3), 1.0),
+        ("float", np.frombuffer(b"1.5", np.uint8), 1.0),
+        ("float", np.float64("nan"), 1.0),
+        ("bool", np.int64(1), True),
+    ],
+    ids=str,
+)
+def test_bytes_that_are_no_value_of_their_sort_are_refused(monkeypatch, sort, array, wanted):
+    monkeypatch.setattr(checkpoint, "sort_of", lambda leaf: sort)
+    parts, size = sent({"x": array})
+    monkeypatch.undo()
+    found, flaw = state_parts.read(parts, size, needed({"x": wanted}))
+    assert found is None
+    assert flaw
+
+
+def test_a_state_of_an_earlier_version_with_numbers_and_text_still_serves():
+    """It wrote each plain value as what numpy makes of it."""
+    earlier = {"count": np.asarray(3), "lr": np.asarray(0.5), "name": np.asarray("adam"), "on": np.asarray(True)}
+    arrays = [np.ascontiguousarray(array) for array in earlier.values()]
+    rows = []
+    for name, array in zip(earlier, arrays, strict=True):
+        sort = {"i": "int", "f": "float", "U": "str", "b": "bool"}[array.dtype.kind]
+        digest = xxhash.xxh3_64_intdigest(array.reshape(-1).view(np.uint8).data)
+        rows.append([name, sort, str(array.dtype), [], array.nbytes, digest])
+    body = msgpack.packb(header_of(state=rows))
+    prefix = struct.pack("<8sQQ", b"ATOLLCK2", len(body), xxhash.xxh3_64_intdigest(body))
+    parts = state_parts.cut([prefix + body, *(array.reshape(-1).view(np.uint8).data for array in arrays)])
+    wanted = {"count": 0, "lr": 0.0, "name": "", "on": False}
+    found, flaw = state_parts.read(*parts, needed(wanted))
+    assert flaw == ""
+    assert checkpoint.restored(wanted, found.state) == {"count": 3, "lr": 0.5, "name": "adam", "on": True}

@@ -1,0 +1,89 @@
+"""What an aggregator says of a model that its limits keep out: each cure that it names is tried."""
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from aggregator.config import AggregatorConfig
+from aggregator.fitting import misfit
+from broker.config import BrokerConfig
+from broker.fragments import Kind, TensorSpec, partition
+from broker.headers import DEFAULT_LIMITS
+from islands.config import IslandConfig
+
+MIB = 1 << 20
+
+
+def tensors(*sizes, kind=Kind.RDA):
+    return tuple(TensorSpec(name=f"layers/{i}/w", shape=(n,), dtype="float32", kind=kind) for i, n in enumerate(sizes))
+
+
+def said(model, config, **options):
+    found = misfit(partition(model, config.fragments), config, **options)
+    return "" if found is None else str(found)
+
+
+def test_one_tensor_that_is_too_large_is_named_and_more_fragments_are_no_cure():
+    """Of 300 M elements: 1.2 GB, in whatever number of fragments."""
+    model, config = tensors(300_000_000, 1000), AggregatorConfig(islands=2)
+    text = said(model, config)
+    assert "more fragments do not help, for a tensor is never split: make several of layers/0/w in the model" in text
+    assert "raise it at every broker (with peer_queue_bytes and total_queue_bytes), aggregator and island" in text
+    message_bytes = int(re.search(r"must be at least (\d+)", text)[1])
+    held_bytes = int(re.search(r"held_bytes at the aggregator to (\d+)", text)[1])
+    raised = replace(config, max_message_bytes=message_bytes, held_bytes=held_bytes)
+    assert said(model, raised) == ""
+    assert said(model, replace(raised, max_message_bytes=message_bytes - 1)) != ""
+    assert said(model, replace(raised, held_bytes=held_bytes - 1)) != ""
+    # Broker and island take the same figures.
+    BrokerConfig(max_message_bytes=message_bytes, peer_queue_bytes=message_bytes)
+    IslandConfig(max_message_bytes=message_bytes)
+    split = tensors(150_000_000, 150_000_000, 1000)
+    assert said(split, replace(config, held_bytes=held_bytes)) == ""
+
+
+def test_where_more_fragments_help_the_fewest_that_do_are_named():
+    model = tensors(*[MIB] * 40)
+    config = AggregatorConfig(fragments=2, max_message_bytes=24 * MIB)
+    fragments = int(re.search(r"or cut the model into (\d+) fragments or more \(--fragments\)", said(model, config))[1])
+    assert said(model, replace(config, fragments=fragments)) == ""
+    assert said(model, replace(config, fragments=fragments - 1)) != ""
+
+
+def test_where_only_more_fragments_than_h_would_help_h_is_named_too():
+    model = tensors(*[MIB] * 40)
+    config = AggregatorConfig(fragments=2, sync_interval=4, max_message_bytes=24 * MIB)
+    assert "or raise sync_interval = 4 as well, and take more fragments than that" in said(model, config)
+    assert said(model, replace(config, sync_interval=24, fragments=24)) == ""
+
+
+def test_what_is_frozen_is_one_fragment_and_is_told_so():
+    frozen = [replace(tensor, name=f"frozen/{i}") for i, tensor in enumerate(tensors(*[MIB] * 40, kind=Kind.FROZEN))]
+    config = AggregatorConfig(max_message_bytes=24 * MIB)
+    assert "more fragments do not help, for all that is frozen is one" in said((*frozen, *tensors(MIB)), config)
+
+
+def test_a_run_that_has_begun_keeps_its_fragments():
+    text = said(tensors(*[MIB] * 40), AggregatorConfig(fragments=2, max_message_bytes=24 * MIB), begun=True)
+    assert "must be at least" in text
+    assert "fragments or more" not in text
+
+
+@pytest.mark.parametrize(
+    ("count", "told"), [(DEFAULT_LIMITS.max_buffers, False), (DEFAULT_LIMITS.max_buffers + 1, True)]
+)
+def test_a_fragment_of_more_tensors_than_a_message_has_buffers_is_refused(count, told):
+    model, config = tensors(*[1] * count), AggregatorConfig(fragments=1)
+    text = said(model, config)
+    assert bool(text) is told
+    if told:
+        assert "take more fragments" in text
+        assert said(model, replace(config, fragments=2)) == ""
+
+
+def test_a_model_whose_names_fill_a_run_record_is_refused_where_standbys_would_need_it():
+    model = tuple(replace(each, name=f"{i:0>900}") for i, each in enumerate(tensors(*[1] * 1200)))
+    assert "failover = True" in said(model, AggregatorConfig(failover=True))
+    assert said(model, AggregatorConfig(failover=True), begun=True) == ""
+    assert said(model, AggregatorConfig()) == ""

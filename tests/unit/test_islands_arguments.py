@@ -1,0 +1,285 @@
+"""What callers give: taken where Python takes it for what it should be, refused by name where nobody could use it."""
+
+import decimal
+import fractions
+import math
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+import islands
+from broker.codec import decode, encode
+from broker.errors import ConfigError
+from broker.fragments import Kind, TensorSpec
+from broker.headers import DEFAULT_LIMITS
+from broker.messages import AGGREGATOR, Codec, Envelope, RunSettings, Share, Welcome, joining
+from broker.schema import INT_MAX, MAX_DIMENSIONS, MAX_ITEMS, MAX_TEXT
+from islands import arguments
+from islands.task import Task
+
+NOBODY = "tcp://127.0.0.1:9"  # is never connected to here: each join is refused before
+
+
+class OnDevice:
+    """An array of JAX that is not computed yet: reading it would wait."""
+
+    def __init__(self, shape=(), dtype="float32"):
+        self.shape, self.dtype = shape, jnp.dtype(dtype)
+
+    def block_until_ready(self):
+        raise AssertionError("something has waited for a device")
+
+    __float__ = __int__ = __index__ = __bool__ = __array__ = block_until_ready
+
+
+@pytest.mark.parametrize(
+    "value", [8, 8.0, True, np.int64(8), np.uint8(8), np.float32(8), np.array(8), np.array(8.0), fractions.Fraction(8)]
+)
+def test_whatever_is_a_whole_number_is_a_count(value):
+    found = arguments.whole("tokens", value, "must be a count")
+    assert (type(found), found) == (int, 8 if value is not True else 1)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        -1,
+        8.5,
+        math.nan,
+        math.inf,
+        "8",
+        b"8",
+        None,
+        [8],
+        {},
+        1j,
+        np.array([8]),
+        np.array("8"),
+        np.complex64(8),
+        INT_MAX + 1,
+        1e300,
+        OnDevice(dtype="int32"),
+    ],
+    ids=repr,
+)
+def test_what_is_no_count_is_refused_with_argument_and_value(value):
+    with pytest.raises(ConfigError, match=r"^tokens = .*: (must be a count|is on a device)"):
+        arguments.whole("tokens", value, "must be a count")
+
+
+def test_where_waiting_is_allowed_a_count_may_come_from_a_device():
+    assert arguments.whole("tokens_per_step", jnp.int32(8), "", may_wait=True) == 8
+
+
+@pytest.mark.parametrize(
+    "value",
+    [0.5, 1, True, np.float32(0.5), np.array(0.5), ml_dtypes.bfloat16(0.5), decimal.Decimal("0.5"), math.nan, math.inf],
+)
+def test_whatever_is_a_number_is_a_loss(value):
+    assert type(arguments.scalar("loss", value, "must be a number")) is float
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32"])
+def test_a_loss_on_a_device_is_passed_on_unread(dtype):
+    loss = OnDevice(dtype=dtype)
+    assert arguments.scalar("loss", loss, "") is loss
+    on_device = jnp.asarray(0.5, dtype)
+    assert arguments.scalar("loss", on_device, "") is on_device
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "0.5",
+        b"0.5",
+        [0.5],
+        {"loss": 0.5},
+        object(),
+        1j,
+        10**400,
+        np.ones(3),
+        np.ones(1),
+        np.array("0.5"),
+        np.complex64(1),
+        OnDevice((3,)),
+        OnDevice((1,)),
+        jnp.complex64(1),
+        jax.random.key(0),
+    ],
+    ids=repr,
+)
+def test_what_is_no_loss_is_refused_by_what_it_is(value):
+    with pytest.raises(ConfigError, match=r"^loss = .*: must be a number"):
+        arguments.scalar("loss", value, "must be a number")
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        {"m": 1},
+        (1,),
+        (1, 2, 3),
+        "ab",
+        islands.Schedule(step=1, total_steps=2),  # a named tuple of two, as many states of optax are
+        (None, -1),
+        (None, 1.5),
+        (None, "3"),
+        (None, INT_MAX + 1),
+        (None, OnDevice(dtype="int32")),
+    ],
+    ids=repr,
+)
+def test_a_state_that_is_no_pair_with_a_cursor_is_refused(state):
+    with pytest.raises(ConfigError, match=r"^state(\[1\])? = "):
+        arguments.pair(state)
+
+
+@pytest.mark.parametrize("cursor", [None, 0, 5, np.int64(5), 5.0, np.array(5)])
+def test_a_cursor_may_be_any_whole_number(cursor):
+    _, found = arguments.pair((None, cursor))
+    assert found is None if cursor is None else (type(found), found) == (int, int(cursor))
+
+
+# --- what islands.join is given -------------------------------------------------------------------------------------
+
+ARRAYS = {"w": np.zeros((64, 64), np.float32)}
+
+
+@pytest.mark.parametrize(
+    ("field", "given"),
+    [
+        ("tokens_per_step", {"tokens_per_step": -1}),
+        ("tokens_per_step", {"tokens_per_step": 8.5}),
+        ("tokens_per_step", {"tokens_per_step": "8"}),
+        ("tokens_per_step", {"tokens_per_step": INT_MAX + 1}),
+        ("tokens_per_step", {"tokens_per_step": np.ones(2, int)}),
+        ("run", {"run": "a b"}),
+        ("run", {"run": None}),
+        ("run", {"run": "x" * 65}),
+        ("run", {"run": "a\nb"}),
+        ("island_id", {"island_id": "a\nb"}),
+        ("island_id", {"island_id": 5}),
+        ("island_id", {"island_id": "broker"}),
+        ("key", {"key": 5}),
+        ("state_dir", {"state_dir": 5}),
+        *((name, {name: each}) for name in ("timeout_s", "broker_silent_s") for each in (0, -1, math.nan, math.inf)),
+        *((name, {name: each}) for name in ("timeout_s", "donor_wait_s") for each in ("5", None, np.ones(2))),
+        ("checkpoint_interval_s", {"checkpoint_interval_s": math.nan}),
+        ("donor_wait_s", {"donor_wait_s": -1}),
+        ("donor_wait_s", {"donor_wait_s": math.nan}),
+        ("max_message_bytes", {"max_message_bytes": 1}),
+        ("max_message_bytes", {"max_message_bytes": "1G"}),
+        ("init", {"init": {"w": 1}}),
+        ("check", {"check": None}),
+        ("kinds", {"kinds": ["w"]}),
+        ("kinds", {"kinds": {5: "mean"}}),
+        ("kinds", {"kinds": {"(": "mean"}}),
+        (r"kinds\['w'\]", {"kinds": {"w": ["mean"]}}),
+        ("unit_axes", {"unit_axes": 1}),
+        ("unit_axes of w", {"unit_axes": {"w": 1.5}}),
+        ("unit_axes of w", {"unit_axes": {"w": "1"}}),
+        ("unit_axes of w", {"unit_axes": {"w": -1}}),
+        ("unit_axes of w", {"unit_axes": {"w": 3}}),
+        ("params", {"kinds": {"w": "frozen"}}),
+    ],
+    ids=str,
+)
+def test_a_join_refuses_what_no_message_can_say_and_names_it(field, given):
+    with pytest.raises(ConfigError, match=rf"^{field} = .+: .+"):
+        islands.join(NOBODY, ARRAYS, **given)
+
+
+@pytest.mark.parametrize("address", [None, 5, ["tcp://a:1", 5], "hub", []])
+def test_an_address_that_is_none_is_refused(address):
+    with pytest.raises(ConfigError, match=r"^address = "):
+        islands.join(address, ARRAYS)
+
+
+@pytest.mark.parametrize(
+    ("params", "says"),
+    [
+        ({"a\nb": np.zeros((64, 64), np.float32)}, r"params 'a\\nb' = .*its name must be printable text"),
+        ({"a\ud800": np.zeros((64, 64), np.float32)}, "its name must be printable text"),
+        ({"a" * (MAX_TEXT + 1): np.zeros((64, 64), np.float32)}, f"at most {MAX_TEXT} characters"),
+        ({"a": np.zeros((1,) * (MAX_DIMENSIONS + 1), np.float32)}, f"an array of at most {MAX_DIMENSIONS} items"),
+        ({"n": np.zeros(3, int)}, "nothing is left to synchronise"),
+        ({}, "nothing is left to synchronise"),
+        ({f"layers/{i}": np.zeros(1, np.float32) for i in range(70_000)}, f"at most {MAX_ITEMS}; stack"),
+        ({f"{i:0>900}": np.zeros(1, np.float32) for i in range(5_000)}, "names and shapes take .* bytes.*stack"),
+    ],
+    ids=["line break", "surrogate", "long name", "dimensions", "integers", "empty", "70000", "long names"],
+)
+def test_parameters_that_no_message_can_list_are_refused_with_the_cure(params, says):
+    with pytest.raises(ConfigError, match=says):
+        islands.join(NOBODY, params)
+
+
+def test_where_a_join_fits_its_answer_does_too():
+    """The answer lists the same tensors, and more than a join has."""
+    name_bytes = MAX_TEXT - 100  # few tensors fill a header then
+    tensors = [
+        TensorSpec(name=f"{i:0{name_bytes}}", shape=(1,), dtype="float32", kind=Kind.MEAN)
+        for i in range(DEFAULT_LIMITS.max_header_bytes // name_bytes)
+    ]
+    while True:
+        try:
+            arguments.check_join(tensors, "demo", DEFAULT_LIMITS)
+            break
+        except ConfigError:
+            del tensors[-8:]
+    settings = RunSettings(
+        sync_interval_steps=24,
+        keep=1.0,
+        codec=Codec.BF16,
+        heartbeat_interval_s=0.5,
+        total_tokens=10**12,
+        tokens_per_fleet_step=10**6,
+        seed=1,
+    )
+    share = Share(index=0, count=1000, share_epoch=1, lane=3, cursor=10**9)
+    welcome = Welcome(
+        nonce="a" * 64,
+        island_id="b" * 64,
+        incarnation=1000,
+        epoch=1000,
+        fragments=(tuple(tensors),),
+        settings=settings,
+        share=share,
+        taken_over=(share,) * 1000,
+        start_step=10**9,
+        start_tokens=10**12,
+    )
+    envelope = Envelope(
+        run_id="demo", sender=AGGREGATOR, incarnation=0, sequence=10**9, to=joining("a" * 59), message=welcome
+    )
+    assert decode(encode(envelope)).message == welcome
+    assert len(tensors) > 4000
+
+
+@pytest.mark.parametrize("tokens", [np.int64(8), 8.0, np.array(8), jnp.int32(8)])
+def test_a_task_takes_its_tokens_per_step_as_any_whole_number(tokens):
+    assert type(task_of(tokens_per_step=tokens).tokens_per_step) is int
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *(("tokens_per_step", value) for value in (0, "8", 8.5, None, [8], math.nan, INT_MAX + 1)),
+        *(("bytes_per_token", value) for value in (-1, math.nan, math.inf, "1", None)),
+        *((name, None) for name in ("init", "train", "data", "evaluate", "fresh_optimizer")),
+        ("kinds", ["w"]),
+        ("kinds", {5: "mean"}),
+        ("unit_axes", "w"),
+    ],
+)
+def test_a_task_refuses_what_it_cannot_be_made_of(field, value):
+    with pytest.raises(ConfigError, match=rf"^{field} = "):
+        task_of(**{field: value})
+
+
+def task_of(**changes):
+    functions = dict.fromkeys(("init", "train", "data", "evaluate", "fresh_optimizer"), lambda *given: None)
+    return Task(**({"tokens_per_step": 8} | functions | changes))

@@ -1,0 +1,232 @@
+"""The verdict on adoptions: by numbers alone, and in real training with every way of losing what was adopted."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from islands.persistence import (
+    CANDIDATES,
+    IN_A_ROW,
+    LEAST_MOVED,
+    LONGEST_FIRST_STEP,
+    SAMPLES,
+    Persistence,
+    Verdict,
+    num_positions,
+    positions,
+    verdict,
+)
+from islands.reference import adopted
+
+KEPT, UNDONE, UNCLEAR = Verdict.KEPT, Verdict.UNDONE, Verdict.UNCLEAR
+
+# --- by numbers -------------------------------------------------------------------------------------------------------
+
+
+def around(seed, step, *, dtype=np.float32, size=500, scale=1.0):
+    """Parameters before and after an adoption, and a step of some length beside it; all random."""
+    rng = np.random.default_rng(seed)
+    before, shift, move = (rng.normal(size=size) * scale for _ in range(3))
+    return before.astype(dtype), (before + shift).astype(dtype), step * move
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, ml_dtypes.bfloat16, np.float16])
+@pytest.mark.parametrize("step", [0.0, 0.01, 0.1, 0.3])
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
+@pytest.mark.parametrize("seed", range(5))
+def test_a_step_from_what_was_installed_is_told_from_one_that_ignores_it(dtype, step, scale, seed):
+    before, installed, move = around(seed, step, dtype=dtype, scale=scale)
+    assert verdict([before], [installed], [(installed + move).astype(dtype)]) is KEPT
+    assert verdict([before], [installed], [(before + move).astype(dtype)]) is UNDONE
+
+
+@pytest.mark.parametrize("step", [0.5, 1.0, 3.0, 100.0])
+@pytest.mark.parametrize("size", [LEAST_MOVED, 64, 1024])
+def test_a_step_of_any_length_from_what_was_installed_is_not_one_that_ignores_it(step, size):
+    """One in a hundred of few elements may look so by chance, not three in a row."""
+    wrong = sum(
+        verdict([before], [installed], [installed + move]) is UNDONE
+        for before, installed, move in (around(seed, step, size=size) for seed in range(300))
+    )
+    assert wrong <= (6 if size == LEAST_MOVED else 0)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_step_that_is_long_beside_the_adoption_says_nothing(seed):
+    before, installed, move = around(seed, 3.0)
+    assert verdict([before], [installed], [before + move]) is UNCLEAR
+
+
+@pytest.mark.parametrize("back", [0.0, 0.2, 0.5, 0.8])
+def test_training_that_pulls_back_most_of_an_adoption_does_not_undo_it(back):
+    before, installed, _ = around(0, 0.0)
+    assert verdict([before], [installed], [installed - back * (installed - before)]) is not UNDONE
+
+
+@pytest.mark.parametrize(
+    ("before", "installed", "following"),
+    [
+        (np.zeros(9), np.zeros(9), np.zeros(9)),  # the adoption moved nothing
+        (np.zeros(9), np.ones(9) * (np.arange(9) < LEAST_MOVED - 1), np.zeros(9)),  # or hardly anything
+        (np.full(9, np.nan), np.zeros(9), np.zeros(9)),  # spoilt parameters that were replaced
+        (np.zeros(9), np.ones(9), np.full(9, np.inf)),
+        (np.zeros(9), np.full(9, 1e300), np.zeros(9)),
+        (np.zeros(0), np.zeros(0), np.zeros(0)),
+    ],
+)
+def test_what_cannot_be_judged_is_unclear(before, installed, following):
+    assert verdict([before], [installed], [following]) is UNCLEAR
+
+
+def test_what_restore_returned_is_judged_alone_and_so_by_less():
+    before, installed, move = around(0, 0.2)
+    assert verdict([before], [installed], [before + move], LONGEST_FIRST_STEP) is UNCLEAR
+    assert verdict([before], [installed], [before + move / 4], LONGEST_FIRST_STEP) is UNDONE
+
+
+def test_several_tensors_are_one_verdict_whatever_their_shapes():
+    rng = np.random.default_rng(0)
+    before = [rng.normal(size=shape) for shape in ((3, 4), (5,), (2, 2, 2))]
+    installed = [x + 1 for x in before]
+    assert verdict(before, installed, [x + 0.1 for x in installed]) is KEPT
+    assert verdict(before, installed, [x + 0.1 for x in before]) is UNDONE
+
+
+@pytest.mark.parametrize("shape", [(1,), (7,), (300,), (40, 30), (4, 50, 60), (CANDIDATES + 1,), (3, CANDIDATES)])
+@pytest.mark.parametrize("seed", range(3))
+def test_positions_are_those_that_move_most_and_as_many_as_the_shape_alone_says(shape, seed):
+    movement = np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+    found = positions(movement)
+    assert (found.dtype, found.shape) == (np.int32, (len(shape), num_positions(movement.size)))
+    assert len({*map(tuple, found.T.tolist())}) == found.shape[1] <= SAMPLES
+    chosen, candidates = np.abs(movement[tuple(found)]), np.abs(movement.reshape(-1))
+    if movement.size <= CANDIDATES:
+        assert np.array_equal(np.sort(chosen), np.sort(candidates)[-chosen.size :])
+    else:
+        assert chosen.min() > np.quantile(candidates, 0.9)
+
+
+def test_a_suspicion_grows_with_steps_and_not_with_fragments_and_ends_with_one_that_was_kept():
+    persistence = Persistence()
+    assert not any(persistence.lost(5, UNDONE) for _ in range(20))  # many fragments at one boundary
+    assert persistence.suspected
+    assert not persistence.lost(9, UNDONE)
+    assert not persistence.lost(9, KEPT)
+    assert not persistence.suspected
+    told = [persistence.lost(step, found) for step, found in ((20, UNDONE), (23, UNCLEAR), (26, UNDONE), (29, UNDONE))]
+    assert told == [False, False, False, True]
+
+
+# --- in training ------------------------------------------------------------------------------------------------------
+
+SIZES = {"hidden": (16, 24), "bias": (24,), "head": (24, 6)}
+
+
+def gradients(params, x, y):
+    """Of the cross-entropy of a network with one hidden layer."""
+    hidden = np.tanh(x @ params["hidden"] + params["bias"])
+    logits = hidden @ params["head"]
+    found = np.exp(logits - logits.max(1, keepdims=True))
+    found /= found.sum(1, keepdims=True)
+    found[np.arange(len(y)), y] -= 1
+    found /= len(y)
+    back = (found @ params["head"].T) * (1 - hidden * hidden)
+    return {"hidden": x.T @ back, "bias": back.sum(0), "head": hidden.T @ found}
+
+
+class Loop:
+    """One island's training loop on noisy batches, and what it keeps of its own."""
+
+    def __init__(self, params, optimizer, rate, way, seed):
+        self.masters = {name: x.astype(np.float32) for name, x in params.items()}
+        self.average = dict(self.masters)
+        self._moments = {name: [np.zeros_like(x), np.zeros_like(x)] for name, x in self.masters.items()}
+        self._optimizer, self._rate, self._way, self._steps = optimizer, rate, way, 0
+        self._rng = np.random.default_rng(seed)
+        self._truth = np.random.default_rng(seed // 100).normal(size=(16, 6))
+
+    def step(self, params):
+        """Returns what the loop hands to the island after one more step, given what this gave it."""
+        dtype = params["bias"].dtype
+        if self._way == "right":
+            self.masters = {name: x.astype(np.float32) for name, x in params.items()}
+        x = self._rng.normal(size=(8, 16))
+        seen = {name: each.astype(dtype).astype(np.float32) for name, each in self.masters.items()}
+        slopes = gradients(seen, x, (x @ self._truth).argmax(1))
+        self._steps += 1
+        self.masters = {
+            name: (w - self._update(name, slopes[name])).astype(np.float32) for name, w in self.masters.items()
+        }
+        self.average = {name: 0.99 * self.average[name] + 0.01 * x for name, x in self.masters.items()}
+        shown = self.average if self._way == "average" else self.masters
+        return {name: x.astype(dtype) for name, x in shown.items()}
+
+    def _update(self, name, slope):
+        first, second = self._moments[name]
+        first[:] = 0.9 * first + (slope if self._optimizer == "momentum" else 0.1 * slope)
+        second[:] = 0.95 * second + 0.05 * slope**2
+        if self._optimizer == "adam":
+            corrected = first / (1 - 0.9**self._steps), second / (1 - 0.95**self._steps)
+            return self._rate * corrected[0] / (np.sqrt(corrected[1]) + 1e-8)
+        return self._rate * (first if self._optimizer == "momentum" else slope)
+
+
+def trained(optimizer, rate, *, way="right", dtype=np.float32, seed=0, islands=3, interval=8, keep=1.0, adoptions=12):
+    """Returns the number of the adoption at which each island was told that none stays; None: it never was."""
+    rng = np.random.default_rng(seed)
+    run = {name: (rng.normal(size=shape) / 4).astype(np.float32) for name, shape in SIZES.items()}
+    local = [{name: x.astype(dtype) for name, x in run.items()} for _ in range(islands)]
+    reference = [{name: x.astype(np.float32) for name, x in each.items()} for each in local]
+    loops = [Loop(each, optimizer, rate, way, 100 * seed + i) for i, each in enumerate(local)]
+    judges, told = [Persistence() for _ in range(islands)], [None] * islands
+    for number in range(adoptions):
+        for i, loop in enumerate(loops):
+            for _ in range(interval):
+                local[i] = loop.step(local[i])
+        wide = [{name: x.astype(np.float32) for name, x in each.items()} for each in local]
+        progress = [{name: wide[i][name] - reference[i][name] for name in run} for i in range(islands)]
+        run = {name: run[name] + np.mean([each[name] for each in progress], axis=0) for name in run}
+        for i, loop in enumerate(loops):
+            before = loop.step(local[i])  # one step passes between capture and adoption
+            shifts = {name: run[name] - keep * wide[i][name] for name in run}
+            places = {name: tuple(positions(x)) for name, x in shifts.items()}
+            after = {name: adopted(before[name], x.astype(np.float32), keep) for name, x in shifts.items()}
+            for name, x in after.items():
+                own = before[name].astype(np.float32) - wide[i][name]
+                reference[i][name] = x.astype(np.float32) - keep * own
+            local[i] = loop.step(after)
+            found = verdict(*([each[name][places[name]] for name in run] for each in (before, after, local[i])))
+            if judges[i].lost(number, found) and told[i] is None:
+                told[i] = number
+    return told
+
+
+TRAINING = [
+    *(("sgd", rate) for rate in (0.01, 0.3, 3.0)),
+    *(("momentum", rate) for rate in (0.003, 0.1, 1.0)),
+    *(("adam", rate) for rate in (1e-4, 3e-3, 0.1)),
+]
+
+
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
+@pytest.mark.parametrize(("optimizer", "rate"), TRAINING)
+@pytest.mark.parametrize(
+    ("islands", "interval", "keep"), [(1, 8, 1.0), (2, 1, 1.0), (3, 8, 1.0), (3, 8, 0.0), (3, 8, 0.5)]
+)
+def test_training_that_goes_on_from_what_was_adopted_is_never_told_otherwise(
+    optimizer, rate, dtype, islands, interval, keep
+):
+    told = [
+        trained(optimizer, rate, dtype=dtype, seed=seed, islands=islands, interval=interval, keep=keep)
+        for seed in range(2)
+    ]
+    assert told == [[None] * islands] * 2
+
+
+@pytest.mark.parametrize("way", ["masters", "average"])
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
+@pytest.mark.parametrize(("optimizer", "rate"), TRAINING)
+def test_training_whose_next_parameters_come_from_elsewhere_is_told_at_the_first_adoptions(way, optimizer, rate, dtype):
+    """From masters in the optimizer's state, as from a loop's old tree; or from a running average of such ones."""
+    told = trained(optimizer, rate, way=way, dtype=dtype)
+    assert all(number is not None and number < 3 * IN_A_ROW for number in told), told
