@@ -553,8 +553,12 @@ def test_a_port_that_is_taken_is_named_with_a_cure():
 
 
 def test_no_two_free_ports_are_said_with_a_cure(monkeypatch):
+    bind = zmq.asyncio.Socket.bind
+
     def taken(sock, address):
-        raise zmq.ZMQError(errno.EADDRINUSE)
+        if address.startswith("tcp"):
+            raise zmq.ZMQError(errno.EADDRINUSE)
+        return bind(sock, address)
 
     monkeypatch.setattr(zmq.asyncio.Socket, "bind", taken)
     with pytest.raises(ConfigError, match=r"port = 0: no two neighbours .* 50 attempts: name one"):
