@@ -6,6 +6,7 @@ import zmq
 
 from broker.directory import MAX_SHARDS
 from broker.hearing import Carried
+from broker.intake import said_of
 from broker.tcp import carried, peer_port
 
 #: Connections remembered: of each shard its leader's, and some that were replaced or that nobody let in.
@@ -20,8 +21,8 @@ class Accounts:
 
     def open(self, peer: bytes, frame: zmq.Frame) -> None:
         """A message came over a connection that accounts will be asked of."""
-        fd = frame.get(zmq.SRCFD)
-        port = peer_port(fd)
+        fd = said_of(frame, zmq.SRCFD)
+        port = None if fd is None else peer_port(fd)
         self._behind.pop(peer, None)
         if port is None:
             return

@@ -10,6 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum, auto
+
+#: The kernel counts the end of a connection as a byte of it.
+END_BYTES = 1
+
+
+class Ending(Enum):
+    """How far a connection had come when it ended."""
+
+    DELIVERED = auto()  #: a message came over it
+    SILENT = auto()  #: nothing came at all, or a handshake and no message
+    FAILED = auto()  #: its handshake had failed, which was seen
+    STRANGER = auto()  #: none of these: what came was half a handshake, or none
 
 
 @dataclass(slots=True)
@@ -24,6 +37,8 @@ class _Connection:
 class Connections:
     """The connections of one port, by file descriptor.
 
+    ZeroMQ does not say whose handshake has succeeded or failed; how many have is enough to count the ends of each kind.
+
     Args:
         most_bytes: What one of them may bring in without delivering a message.
     """
@@ -31,20 +46,47 @@ class Connections:
     def __init__(self, *, most_bytes: int) -> None:
         self._most_bytes = most_bytes
         self._open: dict[int, _Connection] = {}
+        self._failed = 0  # handshakes that failed, of connections that have not ended
+        self._left = 0  # likewise: given up by the peer, or not over in time
+        self._silent = 0  # those that succeeded, of connections that have not delivered or ended
 
     def accepted(self, fd: int) -> None:
         """A connection was accepted."""
         self._open[fd] = _Connection()
 
-    def closed(self, fd: int) -> bool:
-        """A connection has ended; returns whether it ever delivered a message."""
+    def shook_hands(self) -> None:
+        """The handshake of some connection has succeeded."""
+        self._silent += 1
+
+    def failed(self) -> None:
+        """The handshake of some connection has failed; its end follows."""
+        self._failed += 1
+
+    def left(self) -> None:
+        """The peer of some connection has left in the handshake, or did not finish it in time; its end follows."""
+        self._left += 1
+
+    def closed(self, fd: int, received_bytes: int | None) -> Ending:
+        """A connection has ended; returns how far it had come, with what came over it if that is known."""
         connection = self._open.pop(fd, None)
-        return connection is None or connection.messages > 0
+        if connection is None or connection.messages > 0:
+            return Ending.DELIVERED
+        if self._failed > 0:
+            self._failed -= 1
+            return Ending.FAILED
+        if self._left > 0:
+            self._left -= 1
+            return Ending.STRANGER if (received_bytes or 0) > END_BYTES else Ending.SILENT
+        if self._silent > 0:
+            self._silent -= 1
+            return Ending.SILENT
+        return Ending.STRANGER
 
     def delivered(self, fd: int) -> None:
         """A whole message came over a connection."""
         connection = self._open.get(fd)
         if connection is not None:
+            self._silent -= connection.messages == 0
             connection.messages += 1
 
     def overfull(self, received_bytes: Callable[[int], int | None]) -> list[tuple[int, int]]:

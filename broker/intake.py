@@ -21,6 +21,17 @@ FLOOD_FRAMES = 1_000
 _SLICE = 2_000
 
 
+def said_of(frame: zmq.Frame, name: int | str) -> Any:
+    """Returns what ZeroMQ says of the connection that a frame came by, such as its descriptor; None if it says nothing.
+
+    Of a peer that speaks ZMTP 1.0 or 2.0 it says nothing at all, and asking it is an error.
+    """
+    try:
+        return frame.get(name)
+    except zmq.ZMQError:
+        return None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Taken:
     """One message off a ROUTER.

@@ -113,7 +113,7 @@ class AllowListChanged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnedAway:
-    """A connection ended before it could say anything; no reason where it may have been a mere knock at the port."""
+    """A connection was not let in, or ended before it said anything; no reason where it may have been a mere knock."""
 
     channel: Channel
     reason: Reason | None

@@ -30,7 +30,7 @@ from broker.codec import encode
 from broker.config import DEFAULT_REDIS_URL, BrokerConfig
 from broker.endpoint import configure_socket
 from broker.errors import ConfigError
-from broker.gate import Gate, GateEvent
+from broker.gate import Gate, GateEvent, draw_afresh
 from broker.headers import Limits
 from broker.intake import Intake, Taken
 from broker.messages import AttachBulk, Channel
@@ -127,6 +127,7 @@ async def serve(
     """
     registry = Registry(config.redis_url or DEFAULT_REDIS_URL, config.run_id)
     context = zmq.asyncio.Context(io_threads=2)
+    draw_afresh()
     try:
         broker = _Broker(config, registry, context)
     except ConfigError:
@@ -265,8 +266,9 @@ class _Broker:
         )
         while True:
             taken = await intake.take()
-            key = self._gate.key_of(channel, taken.frames[0]) if taken.frames else ""
-            self._handle(self._accounted(await verified(event_of(channel, taken, limits, key)), taken))
+            key = self._gate.key_of(channel, taken)
+            if key is not None:
+                self._handle(self._accounted(await verified(event_of(channel, taken, limits, key)), taken))
             # A message that is there already is returned without a pause; without one here, the busier channel would
             # keep the other from running.
             await asyncio.sleep(0)

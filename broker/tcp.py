@@ -6,6 +6,7 @@ is believed of it or done to it.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import socket
@@ -59,6 +60,22 @@ def received_bytes(fd: int) -> int | None:
     """Returns what has come in over a connection; None as :func:`carried`."""
     found = carried(fd)
     return None if found is None else found.down
+
+
+def hold(fd: int, port: int) -> socket.socket | None:
+    """Returns a copy of a connection of our port; None if it is gone.
+
+    It can be asked when ZeroMQ has closed its own. The connection ends when both are closed.
+    """
+    try:
+        copy = _copy(fd)
+    except OSError:
+        return None
+    with contextlib.suppress(OSError, IndexError):
+        if copy.getsockname()[1] == port:
+            return copy
+    copy.close()
+    return None
 
 
 def hang_up(fd: int, port: int) -> bool:

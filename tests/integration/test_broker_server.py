@@ -564,8 +564,12 @@ needs_ipv6 = pytest.mark.skipif(not _has_ipv6(), reason="this machine has no IPv
 
 
 def test_no_two_free_ports_are_said_with_a_cure(monkeypatch):
+    bind = zmq.asyncio.Socket.bind
+
     def taken(sock, address):
-        raise zmq.ZMQError(errno.EADDRINUSE)
+        if address.startswith("tcp"):
+            raise zmq.ZMQError(errno.EADDRINUSE)
+        return bind(sock, address)
 
     monkeypatch.setattr(zmq.asyncio.Socket, "bind", taken)
     with pytest.raises(ConfigError, match=r"port = 0: no two neighbours .* 50 attempts: name one"):

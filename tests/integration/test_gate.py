@@ -3,8 +3,11 @@
 import asyncio
 import contextlib
 import os
+import random
+import re
 import socket
 import subprocess
+import sys
 import time
 import uuid
 
@@ -12,6 +15,7 @@ import pytest
 import zmq
 import zmq.asyncio
 
+from benchmarks import strangers
 from broker import messages as m
 from broker import redis_server
 from broker.codec import encode
@@ -111,6 +115,21 @@ class Bench:
                     total[reason] = total.get(reason, 0) + n
         return total
 
+    async def silent_connections(self, at_least):
+        ends_s = time.monotonic() + WAIT_S
+        while True:
+            (broker,) = (await self.registry.read()).brokers.values()
+            if broker["dropped"].get("silent_connection", 0) >= at_least:
+                return
+            assert time.monotonic() < ends_s, broker["dropped"]
+            await asyncio.sleep(0.05)
+
+    async def counted_more(self, before, what):
+        ends_s = time.monotonic() + WAIT_S
+        while sum((await self.refusals()).values()) <= before:
+            assert time.monotonic() < ends_s, f"{what} was not counted"
+            await asyncio.sleep(0.02)
+
     async def counted(self, reason, at_least=1):
         ends_s = time.monotonic() + WAIT_S
         while (found := (await self.refusals()).get(reason, 0)) < at_least:
@@ -178,26 +197,103 @@ def on_a_broker(tmp_path, redis):
     return run
 
 
-@pytest.mark.parametrize("channel", list(Channel))
-def test_plain_tcp_garbage_is_dropped_and_training_goes_on(on_a_broker, channel):
-    async def use(bench):
-        for garbage in (b"GET / HTTP/1.1\r\n\r\n" * 20, os.urandom(4096), b"\0" * 4096, b"\xff" * 4096, b""):
-            with socket.create_connection(("127.0.0.1", bench.port(channel)), timeout=WAIT_S) as sock:
-                with contextlib.suppress(OSError):
-                    sock.sendall(garbage)
-                await bench.beat_passes()
+WITH_AND_WITHOUT_KEYS = pytest.mark.parametrize("settings", [{}, {"key": None}], ids=["keys", "no keys"])
 
-    on_a_broker(use)
+
+@WITH_AND_WITHOUT_KEYS
+@pytest.mark.parametrize("channel", list(Channel))
+def test_strangers_are_hung_up_and_counted_and_training_goes_on(on_a_broker, channel, settings):
+    async def use(bench):
+        async def visited(words, **manner):
+            hung_up = await strangers.visit("127.0.0.1", bench.port(channel), words, **manner)
+            await bench.beat_passes()
+            return hung_up
+
+        rng = random.Random(7)
+        for reset in (False, True):
+            await visited((), stay_s=0.0, reset=reset)
+        await bench.silent_connections(2)
+        assert await bench.refusals() == {}
+        for name, kind in strangers.REFUSED.items():
+            before = sum((await bench.refusals()).values())
+            # Half a greeting is waited for; a wrong message is answered, as anybody's would be.
+            stays = name == "ZMTP 3, half a greeting" or (name == "ZMTP 3, an id like a drawn one" and not bench.keyed)
+            assert await visited(kind(rng), stay_s=0.5 if stays else WAIT_S) is not stays, name
+            await bench.counted_more(before, name)
+        for _ in range(3):
+            for kind in (strangers.SILENT | strangers.MIXED).values():
+                await visited(kind(rng), stay_s=0.0)
+        rome = await bench.client("island-rome")
+        await bench.send(rome, "join:n", join("rome"), inc=0)
+        await bench.receive(bench.aggregator, m.Join)
+        bench.heard.clear()
+
+    on_a_broker(use, **settings)
+
+
+@WITH_AND_WITHOUT_KEYS
+def test_strangers_who_come_all_at_once_and_hold_on_hold_up_nobody(on_a_broker, settings):
+    async def use(bench):
+        host, half = "127.0.0.1", strangers.greeting()[:32]
+        siege = asyncio.create_task(strangers.besiege(host, bench.port(), seconds=2.0, at_once=6, seed=3))
+        holding = [
+            strangers.visit(host, bench.port(each), (half,), stay_s=WAIT_S) for each in Channel for _ in range(8)
+        ]
+        coming = asyncio.gather(*holding, siege)
+        while not coming.done():
+            assert await bench.beat_passes() < 10.0
+            await asyncio.sleep(0.01)
+        *hung_up, visits = await coming
+        assert all(hung_up)  # after HANDSHAKE_IVL
+        assert visits.hung_up.total() > 20
+
+    on_a_broker(use, **settings)
+
+
+def test_no_peer_can_name_the_routing_id_that_zeromq_draws_next():
+    """libzmq ends the process when it draws an id that a peer has named."""
+    libc = "import ctypes; rand = ctypes.CDLL(None).rand; print(*[rand() ^ rand() << 31 & 1 << 31 for _ in range(8)])"
+    drawn = subprocess.run([sys.executable, "-c", libc], capture_output=True, text=True, check=True, timeout=WAIT_S)
+    command = [sys.executable, "-m", "ops.cli", "broker", "--run", "r", "--port", "0"]
+    environment = {**os.environ, "ATOLL_LOG": "text", "REDIS_URL": "redis://127.0.0.1:1"}
+    broker = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
+    try:
+        port = int(re.search(r"tcp://127.0.0.1:(\d+)", broker.stderr.readline())[1])
+        with contextlib.ExitStack() as stack:
+            context = stack.enter_context(zmq.Context())
+            for first in map(int, drawn.stdout.split()):
+                for number in range(first, first + 6):
+                    named = strangers.ready(Socket_Type=b"DEALER", Identity=b"\0" + number.to_bytes(4, "big"))
+                    sock = stack.enter_context(socket.create_connection(("127.0.0.1", port), WAIT_S))
+                    sock.sendall(strangers.greeting() + named)
+                    heard = b""
+                    while b"READY" not in heard:
+                        heard += sock.recv(1 << 16)
+            for _ in range(3):
+                client = context.socket(zmq.DEALER)
+                client.linger = 0
+                stack.callback(client.close)
+                client.connect(f"tcp://127.0.0.1:{port}")
+                client.send(b"a message")
+                assert client.poll(1000 * WAIT_S), broker.poll()  # it is refused: somebody is there
+        assert broker.poll() is None
+    finally:
+        broker.kill()
+        broker.wait()
+        broker.stderr.close()
 
 
 def test_a_client_without_a_key_is_turned_away_and_counted(on_a_broker):
     async def use(bench):
         for channel in Channel:
-            stranger = bench.dealer(channel)
-            await stranger.send_multipart(encode(bench.envelope("rome", beat(7))))
+            before = sum((await bench.refusals()).values())
+            stranger = Endpoint(bench.context, bench.listening.address, channel, renew_after_s=0.2)
+            async with stranger, asyncio.timeout(WAIT_S):
+                # Where it has left before anybody could look, it may have been a mere knock; but it comes again.
+                while sum((await bench.refusals()).values()) == before:
+                    assert not await stranger.ready(0.1)
             await bench.counted(Reason.MALFORMED)
             await bench.beat_passes()
-            assert not await stranger.poll(100)
 
     on_a_broker(use)
 
@@ -338,9 +434,8 @@ def test_a_key_for_any_island_is_good_for_no_aggregator(on_a_broker):
 # --- floods ---------------------------------------------------------------------------------------------------------
 
 #: What a DEALER says first in ZMTP 3 without keys; libzmq itself never sends a message before its last frame is there.
-GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
-READY = b"\x05READY" + b"\x0bSocket-Type" + (6).to_bytes(4, "big") + b"DEALER"
-HELLO = GREETING + b"\x04" + bytes((len(READY),)) + READY
+GREETING, READY = strangers.DEALER
+HELLO = GREETING + READY
 
 
 async def sends_until_ended(bench, channel, chunk):

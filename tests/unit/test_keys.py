@@ -3,14 +3,17 @@
 import stat
 
 import pytest
+import zmq
 from zmq.utils import z85
 
 from broker import messages as m
+from broker.accounts import Accounts
 from broker.bindings import Bindings
-from broker.connections import Connections
+from broker.connections import Connections, Ending
 from broker.errors import ConfigError, Unavailable
 from broker.gate import zap_answer
 from broker.identity import ANY, Identity, KeyRole, format_line, parse_allow_list, parse_line
+from broker.intake import said_of
 from broker.keys import (
     ALLOW_LIST,
     check_exposure,
@@ -259,6 +262,12 @@ def test_zap_says_no_to_everything_else(asked):
     assert zap_answer(asked, {KEY: PARIS})[4] == b"400"
 
 
+def test_without_keys_zap_says_yes_to_whoever_speaks_without():
+    yes = [b"route", b"", b"1.0", b"7", b"200", b"OK", b"", b""]
+    assert zap_answer(question(mechanism=b"NULL"), None) == yes
+    assert zap_answer(question(b"user", b"password", mechanism=b"PLAIN"), None)[4] == b"400"
+
+
 def test_zap_says_no_to_a_broker_s_key_and_nothing_to_what_is_no_question():
     assert zap_answer(question(z85.decode(KEY.encode())), {KEY: HUB})[4] == b"400"
     assert zap_answer([b"route", b"noise"], {}) is None
@@ -279,11 +288,53 @@ def test_a_connection_that_brings_in_more_than_a_message_and_delivers_none_is_fo
     assert connections.overfull(received.get) == [(4, 180), (5, 101)]
     connections.delivered(4)
     assert connections.overfull(received.get) == [(5, 101)]
-    assert connections.closed(5)
+    assert connections.closed(5, 1101) is Ending.DELIVERED
     assert connections.overfull(received.get) == []
     connections.accepted(5)  # the number is another connection's now
-    assert not connections.closed(5)
+    assert connections.closed(5, 7) is Ending.STRANGER
     assert connections.overfull(lambda fd: None) == []
+
+
+@pytest.mark.parametrize(
+    ("seen", "received_bytes", "ending"),
+    [
+        ((), 500, Ending.STRANGER),  # TLS, HTTP, an old ZeroMQ: ended by ours at the first bytes
+        ((Connections.failed,), 500, Ending.FAILED),
+        ((Connections.left,), 0, Ending.SILENT),  # a port scan
+        ((Connections.left,), 1, Ending.SILENT),  # the kernel counts the end of it
+        ((Connections.left,), None, Ending.SILENT),  # it was gone before anybody could look
+        ((Connections.left,), 11, Ending.STRANGER),  # half a greeting
+        ((Connections.shook_hands,), 200, Ending.SILENT),
+    ],
+)
+def test_a_connection_that_delivered_nothing_ends_as_one_of_a_kind(seen, received_bytes, ending):
+    connections = Connections(most_bytes=100)
+    for fd in (3, 4, 5):
+        connections.accepted(fd)
+    connections.shook_hands()
+    connections.delivered(3)  # whose handshake that was
+    for each in seen:
+        each(connections)
+    assert connections.closed(4, received_bytes) is ending
+    assert connections.closed(5, 500) is Ending.STRANGER  # what was seen told of one connection
+    assert connections.closed(3, 500) is Ending.DELIVERED
+
+
+def test_what_comes_before_its_handshake_was_seen_is_of_that_handshake():
+    connections = Connections(most_bytes=100)
+    connections.accepted(3)
+    connections.delivered(3)
+    connections.shook_hands()
+    connections.accepted(4)
+    assert connections.closed(4, 500) is Ending.STRANGER
+
+
+def test_of_a_frame_whose_peer_zeromq_knows_nothing_of_nothing_is_said():
+    frame = zmq.Frame(b"from ZMTP 1.0")
+    assert [said_of(frame, name) for name in (zmq.SRCFD, "User-Id", "Peer-Address")] == [None, None, None]
+    accounts = Accounts()
+    accounts.open(b"peer", frame)
+    assert accounts.of(b"peer") is None
 
 
 # --- the command ----------------------------------------------------------------------------------------------------
