@@ -56,7 +56,7 @@ from broker.settings import from_sources
 log = logs.get(__name__)
 
 #: Of the lines, and of the rules: where decisions change, a sound tape made by the earlier ones would look forged.
-FORMAT = 9
+FORMAT = 10
 #: Lines that may wait for a disk that hangs; a line has a few hundred bytes.
 MAX_WAITING = 100_000
 
