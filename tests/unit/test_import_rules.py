@@ -58,6 +58,7 @@ PURE = [
     "islands/fragment",
     "islands/hand_over",
     "islands/member",
+    "islands/misfit",
     "islands/training",
     "aggregator/core",
     "aggregator/replication",
