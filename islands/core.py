@@ -64,6 +64,7 @@ from islands.fleet import Fleet
 from islands.fragment import Fragment, Point, Stage
 from islands.hand_over import HandOver
 from islands.member import Member
+from islands.misfit import misfit
 from islands.paused import Paused
 from islands.training import Training
 
@@ -300,6 +301,10 @@ class Island:
 
     def _received(self, event: Received, now_s: float, actions: list[Action]) -> None:
         envelope, message = event.envelope, event.envelope.message
+        flaw = misfit(message, self._member.join.tensors, self.manifest, self.at)
+        if flaw:
+            actions.append(Note(name="message.misfit", fields={"kind": type(message).__name__, "detail": flaw}))
+            return
         self._choice.listen(envelope, now_s)
         if message.channel is Channel.BULK:
             self._hearing.heard(now_s, None if event.carried is None else event.carried.down)

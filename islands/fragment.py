@@ -124,7 +124,7 @@ class Fragment:
 
     def drop(self, at: Point) -> None:
         """Gives up the steps not handed over before ``at``."""
-        self.overwritten_tokens += at.tokens - self.handed.tokens
+        self.overwritten_tokens += max(0, at.tokens - self.handed.tokens)  # a life may begin beyond what was trained
         self.handed, self.counted = at, at.step
         self.trained_on.clear()
 

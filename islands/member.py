@@ -24,11 +24,12 @@ class Member:
     """One island as a member of the run.
 
     Args:
-        join: What to ask for.
+        join: See below.
         training: What heartbeats report.
         choice: Is told of what is answered at once.
 
     Attributes:
+        join: What to ask for.
         island_id: The one asked for, then the one given.
         incarnation: Which life it is; 0 before the first, and between two.
         nonce: Random, different in each life.
@@ -42,7 +43,7 @@ class Member:
         self.vitals = Vitals(loss=None, step_time_s=None, sync_share=0.0, bytes_up=0, bytes_down=0)
         self._training = training
         self._choice = choice
-        self._join = join
+        self.join = join
         self._join_backoff = Backoff(*JOIN_AGAIN_S)
         self._heartbeat_at_s: float | None = None
         self._fenced_since_s: float | None = None
@@ -101,7 +102,7 @@ class Member:
     def _rejoin(self, actions: list[Action]) -> None:
         """The aggregator does not know this life: joins as the next one, from here, with nothing to hand over."""
         self.nonce = f"{self.nonce.split('.')[0]}.{self.incarnation}"
-        self._join = replace(self._join, nonce=self.nonce, island_id=self.island_id, resumes="")
+        self.join = replace(self.join, nonce=self.nonce, island_id=self.island_id, resumes="")
         self._join_backoff = Backoff(*JOIN_AGAIN_S)
         self.incarnation = 0
         self._training.disowned()
@@ -126,7 +127,7 @@ class Member:
             if self._join_backoff.due(now_s):
                 self._join_backoff.tried(now_s)
                 self._choice.asked(now_s)
-                actions.append(Send(to=AGGREGATOR, message=self._join))
+                actions.append(Send(to=AGGREGATOR, message=self.join))
         elif self._heartbeat_at_s is not None and now_s >= self._heartbeat_at_s:
             self._heartbeat(now_s, actions)
 

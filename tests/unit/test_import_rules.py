@@ -64,6 +64,7 @@ PURE = [
     "islands/paused",
     "islands/persistence",
     "islands/plain_leaves",
+    "islands/misfit",
     "islands/training",
     "aggregator/core",
     "aggregator/replication",

@@ -1,0 +1,105 @@
+"""What an aggregator's message says that cannot be, and that no such message ends an island."""
+
+from dataclasses import replace
+
+import pytest
+
+from broker import messages as m
+from islands.events import Note
+from tests.helpers import of
+from tests.island_hand import SETTINGS, Hand
+
+
+def fleet_state(**changes):
+    fields = {
+        "epoch": 1,
+        "phase": m.Phase.RUNNING,
+        "rounds": (),
+        "due_soon": (),
+        "versions": (0, 0),
+        "resolutions": (),
+        "seed": (),
+        "trained_tokens": 0,
+        "fleet_ratio": 1.0,
+        "share": m.Share(index=0, count=1, share_epoch=0),
+    }
+    return m.FleetState(**fields | changes)
+
+
+def resolution(fragment_id):
+    return m.Resolution(fragment_id=fragment_id, from_step=0, to_step=4, fate=m.Fate.REFUSED, reason=m.Reason.STALE)
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"resolutions": (resolution(200),)}, "fragment 200 is named, of 2"),
+        ({"seed": (2,)}, "fragment 2 is named, of 2"),
+        ({"rounds": (m.OpenRound(round_id=1, fragment_id=7),)}, "fragment 7 is named, of 2"),
+        ({"shards": 0}, "shard is 0, must be below shards, 0"),
+        ({"shard": 2, "shards": 2}, "shard is 2, must be below shards, 2"),
+    ],
+)
+def test_a_state_of_another_fleet_is_noted_and_nothing_follows_from_it(changes, complaint):
+    hand = Hand(fragments=2)
+    (note,) = of(hand.hear(fleet_state(phase=m.Phase.FLUSHING, **changes)), Note)
+    assert (note.name, note.fields) == ("message.misfit", {"kind": "FleetState", "detail": complaint})
+    assert hand.core.phase is m.Phase.SEEDING
+    hand.hear(fleet_state(phase=m.Phase.FLUSHING))
+    assert hand.core.phase is m.Phase.FLUSHING
+
+
+@pytest.mark.parametrize(
+    ("settings", "tensors", "complaint"),
+    [
+        ({"keep": 2.0}, None, "settings.keep is 2.0, must lie between 0 and 1"),
+        ({"sync_interval_steps": 0}, None, "settings.sync_interval_steps is 0, must be at least 1"),
+        ({"heartbeat_interval_s": 0.0}, None, "settings.heartbeat_interval_s is 0.0, must be above 0"),
+        ({}, ("w0",), "fragments has other tensors than this island asked to join with"),
+        ({}, ("w0", "w1", "w2"), "fragments has other tensors than this island asked to join with"),
+    ],
+)
+def test_a_welcome_to_another_run_is_noted_and_the_island_asks_on(settings, tensors, complaint):
+    hand = Hand(fragments=2, joined=False)
+    own = hand.tensors
+    hand.settings = replace(SETTINGS, **settings)
+    if tensors is not None:
+        hand.tensors = tuple(replace(own[0], name=name) for name in tensors)
+    (note,) = of(hand.welcome(), Note)
+    assert (note.name, note.fields) == ("message.misfit", {"kind": "Welcome", "detail": complaint})
+    assert not hand.core.joined
+    hand.settings, hand.tensors = SETTINGS, own
+    hand.welcome()
+    assert hand.core.joined
+
+
+def test_a_next_life_begins_with_no_more_tokens_than_its_steps_had():
+    hand = Hand(fragments=2)
+    hand.boundary(4)
+    hand.hear(m.Refused(kind="heartbeat", sequence=1, reason=m.Reason.UNKNOWN_ISLAND, detail=""))
+    welcome = m.Welcome(
+        nonce=hand.core.nonce,
+        island_id="a",
+        incarnation=2,
+        epoch=1,
+        fragments=tuple((t,) for t in hand.tensors),
+        settings=SETTINGS,
+        share=m.Share(index=0, count=1, share_epoch=0),
+        start_step=4,
+        start_tokens=41,
+    )
+    (note,) = of(hand.hear(welcome), Note)
+    assert note.fields["detail"] == "start_tokens is 41 at step 4, of 40 at step 4"
+    assert not hand.core.joined
+    hand.hear(replace(welcome, start_tokens=40))
+    assert hand.core.joined
+
+
+def test_a_life_that_begins_beyond_what_was_trained_drops_nothing_of_it():
+    hand = Hand()
+    hand.boundary(4)
+    hand.hear(m.Refused(kind="heartbeat", sequence=1, reason=m.Reason.UNKNOWN_ISLAND, detail=""))
+    hand.welcome(incarnation=2, start=50)
+    hand.version(1)
+    hand.boundary(installed=(0,))
+    assert hand.core.fragments[0].overwritten_tokens == 0
