@@ -112,6 +112,7 @@ class Returned:
     """Elements of the parameters around one adoption, perhaps still on their way from a device.
 
     Attributes:
+        fragment_id: Of the version.
         step: At which it was installed.
         first: It was what restore returned.
         before: Of each sampled tensor, before it was replaced.
@@ -119,6 +120,7 @@ class Returned:
         following: After the caller's next step.
     """
 
+    fragment_id: int
     step: int
     first: bool
     before: tuple[Leaf, ...]

@@ -96,35 +96,42 @@ def verdict(
 class Persistence:
     """The verdicts on one island's adoptions, in the order of its steps; what is unclear changes nothing.
 
-    Attributes:
-        suspected: The last clear verdict was that an adoption was undone.
+    Some fragments may keep what others lose: masters may stand beside matrices alone.
     """
 
     def __init__(self) -> None:
-        self._undone: set[int] = set()
+        self._of_fragment: dict[int, set[int]] = {}  # steps since one was kept at which adoptions were undone
+        self._of_any: set[int] = set()
 
     @property
     def suspected(self) -> bool:
-        """Whether the last clear verdict was that an adoption was undone."""
-        return bool(self._undone)
+        """Whether the last clear verdict on some fragment was that an adoption was undone."""
+        return any(self._of_fragment.values())
 
-    def lost(self, step: int, found: Verdict) -> bool:
+    def lost(self, fragment_id: int, step: int, found: Verdict) -> bool:
         """Takes one more verdict in; returns whether adoptions do not stay in the parameters.
 
         Args:
-            step: At which the version was installed; several may be at once, and are one act of the caller.
+            fragment_id: Of the version.
+            step: At which it was installed; several may be at once, and are one act of the caller.
             found: What became of it.
         """
+        undone = self._of_fragment.setdefault(fragment_id, set())
         if found is Verdict.KEPT:
-            self._undone.clear()
+            undone.clear()
+            self._of_any.clear()
         elif found is Verdict.UNDONE:
-            self._undone.add(step)
-        return len(self._undone) >= IN_A_ROW
+            undone.add(step)
+            self._of_any.add(step)
+        return max(len(undone), len(self._of_any)) >= IN_A_ROW
 
 
 def gone(first: bool) -> ConfigError:
     """Returns the error of a loop whose parameters do not keep what was adopted; ``first``: not even by restore."""
     value = "what restore returned is not in the next ones" if first else "what was adopted is not in the next ones"
     cure = f"train on from what {'restore' if first else 'step'} returns, and hand over the tree that the optimizer "
-    cure += "steps from: float32 masters, not the bfloat16 parameters that are cast from them"
+    cure += (
+        "steps from: float32 masters, not the bfloat16 parameters that are cast from them; what is each island's own "
+    )
+    cure += "is local (kinds)"
     return ConfigError("params", value, cure)

@@ -46,7 +46,9 @@ class Samples:
         for install, before, after in adopted:
             if install.places:
                 samples = [_sample(leaves, install) for leaves in (before, after)]
-                returned = Returned(step=step, first=first, before=samples[0], installed=samples[1])
+                returned = Returned(
+                    fragment_id=install.fragment_id, step=step, first=first, before=samples[0], installed=samples[1]
+                )
                 self.waiting.append((install, returned))
 
     def returned(self, params: Tree, parameters: Parameters) -> None:

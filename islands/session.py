@@ -454,7 +454,7 @@ class Session:
     async def _judge(self, returned: Returned) -> None:
         """Ends training where adoptions do not stay in the parameters: the books would say that they do."""
         found = await self._workshop.judge(returned)
-        lost = self._persistence.lost(returned.step, found)
+        lost = self._persistence.lost(returned.fragment_id, returned.step, found)
         self._exchange.suspected = self._persistence.suspected
         if lost or (returned.first and found is Verdict.UNDONE):
             self._exchange.error = gone(returned.first)

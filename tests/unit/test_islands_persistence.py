@@ -108,13 +108,23 @@ def test_positions_are_those_that_move_most_and_as_many_as_the_shape_alone_says(
 
 def test_a_suspicion_grows_with_steps_and_not_with_fragments_and_ends_with_one_that_was_kept():
     persistence = Persistence()
-    assert not any(persistence.lost(5, UNDONE) for _ in range(20))  # many fragments at one boundary
+    assert not any(persistence.lost(p, 5, UNDONE) for p in range(20))  # at one boundary
     assert persistence.suspected
-    assert not persistence.lost(9, UNDONE)
-    assert not persistence.lost(9, KEPT)
+    assert not persistence.lost(0, 9, UNDONE)
+    assert not any(persistence.lost(p, 9, KEPT) for p in range(20))
     assert not persistence.suspected
-    told = [persistence.lost(step, found) for step, found in ((20, UNDONE), (23, UNCLEAR), (26, UNDONE), (29, UNDONE))]
-    assert told == [False, False, False, True]
+    verdicts = ((0, 20, UNDONE), (1, 23, UNCLEAR), (2, 26, UNDONE), (1, 29, UNDONE))
+    assert [persistence.lost(*each) for each in verdicts] == [False, False, False, True]
+
+
+def test_a_fragment_that_keeps_nothing_is_told_beside_others_that_do():
+    """Masters of the matrices alone, for one."""
+    persistence = Persistence()
+    told = [
+        [persistence.lost(p, step, UNDONE if p == 1 else KEPT) for p in range(3)]
+        for step in range(0, 10 * IN_A_ROW, 10)
+    ]
+    assert told == [[False] * 3] * (IN_A_ROW - 1) + [[False, True, False]]
 
 
 # --- in training ------------------------------------------------------------------------------------------------------
@@ -196,7 +206,7 @@ def trained(optimizer, rate, *, way="right", dtype=np.float32, seed=0, islands=3
                 reference[i][name] = x.astype(np.float32) - keep * own
             local[i] = loop.step(after)
             found = verdict(*([each[name][places[name]] for name in run] for each in (before, after, local[i])))
-            if judges[i].lost(number, found) and told[i] is None:
+            if judges[i].lost(0, number, found) and told[i] is None:
                 told[i] = number
     return told
 
