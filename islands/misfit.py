@@ -28,8 +28,9 @@ def misfit(message: Message, tensors: Sequence[TensorSpec], manifest: FragmentMa
                 return f"settings.sync_interval_steps is {settings.sync_interval_steps}, must be at least 1"
             if not settings.heartbeat_interval_s > 0:
                 return f"settings.heartbeat_interval_s is {settings.heartbeat_interval_s}, must be above 0"
-            theirs = sorted((t.name, t.shape, t.dtype) for fragment in message.fragments for t in fragment)
-            if manifest is None and theirs != sorted((t.name, t.shape, t.dtype) for t in tensors):
+            # Of whatever dtype: each island has its own.
+            theirs = sorted((t.name, t.shape) for fragment in message.fragments for t in fragment)
+            if manifest is None and theirs != sorted((t.name, t.shape) for t in tensors):
                 return "fragments has other tensors than this island asked to join with"
             start = Point(message.start_step, message.start_tokens)
             if manifest is not None and start.step <= at.step and start.tokens > at.tokens:

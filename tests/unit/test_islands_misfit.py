@@ -103,3 +103,10 @@ def test_a_life_that_begins_beyond_what_was_trained_drops_nothing_of_it():
     hand.version(1)
     hand.boundary(installed=(0,))
     assert hand.core.fragments[0].overwritten_tokens == 0
+
+
+def test_a_run_that_began_with_tensors_of_another_dtype_is_no_misfit():
+    hand = Hand(joined=False)
+    hand.tensors = tuple(replace(tensor, dtype="bfloat16") for tensor in hand.tensors)
+    assert not of(hand.welcome(), Note)
+    assert hand.core.joined
