@@ -72,7 +72,7 @@ class Session:
         self._clock = clocks.monotonic
 
         # Touched by the communication thread only.
-        self._wire = Wire(config, self._receive, self._line)
+        self._wire = Wire(config, self._receive, self._line, self._lookup)
         self._snapshots = Snapshots(config, core, workshop, exchange)
         self._offers = Offers(exchange)
         self._loop: asyncio.AbstractEventLoop
@@ -188,6 +188,12 @@ class Session:
             self._exchange.doing = WAITING if stands else CONNECTING
             self._exchange.news.set()
         self._handle(events.Line(stands=stands))
+
+    def _lookup(self, flaw: str) -> None:
+        """Says for people whether it is the name of the broker's host that is waited for."""
+        if self._exchange.doing.startswith(CONNECTING):
+            name = self._config.brokers[self._core.broker]
+            self._exchange.doing = f"{CONNECTING}: the name in {name} is not found ({flaw})" if flaw else CONNECTING
 
     async def _receive(self, channel: Channel, envelope: Envelope) -> None:
         match envelope.message:
