@@ -30,8 +30,9 @@ from broker.errors import ConfigError, LocalProtocolError, RemoteProtocolError, 
 from broker.headers import DEFAULT_LIMITS, Buffer, Limits
 from broker.hearing import Carried
 from broker.keys import ClientKeys
+from broker.line import Line
 from broker.messages import Channel, Envelope
-from broker.sockets import Line, bulk_address, channel_address, check_address, configure_socket
+from broker.sockets import bulk_address, channel_address, check_address, configure_socket
 
 __all__ = [
     "Endpoint",
@@ -81,6 +82,7 @@ class Endpoint:
         renew_after_s: How long there may be no connection before it is made anew.
         reconnect_max_s: Longest pause between two attempts to connect.
         on_unreadable: Told of each message that cannot be read. By default they are counted and logged.
+        on_lookup: Told of each time that the name of the broker's host was looked up: why in vain, or nothing.
 
     Raises:
         ConfigError: If the address is malformed.
@@ -98,6 +100,7 @@ class Endpoint:
         renew_after_s: float = 30.0,
         reconnect_max_s: float = 5.0,
         on_unreadable: OnUnreadable | None = None,
+        on_lookup: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.address = channel_address(control_address, channel)
         self.channel = channel
@@ -106,6 +109,8 @@ class Endpoint:
         self._limits = limits
         self._wait_s = bulk_wait_s if channel is Channel.BULK else 0.0
         self._on_unreadable = on_unreadable
+        self._on_lookup = on_lookup
+        self._unresolved = 0  # lookups of the host's name in vain, one after the other
         self._context = context
         self._renew_after_s = renew_after_s
         self._reconnect_max_s = reconnect_max_s
@@ -135,7 +140,7 @@ class Endpoint:
         socket.set(zmq.MAXMSGSIZE, -1)
         if self._keys is not None:
             self._keys.apply(socket)
-        line = Line(socket, self.address, self._renew_after_s)
+        line = Line(socket, self.address, self._renew_after_s, self._looked_up)
         try:
             line.connect(time.monotonic())
         except ConfigError:
@@ -304,7 +309,7 @@ class Endpoint:
         deadline_s = time.monotonic() + timeout_s
         while True:
             self._look_after_line()
-            left_s = min(deadline_s - time.monotonic(), self._renew_after_s)
+            left_s = min(deadline_s - time.monotonic(), self._look_again_s)
             # Polling with a time limit, then receiving, loses nothing; cancelling a receive can lose a message.
             timeout_ms = max(0, math.ceil(1000 * left_s))
             try:
@@ -315,6 +320,20 @@ class Endpoint:
                 raise Unavailable(f"polling {self.address} failed: {err}", definite=True) from err
             if time.monotonic() >= deadline_s:
                 return False
+
+    @property
+    def _look_again_s(self) -> float:
+        return self._renew_after_s if self._line is None else self._line.look_again_s
+
+    def _looked_up(self, flaw: str) -> None:
+        self._unresolved = self._unresolved + 1 if flaw else 0
+        if worth_repeating(self._unresolved):
+            cure = "check the name in the address, and the name service of this machine; it is looked up again"
+            log.warning(
+                "connection.no_address address=%s detail=%r cure=%r times=%d",
+                *(self.address, flaw, cure, self._unresolved),
+            )
+        self._on_lookup(flaw)
 
     def _look_after_line(self) -> None:
         if self._line is not None and self._line.watch(time.monotonic()):

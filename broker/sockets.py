@@ -1,24 +1,19 @@
-"""Addresses of the two channels, the options of their sockets, and whether a client's connection stands.
+"""Addresses of the two channels, and the options of their sockets.
 
 Shell, and shared by both sides of a connection. The reasons behind the numbers are in PROTOCOL.md, section 10.
 """
 
 from __future__ import annotations
 
-import errno
 import re
 from dataclasses import dataclass
 from typing import Any
 
 import zmq
-import zmq.asyncio
-from zmq.utils.monitor import parse_monitor_message
 
 from broker.errors import ConfigError
 from broker.headers import DEFAULT_LIMITS, Limits
-from broker.hearing import Carried
 from broker.messages import Channel
-from broker.tcp import carried, forget_unsent
 
 _TCP = re.compile(r"tcp://(?P<host>\[[0-9A-Fa-f:.%\w]+\]|[^\s:;/\[\]@?#]+):(?P<port>[0-9]{1,5})", re.ASCII)
 #: An aggregator keeps a pair of connections to each broker; two or three are plenty.
@@ -49,6 +44,10 @@ def check_address(address: str, *, field: str = "broker") -> str:
         raise ConfigError(field, address, "must be tcp://HOST:PORT or ipc://PATH, such as tcp://hub:7001")
     if not 1 <= int(match["port"]) <= 65_534:
         raise ConfigError(field, address, "the port must be 1 to 65534: the next one is the bulk port")
+    try:
+        match["host"].encode("idna")
+    except UnicodeError as err:
+        raise ConfigError(field, address, "the parts of a host's name must have 1 to 63 characters each") from err
     return address
 
 
@@ -159,128 +158,3 @@ def configure_socket(socket: zmq.Socket[Any], channel: Channel, limits: Limits =
         # ZeroMQ ends the connection over a frame that exceeds its maximum. The room between the limit and the maximum
         # is for what is merely too large: it is read, and refused with a reason.
         CONTROL_OPTIONS.apply(socket, 4 * limits.max_header_bytes)
-
-
-# --- whether a connection stands --------------------------------------------------------------------------------
-
-
-#: ZeroMQ says within a moment of a loss that it tries again. If it has not after this long, it never will.
-FORGOTTEN_AFTER_S = 1.0
-
-
-class Line:
-    """The one connection of a client's socket, made anew when ZeroMQ has given it up.
-
-    ZeroMQ reconnects after a loss, but not after what it takes for a violation of its own protocol: another security
-    mechanism, a stranger on the broker's port, bytes that were damaged on the way. Then it forgets the connection
-    without a word. Only its monitor shows the difference between such a socket, one that is still trying, and one that
-    is merely full: who tries says so as soon as a connection is lost.
-
-    Args:
-        socket: Not yet connected.
-        address: Where to connect it.
-        renew_after_s: How long there may be no connection before it is made anew; longer than a handshake takes.
-
-    Attributes:
-        connections: How many there were, up to now.
-    """
-
-    __slots__ = (
-        "_address",
-        "_down_since_s",
-        "_fd",
-        "_monitor",
-        "_renew_after_s",
-        "_socket",
-        "_trying",
-        "_watcher",
-        "connections",
-    )
-
-    def __init__(self, socket: zmq.asyncio.Socket, address: str, renew_after_s: float) -> None:
-        self._socket = socket
-        self._address = address
-        self._renew_after_s = renew_after_s
-        self._down_since_s: float | None = None
-        self._trying = True
-        self._fd: int | None = None  # the descriptor of the connection
-        self.connections = 0
-        watched = zmq.EVENT_CONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
-        self._watcher = socket.get_monitor_socket(watched | zmq.EVENT_CONNECT_RETRIED)
-        # Read without asyncio: the monitor is asked, never waited for.
-        self._monitor: zmq.Socket[bytes] = zmq.Socket.shadow(self._watcher.underlying)
-
-    def connect(self, now_s: float) -> None:
-        """Starts connecting.
-
-        Raises:
-            ConfigError: If ZeroMQ does not take the address.
-        """
-        try:
-            self._socket.connect(self._address)
-        except zmq.ZMQError as err:
-            raise ConfigError("broker", self._address, f"ZeroMQ cannot connect to it: {err}") from err
-        self._down_since_s, self._trying = now_s, True
-
-    def watch(self, now_s: float) -> bool:
-        """Takes in what the monitor has seen; makes the connection anew when that is due, and says whether it did."""
-        self._take_in(now_s)
-        patience_s = self._renew_after_s if self._trying else min(self._renew_after_s, FORGOTTEN_AFTER_S)
-        if self._down_since_s is None or now_s - self._down_since_s < patience_s:
-            return False
-        self.renew(now_s)
-        return True
-
-    def _take_in(self, now_s: float) -> None:
-        while self._monitor.poll(0):
-            seen = parse_monitor_message(self._monitor.recv_multipart(zmq.NOBLOCK))
-            match seen["event"]:
-                case zmq.EVENT_CONNECTED:
-                    self._fd = seen["value"]
-                case zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                    self._down_since_s = None
-                    self.connections += 1
-                case zmq.EVENT_CONNECT_RETRIED:
-                    self._trying = True
-                case _:
-                    self._down_since_s, self._trying, self._fd = now_s, False, None
-
-    def renew(self, now_s: float) -> None:
-        """Makes the connection anew, whatever has become of the old one and of what was on its way there.
-
-        Until :attr:`stands` again, the socket would take messages for the old one.
-        """
-        self._take_in(now_s)  # of the old one: the new one begins with what is seen from now on
-        if self._fd is not None and self._port:
-            forget_unsent(self._fd, self._port)
-        self._fd = None
-        try:
-            self._socket.disconnect(self._address)
-        except zmq.ZMQError as err:
-            if err.errno != errno.ENOENT:  # which says that ZeroMQ has forgotten it: our very case
-                raise
-        self.connect(now_s)
-
-    async def changed(self, timeout_s: float) -> None:
-        """Returns when :meth:`watch` has something to take in, or when the time is over."""
-        await self._watcher.poll(round(1000 * timeout_s), zmq.POLLIN)  # type: ignore[call-arg]
-
-    @property
-    def carried(self) -> Carried | None:
-        """What the connection has carried; None if there is none, or if it is not known."""
-        found = None if self._fd is None else carried(self._fd, to_port=self._port)
-        return None if found is None else found._replace(connection=self.connections)
-
-    @property
-    def _port(self) -> int:
-        return int(self._address.rpartition(":")[2]) if self._address.startswith("tcp://") else 0
-
-    @property
-    def stands(self) -> bool:
-        """Whether there was a connection when :meth:`watch` looked."""
-        return self._down_since_s is None
-
-    def close(self) -> None:
-        """Ends the watch, before the socket is closed."""
-        self._socket.disable_monitor()
-        self._watcher.close(linger=0)

@@ -91,7 +91,7 @@ class Session:
         self._clock = clocks.monotonic
 
         # Touched by the communication thread only.
-        self._wire = Wire(config, self._receive, self._line, sequence)
+        self._wire = Wire(config, self._receive, self._line, self._lookup, sequence=sequence)
         self._snapshots = Snapshots(config, core, workshop, exchange)
         self._offers = Offers(exchange)
         self._persistence = Persistence()
@@ -216,6 +216,12 @@ class Session:
             self._exchange.doing = WAITING if stands else CONNECTING
             self._exchange.news.set()
         self._handle(events.Line(stands=stands))
+
+    def _lookup(self, flaw: str) -> None:
+        """Says for people whether it is the name of the broker's host that is waited for."""
+        if self._exchange.doing.startswith(CONNECTING):
+            name = self._config.brokers[self._core.broker]
+            self._exchange.doing = f"{CONNECTING}: the name in {name} is not found ({flaw})" if flaw else CONNECTING
 
     async def _receive(self, channel: Channel, envelope: Envelope) -> None:
         self._exchange.broker_heard_at_s = self._clock()

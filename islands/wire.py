@@ -42,6 +42,7 @@ class Wire:
         config: Addresses and limits.
         receive: Takes each message that can be read, with its channel; those of one channel one after the other.
         line: Told when the control connection stands and when it is lost.
+        lookup: Told why the name of the broker's host cannot be found, or nothing when it was.
         sequence: Of the last message of an earlier process of this life: the next one is one more.
 
     Attributes:
@@ -53,11 +54,14 @@ class Wire:
         config: IslandConfig,
         receive: Callable[[Channel, Envelope], Awaitable[None]],
         line: Callable[[bool], None],
+        lookup: Callable[[str], None] = lambda _: None,
+        *,
         sequence: int = 0,
     ) -> None:
         self._config = config
         self._receive = receive
         self._line = line
+        self._lookup = lookup
         self._broker = 0
         self._moved = asyncio.Event()
         self._endpoints: Endpoints = {}
@@ -138,7 +142,14 @@ class Wire:
     async def _opened(self, address: str) -> AsyncIterator[Endpoints]:
         async with AsyncExitStack() as stack:
             for channel in Channel:
-                endpoint = Endpoint(self._context, address, channel, keys=self._keys, limits=self._config.limits())
+                endpoint = Endpoint(
+                    self._context,
+                    address,
+                    channel,
+                    keys=self._keys,
+                    limits=self._config.limits(),
+                    on_lookup=self._lookup,
+                )
                 self._endpoints[channel] = await stack.enter_async_context(endpoint)
             try:
                 yield self._endpoints

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import random
 from dataclasses import replace
 
 import msgpack
@@ -12,6 +13,7 @@ import zmq
 import zmq.asyncio
 from zmq.utils.monitor import recv_monitor_message
 
+from benchmarks import strangers
 from broker.codec import decode, encode, verify
 from broker.endpoint import Endpoint, bulk_address, channel_address, check_address, configure_socket
 from broker.errors import ConfigError, LocalProtocolError
@@ -275,6 +277,46 @@ def test_a_connection_that_zeromq_has_given_up_is_made_anew():
                 assert await endpoint.ready(PATIENCE_S)
                 assert len(await sent_until_received(endpoint, router, LEAVE)) == 2
                 assert endpoint.traffic.renewals >= 1
+
+    run(main())
+
+
+@pytest.mark.parametrize("channel", list(Channel))
+def test_whatever_strangers_at_the_broker_s_port_say_the_broker_is_reached_in_the_end(channel):
+    async def main():
+        rng = random.Random(5)
+        saying = [strangers.KINDS[name](rng) for name in sorted(strangers.KINDS)]
+
+        async def stranger(reader, writer):
+            with contextlib.suppress(OSError):
+                for words in saying.pop() if saying else ():
+                    writer.write(words)
+                    await asyncio.wait_for(reader.read(1 << 16), PATIENCE_S)
+            writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
+
+        port = free_ports(2)
+        listens_at = port + (channel is Channel.BULK)
+        server = await asyncio.start_server(stranger, "127.0.0.1", listens_at)
+        heard = []
+        async with (
+            context() as ctx,
+            Endpoint(
+                ctx,
+                f"tcp://127.0.0.1:{port}",
+                channel,
+                renew_after_s=0.05,
+                on_unreadable=lambda error, origin: heard.append(error.reason),
+            ) as endpoint,
+        ):
+            async with server, asyncio.timeout(PATIENCE_S):
+                while saying:
+                    await endpoint.recv(0.01)
+                    await endpoint.send(envelope(LEAVE if channel is Channel.CONTROL else Want(versions=())))
+            async with bound(ctx, channel, f"tcp://127.0.0.1:{listens_at}"):
+                assert await endpoint.ready(PATIENCE_S)
+        assert heard, "some speak ZeroMQ well enough to be heard"
 
     run(main())
 

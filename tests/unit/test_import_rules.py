@@ -36,6 +36,7 @@ PURE = [
     "broker/codec",
     "broker/connections",
     "broker/hearing",
+    "broker/rotation",
     "broker/queues",
     "broker/directory",
     "broker/replays",
