@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -33,6 +34,11 @@ TOKENS_PER_STEP = 10
 def tensors(num_fragments: int = 2) -> tuple[TensorSpec, ...]:
     """One tensor for each fragment, all of one size."""
     return tuple(TensorSpec(name=f"w{i}", shape=(8, 8), dtype="float32", kind=Kind.RDA) for i in range(num_fragments))
+
+
+def id_of(value: object) -> str:
+    """Names a value in the name of a test, on which two processes must agree: without its place in memory."""
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
 
 
 def beat(inner_step: int = 0, **fields: Any) -> m.Heartbeat:

@@ -19,6 +19,7 @@ from broker.messages import AGGREGATOR, Codec, Envelope, RunSettings, Share, Wel
 from broker.schema import INT_MAX, MAX_DIMENSIONS, MAX_ITEMS, MAX_TEXT
 from islands import arguments
 from islands.task import Task
+from tests.helpers import id_of
 
 NOBODY = "tcp://127.0.0.1:9"  # is never connected to here: each join is refused before
 
@@ -63,7 +64,7 @@ def test_whatever_is_a_whole_number_is_a_count(value):
         1e300,
         OnDevice(dtype="int32"),
     ],
-    ids=repr,
+    ids=id_of,
 )
 def test_what_is_no_count_is_refused_with_argument_and_value(value):
     with pytest.raises(ConfigError, match=r"^tokens = .*: (must be a count|is on a device)"):
@@ -109,7 +110,7 @@ def test_a_loss_on_a_device_is_passed_on_unread(dtype):
         jnp.complex64(1),
         jax.random.key(0),
     ],
-    ids=repr,
+    ids=id_of,
 )
 def test_what_is_no_loss_is_refused_by_what_it_is(value):
     with pytest.raises(ConfigError, match=r"^loss = .*: must be a number"):
@@ -130,7 +131,7 @@ def test_what_is_no_loss_is_refused_by_what_it_is(value):
         (None, INT_MAX + 1),
         (None, OnDevice(dtype="int32")),
     ],
-    ids=repr,
+    ids=id_of,
 )
 def test_a_state_that_is_no_pair_with_a_cursor_is_refused(state):
     with pytest.raises(ConfigError, match=r"^state(\[1\])? = "):

@@ -15,6 +15,7 @@ from islands.exchange import Batch, Exchange, Install, Membership, Position, Sna
 from islands.loop import Island
 from islands.partition import tensor_specs
 from islands.workshop import Workshop
+from tests.helpers import id_of
 
 
 @pytest.fixture
@@ -158,7 +159,7 @@ def test_what_counts_as_a_number_is_counted_as_one(island_of, tokens, loss):
         *((r"state(\[1\])?", {"state": value}) for value in ({"m": 1}, (1, 2, 3), (None, -1), (None, "x"))),
         ("state m", {"state": ({"m": object()}, None)}),
     ],
-    ids=str,
+    ids=id_of,
 )
 def test_what_a_step_cannot_take_is_refused_at_once_and_nothing_of_it_is_counted(island_of, field, given):
     island, exchange = island_of(params_of())
@@ -245,7 +246,7 @@ def test_a_number_that_a_jitted_step_has_made_an_array_is_the_same_leaf(island_o
 @pytest.mark.parametrize(
     "leaf",
     [object(), Position(1, 2), np.random.default_rng(0), np.array([object()]), np.zeros(2, "V4"), Codec.F32, len],
-    ids=repr,
+    ids=id_of,
 )
 def test_a_leaf_that_no_checkpoint_can_hold_is_refused_by_path_at_restore_and_the_first_time_it_is_shown(
     island_of, tmp_path, leaf
