@@ -38,7 +38,7 @@ def tensors(num_fragments: int = 2) -> tuple[TensorSpec, ...]:
 
 def id_of(value: object) -> str:
     """Names a value in the name of a test, on which two processes must agree: without its place in memory."""
-    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
+    return re.sub(r" at 0x[0-9A-Fa-f]+", "", repr(value))
 
 
 def beat(inner_step: int = 0, **fields: Any) -> m.Heartbeat:
