@@ -8,8 +8,9 @@ from statistics import median
 
 import pytest
 
-from benchmarks import island_waiting, lab_overhead, merge, output, round_latency, wire_bytes
+from benchmarks import island_waiting, lab_overhead, merge, output, round_latency, strangers, wire_bytes
 from broker.errors import Unavailable
+from ops.cluster import free_ports
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -109,3 +110,10 @@ def test_a_table_aligns_its_columns_and_shows_none_as_a_dash():
         "| long name | 1.2 |",
         "|         b |   - |",
     ]
+
+
+def test_strangers_say_that_a_broker_is_gone(capsys):
+    address = f"tcp://127.0.0.1:{free_ports(2)}"
+    assert strangers.main(["--quick", address]) == 1
+    assert "error: no broker at 127.0.0.1:" in capsys.readouterr().err
+    assert strangers.main(["--quick", "--at-once", "0", address]) == 2
