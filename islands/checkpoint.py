@@ -171,7 +171,7 @@ def save(
             os.fsync(file.fileno())
         if not newest.put(temporary, path, at.step):
             return 0
-        _sync_directory(path.parent)
+        sync_directory(path.parent)
     except OSError as err:
         with contextlib.suppress(OSError):
             temporary.unlink()
@@ -182,7 +182,8 @@ def save(
     return sum(map(len, pieces))
 
 
-def _sync_directory(directory: Path) -> None:
+def sync_directory(directory: Path) -> None:
+    """Makes what was renamed or made in a directory durable."""
     handle = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(handle)

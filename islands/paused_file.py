@@ -21,6 +21,7 @@ from broker.codec import decode, encode, verify
 from broker.errors import RemoteProtocolError, Unavailable
 from broker.headers import Limits
 from broker.messages import AGGREGATOR, Contribution, Envelope
+from islands.checkpoint import sync_directory
 from islands.fragment import Point
 from islands.paused import Paused
 from islands.shares import Cursor
@@ -55,7 +56,7 @@ def save(path: Path, paused: Paused) -> int:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-        _sync(path.parent)
+        sync_directory(path.parent)
     except OSError as err:
         with contextlib.suppress(OSError):
             temporary.unlink()
@@ -90,14 +91,6 @@ def remove(path: Path) -> None:
     """Removes the file, where it can; one that stays is of use to nobody, since its nonce is not the last one."""
     with contextlib.suppress(OSError):
         path.unlink(missing_ok=True)
-
-
-def _sync(directory: Path) -> None:
-    handle = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _rows(paused: Paused) -> dict[str, Any]:
