@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from broker.fragments import FragmentManifest, TensorSpec
+from broker.fragments import FragmentManifest, Kind, TensorSpec
 from broker.messages import FleetState, Message, Welcome
 from islands.fragment import Point
 
@@ -30,7 +30,8 @@ def misfit(message: Message, tensors: Sequence[TensorSpec], manifest: FragmentMa
                 return f"settings.heartbeat_interval_s is {settings.heartbeat_interval_s}, must be above 0"
             # Of whatever dtype: each island has its own.
             theirs = sorted((t.name, t.shape) for fragment in message.fragments for t in fragment)
-            if manifest is None and theirs != sorted((t.name, t.shape) for t in tensors):
+            ours = sorted((t.name, t.shape) for t in tensors if t.kind is not Kind.LOCAL)
+            if manifest is None and theirs != ours:
                 return "fragments has other tensors than this island asked to join with"
             start = Point(message.start_step, message.start_tokens)
             if manifest is not None and start.step <= at.step and start.tokens > at.tokens:

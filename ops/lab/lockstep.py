@@ -57,7 +57,7 @@ class Learner:
 
     def step(self, schedule: Schedule) -> None:
         """Puts off one inner step, on the next batch."""
-        self.put_off.append(strides.put_off(strides.next_batch(self.data), schedule))
+        self.put_off.append(strides.put_off(next(self.data), schedule))
 
     def catch_up(self, rows: Strides) -> None:
         """Runs the steps that were put off."""

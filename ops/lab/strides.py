@@ -11,13 +11,12 @@ first steps of an island whose optimizer starts with other types than it goes on
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
 
-from broker.errors import ConfigError
 from islands.task import Batch, OptState, Params, Schedule, Task
 
 #: Steps in one computation at most: more save little, and their batches wait in memory.
@@ -31,18 +30,6 @@ MOST_BATCH_BYTES = 1 << 20
 
 #: A step that is still to be run: its batch, and how far the run is.
 Step = tuple[Batch, Schedule]
-
-
-def next_batch(data: Iterator[Batch]) -> Batch:
-    """Returns the next batch of a task.
-
-    Raises:
-        ConfigError: There is none.
-    """
-    try:
-        return next(data)
-    except StopIteration as end:
-        raise ConfigError("data", "at its end", "must go on without end: begin anew after the last batch") from end
 
 
 def put_off(batch: Batch, schedule: Schedule) -> Step:

@@ -34,7 +34,7 @@ from islands.reference import Reference, encode_seed
 from islands.task import Batch, DataShare, Schedule, Task, endless_batches
 from ops.chaos.tampering import TamperedTensors
 from ops.lab.merging import Merges
-from ops.lab.strides import Step, Strides, next_batch, put_off
+from ops.lab.strides import Step, Strides, put_off
 
 
 class Stepper:
@@ -181,7 +181,7 @@ class TrainingIsland:
         fleet_tokens = self._rule.fleet_tokens
         step = int(self._core.schedule_tokens(own_tokens) / fleet_tokens)
         schedule = Schedule(step=step, total_steps=self._rule.total_tokens // fleet_tokens)
-        self.put_off.append(put_off(next_batch(self._data), schedule))
+        self.put_off.append(put_off(next(self._data), schedule))
         self._stepper.later(self)
 
     def next_steps(self, most: int | None) -> list[Step]:

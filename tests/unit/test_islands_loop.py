@@ -269,7 +269,7 @@ def test_a_state_that_no_restore_could_take_back_is_told_at_the_first_step(islan
     island, _ = island_of(params_of())
     params, _ = island.restore(params_of())
     island.step(params, tokens=10, state=({"m": np.zeros(3)}, None))
-    (said,) = [r.atoll_fields["detail"] for r in caplog.records if r.getMessage() == "island.state_differs"]
+    (said,) = [r.atoll_fields["detail"] for r in caplog.records if r.getMessage().startswith("island.state_differs")]
     assert "1 arrays were saved, 0 are needed" in said
 
 
