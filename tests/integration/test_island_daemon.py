@@ -118,6 +118,8 @@ def test_an_island_that_is_told_to_end_goes_on_from_its_last_step(spawn, hub, tm
     assert (restored["optimizer"], restored["detail"]) == ("checkpoint", f"of step {left['step']}, life 1")
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(240)
 def test_islands_of_one_host_name_that_see_no_common_lock_both_train_and_come_back_as_themselves(spawn, hub, tmp_path):
     """As in containers on the host's network, under PrivateTmp, or on cloned machines."""
     address = hub(islands=2)
