@@ -263,6 +263,8 @@ def test_settings_and_key_are_checked_without_a_hub(spawn, tmp_path):
     assert "make it with `atoll keys new`" in wrong.log.read_text()
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(240)
 def test_islands_of_one_host_name_that_see_no_common_lock_both_train_and_come_back_as_themselves(spawn, hub, tmp_path):
     """As in containers on the host's network, under PrivateTmp, or on cloned machines."""
     address = hub(islands=2)

@@ -81,7 +81,7 @@ MUTANTS = (
         what="an island takes a new life without a new incarnation",
         invariant=5,
         file="aggregator/members.py",
-        old="        member.incarnation = max(member.incarnation, self._claims.pop(name, 0)) + 1",
+        old="        member.incarnation = max(member.incarnation, self._claims.pop(island_id, 0)) + 1",
         new="        member.incarnation = max(1, member.incarnation)",
         tests=(
             "tests/unit/test_aggregator_membership.py::"
@@ -92,7 +92,7 @@ MUTANTS = (
         what="an island takes a new life below the one that it told of",
         invariant=2,
         file="aggregator/members.py",
-        old="        member.incarnation = max(member.incarnation, self._claims.pop(name, 0)) + 1",
+        old="        member.incarnation = max(member.incarnation, self._claims.pop(island_id, 0)) + 1",
         new="        member.incarnation += 1",
         tests=(
             "tests/unit/test_aggregator_membership.py::"
