@@ -113,11 +113,11 @@ def join(
     if config.state_dir is not None:
         checkpoint.prepare(config.state_dir)
     specs = tensor_specs(params, kinds, unit_axes)
-    workshop, exchange = Workshop(params, init), Exchange()
     for line in describe_kinds(specs).splitlines():
         log.info("island.kinds", kind=line)
     tensors = tuple(spec for spec in specs if spec.kind != "local")
     arguments.check_join(tensors, run, config.limits())
+    workshop, exchange = Workshop(params, init), Exchange()
     seat = None if island_id else Seat.take(run)
     name = island_id if seat is None else seat.name
     unmerged = paused_file.path_of(config.state_dir, run, name) if config.state_dir is not None and name else None
