@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from tests.mutants import books, durability, fencing, intake, rounds, shards
+from tests.mutants import books, durability, fencing, intake, pauses, rounds, shards
 from tests.mutants.mutant import Mutant
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -23,6 +23,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *books.MUTANTS,
     *rounds.MUTANTS,
     *intake.MUTANTS,
+    *pauses.MUTANTS,
     *shards.MUTANTS,
 )
 #: A test that hangs with a mutant has noticed it: its own limit, in seconds.

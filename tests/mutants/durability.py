@@ -51,8 +51,8 @@ MUTANTS = (
         what="an island is welcome before its incarnation is durable",
         invariant=3,
         file=MEMBERSHIP,
-        old="        self._welcomes.append((run.save(), member.island_id))",
-        new="        run.save()\n        self._welcome(member)",
+        old="        self._welcomes.append((run.save(), member.island_id))\n        run.note(",
+        new="        run.save()\n        self._welcome(member)\n        run.note(",
         tests=(T_MEMBERSHIP + "test_an_island_is_welcome_only_once_its_incarnation_is_durable",),
     ),
     Mutant(
