@@ -374,7 +374,7 @@ class Island:
     ) -> None:
         match exc:
             case None:
-                self.leave("closed", Departure.CLOSED)
+                self.leave("closed")
             case Interrupted():
                 self.leave(str(exc), Departure.PAUSED)
             case KeyboardInterrupt():

@@ -8,7 +8,8 @@ which have moved by n = next - before. Along s they have moved by
 which is about 1 where training went on from what was installed (n = s + a step), and about 0 where it did not (n = a
 step): where the caller ignores what :meth:`islands.Island.step` returns, or casts parameters anew from masters that it
 keeps elsewhere. Then nothing is synchronised, whatever the books say. A step that is not small beside s says neither.
-Nor does one verdict alone: training may pull back what it was moved by.
+Nor does one verdict alone: training may pull back what it was moved by, above all an island's own momentum where
+versions move it against its way. Of that a part is left at one time or another (``pulled``), which ends the count.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ LEAST_MOVED = 8
 #: Movements along s from which on an adoption is in the parameters, and up to which it is not.
 KEPT, UNDONE = 0.5, 0.15
 #: The longest step beside s that a verdict of "undone" may rest on: of one adoption, and of what restore returned.
-LONGEST_STEP, LONGEST_FIRST_STEP = 1.0, 0.1
+LONGEST_STEP, LONGEST_FIRST_STEP = 0.5, 0.1
 #: Adoptions in a row, at different steps, that were undone.
-IN_A_ROW = 3
+IN_A_ROW = 5
 
 
 class Verdict(StrEnum):
@@ -41,6 +42,7 @@ class Verdict(StrEnum):
 
     KEPT = "kept"
     UNDONE = "undone"
+    PULLED = "pulled"
     UNCLEAR = "unclear"
 
 
@@ -89,6 +91,8 @@ def verdict(
     share = along / square
     if share >= KEPT:
         return Verdict.KEPT
+    if share > UNDONE:
+        return Verdict.PULLED if length <= np.sqrt(square) else Verdict.UNCLEAR
     small = length <= longest_step * np.sqrt(square)
     return Verdict.UNDONE if small and abs(share) <= UNDONE else Verdict.UNCLEAR
 
@@ -117,7 +121,7 @@ class Persistence:
             found: What became of it.
         """
         undone = self._of_fragment.setdefault(fragment_id, set())
-        if found is Verdict.KEPT:
+        if found in (Verdict.KEPT, Verdict.PULLED):
             undone.clear()
             self._of_any.clear()
         elif found is Verdict.UNDONE:

@@ -484,11 +484,14 @@ def test_an_exception_in_the_loop_leaves_the_run_in_order(hub):
         time.sleep(0.01)
 
 
-def test_closing_before_the_end_leaves_at_once_and_returns_what_it_was_given(hub):
-    with join(hub, params_of()) as island:
+def test_closing_before_the_end_leaves_once_the_aggregator_has_what_is_left(tmp_path, caplog):
+    with Hub(tmp_path / "store", islands=2) as hub, join(hub, params_of()) as island:
         params, _ = island.restore(params_of())
         params = train(island, params, until=lambda: island.inner_step >= 5)
-        assert island.close(params) is params
+        with caplog.at_level("INFO"):
+            assert jax.tree.structure(island.close(params)) == jax.tree.structure(params)
+    (left,) = [message for message in caplog.messages if message.startswith("island.left")]
+    assert "closed before the end of the run" in left, "what it had arrived"
 
 
 def test_a_restarted_island_goes_on_where_it_was_with_its_own_optimizer_state(hub, tmp_path):
