@@ -38,8 +38,11 @@ def rogue_wire(manner: Manner, rate: float, seed: int) -> type[wire.Wire]:
             config: IslandConfig,
             receive: Callable[[Channel, Envelope], Awaitable[None]],
             line: Callable[[bool], None],
+            lookup: Callable[[str], None] = lambda _: None,
+            *,
+            sequence: int = 0,
         ) -> None:
-            super().__init__(config, receive, line)
+            super().__init__(config, receive, line, lookup, sequence=sequence)
             self._rng = random.Random(seed)
             self._rogue = Rogue(manner, rate, TamperedTensors(), self._rng)
 

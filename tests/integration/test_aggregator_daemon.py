@@ -580,7 +580,7 @@ def test_a_model_that_fits_no_message_is_refused_and_another_one_begins_the_run(
         stranger = await bench.island("b", tensors=large)
         await until(lambda: stranger.refused, "the refusal")
         assert stranger.refused[0].reason is Reason.OVERSIZE
-        assert "use more fragments" in stranger.refused[0].detail
+        assert "more fragments do not help" in stranger.refused[0].detail
         island = await bench.island("a")
         await until(lambda: island.began_s is not None, "version 0")
 
@@ -594,7 +594,9 @@ def test_a_run_whose_fragments_fit_no_message_any_more_does_not_start(tmp_path):
         await until(lambda: island.began_s is not None, "version 0")
         await end()
         settings = aggregator_config(tmp_path, broker=bench.address, max_message_bytes=5000)
-        with pytest.raises(ConfigError, match=r"max_message_bytes = 5000: must be at least .* use more fragments"):
+        with pytest.raises(
+            ConfigError, match=r"max_message_bytes = 5000: must be at least .*: raise it at every broker"
+        ):
             await bench.serve(settings)
 
     on_a_bench(use)
