@@ -49,12 +49,12 @@ class Member:
 
     @property
     def paused(self) -> bool:
-        """Whether it has left, and its next process goes on with what it kept."""
+        """True once it has left and kept its progress for its next process."""
         return self.left and self.departure is Departure.PAUSED
 
     @property
     def closed(self) -> bool:
-        """Whether it has left for good."""
+        """True once it has left for good: its training loop has closed."""
         return self.left and self.departure is Departure.CLOSED
 
     def supersede(self) -> None:
@@ -228,7 +228,7 @@ class Members:
 
     @property
     def all_closed(self) -> bool:
-        """Whether every island that ever joined has left for good."""
+        """True once every island that ever joined has left for good."""
         return bool(self._members) and all(member.closed for member in self._members.values())
 
     def enrolled(self) -> tuple[Enrolled, ...]:
