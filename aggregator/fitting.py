@@ -61,7 +61,7 @@ def misfit(manifest: FragmentManifest, config: AggregatorConfig, *, begun: bool 
 
 
 def _or_smaller(manifest: FragmentManifest, config: AggregatorConfig) -> str:
-    """Says what else makes the largest message small enough: more fragments, where these help, or smaller tensors."""
+    """Returns a cure for a largest message that is too large: more fragments, where these help, or smaller tensors."""
 
     def fits(parts: FragmentManifest) -> bool:
         return least_message_bytes(max(parts.sizes)) <= config.max_message_bytes

@@ -17,7 +17,7 @@ END_BYTES = 1
 
 
 class Ending(Enum):
-    """How far a connection had come when it ended."""
+    """The last step of a connection before it ended."""
 
     DELIVERED = auto()  #: a message came over it
     SILENT = auto()  #: nothing came at all, or a handshake and no message

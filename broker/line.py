@@ -210,18 +210,18 @@ class Line:
 
     @property
     def look_again_s(self) -> float:
-        """How soon :meth:`watch` wants to be called again, whatever happens."""
+        """Seconds after which :meth:`watch` is to be called again at the latest."""
         return self._renew_after_s if self._rotation is None or self.stands else LOOK_EVERY_S
 
     @property
     def carried(self) -> Carried | None:
-        """What the connection has carried; None if there is none, or if it is not known."""
+        """Bytes that the connection has carried each way; None without a connection, or if the kernel does not say."""
         found = None if self._fd is None else carried(self._fd, to_port=self._port)
         return None if found is None else found._replace(connection=self.connections)
 
     @property
     def stands(self) -> bool:
-        """Whether there was a connection when :meth:`watch` looked."""
+        """Whether a connection stood when :meth:`watch` last looked."""
         return self._down_since_s is None
 
     def close(self) -> None:

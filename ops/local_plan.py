@@ -34,6 +34,9 @@ from ops.outer_defaults import ADAMW, OUTER_STEP, OuterDefaults, suited_to
 #: What trains visibly in under five minutes on two cores.
 DEFAULT_TOKENS = 2_000_000
 
+#: Processes of islands that one machine may be asked for; a number beyond this is a slip of the finger.
+MAX_LOCAL_ISLANDS = 1000
+
 #: Where an aggregator says at the end what it has counted.
 REPORT = "aggregator-report.json"
 
@@ -274,6 +277,9 @@ def resolve(args: argparse.Namespace, *, run_dir: Path, port: int, redis_url: st
         redis_url=redis_url,
         redis_port=redis_port,
     )
+    if plan.aggregator.islands > MAX_LOCAL_ISLANDS:
+        limit = f"must be at most {MAX_LOCAL_ISLANDS} here, as each is a process of this machine"
+        raise ConfigError("islands", plan.aggregator.islands, f"{limit}; simulate plays larger fleets")
     if len(up.pace) not in (0, 1, plan.aggregator.islands):
         cure = f"must be one number, or one for each of the {plan.aggregator.islands} islands"
         raise ConfigError("pace", ",".join(f"{each:g}" for each in up.pace), cure)

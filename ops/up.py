@@ -141,7 +141,7 @@ class Run:
         """Starts everything, waits for the end, whichever it is, and ends everything; returns the exit status."""
         with LocalCluster(self.plan.run_dir / "logs") as cluster, asyncio.Runner() as loop:
             try:
-                self.start(cluster, display)
+                self.start(cluster, display, signals)
                 self._watch(cluster, loop, display, signals)
             except (GaveUp, Unavailable) as err:
                 self.note = _sentence(err)
@@ -161,8 +161,12 @@ class Run:
         links = [placing.PROCESS_NAME] if self.plan.links is not None else []
         return ["redis", *self.plan.broker_ports, *links, *self.plan.clients]
 
-    def start(self, cluster: LocalCluster, display: Display) -> None:
-        """Starts Redis, if it is ours to start, and then everything else."""
+    def start(self, cluster: LocalCluster, display: Display, signals: Signals) -> None:
+        """Starts Redis, if it is ours to start, and then everything else.
+
+        Raises:
+            Interrupted: A signal came.
+        """
         plan = self.plan
         display.note(f"run {plan.run_id} {'goes on ' if self.resumed else ''}in {plan.run_dir}")
         if plan.outer.merge and plan.outer != ADAMW:
@@ -181,7 +185,9 @@ class Run:
             run_directory.write(plan.links.wiring_file, plan.links.started(time.monotonic()).wiring.dump())
         environment = daemons.our_environment(plan.redis_url)
         numeric = one_thread_environment() | compilation_cache()
-        cluster.start(daemons.processes(plan, environment=environment, island_environment=numeric))
+        for spec in daemons.processes(plan, environment=environment, island_environment=numeric):
+            signals.check()  # many islands take a while
+            cluster.start([spec])
         display.note(f"status from elsewhere, now and later: python3 -m ops status {plan.run_dir}")
 
     def _watch(self, cluster: LocalCluster, loop: asyncio.Runner, display: Display, signals: Signals) -> None:

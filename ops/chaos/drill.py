@@ -90,7 +90,7 @@ class Drill:
                 cluster, injector, observer, watch, ChaosView(display, self.recording), signals, self.recording
             )
             try:
-                self.up.start(cluster, display)
+                self.up.start(cluster, display, signals)
                 self._wait_for_training(loop)
                 injector.prepare()
                 display.note("every island trains; faults begin")

@@ -165,6 +165,12 @@ def test_one_pace_is_for_all_and_another_number_of_them_is_refused():
         resolved("--pace", "1,2,3")
 
 
+def test_more_islands_than_one_machine_can_have_are_refused():
+    assert resolved("--islands", "1000").aggregator.islands == 1000
+    with pytest.raises(ConfigError, match="islands = 1001: must be at most 1000 here, as each is a process"):
+        resolved("--islands", "1001")
+
+
 @pytest.mark.parametrize(("words", "field"), [(("--pace", "-1"), "pace"), (("--port", "70000"), "port")])
 def test_settings_of_up_itself_are_checked(words, field):
     with pytest.raises(ConfigError) as caught:
