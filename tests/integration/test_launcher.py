@@ -142,7 +142,7 @@ def test_ctrl_c_in_the_middle_leaves_a_mark_that_it_is_half_built(checkout):
         time.sleep(0.005)
     os.killpg(process.pid, signal.SIGINT)
     _, err = process.communicate(timeout=25)
-    assert process.returncode == 130
+    assert process.returncode == 130, err
     assert "interrupted; the next start builds .venv again" in err
     assert not launcher.is_ready(checkout.environment, launcher.lock_digest(checkout.root / "requirements.lock"))
 
