@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 from hypothesis import HealthCheck, settings
 
 # A deadline turns a busy machine into a failing test; every test has a hard limit of its own (pyproject.toml).
 settings.register_profile("atoll", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("atoll")
+
+# A shell without job control starts its background jobs with SIGINT ignored, and so would they what they start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 #: Of the long runs with every combination of troubles, each for itself.
 LONG_SEEDS = range(11)
