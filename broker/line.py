@@ -221,7 +221,7 @@ class Line:
 
     @property
     def stands(self) -> bool:
-        """Whether a connection stood when :meth:`watch` last looked."""
+        """True while there is a connection, as :meth:`watch` saw it last."""
         return self._down_since_s is None
 
     def close(self) -> None:

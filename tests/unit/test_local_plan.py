@@ -3,8 +3,10 @@
 import argparse
 import dataclasses
 import os
+import signal
 import tomllib
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -13,7 +15,8 @@ pytest.importorskip("islands.config")
 from broker import settings
 from broker.config import BrokerConfig
 from broker.errors import ConfigError
-from ops import daemons, local_plan
+from broker.signals import Interrupted
+from ops import daemons, display, local_plan, up
 from ops.links import placing
 from ops.outer_defaults import OuterDefaults
 
@@ -169,6 +172,24 @@ def test_more_islands_than_one_machine_can_have_are_refused():
     assert resolved("--islands", "1000").aggregator.islands == 1000
     with pytest.raises(ConfigError, match="islands = 1001: must be at most 1000 here, as each is a process"):
         resolved("--islands", "1001")
+
+
+def test_an_interrupt_while_processes_are_started_starts_no_more_of_them(tmp_path):
+    class Cluster:
+        names: ClassVar = []
+
+        def start(self, specs):
+            self.names += [spec.name for spec in specs]
+
+    class InterruptedAtTheFourth:
+        def check(self):
+            if len(Cluster.names) == 3:
+                raise Interrupted(signal.SIGINT)
+
+    run = up.Run(plan=resolved(redis_port=None, run_dir=tmp_path), started_s=0.0)
+    with pytest.raises(Interrupted), display.Display() as shown:
+        run.start(Cluster(), shown, InterruptedAtTheFourth())
+    assert Cluster.names == ["broker", "aggregator", "island-0"]
 
 
 @pytest.mark.parametrize(("words", "field"), [(("--pace", "-1"), "pace"), (("--port", "70000"), "port")])
