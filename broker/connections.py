@@ -46,13 +46,21 @@ class Connections:
     def __init__(self, *, most_bytes: int) -> None:
         self._most_bytes = most_bytes
         self._open: dict[int, _Connection] = {}
+        self._ended_early: set[int] = set()  # those whose end was told before their beginning
         self._failed = 0  # handshakes that failed, of connections that have not ended
         self._left = 0  # likewise: given up by the peer, or not over in time
         self._silent = 0  # those that succeeded, of connections that have not delivered or ended
 
-    def accepted(self, fd: int) -> None:
-        """A connection was accepted."""
+    def accepted(self, fd: int) -> Ending | None:
+        """A connection was accepted; returns how it ended if that was told before, None if it is open.
+
+        ZeroMQ may refuse the first bytes in one thread before another has told of the connection.
+        """
+        if fd in self._ended_early:
+            self._ended_early.remove(fd)
+            return self._ending(None)
         self._open[fd] = _Connection()
+        return None
 
     def shook_hands(self) -> None:
         """The handshake of some connection has succeeded."""
@@ -66,11 +74,19 @@ class Connections:
         """The peer of some connection has left in the handshake, or did not finish it in time; its end follows."""
         self._left += 1
 
-    def closed(self, fd: int, received_bytes: int | None) -> Ending:
-        """A connection has ended; returns how far it had come, with what came over it if that is known."""
+    def closed(self, fd: int, received_bytes: int | None) -> Ending | None:
+        """A connection has ended; returns how far it had come, with what came over it if that is known.
+
+        None if nothing is known of it: it began before the watch, or :meth:`accepted` is yet to be told of it.
+        """
         connection = self._open.pop(fd, None)
-        if connection is None or connection.messages > 0:
-            return Ending.DELIVERED
+        if connection is None:
+            self._ended_early.add(fd)
+            return None
+        return Ending.DELIVERED if connection.messages > 0 else self._ending(received_bytes)
+
+    def _ending(self, received_bytes: int | None) -> Ending:
+        """Returns the end of a connection that delivered nothing."""
         if self._failed > 0:
             self._failed -= 1
             return Ending.FAILED
@@ -95,6 +111,7 @@ class Connections:
         Args:
             received_bytes: What the kernel has received for a descriptor; None if it does not say.
         """
+        self._ended_early.clear()  # a beginning that did not come by now was before the watch
         found = []
         for fd, connection in self._open.items():
             total = received_bytes(fd)

@@ -220,7 +220,7 @@ class Gate:
             seen = parse_monitor_message(await port.monitor.recv_multipart())
             match seen["event"]:
                 case zmq.EVENT_ACCEPTED:
-                    self._begun(port, seen["value"])
+                    self._begun(channel, port, seen["value"])
                 case zmq.EVENT_DISCONNECTED:
                     self._ended(channel, port, seen["value"])
                 case zmq.EVENT_HANDSHAKE_SUCCEEDED:
@@ -235,9 +235,12 @@ class Gate:
                     what = "no key, or not this broker's" if self._pair is not None else "not what this broker speaks"
                     self._turned_away(channel, Reason.MALFORMED, f"its handshake failed: {what}")
 
-    def _begun(self, port: _Port, fd: int) -> None:
-        port.connections.accepted(fd)
+    def _begun(self, channel: Channel, port: _Port, fd: int) -> None:
         port.release(fd)
+        ending = port.connections.accepted(fd)
+        if ending is not None:
+            self._tell_end(channel, ending)
+            return
         copy = hold(fd, port.number)
         if copy is not None:
             port.held[fd] = copy
@@ -245,7 +248,10 @@ class Gate:
     def _ended(self, channel: Channel, port: _Port, fd: int) -> None:
         for fds in self._fds.values():
             fds.pop((channel, fd), None)
-        match port.connections.closed(fd, port.release(fd)):
+        self._tell_end(channel, port.connections.closed(fd, port.release(fd)))
+
+    def _tell_end(self, channel: Channel, ending: Ending | None) -> None:
+        match ending:
             case Ending.SILENT:
                 self._turned_away(channel, None, "it ended without a message")
             case Ending.STRANGER:

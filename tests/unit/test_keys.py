@@ -320,6 +320,30 @@ def test_a_connection_that_delivered_nothing_ends_as_one_of_a_kind(seen, receive
     assert connections.closed(3, 500) is Ending.DELIVERED
 
 
+@pytest.mark.parametrize(
+    ("seen", "ending"),
+    [((), Ending.STRANGER), ((Connections.failed,), Ending.FAILED), ((Connections.left,), Ending.SILENT)],
+)
+def test_an_end_that_is_told_before_its_beginning_is_of_its_kind_when_that_comes(seen, ending):
+    connections = Connections(most_bytes=100)
+    for each in seen:
+        each(connections)
+    assert connections.closed(4, None) is None
+    assert connections.accepted(4) is ending
+    assert connections.overfull(lambda fd: 1000) == []  # it is not open
+    assert connections.accepted(4) is None  # the number is another connection's now
+    assert connections.closed(4, 500) is Ending.STRANGER
+
+
+def test_an_end_whose_beginning_was_before_the_watch_tells_nothing_of_the_next_connection():
+    connections = Connections(most_bytes=100)
+    assert connections.closed(4, 500) is None
+    connections.overfull(lambda fd: 0)
+    assert connections.accepted(4) is None
+    connections.delivered(4)
+    assert connections.closed(4, 500) is Ending.DELIVERED
+
+
 def test_what_comes_before_its_handshake_was_seen_is_of_that_handshake():
     connections = Connections(most_bytes=100)
     connections.accepted(3)
