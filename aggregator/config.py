@@ -5,16 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from broker import redis_address
-from broker.directory import MAX_SHARDS
-from broker.errors import ConfigError
-from broker.identity import KeyRole
-from broker.keys import check_exposure
-from broker.liveness import LivenessConfig
-from broker.messages import Codec
-from broker.names import check_name
-from broker.settings import changeable, check_finite, fixed, process
-from broker.sockets import broker_addresses
+from broker.process.settings import changeable, check_finite, fixed, process
+from broker.registry import redis_address
+from broker.routing.directory import MAX_SHARDS
+from broker.routing.liveness import LivenessConfig
+from broker.wire.addresses import broker_addresses, check_exposure
+from broker.wire.errors import ConfigError
+from broker.wire.identity import KeyRole
+from broker.wire.messages import Codec
+from broker.wire.names import check_name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,8 +21,8 @@ class AggregatorConfig:
     """One aggregator. Every field is a flag of ``atoll aggregator`` and a key of the table ``[aggregator]``.
 
     What a field is declared by says what a restart on the store of a run may do with it
-    (:mod:`aggregator.run_settings`). Fixed is what islands are told as they join, and what the model, the data and the
-    books are cut by: islands that are in would go on by the value of before.
+    (:mod:`aggregator.state.run_settings`). Fixed is what islands are told as they join, and what the model, the data
+    and the books are cut by: islands that are in would go on by the value of before.
     """
 
     run_id: str = fixed("atoll", "name of the run; messages of other runs are refused", flag="--run")

@@ -1,18 +1,18 @@
 """The aggregator's state machine: events and a clock reading in, actions out. Nothing else decides anything.
 
 This module is the switchboard: it hands each event to the part that knows about it, and then lets every part do what
-the time calls for. The parts share one :class:`aggregator.run.Run`:
+the time calls for. The parts share one :class:`aggregator.state.run.Run`:
 
-* :mod:`aggregator.membership`: joins, heartbeats, farewells; what each island is told;
-* :mod:`aggregator.seeding`: version 0;
-* :mod:`aggregator.roster`: what concerns all shards, where there are several;
-* :mod:`aggregator.donation`: who gives a rejoining island the state of its inner optimizer;
-* :mod:`aggregator.intake`: contributions;
-* :mod:`aggregator.rounds`: when rounds open and close, and their weights;
-* :mod:`aggregator.commits`: what makes of a merge a version;
-* :mod:`aggregator.publishing`: versions to the brokers;
-* :mod:`aggregator.ending`: the flush and the end;
-* :mod:`aggregator.behind`: what is done where peers hold more than the store.
+* :mod:`aggregator.rounds.membership`: joins, heartbeats, farewells; what each island is told;
+* :mod:`aggregator.rounds.seeding`: version 0;
+* :mod:`aggregator.rounds.roster`: what concerns all shards, where there are several;
+* :mod:`aggregator.rounds.donation`: who gives a rejoining island the state of its inner optimizer;
+* :mod:`aggregator.rounds.intake`: contributions;
+* :mod:`aggregator.rounds.rounds`: when rounds open and close, and their weights;
+* :mod:`aggregator.rounds.commits`: what makes of a merge a version;
+* :mod:`aggregator.rounds.publishing`: versions to the brokers;
+* :mod:`aggregator.rounds.ending`: the flush and the end;
+* :mod:`aggregator.rounds.store_behind`: what is done where peers hold more than the store.
 
 The order contract of the actions is *persist before anyone hears of it*: a version is sent only after its commit is
 reported durable, a join is answered only after the incarnation it gives away is, and nothing is said under an epoch
@@ -24,11 +24,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, assert_never
 
-from aggregator.behind import Behind
-from aggregator.commits import Commits
 from aggregator.config import AggregatorConfig
-from aggregator.donation import Donations
-from aggregator.ending import Ending
 from aggregator.events import (
     Action,
     Commit,
@@ -46,17 +42,21 @@ from aggregator.events import (
     Stop,
     Tick,
 )
-from aggregator.founding import MAX_FOUNDINGS, Founding
-from aggregator.hearing import Hearings
-from aggregator.intake import Intake
-from aggregator.membership import Membership
-from aggregator.publishing import Publishing
-from aggregator.roster import Adopter, Keeper
-from aggregator.rounds import Rounds
-from aggregator.run import Run
-from aggregator.run_settings import changes
-from aggregator.seeding import Seeding
-from broker.messages import (
+from aggregator.rounds.commits import Commits
+from aggregator.rounds.deaf_brokers import Hearings
+from aggregator.rounds.donation import Donations
+from aggregator.rounds.ending import Ending
+from aggregator.rounds.intake import Intake
+from aggregator.rounds.membership import Membership
+from aggregator.rounds.publishing import Publishing
+from aggregator.rounds.roster import Adopter, Keeper
+from aggregator.rounds.rounds import Rounds
+from aggregator.rounds.seeding import Seeding
+from aggregator.rounds.store_behind import Behind
+from aggregator.state.founding import MAX_FOUNDINGS, Founding
+from aggregator.state.run import Run
+from aggregator.state.run_settings import changes
+from broker.wire.messages import (
     BROKER,
     AskDonor,
     Attach,

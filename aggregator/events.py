@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from broker.fragments import FragmentManifest
-from broker.hearing import Carried
-from broker.messages import Envelope, Merged, Message, Payload, Reason, Refused
-from broker.ranges import StepRange
+from broker.routing.deafness import Carried
+from broker.wire.fragments import FragmentManifest
+from broker.wire.messages import Envelope, Merged, Message, Payload, Reason, Refused
+from broker.wire.ranges import StepRange
 
 # --- in -------------------------------------------------------------------------------------------------------
 
@@ -242,7 +242,7 @@ class Note:
 class NewLineage:
     """Give what the store has new versions, above ``above``, and start again under at least ``epoch``.
 
-    The operator has ordered it (:mod:`aggregator.recovery`). Always followed by :class:`Finished`.
+    The operator has ordered it (:mod:`aggregator.rounds.recovery`). Always followed by :class:`Finished`.
     """
 
     above: Mapping[int, int]

@@ -18,10 +18,10 @@ from functools import partial
 
 from benchmarks import output
 from benchmarks.output import Column
-from islands.task import DataShare, Params, Schedule, Task, load_task
+from islands.tasks.task import DataShare, Params, Schedule, Task, load_task
 from ops.lab import decoupled
 from ops.lab.settings import CellSettings, cell_settings
-from ops.numeric import heap_that_stays, one_thread_environment
+from ops.processes.numeric import heap_that_stays, one_thread_environment
 
 COLUMNS = (
     Column(key="islands", title="islands"),

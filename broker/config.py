@@ -6,15 +6,15 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from broker import redis_address
-from broker.errors import ConfigError
-from broker.headers import Limits
-from broker.identity import KeyRole
-from broker.keys import check_exposure
-from broker.liveness import LivenessConfig
-from broker.names import check_name
-from broker.relay_events import RelayConfig
-from broker.settings import check_finite, setting
+from broker.process.settings import check_finite, setting
+from broker.registry import redis_address
+from broker.routing.events import RelayConfig
+from broker.routing.liveness import LivenessConfig
+from broker.wire.addresses import check_exposure
+from broker.wire.errors import ConfigError
+from broker.wire.headers import Limits
+from broker.wire.identity import KeyRole
+from broker.wire.names import check_name
 
 DEFAULT_PORT = 7001
 DEFAULT_REDIS_URL = "redis://127.0.0.1:6379"

@@ -17,12 +17,12 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from broker.codec import decode, encode
-from broker.errors import ConfigError, LocalProtocolError, RemoteProtocolError
-from broker.fragments import Kind, TensorSpec
-from broker.headers import Limits
-from broker.messages import AGGREGATOR, Envelope, Join, joining
-from broker.schema import INT_MAX, MAX_ITEMS, MAX_TEXT, Record, Unfit
+from broker.wire.codec import decode, encode
+from broker.wire.errors import ConfigError, LocalProtocolError, RemoteProtocolError
+from broker.wire.fragments import Kind, TensorSpec
+from broker.wire.headers import Limits
+from broker.wire.messages import AGGREGATOR, Envelope, Join, joining
+from broker.wire.schema import INT_MAX, MAX_ITEMS, MAX_TEXT, Record, Unfit
 
 #: Of a header: what the answer to a join may hold besides the tensors that the join has listed.
 _ANSWER_BYTES = 1 << 16

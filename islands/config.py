@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from broker.errors import ConfigError
-from broker.headers import Limits
-from broker.identity import KeyRole
-from broker.keys import check_exposure
-from broker.messages import AGGREGATOR, BROKER
-from broker.names import check_name
-from broker.settings import check_finite, setting
-from broker.sockets import broker_addresses
+from broker.process.settings import check_finite, setting
+from broker.wire.addresses import broker_addresses, check_exposure
+from broker.wire.errors import ConfigError
+from broker.wire.headers import Limits
+from broker.wire.identity import KeyRole
+from broker.wire.messages import AGGREGATOR, BROKER
+from broker.wire.names import check_name
 
 #: The task that comes with us.
 LANGUAGE = "islands.language:task"

@@ -8,21 +8,23 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from broker import clocks, logs
-from broker.errors import ConfigError, Unavailable
-from broker.keys import own_name
-from broker.messages import Departure, Reason
-from broker.user_files import expanded
-from islands import arguments, checkpoint, core, paused_file
+from broker.process import clocks, logs
+from broker.process.values import expanded
+from broker.transport.keys import own_name
+from broker.wire.errors import ConfigError, Unavailable
+from broker.wire.messages import Departure, Reason
+from islands import arguments
+from islands.arrays.partition import describe_kinds, tensor_specs
+from islands.arrays.tree import Tree
 from islands.config import IslandConfig
-from islands.exchange import Exchange
 from islands.loop import LOOK_EVERY_S, Island
-from islands.partition import describe_kinds, tensor_specs
-from islands.paused import Paused
-from islands.seat import Seat
-from islands.session import Session
-from islands.tree import Tree
-from islands.workshop import Workshop
+from islands.protocol import core
+from islands.protocol.paused import Paused
+from islands.session import checkpoint, paused_file
+from islands.session.exchange import Exchange
+from islands.session.host_identity import Seat
+from islands.session.session import Session
+from islands.session.workshop import Workshop
 
 log = logs.get(__name__)
 
@@ -64,7 +66,7 @@ def join(
             0; otherwise only structure, shapes, dtypes and placement count.
         run: The run's name.
         kinds: Regular expression over parameter names -> ``rda``, ``mean``, ``local`` or ``frozen``
-            (:mod:`islands.partition`).
+            (:mod:`islands.arrays.partition`).
         unit_axes: Regular expression -> leading axes that count layers or experts.
         key: This island's secret key file, with ``broker.public`` beside it (``atoll keys``); needed for a broker on
             another machine.

@@ -11,7 +11,7 @@
 
 :meth:`Island.step` never waits: not for the network, not for the communication thread, not for the device. What it
 does when nothing is due is a few attribute reads; when something is, it dispatches a copy or an addition. Only where a
-tree holds one array in two places the first steps are looked at, until one has moved it (:mod:`islands.ties`).
+tree holds one array in two places the first steps are looked at, until one has moved it (:mod:`islands.arrays.ties`).
 """
 
 from __future__ import annotations
@@ -23,24 +23,27 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from broker import clocks, logs
-from broker.errors import ConfigError, LocalProtocolError, Unavailable
-from broker.messages import FASTEST_STEP_S, SLOWEST_STEP_S, Departure, StateSource
-from broker.schema import INT_MAX
-from broker.signals import Interrupted
-from islands import arguments, checkpoint, core, placement, state_parts
-from islands.beginning import Beginning
+from broker.process import clocks, logs
+from broker.process.signals import Interrupted
+from broker.wire.errors import ConfigError, LocalProtocolError, Unavailable
+from broker.wire.messages import FASTEST_STEP_S, SLOWEST_STEP_S, Departure, StateSource
+from broker.wire.schema import INT_MAX
+from islands import arguments
+from islands.arrays import placement
+from islands.arrays.initial_values import Beginning
+from islands.arrays.placement import Leaf
+from islands.arrays.ties import Ties
+from islands.arrays.tree import Tree
 from islands.config import IslandConfig
-from islands.exchange import Exchange, Install, Membership, Moment, Position, Snapshot
-from islands.placement import Leaf
-from islands.samples import Samples
-from islands.seat import Seat
-from islands.session import Session
-from islands.state_parts import Needed
-from islands.task import DataShare, Schedule
-from islands.ties import Ties
-from islands.tree import Tree
-from islands.workshop import Workshop
+from islands.protocol import core
+from islands.session import checkpoint, state_parts
+from islands.session.exchange import Exchange, Install, Membership, Moment, Position, Snapshot
+from islands.session.host_identity import Seat
+from islands.session.samples import Samples
+from islands.session.session import Session
+from islands.session.state_parts import Needed
+from islands.session.workshop import Workshop
+from islands.tasks.task import DataShare, Schedule
 
 log = logs.get(__name__)
 
@@ -237,7 +240,9 @@ class Island:
             self._ties.look(params)
         if self._samples.waiting:
             self._samples.returned(params, self._parameters)
-        exchange.trained.append((self.inner_step, self.share.trained()))  # before the moment: see islands.exchange
+        exchange.trained.append(
+            (self.inner_step, self.share.trained())
+        )  # before the moment: see islands.session.exchange
         self.inner_step += 1
         self.tokens += tokens
         self.reset_optimizer = False
@@ -245,7 +250,7 @@ class Island:
             exchange.losses.append(loss)
         if exchange.ready or exchange.watched or (exchange.snapshot_wanted and state is not None):
             params = self._boundary(params, state)
-        exchange.position = Position(self.inner_step, self.tokens)  # after the moment: see islands.exchange
+        exchange.position = Position(self.inner_step, self.tokens)  # after the moment: see islands.session.exchange
         if exchange.shares is not self._shares:
             self._shares = exchange.shares
             self.share.hold(self._shares)

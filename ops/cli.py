@@ -20,9 +20,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NoReturn
 
-from broker.errors import ConfigError, Unavailable
-from broker.masking import masked
-from broker.settings import nearest
+from broker.process.settings import nearest
+from broker.wire.errors import ConfigError, Unavailable
+from broker.wire.masking import masked
 
 DESCRIPTION = """\
 Atoll trains one model on islands of machines that are far apart, unequal and unreliable
@@ -52,7 +52,7 @@ class Command:
 
 COMMANDS: dict[str, Command] = {
     "up": Command(
-        module="ops.up",
+        module="ops.run.up",
         summary="a whole run on this machine: Redis, broker, aggregator, islands; progress, then a report",
         example="--islands 4 --tokens 2000000 --pace 0.05,0.05,0.05,0.4",
     ),
@@ -82,7 +82,7 @@ COMMANDS: dict[str, Command] = {
         ),
     ),
     "status": Command(
-        module="ops.status.command",
+        module="ops.inspect.status",
         summary="who is in the run, at which step, and which versions there are",
         example="--watch",
     ),
@@ -112,17 +112,17 @@ COMMANDS: dict[str, Command] = {
         example="--params 5B --sites 8 --step-time 1 --codec int4 --bandwidth 10",
     ),
     "explain": Command(
-        module="ops.explain",
+        module="ops.inspect.explain",
         summary="who is in a version, with what weight and staleness, and why each other island is not",
         example="3:41 runs/20260131-120304",
     ),
     "replay": Command(
-        module="ops.replay",
+        module="ops.inspect.replay",
         summary="verifies an event tape: the same events must give the same decisions, and the same bytes",
         example="runs/20260131-120304",
     ),
     "export": Command(
-        module="ops.export",
+        module="ops.inspect.export",
         summary="writes the newest global model as safetensors, also while the run goes on",
         example="runs/20260131-120304 --out model.safetensors",
     ),
@@ -133,7 +133,7 @@ COMMANDS: dict[str, Command] = {
         hidden=True,
     ),
     "evaluate": Command(
-        module="ops.evaluate",
+        module="ops.inspect.evaluate",
         summary="prints the held-out loss of a safetensors model as JSON",
         example="--config runs/20260131-120304/config.toml --model model.safetensors",
         hidden=True,

@@ -12,10 +12,18 @@ import json
 from pathlib import Path
 from typing import Any
 
-from broker import flags
-from broker.errors import ConfigError
-from broker.identity import ANY, Identity, KeyRole
-from broker.keys import ALLOW_LIST, BROKER_PUBLIC, new_pair, read_allow_list, read_public, write_allow_list, write_pair
+from broker.process import flags
+from broker.transport.keys import (
+    ALLOW_LIST,
+    BROKER_PUBLIC,
+    new_pair,
+    read_allow_list,
+    read_public,
+    write_allow_list,
+    write_pair,
+)
+from broker.wire.errors import ConfigError
+from broker.wire.identity import ANY, Identity, KeyRole
 
 _EPILOG = """
 A run over two machines:

@@ -12,7 +12,7 @@ import fcntl
 import os
 from pathlib import Path
 
-from broker.errors import ConfigError, Unavailable
+from broker.wire.errors import ConfigError, Unavailable
 
 LOCK_FILE = "lock"
 

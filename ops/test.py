@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Iterable, Sequence
 
-from broker.errors import ConfigError
+from broker.wire.errors import ConfigError
 from ops.launcher import ROOT
 
 GATES: tuple[tuple[str, tuple[str, ...]], ...] = (

@@ -13,7 +13,7 @@ from dataclasses import replace
 from enum import StrEnum
 from typing import Any, Protocol
 
-from broker.messages import Contribution, Message, TrainedOn
+from broker.wire.messages import Contribution, Message, TrainedOn
 
 #: How much too long the contributions of ``Manner.SCALE`` are.
 SCALE = 1000.0

@@ -18,10 +18,12 @@ from dataclasses import replace
 
 import zmq
 
-from broker.errors import ConfigError, Unavailable
-from broker.messages import Channel, Contribution, Envelope
-from islands import daemon, session, wire
+from broker.wire.errors import ConfigError, Unavailable
+from broker.wire.messages import Channel, Contribution, Envelope
+from islands import daemon
 from islands.config import IslandConfig
+from islands.session import connections as wire
+from islands.session import session
 from ops.chaos.manners import Manner, Rogue
 from ops.chaos.tampering import TamperedTensors
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 import xxhash
 
-from broker.messages import Encoded
-from broker.tensors import decode_tensor, encode_tensor
+from broker.wire.messages import Encoded
+from broker.wire.tensors import decode_tensor, encode_tensor
 
 Tensors = tuple[Encoded, ...]
 

@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from aggregator.store_files import mapped
-from broker.errors import ConfigError, Unavailable
+from aggregator.store.layout import mapped
+from broker.wire.errors import ConfigError, Unavailable
 from ops.lab.records import Record, parse
-from ops.processes import end_of
+from ops.processes.child_process import end_of
 
 _LOG = logging.getLogger(__name__)
 

@@ -15,9 +15,9 @@ from importlib.machinery import PathFinder
 from inspect import Signature
 from typing import TYPE_CHECKING
 
-from broker.errors import ConfigError
-from broker.settings import nearest
-from islands.options import check_mentioned, check_options, module_and_function, no_module, signature_in_source
+from broker.process.settings import nearest
+from broker.wire.errors import ConfigError
+from islands.tasks.options import check_mentioned, check_options, module_and_function, no_module, signature_in_source
 from ops.lab.cells import Cell, cell_key, contains, label, varying
 from ops.lab.claims import Comparison, Equal
 from ops.lab.comparisons import TOLERANCE, fits, groups, sides

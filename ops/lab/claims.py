@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from broker.errors import ConfigError
-from broker.settings import from_sources
+from broker.process.settings import from_sources
+from broker.wire.errors import ConfigError
 from ops.lab.statistics import Kind
 
 

@@ -14,9 +14,9 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from broker import flags
-from broker.errors import ConfigError
-from broker.signals import Interrupted, Signals
+from broker.process import flags
+from broker.process.signals import Interrupted, Signals
+from broker.wire.errors import ConfigError
 from ops.lab import report
 from ops.lab.experiment import load
 from ops.lab.report import RECORDS

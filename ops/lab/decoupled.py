@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from broker.errors import ConfigError
-from broker.fragments import FragmentManifest
-from islands.task import Params, Task
-from islands.tree import flatten, unflatten
+from broker.wire.errors import ConfigError
+from broker.wire.fragments import FragmentManifest
+from islands.arrays.tree import flatten, unflatten
+from islands.tasks.task import Params, Task
 from ops.lab.gain import outer_step_of
 from ops.lab.merging import Merges, kinds_of
 from ops.lab.outcome import GANTT_ROUNDS, Outcome, Point, spread_of

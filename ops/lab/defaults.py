@@ -15,7 +15,7 @@ from ops.lab.comparisons import Finding, distinct
 from ops.lab.markdown import anchor, gap, table
 from ops.lab.results import Section
 from ops.lab.settings import CellSettings, Mode, is_language
-from ops.outer_defaults import OuterDefaults, suited_to
+from ops.run.outer_defaults import OuterDefaults, suited_to
 
 #: Settings of a run that an experiment may vary, and whose defaults it is asked to choose.
 CHOSEN = (

@@ -22,9 +22,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from broker import toml
-from broker.errors import ConfigError
-from broker.settings import from_sources, refuse_unknown, setting
+from broker.process import toml
+from broker.process.settings import from_sources, refuse_unknown, setting
+from broker.wire.errors import ConfigError
 from ops.lab.cells import Cell
 from ops.lab.checks import check
 from ops.lab.claims import Comparison, comparison_of

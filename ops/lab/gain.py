@@ -5,21 +5,22 @@ too long. The rule tried is the plainest one:
 
     params <- params - eta * (1 + c * cos(D, last D)) * D
 
-It needs no state of its own: without momentum, what an outer step keeps is the last D (:mod:`aggregator.outer`).
+It needs no state of its own: without momentum, what an outer step keeps is the last D
+(:mod:`aggregator.merge.outer_step`).
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from aggregator.outer import FragmentState, OuterStep, Vector, make_outer_step
+from aggregator.merge.outer_step import FragmentState, OuterStep, Vector, make_outer_step
 
 
 def outer_step_of(learning_rate: float, momentum: float, adaptation: float) -> OuterStep:
     """Returns the outer step of a cell: production's, or with ``adaptation`` (c) above 0 the rule above.
 
     Raises:
-        ConfigError: As :func:`aggregator.outer.make_outer_step`.
+        ConfigError: As :func:`aggregator.merge.outer_step.make_outer_step`.
     """
     step = make_outer_step(learning_rate, momentum)
     if not adaptation:

@@ -26,15 +26,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aggregator.events import Part
-from aggregator.merge import merge_fragment
-from aggregator.outer import seeded
-from broker.errors import ConfigError
-from broker.fragments import FragmentManifest, Kind, TensorSpec, partition
-from broker.ranges import StepRange
-from broker.tensors import encode_tensor, payload_bytes
-from islands.partition import tensor_specs
-from islands.task import Batch, DataShare, Params, Schedule, Task, endless_batches
-from islands.tree import flatten, unflatten
+from aggregator.merge.kernels import merge_fragment
+from aggregator.merge.outer_step import seeded
+from broker.wire.errors import ConfigError
+from broker.wire.fragments import FragmentManifest, Kind, TensorSpec, partition
+from broker.wire.ranges import StepRange
+from broker.wire.tensors import encode_tensor, payload_bytes
+from islands.arrays.partition import tensor_specs
+from islands.arrays.tree import flatten, unflatten
+from islands.tasks.task import Batch, DataShare, Params, Schedule, Task, endless_batches
 from ops.lab import strides
 from ops.lab.gain import outer_step_of
 from ops.lab.merging import Merges, kinds_of

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from aggregator.outer import FragmentState
-from broker.fragments import Kind
-from islands.partition import tensor_specs
-from islands.task import Params, Task
+from aggregator.merge.outer_step import FragmentState
+from broker.wire.fragments import Kind
+from islands.arrays.partition import tensor_specs
+from islands.tasks.task import Params, Task
 from ops.lab.settings import MergeRule
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from islands.task import Params
+from islands.tasks.task import Params
 
 #: Rounds kept for the picture of how they overlap.
 GANTT_ROUNDS = 60

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from broker import user_files
+from broker.process import user_files
 
 
 @dataclass(slots=True)

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any
 
-from broker.errors import ConfigError
-from broker.settings import from_sources
+from broker.process.settings import from_sources
+from broker.wire.errors import ConfigError
 
 #: A run whose loss is not a number is infinitely bad. JSON has no infinity, so that these are null on disk.
 _LOSSES = ("loss", "loss_se")

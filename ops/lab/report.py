@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-from aggregator.store_files import mapped
-from broker import flags
-from broker.errors import ConfigError
+from aggregator.store.layout import mapped
+from broker.process import flags
+from broker.wire.errors import ConfigError
 from ops.lab import archive, defaults, gap_section, pictures
 from ops.lab.chapter import Experiment, Findings, Plot, findings_of
 from ops.lab.comparisons import distinct

@@ -15,8 +15,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from aggregator.store_files import mapped
-from broker.errors import Unavailable
+from aggregator.store.layout import mapped
+from broker.wire.errors import Unavailable
 from ops.lab import archive, processors, progress
 from ops.lab.cells import label
 from ops.lab.experiment import Experiment
@@ -26,8 +26,8 @@ from ops.lab.progress import SPEAK_EVERY_S
 from ops.lab.records import Record, Stage, edited_since, newest
 from ops.lab.schedule import Agenda, Run, agenda, current, estimate_s, left_out
 from ops.lab.settings import resolved
-from ops.numeric import compilation_cache, heap_that_stays, one_thread_environment
-from ops.processes import Child, ProcessSpec, end_of, stop_in_order
+from ops.processes.child_process import Child, ProcessSpec, end_of, stop_in_order
+from ops.processes.numeric import compilation_cache, heap_that_stays, one_thread_environment
 
 LOOK_EVERY_S = 0.5
 STOP_WITHIN_S = 3.0

@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from broker.errors import ConfigError
-from broker.messages import Reason
+from broker.wire.errors import ConfigError
+from broker.wire.messages import Reason
+from islands.arrays.tree import flatten
 from islands.config import LANGUAGE
-from islands.task import Params, Task, held_out_loss, load_task, task_function
-from islands.tree import flatten
+from islands.tasks.task import Params, Task, held_out_loss, load_task, task_function
 from ops.lab import decoupled, lockstep, sources
 from ops.lab.outcome import Outcome
 from ops.lab.progress import Progress

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from broker.errors import ConfigError
+from broker.wire.errors import ConfigError
 from ops.lab.cells import Cell, CellKey, cell_key
 from ops.lab.comparisons import findings
 from ops.lab.experiment import Experiment

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from broker.messages import Codec
+from broker.wire.messages import Codec
 from ops.goodput import command as goodput
 from ops.goodput.estimate import expected_goodput
 from ops.goodput.fleet import FailureModel, Fleet, Mode

@@ -11,12 +11,12 @@ from enum import StrEnum
 from typing import Any, Final
 
 from aggregator.config import AggregatorConfig
-from broker import settings
-from broker.errors import ConfigError
-from broker.messages import Codec
-from broker.settings import setting
+from broker.process import settings
+from broker.process.settings import setting
+from broker.wire.errors import ConfigError
+from broker.wire.messages import Codec
 from islands.config import LANGUAGE
-from ops.outer_defaults import suited_to
+from ops.run.outer_defaults import suited_to
 
 
 class Mode(StrEnum):

@@ -15,10 +15,10 @@ from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
-from broker.errors import ConfigError
+from broker.wire.errors import ConfigError
 from islands.config import LANGUAGE
-from islands.corpus import MAX_TEXT_BYTES, PYTHON, files_of, holds_text, is_array
-from islands.options import find_module, module_and_function
+from islands.tasks.corpus import MAX_TEXT_BYTES, PYTHON, files_of, holds_text, is_array
+from islands.tasks.options import find_module, module_and_function
 from ops import cli
 from ops.lab.experiment import Experiment
 from ops.lab.settings import CellSettings

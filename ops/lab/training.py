@@ -17,21 +17,22 @@ from typing import Any
 
 import numpy as np
 
-from aggregator import versions
 from aggregator.events import Commit, Inspection, Merge, Plant
-from aggregator.inspection import inspect
-from aggregator.outer import OuterStep
-from broker.fragments import FragmentManifest, TensorSpec
-from broker.messages import Codec, Envelope, Payload, Version
-from broker.ranges import StepRange
-from islands import checkpoint, placement, state_parts
-from islands.beginning import Beginning
-from islands.core import Island
-from islands.exchange import Position, Snapshot
-from islands.partition import tensor_specs
-from islands.placement import Parameters, Placement
-from islands.reference import Reference, encode_seed
-from islands.task import Batch, DataShare, Schedule, Task, endless_batches
+from aggregator.merge import versions
+from aggregator.merge.inspection import inspect
+from aggregator.merge.outer_step import OuterStep
+from broker.wire.fragments import FragmentManifest, TensorSpec
+from broker.wire.messages import Codec, Envelope, Payload, Version
+from broker.wire.ranges import StepRange
+from islands.arrays import placement
+from islands.arrays.initial_values import Beginning
+from islands.arrays.partition import tensor_specs
+from islands.arrays.placement import Parameters, Placement
+from islands.arrays.reference import Reference, encode_seed
+from islands.protocol.core import Island
+from islands.session import checkpoint, state_parts
+from islands.session.exchange import Position, Snapshot
+from islands.tasks.task import Batch, DataShare, Schedule, Task, endless_batches
 from ops.chaos.tampering import TamperedTensors
 from ops.lab.merging import Merges
 from ops.lab.strides import Step, Strides, put_off

@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from broker.errors import ConfigError
+from broker.wire.errors import ConfigError
 from ops.lab.cells import CellKey
 
 

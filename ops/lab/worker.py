@@ -17,7 +17,7 @@ from typing import Any
 
 def main(arguments: list[str]) -> int:
     """Runs the job; 2 if its settings are wrong."""
-    from broker.errors import ConfigError
+    from broker.wire.errors import ConfigError
     from ops.lab import progress
     from ops.lab.records import Stage
     from ops.lab.running import run_cell

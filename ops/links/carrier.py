@@ -19,7 +19,7 @@ import struct
 from itertools import count
 from typing import assert_never
 
-from broker import logs
+from broker.process import logs
 from ops.links.condition import LinkCondition, Way
 from ops.links.lane import Item, Mark
 from ops.links.link import Link

@@ -1,7 +1,7 @@
 """Bytes on the wire and in memory, from the shapes of a model and the settings of a run. Pure.
 
 The wire. A round moves one fragment: up from each island as a contribution in ``codec``, down to each island as a
-version in ``version_codec``. Besides the tensors (:func:`broker.lengths.encoded_bytes`, exact) there are headers:
+version in ``version_codec``. Besides the tensors (:func:`broker.wire.lengths.encoded_bytes`, exact) there are headers:
 270 bytes a message, 75 a tensor, and in a version 200 for each island in it, as measured by
 ``benchmarks/wire_bytes.py``. Heartbeats and announcements are not in it: a few kB/s for each island.
 
@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from broker.fragments import FragmentManifest, Kind, TensorSpec, partition
-from broker.lengths import encoded_bytes
-from broker.messages import Codec
+from broker.wire.fragments import FragmentManifest, Kind, TensorSpec, partition
+from broker.wire.lengths import encoded_bytes
+from broker.wire.messages import Codec
 
 MESSAGE_HEADER_BYTES = 270
 TENSOR_HEADER_BYTES = 75

@@ -29,8 +29,8 @@ from enum import StrEnum
 
 import numpy as np
 
-from broker.errors import ConfigError
-from broker.messages import Codec
+from broker.wire.errors import ConfigError
+from broker.wire.messages import Codec
 from ops.planning.footprint import Wire
 from ops.planning.utilisation import Float64Array, Traffic, closed_form, required_gbps, required_on_grid, spread
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from broker.errors import ConfigError
-from broker.fragments import shard_of
+from broker.wire.errors import ConfigError
+from broker.wire.fragments import shard_of
 from ops.planning.choosing import Choice, at_least, choose
 from ops.planning.fleet import (
     GIVE_ACCELERATORS,

@@ -1,7 +1,7 @@
 """The process of an aggregator that leads: the driver of :class:`aggregator.core.Aggregator` in virtual time.
 
-It mirrors :mod:`aggregator.leader` action by action; where that uses sockets, a merging thread and a disk, this one
-schedules the completion after a drawn delay. What is merged is plugged in (:mod:`ops.virtual.work`).
+It mirrors :mod:`aggregator.process.leader` action by action; where that uses sockets, a merging thread and a disk, this
+one schedules the completion after a drawn delay. What is merged is plugged in (:mod:`ops.virtual.work`).
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ import msgpack
 
 from aggregator import events as agg
 from aggregator.core import Aggregator
-from aggregator.records import commit_to_map
-from aggregator.replication import Replication
-from aggregator.replication_events import (
+from aggregator.standby.replication import Replication
+from aggregator.standby.replication_events import (
     Deliver,
     Deposed,
     GiveUp,
@@ -31,7 +30,8 @@ from aggregator.replication_events import (
     ReplicationAction,
     ReplicationEvent,
 )
-from broker import messages as m
+from aggregator.state.records import commit_to_map
+from broker.wire import messages as m
 from ops.virtual.crash_points import Point
 from ops.virtual.queue import Alarm
 
@@ -43,7 +43,8 @@ if TYPE_CHECKING:
 class SimAggregator:
     """One process that leads: the driver of :class:`aggregator.core.Aggregator` in virtual time.
 
-    With an epoch of the lease, :class:`aggregator.replication.Replication` stands between the disk and the core.
+    With an epoch of the lease, :class:`aggregator.standby.replication.Replication` stands between the disk and the
+    core.
     """
 
     sender = m.AGGREGATOR
@@ -86,7 +87,7 @@ class SimAggregator:
         self.computed: dict[int, str] = {}  # digest last computed, per fragment
         self.orders = 0
         self.saved_serial = 0
-        self.renewals, self.confirmed = 0, False  # of the lease, as broker.lease.LeaseKey counts them
+        self.renewals, self.confirmed = 0, False  # of the lease, as aggregator.process.lease.LeaseKey counts them
         self.sequence = 0
         self.deadline_s: float | None = None  # of the core, after its last event
         self.alarm = Alarm(simulation.queue, lambda: self.handle(agg.Tick()), self.clock.true_s)
@@ -176,7 +177,7 @@ class SimAggregator:
         self.alarm.arm(deadline_s if self.alive else None)
 
     def replicate(self, actions: list[ReplicationAction]) -> None:
-        """Carries out what stands between the disk and the core, as :mod:`aggregator.leader` does."""
+        """Carries out what stands between the disk and the core, as :mod:`aggregator.process.leader` does."""
         assert self.replication is not None
         shard, epoch, lease = self.station.config.shard, self.replication.epoch, self.station.lease
         for action in actions:
@@ -285,7 +286,7 @@ class SimAggregator:
 
 
 def _replica(commit: agg.Commit, shard: int, epoch: int) -> m.Replica:
-    """As :func:`aggregator.replicas.replica_of`, with a name instead of arrays."""
+    """As :func:`aggregator.standby.replicas.replica_of`, with a name instead of arrays."""
     return m.Replica(
         shard=shard,
         epoch=epoch,
@@ -299,5 +300,5 @@ def _replica(commit: agg.Commit, shard: int, epoch: int) -> m.Replica:
 
 
 def _replica_run(action: agg.SaveRun, shard: int, epoch: int) -> m.ReplicaRun:
-    """As :func:`aggregator.replicas.run_message`."""
+    """As :func:`aggregator.standby.replicas.run_message`."""
     return m.ReplicaRun(shard=shard, epoch=epoch, serial=action.serial, record=msgpack.packb(dict(action.record)))

@@ -1,4 +1,4 @@
-"""A broker's process in a simulated run: the driver of :class:`broker.relay.Relay` in virtual time.
+"""A broker's process in a simulated run: the driver of :class:`broker.routing.relay.Relay` in virtual time.
 
 It mirrors :mod:`broker.server` action by action, with the links of the simulation for sockets.
 """
@@ -8,9 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from broker import messages as m
-from broker.identity import Identity, KeyRole
-from broker.relay import (
+from broker.routing.relay import (
     AllowListChanged,
     Note,
     Observe,
@@ -22,6 +20,8 @@ from broker.relay import (
     Send,
     Tick,
 )
+from broker.wire import messages as m
+from broker.wire.identity import Identity, KeyRole
 from ops.virtual.queue import Alarm
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class SimBroker:
-    """One process of a broker: the driver of :class:`broker.relay.Relay` in virtual time."""
+    """One process of a broker: the driver of :class:`broker.routing.relay.Relay` in virtual time."""
 
     def __init__(self, simulation: Simulation, place: int) -> None:
         self.simulation, self.place = simulation, place

@@ -1,8 +1,8 @@
 """Aggregators that stand by, and the Redis that holds their lease, in virtual time.
 
 A :class:`Station` is one aggregator's disk with the process that runs on it: a :class:`SimCandidate` while it stands
-by, a :class:`~ops.virtual.aggregator.SimAggregator` while it leads. The scripts of :mod:`broker.lease` are here again,
-in Python; the real ones are tested on a real server.
+by, a :class:`~ops.virtual.aggregator.SimAggregator` while it leads. The scripts of :mod:`aggregator.process.lease` are
+here again, in Python; the real ones are tested on a real server.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgpack
 
-from aggregator import candidate_events as cand
-from aggregator.candidate import Candidate, Holding
-from aggregator.founding import Founding, foundings_of
-from aggregator.records import commit_from_map
-from broker import messages as m
-from broker.records import LeaseView
+from aggregator.standby import candidate_events as cand
+from aggregator.standby.candidate import Candidate, Holding
+from aggregator.state.founding import Founding, foundings_of
+from aggregator.state.records import commit_from_map
+from broker.wire import messages as m
+from broker.wire.records import LeaseView
 from ops.virtual.aggregator import SimAggregator
 from ops.virtual.crash_points import Point
 from ops.virtual.partitions import REDIS
@@ -114,11 +114,11 @@ class SimLease:
         queue.after(there_s, do)
 
     def read(self) -> LeaseView:
-        """As :meth:`broker.lease.LeaseKey.read`."""
+        """As :meth:`aggregator.process.lease.LeaseKey.read`."""
         return replace(self.held, age_s=self._clock.now_s - self._renewed_at_s)
 
     def take(self, name: str, expected_epoch: int, epoch: int, store_epoch: int, lease_s: float) -> bool:
-        """As the script of :meth:`broker.lease.LeaseKey.take`."""
+        """As the script of :meth:`aggregator.process.lease.LeaseKey.take`."""
         held = self.read()
         lease = LeaseView(holder=name, epoch=epoch, in_sync=frozenset({name}))
         if held.holder:
@@ -136,7 +136,7 @@ class SimLease:
     def renew(
         self, name: str, epoch: int, in_sync: tuple[str, ...], number: int, *, confirmed: bool
     ) -> tuple[bool, str, int]:
-        """As the script of :meth:`broker.lease.LeaseKey.renew`."""
+        """As the script of :meth:`aggregator.process.lease.LeaseKey.renew`."""
         held = self.held
         granted = confirmed and (not held.holder or held.epoch < epoch)
         if (held.holder, held.epoch) == (name, epoch):
@@ -147,13 +147,13 @@ class SimLease:
         return granted, self.held.holder, self.held.epoch
 
     def give_up(self, name: str, epoch: int, to: str) -> None:
-        """As the script of :meth:`broker.lease.LeaseKey.give_up`."""
+        """As the script of :meth:`aggregator.process.lease.LeaseKey.give_up`."""
         if (self.held.holder, self.held.epoch) == (name, epoch):
             self._set(LeaseView(holder=to, epoch=epoch, in_sync=frozenset({to})))
             self._renewed_at_s = -1e9
 
     def end(self, name: str, epoch: int) -> None:
-        """As the script of :meth:`broker.lease.LeaseKey.end`."""
+        """As the script of :meth:`aggregator.process.lease.LeaseKey.end`."""
         if (self.held.holder, self.held.epoch) == (name, epoch):
             self.held = replace(self.held, ended=True)
 
@@ -255,7 +255,7 @@ class Station:
 
 
 class SimCandidate:
-    """One process that stands by: the driver of :class:`aggregator.candidate.Candidate` in virtual time."""
+    """One process that stands by: the driver of :class:`aggregator.standby.candidate.Candidate` in virtual time."""
 
     def __init__(self, simulation: Simulation, station: Station, life: int) -> None:
         self.simulation, self.station = simulation, station

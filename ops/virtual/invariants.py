@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 
 from aggregator.core import Aggregator
 from aggregator.events import Commit, Merge, Publish
-from broker.fragments import shard_of
-from broker.messages import Merged, Phase
-from broker.ranges import IntervalSet
-from islands.events import Fail
-from islands.fragment import Stage
-from islands.shares import Taken
+from broker.wire.fragments import shard_of
+from broker.wire.messages import Merged, Phase
+from broker.wire.ranges import IntervalSet
+from islands.protocol.data_shares import Taken
+from islands.protocol.events import Fail
+from islands.protocol.fragment import Stage
 from ops.virtual.work import SEED_NORM, Claim
 
 if TYPE_CHECKING:
-    from aggregator.run import Run
+    from aggregator.state.run import Run
     from ops.virtual.aggregator import SimAggregator
     from ops.virtual.failover import Station
     from ops.virtual.island import SimIsland

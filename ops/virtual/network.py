@@ -6,15 +6,15 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from aggregator import events as agg
-from aggregator.replication_events import Followed, Outranked
-from broker import messages as m
-from broker.hearing import Carried
-from broker.relay import Received as RelayReceived
-from broker.relay import Send as RelaySend
-from broker.relay import Unreachable
-from broker.tensors import payload_bytes
-from islands import events as ie
-from islands.donation import PART_BYTES
+from aggregator.standby.replication_events import Followed, Outranked
+from broker.routing.deafness import Carried
+from broker.routing.relay import Received as RelayReceived
+from broker.routing.relay import Send as RelaySend
+from broker.routing.relay import Unreachable
+from broker.wire import messages as m
+from broker.wire.tensors import payload_bytes
+from islands.protocol import events as ie
+from islands.protocol.donation import PART_BYTES
 from ops.virtual.aggregator import SimAggregator
 from ops.virtual.broker import SimBroker
 from ops.virtual.crash_points import Point

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from aggregator.config import AggregatorConfig
-from broker.fragments import Kind, TensorSpec
+from broker.wire.fragments import Kind, TensorSpec
 from ops.chaos.manners import Manner
 from ops.virtual.clocks import ClockTrouble
 from ops.virtual.crash_points import CrashPoint

@@ -17,11 +17,11 @@ from functools import partial
 from typing import Any
 
 from aggregator import events as agg
-from aggregator.recovery import renumbered
-from broker import messages as m
-from broker.fragments import FragmentManifest
-from islands import events as ie
-from islands.paused import Paused
+from aggregator.rounds.recovery import renumbered
+from broker.wire import messages as m
+from broker.wire.fragments import FragmentManifest
+from islands.protocol import events as ie
+from islands.protocol.paused import Paused
 from ops.virtual.aggregator import SimAggregator
 from ops.virtual.broker import SimBroker
 from ops.virtual.clocks import Clock

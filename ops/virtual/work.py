@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from aggregator.events import Commit, Flaw, Inspection, Merge, Plant
-from broker.fragments import FragmentManifest, TensorSpec
-from broker.messages import Envelope, Payload, Reason, Version
-from broker.ranges import StepRange
-from islands.core import Island
-from islands.donation import PART_BYTES
-from islands.shares import DataShare
+from broker.wire.fragments import FragmentManifest, TensorSpec
+from broker.wire.messages import Envelope, Payload, Reason, Version
+from broker.wire.ranges import StepRange
+from islands.protocol.core import Island
+from islands.protocol.data_shares import DataShare
+from islands.protocol.donation import PART_BYTES
 from ops.chaos.manners import Payloads
 
 

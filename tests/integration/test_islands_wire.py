@@ -10,13 +10,13 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from broker import messages as m
-from broker.codec import decode
-from broker.ranges import StepRange
-from broker.tensors import encode_tensor
+from broker.wire import messages as m
+from broker.wire.codec import decode
+from broker.wire.ranges import StepRange
+from broker.wire.tensors import encode_tensor
 from islands.config import IslandConfig
-from islands.wire import UNNUMBERED, Wire
-from ops.cluster import free_ports
+from islands.session.connections import UNNUMBERED, Wire
+from ops.processes.cluster import free_ports
 
 MEGABYTES = 8
 #: More than ZeroMQ and the kernel take while nobody reads.

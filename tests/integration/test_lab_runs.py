@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from broker.errors import Unavailable
-from broker.signals import Interrupted
+from broker.process.signals import Interrupted
+from broker.wire.errors import Unavailable
 from ops.lab import archive, runner
 from ops.lab.experiment import load
 from ops.lab.sources import as_they_are

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from broker.redis_server import server
 from ops import cli
-from ops.cluster import free_ports, wait_until_listening
+from ops.processes.cluster import free_ports, wait_until_listening
+from ops.processes.redis_server import server
 from tests.local_run import (
     Process,
     Up,

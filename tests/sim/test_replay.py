@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from aggregator import events as agg
-from aggregator.tape import read_start, start_line
+from aggregator.store.tape import read_start, start_line
 from ops.virtual import failover
 from ops.virtual.aggregator import SimAggregator
 from ops.virtual.failover import Station

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from broker.messages import Reason
+from broker.wire.messages import Reason
 from ops.chaos.manners import Manner
 from ops.virtual.faults import rogue_plan
 from ops.virtual.simulation import Simulation

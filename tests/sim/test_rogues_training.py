@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from aggregator.outer import make_outer_step
-from islands.task import load_task
+from aggregator.merge.outer_step import make_outer_step
+from islands.tasks.task import load_task
 from ops.chaos.manners import Manner
 from ops.lab.decoupled import global_params, plan_of
 from ops.lab.settings import cell_settings

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from broker.fragments import shard_of
+from broker.wire.fragments import shard_of
 from ops.virtual.failover import StationTrouble
 from ops.virtual.failover import Trouble as StationOrRedisTrouble
 from ops.virtual.faults import absences_plan, random_plan, several_brokers, sharded, standing_by

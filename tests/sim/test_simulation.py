@@ -12,9 +12,9 @@ from dataclasses import replace
 import pytest
 
 from aggregator.config import AggregatorConfig
-from broker import messages as m
-from broker.hearing import PATIENCE_S
-from broker.messages import Phase
+from broker.routing.deafness import PATIENCE_S
+from broker.wire import messages as m
+from broker.wire.messages import Phase
 from ops.virtual import work
 from ops.virtual.faults import absences_plan, random_plan
 from ops.virtual.invariants import InvariantViolation

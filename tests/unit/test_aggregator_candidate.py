@@ -5,8 +5,9 @@ import itertools
 import msgpack
 import pytest
 
-from aggregator.candidate import BROKER_FRESH_S, ENDED_S, MISSING_LEASES, Candidate, Holding, Place
-from aggregator.candidate_events import (
+from aggregator.events import Note
+from aggregator.standby.candidate import BROKER_FRESH_S, ENDED_S, MISSING_LEASES, Candidate, Holding, Place
+from aggregator.standby.candidate_events import (
     Arrived,
     Heard,
     Keep,
@@ -21,11 +22,10 @@ from aggregator.candidate_events import (
     Tick,
     Unpolled,
 )
-from aggregator.events import Note
-from aggregator.founding import Founding
-from broker.messages import Following, Replica, ReplicaRun, Standing, Stored
-from broker.records import LeaseView
-from broker.resending import SILENT_S
+from aggregator.state.founding import Founding
+from broker.routing.resending import SILENT_S
+from broker.wire.messages import Following, Replica, ReplicaRun, Standing, Stored
+from broker.wire.records import LeaseView
 
 LEASE_S = 1.0
 HELD = {0: (5, "0.5"), 1: (4, "1.4")}

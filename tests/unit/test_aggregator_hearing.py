@@ -2,8 +2,8 @@
 
 import pytest
 
-from aggregator.hearing import SAID_LATELY_S, Hearings
-from broker.hearing import PATIENCE_S, Carried
+from aggregator.rounds.deaf_brokers import SAID_LATELY_S, Hearings
+from broker.routing.deafness import PATIENCE_S, Carried
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 import pytest
 
-from aggregator.journeys import REMEMBERED, Journeys
+from aggregator.rules.round_times import REMEMBERED, Journeys
 from tests.helpers import config
 
 

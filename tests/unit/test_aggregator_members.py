@@ -2,8 +2,8 @@
 
 import pytest
 
-from aggregator.members import MISSES_BEFORE_UNRESPONSIVE, MOST_INCARNATION, Members
-from broker.liveness import Liveness, LivenessConfig
+from aggregator.state.members import MISSES_BEFORE_UNRESPONSIVE, MOST_INCARNATION, Members
+from broker.routing.liveness import Liveness, LivenessConfig
 
 CONFIG = LivenessConfig(heartbeat_interval_s=0.5, suspect_after_s=2.0, dead_after_s=6.0)
 
@@ -80,7 +80,7 @@ def test_an_empty_hint_is_nobodys():
 
 
 def test_processes_that_ask_once_and_never_again_do_not_pile_up(monkeypatch):
-    monkeypatch.setattr("aggregator.members.MOST_CLAIMS", 2)
+    monkeypatch.setattr("aggregator.state.members.MOST_CLAIMS", 2)
     made = members()
     asks(made, "host-a", "n1", 0.0)
     for number in range(5):
@@ -116,7 +116,7 @@ def test_a_life_is_above_all_that_were_heard_of_but_for_those_that_cannot_be(cla
 
 
 def test_claims_of_names_without_end_do_not_pile_up(monkeypatch):
-    monkeypatch.setattr("aggregator.members.MOST_CLAIMS", 2)
+    monkeypatch.setattr("aggregator.state.members.MOST_CLAIMS", 2)
     made = members()
     for number, name in enumerate("abcb", start=3):
         made.claimed(name, number)

@@ -1,7 +1,7 @@
 """A restarted aggregator goes on exactly where its disk says, and nothing that counts is counted twice."""
 
-from aggregator.run import ROUND_IDS_PER_LIFE
-from broker.messages import Attach, Fate, FleetState, Leave, Outstanding, Welcome
+from aggregator.state.run import ROUND_IDS_PER_LIFE
+from broker.wire.messages import Attach, Fate, FleetState, Leave, Outstanding, Welcome
 from tests.helpers import Desk, LinkedCluster, notes, resolutions, sent
 
 

@@ -16,10 +16,10 @@ from aggregator.events import (
     Send,
     refusal_of_ours,
 )
-from aggregator.fragment import Stage
-from aggregator.publishing import DELIVERED_S
-from aggregator.summary import totals
-from broker.messages import (
+from aggregator.process.summary import totals
+from aggregator.rounds.publishing import DELIVERED_S
+from aggregator.state.fragment import Stage
+from broker.wire.messages import (
     AGGREGATOR,
     BROKER,
     Attached,
@@ -33,7 +33,7 @@ from broker.messages import (
     Refused,
     TrainedOn,
 )
-from broker.ranges import StepRange
+from broker.wire.ranges import StepRange
 from tests.helpers import Desk, notes, of, resolutions, sent
 
 

@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from aggregator.shares import Presence, Shares
-from broker.messages import DataRange, Reason
+from aggregator.ledger.data_shares import Presence, Shares
+from broker.wire.messages import DataRange, Reason
 
 TAKEOVER_S = 10.0
 

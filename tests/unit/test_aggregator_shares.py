@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from aggregator.shares import MOST_INTERVALS, MOST_OWNED, Presence, Shares
-from broker.messages import DataRange, Reason
+from aggregator.ledger.data_shares import MOST_INTERVALS, MOST_OWNED, Presence, Shares
+from broker.wire.messages import DataRange, Reason
 
 TAKEOVER_S = 60.0
 

@@ -21,12 +21,12 @@ from aggregator.events import (
     Stop,
     Tick,
 )
-from aggregator.tape import FORMAT, Tape, event_line, note_line, read_event, read_lines, read_start, start_line
-from broker import messages as m
-from broker.errors import ConfigError
-from broker.fragments import Kind, TensorSpec
-from broker.hearing import Carried
-from broker.ranges import StepRange
+from aggregator.store.tape import FORMAT, Tape, event_line, note_line, read_event, read_lines, read_start, start_line
+from broker.routing.deafness import Carried
+from broker.wire import messages as m
+from broker.wire.errors import ConfigError
+from broker.wire.fragments import Kind, TensorSpec
+from broker.wire.ranges import StepRange
 
 TENSORS = tuple(TensorSpec(name=f"w{i}", shape=(4, 5), dtype="float32", kind=Kind.RDA) for i in range(2))
 
@@ -182,7 +182,7 @@ def test_a_failing_disk_costs_lines_which_are_counted_and_reported_once(tmp_path
 
 
 def test_lines_beyond_what_may_wait_are_dropped(tmp_path, monkeypatch):
-    monkeypatch.setattr("aggregator.tape.MAX_WAITING", 2)
+    monkeypatch.setattr("aggregator.store.tape.MAX_WAITING", 2)
     tape = Tape(tmp_path / "events.jsonl")
     for n in range(5):
         tape.write({"n": n})
@@ -192,7 +192,7 @@ def test_lines_beyond_what_may_wait_are_dropped(tmp_path, monkeypatch):
 
 
 def test_a_gap_stands_where_lines_are_missing(tmp_path, monkeypatch):
-    monkeypatch.setattr("aggregator.tape.MAX_WAITING", 2)
+    monkeypatch.setattr("aggregator.store.tape.MAX_WAITING", 2)
     tape = Tape(tmp_path / "events.jsonl")
     for n in range(4):
         tape.write({"n": n})

@@ -3,12 +3,12 @@
 import asyncio
 
 from aggregator.events import Send
-from aggregator.link import Outgoing
-from aggregator.shelves import Shelves
-from aggregator.ways import MOST_NAMES, Ways
-from broker import messages as m
-from broker.hearing import Carried
-from broker.resending import JOURNEYS, LEAST_BYTES_PER_S, REPUBLISH_S
+from aggregator.process.broker_link import Outgoing
+from aggregator.rounds.broker_versions import Shelves
+from aggregator.state.routes import MOST_NAMES, Ways
+from broker.routing.deafness import Carried
+from broker.routing.resending import JOURNEYS, LEAST_BYTES_PER_S, REPUBLISH_S
+from broker.wire import messages as m
 from tests.helpers import Desk, of
 
 

@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from broker import messages as m
 from broker.config import BrokerConfig
-from broker.errors import ConfigError
-from broker.liveness import Liveness, LivenessConfig, liveness
-from broker.messages import AGGREGATOR, Envelope
-from broker.reporter import Membership
+from broker.registry.reporter import Membership
+from broker.routing.liveness import Liveness, LivenessConfig, liveness
+from broker.wire import messages as m
+from broker.wire.errors import ConfigError
+from broker.wire.messages import AGGREGATOR, Envelope
 from tests.helpers import beat
 from tests.relay_bench import welcome
 

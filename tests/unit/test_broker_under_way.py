@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.hearing import Carried
-from broker.resending import PATIENT_S
-from broker.under_way import ACKNOWLEDGED_S, UnderWay
+from broker.routing.deafness import Carried
+from broker.routing.resending import PATIENT_S
+from broker.routing.unsent import ACKNOWLEDGED_S, UnderWay
 
 
 def carried(up: int, waiting: int = 0) -> Carried:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.errors import ConfigError, Unavailable
+from broker.wire.errors import ConfigError, Unavailable
 from ops import cli
 
 

@@ -4,11 +4,12 @@ import json
 
 import pytest
 
-from aggregator.records import ledger_line
-from aggregator.story import Storyteller, Target, Why
-from broker import messages as m
-from broker.errors import ConfigError
-from ops import cli, explain
+from aggregator.state.records import ledger_line
+from broker.wire import messages as m
+from broker.wire.errors import ConfigError
+from ops import cli
+from ops.inspect import explain
+from ops.inspect.absence import Storyteller, Target, Why
 from tests.taped import STEPS_PER_ROUND, Taped
 
 

@@ -2,13 +2,13 @@
 
 import pytest
 
-from broker import messages as m
-from broker.errors import ConfigError
-from broker.sockets import broker_addresses
-from islands.brokers import LEADERLESS_S, LOST_S, BrokerChoice, Why
+from broker.wire import messages as m
+from broker.wire.addresses import broker_addresses
+from broker.wire.errors import ConfigError
 from islands.config import IslandConfig
-from islands.core import Island
-from islands.events import Connect, Line, Note, Received, Send, Tick
+from islands.protocol.broker_choice import LEADERLESS_S, LOST_S, BrokerChoice, Why
+from islands.protocol.core import Island
+from islands.protocol.events import Connect, Line, Note, Received, Send, Tick
 from tests.helpers import of, tensors
 
 SILENT_S = 2.0

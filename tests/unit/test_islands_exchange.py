@@ -4,7 +4,7 @@ from collections import deque
 
 import numpy as np
 
-from islands.exchange import MOST_WAITING, WAKE_EVERY_S, Exchange, Moment, Position, take_newest
+from islands.session.exchange import MOST_WAITING, WAKE_EVERY_S, Exchange, Moment, Position, take_newest
 
 
 class DeviceScalar:

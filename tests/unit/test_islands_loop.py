@@ -6,15 +6,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from broker.errors import ConfigError
-from broker.fragments import FragmentManifest
-from broker.messages import Codec, RunSettings, Share
-from islands import checkpoint, loop
+from broker.wire.errors import ConfigError
+from broker.wire.fragments import FragmentManifest
+from broker.wire.messages import Codec, RunSettings, Share
+from islands import loop
+from islands.arrays.partition import tensor_specs
 from islands.config import IslandConfig
-from islands.exchange import Batch, Exchange, Install, Membership, Position, Snapshot, take_newest
 from islands.loop import Island
-from islands.partition import tensor_specs
-from islands.workshop import Workshop
+from islands.session import checkpoint
+from islands.session.exchange import Batch, Exchange, Install, Membership, Position, Snapshot, take_newest
+from islands.session.workshop import Workshop
 from tests.helpers import id_of
 
 

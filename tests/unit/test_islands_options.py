@@ -6,9 +6,9 @@ from textwrap import dedent
 
 import pytest
 
-from broker.errors import ConfigError
+from broker.wire.errors import ConfigError
 from islands import language
-from islands.options import check_mentioned, check_options, signature_in_source
+from islands.tasks.options import check_mentioned, check_options, signature_in_source
 
 
 @pytest.fixture

@@ -5,15 +5,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from broker import messages as m
-from broker.errors import Unavailable
-from broker.fragments import Kind
-from broker.headers import Limits
-from broker.tensors import encode_tensor
-from islands import paused_file
-from islands.events import Boundary, Capture, Captured, Fail, Joined, Leaving
-from islands.fragment import Point
-from islands.shares import Cursor, Taken
+from broker.wire import messages as m
+from broker.wire.errors import Unavailable
+from broker.wire.fragments import Kind
+from broker.wire.headers import Limits
+from broker.wire.tensors import encode_tensor
+from islands.protocol.data_shares import Cursor, Taken
+from islands.protocol.events import Boundary, Capture, Captured, Fail, Joined, Leaving
+from islands.protocol.fragment import Point
+from islands.session import paused_file
 from tests.helpers import notes, of
 from tests.island_hand import SHARE, Hand, sent
 

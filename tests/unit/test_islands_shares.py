@@ -3,9 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.messages import DataRange, Share
-from broker.schema import MAX_DATA_RANGES
-from islands.shares import IN_A_ROW, LANE_SEED, DataShare, Taken, Trail
+from broker.wire.messages import DataRange, Share
+from broker.wire.schema import MAX_DATA_RANGES
+from islands.protocol.data_shares import IN_A_ROW, LANE_SEED, DataShare, Taken, Trail
 
 
 def share(index, epoch=0, cursor=0, lane=0):

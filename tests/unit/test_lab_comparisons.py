@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from broker.errors import ConfigError
+from broker.wire.errors import ConfigError
 from ops.lab import verdicts
 from ops.lab.claims import comparison_of
 from ops.lab.comparisons import correction, distinct, findings

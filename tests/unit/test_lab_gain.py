@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from aggregator.outer import seeded
-from broker.errors import ConfigError
+from aggregator.merge.outer_step import seeded
+from broker.wire.errors import ConfigError
 from ops.lab.gain import cosine, outer_step_of
 from ops.lab.settings import cell_settings
 

@@ -9,9 +9,9 @@ import numpy as np
 import optax
 import pytest
 
-from broker.errors import ConfigError
-from islands.inner import jax_task, warm_up_cosine
-from islands.task import DataShare, Schedule
+from broker.wire.errors import ConfigError
+from islands.tasks.inner_optimizer import jax_task, warm_up_cosine
+from islands.tasks.task import DataShare, Schedule
 from ops.lab import decoupled, lockstep, strides
 from ops.lab.settings import cell_settings
 

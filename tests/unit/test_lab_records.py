@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.errors import ConfigError, Unavailable
+from broker.wire.errors import ConfigError, Unavailable
 from ops.lab import archive
 from ops.lab.records import Record, Stage, edited_since, newest, parse
 from tests.synthetic import record

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from broker.errors import ConfigError
+from broker.wire.errors import ConfigError
 from ops.lab import archive, report
 from ops.lab.experiment import load
 from ops.lab.records import Stage

@@ -9,8 +9,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from broker.errors import ConfigError
-from islands.task import load_task
+from broker.wire.errors import ConfigError
+from islands.tasks.task import load_task
 from ops.lab import processors, runner, running, sources
 from ops.lab.outcome import Outcome, Point
 from ops.lab.running import FAR_ABOVE, diverged

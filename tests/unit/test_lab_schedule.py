@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from broker.errors import ConfigError
+from broker.wire.errors import ConfigError
 from ops.lab import schedule, sources
 from ops.lab.decoupled import plan_of
 from ops.lab.experiment import load

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from islands.task import Schedule, Task
+from islands.tasks.task import Schedule, Task
 from ops.lab import strides
 from ops.lab.strides import Strides
 

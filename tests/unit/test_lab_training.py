@@ -5,12 +5,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from broker.fragments import partition
-from broker.messages import Codec, Version
-from broker.ranges import StepRange
-from broker.tensors import decode_tensor, encode_tensor
-from islands.shares import DataShare
-from islands.task import Task
+from broker.wire.fragments import partition
+from broker.wire.messages import Codec, Version
+from broker.wire.ranges import StepRange
+from broker.wire.tensors import decode_tensor, encode_tensor
+from islands.protocol.data_shares import DataShare
+from islands.tasks.task import Task
 from ops.lab.training import Rule, Stepper, TrainingIsland
 
 STEPS = StepRange(from_step=0, to_step=1, from_tokens=0, to_tokens=1)

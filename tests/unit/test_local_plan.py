@@ -10,12 +10,12 @@ import pytest
 
 pytest.importorskip("islands.config")
 
-from broker import settings
 from broker.config import BrokerConfig
-from broker.errors import ConfigError
-from ops import daemons, local_plan
+from broker.process import settings
+from broker.wire.errors import ConfigError
 from ops.links import placing
-from ops.outer_defaults import OuterDefaults
+from ops.run import daemons, local_plan
+from ops.run.outer_defaults import OuterDefaults
 
 
 def parsed(*words):

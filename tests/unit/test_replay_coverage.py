@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from aggregator.coverage import Seen, coverage, misweighted, skipped_versions
-from aggregator.records import ledger_line
-from aggregator.recovery import renumbered
-from aggregator.replay import Replay
-from aggregator.replay_terms import Why
+from aggregator.rounds.recovery import renumbered
+from aggregator.state.records import ledger_line
 from ops import cli
+from ops.inspect.coverage import Seen, coverage, misweighted, skipped_versions
+from ops.inspect.replay_core import Replay
+from ops.inspect.replay_terms import Why
 from tests.taped import STEPS_PER_ROUND, Taped
 
 

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.errors import ConfigError
-from broker.flags import add_config_flag, add_flags
-from broker.settings import from_sources, load, read_file, setting, to_table
-from broker.toml import dump
+from broker.process.flags import add_config_flag, add_flags
+from broker.process.settings import from_sources, load, read_file, setting, to_table
+from broker.process.toml import dump
+from broker.wire.errors import ConfigError
 
 
 class Colour(StrEnum):

@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 
 import islands
-from broker import user_files
-from broker.errors import ConfigError, Unavailable
-from islands.seat import Seat
-from ops import numeric, run_directory
-from ops.finished import served
+from broker.process import user_files, values
+from broker.wire.errors import ConfigError, Unavailable
+from islands.session.host_identity import Seat
+from ops import run_directory
+from ops.inspect.finished import served
 from ops.lab import archive, processors
+from ops.processes import numeric
 
 
 @pytest.fixture
@@ -101,7 +102,7 @@ def test_a_tilde_is_the_home_directory_or_refused_and_never_a_folder(homeless, m
     with pytest.raises(ConfigError, match=r"state_dir = '~/x': .* set HOME"):
         islands.join("tcp://127.0.0.1:1", {}, state_dir="~/x")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    assert user_files.expanded("out", "~/x") == tmp_path / "home" / "x"
-    assert user_files.expanded("out", "x~") == Path("x~")
+    assert values.expanded("out", "~/x") == tmp_path / "home" / "x"
+    assert values.expanded("out", "x~") == Path("x~")
     assert list(tmp_path.iterdir()) == []
     assert run_directory.unused(None).parent == tmp_path / "runs"

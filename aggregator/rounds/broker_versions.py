@@ -1,0 +1,129 @@
+"""What each broker holds of the newest versions, by its own account, and what it must be sent again. Pure.
+
+Every broker answers each Attach with the versions on its shelf. One that lacks something was connected late or lost a
+message: it gets what is missing, it alone, with pauses that follow the journeys to it
+(:mod:`broker.routing.resending`). One that came back empty gets everything at once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from broker.routing.deafness import Carried
+from broker.routing.resending import REPUBLISH_S, SILENT_S, Backoff, Patience
+
+
+@dataclass(slots=True)
+class _Sent:
+    """The newest version of a fragment, as it was sent to one broker."""
+
+    version: int
+    at_s: float
+    backoff: Backoff
+    arrived: bool = False
+
+
+@dataclass(slots=True)
+class _Shelf:
+    """One broker."""
+
+    answered_at_s: float
+    holds: bool = False  #: any version, then
+    was_away: bool = False  #: before that
+    lacks: bool = False  #: something, then
+    lost_at_s: float = -math.inf  #: what was on its way then is gone
+    connection: int | None = None  #: to it, by number
+    sent: dict[int, _Sent] = field(default_factory=dict)
+    patience: Patience = field(default_factory=lambda: Patience(REPUBLISH_S))
+
+
+class Shelves:
+    """The shelves of all brokers, by their places in the configuration."""
+
+    def __init__(self, now_s: float) -> None:
+        self._began_at_s = now_s
+        self._shelves: dict[int, _Shelf] = {}
+
+    def answered(self, broker: int, versions: tuple[int, ...], now_s: float) -> float | None:
+        """Takes an answer in; returns since when the broker was away, None if it was not.
+
+        A broker that held versions and holds none has died and come back between two answers.
+        """
+        shelf = self._shelves.setdefault(broker, _Shelf(answered_at_s=self._began_at_s))
+        before_s, shelf.answered_at_s = shelf.answered_at_s, now_s
+        holds = any(version >= 0 for version in versions)
+        emptied, shelf.holds = shelf.holds and not holds, holds
+        shelf.was_away = emptied or now_s - before_s > SILENT_S
+        if shelf.was_away and not holds:
+            self._lost(shelf, now_s)
+        return before_s if shelf.was_away else None
+
+    def renewed(self, broker: int, now_s: float) -> None:
+        """Takes note that the connection to a broker is made anew, since nothing arrived."""
+        shelf = self._shelves[broker]
+        shelf.connection = None
+        self._lost(shelf, now_s)
+
+    def _lost(self, shelf: _Shelf, now_s: float) -> None:
+        """What is on its way to a broker will not arrive."""
+        shelf.lost_at_s = now_s
+        shelf.sent = {p: sent for p, sent in shelf.sent.items() if sent.arrived}
+
+    def alone(self, broker: int, now_s: float) -> bool:
+        """Whether no other broker has answered lately."""
+        return not any(
+            place != broker and now_s - shelf.answered_at_s <= SILENT_S for place, shelf in self._shelves.items()
+        )
+
+    def short(self, since_s: float) -> list[int]:
+        """Returns the brokers that have answered since then, and lacked something when they did so last."""
+        return [place for place, shelf in self._shelves.items() if shelf.lacks and shelf.answered_at_s >= since_s]
+
+    def lacking(
+        self,
+        broker: int,
+        held: Mapping[int, int],
+        newest: Mapping[int, tuple[int, float | None]],
+        now_s: float,
+        size_bytes: int = 0,
+        carried: Carried | None = None,
+    ) -> list[int]:
+        """Returns the fragments to publish again to one broker now; they count as sent.
+
+        Args:
+            broker: Which one.
+            held: Fragment -> version on its shelf.
+            newest: Fragment -> newest durable version, and when every broker was sent it.
+            now_s: The time.
+            size_bytes: Of the newest versions together: they may all be on their way at once.
+            carried: By the connection to that broker, if known.
+        """
+        shelf, missing = self._shelves[broker], []
+        if carried is not None:
+            if shelf.connection not in (None, carried.connection):
+                self._lost(shelf, now_s)
+            shelf.connection = carried.connection
+        shelf.lacks = any(held.get(p, -1) < version for p, (version, _) in newest.items())
+        for p, (version, published_at_s) in newest.items():
+            sent, holds = shelf.sent.get(p), held.get(p, -1) >= version
+            if sent is None or sent.version != version or (sent.arrived and not holds):
+                on_its_way = published_at_s is not None and published_at_s > shelf.lost_at_s
+                if sent is not None and sent.version == version:
+                    on_its_way = False  # it was there, and the broker has died since
+                sent = shelf.sent[p] = _Sent(version, now_s, shelf.patience.backoff(size_bytes))
+                if on_its_way and published_at_s is not None:
+                    sent.at_s = published_at_s
+                    sent.backoff.tried(published_at_s)
+            if holds:
+                if sent.backoff.attempts == 1 and not sent.arrived and not shelf.was_away:
+                    shelf.patience.took(now_s - sent.at_s)
+                sent.arrived = True
+            elif sent.backoff.due(now_s, carried):
+                again = sent.backoff.attempts > 0
+                sent.backoff.tried(now_s)
+                if again:
+                    shelf.patience.in_vain(sent.backoff)
+                missing.append(p)
+        return missing

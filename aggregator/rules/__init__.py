@@ -1,0 +1,1 @@
+"""Decisions as functions of numbers: quorum, pacing, staleness, outliers, quarantine. Pure."""

@@ -1,0 +1,1 @@
+"""What every process of ours needs: settings, flags, TOML, logs, clocks and signals."""

@@ -1,0 +1,1 @@
+"""Questions to a run: status, explain, replay, export, evaluate."""
