@@ -3,7 +3,8 @@
 This module is the switchboard: it hands each event to the part that knows about it, and then lets every part do what
 the time calls for. The parts share one :class:`aggregator.state.run.Run`:
 
-* :mod:`aggregator.rounds.membership`: joins, heartbeats, farewells; what each island is told;
+* :mod:`aggregator.rounds.membership`: joins, heartbeats, farewells;
+* :mod:`aggregator.rounds.notices`: what islands are told;
 * :mod:`aggregator.rounds.seeding`: version 0;
 * :mod:`aggregator.rounds.roster`: what concerns all shards, where there are several;
 * :mod:`aggregator.rounds.donation`: who gives a rejoining island the state of its inner optimizer;
@@ -42,12 +43,13 @@ from aggregator.events import (
     Stop,
     Tick,
 )
+from aggregator.rounds.brokers import Hearings
 from aggregator.rounds.commits import Commits
-from aggregator.rounds.deaf_brokers import Hearings
 from aggregator.rounds.donation import Donations
 from aggregator.rounds.ending import Ending
 from aggregator.rounds.intake import Intake
 from aggregator.rounds.membership import Membership
+from aggregator.rounds.notices import Notices
 from aggregator.rounds.publishing import Publishing
 from aggregator.rounds.roster import Adopter, Keeper
 from aggregator.rounds.rounds import Rounds
@@ -112,17 +114,18 @@ class Aggregator:
             self.run.restore(record, commits or {})
         if founding is not None:
             self.run.foundings = (*self.run.foundings, founding)[-MAX_FOUNDINGS:]
-        self._membership = Membership(self.run)
+        self._notices = Notices(self.run)
+        self._membership = Membership(self.run, self._notices)
         keeps = Adopter if config.shard else Keeper
         self._roster: Keeper | Adopter = keeps(self.run, self._membership)
-        self._seeding = Seeding(self.run, self._membership, self._roster)
+        self._seeding = Seeding(self.run, self._notices, self._roster)
         self._donations = Donations(self.run)
-        self._intake = Intake(self.run, self._membership)
-        self._rounds = Rounds(self.run, self._membership, self._intake)
-        self._publishing = Publishing(self.run, self._rounds)
+        self._intake = Intake(self.run, self._notices)
+        self._rounds = Rounds(self.run, self._notices, self._intake)
+        self._publishing = Publishing(self.run)
         self._commits = Commits(self.run, self._publishing)
-        self._ending = Ending(self.run, self._membership, self._intake, self._rounds, self._roster, self._publishing)
-        self._behind = Behind(self.run, self._membership, self._ending)
+        self._ending = Ending(self.run, self._notices, self._intake, self._rounds, self._roster, self._publishing)
+        self._behind = Behind(self.run)
         self._save_again_at_s: float | None = None
         self._attach_at_s = now_s
         # A standby that asks a broker about the leader must not take a pause for silence.
@@ -174,7 +177,7 @@ class Aggregator:
     @property
     def finished(self) -> bool:
         """Whether the driver may exit."""
-        return self._ending.finished
+        return self.run.finished
 
     @property
     def behind(self) -> bool:
@@ -209,7 +212,7 @@ class Aggregator:
             case Tick():
                 pass
             case Stop():
-                self._ending.finish("stopped by the operator")
+                self.run.finish("stopped by the operator")
             case _:
                 assert_never(event)
 
@@ -226,8 +229,7 @@ class Aggregator:
                 self.run.ways.heard(envelope, event.broker)
                 self._membership.join(message)
             case Attached():
-                self._publishing.attached(message, event.broker, event.carried)
-                self._listen(message, event)
+                self._attached(message, event)
             case Heartbeat() | Nothing() | Leave() | Seed() | Contribution() | AskDonor():
                 self._from_member(event, message)
             case Roster() if isinstance(self._roster, Adopter):
@@ -237,11 +239,15 @@ class Aggregator:
             case _:
                 self.run.note("message.unexpected", kind=type(message).__name__, sender=envelope.sender)
 
-    def _listen(self, attached: Attached, event: Received) -> None:
-        """Has a bulk connection made anew that stands and delivers nothing."""
+    def _attached(self, attached: Attached, event: Received) -> None:
+        """Sends a broker what it lacks; has a bulk connection made anew that stands and delivers nothing."""
         run, broker = self.run, event.broker
+        outage = self._publishing.answered(attached, broker)
         if run.manifest is None or run.phase is Phase.SEEDING:
             return
+        if outage is not None:
+            self._rounds.start_over(outage)
+        self._publishing.attached(attached, broker, event.carried, outage)
         lacks = any(held < newest for held, newest in zip(attached.versions, run.versions, strict=False))
         largest_bytes = 4 * max(run.manifest.sizes)
         held = run.of_ours(attached.versions)
@@ -262,13 +268,13 @@ class Aggregator:
         if member is None or envelope.incarnation > member.incarnation:
             run.members.claimed(envelope.sender, envelope.incarnation)
             detail = f"no island {envelope.sender!r} with incarnation {envelope.incarnation} is known: join again"
-            self._membership.refuse(event, Reason.UNKNOWN_ISLAND, detail)
+            self._notices.refuse(event, Reason.UNKNOWN_ISLAND, detail)
             return
         if envelope.incarnation < member.incarnation:
             # A broker that has seen the later one says so itself; this one has not, and nobody else would tell. Should
             # the later one be behind that address by now, one refusal does it no harm.
             detail = f"incarnation {envelope.incarnation} has ended: {member.incarnation} has joined"
-            self._membership.refuse(event, Reason.FENCED, detail)
+            self._notices.refuse(event, Reason.FENCED, detail)
             return
         newest = run.ways.heard(envelope, event.broker)
         member.last_seen_s = run.now_s
@@ -282,7 +288,7 @@ class Aggregator:
                     self._donations.heard(member, message)
                     self._ending.advance()
                     self._ending.close_gaps(member, message, envelope.sequence)
-                    self._membership.tell(member)
+                    self._notices.tell(member)
             case Nothing():
                 self._intake.nothing(member, message, envelope.sequence)
             case Leave():
@@ -314,7 +320,7 @@ class Aggregator:
             if self._seeding.complete():
                 for p in sorted(run.fragments):
                     self._publishing.publish(p)
-                self._membership.tell_all()
+                self._notices.tell_all()
             else:
                 self._seeding.choose()
         self._ending.advance()

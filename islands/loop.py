@@ -37,11 +37,12 @@ from islands.arrays.tree import Tree
 from islands.config import IslandConfig
 from islands.protocol import core
 from islands.session import checkpoint, state_parts
-from islands.session.exchange import Exchange, Install, Membership, Moment, Position, Snapshot
+from islands.session.exchange import Exchange, Install, Membership, Moment
 from islands.session.host_identity import Seat
 from islands.session.samples import Samples
 from islands.session.session import Session
 from islands.session.state_parts import Needed
+from islands.session.training_state import Position, Snapshot
 from islands.session.workshop import Workshop
 from islands.tasks.task import DataShare, Schedule
 

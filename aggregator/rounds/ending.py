@@ -5,9 +5,8 @@ Design: section 4.9.
 
 from __future__ import annotations
 
-from aggregator.events import Finished
 from aggregator.rounds.intake import Intake
-from aggregator.rounds.membership import Membership
+from aggregator.rounds.notices import Notices
 from aggregator.rounds.publishing import Publishing
 from aggregator.rounds.roster import Adopter, Keeper
 from aggregator.rounds.rounds import Rounds
@@ -35,7 +34,7 @@ class Ending:
     def __init__(
         self,
         run: Run,
-        membership: Membership,
+        notices: Notices,
         intake: Intake,
         rounds: Rounds,
         roster: Keeper | Adopter,
@@ -46,7 +45,7 @@ class Ending:
         self._publishing = publishing
         self.reached = False  #: a broker knows this process, and so that the run has ended: it tells who comes later
         self.flushed = False  #: every fragment of this shard is, as far as can be
-        self._membership = membership
+        self._notices = notices
         self._intake = intake
         self._rounds = rounds
         self._flush_began_s: float | None = None
@@ -58,7 +57,6 @@ class Ending:
         self._begins_ended = run.phase is Phase.ENDED
         self._linger_until_s: float | None = run.now_s + LINGER_S if self._begins_ended else None
         self._linger_most_s = run.now_s + LINGER_MOST_S
-        self.finished = False
 
     def deadlines_s(self) -> list[float]:
         """Returns the moments at which :meth:`advance` may have something to do."""
@@ -83,7 +81,7 @@ class Ending:
                 run.troubles.begin("early end", sentence, run.now_s)
             if run.config.shards > 1:
                 run.save()  # which tells the others
-            self._membership.tell_all()
+            self._notices.tell_all()
         if run.phase is Phase.FLUSHING and run.told_phase is Phase.ENDED and not run.busy:
             self._end()  # as shard 0 has
         elif run.phase is Phase.FLUSHING:
@@ -97,16 +95,9 @@ class Ending:
                 and min(run.durable_serial - run.saved_serial, run.agreed_serial - self._ended_serial) >= 0
             )  # the other shards need to know of the end, and no more
             if gone:
-                self.finish("every island has left")
+                self._run.finish("every island has left")
             elif run.now_s >= self._linger_until_s:
                 self._linger_on()
-
-    def finish(self, reason: str) -> None:
-        """Ends this process's work, whether the run has ended or not."""
-        if not self.finished:
-            self.finished = True
-            self._run.note("aggregator.finished", reason=reason, phase=str(self._run.phase))
-            self._run.emit(Finished())
 
     def close_gaps(self, member: Member, beat: Heartbeat, sequence: int) -> None:
         """Books what a stopped island has handed over, waits for nothing about, and nobody remembers.
@@ -191,7 +182,7 @@ class Ending:
         self._linger_until_s, self._linger_most_s = run.now_s + LINGER_S, run.now_s + LINGER_MOST_S
         run.note("run.ended", **run.ledger.books().tokens())
         self._ended_serial = run.save()
-        self._membership.tell_all(absent=True)
+        self._notices.tell_all(absent=True)
 
     def _linger_on(self) -> None:
         """Islands have had time to leave: stays for those whose broker has not all the last versions yet.
@@ -199,7 +190,7 @@ class Ending:
         And for shards that were away and have not heard of the end: nobody else tells them.
         """
         run = self._run
-        self._membership.tell_all(absent=True)
+        self._notices.tell_all(absent=True)
         theirs = {run.ways.to(member.island_id) for member in run.members.live(run.now_s)}
         lacking = [broker for broker in self._publishing.lacking(LINGER_S) if theirs & {broker, None}]
         shards = self._roster.unaware(self._ended_serial) if isinstance(self._roster, Keeper) else []
@@ -207,7 +198,7 @@ class Ending:
             run.note("run.lingers", lacking=lacking, shards=shards, reached=self.reached)
             self._linger_until_s = min(run.now_s + LINGER_S, self._linger_most_s)
         else:
-            self.finish("islands were given time to leave")
+            self._run.finish("islands were given time to leave")
 
     def _missing(self, p: int) -> bool:
         """Whether a live island has trained steps on this fragment whose fate is still open."""

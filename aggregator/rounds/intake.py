@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from aggregator.events import Received
 from aggregator.rounds.admission import Admission, admit, too_stale
-from aggregator.rounds.membership import Membership
+from aggregator.rounds.notices import Notices
 from aggregator.rules.outliers import Sample
 from aggregator.state.fragment import Fragment, Stage
 from aggregator.state.members import Member
@@ -24,9 +24,9 @@ _UNBOOKED = (Reason.IMPLAUSIBLE, Reason.OVERLAP)
 class Intake:
     """Lets contributions into rounds, and tells their senders why not."""
 
-    def __init__(self, run: Run, membership: Membership) -> None:
+    def __init__(self, run: Run, notices: Notices) -> None:
         self._run = run
-        self._membership = membership
+        self._notices = notices
 
     # --- as they arrive ---------------------------------------------------------------------------------------
 
@@ -43,7 +43,7 @@ class Intake:
         """Admits a contribution into the open round of its fragment, or holds it for the next; or says why not."""
         run, p = self._run, contribution.fragment_id
         if p not in run.moving:
-            self._membership.refuse(event, Reason.UNKNOWN_FRAGMENT, f"no fragment {p} falls due in this run")
+            self._notices.refuse(event, Reason.UNKNOWN_FRAGMENT, f"no fragment {p} falls due in this run")
             return
         admission = self._admit(member, contribution, event)
         if admission.fate is not Fate.WAITING or not admission.first:
@@ -146,7 +146,7 @@ class Intake:
             detail=admission.detail,
         )
         member.resolutions.append(resolution)
-        self._membership.tell(member)
+        self._notices.tell(member)
 
     # --- as their round closes --------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Joins, heartbeats and farewells; and when each island is told what it needs."""
+"""Joins, heartbeats and farewells."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 
 from aggregator.events import Received, Send
 from aggregator.ledger.data_shares import Presence
-from aggregator.state.fleet_state import FleetStates
+from aggregator.rounds.notices import Notices
 from aggregator.state.members import Member
 from aggregator.state.model_limits import misfit
 from aggregator.state.run import Run
@@ -33,15 +33,13 @@ MOST_MEMBERS = 10_000
 
 
 class Membership:
-    """Who is in, and what they are told."""
+    """Lets islands in and out, and believes their counters or not."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Run, notices: Notices) -> None:
         self._run = run
-        self._welcomes: list[tuple[int, str]] = []  # (serial of the run record to wait for, island id)
-        # Likewise, of islands whose life begins when every shard has said how far it knows the last one.
+        self._notices = notices
         unbegun = [] if run.config.shard else [member for member in run.members if not member.begun]
-        self._beginning = [(1, member.island_id) for member in unbegun]
-        self._fleet_state = FleetStates(run)
+        run.pending_joins.beginning = [(1, member.island_id) for member in unbegun]
 
     # --- joining ----------------------------------------------------------------------------------------------
 
@@ -51,11 +49,13 @@ class Membership:
         known = run.members.by_nonce(join.nonce)
         if known is not None:  # a repetition: the same answer, once it is durable
             known.last_seen_s = run.now_s
-            if not self._waits(known):
+            if not run.pending_joins.holds(known.island_id):
                 if run.agreed_serial:
                     self._welcome(known)
                 else:
-                    self._welcomes.append((run.saved_serial, known.island_id))  # do the other shards know it?
+                    run.pending_joins.welcomes.append(
+                        (run.saved_serial, known.island_id)
+                    )  # do the other shards know it?
             return
         paused = run.members.resumable(join.resumes, run.now_s)
         if paused is not None:
@@ -83,15 +83,15 @@ class Membership:
         run.begins.pop(member.island_id, None)
         run.shares.leave(member.island_id, member.index)
         # One that has not begun gives way to this one: nobody has taken anything of it.
-        self._beginning = [each for each in self._beginning if each[1] != member.island_id]
-        self._beginning.append((run.save(), member.island_id))
+        run.pending_joins.beginning = [each for each in run.pending_joins.beginning if each[1] != member.island_id]
+        run.pending_joins.beginning.append((run.save(), member.island_id))
 
     def _resume(self, member: Member, join: Join) -> None:
         """Another process of an island goes on with its life, whose books are open: it brings what nobody merged."""
         run = self._run
         run.members.resume(member, join.nonce, join.tokens_per_step, run.now_s)
         self.replaced(member)
-        self._welcomes.append((run.save(), member.island_id))
+        run.pending_joins.welcomes.append((run.save(), member.island_id))
         life = run.ledger.life(member.island_id, member.incarnation)
         facts = {"incarnation": member.incarnation, "last_step": life.last_step, "start_step": life.start_step}
         run.note("island.resumed", island=member.island_id, **facts)
@@ -120,7 +120,7 @@ class Membership:
         if run.phase is Phase.ENDED:
             run.ledger.end(member.island_id)  # the books are closed: what it trains now is lost
         run.shares.join(member.island_id, member.index)
-        self._welcomes.append((run.save(), member.island_id))
+        run.pending_joins.welcomes.append((run.save(), member.island_id))
         run.note(
             "island.joined",
             island=member.island_id,
@@ -132,12 +132,13 @@ class Membership:
     def saved(self, serial: int) -> None:
         """The run record of that serial is durable: whoever waited for it is welcome, and shares in it are told."""
         self._run.shares.saved(serial)
-        beginning = [island_id for waits_for, island_id in self._beginning if waits_for <= serial]
-        self._beginning = [each for each in self._beginning if each[0] > serial]
+        pending = self._run.pending_joins
+        beginning = [island_id for waits_for, island_id in pending.beginning if waits_for <= serial]
+        pending.beginning = [each for each in pending.beginning if each[0] > serial]
         for island_id in dict.fromkeys(beginning):
             self._begin(self._run.members[island_id])
-        ready = [island_id for waits_for, island_id in self._welcomes if waits_for <= serial]
-        self._welcomes = [each for each in self._welcomes if each[0] > serial]
+        ready = [island_id for waits_for, island_id in pending.welcomes if waits_for <= serial]
+        pending.welcomes = [each for each in pending.welcomes if each[0] > serial]
         for member in (self._run.members[island_id] for island_id in ready):
             if member.begun:  # else it has joined anew meanwhile
                 self._welcome(member)
@@ -244,9 +245,6 @@ class Membership:
         if moved:
             run.save()
 
-    def _waits(self, member: Member) -> bool:
-        return any(island_id == member.island_id for _, island_id in (*self._beginning, *self._welcomes))
-
     # --- hearing ----------------------------------------------------------------------------------------------
 
     def heartbeat(self, member: Member, beat: Heartbeat, event: Received) -> bool:
@@ -255,13 +253,13 @@ class Membership:
         known = 0 if run.manifest is None else len(run.manifest)
         if len(beat.versions) != known or len(beat.overwritten_tokens) != known:
             detail = f"it speaks of {len(beat.versions)} fragments, the run has {known}"
-            self.refuse(event, Reason.MANIFEST, detail)
+            self._notices.refuse(event, Reason.MANIFEST, detail)
             return False
         lie = self._impossible(member, beat.inner_step, beat.tokens) or self._overdrawn(member, beat) or _unreal(beat)
-        if not lie and self.holds_nothing(member) and any(version >= 0 for version in run.of_ours(beat.versions)):
+        if not lie and run.holds_nothing(member) and any(version >= 0 for version in run.of_ours(beat.versions)):
             lie = f"it claims to hold version {max(run.of_ours(beat.versions))} of a run that has not begun"
         if lie:
-            self.refuse(event, Reason.IMPLAUSIBLE, lie)
+            self._notices.refuse(event, Reason.IMPLAUSIBLE, lie)
             return False
         overtaken = event.envelope.sequence < member.beat_sequence  # by another way: it says what was, not what is
         if not overtaken:
@@ -277,12 +275,6 @@ class Membership:
             run.clock.report(member.island_id, beat.inner_step, run.now_s, beat.step_time_s)
         member.resolutions += [self.resolve(member, item) for item in beat.outstanding if run.owns(item.fragment_id)]
         return True
-
-    def holds_nothing(self, member: Member) -> bool:
-        """Whether an island joined before the run began, as this shard knows first-hand: there is nothing to hold."""
-        run = self._run
-        first_hand = run.never_began or not member.presumed
-        return run.phase is Phase.SEEDING and not run.config.shard and first_hand
 
     def _impossible(self, member: Member, inner_step: int, tokens: int) -> str:
         """Says why an island cannot have trained so many tokens in so many steps; empty if it can."""
@@ -316,7 +308,7 @@ class Membership:
         member.left, member.departure = True, leave.departure
         lie = self._impossible(member, leave.inner_step, leave.tokens)
         if lie:
-            self.refuse(event, Reason.IMPLAUSIBLE, lie)  # it goes all the same, with the counters known before
+            self._notices.refuse(event, Reason.IMPLAUSIBLE, lie)  # it goes all the same, with the counters known before
         else:
             run.ledger.report(member.island_id, member.incarnation, leave.inner_step, leave.tokens)
         if not member.paused:
@@ -342,32 +334,6 @@ class Membership:
         if fate is Fate.UNKNOWN and run.phase is Phase.ENDED:
             fate, reason = Fate.REFUSED, Reason.RUN_ENDED
         return Resolution(fragment_id=p, from_step=item.from_step, to_step=item.to_step, fate=fate, reason=reason)
-
-    def refuse(self, event: Received, reason: Reason, detail: str) -> None:
-        """Tells the sender of a message why it was not taken, and counts it."""
-        envelope = event.envelope
-        member = self._run.members.get(envelope.sender)
-        self._run.count_refusal(reason, member)
-        if member is not None and member.incarnation == envelope.incarnation:
-            self._run.offence(member, reason, 0)
-        kind = type(envelope.message).__name__.lower()
-        self._run.note("message.refused", sender=envelope.sender, kind=kind, reason=reason, detail=detail)
-        refused = Refused(kind=kind, sequence=envelope.sequence, reason=reason, detail=detail)
-        self._run.emit(Send(to=envelope.sender, message=refused, by=event.broker))
-
-    # --- telling ----------------------------------------------------------------------------------------------
-
-    def tell_all(self, *, absent: bool = False) -> None:
-        """Sends every live island the state it needs; with ``absent`` those too that are away, for their brokers."""
-        run = self._run
-        for member in run.members if absent else run.members.live(run.now_s):
-            if not member.left:
-                self.tell(member)
-
-    def tell(self, member: Member) -> None:
-        """Sends an island the state it needs, unless it does not know its id yet."""
-        if not self._waits(member):
-            self._run.emit(Send(to=member.island_id, message=self._fleet_state.of(member)))
 
 
 def _unreal(beat: Heartbeat) -> str:

@@ -4,24 +4,38 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from aggregator.events import Publish
-from aggregator.rounds.broker_versions import Shelves
-from aggregator.rounds.rounds import Rounds
+from aggregator.rounds.brokers import Shelves
 from aggregator.state.run import Run
 from broker.routing.deafness import Carried
-from broker.wire.messages import Attached, Phase
+from broker.wire.messages import Attached
 
 #: A version that is on no broker after so long is on a slow link: they say every second what they have.
 DELIVERED_S = 2.5
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outage:
+    """The absence of a broker, now over.
+
+    Attributes:
+        broker: Its place.
+        since_s: When it was heard last.
+        alone: There was no other one meanwhile.
+    """
+
+    broker: int
+    since_s: float
+    alone: bool
+
+
 class Publishing:
     """What is sent to the brokers, and what they say that they have."""
 
-    def __init__(self, run: Run, rounds: Rounds) -> None:
+    def __init__(self, run: Run) -> None:
         self._run = run
-        self._rounds = rounds
         self._shelves = Shelves(run.now_s)
 
     def publish(self, p: int, by: int | None = None) -> None:
@@ -38,23 +52,26 @@ class Publishing:
         )
         self._run.emit(publish)
 
-    def attached(self, attached: Attached, broker: int, carried: Carried | None) -> None:
+    def answered(self, attached: Attached, broker: int) -> Outage | None:
+        """Takes note that a broker is there; returns the outage that this ends, if there was one."""
+        run = self._run
+        away_since_s = self._shelves.answered(broker, run.of_ours(attached.versions), run.now_s)
+        if away_since_s is None:
+            return None
+        return Outage(broker=broker, since_s=away_since_s, alone=self._shelves.alone(broker, run.now_s))
+
+    def attached(self, attached: Attached, broker: int, carried: Carried | None, outage: Outage | None = None) -> None:
         """Publishes again what a broker lacks: it came back empty, or a version was lost on the way.
 
         Args:
             attached: What it has said.
             broker: Its place.
             carried: By the bulk connection to it, if known.
+            outage: What this ends.
         """
         run = self._run
-        away_since_s = self._shelves.answered(broker, run.of_ours(attached.versions), run.now_s)
-        if run.phase is Phase.SEEDING:
-            return
-        alone = self._shelves.alone(broker, run.now_s)
-        if away_since_s is not None:
-            self._rounds.start_over(broker, away_since_s, alone=alone)
         held = dict(enumerate(attached.versions))
-        self._delivered(held, anew=alone and away_since_s is not None)
+        self._delivered(held, anew=outage is not None and outage.alone)
         newest = {p: (fragment.version, fragment.published_at_s) for p, fragment in run.fragments.items()}
         size_bytes = 4 * sum(run.manifest.sizes[p] for p in newest) if run.manifest is not None else 0
         for p in self._shelves.lacking(broker, held, newest, run.now_s, size_bytes, carried):

@@ -16,7 +16,8 @@ from dataclasses import replace
 
 from aggregator.events import Merge, Part
 from aggregator.rounds.intake import Intake
-from aggregator.rounds.membership import Membership
+from aggregator.rounds.notices import Notices
+from aggregator.rounds.publishing import Outage
 from aggregator.rules.quorum import Verdict, Waits
 from aggregator.rules.staleness import Trained, mean_staleness, merge_weights, most_tokens_per_step, presence_factor
 from aggregator.state.fragment import Fragment, Stage
@@ -33,9 +34,9 @@ HEARTBEATS_TO_RETURN = 2
 class Rounds:
     """All rounds of a run."""
 
-    def __init__(self, run: Run, membership: Membership, intake: Intake) -> None:
+    def __init__(self, run: Run, notices: Notices, intake: Intake) -> None:
         self._run = run
-        self._membership = membership
+        self._notices = notices
         self._intake = intake
         self._settled_at_s = -math.inf  # before that, islands are on their way back
         self._settles = False  # and none of their rounds has closed since they were cut off
@@ -93,7 +94,7 @@ class Rounds:
         held = len(round_.contributions)
         run.note("round.opened", round=round_.round_id, fragment=p, asked=len(asked), held=held, flush=flush)
         for member in asked:
-            self._membership.tell(member)
+            self._notices.tell(member)
 
     def _close_if_decided(self, round_: Round) -> None:
         run, fragment = self._run, self._run.fragments[round_.fragment_id]
@@ -174,24 +175,26 @@ class Rounds:
 
     # --- after an outage --------------------------------------------------------------------------------------
 
-    def start_over(self, broker: int, lost_at_s: float, *, alone: bool) -> None:
+    def start_over(self, outage: Outage) -> None:
         """Whoever speaks through this broker could not answer while it was away, and counts as just heard.
 
-        If there was no other broker (it was ``alone``), open rounds count as just opened, too, and rounds have time
+        If there was no other broker (it was alone), open rounds count as just opened, too, and rounds have time
         until everybody has had some heartbeats to come back in. Otherwise every open round would close with the first
         island that is back, and the others be missed. Whoever was silent already before that is not helped, and a
         broker that is lost again and again gives no more time until a round has closed.
         """
         run = self._run
-        heard_from_s = lost_at_s - HEARTBEATS_TO_SETTLE * run.config.heartbeat_interval_s
-        for member in run.members.live(lost_at_s):
-            if member.last_seen_s >= heard_from_s and (alone or run.ways.to(member.island_id) in (None, broker)):
+        heard_from_s = outage.since_s - HEARTBEATS_TO_SETTLE * run.config.heartbeat_interval_s
+        for member in run.members.live(outage.since_s):
+            if member.last_seen_s >= heard_from_s and (
+                outage.alone or run.ways.to(member.island_id) in (None, outage.broker)
+            ):
                 member.last_seen_s, member.missed_rounds = run.now_s, 0
-        if alone:
+        if outage.alone:
             self.resume()
             if not self._settles:
                 self._settle(HEARTBEATS_TO_SETTLE)
-        run.note("broker.back", broker=broker, open_rounds=len(run.open_rounds))
+        run.note("broker.back", broker=outage.broker, open_rounds=len(run.open_rounds))
 
     def _settle(self, heartbeats: int) -> None:
         """For so long no round closes for want of time."""

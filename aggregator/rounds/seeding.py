@@ -8,7 +8,7 @@ With several shards each plants the seeds of its own fragments, and shard 0 deci
 from __future__ import annotations
 
 from aggregator.events import Plant, Received
-from aggregator.rounds.membership import Membership
+from aggregator.rounds.notices import Notices
 from aggregator.rounds.roster import Adopter, Keeper
 from aggregator.state.fragment import Stage
 from aggregator.state.members import Member
@@ -23,9 +23,9 @@ PATIENCE_S, BYTES_PER_S, MOST_DOUBLINGS = 30.0, 1e6, 6
 class Seeding:
     """Gets version 0 from one island; of several shards each gets its part of it."""
 
-    def __init__(self, run: Run, membership: Membership, roster: Keeper | Adopter) -> None:
+    def __init__(self, run: Run, notices: Notices, roster: Keeper | Adopter) -> None:
         self._run = run
-        self._membership = membership
+        self._notices = notices
         self._roster = roster
         self._begin_serial = 0  # of the record that says that version 0 is whole everywhere
         self._began_at_s = run.now_s
@@ -67,7 +67,7 @@ class Seeding:
         if run.config.shards > 1:
             run.save()  # which tells the others
         run.note("seeder.chosen", island=member.island_id, incarnation=member.incarnation)
-        self._membership.tell(member)
+        self._notices.tell(member)
 
     def _patience_s(self) -> float:
         run = self._run
@@ -83,9 +83,9 @@ class Seeding:
             return  # asked of somebody else by now, or done: a late copy
         fragment = run.fragments.get(seed.fragment_id)
         if fragment is None:
-            self._membership.refuse(event, Reason.UNKNOWN_FRAGMENT, f"no fragment {seed.fragment_id}")
+            self._notices.refuse(event, Reason.UNKNOWN_FRAGMENT, f"no fragment {seed.fragment_id}")
         elif event.flaw is not None:
-            self._membership.refuse(event, event.flaw.reason, event.flaw.detail)
+            self._notices.refuse(event, event.flaw.reason, event.flaw.detail)
             if event.flaw.reason not in RETRY_REASONS:
                 self._passed_over.add(run.seeder)
         elif fragment.stage is Stage.IDLE and fragment.version < 0:

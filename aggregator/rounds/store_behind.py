@@ -9,26 +9,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from aggregator.events import Computed, Event, Fenced, NewLineage, Persisted, PersistFailed, Received
-from aggregator.rounds.ending import Ending
-from aggregator.rounds.membership import Membership
 from aggregator.rounds.recovery import CURE, CURE_EMPTY, CURE_SHARD, EPOCH_JUMP, LISTEN_S, Peers
 from aggregator.state.run import Run
 from broker.wire.messages import Attached, Heartbeat, Phase
 
 
 class Behind:
-    """Compares what peers hold with what the store has.
+    """Compares what peers hold with what the store has."""
 
-    Args:
-        run: Shared by all parts.
-        membership: Knows which islands can hold anything.
-        ending: Ends this life where a new lineage begins.
-    """
-
-    def __init__(self, run: Run, membership: Membership, ending: Ending) -> None:
+    def __init__(self, run: Run) -> None:
         self._run = run
-        self._membership = membership
-        self._ending = ending
         self._peers = Peers()
         self._since_s: float | None = None
         self._surely = False  # not by the word of islands alone
@@ -51,7 +41,7 @@ class Behind:
                 member, sender = run.members.get(event.envelope.sender), event.envelope.sender
                 if member is None and run.phase is not Phase.SEEDING:
                     return  # a stranger, who will be told to join
-                if member is not None and self._membership.holds_nothing(member):
+                if member is not None and run.holds_nothing(member):
                     return  # whatever it says: a lie is refused
                 if member is None or member.incarnation == event.envelope.incarnation:
                     live = frozenset() if member is None else self._live() | {sender}
@@ -96,11 +86,11 @@ class Behind:
             return self._go_on()
         assert self._since_s is not None
         ordered = run.config.new_lineage and run.phase is not Phase.SEEDING
-        if ordered and not self._ending.finished and run.now_s >= self._since_s + LISTEN_S:
+        if ordered and not run.finished and run.now_s >= self._since_s + LISTEN_S:
             jump = EPOCH_JUMP if self._fenced_at else 0
             above = {p: max(version, self._peers.versions.get(p, -1)) for p, version in enumerate(run.versions)}
             run.emit(NewLineage(above=above, epoch=run.epoch + 1 + jump))
-            self._ending.finish("a new lineage begins, as ordered")
+            run.finish("a new lineage begins, as ordered")
         return ()
 
     def _live(self) -> frozenset[str]:

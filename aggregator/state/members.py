@@ -73,6 +73,19 @@ class Member:
         return self.presumed if self.heartbeat is None else all(v >= 0 for v in self.heartbeat.versions)
 
 
+@dataclass(slots=True)
+class PendingJoins:
+    """Islands whose join waits for a run record to be durable: (serial of that record, island id)."""
+
+    welcomes: list[tuple[int, str]] = field(default_factory=list)
+    #: Their lives begin when every shard has said how far it knows the last one.
+    beginning: list[tuple[int, str]] = field(default_factory=list)
+
+    def holds(self, island_id: str) -> bool:
+        """Whether an island is not welcome yet: it does not know its id."""
+        return any(each == island_id for _, each in (*self.beginning, *self.welcomes))
+
+
 class Members:
     """The islands of a run. Everything that must survive a restart is in :meth:`record`."""
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from aggregator.config import AggregatorConfig
-from aggregator.events import Action, Commit, Manifested, Note, SaveRun
+from aggregator.events import Action, Commit, Finished, Manifested, Note, SaveRun
 from aggregator.ledger.data_shares import Shares
 from aggregator.ledger.ledger import Ledger
 from aggregator.rules.outliers import FragmentNorms
@@ -23,7 +23,7 @@ from aggregator.rules.quarantine import Quarantine
 from aggregator.rules.round_times import Journeys
 from aggregator.state.founding import Founding, foundings_of
 from aggregator.state.fragment import Fragment, Stage
-from aggregator.state.members import Member, Members
+from aggregator.state.members import Member, Members, PendingJoins
 from aggregator.state.records import manifest_from_rows, manifest_to_rows
 from aggregator.state.round import Round
 from aggregator.state.routes import Ways
@@ -63,6 +63,8 @@ class Run:
         self.manifest: FragmentManifest | None = None
         self.fragments: dict[int, Fragment] = {}
         self.members = Members(config.liveness)
+        self.pending_joins = PendingJoins()
+        self.finished = False  # the driver may exit
         takeover_s = max(config.share_takeover_s, config.dead_after_s) if config.share_takeover_s else 0.0
         self.shares = Shares(config.islands, takeover_s, now_s, alone=config.shards == 1)
         self.ledger = Ledger({})
@@ -126,6 +128,13 @@ class Run:
         self.emit(SaveRun(serial=self.saved_serial, record=record))
         self.on_save()
         return self.saved_serial
+
+    def finish(self, reason: str) -> None:
+        """Ends this process's work, whether the run has ended or not."""
+        if not self.finished:
+            self.finished = True
+            self.note("aggregator.finished", reason=reason, phase=str(self.phase))
+            self.emit(Finished())
 
     def disk_failed(self, detail: str) -> None:
         """The store cannot be written: nothing is published, and islands train on."""
@@ -230,6 +239,11 @@ class Run:
     def counts(self, island_id: str) -> bool:
         """Whether an island is one of the :meth:`eligible`."""
         return self.members.lives(island_id, self.now_s) and not self.quarantine.holds(island_id, self.now_s)
+
+    def holds_nothing(self, member: Member) -> bool:
+        """Whether an island joined before the run began, as this shard knows first-hand: there is nothing to hold."""
+        first_hand = self.never_began or not member.presumed
+        return self.phase is Phase.SEEDING and not self.config.shard and first_hand
 
     def length(self, fragment_id: int) -> float:
         """Returns the norm of a fragment at version 0, at least that of as many average parameters of the model.

@@ -2,7 +2,7 @@
 
 Three kinds of lines, each one JSON object::
 
-    {"tape": 8, "now_s": .., "epoch": .., "config": {..}, "record": {..}, "commits": [..]}     a life begins
+    {"tape": 10, "now_s": .., "epoch": .., "config": {..}, "record": {..}, "commits": [..]}     a life begins
     {"now_s": .., "event": "received", ..}                                      what went into the core
     {"now_s": .., "note": "round.opened", "fields": {..}}                       what it decided, and why
     {"gap": 12}                                                                 so many lines were lost to the disk
@@ -26,7 +26,6 @@ from threading import Lock
 from typing import Any
 
 from aggregator.config import AggregatorConfig
-from aggregator.core import Aggregator
 from aggregator.events import (
     Commit,
     Computed,
@@ -156,8 +155,8 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, dict[str, Any] | None]]:
             yield number, line if isinstance(line, dict) else None
 
 
-def read_start(line: Mapping[str, Any]) -> Aggregator:
-    """Returns the core that a first line describes, as it was before :meth:`~aggregator.core.Aggregator.start`.
+def read_start(line: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the arguments of :class:`aggregator.core.Aggregator` that a first line describes.
 
     Raises:
         ConfigError: The tape has another format, or settings that this program does not know.
@@ -170,9 +169,14 @@ def read_start(line: Mapping[str, Any]) -> Aggregator:
     config = from_sources(AggregatorConfig, line["config"], where="config of the tape")
     epoch = line["epoch"]
     founding = foundings_of({"foundings": [line["founding"]]})[0] if line.get("founding") else None
-    return Aggregator(
-        config, now_s=line["now_s"], record=line["record"], commits=commits, epoch=epoch, founding=founding
-    )
+    return {
+        "config": config,
+        "now_s": line["now_s"],
+        "record": line["record"],
+        "commits": commits,
+        "epoch": epoch,
+        "founding": founding,
+    }
 
 
 def read_event(line: Mapping[str, Any]) -> Event:

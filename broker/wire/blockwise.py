@@ -31,7 +31,7 @@ import numpy as np
 import numpy.typing as npt
 
 from broker.wire.lengths import BLOCK_ELEMENTS, SCALE_BYTES, block_count, encoded_bytes
-from broker.wire.messages import Codec
+from broker.wire.messages.values import Codec
 
 Float32Array = npt.NDArray[np.float32]
 Int8Array = npt.NDArray[np.int8]

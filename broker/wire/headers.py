@@ -15,7 +15,7 @@ import msgpack
 import xxhash
 
 from broker.wire.errors import ConfigError
-from broker.wire.messages import Reason
+from broker.wire.messages.values import Reason
 from broker.wire.schema import MAX_ITEMS, MAX_RECORD_BYTES, MAX_TEXT, Unfit
 
 #: Whatever has the buffer protocol: bytes, memoryview, zmq.Frame.

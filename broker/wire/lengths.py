@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from broker.wire.messages import Codec
+from broker.wire.messages.values import Codec
 
 #: Elements that share a scale: few enough that one large value spoils the resolution of few others, and so many that
 #: scales cost an eighth of a bit an element.

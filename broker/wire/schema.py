@@ -21,7 +21,8 @@ from types import NoneType, UnionType
 from typing import Any, NamedTuple, NoReturn, Union, get_args, get_origin, get_type_hints
 
 from broker.wire.fragments import TensorSpec
-from broker.wire.messages import AGGREGATOR, BROKER, DataRange, Outstanding, Reason, Resolution, Share
+from broker.wire.messages.rounds import Outstanding, Resolution
+from broker.wire.messages.values import AGGREGATOR, BROKER, DataRange, Reason, Share
 from broker.wire.names import NAME, RULE, is_name
 from broker.wire.ranges import StepRange
 

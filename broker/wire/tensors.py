@@ -22,7 +22,7 @@ from broker.wire.blockwise import Quantised, quantise
 from broker.wire.errors import LocalProtocolError, RemoteProtocolError
 from broker.wire.fragments import TensorSpec
 from broker.wire.lengths import encoded_bytes
-from broker.wire.messages import Codec, Encoded, Reason
+from broker.wire.messages.values import Codec, Encoded, Reason
 
 Float32Array = npt.NDArray[np.float32]
 

@@ -36,7 +36,7 @@ from broker.wire.errors import ConfigError, Unavailable
 from islands.arguments import is_carried, shown
 from islands.arrays import placement, plain_leaves
 from islands.arrays.tree import Tree, map_leaves, named_leaves
-from islands.session.exchange import Position, Snapshot
+from islands.session.training_state import Position, Snapshot
 
 _MAGIC = b"ATOLLCK2"
 _PREFIX = struct.Struct("<8sQQ")  # magic, length of the header, its checksum

@@ -13,22 +13,18 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from broker.wire.messages import Refused, RunSettings, Share, StateSource
 from islands.protocol.data_shares import Taken
-
-if TYPE_CHECKING:
-    from islands.session.checkpoint import Checkpoint
-    from islands.session.state_parts import Needed
-
-Array = npt.NDArray[Any]
-Leaf = Any
+from islands.protocol.fragment import Fragment
+from islands.session.checkpoint import Checkpoint
+from islands.session.state_parts import Needed
+from islands.session.training_state import ORIGIN, Array, Leaf, Position, Snapshot
 
 #: What an island does first, for people who wait.
 CONNECTING = "connecting to the broker"
@@ -36,23 +32,18 @@ CONNECTING = "connecting to the broker"
 MOST_WAITING, WAKE_EVERY_S = 8, 0.05
 
 
-@dataclass(frozen=True, slots=True)
-class Position:
-    """The training thread's two counters, over all lives of the island."""
-
-    step: int
-    tokens: int
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Install:
     """A version, ready to be installed.
 
     Attributes:
-        fragment_id: Of the fragment. fragment_version: Which version of it. keep: Share of the local progress that
-        survives. placed: Per tensor, what :func:`islands.arrays.placement.install` adds, or with ``keep = 0`` puts in
-        place. shift: The same on the host, before it was placed. dtypes: Of the local parameters. places: Tensors to
-        sample, by number -> positions in them (:mod:`islands.arrays.persistence`); on the device of each.
+        fragment_id: Of the fragment.
+        fragment_version: Which version of it.
+        keep: Share of the local progress that survives.
+        placed: Per tensor, what :func:`islands.arrays.placement.install` adds, or with ``keep = 0`` puts in place.
+        shift: The same on the host, before it was placed.
+        dtypes: Of the local parameters.
+        places: Tensors to sample, by number -> positions in them (:mod:`islands.arrays.persistence`), on their device.
     """
 
     fragment_id: int
@@ -73,16 +64,6 @@ class Batch:
 
     installs: tuple[Install, ...]
     fresh_optimizer: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Snapshot:
-    """Copies for a checkpoint: the caller's state, and parameters that are never synchronised."""
-
-    state: Any  # the optimizer's tree, its leaves copied
-    cursor: int | None  # None: the caller keeps none
-    local: tuple[Leaf, ...]
-    run_id: str = ""  # whose this is; empty: of no run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,7 +154,7 @@ class Exchange:
     state_needed: Needed | None = None  #: it waits for another island's optimizer state
     restored: StateSource | None = None  #: what it has begun with
     shows_state: bool = False  #: its loop passes the optimizer's state, so that this island can give it
-    position: Position = Position(0, 0)
+    position: Position = ORIGIN
     moments: deque[Moment] = field(default_factory=deque)
     trained: deque[tuple[int, Taken]] = field(default_factory=deque)  #: (step from 0, its batch), before its moment
     returned: deque[Returned] = field(default_factory=deque)  #: adoptions to be judged; after their moments
@@ -216,3 +197,40 @@ def take_newest(losses: deque[Any]) -> float | None:
         waiting.append(loss)
     losses.extend(reversed(waiting))
     return None
+
+
+class Offers:
+    """Versions for the training thread, as they are prepared: at once, or those of a recovery all together.
+
+    For the communication thread only. What is not finite spreads to every fragment with the next step. So the global
+    parameters that replace a spoilt state wait for each other, and for a fresh optimizer.
+    """
+
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+        self._recovering = False
+        self._held: dict[int, Install] = {}  # of a recovery, until every fragment is there
+
+    def recover(self) -> None:
+        """From here on, versions that replace everything are one batch, with a fresh optimizer."""
+        self._recovering = True
+
+    def offer(self, install: Install, fragments: Collection[Fragment]) -> None:
+        """Lets the training thread have a version, or holds it until its batch is whole.
+
+        Args:
+            install: What was prepared.
+            fragments: All that the run has, as the core knows them.
+        """
+        batch = Batch(installs=(install,))
+        if self._recovering and install.keep == 0:
+            self._held[install.fragment_id] = install
+            if len(self._held) < len(fragments):
+                return
+            batch = Batch(installs=tuple(self._held.values()), fresh_optimizer=True)
+            self._held.clear()
+            self._recovering = False
+        self._exchange.ready.append(batch)
+        here = sum(fragment.newest >= 0 for fragment in fragments)
+        self._exchange.doing = f"waiting for version 0: {here} of {len(fragments)} fragments are here"
+        self._exchange.news.set()

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from islands.arrays import placement
 from islands.arrays.placement import Parameters
 from islands.arrays.tree import Tree
-from islands.session.exchange import Exchange, Install, Leaf, Returned
+from islands.session.exchange import Exchange, Install, Returned
+from islands.session.training_state import Leaf
 
 #: All adoptions are looked at in the beginning, and while there is a suspicion; then one in so many.
 FIRST, ONE_IN = 16, 8

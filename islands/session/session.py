@@ -45,9 +45,9 @@ from islands.protocol.core import Island
 from islands.protocol.data_shares import Taken
 from islands.protocol.paused import Paused
 from islands.session.connections import UNNUMBERED, Wire
-from islands.session.exchange import CONNECTING, Exchange, Membership, Moment, Position, Returned, take_newest
-from islands.session.offers import Offers
+from islands.session.exchange import CONNECTING, Exchange, Membership, Moment, Offers, Returned, take_newest
 from islands.session.snapshots import Snapshots, Work
+from islands.session.training_state import Position
 from islands.session.workshop import Workshop
 
 log = logs.get(__name__)

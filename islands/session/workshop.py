@@ -27,8 +27,9 @@ from islands.arrays.reference import Reference, encode_seed
 from islands.protocol.paused import Paused
 from islands.session import checkpoint, paused_file, state_parts
 from islands.session.checkpoint import Checkpoint
-from islands.session.exchange import Install, Moment, Position, Returned, Snapshot
+from islands.session.exchange import Install, Moment, Returned
 from islands.session.state_parts import Needed
+from islands.session.training_state import Position, Snapshot
 from islands.session.workers import Workers
 from islands.tasks.task import Params
 

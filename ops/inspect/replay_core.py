@@ -135,7 +135,7 @@ class Replay:
     # --- lives ------------------------------------------------------------------------------------------------
 
     def _begin(self, line: Line) -> Difference | None:
-        before, core = self._life, read_start(line)
+        before, core = self._life, Aggregator(**read_start(line))
         life = self._life = _Life(core)
         self.counts.lives += 1
         self.epochs.add(core.run.epoch)

@@ -31,7 +31,7 @@ from islands.arrays.placement import Parameters, Placement
 from islands.arrays.reference import Reference, encode_seed
 from islands.protocol.core import Island
 from islands.session import checkpoint, state_parts
-from islands.session.exchange import Position, Snapshot
+from islands.session.training_state import Position, Snapshot
 from islands.tasks.task import Batch, DataShare, Schedule, Task, endless_batches
 from ops.chaos.tampering import TamperedTensors
 from ops.lab.merging import Merges

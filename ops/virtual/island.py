@@ -41,7 +41,7 @@ class SimIsland:
         self.step = self.tokens = self.start_step = 0
         self.ready: list[int] = []
         self.recovering = self.fresh_optimizer = False
-        self.held: list[int] = []  # of a recovery, until every fragment is there: as in islands.session.offers
+        self.held: list[int] = []  # of a recovery, until every fragment is there: as in islands.session.exchange
         self.copies: dict[int, int] = {}
         self.watched: frozenset[int] = frozenset()
         self.training = self.searching = False

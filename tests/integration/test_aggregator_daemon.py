@@ -14,6 +14,7 @@ import msgpack
 import numpy as np
 import pytest
 
+from aggregator.core import Aggregator
 from aggregator.events import Note
 from aggregator.store.store import Store
 from aggregator.store.tape import event_line, note_line, read_event, read_lines, read_start
@@ -349,7 +350,7 @@ def test_the_tape_of_a_run_played_again_gives_the_same_decisions(tmp_path):
     for line in read_lines(tape):
         if "tape" in line:
             assert not expected, "the first life decided more than its tape says"
-            lives, core = lives + 1, read_start(line)
+            lives, core = lives + 1, Aggregator(**read_start(line))
             expected = [a for a in core.start(line["now_s"]) if isinstance(a, Note)]
         elif "event" in line:
             assert not expected, f"not on the tape: {expected}"

@@ -14,7 +14,7 @@ import pytest
 
 from broker.wire.errors import Unavailable
 from islands.session import checkpoint
-from islands.session.exchange import Position, Snapshot
+from islands.session.training_state import Position, Snapshot
 
 AT = Position(120, 5000)
 

@@ -146,7 +146,7 @@ MUTANTS = (
         what="an island that was outranked at a broker that does not know is never told",
         invariant=8,
         file=CORE,
-        old="            self._membership.refuse(event, Reason.FENCED, detail)",
+        old="            self._notices.refuse(event, Reason.FENCED, detail)",
         new="            run.count_refusal(Reason.FENCED)",
         tests=("tests/unit/test_aggregator_membership.py::test_an_earlier_incarnation_is_not_heard",),
     ),

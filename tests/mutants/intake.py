@@ -96,7 +96,7 @@ MUTANTS = (
     Mutant(
         what="the pace that one island claims moves the schedules of all others as far as it likes",
         invariant=9,
-        file="aggregator/state/fleet_state.py",
+        file="aggregator/rounds/notices.py",
         old="        within = {i: min(max(rate, middle / SPREAD), middle * SPREAD) for i, rate in rates.items()}",
         new="        within = {i: max(rate, middle / 1e9) for i, rate in rates.items()}",
         tests=(T_MEMBERSHIP + "test_one_islands_pace_moves_the_schedules_of_the_others_by_little",),
@@ -264,8 +264,8 @@ MUTANTS = (
         what="an island is not told that its contribution was refused on arrival",
         invariant=8,
         file=INTAKE,
-        old="        member.resolutions.append(resolution)\n        self._membership.tell(member)",
-        new="        self._membership.tell(member)",
+        old="        member.resolutions.append(resolution)\n        self._notices.tell(member)",
+        new="        self._notices.tell(member)",
         tests=(T_ADMISSION + "test_a_refusal_reaches_its_sender_the_log_and_the_counters",),
     ),
     Mutant(
@@ -295,7 +295,7 @@ MUTANTS = (
     Mutant(
         what="a message that cannot be believed is dropped without a word",
         invariant=8,
-        file=MEMBERSHIP,
+        file="aggregator/rounds/notices.py",
         old="        self._run.emit(Send(to=envelope.sender, message=refused, by=event.broker))\n",
         new="",
         tests=(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from aggregator.rounds.deaf_brokers import SAID_LATELY_S, Hearings
+from aggregator.rounds.brokers import SAID_LATELY_S, Hearings
 from broker.routing.deafness import PATIENCE_S, Carried
 
 

@@ -122,7 +122,7 @@ def test_a_core_made_from_a_first_line_decides_as_the_first_one_did(tmp_path):
         for p in range(2)
     }
     line = json.loads(json.dumps(start_line(config, 10.0, record, commits)))
-    played, live = read_start(line), Aggregator(config, now_s=10.0, record=record, commits=commits)
+    played, live = Aggregator(**read_start(line)), Aggregator(config, now_s=10.0, record=record, commits=commits)
     assert played.run.versions == live.run.versions == (4, 5)
     assert played.run.epoch == live.run.epoch == 2
     assert lead(played) == lead(live)
@@ -132,7 +132,7 @@ def test_a_core_made_from_a_first_line_decides_as_the_first_one_did(tmp_path):
 
 def test_a_tape_of_another_format_is_refused_with_a_cure():
     with pytest.raises(ConfigError, match=f"tape = 99: this program reads format {FORMAT}"):
-        read_start({"tape": 99})
+        Aggregator(**read_start({"tape": 99}))
 
 
 # --- the file -----------------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ import asyncio
 
 from aggregator.events import Send
 from aggregator.process.broker_link import Outgoing
-from aggregator.rounds.broker_versions import Shelves
+from aggregator.rounds.brokers import Shelves
 from aggregator.state.routes import MOST_NAMES, Ways
 from broker.routing.deafness import Carried
 from broker.routing.resending import JOURNEYS, LEAST_BYTES_PER_S, REPUBLISH_S

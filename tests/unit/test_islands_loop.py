@@ -14,7 +14,8 @@ from islands.arrays.partition import tensor_specs
 from islands.config import IslandConfig
 from islands.loop import Island
 from islands.session import checkpoint
-from islands.session.exchange import Batch, Exchange, Install, Membership, Position, Snapshot, take_newest
+from islands.session.exchange import Batch, Exchange, Install, Membership, take_newest
+from islands.session.training_state import Position, Snapshot
 from islands.session.workshop import Workshop
 from tests.helpers import id_of
 

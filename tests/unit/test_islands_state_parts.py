@@ -15,7 +15,7 @@ import xxhash
 from broker.wire import messages as m
 from islands.protocol.donation import PART_BYTES
 from islands.session import checkpoint, state_parts
-from islands.session.exchange import Position, Snapshot
+from islands.session.training_state import Position, Snapshot
 from islands.tasks.inner_optimizer import muon
 
 

@@ -7,7 +7,8 @@ import numpy as np
 
 from broker.wire import messages as m
 from islands.session import checkpoint
-from islands.session.exchange import Moment, Position, Snapshot
+from islands.session.exchange import Moment
+from islands.session.training_state import Position, Snapshot
 from islands.session.workshop import Workshop
 
 WAIT_S = 40.0  # for what must happen; nothing here depends on how long it takes

@@ -1,4 +1,4 @@
-"""What each island is told: always the whole state it needs, so that any one message may be lost.
+"""Messages to islands: refusals, and the fleet's state, always whole, so that any one message may be lost.
 
 Rounds that are open, fragments that soon are, versions, and how fast the fleet trains beside an island stand in every
 :class:`FleetState`; what became of a contribution in the one that answers a heartbeat which asks for it.
@@ -8,25 +8,50 @@ from __future__ import annotations
 
 from statistics import median_low
 
+from aggregator.events import Received, Send
 from aggregator.state.fragment import Stage
 from aggregator.state.members import Member
 from aggregator.state.run import Run
-from broker.wire.messages import FleetState, OpenRound, Phase
+from broker.wire.messages import FleetState, OpenRound, Phase, Reason, Refused
 
 #: In the ratio by which schedules go on between two reports, no island counts for more than so many times the fleet's
 #: lower median, nor for less: a claim, or a pause, of one island must not move the schedules of the others.
 SPREAD = 32.0
 
 
-class FleetStates:
-    """Makes the state that a member is told, from the run as it is now."""
+class Notices:
+    """Tells islands what they need to know, from the run as it is now."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
         self._due_in_s: dict[int, float] = {}
         self._due_asked_at_s = float("-inf")
 
-    def of(self, member: Member) -> FleetState:
+    def refuse(self, event: Received, reason: Reason, detail: str) -> None:
+        """Tells the sender of a message why it was not taken, and counts it."""
+        envelope = event.envelope
+        member = self._run.members.get(envelope.sender)
+        self._run.count_refusal(reason, member)
+        if member is not None and member.incarnation == envelope.incarnation:
+            self._run.offence(member, reason, 0)
+        kind = type(envelope.message).__name__.lower()
+        self._run.note("message.refused", sender=envelope.sender, kind=kind, reason=reason, detail=detail)
+        refused = Refused(kind=kind, sequence=envelope.sequence, reason=reason, detail=detail)
+        self._run.emit(Send(to=envelope.sender, message=refused, by=event.broker))
+
+    def tell_all(self, *, absent: bool = False) -> None:
+        """Sends every live island the state it needs; with ``absent`` those too that are away, for their brokers."""
+        run = self._run
+        for member in run.members if absent else run.members.live(run.now_s):
+            if not member.left:
+                self.tell(member)
+
+    def tell(self, member: Member) -> None:
+        """Sends an island the state it needs, unless it does not know its id yet."""
+        if not self._run.pending_joins.holds(member.island_id):
+            self._run.emit(Send(to=member.island_id, message=self._fleet_state(member)))
+
+    def _fleet_state(self, member: Member) -> FleetState:
         """Returns the state for one island; resolutions gathered since the last time go with it, and are forgotten."""
         run = self._run
         rounds = tuple(

@@ -1,0 +1,65 @@
+"""Any message with its addresses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from broker.wire.messages.donation import AskDonor, Donor, FetchState, StatePart
+from broker.wire.messages.membership import Join, Leave, Refused, Welcome
+from broker.wire.messages.rounds import Contribution, FleetState, Heartbeat, Nothing, Seed
+from broker.wire.messages.shards import Roster, Rostered
+from broker.wire.messages.standby import Follow, FollowBulk, Following, Replica, ReplicaRun
+from broker.wire.messages.versions import Attach, AttachBulk, Attached, Version, Want
+
+Message = (
+    Join
+    | Heartbeat
+    | Nothing
+    | Leave
+    | Seed
+    | Contribution
+    | Want
+    | AskDonor
+    | FetchState
+    | StatePart
+    | Welcome
+    | FleetState
+    | Donor
+    | Version
+    | Refused
+    | Attach
+    | AttachBulk
+    | Attached
+    | Roster
+    | Rostered
+    | Follow
+    | FollowBulk
+    | Following
+    | Replica
+    | ReplicaRun
+)
+
+
+MESSAGE_TYPES: tuple[type[Message], ...] = Message.__args__
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Envelope:
+    """A message with its addresses.
+
+    Attributes:
+        run_id: Messages of other runs are refused.
+        sender: Island id with its ``incarnation``; ``join:NONCE`` before it has one; ``aggregator``, ``standby:NAME``
+            or ``broker``.
+        incarnation: 0 for all but islands.
+        sequence: Grows by one with each message of a sender's life; named in refusals.
+        to: Island id, ``join:NONCE``, ``aggregator``, ``standby:NAME`` or ``broker``.
+        message: The content.
+    """
+
+    run_id: str
+    sender: str
+    incarnation: int
+    sequence: int
+    to: str
+    message: Message
