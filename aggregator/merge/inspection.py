@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 
 from aggregator.events import Flaw, Inspection
-from broker.wire.codec import kind_of, verify
+from broker.wire.codec import verify
 from broker.wire.errors import RemoteProtocolError
 from broker.wire.fragments import FragmentManifest
-from broker.wire.messages import Codec, Contribution, Envelope, Reason, Seed
+from broker.wire.messages import Codec, Contribution, Envelope, Reason, Seed, kind_of
 from broker.wire.tensors import check_payload, squared_norm
 
 _SEED_CODECS = frozenset({Codec.F32})  # version 0 is what every later one is measured from: nothing is rounded away

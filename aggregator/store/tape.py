@@ -47,9 +47,8 @@ from aggregator.state.records import commit_from_map, commit_to_map
 from broker.process import logs
 from broker.process.settings import from_sources
 from broker.routing.deafness import Carried
-from broker.wire.codec import KINDS, kind_of
 from broker.wire.errors import ConfigError
-from broker.wire.messages import Codec, Encoded, Envelope, Reason
+from broker.wire.messages import KINDS, Codec, Encoded, Envelope, Reason, kind_of
 from broker.wire.schema import Record
 
 log = logs.get(__name__)

@@ -9,10 +9,10 @@ import asyncio
 
 from broker.gateway.receiving import Taken
 from broker.routing.events import Received, Rejected
-from broker.wire.codec import Origin, Unreadable, decode, kind_of, peek, verify
+from broker.wire.codec import Origin, Unreadable, decode, peek, verify
 from broker.wire.errors import RemoteProtocolError
 from broker.wire.headers import Limits
-from broker.wire.messages import Channel, Reason, Version
+from broker.wire.messages import Channel, Reason, Version, kind_of
 
 #: The checksums of versions below this are looked at on the spot: it takes less than 1 ms, at 5 to 15 GB/s.
 VERIFY_HERE_BYTES = 4 << 20

@@ -21,9 +21,8 @@ from broker.routing.events import (
     Unreachable,
 )
 from broker.wire import messages as m
-from broker.wire.codec import kind_of
 from broker.wire.errors import worth_repeating
-from broker.wire.messages import BROKER, Channel, Envelope, Reason
+from broker.wire.messages import BROKER, Channel, Envelope, Reason, kind_of
 
 #: Where a refusal is addressed whose sender could not be read.
 NOBODY = m.joining("unknown")

@@ -61,9 +61,8 @@ from broker.routing.presence import Presence
 from broker.routing.queues import Queued
 from broker.routing.rights import improper
 from broker.wire import messages as m
-from broker.wire.codec import kind_of
 from broker.wire.fragments import shard_of
-from broker.wire.messages import AGGREGATOR, Channel, Envelope, Reason
+from broker.wire.messages import AGGREGATOR, Channel, Envelope, Reason, kind_of
 
 __all__ = [
     "Relay",

@@ -9,9 +9,8 @@ from __future__ import annotations
 from broker.routing.directory import JOINING, STANDBY
 from broker.routing.events import Received, Refusal
 from broker.wire import messages as m
-from broker.wire.codec import kind_of
 from broker.wire.fragments import shard_of
-from broker.wire.messages import AGGREGATOR, BROKER, Reason, Role
+from broker.wire.messages import AGGREGATOR, BROKER, Reason, Role, kind_of
 
 
 def improper(event: Received, *, run_id: str) -> Refusal | None:

@@ -29,10 +29,10 @@ from broker.transport.connection import Line
 from broker.transport.keys import ClientKeys
 from broker.transport.sockets import configure_socket
 from broker.wire.addresses import bulk_address, channel_address, check_address
-from broker.wire.codec import Origin, Unreadable, decode, encode, kind_of, peek
+from broker.wire.codec import Origin, Unreadable, decode, encode, peek
 from broker.wire.errors import ConfigError, LocalProtocolError, RemoteProtocolError, Unavailable, worth_repeating
 from broker.wire.headers import DEFAULT_LIMITS, Buffer, Limits
-from broker.wire.messages import Channel, Envelope
+from broker.wire.messages import Channel, Envelope, kind_of
 
 __all__ = [
     "Endpoint",

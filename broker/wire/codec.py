@@ -10,7 +10,6 @@ headers only. Whether their content is right is a question of its own, :func:`ve
 from __future__ import annotations
 
 import math
-import re
 import reprlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,24 +22,17 @@ from broker.wire import headers
 from broker.wire.errors import LocalProtocolError, RemoteProtocolError
 from broker.wire.headers import DEFAULT_LIMITS, Buffer, Limits
 from broker.wire.lengths import encoded_bytes
-from broker.wire.messages import MESSAGE_TYPES, PROTOCOL_VERSION, Codec, Encoded, Envelope, Message, Payload, Reason
+from broker.wire.messages import KINDS, PROTOCOL_VERSION, Codec, Encoded, Envelope, Payload, Reason, kind_of
 from broker.wire.schema import MAX_DIMENSIONS, Record, Unfit, address, counter, identifier
 
 #: Kind, as written in headers, to message type: ``fleet_state`` is :class:`broker.wire.messages.FleetState`.
-KINDS: dict[str, type[Message]] = {re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower(): cls for cls in MESSAGE_TYPES}
 
-_NAMES = {cls: kind for kind, cls in KINDS.items()}
 _RECORDS: dict[str, Record] = {kind: Record(cls) for kind, cls in KINDS.items()}
 _CODECS = {str(codec): codec for codec in Codec}
 _HEADER_KEYS = frozenset({"v", "kind", "run", "sender", "inc", "seq", "to", "body", "checksum"})
 _BULK_HEADER_KEYS = _HEADER_KEYS | {"buffers"}
 _BUFFER_KEYS = frozenset({"codec", "shape", "nbytes", "checksum"})
 _CHECKSUM_MAX = 2**64 - 1
-
-
-def kind_of(message: Message | type[Message]) -> str:
-    """Returns the kind of a message or message type, as headers and refusals spell it."""
-    return _NAMES[message if isinstance(message, type) else type(message)]
 
 
 # --- encoding -------------------------------------------------------------------------------------------------

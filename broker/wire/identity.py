@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from broker.wire.errors import ConfigError
-from broker.wire.messages import AGGREGATOR, BROKER, joining, standing_by
+from broker.wire.messages.values import AGGREGATOR, BROKER, joining, standing_by
 from broker.wire.names import check_name
 
 #: In place of an island's name: any island. Its holders can pass for each other, and for nobody else.

@@ -15,12 +15,13 @@ from hypothesis import strategies as st
 
 from benchmarks.fuzz_decoder import fuzz
 from broker.wire import messages
-from broker.wire.codec import KINDS, Origin, decode, encode, kind_of, peek, verify
+from broker.wire.codec import Origin, decode, encode, peek, verify
 from broker.wire.errors import ConfigError, LocalProtocolError, RemoteProtocolError
 from broker.wire.fragments import Kind, TensorSpec
 from broker.wire.headers import DEFAULT_LIMITS, Limits, seal
 from broker.wire.lengths import encoded_bytes
 from broker.wire.messages import (
+    KINDS,
     MESSAGE_TYPES,
     Attached,
     Codec,
@@ -42,6 +43,7 @@ from broker.wire.messages import (
     TrainedOn,
     Version,
     Want,
+    kind_of,
 )
 from broker.wire.ranges import StepRange
 from broker.wire.schema import INT_MAX, MAX_DATA_RANGES, MAX_OUTSTANDING, MAX_TEXT

@@ -15,11 +15,12 @@ import pytest
 
 from broker.server import LINGER_MS
 from broker.transport.sockets import BULK_OPTIONS, CONTROL_OPTIONS
-from broker.wire.codec import KINDS, decode, encode, verify
+from broker.wire.codec import decode, encode, verify
 from broker.wire.fragments import Kind
 from broker.wire.headers import Limits
 from broker.wire.lengths import encoded_bytes
 from broker.wire.messages import (
+    KINDS,
     PROTOCOL_VERSION,
     RETRY_REASONS,
     Channel,

@@ -9,7 +9,7 @@ the codec derives its strict checks from the annotations. ``payload`` fields tra
 """
 
 from broker.wire.messages.donation import AskDonor, Donor, FetchState, StatePart
-from broker.wire.messages.envelope import MESSAGE_TYPES, Envelope, Message
+from broker.wire.messages.envelope import KINDS, MESSAGE_TYPES, Envelope, Message, kind_of
 from broker.wire.messages.membership import Departure, Join, Leave, Refused, RunSettings, Welcome
 from broker.wire.messages.rounds import (
     FASTEST_STEP_S,
@@ -49,6 +49,8 @@ from broker.wire.messages.values import (
 from broker.wire.messages.versions import Attach, AttachBulk, Attached, Version, Want
 
 __all__ = [
+    "KINDS",
+    "kind_of",
     "AGGREGATOR",
     "AskDonor",
     "Attach",

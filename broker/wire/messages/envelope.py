@@ -1,7 +1,8 @@
-"""Any message with its addresses."""
+"""Any message with its addresses, and the names of the kinds."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from broker.wire.messages.donation import AskDonor, Donor, FetchState, StatePart
@@ -41,6 +42,14 @@ Message = (
 
 
 MESSAGE_TYPES: tuple[type[Message], ...] = Message.__args__
+#: How headers and refusals spell the kinds.
+KINDS: dict[str, type[Message]] = {re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower(): cls for cls in MESSAGE_TYPES}
+_NAMES = {cls: kind for kind, cls in KINDS.items()}
+
+
+def kind_of(message: Message | type[Message]) -> str:
+    """Returns the kind of a message or message type, as headers and refusals spell it."""
+    return _NAMES[message if isinstance(message, type) else type(message)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
