@@ -10,7 +10,7 @@ import math
 import random
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Any
 
 import msgpack
 
@@ -34,10 +34,7 @@ from aggregator.state.records import commit_to_map
 from broker.wire import messages as m
 from ops.virtual.crash_points import Point
 from ops.virtual.queue import Alarm
-
-if TYPE_CHECKING:
-    from ops.virtual.failover import Station
-    from ops.virtual.simulation import Simulation
+from ops.virtual.world import World
 
 
 class SimAggregator:
@@ -49,7 +46,7 @@ class SimAggregator:
 
     sender = m.AGGREGATOR
 
-    def __init__(self, simulation: Simulation, station: Station, life: int, epoch: int | None) -> None:
+    def __init__(self, simulation: World, station: Any, life: int, epoch: int | None) -> None:
         self.simulation, self.station, self.disk, self.life = simulation, station, station.disk, life
         self.name, self.address = station.name, f"{station.name}/{life}"
         self.clock = simulation.clock(self.name)

@@ -6,7 +6,6 @@ It mirrors :mod:`broker.server` action by action, with the links of the simulati
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from broker.routing.relay import (
     AllowListChanged,
@@ -23,15 +22,13 @@ from broker.routing.relay import (
 from broker.wire import messages as m
 from broker.wire.identity import Identity, KeyRole
 from ops.virtual.queue import Alarm
-
-if TYPE_CHECKING:
-    from ops.virtual.simulation import Simulation
+from ops.virtual.world import World
 
 
 class SimBroker:
     """One process of a broker: the driver of :class:`broker.routing.relay.Relay` in virtual time."""
 
-    def __init__(self, simulation: Simulation, place: int) -> None:
+    def __init__(self, simulation: World, place: int) -> None:
         self.simulation, self.place = simulation, place
         self.name = f"broker-{place}"
         self.clock = simulation.clock(self.name)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import random
 from functools import partial
-from typing import TYPE_CHECKING
 
 from broker.wire import messages as m
 from islands.protocol import core as isl
@@ -17,11 +16,9 @@ from islands.protocol import events as ie
 from islands.protocol.data_shares import DataShare, Taken
 from islands.protocol.paused import Paused
 from ops.chaos.manners import Rogue
+from ops.virtual.plan import IslandPlan
 from ops.virtual.queue import Alarm
-
-if TYPE_CHECKING:
-    from ops.virtual.plan import IslandPlan
-    from ops.virtual.simulation import Simulation
+from ops.virtual.world import World
 
 #: How often a process tries to connect to a broker that does not answer.
 CONNECT_AGAIN_S = 0.3
@@ -30,7 +27,7 @@ CONNECT_AGAIN_S = 0.3
 class SimIsland:
     """One process of an island: the driver of :class:`islands.protocol.core.Island` in virtual time."""
 
-    def __init__(self, simulation: Simulation, plan: IslandPlan, life: int, paused: Paused | None = None) -> None:
+    def __init__(self, simulation: World, plan: IslandPlan, life: int, paused: Paused | None = None) -> None:
         self.simulation, self.plan, self.life = simulation, plan, life
         self.name, self.address = plan.island_id, f"{plan.island_id}/{life}"
         self.clock = simulation.clock(self.name)

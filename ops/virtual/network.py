@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
 
 from aggregator import events as agg
 from aggregator.standby.replication_events import Followed, Outranked
@@ -22,9 +21,7 @@ from ops.virtual.failover import SimCandidate
 from ops.virtual.island import SimIsland
 from ops.virtual.partitions import Way
 from ops.virtual.queue import LinkModel, Sender
-
-if TYPE_CHECKING:
-    from ops.virtual.simulation import Simulation
+from ops.virtual.world import World
 
 Process = SimIsland | SimAggregator | SimCandidate
 
@@ -37,7 +34,7 @@ def _line_of(process: Process, channel: m.Channel) -> str:
 class Network:
     """Every link of a simulated run: :meth:`to_broker` and :meth:`from_broker` carry what is said."""
 
-    def __init__(self, simulation: Simulation) -> None:
+    def __init__(self, simulation: World) -> None:
         self._simulation = simulation
         self._plan = simulation.plan
         self._queue = simulation.queue

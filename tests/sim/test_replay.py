@@ -13,8 +13,8 @@ from aggregator.store.tape import read_start, start_line
 from ops.virtual import failover
 from ops.virtual.aggregator import SimAggregator
 from ops.virtual.failover import Station
-from ops.virtual.faults import random_plan
 from ops.virtual.simulation import Simulation
+from tests.sim.faults import random_plan
 
 
 class ShadowedAggregator(SimAggregator):

@@ -9,8 +9,8 @@ import pytest
 
 from broker.wire.messages import Reason
 from ops.chaos.manners import Manner
-from ops.virtual.faults import rogue_plan
 from ops.virtual.simulation import Simulation
+from tests.sim.faults import rogue_plan
 from tests.sim.test_simulation import run, steady
 
 #: What tells a sound island from a rogue.

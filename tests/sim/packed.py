@@ -1,4 +1,4 @@
-"""Small runs with many troubles in a few seconds: a seed costs a tenth of what one of :mod:`ops.virtual.faults` does.
+"""Small runs with many troubles in a few seconds: a seed costs a tenth of what one of :mod:`tests.sim.faults` does.
 
 Steps are slow and waits are short here, so that a dozen rounds, several failures and their repair fit into about two
 thousand events. What only shows after minutes, or in a larger fleet, is left to the long plans.
@@ -14,10 +14,17 @@ from aggregator.config import AggregatorConfig
 from ops.chaos.manners import Manner
 from ops.virtual.clocks import ClockTrouble
 from ops.virtual.crash_points import CrashPoint, Point
-from ops.virtual.failover import RedisTrouble, StationTrouble, station_names
-from ops.virtual.failover import Trouble as StationOrRedisTrouble
+from ops.virtual.failover import station_names
 from ops.virtual.partitions import links, swizzled
-from ops.virtual.plan import BrokerTrouble, IslandPlan, SimulationPlan, Trouble
+from ops.virtual.plan import (
+    AggregatorTrouble,
+    BrokerTrouble,
+    IslandPlan,
+    RedisTrouble,
+    SimulationPlan,
+    StationTrouble,
+    Trouble,
+)
 from ops.virtual.queue import LinkModel
 from ops.virtual.simulation import BROKER
 
@@ -211,7 +218,7 @@ def _rogue(draw: _Draw) -> SimulationPlan:
 
 
 def _station_fails(draw: _Draw) -> SimulationPlan:
-    trouble = StationOrRedisTrouble(
+    trouble = AggregatorTrouble(
         kind=draw.rng.choice(list(StationTrouble)),
         station=draw.rng.randrange(len(draw.stations)),
         at_s=draw.moment_s(),
@@ -221,7 +228,7 @@ def _station_fails(draw: _Draw) -> SimulationPlan:
 
 
 def _redis_fails(draw: _Draw) -> SimulationPlan:
-    trouble = StationOrRedisTrouble(
+    trouble = AggregatorTrouble(
         kind=draw.rng.choice(list(RedisTrouble)), at_s=draw.moment_s(), for_s=draw.rng.choice([0.2, 1.0])
     )
     return replace(draw.plan, troubles=(*draw.plan.troubles, trouble))

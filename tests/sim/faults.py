@@ -8,9 +8,15 @@ from dataclasses import replace
 
 from aggregator.config import AggregatorConfig
 from ops.chaos.manners import Manner
-from ops.virtual.failover import RedisTrouble, StationTrouble
-from ops.virtual.failover import Trouble as StationOrRedisTrouble
-from ops.virtual.plan import BrokerTrouble, IslandPlan, SimulationPlan, Trouble
+from ops.virtual.plan import (
+    AggregatorTrouble,
+    BrokerTrouble,
+    IslandPlan,
+    RedisTrouble,
+    SimulationPlan,
+    StationTrouble,
+    Trouble,
+)
 from ops.virtual.queue import LinkModel
 
 
@@ -92,7 +98,7 @@ def standing_by(plan: SimulationPlan) -> SimulationPlan:
     standbys = rng.randint(1, 2)
     kinds = [*StationTrouble, *StationTrouble, RedisTrouble.DOWN, RedisTrouble.WIPED, RedisTrouble.OLD]
     troubles = tuple(
-        StationOrRedisTrouble(
+        AggregatorTrouble(
             kind=rng.choice(kinds),
             station=rng.randrange(1 + standbys),
             at_s=rng.uniform(0.0, 0.8 * plan.calm_after_s),
@@ -113,11 +119,11 @@ def power_cut(plan: SimulationPlan) -> SimulationPlan:
     """
     rng = random.Random(f"power {plan.seed}")
     standbys = rng.randint(1, 2)
-    power = StationOrRedisTrouble(
+    power = AggregatorTrouble(
         kind=RedisTrouble.POWER, at_s=rng.uniform(0.6, 0.9) * plan.calm_after_s, for_s=rng.uniform(0.2, 2.0)
     )
     away_at_s = rng.uniform(0.1, 0.8) * power.at_s
-    away = StationOrRedisTrouble(
+    away = AggregatorTrouble(
         kind=StationTrouble.CRASH,
         station=rng.randrange(1 + standbys),
         at_s=away_at_s,
@@ -140,7 +146,7 @@ def sharded(plan: SimulationPlan) -> SimulationPlan:
     fragments = max(plan.config.fragments, shards)
     stations = shards * (1 + plan.standbys)
     troubles = tuple(
-        StationOrRedisTrouble(
+        AggregatorTrouble(
             kind=rng.choice([StationTrouble.CRASH, StationTrouble.CRASH, StationTrouble.FREEZE]),
             station=rng.randrange(stations),
             at_s=rng.uniform(0.0, 0.8 * plan.calm_after_s),
