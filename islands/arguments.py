@@ -31,6 +31,9 @@ _TENSOR = Record(TensorSpec)
 
 # --- numbers ------------------------------------------------------------------------------------------------------
 
+_TOKENS = "must be how many tokens this step trained: a whole number, 0 or more"
+_LOSS = "must be a number, or a device array of shape (): give its mean, or None"
+
 
 def whole(field: str, value: Any, cure: str, *, least: int = 0, most: int = INT_MAX, may_wait: bool = False) -> int:
     """Returns a count as a plain integer; a float that is integral, such as 8.0, is one.
@@ -258,3 +261,30 @@ def check_join(tensors: Sequence[TensorSpec], run_id: str, limits: Limits) -> No
         decode(frames, limits)
     except (LocalProtocolError, RemoteProtocolError) as err:
         raise ConfigError("params", listed, f"no message can list them ({err}){cure}") from err
+
+
+def of_step(
+    tokens: Any, loss: Any, state: tuple[Any, int | None] | None, before: int, most: int
+) -> tuple[int, Any, tuple[Any, int | None] | None]:
+    """Returns the arguments of a step as plain values, before anything is done with one of them.
+
+    Args:
+        tokens: As given.
+        loss: As given.
+        state: As given.
+        before: Tokens trained before this step.
+        most: What a step may train, as declared when joining; 0: that was left open.
+
+    Raises:
+        ConfigError: One of them is not what :meth:`islands.Island.step` takes.
+    """
+    if type(tokens) is not int:
+        tokens = whole("tokens", tokens, _TOKENS)
+    if not 0 <= tokens <= INT_MAX - before:
+        raise ConfigError("tokens", tokens, _TOKENS)
+    if tokens > most > 0:
+        cure = f"island.join was told {most} tokens_per_step: give the most that a step can train"
+        raise ConfigError("tokens", tokens, cure)
+    if loss is not None and type(loss) is not float:
+        loss = scalar("loss", loss, _LOSS)
+    return tokens, loss, None if state is None else pair(state)

@@ -1,4 +1,4 @@
-"""The island daemon's settings."""
+"""The settings of an island, and errors that name the one to change."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from pathlib import Path
 
 from broker.process.settings import check_finite, setting
 from broker.wire.addresses import broker_addresses, check_exposure
-from broker.wire.errors import ConfigError
+from broker.wire.errors import AtollError, ConfigError, RunEnded
+from broker.wire.fragments import FragmentManifest
 from broker.wire.headers import Limits
 from broker.wire.identity import KeyRole
-from broker.wire.messages import AGGREGATOR, BROKER
+from broker.wire.messages import AGGREGATOR, BROKER, Reason
 from broker.wire.names import check_name
+from islands.protocol.events import Fail
 
 #: The task that comes with us.
 LANGUAGE = "islands.language:task"
@@ -70,3 +72,36 @@ class IslandConfig:
     def limits(self) -> Limits:
         """What the codec accepts."""
         return Limits(max_message_bytes=self.max_message_bytes)
+
+    def check_room(self, manifest: FragmentManifest) -> None:
+        """Checks that this island can send and receive the largest fragment: everybody else has room for it.
+
+        Raises:
+            ConfigError: It cannot.
+        """
+        limits = self.limits()
+        least = 4 * max(manifest.sizes) + limits.max_header_bytes
+        if limits.max_message_bytes < least:
+            cure = f"must be at least {least} for the largest fragment of this run: give it to islands.join, or in the "
+            cure += "table [run] of the configuration, which is everybody's"
+            raise ConfigError("max_message_bytes", limits.max_message_bytes, cure)
+
+
+def refusal(fail: Fail, config: IslandConfig, island_id: str) -> AtollError:
+    """Returns what an island cannot go on with, as an error of the setting that would have to change."""
+    match fail.reason:
+        case Reason.RUN_ENDED:
+            return RunEnded(f"run {config.run_id} has ended: {fail.cure}")
+        case Reason.MANIFEST | Reason.OVERSIZE:
+            return ConfigError("params", "as given to join", fail.cure)
+        case Reason.IMPLAUSIBLE:
+            cure = f"{fail.cure}: declare what a step really takes, or raise the aggregator's limit"
+            return ConfigError("tokens_per_step", "as given to join", cure)
+        case Reason.WRONG_RUN:
+            return ConfigError("run", config.run_id, fail.cure)
+        case Reason.WRONG_KEY:
+            return ConfigError("key", str(config.key), fail.cure)
+        case Reason.PROTOCOL_VERSION:
+            return ConfigError("broker", config.broker, f"{fail.cure}: use one version of this program everywhere")
+        case _:
+            return ConfigError("island_id", island_id, f"{fail.reason}: {fail.cure}")

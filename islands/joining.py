@@ -17,9 +17,10 @@ from islands import arguments
 from islands.arrays.partition import describe_kinds, tensor_specs
 from islands.arrays.tree import Tree
 from islands.config import IslandConfig
-from islands.loop import LOOK_EVERY_S, Island
+from islands.loop import Island
 from islands.protocol import core
 from islands.protocol.paused import Paused
+from islands.restoring import LOOK_EVERY_S
 from islands.session import checkpoint, paused_file
 from islands.session.exchange import Exchange
 from islands.session.host_identity import Seat

@@ -194,29 +194,8 @@ class Island:
         )
 
     def pause(self, run_id: str, sequence: int) -> Paused | None:
-        """Returns what the next process needs to go on with this life; None before this one has begun.
-
-        Steps that are in no contribution are given up.
-
-        Args:
-            run_id: Of the run.
-            sequence: Of the last message that was sent.
-        """
-        if not self.joined:
-            return None
-        contributions, cursors = self._hand_over.kept()
-        lost = {p: self.fragments[p].lost_tokens(self.at) for p in self._moving}
-        return Paused(
-            run_id=run_id,
-            island_id=self.island_id,
-            incarnation=self.incarnation,
-            nonce=self.nonce,
-            sequence=sequence,
-            at=self.at,
-            overwritten_tokens=tuple(f.overwritten_tokens + lost.get(p, 0) for p, f in self.fragments.items()),
-            cursors=cursors,
-            contributions=contributions,
-        )
+        """Returns what the next process needs to go on with this life (:meth:`.hand_over.HandOver.paused`)."""
+        return self._hand_over.paused(run_id, sequence) if self.joined else None
 
     @property
     def _moving(self) -> tuple[int, ...]:

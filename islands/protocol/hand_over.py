@@ -19,6 +19,7 @@ from islands.protocol.data_shares import Cursor, Taken, Trail
 from islands.protocol.events import Action, Capture, Captured, EncodeSeed, Note, SeedEncoded, Send
 from islands.protocol.fragment import Fragment, Pending, Point, Stage
 from islands.protocol.member import Member
+from islands.protocol.paused import Paused
 from islands.protocol.state import Training
 
 NOTHING_AGAIN_S = 1.0
@@ -48,11 +49,31 @@ class HandOver:
 
     # --- from one process to the next -------------------------------------------------------------------------
 
-    def kept(self) -> tuple[tuple[Contribution, ...], tuple[Cursor, ...]]:
-        """Returns contributions that nobody is known to have merged, and how far each share of the data was trained."""
-        fragments = self._training.fragments.values()
-        contributions = tuple(pending.message for f in fragments for pending in f.outstanding.values())
-        return contributions, tuple(Cursor(*key, batch) for key, batch in self._cursors.items())
+    def paused(self, run_id: str, sequence: int) -> Paused:
+        """Returns what the next process needs to go on with this life.
+
+        That is how far each share of the data was trained, and contributions that nobody is known to have merged. Steps
+        that are in no contribution are given up.
+
+        Args:
+            run_id: Of the run.
+            sequence: Of the last message that was sent.
+        """
+        training, member = self._training, self._member
+        assert training.manifest is not None
+        fragments = training.fragments
+        lost = {p: fragments[p].lost_tokens(training.at) for p in training.manifest.moving}
+        return Paused(
+            run_id=run_id,
+            island_id=member.island_id,
+            incarnation=member.incarnation,
+            nonce=member.nonce,
+            sequence=sequence,
+            at=training.at,
+            overwritten_tokens=tuple(f.overwritten_tokens + lost.get(p, 0) for p, f in fragments.items()),
+            cursors=tuple(Cursor(*key, batch) for key, batch in self._cursors.items()),
+            contributions=tuple(pending.message for f in fragments.values() for pending in f.outstanding.values()),
+        )
 
     def resume(self, contributions: Sequence[Contribution], cursors: Sequence[Cursor], now_s: float) -> None:
         """Takes over what an earlier process of this life has kept: it is sent again if the aggregator lacks it."""

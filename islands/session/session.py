@@ -22,8 +22,7 @@ from queue import SimpleQueue
 from typing import Any, assert_never
 
 from broker.process import clocks, logs
-from broker.wire.errors import AtollError, ConfigError, RunEnded, Unavailable, worth_repeating
-from broker.wire.fragments import FragmentManifest
+from broker.wire.errors import Unavailable, worth_repeating
 from broker.wire.messages import (
     BROKER,
     Channel,
@@ -31,7 +30,6 @@ from broker.wire.messages import (
     Envelope,
     FleetState,
     Message,
-    Reason,
     Refused,
     StatePart,
     Version,
@@ -39,7 +37,7 @@ from broker.wire.messages import (
 )
 from islands.arrays.persistence import Persistence, Verdict, gone
 from islands.arrays.placement import Leaf
-from islands.config import IslandConfig
+from islands.config import IslandConfig, refusal
 from islands.protocol import events
 from islands.protocol.core import Island
 from islands.protocol.data_shares import Taken
@@ -327,7 +325,7 @@ class Session:
                 case events.Note():
                     self._note(action.name, action.fields)
                 case events.Fail():
-                    raise self._refusal(action)
+                    raise refusal(action, self._config, self._core.island_id)
                 case _:
                     assert_never(action)
 
@@ -371,32 +369,12 @@ class Session:
         if worth_repeating(times):
             log.warning(name, **fields, **({"times": times} if times > 1 else {}))
 
-    def _refusal(self, fail: events.Fail) -> AtollError:
-        """What the core cannot go on with, as an error of the setting that would have to change."""
-        match fail.reason:
-            case Reason.RUN_ENDED:
-                return RunEnded(f"run {self._config.run_id} has ended: {fail.cure}")
-            case Reason.MANIFEST | Reason.OVERSIZE:
-                return ConfigError("params", "as given to join", fail.cure)
-            case Reason.IMPLAUSIBLE:
-                cure = f"{fail.cure}: declare what a step really takes, or raise the aggregator's limit"
-                return ConfigError("tokens_per_step", "as given to join", cure)
-            case Reason.WRONG_RUN:
-                return ConfigError("run", self._config.run_id, fail.cure)
-            case Reason.WRONG_KEY:
-                return ConfigError("key", str(self._config.key), fail.cure)
-            case Reason.PROTOCOL_VERSION:
-                cure = f"{fail.cure}: use one version of this program everywhere"
-                return ConfigError("broker", self._config.broker, cure)
-            case _:
-                return ConfigError("island_id", self._core.island_id, f"{fail.reason}: {fail.cure}")
-
     # --- what actions lead to ---------------------------------------------------------------------------------
 
     def _joined(self, joined: events.Joined) -> None:
         core, exchange = self._core, self._exchange
         assert core.settings is not None
-        self._check_size(joined.manifest)
+        self._config.check_room(joined.manifest)
         self._workshop.open(joined.manifest)
         start = Position(joined.start_step, joined.start_tokens)
         exchange.position = start  # the training thread writes it only once it has a membership
@@ -421,18 +399,6 @@ class Session:
             start_step=start.step,
             fragments=len(joined.manifest),
         )
-
-    def _check_size(self, manifest: FragmentManifest) -> None:
-        """ConfigError if the largest fragment is no message for this island: it could neither send nor receive it.
-
-        The run has its fragments by now, and everybody else has room for them.
-        """
-        limits = self._config.limits()
-        least = 4 * max(manifest.sizes) + limits.max_header_bytes
-        if limits.max_message_bytes < least:
-            cure = f"must be at least {least} for the largest fragment of this run: give it to islands.join, or in the "
-            cure += "table [run] of the configuration, which is everybody's"
-            raise ConfigError("max_message_bytes", limits.max_message_bytes, cure)
 
     async def _warm_up(self, keep: float) -> None:
         await self._workshop.warm_up(keep)
