@@ -43,7 +43,7 @@ from aggregator.events import (
     Stop,
     Tick,
 )
-from aggregator.rounds.brokers import Hearings
+from aggregator.rounds.brokers import DeafBrokers
 from aggregator.rounds.commits import Commits
 from aggregator.rounds.donation import Donations
 from aggregator.rounds.ending import Ending
@@ -54,7 +54,7 @@ from aggregator.rounds.publishing import Publishing
 from aggregator.rounds.roster import Adopter, Keeper
 from aggregator.rounds.rounds import Rounds
 from aggregator.rounds.seeding import Seeding
-from aggregator.rounds.store_behind import Behind
+from aggregator.rounds.store_behind import StoreBehind
 from aggregator.state.founding import MAX_FOUNDINGS, Founding
 from aggregator.state.run import Run
 from aggregator.state.run_settings import changes
@@ -125,12 +125,12 @@ class Aggregator:
         self._publishing = Publishing(self.run)
         self._commits = Commits(self.run, self._publishing)
         self._ending = Ending(self.run, self._notices, self._intake, self._rounds, self._roster, self._publishing)
-        self._behind = Behind(self.run)
+        self._behind = StoreBehind(self.run)
         self._save_again_at_s: float | None = None
         self._attach_at_s = now_s
         # A standby that asks a broker about the leader must not take a pause for silence.
         self._attach_interval_s = min(ATTACH_INTERVAL_S, config.lease_s / 4) if config.failover else ATTACH_INTERVAL_S
-        self._hearings = Hearings()
+        self._hearings = DeafBrokers()
 
     def start(self, now_s: float) -> list[Action]:
         """Returns the first actions: the epoch becomes durable before anything is said under it."""
@@ -226,7 +226,7 @@ class Aggregator:
             self._hearings.came(event.broker, self.run.now_s, event.carried)
         match message:
             case Join():
-                self.run.ways.heard(envelope, event.broker)
+                self.run.routes.heard(envelope, event.broker)
                 self._membership.join(message)
             case Attached():
                 self._attached(message, event)
@@ -276,7 +276,7 @@ class Aggregator:
             detail = f"incarnation {envelope.incarnation} has ended: {member.incarnation} has joined"
             self._notices.refuse(event, Reason.FENCED, detail)
             return
-        newest = run.ways.heard(envelope, event.broker)
+        newest = run.routes.heard(envelope, event.broker)
         member.last_seen_s = run.now_s
         match message:
             case Heartbeat():
@@ -360,5 +360,5 @@ class Aggregator:
         return [self._addressed(action) if isinstance(action, Send) else action for action in actions]
 
     def _addressed(self, send: Send) -> Send:
-        by = self.run.ways.to(send.to) if send.by is None else send.by
+        by = self.run.routes.to(send.to) if send.by is None else send.by
         return send if by is None else Send(to=send.to, message=send.message, by=by)

@@ -23,7 +23,7 @@ from islands.protocol.paused import Paused
 from islands.restoring import LOOK_EVERY_S
 from islands.session import checkpoint, paused_file
 from islands.session.exchange import Exchange
-from islands.session.host_identity import Seat
+from islands.session.host_identity import HostIdentity
 from islands.session.session import Session
 from islands.session.workshop import Workshop
 
@@ -121,7 +121,7 @@ def join(
     tensors = tuple(spec for spec in specs if spec.kind != "local")
     arguments.check_join(tensors, run, config.limits())
     workshop, exchange = Workshop(params, init), Exchange()
-    seat = None if island_id else Seat.take(run)
+    seat = None if island_id else HostIdentity.take(run)
     name = island_id if seat is None else seat.name
     unmerged = paused_file.path_of(config.state_dir, run, name) if config.state_dir is not None and name else None
     paused = None if unmerged is None else _kept(unmerged, config)

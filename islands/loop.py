@@ -29,7 +29,7 @@ from broker.wire.errors import LocalProtocolError, Unavailable
 from broker.wire.messages import Departure, StateSource
 from islands import arguments
 from islands.arrays import placement
-from islands.arrays.initial_values import Beginning
+from islands.arrays.initial_values import InitialValues
 from islands.arrays.placement import Leaf
 from islands.arrays.ties import Ties
 from islands.arrays.tree import Tree
@@ -37,8 +37,8 @@ from islands.config import IslandConfig
 from islands.protocol import core
 from islands.restoring import LOOK_EVERY_S, from_checkpoint, from_donor
 from islands.session import checkpoint
-from islands.session.exchange import Exchange, Install, Membership, Moment
-from islands.session.host_identity import Seat
+from islands.session.exchange import Exchange, Install, JoinedRun, Moment
+from islands.session.host_identity import HostIdentity
 from islands.session.samples import Samples
 from islands.session.session import Session
 from islands.session.state_parts import Needed
@@ -83,7 +83,7 @@ class Island:
         exchange: Exchange,
         tokens_per_step: int,
         check: Callable[[], None],
-        seat: Seat | None,
+        seat: HostIdentity | None,
         unmerged: Path | None = None,
     ) -> None:
         assert exchange.membership is not None
@@ -97,11 +97,11 @@ class Island:
         self._check = check
         self._seat = seat
         self._unmerged = unmerged
-        self._membership: Membership = exchange.membership
+        self._membership: JoinedRun = exchange.membership
         self._shares = exchange.shares
         self._stopped = self._left = False
         self._versions = [-1] * self._membership.num_fragments
-        self._beginning = Beginning(())
+        self._beginning = InitialValues(())
         self._given: list[tuple[str, Any]] = []  # leaves of the optimizer's state as restore was given it
         self._ties = Ties(self._parameters.tied)
         self._samples = Samples(exchange)
@@ -159,7 +159,7 @@ class Island:
             leaves = [placement.from_host(a, x) for (_, _, a), (_, x) in zip(saved.local, local, strict=True)]
             params = self._parameters.replace_local(params, leaves) if leaves else params
             opt_state = checkpoint.restored(opt_state, saved.state)
-        self._beginning = Beginning(self._parameters.of_none(params))
+        self._beginning = InitialValues(self._parameters.of_none(params))
         self._ties.begin(params)
         log.info("island.restored", optimizer=self.restored, detail=detail, step=self.inner_step)
         return params, opt_state

@@ -71,7 +71,7 @@ class Moved:
     because: str
 
 
-class Shares:
+class DataShares:
     """Every share of a run: its owner, and what was merged of it.
 
     With several aggregator shards a share changes hands in two steps (:mod:`aggregator.rounds.roster`): first it is

@@ -59,7 +59,7 @@ POLL_S = 1.0
 INSPECT_HERE_BYTES = 1 << 18
 
 
-class Wire:
+class BrokerLinks:
     """A :class:`aggregator.process.broker_link.Link` to each broker, and what they share.
 
     Args:

@@ -15,9 +15,9 @@ import zmq.asyncio
 
 from aggregator.config import AggregatorConfig
 from aggregator.events import Fenced, Note, NotLetIn, Received, Send
-from aggregator.process.broker_links import Wire
+from aggregator.process.broker_links import BrokerLinks
 from aggregator.process.lease import LeaseKey
-from aggregator.process.workshop import warmed_up
+from aggregator.process.workers import warmed_up
 from aggregator.standby.candidate import Candidate, Holding
 from aggregator.standby.candidate_events import (
     Arrived,
@@ -27,12 +27,12 @@ from aggregator.standby.candidate_events import (
     Keep,
     Kept,
     Lead,
+    LeaseTaken,
     Poll,
     Polled,
     Quit,
     SendFollow,
     Take,
-    Taken,
     Tick,
     Unpolled,
 )
@@ -78,7 +78,7 @@ class Follower:
         self._name = store.name
         self._clock = clocks.monotonic
         self._events: asyncio.Queue[CandidateEvent] = asyncio.Queue()
-        self._wire = Wire(context, config, self._heard, sender=standing_by(self._name))
+        self._wire = BrokerLinks(context, config, self._heard, sender=standing_by(self._name))
         self._disk = ThreadPoolExecutor(1, "disk")
         self._group = asyncio.TaskGroup()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -191,7 +191,7 @@ class Follower:
         except Unavailable as err:
             await self._events.put(Unpolled(detail=str(err)))
         else:
-            await self._events.put(Taken(granted=granted))
+            await self._events.put(LeaseTaken(granted=granted))
 
     async def _keep(self, message: Replica | ReplicaRun) -> None:
         try:

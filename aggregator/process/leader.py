@@ -1,7 +1,7 @@
 """Leading: the pump around :class:`aggregator.core.Aggregator`, and everything that it drives. Shell.
 
 Events from sockets, threads and the timer pass through one queue into the core, one at a time, and what it answers is
-done in order. Nothing in the pump waits: what takes time is handed on (:mod:`aggregator.process.workshop`,
+done in order. Nothing in the pump waits: what takes time is handed on (:mod:`aggregator.process.workers`,
 :mod:`aggregator.process.broker_links`) and comes back as an event, so heartbeats are answered during a merge as at any
 other time.
 
@@ -46,11 +46,11 @@ from aggregator.events import (
     Stop,
     Tick,
 )
-from aggregator.process.broker_links import Wire
+from aggregator.process.broker_links import BrokerLinks
 from aggregator.process.lease import LeaseKey
 from aggregator.process.telemetry import Telemetry
 from aggregator.process.term import Term
-from aggregator.process.workshop import Workshop
+from aggregator.process.workers import Workers
 from aggregator.standby.replicas import run_message
 from aggregator.standby.replication_events import (
     Deliver,
@@ -133,8 +133,8 @@ class Leader:
         self._replication = None if term is None else term.replication(config, commits, self.core.run.foundings, now_s)
         self._record: SaveRun | None = None  # the newest
         self._ways: dict[str, int] = {}  # by which broker each standby was heard last
-        self._wire = Wire(context, config, self._heard)
-        self._workshop = Workshop(
+        self._wire = BrokerLinks(context, config, self._heard)
+        self._workshop = Workers(
             config,
             store,
             {p: state for p, (_, state) in loaded.fragments.items()},

@@ -48,7 +48,7 @@ class _Shelf:
     patience: Patience = field(default_factory=lambda: Patience(REPUBLISH_S))
 
 
-class Shelves:
+class BrokerVersions:
     """The shelves of all brokers, by their places in the configuration."""
 
     def __init__(self, now_s: float) -> None:
@@ -148,7 +148,7 @@ class _Broker:
     awaited: dict[str, float] = field(default_factory=dict)  #: island -> when it listed what has not come
 
 
-class Hearings:
+class DeafBrokers:
     """The bulk connections to all brokers, by their places in the configuration."""
 
     def __init__(self) -> None:

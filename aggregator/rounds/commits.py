@@ -87,7 +87,7 @@ class Commits:
         if round_ is None:
             return True
         fragment.flushed = round_.flush
-        run.journeys.committed(round_.opened_at_s, fragment.closed_at_s, run.now_s)
+        run.round_times.committed(round_.opened_at_s, fragment.closed_at_s, run.now_s)
         self._publishing.publish(event.fragment_id)
         self._note_commit(commit, round_)
         return False

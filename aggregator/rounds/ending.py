@@ -191,7 +191,7 @@ class Ending:
         """
         run = self._run
         self._notices.tell_all(absent=True)
-        theirs = {run.ways.to(member.island_id) for member in run.members.live(run.now_s)}
+        theirs = {run.routes.to(member.island_id) for member in run.members.live(run.now_s)}
         lacking = [broker for broker in self._publishing.lacking(LINGER_S) if theirs & {broker, None}]
         shards = self._roster.unaware(self._ended_serial) if isinstance(self._roster, Keeper) else []
         if (lacking or shards or not self.reached) and run.now_s < self._linger_most_s:

@@ -54,7 +54,7 @@ class Intake:
         run.shares.wait(p, contribution.data)
         member.counted_at_s = run.now_s
         run.clock.report(member.island_id, steps.to_step, run.now_s)
-        run.journeys.arrived(contribution.round_id, run.now_s)
+        run.round_times.arrived(contribution.round_id, run.now_s)
         member.missed_rounds = 0
         admitted = Admitted(
             island_id=member.island_id,

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from aggregator.events import Publish
-from aggregator.rounds.brokers import Shelves
+from aggregator.rounds.brokers import BrokerVersions
 from aggregator.state.run import Run
 from broker.routing.deafness import Carried
 from broker.wire.messages import Attached
@@ -36,7 +36,7 @@ class Publishing:
 
     def __init__(self, run: Run) -> None:
         self._run = run
-        self._shelves = Shelves(run.now_s)
+        self._shelves = BrokerVersions(run.now_s)
 
     def publish(self, p: int, by: int | None = None) -> None:
         """Sends the newest durable version of a fragment to each broker, or again to the one at place ``by``."""

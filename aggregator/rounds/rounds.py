@@ -90,7 +90,7 @@ class Rounds:
         fragment.held.clear()
         fragment.round, fragment.stage = round_, Stage.COLLECTING
         run.open_rounds[round_.round_id] = round_
-        run.journeys.opened(round_.round_id, run.now_s)
+        run.round_times.opened(round_.round_id, run.now_s)
         held = len(round_.contributions)
         run.note("round.opened", round=round_.round_id, fragment=p, asked=len(asked), held=held, flush=flush)
         for member in asked:
@@ -110,7 +110,7 @@ class Rounds:
             run.members[island_id].missed_rounds += 1
         timed_out = run.now_s - round_.opened_at_s >= run.config.round_timeout_s
         if round_.quorum_met_at_s is not None and not timed_out:
-            run.journeys.quorum_met(round_.quorum_met_at_s - round_.opened_at_s)
+            run.round_times.quorum_met(round_.quorum_met_at_s - round_.opened_at_s)
         parts = self._weigh(round_, fragment) if decision.verdict is Verdict.CLOSE else ()
         facts = {"round": round_.round_id, "fragment": round_.fragment_id, "reason": decision.reason}
         if not parts:
@@ -187,7 +187,7 @@ class Rounds:
         heard_from_s = outage.since_s - HEARTBEATS_TO_SETTLE * run.config.heartbeat_interval_s
         for member in run.members.live(outage.since_s):
             if member.last_seen_s >= heard_from_s and (
-                outage.alone or run.ways.to(member.island_id) in (None, outage.broker)
+                outage.alone or run.routes.to(member.island_id) in (None, outage.broker)
             ):
                 member.last_seen_s, member.missed_rounds = run.now_s, 0
         if outage.alone:
@@ -206,7 +206,7 @@ class Rounds:
         run = self._run
         for round_ in run.open_rounds.values():
             round_.opened_at_s, round_.quorum_met_at_s = run.now_s, None
-            run.journeys.opened(round_.round_id, run.now_s)
+            run.round_times.opened(round_.round_id, run.now_s)
 
     # --- measures ---------------------------------------------------------------------------------------------
 
@@ -214,11 +214,11 @@ class Rounds:
         return len(self._run.eligible())
 
     def _waits(self) -> Waits:
-        waits = self._run.journeys.waits(self._run.median_step_s)
+        waits = self._run.round_times.waits(self._run.median_step_s)
         return replace(waits, settled_at_s=self._settled_at_s)
 
     def _allowed(self) -> int:
-        return self._run.journeys.rounds_allowed(len(self._run.moving), self._run.median_step_s)
+        return self._run.round_times.rounds_allowed(len(self._run.moving), self._run.median_step_s)
 
     def _waited_for(self, round_: Round) -> frozenset[str]:
         """Returns the islands that hold up a round: the responsive ones; all live ones where that leaves nobody."""

@@ -14,7 +14,7 @@ from aggregator.state.run import Run
 from broker.wire.messages import Attached, Heartbeat, Phase
 
 
-class Behind:
+class StoreBehind:
     """Compares what peers hold with what the store has."""
 
     def __init__(self, run: Run) -> None:

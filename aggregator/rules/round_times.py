@@ -16,7 +16,7 @@ from aggregator.rules.quorum import Waits, grace_window_s
 REMEMBERED = 64
 
 
-class Journeys:
+class RoundTimes:
     """Moving averages of a round's parts; rounds that span an outage are left out by the caller."""
 
     def __init__(self, config: AggregatorConfig) -> None:

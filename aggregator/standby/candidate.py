@@ -37,12 +37,12 @@ from aggregator.standby.candidate_events import (
     Keep,
     Kept,
     Lead,
+    LeaseTaken,
     Poll,
     Polled,
     Quit,
     SendFollow,
     Take,
-    Taken,
     Tick,
     Unpolled,
 )
@@ -158,7 +158,7 @@ class Candidate:
                 self._object(f"Redis does not answer: {detail}")
                 if self.place is Place.TAKING:
                     self.place = Place.FOLLOWING  # if it was granted, the next poll shows this store as the holder
-            case Taken(granted=granted):
+            case LeaseTaken(granted=granted):
                 self._taken(granted)
             case Heard(broker=broker, following=following):
                 self._brokers[broker] = now_s, following

@@ -27,7 +27,7 @@ class Unpolled:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Taken:
+class LeaseTaken:
     """Whether the lease was granted."""
 
     granted: bool
@@ -61,7 +61,7 @@ class Tick:
     """The time that :meth:`Candidate.next_deadline_s` asked for has come."""
 
 
-CandidateEvent = Polled | Unpolled | Taken | Heard | Arrived | Kept | Tick
+CandidateEvent = Polled | Unpolled | LeaseTaken | Heard | Arrived | Kept | Tick
 
 
 # --- out --------------------------------------------------------------------------------------------------------
@@ -74,7 +74,7 @@ class Poll:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Take:
-    """Take the lease by compare-and-set. Completion: :class:`Taken` or :class:`Unpolled`.
+    """Take the lease by compare-and-set. Completion: :class:`LeaseTaken` or :class:`Unpolled`.
 
     Attributes:
         expected_epoch: Of the lease as it was polled, 0 for no key.

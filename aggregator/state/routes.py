@@ -15,7 +15,7 @@ from broker.wire.messages import Envelope
 MOST_NAMES = 20_000
 
 
-class Ways:
+class Routes:
     """Sender -> place of the broker that it was last heard over."""
 
     def __init__(self) -> None:

@@ -15,18 +15,18 @@ from typing import Any
 
 from aggregator.config import AggregatorConfig
 from aggregator.events import Action, Commit, Finished, Manifested, Note, SaveRun
-from aggregator.ledger.data_shares import Shares
+from aggregator.ledger.data_shares import DataShares
 from aggregator.ledger.ledger import Ledger
 from aggregator.rules.outliers import FragmentNorms
 from aggregator.rules.pacing import Pacer, StepClock
 from aggregator.rules.quarantine import Quarantine
-from aggregator.rules.round_times import Journeys
+from aggregator.rules.round_times import RoundTimes
 from aggregator.state.founding import Founding, foundings_of
 from aggregator.state.fragment import Fragment, Stage
 from aggregator.state.members import Member, Members, PendingJoins
 from aggregator.state.records import manifest_from_rows, manifest_to_rows
 from aggregator.state.round import Round
-from aggregator.state.routes import Ways
+from aggregator.state.routes import Routes
 from aggregator.state.run_settings import SETTINGS, recorded
 from aggregator.state.trouble import Troubles
 from broker.wire.fragments import FragmentManifest, shard_of
@@ -66,12 +66,12 @@ class Run:
         self.pending_joins = PendingJoins()
         self.finished = False  # the driver may exit
         takeover_s = max(config.share_takeover_s, config.dead_after_s) if config.share_takeover_s else 0.0
-        self.shares = Shares(config.islands, takeover_s, now_s, alone=config.shards == 1)
+        self.shares = DataShares(config.islands, takeover_s, now_s, alone=config.shards == 1)
         self.ledger = Ledger({})
-        self.ways = Ways()
+        self.routes = Routes()
         self.clock = StepClock(config.heartbeat_interval_s, self.counts)
         self.pacer: Pacer | None = None
-        self.journeys = Journeys(config)
+        self.round_times = RoundTimes(config)
         self.open_rounds: dict[int, Round] = {}
         self.refusals: Counter[str] = Counter()
         self.quarantine = Quarantine(config.quarantine_s)

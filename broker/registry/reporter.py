@@ -36,7 +36,7 @@ class _Noted:
     written: bool = False
 
 
-class Membership:
+class MembersSeen:
     """What is to be written about islands: pure, bounded by ``max_islands``."""
 
     def __init__(self, *, max_islands: int) -> None:
@@ -130,7 +130,7 @@ class Reporter:
         interval_s: float,
         clock: Callable[[], float],
     ) -> None:
-        self.membership = Membership(max_islands=relay.config.max_peers)
+        self.membership = MembersSeen(max_islands=relay.config.max_peers)
         self._registry = registry
         self._relay = relay
         self.name = name  #: of this broker, in Redis

@@ -28,7 +28,7 @@ from broker.wire.messages import BROKER, Channel, Envelope, Reason, kind_of
 NOBODY = m.joining("unknown")
 
 
-class Answers:
+class Actions:
     """Actions that wait to be handed to the driver; ``counters`` says what has happened since the beginning."""
 
     __slots__ = ("_actions", "_run_id", "_sequence", "_who", "counters")

@@ -15,12 +15,12 @@ is known to the :class:`~broker.routing.directory.Directory`.
 
 from __future__ import annotations
 
-from broker.routing.actions import Answers
+from broker.routing.actions import Actions
 from broker.routing.deafness import Carried
 from broker.routing.directory import Directory, Leader, Peer
 from broker.routing.events import Blocked, Refusal, RelayConfig, Unreachable
 from broker.routing.queues import ContributionQueue, Queued, VersionShelf
-from broker.routing.unsent import UnderWay
+from broker.routing.unsent import Unsent
 from broker.wire import messages as m
 from broker.wire.fragments import shard_of
 from broker.wire.messages import Channel, Envelope, Reason
@@ -39,7 +39,7 @@ class Deliveries:
         retry_at_s: When :meth:`retry` is due; None while no connection is blocked.
     """
 
-    def __init__(self, config: RelayConfig, who: Directory, out: Answers) -> None:
+    def __init__(self, config: RelayConfig, who: Directory, out: Actions) -> None:
         self.shelf = VersionShelf()
         self.queue = ContributionQueue(per_sender_bytes=config.peer_queue_bytes, total_bytes=config.total_queue_bytes)
         self.retry_at_s: float | None = None
@@ -48,7 +48,7 @@ class Deliveries:
         self._out = out
         self._blocked_peers: dict[str, None] = {}  # a set in order: whose bulk connection takes nothing now
         self._blocked_shards: dict[int, None] = {}
-        self._under_way: dict[int, UnderWay] = {}  # over the present connection of each shard's aggregator
+        self._under_way: dict[int, Unsent] = {}  # over the present connection of each shard's aggregator
 
     # --- towards islands ---
 
@@ -134,8 +134,8 @@ class Deliveries:
         self._connection(shard).gave(item.identity, item.least_bytes, now_s)
         self._out.send(Channel.BULK, route, item.envelope, item.size_bytes)
 
-    def _connection(self, shard: int) -> UnderWay:
-        return self._under_way.setdefault(shard, UnderWay())
+    def _connection(self, shard: int) -> Unsent:
+        return self._under_way.setdefault(shard, Unsent())
 
     def unblock_shard(self, shard: int) -> None:
         """Notes that the aggregator of a shard has a new connection, which starts empty."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from broker.routing.actions import Answers
+from broker.routing.actions import Actions
 from broker.routing.bindings import Bindings
 from broker.routing.deliveries import Deliveries
 from broker.routing.directory import MAX_SHARDS, Directory, Leader, Peer
@@ -32,7 +32,7 @@ Speaker = TypeVar("Speaker", Peer, Leader)
 class Presence:
     """Keeps the directory: every ``hear`` returns who speaks, or why it is not heard."""
 
-    def __init__(self, config: RelayConfig, who: Directory, deliveries: Deliveries, out: Answers) -> None:
+    def __init__(self, config: RelayConfig, who: Directory, deliveries: Deliveries, out: Actions) -> None:
         self._config = config
         self._who = who
         self._deliveries = deliveries

@@ -36,7 +36,7 @@ Nothing a peer sends makes this object grow beyond its limits.
 
 from __future__ import annotations
 
-from broker.routing.actions import Answers
+from broker.routing.actions import Actions
 from broker.routing.bindings import Bindings
 from broker.routing.deliveries import Deliveries
 from broker.routing.directory import Directory, Leader, Peer
@@ -94,7 +94,7 @@ class Relay:
         self.config = config
         self._who = Directory(max_peers=config.max_peers)
         self._bindings = Bindings()
-        self._out = Answers(run_id=config.run_id, who=self._who)
+        self._out = Actions(run_id=config.run_id, who=self._who)
         self.counters = self._out.counters
         self._deliveries = Deliveries(config, self._who, self._out)
         self._presence = Presence(config, self._who, self._deliveries, self._out)

@@ -19,7 +19,7 @@ from broker.routing.resending import PATIENT_S
 ACKNOWLEDGED_S = 0.5
 
 
-class UnderWay:
+class Unsent:
     """One connection, from its first message on; where its account is not known, nothing is known here."""
 
     __slots__ = ("_base_bytes", "_given_bytes", "_known", "_leaves")

@@ -37,7 +37,7 @@ def addresses_of(host: str, port: int) -> list[str]:
     return [f"tcp://[{each}]:{port}" if ":" in each else f"tcp://{each}:{port}" for each in hosts]
 
 
-class Line:
+class Connection:
     """The one connection of a client's socket, made anew when ZeroMQ has given it up.
 
     ZeroMQ reconnects after a loss, but not after what it takes for a violation of its own protocol: another security

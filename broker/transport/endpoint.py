@@ -25,7 +25,7 @@ import zmq
 import zmq.asyncio
 
 from broker.routing.deafness import Carried
-from broker.transport.connection import Line
+from broker.transport.connection import Connection
 from broker.transport.keys import ClientKeys
 from broker.transport.sockets import configure_socket
 from broker.wire.addresses import bulk_address, channel_address, check_address
@@ -115,7 +115,7 @@ class Endpoint:
         self._renew_after_s = renew_after_s
         self._reconnect_max_s = reconnect_max_s
         self._socket: zmq.asyncio.Socket | None = None
-        self._line: Line | None = None
+        self._line: Connection | None = None
         self._spoken_over = 0  # the number of a connection
         # While one task polls for room, pyzmq queues what another one sends, even if told not to wait.
         self._sending = asyncio.Lock()
@@ -140,7 +140,7 @@ class Endpoint:
         socket.set(zmq.MAXMSGSIZE, -1)
         if self._keys is not None:
             self._keys.apply(socket)
-        line = Line(socket, self.address, self._renew_after_s, self._looked_up)
+        line = Connection(socket, self.address, self._renew_after_s, self._looked_up)
         try:
             line.connect(time.monotonic())
         except ConfigError:

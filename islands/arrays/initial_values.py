@@ -18,7 +18,7 @@ from islands.arrays.placement import Leaf, from_host, to_host
 _ALWAYS_FINITE = "iub"
 
 
-class Beginning:
+class InitialValues:
     """Copies on the host.
 
     Args:

@@ -34,7 +34,7 @@ MOST_PATIENT = 4
 OVERSLEPT_S = 0.5
 
 
-class Why(StrEnum):
+class MoveReason(StrEnum):
     """Why a broker is left."""
 
     NOT_REACHED = "not reached"
@@ -144,36 +144,36 @@ class BrokerChoice:
             actions.append(Note(name="broker.left", fields=facts))
             actions.append(Connect(broker=self.at))
 
-    def move(self, now_s: float) -> Why | None:
+    def move(self, now_s: float) -> MoveReason | None:
         """Goes on to the next broker if it is time, and says why; None while this one is kept."""
         due = self._due()
         if due is None or now_s < due[0]:
             return None
         due_at_s, why = due
-        if why is Why.SILENT and now_s > due_at_s + OVERSLEPT_S:
+        if why is MoveReason.SILENT and now_s > due_at_s + OVERSLEPT_S:
             self._asked_at_s = now_s
             return None
-        if why is Why.NO_LEADER:
+        if why is MoveReason.NO_LEADER:
             self._leaderless_moves += 1
         self._moves += 1
         self._place = (self._place + 1) % len(self._order)
         self.start(now_s)
         return why
 
-    def _due(self) -> tuple[float, Why] | None:
+    def _due(self) -> tuple[float, MoveReason] | None:
         if len(self._order) == 1:
             return None
         if not self._stood:
-            return self._down_since_s + self.patience_s, Why.NOT_REACHED
+            return self._down_since_s + self.patience_s, MoveReason.NOT_REACHED
         if not self._stands:
-            return self._down_since_s + LOST_S * self._growth(), Why.LOST
+            return self._down_since_s + LOST_S * self._growth(), MoveReason.LOST
         moments = []
         if self._asked_at_s is not None:
-            moments.append((self._asked_at_s + self.patience_s, Why.SILENT))
+            moments.append((self._asked_at_s + self.patience_s, MoveReason.SILENT))
         if self._leaderless_since_s is not None:
             first_s, longest_s = LEADERLESS_S
             pause_s = min(longest_s, first_s * 2.0 ** min(self._leaderless_moves, 10))
-            moments.append((self._leaderless_since_s + pause_s, Why.NO_LEADER))
+            moments.append((self._leaderless_since_s + pause_s, MoveReason.NO_LEADER))
         return min(moments, default=None)
 
     def _growth(self) -> int:

@@ -23,7 +23,7 @@ IN_A_ROW = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class TrainedBatch:
     """One batch: number ``batch`` of share number ``share``, which is this island's under ``share_epoch``."""
 
     share: int
@@ -71,7 +71,7 @@ class DataShare:
     seed: int = 0
     _held: list[Share] = field(default_factory=list, repr=False)  # all that this island owns; the first is at hand
     _in_a_row: int = field(default=0, repr=False)
-    _ahead: deque[Taken] = field(default_factory=deque, repr=False)  # taken, and not trained yet
+    _ahead: deque[TrainedBatch] = field(default_factory=deque, repr=False)  # taken, and not trained yet
     _run_seed: int = field(default=0, repr=False)
 
     @classmethod
@@ -95,7 +95,7 @@ class DataShare:
         """Returns index, count, cursor and seed of the next batch, and goes on to the one after it."""
         taken = self.index, self.count, self.cursor, self.seed
         number = number_of(self._held[0]) if self._held else self.index
-        self._ahead.append(Taken(number, self.share_epoch, self.cursor))
+        self._ahead.append(TrainedBatch(number, self.share_epoch, self.cursor))
         self.cursor += 1
         self._in_a_row += 1
         if len(self._held) > 1 and self._in_a_row >= IN_A_ROW:
@@ -104,7 +104,7 @@ class DataShare:
             self._show()
         return taken
 
-    def trained(self) -> Taken:
+    def trained(self) -> TrainedBatch:
         """A step was run: returns the batch it was trained on, which is the oldest taken, else the next one."""
         if not self._ahead:
             self.take()
@@ -129,17 +129,17 @@ class Trail:
     """What was trained on in each inner step, until it has been handed over."""
 
     def __init__(self) -> None:
-        self._runs: list[tuple[int, Taken, int]] = []  # (first step, its batch, how many of both in a row)
+        self._runs: list[tuple[int, TrainedBatch, int]] = []  # (first step, its batch, how many of both in a row)
         self._ends_at = 0
 
     def __len__(self) -> int:
         return len(self._runs)
 
-    def add(self, step: int, taken: Taken) -> None:
+    def add(self, step: int, taken: TrainedBatch) -> None:
         """Step number ``step`` (from 0) was trained on a batch; steps come in order."""
         if self._runs and step == self._ends_at:
             first, begun, num = self._runs[-1]
-            if Taken(begun.share, begun.share_epoch, begun.batch + num) == taken:
+            if TrainedBatch(begun.share, begun.share_epoch, begun.batch + num) == taken:
                 self._runs[-1] = first, begun, num + 1
                 self._ends_at = step + 1
                 return

@@ -14,7 +14,7 @@ from typing import Any
 from broker.routing.deafness import Carried
 from broker.wire.fragments import FragmentManifest
 from broker.wire.messages import Departure, Envelope, Message, Payload, StateSource, Version
-from islands.protocol.data_shares import Taken
+from islands.protocol.data_shares import TrainedBatch
 
 # --- in -------------------------------------------------------------------------------------------------------
 
@@ -48,7 +48,7 @@ class Boundary:
     tokens: int
     installed: tuple[int, ...] = ()
     copied: tuple[int, ...] = ()
-    trained: tuple[tuple[int, Taken], ...] = ()
+    trained: tuple[tuple[int, TrainedBatch], ...] = ()
     stopped: bool = False
 
 

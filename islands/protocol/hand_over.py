@@ -15,7 +15,7 @@ from broker.routing.resending import Backoff, Patience
 from broker.wire.fragments import shard_of
 from broker.wire.messages import AGGREGATOR, Contribution, Fate, FleetState, Nothing, Phase, Resolution, Seed, Version
 from broker.wire.ranges import StepRange
-from islands.protocol.data_shares import Cursor, Taken, Trail
+from islands.protocol.data_shares import Cursor, Trail, TrainedBatch
 from islands.protocol.events import Action, Capture, Captured, EncodeSeed, Note, SeedEncoded, Send
 from islands.protocol.fragment import Fragment, Pending, Point, Stage
 from islands.protocol.member import Member
@@ -41,7 +41,7 @@ class HandOver:
         """How long the list is of what was trained on and not handed over yet."""
         return len(self._trail)
 
-    def trained(self, steps: Sequence[tuple[int, Taken]]) -> None:
+    def trained(self, steps: Sequence[tuple[int, TrainedBatch]]) -> None:
         """Takes down what steps were trained on: (number of the step from 0, its batch)."""
         for step, taken in steps:
             self._trail.add(step, taken)

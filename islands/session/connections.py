@@ -32,7 +32,7 @@ UNNUMBERED = -1
 Endpoints = dict[Channel, Endpoint]
 
 
-class Wire:
+class Connections:
     """Both endpoints, each with what waits to be sent over it; an async context manager around :meth:`run`.
 
     Without a connection, what cannot be sent is dropped, not kept: a broker that comes back hears from the core all

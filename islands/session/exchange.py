@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from broker.wire.messages import Refused, RunSettings, Share, StateSource
-from islands.protocol.data_shares import Taken
+from islands.protocol.data_shares import TrainedBatch
 from islands.protocol.fragment import Fragment
 from islands.session.checkpoint import Checkpoint
 from islands.session.state_parts import Needed
@@ -107,7 +107,7 @@ class Returned:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Membership:
+class JoinedRun:
     """What the run said when this island joined."""
 
     island_id: str
@@ -131,7 +131,7 @@ class Exchange:
     """The shared state of the two threads."""
 
     # Written by the communication thread.
-    membership: Membership | None = None
+    membership: JoinedRun | None = None
     shares: tuple[Share, ...] = ()  #: of the data
     ready: deque[Batch] = field(default_factory=deque)
     watched: frozenset[int] = frozenset()  #: copy these at each boundary
@@ -156,7 +156,9 @@ class Exchange:
     shows_state: bool = False  #: its loop passes the optimizer's state, so that this island can give it
     position: Position = ORIGIN
     moments: deque[Moment] = field(default_factory=deque)
-    trained: deque[tuple[int, Taken]] = field(default_factory=deque)  #: (step from 0, its batch), before its moment
+    trained: deque[tuple[int, TrainedBatch]] = field(
+        default_factory=deque
+    )  #: (step from 0, its batch), before its moment
     returned: deque[Returned] = field(default_factory=deque)  #: adoptions to be judged; after their moments
     losses: deque[Any] = field(default_factory=deque)  #: of the steps since they were last looked at
     step_time_s: float | None = None  #: moving average of the time between two steps

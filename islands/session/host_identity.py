@@ -8,7 +8,7 @@ import socket
 from broker.process import user_files
 
 
-class Seat:
+class HostIdentity:
     """A name that survives a restart, and that no other process of this host has meanwhile: host name and number.
 
     The lowest number whose lock file is free. Where there is no place for a lock, there is no such name. A host of the
@@ -20,7 +20,7 @@ class Seat:
         self._lock = lock
 
     @classmethod
-    def take(cls, run: str) -> Seat | None:
+    def take(cls, run: str) -> HostIdentity | None:
         """Returns a free seat, or None if locks cannot be taken here."""
         for number in range(1000):
             try:

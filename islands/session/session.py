@@ -40,10 +40,10 @@ from islands.arrays.placement import Leaf
 from islands.config import IslandConfig, refusal
 from islands.protocol import events
 from islands.protocol.core import Island
-from islands.protocol.data_shares import Taken
+from islands.protocol.data_shares import TrainedBatch
 from islands.protocol.paused import Paused
-from islands.session.connections import UNNUMBERED, Wire
-from islands.session.exchange import CONNECTING, Exchange, Membership, Moment, Offers, Returned, take_newest
+from islands.session.connections import UNNUMBERED, Connections
+from islands.session.exchange import CONNECTING, Exchange, JoinedRun, Moment, Offers, Returned, take_newest
 from islands.session.snapshots import Snapshots, Work
 from islands.session.training_state import Position
 from islands.session.workshop import Workshop
@@ -81,7 +81,7 @@ class Session:
         self._clock = clocks.monotonic
 
         # Touched by the communication thread only.
-        self._wire = Wire(config, self._receive, self._line, self._lookup, sequence=sequence)
+        self._wire = Connections(config, self._receive, self._line, self._lookup, sequence=sequence)
         self._snapshots = Snapshots(config, core, workshop, exchange)
         self._offers = Offers(exchange)
         self._persistence = Persistence()
@@ -286,7 +286,7 @@ class Session:
         )
         self._perform(self._core.handle(boundary, self._clock()))
 
-    def _trained(self) -> tuple[tuple[int, Taken], ...]:
+    def _trained(self) -> tuple[tuple[int, TrainedBatch], ...]:
         """Takes out what the steps up to now, or a little further, were trained on."""
         waiting = self._exchange.trained
         return tuple(waiting.popleft() for _ in range(len(waiting)))
@@ -379,7 +379,7 @@ class Session:
         start = Position(joined.start_step, joined.start_tokens)
         exchange.position = start  # the training thread writes it only once it has a membership
         exchange.shares = core.shares
-        exchange.membership = Membership(
+        exchange.membership = JoinedRun(
             island_id=joined.island_id,
             incarnation=joined.incarnation,
             start=start,

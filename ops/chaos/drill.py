@@ -28,7 +28,7 @@ from ops.processes.cluster import Change, LocalCluster, ProcessEvent
 from ops.processes.supervision import RestartPolicy
 from ops.run.display import Display
 from ops.run.local_plan import LocalPlan
-from ops.run.up import GaveUp, Run
+from ops.run.up import GaveUp, LocalRun
 
 TICK_S = 0.05
 #: Waking later than this is worth remembering.
@@ -63,7 +63,7 @@ class Drill:
         self.recording = Recording(
             islands=islands, pace_s={island: pace[n % len(pace)] for n, island in enumerate(islands)}
         )
-        self.up = Run(plan=plan, started_s=time.monotonic())
+        self.up = LocalRun(plan=plan, started_s=time.monotonic())
         (plan.run_dir / "chaos").mkdir()
 
     def run(self, display: Display, signals: Signals) -> int:

@@ -16,7 +16,7 @@ from typing import Any
 Line = Mapping[str, Any]
 
 
-class Why(StrEnum):
+class AbsenceReason(StrEnum):
     """Why a known island was not in a version."""
 
     LEFT = "left"
@@ -37,7 +37,7 @@ class Absence:
     """An island that was not in a version, and why; ``detail`` is a sentence, or empty."""
 
     island: str
-    why: Why
+    why: AbsenceReason
     detail: str = ""
 
 
@@ -106,25 +106,29 @@ class RoundStory:
         if island in self.refused:
             return self.refused[island]
         if island in self.nothing:
-            return Absence(island=island, why=Why.NOTHING, detail="it had no step since its last hand-over")
+            return Absence(island=island, why=AbsenceReason.NOTHING, detail="it had no step since its last hand-over")
         if island in self.joined:
             after_s = self.joined[island] - self.opened_at_s
-            return Absence(island=island, why=Why.NOT_JOINED, detail=f"it joined {after_s:.1f} s after the opening")
+            return Absence(
+                island=island, why=AbsenceReason.NOT_JOINED, detail=f"it joined {after_s:.1f} s after the opening"
+            )
         if island in self.late:
             detail = f"its answer came {self.late[island]:.3f} s after the closing"
             into = self.caught_up.get(island)
             detail += f", and is in version {into}" if into is not None else ""
             if island in self.asked - self.missing:
                 detail += "; it was not waited for, since it had missed two rounds in a row or the wait was over"
-            return Absence(island=island, why=Why.LATE, detail=detail)
+            return Absence(island=island, why=AbsenceReason.LATE, detail=detail)
         if island in self.unasked:
             return self.unasked[island]
         if island in self.gone:
             return self.gone[island]
         if island in self.missing:
-            return Absence(island=island, why=Why.SILENT, detail="it was waited for until the round closed")
+            return Absence(island=island, why=AbsenceReason.SILENT, detail="it was waited for until the round closed")
         return Absence(
-            island=island, why=Why.UNRESPONSIVE, detail="it had missed two rounds in a row, and did not answer"
+            island=island,
+            why=AbsenceReason.UNRESPONSIVE,
+            detail="it had missed two rounds in a row, and did not answer",
         )
 
 
@@ -249,18 +253,18 @@ class Storyteller:
         """Says why an island cannot be asked at a moment; None if it can."""
         silent_s = now_s - known.heard_at_s
         if known.left is not None:
-            return Absence(island=island, why=Why.LEFT, detail=known.left)
+            return Absence(island=island, why=AbsenceReason.LEFT, detail=known.left)
         if silent_s >= self._dead_after_s:
-            return Absence(island=island, why=Why.DEAD, detail=f"silent for {silent_s:.1f} s")
+            return Absence(island=island, why=AbsenceReason.DEAD, detail=f"silent for {silent_s:.1f} s")
         if now_s < known.quarantined_until_s:
-            return Absence(island=island, why=Why.QUARANTINED, detail=known.quarantined)
+            return Absence(island=island, why=AbsenceReason.QUARANTINED, detail=known.quarantined)
         if not known.ready:
             detail = "it had not yet reported that it holds every fragment"
-            return Absence(island=island, why=Why.NOT_READY, detail=detail)
+            return Absence(island=island, why=AbsenceReason.NOT_READY, detail=detail)
         return None
 
     def _refused(self, name: str, fields: Line) -> None:
-        why = Why.REFUSED if name == "contribution.refused" else Why.RETRY
+        why = AbsenceReason.REFUSED if name == "contribution.refused" else AbsenceReason.RETRY
         reason, detail = fields["reason"], fields.get("detail", "")
         absence = Absence(island=fields["island"], why=why, detail=f"{reason}: {detail}" if detail else str(reason))
         story = self._rounds.get(self._answered(fields))
@@ -291,7 +295,7 @@ class Storyteller:
         for island in story.asked:
             known = self._known.get(island)
             absence = self._unfit(island, known, now_s) if known is not None else None
-            if absence is not None and absence.why in (Why.LEFT, Why.DEAD):
+            if absence is not None and absence.why in (AbsenceReason.LEFT, AbsenceReason.DEAD):
                 story.gone[island] = absence
         if name == "round.cancelled":
             story.cancelled = True

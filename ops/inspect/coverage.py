@@ -1,8 +1,9 @@
 """How much of a run a replay could check: what was derived again, what could not be, and why. Pure.
 
 A replay that meets no difference has proved nothing about what it did not see. So every version that anybody knows of,
-by tape, ledger or recording, is either *checked* or *unchecked* for a reason (:class:`~ops.inspect.replay_terms.Why`),
-and what is missing is counted: lines that a tape lost or that were cut short, recordings that should be there.
+by tape, ledger or recording, is either *checked* or *unchecked* for a reason
+(:class:`~ops.inspect.replay_terms.PartReason`), and what is missing is counted: lines that a tape lost or that were cut
+short, recordings that should be there.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ops.inspect.replay_core import Replay
-from ops.inspect.replay_terms import Key, Why
+from ops.inspect.replay_terms import Key, PartReason
 
 
 @dataclass(slots=True)
@@ -30,13 +31,13 @@ class Seen:
     """
 
     checked: set[Key] = field(default_factory=set)
-    unchecked: dict[Key, Why] = field(default_factory=dict)
+    unchecked: dict[Key, PartReason] = field(default_factory=dict)
     missing_lines: int = 0
     missing_recordings: int = 0
     lives: int = 0
 
     @classmethod
-    def of(cls, played: Replay, alone: Mapping[Key, Why], missing_recordings: int) -> Seen:
+    def of(cls, played: Replay, alone: Mapping[Key, PartReason], missing_recordings: int) -> Seen:
         """Returns what was seen in a replay; ``alone`` are versions that the tape does not even name."""
         counts = played.counts
         return cls(
@@ -63,7 +64,7 @@ class Coverage:
 
     versions: int
     checked: int
-    unchecked: Mapping[Why, int]
+    unchecked: Mapping[PartReason, int]
     missing_lines: int
     missing_recordings: int
     lives: int
@@ -92,7 +93,7 @@ class Coverage:
 def coverage(seen: Iterable[Seen]) -> Coverage:
     """Adds up what was seen of all tapes of a run."""
     checked: set[Key] = set()
-    unchecked: dict[Key, Why] = {}
+    unchecked: dict[Key, PartReason] = {}
     lines = recordings = lives = 0
     for each in seen:
         checked |= each.checked

@@ -28,7 +28,7 @@ from broker.wire.schema import Unfit
 from ops.inspect.coverage import Coverage, Seen, coverage, misweighted, skipped_versions
 from ops.inspect.explain import ledgers_in, tapes_in
 from ops.inspect.replay_core import Replay
-from ops.inspect.replay_terms import Counts, Difference, Key, NoBytes, Why, fingerprint
+from ops.inspect.replay_terms import Counts, Difference, Key, NoBytes, PartReason, fingerprint
 
 if TYPE_CHECKING:
     from ops.inspect.rederivation import Rederivation
@@ -196,7 +196,7 @@ class _Ledger:
 
     def __init__(self, played: Replay, check: Rederivation | None) -> None:
         self.rows: int | None = None
-        self.alone: dict[Key, Why] = {}
+        self.alone: dict[Key, PartReason] = {}
         self._played = played
         self._check = check
 
@@ -231,7 +231,7 @@ class _Ledger:
                 return self._difference(f"{said}: {wrong}", row)
             self.rows += expected is not None
             if key not in played.durable and key not in played.unchecked:
-                self.alone[key] = Why.NO_TAPE
+                self.alone[key] = PartReason.NO_TAPE
             if row["round_id"] in left and row["epoch"] in played.epochs and row["contributions"]:
                 recorded[row["round_id"]] = row
         for p, version in sorted(played.durable - played.given_up - seen):
@@ -241,7 +241,7 @@ class _Ledger:
             if not played.failover:
                 what = f"{ledger} has no line for version {version} of fragment {p}, which later ones were made from"
                 return self._difference(what)
-            self.alone[p, version] = Why.NOWHERE  # to a store that was away only the newest versions are sent
+            self.alone[p, version] = PartReason.NOWHERE  # to a store that was away only the newest versions are sent
         for round_id in sorted(left):
             assert self._check is not None
             wrong = self._check.left_over(round_id, recorded.get(round_id), digests)
@@ -261,9 +261,9 @@ def render(replayed: Replayed) -> str:
     lines.append(f"  decisions  {counts.decisions:,} after {counts.events:,} events: {same}")
     parts = [f"{counts.versions:,} derived from the tape"]
     if counts.unwitnessed:
-        parts.append(f"{counts.unwitnessed:,} not on it (made {Why.CRASH})")
+        parts.append(f"{counts.unwitnessed:,} not on it (made {PartReason.CRASH})")
     if counts.unfollowed:
-        parts.append(f"{counts.unfollowed:,} {Why.GAP}")
+        parts.append(f"{counts.unfollowed:,} {PartReason.GAP}")
     lines.append(f"  versions   {'; '.join(parts)}")
     if replayed.derived is None:
         lines.append("  bytes      not checked: no payloads were recorded (--record-payloads)")

@@ -34,7 +34,7 @@ from ops.inspect.replay_terms import (
     Key,
     Line,
     NoBytes,
-    Why,
+    PartReason,
     as_read,
     fingerprint,
     what_differs,
@@ -75,7 +75,7 @@ class Replay:
         self.fingerprints: dict[Key, set[int]] = {}
         self.digests: dict[Key, str] = {}
         self.durable: set[Key] = set()
-        self.unchecked: dict[Key, Why] = {}
+        self.unchecked: dict[Key, PartReason] = {}
         self.given_up: set[Key] = set()
         self.epochs: set[int] = set()
         self._check: ByteCheck = check if check is not None else NoBytes()
@@ -178,7 +178,7 @@ class Replay:
                 return None
             first = version if before is None else durable + 1
             for each in range(first, version):
-                self._unchecked(p, each, Why.CRASH)
+                self._unchecked(p, each, PartReason.CRASH)
             self._miss(commit)
         else:
             self._known(commit)  # made behind a gap
@@ -199,14 +199,14 @@ class Replay:
     def _miss(self, commit: Commit) -> None:
         """A life begins with a version that no line tells of; what it begins with, its first line says."""
         self._known(commit)
-        self._unchecked(commit.fragment_id, commit.fragment_version, Why.CRASH)
+        self._unchecked(commit.fragment_id, commit.fragment_version, PartReason.CRASH)
 
-    def _unchecked(self, p: int, version: int, why: Why) -> None:
+    def _unchecked(self, p: int, version: int, why: PartReason) -> None:
         key = p, version
         if key in self.durable or key in self.unchecked:
             return
         self.unchecked[key] = why
-        if why is Why.GAP:
+        if why is PartReason.GAP:
             self.counts.unfollowed += 1
         else:
             self.counts.unwitnessed += 1
@@ -219,7 +219,7 @@ class Replay:
         if line.get("event") == "persisted":
             p, version = line["fragment_id"], line["fragment_version"]
             self._now().durable[p] = version
-            self._unchecked(p, version, Why.GAP)
+            self._unchecked(p, version, PartReason.GAP)
         elif line.get("note") == "version.committed":
             self.digests[line["fields"]["fragment"], line["fields"]["version"]] = line["fields"]["digest"]
 

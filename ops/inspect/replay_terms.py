@@ -18,7 +18,7 @@ Line = Mapping[str, Any]
 Key = tuple[int, int]
 
 
-class Why(StrEnum):
+class PartReason(StrEnum):
     """Why a version that is known of could not be derived from the tape."""
 
     GAP = "behind lines that a full disk cost"

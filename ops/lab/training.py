@@ -25,7 +25,7 @@ from broker.wire.fragments import FragmentManifest, TensorSpec
 from broker.wire.messages import Codec, Envelope, Payload, Version
 from broker.wire.ranges import StepRange
 from islands.arrays import placement
-from islands.arrays.initial_values import Beginning
+from islands.arrays.initial_values import InitialValues
 from islands.arrays.partition import tensor_specs
 from islands.arrays.placement import Parameters, Placement
 from islands.arrays.reference import Reference, encode_seed
@@ -159,7 +159,7 @@ class TrainingIsland:
         self._to_copy: dict[int, int] = {}  # fragment -> after how many steps
         self._prepared: dict[int, tuple[tuple[Any, ...], float]] = {}
         self._data: Iterator[Batch]
-        self._beginning: Beginning
+        self._beginning: InitialValues
 
     def joined(self, core: Island, share: DataShare) -> None:
         """Cuts the tree into the run's fragments and opens the data."""
@@ -170,7 +170,7 @@ class TrainingIsland:
         of = self._parameters.of_fragment
         self._placements = tuple(Placement(of(self.params, p)) for p in range(len(core.manifest)))
         self._data = endless_batches(self._task, share)
-        self._beginning = Beginning(self._parameters.of_none(self.params))
+        self._beginning = InitialValues(self._parameters.of_none(self.params))
 
     def seed(self, fragment_id: int) -> Payload:
         """Returns a fragment of the initial parameters, float32."""

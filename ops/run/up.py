@@ -100,7 +100,7 @@ def run(args: argparse.Namespace) -> int:
     """
     started_s = time.monotonic()
     plan = prepare(args)
-    run_ = Run(plan=plan, started_s=started_s, resumed=args.resume is not None)
+    run_ = LocalRun(plan=plan, started_s=started_s, resumed=args.resume is not None)
     with Signals() as signals, Display() as display:
         status = 0 if run_.resumed and resume.has_ended(plan) else run_.train(display, signals)
         judged: tuple[Metrics, Metrics] = ({}, {})
@@ -124,7 +124,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 @dataclass(slots=True, kw_only=True)
-class Run:
+class LocalRun:
     """A run in progress: what the supervisor sees of it."""
 
     plan: LocalPlan

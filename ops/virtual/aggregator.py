@@ -76,7 +76,7 @@ class SimAggregator:
                 now_s=now_s,
             )
         self.record: agg.SaveRun | None = None  # the newest asked for
-        self.ways: dict[str, int] = {}  # by which broker each standby was heard last
+        self.routes: dict[str, int] = {}  # by which broker each standby was heard last
         self.work = simulation.works.aggregator()
         if disk.manifest is not None:
             self.work.manifested(disk.manifest)
@@ -182,11 +182,11 @@ class SimAggregator:
                 return
             match action:
                 case Replicate(to=to, commit=commit):
-                    self.send(m.standing_by(to), _replica(commit, shard, epoch), self.ways.get(to))
+                    self.send(m.standing_by(to), _replica(commit, shard, epoch), self.routes.get(to))
                 case ReplicateRun(to=to):
                     if self.record is not None:
                         message = _replica_run(self.record, shard, epoch)
-                        self.send(m.standing_by(to), message, self.ways.get(to))
+                        self.send(m.standing_by(to), message, self.routes.get(to))
                 case Renew(in_sync=in_sync):
                     self.renewals += 1
                     lease.call(

@@ -278,7 +278,7 @@ class SimCandidate:
                     config = self.simulation.plan.config
                     take = self.station.lease.take
                     operation = partial(take, self.station.name, expected_epoch, epoch, store_epoch, config.lease_s)
-                    self.ask(operation, lambda granted: cand.Taken(granted=granted))
+                    self.ask(operation, lambda granted: cand.LeaseTaken(granted=granted))
                 case cand.Keep(message=message):
                     now_s = self.simulation.queue.now_s
                     delay_s = self.rng.uniform(*self.simulation.plan.persist_s)

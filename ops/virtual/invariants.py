@@ -12,7 +12,7 @@ from aggregator.events import Commit, Merge, Publish
 from broker.wire.fragments import shard_of
 from broker.wire.messages import Merged, Phase
 from broker.wire.ranges import IntervalSet
-from islands.protocol.data_shares import Taken
+from islands.protocol.data_shares import TrainedBatch
 from islands.protocol.events import Fail
 from islands.protocol.fragment import Stage
 from ops.virtual.work import SEED_NORM, Claim
@@ -82,7 +82,7 @@ class Invariants:
         self._trained_tokens: dict[tuple[str, int], int] = {}
         self._ends: dict[int, _End] = {}  # by shard
 
-    def trained(self, taken: Taken) -> None:
+    def trained(self, taken: TrainedBatch) -> None:
         """An island has trained a batch: in each share the next one, or one that was trained before by somebody."""
         known = self._trained.setdefault(taken.share, IntervalSet())
         if taken.batch > known.end:

@@ -13,9 +13,9 @@ from functools import partial
 from broker.wire import messages as m
 from islands.protocol import core as isl
 from islands.protocol import events as ie
-from islands.protocol.data_shares import DataShare, Taken
+from islands.protocol.data_shares import DataShare, TrainedBatch
 from islands.protocol.paused import Paused
-from ops.chaos.manners import Rogue
+from ops.chaos.misbehavior import Rogue
 from ops.virtual.plan import IslandPlan
 from ops.virtual.queue import Alarm
 from ops.virtual.world import World
@@ -45,7 +45,7 @@ class SimIsland:
         self.stepped_at_s = math.inf  # when its first step ended
         self.data: DataShare
         self.shares: tuple[m.Share, ...] = ()
-        self.trained: list[tuple[int, Taken]] = []  # since the last boundary
+        self.trained: list[tuple[int, TrainedBatch]] = []  # since the last boundary
         self.gift_wanted = False  # another island needs a copy of the optimizer's state
         self.rng = random.Random(f"{simulation.plan.seed}/{self.address}")
         self.rogue = None

@@ -120,7 +120,7 @@ class Network:
             process.replication.reached(process.clock.now_s)
         if isinstance(message, m.Follow):
             name = envelope.sender.removeprefix(m.standing_by(""))
-            process.ways[name] = broker
+            process.routes[name] = broker
             process.handle(Followed(name=name, follow=message))
             return
         if isinstance(message, m.Refused):

@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from aggregator.config import AggregatorConfig
 from broker.wire.fragments import Kind, TensorSpec
-from ops.chaos.manners import Manner
+from ops.chaos.misbehavior import Manner
 from ops.virtual.clocks import ClockTrouble
 from ops.virtual.crash_points import CrashPoint
 from ops.virtual.partitions import Cut

@@ -12,7 +12,7 @@ import pytest
 from broker.wire.errors import ConfigError, Unavailable
 from ops.links.condition import LinkCondition
 from ops.links.control import LinkControl
-from ops.links.desk import MAX_REQUEST_BYTES, answer, listening
+from ops.links.control_server import MAX_REQUEST_BYTES, answer, listening
 from ops.links.lane import MAX_WINDOW_BYTES
 from ops.links.link import LinkPlan
 from ops.links.proxy import Proxy

@@ -42,8 +42,8 @@ MUTANTS = (
     Mutant(
         what="steps that no contribution holds are forgotten with the process that ran them",
         invariant=4,
-        file="islands/protocol/core.py",
-        old="            overwritten_tokens=tuple(f.overwritten_tokens + lost.get(p, 0) for p, f in self.fragments.items()),",
+        file="islands/protocol/hand_over.py",
+        old="            overwritten_tokens=tuple(f.overwritten_tokens + lost.get(p, 0) for p, f in fragments.items()),",
         new="            overwritten_tokens=tuple(f.overwritten_tokens for f in self.fragments.values()),",
         tests=(
             T_ISLANDS

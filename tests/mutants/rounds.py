@@ -294,16 +294,16 @@ MUTANTS = (
         what="an island waits for a broker that is silent",
         invariant=7,
         file=CHOICE,
-        old="            moments.append((self._asked_at_s + self.patience_s, Why.SILENT))",
-        new="            moments.append((self._asked_at_s + 1e9, Why.SILENT))",
+        old="            moments.append((self._asked_at_s + self.patience_s, MoveReason.SILENT))",
+        new="            moments.append((self._asked_at_s + 1e9, MoveReason.SILENT))",
         tests=(T_CHOICE + "test_a_silent_broker_is_left_after_the_stated_time",),
     ),
     Mutant(
         what="an island waits for a broker whose connection is lost",
         invariant=7,
         file=CHOICE,
-        old="            return self._down_since_s + LOST_S * self._growth(), Why.LOST",
-        new="            return self._down_since_s + 1e9, Why.LOST",
+        old="            return self._down_since_s + LOST_S * self._growth(), MoveReason.LOST",
+        new="            return self._down_since_s + 1e9, MoveReason.LOST",
         tests=(T_CHOICE + "test_a_lost_connection_is_given_up_soon",),
     ),
     Mutant(
@@ -387,7 +387,7 @@ MUTANTS = (
         what="a replay says nothing of the versions behind a gap",
         invariant=10,
         file="ops/inspect/replay_core.py",
-        old="            self._unchecked(p, version, Why.GAP)\n",
+        old="            self._unchecked(p, version, PartReason.GAP)\n",
         new="",
         tests=(
             "tests/unit/test_replay_coverage.py"

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from aggregator.config import AggregatorConfig
-from ops.chaos.manners import Manner
+from ops.chaos.misbehavior import Manner
 from ops.virtual.plan import (
     AggregatorTrouble,
     BrokerTrouble,

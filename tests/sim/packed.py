@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from aggregator.config import AggregatorConfig
-from ops.chaos.manners import Manner
+from ops.chaos.misbehavior import Manner
 from ops.virtual.clocks import ClockTrouble
 from ops.virtual.crash_points import CrashPoint, Point
 from ops.virtual.failover import station_names

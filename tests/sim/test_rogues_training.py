@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from aggregator.merge.outer_step import make_outer_step
 from islands.tasks.task import load_task
-from ops.chaos.manners import Manner
+from ops.chaos.misbehavior import Manner
 from ops.lab.decoupled import global_params, plan_of
 from ops.lab.settings import cell_settings
 from ops.lab.training import Rule, Stepper, Training

@@ -10,7 +10,7 @@ import pytest
 
 from aggregator.config import AggregatorConfig
 from aggregator.merge.outer_step import CHUNK, SMALL, FragmentState, make_outer_step, seeded
-from aggregator.process.workshop import warmed_up
+from aggregator.process.workers import warmed_up
 from broker.wire.errors import ConfigError, LocalProtocolError
 
 #: Fused multiply-adds round once where the plain formula rounds twice: an ulp or two on values around 1.

@@ -590,7 +590,7 @@ def test_an_island_is_answered_over_the_broker_it_was_last_heard_by_and_over_all
     next_life = made.restarted()
     attached = [each.by for each in of(next_life.log, Send) if each.to == BROKER]
     assert attached == [None, None]  # every broker is told of a new leader
-    assert next_life.run.ways.to("a") is None  # heard by nobody yet: addressed through all
+    assert next_life.run.routes.to("a") is None  # heard by nobody yet: addressed through all
 
 
 def test_a_refusal_as_fenced_is_noted_once_for_each_broker():

@@ -247,7 +247,7 @@ class World:
                     epoch=what.epoch,
                     store_epoch=what.store_epoch,
                 )
-                event = c.Taken(granted=granted)
+                event = c.LeaseTaken(granted=granted)
             case (r.Renew(in_sync=in_sync), epoch, number, confirmed):
                 granted, holder, under = self.lease.renew(
                     self.now_s, holder=name, epoch=epoch, in_sync=in_sync, number=number, confirmed=confirmed

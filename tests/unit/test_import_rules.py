@@ -41,7 +41,7 @@ PURE_MODULES = {
     "islands.arrays.plain_leaves",
     "ops.chaos.faults",
     "ops.chaos.invariants",
-    "ops.chaos.manners",
+    "ops.chaos.misbehavior",
     "ops.chaos.plan",
     "ops.chaos.records",
     "ops.chaos.stepping",

@@ -14,7 +14,7 @@ from islands.arrays.partition import tensor_specs
 from islands.config import IslandConfig
 from islands.loop import Island
 from islands.session import checkpoint
-from islands.session.exchange import Batch, Exchange, Install, Membership, take_newest
+from islands.session.exchange import Batch, Exchange, Install, JoinedRun, take_newest
 from islands.session.training_state import Position, Snapshot
 from islands.session.workshop import Workshop
 from tests.helpers import id_of
@@ -39,7 +39,7 @@ def island_of():
         exchange, workshop = Exchange(), Workshop(params, None)
         workshop.open(manifest)
         exchange.shares = (Share(index=0, count=1, share_epoch=1),)
-        exchange.membership = Membership(
+        exchange.membership = JoinedRun(
             island_id="island-0",
             incarnation=1,
             start=Position(0, 0),

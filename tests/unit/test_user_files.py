@@ -11,7 +11,7 @@ import pytest
 import islands
 from broker.process import user_files, values
 from broker.wire.errors import ConfigError, Unavailable
-from islands.session.host_identity import Seat
+from islands.session.host_identity import HostIdentity
 from ops import run_directory
 from ops.inspect.finished import served
 from ops.lab import archive, processors
@@ -63,13 +63,13 @@ def test_a_file_system_without_locks_has_none(monkeypatch, tmp_path):
 
     monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
     monkeypatch.setattr(user_files.fcntl, "flock", refuse)
-    assert Seat.take("demo") is None
+    assert HostIdentity.take("demo") is None
     assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_without_a_place_for_locks_there_are_no_seats_and_no_reserved_processors(nowhere, monkeypatch):
     monkeypatch.setattr(processors.os, "sched_getaffinity", lambda _: {5, 3})
-    assert Seat.take("demo") is None
+    assert HostIdentity.take("demo") is None
     assert [processors.take(turn).cpus for turn in range(3)] == [(3,), (5,), (3,)]
 
 

@@ -56,7 +56,7 @@ def warmed_up(config: AggregatorConfig) -> OuterStep:
     return step
 
 
-class Workshop:
+class Workers:
     """Carries out Plant, Merge, Persist and SaveRun.
 
     The core gives up a plant or a persist when the island that seeds the run dies; the next order for that fragment may
