@@ -160,21 +160,8 @@ PURE = [
     "ops/planning/planner",
     "ops/planning/notes",
     "ops/planning/expectation",
-    "ops/lab/records",
-    "ops/lab/statistics",
-    "ops/lab/rates",
-    "ops/lab/tuning",
-    "ops/lab/trends",
-    "ops/lab/curves",
-    "ops/lab/cells",
-    "ops/lab/claims",
-    "ops/lab/comparisons",
-    "ops/lab/verdicts",
-    "ops/lab/markdown",
-    "ops/lab/chapter",
-    "ops/lab/results",
-    "ops/lab/gaps",
     "ops/lab/settings",
+    "ops/lab/experiment",
 ]
 SHELL = {"asyncio", "zmq", "redis", "socket", "time", "os", "logging", "threading", "subprocess", "secrets", "io"}
 

@@ -23,8 +23,8 @@ from islands.evaluate import evaluate_file, place
 from islands.partition import tensor_specs
 from islands.task import DataShare, Schedule, Task, evaluated, held_out_loss, load_task
 from islands.tree import flatten
-from ops.lab.merging import kinds_of
 from ops.lab.settings import MergeRule
+from ops.lab.training import kinds_of
 
 
 def a_task(*, width: int = 3, depth: int = 1, **rest) -> Task:
