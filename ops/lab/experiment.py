@@ -69,17 +69,10 @@ def _words(name: str, value: object) -> str:
 
 
 def _scalar(value: object) -> str:
-    match value:
-        case bool():
-            return "yes" if value else "no"
-        case float():
-            return f"{value:.6g}"
-        case int():
-            return f"{value:,}"
-        case list() | tuple():
-            return " ".join(_scalar(each) for each in value) or "none"
-        case _:
-            return str(value)
+    if isinstance(value, list | tuple):
+        return " ".join(map(_scalar, value)) or "none"
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return str(value) if not number else f"{value:,}" if isinstance(value, int) else f"{value:.6g}"
 
 
 def _plain(value: Any) -> Any:

@@ -27,9 +27,6 @@ from islands.task import Params
 
 _LOG = logging.getLogger(__name__)
 
-#: What ``staleness`` holds, unless it is empty.
-STALENESS_KEYS = ("mean", "p50", "p90", "max")
-
 #: Fields that records had once: they are dropped when a record is read.
 _FORMER = ("loss_se", "sequences", "blocks", "staleness_histogram", "gantt", "autocorrelation")
 
@@ -63,7 +60,7 @@ class Outcome:
         wasted: Cause -> tokens.
         rounds: Merges of one fragment.
         participation: Mean share of live islands in a round.
-        staleness: Of contributions, in versions, under the names of ``STALENESS_KEYS``.
+        staleness: Of contributions, in versions: mean, p50, p90, max.
         cosine: Mean cosine between two contributions of a round; None where nothing was merged.
     """
 
@@ -102,7 +99,7 @@ class Record:
         parameters: Of the model.
         curve: (tokens, virtual_s, loss) of the global model during the run, by growing tokens.
         participation: Mean share of the live islands that a round merged; 1 for baselines, which wait for everybody.
-        staleness: Of merged contributions, in versions, under the names of ``STALENESS_KEYS``; empty if there is none.
+        staleness: Of merged contributions, in versions: mean, p50, p90, max; empty if there are none.
         wasted: Cause -> tokens trained and not merged.
         diverged: Training went wrong: the loss is not a number, or far above where it began.
         cosine: Mean cosine between the contributions of a round.
@@ -151,8 +148,6 @@ class Record:
         for name, value in self.cell.items():
             if not isinstance(value, str | int | float | list | tuple):
                 raise ConfigError(f"cell.{name}", value, "must be text, a number, true, false, or a list of these")
-        if self.staleness and set(self.staleness) != set(STALENESS_KEYS):
-            raise ConfigError("staleness", dict(self.staleness), f"must be empty, or have {', '.join(STALENESS_KEYS)}")
         for row in self.curve:
             if len(row) != 3:
                 raise ConfigError("curve", row, "must have 3 numbers in every row")

@@ -24,7 +24,7 @@ from broker import user_files
 from broker.errors import Unavailable
 from ops.lab.experiment import Experiment, label
 from ops.lab.records import Record, Stage, append, edited_since, newest, path_of, read
-from ops.lab.schedule import Agenda, Run, agenda, estimate_s, left_out
+from ops.lab.schedule import Agenda, Run, agenda, left_out
 from ops.lab.settings import resolved
 from ops.lab.worker import latest
 from ops.numeric import compilation_cache, heap_that_stays, one_thread_environment
@@ -213,8 +213,7 @@ class Runner:
         busy = [other.run for other in self._running]
         passed = {other.key for other in busy} | self._failed
         waiting = [run for run in left.due if run.key not in passed]
-        times = [estimate_s(run, records) for run in (*waiting, *busy)]
-        left_s = sum(time_s for time_s in times if time_s is not None) / self.jobs
+        left_s = sum(estimate_s(run, records) for run in (*waiting, *busy)) / self.jobs
         loss = "diverged" if record.diverged else f"loss {record.loss:.4f}"
         rest = f"{len(waiting) + len(busy)} to go, about {duration(left_s)}"
         if left.later:
@@ -233,6 +232,12 @@ class Runner:
         told += [over] if over else []
         told += [f"{count} runs are left"] if (count := len(left.due) + left.later) else []
         self.say(f"{name}: {'; '.join(told) or 'complete'}")
+
+
+def estimate_s(run: Run, records: Sequence[Record]) -> float:
+    """Returns about how long a run will take, from a mean step of the records; 0 if there are none."""
+    rates = [r.wall_s / (int(r.settings["steps"]) * int(r.settings["islands"])) for r in records if r.wall_s]
+    return run.settings.steps * run.settings.islands * sum(rates) / max(1, len(rates))
 
 
 def duration(seconds: float) -> str:

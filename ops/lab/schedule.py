@@ -24,8 +24,6 @@ from ops.lab.records import Record, Stage, newest, of_newest_code
 from ops.lab.settings import CellSettings, key_of
 from ops.lab.statistics import TOLERANCE, fits, groups, sides
 
-# --- what to run next -----------------------------------------------------------------------------------------------
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
@@ -41,11 +39,6 @@ class Run:
     def key(self) -> tuple[Stage, str]:
         """Under which its record is found."""
         return self.stage, key_of(self.settings, self.seed)
-
-    @property
-    def inner_steps(self) -> int:
-        """Of all islands together: about what it costs."""
-        return self.settings.steps * self.settings.islands
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,14 +95,7 @@ def current(experiment: Experiment, records: Iterable[Record]) -> tuple[Record, 
 
 def left_out(experiment: Experiment, records: Iterable[Record]) -> int:
     """Returns how many of the records that were made are of other settings, or of an older form of the task."""
-    counting = {(record.stage, record.key) for record in current(experiment, records)}
-    return sum((record.stage, record.key) not in counting for record in newest(records))
-
-
-def estimate_s(run: Run, records: Sequence[Record]) -> float | None:
-    """Returns about how long a run will take, from a mean step of the experiment's records; None if there are none."""
-    rates = [r.wall_s / (int(r.settings["steps"]) * int(r.settings["islands"])) for r in records if r.wall_s]
-    return run.inner_steps * sum(rates) / len(rates) if rates else None
+    return len(newest(records)) - len({(record.stage, record.key) for record in current(experiment, records)})
 
 
 def _done(experiment: Experiment, records: Iterable[Record]) -> dict[tuple[Stage, str], Record]:
@@ -340,10 +326,10 @@ def _check_names(experiment: Experiment) -> None:
     """Checks that whatever is set is a setting, and that no cell gets one from two places."""
     known = [each.name for each in fields(CellSettings) if each.name != "options"]
     axes, tune = _axes(experiment), experiment.tune
-    tuned, named = [] if tune is None else [tune.name], experiment.variants.items()
-    variants = {axis: {name for each in values.values() for name in each} for axis, values in named}
-    plain = [name for name in axes if name not in variants]
-    places: dict[str, Iterable[str]] = {"run": experiment.base, "grid": plain, "tune.name": tuned}
+    tuned = [] if tune is None else [tune.name]
+    variants = {axis: set().union(*values.values()) for axis, values in experiment.variants.items()}
+    places: dict[str, Iterable[str]] = {"run": experiment.base, "tune.name": tuned}
+    places |= {"grid": [name for name in axes if name not in variants]}
     places |= {f"variants.{axis}": sorted(names) for axis, names in variants.items()}
     for place, names in places.items():
         for name in names:

@@ -229,19 +229,6 @@ def test_a_record_that_cannot_be_written_is_printed_and_counts_once_it_stands_in
     assert done.returncode == 0
 
 
-def test_what_had_ended_when_the_command_was_stopped_is_kept(experiment, tmp_path):
-    """It ended between the last look and the signal."""
-    running = runner.Runner(experiment=load(experiment), directory=tmp_path / "records", jobs=1, say=lambda line: None)
-
-    def check():
-        if running._running and wait_for(lambda: running._running[0].child.poll() is not None, "end of a run"):
-            raise Interrupted(signal.SIGINT)
-
-    with pytest.raises(Interrupted):
-        running.run(check)
-    assert len(read(tmp_path / "records", "stopped")) == 1
-
-
 def test_no_more_is_run_of_a_task_that_is_edited_meanwhile(experiment, tmp_path, monkeypatch):
     """What ran with it as it is now would not count, and be run again and again."""
     (tmp_path / "edited_meanwhile.py").write_text("from examples.numpy_task import task\n")

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from broker.errors import ConfigError
 from ops.lab.command import as_they_are
-from ops.lab.decoupled import plan_of
 from ops.lab.records import Record, Stage
-from ops.lab.schedule import Attempt, Tune, agenda, current, estimate_s, interior, left_out, load, search
+from ops.lab.runner import estimate_s
+from ops.lab.schedule import Attempt, Tune, agenda, current, interior, left_out, load, search
 from ops.lab.settings import Mode, cell_settings, key_of, resolved
 
 PLAIN = """
@@ -144,12 +144,6 @@ by = ["mode", "sync_interval"]
     assert {(each["mode"], each.get("sync_interval")): each["task.learning_rate"] for each in finals} == best
 
 
-def test_what_has_a_record_is_not_due_again(write):
-    experiment = write(PLAIN)
-    first = agenda(experiment, []).due[0]
-    assert names(agenda(experiment, [record_of(first, 1.5)]).due) == names(agenda(experiment, []).due)[1:]
-
-
 def test_the_newest_of_several_records_of_one_run_counts(write):
     experiment = write(PLAIN)
     first = record_of(agenda(experiment, []).due[0], 1.5)
@@ -218,9 +212,8 @@ def test_runs_that_several_groups_need_are_due_once(write):
 
 
 def test_the_time_of_a_run_is_estimated_from_what_an_inner_step_took_before(write):
-    experiment = write(PLAIN)
-    due = agenda(experiment, []).due
-    assert estimate_s(due[0], []) is None
+    due = agenda(write(PLAIN), []).due
+    assert estimate_s(due[0], []) == 0
     assert estimate_s(due[1], [record_of(due[0], 1.0)]) == pytest.approx(2.0)
 
 
@@ -319,10 +312,6 @@ def test_beyond_an_edge_the_next_value_continues_the_ratio(losses, best, next_va
     assert found.next_value == pytest.approx(next_value)
 
 
-def test_if_all_diverged_a_smaller_value_is_tried_next():
-    assert interior({0.1: math.inf, 0.2: math.nan}).next_value == pytest.approx(0.05)
-
-
 def test_a_single_value_is_an_edge_and_zero_has_no_ratio():
     assert interior({0.5: 3.0}).next_value == 1.0
     assert interior({0.0: 2.0, 0.5: 3.0, 0.9: 4.0}).next_value is None
@@ -356,14 +345,6 @@ def test_where_everything_diverges_the_smallest_value_is_left():
     order, found = played(Tune(name="rate", values=(1.0, 2.0), rungs=(0.5, 1.0)), lambda each: math.inf)
     assert [each.value for each in order] == [1.0, 2.0, 0.5, 0.25]
     assert (found.best, found.interior) == (0.25, False)
-
-
-def test_where_a_whole_rung_diverges_smaller_values_are_tried_on_it():
-    tune = Tune(name="rate", values=(0.5, 1.0, 2.0), rungs=(0.25, 1.0))
-    order, found = played(tune, lambda each: math.inf if each.value > 0.2 else abs(each.value - 0.1))
-    assert [each.value for each in order if each.rung < 1.0] == [0.5, 1.0, 2.0, 0.25, 0.125]
-    assert [each.value for each in order if each.rung == 1.0] == [0.125, 0.5, 0.03125]
-    assert (found.best, found.interior) == (0.125, True)
 
 
 def test_while_runs_are_missing_nothing_has_won():
@@ -520,17 +501,6 @@ def test_what_is_not_said_of_the_outer_step_is_what_suits_the_inner_optimizer():
     assert outer(task_optimizer="muon", merge="rda") == ("rda", 0.7, 0.5)
     assert outer(task_optimizer="muon", mode="data-parallel") == ("rda", 1.0, 0.0), "nothing is merged there"
     assert outer(task_optimizer="muon", task="tests:none") == ("rda", 1.0, 0.0), "another task's optimizer is not ours"
-
-
-def test_islands_that_a_cell_does_not_have_do_not_count():
-    both = {"islands": 2, "step_times_s": [1.0, 2.0], "delays_s": [0.1, 0.2]}
-    more = both | {"step_times_s": [1.0, 2.0, 0.1, 9.0], "delays_s": [0.1, 0.2, 5.0]}
-    cell, longer = cell_settings(both), cell_settings(more)
-    assert longer.aggregator == cell.aggregator
-    assert (longer.step_times_range_s, longer.longest_delay_s) == ((1.0, 2.0), 0.2)
-    plans = [plan_of(each, 0, 10_000, 10) for each in (cell, longer)]
-    assert plans[0].config == plans[1].config
-    assert cell_settings({"islands": 3, "delays_s": [0.1, 0.2]}).longest_delay_s == 0.2
 
 
 def test_every_example_can_be_loaded(request):

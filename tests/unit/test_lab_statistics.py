@@ -191,12 +191,6 @@ def test_one_baseline_serves_for_all_values_of_a_field_that_it_does_not_share(mo
     assert [each.verdict for each in found] == [Verdict.HOLDS, Verdict.HOLDS]
 
 
-def test_lists_in_a_cell_select_and_match():
-    rows = [row for times in ([1.0], [1.0, 1.2]) for row in pairs(0.0, step_times_s=times)]
-    found = findings([comparison_of(CLAIM | {"by": ["step_times_s"]})], rows)
-    assert [len(each.differences) for each in found] == [3, 3]
-
-
 def test_only_final_runs_with_seeds_that_both_have_are_paired():
     records = [*pairs(0.0, islands=4), record(9.0, seed=7, mode="decoupled", islands=4)]
     assert list(only(CLAIM, records).differences) == [0, 1, 2]

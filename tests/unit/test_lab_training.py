@@ -109,15 +109,6 @@ def test_of_several_copies_the_last_one_counts_and_the_others_are_never_made(isl
     assert made == [0]
 
 
-def test_a_copy_replaces_one_that_was_made_already(island):
-    train(island, 1)
-    island.copy(0)
-    train(island, 1)
-    install(island, 1, 0.0, keep=1.0)
-    island.copy(0)
-    assert captured(island, 0) == 2
-
-
 def test_what_is_installed_drops_the_copy_of_its_fragment(island):
     train(island, 1)
     island.copy(0)
