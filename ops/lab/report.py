@@ -104,14 +104,19 @@ def page_of(chapters: Iterable[Chapter], folder: str) -> str:
 
 
 def _table(found: Sequence[tuple[Experiment, Finding]]) -> str:
-    rows = ["| claim | published | ours (95 % interval) | seeds | verdict | command |", "|---|---:|---:|---:|---|---|"]
+    sourced = any(each.comparison.source for _, each in found)
+    published, line = ("published | ", "---:|") if sourced else ("", "")
+    rows = [
+        f"| claim | {published}ours (95 % interval) | seeds | verdict | command |",
+        f"|---|{line}---:|---:|---|---|",
+    ]
     for experiment, each in found:
         claim = each.comparison
-        published = "" if claim.published is None else f"{100 * claim.published:+.2g} %"
+        figure = "" if claim.published is None else f"{100 * claim.published:+.2g} %"
         source = f" ({claim.source})" if claim.source else ""
         cells = (
             f"{_claim_of(each)}{source}",
-            published,
+            *([figure] if sourced else []),
             difference(each.interval),
             str(len(each.differences)),
             told(each),
