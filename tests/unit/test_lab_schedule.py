@@ -450,11 +450,6 @@ def test_what_is_wrong_in_a_file_is_named(write, text, named):
     assert "trial.toml" in str(caught.value)
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path):
-    with pytest.raises(ConfigError, match="examples/lab"):
-        load(tmp_path / "none.toml")
-
-
 def test_a_variant_stands_for_several_settings(write):
     experiment = write(
         'question = "q"\n[run]\nsteps = 99\n[grid]\nrule = ["a", "b"]\nislands = [2, 3]\n'
