@@ -84,7 +84,7 @@ def _alternating(repetitions: int, task: Task, cell: CellSettings) -> tuple[list
         _plain(task, cell.steps * cell.islands)
         passed_s = time.process_time() - began_s
         began_s = time.process_time()
-        outcome = decoupled.run(task, cell, seed=0, judge=_no_judge, together=1)
+        outcome = decoupled.run(task, cell, seed=0, judge=_no_judge)
         steps = outcome.tokens / task.tokens_per_step
         lab_passed_s = (time.process_time() - began_s) * cell.steps * cell.islands / steps
         if repetition:

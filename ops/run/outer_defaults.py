@@ -1,7 +1,7 @@
 """The outer step and the merge rule that suit an inner optimizer of our own task, as the laboratory found them. Pure.
 
-``up`` begins with them where nothing else is asked for, and the page of results holds them against everything else
-that was tried (``outer``, ``outer-fine``, ``outer-muon``, ``parity-muon``).
+``up`` begins with them where nothing else is asked for. docs/results.md has what they were compared with (``outer``,
+``parity-muon``).
 """
 
 from __future__ import annotations

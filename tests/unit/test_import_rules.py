@@ -57,6 +57,8 @@ PURE_MODULES = {
     "ops.inspect.absence",
     "ops.inspect.run_status",
     "ops.inspect.shards",
+    "ops.lab.experiment",
+    "ops.lab.settings",
     "ops.links.condition",
     "ops.links.lane",
     "ops.links.link",

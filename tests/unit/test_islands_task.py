@@ -23,8 +23,8 @@ from islands.tasks.corpus import load_corpus
 from islands.tasks.data import Windows, evenly
 from islands.tasks.evaluate import evaluate_file, place
 from islands.tasks.task import DataShare, Schedule, Task, evaluated, held_out_loss, load_task
-from ops.lab.merging import kinds_of
 from ops.lab.settings import MergeRule
+from ops.lab.training import kinds_of
 
 
 def a_task(*, width: int = 3, depth: int = 1, **rest) -> Task:

@@ -14,7 +14,7 @@ from broker.wire.errors import ConfigError, Unavailable
 from islands.session.host_identity import HostIdentity
 from ops import run_directory
 from ops.inspect.finished import served
-from ops.lab import archive, processors
+from ops.lab import runner
 from ops.processes import numeric
 
 
@@ -68,16 +68,16 @@ def test_a_file_system_without_locks_has_none(monkeypatch, tmp_path):
 
 
 def test_without_a_place_for_locks_there_are_no_seats_and_no_reserved_processors(nowhere, monkeypatch):
-    monkeypatch.setattr(processors.os, "sched_getaffinity", lambda _: {5, 3})
+    monkeypatch.setattr(runner.os, "sched_getaffinity", lambda _: {5, 3})
     assert HostIdentity.take("demo") is None
-    assert [processors.take(turn).cpus for turn in range(3)] == [(3,), (5,), (3,)]
+    assert [runner.take_processor(turn)[0] for turn in range(3)] == [(3,), (5,), (3,)]
 
 
 def test_what_needs_a_temporary_directory_says_which_setting_names_one(nowhere, tmp_path):
     (tmp_path / "status.rdb").touch()
     with pytest.raises(Unavailable, match="TMPDIR"), served(tmp_path):
         pass
-    with pytest.raises(Unavailable, match="TMPDIR"), archive.workspace(tmp_path, "parity"):
+    with pytest.raises(Unavailable, match="TMPDIR"), runner._workspace(tmp_path, "parity"):
         pass
 
 
