@@ -23,25 +23,31 @@ LANGUAGE = "islands.language:task"
 class IslandConfig:
     """One island. Every field is a flag of ``atoll island`` and a key of the table ``[island]``."""
 
-    run_id: str = setting("atoll", "name of the run to join", flag="--run")
-    broker: str = setting("tcp://127.0.0.1:7001", "control address of the broker, or of each, with commas between them")
-    key: Path | None = setting(None, "this island's secret key file, with broker.public beside it: see `atoll keys`")
-    insecure: bool = setting(False, "connect without keys to a broker that is not on this machine")
-    broker_silent_s: float = setting(2.0, "silence after which an island goes on to the next broker, if it has several")
-    island_id: str = setting("", "this island's name; empty: the run assigns one, the same again to the same host")
-    task: str = setting(LANGUAGE, "what to train: package.module:function, returning a Task")
-    pace: float = setting(0.0, "seconds that an inner step takes at least: plays slower hardware")
+    run_id: str = setting("atoll", "name of the run to join", flag="--run", subject="run")
+    broker: str = setting(
+        "tcp://127.0.0.1:7001", "address of the broker; several with commas between them", subject="addresses and keys"
+    )
+    key: Path | None = setting(None, "this island's secret key file; broker.public lies beside it; see `atoll keys`")
+    insecure: bool = setting(False, "connect without keys to a broker on another machine")
+    broker_silent_s: float = setting(2.0, "seconds of silence after which the island tries its next broker")
+    island_id: str = setting("", "name of this island (default: the run assigns one to this host)", subject="training")
+    task: str = setting(LANGUAGE, "what to train: package.module:function that returns a Task")
+    pace: float = setting(0.0, "least seconds for an inner step, to play slower hardware")
 
-    state_dir: Path | None = setting(None, "directory for checkpoints of the inner optimizer; none: no checkpoints")
+    state_dir: Path | None = setting(
+        None, "directory for checkpoints of the inner optimizer (default: no checkpoints)", subject="restarts"
+    )
     checkpoint_interval_s: float = setting(60.0, "seconds between two checkpoints")
     donor_wait_s: float = setting(
-        60.0, "seconds to look for another island's optimizer state, where there is no checkpoint; 0: start fresh"
+        60.0, "without a checkpoint: seconds to look for another island's optimizer state; 0: start fresh"
     )
-    pulse: Path | None = setting(None, "small file that the time of every step is written to; none: no such file")
+    pulse: Path | None = setting(None, "file that gets the time of every step (default: none)", subject="observation")
     health: Path | None = setting(
-        None, "file for health checks: as old as the last step that heard the broker; none: no such file"
+        None, "file for health checks; it stays young while the island steps and hears its broker (default: none)"
     )
-    join_timeout_s: float = setting(120.0, "silence of the run after which joining it, or its end, is given up")
+    join_timeout_s: float = setting(
+        120.0, "seconds of silence after which the island gives up joining, or waiting for the end", subject="limits"
+    )
     max_message_bytes: int = setting(1 << 30, "largest message accepted")
 
     def __post_init__(self) -> None:

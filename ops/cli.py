@@ -18,11 +18,10 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NoReturn
 
+from broker.process.flags import CommandParser
 from broker.process.settings import nearest
 from broker.wire.errors import ConfigError, Unavailable
-from broker.wire.masking import masked
 
 DESCRIPTION = """\
 Atoll trains one model on islands of machines that are far apart, unequal and unreliable
@@ -40,6 +39,9 @@ class Command:
         hidden: Left out of the overview: other commands call it.
         passes_on: Unknown arguments are no error: the command gets them as ``args.rest``.
         elsewhere: Flag that is looked for here -> what there is in its place.
+        everyday: Heading -> flags that ``--help`` shows, a dozen at most; empty: it shows all. What is everyday
+            depends on the command and not on the setting: ``up`` and ``aggregator`` share most settings, and few of
+            their users' questions.
     """
 
     module: str
@@ -48,6 +50,7 @@ class Command:
     hidden: bool = False
     passes_on: bool = False
     elsewhere: Mapping[str, str] = field(default_factory=dict)
+    everyday: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
 COMMANDS: dict[str, Command] = {
@@ -55,6 +58,11 @@ COMMANDS: dict[str, Command] = {
         module="ops.run.up",
         summary="a whole run on this machine: Redis, broker, aggregator, islands; progress, then a report",
         example="--islands 4 --tokens 2000000 --pace 0.05,0.05,0.05,0.4",
+        everyday={
+            "what to train": ("--task", "--task-option", "--data", "--model"),
+            "how much, and on how many islands": ("--tokens", "--islands", "--pace", "--standbys"),
+            "where": ("--run-dir", "--resume", "--config", "--json"),
+        },
     ),
     "test": Command(
         module="ops.test",
@@ -64,18 +72,33 @@ COMMANDS: dict[str, Command] = {
     ),
     "broker": Command(
         module="broker.server",
-        summary="the broker daemon, which everybody connects to",
+        summary="the broker daemon, which all islands and aggregators connect to",
         example="--config config.toml --host 0.0.0.0 --key keys/broker.secret",
+        everyday={
+            "which run, and where to listen": ("--run", "--host", "--port", "--config"),
+            "who may connect": ("--key", "--insecure"),
+            "status": ("--redis-url", "--broker-name"),
+        },
     ),
     "aggregator": Command(
         module="aggregator.daemon",
         summary="the aggregator daemon, which merges and versions the model",
         example="--broker tcp://hub:7001 --key keys/aggregator.secret --store /var/lib/atoll --islands 4",
+        everyday={
+            "which run, and where": ("--run", "--broker", "--key", "--redis-url", "--config"),
+            "the run": ("--islands", "--tokens", "--sync-interval", "--quorum"),
+            "what is kept, and who takes over": ("--store", "--tape", "--failover"),
+        },
     ),
     "island": Command(
         module="islands.daemon",
         summary="one island daemon, which trains",
         example="--broker tcp://hub:7001 --key keys/island-paris.secret --run demo",
+        everyday={
+            "which run, and where": ("--run", "--broker", "--key", "--insecure", "--config"),
+            "this island": ("--island-id", "--task", "--state-dir"),
+            "checks": ("--check", "--health"),
+        },
         elsewhere=dict.fromkeys(
             ("--task-option", "--data", "--model"),
             "is a flag of up; here options of the task, such as data, stand in the table [task] of the --config file",
@@ -90,6 +113,11 @@ COMMANDS: dict[str, Command] = {
         module="ops.chaos.command",
         summary="a local run that is struck by faults while it trains; a report, and a check of the invariants",
         example="examples/chaos/storm.toml --seconds 120",
+        everyday={
+            "faults": ("--seconds", "--fault-every-s", "--fault-kinds", "--fault-seed"),
+            "the run (all settings of up, too)": ("--task", "--islands", "--pace", "--standbys", "--run-dir"),
+            "answers": ("--check", "--json"),
+        },
     ),
     "keys": Command(
         module="ops.keys",
@@ -105,11 +133,21 @@ COMMANDS: dict[str, Command] = {
         module="ops.goodput.command",
         summary="goodput, uptime and waste of a fleet of up to millions of chips, from drawn failures",
         example="--chips 1200000 --islands 8 --mode decoupled --days 30",
+        everyday={
+            "the fleet": ("--chips", "--islands", "--mode"),
+            "the simulation": ("--days", "--seed", "--mtbi-years"),
+            "answers": ("--table", "--json"),
+        },
     ),
     "plan": Command(
         module="ops.planning.command",
         summary="what a fleet needs and does: bandwidth, utilisation, staleness, memory, goodput, cost",
         example="--params 5B --sites 8 --step-time 1 --codec int4 --bandwidth 10",
+        everyday={
+            "the model and the fleet": ("--params", "--sites", "--step-time", "--bandwidth", "--fleet"),
+            "how to train": ("--mode", "--codec", "--utilisation"),
+            "answers": ("--price", "--table", "--json"),
+        },
     ),
     "explain": Command(
         module="ops.inspect.explain",
@@ -205,27 +243,21 @@ def _run(arguments: Sequence[str], prog: str) -> int:
     return int(module.run(args))
 
 
-def _cure_of_flag(given: str, command: Command, parser: argparse.ArgumentParser) -> str:
+def _cure_of_flag(given: str, command: Command, parser: CommandParser) -> str:
     """Says which flag was probably meant, or where they are listed."""
     flag = given.partition("=")[0]
     if flag in command.elsewhere:
         return command.elsewhere[flag]
-    known = [word.strip("-,") for word in parser.format_help().split() if word.startswith("--")]
+    known = [known.lstrip("-") for known in parser.flags() if known.startswith("--")]
     close = difflib.get_close_matches(flag.strip("-"), known, n=1) if flag.startswith("-") else []
     return f"is no flag; did you mean --{close[0]}?" if close else f"is not understood; see {parser.prog} --help"
 
 
-class _Parser(argparse.ArgumentParser):
-    """A parser that repeats no password in its errors."""
-
-    def error(self, message: str) -> NoReturn:
-        super().error(masked(message))
-
-
-def parser_of(name: str, *, prog: str = "atoll") -> argparse.ArgumentParser:
+def parser_of(name: str, *, prog: str = "atoll") -> CommandParser:
     """Returns the parser of a command with its help and example, before the command's module adds its flags."""
     command = COMMANDS[name]
-    return _Parser(
+    return CommandParser(
+        everyday=command.everyday,
         prog=f"{prog} {name}",
         description=command.summary[0].upper() + command.summary[1:] + ".",
         epilog=f"example:\n  {prog} {name} {command.example}",
@@ -240,7 +272,7 @@ def overview(prog: str) -> str:
     width = max(map(len, visible))
     lines = [f"usage: {prog} COMMAND ...", "", DESCRIPTION, "", "commands:"]
     lines += [f"  {name:{width}}  {command.summary}" for name, command in visible.items()]
-    lines += ["", f"{prog} COMMAND --help says more. To see it work: {prog} up"]
+    lines += ["", f"{prog} COMMAND --help has the everyday flags, --help-all has all. To see it work: {prog} up"]
     return "\n".join(lines)
 
 

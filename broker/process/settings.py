@@ -58,7 +58,15 @@ class Scope(StrEnum):
     PROCESS = "for one process: addresses, keys, paths and what is kept for study"
 
 
-def setting(default: T, help: str, *, flag: str | None = None, scope: Scope | None = None, secret: bool = False) -> T:
+def setting(
+    default: T,
+    help: str,
+    *,
+    flag: str | None = None,
+    scope: Scope | None = None,
+    secret: bool = False,
+    subject: str | None = None,
+) -> T:
     """Declares one dataclass field.
 
     Args:
@@ -67,8 +75,9 @@ def setting(default: T, help: str, *, flag: str | None = None, scope: Scope | No
         flag: Its flag, where that differs from the name.
         scope: How long its value holds; only the settings of processes that go on with a run have one.
         secret: It may hold a password: no representation of the object shows it.
+        subject: Heading in the help for this setting and those after it, up to the next one that names a subject.
     """
-    metadata: dict[str, Any] = {"help": help, "flag": flag, "scope": scope}
+    metadata: dict[str, Any] = {"help": help, "flag": flag, "scope": scope, "subject": subject}
     return field(default=default, metadata=metadata, repr=not secret)
 
 
@@ -88,6 +97,7 @@ class Setting:
     help: str
     flag: str
     scope: Scope | None
+    subject: str | None
 
 
 #: Evaluating annotations takes a millisecond, and the laboratory builds tens of thousands of settings of one class.
@@ -110,10 +120,13 @@ def _hints_of(cls: type[Any]) -> dict[str, Any]:
 
 def _settings_of(cls: type[Any]) -> Iterator[Setting]:
     hints = _hints_of(cls)
+    subject: str | None = None
     for each in dataclasses.fields(cls):
         annotation = hints[each.name]
+        subject = each.metadata.get("subject") or subject
         if dataclasses.is_dataclass(annotation) and isinstance(annotation, type):
-            yield from settings_of(annotation)
+            for inner in settings_of(annotation):
+                yield inner if inner.subject else dataclasses.replace(inner, subject=subject)
             continue
         default = each.default
         if default is dataclasses.MISSING and each.default_factory is not dataclasses.MISSING:
@@ -125,6 +138,7 @@ def _settings_of(cls: type[Any]) -> Iterator[Setting]:
             help=each.metadata.get("help") or "",
             flag=each.metadata.get("flag") or "--" + each.name.replace("_", "-"),
             scope=each.metadata.get("scope"),
+            subject=subject,
         )
 
 

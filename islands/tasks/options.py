@@ -1,4 +1,4 @@
-"""The options of a task: by its signature when it is loaded, and by its source before anything is started.
+"""The options of a task, checked by its signature when it is loaded and by its source before anything is started.
 
 A task is a function, and its keyword arguments are the options of the table ``[task]``. Importing it may take an array
 library and seconds, in each of several processes at once; the names of its options stand in its source, which is read
@@ -8,6 +8,7 @@ in milliseconds.
 from __future__ import annotations
 
 import ast
+import importlib.util
 import re
 from collections.abc import Mapping
 from importlib.machinery import ModuleSpec, PathFinder
@@ -19,6 +20,8 @@ from broker.process.settings import nearest
 from broker.wire.errors import ConfigError
 
 _DEFINITIONS: Final = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+#: By these a package has modules that are not among its files.
+_MODULES_FROM_ELSEWHERE: Final = re.compile(rb"__path__|sys\.modules|meta_path|setattr\(|exec\(")
 #: By these a module has names that do not stand in its source.
 _NAMES_FROM_ELSEWHERE: Final = re.compile(rb"import\s*\*|__getattr__|globals\(|setattr\(|exec\(")
 _NAMED: Final = (Parameter.KEYWORD_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
@@ -94,6 +97,45 @@ def signature_in_source(path: str, *, search: list[str] | None = None) -> Signat
             return _signature(function.args)
         case _:
             return None
+
+
+def check_findable(path: str, *, search: list[str] | None = None) -> None:
+    """Refuses ``package.module:function`` if there is no such module; nothing is imported.
+
+    Args:
+        path: What is to be found.
+        search: Folders to look in; ``sys.path`` when they are not given.
+
+    Raises:
+        ConfigError: There is none, as far as files and import hooks tell. What only an import can tell is let pass.
+    """
+    folders, package, so_far = search, None, ""
+    for part in module_and_function(path)[0].split("."):
+        so_far = f"{so_far}.{part}" if so_far else part
+        try:
+            spec = PathFinder.find_spec(so_far, folders)
+            if spec is None and package is None:
+                spec = importlib.util.find_spec(so_far)  # built in, or known to an import hook
+            inside = None if spec is None else spec.submodule_search_locations
+            folders = None if inside is None else list(inside)
+        except (KeyError, ImportError, ValueError):  # a namespace package in another; a module without a spec
+            return
+        if spec is None:
+            if package is not None and _has_modules_from_elsewhere(package):
+                return
+            raise no_module(path, so_far)
+        if folders is None:  # no package: what it calls its modules, only an import can tell
+            return
+        package = spec
+
+
+def _has_modules_from_elsewhere(package: ModuleSpec) -> bool:
+    if package.origin is None or not package.has_location:
+        return False
+    try:
+        return _MODULES_FROM_ELSEWHERE.search(Path(package.origin).read_bytes()) is not None
+    except OSError:
+        return True
 
 
 def check_mentioned(path: str, *, search: list[str] | None = None) -> None:

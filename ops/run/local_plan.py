@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import sys
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -28,7 +29,7 @@ from broker.wire.errors import ConfigError
 from broker.wire.identity import Identity, KeyRole
 from islands.config import LANGUAGE, IslandConfig
 from islands.tasks.corpus import PYTHON
-from islands.tasks.options import check_options, signature_in_source
+from islands.tasks.options import check_findable, check_mentioned, check_options, signature_in_source
 from ops.links.placing import Links
 from ops.run.outer_defaults import ADAMW, OUTER_STEP, OuterDefaults, suited_to
 
@@ -68,18 +69,33 @@ _DECIDED_HERE = frozenset(
 class UpConfig:
     """What only ``up`` needs to know; every field is a flag of it and a key of the table ``[up]``."""
 
-    run_dir: Path | None = setting(None, "directory of the run, new or empty (default runs/ and the time)")
-    port: int = setting(0, "control port of the broker, its bulk port is the next one; 0 picks free ones")
-    brokers: int = setting(1, "brokers to start, on ports two apart; islands leave one that falls silent for the next")
+    run_dir: Path | None = setting(
+        None, "directory of the run, new or empty (default: a new one in runs/)", subject="this machine"
+    )
+    port: int = setting(0, "port of the broker; it uses the next one, too; 0 picks free ones")
+    brokers: int = setting(1, "brokers to start; islands leave a silent one for the next")
     redis_port: int = setting(0, "port of the Redis that is started; 0 picks 6379 if it is free")
     keys: bool = setting(False, "make a key for every process, in the run directory, and use them")
-    pace: tuple[float, ...] = setting((), "seconds that an inner step takes at least: one for all, or one per island")
-    standbys: int = setting(0, "standby aggregators of each shard, which follow its leader and take over when it fails")
-    model: str | None = setting(None, "size of the default task's model: tiny, small or medium; short for [task] model")
-    data: tuple[str, ...] = setting((), "text files, folders, .npy or .bin token arrays; short for [task] data")
-    link: Path | None = setting(None, "TOML file of delays, rates and faults between islands and broker, per process")
+    pace: tuple[float, ...] = setting(
+        (), "least seconds for an inner step: one number for all islands, or one for each"
+    )
+    standbys: int = setting(0, "standby aggregators, which take over when the leading one fails; of each shard")
+    model: str | None = setting(
+        None, "size of the built-in model: tiny, small or medium (default: small)", subject="training"
+    )
+    data: tuple[str, ...] = setting(
+        (), "text to train on: files, folders, .npy or .bin token arrays, python:PACKAGE (default: Python's sources)"
+    )
+    link: Path | None = setting(
+        None, "TOML file of delays, rates and faults between the processes: a wide-area network", subject="this machine"
+    )
     task_options: Mapping[str, Any] = field(
-        default_factory=dict, metadata={"help": "options of the task, over those of [task]", "flag": "--task-option"}
+        default_factory=dict,
+        metadata={
+            "help": "option of the task; also in [task] of --config",
+            "flag": "--task-option",
+            "subject": "training",
+        },
     )
 
     def __post_init__(self) -> None:
@@ -206,7 +222,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     flags.add_config_flag(parser)
     taken = flags.add_flags(parser, UpConfig)
     for cls in (AggregatorConfig, IslandConfig, BrokerConfig):
-        taken |= flags.add_flags(parser, cls, skip=taken | _DECIDED_HERE)
+        taken |= flags.add_flags(parser, cls, skip=taken | _DECIDED_HERE, defaults={"total_tokens": DEFAULT_TOKENS})
 
 
 def resolve(args: argparse.Namespace, *, run_dir: Path, port: int, redis_url: str, redis_port: int | None) -> LocalPlan:
@@ -284,11 +300,22 @@ def resolve(args: argparse.Namespace, *, run_dir: Path, port: int, redis_url: st
     if len(up.pace) not in (0, 1, plan.aggregator.islands):
         cure = f"must be one number, or one for each of the {plan.aggregator.islands} islands"
         raise ConfigError("pace", ",".join(f"{each:g}" for each in up.pace), cure)
-    # Else the first island would tell, seconds after everything was started; what it alone can know it still tells.
-    signature = signature_in_source(plan.island.task)
-    if signature is not None:
-        check_options(plan.island.task, signature, plan.task)
+    _check_task(plan.island.task, plan.task)
     return plan
+
+
+def _check_task(path: str, options: Mapping[str, Any]) -> None:
+    """Checks the task by its source. Otherwise an island would report a slip seconds after everything was started.
+
+    Raises:
+        ConfigError: There is no such module or function, or it does not have these options.
+    """
+    search = [os.getcwd(), *sys.path]  # where islands look
+    check_findable(path, search=search)
+    check_mentioned(path, search=search)
+    signature = signature_in_source(path, search=search)
+    if signature is not None:
+        check_options(path, signature, options)
 
 
 def up_config(args: argparse.Namespace) -> UpConfig:

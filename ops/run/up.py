@@ -200,7 +200,7 @@ class LocalRun:
         """
         registry = Registry(self.plan.redis_url, self.plan.run_id)
         rate = Rate()
-        next_status_s, silent_since_s = 0.0, time.monotonic()
+        next_status_s, silent_since_s, seen = 0.0, time.monotonic(), False
         try:
             while not self._happened(cluster, display):
                 signals.check()
@@ -209,10 +209,10 @@ class LocalRun:
                     next_status_s = now_s + STATUS_EVERY_S
                     status, missing = self._status(registry, loop)
                     if status is None and silent_since_s <= now_s - STATUS_LATE_S:
-                        display.note(f"no progress to show: {missing}")
+                        display.note(f"{'no progress to show' if seen else 'starting'}: {missing}")
                         silent_since_s = math.inf  # said once
                     if status is not None:
-                        silent_since_s = now_s
+                        seen, silent_since_s = True, now_s
                         progress = progress_of(status, rate.update(now_s, trained_tokens(status)))
                         if self.steps_before is None:
                             self.steps_before = progress.max_inner_step if self.resumed else 0
@@ -268,7 +268,7 @@ class LocalRun:
         except Unavailable as err:
             return None, str(err)
         if snapshot.empty:
-            return None, f"nothing of it is in Redis at {registry.address}"
+            return None, "waiting for the aggregator's first report"
         return status_of(snapshot, snapshot.now_s), ""
 
     def report(self, status: int, judged: tuple[Metrics, Metrics] = ({}, {})) -> Report:

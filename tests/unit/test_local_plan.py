@@ -16,10 +16,12 @@ from broker.wire.errors import ConfigError
 from ops.links import placing
 from ops.run import daemons, local_plan
 from ops.run.outer_defaults import OuterDefaults
+from ops.run.prepare import prepare
 
 
 def parsed(*words):
     parser = argparse.ArgumentParser()
+    parser.set_defaults(resume=None)
     local_plan.add_arguments(parser)
     return parser.parse_args(words)
 
@@ -97,12 +99,30 @@ def test_paths_of_data_are_absolute_and_names_of_packages_stay():
     assert resolved("--data", "here", "python:numpy").task["data"] == [str(Path("here").absolute()), "python:numpy"]
 
 
-def test_an_option_that_the_task_does_not_have_is_refused_before_anything_starts(tmp_path):
+def test_an_option_that_the_task_does_not_have_is_refused_before_anything_starts(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match=r"task.modle = 'tiny': .* has no such option; did you mean model\?"):
         resolved("--task-option", "modle=tiny")
+    (tmp_path / "built_by_a_call.py").write_text("task = make()\n")
+    monkeypatch.chdir(tmp_path)  # islands are started here
     path = tmp_path / "mine.toml"
-    path.write_text('[island]\ntask = "nobody.has:this"\n[task]\nanything = 1\n')
-    assert resolved("--config", str(path)).task == {"anything": 1}  # cannot be told from here: the islands will
+    path.write_text('[island]\ntask = "built_by_a_call:task"\n[task]\nanything = 1\n')
+    assert resolved("--config", str(path)).task == {"anything": 1}  # the source does not tell: the islands will
+
+
+@pytest.mark.parametrize(
+    ("task", "cure"),
+    [
+        ("examples.numpy_taks:task", r"there is no module examples\.numpy_taks: check the name"),
+        ("exampels.numpy_task:task", r"there is no module exampels: check the name"),
+        ("examples.numpy_task:tusk", r"does not mention tusk; did you mean task\?"),
+        ("examples.numpy_task", "must read package.module:function"),
+    ],
+)
+def test_a_misspelt_task_is_refused_before_anything_starts(tmp_path, task, cure):
+    run_dir = tmp_path / "run"
+    with pytest.raises(ConfigError, match=cure):
+        prepare(parsed("--task", task, "--run-dir", str(run_dir), "--redis-url", "redis://127.0.0.1:1"))
+    assert not run_dir.exists()
 
 
 def test_the_resolved_file_gives_every_process_the_same_settings_again(tmp_path):
@@ -198,7 +218,7 @@ def test_with_links_the_clients_that_have_one_are_sent_to_their_doors(tmp_path):
     path.write_text('[link."island-*"]\ndelay_ms = 40\n')
     plan = resolved("--islands", "2", "--link", str(path))
     assert plan.up.link == path
-    ways = placing.routes(plan.clients, [plan.aggregator.broker], redis_clients=["broker"], redis_url=plan.redis_url)
+    ways = placing.ways(plan.clients, [plan.aggregator.broker], redis_clients=["broker"], redis_url=plan.redis_url)
     links = placing.place(placing.read(path), ways, first_port=7201, run_dir=plan.run_dir)
     specs = daemons.processes(dataclasses.replace(plan, links=links), environment={"A": "1"}, island_environment={})
     assert [spec.name for spec in specs] == ["links", "broker", "aggregator", "island-0", "island-1"]
