@@ -280,7 +280,8 @@ class Aggregator:
         member.last_seen_s = run.now_s
         match message:
             case Heartbeat():
-                member.left = member.left and not newest  # a frozen broker may have kept this one past the farewell
+                if member.left and newest:
+                    member.at.take("heard")  # else a frozen broker may have kept this one past the farewell
                 if self._membership.heartbeat(member, message, event):
                     ours = [each for each in message.outstanding if run.owns(each.fragment_id)]
                     fates = (self._membership.resolve(member, each).fate for each in ours)

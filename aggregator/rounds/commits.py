@@ -50,8 +50,7 @@ class Commits:
         if round_ is not None:
             self._book(p, round_)
             round_.contributions.clear()  # their bytes are in the new version: nobody needs them any more
-        fragment.stage = Stage.PERSISTING
-        fragment.commit = Commit(
+        commit = Commit(
             fragment_id=p,
             fragment_version=event.fragment_version,
             epoch=run.epoch,
@@ -62,7 +61,8 @@ class Commits:
             if p in run.moving
             else {},
         )
-        run.emit(Persist(commit=fragment.commit))
+        fragment.computed(commit)
+        run.emit(Persist(commit=commit))
 
     def _book(self, p: int, round_: Round) -> None:
         """Books what a round has merged."""
@@ -77,13 +77,11 @@ class Commits:
     def persisted(self, event: Persisted) -> bool:
         """A commit is durable: the version exists. Returns whether it is one of version 0."""
         run, fragment = self._run, self._run.fragments[event.fragment_id]
-        commit, round_ = fragment.commit, fragment.round
+        commit = fragment.commit
         if commit is None or commit.fragment_version != event.fragment_version:
             return False
         run.disk_works()
-        fragment.version, fragment.digest = commit.fragment_version, commit.digest
-        fragment.contributions = commit.contributions
-        fragment.commit, fragment.round, fragment.stage = None, None, Stage.IDLE
+        round_ = fragment.persisted()
         if round_ is None:
             return True
         fragment.flushed = round_.flush

@@ -79,7 +79,6 @@ class Membership:
         if run.config.shards == 1:
             self._begin(member)
             return
-        member.begun = False
         run.begins.pop(member.island_id, None)
         run.shares.leave(member.island_id, member.index)
         # One that has not begun gives way to this one: nobody has taken anything of it.
@@ -114,8 +113,8 @@ class Membership:
         """Opens the books of a new life, at the furthest step that any shard knows of the last one."""
         run = self._run
         known = run.ledger.resume_point(member.island_id)
-        member.start = start_step, start_tokens = max(known, run.begins.get(member.island_id, known))
-        member.begun = True
+        start_step, start_tokens = max(known, run.begins.get(member.island_id, known))
+        member.begin(start_step, start_tokens)
         run.ledger.begin(member.island_id, member.incarnation, start_step, start_tokens)
         if run.phase is Phase.ENDED:
             run.ledger.end(member.island_id)  # the books are closed: what it trains now is lost
@@ -305,7 +304,7 @@ class Membership:
         run = self._run
         if member.left:
             return
-        member.left, member.departure = True, leave.departure
+        member.leave(leave.departure)
         lie = self._impossible(member, leave.inner_step, leave.tokens)
         if lie:
             self._notices.refuse(event, Reason.IMPLAUSIBLE, lie)  # it goes all the same, with the counters known before

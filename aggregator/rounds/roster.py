@@ -239,11 +239,11 @@ class Adopter:
         if member.incarnation > told.incarnation:
             return
         if told.begun and not member.begun:
-            member.begun, member.start = True, (told.start_step, told.start_tokens)
+            member.begin(told.start_step, told.start_tokens)
             run.ledger.begin(member.island_id, member.incarnation, *member.start)
             if run.phase is Phase.ENDED:
                 run.ledger.end(member.island_id)
         if told.left and not member.left:
-            member.left = True
+            member.leave()
             run.ledger.end(member.island_id)
             run.clock.forget(member.island_id)

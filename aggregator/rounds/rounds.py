@@ -1,12 +1,8 @@
 """When rounds open and close, and with which weights (design, sections 4.1, 4.4 and 4.5).
 
-Each fragment goes through::
-
-    IDLE --open--> COLLECTING --close--> COMPUTING --Computed--> PERSISTING --Persisted--> IDLE, one version on
-                       \\--cancel--> IDLE
-
-and contributions are admitted at any time (:mod:`aggregator.rounds.intake`): into the open round, or held for the next
-one. What follows the order to merge, from COMPUTING on, is in :mod:`aggregator.rounds.commits`.
+The stages of a fragment are a table (:data:`aggregator.state.fragment.STAGES`). Contributions are admitted at any time
+(:mod:`aggregator.rounds.intake`): into the open round, or held for the next one. What follows the order to merge is in
+:mod:`aggregator.rounds.commits`.
 """
 
 from __future__ import annotations
@@ -20,7 +16,7 @@ from aggregator.rounds.notices import Notices
 from aggregator.rounds.publishing import Outage
 from aggregator.rules.quorum import Verdict, Waits
 from aggregator.rules.staleness import Trained, mean_staleness, merge_weights, most_tokens_per_step, presence_factor
-from aggregator.state.fragment import Fragment, Stage
+from aggregator.state.fragment import Fragment
 from aggregator.state.round import Round
 from aggregator.state.run import Run
 from broker.wire.messages import Merged, Phase
@@ -87,8 +83,7 @@ class Rounds:
         )
         for admitted in fragment.held:
             round_.offer(admitted)
-        fragment.held.clear()
-        fragment.round, fragment.stage = round_, Stage.COLLECTING
+        fragment.open(round_)
         run.open_rounds[round_.round_id] = round_
         run.round_times.opened(round_.round_id, run.now_s)
         held = len(round_.contributions)
@@ -115,11 +110,11 @@ class Rounds:
         facts = {"round": round_.round_id, "fragment": round_.fragment_id, "reason": decision.reason}
         if not parts:
             run.note("round.cancelled", **facts)
-            fragment.round, fragment.stage, fragment.flushed = None, Stage.IDLE, round_.flush
+            fragment.cancel()
             return
         run.note("round.closed", **facts, missing=missing)
         round_.closed_because, round_.missing = decision.reason, missing
-        fragment.stage = Stage.COMPUTING
+        fragment.close()
         version = fragment.version + 1
         merge = Merge(round_id=round_.round_id, fragment_id=round_.fragment_id, fragment_version=version, parts=parts)
         run.emit(merge)

@@ -89,8 +89,7 @@ class Seeding:
             if event.flaw.reason not in RETRY_REASONS:
                 self._passed_over.add(run.seeder)
         elif fragment.stage is Stage.IDLE and fragment.version < 0:
-            fragment.stage = Stage.COMPUTING
-            fragment.norms.seed_norm = event.norm or 0.0
+            fragment.plant(event.norm or 0.0)
             self._heard_at_s, run.planted = run.now_s, True
             run.emit(Plant(fragment_id=seed.fragment_id, payload=seed.payload))
 

@@ -47,6 +47,7 @@ from aggregator.standby.candidate_events import (
     Unpolled,
 )
 from aggregator.state.founding import Founding, foundings_in, made_under, shards_in, stray
+from broker.routing.transitions import Staged, Transitions
 from broker.wire.messages import Follow, Following, Replica, ReplicaRun, Stored, newness
 from broker.wire.records import LeaseView
 
@@ -68,6 +69,17 @@ class Place(StrEnum):
     FOLLOWING = "following"
     TAKING = "taking"
     LEADING = "leading"
+
+
+#: A lease that was asked for, and of which Redis says nothing, shows in the next poll if it was granted.
+STAGES = Transitions(
+    "a candidate",
+    Place.FOLLOWING,
+    {
+        Place.FOLLOWING: {"take": Place.TAKING},
+        Place.TAKING: {"granted": Place.LEADING, "refused, unanswered": Place.FOLLOWING},
+    },
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +115,6 @@ class Candidate:
         now_s: Monotonic seconds.
 
     Attributes:
-        place: Where it stands.
         epoch: Of the leader that it follows; it takes nothing of a lower one.
         objection: Why it does not lead, for people; empty while somebody else does.
     """
@@ -121,7 +132,7 @@ class Candidate:
     ) -> None:
         self.name, self.shard = name, shard
         self._shards = shards
-        self.place = Place.FOLLOWING
+        self.at = Staged(STAGES)
         self.epoch = holding.run_epoch
         self.objection = ""
         self.lease: LeaseView | None = None
@@ -157,7 +168,7 @@ class Candidate:
                 self._polling, self.lease, self._missing_since_s = False, None, None
                 self._object(f"Redis does not answer: {detail}")
                 if self.place is Place.TAKING:
-                    self.place = Place.FOLLOWING  # if it was granted, the next poll shows this store as the holder
+                    self.at.take("refused, unanswered")
             case LeaseTaken(granted=granted):
                 self._taken(granted)
             case Heard(broker=broker, following=following):
@@ -176,6 +187,11 @@ class Candidate:
                 self._actions.append(Poll())
         actions, self._actions = self._actions, []
         return actions
+
+    @property
+    def place(self) -> Place:
+        """Where it stands."""
+        return self.at.stage
 
     def next_deadline_s(self) -> float | None:
         """Returns when to send :class:`Tick`; None once it leads."""
@@ -278,7 +294,7 @@ class Candidate:
             heard = [following for _, following in self._brokers.values()]
             epochs = [each.epoch for each in heard] + [each.newest.made_under for each in heard if each.newest]
             self._wanted_epoch = 1 + max([lease.epoch, self.epoch, *epochs])
-            self.place = Place.TAKING
+            self.at.take("take")
             self._founding = None
             if self._unvouched(lease):
                 name = f"{self._wanted_epoch}.{self.name}"
@@ -378,11 +394,12 @@ class Candidate:
 
     def _taken(self, granted: bool) -> None:
         if granted:
-            self.place, self.epoch = Place.LEADING, self._wanted_epoch
+            self.at.take("granted")
+            self.epoch = self._wanted_epoch
             self._note("lease.taken", epoch=self.epoch)
             self._actions.append(Lead(epoch=self.epoch, founding=self._founding))
         else:
-            self.place = Place.FOLLOWING
+            self.at.take("refused, unanswered")
 
     def _object(self, objection: str | None) -> None:
         """Notes why this store does not lead, when that has changed."""

@@ -8,6 +8,7 @@ from enum import StrEnum
 from aggregator.events import Commit
 from aggregator.rules.outliers import FragmentNorms
 from aggregator.state.round import Admitted, Round
+from broker.routing.transitions import Staged, Transitions
 from broker.wire.messages import Merged
 
 
@@ -20,11 +21,24 @@ class Stage(StrEnum):
     PERSISTING = "persisting"
 
 
+#: A round of a fragment, from its opening to its version; version 0 is planted without one.
+STAGES = Transitions(
+    "a fragment of the run",
+    Stage.IDLE,
+    {
+        Stage.IDLE: {"open": Stage.COLLECTING, "plant": Stage.COMPUTING},
+        Stage.COLLECTING: {"cancel": Stage.IDLE, "close": Stage.COMPUTING},
+        Stage.COMPUTING: {"computed": Stage.PERSISTING},
+        Stage.PERSISTING: {"persisted": Stage.IDLE},
+    },
+)
+
+
 @dataclass(slots=True)
 class Fragment:
     """One fragment's versions and its current round."""
 
-    stage: Stage = Stage.IDLE
+    at: Staged[Stage] = field(default_factory=lambda: Staged(STAGES))
     version: int = -1  #: the newest durable one
     digest: str = ""
     contributions: tuple[Merged, ...] = ()  #: of the newest durable version
@@ -38,6 +52,46 @@ class Fragment:
     published_at_s: float | None = None  #: the newest version, to all brokers
     on_their_way: dict[int, float] = field(default_factory=dict)  #: versions that no broker has said it has, since when
     undelivered: bool = False  #: one of them for longer than that usually takes
+
+    @property
+    def stage(self) -> Stage:
+        """Where it is between two versions."""
+        return self.at.stage
+
+    def open(self, round_: Round) -> None:
+        """A round begins; what was held for it is in it already."""
+        self.at.take("open")
+        self.round = round_
+        self.held.clear()
+
+    def cancel(self) -> None:
+        """The round has closed with nothing to merge."""
+        self.at.take("cancel")
+        assert self.round is not None
+        self.flushed, self.round = self.round.flush, None
+
+    def close(self) -> None:
+        """The round has closed, and is being merged."""
+        self.at.take("close")
+
+    def plant(self, norm: float) -> None:
+        """Version 0 has come, and is being made; ``norm`` is its length."""
+        self.at.take("plant")
+        self.norms.seed_norm = norm
+
+    def computed(self, commit: Commit) -> None:
+        """The next version is in memory, and is being made durable."""
+        self.at.take("computed")
+        self.commit = commit
+
+    def persisted(self) -> Round | None:
+        """The next version exists; returns the round that led to it, None for version 0."""
+        self.at.take("persisted")
+        commit, round_ = self.commit, self.round
+        assert commit is not None
+        self.version, self.digest, self.contributions = commit.fragment_version, commit.digest, commit.contributions
+        self.commit = self.round = None
+        return round_
 
     @property
     def waiting(self) -> list[Admitted]:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
 from broker.routing.liveness import Liveness, LivenessConfig, liveness
+from broker.routing.transitions import Staged, Transitions
 from broker.wire.messages import Departure, Enrolled, Heartbeat, Resolution, StateSource
 
 #: Rounds in a row that an island may miss before rounds stop waiting for it.
@@ -18,6 +20,37 @@ EARLIER_REMEMBERED = 8
 MOST_INCARNATION = 2**48
 #: Islands of whose lives only they themselves tell, and processes that wait for an id: no more than so many are known.
 MOST_CLAIMS = 10_000
+
+
+class MemberStage(StrEnum):
+    """Where an island is between its joins and its departures. How alive it is, is :class:`Liveness`."""
+
+    ENROLLED = "enrolled"  # with several shards its life begins when all have said how far they know the last one
+    HERE = "here"
+    LEFT = "left"
+    PAUSED = "paused"  # its next process goes on with this life
+    CLOSED = "closed"  # its training loop has ended
+
+
+_GONE = {"join": MemberStage.ENROLLED, "resume": MemberStage.HERE, "heard": MemberStage.HERE}
+STAGES = Transitions(
+    "a member",
+    MemberStage.ENROLLED,
+    {
+        MemberStage.ENROLLED: {"join": MemberStage.ENROLLED, "begin": MemberStage.HERE},
+        MemberStage.HERE: {
+            "join": MemberStage.ENROLLED,
+            "resume": MemberStage.HERE,
+            "stopped": MemberStage.LEFT,
+            "paused": MemberStage.PAUSED,
+            "closed": MemberStage.CLOSED,
+            "supersede": MemberStage.LEFT,
+        },
+        MemberStage.LEFT: {**_GONE, "supersede": MemberStage.LEFT},
+        MemberStage.PAUSED: {**_GONE, "supersede": MemberStage.LEFT},
+        MemberStage.CLOSED: {**_GONE, "supersede": MemberStage.LEFT, "reopen": MemberStage.LEFT},
+    },
+)
 
 
 @dataclass(slots=True)
@@ -31,10 +64,8 @@ class Member:
     nonce: str  #: of the process that joined last
     tokens_per_step: int  #: as declared; 0: left open
     last_seen_s: float
-    left: bool = False
-    departure: Departure | None = None  #: how it left; None before
+    at: Staged[MemberStage] = field(default_factory=lambda: Staged(STAGES))
     start: tuple[int, int] = (0, 0)  #: step and token counter at which this incarnation began
-    begun: bool = True  #: with several shards: whether that is known by now
     counted_at_s: float = 0.0  #: when its counters were last believed
     missed_rounds: int = 0  #: in a row; an island that answers again starts over
     heartbeat: Heartbeat | None = None  #: the last one of this incarnation, by ``beat_sequence``
@@ -48,19 +79,39 @@ class Member:
     earlier: deque[str] = field(default_factory=lambda: deque(maxlen=EARLIER_REMEMBERED))  #: nonces before the last one
 
     @property
+    def begun(self) -> bool:
+        """Whether its life has begun, at :attr:`start`."""
+        return self.at.stage is not MemberStage.ENROLLED
+
+    @property
+    def left(self) -> bool:
+        """Whether nothing more is expected of this life, in whichever way it has left."""
+        return self.at.stage not in (MemberStage.ENROLLED, MemberStage.HERE)
+
+    @property
     def paused(self) -> bool:
         """True once it has left and kept its progress for its next process."""
-        return self.left and self.departure is Departure.PAUSED
+        return self.at.stage is MemberStage.PAUSED
 
     @property
     def closed(self) -> bool:
         """True once it has left for good: its training loop has closed."""
-        return self.left and self.departure is Departure.CLOSED
+        return self.at.stage is MemberStage.CLOSED
+
+    def begin(self, step: int, tokens: int) -> None:
+        """Its life begins, at this step and token counter."""
+        self.at.take("begin")
+        self.start = step, tokens
+
+    def leave(self, departure: Departure = Departure.STOPPED) -> None:
+        """Its process has ended, as it says itself."""
+        self.at.take(str(departure))
 
     def supersede(self) -> None:
         """Ends the present life, if there still is one: its process is fenced, and has to join again."""
         self.incarnation += 1
-        self.nonce, self.left, self.heartbeat, self.presumed = "", True, None, False
+        self.at.take("supersede")
+        self.nonce, self.heartbeat, self.presumed = "", None, False
 
     @property
     def stopped(self) -> bool:
@@ -153,6 +204,7 @@ class Members:
             member = Member(island_id, len(self._members), hint, 0, nonce, tokens_per_step, now_s)
             self._add(member)
         member.incarnation = max(member.incarnation, self._claims.pop(island_id, 0)) + 1
+        member.at.take("join")
         self._renew(member, hint, nonce, tokens_per_step, now_s)
         return member
 
@@ -170,6 +222,7 @@ class Members:
     def resume(self, member: Member, nonce: str, tokens_per_step: int, now_s: float) -> None:
         """Another process goes on with the present life of a member: its counters stand, what the last one said not."""
         heard = member.beat_sequence  # messages of both are counted on, and late ones of the last are told by that
+        member.at.take("resume")
         self._renew(member, member.hint, nonce, tokens_per_step, now_s)
         member.beat_sequence = heard
 
@@ -190,8 +243,7 @@ class Members:
         if nonce != member.nonce:
             member.earlier.append(member.nonce)
         member.nonce, member.hint, member.tokens_per_step = nonce, hint or member.hint, tokens_per_step
-        member.last_seen_s, member.counted_at_s, member.left, member.missed_rounds = now_s, now_s, False, 0
-        member.departure = None
+        member.last_seen_s, member.counted_at_s, member.missed_rounds = now_s, now_s, 0
         member.heartbeat, member.beat_sequence, member.presumed = None, -1, False
         member.optimizer = StateSource.PENDING
         member.resolutions.clear()
@@ -237,7 +289,8 @@ class Members:
     def reopen(self) -> None:
         """Forgets who has left for good: others are expected to come."""
         for member in self:
-            member.departure = None
+            if member.closed:
+                member.at.take("reopen")
 
     @property
     def all_closed(self) -> bool:
@@ -269,18 +322,22 @@ class Members:
             member = Member(e.island_id, e.index, e.hint, 0, e.nonce, e.tokens_per_step, now_s)
             self._add(member)
         if e.incarnation > member.incarnation:
+            member.at.take("join")
             self._renew(member, e.hint, e.nonce, e.tokens_per_step, now_s)
-            member.incarnation, member.begun = e.incarnation, False
+            member.incarnation = e.incarnation
         return member
 
     def restore(self, record: Mapping[str, Any], now_s: float) -> None:
         """Reads :meth:`record` back; every known member counts as live for a while."""
         for name, row in record["members"].items():
             index, hint, incarnation, nonce, tokens_per_step, left, start, *more = row
-            member = Member(name, index, hint, incarnation, nonce, tokens_per_step, now_s, left, start=tuple(start))
-            member.begun = all(more[:1])  # which records of a single shard had not from the beginning
+            stage = MemberStage.LEFT if left else MemberStage.HERE
+            if not all(more[:1]):  # which records of a single shard had not from the beginning
+                stage = MemberStage.ENROLLED
             if any(more[1:]):
-                member.departure = Departure.CLOSED
+                stage = MemberStage.CLOSED
+            at = Staged(STAGES, stage)
+            member = Member(name, index, hint, incarnation, nonce, tokens_per_step, now_s, at, start=tuple(start))
             member.counted_at_s, member.presumed = now_s, True
             self._members[name] = member
         self._members = dict(sorted(self._members.items()))

@@ -115,27 +115,26 @@ class Adoption:
         first = fragment.version < 0
         keep = 0.0 if fragment.overwrite or settled or first else training.settings.keep
         fragment.incoming, fragment.newer, fragment.incoming_keep = fragment.newer, None, keep
-        fragment.overwrite, fragment.stage = False, Stage.PREPARING
+        fragment.overwrite = False
+        fragment.doing.take("prepare")
         actions.append(Prepare(version=fragment.incoming, keep=keep))
 
     def prepared(self, fragment_id: int) -> None:
         """A version can be installed at the next boundary."""
-        fragment = self._training.fragments[fragment_id]
-        if fragment.stage is Stage.PREPARING:
-            fragment.stage = Stage.READY
+        self._training.fragments[fragment_id].doing.take("prepared")
 
     def installed(self, fragment_ids: tuple[int, ...]) -> None:
         """These versions are in the local parameters since the boundary where training stands."""
         training = self._training
         for fragment in (training.fragments[p] for p in fragment_ids):
-            assert fragment.stage is Stage.READY, fragment
+            fragment.doing.take("installed")
             assert fragment.incoming is not None
             fragment.count(training.at.step)
             if fragment.incoming_keep == 0:
                 fragment.drop(training.at)
                 fragment.exact_at = training.at
             fragment.version = fragment.incoming.fragment_version
-            fragment.incoming, fragment.copy, fragment.stage = None, None, Stage.IDLE
+            fragment.incoming, fragment.copy = None, None
         if self._clean_from is None and not any(f.awaits_overwrite for f in training.fragments.values()):
             self._clean_from = training.at.step  # here, and not when it was asked for
             training.refreshed()

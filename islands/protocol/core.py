@@ -1,12 +1,7 @@
 """The island's state machine: when to hand over, what to adopt, what to say. Pure; it never waits.
 
-Per fragment::
-
-    IDLE --asked, copy at hand--> CAPTURING --Captured--> IDLE             (the contribution is outstanding)
-    IDLE --version arrives------> PREPARING --Prepared--> READY --installed at a boundary--> IDLE
-
-A fragment does one thing at a time: between preparing a version and installing it no copy is captured, so the shift
-that was prepared stays right. Copies taken before an installation are dropped by it.
+The stages of a fragment are a table (:data:`islands.protocol.fragment.STAGES`). Copies taken before an installation are
+dropped by it.
 
 The machine has parts, each with a state of its own: :class:`islands.protocol.member.Member`,
 :class:`islands.protocol.fleet.Fleet`, :class:`islands.protocol.hand_over.HandOver`,

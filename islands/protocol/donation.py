@@ -1,13 +1,8 @@
 """The state of the inner optimizer, from island to island: both sides of a donation, as state machines. Pure.
 
 An island whose own checkpoint does not serve asks the aggregator for a donor and fetches the donor's state in parts,
-through the broker::
-
-    receiver   IDLE --begin--> ASKING --Donor--> FETCHING --last part--> CHECKING --fits--> SETTLED
-                                  ^                 |                       |
-                                  +-- silent, gone, declined, changed, --does not fit--+
-
-    donor      EMPTY --FetchState--> COPYING --StateCopied--> HOLDING --nobody asks any more--> EMPTY
+through the broker. The stages of the receiver are a table (:data:`STAGES`). The donor is empty, copying between two
+steps, or holds a copy until nobody asks for it any more.
 
 *Nothing waits for ever.* A donor that is silent, dies half-way, or sends what does not fit is replaced by another;
 after ``MOST_DONORS`` of them, or when its patience ends, the receiver starts fresh. It has not begun to train by then,
@@ -25,6 +20,7 @@ import math
 from enum import StrEnum
 
 from broker.routing.resending import Patience
+from broker.routing.transitions import Staged, Transitions
 from broker.wire.messages import AGGREGATOR, AskDonor, Donor, FetchState, Payload, StatePart, StateSource
 from islands.protocol.events import Action, CheckState, CopyState, Note, Send, Settled
 
@@ -53,16 +49,29 @@ class Stage(StrEnum):
     SETTLED = "settled"
 
 
+_AGAIN = {"silent, wrong or gone": Stage.ASKING, "settle": Stage.SETTLED}
+#: The receiver's side.
+STAGES = Transitions(
+    "the receiver of an optimizer's state",
+    Stage.IDLE,
+    {
+        Stage.IDLE: {"begin": Stage.ASKING, "settle": Stage.SETTLED},
+        Stage.ASKING: {"named": Stage.FETCHING, "settle": Stage.SETTLED},
+        Stage.FETCHING: {"whole": Stage.CHECKING, **_AGAIN},
+        Stage.CHECKING: _AGAIN,
+    },
+)
+
+
 class Receiver:
     """Gets the state of a donor's optimizer, or settles for a fresh one.
 
     Attributes:
-        stage: See the module's docstring.
         donor: Who is fetched from, or was.
     """
 
     def __init__(self) -> None:
-        self.stage = Stage.IDLE
+        self.at = Staged(STAGES)
         self.donor = ""
         self._most_bytes = 0
         self._ends_at_s = math.inf
@@ -91,8 +100,14 @@ class Receiver:
             return
         self._most_bytes, self._ends_at_s = most_bytes, now_s + patience_s
         self._why = "nobody answered"
-        self.stage, self._ask_at_s = Stage.ASKING, now_s
+        self.at.take("begin")
+        self._ask_at_s = now_s
         self.advance(now_s, actions)
+
+    @property
+    def stage(self) -> Stage:
+        """Where it is."""
+        return self.at.stage
 
     def named(self, message: Donor, now_s: float, actions: list[Action]) -> None:
         """The aggregator has named a donor, or says that there is none."""
@@ -101,7 +116,8 @@ class Receiver:
         if not message.island_id:
             self._settle_fresh(self._why if self._tried else "no island has trained for long enough to be one", actions)
             return
-        self.stage, self.donor = Stage.FETCHING, message.island_id
+        self.at.take("named")
+        self.donor = message.island_id
         self._begin_donor(message.wait_s, now_s)
         self._fetch([0], actions)
 
@@ -124,7 +140,7 @@ class Receiver:
         self._parts[part.part] = part.payload
         self._on_their_way.remove(part.part)
         if len(self._parts) == self._num_parts:
-            self.stage = Stage.CHECKING
+            self.at.take("whole")
             parts = tuple(self._parts[i] for i in range(self._num_parts))
             self._parts.clear()
             actions.append(CheckState(parts=parts, state_bytes=self._bytes))
@@ -139,7 +155,7 @@ class Receiver:
         if flaw:
             self._give_up_donor(flaw, now_s, actions)
             return
-        self.stage = Stage.SETTLED
+        self.at.take("settle")
         actions.append(Settled(source=StateSource.DONOR, detail=f"of {self.donor}, {self._bytes} bytes"))
 
     def advance(self, now_s: float, actions: list[Action]) -> None:
@@ -213,11 +229,12 @@ class Receiver:
         if len(self._tried) >= MOST_DONORS:
             self._settle_fresh(self._why, actions)
             return
-        self.stage, self._ask_at_s = Stage.ASKING, now_s
+        self.at.take("silent, wrong or gone")
+        self._ask_at_s = now_s
         self.advance(now_s, actions)
 
     def _settle_fresh(self, why: str, actions: list[Action]) -> None:
-        self.stage = Stage.SETTLED
+        self.at.take("settle")
         self._begin_donor(0.0, 0.0)
         actions.append(Settled(source=StateSource.FRESH, detail=f"no donor: {why}"))
 

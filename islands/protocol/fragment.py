@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from broker.routing.resending import Backoff
+from broker.routing.transitions import Staged, Transitions
 from broker.wire.messages import Contribution, TrainedOn, Version
 from broker.wire.ranges import StepRange
 
@@ -17,6 +18,20 @@ class Stage(StrEnum):
     CAPTURING = "capturing"
     PREPARING = "preparing"
     READY = "ready"
+
+
+#: It does one thing at a time: while a version is prepared and waits for a boundary, no copy is captured, so the shift
+#: that was prepared stays right.
+STAGES = Transitions(
+    "a fragment of the island",
+    Stage.IDLE,
+    {
+        Stage.IDLE: {"capture": Stage.CAPTURING, "prepare": Stage.PREPARING},
+        Stage.CAPTURING: {"captured": Stage.IDLE},
+        Stage.PREPARING: {"prepared": Stage.READY},
+        Stage.READY: {"installed": Stage.IDLE},
+    },
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +58,7 @@ class Fragment:
     """One fragment of the local parameters."""
 
     handed: Point  #: everything before was handed over, or dropped
-    stage: Stage = Stage.IDLE
+    doing: Staged[Stage] = field(default_factory=lambda: Staged(STAGES))
     version: int = -1  #: in the local parameters
     trained_on: list[TrainedOn] = field(default_factory=list)  #: of the steps since ``handed``, up to ``counted``
     counted: int = 0  #: inner step up to which ``trained_on`` counts
@@ -63,6 +78,11 @@ class Fragment:
     exact_at: Point | None = None  #: the last boundary at which it became the global parameters, to the bit
     seed: Backoff | None = None  #: since version 0 of it was asked for
     seeding: bool = False
+
+    @property
+    def stage(self) -> Stage:
+        """What is done with it now."""
+        return self.doing.stage
 
     @property
     def newest(self) -> int:

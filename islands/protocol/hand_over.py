@@ -161,7 +161,8 @@ class HandOver:
             from_tokens=fragment.handed.tokens,
             to_tokens=copy.tokens,
         )
-        fragment.handed, fragment.stage = copy, Stage.CAPTURING
+        fragment.handed = copy
+        fragment.doing.take("capture")
         actions.append(Capture(fragment_id=p, step=copy.step))
 
     def _pass(self, p: int, fragment: Fragment, now_s: float, actions: list[Action]) -> None:
@@ -174,9 +175,9 @@ class HandOver:
         """Sends a contribution, and keeps it until its fate is known."""
         training, p = self._training, event.fragment_id
         fragment = training.fragments[p]
-        assert fragment.stage is Stage.CAPTURING, fragment
+        fragment.doing.take("captured")
         assert fragment.capturing is not None
-        steps, fragment.capturing, fragment.stage = fragment.capturing, None, Stage.IDLE
+        steps, fragment.capturing = fragment.capturing, None
         if not self._member.joined:
             return  # lost its membership meanwhile
         contribution = Contribution(

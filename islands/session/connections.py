@@ -114,7 +114,7 @@ class Connections:
         """Puts a message behind those that wait for its connection; it gets its number when it leaves.
 
         What waits on a narrow link for longer than thousands of heartbeats take would look played back by its number
-        (:mod:`broker.routing.replays`), if that were older.
+        (:mod:`broker.routing.directory`), if that were older.
         """
         self._outboxes[envelope.message.channel].put(envelope)
 

@@ -554,7 +554,7 @@ MUTANTS = (
     Mutant(
         what="what let others go first on its connection is refused",
         invariant=6,
-        file="broker/routing/replays.py",
+        file="broker/routing/directory.py",
         old="        if -ahead >= WINDOW or self._recent >> -ahead & 1:",
         new="        if ahead <= 0:",
         tests=(
