@@ -1,4 +1,4 @@
-"""The aggregator's state machine: events and a clock reading in, actions out. Nothing else decides anything.
+"""The aggregator's state machine: events and a clock reading in, actions out.
 
 This module is the switchboard: it hands each event to the part that knows about it, and then lets every part do what
 the time calls for. The parts share one :class:`aggregator.state.run.Run`:

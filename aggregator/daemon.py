@@ -1,4 +1,4 @@
-"""The aggregator daemon: ``atoll aggregator``. Settings, signals and threads of the process; the rest is in service.
+"""The aggregator daemon, ``atoll aggregator``: settings, signals and threads of the process.
 
 Numeric libraries read how many threads they may start when they are imported. So this module imports none of them, and
 :mod:`aggregator.process.service`, which does, is imported when that has been decided.

@@ -1,4 +1,4 @@
-"""What goes into the aggregator's state machine, and what comes out.
+"""The events and actions of the aggregator's state machine.
 
 Anything that takes time is an action whose completion is another event: ``Plant`` and ``Merge`` end in ``Computed``,
 ``Persist`` in ``Persisted`` or ``PersistFailed``, ``SaveRun`` in ``RunSaved``. The core accepts any event meanwhile.

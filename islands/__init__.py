@@ -1,4 +1,4 @@
-"""Islands: where training happens. The interface of a training loop that joins a run, and what a task is made of.
+"""Islands train a model and join a run: the public interface, and the parts of a task.
 
     import islands
 

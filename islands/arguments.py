@@ -1,4 +1,4 @@
-"""The arguments of a caller as the plain values that messages, records and files hold, or a refusal at once. Pure.
+"""Checks arguments of a caller, and turns them into plain values for messages and files. Pure.
 
 Whatever Python takes for an integer (``operator.index``) or a number (``float``) is taken, numpy's scalars and 0-d
 arrays among them. The rest is refused by the call that was given it: the wire would refuse it too, steps later and in

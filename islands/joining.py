@@ -1,4 +1,4 @@
-"""Joining a run: everything between the arguments of :func:`join` and the first version of the parameters."""
+"""Joins a run: from the arguments of :func:`join` to the first version of the parameters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The interface that a training loop programs against: join, then one call per inner step (design, section 13).
+"""The interface of a training loop: join, then one call per inner step (design, section 13).
 
     island = islands.join("tcp://hub:7001", params, run="demo", kinds={"embed|head": "mean"})
     params, opt_state = island.restore(params, opt_state)

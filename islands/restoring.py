@@ -1,4 +1,4 @@
-"""The state of an inner optimizer for a life that begins: from this island's checkpoint, or from another island."""
+"""Restores the inner optimizer's state, from a checkpoint or from another island."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line: which commands there are, and what their errors look like.
+"""The command line: its commands, their help and their errors.
 
 Each command lives in its own module, which has ``add_arguments(parser)`` and ``run(args) -> int``. It is imported when
 it is called for and not before, so that ``status`` does not wait for JAX, and a numpy island never loads it.

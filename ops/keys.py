@@ -1,4 +1,4 @@
-"""``atoll keys``: makes key pairs, and says whose keys a broker takes.
+"""``atoll keys``: makes key pairs, and edits the broker's list of allowed keys.
 
 The secret half of a pair stays where it was made. Where the broker's own pair lies, ``new`` also puts the public half
 on the allow list; a pair that was made elsewhere is let in by bringing its ``.public`` file there (``allow``). What

@@ -1,4 +1,4 @@
-"""The directory of a run: who may use it, and how files get into it whole.
+"""The directory of a run: locked while in use, and written whole files at a time.
 
 One ``up`` at a time works in a run directory; it holds the file ``lock`` for as long as its process lives, so that
 neither a crash nor a reboot leaves a directory that looks used. The aggregator's store in it has a lock of its own: a

@@ -1,4 +1,4 @@
-"""``test``: everything CI runs, in the order in which it fails fastest: lint, format, types, the test suite."""
+"""``test``: lint, format, types and the test suite, as CI runs them."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The fate of every token, per island and fragment, and who trains which data. Pure."""
+"""The ledger: the fate of every token, and the owner of every data share. Pure."""

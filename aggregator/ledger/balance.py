@@ -1,4 +1,4 @@
-"""The balance of a run's tokens: what was trained, what was merged, what was wasted by which cause, what is in flight.
+"""The balance of a run's tokens: trained, merged, wasted by cause, in flight.
 
 Pure. The entries come from :mod:`aggregator.ledger.ledger`; several shards' balances add up to one.
 """

@@ -1,4 +1,4 @@
-"""Who trains which part of the data, from where on: takeover, hand-back, and the books of it (design, section 8).
+"""Data shares: their owners, takeover, hand-back and the next batch of each (design, section 8).
 
 The data is cut into as many shares as islands are expected, and each share into batches that are numbered from 0 (a
 batch is what one inner step trains). The first islands that join have a share each, their *home*; one beyond the

@@ -1,4 +1,4 @@
-"""Every token's fate, per island and fragment: trained = merged + wasted + in flight, always.
+"""The ledger: the fate of every token, per island and fragment.
 
 Unit: token x fragment. An island that trained n tokens has trained them on every fragment; fragment p hands them
 over in its own rounds. The books are kept per *life* (incarnation) of an island. What a life trained and neither

@@ -1,4 +1,4 @@
-"""What is known of the lives of an island: on each fragment an account, per life, and the earliest lives as one sum.
+"""Accounts of an island's lives on each fragment; the earliest lives are one sum.
 
 Records with their own arithmetic and their form as plain data; when what is entered is for
 :mod:`aggregator.ledger.ledger`.

@@ -1,4 +1,4 @@
-"""How well the islands keep together: who is in a version, and how stale what they bring is. Pure."""
+"""Participation: the share of live islands in a version, and the staleness of their contributions. Pure."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""From pseudo-gradients to a version: merge kernels, the outer step, inspection of payloads."""
+"""Turns pseudo-gradients into a version: merge kernels, the outer step, payload inspection."""

@@ -1,4 +1,4 @@
-"""What a payload holds: looked at once, at the door, since the core never looks into one. Pure."""
+"""Inspects a payload as it arrives: its norm, and whether it is finite. The core never reads one. Pure."""
 
 from __future__ import annotations
 

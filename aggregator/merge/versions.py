@@ -1,4 +1,4 @@
-"""Versions of fragments made from payloads, and payloads made from versions: what threads compute. Pure."""
+"""Computes versions from payloads, and payloads from versions, in worker threads. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One broker as an aggregator sees it: two connections, and what waits for the slower one. Shell.
+"""One broker's connections at the aggregator, with a queue for the slower one. Shell.
 
 Each broker has its own queue and its own task, so one that takes nothing holds up no other. What is queued for several
 is encoded once (:class:`Outgoing`).

@@ -1,4 +1,4 @@
-"""Standing by: the pump around :class:`aggregator.standby.candidate.Candidate`. Shell.
+"""Runs :class:`aggregator.standby.candidate.Candidate`: sockets, store and lease of a standby. Shell.
 
 Commits of the leader go into the store of this process one after the other, in a thread; the lease is read and taken by
 tasks of their own. Nothing here waits for Redis but the decision to lead.

@@ -1,4 +1,4 @@
-"""The core's decisions as log lines: which are worth reading, and how often the same one is."""
+"""Turns the core's decisions into log lines, and leaves out those that only repeat."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the aggregator has counted, as others want it: the final report, and the records for Redis. Pure."""
+"""The final report and the records for Redis, from the aggregator's counts. Pure."""
 
 from __future__ import annotations
 

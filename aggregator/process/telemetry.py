@@ -1,4 +1,4 @@
-"""What a leader shows of itself: the event tape, the log, the reports to Redis, and the report at the end. Shell.
+"""The leader's telemetry: event tape, log, reports to Redis, and the final report. Shell.
 
 It reads the run and changes nothing in it. Nothing here is waited for by what is decided.
 """

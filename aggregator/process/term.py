@@ -1,4 +1,4 @@
-"""A term of leading: one epoch, and the lease that gives the right to it. Shell."""
+"""One term of a leader: an epoch and the lease that it holds for it. Shell."""
 
 from __future__ import annotations
 

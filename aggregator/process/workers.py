@@ -1,4 +1,4 @@
-"""The aggregator's slow work: merges in one thread, plants and the disk in another, and the states they pass on.
+"""Worker threads of the aggregator: merges in one, installed states and the disk in another.
 
 Shell. Every order of the core ends in an event, while the loop goes on answering heartbeats. A fragment has at most two
 states here: the *durable* one, which may be published, and a *pending* one, which replaces it once it is on disk in all

@@ -1,1 +1,1 @@
-"""The parts of the core: who is in, what is admitted, merged, committed and published. Pure."""
+"""The parts of the core: membership, admission, rounds, commits and publication. Pure."""

@@ -1,4 +1,4 @@
-"""Whether a contribution is let in: one pure decision, with the reason that its sender is told (design, section 9)."""
+"""Admission: accepts or refuses a contribution, with the reason its sender gets (design, section 9)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The brokers as the aggregator sees them: which versions each holds, and whose bulk connection has become deaf.
+"""The brokers as the aggregator sees them: the versions each holds, and deaf bulk connections.
 
 Every broker answers each Attach with the versions on its shelf. One that lacks something was connected late or lost a
 message: it gets what is missing, it alone, with pauses that follow the journeys to it

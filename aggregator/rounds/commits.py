@@ -1,4 +1,4 @@
-"""From new parameters in memory to a version that exists: the commit, with the books as they are then.
+"""Commits: turn new parameters in memory into a durable version with its ledger.
 
 The order contract is *persist before publish*: a version is sent only after its commit is reported durable. What could
 not be made durable is asked for again, and meanwhile nothing of it is known to anybody.

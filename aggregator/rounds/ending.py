@@ -1,4 +1,4 @@
-"""How a run ends: islands stop stepping, every fragment is flushed with everybody, the rest is given up.
+"""Ends a run: islands stop, every fragment is flushed, and the rest is counted as wasted.
 
 Design: section 4.9.
 """

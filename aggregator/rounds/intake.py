@@ -1,4 +1,4 @@
-"""What an island's answer to a round is worth: admitted, held, refused, or to be sent again (design, sections 4.3, 9).
+"""Intake of answers to a round: admitted, held, refused, or to be sent again (design, sections 4.3, 9).
 
 There are two gates. As a contribution arrives it is checked by itself (:mod:`aggregator.rounds.admission`), and goes
 into the open round of its fragment, or is held for the next one. As its round closes it may have become too old by

@@ -1,4 +1,4 @@
-"""Joins, heartbeats and farewells."""
+"""Handles joins, heartbeats and farewells."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages to islands: refusals, and the fleet's state, always whole, so that any one message may be lost.
+"""Builds messages to islands: refusals, and the whole state of the fleet.
 
 Rounds that are open, fragments that soon are, versions, and how fast the fleet trains beside an island stand in every
 :class:`FleetState`; what became of a contribution in the one that answers a heartbeat which asks for it.

@@ -1,4 +1,4 @@
-"""Versions on their way to the brokers: each new one to all, and again to those that lack it (design, section 4.7)."""
+"""Publishes versions to the brokers, and again to those that lack one (design, section 4.7)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A store that is behind its peers: noticed before anything is said, and what an operator may order then. Pure.
+"""Detects a store that is older than what its peers hold, and begins a new lineage on request. Pure.
 
 Brokers and islands hold versions. A store that has less, because it was lost, emptied or restored from an old copy,
 must not go on as if nothing had happened: it would make other bytes under names that are taken (design, section 8). So

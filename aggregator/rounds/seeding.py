@@ -1,4 +1,4 @@
-"""Version 0: it comes whole from one island; if that one dies half-way, what it sent is dropped for the next one's.
+"""Seeding: takes version 0 whole from one island; if that one dies, from the next.
 
 An island that lives and yet supplies nothing, or nothing that can be taken, is passed over where there is another one.
 

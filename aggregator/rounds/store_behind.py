@@ -1,4 +1,4 @@
-"""Whether the store is behind its peers, and what is done while it is: the part of the core that listens. Pure.
+"""Holds publication while the store is older than what its peers hold. Pure.
 
 What is heard is weighed in :mod:`aggregator.rounds.recovery`, which says why a store that is behind must keep silent,
 and how it may go on again.

@@ -1,1 +1,1 @@
-"""Decisions as functions of numbers: quorum, pacing, staleness, outliers, quarantine. Pure."""
+"""Decisions from numbers: quorum, pacing, staleness, outliers, quarantine. Pure."""

@@ -1,4 +1,4 @@
-"""Which contributions are far too long: robust statistics of what a fragment's islands send. Pure.
+"""Outliers: robust statistics that find contributions of implausible length. Pure.
 
 What is compared is the *rate*, the norm of a pseudo-gradient per inner step, ``||Delta|| / s``, as its logarithm: rates
 of one fragment differ by factors. Only long ones are refused. A short one is harmless, and most runs end with them.

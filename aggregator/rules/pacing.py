@@ -1,4 +1,4 @@
-"""When fragments fall due: a clock of inner steps, estimated from heartbeats (design, section 4.1).
+"""Pacing: a clock of inner steps that says which fragment is due (design, section 4.1).
 
 An island's step counter is reported once per heartbeat and with each contribution; in between it is extrapolated
 at the island's own pace, for a bounded time. A fragment is due when the *lower median* of the recently advancing

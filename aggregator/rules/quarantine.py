@@ -1,4 +1,4 @@
-"""Repeated offenders: who is kept out for a while, for how long, and how they come back. Pure.
+"""Quarantine: keeps repeated offenders out for a while, then lets them back on probation. Pure.
 
 ::
 

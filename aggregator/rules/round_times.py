@@ -1,4 +1,4 @@
-"""How long rounds take, measured: the waits they are given, and how many may be open at once.
+"""Measured round times: they set the waits, and the number of rounds open at once.
 
 Design: sections 4.1 and 4.5.
 """

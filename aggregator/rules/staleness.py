@@ -1,4 +1,4 @@
-"""What a contribution weighs: how much was trained, and on how old parameters.
+"""The weight of a contribution, from its tokens, steps and staleness.
 
 The paper weighs by tokens and steps alone, ``w = n * n / s`` (Decoupled DiLoCo, https://arxiv.org/abs/2604.21428,
 algorithm 2, line 7: amount times rate). Four rules are ours:

@@ -1,4 +1,4 @@
-"""The leader's side of standing by: what each standby lacks, and when a commit is durable everywhere it must be. Pure.
+"""Replication: sends standbys what they lack, and tells when a commit is durable at all of them. Pure.
 
 A version is published once it is durable in this store *and* at every standby in the in-sync set (design, section 8).
 That set is what the lease says: only its members may take over, so whatever was published is with whoever leads next.

@@ -1,4 +1,4 @@
-"""Whether the history of one store goes on in another's, where no lease can vouch for it. Pure.
+"""Lineage of stores: tells if one store continues another's history without a lease. Pure.
 
 As long as Redis keeps the lease, whoever takes over has all that was published, and a store may give up whatever its
 leader does not have. A Redis that comes back empty knows nothing of that: whoever leads then *founds* a line anew, on

@@ -1,4 +1,4 @@
-"""One fragment on the aggregator's side: its newest version, and the round or commit that makes the next. Pure."""
+"""One fragment at the aggregator: its newest version, and the round or commit under way. Pure."""
 
 from __future__ import annotations
 

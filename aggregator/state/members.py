@@ -1,4 +1,4 @@
-"""Who is in the run: ids, incarnations, liveness, and what each island last said."""
+"""The members of a run: ids, incarnations, liveness, and the last report of each island."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a model fits the limits of the run: asked before its first island is let in, and at every start. Pure.
+"""Checks that a model fits the limits of the run, before its first island is let in. Pure.
 
 ``atoll plan`` asks the same, so that what it recommends is let in.
 """

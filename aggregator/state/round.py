@@ -1,4 +1,4 @@
-"""One round of one fragment: who was asked, who answered, with what; and when it may close.
+"""One round of one fragment: islands asked, answers received, and the rule for closing.
 
 It collects answers until it is decided: with the last one that is waited for, with a quorum of fresh ones and the wait
 that begins then (``quorum_met_at_s``), or at its timeout (:mod:`aggregator.rules.quorum`).

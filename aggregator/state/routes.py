@@ -1,4 +1,4 @@
-"""By which broker an island is reached: the one over which it was last heard. Pure.
+"""Routes to islands: the broker over which each was last heard. Pure.
 
 Islands speak through one broker at a time and change it without saying so. Whoever was never heard in this life of the
 aggregator, or not lately among very many, is addressed through every broker: the one that knows it passes the message

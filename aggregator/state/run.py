@@ -1,4 +1,4 @@
-"""What an aggregator knows about its run: the state that the parts of the core share.
+"""The state of a run that the parts of the core share.
 
 The parts (:mod:`aggregator.rounds.membership`, :mod:`aggregator.rounds.rounds` and the others that
 :mod:`aggregator.core` lists) read and change one :class:`Run` while one event is handled. What they want done is put

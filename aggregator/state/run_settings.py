@@ -1,4 +1,4 @@
-"""The settings of a run across restarts: which stay, which may change, and which a restart need not repeat. Pure.
+"""The settings of a run across restarts: fixed, changeable, or of one process. Pure.
 
 Each field of :class:`~aggregator.config.AggregatorConfig` says how long it holds. The run record keeps those that are
 the run's, as they are when it is written. A later life, here or on a standby that takes over, is held against them:

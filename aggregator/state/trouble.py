@@ -1,4 +1,4 @@
-"""What a process cannot put right by itself: sentences for status and logs, for as long as each is true. Pure."""
+"""Troubles that a process cannot mend by itself: sentences for status and logs. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where things are in a store directory, and how to read them without a lock, while a run is live.
+"""The layout of a store directory, and reading it without a lock.
 
     lock                            held (flock) by the one process that writes
     name                            what this store is called, and where: a copy of it must not be taken for it

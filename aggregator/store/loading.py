@@ -1,4 +1,4 @@
-"""Whether a run can go on from what a store holds: it is this run's, of this shard, and whole enough. Shell."""
+"""Loads a store, and checks that it is whole and of this run and shard. Shell."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Merged payloads kept on disk, for who wants to compute a round again: one safetensors file per merged round.
+"""Keeps merged payloads for replay: one safetensors file per merged round.
 
 ``ROUND.safetensors`` holds, all float32 and with the fragment's tensors side by side in manifest order::
 

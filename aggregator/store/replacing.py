@@ -1,4 +1,4 @@
-"""Files that are replaced whole: a crash at any point leaves the old or the new.
+"""Replaces a file as a whole: a crash leaves the old one or the new one.
 
 What is new is written beside its place, flushed and renamed, and its directory flushed. What a crash leaves at most is
 a file whose name ends in ``TEMPORARY``.

@@ -1,4 +1,4 @@
-"""The event tape: everything that an aggregator was told and decided, as JSON lines, so that it can be played again.
+"""The event tape: every input and decision of an aggregator, as JSON lines for replay.
 
 Three kinds of lines, each one JSON object::
 

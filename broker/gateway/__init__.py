@@ -1,1 +1,1 @@
-"""The broker's door: who may connect, what comes in, and what each connection is counted for."""
+"""The broker's gateway: who may connect, what comes in, and counters for each connection."""

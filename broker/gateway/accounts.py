@@ -1,4 +1,4 @@
-"""The kernel's accounts of aggregators' connections at a broker: by routing id, as the relay names them. Shell."""
+"""The kernel's byte counts of aggregators' connections at a broker. Shell."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What came over a socket, as an event for the relay: decoded as far as its header, and versions looked into.
+"""Turns a message from a socket into an event of the relay, decoding the header only.
 
 Shell. What a broker keeps is served again and again, and must not be what a line has damaged.
 """

@@ -1,4 +1,4 @@
-"""What comes in over each connection of a port, counted against what was delivered. Pure.
+"""Counts what each connection of a port brings in against what it delivers. Pure.
 
 ZeroMQ bounds a frame (MAXMSGSIZE), not a message: a message is handed over when its last frame has come, and until then
 its frames lie in memory that nobody counts. A peer that never sends the last frame would fill the machine. The kernel

@@ -1,4 +1,4 @@
-"""The broker's gate: who may connect, what becomes of strangers, and who is shown out. Shell.
+"""The broker's gate: admits connections by key, and ends those of strangers. Shell.
 
 *Keys.* With a key of its own the broker's sockets speak CurveZMQ only. ZeroMQ asks for each new connection over an
 in-process socket (ZAP, rfc.zeromq.org/spec/27) whether its key is welcome, and attaches our answer, the key itself, to

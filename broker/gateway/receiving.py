@@ -1,4 +1,4 @@
-"""Messages off a socket, frame by frame, and no more frames than a message may have. Shell.
+"""Receives messages frame by frame, with a limit on frames. Shell.
 
 pyzmq's own ``recv_multipart`` takes whatever a peer puts into one message: a million empty frames, two megabytes on the
 wire, held the broker up for 24 s. Here the surplus is thrown away as it comes, with pauses in which others are served:

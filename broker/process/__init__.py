@@ -1,1 +1,1 @@
-"""What every process of ours needs: settings, flags, TOML, logs, clocks and signals."""
+"""The process kit of every daemon: settings, flags, TOML, logs, clocks and signals."""

@@ -1,4 +1,4 @@
-"""The clock of a daemon: monotonic seconds that never go back, and that can be made to jump, to see what happens.
+"""The clock of a daemon: monotonic seconds. Chaos can make it jump.
 
 A core takes the time as it is told. A clock that went back, by a fault of the machine or of a drill, would make every
 "since" negative: one such jump had an aggregator refuse all heartbeats as impossible for as long as the jump was wide.

@@ -1,4 +1,4 @@
-"""Signals that ask for the end, remembered until somebody asks."""
+"""Remembers signals that ask the process to end."""
 
 from __future__ import annotations
 

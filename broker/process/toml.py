@@ -1,4 +1,4 @@
-"""TOML: files of others are read, or refused in a line; ours are written.
+"""Reads TOML files with one-line errors, and writes ours.
 
 The standard library reads it and does not write it. Writing is by hand, because what settings can hold (text, numbers,
 truth values, paths, enums, lists and small tables of these) takes fewer lines than a dependency takes to justify.

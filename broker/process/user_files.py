@@ -1,4 +1,4 @@
-"""Files of this user outside any run, each of them optional: locks in the temporary directory, and a cache.
+"""Files of this user outside any run: locks and a cache. Each is optional.
 
 A machine may have no temporary directory that can be written (a read-only root), and a user no home. Then there is no
 lock and no cache, and everything works without.

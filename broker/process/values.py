@@ -1,4 +1,4 @@
-"""The values of settings: what stands in a TOML table, or behind a flag, as the type that a setting is annotated with.
+"""Converts values from TOML tables and flags to the type of their setting.
 
 Strictly: nothing is guessed, and whatever does not fit is a :class:`ConfigError` that says what would.
 """

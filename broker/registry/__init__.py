@@ -1,1 +1,1 @@
-"""What stands in Redis about a run: how it is written, and how it is read back."""
+"""The registry: the state of a run in Redis, written and read."""

@@ -1,4 +1,4 @@
-"""Addresses of Redis: which are taken, and how they are shown and kept: never with a password. Pure.
+"""Checks addresses of Redis, and shows them without their password. Pure.
 
 ``redis://HOST:PORT/DB``, ``rediss://`` with TLS, or ``unix:///PATH``; a user and a password before the host, as in
 ``redis://USER:PASSWORD@HOST``, or as options. redis-py takes more, ignores what it does not understand, and fails over

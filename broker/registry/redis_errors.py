@@ -1,4 +1,4 @@
-"""What Redis, or whatever listens at its address, has to say: in a few words, with the cure where there is one."""
+"""Turns errors of Redis into a few words with a cure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run writes to Redis, and how it is read back: membership, model versions, leases, totals, events.
+"""The registry of a run in Redis: membership, versions, leases, totals and events.
 
 Redis serves people and elections; no training data passes through it, and nothing here is believed over an
 aggregator's store. All keys of a run begin with ``atoll:{run_id}:``

@@ -1,1 +1,1 @@
-"""The relay: who is heard, what goes where, what is kept and what is refused. Pure."""
+"""The relay: routing, presence, queues and refusals of a broker. Pure."""

@@ -1,4 +1,4 @@
-"""What the relay answers to one event: actions in order, counted as they are put in. Pure.
+"""The relay's actions for one event, in order, with their counts. Pure.
 
 Every refusal is counted by sender and reason, noted in the log now and then, and told to whoever sent the message, over
 its control connection where there is one. A sender that could not be read is told over the connection it came by.

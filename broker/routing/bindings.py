@@ -1,4 +1,4 @@
-"""Which sender a connection's key stands for: the judge of every message once keys are in use. Pure."""
+"""Binds connections to senders by key, and checks every message against that. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a bulk connection still delivers what it brings in. Pure.
+"""Detects a bulk connection that receives bytes but delivers no message. Pure.
 
 One changed byte in the length that ZeroMQ writes before a frame, and the receiver waits for a frame that nobody sends:
 whatever comes is swallowed as a part of it. The connection stands, nothing is refused, and ZeroMQ's own pings find out

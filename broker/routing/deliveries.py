@@ -1,4 +1,4 @@
-"""Large messages on their way through the broker: versions to islands, contributions and seeds to aggregators. Pure.
+"""Deliveries of large messages: versions to islands, contributions and seeds to aggregators. Pure.
 
 *Backpressure.* The driver sends or, at a high-water mark, answers a :class:`~broker.routing.events.Send` with
 :class:`~broker.routing.events.Blocked`. A contribution then waits in a queue bounded in bytes; a version does not wait

@@ -1,4 +1,4 @@
-"""Who is connected: islands, aggregators, and over which connection each of them speaks.
+"""The directory of connected islands and aggregators, with the connection of each.
 
 A peer is known by its name, and reached by the routing ids that ZeroMQ gave its connections: one on each channel,
 random, new after every reconnect. The directory keeps both maps in step. It learns only from messages that

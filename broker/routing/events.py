@@ -1,4 +1,4 @@
-"""What goes into the relay, what comes out, and its limits; the rules are in :mod:`broker.routing.relay`."""
+"""The events, actions and limits of the relay."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When a silent island is suspect, and when it is dead."""
+"""Liveness by silence: alive, suspect or dead."""
 
 from __future__ import annotations
 

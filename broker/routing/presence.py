@@ -1,4 +1,4 @@
-"""Who is heard: senders come, are replaced by their later lives, fall silent, and are forgotten. Pure.
+"""Presence of senders: they come, are replaced by later lives, fall silent, and are forgotten. Pure.
 
 A peer is a sender's newest incarnation, with the routing id of its connection on each channel. Ids are learned from
 what arrives, so a broker that starts empty knows everyone again after one heartbeat each, and a peer that reconnects

@@ -1,4 +1,4 @@
-"""What the broker keeps: the newest version of each fragment, and contributions on their way to an aggregator.
+"""The broker's queues: the newest version of each fragment, and contributions for aggregators.
 
 Both are pure containers with their rules; :mod:`broker.routing.deliveries` decides when to use them. Everything kept
 here is counted in bytes, because a broker that runs out of memory takes the whole run's traffic with it.

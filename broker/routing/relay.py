@@ -1,4 +1,4 @@
-"""The broker's decisions, without sockets and without a clock: who is who, what goes where, what is refused.
+"""The broker's state machine: routes messages, and refuses those that break a rule. No sockets, no clock.
 
 The driver (:mod:`broker.server`, or the simulator) turns what happens into events, hands them to :meth:`Relay.handle`
 with the time, and carries out the actions that come back, in order. It calls again with :class:`Tick` at

@@ -1,4 +1,4 @@
-"""When to send again what nothing was heard of. Pure.
+"""Pauses before a repeated message, from measured round trips. Pure.
 
 What is sent again too early queues behind its own first copy: on a link that is nearly full each copy makes the next
 journey longer, until the link carries nothing else. So pauses follow the journeys, as in TCP (Karn and Partridge): only

@@ -1,4 +1,4 @@
-"""Who may say what: by role, by channel, and by shard. Pure functions of a message and who claims to send it.
+"""The rights of each role: its messages, by channel and shard. Pure.
 
 Whether the sender is who it says is another question: :mod:`broker.routing.bindings` asks the key of its connection,
 :mod:`broker.routing.presence` asks what has been heard before.

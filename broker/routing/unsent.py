@@ -1,4 +1,4 @@
-"""What of a connection to an aggregator has not left this machine yet. Pure.
+"""Tracks bytes for an aggregator that the kernel has not sent yet. Pure.
 
 Islands send a contribution again when they have heard nothing of it for a while, and cannot see that it waits here,
 behind others, for an aggregator's slow link. A copy would queue behind its own first one, and each copy makes the wait

@@ -1,4 +1,4 @@
-"""Which address of a host's name is tried next, and when. Pure.
+"""Rotates through the addresses of a host's name. Pure.
 
 A name may have several addresses, and a broker may listen on one of them only: ``localhost`` is often ``::1`` and
 ``127.0.0.1``. They are tried in the order in which the name service gives them, but that which worked last goes first.

@@ -1,4 +1,4 @@
-"""The one connection of a client's socket: whether it stands, and another one where it does not. Shell."""
+"""One connection of a client, replaced when it is lost. Shell."""
 
 from __future__ import annotations
 

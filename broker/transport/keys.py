@@ -1,4 +1,4 @@
-"""Key files: what they look like on disk, and which of them a process needs.
+"""Key files: their form on disk, and the ones a process needs.
 
 A pair is two files of one line each, ``STEM.secret`` (mode 0600, for its holder alone) and ``STEM.public``; a line is
 ``ROLE NAME KEY``, the same as in the allow list ``allowed.keys`` beside the broker's own pair. A client needs its own

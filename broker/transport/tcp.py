@@ -1,4 +1,4 @@
-"""What the kernel tells of a TCP connection that ZeroMQ holds, and does to it; ZeroMQ has no call for either. Shell.
+"""The kernel's view of a TCP connection that ZeroMQ holds: byte counts, keepalive, reset. Shell.
 
 A descriptor may have been closed meanwhile, and given to something else, so a copy of it is looked at before anything
 is believed of it or done to it.

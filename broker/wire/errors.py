@@ -1,4 +1,4 @@
-"""What can go wrong, in three families with three treatments.
+"""Errors in three families: the peer's, ours, and the world's.
 
 * The peer is wrong: :class:`RemoteProtocolError`. Drop the message, count it, tell the sender, go on.
 * We are wrong: :class:`LocalProtocolError`. Crash with the trace written; the supervisor restarts us.

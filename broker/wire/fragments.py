@@ -1,4 +1,4 @@
-"""Which tensor belongs to which fragment: the manifest that a run agrees on.
+"""The manifest: the tensors of each fragment, as a run agrees on them.
 
 A *fragment* is a fixed set of tensors that is synchronised as a unit. The manifest is computed once, from
 the tensors of the first island, by :func:`partition`, and handed to every island that joins. It is pure data:

@@ -1,4 +1,4 @@
-"""Who a key belongs to, and what its holder may say. Pure.
+"""Identities: the role and the id that a key stands for. Pure.
 
 A key pair of CurveZMQ names one identity: a role and a name in it. The allow list of a broker says which public key is
 whose, a line each::

@@ -1,4 +1,4 @@
-"""How many bytes a tensor takes on the wire. Pure, and free of numpy: a broker checks lengths and never looks inside.
+"""Computes the bytes of a tensor on the wire, without numpy. Pure.
 
     f32     4 bytes an element
     bf16    2 bytes an element

@@ -1,4 +1,4 @@
-"""What a run, an island or a key may be called: names that stand in addresses, in Redis keys and in files. Pure."""
+"""Checks names of runs, islands and keys. They stand in addresses, Redis keys and files. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranges of inner steps, and sets of them: what "each step is handed over at most once" is checked with."""
+"""Ranges of inner steps and sets of them. They prove that no step is handed over twice."""
 
 from __future__ import annotations
 

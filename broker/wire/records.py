@@ -1,4 +1,4 @@
-"""What stands in Redis about a run, as plain values: written by broker and aggregator, read by status.
+"""The records of a run in Redis, as plain values.
 
 The keys and the operations are in :mod:`broker.registry.registry`.
 """

@@ -1,4 +1,4 @@
-"""Parameters that are never synchronised, as training began with them: what replaces them when they are spoilt.
+"""Initial values of parameters that are never synchronised, to restore spoilt ones.
 
 The run has no copy of them. Batch statistics that are not finite would make the next step not finite again, whatever
 the global parameters and however fresh the optimizer, and the island would be refused for ever.

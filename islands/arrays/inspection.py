@@ -1,4 +1,4 @@
-"""What an island looks at in a version before it uses it. Pure."""
+"""Inspects a version before an island uses it. Pure."""
 
 from __future__ import annotations
 

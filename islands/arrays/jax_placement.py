@@ -1,4 +1,4 @@
-"""The part of :mod:`islands.arrays.placement` that is JAX: jitted copies and installations, placement, random keys."""
+"""The JAX part of :mod:`islands.arrays.placement`: jitted copies, installation, placement, random keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a parameter tree to the tensors of the manifest: names, kinds and units (design: weigh).
+"""Splits a parameter tree into named tensors with kind and merge unit.
 
 Kinds by default, first match first:
 

@@ -1,4 +1,4 @@
-"""Whether versions that an island adopts stay in its parameters: a verdict from a few of their elements. Pure.
+"""Checks that adopted versions stay in an island's parameters, from a few of their elements. Pure.
 
 An adoption moves the parameters, by s = installed - before. The caller trains on and comes back with the next ones,
 which have moved by n = next - before. Along s they have moved by

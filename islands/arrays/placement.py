@@ -1,4 +1,4 @@
-"""The device's side of one fragment: copies that outlive donation, installations, and where arrays live.
+"""The device side of a fragment: copies that outlive donation, and installation of versions.
 
 What the training thread does between two steps is here, so it is little, and all of it is dispatched without
 waiting: one jitted call for the copies of a fragment, one for an installation. Trees of numpy arrays go another way

@@ -1,4 +1,4 @@
-"""Leaves of an optimizer's state that are no arrays: plain Python values as arrays of a checkpoint, and back. Pure.
+"""Converts plain Python values in an optimizer's state to arrays and back. Pure.
 
 A number is an array of shape (), as it always was. Text, bytes, and integers of more than 64 bits (the state of numpy's
 random generators has some) are their bytes, in one dimension.

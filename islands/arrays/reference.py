@@ -1,4 +1,4 @@
-"""The host's side of one fragment: its reference values, and what follows from them (design 4.2 and 4.8). Pure.
+"""The host side of a fragment: its reference values, and pseudo-gradients from them. Pure.
 
 With local parameters L, reference r and global parameters Theta, tensor by tensor, r and Theta in float32:
 

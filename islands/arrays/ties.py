@@ -1,4 +1,4 @@
-"""Leaves that were one array when the island joined: are they one parameter to the training loop, too?
+"""Tied leaves: one array in several places of the parameter tree.
 
 The run has such leaves once (:class:`islands.arrays.tree.TreeNames`), and reads the first place. That is right for
 weights that a loop ties, and wrong where one array was used twice in making a tree, such as one of zeros for every

@@ -1,1 +1,1 @@
-"""The island's state machine and its parts: what to hand over, what to adopt, what to say. Pure."""
+"""The island's state machine and its parts. Pure."""

@@ -1,4 +1,4 @@
-"""Which versions an island adopts: from the word that there is one to its place in the parameters. Pure.
+"""Adoption: brings new versions into an island's parameters. Pure.
 
 Aggregators say which versions are published, and a ``Want`` tells the broker what is here: it is repeated while
 something is lacking, and where nothing comes at all, the bulk connection is made anew. A version that has arrived is

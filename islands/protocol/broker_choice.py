@@ -1,4 +1,4 @@
-"""Which broker an island speaks through, and when it goes on to the next. Pure; training never hears of it.
+"""Chooses the broker of an island, and moves on when that one fails. Pure.
 
 An island with several brokers is connected to one at a time. It leaves that one when
 

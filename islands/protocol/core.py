@@ -1,4 +1,4 @@
-"""The island's state machine: when to hand over, what to adopt, what to say. Pure; it never waits.
+"""The island's state machine: it hands over, adopts and reports. Pure; it never waits.
 
 The stages of a fragment are a table (:data:`islands.protocol.fragment.STAGES`). Copies taken before an installation are
 dropped by it.

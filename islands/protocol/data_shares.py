@@ -1,4 +1,4 @@
-"""Which batch is trained next, and what was trained in which step: an island's side of its data shares. Pure.
+"""The island's side of data shares: the next batch, and the batches of each step. Pure.
 
 An island trains its own share and, in turn, those that it has taken over from islands that are away: a few batches of
 one, then of the next. Which batch a step was trained on is written down, so that each contribution can say it: that is

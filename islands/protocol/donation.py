@@ -1,4 +1,4 @@
-"""The state of the inner optimizer, from island to island: both sides of a donation, as state machines. Pure.
+"""Donation of optimizer state between islands: both sides, as state machines. Pure.
 
 An island whose own checkpoint does not serve asks the aggregator for a donor and fetches the donor's state in parts,
 through the broker. The stages of the receiver are a table (:data:`STAGES`). The donor is empty, copying between two

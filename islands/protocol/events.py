@@ -1,4 +1,4 @@
-"""What goes into an island's state machine, and what comes out.
+"""The events and actions of an island's state machine.
 
 Whatever takes time is an action whose completion is another event: ``Capture`` ends in ``Captured``, ``Prepare`` in
 ``Prepared``, ``EncodeSeed`` in ``SeedEncoded``, ``CopyState`` in ``StateCopied``, ``CheckState`` in ``StateChecked``.

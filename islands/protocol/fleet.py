@@ -1,4 +1,4 @@
-"""What an island knows of the run: the newest word of each shard's aggregator. Pure."""
+"""The state of the fleet as an island knows it: the newest report of each shard. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an island remembers of one fragment: what is in the local parameters, and what was handed over."""
+"""One fragment at an island: its version in the parameters, and the steps handed over."""
 
 from __future__ import annotations
 

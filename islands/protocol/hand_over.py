@@ -1,4 +1,4 @@
-"""What an island hands over: contributions to rounds, and the first version where it is asked for it. Pure.
+"""Hands over contributions to rounds, and version 0 on request. Pure.
 
 Every trained step of a fragment is handed over at most once: ``handed`` only grows, and a capture takes the range
 from there to the boundary of its copy (design, section 4.2). A contribution's bytes are kept until its fate is known:

@@ -1,4 +1,4 @@
-"""How an island becomes a member of its run, stays one, and comes back as the next life of itself. Pure.
+"""Membership of an island: it joins, stays, and comes back as a later life. Pure.
 
 It asks to join until it is welcomed; then it sends heartbeats. An aggregator that does not know it any more refuses
 them: it joins as the next life, from where it is, with nothing to hand over. What another process has taken, its name,

@@ -1,4 +1,4 @@
-"""Unmerged progress: what a process of an island leaves to the next one, so that both are one life of it. Pure.
+"""Unmerged progress that a paused island leaves to its next process. Pure.
 
 An island that is told to end hands over what it has, if somebody takes it. What is not known to be merged then is kept
 beside its checkpoint (:mod:`islands.session.paused_file`), as the contributions that they are. The next process joins

@@ -1,4 +1,4 @@
-"""What an aggregator's message says that cannot be: looked at before the island's core believes any of it. Pure."""
+"""Rejects messages of an aggregator that cannot be true. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where an island's training stands: the state that the parts of its core share. Pure.
+"""The state that the parts of an island's core share. Pure.
 
 :mod:`islands.protocol.hand_over`, :mod:`islands.protocol.adoption` and :mod:`islands.protocol.member` read and change
 one :class:`Training`; what they want done they append to the actions of the event at hand, in order.

@@ -1,4 +1,4 @@
-"""An island's two connections to the broker of the day: messages out in order, messages in as they come. Shell.
+"""An island's two connections to its broker. Shell.
 
 Which broker that is, the core says (:mod:`islands.protocol.broker_choice`). A move closes both connections and opens
 two new ones; what was on its way over the old ones may be lost, and is sent again by the core's rules.

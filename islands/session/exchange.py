@@ -1,4 +1,4 @@
-"""What passes between the training thread and the communication thread, and how little it takes.
+"""Passes data between the training thread and the communication thread.
 
 Neither thread ever waits for the other while training goes on. Each field has one writer, but for ``snapshot_wanted``
 and ``state_found``: the communication thread sets these, the training thread takes them back. What is in a field is

@@ -1,4 +1,4 @@
-"""A name that survives a restart: the same process on the same host gets its island's id again."""
+"""A hint of the host's name, so that a restarted process gets its island's id again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What waits for one of an island's connections: in which order it goes, and that nothing piles up. Shell, no sockets.
+"""The outbox of an island's connection: order of messages, without pile-up. Shell, no sockets.
 
 What an island says again must not wait twice: the way up may be so narrow that a copy is made before the first one has
 left.

@@ -1,4 +1,4 @@
-"""The file of a paused life: unmerged progress on disk, from one process of an island to the next. Shell.
+"""The file of a paused island: its unmerged progress on disk. Shell.
 
 One file per island of a run, beside its checkpoint, replaced as a whole. After a checksum it holds one msgpack map; the
 contributions in it are the frames that travel (:mod:`broker.wire.codec`), with checksums of their own. It is read

@@ -1,4 +1,4 @@
-"""The pulse of an island: when it ended each of its latest steps, in a small file that anybody may look into.
+"""The pulse file: times of an island's latest steps, for observers.
 
 ``atoll chaos`` judges by it whether training ever stood still. It works with everything else gone: no socket, no
 Redis, no answer is needed. A step costs one write into mapped memory, less than a microsecond.

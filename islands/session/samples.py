@@ -1,4 +1,4 @@
-"""Elements of the parameters before and after an adoption, and after the next step. Training thread; waits for nothing.
+"""Samples parameters before and after an adoption and after the next step, without waiting.
 
 Shell around :mod:`islands.arrays.persistence`. On a device they are copied by three small computations for each
 adoption that is looked at; the communication thread reads them when they are there.

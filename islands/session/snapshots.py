@@ -1,4 +1,4 @@
-"""Copies of a training state: this island's checkpoints, gifts to other islands, and what others have given it.
+"""Copies of a training state: checkpoints, donations given, donations received.
 
 Shell. The training thread copies its state at a boundary when it is asked to; what is done with the copies is decided
 here, in the communication thread (:mod:`islands.session.session`). What takes time is returned as work, and ends in the

@@ -1,4 +1,4 @@
-"""An optimizer's state as parts on the wire, and what is checked of one that another island sent.
+"""Cuts an optimizer's state into parts for the wire, and checks received ones.
 
 A state travels as a checkpoint is written (:mod:`islands.session.checkpoint`): name, sort, shape and raw bytes of every
 leaf, step counts and random keys included. That is cut into parts, each one buffer. The protocol's buffers hold float32

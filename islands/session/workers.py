@@ -1,4 +1,4 @@
-"""Threads that do jobs for an event loop, and that the end of the process does not wait for.
+"""Worker threads of an event loop that cannot hold up the end of the process.
 
 Those of :mod:`concurrent.futures` are joined as the interpreter ends, however long that takes: a disk or a device that
 hangs would keep an island's process from ending, and what comes after it from beginning.

@@ -1,4 +1,4 @@
-"""What takes an island's host time: encoding, decoding, placing, waiting for the device, writing checkpoints.
+"""Slow work of an island beside training: encoding, decoding, placement, checkpoints.
 
 Shell around :mod:`islands.arrays.reference` and :mod:`islands.arrays.placement`. Every job runs in a worker thread and
 is awaited by the communication thread, so that heartbeats go on whatever the size of the model. Jobs on one fragment

@@ -1,1 +1,1 @@
-"""What an island trains: the task, its data, model and inner optimizer."""
+"""Tasks: data, model and inner optimizer of an island."""

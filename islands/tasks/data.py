@@ -1,4 +1,4 @@
-"""Batches of tokens: disjoint shares of one shuffled order, and a cursor as the only state.
+"""Batches of tokens: disjoint shares of one shuffled order, with a cursor as the only state.
 
 Token arrays (:mod:`islands.tasks.corpus`) are cut into *windows* of ``context + 1`` tokens; neighbours share one token,
 so that each token is predicted once. Which windows a batch holds is arithmetic: with N windows, window b of the batch

@@ -1,4 +1,4 @@
-"""Held-out metrics of a model file: ``model.safetensors`` of a run, judged by its task."""
+"""Evaluates ``model.safetensors`` of a run on held-out data of its task."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The inner optimizer and the train step: from a JAX loss function to a :class:`islands.tasks.task.Task`.
+"""The inner optimizer and the train step: turns a JAX loss into a :class:`islands.tasks.task.Task`.
 
 One inner step, with gradient g, inner-optimizer transform T and rate r:
 

@@ -1,4 +1,4 @@
-"""What an island trains: one value that holds a model, its data and its inner optimizer.
+"""The task: one value that holds a model, its data and its inner optimizer.
 
 ``task = "package.module:function"`` names a function that returns a :class:`Task`; its keyword arguments are the
 options of the table ``[task]``. :mod:`islands.tasks.inner_optimizer` builds a task from a JAX loss function;

@@ -1,1 +1,1 @@
-"""Questions to a run: status, explain, replay, export, evaluate."""
+"""Commands that inspect a run: status, explain, replay, export, evaluate."""

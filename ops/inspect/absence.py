@@ -1,4 +1,4 @@
-"""Why an island was not in a version: read off the event tape, line by line. Pure.
+"""Explains an island's absence from a version, from the event tape. Pure.
 
 :class:`Storyteller` follows who is known, when each was last heard, and what became of each round; of past rounds it
 keeps only the one that was asked for. Whoever is in a version stands in the ledger; the reasons of the others are only

@@ -1,4 +1,4 @@
-"""How much of a run a replay could check: what was derived again, what could not be, and why. Pure.
+"""Coverage of a replay: versions derived again, and those that could not be. Pure.
 
 A replay that meets no difference has proved nothing about what it did not see. So every version that anybody knows of,
 by tape, ledger or recording, is either *checked* or *unchecked* for a reason

@@ -1,4 +1,4 @@
-"""``atoll explain``: who is in a version, with what weight and staleness, and why each other island is not.
+"""``atoll explain``: lists the contributions of a version, and why other islands are not in it.
 
 Who is in it stands in the ledger of the store, for ever. Why the others are not stands on the event tape alone: without
 one, or for the last moments before a crash, that part of the answer is missing, and the answer says so.

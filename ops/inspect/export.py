@@ -1,4 +1,4 @@
-"""``atoll export``: the global model as one safetensors file, also while the run goes on.
+"""``atoll export``: writes the global model as one safetensors file, also during a run.
 
 Reads the store of an aggregator without its lock (:mod:`aggregator.store.layout`). While a run is live, the fragments
 are exported one after another, each whole: their versions may be those of different moments, as they are in every

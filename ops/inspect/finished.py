@@ -1,4 +1,4 @@
-"""What the Redis of a finished run left behind: served again for one question.
+"""Reads the Redis data of a finished run, through a server that is started for one question.
 
 ``up`` starts a Redis of its own, which ends with the run and leaves a snapshot in the run directory. Asked for the
 status of that directory, we start a server on a copy of the snapshot, ask it, and end it: the answer still comes from

@@ -1,4 +1,4 @@
-"""Versions derived again from recorded payloads, byte for byte, and compared with what the aggregator reported.
+"""Derives versions again from recorded payloads, and compares them byte for byte.
 
 Shell: it reads the files of :mod:`aggregator.store.recording`. Each version is computed from the version before *as
 derived here*, with the weights that the replayed core decided; the recording brings the pseudo-gradients alone. Only

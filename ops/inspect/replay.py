@@ -1,4 +1,4 @@
-"""``atoll replay``: plays the event tape of a run into the same core again, and compares every decision and version.
+"""``atoll replay``: plays an event tape into the same core again, and compares the decisions.
 
 A tape records what the aggregator was told and what it decided. The same events give the same decisions; with
 ``--record-payloads`` during the run they give the same bytes. So a tape that agrees with its replay proves that what

@@ -1,4 +1,4 @@
-"""A tape played again: the same events into the same core, and every decision compared with the one on the tape.
+"""Plays a tape into a core, and compares every decision with the recorded one.
 
 :class:`Replay` takes the lines of a tape one by one and keeps no more than the core itself does, and a fingerprint per
 version; a tape of days is as good as one of minutes. It stops at the first difference: what follows from it would only

@@ -1,4 +1,4 @@
-"""The terms of a replay: what it counts, how it says that a tape and the core part, and what derives bytes again."""
+"""The result of a replay: its counts, and the first difference."""
 
 from __future__ import annotations
 

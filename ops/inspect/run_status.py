@@ -1,4 +1,4 @@
-"""Who is in a run, how far each island is, and which versions there are: what stands in Redis, understood.
+"""The status of a run, from its records in Redis: islands, fragments, totals.
 
 :func:`status_of` is pure: what stands in Redis and the time there make a :class:`Status`. No process of the run is
 asked, so it answers during a run, after it, and while half of it is down; how old its knowledge is, it says itself.

@@ -1,4 +1,4 @@
-"""What the aggregators of several shards have counted, put together as if it had been one. Pure.
+"""Adds up the counts of several shards as if there had been one. Pure.
 
 Each speaks of its own fragments. Tokens are weighted by their parameters, as within one shard; averages over versions
 by the number of these. What concerns islands and the run as a whole is shard 0's.

@@ -1,4 +1,4 @@
-"""``atoll status``: how a run stands by its Redis, or by what that has left behind, once or again and again."""
+"""``atoll status``: shows a run from its Redis, once or again and again."""
 
 from __future__ import annotations
 

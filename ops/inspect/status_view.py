@@ -1,4 +1,4 @@
-"""How a status is shown: as one JSON object, and as tables for people. Values in, values out."""
+"""Shows a status as JSON or as tables. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Speaking to the links process while a run goes on: JSON lines over a unix socket, one request, one answer.
+"""Client of the links process: changes links during a run, by JSON lines over a unix socket.
 
 Requests, with what is answered beside ``"ok": true``:
 

@@ -1,4 +1,4 @@
-"""The links process's side of the control socket: requests in, answers out. What they mean is in the module control."""
+"""Server of the control socket of the links process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One link: its two lanes, and which condition it is in. Pure.
+"""One link: its two lanes and its condition. Pure.
 
 A link has a *plan*: the condition that it starts with and timed events, from the region file. Whoever speaks to the
 control socket lays *orders* over it, each a whole condition for a while or until further notice: of those that are

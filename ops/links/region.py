@@ -1,4 +1,4 @@
-"""The region file of ``up --link``: which client's link is like what, and what happens to it when. Pure.
+"""The region file of ``up --link``: conditions of links, and events that change them. Pure.
 
 ::
 

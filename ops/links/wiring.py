@@ -1,4 +1,4 @@
-"""The wiring of a run: which links there are, where they are entered and where they lead. Pure.
+"""The wiring of a run: its links, with the two ends of each. Pure.
 
 ``up`` writes it as JSON, the links process reads it; a restarted one reads it again, and listens on the same ports.
 """

@@ -1,1 +1,1 @@
-"""Processes of this machine as a supervised group: started, watched, restarted and ended."""
+"""Supervised processes of this machine: started, watched, restarted and ended."""

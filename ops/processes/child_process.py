@@ -1,4 +1,4 @@
-"""One child process of ours: how it is started, watched, stopped, and what it wrote last."""
+"""One child process: started, watched, stopped, with the end of its log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A supervised group of processes on this machine: the rim of :mod:`ops.processes.supervision`.
+"""The supervised processes of a local run.
 
 :class:`LocalCluster` starts the processes of a run, restarts the ones that die, and ends all of them. It is driven by
 calling :meth:`LocalCluster.poll` every tenth of a second from the thread that started it. No process survives that

@@ -1,4 +1,4 @@
-"""Kills what is left of a run when the process that started it is gone: ``python guard.py < pipe``.
+"""Kills the processes of a run when the one that started them is gone: ``python guard.py < pipe``.
 
 The kernel kills the direct children of ``up`` when it dies (:mod:`ops.processes.child`), but not what they may have
 started. So every child leads a process group; ``up`` writes ``+GROUP`` and ``-GROUP`` lines to this program's standard

@@ -1,4 +1,4 @@
-"""Environment variables under which several numeric processes share one machine well."""
+"""Environment variables for several numeric processes on one machine."""
 
 from __future__ import annotations
 

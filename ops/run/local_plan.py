@@ -1,4 +1,4 @@
-"""What ``up`` is going to do: every setting resolved, and the names that follow from them. Starts nothing.
+"""The plan of a local run: every setting resolved, with names and paths. Starts nothing.
 
 One file, ``config.toml`` in the run directory, then says everything: each daemon is started with ``--config`` on it,
 and whoever wants to repeat the run uses it with another ``--run-dir``. Only the address of a Redis that ``up`` starts

@@ -1,4 +1,4 @@
-"""The outer step and the merge rule that suit an inner optimizer of our own task, as the laboratory found them. Pure.
+"""Default outer step and merge rule for each inner optimizer of the built-in task. Pure.
 
 ``up`` begins with them where nothing else is asked for. docs/results.md has what they were compared with (``outer``,
 ``parity-muon``).

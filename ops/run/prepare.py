@@ -1,4 +1,4 @@
-"""Before a local run: every setting is settled, ports and a directory are taken, and nothing has been started.
+"""Prepares a local run: settles settings, takes ports and a directory. Starts nothing.
 
 ``up`` and ``chaos`` begin here, with flags; what they run is the :class:`ops.run.local_plan.LocalPlan` that comes out.
 """

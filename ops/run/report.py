@@ -1,4 +1,4 @@
-"""The final report of a run: a pure function of the aggregator's counts, what the supervisor saw, two evaluations."""
+"""The final report of a run, from the aggregator's counts and two evaluations. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``up --resume RUN_DIR``: a run that was stopped, killed or cut off goes on from what its directory holds.
+"""``up --resume RUN_DIR``: continues a run from its directory.
 
 Everything that matters is on disk already: the store (parameters, momentum, books), the islands' checkpoints, and
 ``config.toml``, which says every setting. So resuming is starting the same processes on the same directory under the

@@ -1,4 +1,4 @@
-"""``up``: a whole run on this machine, from an empty directory to a report, in one command.
+"""``up``: a whole run on this machine, in one command.
 
 Starts Redis (unless one is named), a broker, an aggregator and the islands; restarts what dies; shows how the run goes;
 ends when the aggregator has flushed and ended; evaluates the model before and after; reports. All of it happens on one

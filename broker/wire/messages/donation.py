@@ -1,4 +1,4 @@
-"""The state of an inner optimizer, from one island to another."""
+"""Messages of a donation: optimizer state from one island to another."""
 
 from __future__ import annotations
 

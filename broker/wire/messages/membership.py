@@ -1,4 +1,4 @@
-"""How an island joins, how it leaves, and what it is refused."""
+"""Messages of membership: join, welcome, refusal, leave."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rounds: heartbeats and the state of the fleet, seeds and contributions, and what became of them."""
+"""Messages of rounds: heartbeats, fleet state, seeds, contributions and resolutions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What shard 0 and the other shards tell each other."""
+"""Messages between the shards of an aggregator."""
 
 from __future__ import annotations
 

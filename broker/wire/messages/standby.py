@@ -1,4 +1,4 @@
-"""What a leader and its standbys tell each other."""
+"""Messages between a leader and its standbys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Versions on their way: what brokers hold, what islands want, and the version itself."""
+"""Messages of versions: holdings of brokers, wants of islands, and the version itself."""
 
 from __future__ import annotations
 
