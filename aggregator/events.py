@@ -20,7 +20,7 @@ from broker.wire.ranges import StepRange
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flaw:
-    """What the driver found wrong in a payload: the core never looks into one."""
+    """A flaw that the driver found in a payload; the core never reads one."""
 
     reason: Reason
     detail: str

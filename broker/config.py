@@ -82,11 +82,11 @@ class BrokerConfig:
         self.relay()
 
     def limits(self) -> Limits:
-        """What the codec accepts on the bulk channel."""
+        """Limits of the codec on the bulk channel."""
         return Limits(max_header_bytes=self.max_header_bytes, max_message_bytes=self.max_message_bytes)
 
     def control_limits(self) -> Limits:
-        """What the codec accepts on the control channel: a header and nothing behind it."""
+        """Limits of the codec on the control channel: a header without buffers."""
         return Limits(max_header_bytes=self.max_header_bytes, max_message_bytes=self.max_header_bytes, max_buffers=1)
 
     def relay(self) -> RelayConfig:

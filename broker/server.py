@@ -52,7 +52,7 @@ PORT_ATTEMPTS = 50
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listening:
-    """Where a broker listens: what clients connect to, and the ports."""
+    """The addresses of a broker: the one for clients, and its ports."""
 
     address: str
     control_port: int

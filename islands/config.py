@@ -76,7 +76,7 @@ class IslandConfig:
         return broker_addresses(self.broker)
 
     def limits(self) -> Limits:
-        """What the codec accepts."""
+        """Limits of the codec."""
         return Limits(max_message_bytes=self.max_message_bytes)
 
     def check_room(self, manifest: FragmentManifest) -> None:

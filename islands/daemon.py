@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the flags of ``atoll island``; options of the task stand in the table [task] of the file."""
     flags.add_config_flag(parser)
     flags.add_flags(parser, IslandConfig)
-    check_help = "only check settings and key: ends with status 0, or with 2 and the cure"
+    check_help = "only check settings and key; exit status 0, or 2 with the cure"
     parser.add_argument("--check", action="store_true", help=check_help)
 
 

@@ -341,12 +341,12 @@ class Island:
 
     @property
     def done(self) -> bool:
-        """Whether the run needs no more steps: call :meth:`close`."""
+        """True when the run needs no more steps: call :meth:`close`."""
         return self._exchange.done
 
     @property
     def schedule(self) -> Schedule:
-        """How far the whole run is, in this island's own steps; what learning rates follow."""
+        """The progress of the whole run in steps of this island, for learning rates."""
         settings = self._membership.settings
         unit = settings.tokens_per_fleet_step
         if not self._tokens_per_step:  # left open when joining: the average so far says it

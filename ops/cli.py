@@ -56,7 +56,7 @@ class Command:
 COMMANDS: dict[str, Command] = {
     "up": Command(
         module="ops.run.up",
-        summary="a whole run on this machine: Redis, broker, aggregator, islands; progress, then a report",
+        summary="trains a model on this machine: starts Redis, broker, aggregator and islands, shows progress, reports",
         example="--islands 4 --tokens 2000000 --pace 0.05,0.05,0.05,0.4",
         everyday={
             "what to train": ("--task", "--task-option", "--data", "--model"),
@@ -66,13 +66,13 @@ COMMANDS: dict[str, Command] = {
     ),
     "test": Command(
         module="ops.test",
-        summary="everything CI runs: lint, types, the test suite",
+        summary="runs what CI runs: lint, types, the test suite",
         example="tests/unit -k settings",
         passes_on=True,
     ),
     "broker": Command(
         module="broker.server",
-        summary="the broker daemon, which all islands and aggregators connect to",
+        summary="runs the broker, which all islands and aggregators connect to",
         example="--config config.toml --host 0.0.0.0 --key keys/broker.secret",
         everyday={
             "which run, and where to listen": ("--run", "--host", "--port", "--config"),
@@ -82,7 +82,7 @@ COMMANDS: dict[str, Command] = {
     ),
     "aggregator": Command(
         module="aggregator.daemon",
-        summary="the aggregator daemon, which merges and versions the model",
+        summary="runs the aggregator, which merges pseudo-gradients and publishes versions of the model",
         example="--broker tcp://hub:7001 --key keys/aggregator.secret --store /var/lib/atoll --islands 4",
         everyday={
             "which run, and where": ("--run", "--broker", "--key", "--redis-url", "--config"),
@@ -92,7 +92,7 @@ COMMANDS: dict[str, Command] = {
     ),
     "island": Command(
         module="islands.daemon",
-        summary="one island daemon, which trains",
+        summary="runs one island, which trains",
         example="--broker tcp://hub:7001 --key keys/island-paris.secret --run demo",
         everyday={
             "which run, and where": ("--run", "--broker", "--key", "--insecure", "--config"),
@@ -106,12 +106,12 @@ COMMANDS: dict[str, Command] = {
     ),
     "status": Command(
         module="ops.inspect.status",
-        summary="who is in the run, at which step, and which versions there are",
+        summary="shows the islands of a run, their steps, and the versions of the model",
         example="--watch",
     ),
     "chaos": Command(
         module="ops.chaos.command",
-        summary="a local run that is struck by faults while it trains; a report, and a check of the invariants",
+        summary="strikes a local run with faults while it trains, reports what healed, and checks the invariants",
         example="examples/chaos/storm.toml --seconds 120",
         everyday={
             "faults": ("--seconds", "--fault-every-s", "--fault-kinds", "--fault-seed"),
@@ -121,17 +121,17 @@ COMMANDS: dict[str, Command] = {
     ),
     "keys": Command(
         module="ops.keys",
-        summary="makes key pairs, and says whose keys a broker takes",
+        summary="makes key pairs, and edits the broker's list of allowed keys",
         example="new island paris",
     ),
     "lab": Command(
         module="ops.lab.command",
-        summary="learning experiments in virtual time: real training at any fleet shape, on one machine",
+        summary="runs learning experiments in virtual time: real training in a modelled fleet, on one machine",
         example="run examples/lab/parity.toml",
     ),
     "simulate": Command(
         module="ops.goodput.command",
-        summary="goodput, uptime and waste of a fleet of up to millions of chips, from drawn failures",
+        summary="computes goodput, uptime and waste of a fleet of up to millions of chips, from drawn failures",
         example="--chips 1200000 --islands 8 --mode decoupled --days 30",
         everyday={
             "the fleet": ("--chips", "--islands", "--mode"),
@@ -141,7 +141,7 @@ COMMANDS: dict[str, Command] = {
     ),
     "plan": Command(
         module="ops.planning.command",
-        summary="what a fleet needs and does: bandwidth, utilisation, staleness, memory, goodput, cost",
+        summary="computes what a fleet needs: bandwidth, memory, time, staleness, goodput, cost",
         example="--params 5B --sites 8 --step-time 1 --codec int4 --bandwidth 10",
         everyday={
             "the model and the fleet": ("--params", "--sites", "--step-time", "--bandwidth", "--fleet"),
@@ -151,12 +151,12 @@ COMMANDS: dict[str, Command] = {
     ),
     "explain": Command(
         module="ops.inspect.explain",
-        summary="who is in a version, with what weight and staleness, and why each other island is not",
+        summary="lists the contributions of a version, with weight and staleness, and why other islands are missing",
         example="3:41 runs/20260131-120304",
     ),
     "replay": Command(
         module="ops.inspect.replay",
-        summary="verifies an event tape: the same events must give the same decisions, and the same bytes",
+        summary="checks a recorded run: the same events must give the same decisions and the same bytes",
         example="runs/20260131-120304",
     ),
     "export": Command(

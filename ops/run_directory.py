@@ -65,7 +65,7 @@ def claim(run_dir: Path) -> int:
 
 
 def in_use(run_dir: Path) -> bool:
-    """Whether an ``up`` works in a run directory now."""
+    """Tells whether an ``up`` works in a run directory now."""
     try:
         with open(run_dir / LOCK_FILE, "rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

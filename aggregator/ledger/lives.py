@@ -58,7 +58,7 @@ class Account:
         self.merged_to = max(self.merged_to, (steps.to_step, steps.to_tokens))
 
     def refuse(self, steps: StepRange, cause: Reason) -> None:
-        """Books what waits, or has just arrived, as wasted."""
+        """Counts waiting or newly arrived steps as wasted."""
         self.waiting.pop((steps.from_step, steps.to_step), None)
         self.refused.add(steps.from_step, steps.to_step)
         self.refused.close_gaps(MOST_INTERVALS, self._waits)

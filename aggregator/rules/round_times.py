@@ -44,7 +44,7 @@ class RoundTimes:
         self._quorum_s.add(took_s)
 
     def committed(self, opened_at_s: float, closed_at_s: float, now_s: float) -> None:
-        """Takes xi_sync (closing to publication) and the whole journey."""
+        """Adds one sample of the sync time and of the whole round trip."""
         self._sync_s.add(now_s - closed_at_s)
         self._journey_s.add(now_s - opened_at_s)
 

@@ -58,7 +58,7 @@ class LedgerFile:
         self._owed[key_of(commit)] = commit
 
     def settle(self) -> None:
-        """Gives what is durable its line, whoever asks for what next after an attempt that failed."""
+        """Writes the missing lines of commits that are durable, before the next attempt after a failed one."""
         if self._owed:
             self._append(self._owed.values())
             self._owed.clear()

@@ -78,7 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "version",
         metavar="VERSION",
-        help="FRAGMENT:VERSION; or FRAGMENT, for its newest one; or round:ID, as the log names rounds",
+        help="FRAGMENT:VERSION, such as 3:41; or FRAGMENT, for its newest version; or round:ID",
     )
     parser.add_argument("directory", type=Path, metavar="RUN_DIR", help="directory of a run, or a store by itself")
     parser.add_argument("--tape", type=Path, metavar="FILE", help="event tape (default: events.jsonl in RUN_DIR)")

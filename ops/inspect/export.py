@@ -66,9 +66,13 @@ class Exported:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of ``atoll export``."""
     parser.add_argument("directory", type=Path, metavar="RUN_DIR", help="directory of a run, or a store by itself")
-    parser.add_argument("--out", type=flags.path, metavar="FILE", help="default: model.safetensors in RUN_DIR")
-    parser.add_argument("--dtype", choices=sorted(DTYPES), default="f32", help="of the tensors (default: f32)")
-    parser.add_argument("--seed-version", action="store_true", help="the model before training, not the newest")
+    parser.add_argument(
+        "--out", type=flags.path, metavar="FILE", help="file to write (default: model.safetensors in RUN_DIR)"
+    )
+    parser.add_argument(
+        "--dtype", choices=sorted(DTYPES), default="f32", help="number format of the tensors (default: f32)"
+    )
+    parser.add_argument("--seed-version", action="store_true", help="write the model before training")
     parser.add_argument("--json", action="store_true", help="print the result as one JSON object")
 
 

@@ -96,7 +96,7 @@ class Rederivation:
         self._durable.pop(fragment_id, None)
 
     def persisted(self, fragment_id: int) -> None:
-        """What was made last is what comes next is made from."""
+        """Makes the newest derived version the base of the next one."""
         if fragment_id in self._pending:
             self._durable[fragment_id] = self._pending.pop(fragment_id)
 

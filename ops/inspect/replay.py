@@ -68,7 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--payloads", type=Path, metavar="DIR", help="recorded payloads (default: TAPE's .payloads beside it, if any)"
     )
     parser.add_argument(
-        "--allow-missing", action="store_true", help="be content with what can be checked: a crash may cost the rest"
+        "--allow-missing", action="store_true", help="succeed though some versions cannot be checked, as after a crash"
     )
     parser.add_argument("--json", action="store_true", help="print the result as one JSON object")
     parser.epilog = f"""{parser.epilog}

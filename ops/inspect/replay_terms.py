@@ -62,7 +62,7 @@ class ByteCheck(Protocol):
         ...
 
     def persisted(self, fragment_id: int) -> None:
-        """What was made last of a fragment is durable."""
+        """Takes the newest version of a fragment as durable."""
         ...
 
 

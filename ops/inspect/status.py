@@ -30,20 +30,20 @@ from ops.text import PLAIN_WIDTH, age
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the flags of ``atoll status``."""
-    directory_help = "directory of a run that `up` started on this machine, live or finished (default: ask --redis)"
+    directory_help = "directory of a run of `up`, live or finished (default: ask --redis)"
     parser.add_argument("run_dir", metavar="RUN_DIR", nargs="?", type=Path, help=directory_help)
     parser.add_argument("--run", metavar="TEXT", help="name of the run (default: the one that was written to last)")
-    url_help = f"where Redis listens (default: REDIS_URL, else {DEFAULT_REDIS_URL})"
+    url_help = f"address of Redis (default: REDIS_URL, else {DEFAULT_REDIS_URL})"
     parser.add_argument("--redis", metavar="URL", help=url_help)
     parser.add_argument("--json", action="store_true", help="one JSON object, on one line")
-    watch_help = "again and again, until interrupted (default: every second)"
+    watch_help = "show it again and again (default: every second)"
     parser.add_argument("--watch", metavar="SECONDS", nargs="?", const="1", help=watch_help)
     leader_help = (
-        "a check for supervisors, in one line: status 1 unless an aggregator renewed its lease within so many seconds "
+        "health check: exit status 1 unless an aggregator renewed its lease within so many seconds "
         f"(default: {LEADER_WITHIN_S:g})"
     )
     parser.add_argument("--leader", metavar="SECONDS", type=float, nargs="?", const=LEADER_WITHIN_S, help=leader_help)
-    broker_help = f"likewise, unless a broker wrote to Redis within so many seconds (default: {BROKER_WITHIN_S:g})"
+    broker_help = f"the same for a broker that reported to Redis (default: {BROKER_WITHIN_S:g})"
     parser.add_argument("--broker", metavar="SECONDS", type=float, nargs="?", const=BROKER_WITHIN_S, help=broker_help)
 
 

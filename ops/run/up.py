@@ -49,12 +49,12 @@ STATUS_LATE_S = 10.0
 LEAVE_WITHIN_S = 3.0
 
 _EPILOG = f"""
-A run that was stopped, killed or cut off by a power failure goes on with --resume RUN_DIR: same settings, same run
-id, exact momentum, nothing that was merged lost.
+--resume RUN_DIR continues a run that was stopped, killed or cut off by a power failure. It keeps the settings, the run
+id and the exact momentum, and nothing that was merged is lost.
 
-Without --tokens the run ends after 2,000,000: at the next heartbeat, half a second later, and the flush after that.
-With --task-option optimizer=muon, and no flag or file that names a part of it, the outer step is the {MUON.merge}, with
-rate {MUON.outer_learning_rate} and momentum {MUON.outer_momentum}.
+A run ends at the first heartbeat after its tokens, and then merges what the islands still have.
+With --task-option optimizer=muon the outer step is the {MUON.merge}, with rate {MUON.outer_learning_rate} and
+momentum {MUON.outer_momentum}, unless a flag or the file names a part of it.
 
 exit status:
   0    the run trained its tokens, and the report is complete
