@@ -1,94 +1,101 @@
-"""The aggregator's settings: the learning rule, the rounds, and the limits."""
+"""The aggregator's settings: the run, the rounds, the learning rule and the limits."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
 
-from broker import redis_address
-from broker.directory import MAX_SHARDS
-from broker.errors import ConfigError
-from broker.identity import KeyRole
-from broker.keys import check_exposure
-from broker.liveness import LivenessConfig
-from broker.messages import Codec
-from broker.names import check_name
-from broker.settings import changeable, check_finite, fixed, process
-from broker.sockets import broker_addresses
+from broker.process.settings import changeable, check_finite, fixed, process
+from broker.registry import redis_address
+from broker.routing.directory import MAX_SHARDS
+from broker.routing.liveness import LivenessConfig
+from broker.wire.addresses import broker_addresses, check_exposure
+from broker.wire.errors import ConfigError
+from broker.wire.identity import KeyRole
+from broker.wire.messages import Codec
+from broker.wire.names import check_name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AggregatorConfig:
     """One aggregator. Every field is a flag of ``atoll aggregator`` and a key of the table ``[aggregator]``.
 
-    What a field is declared by says what a restart on the store of a run may do with it
-    (:mod:`aggregator.run_settings`). Fixed is what islands are told as they join, and what the model, the data and the
-    books are cut by: islands that are in would go on by the value of before.
+    Each field says whether a restart on the store of a run may change it (:mod:`aggregator.state.run_settings`). A
+    fixed one is told to islands as they join, or decides how model, data and ledger are cut.
     """
 
-    run_id: str = fixed("atoll", "name of the run; messages of other runs are refused", flag="--run")
-    broker: str = process("tcp://127.0.0.1:7001", "control address of the broker, or of each, with commas between them")
-    key: Path | None = process(None, "this aggregator's secret key file, with broker.public beside it")
-    insecure: bool = process(False, "connect without keys to a broker that is not on this machine")
-    redis_url: str = process("", "where Redis listens; empty: take REDIS_URL, else redis://127.0.0.1:6379", secret=True)
-    store: Path = process(Path("store"), "directory of durable versions, locked while in use")
-    tape: Path | None = process(None, "file for the event tape (JSON lines); none: no tape")
-    report: Path | None = process(None, "file for the final report; none: only the log")
+    run_id: str = fixed("atoll", "name of the run; messages of other runs are refused", flag="--run", subject="run")
+    broker: str = process(
+        "tcp://127.0.0.1:7001", "address of the broker; several with commas between them", subject="addresses and keys"
+    )
+    key: Path | None = process(None, "this aggregator's secret key file; broker.public lies beside it")
+    insecure: bool = process(False, "connect without keys to a broker on another machine")
+    redis_url: str = process(
+        "", "address of Redis (default: REDIS_URL, else redis://127.0.0.1:6379)", secret=True, subject="Redis"
+    )
+    store: Path = process(Path("store"), "directory for versions, locked while in use", subject="what is kept")
+    tape: Path | None = process(None, "file for the event tape, as JSON lines (default: none)")
+    report: Path | None = process(None, "file for the final report (default: only the log has it)")
     new_lineage: bool = process(
-        False, "where peers hold newer versions than the store, give them up and go on; once, then leave it out"
+        False, "go on from an older store and give up the newer versions that others hold; give it once"
     )
-    record_payloads: bool = process(False, "keep every merged payload beside the tape (as large as all traffic)")
+    record_payloads: bool = process(False, "keep every merged payload beside the tape; this is as large as all traffic")
 
-    islands: int = fixed(4, "islands expected: how data is shared out, and what one fleet step means")
-    total_tokens: int = changeable(
-        0, "tokens after which the run ends by itself, at the next heartbeat; 0: no end", flag="--tokens"
-    )
+    islands: int = fixed(4, "islands expected; the data is cut into as many shares", subject="run")
+    total_tokens: int = changeable(0, "tokens to train before the run ends; 0: no end", flag="--tokens")
     share_takeover_s: float = changeable(
-        120.0,
-        "absence after which an island's data share goes to another until it is back, dead_after_s at least; 0: never",
+        120.0, "seconds of absence after which an island's data go to another, until it is back; 0: never"
     )
-    seed: int = fixed(0, "of model initialisation and data order")
+    seed: int = fixed(0, "seed of the initial model and of the data order")
 
-    fragments: int = fixed(8, "fragments the model is cut into (P)")
-    sync_interval: int = fixed(24, "inner steps between two merges of one fragment (H)")
-    rounds_in_flight: int = changeable(2, "rounds open at once, at least; more are opened where journeys are long")
-    quorum: int = changeable(1, "fresh contributions that may close a round (K); fewer live islands lower it")
-    overlap: int = changeable(2, "inner steps an island may run between capture and adoption (tau)")
-    grace_factor: float = changeable(0.9, "share of the spare overlap time spent waiting for stragglers (gamma)")
-    round_timeout_s: float = changeable(30.0, "a round closes after this long with what is there")
-    max_staleness: int = changeable(8, "versions that the oldest step of a contribution may be behind")
-    staleness_exponent: float = changeable(0.5, "a in the weight (1 + staleness) ** -a; 0 is the paper's rule")
-    presence_exponent: float = changeable(
-        0.0, "b in (share of live islands in the round) ** b, on every weight; 0: none"
+    fragments: int = fixed(8, "fragments that the model is cut into", subject="rounds")
+    sync_interval: int = fixed(24, "inner steps between two merges of one fragment")
+    rounds_in_flight: int = changeable(2, "least number of rounds open at once; slow links get more")
+    quorum: int = changeable(1, "islands that are enough to close a round; with fewer alive, those are enough")
+    overlap: int = changeable(2, "inner steps that may pass between sending a fragment and adopting its new version")
+    grace_factor: float = changeable(0.9, "share of the spare time that a round waits for stragglers")
+    round_timeout_s: float = changeable(30.0, "seconds after which a round closes with what it has")
+    max_staleness: int = changeable(
+        8, "versions that the oldest step of a contribution may be behind", subject="learning rule"
     )
+    staleness_exponent: float = changeable(0.5, "how fast a stale contribution loses weight; 0: not at all")
+    presence_exponent: float = changeable(0.0, "how much the outer step shrinks where islands are missing; 0: not")
 
     # Rate 1 without momentum was the best of twelve rules at 768 steps (docs/results.md, outer): momentum lost 1.5 % at
     # 0.7/0.5, 22 % at 0.7/0.9.
-    outer_learning_rate: float = changeable(1.0, "of the outer Nesterov step")
-    outer_momentum: float = changeable(0.0, "of the outer Nesterov step; 0 for plain SGD")
-    max_tokens_per_step: int = changeable(1 << 24, "most tokens that an island may claim for one inner step")
+    outer_learning_rate: float = changeable(1.0, "learning rate of the outer optimizer")
+    outer_momentum: float = changeable(0.0, "Nesterov momentum of the outer optimizer; 0: plain SGD")
+    max_tokens_per_step: int = changeable(
+        1 << 24, "most tokens that an island may claim for one inner step", subject="admission"
+    )
     outlier_factor: float = changeable(
-        10.0, "a contribution is refused at so many times the fleet's typical norm per step; 0: none is"
+        10.0, "refuse a contribution that is so many times longer than usual; 0: refuse none for that"
     )
-    quarantine_s: float = changeable(30.0, "how long an island is kept out after repeated offences, at first; 0: never")
-    keep: float = fixed(1.0, "share of local progress that survives an adoption; 0 is the paper's overwrite")
-    codec: Codec = fixed(Codec.BF16, "how pseudo-gradients travel")
-    version_codec: Codec = changeable(Codec.F32, "how versions travel")
+    quarantine_s: float = changeable(30.0, "seconds in quarantine after repeated offences, at first; 0: never")
+    keep: float = fixed(
+        1.0, "share of local progress that survives an adoption; 0: overwrite, as in the paper", subject="learning rule"
+    )
+    codec: Codec = fixed(Codec.BF16, "number format of pseudo-gradients on the wire", subject="wire")
+    version_codec: Codec = changeable(Codec.F32, "number format of versions on the wire")
 
-    heartbeat_interval_s: float = fixed(0.5, "seconds between heartbeats of an island")
-    suspect_after_s: float = changeable(2.0, "silence after which status calls an island suspect")
-    dead_after_s: float = changeable(6.0, "silence after which no round waits for an island")
-    shards: int = fixed(1, "aggregators that share the fragments among them; each with a store of its own")
-    shard: int = fixed(0, "which of them this one is, from 0 on; shard 0 lets islands in and ends the run")
+    heartbeat_interval_s: float = fixed(0.5, "seconds between two heartbeats of an island", subject="silence")
+    suspect_after_s: float = changeable(2.0, "seconds of silence after which status calls an island suspect")
+    dead_after_s: float = changeable(6.0, "seconds of silence after which no round waits for an island")
+    shards: int = fixed(
+        1, "aggregators that share the fragments, each with its own store", subject="several aggregators"
+    )
+    shard: int = fixed(0, "number of this one, from 0; shard 0 admits islands and ends the run")
     failover: bool = process(
-        False, "lead by lease in Redis alone, and follow while another aggregator of this run leads: run two or more"
+        False, "lead only with the lease in Redis, and follow while another aggregator leads; start two or more"
     )
-    standby: bool = process(False, "with failover: let others begin, and take over only when they fail")
-    lease_s: float = changeable(1.0, "with failover: silence of a leader after which a standby takes over")
+    standby: bool = process(False, "with failover: let others begin, and take over when they fail")
+    lease_s: float = changeable(1.0, "with failover: seconds of a leader's silence after which a standby takes over")
     standby_lag_s: float = changeable(
-        1.0, "with failover: how long a version waits for a standby that lags before it goes on without"
+        1.0, "with failover: seconds that a version waits for a slow standby before that one is dropped"
     )
-    held_bytes: int = changeable(1 << 30, "bytes of contributions kept before islands are told to send again")
+    held_bytes: int = changeable(
+        1 << 30, "bytes of waiting contributions before islands are told to send again", subject="limits"
+    )
     max_message_bytes: int = changeable(1 << 30, "largest message accepted")
 
     def __post_init__(self) -> None:

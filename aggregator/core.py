@@ -1,18 +1,19 @@
-"""The aggregator's state machine: events and a clock reading in, actions out. Nothing else decides anything.
+"""The aggregator's state machine: events and a clock reading in, actions out.
 
 This module is the switchboard: it hands each event to the part that knows about it, and then lets every part do what
-the time calls for. The parts share one :class:`aggregator.run.Run`:
+the time calls for. The parts share one :class:`aggregator.state.run.Run`:
 
-* :mod:`aggregator.membership`: joins, heartbeats, farewells; what each island is told;
-* :mod:`aggregator.seeding`: version 0;
-* :mod:`aggregator.roster`: what concerns all shards, where there are several;
-* :mod:`aggregator.donation`: who gives a rejoining island the state of its inner optimizer;
-* :mod:`aggregator.intake`: contributions;
-* :mod:`aggregator.rounds`: when rounds open and close, and their weights;
-* :mod:`aggregator.commits`: what makes of a merge a version;
-* :mod:`aggregator.publishing`: versions to the brokers;
-* :mod:`aggregator.ending`: the flush and the end;
-* :mod:`aggregator.behind`: what is done where peers hold more than the store.
+* :mod:`aggregator.rounds.membership`: joins, heartbeats, farewells;
+* :mod:`aggregator.rounds.notices`: what islands are told;
+* :mod:`aggregator.rounds.seeding`: version 0;
+* :mod:`aggregator.rounds.roster`: what concerns all shards, where there are several;
+* :mod:`aggregator.rounds.donation`: who gives a rejoining island the state of its inner optimizer;
+* :mod:`aggregator.rounds.intake`: contributions;
+* :mod:`aggregator.rounds.rounds`: when rounds open and close, and their weights;
+* :mod:`aggregator.rounds.commits`: what makes of a merge a version;
+* :mod:`aggregator.rounds.publishing`: versions to the brokers;
+* :mod:`aggregator.rounds.ending`: the flush and the end;
+* :mod:`aggregator.rounds.store_behind`: what is done where peers hold more than the store.
 
 The order contract of the actions is *persist before anyone hears of it*: a version is sent only after its commit is
 reported durable, a join is answered only after the incarnation it gives away is, and nothing is said under an epoch
@@ -24,11 +25,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, assert_never
 
-from aggregator.behind import Behind
-from aggregator.commits import Commits
 from aggregator.config import AggregatorConfig
-from aggregator.donation import Donations
-from aggregator.ending import Ending
 from aggregator.events import (
     Action,
     Commit,
@@ -46,17 +43,22 @@ from aggregator.events import (
     Stop,
     Tick,
 )
-from aggregator.founding import MAX_FOUNDINGS, Founding
-from aggregator.hearing import Hearings
-from aggregator.intake import Intake
-from aggregator.membership import Membership
-from aggregator.publishing import Publishing
-from aggregator.roster import Adopter, Keeper
-from aggregator.rounds import Rounds
-from aggregator.run import Run
-from aggregator.run_settings import changes
-from aggregator.seeding import Seeding
-from broker.messages import (
+from aggregator.rounds.brokers import DeafBrokers
+from aggregator.rounds.commits import Commits
+from aggregator.rounds.donation import Donations
+from aggregator.rounds.ending import Ending
+from aggregator.rounds.intake import Intake
+from aggregator.rounds.membership import Membership
+from aggregator.rounds.notices import Notices
+from aggregator.rounds.publishing import Publishing
+from aggregator.rounds.roster import Adopter, Keeper
+from aggregator.rounds.rounds import Rounds
+from aggregator.rounds.seeding import Seeding
+from aggregator.rounds.store_behind import StoreBehind
+from aggregator.state.founding import MAX_FOUNDINGS, Founding
+from aggregator.state.run import Run
+from aggregator.state.run_settings import changes
+from broker.wire.messages import (
     BROKER,
     AskDonor,
     Attach,
@@ -112,22 +114,23 @@ class Aggregator:
             self.run.restore(record, commits or {})
         if founding is not None:
             self.run.foundings = (*self.run.foundings, founding)[-MAX_FOUNDINGS:]
-        self._membership = Membership(self.run)
+        self._notices = Notices(self.run)
+        self._membership = Membership(self.run, self._notices)
         keeps = Adopter if config.shard else Keeper
         self._roster: Keeper | Adopter = keeps(self.run, self._membership)
-        self._seeding = Seeding(self.run, self._membership, self._roster)
+        self._seeding = Seeding(self.run, self._notices, self._roster)
         self._donations = Donations(self.run)
-        self._intake = Intake(self.run, self._membership)
-        self._rounds = Rounds(self.run, self._membership, self._intake)
-        self._publishing = Publishing(self.run, self._rounds)
+        self._intake = Intake(self.run, self._notices)
+        self._rounds = Rounds(self.run, self._notices, self._intake)
+        self._publishing = Publishing(self.run)
         self._commits = Commits(self.run, self._publishing)
-        self._ending = Ending(self.run, self._membership, self._intake, self._rounds, self._roster, self._publishing)
-        self._behind = Behind(self.run, self._membership, self._ending)
+        self._ending = Ending(self.run, self._notices, self._intake, self._rounds, self._roster, self._publishing)
+        self._behind = StoreBehind(self.run)
         self._save_again_at_s: float | None = None
         self._attach_at_s = now_s
         # A standby that asks a broker about the leader must not take a pause for silence.
         self._attach_interval_s = min(ATTACH_INTERVAL_S, config.lease_s / 4) if config.failover else ATTACH_INTERVAL_S
-        self._hearings = Hearings()
+        self._hearings = DeafBrokers()
 
     def start(self, now_s: float) -> list[Action]:
         """Returns the first actions: the epoch becomes durable before anything is said under it."""
@@ -174,7 +177,7 @@ class Aggregator:
     @property
     def finished(self) -> bool:
         """Whether the driver may exit."""
-        return self._ending.finished
+        return self.run.finished
 
     @property
     def behind(self) -> bool:
@@ -209,7 +212,7 @@ class Aggregator:
             case Tick():
                 pass
             case Stop():
-                self._ending.finish("stopped by the operator")
+                self.run.finish("stopped by the operator")
             case _:
                 assert_never(event)
 
@@ -223,11 +226,10 @@ class Aggregator:
             self._hearings.came(event.broker, self.run.now_s, event.carried)
         match message:
             case Join():
-                self.run.ways.heard(envelope, event.broker)
+                self.run.routes.heard(envelope, event.broker)
                 self._membership.join(message)
             case Attached():
-                self._publishing.attached(message, event.broker, event.carried)
-                self._listen(message, event)
+                self._attached(message, event)
             case Heartbeat() | Nothing() | Leave() | Seed() | Contribution() | AskDonor():
                 self._from_member(event, message)
             case Roster() if isinstance(self._roster, Adopter):
@@ -237,11 +239,15 @@ class Aggregator:
             case _:
                 self.run.note("message.unexpected", kind=type(message).__name__, sender=envelope.sender)
 
-    def _listen(self, attached: Attached, event: Received) -> None:
-        """Has a bulk connection made anew that stands and delivers nothing."""
+    def _attached(self, attached: Attached, event: Received) -> None:
+        """Sends a broker what it lacks; has a bulk connection made anew that stands and delivers nothing."""
         run, broker = self.run, event.broker
+        outage = self._publishing.answered(attached, broker)
         if run.manifest is None or run.phase is Phase.SEEDING:
             return
+        if outage is not None:
+            self._rounds.start_over(outage)
+        self._publishing.attached(attached, broker, event.carried, outage)
         lacks = any(held < newest for held, newest in zip(attached.versions, run.versions, strict=False))
         largest_bytes = 4 * max(run.manifest.sizes)
         held = run.of_ours(attached.versions)
@@ -262,19 +268,20 @@ class Aggregator:
         if member is None or envelope.incarnation > member.incarnation:
             run.members.claimed(envelope.sender, envelope.incarnation)
             detail = f"no island {envelope.sender!r} with incarnation {envelope.incarnation} is known: join again"
-            self._membership.refuse(event, Reason.UNKNOWN_ISLAND, detail)
+            self._notices.refuse(event, Reason.UNKNOWN_ISLAND, detail)
             return
         if envelope.incarnation < member.incarnation:
             # A broker that has seen the later one says so itself; this one has not, and nobody else would tell. Should
             # the later one be behind that address by now, one refusal does it no harm.
             detail = f"incarnation {envelope.incarnation} has ended: {member.incarnation} has joined"
-            self._membership.refuse(event, Reason.FENCED, detail)
+            self._notices.refuse(event, Reason.FENCED, detail)
             return
-        newest = run.ways.heard(envelope, event.broker)
+        newest = run.routes.heard(envelope, event.broker)
         member.last_seen_s = run.now_s
         match message:
             case Heartbeat():
-                member.left = member.left and not newest  # a frozen broker may have kept this one past the farewell
+                if member.left and newest:
+                    member.at.take("heard")  # else a frozen broker may have kept this one past the farewell
                 if self._membership.heartbeat(member, message, event):
                     ours = [each for each in message.outstanding if run.owns(each.fragment_id)]
                     fates = (self._membership.resolve(member, each).fate for each in ours)
@@ -282,7 +289,7 @@ class Aggregator:
                     self._donations.heard(member, message)
                     self._ending.advance()
                     self._ending.close_gaps(member, message, envelope.sequence)
-                    self._membership.tell(member)
+                    self._notices.tell(member)
             case Nothing():
                 self._intake.nothing(member, message, envelope.sequence)
             case Leave():
@@ -314,7 +321,7 @@ class Aggregator:
             if self._seeding.complete():
                 for p in sorted(run.fragments):
                     self._publishing.publish(p)
-                self._membership.tell_all()
+                self._notices.tell_all()
             else:
                 self._seeding.choose()
         self._ending.advance()
@@ -354,5 +361,5 @@ class Aggregator:
         return [self._addressed(action) if isinstance(action, Send) else action for action in actions]
 
     def _addressed(self, send: Send) -> Send:
-        by = self.run.ways.to(send.to) if send.by is None else send.by
+        by = self.run.routes.to(send.to) if send.by is None else send.by
         return send if by is None else Send(to=send.to, message=send.message, by=by)

@@ -1,7 +1,7 @@
-"""The aggregator daemon: ``atoll aggregator``. Settings, signals and threads of the process; the rest is in service.
+"""The aggregator daemon, ``atoll aggregator``: settings, signals and threads of the process.
 
 Numeric libraries read how many threads they may start when they are imported. So this module imports none of them, and
-:mod:`aggregator.service`, which does, is imported when that has been decided.
+:mod:`aggregator.process.service`, which does, is imported when that has been decided.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from aggregator.config import AggregatorConfig
-from broker import flags, logs, settings
+from broker.process import flags, logs, settings
 
 #: One thread computes here, beside islands that train on the same machine in small deployments: thread pools that spin
 #: made a 1.85 ms kernel take 13 ms. The outer step is memory-bound and gains nothing from an accelerator.
@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _until_signalled(given: Mapping[str, Any]) -> int:
-    from aggregator import service
+    from aggregator.process import service
 
     stop, received = asyncio.Event(), []
 

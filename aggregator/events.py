@@ -1,4 +1,4 @@
-"""What goes into the aggregator's state machine, and what comes out.
+"""The events and actions of the aggregator's state machine.
 
 Anything that takes time is an action whose completion is another event: ``Plant`` and ``Merge`` end in ``Computed``,
 ``Persist`` in ``Persisted`` or ``PersistFailed``, ``SaveRun`` in ``RunSaved``. The core accepts any event meanwhile.
@@ -10,17 +10,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from broker.fragments import FragmentManifest
-from broker.hearing import Carried
-from broker.messages import Envelope, Merged, Message, Payload, Reason, Refused
-from broker.ranges import StepRange
+from broker.routing.deafness import Carried
+from broker.wire.fragments import FragmentManifest
+from broker.wire.messages import Envelope, Merged, Message, Payload, Reason, Refused
+from broker.wire.ranges import StepRange
 
 # --- in -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flaw:
-    """What the driver found wrong in a payload: the core never looks into one."""
+    """A flaw that the driver found in a payload; the core never reads one."""
 
     reason: Reason
     detail: str
@@ -242,7 +242,7 @@ class Note:
 class NewLineage:
     """Give what the store has new versions, above ``above``, and start again under at least ``epoch``.
 
-    The operator has ordered it (:mod:`aggregator.recovery`). Always followed by :class:`Finished`.
+    The operator has ordered it (:mod:`aggregator.rounds.recovery`). Always followed by :class:`Finished`.
     """
 
     above: Mapping[int, int]

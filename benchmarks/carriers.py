@@ -27,9 +27,9 @@ from pathlib import Path
 import zmq
 
 from benchmarks.fleet import ROOT_ENVIRONMENT, group, module_command
-from broker.errors import Unavailable
-from ops.cluster import free_ports
-from ops.processes import ProcessSpec
+from broker.wire.errors import Unavailable
+from ops.processes.child_process import ProcessSpec
+from ops.processes.cluster import free_ports
 
 CHUNK_BYTES = 1 << 20
 CONNECT_WITHIN_S = 20.0

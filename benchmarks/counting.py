@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from broker.messages import Channel
-from ops.cluster import free_ports
+from broker.wire.messages import Channel
+from ops.processes.cluster import free_ports
 
 CHUNK_BYTES = 1 << 18
 

@@ -1,7 +1,7 @@
 """The processes that a benchmark measures: Redis, one broker and one aggregator, exactly as ``up`` starts them.
 
 What stands against them here is scripted (:mod:`benchmarks.scripted`) or a real island (:mod:`benchmarks.stopwatch`).
-Nothing survives the ``with`` block, nor the process that holds it (:mod:`ops.child`).
+Nothing survives the ``with`` block, nor the process that holds it (:mod:`ops.processes.child`).
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from types import TracebackType
 from typing import Any, Self
 
 from aggregator.config import AggregatorConfig
-from broker import settings, toml
 from broker.config import BrokerConfig
-from broker.errors import Unavailable
-from broker.redis_server import server
-from ops.cluster import Change, LocalCluster, free_ports, wait_until_listening
-from ops.daemons import our_command, our_environment
-from ops.numeric import compilation_cache, one_thread_environment
-from ops.processes import ProcessSpec, last_lines
+from broker.process import settings, toml
+from broker.wire.errors import Unavailable
+from ops.processes.child_process import ProcessSpec, last_lines
+from ops.processes.cluster import Change, LocalCluster, free_ports, wait_until_listening
+from ops.processes.numeric import compilation_cache, one_thread_environment
+from ops.processes.redis_server import server
+from ops.run.daemons import our_command, our_environment
 
 RUN = "benchmark"
 ROOT = Path(__file__).resolve().parent.parent

@@ -30,12 +30,12 @@ import msgpack
 import xxhash
 
 from benchmarks import output
-from broker.codec import Unreadable, decode, encode, peek
-from broker.errors import ConfigError
-from broker.fragments import TensorSpec
-from broker.headers import seal
-from broker.lengths import encoded_bytes
-from broker.messages import MESSAGE_TYPES, Codec, Encoded, Envelope, Message, Reason
+from broker.wire.codec import Unreadable, decode, encode, peek
+from broker.wire.errors import ConfigError
+from broker.wire.fragments import TensorSpec
+from broker.wire.headers import seal
+from broker.wire.lengths import encoded_bytes
+from broker.wire.messages import MESSAGE_TYPES, Codec, Encoded, Envelope, Message, Reason
 
 #: What decoding may allocate: this, and so many bytes for each byte of input.
 FREE_BYTES, BYTES_PER_BYTE = 6 << 20, 32

@@ -27,12 +27,12 @@ from benchmarks import output
 from benchmarks.fleet import ROOT_ENVIRONMENT, RUN, Hub, group, module_command
 from benchmarks.output import Column, Printer, median
 from benchmarks.stopwatch import Timing
-from broker import toml
-from broker.errors import ConfigError, Unavailable
-from ops.cluster import Change, LocalCluster
-from ops.daemons import our_command
-from ops.numeric import compilation_cache, one_thread_environment
-from ops.processes import ProcessSpec
+from broker.process import toml
+from broker.wire.errors import ConfigError, Unavailable
+from ops.processes.child_process import ProcessSpec
+from ops.processes.cluster import Change, LocalCluster
+from ops.processes.numeric import compilation_cache, one_thread_environment
+from ops.run.daemons import our_command
 
 #: Steps before these seconds are not counted: caches fill, the first rounds open. At most as long as what is counted.
 WARM_UP_S = 2.0

@@ -18,10 +18,10 @@ from functools import partial
 
 from benchmarks import output
 from benchmarks.output import Column
-from islands.task import DataShare, Params, Schedule, Task, load_task
+from islands.tasks.task import DataShare, Params, Schedule, Task, load_task
 from ops.lab import decoupled
 from ops.lab.settings import CellSettings, cell_settings
-from ops.numeric import heap_that_stays, one_thread_environment
+from ops.processes.numeric import heap_that_stays, one_thread_environment
 
 COLUMNS = (
     Column(key="islands", title="islands"),
@@ -84,7 +84,7 @@ def _alternating(repetitions: int, task: Task, cell: CellSettings) -> tuple[list
         _plain(task, cell.steps * cell.islands)
         passed_s = time.process_time() - began_s
         began_s = time.process_time()
-        outcome = decoupled.run(task, cell, seed=0, judge=_no_judge, together=1)
+        outcome = decoupled.run(task, cell, seed=0, judge=_no_judge)
         steps = outcome.tokens / task.tokens_per_step
         lab_passed_s = (time.process_time() - began_s) * cell.steps * cell.islands / steps
         if repetition:

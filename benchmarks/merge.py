@@ -22,15 +22,15 @@ import numpy as np
 import optax
 
 from aggregator.events import Commit, Part
-from aggregator.merge import merge_fragment
-from aggregator.outer import FragmentState, Vector, make_outer_step
-from aggregator.store import Store
+from aggregator.merge.kernels import merge_fragment
+from aggregator.merge.outer_step import FragmentState, Vector, make_outer_step
+from aggregator.store.store import Store
 from benchmarks import output
 from benchmarks.output import Column
-from broker.fragments import Kind, TensorSpec
-from broker.messages import Codec
-from broker.ranges import StepRange
-from broker.tensors import encode_tensor, fragment_digest
+from broker.wire.fragments import Kind, TensorSpec
+from broker.wire.messages import Codec
+from broker.wire.ranges import StepRange
+from broker.wire.tensors import encode_tensor, fragment_digest
 
 COLUMNS = (
     Column(key="parameters", title="parameters", form=",d"),

@@ -25,14 +25,14 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from aggregator.tape import read_lines
+from aggregator.store.tape import read_lines
 from benchmarks import output
 from benchmarks.carriers import Kind, carrier
 from benchmarks.fleet import Hub, Peak
 from benchmarks.output import Column, Printer, median
 from benchmarks.scripted import SPACING_STEPS, Arrival, Payloads, model, scripted_fleet
-from broker.errors import ConfigError, Unavailable
-from broker.messages import Codec
+from broker.wire.errors import ConfigError, Unavailable
+from broker.wire.messages import Codec
 
 MIB = 1 << 20
 WARM_UP_ROUNDS = 3

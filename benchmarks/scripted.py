@@ -21,13 +21,13 @@ import numpy as np
 import zmq.asyncio
 
 from benchmarks.fleet import RUN
-from broker import messages as m
-from broker.endpoint import Endpoint
-from broker.errors import Unavailable
-from broker.fragments import FragmentManifest, Kind, TensorSpec, partition
-from broker.messages import AGGREGATOR, BROKER, Channel, Codec, Encoded, Envelope
-from broker.ranges import StepRange
-from broker.tensors import encode_tensor
+from broker.transport.endpoint import Endpoint
+from broker.wire import messages as m
+from broker.wire.errors import Unavailable
+from broker.wire.fragments import FragmentManifest, Kind, TensorSpec, partition
+from broker.wire.messages import AGGREGATOR, BROKER, Channel, Codec, Encoded, Envelope
+from broker.wire.ranges import StepRange
+from broker.wire.tensors import encode_tensor
 
 #: Inner steps between two rounds of different fragments: round n falls due at step n times this. Islands stop a little
 #: before, and then step a little beyond it together: the aggregator opens a round on the word of half of them, and

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from islands.task import Batch, DataShare, OptState, Params, Schedule, Task, load_task
+from islands.tasks.task import Batch, DataShare, OptState, Params, Schedule, Task, load_task
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

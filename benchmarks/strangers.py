@@ -22,8 +22,8 @@ from dataclasses import dataclass, field
 
 from benchmarks import fuzz_decoder, output
 from benchmarks.output import Column
-from broker.errors import ConfigError, Unavailable
-from broker.sockets import split_tcp
+from broker.wire.addresses import split_tcp
+from broker.wire.errors import ConfigError, Unavailable
 
 #: How long a stranger waits for an answer, and to be hung up when it has said everything.
 ANSWER_S, STAY_S = 0.5, 0.1

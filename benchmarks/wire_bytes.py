@@ -28,8 +28,8 @@ from benchmarks.counting import CountingForwarder
 from benchmarks.fleet import Hub
 from benchmarks.output import Column, Printer
 from benchmarks.scripted import SPACING_STEPS, Payloads, model, scripted_fleet
-from broker.errors import ConfigError
-from broker.messages import Channel, Codec
+from broker.wire.errors import ConfigError
+from broker.wire.messages import Channel, Codec
 
 #: An int8 or int4 shares a float32 with 255 others. Written out here: the closed form asks nobody for it.
 ELEMENT_BYTES = {Codec.BF16: 2.0, Codec.F32: 4.0, Codec.INT8: 1 + 4 / 256, Codec.INT4: 1 / 2 + 4 / 256}

@@ -1,1 +1,1 @@
-"""What every process of a run shares: messages, codec, fragments, the relay and the registry."""
+"""The broker, and what all processes of a run share: messages, codec, settings, registry."""

@@ -1,4 +1,4 @@
-"""The broker's settings: addresses and limits."""
+"""The broker's settings: addresses, keys and limits."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from broker import redis_address
-from broker.errors import ConfigError
-from broker.headers import Limits
-from broker.identity import KeyRole
-from broker.keys import check_exposure
-from broker.liveness import LivenessConfig
-from broker.names import check_name
-from broker.relay_events import RelayConfig
-from broker.settings import check_finite, setting
+from broker.process.settings import check_finite, setting
+from broker.registry import redis_address
+from broker.routing.events import RelayConfig
+from broker.routing.liveness import LivenessConfig
+from broker.wire.addresses import check_exposure
+from broker.wire.errors import ConfigError
+from broker.wire.headers import Limits
+from broker.wire.identity import KeyRole
+from broker.wire.names import check_name
 
 DEFAULT_PORT = 7001
 DEFAULT_REDIS_URL = "redis://127.0.0.1:6379"
@@ -27,26 +27,30 @@ _NAME = re.compile(r"[A-Za-z0-9._:-]{1,64}", re.ASCII)
 class BrokerConfig:
     """One broker. Every field is a flag of ``atoll broker`` and a key of the table ``[broker]``."""
 
-    run_id: str = setting("atoll", "name of the run; messages of other runs are refused", flag="--run")
-    host: str = setting("127.0.0.1", "address to listen on; 0.0.0.0 takes connections from other machines")
-    port: int = setting(DEFAULT_PORT, "control port; the bulk port is the next one; 0 picks two free ports")
-    name: str = setting(
-        "", "name of this broker in status, unique in its run; empty: this host's, with the port", flag="--broker-name"
+    run_id: str = setting("atoll", "name of the run; messages of other runs are refused", flag="--run", subject="run")
+    host: str = setting(
+        "127.0.0.1", "address to listen on; 0.0.0.0 takes connections from other machines", subject="addresses and keys"
     )
-    key: Path | None = setting(None, "the broker's secret key file, with allowed.keys beside it: see `atoll keys`")
-    insecure: bool = setting(False, "listen without keys where others reach the ports: they all can take part")
-    redis_url: str = setting("", f"where Redis listens; empty: take REDIS_URL, else {DEFAULT_REDIS_URL}", secret=True)
-    report_interval_s: float = setting(0.5, "seconds between two writes of membership and counters to Redis")
+    port: int = setting(DEFAULT_PORT, "port for small messages; tensors use the next one; 0 picks two free ports")
+    name: str = setting(
+        "", "name of this broker in status, unique in its run (default: host and port)", flag="--broker-name"
+    )
+    key: Path | None = setting(None, "the broker's secret key file; allowed.keys lies beside it; see `atoll keys`")
+    insecure: bool = setting(False, "listen without keys on a public address: anybody who reaches it can take part")
+    redis_url: str = setting(
+        "", f"address of Redis (default: REDIS_URL, else {DEFAULT_REDIS_URL})", secret=True, subject="Redis"
+    )
+    report_interval_s: float = setting(0.5, "seconds between two reports of membership and counters to Redis")
 
     # One fragment of a large model is a message, and a model may be a single fragment.
     max_message_bytes: int = setting(
-        1024 * _MIB, "largest message accepted; a larger single buffer loses its connection"
+        1024 * _MIB, "largest message accepted; a larger one ends its connection", subject="limits"
     )
-    max_header_bytes: int = setting(4 * _MIB, "largest message header, and so the largest control message, accepted")
-    peer_queue_bytes: int = setting(1024 * _MIB, "bytes of contributions of one island that may wait here")
-    total_queue_bytes: int = setting(4096 * _MIB, "bytes of contributions of all islands that may wait here")
-    max_peers: int = setting(10_000, "islands, and processes about to join, known at a time")
-    forget_after_s: float = setting(60.0, "silence after which an island is forgotten here (Redis still lists it)")
+    max_header_bytes: int = setting(4 * _MIB, "largest message header, and largest small message, accepted")
+    peer_queue_bytes: int = setting(1024 * _MIB, "bytes of pseudo-gradients from one island that may wait here")
+    total_queue_bytes: int = setting(4096 * _MIB, "bytes of pseudo-gradients from all islands that may wait here")
+    max_peers: int = setting(10_000, "most islands, with processes about to join, at one time")
+    forget_after_s: float = setting(60.0, "seconds of silence after which the broker forgets an island")
 
     liveness: LivenessConfig = field(default_factory=LivenessConfig)
 
@@ -78,11 +82,11 @@ class BrokerConfig:
         self.relay()
 
     def limits(self) -> Limits:
-        """What the codec accepts on the bulk channel."""
+        """Limits of the codec on the bulk channel."""
         return Limits(max_header_bytes=self.max_header_bytes, max_message_bytes=self.max_message_bytes)
 
     def control_limits(self) -> Limits:
-        """What the codec accepts on the control channel: a header and nothing behind it."""
+        """Limits of the codec on the control channel: a header without buffers."""
         return Limits(max_header_bytes=self.max_header_bytes, max_message_bytes=self.max_header_bytes, max_buffers=1)
 
     def relay(self) -> RelayConfig:

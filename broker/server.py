@@ -1,8 +1,8 @@
-"""The broker daemon: two ROUTER sockets around a :class:`~broker.relay.Relay`.
+"""The broker daemon: two ROUTER sockets around a :class:`~broker.routing.relay.Relay`.
 
-Shell. Each message becomes an event (:mod:`broker.arrivals`), is handed to the relay, and what that answers is done at
-once, without waiting: a send that would block goes back to the relay as an event. So nothing that a peer does, and
-nothing that Redis does (:mod:`broker.reporter` has a task of its own), holds up anybody else.
+Shell. Each message becomes an event (:mod:`broker.gateway.arrivals`), is handed to the relay, and what that answers is
+done at once, without waiting: a send that would block goes back to the relay as an event. So nothing that a peer does,
+and nothing that Redis does (:mod:`broker.registry.reporter` has a task of its own), holds up anybody else.
 """
 
 from __future__ import annotations
@@ -23,31 +23,20 @@ from typing import Any, assert_never
 import zmq
 import zmq.asyncio
 
-from broker import clocks, flags, logs, settings
-from broker.accounts import Accounts
-from broker.arrivals import event_of, verified
-from broker.codec import encode
 from broker.config import DEFAULT_REDIS_URL, BrokerConfig
-from broker.endpoint import configure_socket
-from broker.errors import ConfigError
-from broker.gate import Gate, GateEvent, draw_afresh
-from broker.headers import Limits
-from broker.intake import Intake, Taken
-from broker.messages import AttachBulk, Channel
-from broker.registry import Registry
-from broker.relay import (
-    Blocked,
-    Note,
-    Observe,
-    Received,
-    Rejected,
-    Relay,
-    RelayEvent,
-    Send,
-    Tick,
-    Unreachable,
-)
-from broker.reporter import Reporter
+from broker.gateway.accounts import Accounts
+from broker.gateway.arrivals import event_of, verified
+from broker.gateway.gate import Gate, GateEvent, draw_afresh
+from broker.gateway.receiving import Intake, Taken
+from broker.process import clocks, flags, logs, settings
+from broker.registry.registry import Registry
+from broker.registry.reporter import Reporter
+from broker.routing.relay import Blocked, Note, Observe, Received, Rejected, Relay, RelayEvent, Send, Tick, Unreachable
+from broker.transport.endpoint import configure_socket
+from broker.wire.codec import encode
+from broker.wire.errors import ConfigError
+from broker.wire.headers import Limits
+from broker.wire.messages import AttachBulk, Channel
 
 log = logs.get(__name__)
 
@@ -63,7 +52,7 @@ PORT_ATTEMPTS = 50
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listening:
-    """Where a broker listens: what clients connect to, and the ports."""
+    """The addresses of a broker: the one for clients, and its ports."""
 
     address: str
     control_port: int

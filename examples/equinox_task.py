@@ -4,7 +4,8 @@
 
 What is special to Equinox is four lines: a module mixes arrays with functions and sizes, so :func:`equinox.partition`
 splits it, the arrays are what is trained and synchronised, and the loss puts the two together again. The rest is a
-loss, a data generator that asks its share for each batch, and one call of :func:`islands.inner.jax_task`.
+loss, a data generator that asks its share for each batch, and one call of
+:func:`islands.jax_task`.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from broker.errors import ConfigError
-from islands.inner import jax_task
-from islands.task import DataShare, Params, Schedule, Task
+from broker.wire.errors import ConfigError
+from islands import DataShare, Schedule, Task, jax_task
+from islands.tasks.task import Params
 
 SAMPLES, PITCHES = 128, 12
 #: Stream of random numbers of the held-out waves; batches use the numbers from 0 on.

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from broker.errors import ConfigError
-from islands.task import DataShare, Schedule, Task
+from broker.wire.errors import ConfigError
+from islands import DataShare, Schedule, Task
 
 Array = npt.NDArray[np.float32]
 Params = dict[str, dict[str, Array]]

@@ -23,7 +23,7 @@ import numpy as np
 import optax
 
 import islands
-from islands.task import DataShare
+from islands import DataShare
 
 HISTORY, BATCH = 16, 256
 Params = dict[str, jax.Array]

@@ -1,4 +1,4 @@
-"""Islands: where training happens. The interface of a training loop that joins a run, and what a task is made of.
+"""Islands train a model and join a run: the public interface, and the parts of a task.
 
     import islands
 
@@ -16,11 +16,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from broker.logs import log_to_stderr
-    from islands.inner import adamw, jax_task, warm_up_cosine
+    from broker.process.logs import log_to_stderr
     from islands.joining import join
     from islands.loop import Island
-    from islands.task import DataShare, Schedule, Task, load_task
+    from islands.tasks.inner_optimizer import adamw, jax_task, warm_up_cosine
+    from islands.tasks.task import DataShare, Schedule, Task, load_task
 
 __all__ = [
     "join",
@@ -38,14 +38,14 @@ __all__ = [
 _MODULE_OF = {
     "join": "islands.joining",
     "Island": "islands.loop",
-    "log_to_stderr": "broker.logs",
-    "Task": "islands.task",
-    "Schedule": "islands.task",
-    "DataShare": "islands.task",
-    "load_task": "islands.task",
-    "jax_task": "islands.inner",
-    "adamw": "islands.inner",
-    "warm_up_cosine": "islands.inner",
+    "log_to_stderr": "broker.process.logs",
+    "Task": "islands.tasks.task",
+    "Schedule": "islands.tasks.task",
+    "DataShare": "islands.tasks.task",
+    "load_task": "islands.tasks.task",
+    "jax_task": "islands.tasks.inner_optimizer",
+    "adamw": "islands.tasks.inner_optimizer",
+    "warm_up_cosine": "islands.tasks.inner_optimizer",
 }
 
 

@@ -1,4 +1,4 @@
-"""The arguments of a caller as the plain values that messages, records and files hold, or a refusal at once. Pure.
+"""Checks arguments of a caller, and turns them into plain values for messages and files. Pure.
 
 Whatever Python takes for an integer (``operator.index``) or a number (``float``) is taken, numpy's scalars and 0-d
 arrays among them. The rest is refused by the call that was given it: the wire would refuse it too, steps later and in
@@ -17,12 +17,12 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from broker.codec import decode, encode
-from broker.errors import ConfigError, LocalProtocolError, RemoteProtocolError
-from broker.fragments import Kind, TensorSpec
-from broker.headers import Limits
-from broker.messages import AGGREGATOR, Envelope, Join, joining
-from broker.schema import INT_MAX, MAX_ITEMS, MAX_TEXT, Record, Unfit
+from broker.wire.codec import decode, encode
+from broker.wire.errors import ConfigError, LocalProtocolError, RemoteProtocolError
+from broker.wire.fragments import Kind, TensorSpec
+from broker.wire.headers import Limits
+from broker.wire.messages import AGGREGATOR, Envelope, Join, joining
+from broker.wire.schema import INT_MAX, MAX_ITEMS, MAX_TEXT, Record, Unfit
 
 #: Of a header: what the answer to a join may hold besides the tensors that the join has listed.
 _ANSWER_BYTES = 1 << 16
@@ -30,6 +30,9 @@ _TENSOR = Record(TensorSpec)
 
 
 # --- numbers ------------------------------------------------------------------------------------------------------
+
+_TOKENS = "must be how many tokens this step trained: a whole number, 0 or more"
+_LOSS = "must be a number, or a device array of shape (): give its mean, or None"
 
 
 def whole(field: str, value: Any, cure: str, *, least: int = 0, most: int = INT_MAX, may_wait: bool = False) -> int:
@@ -258,3 +261,30 @@ def check_join(tensors: Sequence[TensorSpec], run_id: str, limits: Limits) -> No
         decode(frames, limits)
     except (LocalProtocolError, RemoteProtocolError) as err:
         raise ConfigError("params", listed, f"no message can list them ({err}){cure}") from err
+
+
+def of_step(
+    tokens: Any, loss: Any, state: tuple[Any, int | None] | None, before: int, most: int
+) -> tuple[int, Any, tuple[Any, int | None] | None]:
+    """Returns the arguments of a step as plain values, before anything is done with one of them.
+
+    Args:
+        tokens: As given.
+        loss: As given.
+        state: As given.
+        before: Tokens trained before this step.
+        most: What a step may train, as declared when joining; 0: that was left open.
+
+    Raises:
+        ConfigError: One of them is not what :meth:`islands.Island.step` takes.
+    """
+    if type(tokens) is not int:
+        tokens = whole("tokens", tokens, _TOKENS)
+    if not 0 <= tokens <= INT_MAX - before:
+        raise ConfigError("tokens", tokens, _TOKENS)
+    if tokens > most > 0:
+        cure = f"island.join was told {most} tokens_per_step: give the most that a step can train"
+        raise ConfigError("tokens", tokens, cure)
+    if loss is not None and type(loss) is not float:
+        loss = scalar("loss", loss, _LOSS)
+    return tokens, loss, None if state is None else pair(state)

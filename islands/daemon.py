@@ -1,4 +1,4 @@
-"""The island daemon: trains a :class:`islands.task.Task` through the interface of :mod:`islands.loop`, nothing else.
+"""The island daemon: trains a :class:`islands.tasks.task.Task` through the interface of :mod:`islands.loop` alone.
 
 Exit codes: 0 the run has ended; 1 it failed, and may be started again; 2 settings are wrong, or the run refuses this
 island: starting it again would not help; 128 + n ended by signal n, after saying goodbye.
@@ -20,14 +20,14 @@ from pathlib import Path
 from typing import Any
 
 import islands
-from broker import flags, logs, settings
-from broker.errors import ConfigError, RunEnded
-from broker.identity import KeyRole
-from broker.keys import client_keys
-from broker.signals import Interrupted, Signals
+from broker.process import flags, logs, settings
+from broker.process.signals import Interrupted, Signals
+from broker.transport.keys import client_keys
+from broker.wire.errors import ConfigError, RunEnded
+from broker.wire.identity import KeyRole
 from islands.config import IslandConfig
-from islands.pulse import Pulse
-from islands.task import OptState, Params, Task, endless_batches, load_task
+from islands.session.pulse import Pulse
+from islands.tasks.task import OptState, Params, Task, endless_batches, load_task
 
 log = logs.get(__name__)
 
@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the flags of ``atoll island``; options of the task stand in the table [task] of the file."""
     flags.add_config_flag(parser)
     flags.add_flags(parser, IslandConfig)
-    check_help = "only check settings and key: ends with status 0, or with 2 and the cure"
+    check_help = "only check settings and key; exit status 0, or 2 with the cure"
     parser.add_argument("--check", action="store_true", help=check_help)
 
 

@@ -1,4 +1,4 @@
-"""Joining a run: everything between the arguments of :func:`join` and the first version of the parameters."""
+"""Joins a run: from the arguments of :func:`join` to the first version of the parameters."""
 
 from __future__ import annotations
 
@@ -8,21 +8,24 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from broker import clocks, logs
-from broker.errors import ConfigError, Unavailable
-from broker.keys import own_name
-from broker.messages import Departure, Reason
-from broker.user_files import expanded
-from islands import arguments, checkpoint, core, paused_file
+from broker.process import clocks, logs
+from broker.process.values import expanded
+from broker.transport.keys import own_name
+from broker.wire.errors import ConfigError, Unavailable
+from broker.wire.messages import Departure, Reason
+from islands import arguments
+from islands.arrays.partition import describe_kinds, tensor_specs
+from islands.arrays.tree import Tree
 from islands.config import IslandConfig
-from islands.exchange import Exchange
-from islands.loop import LOOK_EVERY_S, Island
-from islands.partition import describe_kinds, tensor_specs
-from islands.paused import Paused
-from islands.seat import Seat
-from islands.session import Session
-from islands.tree import Tree
-from islands.workshop import Workshop
+from islands.loop import Island
+from islands.protocol import core
+from islands.protocol.paused import Paused
+from islands.restoring import LOOK_EVERY_S
+from islands.session import checkpoint, paused_file
+from islands.session.exchange import Exchange
+from islands.session.host_identity import HostIdentity
+from islands.session.session import Session
+from islands.session.workshop import Workshop
 
 log = logs.get(__name__)
 
@@ -64,7 +67,7 @@ def join(
             0; otherwise only structure, shapes, dtypes and placement count.
         run: The run's name.
         kinds: Regular expression over parameter names -> ``rda``, ``mean``, ``local`` or ``frozen``
-            (:mod:`islands.partition`).
+            (:mod:`islands.arrays.partition`).
         unit_axes: Regular expression -> leading axes that count layers or experts.
         key: This island's secret key file, with ``broker.public`` beside it (``atoll keys``); needed for a broker on
             another machine.
@@ -118,7 +121,7 @@ def join(
     tensors = tuple(spec for spec in specs if spec.kind != "local")
     arguments.check_join(tensors, run, config.limits())
     workshop, exchange = Workshop(params, init), Exchange()
-    seat = None if island_id else Seat.take(run)
+    seat = None if island_id else HostIdentity.take(run)
     name = island_id if seat is None else seat.name
     unmerged = paused_file.path_of(config.state_dir, run, name) if config.state_dir is not None and name else None
     paused = None if unmerged is None else _kept(unmerged, config)

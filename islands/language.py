@@ -1,4 +1,4 @@
-"""The default task: the transformer of :mod:`islands.model` on bytes of text, or on byte-pair pieces of it.
+"""The default task: the transformer of :mod:`islands.tasks.model` on bytes of text, or on byte-pair pieces of it.
 
 Measured on one core of a 2-core machine without other work, 512 tokens (8 x 64) per inner step, float32:
 
@@ -29,12 +29,12 @@ import numpy as np
 import numpy.typing as npt
 import optax
 
-from broker.errors import ConfigError
-from islands import model as transformer
-from islands.corpus import load_corpus
-from islands.data import Windows, batches, evenly
-from islands.inner import adamw, jax_task, muon, warm_up_cosine
-from islands.task import Params, Task
+from broker.wire.errors import ConfigError
+from islands.tasks import model as transformer
+from islands.tasks.corpus import load_corpus
+from islands.tasks.data import Windows, batches, evenly
+from islands.tasks.inner_optimizer import adamw, jax_task, muon, warm_up_cosine
+from islands.tasks.task import Params, Task
 
 _DTYPES: Final[dict[str, Any]] = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 _EMBEDDINGS: Final = {"mean": "mean", "rows": "rda"}

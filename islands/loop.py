@@ -1,4 +1,4 @@
-"""The interface that a training loop programs against: join, then one call per inner step (design, section 13).
+"""The interface of a training loop: join, then one call per inner step (design, section 13).
 
     island = islands.join("tcp://hub:7001", params, run="demo", kinds={"embed|head": "mean"})
     params, opt_state = island.restore(params, opt_state)
@@ -11,7 +11,7 @@
 
 :meth:`Island.step` never waits: not for the network, not for the communication thread, not for the device. What it
 does when nothing is due is a few attribute reads; when something is, it dispatches a copy or an addition. Only where a
-tree holds one array in two places the first steps are looked at, until one has moved it (:mod:`islands.ties`).
+tree holds one array in two places the first steps are looked at, until one has moved it (:mod:`islands.arrays.ties`).
 """
 
 from __future__ import annotations
@@ -23,46 +23,36 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from broker import clocks, logs
-from broker.errors import ConfigError, LocalProtocolError, Unavailable
-from broker.messages import FASTEST_STEP_S, SLOWEST_STEP_S, Departure, StateSource
-from broker.schema import INT_MAX
-from broker.signals import Interrupted
-from islands import arguments, checkpoint, core, placement, state_parts
-from islands.beginning import Beginning
+from broker.process import clocks, logs
+from broker.process.signals import Interrupted
+from broker.wire.errors import LocalProtocolError, Unavailable
+from broker.wire.messages import Departure, StateSource
+from islands import arguments
+from islands.arrays import placement
+from islands.arrays.initial_values import InitialValues
+from islands.arrays.placement import Leaf
+from islands.arrays.ties import Ties
+from islands.arrays.tree import Tree
 from islands.config import IslandConfig
-from islands.exchange import Exchange, Install, Membership, Moment, Position, Snapshot
-from islands.placement import Leaf
-from islands.samples import Samples
-from islands.seat import Seat
-from islands.session import Session
-from islands.state_parts import Needed
-from islands.task import DataShare, Schedule
-from islands.ties import Ties
-from islands.tree import Tree
-from islands.workshop import Workshop
+from islands.protocol import core
+from islands.restoring import LOOK_EVERY_S, from_checkpoint, from_donor
+from islands.session import checkpoint
+from islands.session.exchange import Exchange, Install, JoinedRun, Moment
+from islands.session.host_identity import HostIdentity
+from islands.session.samples import Samples
+from islands.session.session import Session
+from islands.session.state_parts import Needed
+from islands.session.training_state import Position, Snapshot, step_time_s
+from islands.session.workshop import Workshop
+from islands.tasks.task import DataShare, Schedule
 
 log = logs.get(__name__)
 
-#: While the caller waits: how often to look for signals.
-LOOK_EVERY_S = 0.2
 #: A disk that hangs must not keep an island from leaving.
 SAVE_WITHIN_S = 5.0
 #: When an island pauses: how long its contributions may take, and how often to look. Of the ten seconds that container
 #: engines leave a process, or the five of an impatient user, the files need some.
 PAUSE_WITHIN_S, PAUSE_LOOK_EVERY_S = 1.5, 0.02
-_TOKENS = "must be how many tokens this step trained: a whole number, 0 or more"
-_LOSS = "must be a number, or a device array of shape (): give its mean, or None"
-#: Of the step times' moving average; a single one counts for at most so many times the average.
-STEP_TIME_MEMORY, MOST_OF_ONE_STEP = 0.9, 4.0
-
-
-def step_time_s(average_s: float | None, recent_s: float) -> float:
-    """Returns the moving average with one more step; a pause does not spoil it, and peers take what it says."""
-    if average_s is not None:
-        recent_s = min(recent_s, MOST_OF_ONE_STEP * average_s)
-        recent_s = STEP_TIME_MEMORY * average_s + (1 - STEP_TIME_MEMORY) * recent_s
-    return min(max(recent_s, FASTEST_STEP_S), SLOWEST_STEP_S)
 
 
 class Island:
@@ -93,7 +83,7 @@ class Island:
         exchange: Exchange,
         tokens_per_step: int,
         check: Callable[[], None],
-        seat: Seat | None,
+        seat: HostIdentity | None,
         unmerged: Path | None = None,
     ) -> None:
         assert exchange.membership is not None
@@ -107,11 +97,11 @@ class Island:
         self._check = check
         self._seat = seat
         self._unmerged = unmerged
-        self._membership: Membership = exchange.membership
+        self._membership: JoinedRun = exchange.membership
         self._shares = exchange.shares
         self._stopped = self._left = False
         self._versions = [-1] * self._membership.num_fragments
-        self._beginning = Beginning(())
+        self._beginning = InitialValues(())
         self._given: list[tuple[str, Any]] = []  # leaves of the optimizer's state as restore was given it
         self._ties = Ties(self._parameters.tied)
         self._samples = Samples(exchange)
@@ -154,12 +144,12 @@ class Island:
         self._given = checkpoint.leaves_of(opt_state)
         needed = Needed(state=self._given, local=local)
         checkpoint.copied(opt_state)  # compiles the copy, which no step should wait for
-        saved, detail = self._from_checkpoint(needed)
+        saved, detail = from_checkpoint(self._session.checkpoint_file, needed, self._config.run_id)
         if saved is not None:
             self.restored, self.restored_cursor = "checkpoint", saved.cursor
         elif self._config.donor_wait_s and (needed.state or needed.local):
             # Before the parameters are installed: until then no round waits for this island.
-            saved, why = self._from_donor(needed)
+            saved, why = from_donor(self._exchange, needed, self._check)
             self.restored = "fresh" if saved is None else "donor"
             detail = f"{detail}; {why}"
         self._exchange.restored = StateSource(self.restored)
@@ -169,40 +159,10 @@ class Island:
             leaves = [placement.from_host(a, x) for (_, _, a), (_, x) in zip(saved.local, local, strict=True)]
             params = self._parameters.replace_local(params, leaves) if leaves else params
             opt_state = checkpoint.restored(opt_state, saved.state)
-        self._beginning = Beginning(self._parameters.of_none(params))
+        self._beginning = InitialValues(self._parameters.of_none(params))
         self._ties.begin(params)
         log.info("island.restored", optimizer=self.restored, detail=detail, step=self.inner_step)
         return params, opt_state
-
-    def _from_checkpoint(self, needed: Needed) -> tuple[checkpoint.Checkpoint | None, str]:
-        """Returns this island's own checkpoint if it has one that fits, and what there is to say about it."""
-        path = self._session.checkpoint_file
-        try:
-            saved = None if path is None else checkpoint.load(path)
-        except Unavailable as err:
-            return None, str(err)
-        if saved is None:
-            return None, "no --state-dir" if path is None else "no checkpoint yet"
-        flaw = state_parts.unfit(saved, needed)
-        if saved.run_id != self._config.run_id:
-            flaw = f"it is of run {saved.run_id}" if saved.run_id else "it does not say of which run it is"
-        if flaw:
-            return None, f"the checkpoint does not serve: {flaw}"
-        return saved, f"of step {saved.at.step}, life {saved.incarnation}"
-
-    def _from_donor(self, needed: Needed) -> tuple[checkpoint.Checkpoint | None, str]:
-        """Returns another island's state if one comes that fits, and what there is to say about it; waits for that."""
-        exchange = self._exchange
-        exchange.state_needed = needed
-        exchange.wake()
-        while exchange.state_found is None:
-            if exchange.error is not None:
-                raise exchange.error
-            self._check()
-            exchange.news.wait(LOOK_EVERY_S)
-            exchange.news.clear()
-        found, exchange.state_found = exchange.state_found, None
-        return found.found, found.detail
 
     def step(self, params: Tree, *, tokens: int, loss: Any = None, state: tuple[Any, int | None] | None = None) -> Tree:
         """Takes note of an inner step; returns the parameters to go on with.
@@ -227,7 +187,7 @@ class Island:
         """
         began_s = time.perf_counter()
         exchange = self._exchange
-        tokens, loss, state = self._arguments(tokens, loss, state)
+        tokens, loss, state = arguments.of_step(tokens, loss, state, self.tokens, self._tokens_per_step)
         if exchange.error is not None or self._left or self.restored is None or self._counted_from_s is None:
             self._first_or_never(params, state)
         else:
@@ -237,7 +197,8 @@ class Island:
             self._ties.look(params)
         if self._samples.waiting:
             self._samples.returned(params, self._parameters)
-        exchange.trained.append((self.inner_step, self.share.trained()))  # before the moment: see islands.exchange
+        # Before the moment, as the position comes after it: see islands.session.exchange.
+        exchange.trained.append((self.inner_step, self.share.trained()))
         self.inner_step += 1
         self.tokens += tokens
         self.reset_optimizer = False
@@ -245,7 +206,7 @@ class Island:
             exchange.losses.append(loss)
         if exchange.ready or exchange.watched or (exchange.snapshot_wanted and state is not None):
             params = self._boundary(params, state)
-        exchange.position = Position(self.inner_step, self.tokens)  # after the moment: see islands.exchange
+        exchange.position = Position(self.inner_step, self.tokens)
         if exchange.shares is not self._shares:
             self._shares = exchange.shares
             self.share.hold(self._shares)
@@ -271,9 +232,8 @@ class Island:
             return params
         early = not exchange.done
         if early:
-            log.info(
-                "island.closing", step=self.inner_step, detail="before the end of the run: hands over what is left"
-            )
+            detail = "before the end of the run: hands over what is left"
+            log.info("island.closing", step=self.inner_step, detail=detail)
         began_s = clocks.monotonic()
         params = self._boundary(params, None, stopped=True)
         while not exchange.finished and not (early and exchange.delivered and not exchange.done):
@@ -283,16 +243,11 @@ class Island:
             params = self._wait_stopped(params, LOOK_EVERY_S)
             silent_s = clocks.monotonic() - max(began_s, exchange.heard_at_s or 0.0)
             if silent_s > self._config.join_timeout_s:
-                log.warning(
-                    "island.unfinished", silent_s=round(silent_s, 1), detail="the run fell silent before its end"
-                )
+                detail = "the run fell silent before its end"
+                log.warning("island.unfinished", silent_s=round(silent_s, 1), detail=detail)
                 break
-        if exchange.finished:
-            self.leave("the run has ended", Departure.CLOSED)
-        else:
-            self.leave(
-                "closed before the end of the run" if exchange.delivered else "the run fell silent", Departure.CLOSED
-            )
+        early_reason = "closed before the end of the run" if exchange.delivered else "the run fell silent"
+        self.leave("the run has ended" if exchange.finished else early_reason, Departure.CLOSED)
         return params
 
     def pause(self, params: Tree, state: tuple[Any, int | None] | None = None, *, reason: str = "paused") -> None:
@@ -386,12 +341,12 @@ class Island:
 
     @property
     def done(self) -> bool:
-        """Whether the run needs no more steps: call :meth:`close`."""
+        """True when the run needs no more steps: call :meth:`close`."""
         return self._exchange.done
 
     @property
     def schedule(self) -> Schedule:
-        """How far the whole run is, in this island's own steps; what learning rates follow."""
+        """The progress of the whole run in steps of this island, for learning rates."""
         settings = self._membership.settings
         unit = settings.tokens_per_fleet_step
         if not self._tokens_per_step:  # left open when joining: the average so far says it
@@ -462,13 +417,8 @@ class Island:
         if exchange.snapshot_wanted and state is not None:
             exchange.snapshot_wanted = False
             snapshot = self._snapshot(params, state)
-        moment = Moment(
-            at=Position(self.inner_step, self.tokens),
-            installed=tuple(told),
-            copied=copied,
-            snapshot=snapshot,
-            stopped=stopped,
-        )
+        at = Position(self.inner_step, self.tokens)
+        moment = Moment(at=at, installed=tuple(told), copied=copied, snapshot=snapshot, stopped=stopped)
         exchange.tell(moment, clocks.monotonic())
         return params
 
@@ -479,21 +429,6 @@ class Island:
         local = tuple(placement.copy(self._parameters.of_none(params)))
         run_id = self._config.run_id
         return Snapshot(state=checkpoint.copied(opt_state), cursor=cursor, local=local, run_id=run_id)
-
-    def _arguments(
-        self, tokens: Any, loss: Any, state: tuple[Any, int | None] | None
-    ) -> tuple[int, Any, tuple[Any, int | None] | None]:
-        """Returns the arguments of a step as plain values, before anything is done with one of them."""
-        if type(tokens) is not int:
-            tokens = arguments.whole("tokens", tokens, _TOKENS)
-        if not 0 <= tokens <= INT_MAX - self.tokens:
-            raise ConfigError("tokens", tokens, _TOKENS)
-        if tokens > self._tokens_per_step > 0:
-            cure = f"island.join was told {self._tokens_per_step} tokens_per_step: give the most that a step can train"
-            raise ConfigError("tokens", tokens, cure)
-        if loss is not None and type(loss) is not float:
-            loss = arguments.scalar("loss", loss, _LOSS)
-        return tokens, loss, None if state is None else arguments.pair(state)
 
     def _first_or_never(self, params: Tree, state: tuple[Any, int | None] | None) -> None:
         """Deals with a step that is not one like all others: the first one, or one that cannot be."""

@@ -1,4 +1,4 @@
-"""The command line: which commands there are, and what their errors look like.
+"""The command line: its commands, their help and their errors.
 
 Each command lives in its own module, which has ``add_arguments(parser)`` and ``run(args) -> int``. It is imported when
 it is called for and not before, so that ``status`` does not wait for JAX, and a numpy island never loads it.
@@ -18,11 +18,10 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NoReturn
 
-from broker.errors import ConfigError, Unavailable
-from broker.masking import masked
-from broker.settings import nearest
+from broker.process.flags import CommandParser
+from broker.process.settings import nearest
+from broker.wire.errors import ConfigError, Unavailable
 
 DESCRIPTION = """\
 Atoll trains one model on islands of machines that are far apart, unequal and unreliable
@@ -40,6 +39,9 @@ class Command:
         hidden: Left out of the overview: other commands call it.
         passes_on: Unknown arguments are no error: the command gets them as ``args.rest``.
         elsewhere: Flag that is looked for here -> what there is in its place.
+        everyday: Heading -> flags that ``--help`` shows, a dozen at most; empty: it shows all. What is everyday
+            depends on the command and not on the setting: ``up`` and ``aggregator`` share most settings, and few of
+            their users' questions.
     """
 
     module: str
@@ -48,81 +50,117 @@ class Command:
     hidden: bool = False
     passes_on: bool = False
     elsewhere: Mapping[str, str] = field(default_factory=dict)
+    everyday: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
 COMMANDS: dict[str, Command] = {
     "up": Command(
-        module="ops.up",
-        summary="a whole run on this machine: Redis, broker, aggregator, islands; progress, then a report",
+        module="ops.run.up",
+        summary="trains a model on this machine: starts Redis, broker, aggregator and islands, shows progress, reports",
         example="--islands 4 --tokens 2000000 --pace 0.05,0.05,0.05,0.4",
+        everyday={
+            "what to train": ("--task", "--task-option", "--data", "--model"),
+            "how much, and on how many islands": ("--tokens", "--islands", "--pace", "--standbys"),
+            "where": ("--run-dir", "--resume", "--config", "--json"),
+        },
     ),
     "test": Command(
         module="ops.test",
-        summary="everything CI runs: lint, types, the test suite",
+        summary="runs what CI runs: lint, types, the test suite",
         example="tests/unit -k settings",
         passes_on=True,
     ),
     "broker": Command(
         module="broker.server",
-        summary="the broker daemon, which everybody connects to",
+        summary="runs the broker, which all islands and aggregators connect to",
         example="--config config.toml --host 0.0.0.0 --key keys/broker.secret",
+        everyday={
+            "which run, and where to listen": ("--run", "--host", "--port", "--config"),
+            "who may connect": ("--key", "--insecure"),
+            "status": ("--redis-url", "--broker-name"),
+        },
     ),
     "aggregator": Command(
         module="aggregator.daemon",
-        summary="the aggregator daemon, which merges and versions the model",
+        summary="runs the aggregator, which merges pseudo-gradients and publishes versions of the model",
         example="--broker tcp://hub:7001 --key keys/aggregator.secret --store /var/lib/atoll --islands 4",
+        everyday={
+            "which run, and where": ("--run", "--broker", "--key", "--redis-url", "--config"),
+            "the run": ("--islands", "--tokens", "--sync-interval", "--quorum"),
+            "what is kept, and who takes over": ("--store", "--tape", "--failover"),
+        },
     ),
     "island": Command(
         module="islands.daemon",
-        summary="one island daemon, which trains",
+        summary="runs one island, which trains",
         example="--broker tcp://hub:7001 --key keys/island-paris.secret --run demo",
+        everyday={
+            "which run, and where": ("--run", "--broker", "--key", "--insecure", "--config"),
+            "this island": ("--island-id", "--task", "--state-dir"),
+            "checks": ("--check", "--health"),
+        },
         elsewhere=dict.fromkeys(
             ("--task-option", "--data", "--model"),
             "is a flag of up; here options of the task, such as data, stand in the table [task] of the --config file",
         ),
     ),
     "status": Command(
-        module="ops.status.command",
-        summary="who is in the run, at which step, and which versions there are",
+        module="ops.inspect.status",
+        summary="shows the islands of a run, their steps, and the versions of the model",
         example="--watch",
     ),
     "chaos": Command(
         module="ops.chaos.command",
-        summary="a local run that is struck by faults while it trains; a report, and a check of the invariants",
+        summary="strikes a local run with faults while it trains, reports what healed, and checks the invariants",
         example="examples/chaos/storm.toml --seconds 120",
+        everyday={
+            "faults": ("--seconds", "--fault-every-s", "--fault-kinds", "--fault-seed"),
+            "the run (all settings of up, too)": ("--task", "--islands", "--pace", "--standbys", "--run-dir"),
+            "answers": ("--check", "--json"),
+        },
     ),
     "keys": Command(
         module="ops.keys",
-        summary="makes key pairs, and says whose keys a broker takes",
+        summary="makes key pairs, and edits the broker's list of allowed keys",
         example="new island paris",
     ),
     "lab": Command(
         module="ops.lab.command",
-        summary="learning experiments in virtual time: real training at any fleet shape, on one machine",
+        summary="runs learning experiments in virtual time: real training in a modelled fleet, on one machine",
         example="run examples/lab/parity.toml",
     ),
     "simulate": Command(
         module="ops.goodput.command",
-        summary="goodput, uptime and waste of a fleet of up to millions of chips, from drawn failures",
+        summary="computes goodput, uptime and waste of a fleet of up to millions of chips, from drawn failures",
         example="--chips 1200000 --islands 8 --mode decoupled --days 30",
+        everyday={
+            "the fleet": ("--chips", "--islands", "--mode"),
+            "the simulation": ("--days", "--seed", "--mtbi-years"),
+            "answers": ("--table", "--json"),
+        },
     ),
     "plan": Command(
         module="ops.planning.command",
-        summary="what a fleet needs and does: bandwidth, utilisation, staleness, memory, goodput, cost",
+        summary="computes what a fleet needs: bandwidth, memory, time, staleness, goodput, cost",
         example="--params 5B --sites 8 --step-time 1 --codec int4 --bandwidth 10",
+        everyday={
+            "the model and the fleet": ("--params", "--sites", "--step-time", "--bandwidth", "--fleet"),
+            "how to train": ("--mode", "--codec", "--utilisation"),
+            "answers": ("--price", "--table", "--json"),
+        },
     ),
     "explain": Command(
-        module="ops.explain",
-        summary="who is in a version, with what weight and staleness, and why each other island is not",
+        module="ops.inspect.explain",
+        summary="lists the contributions of a version, with weight and staleness, and why other islands are missing",
         example="3:41 runs/20260131-120304",
     ),
     "replay": Command(
-        module="ops.replay",
-        summary="verifies an event tape: the same events must give the same decisions, and the same bytes",
+        module="ops.inspect.replay",
+        summary="checks a recorded run: the same events must give the same decisions and the same bytes",
         example="runs/20260131-120304",
     ),
     "export": Command(
-        module="ops.export",
+        module="ops.inspect.export",
         summary="writes the newest global model as safetensors, also while the run goes on",
         example="runs/20260131-120304 --out model.safetensors",
     ),
@@ -133,7 +171,7 @@ COMMANDS: dict[str, Command] = {
         hidden=True,
     ),
     "evaluate": Command(
-        module="ops.evaluate",
+        module="ops.inspect.evaluate",
         summary="prints the held-out loss of a safetensors model as JSON",
         example="--config runs/20260131-120304/config.toml --model model.safetensors",
         hidden=True,
@@ -205,27 +243,21 @@ def _run(arguments: Sequence[str], prog: str) -> int:
     return int(module.run(args))
 
 
-def _cure_of_flag(given: str, command: Command, parser: argparse.ArgumentParser) -> str:
+def _cure_of_flag(given: str, command: Command, parser: CommandParser) -> str:
     """Says which flag was probably meant, or where they are listed."""
     flag = given.partition("=")[0]
     if flag in command.elsewhere:
         return command.elsewhere[flag]
-    known = [word.strip("-,") for word in parser.format_help().split() if word.startswith("--")]
+    known = [known.lstrip("-") for known in parser.flags() if known.startswith("--")]
     close = difflib.get_close_matches(flag.strip("-"), known, n=1) if flag.startswith("-") else []
     return f"is no flag; did you mean --{close[0]}?" if close else f"is not understood; see {parser.prog} --help"
 
 
-class _Parser(argparse.ArgumentParser):
-    """A parser that repeats no password in its errors."""
-
-    def error(self, message: str) -> NoReturn:
-        super().error(masked(message))
-
-
-def parser_of(name: str, *, prog: str = "atoll") -> argparse.ArgumentParser:
+def parser_of(name: str, *, prog: str = "atoll") -> CommandParser:
     """Returns the parser of a command with its help and example, before the command's module adds its flags."""
     command = COMMANDS[name]
-    return _Parser(
+    return CommandParser(
+        everyday=command.everyday,
         prog=f"{prog} {name}",
         description=command.summary[0].upper() + command.summary[1:] + ".",
         epilog=f"example:\n  {prog} {name} {command.example}",
@@ -240,7 +272,7 @@ def overview(prog: str) -> str:
     width = max(map(len, visible))
     lines = [f"usage: {prog} COMMAND ...", "", DESCRIPTION, "", "commands:"]
     lines += [f"  {name:{width}}  {command.summary}" for name, command in visible.items()]
-    lines += ["", f"{prog} COMMAND --help says more. To see it work: {prog} up"]
+    lines += ["", f"{prog} COMMAND --help has the everyday flags, --help-all has all. To see it work: {prog} up"]
     return "\n".join(lines)
 
 

@@ -1,4 +1,4 @@
-"""``atoll keys``: makes key pairs, and says whose keys a broker takes.
+"""``atoll keys``: makes key pairs, and edits the broker's list of allowed keys.
 
 The secret half of a pair stays where it was made. Where the broker's own pair lies, ``new`` also puts the public half
 on the allow list; a pair that was made elsewhere is let in by bringing its ``.public`` file there (``allow``). What
@@ -12,10 +12,18 @@ import json
 from pathlib import Path
 from typing import Any
 
-from broker import flags
-from broker.errors import ConfigError
-from broker.identity import ANY, Identity, KeyRole
-from broker.keys import ALLOW_LIST, BROKER_PUBLIC, new_pair, read_allow_list, read_public, write_allow_list, write_pair
+from broker.process import flags
+from broker.transport.keys import (
+    ALLOW_LIST,
+    BROKER_PUBLIC,
+    new_pair,
+    read_allow_list,
+    read_public,
+    write_allow_list,
+    write_pair,
+)
+from broker.wire.errors import ConfigError
+from broker.wire.identity import ANY, Identity, KeyRole
 
 _EPILOG = """
 A run over two machines:
@@ -33,20 +41,20 @@ whose ids the run assigns; they can pass for each other."""
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of ``atoll keys``."""
     commands = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    new = commands.add_parser("new", help="make a pair; beside a broker's pair, also allow it")
+    new = commands.add_parser("new", help="make a pair, and allow it where the broker's pair is")
     new.add_argument("role", metavar="ROLE", help=f"one of {', '.join(KeyRole)}")
-    new.add_argument("name", nargs="?", default=None, metavar="NAME", help="which one; an island needs it")
-    init = commands.add_parser("init", help="make the pairs of a broker and of others, all allowed, where missing")
+    new.add_argument("name", nargs="?", default=None, metavar="NAME", help="its id; an island needs one")
+    init = commands.add_parser("init", help="make missing pairs of a broker and of others, and allow them")
     init.add_argument("who", nargs="*", default=["aggregator"], metavar="ROLE[:NAME]", help="default: aggregator")
-    allow = commands.add_parser("allow", help="put public keys on the broker's allow list")
+    allow = commands.add_parser("allow", help="allow public keys")
     allow.add_argument("files", nargs="+", type=Path, metavar="FILE", help=".public files")
-    revoke = commands.add_parser("revoke", help="take all keys of somebody off the allow list")
+    revoke = commands.add_parser("revoke", help="remove all keys of somebody from the allow list")
     revoke.add_argument("role", metavar="ROLE")
     revoke.add_argument("name", nargs="?", default=None, metavar="NAME")
     listing = commands.add_parser("list", help="show the allow list")
     for each in (new, init, allow, revoke, listing):
         each.add_argument(
-            "--dir", type=flags.path, default=Path("keys"), metavar="DIR", help="the keys' place (default: keys)"
+            "--dir", type=flags.path, default=Path("keys"), metavar="DIR", help="directory of the keys (default: keys)"
         )
         each.add_argument("--json", action="store_true", help="print what is on the list as one JSON object")
     parser.epilog = f"{parser.epilog}\n{_EPILOG}"

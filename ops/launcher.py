@@ -1,4 +1,4 @@
-"""Builds ``.venv`` from requirements.lock at first use, and when the lock has changed; standard library only.
+"""Builds ``.venv`` from requirements.lock at first use and after a change. Standard library only.
 
 The environment carries a stamp, ``.venv/atoll.stamp``: ``building`` from before its first file exists, and the lock's
 SHA-256 once everything is installed. So a build that was interrupted is seen and begun again. A changed lock is

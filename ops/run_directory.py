@@ -1,4 +1,4 @@
-"""The directory of a run: who may use it, and how files get into it whole.
+"""The directory of a run: locked while in use, and written whole files at a time.
 
 One ``up`` at a time works in a run directory; it holds the file ``lock`` for as long as its process lives, so that
 neither a crash nor a reboot leaves a directory that looks used. The aggregator's store in it has a lock of its own: a
@@ -12,7 +12,7 @@ import fcntl
 import os
 from pathlib import Path
 
-from broker.errors import ConfigError, Unavailable
+from broker.wire.errors import ConfigError, Unavailable
 
 LOCK_FILE = "lock"
 
@@ -65,7 +65,7 @@ def claim(run_dir: Path) -> int:
 
 
 def in_use(run_dir: Path) -> bool:
-    """Whether an ``up`` works in a run directory now."""
+    """Tells whether an ``up`` works in a run directory now."""
     try:
         with open(run_dir / LOCK_FILE, "rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

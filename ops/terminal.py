@@ -1,4 +1,4 @@
-"""Where commands write to: a screen that is drawn again and again, or lines; wide enough for everything, or not."""
+"""The terminal of a command: a screen that is drawn again, or lines."""
 
 from __future__ import annotations
 

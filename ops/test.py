@@ -1,4 +1,4 @@
-"""``test``: everything CI runs, in the order in which it fails fastest: lint, format, types, the test suite."""
+"""``test``: lint, format, types and the test suite, as CI runs them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Iterable, Sequence
 
-from broker.errors import ConfigError
+from broker.wire.errors import ConfigError
 from ops.launcher import ROOT
 
 GATES: tuple[tuple[str, tuple[str, ...]], ...] = (

@@ -1,4 +1,4 @@
-"""How numbers stand in text: durations, sizes, the width of a line where there is no terminal, what JSON can hold."""
+"""Numbers as text: durations, sizes, widths, and what JSON can hold."""
 
 from __future__ import annotations
 

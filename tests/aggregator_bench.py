@@ -13,17 +13,17 @@ import zmq
 import zmq.asyncio
 
 from aggregator.config import AggregatorConfig
-from aggregator.service import serve
-from broker import messages as m
+from aggregator.process.service import serve
 from broker.config import BrokerConfig
-from broker.endpoint import Endpoint
-from broker.fragments import FragmentManifest, Kind, TensorSpec
-from broker.messages import AGGREGATOR, BROKER, Channel, Codec, Envelope
-from broker.ranges import StepRange
+from broker.process.settings import to_table
 from broker.server import serve as serve_broker
-from broker.settings import to_table
-from broker.tensors import decode_tensor, encode_tensor
-from ops.cluster import free_ports
+from broker.transport.endpoint import Endpoint
+from broker.wire import messages as m
+from broker.wire.fragments import FragmentManifest, Kind, TensorSpec
+from broker.wire.messages import AGGREGATOR, BROKER, Channel, Codec, Envelope
+from broker.wire.ranges import StepRange
+from broker.wire.tensors import decode_tensor, encode_tensor
+from ops.processes.cluster import free_ports
 
 RUN = "demo"
 WAIT_S = 40.0  # for anything that must happen

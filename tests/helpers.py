@@ -16,15 +16,15 @@ from typing import Any, TypeVar
 from aggregator import events as agg
 from aggregator.config import AggregatorConfig
 from aggregator.core import Aggregator
-from broker import messages as m
-from broker.fragments import Kind, TensorSpec
-from broker.ranges import StepRange
-from broker.relay import Blocked, Relay, RelayConfig, Unreachable
-from broker.relay import Received as RelayReceived
-from broker.relay import Send as RelaySend
-from broker.relay import Tick as RelayTick
-from islands import events as ie
-from islands.core import Island
+from broker.routing.relay import Blocked, Relay, RelayConfig, Unreachable
+from broker.routing.relay import Received as RelayReceived
+from broker.routing.relay import Send as RelaySend
+from broker.routing.relay import Tick as RelayTick
+from broker.wire import messages as m
+from broker.wire.fragments import Kind, TensorSpec
+from broker.wire.ranges import StepRange
+from islands.protocol import events as ie
+from islands.protocol.core import Island
 
 T = TypeVar("T")
 

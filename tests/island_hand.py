@@ -2,18 +2,10 @@
 
 from dataclasses import replace
 
-from broker import messages as m
-from broker.fragments import Kind
-from islands.core import Island
-from islands.events import (
-    Boundary,
-    Capture,
-    Captured,
-    Prepare,
-    Prepared,
-    Received,
-    Send,
-)
+from broker.wire import messages as m
+from broker.wire.fragments import Kind
+from islands.protocol.core import Island
+from islands.protocol.events import Boundary, Capture, Captured, Prepare, Prepared, Received, Send
 from tests.helpers import TOKENS_PER_STEP, of, tensors
 
 SETTINGS = m.RunSettings(

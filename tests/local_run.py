@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from aggregator.tape import read_lines
+from aggregator.store.tape import read_lines
 
 ROOT = Path(__file__).resolve().parent.parent
 NUMPY_TASK = "examples.numpy_task:task"
@@ -156,7 +156,7 @@ class Up(Process):
         if name.startswith("broker-"):  # of several
             mark[name] = f" --broker-name {name} "
         for pid, line in descendants(self.pid).items():
-            # Until it has become its command (ops/child.py), the process is not yet what we look for.
+            # Until it has become its command (ops/processes/child.py), the process is not yet what we look for.
             if "child.py" not in line and mark.get(name, f" --island-id {name} ") in f"{line} ":
                 return pid
         return None

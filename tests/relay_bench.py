@@ -1,18 +1,9 @@
 """A relay to try: the messages that it passes on, and a driver that hands it events."""
 
-from broker import messages as m
-from broker.messages import AGGREGATOR, BROKER, Envelope
-from broker.ranges import StepRange
-from broker.relay import (
-    Blocked,
-    Note,
-    Received,
-    Relay,
-    RelayConfig,
-    Send,
-    Tick,
-    Unreachable,
-)
+from broker.routing.relay import Blocked, Note, Received, Relay, RelayConfig, Send, Tick, Unreachable
+from broker.wire import messages as m
+from broker.wire.messages import AGGREGATOR, BROKER, Envelope
+from broker.wire.ranges import StepRange
 
 RUN = "demo"
 CONFIG = RelayConfig(run_id=RUN, peer_queue_bytes=200, total_queue_bytes=300, max_peers=50)

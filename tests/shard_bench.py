@@ -1,8 +1,8 @@
 """The cores of all shards of a run side by side, and what carries between them what they tell each other."""
 
 from aggregator.events import Publish
-from broker.fragments import shard_of
-from broker.messages import AGGREGATOR, Nothing, Phase, Roster, Rostered, Seed, Welcome
+from broker.wire.fragments import shard_of
+from broker.wire.messages import AGGREGATOR, Nothing, Phase, Roster, Rostered, Seed, Welcome
 from tests.helpers import Desk, beat, of, sent
 
 

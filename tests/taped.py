@@ -5,10 +5,10 @@ import json
 from aggregator.config import AggregatorConfig
 from aggregator.core import Aggregator
 from aggregator.events import Computed, Merge, Note, Persist, Persisted, Plant, Received, RunSaved, SaveRun
-from aggregator.tape import event_line, note_line, start_line
-from broker import messages as m
-from broker.fragments import Kind, TensorSpec
-from broker.ranges import StepRange
+from aggregator.store.tape import event_line, note_line, start_line
+from broker.wire import messages as m
+from broker.wire.fragments import Kind, TensorSpec
+from broker.wire.ranges import StepRange
 from tests.helpers import beat
 
 TENSORS = (TensorSpec(name="w", shape=(4, 5), dtype="float32", kind=Kind.RDA),)

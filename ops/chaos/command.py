@@ -15,24 +15,25 @@ from pathlib import Path
 from typing import Any
 
 from aggregator.config import AggregatorConfig
-from broker import flags, settings, toml
 from broker.config import BrokerConfig
-from broker.errors import ConfigError
-from broker.settings import nearest
-from broker.signals import Signals
+from broker.process import flags, settings, toml
+from broker.process.settings import nearest
+from broker.process.signals import Signals
+from broker.wire.errors import ConfigError
 from islands.config import IslandConfig
-from ops import local_plan, run_directory
-from ops import report as reporting
+from ops import run_directory
 from ops.chaos import links, report, verify
 from ops.chaos.drill import Drill
 from ops.chaos.faults import NATURES, Kind, Needs
 from ops.chaos.plan import ChaosConfig, FaultFile, all_faults, read_faults
 from ops.chaos.tapes import read_tapes
-from ops.display import Display
 from ops.links import placing
 from ops.links.region import TO_REDIS
-from ops.local_plan import LocalPlan, UpConfig
-from ops.prepare import prepare
+from ops.run import local_plan
+from ops.run import report as reporting
+from ops.run.display import Display
+from ops.run.local_plan import LocalPlan, UpConfig
+from ops.run.prepare import prepare
 from ops.text import finite
 
 _EPILOG = """

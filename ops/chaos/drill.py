@@ -12,10 +12,10 @@ import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 
-from aggregator.store_files import read_name
-from broker import clocks
-from broker.errors import Unavailable
-from broker.signals import Interrupted, Signals
+from aggregator.store.layout import read_name
+from broker.process import clocks
+from broker.process.signals import Interrupted, Signals
+from broker.wire.errors import Unavailable
 from ops.chaos import records
 from ops.chaos.faults import Fault, Role, role_of
 from ops.chaos.injector import Injector, Links, clock_file
@@ -23,12 +23,12 @@ from ops.chaos.plan import ChaosConfig
 from ops.chaos.records import Happening, ProcessChange, Recording
 from ops.chaos.view import ChaosView
 from ops.chaos.watching import Observer, StatusWatch, pulse_file
-from ops.cluster import Change, LocalCluster, ProcessEvent
-from ops.display import Display
-from ops.local_plan import LocalPlan
-from ops.processes import ProcessSpec
-from ops.supervision import RestartPolicy
-from ops.up import GaveUp, Run
+from ops.processes.child_process import ProcessSpec
+from ops.processes.cluster import Change, LocalCluster, ProcessEvent
+from ops.processes.supervision import RestartPolicy
+from ops.run.display import Display
+from ops.run.local_plan import LocalPlan
+from ops.run.up import GaveUp, LocalRun
 
 TICK_S = 0.05
 #: Waking later than this is worth remembering.
@@ -63,7 +63,7 @@ class Drill:
         self.recording = Recording(
             islands=islands, pace_s={island: pace[n % len(pace)] for n, island in enumerate(islands)}
         )
-        self.up = Run(plan=plan, started_s=time.monotonic())
+        self.up = LocalRun(plan=plan, started_s=time.monotonic())
         (plan.run_dir / "chaos").mkdir()
 
     def run(self, display: Display, signals: Signals) -> int:

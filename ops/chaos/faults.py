@@ -14,8 +14,8 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Any
 
-from broker.errors import ConfigError
-from broker.settings import nearest
+from broker.process.settings import nearest
+from broker.wire.errors import ConfigError
 
 
 class Role(StrEnum):

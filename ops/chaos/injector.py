@@ -20,17 +20,17 @@ from typing import Protocol
 
 import redis
 
-from broker import clocks
-from broker.errors import AtollError, Unavailable
-from broker.redis_server import SNAPSHOT
+from broker.process import clocks
+from broker.wire.errors import AtollError, Unavailable
 from ops.chaos.faults import Fault, Kind, Role, option, resolve, role_of
 from ops.chaos.records import ClockJump, Happening
-from ops.cluster import LocalCluster
-from ops.daemons import our_environment
 from ops.links.region import TO_REDIS
-from ops.local_plan import LocalPlan
-from ops.numeric import one_thread_environment
-from ops.processes import ProcessSpec
+from ops.processes.child_process import ProcessSpec
+from ops.processes.cluster import LocalCluster
+from ops.processes.numeric import one_thread_environment
+from ops.processes.redis_server import SNAPSHOT
+from ops.run.daemons import our_environment
+from ops.run.local_plan import LocalPlan
 
 #: After its fault a process counts as disturbed for so long: "any" chooses somebody else.
 RECOVERS_WITHIN_S = 8.0

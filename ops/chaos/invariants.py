@@ -12,8 +12,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from broker.messages import Reason
-from broker.ranges import IntervalSet
+from broker.wire.messages import Reason
+from broker.wire.ranges import IntervalSet
 
 Line = Mapping[str, Any]
 Key = tuple[int, int]

@@ -27,9 +27,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from broker import toml
-from broker.errors import ConfigError
-from broker.settings import nearest, setting
+from broker.process import toml
+from broker.process.settings import nearest, setting
+from broker.wire.errors import ConfigError
 from ops.chaos.faults import NATURES, Fault, Kind, Needs, fault
 
 _TABLES = ("chaos", "cluster", "fault")

@@ -52,7 +52,7 @@ class ProcessChange:
 class ClockJump:
     """From ``at_s`` on, a machine's clock as a process sees it is ``offset_s`` ahead.
 
-    The process itself reads a clock that never goes back (:class:`broker.clocks.SteadyClock`).
+    The process itself reads a clock that never goes back (:class:`broker.process.clocks.SteadyClock`).
     """
 
     at_s: float

@@ -18,21 +18,23 @@ from dataclasses import replace
 
 import zmq
 
-from broker.errors import ConfigError, Unavailable
-from broker.messages import Channel, Contribution, Envelope
-from islands import daemon, session, wire
+from broker.wire.errors import ConfigError, Unavailable
+from broker.wire.messages import Channel, Contribution, Envelope
+from islands import daemon
 from islands.config import IslandConfig
-from ops.chaos.manners import Manner, Rogue
+from islands.session import connections as wire
+from islands.session import session
+from ops.chaos.misbehavior import Manner, Rogue
 from ops.chaos.tampering import TamperedTensors
 
 #: More messages than any manner sends in place of one.
 MOST_FOR_ONE = 8
 
 
-def rogue_wire(manner: Manner, rate: float, seed: int) -> type[wire.Wire]:
+def rogue_wire(manner: Manner, rate: float, seed: int) -> type[wire.Connections]:
     """Returns the connection of an island, with a rogue between core and socket."""
 
-    class RogueWire(wire.Wire):
+    class RogueWire(wire.Connections):
         def __init__(
             self,
             config: IslandConfig,

@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 import xxhash
 
-from broker.messages import Encoded
-from broker.tensors import decode_tensor, encode_tensor
+from broker.wire.messages import Encoded
+from broker.wire.tensors import decode_tensor, encode_tensor
 
 Tensors = tuple[Encoded, ...]
 
@@ -18,15 +18,15 @@ class TamperedTensors:
     """Does to tensors what a manner asks for; checksums are right, so nothing looks damaged."""
 
     def spoilt(self, payload: Tensors) -> Tensors:
-        """See :class:`ops.chaos.manners.Payloads`."""
+        """See :class:`ops.chaos.misbehavior.Payloads`."""
         return tuple(_changed(each, np.float32(np.nan)) for each in payload)
 
     def scaled(self, payload: Tensors, factor: float) -> Tensors:
-        """See :class:`ops.chaos.manners.Payloads`."""
+        """See :class:`ops.chaos.misbehavior.Payloads`."""
         return tuple(_changed(each, np.float32(factor)) for each in payload)
 
     def noise(self, payload: Tensors, rng: random.Random) -> Tensors:
-        """See :class:`ops.chaos.manners.Payloads`."""
+        """See :class:`ops.chaos.misbehavior.Payloads`."""
         noisy = []
         for each in payload:
             data = rng.randbytes(memoryview(each.data).nbytes)
@@ -34,7 +34,7 @@ class TamperedTensors:
         return tuple(noisy)
 
     def misshapen(self, payload: Tensors) -> Tensors:
-        """See :class:`ops.chaos.manners.Payloads`."""
+        """See :class:`ops.chaos.misbehavior.Payloads`."""
         return tuple(replace(each, shape=(1, *each.shape)) for each in payload)
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from aggregator.tape import read_lines
+from aggregator.store.tape import read_lines
 from ops.chaos.records import Change, ClockJump, ProcessChange
 
 Line = Mapping[str, Any]

@@ -10,12 +10,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from aggregator.commit_file import Damaged
-from aggregator.ledger_file import read_rows
-from aggregator.recovery import lineages
-from aggregator.store_files import fragment_ids, read_newest
-from aggregator.tape import read_lines
-from broker.errors import Unavailable
+from aggregator.rounds.recovery import lineages
+from aggregator.store.commit_file import Damaged
+from aggregator.store.layout import fragment_ids, read_newest
+from aggregator.store.ledger_file import read_rows
+from aggregator.store.tape import read_lines
+from broker.wire.errors import Unavailable
 from ops.chaos.invariants import (
     Books,
     Check,

@@ -6,8 +6,8 @@ import time
 from collections.abc import Sequence
 
 from ops.chaos.records import Happening, Recording
-from ops.display import Display, Rate, progress_of, trained_tokens
-from ops.status.run_status import Status
+from ops.inspect.run_status import Status
+from ops.run.display import Display, Rate, progress_of, trained_tokens
 
 SHOW_EVERY_S = 1.0
 

@@ -15,11 +15,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from broker.errors import Unavailable
-from broker.registry import Registry
-from islands.pulse import read_pulse
+from broker.registry.registry import Registry
+from broker.wire.errors import Unavailable
+from islands.session.pulse import read_pulse
 from ops.chaos.records import Recording, Step, VersionSeen
-from ops.status.run_status import Status, status_of
+from ops.inspect.run_status import Status, status_of
 
 STATUS_EVERY_S = 0.5
 

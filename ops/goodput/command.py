@@ -13,9 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
-from broker import flags, settings
-from broker.errors import ConfigError
-from broker.values import whole_number
+from broker.process import flags, settings
+from broker.process.values import whole_number
+from broker.wire.errors import ConfigError
 from ops.goodput import view
 from ops.goodput.estimate import expected_goodput
 from ops.goodput.fleet import FailureModel, Fleet, Mode, check_together

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from broker.errors import ConfigError
+from broker.wire.errors import ConfigError
 from ops.goodput import renewal
 from ops.goodput.fleet import (
     DAY_S,

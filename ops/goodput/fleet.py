@@ -20,8 +20,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from broker.errors import ConfigError
-from broker.settings import setting
+from broker.process.settings import setting
+from broker.wire.errors import ConfigError
 
 YEAR_S = 365.25 * 86_400.0
 DAY_S = 86_400.0

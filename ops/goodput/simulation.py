@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from broker.errors import ConfigError
+from broker.wire.errors import ConfigError
 from ops.goodput import renewal
 from ops.goodput.availability import Account, Dropped, account, trained_by
 from ops.goodput.barrier import coupled

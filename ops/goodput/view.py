@@ -9,8 +9,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from broker.errors import Unavailable
-from broker.settings import to_table
+from broker.process.settings import to_table
+from broker.wire.errors import Unavailable
 from ops.goodput.availability import BATCHES, CONFIDENCE, Account, Estimate
 from ops.goodput.caveats import caveats, caveats_of_all, changed
 from ops.goodput.fleet import FailureModel, Fleet, Mode, all_slices

@@ -1,1 +1,1 @@
-"""The laboratory: learning experiments in virtual time, their records, and the report that follows from them."""
+"""The laboratory: learning experiments in virtual time, their records, and the report on them. Not pure."""

@@ -2,35 +2,45 @@
 
 atoll lab run examples/lab/parity.toml      run it, or go on with it
 atoll lab show examples/lab/parity.toml     what has been run, what is left, what it says so far
-atoll lab report                            docs/results.md and its plots, from all records
+atoll lab report                            the tables and plots of docs/results.md, from the records behind it
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
+import sys
 import time
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from broker import flags
-from broker.errors import ConfigError
-from broker.signals import Interrupted, Signals
+from aggregator.store.layout import mapped
+from broker.process import flags
+from broker.process.signals import Interrupted, Signals
+from broker.wire.errors import ConfigError
+from islands.tasks.options import find_module, module_and_function
 from ops.lab import report
-from ops.lab.experiment import load
-from ops.lab.report import RECORDS
-from ops.lab.runner import Runner
-from ops.lab.sources import as_they_are
-from ops.lab.standing import stand
+from ops.lab.experiment import Experiment, label
+from ops.lab.records import Record, Stage, newest, pack, read
+from ops.lab.runner import Runner, duration
+from ops.lab.schedule import agenda, current, left_out, load
+from ops.lab.worker import digest_of, digests_of_texts, is_own
 
-_SHOW_EPILOG = """example: python3 -m ops lab show examples/lab/parity.toml
+RECORDS = Path("runs/lab")
+PUBLISHED = Path("docs/results/records.jsonl.xz")
+PAGE = Path("docs/results.md")
+EXPERIMENTS = Path("examples/lab")
+
+_SHOW_EPILOG = """example: python3 -m ops lab show examples/lab/parity.toml --records docs/results/records.jsonl.xz
 
 --json prints for each experiment: experiment, question, runs, tuning_runs, spent_s (processor time), due,
-due_after_them, left_out (which records do not count, or empty), tuned (cell, setting, value, interior: neither the
-smallest nor the largest that was tried) and claims, each with claim, where, kind, margin, verdict, reason, seeds,
-difference (relative: candidate / baseline - 1; null without a pair) and half_width (of its 95 % interval; null with
-one pair)."""
+due_after_them, left_out (records that do not count), tuned (cell, setting, value, interior: neither the smallest nor
+the largest that was tried) and claims, each with claim, where, kind, margin, verdict, reason, seeds, difference
+(relative: candidate / baseline - 1; null without a pair) and half_width (of its 95 % interval; null with one pair)."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,6 +59,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
+    written = actions.add_parser(
+        "report",
+        help="writes tables of verdicts and plots, from records",
+        epilog="example: python3 -m ops lab report --records runs/lab --out runs/lab.md",
+        allow_abbrev=False,
+    )
     for each in (run, show):
         each.set_defaults(parser=each)  # knows the flags that may have been meant
         each.add_argument("experiments", nargs="+", type=Path, metavar="FILE", help="such as examples/lab/parity.toml")
@@ -57,7 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             type=flags.path,
             default=RECORDS,
             metavar="DIR",
-            help=f"where records are kept (default: {RECORDS})",
+            help=f"where records are kept (default: {RECORDS}); those behind the results page are {PUBLISHED}",
         )
     show.add_argument("--json", action="store_true", help="one JSON object for each experiment, on a line")
     run.add_argument("--jobs", type=int, default=None, metavar="N", help="runs at a time (default: one per processor)")
@@ -71,14 +87,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="use the accelerator that JAX finds; one run at a time unless --jobs says otherwise",
     )
-    report.add_arguments(
-        actions.add_parser(
-            "report",
-            help="writes docs/results.md from all records",
-            epilog="example: python3 -m ops lab report --records mine --out mine.md",
-            allow_abbrev=False,
-        )
+    written.add_argument(
+        "--records", type=flags.path, default=PUBLISHED, metavar="PLACE", help=f"of the runs (default: {PUBLISHED})"
     )
+    written.add_argument(
+        "--out",
+        type=flags.path,
+        metavar="FILE",
+        help=f"the page; plots go to a folder of its name (default: {PAGE}, of other records a page beside them)",
+    )
+    written.add_argument(
+        "--experiments", type=Path, default=EXPERIMENTS, metavar="DIR", help=f"their files (default: {EXPERIMENTS})"
+    )
+    written.add_argument("--pack", type=flags.path, metavar="FILE.xz", help="write the records that count there, too")
+    written.add_argument("--json", action="store_true", help="print what was written as one JSON object")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -89,7 +111,26 @@ def run(args: argparse.Namespace) -> int:
         case "show":
             return _show(args)
         case _:
-            return report.run(args)
+            return _report(args)
+
+
+def as_they_are(experiment: Experiment) -> Experiment:
+    """Returns the experiment with the digests that its tasks have now: records of an older form do not count.
+
+    Of the modules that tasks are named by, and of the text that ours is given; what modules import is known once a run
+    has seen it.
+    """
+    cells = [experiment.settings_of(cell) for cell in experiment.cells()]
+    names = {module_and_function(cell.task)[0] for cell in cells}
+    found = {name: find_module(name, [os.getcwd(), *sys.path]) for name in names}  # where runs look, too
+    paths = {name: Path(spec.origin) for name, spec in found.items() if spec is not None and spec.origin is not None}
+    modules = {name: digest_of([path]) for name, path in paths.items() if is_own(path)}
+    given = {(cell.task, str(cell.options.get("data"))): cell for cell in cells}  # of hundreds most have the same
+    texts = {name: digest for cell in given.values() for name, digest in digests_of_texts(cell).items()}
+    return replace(experiment, sources=modules | texts)
+
+
+# --- run ------------------------------------------------------------------------------------------------------------
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -103,6 +144,8 @@ def _run(args: argparse.Namespace) -> int:
             raise ConfigError(flag, minutes, "must be above 0 minutes")
     if args.max_seeds is not None and args.max_seeds < 1:
         raise ConfigError("--max-seeds", args.max_seeds, "must be at least 1")
+    if args.records.suffix == ".xz":
+        raise ConfigError("--records", str(args.records), "cannot be added to: give a directory")
     complete, ends_at_s = True, None if args.limit is None else time.monotonic() + 60 * args.limit
     loaded = [load(path) for path in args.experiments]  # what is wrong in any is said before the first hour is spent
     with Signals() as signals:
@@ -129,16 +172,136 @@ def _run(args: argparse.Namespace) -> int:
                 )
                 return 130
             if args.max_seeds is not None and ended:
-                left = stand(whole, args.records).left
+                left = agenda(whole, read(args.records, whole.name))
                 if more := len(left.due) + left.later:
                     print(f"{whole.name}: at least {more} more runs without --max-seeds", flush=True)
     return 0 if complete else 1
 
 
+# --- show -----------------------------------------------------------------------------------------------------------
+
+
 def _show(args: argparse.Namespace) -> int:
-    if args.records != RECORDS and not args.records.is_dir():
-        raise ConfigError("--records", str(args.records), "is no directory: give the one that lab run was given")
+    if args.records != RECORDS and not args.records.exists():
+        raise ConfigError("--records", str(args.records), "is not there: give the place that lab run was given")
     for path in args.experiments:
-        standing = stand(as_they_are(load(path)), args.records)
-        print(json.dumps(standing.row()) if args.json else standing.text(), flush=True)
+        experiment = as_they_are(load(path))
+        row = standing(experiment, read(args.records, experiment.name))
+        print(json.dumps(row) if args.json else _told(row), flush=True)
     return 0
+
+
+def standing(experiment: Experiment, records: tuple[Record, ...]) -> dict[str, Any]:
+    """Returns where an experiment stands, as plain JSON values: what was run, what is left, what it says so far."""
+    counting, left = current(experiment, records), agenda(experiment, records)
+    runs = {record.key for record in counting if record.stage is Stage.FINAL}
+    setting = "" if experiment.tune is None else experiment.tune.name
+    return {
+        "experiment": experiment.name,
+        "question": experiment.question,
+        "runs": len(runs),
+        "tuning_runs": len({record.key for record in counting if record.stage is Stage.TUNE}),
+        "spent_s": round(sum(record.spent_s for record in newest(records)), 2),
+        "due": len(left.due),
+        "due_after_them": left.later,
+        "left_out": left_out(experiment, records),
+        "tuned": [
+            {"cell": dict(group), "setting": setting, "value": each.best, "interior": each.interior}
+            for group, each in left.tuned.items()
+        ],
+        "claims": [
+            {
+                "claim": each.comparison.claim,
+                "where": dict(each.group),
+                "kind": str(each.comparison.kind),
+                "margin": each.comparison.margin,
+                "verdict": str(each.verdict),
+                "reason": each.reason,
+                "seeds": len(each.differences),
+                "difference": None if each.interval is None else each.interval.mean,
+                "half_width": None
+                if each.interval is None or not math.isfinite(each.interval.half_width)
+                else each.interval.half_width,
+            }
+            for each in report.chapter(experiment, counting).findings
+        ],
+    }
+
+
+def _told(row: dict[str, Any]) -> str:
+    later = f", at least {row['due_after_them']} after them" if row["due_after_them"] else ""
+    others = f"; {row['left_out']} records do not count" if row["left_out"] else ""
+    lines = [
+        f"{row['experiment']}: {row['question']}",
+        f"  {row['runs']} runs and {row['tuning_runs']} tuning runs in {duration(row['spent_s'])} of processor time; "
+        f"{row['due']} due{later}{others}",
+    ]
+    for each in row["tuned"]:
+        edge = "" if each["interior"] else ", at the edge of what was tried"
+        lines.append(f"  {label(each['cell'])}: {each['setting']} = {each['value']:g}{edge}")
+    for each in row["claims"]:
+        where = f" [{label(each['where'])}]" if each["where"] else ""
+        figures = "" if each["difference"] is None else f" {100 * each['difference']:+.2f} %"
+        figures += "" if each["half_width"] is None else f" ± {100 * each['half_width']:.2f} %"
+        reason = f"; {each['reason']}" if each["reason"] else ""
+        lines.append(f"  {each['verdict']}: {each['claim']}{where}{figures}{reason}")
+    return "\n".join(lines)
+
+
+# --- report ---------------------------------------------------------------------------------------------------------
+
+
+def _report(args: argparse.Namespace) -> int:
+    records = read(args.records)
+    own = args.records == PUBLISHED
+    out: Path = args.out or (PAGE if own else args.records.with_name(f"{args.records.name}-results.md"))
+    if not out.suffix or out.is_dir():
+        raise ConfigError("--out", str(out), "must be a file such as results.md: its plots go to a folder of its name")
+    names = {record.experiment for record in records}
+    paths = [path for path in sorted(args.experiments.glob("*.toml")) if path.stem in names]
+    if not paths:
+        cure = f"must have the file of an experiment of which there are records in {args.records}"
+        raise ConfigError("--experiments", str(args.experiments), cure)
+    chapters, counting = [], []
+    for path in paths:
+        experiment = load(path)
+        mine = [record for record in records if record.experiment == experiment.name]
+        chapters.append(report.chapter(experiment, current(experiment, mine)))
+        keys = {(record.stage, record.key) for record in chapters[-1].records}
+        counting += [record for record in newest(mine) if (record.stage, record.key) in keys]
+    if len(counting) < len(newest(records)):
+        left = len(newest(records)) - len(counting)
+        print(f"atoll: {left} records are left out: they are of no experiment here as it is now", file=sys.stderr)
+    with mapped(f"cannot read {out}", definite=True):
+        before = out.read_text(encoding="utf-8") if out.exists() else ""
+    page = report.filled(before, chapters) if "<!-- lab " in before else report.page_of(chapters, out.stem)
+    drawn = report.plots(page, chapters)
+    for file, svg in drawn.items():
+        _write(out.parent / out.stem / file, svg)
+    _write(out, page.encode())
+    if args.pack is not None:
+        _write(args.pack, pack(counting))
+    verdicts = Counter(str(finding.verdict) for each in chapters for finding in each.findings)
+    written = {
+        "out": str(out),
+        "experiments": len(chapters),
+        "records": len(counting),
+        "plots": sorted(drawn),
+        "verdicts": dict(sorted(verdicts.items())),
+    }
+    told = ", ".join(f"{number} {verdict}" for verdict, number in sorted(verdicts.items())) or "no claims"
+    plain = f"{out}: {len(chapters)} experiments, {len(counting)} runs, {len(drawn)} plots; {told}"
+    print(json.dumps(written) if args.json else plain)
+    return 0
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Replaces a file at once or not at all."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with mapped(f"cannot write {path}", definite=True):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            temporary.write_bytes(content)
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from broker.errors import ConfigError
-from broker.fragments import FragmentManifest
-from islands.task import Params, Task
-from islands.tree import flatten, unflatten
-from ops.lab.gain import outer_step_of
-from ops.lab.merging import Merges, kinds_of
-from ops.lab.outcome import GANTT_ROUNDS, Outcome, Point, spread_of
+from aggregator.merge.outer_step import make_outer_step
+from broker.wire.errors import ConfigError
+from broker.wire.fragments import FragmentManifest
+from islands.arrays.tree import flatten, unflatten
+from islands.tasks.task import Params, Task
+from ops.lab.records import Outcome, Point
 from ops.lab.settings import CellSettings
-from ops.lab.training import Rule, Stepper, Training
+from ops.lab.strides import Strides
+from ops.lab.training import Merges, Rule, Training, kinds_of
 from ops.virtual.plan import IslandPlan, SimulationPlan
 from ops.virtual.queue import LinkModel
 from ops.virtual.simulation import Simulation
@@ -29,7 +28,7 @@ PATIENCE = 20.0
 Judge = Callable[[Params], float]
 
 
-def run(task: Task, cell: CellSettings, seed: int, judge: Judge, together: int) -> Outcome:
+def run(task: Task, cell: CellSettings, seed: int, judge: Judge) -> Outcome:
     """Returns what came out of one decoupled run.
 
     Args:
@@ -37,7 +36,6 @@ def run(task: Task, cell: CellSettings, seed: int, judge: Judge, together: int) 
         cell: Of mode ``decoupled``.
         seed: Of parameters, data order and the fleet's accidents.
         judge: Called for every point of the loss curve but the last.
-        together: See :class:`ops.lab.training.Stepper`.
 
     Raises:
         ConfigError: The run does not end: nobody is there to train, or what is trained does not arrive.
@@ -54,9 +52,9 @@ def run(task: Task, cell: CellSettings, seed: int, judge: Judge, together: int) 
         fleet_tokens=fleet_tokens,
         total_tokens=total_tokens,
     )
-    stepper = Stepper(task, together)
-    outer_step = outer_step_of(cell.outer_learning_rate, cell.outer_momentum, cell.outer_adaptation)
-    training = Training(task, rule, stepper, outer_step)
+    strides = Strides(task)
+    outer_step = make_outer_step(cell.outer_learning_rate, cell.outer_momentum)
+    training = Training(task, rule, strides, outer_step)
     journal = Journal()
     plan = plan_of(cell, seed, total_tokens, per_step)
     simulation = Simulation(plan, training, journal.note, watching=False)
@@ -91,14 +89,11 @@ def run(task: Task, cell: CellSettings, seed: int, judge: Judge, together: int) 
         merged_tokens=tokens["merged"],
         wasted={str(cause): count for cause, count in tokens["wasted"].items()},
         virtual_s=simulation.queue.now_s,
-        train_s=stepper.strides.train_s,
+        train_s=strides.train_s,
         rounds=journal.rounds,
         participation=ledger.tally().participation or 0.0,
         staleness=spread_of(journal.staleness),
-        staleness_histogram=sorted((lag / 4, count) for lag, count in journal.lags.items()),
-        gantt=journal.gantt,
-        cosine=_mean(training.merges.cosines),
-        autocorrelation=_mean(training.merges.autocorrelations),
+        cosine=training.merges.cosine,
     )
 
 
@@ -163,30 +158,21 @@ def global_params(like: Params, manifest: FragmentManifest | None, merges: Merge
 
 @dataclass(slots=True)
 class Journal:
-    """What the aggregator's decisions say about rounds, as they are taken."""
+    """The merged contributions, as the aggregator's decisions name them."""
 
     rounds: int = 0
     staleness: list[float] = field(default_factory=list)
-    lags: Counter[int] = field(default_factory=Counter)  #: quarters of a version -> contributions
-    gantt: list[tuple[float, float, float, int, int]] = field(default_factory=list)
-    _open: dict[int, list[float]] = field(default_factory=dict)
 
     def note(self, now_s: float, who: str, name: str, fields: Mapping[str, Any]) -> None:
         """Takes one decision."""
-        match name:
-            case "round.opened":
-                self._open[fields["round"]] = [now_s]
-            case "round.closed":
-                self._open[fields["round"]].append(now_s)
-            case "version.committed":
-                self.rounds += 1
-                for merged in fields["contributions"]:
-                    self.staleness.append(merged["staleness"])
-                    self.lags[round(4 * merged["staleness"])] += 1
-                opened_s, closed_s = self._open.pop(fields["round"])
-                if len(self.gantt) < GANTT_ROUNDS:
-                    self.gantt.append((opened_s, closed_s, now_s, fields["fragment"], fields["islands"]))
+        if name == "version.committed":
+            self.rounds += 1
+            self.staleness += [merged["staleness"] for merged in fields["contributions"]]
 
 
-def _mean(values: list[float]) -> float | None:
-    return float(np.mean(values)) if values else None
+def spread_of(values: Sequence[float]) -> dict[str, float]:
+    """Returns mean, p50, p90 and max; nothing for nothing."""
+    if not values:
+        return {}
+    p50, p90 = np.percentile(values, [50, 90])
+    return {"mean": float(np.mean(values)), "p50": float(p50), "p90": float(p90), "max": float(max(values))}

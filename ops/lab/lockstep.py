@@ -26,21 +26,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aggregator.events import Part
-from aggregator.merge import merge_fragment
-from aggregator.outer import seeded
-from broker.errors import ConfigError
-from broker.fragments import FragmentManifest, Kind, TensorSpec, partition
-from broker.ranges import StepRange
-from broker.tensors import encode_tensor, payload_bytes
-from islands.partition import tensor_specs
-from islands.task import Batch, DataShare, Params, Schedule, Task, endless_batches
-from islands.tree import flatten, unflatten
+from aggregator.merge.kernels import merge_fragment
+from aggregator.merge.outer_step import make_outer_step, seeded
+from broker.wire.errors import ConfigError
+from broker.wire.fragments import FragmentManifest, Kind, TensorSpec, partition
+from broker.wire.ranges import StepRange
+from broker.wire.tensors import encode_tensor, payload_bytes
+from islands.arrays.partition import tensor_specs
+from islands.arrays.tree import flatten, unflatten
+from islands.tasks.task import Batch, DataShare, Params, Schedule, Task, endless_batches
 from ops.lab import strides
-from ops.lab.gain import outer_step_of
-from ops.lab.merging import Merges, kinds_of
-from ops.lab.outcome import Outcome, Point
+from ops.lab.records import Outcome, Point
 from ops.lab.settings import CellSettings, Mode
 from ops.lab.strides import Step, Strides
+from ops.lab.training import Merges, kinds_of
 
 Vector = NDArray[np.float32]
 Judge = Callable[[Params], float]
@@ -196,8 +195,7 @@ def _diloco(task: Task, cell: CellSettings, seed: int, judge: Judge) -> Outcome:
         virtual_s=float(clocks_s.max()),
         train_s=rows.train_s,
         rounds=outer.rounds,
-        cosine=float(np.mean(outer.merges.cosines)) if outer.merges.cosines else None,
-        autocorrelation=float(np.mean(outer.merges.autocorrelations)) if outer.merges.autocorrelations else None,
+        cosine=outer.merges.cosine,
     )
 
 
@@ -209,7 +207,7 @@ class _Outer:
         self.rounds = 0
         self._cell = cell
         self._manifest = manifest
-        self._outer_step = outer_step_of(cell.outer_learning_rate, cell.outer_momentum, cell.outer_adaptation)
+        self._outer_step = make_outer_step(cell.outer_learning_rate, cell.outer_momentum)
         self._state = {p: seeded(self._vector(p, params)) for p in manifest.moving}
         spacing = cell.sync_interval / len(manifest.moving)  # what is frozen never falls due, as in production
         self._offsets = {p: round((k + 1) * spacing) % cell.sync_interval for k, p in enumerate(manifest.moving)}
@@ -239,7 +237,7 @@ class _Outer:
             )
             parts.append(part)
         merged = merge_fragment(tensors, parts)
-        self.merges.merged(p, merged.delta, merged.cosine)
+        self.merges.merged(merged.cosine)
         self._state[p] = self._outer_step(self._state[p], merged.delta)
         self.rounds += 1
         return payload_bytes(parts[0].payload) + merged.delta.nbytes

@@ -1,27 +1,34 @@
-"""One run of one cell of an experiment, as one JSON object on one line. Pure; the files are :mod:`ops.lab.archive`.
+"""The record of a run, and the files that records stand in.
 
-A record holds everything that the report says about a run, so that the report can be written again years later from
-the records alone. Whoever reads a record refuses unknown keys: a number that nobody knows is a number that nobody
-reports. A field added later gets a default, and never changes its type.
+A run of the laboratory ends in an :class:`Outcome`; what is kept of it is a :class:`Record`, one line of JSON in
+``DIRECTORY/EXPERIMENT.jsonl``. The records behind docs/results.md are one compressed file of such lines. Whoever reads
+a record refuses unknown keys. A field added later gets a default, and never changes its type.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
+import logging
+import lzma
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from broker.errors import ConfigError
-from broker.settings import from_sources
+from aggregator.store.layout import mapped
+from broker.process.settings import from_sources
+from broker.wire.errors import ConfigError
+from islands.tasks.task import Params
 
-#: A run whose loss is not a number is infinitely bad. JSON has no infinity, so that these are null on disk.
-_LOSSES = ("loss", "loss_se")
+_LOG = logging.getLogger(__name__)
 
-#: What ``staleness`` holds, unless it is empty.
-STALENESS_KEYS = ("mean", "p50", "p90", "max")
+#: Fields that records had once: they are dropped when a record is read.
+_FORMER = ("loss_se", "sequences", "blocks", "staleness_histogram", "gantt", "autocorrelation")
 
 
 class Stage(StrEnum):
@@ -31,21 +38,56 @@ class Stage(StrEnum):
     FINAL = "final"
 
 
+class Point(NamedTuple):
+    """One point of a loss curve."""
+
+    tokens: int
+    virtual_s: float
+    loss: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """The final global model of a run and what it took.
+
+    Attributes:
+        params: Global parameters at the end.
+        curve: Held-out loss on the way, in nats per token, without the end.
+        tokens: Trained, by all islands.
+        merged_tokens: Of those, in the global model.
+        virtual_s: Duration of the run in virtual time.
+        train_s: Wall time inside training steps.
+        wasted: Cause -> tokens.
+        rounds: Merges of one fragment.
+        participation: Mean share of live islands in a round.
+        staleness: Of contributions, in versions: mean, p50, p90, max.
+        cosine: Mean cosine between two contributions of a round; None where nothing was merged.
+    """
+
+    params: Params
+    curve: Sequence[Point]
+    tokens: int
+    merged_tokens: int
+    virtual_s: float
+    train_s: float
+    wasted: Mapping[str, int] = field(default_factory=dict)
+    rounds: int = 0
+    participation: float = 1.0
+    staleness: Mapping[str, float] = field(default_factory=dict)
+    cosine: float | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
     """One finished run. What a lockstep baseline does not have stays at its default.
 
     Attributes:
-        experiment: Name of the experiment, which is also the name of the file.
+        experiment: Name of the experiment, which is also the name of its file.
         stage: Whether the run chose a rate, or is reported.
         cell: Dotted setting -> scalar or list, only those that differ between the cells of the experiment.
         key: Digest of all settings and the seed; a run with the key of an older one replaces it.
         seed: Of parameters, data order and virtual time.
-        loss: Of the global model on held-out sequences, nats per token; infinite if it is not a number.
-        loss_se: Its standard error over those sequences.
-        sequences: How many those are.
-        blocks: Mean losses of consecutive blocks of those sequences, which are in the order of the text; empty if the
-            task does not tell sequences apart, or the record is older than the field.
+        loss: Of the global model on held-out text, nats per token; infinite if it is not a number.
         bytes_per_token: Of the held-out text, which turns nats per token into bits per byte.
         tokens: Trained by all islands.
         merged_tokens: Those that reached the global model.
@@ -57,17 +99,14 @@ class Record:
         parameters: Of the model.
         curve: (tokens, virtual_s, loss) of the global model during the run, by growing tokens.
         participation: Mean share of the live islands that a round merged; 1 for baselines, which wait for everybody.
-        staleness: Of merged contributions, in versions, under the names of ``STALENESS_KEYS``; empty if there is none.
+        staleness: Of merged contributions, in versions: mean, p50, p90, max; empty if there are none.
         wasted: Cause -> tokens trained and not merged.
-        staleness_histogram: (staleness rounded to 0.25 versions, contributions).
-        gantt: (opened_s, closed_s, committed_s, fragment, contributors) of the first rounds, in virtual time.
         diverged: Training went wrong: the loss is not a number, or far above where it began.
         cosine: Mean cosine between the contributions of a round.
-        autocorrelation: Mean cosine between successive merged pseudo-gradients of a fragment.
         settings: Everything, resolved: dotted name -> scalar or list.
         code: Version of the program.
-        task_code: Module -> digest, of those of the user's own that the run imported, and ``data PATH`` -> digest of
-            text of their own that our task trained on; empty if there are none.
+        task_code: Module -> digest, of the user's own modules that the run imported, and ``data PATH`` -> digest of
+            text that our task trained on; empty if there are none.
         corpus: Digest of the text.
         build: Versions of jax, jaxlib and numpy, and the kind of processor: what the last bits depend on.
     """
@@ -78,10 +117,7 @@ class Record:
     key: str
     seed: int
     loss: float
-    loss_se: float
-    sequences: int
-    blocks: tuple[float, ...] = ()
-    bytes_per_token: float
+    bytes_per_token: float = 0.0
     tokens: int
     merged_tokens: int = 0
     virtual_s: float = 0.0
@@ -94,11 +130,8 @@ class Record:
     participation: float = 0.0
     staleness: Mapping[str, float] = field(default_factory=dict)
     wasted: Mapping[str, int] = field(default_factory=dict)
-    staleness_histogram: tuple[tuple[float, ...], ...] = ()
-    gantt: tuple[tuple[float, ...], ...] = ()
     diverged: bool = False
     cosine: float | None = None
-    autocorrelation: float | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     code: str = ""
     task_code: Mapping[str, str] = field(default_factory=dict)
@@ -110,25 +143,18 @@ class Record:
         if not math.isfinite(self.loss):
             object.__setattr__(self, "loss", math.inf)
             object.__setattr__(self, "diverged", True)
-        if not math.isfinite(self.loss_se):
-            object.__setattr__(self, "loss_se", math.inf)
-        for name in ("cosine", "autocorrelation"):
-            value = getattr(self, name)
-            if value is not None and not math.isfinite(value):
-                object.__setattr__(self, name, None)
+        if self.cosine is not None and not math.isfinite(self.cosine):
+            object.__setattr__(self, "cosine", None)
         for name, value in self.cell.items():
             if not isinstance(value, str | int | float | list | tuple):
                 raise ConfigError(f"cell.{name}", value, "must be text, a number, true, false, or a list of these")
-        if self.staleness and set(self.staleness) != set(STALENESS_KEYS):
-            raise ConfigError("staleness", dict(self.staleness), f"must be empty, or have {', '.join(STALENESS_KEYS)}")
-        for name, width in (("curve", 3), ("staleness_histogram", 2), ("gantt", 5)):
-            for row in getattr(self, name):
-                if len(row) != width:
-                    raise ConfigError(name, row, f"must have {width} numbers in every row")
+        for row in self.curve:
+            if len(row) != 3:
+                raise ConfigError("curve", row, "must have 3 numbers in every row")
 
     @property
     def spent_s(self) -> float:
-        """What the run cost of a budget: processor time, or as long as nobody had counted that, time."""
+        """Cost of the run: processor time, or the time that passed where that was not counted."""
         return self.cpu_s or self.wall_s
 
     def to_json(self) -> str:
@@ -146,29 +172,104 @@ class Record:
         try:
             table = json.loads(text)
         except ValueError as err:
-            raise ConfigError("record", _short(text), f"is not JSON ({err})") from err
+            raise ConfigError("record", text[:60], f"is not JSON ({err})") from err
         if not isinstance(table, dict):
-            raise ConfigError("record", _short(text), "must be a JSON object")
-        for name in _LOSSES:
-            if table.get(name, 0.0) is None:
-                table[name] = math.inf
+            raise ConfigError("record", text[:60], "must be a JSON object")
+        if table.get("loss", 0.0) is None:
+            table["loss"] = math.inf
         if isinstance(curve := table.get("curve"), list):
             table["curve"] = [
                 [math.inf if x is None else x for x in row] if isinstance(row, list) else row for row in curve
             ]
-        return from_sources(cls, {name: value for name, value in table.items() if value is not None}, where="record")
+        known = {name: value for name, value in table.items() if value is not None and name not in _FORMER}
+        return from_sources(cls, known, where="record")
+
+
+# --- which of them count --------------------------------------------------------------------------------------------
+
+
+def newest(records: Iterable[Record]) -> tuple[Record, ...]:
+    """Returns the last record of every (experiment, stage, key), in the order in which they were written."""
+    kept: dict[tuple[str, Stage, str], Record] = {}
+    for record in records:
+        kept.pop((record.experiment, record.stage, record.key), None)
+        kept[record.experiment, record.stage, record.key] = record
+    return tuple(kept.values())
+
+
+def of_newest_code(records: Iterable[Record], now: Mapping[str, str] | None = None) -> tuple[Record, ...]:
+    """Returns the records whose task and text are still as they were.
+
+    A record does not count if a later one imported one of its modules in another form, or trained on other text under
+    one of its paths. Records that name neither always count.
+
+    Args:
+        records: In the order in which they were made.
+        now: Module, or path of text -> digest as it is, where that is known.
+    """
+    records = tuple(records)
+    newest_of = {module: digest for record in records for module, digest in record.task_code.items()} | dict(now or {})
+    return tuple(record for record in records if not edited_since(record, newest_of))
+
+
+def edited_since(record: Record, now: Mapping[str, str]) -> str:
+    """Returns the module or text that a run saw in another form than ``now`` says; empty if there is none."""
+    return next((name for name, digest in record.task_code.items() if now.get(name, digest) != digest), "")
+
+
+# --- files ----------------------------------------------------------------------------------------------------------
+
+
+def path_of(directory: Path, experiment: str) -> Path:
+    """Where the records of an experiment are."""
+    return directory / f"{experiment}.jsonl"
+
+
+def append(directory: Path, record: Record) -> None:
+    """Adds one record durably. Several processes may append to one file at a time: each waits for its turn.
+
+    A torn end that an earlier writer left is cut off first: its run was never reported as finished.
+
+    Raises:
+        Unavailable: It was not written, or may not have been.
+    """
+    path = path_of(directory, record.experiment)
+    line = f"{record.to_json()}\n".encode()
+    with mapped(f"cannot append to {path}", definite=False):
+        directory.mkdir(parents=True, exist_ok=True)
+        with path.open("a+b", buffering=0) as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            line = _mended(file.fileno(), path) + line
+            size = os.fstat(file.fileno()).st_size
+            try:
+                while line:  # a disk that is nearly full takes a part of it, and refuses the rest
+                    line = line[os.write(file.fileno(), line) :]
+                os.fsync(file.fileno())
+            except OSError:
+                with suppress(OSError):  # who is told to add the line by hand adds it to no half of it
+                    os.ftruncate(file.fileno(), size)
+                raise
+
+
+def _mended(fd: int, path: Path) -> bytes:
+    """Cuts off a torn end; returns the line end that a whole last line lacks."""
+    size = os.fstat(fd).st_size
+    if size == 0 or os.pread(fd, 1, size - 1) == b"\n":
+        return b""
+    content = os.pread(fd, size, 0)
+    _, torn = parse(content.decode(errors="replace"), name=str(path))
+    if not torn:
+        return b"\n"
+    os.ftruncate(fd, content.rfind(b"\n") + 1)
+    return b""
 
 
 def parse(text: str, *, name: str) -> tuple[tuple[Record, ...], str]:
-    """Reads the lines of a file of records.
-
-    Args:
-        text: The whole file.
-        name: What to call it in errors.
+    """Reads the lines of a file of records, which ``name`` names in errors.
 
     Returns:
         The records in order, and what was torn off: the end of the file, if the writer died in the middle of a line.
-        That run never finished as far as anybody was told, and will be run again.
+        Nobody was told that this run had finished, and it will be run again.
 
     Raises:
         ConfigError: Any other line is no record. It names the line.
@@ -189,49 +290,47 @@ def parse(text: str, *, name: str) -> tuple[tuple[Record, ...], str]:
     return tuple(records), ""
 
 
-def newest(records: Iterable[Record]) -> tuple[Record, ...]:
-    """Returns the last record of every (experiment, stage, key), in the order in which they were written."""
-    kept: dict[tuple[str, Stage, str], Record] = {}
+def read(place: Path, experiment: str | None = None) -> tuple[Record, ...]:
+    """Returns the records of a directory, or of a compressed file, in order; none if there is no such file.
+
+    Args:
+        place: A directory of ``*.jsonl``, or a file that :func:`pack` made.
+        experiment: Only its records, and only its file.
+
+    Raises:
+        ConfigError: A line is no record, or is one of another experiment than its file.
+        Unavailable: A file cannot be read.
+    """
+    if place.suffix == ".xz":
+        with mapped(f"cannot read {place}", definite=True):
+            records, _ = parse(lzma.decompress(place.read_bytes()).decode(), name=str(place))
+        return tuple(record for record in records if experiment in (None, record.experiment))
+    found: list[Record] = []
+    for path in sorted(place.glob("*.jsonl")) if experiment is None else [path_of(place, experiment)]:
+        with mapped(f"cannot read {path}", definite=True):
+            content = path.read_bytes() if path.exists() else b""
+        records, torn = parse(content.decode(errors="replace"), name=str(path))
+        if torn:
+            _LOG.warning("lab.record_torn path=%s bytes=%d: its run has to be run again", path, len(torn.encode()))
+        for number, record in enumerate(records, start=1):
+            if record.experiment != path.stem:
+                cure = f"stands in the records of {path.stem}; move it to its own file"
+                raise ConfigError(f"{path}:{number}: experiment", record.experiment, cure)
+        found += records
+    return tuple(found)
+
+
+def pack(records: Iterable[Record]) -> bytes:
+    """Returns records as one compressed file, without what no table and no plot needs.
+
+    Losses keep their last bit; the curves are rounded to what a plot shows. The same records give the same bytes.
+    """
+    lines = []
     for record in records:
-        kept.pop((record.experiment, record.stage, record.key), None)
-        kept[record.experiment, record.stage, record.key] = record
-    return tuple(kept.values())
-
-
-def of_newest_code(records: Iterable[Record], now: Mapping[str, str] | None = None) -> tuple[Record, ...]:
-    """Returns the records of tasks as they were last: who edits a task asks anew, tuning included.
-
-    A record does not count if a later one imported one of its modules in another form, or trained on other text under
-    one of its paths. Those that tell of neither, or are older than the field, always do.
-
-    Args:
-        records: In the order in which they were made.
-        now: Module, or path of text -> digest as it is, where that is known.
-    """
-    records = tuple(records)
-    newest_of = {module: digest for record in records for module, digest in record.task_code.items()} | dict(now or {})
-    return tuple(
-        record for record in records if all(newest_of[name] == digest for name, digest in record.task_code.items())
-    )
-
-
-def edited_since(record: Record, now: Mapping[str, str]) -> str:
-    """Returns the module or text that a run saw in another form than it is said to have now; empty if there is none.
-
-    Args:
-        record: Of the run.
-        now: As of :func:`of_newest_code`.
-    """
-    return next((name for name, digest in record.task_code.items() if now.get(name, digest) != digest), "")
-
-
-def independent(records: Iterable[Record]) -> tuple[Record, ...]:
-    """Returns every run once: a record that was taken over from another experiment tells of the same one.
-
-    Two runs of the same settings may agree in every figure, but hardly in the time they took.
-    """
-    runs = {(record.key, record.code, record.wall_s, record.train_s): record for record in reversed(list(records))}
-    return tuple(reversed(runs.values()))
+        curve = tuple((float(tokens), round(at_s, 1), round(loss, 4)) for tokens, at_s, loss in record.curve)
+        bare = replace(record, curve=curve, staleness={}, wasted={}, build={}, cosine=None, cpu_s=record.spent_s)
+        lines.append(f"{bare.to_json()}\n")
+    return lzma.compress("".join(lines).encode(), preset=9 | lzma.PRESET_EXTREME)
 
 
 def _finite(value: Any) -> Any:
@@ -244,7 +343,3 @@ def _finite(value: Any) -> Any:
             return [_finite(each) for each in value]
         case _:
             return value
-
-
-def _short(text: str, limit: int = 60) -> str:
-    return text if len(text) <= limit else text[: limit - 3] + "..."

@@ -1,213 +1,294 @@
-"""``atoll lab report``: writes docs/results.md and its plots from the records, or such a page from other ones."""
+"""The report on experiments: tables of verdicts and two kinds of plots, from records alone.
+
+A page is text with blocks that are written anew, between ``<!-- lab KIND ORIGIN: NAME .. -->`` and ``<!-- end -->``:
+
+* KIND is ``table`` or ``list`` of claims, or ``count`` of their verdicts.
+* ORIGIN is ``published`` for claims with a source, ``own`` for the others, ``all`` for both.
+* NAME is an experiment.
+
+Images named ``NAME-loss.svg`` and ``NAME-claims.svg`` that the page shows are drawn anew: held-out loss over tokens,
+and the intervals of all claims of an experiment; ``published-claims.svg`` has the published claims of all experiments.
+"""
 
 from __future__ import annotations
 
-import argparse
-import json
+import io
 import math
-import os
-import shlex
-import sys
+import re
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
-from aggregator.store_files import mapped
-from broker import flags
-from broker.errors import ConfigError
-from ops.lab import archive, defaults, gap_section, pictures
-from ops.lab.chapter import Experiment, Findings, Plot, findings_of
-from ops.lab.comparisons import distinct
-from ops.lab.experiment import Experiment as Loaded
-from ops.lab.experiment import load
-from ops.lab.records import Record, independent, newest
-from ops.lab.results import Section, document
-from ops.lab.schedule import current, passed_over, tunings
-from ops.lab.sections import sections
-from ops.lab.tuning import Tuning
+from broker.wire.errors import ConfigError
+from ops.lab.experiment import Experiment, Kind, cell_key, contains, label, varying
+from ops.lab.records import Record, Stage
+from ops.lab.statistics import Finding, Interval, Verdict, findings
 
-RECORDS = Path("docs/results/records")
-PAGE = Path("docs/results.md")
-EXPERIMENTS = Path("examples/lab")
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_BLOCK = re.compile(r"<!-- lab (\w+) (\w+): ([\w. -]*?) -->\n.*?<!-- end -->", re.DOTALL)
+_IMAGE = re.compile(r"\]\((?:[^)]*/)?([\w.-]+)-(loss|claims)\.svg\)")
+
+#: More lines than this cannot be told apart in one plot.
+LINES = 8
+
+_WORDS = {Verdict.HOLDS: "holds", Verdict.FAILS: "fails", Verdict.INCONCLUSIVE: "open", Verdict.IDENTICAL: "open"}
+_PUBLISHED = {Verdict.HOLDS: "reproduced", Verdict.FAILS: "not reproduced"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
-    """What is to be written.
+class Chapter:
+    """An experiment with those records that are of its cells, and what its claims have come to."""
 
-    Attributes:
-        text: The page.
-        plots: File, relative to the page -> SVG.
-        findings: What the page says.
+    experiment: Experiment
+    records: tuple[Record, ...]
+    findings: tuple[Finding, ...]
+
+
+def chapter(experiment: Experiment, records: Iterable[Record]) -> Chapter:
+    """Judges the claims of an experiment, which run finished first making no difference.
+
+    Args:
+        experiment: What is asked.
+        records: Of its cells (:func:`ops.lab.schedule.current`).
     """
-
-    text: str
-    plots: dict[str, bytes]
-    findings: tuple[Findings, ...]
+    ordered = tuple(sorted(records, key=lambda each: (str(cell_key(each.cell)), each.stage, each.seed)))
+    return Chapter(experiment=experiment, records=ordered, findings=findings(experiment.comparisons, ordered))
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags of ``atoll lab report``."""
-    records_help = f"directory of the records (default: {RECORDS})"
-    parser.add_argument("--records", type=flags.path, default=RECORDS, metavar="DIR", help=records_help)
-    out_help = (
-        f"the page; plots go to a directory of its name beside it (default: {PAGE}, of other records beside them)"
-    )
-    parser.add_argument("--out", type=flags.path, metavar="FILE", help=out_help)
-    experiments_help = f"directory of the experiments' files (default: {EXPERIMENTS})"
-    parser.add_argument("--experiments", type=Path, default=EXPERIMENTS, metavar="DIR", help=experiments_help)
-    parser.add_argument("--json", action="store_true", help="print what was written as one JSON object")
+# --- the page -------------------------------------------------------------------------------------------------------
 
 
-def run(args: argparse.Namespace) -> int:
-    """Writes the page and its plots; returns the exit code.
+def filled(page: str, chapters: Iterable[Chapter]) -> str:
+    """Returns a page with all of its blocks written anew.
 
     Raises:
-        ConfigError: There is no experiment, or no record.
-        Unavailable: Something cannot be read or written.
+        ConfigError: A block names something that there is not.
     """
-    read, unreadable = archive.read_all(args.records)
-    for name, err in unreadable.items():
-        print(f"atoll: {name} is left out: {err}", file=sys.stderr)
-    kept = newest(read)
-    # Other records are no reason to write our own page anew.
-    folder = args.records.resolve()
-    own_page = folder == RECORDS.resolve()
-    experiments, wrong = _experiments(args, None if own_page else {record.experiment for record in kept})
-    experiments = [each for each in experiments if each.name not in unreadable]
-    wrong |= unreadable.keys()
-    own = [(each, [record for record in kept if record.experiment == each.name]) for each in experiments]
-    records = [record for each, mine in own for record in current(each, mine)]
-    others = [record for each, mine in own for record in passed_over(each, mine)]
-    out: Path = args.out or (PAGE if own_page else folder.with_name(f"{folder.name}-results.md"))
-    if not out.suffix or out.is_dir():
-        raise ConfigError("out", str(out), "must be a file such as results.md: its plots stand in a folder of its name")
-    report = build(
-        experiments,
-        records,
-        folder=out.stem,
-        sections=sections() if own_page else (),
-        others=others,
-        tuned={each.name: tunings(each, mine) for each, mine in own},
-        directory=RECORDS if own_page else args.records,
-        docs=os.path.relpath(PAGE.parent, out.parent) if (PAGE.parent / "lab.md").is_file() else None,
+    by_name = {each.experiment.name: each for each in chapters}
+
+    def block(match: re.Match[str]) -> str:
+        kind, origin, listed = match.groups()
+        for name in listed.split():
+            if name not in by_name:
+                raise ConfigError("page", match[0].partition("\n")[0], f"names {name}, of which there is no experiment")
+        found = [
+            (each.experiment, finding)
+            for each in (by_name[name] for name in listed.split())
+            for finding in each.findings
+            if origin == "all" or bool(finding.comparison.source) == (origin == "published")
+        ]
+        written = {"table": _table, "list": _list, "count": _count}
+        if kind not in written or origin not in ("all", "published", "own"):
+            cure = "must read table, list or count, then all, published or own"
+            raise ConfigError("page", match[0].partition("\n")[0], cure)
+        return f"<!-- lab {kind} {origin}: {listed} -->\n{written[kind](found)}\n<!-- end -->"
+
+    return _BLOCK.sub(block, page)
+
+
+def page_of(chapters: Iterable[Chapter], folder: str) -> str:
+    """Returns a page on experiments that have none yet; its plots are in ``folder``."""
+    parts = ["# Results"]
+    for each in chapters:
+        name = each.experiment.name
+        plots = ("loss", "claims") if each.findings else ("loss",)
+        parts += [f"## {name}", each.experiment.question, f"```\n{each.experiment.command}\n```", each.experiment.notes]
+        parts += [f"<!-- lab table all: {name} -->\n<!-- end -->"] if each.findings else []
+        parts += [f"![{plot}]({folder}/{name}-{plot}.svg)" for plot in plots]
+    return filled("\n\n".join(part for part in parts if part) + "\n", chapters)
+
+
+def _table(found: Sequence[tuple[Experiment, Finding]]) -> str:
+    sourced = any(each.comparison.source for _, each in found)
+    published, line = ("published | ", "---:|") if sourced else ("", "")
+    rows = [
+        f"| claim | {published}ours (95 % interval) | seeds | verdict | command |",
+        f"|---|{line}---:|---:|---|---|",
+    ]
+    for experiment, each in found:
+        claim = each.comparison
+        figure = "" if claim.published is None else f"{100 * claim.published:+.2g} %"
+        source = f" ({claim.source})" if claim.source else ""
+        cells = (
+            f"{_claim_of(each)}{source}",
+            *([figure] if sourced else []),
+            difference(each.interval),
+            str(len(each.differences)),
+            told(each),
+            f"`{experiment.command}`",
+        )
+        rows.append(f"| {' | '.join(cells)} |")
+    return "\n".join(rows)
+
+
+def _list(found: Sequence[tuple[Experiment, Finding]]) -> str:
+    return "\n".join(
+        f"* {_claim_of(each)}: {difference(each.interval)}, {told(each)} (`{experiment.name}`)"
+        for experiment, each in found
     )
-    for file, svg in report.plots.items():
-        _write(out.parent / file, svg)
-    _write(out, report.text.encode())
-    stale = sorted(
-        path.name for path in out.with_suffix("").glob("*.svg") if f"{out.stem}/{path.name}" not in report.plots
-    )
-    if stale:
-        print(f"atoll: in {out.with_suffix('')}, but no longer on the page: {', '.join(stale)}", file=sys.stderr)
-    told = {(record.experiment, record.stage, record.key) for record in (*records, *others)}
-    for name, number in sorted(Counter(record.experiment for record in kept).items()):
-        left_out = number - sum(each == name for each, _, _ in told)
-        if left_out and name not in wrong:
-            why = f"{args.experiments} has no such experiment, or other settings now, or its task was edited"
-            print(f"atoll: {left_out} of {number} records of {name} are left out: {why}", file=sys.stderr)
-    _print(out, report, as_json=args.json)
-    return 1 if wrong else 0
 
 
-def _experiments(args: argparse.Namespace, recorded: Collection[str] | None) -> tuple[list[Loaded], set[str]]:
-    """Returns the experiments for the page, and the names of those whose file is wrong, which is said.
+def _count(found: Sequence[tuple[Experiment, Finding]]) -> str:
+    counted = Counter(told(finding).partition(":")[0] for _, finding in found)
+    return f"{len(found)} claims: {', '.join(f'{number} {word}' for word, number in sorted(counted.items()))}."
 
-    Args:
-        args: Of the command.
-        recorded: Of which there are records, if only they belong on the page: all of ours do on ours.
+
+def _claim_of(finding: Finding) -> str:
+    return finding.comparison.claim + (f" [{finding.name}]" if finding.name != "all" else "")
+
+
+def told(finding: Finding) -> str:
+    """Returns a verdict in words, with its reason."""
+    words = _WORDS | _PUBLISHED if finding.comparison.source else _WORDS
+    reason = "the runs are identical" if finding.verdict is Verdict.IDENTICAL else finding.reason
+    return words[finding.verdict] + (f": {reason}" if reason else "")
+
+
+def difference(found: Interval | None) -> str:
+    """Returns a relative difference with its interval."""
+    if found is None:
+        return "-"
+    spread = f" ± {100 * found.half_width:.2f} %" if math.isfinite(found.half_width) else ""
+    return f"{100 * found.mean:+.2f} %{spread}"
+
+
+# --- plots ----------------------------------------------------------------------------------------------------------
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")  # Okabe and Ito
+_STYLES = ("-", "--", "-.", ":")
+_LOOK: Mapping[str, Any] = {
+    "svg.hashsalt": "atoll",  # ids of clip paths and markers: random without it
+    "svg.fonttype": "none",  # text stays text: small files, readable diffs
+    "font.family": ["DejaVu Sans"],  # comes with Matplotlib, so that the layout is the same everywhere
+    "font.size": 8.5,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.alpha": 0.3,
+    "grid.linewidth": 0.5,
+    "legend.frameon": False,
+    "legend.fontsize": 7.5,
+}
+
+
+def plots(page: str, chapters: Iterable[Chapter]) -> dict[str, bytes]:
+    """Returns file -> SVG of the plots that a page shows.
+
+    Raises:
+        ConfigError: It shows a plot of something that there is not.
     """
-    if recorded is not None and not recorded:
-        raise ConfigError("records", str(args.records), "holds no records (*.jsonl): name the DIR of lab run --records")
-    paths = sorted(args.experiments.glob("*.toml"))
-    if not paths:
-        raise ConfigError("experiments", str(args.experiments), "must be a directory with experiments (*.toml) in it")
-    if recorded is not None:
-        paths = [path for path in paths if path.stem in recorded]
-        if not paths:
-            names = ", ".join(sorted(recorded))
-            cure = f"has none of those that {args.records} has records of ({names}); name the directory of their files"
-            raise ConfigError("experiments", str(args.experiments), cure)
-    loaded, wrong = [], set()
-    for path in paths:
-        try:
-            loaded.append(load(path))
-        except ConfigError as err:
-            wrong.add(path.stem)
-            print(f"atoll: {path.stem} is left out: {err}", file=sys.stderr)
-    if not loaded:
-        raise ConfigError("experiments", str(args.experiments), "has no file that can be read: see above")
-    return loaded, wrong
+    by_name = {each.experiment.name: each for each in chapters}
+    drawn = {}
+    for name, kind in dict.fromkeys(_IMAGE.findall(page)):
+        if (name, kind) == ("published", "claims"):
+            published = [f for each in by_name.values() for f in each.findings if f.comparison.published is not None]
+            svg = claims_plot(published)
+        elif name in by_name:
+            svg = claims_plot(by_name[name].findings) if kind == "claims" else loss_plot(by_name[name])
+        else:
+            raise ConfigError("page", f"{name}-{kind}.svg", "is no plot of an experiment that there is")
+        drawn[f"{name}-{kind}.svg"] = svg
+    return drawn
 
 
-def build(
-    experiments: Sequence[Experiment],
-    records: Sequence[Record],
-    *,
-    folder: str,
-    sections: Sequence[Section] = (),
-    others: Sequence[Record] = (),
-    tuned: Mapping[str, Sequence[Tuning]] = MappingProxyType({}),
-    directory: Path = RECORDS,
-    docs: str | None = ".",
-) -> Report:
-    """Returns the page and the plots of all experiments.
+def loss_plot(of: Chapter) -> bytes:
+    """Returns held-out loss over tokens: a line for each cell, mean over seeds; the range of seeds as a band.
 
-    Args:
-        experiments: What was asked.
-        records: Of their cells.
-        folder: Directory of plots, relative to the page.
-        sections: Parts from elsewhere.
-        others: Records of their cells at rates that tuning did not choose.
-        tuned: Experiment -> what tuning found.
-        directory: Of the records, for the page to name.
-        docs: Directory of the documents that the page refers to, relative to it; None if they are nowhere near.
+    Cells with more lines than can be told apart are left out from the last one on.
     """
-    flags = "" if directory == RECORDS else f"--records {shlex.quote(str(directory))}"
-    found = tuple(findings_of(each, records, others, tuned.get(each.name, ()), flags=flags) for each in experiments)
-    drawn = {each.experiment.name: pictures.of(each) for each in found}
-    plots = {
-        name: [Plot(title=each.title, file=f"{folder}/{each.file}") for each in each_drawn]
-        for name, each_drawn in drawn.items()
-    }
-    files = {f"{folder}/{each.file}": each.svg for each_drawn in drawn.values() for each in each_drawn}
-    parts = (*gap_section.sections(found), *defaults.sections(found), *sections)
-    files |= {f"{folder}/{file}": draw() for part in parts for file, draw in part.plots.items()}
-    text = document(found, plots, parts, folder=folder, records=directory.as_posix(), docs=docs)
-    return Report(text=text, plots=files, findings=found)
+    with _drawing((6.2, 3.6)) as (figure, axes):
+        for i, (name, runs) in enumerate(list(_lines(of).items())[:LINES]):
+            xs, mean, low, high = _over_seeds(runs)
+            if xs:
+                colour = COLOURS[i % len(COLOURS)]
+                axes.plot(xs, mean, color=colour, linestyle=_STYLES[i % len(_STYLES)], linewidth=1.3, label=name)
+                axes.fill_between(xs, low, high, color=colour, alpha=0.18, linewidth=0)
+        axes.set(xlabel="tokens trained (millions)", ylabel="held-out loss", title=of.experiment.name)
+        if axes.get_legend_handles_labels()[1]:
+            axes.legend()
+        return _svg(figure)
 
 
-def _write(path: Path, content: bytes) -> None:
-    """Replaces a file at once or not at all."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with mapped(f"cannot write {path}", definite=True):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            temporary.write_bytes(content)
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
+def claims_plot(found: Sequence[Finding]) -> bytes:
+    """Returns a row for each claim: the difference with its interval, the margin, and what was published."""
+    shown = [each for each in found if each.interval is not None]
+    with _drawing((8.6, 1.0 + 0.3 * max(1, len(shown)))) as (figure, axes):
+        axes.axvline(0, color="black", linewidth=0.8)
+        for row, each in enumerate(shown):
+            assert each.interval is not None
+            colour = {Verdict.HOLDS: COLOURS[2], Verdict.FAILS: COLOURS[1]}.get(each.verdict, COLOURS[0])
+            width = 100 * each.interval.half_width if math.isfinite(each.interval.half_width) else None
+            axes.errorbar([100 * each.interval.mean], [row], xerr=width, fmt="o", color=colour, capsize=3, markersize=4)
+            margin, better = 100 * each.comparison.margin, each.comparison.kind is Kind.BETTER
+            axes.plot([-margin if better else margin], [row], "|", color="#777777", markersize=11)
+            if each.comparison.published is not None:
+                axes.plot([100 * each.comparison.published], [row], "x", color="black", markersize=5)
+        axes.set_xlabel("candidate / baseline - 1 (%)\nbar: margin of the claim, cross: published")
+        axes.set_yticks(range(len(shown)), [_short(_claim_of(each)) for each in shown])
+        axes.set_ylim(max(1, len(shown)) - 0.5, -0.5)
+        return _svg(figure)
 
 
-def _print(out: Path, report: Report, *, as_json: bool) -> None:
-    found = [finding for each in report.findings for finding in each.claims]
-    tested = distinct(finding for finding in found if finding.seeds)  # as the page counts them
-    verdicts = Counter(str(finding.verdict) for finding in tested)
-    if unrun := sum(not finding.seeds for finding in found):
-        verdicts["not run yet"] = unrun
-    records = independent(record for each in report.findings for record in each.records)
-    if as_json:
-        document = {
-            "out": str(out),
-            "experiments": len(report.findings),
-            "records": len(records),
-            "plots": sorted(report.plots),
-            "verdicts": dict(sorted(verdicts.items())),
-            "wall_s": round(math.fsum(record.wall_s for record in records), 3),
-        }
-        print(json.dumps(document))
-        return
-    counted = ", ".join(f"{number} {verdict}" for verdict, number in sorted(verdicts.items())) or "no claims"
-    print(f"{out}: {len(report.findings)} experiments, {len(records)} runs, {len(report.plots)} plots; {counted}")
+def _short(text: str, most: int = 76) -> str:
+    return text if len(text) <= most else f"{text[: most - 2].rstrip()} .."
+
+
+def _lines(of: Chapter) -> dict[str, list[Record]]:
+    """Returns label -> final runs of a cell, in the order of the grid."""
+    final = [record for record in of.records if record.stage is Stage.FINAL and record.curve and not record.diverged]
+    cells = of.experiment.cells()
+    names = varying(cells)
+    lines: dict[str, list[Record]] = {}
+    for cell in cells:
+        runs = [record for record in final if contains(record.cell, cell)]
+        if runs:
+            lines.setdefault(label(cell, names), []).extend(runs)
+    return lines
+
+
+def _over_seeds(records: Sequence[Record]) -> tuple[list[float], list[float], list[float], list[float]]:
+    """Returns tokens in millions, mean, lowest and highest loss, at the points of the first seed that all reached.
+
+    The first point of a run may be far above the others, at initialisation; without tokens it is left out.
+    """
+    import numpy as np
+
+    curves = [[(row[0] / 1e6, row[2]) for row in record.curve if row[0] > 0] for record in records]
+    curves = [points for points in curves if points and all(math.isfinite(loss) for _, loss in points)]
+    if not curves:
+        return [], [], [], []
+    first, last = max(points[0][0] for points in curves), min(points[-1][0] for points in curves)
+    xs = sorted({x for x, _ in curves[0] if first <= x <= last} | {first, last})
+    losses = np.array([np.interp(xs, [x for x, _ in points], [y for _, y in points]) for points in curves])
+    return xs, losses.mean(axis=0).tolist(), losses.min(axis=0).tolist(), losses.max(axis=0).tolist()
+
+
+@contextmanager
+def _drawing(size: tuple[float, float]) -> Iterator[tuple[Figure, Axes]]:
+    """Yields a figure with one pair of axes under our settings.
+
+    Matplotlib is imported when a plot is drawn and not before, and without pyplot: no window, no global state.
+    """
+    from matplotlib import style
+    from matplotlib.figure import Figure
+
+    look: Any = dict(_LOOK)
+    with style.context(["default", look]):  # whatever is in this user's own matplotlibrc
+        figure = Figure(figsize=size, layout="constrained")
+        yield figure, figure.subplots()
+
+
+def _svg(figure: Figure) -> bytes:
+    """Returns the figure without date and without the version of the program that drew it."""
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+
+    FigureCanvasSVG(figure)
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": "atoll lab report"})
+    # Lines of path data end in a blank, which every tool that looks at diffs complains about.
+    return b"\n".join(line.rstrip() for line in buffer.getvalue().splitlines()) + b"\n"

@@ -1,4 +1,4 @@
-"""One cell of an experiment: everything that decides a laboratory run, but its seed."""
+"""The settings of a cell: all that decides a laboratory run except its seed."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from enum import StrEnum
 from typing import Any, Final
 
 from aggregator.config import AggregatorConfig
-from broker import settings
-from broker.errors import ConfigError
-from broker.messages import Codec
-from broker.settings import setting
+from broker.process import settings
+from broker.process.settings import setting
+from broker.wire.errors import ConfigError
+from broker.wire.messages import Codec
 from islands.config import LANGUAGE
-from ops.outer_defaults import suited_to
+from ops.run.outer_defaults import suited_to
 
 
 class Mode(StrEnum):
@@ -42,7 +42,7 @@ _EVENT_FIELDS = {
     "outages": "[island, from s, for s]",
 }
 #: Settings that are younger than some records: while they have their default, a cell is what it was before them.
-_YOUNGER = {"crashes": (), "restart_s": 10.0, "outer_adaptation": 0.0}
+_YOUNGER = {"crashes": (), "restart_s": 10.0}
 
 #: The options of a task that can be told how many sequences to hold out.
 HOLDS_OUT: Final = frozenset({"context", "held_out_tokens"})
@@ -74,7 +74,6 @@ class CellSettings:
     mix: float = setting(0.5, "share of the local value that streaming islands keep on receipt (alpha)")
     outer_learning_rate: float = setting(_PRODUCTION.outer_learning_rate, "of the outer Nesterov step")
     outer_momentum: float = setting(_PRODUCTION.outer_momentum, "of the outer Nesterov step")
-    outer_adaptation: float = setting(0.0, "c in a gain of 1 + c * cos(D, last D), without momentum (ops/lab/gain.py)")
     staleness_exponent: float = setting(_PRODUCTION.staleness_exponent, "a in (1 + staleness) ** -a")
     max_staleness: int = setting(_PRODUCTION.max_staleness, "versions the oldest step may be behind")
     presence_exponent: float = setting(0.0, "beta in (share of the live islands in the round) ** beta")
@@ -114,7 +113,7 @@ class CellSettings:
                 "must be a finite number above 0" if name == "mtbi_years" else f"{self.islands} islands need one each"
             )
             raise ConfigError(name, getattr(self, name), f"{cure}; leave chips out, or write 0, for no failures")
-        for name in ("jitter", "mix", "outer_adaptation"):
+        for name in ("jitter", "mix"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ConfigError(name, getattr(self, name), "must lie between 0 and 1")
         if self.task == LANGUAGE and "merge" in self.options:  # or a record would name one rule, and have had another
@@ -134,9 +133,6 @@ class CellSettings:
         for event in self.joins:
             if event[2] <= event[1] or who.count(event[0]) > 1:
                 raise ConfigError("joins", event, "must end after it begins, and an island joins once")
-        if self.outer_adaptation and self.outer_momentum:
-            cure = "needs outer_momentum = 0: without it the outer step keeps the last D, which the gain is made from"
-            raise ConfigError("outer_adaptation", self.outer_adaptation, cure)
         if self.mode is Mode.STREAMING and self.overlap >= self.sync_interval:
             cure = f"must be below sync_interval = {self.sync_interval}: a fragment is adopted before it is sent again"
             raise ConfigError("overlap", self.overlap, cure)
@@ -229,11 +225,6 @@ def resolved(cell: CellSettings) -> dict[str, Any]:
         else:
             plain[each.name] = str(value) if isinstance(value, StrEnum) else _listed(value)
     return plain
-
-
-def is_language(settings: Mapping[str, Any]) -> bool:
-    """Whether a run with these settings, as a record has them, trains our own task; the oldest do not name it."""
-    return str(settings.get("task", LANGUAGE)) == LANGUAGE
 
 
 def key_of(cell: CellSettings, seed: int) -> str:

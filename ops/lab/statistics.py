@@ -1,32 +1,30 @@
-"""What a handful of seeds can say: intervals, verdicts, corrections. Pure.
+"""The verdicts on claims: paired differences, their intervals, and what they decide. Decides from records alone.
 
 Two methods are compared seed by seed: both start from the same parameters and see the same text, so the difference
 d = candidate / baseline - 1 is free of what both share of these. Of n such differences we report the mean and
-Student's 95 % interval. With one seed the interval is the whole line, and every verdict is "inconclusive": that is no
-special case below, it is what n - 1 = 0 degrees of freedom mean.
+Student's 95 % interval. With one seed the interval is the whole line, and every verdict is "inconclusive".
 """
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import assert_never
+from typing import Any, TypeVar, assert_never
 
-CONFIDENCE = 0.95
+from scipy.special import stdtr, stdtrit
+
+from ops.lab.experiment import Cell, CellKey, Comparison, Equal, Kind, cell_key, contains, label, varying
+from ops.lab.records import Record, Stage
+
+T = TypeVar("T")
 
 #: Chance of a false "better". A two-sided interval of 95 % misses on one side in this share of the cases.
-ONE_SIDED = (1 - CONFIDENCE) / 2
+ONE_SIDED = 0.025
 
-
-class Kind(StrEnum):
-    """What a comparison claims about candidate / baseline - 1."""
-
-    NOT_WORSE = "not-worse"  # at most the margin
-    BETTER = "better"  # below minus the margin
-    EQUAL = "equal"  # between minus and plus the margin
+#: Runs of a pair may differ by this share in what is to be equal: islands end when they hear of it, not at a step.
+TOLERANCE = 0.01
 
 
 class Verdict(StrEnum):
@@ -40,13 +38,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interval:
-    """A mean and how far off it may be.
-
-    Attributes:
-        mean: Of the values.
-        half_width: Of the interval around it; infinite for one value.
-        count: How many values.
-    """
+    """A mean, the half-width of the interval around it (infinite for one value), and the number of values."""
 
     mean: float
     half_width: float
@@ -63,88 +55,6 @@ class Interval:
         return self.mean + self.half_width
 
 
-# --- Student's distribution ---------------------------------------------------------------------------------------
-
-
-def student_cdf(t: float, freedom: int) -> float:
-    """Returns P(T <= t) for Student's T with a whole number of degrees of freedom.
-
-    Exact, as a finite sum (Abramowitz and Stegun, Handbook of Mathematical Functions, 26.7.3 and 26.7.4). SciPy would
-    do, but it is here only because JAX happens to need it.
-    """
-    angle = math.atan2(t, math.sqrt(freedom))
-    sine, cosine = math.sin(angle), math.cos(angle)
-    odd = freedom % 2
-    term = cosine if odd else 1.0
-    total = term if freedom > 1 else 0.0
-    for k in range(2 + odd, freedom, 2):  # the term of cos^k; even: 1/2, 3/4, 5/6, ..; odd: 2/3, 4/5, 6/7, ..
-        term *= (k - 1) / k * cosine * cosine
-        total += term
-    within = 2 / math.pi * (angle + sine * total) if odd else sine * total  # P(|T| <= |t|), with the sign of t
-    return (1 + within) / 2
-
-
-def student_quantile(probability: float, freedom: int) -> float:
-    """Returns the t with P(T <= t) = probability, by bisection until two neighbouring floats are left."""
-    if probability < 0.5:
-        return -student_quantile(1 - probability, freedom)
-    low, high = 0.0, 1.0
-    while student_cdf(high, freedom) < probability:
-        low, high = high, 2 * high
-    while low < (middle := (low + high) / 2) < high:
-        if student_cdf(middle, freedom) < probability:
-            low = middle
-        else:
-            high = middle
-    return high
-
-
-# --- paired differences -------------------------------------------------------------------------------------------
-
-
-def paired_differences(candidate: Mapping[int, float], baseline: Mapping[int, float]) -> dict[int, float]:
-    """Returns seed -> candidate / baseline - 1, for the seeds that both have, in order.
-
-    Args:
-        candidate: Seed -> loss.
-        baseline: Seed -> loss, above 0.
-    """
-    return {seed: candidate[seed] / baseline[seed] - 1 for seed in sorted(candidate.keys() & baseline.keys())}
-
-
-#: Parts of the held-out text that count as independent: fewer than blocks, since a long file is several of these.
-TEXT_PARTS = 8
-
-
-def over_text(candidate: Sequence[Sequence[float]], baseline: Sequence[Sequence[float]]) -> Interval:
-    """Returns the relative difference with the interval in which other held-out text would leave it, seeds as they are.
-
-    The interval over seeds says where the mean would lie with other seeds, on this text. Text that is close together is
-    alike, so what counts as independent are ``TEXT_PARTS`` parts of it. The difference is a ratio of two means over
-    them, and its error the usual one of such a ratio: of what each part deviates from it.
-
-    Args:
-        candidate: Seed by seed the losses of consecutive blocks of the held-out text, as many as there are parts or
-            more.
-        baseline: The same, of the same blocks and seeds.
-
-    Returns:
-        Mean candidate / mean baseline - 1 of these seeds; ``count`` is how many they are.
-    """
-    ours, theirs = ([math.fsum(part) for part in _parts(runs)] for runs in (candidate, baseline))
-    ratio = math.fsum(ours) / math.fsum(theirs)
-    level = math.fsum(theirs) / len(theirs)
-    around = interval([(a - ratio * b) / level for a, b in zip(ours, theirs, strict=True)])
-    return Interval(mean=ratio - 1, half_width=around.half_width, count=len(candidate))
-
-
-def _parts(runs: Sequence[Sequence[float]]) -> list[list[float]]:
-    """Returns the losses of all runs in each part of the text."""
-    blocks = list(zip(*runs, strict=True))
-    edges = [round(part * len(blocks) / TEXT_PARTS) for part in range(TEXT_PARTS + 1)]
-    return [[x for block in blocks[a:b] for x in block] for a, b in itertools.pairwise(edges)]
-
-
 def interval(values: Sequence[float]) -> Interval:
     """Returns the mean of independent values with Student's two-sided 95 % interval.
 
@@ -157,7 +67,8 @@ def interval(values: Sequence[float]) -> Interval:
     mean = math.fsum(values) / n
     if n == 1:
         return Interval(mean=mean, half_width=math.inf, count=1)
-    return Interval(mean=mean, half_width=student_quantile(1 - ONE_SIDED, n - 1) * _standard_error(values), count=n)
+    quantile = float(stdtrit(n - 1, 1 - ONE_SIDED))
+    return Interval(mean=mean, half_width=quantile * _standard_error(values), count=n)
 
 
 def _standard_error(values: Sequence[float]) -> float:
@@ -181,17 +92,6 @@ def judge(found: Interval, kind: Kind, margin: float) -> Verdict:
     return Verdict.HOLDS if holds else Verdict.FAILS if fails else Verdict.INCONCLUSIVE
 
 
-def distance(found: Interval, kind: Kind, margin: float) -> float:
-    """Returns how far the mean is from where the verdict changes: an interval that is narrower decides."""
-    match kind:
-        case Kind.NOT_WORSE:
-            return abs(found.mean - margin)
-        case Kind.BETTER:
-            return abs(found.mean + margin)
-        case Kind.EQUAL:
-            return abs(abs(found.mean) - margin)
-
-
 def p_better(differences: Sequence[float], margin: float) -> float:
     """Returns the chance of a mean this low if the truth were -margin: the one-sided p-value of a "better" claim.
 
@@ -204,7 +104,7 @@ def p_better(differences: Sequence[float], margin: float) -> float:
     error = _standard_error(differences)
     if error == 0:
         return 0.0 if above < 0 else 1.0
-    return student_cdf(above / error, len(differences) - 1)
+    return float(stdtr(len(differences) - 1, above / error))
 
 
 def holm(p_values: Sequence[float], level: float = ONE_SIDED) -> tuple[bool, ...]:
@@ -221,50 +121,178 @@ def holm(p_values: Sequence[float], level: float = ONE_SIDED) -> tuple[bool, ...
     return tuple(stands)
 
 
-#: Seeds before the first look at an interval. Who stops as soon as an interval happens to be narrow stops too early:
-#: looking from two seeds on, one in eight to ten 95 % intervals misses at worst; from four on one in fifteen with up to
-#: six seeds, one in twelve with up to twelve and more (simulated, over all ratios of margin to scatter).
-SEEDS_BEFORE_LOOKING = 4
+# --- pairs ----------------------------------------------------------------------------------------------------------
 
 
-def seeds_needed(differences: Sequence[float], *, margin: float, max_seeds: int) -> bool:
-    """Says whether another seed is to be run: the interval is wider than the margin, and there may be more.
+def sides(comparison: Comparison, things: Iterable[T], *, cell_of: Callable[[T], Cell]) -> tuple[list[T], list[T]]:
+    """Returns which of some things with a cell are of the candidate, and which of the rest are of the baseline."""
+    candidates, baselines = [], []
+    for each in things:
+        if contains(cell_of(each), comparison.candidate):
+            candidates.append(each)
+        elif contains(cell_of(each), comparison.baseline):
+            baselines.append(each)
+    return candidates, baselines
 
-    It does not ask for the verdict. Who adds seeds until the verdict pleases finds what he looks for. Nor does it look
-    at the interval of fewer than ``SEEDS_BEFORE_LOOKING`` seeds.
+
+def groups(comparison: Comparison, candidates: Iterable[T], *, cell_of: Callable[[T], Cell]) -> dict[CellKey, list[T]]:
+    """Returns the candidates by what is neither selected nor ignored: there is a verdict for each of these groups."""
+    found: dict[CellKey, list[T]] = {}
+    for each in candidates:
+        key = cell_key(cell_of(each), without=(*comparison.candidate, *comparison.ignore))
+        found.setdefault(key, []).append(each)
+    return found
+
+
+def fits(baseline: Cell, group: Cell, comparison: Comparison) -> bool:
+    """Says whether a baseline's cell fits a group.
+
+    A field that only one of both has is no difference: data-parallel training has no quorum, and serves for all.
+    """
+    free = {*comparison.candidate, *comparison.baseline, *comparison.ignore}
+    return contains(baseline, {name: value for name, value in group.items() if name in baseline and name not in free})
+
+
+# --- findings -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """What the records say about a claim in one group of cells.
+
+    Attributes:
+        comparison: The claim.
+        group: The fields that candidate and baseline share here; empty if nothing of the candidate was run.
+        name: The group in a few words.
+        differences: Seed -> candidate / baseline - 1 of the losses.
+        interval: Mean and interval of the differences; None if there are none.
+        p_value: One-sided, of "better" claims with at least two pairs.
+        verdict: Of this group.
+        reason: What the verdict alone does not say; empty if nothing.
+    """
+
+    comparison: Comparison
+    group: Mapping[str, Any]
+    name: str
+    differences: Mapping[int, float] = field(default_factory=dict)
+    interval: Interval | None = None
+    p_value: float | None = None
+    verdict: Verdict = Verdict.INCONCLUSIVE
+    reason: str = ""
+
+
+def findings(comparisons: Iterable[Comparison], records: Iterable[Record]) -> tuple[Finding, ...]:
+    """Returns the verdicts of one experiment; "better" claims are corrected for how many there are (Holm).
 
     Args:
-        differences: Of the seeds so far.
-        margin: Relative, of the claim. At 0 all ``max_seeds`` are run.
-        max_seeds: Where it ends.
+        comparisons: Of one experiment, which is the family that is corrected for.
+        records: Of the same; tuning runs do not count.
     """
-    if len(differences) >= max_seeds:
-        return False
-    return len(differences) < SEEDS_BEFORE_LOOKING or interval(differences).half_width > margin
+    final = [record for record in records if record.stage is Stage.FINAL]
+    found = [finding for comparison in comparisons for finding in _of_claim(comparison, final)]
+    family = [i for i, finding in enumerate(found) if finding.p_value is not None]
+    stands = holm([found[i].p_value or 0.0 for i in family])
+    for i, stand in zip(family, stands, strict=True):
+        if found[i].verdict is Verdict.HOLDS and not stand:
+            reason = f"holds by itself (p = {found[i].p_value:.2g}), not as one of {len(family)} claims (Holm)"
+            found[i] = replace(found[i], verdict=Verdict.INCONCLUSIVE, reason=reason)
+    return tuple(found)
 
 
-#: How often as many seeds as :func:`seeds_for` says decide.
-POWER = 0.8
+def _of_claim(comparison: Comparison, records: Sequence[Record]) -> list[Finding]:
+    candidates, baselines = sides(comparison, records, cell_of=_cell)
+    if not candidates:
+        return [Finding(comparison=comparison, group={}, name="all", reason="nothing of the candidate was run")]
+    of_groups = groups(comparison, candidates, cell_of=_cell)
+    shown = dict.fromkeys((*comparison.by, *varying(dict(group) for group in of_groups)))
+    found = []
+    for key in sorted(of_groups, key=lambda key: [_rank(dict(key).get(name)) for name in shown]):
+        group = dict(key)
+        matching = [record for record in baselines if fits(record.cell, group, comparison)]
+        finding = Finding(comparison=comparison, group=group, name=label(group, shown))
+        found.append(_judged(finding, of_groups[key], matching))
+    return found
 
 
-def seeds_for(found: Interval, away: float, *, at_most: int, level: float = ONE_SIDED) -> int:
-    """Returns how many seeds decide, ``POWER`` of the time, if mean and scatter are as those seen so far.
+def _cell(record: Record) -> Cell:
+    return record.cell
 
-    Where the interval is as wide as the mean is ``away``, every other set of seeds decides: the mean of each set lies
-    elsewhere. So it is to be narrower, by the quantile of ``POWER``.
 
-    Args:
-        found: Of two values or more.
-        away: How far the mean is from where the verdict changes, above 0.
-        at_most: Where the search ends.
-        level: One-sided, of the test that is to decide.
-    """
-    deviation = found.half_width * math.sqrt(found.count) / student_quantile(1 - ONE_SIDED, found.count - 1)
-    # Of a normal distribution: never too many.
-    count = max(2, math.ceil(((1.95 + 0.84) * deviation / away) ** 2))
-    while count < at_most:
-        quantiles = student_quantile(1 - level, count - 1) + student_quantile(POWER, count - 1)
-        if quantiles * deviation / math.sqrt(count) <= away:
-            break
-        count += 1
-    return min(count, at_most)
+def _rank(value: Any) -> tuple[Any, ...]:
+    """Sorts numbers by size, then text."""
+    return (0, value) if isinstance(value, int | float) else (1, str(value))
+
+
+def _judged(finding: Finding, candidates: Sequence[Record], baselines: Sequence[Record]) -> Finding:
+    """Pairs the runs of a group by seed, and judges the differences."""
+    comparison = finding.comparison
+    if not baselines:
+        return replace(finding, reason="nothing of the baseline was run")
+    for who, runs in (("candidate", candidates), ("baseline", baselines)):
+        if len(runs) != len({record.seed for record in runs}):
+            names = ", ".join(varying(record.cell for record in runs)) or "settings outside the cell"
+            reason = f"several runs of the {who} with the same seed differ in {names}: name it in the comparison"
+            return replace(finding, reason=reason)
+    ours = {record.seed: record for record in candidates}
+    theirs = {record.seed: record for record in baselines}
+    both = sorted(ours.keys() & theirs.keys())
+    if unlike := _unlike([(ours[seed], theirs[seed]) for seed in both]):
+        return replace(finding, reason=unlike)
+    if diverged := sorted(seed for seed in ours if ours[seed].diverged):
+        sound = any(seed in theirs and not theirs[seed].diverged for seed in diverged)
+        reason = f"the candidate diverged (seed {', '.join(map(str, diverged))})"
+        return replace(finding, verdict=Verdict.FAILS if sound else Verdict.INCONCLUSIVE, reason=reason)
+    pairs = [seed for seed in both if not theirs[seed].diverged]
+    # After those that diverged, which ended before the others.
+    if unequal := _unequal([(ours[seed], theirs[seed]) for seed in pairs], comparison.equal):
+        return replace(finding, reason=unequal)
+    lost = ", ".join(str(seed) for seed in both if theirs[seed].diverged)
+    reason = f"left out, since the baseline diverged: seed {lost}" if lost else ""
+    if not pairs:
+        return replace(finding, reason=reason or "no seed was run for both")
+    differences = {seed: ours[seed].loss / theirs[seed].loss - 1 for seed in pairs}
+    found = interval(tuple(differences.values()))
+    identical = len(pairs) > 1 and not any(differences.values())
+    doubt = _doubt([ours[s].loss for s in pairs], [theirs[s].loss for s in pairs])
+    tested = comparison.kind is Kind.BETTER and len(pairs) > 1 and not identical and not doubt
+    verdict = Verdict.INCONCLUSIVE if doubt else judge(found, comparison.kind, comparison.margin)
+    return replace(
+        finding,
+        differences=differences,
+        interval=found,
+        p_value=p_better(tuple(differences.values()), comparison.margin) if tested else None,
+        verdict=Verdict.IDENTICAL if identical else verdict,
+        reason=reason or doubt,
+    )
+
+
+def _unlike(pairs: Sequence[tuple[Record, Record]]) -> str:
+    """Says why runs must not be compared: they saw different texts. Empty if nothing is in the way."""
+    if len({run.corpus for pair in pairs for run in pair}) > 1:
+        return "not all runs saw the same text: remove the records of one"
+    if any(run.loss <= 0 for pair in pairs for run in pair):
+        return "a loss at or below 0 cannot be part of a ratio: let the task return one above 0"
+    return ""
+
+
+def _unequal(pairs: Sequence[tuple[Record, Record]], what: Equal) -> str:
+    """Says in which pair one run has spent more than the other; empty if they are level."""
+    for ours, theirs in pairs:
+        mine, other = _spent(ours, what), _spent(theirs, what)
+        if other and abs(mine / other - 1) > TOLERANCE:
+            unit = "trained tokens" if what is Equal.TOKENS else "virtual seconds"
+            return f"{unit} differ by more than {TOLERANCE:.0%} (seed {ours.seed}: {mine:,.0f} and {other:,.0f})"
+    return ""
+
+
+def _spent(record: Record, what: Equal) -> float:
+    return record.tokens if what is Equal.TOKENS else record.virtual_s
+
+
+def _doubt(candidates: Sequence[float], baselines: Sequence[float]) -> str:
+    """Says what makes the losses of all pairs no basis for a verdict; empty if nothing does."""
+    if len(candidates) == 1:
+        return "one seed decides nothing"
+    if len(set(candidates)) == len(set(baselines)) == 1:
+        return "no seed changes a loss: they do not scatter, so there is nothing to judge them by"
+    return ""

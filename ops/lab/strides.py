@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from islands.task import Batch, OptState, Params, Schedule, Task
+from islands.tasks.task import Batch, OptState, Params, Schedule, Task
 
 #: Steps in one computation at most: more save little, and their batches wait in memory.
 MOST = 8

@@ -1,1 +1,1 @@
-"""Links: a proxy between clients and the broker that makes one machine's loopback behave as a wide-area network."""
+"""Links: a proxy that makes one machine's loopback behave like a wide-area network."""

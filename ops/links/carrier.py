@@ -1,4 +1,4 @@
-"""Carries the bytes of one link between real sockets, when the pure :class:`~ops.links.link.Link` lets them. Shell.
+"""Carries the bytes of one link between real sockets, at the times of :class:`~ops.links.link.Link`. Shell.
 
 A connection of a client is two sockets here: one that it made to us, one that we made to the broker in its place. The
 second is made when the first packet of the connection would have reached the broker, and the first is read when the
@@ -19,7 +19,7 @@ import struct
 from itertools import count
 from typing import assert_never
 
-from broker import logs
+from broker.process import logs
 from ops.links.condition import LinkCondition, Way
 from ops.links.lane import Item, Mark
 from ops.links.link import Link

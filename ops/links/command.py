@@ -7,10 +7,10 @@ import asyncio
 import signal
 from pathlib import Path
 
-from broker import logs
-from broker.errors import ConfigError
+from broker.process import logs
+from broker.wire.errors import ConfigError
 from ops.links import wiring
-from ops.links.desk import listening
+from ops.links.control_server import listening
 from ops.links.proxy import Proxy
 from ops.links.wiring import Wiring
 

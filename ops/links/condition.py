@@ -1,4 +1,4 @@
-"""What a link is like: two directions, each with delay, jitter, rate, damage, stall and partition. Pure.
+"""The condition of a link: delay, jitter, rate, damage, stall and partition of each direction. Pure.
 
 In a file, on the control socket and in :meth:`LinkCondition.of` a condition is a flat table. A key alone speaks of both
 directions, with ``up_`` or ``down_`` before it of one; up is from the client to the broker. So ``{"delay_ms": 40,
@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from broker.errors import ConfigError
-from broker.settings import nearest
+from broker.process.settings import nearest
+from broker.wire.errors import ConfigError
 
 #: Between cities, not between planets.
 MAX_DELAY_MS = 60_000.0

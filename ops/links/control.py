@@ -1,4 +1,4 @@
-"""Speaking to the links process while a run goes on: JSON lines over a unix socket, one request, one answer.
+"""Client of the links process: changes links during a run, by JSON lines over a unix socket.
 
 Requests, with what is answered beside ``"ok": true``:
 
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from broker.errors import ConfigError, Unavailable
+from broker.wire.errors import ConfigError, Unavailable
 from ops.links.condition import LinkCondition
 
 #: A line, either way. Answers list all links: some 300 bytes each.

@@ -1,4 +1,4 @@
-"""One direction of one link: which bytes of which connection may arrive now. Pure: time and randomness are passed in.
+"""One direction of one link: releases bytes when they may arrive. Pure.
 
 Every connection of the link is a *flow*. What a flow is offered waits in its own queue until it is *ready*, its delay
 after it was offered; then it leaves at the rate that all flows of the lane share. They take turns of a few kilobytes,

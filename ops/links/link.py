@@ -1,4 +1,4 @@
-"""One link: its two lanes, and which condition it is in. Pure.
+"""One link: its two lanes and its condition. Pure.
 
 A link has a *plan*: the condition that it starts with and timed events, from the region file. Whoever speaks to the
 control socket lays *orders* over it, each a whole condition for a while or until further notice: of those that are
@@ -19,7 +19,8 @@ from ops.links.condition import FAULTLESS, LinkCondition, Way
 from ops.links.lane import Lane
 
 #: Both ends of a real connection would notice a partition of this length: TCP_KEEPALIVE_IDLE + INTVL * CNT, as
-#: :mod:`broker.sockets` sets them. Here the kernel of this machine answers those probes itself, so the proxy resets.
+#: :mod:`broker.transport.sockets` sets them. Here the kernel of this machine answers those probes itself, so the proxy
+#: resets.
 PARTITION_BREAKS_AFTER_S = 35.0
 
 

@@ -15,13 +15,13 @@ from itertools import count
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from broker import toml
-from broker.sockets import split_tcp
+from broker.process import toml
+from broker.wire.addresses import split_tcp
 from ops.links import region
 from ops.links.control import SOCKET_NAME
 from ops.links.region import TO_REDIS
 from ops.links.wiring import Door, Wire, Wiring
-from ops.processes import ProcessSpec
+from ops.processes.child_process import ProcessSpec
 
 #: Of the process that carries all links.
 PROCESS_NAME = "links"

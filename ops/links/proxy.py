@@ -8,7 +8,7 @@ import socket
 from functools import partial
 from types import TracebackType
 
-from broker.errors import Unavailable
+from broker.wire.errors import Unavailable
 from ops.links.carrier import SOCKET_BUFFER_BYTES, Carrier
 from ops.links.link import Link
 from ops.links.wiring import Wiring

@@ -1,4 +1,4 @@
-"""The region file of ``up --link``: which client's link is like what, and what happens to it when. Pure.
+"""The region file of ``up --link``: conditions of links, and events that change them. Pure.
 
 ::
 
@@ -32,9 +32,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from broker import toml
-from broker.errors import ConfigError
-from broker.settings import nearest
+from broker.process import toml
+from broker.process.settings import nearest
+from broker.wire.errors import ConfigError
 from ops.links.condition import FAULTLESS, LinkCondition
 from ops.links.link import LinkEvent, LinkPlan
 

@@ -1,4 +1,4 @@
-"""The wiring of a run: which links there are, where they are entered and where they lead. Pure.
+"""The wiring of a run: its links, with the two ends of each. Pure.
 
 ``up`` writes it as JSON, the links process reads it; a restarted one reads it again, and listens on the same ports.
 """
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from broker.errors import ConfigError
+from broker.wire.errors import ConfigError
 from ops.links.condition import LinkCondition
 from ops.links.link import LinkEvent, LinkPlan
 

@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from broker.errors import ConfigError
-from broker.messages import Codec
+from broker.wire.errors import ConfigError
+from broker.wire.messages import Codec
 from ops.planning.fleet import Fleet, interval_s, limits_to_raise, load_of, merging_per_cycle_s, share_gbps
 from ops.planning.links import Assume, Mode, journey_s, other_than_waiting, required
 

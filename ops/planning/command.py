@@ -13,11 +13,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from broker import toml
-from broker.errors import ConfigError
-from broker.messages import Codec
-from broker.settings import nearest, refuse_unknown
-from broker.values import whole_number
+from broker.process import toml
+from broker.process.settings import nearest, refuse_unknown
+from broker.process.values import whole_number
+from broker.wire.errors import ConfigError
+from broker.wire.messages import Codec
 from ops.planning.bandwidth_table import recompute
 from ops.planning.expectation import with_goodput
 from ops.planning.fleet import MOST, Fleet, Site, check_overlap, check_site

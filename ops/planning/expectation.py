@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from dataclasses import replace
 
-from broker.errors import ConfigError
+from broker.wire.errors import ConfigError
 from ops.goodput import fleet as chips
 from ops.goodput.caveats import assumed
 from ops.goodput.estimate import ESTIMATE_EVENTS, expected_goodput

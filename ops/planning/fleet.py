@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from aggregator.config import AggregatorConfig
-from aggregator.fitting import least_held_bytes, least_message_bytes
-from broker.directory import MAX_SHARDS
-from broker.errors import ConfigError
-from broker.fragments import TensorSpec, shard_of
-from broker.messages import Codec
+from aggregator.state.model_limits import least_held_bytes, least_message_bytes
+from broker.routing.directory import MAX_SHARDS
+from broker.wire.errors import ConfigError
+from broker.wire.fragments import TensorSpec, shard_of
+from broker.wire.messages import Codec
 from ops.planning.footprint import Payload, cut, wire_of
 from ops.planning.links import Assume, Load, Mode, required
 

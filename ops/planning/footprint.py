@@ -1,7 +1,7 @@
 """Bytes on the wire and in memory, from the shapes of a model and the settings of a run. Pure.
 
 The wire. A round moves one fragment: up from each island as a contribution in ``codec``, down to each island as a
-version in ``version_codec``. Besides the tensors (:func:`broker.lengths.encoded_bytes`, exact) there are headers:
+version in ``version_codec``. Besides the tensors (:func:`broker.wire.lengths.encoded_bytes`, exact) there are headers:
 270 bytes a message, 75 a tensor, and in a version 200 for each island in it, as measured by
 ``benchmarks/wire_bytes.py``. Heartbeats and announcements are not in it: a few kB/s for each island.
 
@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from broker.fragments import FragmentManifest, Kind, TensorSpec, partition
-from broker.lengths import encoded_bytes
-from broker.messages import Codec
+from broker.wire.fragments import FragmentManifest, Kind, TensorSpec, partition
+from broker.wire.lengths import encoded_bytes
+from broker.wire.messages import Codec
 
 MESSAGE_HEADER_BYTES = 270
 TENSOR_HEADER_BYTES = 75
@@ -84,7 +84,7 @@ def version_bytes(tensors: Sequence[int], codec: Codec, islands: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Wire:
+class MessageBytes:
     """What one island sends and receives.
 
     Attributes:
@@ -130,14 +130,14 @@ class Wire:
         """Mean of a round, down."""
         return self.cycle_down_bytes / self.rounds
 
-    def of(self, fragments: Sequence[int]) -> Wire:
+    def of(self, fragments: Sequence[int]) -> MessageBytes:
         """Returns what some of the fragments are of it."""
-        return Wire(tuple(self.ups[p] for p in fragments), tuple(self.downs[p] for p in fragments))
+        return MessageBytes(tuple(self.ups[p] for p in fragments), tuple(self.downs[p] for p in fragments))
 
 
-def wire_of(payload: Payload, *, codec: Codec, version_codec: Codec, islands: int) -> Wire:
+def wire_of(payload: Payload, *, codec: Codec, version_codec: Codec, islands: int) -> MessageBytes:
     """Returns what each of so many islands sends and receives, all of them being in every version."""
-    return Wire(
+    return MessageBytes(
         ups=tuple(contribution_bytes(fragment, codec) for fragment in payload.fragments),
         downs=tuple(version_bytes(fragment, version_codec, islands) for fragment in payload.fragments),
     )
@@ -154,7 +154,9 @@ class Memory:
     bound: float | None
 
 
-def aggregator_memory(payload: Payload, wire: Wire, *, islands: int, open_shares: Sequence[float] = ()) -> Memory:
+def aggregator_memory(
+    payload: Payload, wire: MessageBytes, *, islands: int, open_shares: Sequence[float] = ()
+) -> Memory:
     """Returns the memory of an aggregator.
 
     Expected: parameters and momentum (2 models), the pending state of a fragment and its merged vector (3 fragments),
@@ -176,7 +178,7 @@ def aggregator_memory(payload: Payload, wire: Wire, *, islands: int, open_shares
     )
 
 
-def broker_memory(payload: Payload, wire: Wire, *, islands: int, open_shares: Sequence[float] = ()) -> Memory:
+def broker_memory(payload: Payload, wire: MessageBytes, *, islands: int, open_shares: Sequence[float] = ()) -> Memory:
     """Returns the memory of the broker; arguments as for :func:`aggregator_memory`, of all fragments.
 
     Expected: the newest version of each fragment (1 model) and the contributions that pass. Sixteen islands of 100 M
@@ -191,7 +193,7 @@ def broker_memory(payload: Payload, wire: Wire, *, islands: int, open_shares: Se
     )
 
 
-def island_host_memory(payload: Payload, wire: Wire, *, open_shares: Sequence[float] = ()) -> Memory:
+def island_host_memory(payload: Payload, wire: MessageBytes, *, open_shares: Sequence[float] = ()) -> Memory:
     """Returns what taking part costs an island's host, beside its trainer.
 
     Expected: the reference value (1 model in f32), and for each round that is open a copy of the fragment, its encoded

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from statistics import fmean
 
-from broker.errors import ConfigError
+from broker.wire.errors import ConfigError
 from ops.planning.arrival import Arrival, arrival
 from ops.planning.fleet import (
     GIVE_ACCELERATORS,

@@ -29,9 +29,9 @@ from enum import StrEnum
 
 import numpy as np
 
-from broker.errors import ConfigError
-from broker.messages import Codec
-from ops.planning.footprint import Wire
+from broker.wire.errors import ConfigError
+from broker.wire.messages import Codec
+from ops.planning.footprint import MessageBytes
 from ops.planning.utilisation import Float64Array, Traffic, closed_form, required_gbps, required_on_grid, spread
 
 PAPER_GRID: Float64Array = np.logspace(-1, 3, 200)
@@ -79,7 +79,7 @@ class Load:
     parameters: int
     sites: int
     step_s: float
-    wire: Wire
+    wire: MessageBytes
     codec: Codec
     sync_interval_steps: int
     overlap_steps: int
@@ -230,7 +230,7 @@ def _required_decoupled(load: Load) -> Need:
     return Need(up_gbps=up, down_gbps=down, exact_gbps=max(up, down))
 
 
-def _in_time(wire: Wire, within_s: float, up_gbps: float, down_gbps: float) -> tuple[float, float]:
+def _in_time(wire: MessageBytes, within_s: float, up_gbps: float, down_gbps: float) -> tuple[float, float]:
     """Returns rates of at least these at which the largest fragment goes up and comes down in time.
 
     Where one direction is wide enough for both at its rate, the other one gets the time that is left. Else they are

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from broker.directory import MAX_SHARDS
+from broker.routing.directory import MAX_SHARDS
 from ops.planning.fleet import (
     Fleet,
     interval_s,

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from broker.errors import ConfigError
-from broker.fragments import shard_of
+from broker.wire.errors import ConfigError
+from broker.wire.fragments import shard_of
 from ops.planning.choosing import Choice, at_least, choose
 from ops.planning.fleet import (
     GIVE_ACCELERATORS,
@@ -26,8 +26,8 @@ from ops.planning.fleet import (
 )
 from ops.planning.footprint import (
     Memory,
+    MessageBytes,
     Payload,
-    Wire,
     aggregator_memory,
     broker_memory,
     island_host_memory,
@@ -139,7 +139,7 @@ def memory_of(fleet: Fleet, chosen: Forecast) -> dict[str, Memory]:
     return hosts | {"island_accelerators": trainer}
 
 
-def _fullest_shard(fleet: Fleet, payload: Payload, wire: Wire, open_shares: Sequence[float]) -> Memory:
+def _fullest_shard(fleet: Fleet, payload: Payload, wire: MessageBytes, open_shares: Sequence[float]) -> Memory:
     """Returns the memory of the aggregator, of several of the one that needs most: fragments are unequal."""
     of_shards: dict[int, list[int]] = {}
     for p in range(len(payload)):

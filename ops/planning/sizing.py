@@ -17,13 +17,13 @@ import ml_dtypes
 import numpy as np
 
 from aggregator.config import AggregatorConfig
-from broker import settings
 from broker.config import BrokerConfig
-from broker.errors import ConfigError
-from broker.fragments import Kind, TensorSpec
-from broker.values import whole_number
+from broker.process import settings
+from broker.process.values import whole_number
+from broker.wire.errors import ConfigError
+from broker.wire.fragments import Kind, TensorSpec
+from islands.arrays.partition import tensor_specs
 from islands.config import IslandConfig
-from islands.partition import tensor_specs
 
 _MOST_HEADER_BYTES = 100 << 20  # as the format's own readers have it
 
@@ -119,7 +119,7 @@ class _Leaf:
 
 
 def parse_parameters(text: str) -> Model:
-    """Returns a model of so many parameters: 5e9, 5B, 125M, 1_000_000 (:func:`broker.values.whole_number`).
+    """Returns a model of so many parameters: 5e9, 5B, 125M, 1_000_000 (:func:`broker.process.values.whole_number`).
 
     Raises:
         ConfigError: It is no such number.
@@ -215,7 +215,7 @@ def _with_tensors(tensors: tuple[TensorSpec, ...], source: str, **defaults: Any)
 
 def _of_run(path: Path) -> Model:
     """The configuration of a run: its task is asked for initial parameters, of which only the shapes are kept."""
-    from islands.task import load_task
+    from islands.tasks.task import load_task
 
     tables = settings.read_file(path)
     aggregator = settings.load(AggregatorConfig, _Config(path), "aggregator", environment={})  # type: ignore[arg-type]

@@ -1,7 +1,7 @@
 """The process of an aggregator that leads: the driver of :class:`aggregator.core.Aggregator` in virtual time.
 
-It mirrors :mod:`aggregator.leader` action by action; where that uses sockets, a merging thread and a disk, this one
-schedules the completion after a drawn delay. What is merged is plugged in (:mod:`ops.virtual.work`).
+It mirrors :mod:`aggregator.process.leader` action by action; where that uses sockets, a merging thread and a disk, this
+one schedules the completion after a drawn delay. What is merged is plugged in (:mod:`ops.virtual.work`).
 """
 
 from __future__ import annotations
@@ -10,15 +10,14 @@ import math
 import random
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Any
 
 import msgpack
 
 from aggregator import events as agg
 from aggregator.core import Aggregator
-from aggregator.records import commit_to_map
-from aggregator.replication import Replication
-from aggregator.replication_events import (
+from aggregator.standby.replication import Replication
+from aggregator.standby.replication_events import (
     Deliver,
     Deposed,
     GiveUp,
@@ -31,24 +30,23 @@ from aggregator.replication_events import (
     ReplicationAction,
     ReplicationEvent,
 )
-from broker import messages as m
+from aggregator.state.records import commit_to_map
+from broker.wire import messages as m
 from ops.virtual.crash_points import Point
 from ops.virtual.queue import Alarm
-
-if TYPE_CHECKING:
-    from ops.virtual.failover import Station
-    from ops.virtual.simulation import Simulation
+from ops.virtual.world import World
 
 
 class SimAggregator:
     """One process that leads: the driver of :class:`aggregator.core.Aggregator` in virtual time.
 
-    With an epoch of the lease, :class:`aggregator.replication.Replication` stands between the disk and the core.
+    With an epoch of the lease, :class:`aggregator.standby.replication.Replication` stands between the disk and the
+    core.
     """
 
     sender = m.AGGREGATOR
 
-    def __init__(self, simulation: Simulation, station: Station, life: int, epoch: int | None) -> None:
+    def __init__(self, simulation: World, station: Any, life: int, epoch: int | None) -> None:
         self.simulation, self.station, self.disk, self.life = simulation, station, station.disk, life
         self.name, self.address = station.name, f"{station.name}/{life}"
         self.clock = simulation.clock(self.name)
@@ -78,7 +76,7 @@ class SimAggregator:
                 now_s=now_s,
             )
         self.record: agg.SaveRun | None = None  # the newest asked for
-        self.ways: dict[str, int] = {}  # by which broker each standby was heard last
+        self.routes: dict[str, int] = {}  # by which broker each standby was heard last
         self.work = simulation.works.aggregator()
         if disk.manifest is not None:
             self.work.manifested(disk.manifest)
@@ -86,7 +84,7 @@ class SimAggregator:
         self.computed: dict[int, str] = {}  # digest last computed, per fragment
         self.orders = 0
         self.saved_serial = 0
-        self.renewals, self.confirmed = 0, False  # of the lease, as broker.lease.LeaseKey counts them
+        self.renewals, self.confirmed = 0, False  # of the lease, as aggregator.process.lease.LeaseKey counts them
         self.sequence = 0
         self.deadline_s: float | None = None  # of the core, after its last event
         self.alarm = Alarm(simulation.queue, lambda: self.handle(agg.Tick()), self.clock.true_s)
@@ -176,7 +174,7 @@ class SimAggregator:
         self.alarm.arm(deadline_s if self.alive else None)
 
     def replicate(self, actions: list[ReplicationAction]) -> None:
-        """Carries out what stands between the disk and the core, as :mod:`aggregator.leader` does."""
+        """Carries out what stands between the disk and the core, as :mod:`aggregator.process.leader` does."""
         assert self.replication is not None
         shard, epoch, lease = self.station.config.shard, self.replication.epoch, self.station.lease
         for action in actions:
@@ -184,11 +182,11 @@ class SimAggregator:
                 return
             match action:
                 case Replicate(to=to, commit=commit):
-                    self.send(m.standing_by(to), _replica(commit, shard, epoch), self.ways.get(to))
+                    self.send(m.standing_by(to), _replica(commit, shard, epoch), self.routes.get(to))
                 case ReplicateRun(to=to):
                     if self.record is not None:
                         message = _replica_run(self.record, shard, epoch)
-                        self.send(m.standing_by(to), message, self.ways.get(to))
+                        self.send(m.standing_by(to), message, self.routes.get(to))
                 case Renew(in_sync=in_sync):
                     self.renewals += 1
                     lease.call(
@@ -285,7 +283,7 @@ class SimAggregator:
 
 
 def _replica(commit: agg.Commit, shard: int, epoch: int) -> m.Replica:
-    """As :func:`aggregator.replicas.replica_of`, with a name instead of arrays."""
+    """As :func:`aggregator.standby.replicas.replica_of`, with a name instead of arrays."""
     return m.Replica(
         shard=shard,
         epoch=epoch,
@@ -299,5 +297,5 @@ def _replica(commit: agg.Commit, shard: int, epoch: int) -> m.Replica:
 
 
 def _replica_run(action: agg.SaveRun, shard: int, epoch: int) -> m.ReplicaRun:
-    """As :func:`aggregator.replicas.run_message`."""
+    """As :func:`aggregator.standby.replicas.run_message`."""
     return m.ReplicaRun(shard=shard, epoch=epoch, serial=action.serial, record=msgpack.packb(dict(action.record)))

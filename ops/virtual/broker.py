@@ -1,4 +1,4 @@
-"""A broker's process in a simulated run: the driver of :class:`broker.relay.Relay` in virtual time.
+"""A broker's process in a simulated run: the driver of :class:`broker.routing.relay.Relay` in virtual time.
 
 It mirrors :mod:`broker.server` action by action, with the links of the simulation for sockets.
 """
@@ -6,11 +6,8 @@ It mirrors :mod:`broker.server` action by action, with the links of the simulati
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from broker import messages as m
-from broker.identity import Identity, KeyRole
-from broker.relay import (
+from broker.routing.relay import (
     AllowListChanged,
     Note,
     Observe,
@@ -22,16 +19,16 @@ from broker.relay import (
     Send,
     Tick,
 )
+from broker.wire import messages as m
+from broker.wire.identity import Identity, KeyRole
 from ops.virtual.queue import Alarm
-
-if TYPE_CHECKING:
-    from ops.virtual.simulation import Simulation
+from ops.virtual.world import World
 
 
 class SimBroker:
-    """One process of a broker: the driver of :class:`broker.relay.Relay` in virtual time."""
+    """One process of a broker: the driver of :class:`broker.routing.relay.Relay` in virtual time."""
 
-    def __init__(self, simulation: Simulation, place: int) -> None:
+    def __init__(self, simulation: World, place: int) -> None:
         self.simulation, self.place = simulation, place
         self.name = f"broker-{place}"
         self.clock = simulation.clock(self.name)

@@ -1,34 +1,32 @@
 """Aggregators that stand by, and the Redis that holds their lease, in virtual time.
 
 A :class:`Station` is one aggregator's disk with the process that runs on it: a :class:`SimCandidate` while it stands
-by, a :class:`~ops.virtual.aggregator.SimAggregator` while it leads. The scripts of :mod:`broker.lease` are here again,
-in Python; the real ones are tested on a real server.
+by, a :class:`~ops.virtual.aggregator.SimAggregator` while it leads. The scripts of :mod:`aggregator.process.lease` are
+here again, in Python; the real ones are tested on a real server.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from enum import StrEnum
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgpack
 
-from aggregator import candidate_events as cand
-from aggregator.candidate import Candidate, Holding
-from aggregator.founding import Founding, foundings_of
-from aggregator.records import commit_from_map
-from broker import messages as m
-from broker.records import LeaseView
+from aggregator.standby import candidate_events as cand
+from aggregator.standby.candidate import Candidate, Holding
+from aggregator.state.founding import Founding, foundings_of
+from aggregator.state.records import commit_from_map
+from broker.wire import messages as m
+from broker.wire.records import LeaseView
 from ops.virtual.aggregator import SimAggregator
 from ops.virtual.crash_points import Point
 from ops.virtual.partitions import REDIS
+from ops.virtual.plan import AggregatorTrouble, RedisTrouble, StationTrouble
 from ops.virtual.queue import Alarm
-
-if TYPE_CHECKING:
-    from ops.virtual.simulation import Disk, Simulation
+from ops.virtual.world import Disk, World
 
 #: How long a caller waits for a Redis that does not answer.
 NO_ANSWER_S = 0.5
@@ -38,41 +36,10 @@ LATE_CALLS = 0.02
 LOST_ANSWERS = 0.02
 
 
-class StationTrouble(StrEnum):
-    """What may happen to one aggregator of several."""
-
-    CRASH = "crash"  # its process dies; the next one finds the disk as it was left
-    FREEZE = "freeze"  # its process stops, and goes on later as if nothing had been
-    NO_REDIS = "no_redis"  # Redis does not answer this process
-
-
-class RedisTrouble(StrEnum):
-    """What may happen to Redis."""
-
-    DOWN = "down"  # it does not answer, and has what it had afterwards
-    WIPED = "wiped"  # it does not answer, and is empty afterwards
-    POWER = "power"  # nor does anything else run: aggregators have their disks afterwards, brokers and Redis nothing
-    OLD = "old"  # it does not answer, and has what it had when the run was half as old
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trouble:
-    """One of these, of one station or of Redis, from when and for how long."""
-
-    kind: StationTrouble | RedisTrouble
-    at_s: float
-    for_s: float
-    station: int = 0
-
-    def lasts(self, now_s: float) -> bool:
-        """Whether it is on."""
-        return self.at_s <= now_s < self.at_s + self.for_s
-
-
 class SimLease:
     """Redis, as far as leading one shard goes."""
 
-    def __init__(self, simulation: Simulation, shard: int) -> None:
+    def __init__(self, simulation: World, shard: int) -> None:
         self._simulation = simulation
         suffix = f"/{shard}" if shard else ""
         self._rng = random.Random(f"{simulation.plan.seed}/redis{suffix}")
@@ -114,11 +81,11 @@ class SimLease:
         queue.after(there_s, do)
 
     def read(self) -> LeaseView:
-        """As :meth:`broker.lease.LeaseKey.read`."""
+        """As :meth:`aggregator.process.lease.LeaseKey.read`."""
         return replace(self.held, age_s=self._clock.now_s - self._renewed_at_s)
 
     def take(self, name: str, expected_epoch: int, epoch: int, store_epoch: int, lease_s: float) -> bool:
-        """As the script of :meth:`broker.lease.LeaseKey.take`."""
+        """As the script of :meth:`aggregator.process.lease.LeaseKey.take`."""
         held = self.read()
         lease = LeaseView(holder=name, epoch=epoch, in_sync=frozenset({name}))
         if held.holder:
@@ -136,7 +103,7 @@ class SimLease:
     def renew(
         self, name: str, epoch: int, in_sync: tuple[str, ...], number: int, *, confirmed: bool
     ) -> tuple[bool, str, int]:
-        """As the script of :meth:`broker.lease.LeaseKey.renew`."""
+        """As the script of :meth:`aggregator.process.lease.LeaseKey.renew`."""
         held = self.held
         granted = confirmed and (not held.holder or held.epoch < epoch)
         if (held.holder, held.epoch) == (name, epoch):
@@ -147,13 +114,13 @@ class SimLease:
         return granted, self.held.holder, self.held.epoch
 
     def give_up(self, name: str, epoch: int, to: str) -> None:
-        """As the script of :meth:`broker.lease.LeaseKey.give_up`."""
+        """As the script of :meth:`aggregator.process.lease.LeaseKey.give_up`."""
         if (self.held.holder, self.held.epoch) == (name, epoch):
             self._set(LeaseView(holder=to, epoch=epoch, in_sync=frozenset({to})))
             self._renewed_at_s = -1e9
 
     def end(self, name: str, epoch: int) -> None:
-        """As the script of :meth:`broker.lease.LeaseKey.end`."""
+        """As the script of :meth:`aggregator.process.lease.LeaseKey.end`."""
         if (self.held.holder, self.held.epoch) == (name, epoch):
             self.held = replace(self.held, ended=True)
 
@@ -161,7 +128,7 @@ class SimLease:
         self.held, self._renewed_at_s, self._renewal = lease, self._clock.now_s, renewal
         self._history.append((self._simulation.queue.now_s, lease, self._renewed_at_s, renewal))
 
-    def _come_back(self, trouble: Trouble) -> None:
+    def _come_back(self, trouble: AggregatorTrouble) -> None:
         """With nothing, or with what was there earlier."""
         self.held, self._renewed_at_s, self._renewal = LeaseView(), 0.0, 0
         if trouble.kind is RedisTrouble.OLD:
@@ -169,7 +136,7 @@ class SimLease:
                 if at_s <= trouble.at_s / 2:
                     self.held, self._renewed_at_s, self._renewal = held, renewed_at_s, renewal
 
-    def _cuts(self, trouble: Trouble, station: int) -> bool:
+    def _cuts(self, trouble: AggregatorTrouble, station: int) -> bool:
         return trouble.kind is StationTrouble.NO_REDIS and trouble.station == station
 
 
@@ -194,7 +161,7 @@ class Station:
         process: None while it is down.
     """
 
-    def __init__(self, simulation: Simulation, number: int, disk: Disk) -> None:
+    def __init__(self, simulation: World, number: int, disk: Disk) -> None:
         self.simulation, self.number, self.disk = simulation, number, disk
         shard, place = divmod(number, 1 + simulation.plan.standbys)
         self.config = replace(simulation.plan.config, shard=shard)
@@ -208,7 +175,8 @@ class Station:
     @property
     def lease(self) -> SimLease:
         """Of its shard."""
-        return self.simulation.leases[self.config.shard]
+        lease: SimLease = self.simulation.leases[self.config.shard]
+        return lease
 
     def start(self) -> None:
         """Starts a process: one that stands by, where there are others."""
@@ -255,9 +223,9 @@ class Station:
 
 
 class SimCandidate:
-    """One process that stands by: the driver of :class:`aggregator.candidate.Candidate` in virtual time."""
+    """One process that stands by: the driver of :class:`aggregator.standby.candidate.Candidate` in virtual time."""
 
-    def __init__(self, simulation: Simulation, station: Station, life: int) -> None:
+    def __init__(self, simulation: World, station: Station, life: int) -> None:
         self.simulation, self.station = simulation, station
         self.name, self.address = station.name, f"{station.name}/{life}"
         self.clock = simulation.clock(self.name)
@@ -310,7 +278,7 @@ class SimCandidate:
                     config = self.simulation.plan.config
                     take = self.station.lease.take
                     operation = partial(take, self.station.name, expected_epoch, epoch, store_epoch, config.lease_s)
-                    self.ask(operation, lambda granted: cand.Taken(granted=granted))
+                    self.ask(operation, lambda granted: cand.LeaseTaken(granted=granted))
                 case cand.Keep(message=message):
                     now_s = self.simulation.queue.now_s
                     delay_s = self.rng.uniform(*self.simulation.plan.persist_s)

@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING
 
 from aggregator.core import Aggregator
 from aggregator.events import Commit, Merge, Publish
-from broker.fragments import shard_of
-from broker.messages import Merged, Phase
-from broker.ranges import IntervalSet
-from islands.events import Fail
-from islands.fragment import Stage
-from islands.shares import Taken
+from broker.wire.fragments import shard_of
+from broker.wire.messages import Merged, Phase
+from broker.wire.ranges import IntervalSet
+from islands.protocol.data_shares import TrainedBatch
+from islands.protocol.events import Fail
+from islands.protocol.fragment import Stage
 from ops.virtual.work import SEED_NORM, Claim
+from ops.virtual.world import World
 
 if TYPE_CHECKING:
-    from aggregator.run import Run
+    from aggregator.state.run import Run
     from ops.virtual.aggregator import SimAggregator
     from ops.virtual.failover import Station
     from ops.virtual.island import SimIsland
-    from ops.virtual.simulation import Simulation
 
 
 #: Troubles after which Redis knows less than it did.
@@ -82,7 +82,7 @@ class Invariants:
         self._trained_tokens: dict[tuple[str, int], int] = {}
         self._ends: dict[int, _End] = {}  # by shard
 
-    def trained(self, taken: Taken) -> None:
+    def trained(self, taken: TrainedBatch) -> None:
         """An island has trained a batch: in each share the next one, or one that was trained before by somebody."""
         known = self._trained.setdefault(taken.share, IntervalSet())
         if taken.batch > known.end:
@@ -261,12 +261,12 @@ class Invariants:
 
     # --- at the end -------------------------------------------------------------------------------------------
 
-    def at_end(self, simulation: Simulation) -> None:
+    def at_end(self, simulation: World) -> None:
         """What must hold when a run has ended and everybody is calm."""
         for leader in simulation.leaders.values():
             self._at_end(simulation, leader.core)
 
-    def _at_end(self, simulation: Simulation, core: Aggregator) -> None:
+    def _at_end(self, simulation: World, core: Aggregator) -> None:
         require(core.run.manifest is not None, 6, "nobody ever joined")
         # A flush may run out of patience where the pool for contributions is smaller than one round needs.
         gave_up = any(name == "run.flush_incomplete" for _, _, name, _ in simulation.trace)

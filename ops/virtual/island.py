@@ -1,7 +1,7 @@
-"""An island's process in a simulated run: the driver of :class:`islands.core.Island` in virtual time.
+"""An island's process in a simulated run: the driver of :class:`islands.protocol.core.Island` in virtual time.
 
-It mirrors :mod:`islands.session` action by action; where that uses sockets and a training thread, this one schedules
-the completion after a drawn delay. What is trained is plugged in (:mod:`ops.virtual.work`).
+It mirrors :mod:`islands.session.session` action by action; where that uses sockets and a training thread, this one
+schedules the completion after a drawn delay. What is trained is plugged in (:mod:`ops.virtual.work`).
 """
 
 from __future__ import annotations
@@ -9,28 +9,25 @@ from __future__ import annotations
 import math
 import random
 from functools import partial
-from typing import TYPE_CHECKING
 
-from broker import messages as m
-from islands import core as isl
-from islands import events as ie
-from islands.paused import Paused
-from islands.shares import DataShare, Taken
-from ops.chaos.manners import Rogue
+from broker.wire import messages as m
+from islands.protocol import core as isl
+from islands.protocol import events as ie
+from islands.protocol.data_shares import DataShare, TrainedBatch
+from islands.protocol.paused import Paused
+from ops.chaos.misbehavior import Rogue
+from ops.virtual.plan import IslandPlan
 from ops.virtual.queue import Alarm
-
-if TYPE_CHECKING:
-    from ops.virtual.plan import IslandPlan
-    from ops.virtual.simulation import Simulation
+from ops.virtual.world import World
 
 #: How often a process tries to connect to a broker that does not answer.
 CONNECT_AGAIN_S = 0.3
 
 
 class SimIsland:
-    """One process of an island: the driver of :class:`islands.core.Island` in virtual time."""
+    """One process of an island: the driver of :class:`islands.protocol.core.Island` in virtual time."""
 
-    def __init__(self, simulation: Simulation, plan: IslandPlan, life: int, paused: Paused | None = None) -> None:
+    def __init__(self, simulation: World, plan: IslandPlan, life: int, paused: Paused | None = None) -> None:
         self.simulation, self.plan, self.life = simulation, plan, life
         self.name, self.address = plan.island_id, f"{plan.island_id}/{life}"
         self.clock = simulation.clock(self.name)
@@ -41,14 +38,14 @@ class SimIsland:
         self.step = self.tokens = self.start_step = 0
         self.ready: list[int] = []
         self.recovering = self.fresh_optimizer = False
-        self.held: list[int] = []  # of a recovery, until every fragment is there: as in islands.offers
+        self.held: list[int] = []  # of a recovery, until every fragment is there: as in islands.session.exchange
         self.copies: dict[int, int] = {}
         self.watched: frozenset[int] = frozenset()
         self.training = self.searching = False
         self.stepped_at_s = math.inf  # when its first step ended
         self.data: DataShare
         self.shares: tuple[m.Share, ...] = ()
-        self.trained: list[tuple[int, Taken]] = []  # since the last boundary
+        self.trained: list[tuple[int, TrainedBatch]] = []  # since the last boundary
         self.gift_wanted = False  # another island needs a copy of the optimizer's state
         self.rng = random.Random(f"{simulation.plan.seed}/{self.address}")
         self.rogue = None

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
 
 from aggregator import events as agg
-from aggregator.replication_events import Followed, Outranked
-from broker import messages as m
-from broker.hearing import Carried
-from broker.relay import Received as RelayReceived
-from broker.relay import Send as RelaySend
-from broker.relay import Unreachable
-from broker.tensors import payload_bytes
-from islands import events as ie
-from islands.donation import PART_BYTES
+from aggregator.standby.replication_events import Followed, Outranked
+from broker.routing.deafness import Carried
+from broker.routing.relay import Received as RelayReceived
+from broker.routing.relay import Send as RelaySend
+from broker.routing.relay import Unreachable
+from broker.wire import messages as m
+from broker.wire.tensors import payload_bytes
+from islands.protocol import events as ie
+from islands.protocol.donation import PART_BYTES
 from ops.virtual.aggregator import SimAggregator
 from ops.virtual.broker import SimBroker
 from ops.virtual.crash_points import Point
@@ -22,9 +21,7 @@ from ops.virtual.failover import SimCandidate
 from ops.virtual.island import SimIsland
 from ops.virtual.partitions import Way
 from ops.virtual.queue import LinkModel, Sender
-
-if TYPE_CHECKING:
-    from ops.virtual.simulation import Simulation
+from ops.virtual.world import World
 
 Process = SimIsland | SimAggregator | SimCandidate
 
@@ -37,7 +34,7 @@ def _line_of(process: Process, channel: m.Channel) -> str:
 class Network:
     """Every link of a simulated run: :meth:`to_broker` and :meth:`from_broker` carry what is said."""
 
-    def __init__(self, simulation: Simulation) -> None:
+    def __init__(self, simulation: World) -> None:
         self._simulation = simulation
         self._plan = simulation.plan
         self._queue = simulation.queue
@@ -123,7 +120,7 @@ class Network:
             process.replication.reached(process.clock.now_s)
         if isinstance(message, m.Follow):
             name = envelope.sender.removeprefix(m.standing_by(""))
-            process.ways[name] = broker
+            process.routes[name] = broker
             process.handle(Followed(name=name, follow=message))
             return
         if isinstance(message, m.Refused):

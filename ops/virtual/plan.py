@@ -6,11 +6,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from aggregator.config import AggregatorConfig
-from broker.fragments import Kind, TensorSpec
-from ops.chaos.manners import Manner
+from broker.wire.fragments import Kind, TensorSpec
+from ops.chaos.misbehavior import Manner
 from ops.virtual.clocks import ClockTrouble
 from ops.virtual.crash_points import CrashPoint
-from ops.virtual.failover import Trouble as StationOrRedisTrouble
 from ops.virtual.partitions import Cut
 from ops.virtual.queue import LinkModel
 
@@ -86,6 +85,37 @@ class BrokerTrouble:
         return self.trouble is Trouble.CUT and self.broker == broker and self.at_s <= now_s < self.at_s + self.for_s
 
 
+class StationTrouble(StrEnum):
+    """What may happen to one aggregator of several."""
+
+    CRASH = "crash"  # its process dies; the next one finds the disk as it was left
+    FREEZE = "freeze"  # its process stops, and goes on later as if nothing had been
+    NO_REDIS = "no_redis"  # Redis does not answer this process
+
+
+class RedisTrouble(StrEnum):
+    """What may happen to Redis."""
+
+    DOWN = "down"  # it does not answer, and has what it had afterwards
+    WIPED = "wiped"  # it does not answer, and is empty afterwards
+    POWER = "power"  # nor does anything else run: aggregators have their disks afterwards, brokers and Redis nothing
+    OLD = "old"  # it does not answer, and has what it had when the run was half as old
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AggregatorTrouble:
+    """One of these, of one station or of Redis, from when and for how long."""
+
+    kind: StationTrouble | RedisTrouble
+    at_s: float
+    for_s: float
+    station: int = 0
+
+    def lasts(self, now_s: float) -> bool:
+        """Whether it is on."""
+        return self.at_s <= now_s < self.at_s + self.for_s
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulationPlan:
     """Everything that determines a simulated run, with its seed."""
@@ -104,7 +134,7 @@ class SimulationPlan:
     broker_crashes_at_s: tuple[float, ...] = ()  # of the first one
     broker_troubles: tuple[BrokerTrouble, ...] = ()
     standbys: int = 0  # aggregators besides the first of each shard; with them the config has ``failover``
-    troubles: tuple[StationOrRedisTrouble, ...] = ()
+    troubles: tuple[AggregatorTrouble, ...] = ()
     cuts: tuple[Cut, ...] = ()  # of single links, by direction
     clocks: tuple[ClockTrouble, ...] = ()
     crash_points: tuple[CrashPoint, ...] = ()

@@ -12,27 +12,26 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from aggregator import events as agg
-from aggregator.recovery import renumbered
-from broker import messages as m
-from broker.fragments import FragmentManifest
-from islands import events as ie
-from islands.paused import Paused
+from aggregator.rounds.recovery import renumbered
+from broker.wire import messages as m
+from islands.protocol import events as ie
+from islands.protocol.paused import Paused
 from ops.virtual.aggregator import SimAggregator
 from ops.virtual.broker import SimBroker
 from ops.virtual.clocks import Clock
 from ops.virtual.crash_points import Passages, Point
-from ops.virtual.failover import RedisTrouble, SimLease, Station, StationTrouble
+from ops.virtual.failover import SimLease, Station
 from ops.virtual.invariants import Invariants
 from ops.virtual.island import SimIsland
 from ops.virtual.network import Network, Process
-from ops.virtual.plan import IslandPlan, SimulationPlan, Trouble
+from ops.virtual.plan import IslandPlan, RedisTrouble, SimulationPlan, StationTrouble, Trouble
 from ops.virtual.queue import EventQueue
 from ops.virtual.work import Counting, Works
+from ops.virtual.world import Disk, OnNote, World
 
 #: Before the number of a broker, in the names of those that may crash or have a clock.
 BROKER = "broker-"
@@ -40,20 +39,8 @@ BROKER = "broker-"
 #: As in :mod:`islands.loop`, for what a process that is told to end still hands over.
 PAUSE_WITHIN_S = 1.5
 
-#: (virtual time, process, name of the decision, fields).
-OnNote = Callable[[float, str, str, Mapping[str, Any]], None]
 
-
-@dataclass(slots=True)
-class Disk:
-    """What survives an aggregator's crash."""
-
-    record: dict[str, Any] | None = None
-    commits: dict[int, agg.Commit] = field(default_factory=dict)
-    manifest: FragmentManifest | None = None
-
-
-class Simulation:
+class Simulation(World):
     """One run of a :class:`SimulationPlan`.
 
     Args:
@@ -129,16 +116,6 @@ class Simulation:
                 case Trouble.CUT:
                     pass  # looked at by each message
 
-    @property
-    def aggregator(self) -> SimAggregator:
-        """Whoever led shard 0 last."""
-        return self.leaders[0]
-
-    @property
-    def disk(self) -> Disk:
-        """Of whoever led shard 0 last."""
-        return self.aggregator.disk
-
     def run(self, limit_s: float) -> bool:
         """Runs until every island has finished, at most ``limit_s`` of virtual time; returns whether it ended."""
         return self.queue.run_until(limit_s, self.ended)
@@ -152,14 +129,6 @@ class Simulation:
             return False
         live = [i for i in self.islands.values() if i.alive]
         return bool(live) and all(i.core.finished for i in live)
-
-    def clock(self, process: str) -> Clock:
-        """The clock that the processes of that name read."""
-        clock = self._clocks.get(process)
-        if clock is None:
-            wrong = tuple(each for each in self.plan.clocks if each.process == process)
-            clock = self._clocks[process] = Clock(self.queue, wrong)
-        return clock
 
     # --- faults -----------------------------------------------------------------------------------------------
 

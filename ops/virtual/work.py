@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from aggregator.events import Commit, Flaw, Inspection, Merge, Plant
-from broker.fragments import FragmentManifest, TensorSpec
-from broker.messages import Envelope, Payload, Reason, Version
-from broker.ranges import StepRange
-from islands.core import Island
-from islands.donation import PART_BYTES
-from islands.shares import DataShare
-from ops.chaos.manners import Payloads
+from broker.wire.fragments import FragmentManifest, TensorSpec
+from broker.wire.messages import Envelope, Payload, Reason, Version
+from broker.wire.ranges import StepRange
+from islands.protocol.core import Island
+from islands.protocol.data_shares import DataShare
+from islands.protocol.donation import PART_BYTES
+from ops.chaos.misbehavior import Payloads
 
 
 class IslandWork(Protocol):
@@ -232,11 +232,11 @@ class TamperedClaims:
     """Claims as a rogue would have them: what is wrong with them is what an inspection would find."""
 
     def spoilt(self, payload: Claim) -> Claim:
-        """See :class:`ops.chaos.manners.Payloads`."""
+        """See :class:`ops.chaos.misbehavior.Payloads`."""
         return _flawed(payload, Reason.NOT_FINITE)
 
     def scaled(self, payload: Claim, factor: float) -> Claim:
-        """See :class:`ops.chaos.manners.Payloads`."""
+        """See :class:`ops.chaos.misbehavior.Payloads`."""
         norm = payload.inspection.norm
         return replace(payload, inspection=Inspection(norm=None if norm is None else norm * factor))
 
@@ -245,7 +245,7 @@ class TamperedClaims:
         return self.spoilt(payload) if rng.random() < 0.5 else self.scaled(payload, 1e30)
 
     def misshapen(self, payload: Claim) -> Claim:
-        """See :class:`ops.chaos.manners.Payloads`."""
+        """See :class:`ops.chaos.misbehavior.Payloads`."""
         return _flawed(payload, Reason.WRONG_SHAPE)
 
 

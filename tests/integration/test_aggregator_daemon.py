@@ -14,19 +14,20 @@ import msgpack
 import numpy as np
 import pytest
 
+from aggregator.core import Aggregator
 from aggregator.events import Note
-from aggregator.store import Store
-from aggregator.tape import event_line, note_line, read_event, read_lines, read_start
-from broker import messages as m
-from broker import redis_server
-from broker.codec import encode
-from broker.errors import ConfigError, Unavailable
-from broker.fragments import Kind, TensorSpec
-from broker.headers import seal
-from broker.messages import PROTOCOL_VERSION, Channel, Codec, Envelope, Fate, Reason
-from broker.registry import Registry
-from broker.tensors import encode_tensor
-from ops.cluster import free_ports
+from aggregator.store.store import Store
+from aggregator.store.tape import event_line, note_line, read_event, read_lines, read_start
+from broker.registry.registry import Registry
+from broker.wire import messages as m
+from broker.wire.codec import encode
+from broker.wire.errors import ConfigError, Unavailable
+from broker.wire.fragments import Kind, TensorSpec
+from broker.wire.headers import seal
+from broker.wire.messages import PROTOCOL_VERSION, Channel, Codec, Envelope, Fate, Reason
+from broker.wire.tensors import encode_tensor
+from ops.processes import redis_server
+from ops.processes.cluster import free_ports
 from tests.aggregator_bench import (
     RUN,
     TOKENS_PER_STEP,
@@ -349,7 +350,7 @@ def test_the_tape_of_a_run_played_again_gives_the_same_decisions(tmp_path):
     for line in read_lines(tape):
         if "tape" in line:
             assert not expected, "the first life decided more than its tape says"
-            lives, core = lives + 1, read_start(line)
+            lives, core = lives + 1, Aggregator(**read_start(line))
             expected = [a for a in core.start(line["now_s"]) if isinstance(a, Note)]
         elif "event" in line:
             assert not expected, f"not on the tape: {expected}"

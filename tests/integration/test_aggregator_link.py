@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import zmq.asyncio
 
-from aggregator.link import Link, Outgoing
-from broker import messages as m
-from broker.codec import decode
-from broker.headers import DEFAULT_LIMITS
-from broker.tensors import encode_tensor
+from aggregator.process.broker_link import Link, Outgoing
+from broker.wire import messages as m
+from broker.wire.codec import decode
+from broker.wire.headers import DEFAULT_LIMITS
+from broker.wire.tensors import encode_tensor
 
 #: Below the 5 s that a bulk message waits for a broker that is away; all else here takes milliseconds.
 WITHIN_S = 4.5

@@ -12,20 +12,20 @@ import sys
 import numpy as np
 import pytest
 
-from aggregator import store_files
-from aggregator.commit_file import Damaged
 from aggregator.config import AggregatorConfig
 from aggregator.events import Commit
-from aggregator.loading import load_for
-from aggregator.outer import FragmentState
-from aggregator.records import manifest_from_rows, manifest_to_rows
-from aggregator.store import Store
-from aggregator.store_files import commit_path, read_name, read_newest, read_run, read_seed, versions
-from broker.errors import ConfigError, LocalProtocolError, Unavailable
-from broker.fragments import FragmentManifest, Kind, TensorSpec
-from broker.messages import Merged
-from broker.ranges import StepRange
-from broker.tensors import fragment_digest
+from aggregator.merge.outer_step import FragmentState
+from aggregator.state.records import manifest_from_rows, manifest_to_rows
+from aggregator.store import layout as store_files
+from aggregator.store.commit_file import Damaged
+from aggregator.store.layout import commit_path, read_name, read_newest, read_run, read_seed, versions
+from aggregator.store.loading import load_for
+from aggregator.store.store import Store
+from broker.wire.errors import ConfigError, LocalProtocolError, Unavailable
+from broker.wire.fragments import FragmentManifest, Kind, TensorSpec
+from broker.wire.messages import Merged
+from broker.wire.ranges import StepRange
+from broker.wire.tensors import fragment_digest
 
 LEDGER = {"island-0": {"1": {"merged": [[0, 24]], "wasted": {"stale": 7}}}}
 

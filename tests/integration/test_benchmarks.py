@@ -9,8 +9,8 @@ from statistics import median
 import pytest
 
 from benchmarks import island_waiting, lab_overhead, merge, output, round_latency, strangers, wire_bytes
-from broker.errors import Unavailable
-from ops.cluster import free_ports
+from broker.wire.errors import Unavailable
+from ops.processes.cluster import free_ports
 
 ROOT = Path(__file__).resolve().parents[2]
 

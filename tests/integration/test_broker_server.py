@@ -19,21 +19,22 @@ import xxhash
 import zmq
 import zmq.asyncio
 
-from broker import messages as m
-from broker import redis_server, server
-from broker.arrivals import VERIFY_HERE_BYTES
-from broker.codec import encode
+from broker import server
 from broker.config import BrokerConfig
-from broker.endpoint import Endpoint
-from broker.errors import ConfigError
-from broker.headers import seal
-from broker.messages import AGGREGATOR, BROKER, PROTOCOL_VERSION, Channel, Encoded, Envelope, Reason
-from broker.ranges import StepRange
-from broker.registry import Registry
-from broker.relay import Relay
+from broker.gateway.arrivals import VERIFY_HERE_BYTES
+from broker.registry.registry import Registry
+from broker.routing.relay import Relay
+from broker.routing.unsent import ACKNOWLEDGED_S
 from broker.server import serve
-from broker.under_way import ACKNOWLEDGED_S
-from ops.cluster import free_ports
+from broker.transport.endpoint import Endpoint
+from broker.wire import messages as m
+from broker.wire.codec import encode
+from broker.wire.errors import ConfigError
+from broker.wire.headers import seal
+from broker.wire.messages import AGGREGATOR, BROKER, PROTOCOL_VERSION, Channel, Encoded, Envelope, Reason
+from broker.wire.ranges import StepRange
+from ops.processes import redis_server
+from ops.processes.cluster import free_ports
 from tests.helpers import beat
 
 RUN = "demo"

@@ -11,10 +11,10 @@ from dataclasses import replace
 
 import pytest
 
-from ops.cluster import Change, LocalCluster, are_free, free_ports, wait_until_listening
-from ops.numeric import one_thread_environment
-from ops.processes import ProcessSpec, last_lines
-from ops.supervision import RestartPolicy
+from ops.processes.child_process import ProcessSpec, last_lines
+from ops.processes.cluster import Change, LocalCluster, are_free, free_ports, wait_until_listening
+from ops.processes.numeric import one_thread_environment
+from ops.processes.supervision import RestartPolicy
 from tests.local_run import descendants, is_alive
 
 EAGER = RestartPolicy(first_delay_s=0.0, settled_after_s=0.0)
@@ -154,9 +154,9 @@ def test_grandchildren_end_with_their_process(tmp_path):
 
 UP = """
 import pathlib, sys, time
-from ops.cluster import LocalCluster
-from ops.numeric import one_thread_environment
-from ops.processes import ProcessSpec
+from ops.processes.cluster import LocalCluster
+from ops.processes.numeric import one_thread_environment
+from ops.processes.child_process import ProcessSpec
 
 folder = pathlib.Path(sys.argv[1])
 script = f"trap '' TERM INT HUP; sleep 100 & echo $$ $! >> {folder}/pids; wait; sleep 100"

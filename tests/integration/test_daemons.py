@@ -6,8 +6,8 @@ import subprocess
 
 import pytest
 
-from broker.redis_server import server
-from ops.cluster import free_ports, wait_until_listening
+from ops.processes.cluster import free_ports, wait_until_listening
+from ops.processes.redis_server import server
 from tests.local_run import NUMPY_TASK, Process, check_ranges, check_versions, json_lines, ops, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]

@@ -14,15 +14,15 @@ import zmq.asyncio
 from zmq.utils.monitor import recv_monitor_message
 
 from benchmarks import strangers
-from broker.codec import decode, encode, verify
-from broker.endpoint import Endpoint, bulk_address, channel_address, check_address, configure_socket
-from broker.errors import ConfigError, LocalProtocolError
-from broker.headers import Limits, seal
-from broker.messages import PROTOCOL_VERSION, Attached, Channel, Codec, Contribution, Envelope, Leave, Reason, Want
-from broker.ranges import StepRange
-from broker.sockets import BULK_OPTIONS
-from broker.tensors import decode_tensor, encode_tensor
-from ops.cluster import free_ports
+from broker.transport.endpoint import Endpoint, bulk_address, channel_address, check_address, configure_socket
+from broker.transport.sockets import BULK_OPTIONS
+from broker.wire.codec import decode, encode, verify
+from broker.wire.errors import ConfigError, LocalProtocolError
+from broker.wire.headers import Limits, seal
+from broker.wire.messages import PROTOCOL_VERSION, Attached, Channel, Codec, Contribution, Envelope, Leave, Reason, Want
+from broker.wire.ranges import StepRange
+from broker.wire.tensors import decode_tensor, encode_tensor
+from ops.processes.cluster import free_ports
 
 PATIENCE_S = 30.0  # for what is bound to happen; never waited for in full unless the test fails
 LEAVE = Leave(inner_step=3, tokens=12, reason="done")

@@ -9,8 +9,8 @@ from itertools import islice
 import numpy as np
 import pytest
 
-from islands.partition import tensor_specs
-from islands.task import DataShare, Schedule, load_task
+from islands.arrays.partition import tensor_specs
+from islands.tasks.task import DataShare, Schedule, load_task
 
 
 @pytest.mark.parametrize(
@@ -34,8 +34,8 @@ def test_an_example_task_learns_and_its_data_follow_the_cursor(path, steps, fall
 def test_the_numpy_task_trains_without_importing_jax():
     code = (
         "import sys\n"
-        "from islands.partition import tensor_specs\n"
-        "from islands.task import DataShare, Schedule, load_task\n"
+        "from islands.arrays.partition import tensor_specs\n"
+        "from islands.tasks.task import DataShare, Schedule, load_task\n"
         "task = load_task('examples.numpy_task:task', {})\n"
         "params, state = task.init(0)\n"
         "batch = next(task.data(DataShare(index=0, count=1)))\n"

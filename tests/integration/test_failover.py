@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from aggregator.store_files import commit_path, read_name, run_path, versions
-from ops.replay import replay_all
+from aggregator.store.layout import commit_path, read_name, run_path, versions
+from ops.inspect.replay import replay_all
 from tests.local_run import Up, check_ranges, check_report, descendants, json_lines, ops, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]

@@ -16,19 +16,19 @@ import zmq
 import zmq.asyncio
 
 from benchmarks import strangers
-from broker import messages as m
-from broker import redis_server
-from broker.codec import encode
 from broker.config import BrokerConfig
-from broker.endpoint import Endpoint
-from broker.errors import ConfigError, Unavailable
-from broker.identity import ANY, Identity, KeyRole
-from broker.keys import ALLOW_LIST, client_keys, new_pair, read_allow_list, write_allow_list
-from broker.messages import AGGREGATOR, BROKER, Channel, Envelope, Reason
-from broker.registry import Registry
+from broker.registry.registry import Registry
 from broker.server import serve
-from ops.cluster import free_ports
+from broker.transport.endpoint import Endpoint
+from broker.transport.keys import ALLOW_LIST, client_keys, new_pair, read_allow_list, write_allow_list
+from broker.wire import messages as m
+from broker.wire.codec import encode
+from broker.wire.errors import ConfigError, Unavailable
+from broker.wire.identity import ANY, Identity, KeyRole
+from broker.wire.messages import AGGREGATOR, BROKER, Channel, Envelope, Reason
 from ops.keys import make_pairs
+from ops.processes import redis_server
+from ops.processes.cluster import free_ports
 from tests.helpers import beat
 
 WAIT_S = 40.0  # for anything that must happen

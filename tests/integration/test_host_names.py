@@ -12,10 +12,10 @@ import zmq
 import zmq.asyncio
 
 import islands
-from broker.endpoint import Endpoint, check_address, configure_socket
-from broker.errors import ConfigError, Unavailable
-from broker.messages import Channel, Envelope, Leave
-from ops.cluster import free_ports
+from broker.transport.endpoint import Endpoint, check_address, configure_socket
+from broker.wire.errors import ConfigError, Unavailable
+from broker.wire.messages import Channel, Envelope, Leave
+from ops.processes.cluster import free_ports
 
 WAIT_S = 40.0  # for anything that must happen
 HOST = "hub.test"

@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-from ops.cluster import free_ports
+from ops.processes.cluster import free_ports
 
 WAIT_S = 50.0  # for what must happen; nothing here depends on how long it takes
 RUN = "daemons"

@@ -17,15 +17,16 @@ import numpy as np
 import pytest
 
 import islands
-from aggregator import membership, service
 from aggregator.config import AggregatorConfig
-from aggregator.store import Store
+from aggregator.process import service
+from aggregator.rounds import membership
+from aggregator.store.store import Store
 from broker.config import BrokerConfig
-from broker.errors import ConfigError, LocalProtocolError, Unavailable
-from broker.ranges import IntervalSet
+from broker.process.settings import to_table
 from broker.server import serve as serve_broker
-from broker.settings import to_table
-from ops.cluster import free_ports
+from broker.wire.errors import ConfigError, LocalProtocolError, Unavailable
+from broker.wire.ranges import IntervalSet
+from ops.processes.cluster import free_ports
 
 RUN = "demo"
 WAIT_S = 40.0  # for what must happen; nothing here depends on how long it takes

@@ -12,9 +12,9 @@ import numpy as np
 import optax
 import pytest
 
-from broker.errors import Unavailable
-from islands import checkpoint
-from islands.exchange import Position, Snapshot
+from broker.wire.errors import Unavailable
+from islands.session import checkpoint
+from islands.session.training_state import Position, Snapshot
 
 AT = Position(120, 5000)
 
@@ -109,7 +109,7 @@ def test_a_failed_write_leaves_the_old_checkpoint_and_says_what_to_do(tmp_path, 
     def full(_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("islands.checkpoint.os.fsync", full)
+    monkeypatch.setattr("islands.session.checkpoint.os.fsync", full)
     with pytest.raises(Unavailable, match=r"No space left on device\): make room"):
         save(path, {"m": np.ones(3, np.float32)})
     assert path.read_bytes() == before
@@ -135,7 +135,7 @@ def test_what_another_thread_is_writing_stays(tmp_path, monkeypatch):
             assert released.wait(40)
         fsync(handle)
 
-    monkeypatch.setattr("islands.checkpoint.os.fsync", hang_at_first)
+    monkeypatch.setattr("islands.session.checkpoint.os.fsync", hang_at_first)
     sizes = []
     slow = threading.Thread(target=lambda: sizes.append(save(path, {"m": np.zeros(3, np.float32)})))
     slow.start()
@@ -153,8 +153,8 @@ import asyncio, threading
 from pathlib import Path
 import numpy as np
 from islands import checkpoint, workers
-from islands.exchange import Moment, Position, Snapshot
-from islands.workshop import Workshop
+from islands.session.exchange import Moment, Position, Snapshot
+from islands.session.workshop import Workshop
 
 workers.END_WITHIN_S = 0.1
 begun = threading.Event()

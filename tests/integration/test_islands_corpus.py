@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from broker.errors import ConfigError
-from islands import corpus as corpora
-from islands.corpus import load_corpus
+from broker.wire.errors import ConfigError
+from islands.tasks import corpus as corpora
+from islands.tasks.corpus import load_corpus
 
 
 def write_files(folder, count, size=100):
@@ -244,8 +244,8 @@ def test_pieces_come_from_what_is_trained_on_alone(tmp_path, cache):
 def test_pieces_are_found_in_the_cache_by_the_next_island(cache, monkeypatch):
     first = load_corpus(["python:optax"], bpe=512)
     assert sorted(file.name.split("-")[0] for file in cache.iterdir()) == ["lock", "tokens", "tokens", "vocabulary"]
-    monkeypatch.setattr("islands.vocabulary._train", None)
-    monkeypatch.setattr("islands.vocabulary.Vocabulary.encode", None)
+    monkeypatch.setattr("islands.tasks.vocabulary._train", None)
+    monkeypatch.setattr("islands.tasks.vocabulary.Vocabulary.encode", None)
     assert load_corpus(["python:optax"], bpe=512).digest == first.digest
 
 

@@ -10,13 +10,13 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from broker import messages as m
-from broker.codec import decode
-from broker.ranges import StepRange
-from broker.tensors import encode_tensor
+from broker.wire import messages as m
+from broker.wire.codec import decode
+from broker.wire.ranges import StepRange
+from broker.wire.tensors import encode_tensor
 from islands.config import IslandConfig
-from islands.wire import UNNUMBERED, Wire
-from ops.cluster import free_ports
+from islands.session.connections import UNNUMBERED, Connections
+from ops.processes.cluster import free_ports
 
 MEGABYTES = 8
 #: More than ZeroMQ and the kernel take while nobody reads.
@@ -59,7 +59,7 @@ def test_behind_a_reader_that_is_slow_nothing_is_dropped_and_what_is_wanted_goes
                 pass
 
             config = IslandConfig(broker=f"tcp://127.0.0.1:{port}")
-            async with Wire(config, nothing, lambda stands: None) as wire:
+            async with Connections(config, nothing, lambda stands: None) as wire:
                 carrying = asyncio.create_task(wire.run())
                 await asyncio.sleep(1.0)
                 for number in range(MANY):

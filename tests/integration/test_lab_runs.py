@@ -1,5 +1,6 @@
 """The laboratory's command with real processes: run, killed, gone on with, reported."""
 
+import argparse
 import json
 import os
 import re
@@ -10,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from broker.errors import Unavailable
-from broker.signals import Interrupted
-from ops.lab import archive, runner
-from ops.lab.experiment import load
-from ops.lab.sources import as_they_are
+from broker.process.signals import Interrupted
+from broker.wire.errors import ConfigError, Unavailable
+from ops.lab import command, runner
+from ops.lab.command import as_they_are
+from ops.lab.records import path_of, read
+from ops.lab.schedule import load
 from tests.local_run import descendants, is_alive, wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -23,7 +25,6 @@ EXPERIMENT = """
 question = "Does a run that was stopped go on?"
 notes = "A numpy task: seconds."
 seeds = 2
-max_seeds = 2
 
 [run]
 steps = 60
@@ -53,16 +54,16 @@ def experiment(tmp_path, monkeypatch):
 
 
 def lab(*arguments, **options):
-    command = [sys.executable, "-m", "ops", "lab", *map(str, arguments)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False, **options)
+    whole = [sys.executable, "-m", "ops", "lab", *map(str, arguments)]
+    return subprocess.run(whole, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False, **options)
 
 
 @pytest.mark.timeout(300)
 def test_a_run_that_was_interrupted_goes_on_where_it_was(experiment, tmp_path):
     records = tmp_path / "records"
-    command = [sys.executable, "-m", "ops", "lab", "run", experiment, "--records", records, "--jobs", "1"]
+    arguments = [sys.executable, "-m", "ops", "lab", "run", experiment, "--records", records, "--jobs", "1"]
     with subprocess.Popen(
-        [*map(str, command)], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        [*map(str, arguments)], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as process:
         assert process.stdout is not None
         for line in process.stdout:
@@ -80,7 +81,7 @@ def test_a_run_that_was_interrupted_goes_on_where_it_was(experiment, tmp_path):
         assert process.wait(timeout=40) == 130
     assert "stopped" in rest
     assert "Traceback" not in rest
-    kept = archive.read(records / "stopped.jsonl")
+    kept = read(records, "stopped")
     assert 1 <= len(kept) < 4
 
     # A writer that was killed in the middle of a line leaves a torn end.
@@ -89,7 +90,7 @@ def test_a_run_that_was_interrupted_goes_on_where_it_was(experiment, tmp_path):
     done = lab("run", experiment, "--records", records)
     assert done.returncode == 0, done.stderr
     assert "complete" in done.stdout
-    found = archive.read(records / "stopped.jsonl")
+    found = read(records, "stopped")
     assert len(found) == 4
     assert found[: len(kept)] == kept
 
@@ -109,8 +110,8 @@ def test_a_run_that_was_interrupted_goes_on_where_it_was(experiment, tmp_path):
     assert report.returncode == 0, report.stderr
     text = page.read_text()
     assert "Does a run that was stopped go on?" in text
-    losses = [record.loss for record in found if record.cell["mode"] == "diloco"]
-    assert f"{sum(losses) / len(losses):.4f}" in text
+    assert f"{100 * claim['difference']:+.2f} % ± {100 * claim['half_width']:.2f} %" in text
+    assert sorted(path.name for path in (tmp_path / "results").iterdir()) == ["stopped-claims.svg", "stopped-loss.svg"]
 
 
 def test_a_task_that_refuses_its_options_is_named_and_the_rest_goes_on(experiment, tmp_path):
@@ -122,13 +123,7 @@ def test_a_task_that_refuses_its_options_is_named_and_the_rest_goes_on(experimen
     assert done.returncode == 1
     assert "task.batch" in done.stdout
     assert "2 runs failed" in done.stdout
-    assert len(archive.read(tmp_path / "records" / "stopped.jsonl")) == 2
-
-
-def test_records_that_are_nowhere_are_not_told_as_none(experiment, tmp_path):
-    done = lab("show", experiment, "--records", tmp_path / "nowhere")
-    assert done.returncode == 2
-    assert f"--records = '{tmp_path / 'nowhere'}': is no directory" in done.stderr
+    assert len(read(tmp_path / "records", "stopped")) == 2
 
 
 def test_a_task_that_is_not_there_is_not_looked_for_by_every_run(experiment, tmp_path):
@@ -138,32 +133,30 @@ def test_a_task_that_is_not_there_is_not_looked_for_by_every_run(experiment, tmp
     assert done.returncode == 1
     assert done.stdout.count(": begins") == 3
     assert "examples.nowhere" in done.stdout
-    assert "3 runs failed; none succeeded; 18 runs are left" in done.stdout
-    log = tmp_path / "records" / "stopped.failed.log"
-    assert f"the end of what it said is in {log}" in done.stdout
-    assert log.read_text().count("\n== stopped: ") + log.read_text().startswith("== stopped: ") == 3
-    assert log.read_text().count("there is no module") == 3
-    lab("run", experiment, "--records", tmp_path / "records", "--jobs", "1")
-    assert log.read_text().count("there is no module") == 3, "of the last command alone"
+    assert "none succeeded" in done.stdout
 
 
-def test_wrong_flags_are_named(experiment, tmp_path):
+def test_wrong_flags_and_files_are_named(experiment, tmp_path):
+    (tmp_path / "other.toml").write_text(EXPERIMENT.replace("fragments", "fragmnts"))
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
     for arguments, word in (
         (("run", experiment, "--jobs", "0"), "--jobs"),
         (("run", experiment, "--budget", "-3"), "--budget"),
+        (("run", experiment, "--records", tmp_path / "records.jsonl.xz"), "--records"),
         (("run", tmp_path / "none.toml"), "none.toml"),
-        (("show", experiment, "--recrods", "x"), "--records"),
+        (("run", experiment, tmp_path / "other.toml"), "fragmnts"),  # before the first one is run
+        (("show", experiment, "--records", tmp_path / "nowhere"), "nowhere"),
     ):
-        wrong = lab(*arguments)
-        assert wrong.returncode == 2
-        assert word in wrong.stderr
+        with pytest.raises(ConfigError, match=word):
+            command.run(parser.parse_args(list(map(str, arguments))))
 
 
 def test_a_run_that_is_killed_is_said_to_be_and_leaves_no_record(experiment, tmp_path):
     experiment.write_text(EXPERIMENT.replace("steps = 60", "steps = 200000"))
-    command = [sys.executable, "-m", "ops", "lab", "run", experiment, "--records", tmp_path / "records", "--jobs", "1"]
-    command += ["--max-seeds", "1"]
-    with subprocess.Popen([*map(str, command)], cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+    arguments = [sys.executable, "-m", "ops", "lab", "run", experiment, "--records", tmp_path / "records"]
+    arguments += ["--jobs", "1", "--max-seeds", "1"]
+    with subprocess.Popen([*map(str, arguments)], cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         killed = 0
         for line in process.stdout:
@@ -173,16 +166,16 @@ def test_a_run_that_is_killed_is_said_to_be_and_leaves_no_record(experiment, tmp
             killed += "killed by SIGKILL" in line
         assert process.wait(timeout=40) == 1
     assert killed == 2
-    assert archive.read(tmp_path / "records" / "stopped.jsonl") == ()
+    assert read(tmp_path / "records", "stopped") == ()
 
 
 @pytest.mark.timeout(150)
 def test_nothing_is_left_running_when_the_laboratory_is_killed(experiment, tmp_path):
     slow = EXPERIMENT.replace("steps = 60", "steps = 200000")
     experiment.write_text(slow)
-    command = [sys.executable, "-m", "ops", "lab", "run", experiment, "--records", tmp_path / "records"]
+    arguments = [sys.executable, "-m", "ops", "lab", "run", experiment, "--records", tmp_path / "records"]
     scratch = {"TMPDIR": str(tmp_path)}
-    process = subprocess.Popen([*map(str, command)], cwd=ROOT, stdout=subprocess.DEVNULL, env=os.environ | scratch)
+    process = subprocess.Popen([*map(str, arguments)], cwd=ROOT, stdout=subprocess.DEVNULL, env=os.environ | scratch)
 
     def workers():
         return [pid for pid, line in descendants(process.pid).items() if " ops.lab.worker " in line]
@@ -221,11 +214,11 @@ def test_a_record_that_cannot_be_written_is_printed_and_counts_once_it_stands_in
     """Hours of work have no other copy: its folder goes with the command."""
 
     def full(directory, record):
-        raise Unavailable(f"cannot append to {archive.path_of(directory, record.experiment)}", definite=False)
+        raise Unavailable(f"cannot append to {path_of(directory, record.experiment)}", definite=False)
 
     said, records = [], tmp_path / "records"
     with monkeypatch.context() as disk:
-        disk.setattr(archive, "append", full)
+        disk.setattr(runner, "append", full)
         running = runner.Runner(experiment=load(experiment), directory=records, jobs=1, say=said.append)
         with pytest.raises(Unavailable):
             running.run(lambda: None)
@@ -234,28 +227,6 @@ def test_a_record_that_cannot_be_written_is_printed_and_counts_once_it_stands_in
     done = lab("run", experiment, "--records", records, "--jobs", "1")
     assert "stopped: 3 runs due" in done.stdout
     assert done.returncode == 0
-
-
-def test_what_had_ended_when_the_command_was_stopped_is_kept(experiment, tmp_path):
-    """It ended between the last look and the signal."""
-    running = runner.Runner(experiment=load(experiment), directory=tmp_path / "records", jobs=1, say=lambda line: None)
-
-    def check():
-        if running._running and wait_for(lambda: running._running[0].child.poll() is not None, "end of a run"):
-            raise Interrupted(signal.SIGINT)
-
-    with pytest.raises(Interrupted):
-        running.run(check)
-    assert len(archive.read(tmp_path / "records" / "stopped.jsonl")) == 1
-
-
-def test_what_is_wrong_in_the_second_file_is_said_before_the_first_is_run(experiment, tmp_path):
-    other = tmp_path / "other.toml"
-    other.write_text(EXPERIMENT.replace("fragments", "fragmnts"))
-    done = lab("run", experiment, other, "--records", tmp_path / "records")
-    assert done.returncode == 2
-    assert "fragmnts" in done.stderr
-    assert "begins" not in done.stdout
 
 
 def test_no_more_is_run_of_a_task_that_is_edited_meanwhile(experiment, tmp_path, monkeypatch):
@@ -280,9 +251,3 @@ def test_a_time_limit_is_one_for_all_files(experiment, tmp_path):
     assert done.returncode == 1
     assert done.stdout.count("the time limit is reached: the same command goes on; 4 runs are left") == 2
     assert "begins" not in done.stdout
-
-
-def test_a_first_look_says_what_is_left_for_the_whole_experiment(experiment, tmp_path):
-    done = lab("run", experiment, "--records", tmp_path / "records", "--max-seeds", "1")
-    assert done.returncode == 0
-    assert done.stdout.endswith("stopped: complete\nstopped: at least 2 more runs without --max-seeds\n")

@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
-from broker.errors import Unavailable
-from broker.lease import LeaseKey
-from broker.records import LeaseView
-from broker.registry import Registry
+from aggregator.process.lease import LeaseKey
+from broker.registry.registry import Registry
+from broker.wire.errors import Unavailable
+from broker.wire.records import LeaseView
 from tests.integration.test_registry import Server
 
 LEASE_S = 0.2

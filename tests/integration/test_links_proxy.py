@@ -9,15 +9,15 @@ import time
 
 import pytest
 
-from broker.errors import ConfigError, Unavailable
-from ops.cluster import free_ports
+from broker.wire.errors import ConfigError, Unavailable
 from ops.links.condition import LinkCondition
 from ops.links.control import LinkControl
-from ops.links.desk import MAX_REQUEST_BYTES, answer, listening
+from ops.links.control_server import MAX_REQUEST_BYTES, answer, listening
 from ops.links.lane import MAX_WINDOW_BYTES
 from ops.links.link import LinkPlan
 from ops.links.proxy import Proxy
 from ops.links.wiring import Door, Wire, Wiring
+from ops.processes.cluster import free_ports
 
 SOON_S = 30.0  # for what must happen
 

@@ -10,13 +10,13 @@ from safetensors import safe_open
 from safetensors.numpy import load_file
 
 from aggregator.events import Commit
-from aggregator.outer import FragmentState
-from aggregator.records import manifest_to_rows
-from aggregator.store import Store
-from broker.errors import ConfigError, Unavailable
-from broker.fragments import FragmentManifest, Kind, TensorSpec
-from broker.tensors import fragment_digest
-from ops.export import Which, add_arguments, export, run
+from aggregator.merge.outer_step import FragmentState
+from aggregator.state.records import manifest_to_rows
+from aggregator.store.store import Store
+from broker.wire.errors import ConfigError, Unavailable
+from broker.wire.fragments import FragmentManifest, Kind, TensorSpec
+from broker.wire.tensors import fragment_digest
+from ops.inspect.export import Which, add_arguments, export, run
 
 
 def spec(name, *shape, kind=Kind.RDA):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from broker.messages import Codec
+from broker.wire.messages import Codec
 from ops.planning.fleet import Fleet, Site
 from ops.planning.footprint import contribution_bytes, cut, version_bytes
 from ops.planning.forecast import forecast

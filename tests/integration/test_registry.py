@@ -15,12 +15,14 @@ import time
 import pytest
 from redis.exceptions import TimeoutError as RedisTimeout
 
-from broker import redis_server, registry
-from broker.errors import ConfigError, Unavailable
-from broker.registry import BrokerRecord, FragmentRecord, MemberRecord, Registry, RunTotals
-from ops import cli, up
-from ops.cluster import free_ports
-from ops.prepare import prepare
+from broker.registry import registry
+from broker.registry.registry import BrokerRecord, FragmentRecord, MemberRecord, Registry, RunTotals
+from broker.wire.errors import ConfigError, Unavailable
+from ops import cli
+from ops.processes import redis_server
+from ops.processes.cluster import free_ports
+from ops.run import up
+from ops.run.prepare import prepare
 
 BROKER = BrokerRecord(
     suspect_after_s=20.0,  # far from both ages that write_a_run gives its islands, 1 s and 30 s

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from ops.chaos.manners import Manner
+from ops.chaos.misbehavior import Manner
 from tests.local_run import NUMPY_TASK, Process, Up, check_report, check_versions, ops, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]

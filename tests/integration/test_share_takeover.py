@@ -6,8 +6,8 @@ from collections import defaultdict
 
 import pytest
 
-from broker.ranges import IntervalSet
-from ops.cluster import free_ports
+from broker.wire.ranges import IntervalSet
+from ops.processes.cluster import free_ports
 from tests.local_run import NUMPY_TASK, Process, check_ranges, check_versions, json_lines, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from broker.hearing import Carried
-from broker.tcp import carried, forget_unsent, hang_up, received_bytes
+from broker.routing.deafness import Carried
+from broker.transport.tcp import carried, forget_unsent, hang_up, received_bytes
 
 WITHIN_S = 10.0
 HANDSHAKE_BYTES = 1  # the beginning of a connection is acknowledged like a byte

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from broker.redis_server import server
 from ops import cli
-from ops.cluster import free_ports, wait_until_listening
+from ops.processes.cluster import free_ports, wait_until_listening
+from ops.processes.redis_server import server
 from tests.local_run import (
     Process,
     Up,
@@ -183,9 +183,10 @@ def tells_all(text):
 
 
 def test_a_setting_that_islands_alone_can_judge_ends_up_as_any_wrong_setting(tmp_path):
-    asked = ops("up", "--run-dir", tmp_path / "run", "--task", "examples.numpy_task:tusk", "--islands", 1)
+    # A module that any task may be in, for all that its source tells.
+    asked = ops("up", "--run-dir", tmp_path / "run", "--task", "os.path:tusk", "--islands", 1)
     assert asked.returncode == 2
-    told = "island-0 ended with status 2: its settings are wrong: atoll: task = 'examples.numpy_task:tusk': module "
+    told = "island-0 ended with status 2: its settings are wrong: atoll: task = 'os.path:tusk': module "
     log = tmp_path / "run" / "logs" / "island-0.log"
     assert told in asked.stderr
     assert f"(all of it in {log}); the end of {log}:" in asked.stderr

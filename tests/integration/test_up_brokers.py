@@ -9,7 +9,7 @@ from statistics import median
 
 import pytest
 
-from broker.resending import SILENT_S
+from broker.routing.resending import SILENT_S
 from tests.local_run import Up, check_ranges, check_report, check_versions, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(150)]

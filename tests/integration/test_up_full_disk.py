@@ -5,8 +5,8 @@ import resource
 
 import pytest
 
-from aggregator.tape import read_lines
-from ops import replay
+from aggregator.store.tape import read_lines
+from ops.inspect import replay
 from tests.local_run import Up, check_ranges, check_report, check_versions, ops, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]

@@ -8,7 +8,7 @@ import signal
 import pytest
 
 from ops.chaos.verify import verify
-from ops.replay import replay_all
+from ops.inspect.replay import replay_all
 from tests.local_run import Up, check_ranges, check_report, ops, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from aggregator.recording import read_recording
+from aggregator.store.recording import read_recording
 from ops import cli
-from ops.replay import replay_all
+from ops.inspect.replay import replay_all
 from tests.local_run import Process, Up, check_ranges, check_report, check_versions, descendants, is_alive, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from aggregator.store_files import read_run
+from aggregator.store.layout import read_run
 from ops.chaos.verify import verify
-from ops.export import export
+from ops.inspect.export import export
 from tests.local_run import Up, check_ranges, check_report, descendants, json_lines, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(150)]

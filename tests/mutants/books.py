@@ -2,8 +2,12 @@
 
 from tests.mutants.mutant import Mutant
 
-ADMISSION, LEDGER, SHARES = "aggregator/admission.py", "aggregator/ledger.py", "aggregator/shares.py"
-LIVES = "aggregator/lives.py"
+ADMISSION, LEDGER, SHARES = (
+    "aggregator/rounds/admission.py",
+    "aggregator/ledger/ledger.py",
+    "aggregator/ledger/data_shares.py",
+)
+LIVES = "aggregator/ledger/lives.py"
 T_ADMISSION = "tests/unit/test_aggregator_admission.py::"
 T_LEDGER = "tests/unit/test_aggregator_ledger.py::"
 T_SHARES = "tests/unit/test_aggregator_share_moves.py::"
@@ -71,7 +75,7 @@ MUTANTS = (
     Mutant(
         what="an interval that reaches into another from below does not overlap it",
         invariant=2,
-        file="broker/ranges.py",
+        file="broker/wire/ranges.py",
         old="        return start < end and i < len(self._starts) and self._starts[i] < end",
         new="        return start < end and i < len(self._starts) and self._starts[i] <= start",
         tests=("tests/unit/test_broker_ranges.py::test_an_interval_set_is_a_set_of_integers",),
@@ -79,7 +83,7 @@ MUTANTS = (
     Mutant(
         what="an island hands steps over that it has handed over already",
         invariant=2,
-        file="islands/hand_over.py",
+        file="islands/protocol/hand_over.py",
         old="        fragment.handed, fragment.stage = copy, Stage.CAPTURING",
         new="        fragment.stage = Stage.CAPTURING",
         tests=(T_HANDING + "test_ranges_follow_each_other_and_name_the_versions_trained_on",),
@@ -87,7 +91,7 @@ MUTANTS = (
     Mutant(
         what="an island hands over what an adoption has dropped",
         invariant=2,
-        file="islands/fragment.py",
+        file="islands/protocol/fragment.py",
         old="        self.handed, self.counted = at, at.step\n",
         new="        self.counted = at.step\n",
         tests=(T_ISLANDS + "test_overwriting_counts_the_steps_it_drops",),
@@ -95,7 +99,7 @@ MUTANTS = (
     Mutant(
         what="a copy from before an installation is captured",
         invariant=2,
-        file="islands/adoption.py",
+        file="islands/protocol/adoption.py",
         old="            fragment.incoming, fragment.copy, fragment.stage = None, None, Stage.IDLE",
         new="            fragment.incoming, fragment.stage = None, Stage.IDLE",
         tests=(T_HANDING + "test_copies_are_dropped_by_an_installation",),
@@ -103,7 +107,7 @@ MUTANTS = (
     Mutant(
         what="a copy is captured between preparing a version and installing it",
         invariant=2,
-        file="islands/fragment.py",
+        file="islands/protocol/fragment.py",
         old="        if self.stage is not Stage.IDLE or self.copy is None:",
         new="        if self.copy is None:",
         tests=(T_HANDING + "test_no_copy_is_captured_between_preparing_and_installing",),
@@ -111,7 +115,7 @@ MUTANTS = (
     Mutant(
         what="what the codec rounded away is neither handed over nor kept",
         invariant=2,
-        file="islands/reference.py",
+        file="islands/arrays/reference.py",
         old="                if codec is not Codec.F32:  # in float32 the payload is a view of delta\n"
         "                    decode_into(encoded, delta)\n",
         new="",
@@ -216,7 +220,7 @@ MUTANTS = (
     Mutant(
         what="what a dead island never handed over stays in flight for ever",
         invariant=4,
-        file="aggregator/books.py",
+        file="aggregator/ledger/balance.py",
         old="                if life.ended:\n",
         new="                if life.ended and rest < 0:\n",
         tests=(T_LEDGER + "test_steps_never_handed_over_are_lost_with_their_island",),
@@ -232,7 +236,7 @@ MUTANTS = (
     Mutant(
         what="lives that no commit has are forgotten by a restart",
         invariant=4,
-        file="aggregator/run.py",
+        file="aggregator/state/run.py",
         old='            self.ledger.recall(record.get("lives", {}))\n',
         new="",
         tests=("tests/unit/test_aggregator_restart.py::test_a_life_that_no_commit_has_is_booked_after_a_restart",),
@@ -240,7 +244,7 @@ MUTANTS = (
     Mutant(
         what="an island claims to have dropped more than it trained",
         invariant=4,
-        file="aggregator/membership.py",
+        file="aggregator/rounds/membership.py",
         old="            if known + beat.overwritten_tokens[p] > trained:",
         new="            if known > trained:",
         tests=(T_MEMBERSHIP + "test_a_heartbeat_cannot_claim_to_have_dropped_what_it_handed_over",),
@@ -264,7 +268,7 @@ MUTANTS = (
     Mutant(
         what="what a life has merged is counted once more when another slice has it folded",
         invariant=4,
-        file="aggregator/ledger.py",
+        file="aggregator/ledger/ledger.py",
         old="                if int(incarnation) > self.past(island_id).upto:\n                    self._recall(island_id, int(",
         new="                if int(incarnation) > 0:\n                    self._recall(island_id, int(",
         tests=("tests/unit/test_aggregator_ledger.py::test_slices_of_different_times_are_one_balance",),
@@ -272,7 +276,7 @@ MUTANTS = (
     Mutant(
         what="a life is folded while something of it is on its way",
         invariant=4,
-        file="aggregator/ledger.py",
+        file="aggregator/ledger/ledger.py",
         old="            if not life.ended or any(account.waiting for account in life.accounts.values()):",
         new="            if not life.ended:",
         tests=(

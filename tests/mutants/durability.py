@@ -2,8 +2,12 @@
 
 from tests.mutants.mutant import Mutant
 
-COMMITS, MEMBERSHIP, REPLICATION = "aggregator/commits.py", "aggregator/membership.py", "aggregator/replication.py"
-CANDIDATE = "aggregator/candidate.py"
+COMMITS, MEMBERSHIP, REPLICATION = (
+    "aggregator/rounds/commits.py",
+    "aggregator/rounds/membership.py",
+    "aggregator/standby/replication.py",
+)
+CANDIDATE = "aggregator/standby/candidate.py"
 T_ROUNDS = "tests/unit/test_aggregator_rounds.py::"
 T_MEMBERSHIP = "tests/unit/test_aggregator_membership.py::"
 T_REPLICATION = "tests/unit/test_aggregator_replication.py::"
@@ -42,7 +46,7 @@ MUTANTS = (
     Mutant(
         what="an island is told that it is in a version before that is durable",
         invariant=3,
-        file="aggregator/intake.py",
+        file="aggregator/rounds/intake.py",
         old="        fate = Fate.WAITING if run.in_commit(member, contribution) else admission.fate",
         new="        fate = admission.fate",
         tests=(T_ROUNDS + "test_a_contribution_in_a_version_that_is_not_durable_is_still_waiting",),
@@ -51,7 +55,7 @@ MUTANTS = (
         what="an island is welcome before its incarnation is durable",
         invariant=3,
         file=MEMBERSHIP,
-        old="        self._welcomes.append((run.save(), member.island_id))\n        run.note(",
+        old="        run.pending_joins.welcomes.append((run.save(), member.island_id))\n        run.note(",
         new="        run.save()\n        self._welcome(member)\n        run.note(",
         tests=(T_MEMBERSHIP + "test_an_island_is_welcome_only_once_its_incarnation_is_durable",),
     ),
@@ -66,7 +70,7 @@ MUTANTS = (
     Mutant(
         what="a share is told to its new owner before the move is durable",
         invariant=3,
-        file="aggregator/shares.py",
+        file="aggregator/ledger/data_shares.py",
         old="        others = (self._share(n, t) for n, t in sorted(self._durable.items())",
         new="        others = (self._share(n, t) for n, t in sorted(self._tenures.items())",
         tests=("tests/unit/test_aggregator_share_moves.py::test_a_move_is_told_once_it_is_durable",),
@@ -182,7 +186,7 @@ MUTANTS = (
     Mutant(
         what="a broker puts an older version on its shelf",
         invariant=1,
-        file="broker/queues.py",
+        file="broker/routing/queues.py",
         old="            if (version.epoch, version.fragment_version) <= "
         "(held.version.epoch, held.version.fragment_version):\n"
         "                return False\n",
@@ -192,7 +196,7 @@ MUTANTS = (
     Mutant(
         what="an island takes a late copy of a version older than its own",
         invariant=1,
-        file="islands/adoption.py",
+        file="islands/protocol/adoption.py",
         old="        if version.fragment_version < fragment.version:\n            return False",
         new="        if version.fragment_version < 0:\n            return False",
         tests=(
@@ -202,7 +206,7 @@ MUTANTS = (
     Mutant(
         what="an aggregator whose store is behind a broker goes on",
         invariant=1,
-        file="aggregator/recovery.py",
+        file="aggregator/rounds/recovery.py",
         old='        return _sentence(f"broker {broker}", ahead, own)',
         new='        return ""',
         tests=(T_RECOVERY + "test_a_broker_is_believed",),
@@ -210,7 +214,7 @@ MUTANTS = (
     Mutant(
         what="an aggregator whose store is behind most islands goes on",
         invariant=1,
-        file="aggregator/recovery.py",
+        file="aggregator/rounds/recovery.py",
         old="        if 2 * len(counted) <= len(live):",
         new="        if counted:",
         tests=(T_RECOVERY + "test_an_empty_store_never_restarts_a_run_that_an_island_knows",),
@@ -218,7 +222,7 @@ MUTANTS = (
     Mutant(
         what="one island that lies stops a run",
         invariant=6,
-        file="aggregator/recovery.py",
+        file="aggregator/rounds/recovery.py",
         old="        if 2 * len(counted) <= len(live):",
         new="        if not counted:",
         tests=(T_RECOVERY + "test_one_island_of_several_cannot_stop_a_run_by_a_lie",),
@@ -226,7 +230,7 @@ MUTANTS = (
     Mutant(
         what="one lie, told while the others were cut off, stops a run for good",
         invariant=6,
-        file="aggregator/behind.py",
+        file="aggregator/rounds/store_behind.py",
         old="        if not self._surely and self._peers.outvoted(self._live()):",
         new="        if not self._surely and self._peers.outvoted(frozenset()):",
         tests=(T_RECOVERY + "test_a_store_goes_on_when_those_come_back_who_know_better",),
@@ -234,7 +238,7 @@ MUTANTS = (
     Mutant(
         what="islands that know no better talk a broker down",
         invariant=1,
-        file="aggregator/behind.py",
+        file="aggregator/rounds/store_behind.py",
         old="        self._surely = self._surely or surely",
         new="        self._surely = False",
         tests=(T_RECOVERY + "test_a_store_stays_behind_by_the_word_of_a_broker_whatever_islands_say",),
@@ -242,7 +246,7 @@ MUTANTS = (
     Mutant(
         what="those who knew of newer versions are forgotten when they die, and the store goes on without them",
         invariant=1,
-        file="aggregator/recovery.py",
+        file="aggregator/rounds/recovery.py",
         old="        if not self._believed:",
         new="        if not self._believed or counted:",
         tests=(T_RECOVERY + "test_those_who_made_a_store_behind_and_died_are_witnesses_still",),
@@ -250,7 +254,7 @@ MUTANTS = (
     Mutant(
         what="what was written while a store was taken for behind is lost",
         invariant=6,
-        file="aggregator/behind.py",
+        file="aggregator/rounds/store_behind.py",
         old="                self._missed.append(event)",
         new="                pass",
         tests=(T_RECOVERY + "test_what_was_completed_while_a_store_was_taken_for_behind_is_not_lost",),
@@ -258,23 +262,23 @@ MUTANTS = (
     Mutant(
         what="an island that joined a run before it began makes its store behind by a lie",
         invariant=6,
-        file="aggregator/behind.py",
-        old="                if member is not None and self._membership.holds_nothing(member):",
+        file="aggregator/rounds/store_behind.py",
+        old="                if member is not None and run.holds_nothing(member):",
         new="                if member is None and run.fragments:",
         tests=(T_RECOVERY + "test_an_island_that_joins_before_the_run_begins_holds_nothing_of_it",),
     ),
     Mutant(
         what="an emptied store that knows its islands does not listen to them",
         invariant=1,
-        file="aggregator/membership.py",
-        old="        first_hand = run.never_began or not member.presumed",
+        file="aggregator/state/run.py",
+        old="        first_hand = self.never_began or not member.presumed",
         new="        first_hand = True",
         tests=(T_RECOVERY + "test_an_island_of_an_earlier_life_may_know_of_a_run_whose_store_was_emptied",),
     ),
     Mutant(
         what="a new lineage takes numbers that somebody has seen",
         invariant=1,
-        file="aggregator/recovery.py",
+        file="aggregator/rounds/recovery.py",
         old="        fragment_version=above + 1,",
         new="        fragment_version=above,",
         tests=(T_RECOVERY + "test_what_a_lineage_gave_up_is_remembered_through_restarts",),
@@ -282,7 +286,7 @@ MUTANTS = (
     Mutant(
         what="a store that follows keeps versions above those of its leader",
         invariant=1,
-        file="aggregator/store.py",
+        file="aggregator/store/store.py",
         old="        newer = [each for each in versions(self._directory, p) if each > version]",
         new="        newer: list[int] = []",
         tests=(T_ADOPTION + "test_versions_above_an_adopted_one_give_way_to_it",),
@@ -290,7 +294,7 @@ MUTANTS = (
     Mutant(
         what="a version is in the store under its name before its bytes are on the disk",
         invariant=3,
-        file="aggregator/replacing.py",
+        file="aggregator/store/replacing.py",
         old="                write(fd)\n                os.fsync(fd)",
         new="                write(fd)",
         tests=(T_ADOPTION + "test_a_version_is_flushed_before_it_gets_its_name_and_its_name_after_that",),
@@ -298,7 +302,7 @@ MUTANTS = (
     Mutant(
         what="a version that was written is not durable under its name",
         invariant=3,
-        file="aggregator/replacing.py",
+        file="aggregator/store/replacing.py",
         old='    with mapped(f"cannot flush {path.parent}", definite=False):\n        flush_directory(path.parent)\n\n',
         new="\n",
         tests=(T_ADOPTION + "test_a_version_is_flushed_before_it_gets_its_name_and_its_name_after_that",),

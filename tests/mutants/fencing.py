@@ -2,8 +2,8 @@
 
 from tests.mutants.mutant import Mutant
 
-RELAY, PRESENCE, LEASE = "broker/relay.py", "broker/presence.py", "broker/lease.py"
-CANDIDATE, CORE = "aggregator/candidate.py", "aggregator/core.py"
+RELAY, PRESENCE, LEASE = "broker/routing/relay.py", "broker/routing/presence.py", "aggregator/process/lease.py"
+CANDIDATE, CORE = "aggregator/standby/candidate.py", "aggregator/core.py"
 T_PEERS = "tests/unit/test_relay_peers.py::"
 T_LEADERS = "tests/unit/test_relay_leaders.py::"
 T_CANDIDATE = "tests/unit/test_aggregator_candidate.py::"
@@ -15,7 +15,7 @@ MUTANTS = (
     Mutant(
         what="a join of a process that was replaced, late or repeated on its way, throws its successor out",
         invariant=6,
-        file="aggregator/membership.py",
+        file="aggregator/rounds/membership.py",
         old="        if member is not None:  # admitted, it would fence the process that is there\n",
         new="        if member is not None and not join.nonce:\n",
         tests=(
@@ -80,7 +80,7 @@ MUTANTS = (
     Mutant(
         what="an island takes a new life without a new incarnation",
         invariant=5,
-        file="aggregator/members.py",
+        file="aggregator/state/members.py",
         old="        member.incarnation = max(member.incarnation, self._claims.pop(island_id, 0)) + 1",
         new="        member.incarnation = max(1, member.incarnation)",
         tests=(
@@ -91,7 +91,7 @@ MUTANTS = (
     Mutant(
         what="an island takes a new life below the one that it told of",
         invariant=2,
-        file="aggregator/members.py",
+        file="aggregator/state/members.py",
         old="        member.incarnation = max(member.incarnation, self._claims.pop(island_id, 0)) + 1",
         new="        member.incarnation += 1",
         tests=(
@@ -102,7 +102,7 @@ MUTANTS = (
     Mutant(
         what="an aggregator that restarts keeps its epoch",
         invariant=5,
-        file="aggregator/run.py",
+        file="aggregator/state/run.py",
         old='        self.epoch = max(self.epoch, record["epoch"] + 1)',
         new='        self.epoch = max(self.epoch, record["epoch"])',
         tests=(
@@ -112,7 +112,7 @@ MUTANTS = (
     Mutant(
         what="an island believes news that is older than what it knows",
         invariant=5,
-        file="islands/fleet.py",
+        file="islands/protocol/fleet.py",
         old="        if news <= self._news.get(state.shard, (0, -1)):",
         new="        if False:",
         tests=(T_ISLANDS + "test_news_that_is_older_than_what_is_known_is_ignored",),
@@ -120,7 +120,7 @@ MUTANTS = (
     Mutant(
         what="a leader whose lease is another's goes on",
         invariant=5,
-        file="aggregator/replication.py",
+        file="aggregator/standby/replication.py",
         old="        if not event.granted:\n            self.deposed = True",
         new="        if not event.granted:\n            return\n"
         "        if not event.granted:\n            self.deposed = True",
@@ -146,14 +146,14 @@ MUTANTS = (
         what="an island that was outranked at a broker that does not know is never told",
         invariant=8,
         file=CORE,
-        old="            self._membership.refuse(event, Reason.FENCED, detail)",
+        old="            self._notices.refuse(event, Reason.FENCED, detail)",
         new="            run.count_refusal(Reason.FENCED)",
         tests=("tests/unit/test_aggregator_membership.py::test_an_earlier_incarnation_is_not_heard",),
     ),
     Mutant(
         what="a new leader that Redis did not answer for long never renews",
         invariant=6,
-        file="aggregator/replication.py",
+        file="aggregator/standby/replication.py",
         old="        unreached = self._confirmed and silent_s",
         new="        unreached = silent_s",
         tests=(T_REPLICATION + "test_a_new_leader_that_redis_does_not_answer_for_long_renews_as_soon_as_it_does",),
@@ -229,7 +229,7 @@ MUTANTS = (
     Mutant(
         what="a copy of a store keeps its name",
         invariant=3,
-        file="aggregator/store.py",
+        file="aggregator/store/store.py",
         old="            if known and place == here:",
         new="            if known:",
         tests=("tests/integration/test_aggregator_store.py::test_a_copy_of_a_store_gets_a_name_of_its_own",),
@@ -356,7 +356,7 @@ MUTANTS = (
     Mutant(
         what="an aggregator that counts other shards takes the place of one that leads",
         invariant=5,
-        file="broker/presence.py",
+        file="broker/routing/presence.py",
         old="            if other.shard != shard and other.leads and other.shards != message.shards:",
         new="            if False:",
         tests=(
@@ -390,7 +390,7 @@ MUTANTS = (
     Mutant(
         what="a stale founder keeps the lease from a better store that comes late",
         invariant=6,
-        file="aggregator/replication.py",
+        file="aggregator/standby/replication.py",
         old="        if self._gives_way(name, follow):",
         new="        if not name:",
         tests=(T_REPLICATION + "test_a_founder_that_has_made_nothing_leaves_the_lease_to_a_newer_store",),
@@ -398,7 +398,7 @@ MUTANTS = (
     Mutant(
         what="a founder gives up what it has made",
         invariant=3,
-        file="aggregator/replication.py",
+        file="aggregator/standby/replication.py",
         old="        if not founding.holds({p: _key(commit) for p, commit in self._newest.items()}):",
         new='        if founding.name == "":',
         tests=(T_REPLICATION + "test_a_founder_that_has_made_something_goes_on",),
@@ -406,7 +406,7 @@ MUTANTS = (
     Mutant(
         what="the lease names an epoch that the leader's store has not",
         invariant=3,
-        file="aggregator/replication.py",
+        file="aggregator/standby/replication.py",
         old="        if not self._serial:  # the lease",
         new="        if self._serial < 0:  # the lease",
         tests=(T_REPLICATION + "test_the_lease_names_an_epoch_only_when_the_store_has_it",),

@@ -2,11 +2,20 @@
 
 from tests.mutants.mutant import Mutant
 
-ADMISSION, MEMBERSHIP, INTAKE = "aggregator/admission.py", "aggregator/membership.py", "aggregator/intake.py"
-OUTLIERS, QUARANTINE = "aggregator/outliers.py", "aggregator/quarantine.py"
-QUEUES, CODEC, BINDINGS, GATE = "broker/queues.py", "broker/codec.py", "broker/bindings.py", "broker/gate.py"
-HEADERS = "broker/headers.py"
-PRESENCE, DELIVERIES = "broker/presence.py", "broker/deliveries.py"
+ADMISSION, MEMBERSHIP, INTAKE = (
+    "aggregator/rounds/admission.py",
+    "aggregator/rounds/membership.py",
+    "aggregator/rounds/intake.py",
+)
+OUTLIERS, QUARANTINE = "aggregator/rules/outliers.py", "aggregator/rules/quarantine.py"
+QUEUES, CODEC, BINDINGS, GATE = (
+    "broker/routing/queues.py",
+    "broker/wire/codec.py",
+    "broker/routing/bindings.py",
+    "broker/gateway/gate.py",
+)
+HEADERS = "broker/wire/headers.py"
+PRESENCE, DELIVERIES = "broker/routing/presence.py", "broker/routing/deliveries.py"
 T_ADMISSION = "tests/unit/test_aggregator_admission.py::"
 T_MEMBERSHIP = "tests/unit/test_aggregator_membership.py::"
 T_PACING = "tests/unit/test_aggregator_pacing.py::"
@@ -87,7 +96,7 @@ MUTANTS = (
     Mutant(
         what="the pace that one island claims moves the schedules of all others as far as it likes",
         invariant=9,
-        file="aggregator/fleet_state.py",
+        file="aggregator/rounds/notices.py",
         old="        within = {i: min(max(rate, middle / SPREAD), middle * SPREAD) for i, rate in rates.items()}",
         new="        within = {i: max(rate, middle / 1e9) for i, rate in rates.items()}",
         tests=(T_MEMBERSHIP + "test_one_islands_pace_moves_the_schedules_of_the_others_by_little",),
@@ -95,7 +104,7 @@ MUTANTS = (
     Mutant(
         what="an island that is dead or in quarantine sets the pace",
         invariant=6,
-        file="aggregator/pacing.py",
+        file="aggregator/rules/pacing.py",
         old=" and self._counts(i)",
         new="",
         tests=(
@@ -106,7 +115,7 @@ MUTANTS = (
     Mutant(
         what="a message that cannot be encoded ends the aggregator",
         invariant=6,
-        file="aggregator/link.py",
+        file="aggregator/process/broker_link.py",
         old="        except LocalProtocolError as err:\n            self._on_unsendable(err, to)",
         new="        except ZeroDivisionError as err:\n            self._on_unsendable(err, to)",
         tests=(T_LINK + "test_a_message_that_no_peer_would_read_is_dropped_and_the_next_one_goes_out",),
@@ -133,7 +142,7 @@ MUTANTS = (
     Mutant(
         what="on a blocked link an island's contributions pile up",
         invariant=9,
-        file="islands/fragment.py",
+        file="islands/protocol/fragment.py",
         old="        return not self.flushing and any(not pending.arrived for pending in self.outstanding.values())",
         new="        return False",
         tests=(T_HANDING + "test_while_a_contribution_is_on_its_way_no_further_ones_pile_up_behind_it",),
@@ -141,7 +150,7 @@ MUTANTS = (
     Mutant(
         what="in the flush an island says that it has nothing left while it has",
         invariant=4,
-        file="islands/fragment.py",
+        file="islands/protocol/fragment.py",
         old="        return not self.flushing and any(not pending.arrived for pending in self.outstanding.values())",
         new="        return any(not pending.arrived for pending in self.outstanding.values())",
         tests=(T_HANDING + "test_the_flush_gets_everything_whatever_is_still_on_its_way",),
@@ -149,7 +158,7 @@ MUTANTS = (
     Mutant(
         what="a heartbeat may ask for more resolutions than one message can hold",
         invariant=9,
-        file="broker/schema.py",
+        file="broker/wire/schema.py",
         old='"outstanding": MAX_OUTSTANDING',
         new='"outstanding": MAX_ITEMS',
         tests=(T_CODEC + "test_a_heartbeat_asks_about_no_more_than_one_answer_can_tell",),
@@ -157,7 +166,7 @@ MUTANTS = (
     Mutant(
         what="a contribution may name more ranges than the version that it goes into can repeat",
         invariant=9,
-        file="broker/schema.py",
+        file="broker/wire/schema.py",
         old='"data": MAX_DATA_RANGES',
         new='"data": MAX_ITEMS',
         tests=(T_CODEC + "test_a_contribution_names_no_more_ranges_than_its_version_can_repeat",),
@@ -173,7 +182,7 @@ MUTANTS = (
     Mutant(
         what="gaps between merged batches are kept without end",
         invariant=9,
-        file="broker/ranges.py",
+        file="broker/wire/ranges.py",
         old="        if beyond > 0:",
         new="        if beyond > 1_000_000:",
         tests=(T_SHARES + "test_an_island_that_leaves_gaps_does_not_make_every_commit_longer",),
@@ -181,7 +190,7 @@ MUTANTS = (
     Mutant(
         what="a gap is given up while something waits to be merged there",
         invariant=6,
-        file="aggregator/shares.py",
+        file="aggregator/ledger/data_shares.py",
         old="partial(self._waits, fragment_id, share))",
         new="lambda _a, _b: False)",
         tests=(T_SHARES + "test_a_gap_in_which_something_waits_is_not_given_up",),
@@ -197,7 +206,7 @@ MUTANTS = (
     Mutant(
         what="an island that lives and supplies nothing of version 0 keeps a run from beginning",
         invariant=6,
-        file="aggregator/seeding.py",
+        file="aggregator/rounds/seeding.py",
         old="            if not silent:",
         new="            if run.phase is Phase.SEEDING:",
         tests=(T_SEEDING + "test_a_seeder_that_lives_and_supplies_nothing_is_passed_over",),
@@ -205,7 +214,7 @@ MUTANTS = (
     Mutant(
         what="an island whose parameters are not finite is asked for version 0 for ever",
         invariant=6,
-        file="aggregator/seeding.py",
+        file="aggregator/rounds/seeding.py",
         old="            if event.flaw.reason not in RETRY_REASONS:",
         new="            if event.flaw.reason in RETRY_REASONS:",
         tests=(T_SEEDING + "test_an_island_whose_parameters_cannot_be_taken_is_passed_over_at_once",),
@@ -229,7 +238,7 @@ MUTANTS = (
     Mutant(
         what="a part of version 0 is taken for all of it, and the rest never asked for",
         invariant=6,
-        file="aggregator/run.py",
+        file="aggregator/state/run.py",
         old="whole = every and _whole(",
         new="whole = _whole(",
         tests=(T_SEEDING + "test_a_version_0_of_which_a_part_is_durable_is_asked_for_whole_after_a_restart",),
@@ -237,7 +246,7 @@ MUTANTS = (
     Mutant(
         what="a standby that kept the same version 0 of an earlier attempt asks for another one when it leads",
         invariant=6,
-        file="aggregator/run.py",
+        file="aggregator/state/run.py",
         old=" or {p: c.digest for p, c in commits.items()} == planted",
         new="",
         tests=(T_SEEDING + "test_a_store_with_the_same_bytes_of_an_earlier_attempt_goes_on_from_them",),
@@ -245,7 +254,7 @@ MUTANTS = (
     Mutant(
         what="version 0 is published before the record that standbys go by is durable",
         invariant=6,
-        file="aggregator/seeding.py",
+        file="aggregator/rounds/seeding.py",
         old="if run.config.shards > 1 or run.config.failover:  # others",
         new="if run.config.shards > 1:  # others",
         tests=(T_SEEDING + "test_with_standbys_version_0_is_published_after_the_record_that_names_it",),
@@ -255,8 +264,8 @@ MUTANTS = (
         what="an island is not told that its contribution was refused on arrival",
         invariant=8,
         file=INTAKE,
-        old="        member.resolutions.append(resolution)\n        self._membership.tell(member)",
-        new="        self._membership.tell(member)",
+        old="        member.resolutions.append(resolution)\n        self._notices.tell(member)",
+        new="        self._notices.tell(member)",
         tests=(T_ADMISSION + "test_a_refusal_reaches_its_sender_the_log_and_the_counters",),
     ),
     Mutant(
@@ -270,7 +279,7 @@ MUTANTS = (
     Mutant(
         what="the reason of a refusal is forgotten at once",
         invariant=8,
-        file="aggregator/lives.py",
+        file="aggregator/ledger/lives.py",
         old="        if len(self.why) > REASONS_REMEMBERED:",
         new="        if self.why:",
         tests=(T_ADMISSION + "test_a_refusal_whose_news_was_lost_is_told_again_with_its_own_reason",),
@@ -278,7 +287,7 @@ MUTANTS = (
     Mutant(
         what="reasons of refusals are kept without end",
         invariant=9,
-        file="aggregator/lives.py",
+        file="aggregator/ledger/lives.py",
         old="        if len(self.why) > REASONS_REMEMBERED:",
         new="        if not self.why:",
         tests=("tests/unit/test_aggregator_ledger.py::test_a_refusal_is_remembered_with_its_reason_for_a_while",),
@@ -286,7 +295,7 @@ MUTANTS = (
     Mutant(
         what="a message that cannot be believed is dropped without a word",
         invariant=8,
-        file=MEMBERSHIP,
+        file="aggregator/rounds/notices.py",
         old="        self._run.emit(Send(to=envelope.sender, message=refused, by=event.broker))\n",
         new="",
         tests=(
@@ -313,7 +322,7 @@ MUTANTS = (
     Mutant(
         what="a broker refuses without a word",
         invariant=8,
-        file="broker/answers.py",
+        file="broker/routing/actions.py",
         old="        self.reply(channel, peer, to or claimed or (name if name != UNKNOWN else NOBODY), refused)\n",
         new="",
         tests=(T_PEERS + "test_undecodable_input_is_refused_to_its_connection_and_counted",),
@@ -403,7 +412,7 @@ MUTANTS = (
     Mutant(
         what="a restart of the aggregator frees everybody",
         invariant=9,
-        file="aggregator/run.py",
+        file="aggregator/state/run.py",
         old='        self.quarantine.restore(record.get("quarantine", {}), self.now_s)\n',
         new="",
         tests=(T_ROGUES + "test_a_restart_of_the_aggregator_frees_nobody_and_forgets_no_norm",),
@@ -411,7 +420,7 @@ MUTANTS = (
     Mutant(
         what="a quarantined island inherits data shares",
         invariant=9,
-        file="aggregator/membership.py",
+        file="aggregator/rounds/membership.py",
         old="able=m.island_id in live - out and",
         new="able=m.island_id in live and",
         tests=(T_ROGUES + "test_a_quarantined_island_inherits_no_share_of_one_that_is_gone",),
@@ -460,7 +469,7 @@ MUTANTS = (
     Mutant(
         what="a broker knows any number of peers",
         invariant=9,
-        file="broker/directory.py",
+        file="broker/routing/directory.py",
         old="        return len(self.peers) >= self._max_peers",
         new="        return len(self.peers) < 0",
         tests=(T_PEERS + "test_a_broker_that_knows_as_many_peers_as_it_may_takes_no_more",),
@@ -492,7 +501,7 @@ MUTANTS = (
     Mutant(
         what="silent peers are remembered for ever",
         invariant=9,
-        file="broker/directory.py",
+        file="broker/routing/directory.py",
         old="        for peer in silent:\n            self.forget(peer)\n",
         new="",
         tests=(T_PEERS + "test_silent_peer_is_forgotten_and_known_again_when_it_speaks",),
@@ -517,7 +526,7 @@ MUTANTS = (
     Mutant(
         what="a standby takes a momentum that was damaged on its way",
         invariant=3,
-        file="aggregator/replicas.py",
+        file="aggregator/standby/replicas.py",
         old="    verify_payload(replica.payload)",
         new="    verify_payload(())",
         tests=("tests/unit/test_aggregator_adoption.py::test_a_replica_with_a_flipped_bit_is_refused",),
@@ -545,7 +554,7 @@ MUTANTS = (
     Mutant(
         what="what let others go first on its connection is refused",
         invariant=6,
-        file="broker/replays.py",
+        file="broker/routing/directory.py",
         old="        if -ahead >= WINDOW or self._recent >> -ahead & 1:",
         new="        if ahead <= 0:",
         tests=(

@@ -2,7 +2,7 @@
 
 from tests.mutants.mutant import Mutant
 
-MEMBERS, MEMBERSHIP = "aggregator/members.py", "aggregator/membership.py"
+MEMBERS, MEMBERSHIP = "aggregator/state/members.py", "aggregator/rounds/membership.py"
 T_AGGREGATOR = "tests/unit/test_aggregator_pauses.py::"
 T_ISLANDS = "tests/unit/test_islands_pausing.py::"
 
@@ -34,7 +34,7 @@ MUTANTS = (
     Mutant(
         what="a process goes on with what was kept in a life that is not its own",
         invariant=2,
-        file="islands/paused.py",
+        file="islands/protocol/paused.py",
         old="        return same and len",
         new="        return len",
         tests=(T_ISLANDS + "test_a_process_that_is_given_another_life_drops_what_was_kept_and_says_so",),
@@ -42,8 +42,8 @@ MUTANTS = (
     Mutant(
         what="steps that no contribution holds are forgotten with the process that ran them",
         invariant=4,
-        file="islands/core.py",
-        old="            overwritten_tokens=tuple(f.overwritten_tokens + lost.get(p, 0) for p, f in self.fragments.items()),",
+        file="islands/protocol/hand_over.py",
+        old="            overwritten_tokens=tuple(f.overwritten_tokens + lost.get(p, 0) for p, f in fragments.items()),",
         new="            overwritten_tokens=tuple(f.overwritten_tokens for f in self.fragments.values()),",
         tests=(
             T_ISLANDS
@@ -53,7 +53,7 @@ MUTANTS = (
     Mutant(
         what="data that the process before has trained are trained again",
         invariant=2,
-        file="islands/fleet.py",
+        file="islands/protocol/fleet.py",
         old="max(share.cursor, at))",
         new="share.cursor)",
         tests=(T_ISLANDS + "test_its_data_go_on_where_the_last_process_stopped_although_the_aggregator_knows_less",),
@@ -61,7 +61,7 @@ MUTANTS = (
     Mutant(
         what="an island that stops before the end keeps what it has to itself",
         invariant=2,
-        file="islands/core.py",
+        file="islands/protocol/core.py",
         old="                elif training.stopped and not self.done:",
         new="                elif not training:",
         tests=(T_ISLANDS + "test_an_island_that_stops_before_the_end_hands_over_unasked_what_it_has",),
@@ -69,7 +69,7 @@ MUTANTS = (
     Mutant(
         what="the aggregator of an ended run goes before a broker could hear of the end",
         invariant=8,
-        file="aggregator/ending.py",
+        file="aggregator/rounds/ending.py",
         old="        if (lacking or shards or not self.reached) and",
         new="        if (lacking or shards) and",
         tests=(T_AGGREGATOR + "test_a_process_that_begins_with_an_ended_run_stays_until_a_broker_can_tell_it",),

@@ -3,14 +3,18 @@
 from tests.mutants.mutant import Mutant
 
 QUORUM, ROUND, ROUNDS, STALENESS = (
-    "aggregator/quorum.py",
-    "aggregator/round.py",
-    "aggregator/rounds.py",
-    "aggregator/staleness.py",
+    "aggregator/rules/quorum.py",
+    "aggregator/state/round.py",
+    "aggregator/rounds/rounds.py",
+    "aggregator/rules/staleness.py",
 )
-INTAKE, COMMITS = "aggregator/intake.py", "aggregator/commits.py"
-DONATION, RECEIVER, CHOICE = "aggregator/donation.py", "islands/donation.py", "islands/brokers.py"
-PACING, T_PACING = "aggregator/pacing.py", "tests/unit/test_aggregator_pacing.py::"
+INTAKE, COMMITS = "aggregator/rounds/intake.py", "aggregator/rounds/commits.py"
+DONATION, RECEIVER, CHOICE = (
+    "aggregator/rounds/donation.py",
+    "islands/protocol/donation.py",
+    "islands/protocol/broker_choice.py",
+)
+PACING, T_PACING = "aggregator/rules/pacing.py", "tests/unit/test_aggregator_pacing.py::"
 T_QUORUM = "tests/unit/test_aggregator_quorum.py::"
 T_ROUNDS = "tests/unit/test_aggregator_rounds.py::"
 T_STALENESS = "tests/unit/test_aggregator_staleness.py::"
@@ -124,7 +128,7 @@ MUTANTS = (
     Mutant(
         what="rounds wait for islands that missed two",
         invariant=6,
-        file="aggregator/members.py",
+        file="aggregator/state/members.py",
         old="for m in self.live(now_s) if m.missed_rounds < MISSES_BEFORE_UNRESPONSIVE)",
         new="for m in self.live(now_s))",
         tests=(
@@ -230,7 +234,7 @@ MUTANTS = (
     Mutant(
         what="an island gives the state of an optimizer that is fresh itself",
         invariant=6,
-        file="islands/training.py",
+        file="islands/protocol/state.py",
         old="        return since is None or self.at.step - since >= self.settings.sync_interval_steps",
         new="        return since is None or self.at.step >= since",
         tests=(
@@ -290,22 +294,22 @@ MUTANTS = (
         what="an island waits for a broker that is silent",
         invariant=7,
         file=CHOICE,
-        old="            moments.append((self._asked_at_s + self.patience_s, Why.SILENT))",
-        new="            moments.append((self._asked_at_s + 1e9, Why.SILENT))",
+        old="            moments.append((self._asked_at_s + self.patience_s, MoveReason.SILENT))",
+        new="            moments.append((self._asked_at_s + 1e9, MoveReason.SILENT))",
         tests=(T_CHOICE + "test_a_silent_broker_is_left_after_the_stated_time",),
     ),
     Mutant(
         what="an island waits for a broker whose connection is lost",
         invariant=7,
         file=CHOICE,
-        old="            return self._down_since_s + LOST_S * self._growth(), Why.LOST",
-        new="            return self._down_since_s + 1e9, Why.LOST",
+        old="            return self._down_since_s + LOST_S * self._growth(), MoveReason.LOST",
+        new="            return self._down_since_s + 1e9, MoveReason.LOST",
         tests=(T_CHOICE + "test_a_lost_connection_is_given_up_soon",),
     ),
     Mutant(
         what="a contribution that never arrived is not sent again",
         invariant=6,
-        file="islands/hand_over.py",
+        file="islands/protocol/hand_over.py",
         old="what an aggregator held in memory went with it\n                if pending.backoff.due(now_s, carried):",
         new="what an aggregator held in memory went with it\n                if pending.backoff.due(now_s - 1e9, carried):",
         tests=(
@@ -316,7 +320,7 @@ MUTANTS = (
     Mutant(
         what="what this machine still holds is sent again",
         invariant=6,
-        file="broker/resending.py",
+        file="broker/routing/resending.py",
         old="            if carried.waiting and carried.up <= self.leaves_by_bytes:",
         new="            if False:",
         tests=(
@@ -327,7 +331,7 @@ MUTANTS = (
     Mutant(
         what="an island says nothing over a bulk connection that stands in for another one",
         invariant=6,
-        file="islands/core.py",
+        file="islands/protocol/core.py",
         old="            if self._bulk not in (None, carried.connection):",
         new="            if False:",
         tests=(
@@ -338,7 +342,7 @@ MUTANTS = (
     Mutant(
         what="a fragment waits for ever on a link slower than versions appear",
         invariant=6,
-        file="broker/queues.py",
+        file="broker/routing/queues.py",
         old="key=lambda held: (served.get(held.version.fragment_id, 0), held.number), default=None)",
         new="key=lambda held: -held.number, default=None)",
         tests=("tests/unit/test_relay_queues.py::test_no_fragment_is_starved_on_a_link_slower_than_versions_appear",),
@@ -363,7 +367,7 @@ MUTANTS = (
     Mutant(
         what="a driver that asks for deadlines changes the pace that is remembered",
         invariant=10,
-        file="aggregator/run.py",
+        file="aggregator/state/run.py",
         old="        return self.clock.median_step_time_s(self.now_s) or self._median_step_s",
         new="        self._median_step_s = self.clock.median_step_time_s(self.now_s) or self._median_step_s\n"
         "        return self._median_step_s",
@@ -374,7 +378,7 @@ MUTANTS = (
     Mutant(
         what="a replay does not compare what was decided",
         invariant=10,
-        file="aggregator/replay.py",
+        file="ops/inspect/replay_core.py",
         old="        if line != replayed:",
         new='        if line.get("note") != replayed["note"]:',
         tests=("tests/unit/test_replay.py::test_a_decision_that_was_tampered_with_is_named",),
@@ -382,8 +386,8 @@ MUTANTS = (
     Mutant(
         what="a replay says nothing of the versions behind a gap",
         invariant=10,
-        file="aggregator/replay.py",
-        old="            self._unchecked(p, version, Why.GAP)\n",
+        file="ops/inspect/replay_core.py",
+        old="            self._unchecked(p, version, PartReason.GAP)\n",
         new="",
         tests=(
             "tests/unit/test_replay_coverage.py"
@@ -393,7 +397,7 @@ MUTANTS = (
     Mutant(
         what="a replay lets versions be durable that nobody ordered",
         invariant=10,
-        file="aggregator/replay.py",
+        file="ops/inspect/replay_core.py",
         old="                if commit is None or commit.fragment_version != version:\n",
         new="                if commit is None:\n",
         tests=("tests/unit/test_replay.py::test_a_version_that_was_not_ordered_cannot_be_durable",),

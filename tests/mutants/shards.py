@@ -2,7 +2,11 @@
 
 from tests.mutants.mutant import Mutant
 
-ROSTER, SHARES, PRESENCE = "aggregator/roster.py", "aggregator/shares.py", "broker/presence.py"
+ROSTER, SHARES, PRESENCE = (
+    "aggregator/rounds/roster.py",
+    "aggregator/ledger/data_shares.py",
+    "broker/routing/presence.py",
+)
 T_ROSTER = "tests/unit/test_aggregator_roster.py::"
 T_ENDING = "tests/unit/test_shards_ending.py::"
 T_SHARES = "tests/unit/test_aggregator_shares.py::"
@@ -32,7 +36,7 @@ MUTANTS = (
     Mutant(
         what="a new life begins where shard 0 knows the last one, whatever the others know",
         invariant=2,
-        file="aggregator/membership.py",
+        file="aggregator/rounds/membership.py",
         old="max(known, run.begins.get(member.island_id, known))",
         new="known",
         tests=(
@@ -66,7 +70,7 @@ MUTANTS = (
     Mutant(
         what="version 0 is published before it is on record that every shard has its part",
         invariant=3,
-        file="aggregator/seeding.py",
+        file="aggregator/rounds/seeding.py",
         old="            if run.durable_serial < self._begin_serial:",
         new="            if run.durable_serial < 0:",
         tests=(
@@ -105,7 +109,7 @@ MUTANTS = (
     Mutant(
         what="shard 0 ends before the others have done their flush",
         invariant=4,
-        file="aggregator/ending.py",
+        file="aggregator/rounds/ending.py",
         old="over = run.now_s >= self._others_until_s(self._flush_began_s)",
         new="over = True",
         tests=(T_ENDING + "test_phases_follow_shard_0_and_it_ends_when_every_shard_has_done_its_flush",),

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aggregator.quorum import RoundView, Verdict, Waits, decide, grace_window_s
-from aggregator.staleness import Trained, merge_weights
+from aggregator.rules.quorum import RoundView, Verdict, Waits, decide, grace_window_s
+from aggregator.rules.staleness import Trained, merge_weights
 from tests.helpers import Desk, LinkedCluster
 
 seconds = st.floats(0.0, 100.0)

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from broker.messages import Codec
+from broker.wire.messages import Codec
 from ops.planning.bandwidth_table import PUBLISHED, UTILISATIONS, Method, recompute
 from ops.planning.fleet import Fleet, Site, load_of
 from ops.planning.forecast import forecast

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from aggregator.events import Part
-from aggregator.merge import merge_fragment
-from aggregator.outer import make_outer_step, seeded
-from aggregator.staleness import Trained, merge_weights
-from broker.fragments import Kind, TensorSpec
-from broker.messages import Codec
-from broker.ranges import StepRange
-from broker.tensors import encode_tensor
+from aggregator.merge.kernels import merge_fragment
+from aggregator.merge.outer_step import make_outer_step, seeded
+from aggregator.rules.staleness import Trained, merge_weights
+from broker.wire.fragments import Kind, TensorSpec
+from broker.wire.messages import Codec
+from broker.wire.ranges import StepRange
+from broker.wire.tensors import encode_tensor
 
 ELEMENTS = 100_000
 STEPS = StepRange(from_step=0, to_step=24, from_tokens=0, to_tokens=24_000)

@@ -13,10 +13,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from aggregator.recording import read_recording
-from aggregator.tape import read_lines
-from broker.fragments import Kind
-from broker.messages import Codec, Fate
+from aggregator.store.recording import read_recording
+from aggregator.store.tape import read_lines
+from broker.wire.fragments import Kind
+from broker.wire.messages import Codec, Fate
 from tests.aggregator_bench import aggregator_config, initial, on_a_bench, until
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")

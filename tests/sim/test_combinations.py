@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from ops.virtual.faults import combined_plan
+from tests.sim.faults import combined_plan
 from tests.sim.test_rogues import check_the_honest
 from tests.sim.test_simulation import run
 

@@ -13,10 +13,10 @@ from functools import cache, partial
 import pytest
 
 from aggregator.config import AggregatorConfig
-from aggregator.ending import LINGER_S
-from broker import messages as m
-from broker.relay import Send as RelaySend
-from broker.resending import RESEND_S
+from aggregator.rounds.ending import LINGER_S
+from broker.routing.relay import Send as RelaySend
+from broker.routing.resending import RESEND_S
+from broker.wire import messages as m
 from ops.planning.arrival import arrival
 from ops.virtual.aggregator import SimAggregator
 from ops.virtual.broker import SimBroker

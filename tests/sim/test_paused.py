@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from ops.virtual.packed import packed_plan
 from ops.virtual.plan import SimulationPlan
 from ops.virtual.simulation import Simulation
+from tests.sim.packed import packed_plan
 from tests.sim.test_simulation import run, steady
 
 #: Within which a packed run with pauses ends.

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ops.virtual.faults import power_cut, random_plan
+from tests.sim.faults import power_cut, random_plan
 from tests.sim.test_simulation import run
 
 #: Each of these lost what was published, or ended in a store that had been away, while any store could be the first.

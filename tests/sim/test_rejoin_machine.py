@@ -10,8 +10,8 @@ from collections import Counter
 from dataclasses import replace
 
 from aggregator.config import AggregatorConfig
-from broker.messages import StateSource
-from islands.donation import Stage
+from broker.wire.messages import StateSource
+from islands.protocol.donation import Stage
 from ops.virtual.island import SimIsland
 from ops.virtual.plan import IslandPlan, SimulationPlan
 from ops.virtual.queue import LinkModel

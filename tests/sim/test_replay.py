@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 
 from aggregator import events as agg
-from aggregator.tape import read_start, start_line
+from aggregator.core import Aggregator
+from aggregator.store.tape import read_start, start_line
 from ops.virtual import failover
 from ops.virtual.aggregator import SimAggregator
 from ops.virtual.failover import Station
-from ops.virtual.faults import random_plan
 from ops.virtual.simulation import Simulation
+from tests.sim.faults import random_plan
 
 
 class ShadowedAggregator(SimAggregator):
@@ -22,7 +23,7 @@ class ShadowedAggregator(SimAggregator):
     def __init__(self, simulation: Simulation, station: Station, life: int, epoch: int | None) -> None:
         disk, now_s = station.disk, simulation.queue.now_s
         line = start_line(simulation.plan.config, now_s, disk.record, disk.commits)
-        self.shadow = read_start(json.loads(json.dumps(line)))
+        self.shadow = Aggregator(**read_start(json.loads(json.dumps(line))))
         self.fed = 0
         super().__init__(simulation, station, life, epoch)
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from broker.messages import Reason
-from ops.chaos.manners import Manner
-from ops.virtual.faults import rogue_plan
+from broker.wire.messages import Reason
+from ops.chaos.misbehavior import Manner
 from ops.virtual.simulation import Simulation
+from tests.sim.faults import rogue_plan
 from tests.sim.test_simulation import run, steady
 
 #: What tells a sound island from a rogue.

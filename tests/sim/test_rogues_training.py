@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from aggregator.outer import make_outer_step
-from islands.task import load_task
-from ops.chaos.manners import Manner
+from aggregator.merge.outer_step import make_outer_step
+from islands.tasks.task import load_task
+from ops.chaos.misbehavior import Manner
 from ops.lab.decoupled import global_params, plan_of
 from ops.lab.settings import cell_settings
-from ops.lab.training import Rule, Stepper, Training
+from ops.lab.strides import Strides
+from ops.lab.training import Rule, Training
 from ops.virtual.plan import IslandPlan
 from ops.virtual.simulation import Simulation
 
@@ -35,7 +36,7 @@ def loss_after(manners: tuple[Manner, ...]) -> tuple[float, Simulation]:
         fleet_tokens=fleet_tokens,
         total_tokens=STEPS * fleet_tokens,
     )
-    training = Training(TASK, rule, Stepper(TASK), make_outer_step(1.0, 0.0))
+    training = Training(TASK, rule, Strides(TASK), make_outer_step(1.0, 0.0))
     plan = plan_of(cell, 0, STEPS * fleet_tokens, per_step)
     rogues = tuple(IslandPlan(island_id=f"rogue-{each}", step_time_s=1.0, jitter=0.0, manner=each) for each in manners)
     config = replace(plan.config, islands=islands, quarantine_s=30.0)

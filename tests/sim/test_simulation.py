@@ -12,16 +12,16 @@ from dataclasses import replace
 import pytest
 
 from aggregator.config import AggregatorConfig
-from broker import messages as m
-from broker.hearing import PATIENCE_S
-from broker.messages import Phase
+from broker.routing.deafness import PATIENCE_S
+from broker.wire import messages as m
+from broker.wire.messages import Phase
 from ops.virtual import work
-from ops.virtual.faults import absences_plan, random_plan
 from ops.virtual.invariants import InvariantViolation
 from ops.virtual.network import Network, Process
 from ops.virtual.plan import BrokerTrouble, IslandPlan, SimulationPlan, Trouble
 from ops.virtual.queue import LinkModel
 from ops.virtual.simulation import Simulation
+from tests.sim.faults import absences_plan, random_plan
 
 #: Virtual seconds within which any plan must end; long where one slow island is left alone with a large target.
 LIMIT_S = 2000.0

@@ -2,12 +2,12 @@
 
 import pytest
 
-from aggregator.admission import admit, too_stale
 from aggregator.events import Flaw
-from aggregator.ledger import Ledger
-from aggregator.run import MOST_WAITING
-from broker.messages import Contribution, Fate, Outstanding, Reason, Refused, TrainedOn
-from broker.ranges import StepRange
+from aggregator.ledger.ledger import Ledger
+from aggregator.rounds.admission import admit, too_stale
+from aggregator.state.run import MOST_WAITING
+from broker.wire.messages import Contribution, Fate, Outstanding, Reason, Refused, TrainedOn
+from broker.wire.ranges import StepRange
 from tests.helpers import Desk, notes, resolutions, sent, steps
 
 

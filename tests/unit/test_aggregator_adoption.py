@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 
 from aggregator.events import Commit
-from aggregator.ledger_file import LedgerFile
-from aggregator.outer import FragmentState
-from aggregator.replicas import commit_of, record_of, replica_of, run_message
-from aggregator.store import Store
-from aggregator.store_files import commit_path, versions
-from broker.codec import decode, encode
-from broker.errors import LocalProtocolError, RemoteProtocolError, Unavailable
-from broker.headers import Limits
-from broker.messages import AGGREGATOR, Codec, Envelope, Merged, standing_by
-from broker.ranges import StepRange
-from broker.tensors import encode_tensor, fragment_digest
+from aggregator.merge.outer_step import FragmentState
+from aggregator.standby.replicas import commit_of, record_of, replica_of, run_message
+from aggregator.store.layout import commit_path, versions
+from aggregator.store.ledger_file import LedgerFile
+from aggregator.store.store import Store
+from broker.wire.codec import decode, encode
+from broker.wire.errors import LocalProtocolError, RemoteProtocolError, Unavailable
+from broker.wire.headers import Limits
+from broker.wire.messages import AGGREGATOR, Codec, Envelope, Merged, standing_by
+from broker.wire.ranges import StepRange
+from broker.wire.tensors import encode_tensor, fragment_digest
 
 LIMITS = Limits(max_header_bytes=1 << 20, max_message_bytes=1 << 24)
 LEDGER = {"island-0": {"1": {"merged": [[0, 24]], "wasted": {"stale": 7}}}}
@@ -246,7 +246,7 @@ def test_a_crash_in_the_middle_leaves_whole_versions_and_the_next_attempt_settle
             raise OSError(5, "the machine has lost power")
         return real(*args, **kwargs)
 
-    target = "pathlib.Path.unlink" if fails == "unlink" else f"aggregator.store.os.{fails}"
+    target = "pathlib.Path.unlink" if fails == "unlink" else f"aggregator.store.store.os.{fails}"
     real = pathlib.Path.unlink if fails == "unlink" else getattr(os, fails)
     with monkeypatch.context() as patched:
         patched.setattr(target, lambda *a, **k: failing(*a, real=real, **k))
@@ -314,6 +314,6 @@ def test_a_version_is_flushed_before_it_gets_its_name_and_its_name_after_that(st
         return call
 
     for name in ("fsync", "replace"):
-        monkeypatch.setattr(f"aggregator.store.os.{name}", told(name, getattr(os, name)))
+        monkeypatch.setattr(f"aggregator.store.store.os.{name}", told(name, getattr(os, name)))
     store.commit(*made(4))
     assert calls[:3] == ["fsync", "replace", "directory"]

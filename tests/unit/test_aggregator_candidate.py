@@ -5,27 +5,27 @@ import itertools
 import msgpack
 import pytest
 
-from aggregator.candidate import BROKER_FRESH_S, ENDED_S, MISSING_LEASES, Candidate, Holding, Place
-from aggregator.candidate_events import (
+from aggregator.events import Note
+from aggregator.standby.candidate import BROKER_FRESH_S, ENDED_S, MISSING_LEASES, Candidate, Holding, Place
+from aggregator.standby.candidate_events import (
     Arrived,
     Heard,
     Keep,
     Kept,
     Lead,
+    LeaseTaken,
     Poll,
     Polled,
     Quit,
     SendFollow,
     Take,
-    Taken,
     Tick,
     Unpolled,
 )
-from aggregator.events import Note
-from aggregator.founding import Founding
-from broker.messages import Following, Replica, ReplicaRun, Standing, Stored
-from broker.records import LeaseView
-from broker.resending import SILENT_S
+from aggregator.state.founding import Founding
+from broker.routing.resending import SILENT_S
+from broker.wire.messages import Following, Replica, ReplicaRun, Standing, Stored
+from broker.wire.records import LeaseView
 
 LEASE_S = 1.0
 HELD = {0: (5, "0.5"), 1: (4, "1.4")}
@@ -217,7 +217,7 @@ def test_it_leads_under_the_next_epoch_once_the_lease_has_run_out(standby):
     assert standby.poll(lease(age_s=1.0))
     assert standby.of(Take) == [Take(expected_epoch=2, epoch=3, store_epoch=2)]
     assert standby.core.place is Place.TAKING
-    standby.handle(Taken(granted=True))
+    standby.handle(LeaseTaken(granted=True))
     assert standby.of(Lead) == [Lead(epoch=3, founding=None)]
     assert standby.core.next_deadline_s() is None
 
@@ -231,7 +231,7 @@ def test_its_epoch_is_above_all_that_it_has_heard_of(standby):
 def test_a_lease_that_another_one_got_first_leaves_it_following(standby):
     standby.keep(record())
     standby.poll(lease())
-    standby.handle(Taken(granted=False))
+    standby.handle(LeaseTaken(granted=False))
     assert standby.core.place is Place.FOLLOWING
     assert standby.handle(Arrived(message=replica())) == [Keep(message=replica())]
 
@@ -438,13 +438,13 @@ def test_brokers_that_never_heard_of_the_last_leader_leave_it_time_to_come_back(
 @pytest.mark.parametrize("view", VOID)
 def test_whoever_leads_without_a_lease_founds_a_line_on_what_it_has(standby, view):
     assert standby.polls_for(view, 20.0)
-    standby.handle(Taken(granted=True))
+    standby.handle(LeaseTaken(granted=True))
     assert standby.of(Lead)[0].founding == Founding(name="3.b", after=2, base=HELD)
 
 
 def test_a_founder_that_died_before_it_wrote_that_down_founds_again(standby):
     standby.poll(lease(holder="b", epoch=5, in_sync=frozenset({"b"}), synced=0))
-    standby.handle(Taken(granted=True))
+    standby.handle(LeaseTaken(granted=True))
     assert standby.of(Lead) == [Lead(epoch=6, founding=Founding(name="6.b", after=2, base=HELD))]
 
 

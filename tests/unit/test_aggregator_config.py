@@ -3,8 +3,8 @@
 import pytest
 
 from aggregator.config import AggregatorConfig
-from broker.errors import ConfigError
-from broker.messages import Codec
+from broker.wire.errors import ConfigError
+from broker.wire.messages import Codec
 
 
 def test_a_name_that_no_message_could_bear_is_refused():

@@ -1,7 +1,7 @@
 """Which island is named as a donor, and what is noted of where an optimizer's state came from."""
 
-from aggregator.donation import MOST_RECEIVERS, WAIT_S
-from broker.messages import AskDonor, Donor, StateSource
+from aggregator.rounds.donation import MOST_RECEIVERS, WAIT_S
+from broker.wire.messages import AskDonor, Donor, StateSource
 from tests.helpers import Desk, notes, sent
 
 FRESH = {"optimizer": StateSource.FRESH}

@@ -1,8 +1,8 @@
 """How a run ends: the flush with everybody, and what is given up."""
 
-from aggregator.ending import FLUSH_TIMEOUTS, FLUSH_TIMEOUTS_MOST, LINGER_MOST_S, LINGER_S
 from aggregator.events import Finished, Flaw, Merge, Stop
-from broker.messages import AGGREGATOR, Attached, Fate, FleetState, Leave, Outstanding, Phase, Reason
+from aggregator.rounds.ending import FLUSH_TIMEOUTS, FLUSH_TIMEOUTS_MOST, LINGER_MOST_S, LINGER_S
+from broker.wire.messages import AGGREGATOR, Attached, Fate, FleetState, Leave, Outstanding, Phase, Reason
 from tests.helpers import Desk, notes, of, resolutions, sent
 
 

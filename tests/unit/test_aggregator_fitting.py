@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 
 from aggregator.config import AggregatorConfig
-from aggregator.fitting import misfit
+from aggregator.state.model_limits import misfit
 from broker.config import BrokerConfig
-from broker.fragments import Kind, TensorSpec, partition
-from broker.headers import DEFAULT_LIMITS
+from broker.wire.fragments import Kind, TensorSpec, partition
+from broker.wire.headers import DEFAULT_LIMITS
 from islands.config import IslandConfig
 
 MIB = 1 << 20

@@ -2,7 +2,7 @@
 
 import pytest
 
-from aggregator.founding import Founding, foundings_in, foundings_of, made_under, stray
+from aggregator.state.founding import Founding, foundings_in, foundings_of, made_under, stray
 
 
 def founding(name, after=1, **base):

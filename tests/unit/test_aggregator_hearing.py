@@ -2,13 +2,13 @@
 
 import pytest
 
-from aggregator.hearing import SAID_LATELY_S, Hearings
-from broker.hearing import PATIENCE_S, Carried
+from aggregator.rounds.brokers import SAID_LATELY_S, DeafBrokers
+from broker.routing.deafness import PATIENCE_S, Carried
 
 
 @pytest.fixture
 def hearings():
-    return Hearings()
+    return DeafBrokers()
 
 
 def renewals(hearings, until_s, held, *, lacks, listed=(), broker=0, came_at_s=(), carried=lambda second: None):

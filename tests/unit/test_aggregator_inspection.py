@@ -5,12 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from aggregator.inspection import inspect
-from broker import messages as m
-from broker.fragments import FragmentManifest, Kind, TensorSpec
-from broker.messages import Codec, Reason
-from broker.ranges import StepRange
-from broker.tensors import decode_tensor, encode_tensor
+from aggregator.merge.inspection import inspect
+from broker.wire import messages as m
+from broker.wire.fragments import FragmentManifest, Kind, TensorSpec
+from broker.wire.messages import Codec, Reason
+from broker.wire.ranges import StepRange
+from broker.wire.tensors import decode_tensor, encode_tensor
 
 SPECS = tuple(TensorSpec(name=f"w{i}", shape=(3, i + 1), dtype="float32", kind=Kind.RDA) for i in range(2))
 MANIFEST = FragmentManifest((SPECS,))

@@ -2,12 +2,12 @@
 
 import pytest
 
-from aggregator.journeys import REMEMBERED, Journeys
+from aggregator.rules.round_times import REMEMBERED, RoundTimes
 from tests.helpers import config
 
 
 def journeys(**settings):
-    return Journeys(config(**{"sync_interval": 24, "overlap": 2, "grace_factor": 0.5, **settings}))
+    return RoundTimes(config(**{"sync_interval": 24, "overlap": 2, "grace_factor": 0.5, **settings}))
 
 
 def test_the_grace_window_shrinks_by_what_quorum_and_publication_take():

@@ -8,11 +8,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from aggregator.books import Books
-from aggregator.ledger import LIVES_KEPT, PAST, Ledger
-from aggregator.lives import MOST_INTERVALS, REASONS_REMEMBERED
-from broker.messages import Reason
-from broker.ranges import StepRange
+from aggregator.ledger.balance import Books
+from aggregator.ledger.ledger import LIVES_KEPT, PAST, Ledger
+from aggregator.ledger.lives import MOST_INTERVALS, REASONS_REMEMBERED
+from broker.wire.messages import Reason
+from broker.wire.ranges import StepRange
 from tests.helpers import steps
 
 WEIGHTS = {0: 3, 1: 5}

@@ -2,8 +2,8 @@
 
 import pytest
 
-from aggregator.members import MISSES_BEFORE_UNRESPONSIVE, MOST_INCARNATION, Members
-from broker.liveness import Liveness, LivenessConfig
+from aggregator.state.members import MISSES_BEFORE_UNRESPONSIVE, MOST_INCARNATION, Members
+from broker.routing.liveness import Liveness, LivenessConfig
 
 CONFIG = LivenessConfig(heartbeat_interval_s=0.5, suspect_after_s=2.0, dead_after_s=6.0)
 
@@ -11,7 +11,7 @@ CONFIG = LivenessConfig(heartbeat_interval_s=0.5, suspect_after_s=2.0, dead_afte
 def members(*names):
     made = Members(CONFIG)
     for name in names:
-        made.admit(name, "", f"nonce-{name}", 10, 0.0)
+        made.admit(name, "", f"nonce-{name}", 10, 0.0).begin(0, 0)
     return made
 
 
@@ -19,7 +19,7 @@ def asks(made, hint, nonce, now_s, island_id=""):
     """A process asks to join, and is let in where it is known as whom; returns its id."""
     name = made.id_for(island_id, hint, nonce, now_s)
     if name is not None:
-        made.admit(name, hint, nonce, 10, now_s)
+        made.admit(name, hint, nonce, 10, now_s).begin(0, 0)
     return name
 
 
@@ -36,7 +36,7 @@ def test_a_hint_gives_back_the_name_of_one_that_is_dead_or_has_left():
     assert asks(made, "host-b", "n2", 0.0) == "island-1"
     assert asks(made, "host-a", "n3", CONFIG.dead_after_s) == "island-0"
     assert made["island-0"].incarnation == 2
-    made["island-0"].left = True
+    made["island-0"].leave()
     assert asks(made, "host-a", "n4", CONFIG.dead_after_s) == "island-0"
 
 
@@ -68,9 +68,9 @@ def test_a_hint_whose_holder_is_heard_again_gives_a_name_of_its_own():
 
 def test_of_several_with_a_hint_that_are_gone_the_one_heard_last_comes_back():
     made = members()
-    made.admit("island-0", "host-a", "n1", 10, 0.0)
-    made.admit("island-1", "host-a", "n2", 10, 50.0)
-    made["island-1"].left = True
+    made.admit("island-0", "host-a", "n1", 10, 0.0).begin(0, 0)
+    made.admit("island-1", "host-a", "n2", 10, 50.0).begin(0, 0)
+    made["island-1"].leave()
     assert asks(made, "host-a", "n3", 100.0) == "island-1"
 
 
@@ -80,7 +80,7 @@ def test_an_empty_hint_is_nobodys():
 
 
 def test_processes_that_ask_once_and_never_again_do_not_pile_up(monkeypatch):
-    monkeypatch.setattr("aggregator.members.MOST_CLAIMS", 2)
+    monkeypatch.setattr("aggregator.state.members.MOST_CLAIMS", 2)
     made = members()
     asks(made, "host-a", "n1", 0.0)
     for number in range(5):
@@ -93,9 +93,10 @@ def test_processes_that_ask_once_and_never_again_do_not_pile_up(monkeypatch):
 def test_a_new_life_forgets_what_the_old_one_said_and_missed():
     made = members("a")
     member = made["a"]
-    member.missed_rounds, member.left, member.heartbeat = 5, True, object()
+    member.leave()
+    member.missed_rounds, member.heartbeat = 5, object()
     member.emptied[0], member.beat_sequence, member.stopped_sequence = 3, 9, 8
-    made.admit("a", "", "other", 20, 9.0)
+    made.admit("a", "", "other", 20, 9.0).begin(0, 0)
     assert (member.incarnation, member.nonce, member.tokens_per_step) == (2, "other", 20)
     assert (member.missed_rounds, member.left, member.heartbeat, member.emptied) == (0, False, None, {})
     assert (member.beat_sequence, member.stopped_sequence) == (-1, None)
@@ -116,7 +117,7 @@ def test_a_life_is_above_all_that_were_heard_of_but_for_those_that_cannot_be(cla
 
 
 def test_claims_of_names_without_end_do_not_pile_up(monkeypatch):
-    monkeypatch.setattr("aggregator.members.MOST_CLAIMS", 2)
+    monkeypatch.setattr("aggregator.state.members.MOST_CLAIMS", 2)
     made = members()
     for number, name in enumerate("abcb", start=3):
         made.claimed(name, number)
@@ -133,7 +134,7 @@ def test_silence_makes_an_island_suspect_and_then_dead(silent_s, state):
 
 def test_who_left_is_not_live_however_fresh():
     made = members("a")
-    made["a"].left = True
+    made["a"].leave()
     assert made.state(made["a"], 0.0) is Liveness.LEFT
     assert made.live(0.0) == []
 
@@ -157,8 +158,8 @@ def test_the_next_death_is_named_late_enough_that_it_has_happened():
 def test_a_record_restores_everybody_as_live_for_a_while():
     made = members("a", "b")
     made["a"].start = (40, 400)
-    made["b"].left = True
-    made.admit("a", "host", "again", 10, 0.0)
+    made["b"].leave()
+    made.admit("a", "host", "again", 10, 0.0).begin(0, 0)
     restored = Members(CONFIG)
     restored.restore(made.record(), 100.0)
     assert restored.record() == made.record()

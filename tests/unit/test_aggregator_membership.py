@@ -6,21 +6,10 @@ import pytest
 
 from aggregator.core import Aggregator
 from aggregator.events import Manifested, RunSaved, SaveRun, Tick
-from aggregator.members import EARLIER_REMEMBERED
-from aggregator.membership import first_difference
-from broker.fragments import Kind, TensorSpec, partition
-from broker.messages import (
-    BROKER,
-    Attach,
-    Fate,
-    FleetState,
-    Join,
-    Leave,
-    Outstanding,
-    Reason,
-    Refused,
-    Welcome,
-)
+from aggregator.rounds.membership import first_difference
+from aggregator.state.members import EARLIER_REMEMBERED
+from broker.wire.fragments import Kind, TensorSpec, partition
+from broker.wire.messages import BROKER, Attach, Fate, FleetState, Join, Leave, Outstanding, Reason, Refused, Welcome
 from tests.helpers import Desk, config, notes, of, resolutions, sent, tensors
 
 
@@ -357,7 +346,7 @@ def test_the_aggregator_attaches_once_a_second():
 
 
 def test_a_run_takes_no_more_islands_than_it_can_remember(monkeypatch):
-    monkeypatch.setattr("aggregator.membership.MOST_MEMBERS", 2)
+    monkeypatch.setattr("aggregator.rounds.membership.MOST_MEMBERS", 2)
     desk = Desk()
     desk.gather("a", "b")
     (refused,) = sent(desk.join("c"), Refused)
@@ -366,7 +355,7 @@ def test_a_run_takes_no_more_islands_than_it_can_remember(monkeypatch):
 
 
 def test_who_is_known_by_a_hint_alone_comes_back_to_a_full_run(monkeypatch):
-    monkeypatch.setattr("aggregator.membership.MOST_MEMBERS", 1)
+    monkeypatch.setattr("aggregator.rounds.membership.MOST_MEMBERS", 1)
     made = Desk()
     assert sent(made.join("", nonce="1", hint="host-7"), Welcome)
     assert sent(made.join("", nonce="2", hint="host-8"), Refused)

@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aggregator.events import Part
-from aggregator.merge import BLOCK, merge_fragment
-from broker.errors import LocalProtocolError
-from broker.fragments import Kind, TensorSpec
-from broker.messages import Codec
-from broker.ranges import StepRange
-from broker.tensors import decode_tensor, encode_tensor
+from aggregator.merge.kernels import BLOCK, merge_fragment
+from broker.wire.errors import LocalProtocolError
+from broker.wire.fragments import Kind, TensorSpec
+from broker.wire.messages import Codec
+from broker.wire.ranges import StepRange
+from broker.wire.tensors import decode_tensor, encode_tensor
 
 STEPS = StepRange(from_step=0, to_step=24, from_tokens=0, to_tokens=24_000)
 

@@ -9,9 +9,9 @@ import optax
 import pytest
 
 from aggregator.config import AggregatorConfig
-from aggregator.outer import CHUNK, SMALL, FragmentState, make_outer_step, seeded
-from aggregator.workshop import warmed_up
-from broker.errors import ConfigError, LocalProtocolError
+from aggregator.merge.outer_step import CHUNK, SMALL, FragmentState, make_outer_step, seeded
+from aggregator.process.workers import warmed_up
+from broker.wire.errors import ConfigError, LocalProtocolError
 
 #: Fused multiply-adds round once where the plain formula rounds twice: an ulp or two on values around 1.
 TOLERANCE = {"rtol": 3e-6, "atol": 3e-6}

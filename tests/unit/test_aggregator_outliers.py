@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aggregator.outliers import WARM_UP_CONTRIBUTIONS, WARM_UP_ROUNDS, WINDOW, FragmentNorms, Sample
+from aggregator.rules.outliers import WARM_UP_CONTRIBUTIONS, WARM_UP_ROUNDS, WINDOW, FragmentNorms, Sample
 
 FACTOR = 10.0
 FLEET = ("a", "b", "c", "d")

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aggregator.pacing import MovingAverage, Pacer, StepClock
-from broker.messages import Reason
-from islands.loop import step_time_s
+from aggregator.rules.pacing import MovingAverage, Pacer, StepClock
+from broker.wire.messages import Reason
+from islands.session.training_state import step_time_s
 from tests.helpers import Desk
 
 HEARTBEAT_S = 0.5

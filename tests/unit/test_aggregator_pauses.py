@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from aggregator.ending import ALL_CLOSED, LINGER_MOST_S, LINGER_S
-from broker.messages import (
+from aggregator.rounds.ending import ALL_CLOSED, LINGER_MOST_S, LINGER_S
+from broker.wire.messages import (
     AGGREGATOR,
     Attach,
     Attached,

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aggregator.quarantine import LONGEST_S, OFFENCES, RELEASE_AFTER, STRIKES, Quarantine
-from broker.messages import RETRY_REASONS, Reason
+from aggregator.rules.quarantine import LONGEST_S, OFFENCES, RELEASE_AFTER, STRIKES, Quarantine
+from broker.wire.messages import RETRY_REASONS, Reason
 
 
 def offend(quarantine, now_s=0.0, *, times=STRIKES, reason=Reason.OUTLIER, step=None):

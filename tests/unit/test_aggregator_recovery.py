@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 
 from aggregator.events import NewLineage, Publish
-from aggregator.recovery import LISTEN_S, MOST_VERSION, Peers, lineages, renumbered
-from aggregator.summary import totals
-from broker.messages import Attached, FleetState, Reason, Refused, Seed, Welcome
+from aggregator.process.summary import totals
+from aggregator.rounds.recovery import LISTEN_S, MOST_VERSION, Peers, lineages, renumbered
+from broker.wire.messages import Attached, FleetState, Reason, Refused, Seed, Welcome
 from tests.helpers import Desk, LinkedCluster, notes, of, sent
 
 ABC = frozenset("abc")

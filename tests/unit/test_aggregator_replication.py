@@ -3,9 +3,8 @@
 import pytest
 
 from aggregator.events import Commit, Note, Persisted, PersistFailed, RunSaved, RunSaveFailed
-from aggregator.founding import Founding
-from aggregator.replication import FORGET_S, UNREACHED_LEASES, Replication
-from aggregator.replication_events import (
+from aggregator.standby.replication import FORGET_S, UNREACHED_LEASES, Replication
+from aggregator.standby.replication_events import (
     Deliver,
     Deposed,
     Followed,
@@ -18,8 +17,9 @@ from aggregator.replication_events import (
     Replicate,
     ReplicateRun,
 )
-from broker.messages import Follow, Stored
-from broker.resending import JOURNEYS, REPUBLISH_S, SILENT_S, UNKNOWN_S
+from aggregator.state.founding import Founding
+from broker.routing.resending import JOURNEYS, REPUBLISH_S, SILENT_S, UNKNOWN_S
+from broker.wire.messages import Follow, Stored
 
 EPOCH, LEASE_S, LAG_S = 3, 1.0, 1.0
 

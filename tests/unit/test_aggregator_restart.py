@@ -1,7 +1,7 @@
 """A restarted aggregator goes on exactly where its disk says, and nothing that counts is counted twice."""
 
-from aggregator.run import ROUND_IDS_PER_LIFE
-from broker.messages import Attach, Fate, FleetState, Leave, Outstanding, Welcome
+from aggregator.state.run import ROUND_IDS_PER_LIFE
+from broker.wire.messages import Attach, Fate, FleetState, Leave, Outstanding, Welcome
 from tests.helpers import Desk, LinkedCluster, notes, resolutions, sent
 
 
@@ -88,7 +88,7 @@ def test_an_answer_to_a_round_before_the_restart_is_not_fresh_after_it():
 
 def _looks(made):
     (round_,) = made.run.open_rounds.values()
-    return round_.look(made.now_s, frozenset("ab"), 2, made.run.journeys.waits(0.1)).reason
+    return round_.look(made.now_s, frozenset("ab"), 2, made.run.round_times.waits(0.1)).reason
 
 
 def test_known_islands_count_as_live_for_a_while():

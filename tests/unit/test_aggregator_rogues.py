@@ -4,10 +4,10 @@ import pytest
 
 from aggregator.config import AggregatorConfig
 from aggregator.events import Flaw, Merge, SaveRun
-from aggregator.quarantine import RELEASE_AFTER
-from aggregator.summary import totals
-from broker.errors import ConfigError
-from broker.messages import Fate, Outstanding, Reason, Seed
+from aggregator.process.summary import totals
+from aggregator.rules.quarantine import RELEASE_AFTER
+from broker.wire.errors import ConfigError
+from broker.wire.messages import Fate, Outstanding, Reason, Seed
 from tests.helpers import Desk, notes, of, resolutions
 
 NAN = Flaw(reason=Reason.NOT_FINITE, detail="NaN in w0")

@@ -5,18 +5,8 @@ from dataclasses import replace
 import pytest
 
 from aggregator.events import SaveRun
-from aggregator.roster import AGAIN_S
-from broker.messages import (
-    AGGREGATOR,
-    DataRange,
-    FleetState,
-    Leave,
-    Phase,
-    Reached,
-    Refused,
-    Rostered,
-    Tenure,
-)
+from aggregator.rounds.roster import AGAIN_S
+from broker.wire.messages import AGGREGATOR, DataRange, FleetState, Leave, Phase, Reached, Refused, Rostered, Tenure
 from tests.helpers import Desk, notes, of, sent
 from tests.shard_bench import Shards, shards
 

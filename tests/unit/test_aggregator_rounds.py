@@ -16,10 +16,10 @@ from aggregator.events import (
     Send,
     refusal_of_ours,
 )
-from aggregator.fragment import Stage
-from aggregator.publishing import DELIVERED_S
-from aggregator.summary import totals
-from broker.messages import (
+from aggregator.process.summary import totals
+from aggregator.rounds.publishing import DELIVERED_S
+from aggregator.state.fragment import Stage
+from broker.wire.messages import (
     AGGREGATOR,
     BROKER,
     Attached,
@@ -33,7 +33,7 @@ from broker.messages import (
     Refused,
     TrainedOn,
 )
-from broker.ranges import StepRange
+from broker.wire.ranges import StepRange
 from tests.helpers import Desk, notes, of, resolutions, sent
 
 
@@ -590,7 +590,7 @@ def test_an_island_is_answered_over_the_broker_it_was_last_heard_by_and_over_all
     next_life = made.restarted()
     attached = [each.by for each in of(next_life.log, Send) if each.to == BROKER]
     assert attached == [None, None]  # every broker is told of a new leader
-    assert next_life.run.ways.to("a") is None  # heard by nobody yet: addressed through all
+    assert next_life.run.routes.to("a") is None  # heard by nobody yet: addressed through all
 
 
 def test_a_refusal_as_fenced_is_noted_once_for_each_broker():

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from aggregator.events import Flaw, Plant, Publish
-from aggregator.seeding import PATIENCE_S
-from broker.messages import FleetState, Leave, Reason, Refused, Seed, Welcome
+from aggregator.rounds.seeding import PATIENCE_S
+from broker.wire.messages import FleetState, Leave, Reason, Refused, Seed, Welcome
 from tests.helpers import Desk, notes, of, sent, tensors
 
 

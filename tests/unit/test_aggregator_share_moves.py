@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from aggregator.shares import Presence, Shares
-from broker.messages import DataRange, Reason
+from aggregator.ledger.data_shares import DataShares, Presence
+from broker.wire.messages import DataRange, Reason
 
 TAKEOVER_S = 10.0
 
@@ -37,7 +37,7 @@ def refusal(shares, *ranges, island_id="a", home=0, most_batches=100):
 @pytest.fixture
 def shares():
     """Two shares, in the hands of a and b."""
-    made = Shares(2, TAKEOVER_S, 0.0)
+    made = DataShares(2, TAKEOVER_S, 0.0)
     for home, island_id in enumerate("ab"):
         made.join(island_id, home)
     made.saving(1)
@@ -150,7 +150,7 @@ def test_a_new_life_has_its_home_and_what_it_had_besides_goes_to_nobody(shares):
 
 
 def test_of_several_the_one_with_the_fewest_shares_takes_over():
-    shares = Shares(3, TAKEOVER_S, 0.0)
+    shares = DataShares(3, TAKEOVER_S, 0.0)
     for home, island_id in enumerate("abc"):
         shares.join(island_id, home)
     moved = shares.settle(presence(20.0, 20.0, 0.0), 20.0)
@@ -162,7 +162,7 @@ def test_of_several_the_one_with_the_fewest_shares_takes_over():
 @pytest.fixture
 def three():
     """Three shares, in the hands of a, b and c."""
-    made = Shares(3, TAKEOVER_S, 0.0)
+    made = DataShares(3, TAKEOVER_S, 0.0)
     for home, island_id in enumerate("abc"):
         made.join(island_id, home)
     return made
@@ -200,7 +200,7 @@ def test_what_is_read_back_says_the_same(shares):
     shares.merge(0, [data(0, 4)])
     shares.settle(presence(12.0, 0.0), 12.0)
     record, slices = shares.saving(2), {0: shares.slice(0)}
-    again = Shares(2, TAKEOVER_S, 0.0)
+    again = DataShares(2, TAKEOVER_S, 0.0)
     again.restore(record, slices)
     shares.saved(2)
     assert again.told("b", 1) == shares.told("b", 1)

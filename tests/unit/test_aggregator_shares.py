@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from aggregator.shares import MOST_INTERVALS, MOST_OWNED, Presence, Shares
-from broker.messages import DataRange, Reason
+from aggregator.ledger.data_shares import MOST_INTERVALS, MOST_OWNED, DataShares, Presence
+from broker.wire.messages import DataRange, Reason
 
 TAKEOVER_S = 60.0
 
@@ -20,7 +20,7 @@ def data(share, from_batch, to_batch, epoch=0):
 
 def fleet(takeover_s=TAKEOVER_S):
     """Islands a, b and c at home in shares 0, 1 and 2; all of it durable."""
-    shares = Shares(3, takeover_s, 0.0)
+    shares = DataShares(3, takeover_s, 0.0)
     for home, name in enumerate("abc"):
         shares.join(name, home)
     keep(shares, 1)
@@ -104,7 +104,7 @@ def test_shares_are_spread_and_move_on_when_the_heir_goes_too():
 
 
 def test_who_left_is_not_waited_for_and_who_never_came_is():
-    shares = Shares(2, TAKEOVER_S, 0.0)
+    shares = DataShares(2, TAKEOVER_S, 0.0)
     shares.join("a", 0)
     assert shares.settle([island("a", 0)], 59.0) == []
     assert [m.share for m in shares.settle([island("a", 0)], 60.0)] == [1]
@@ -154,7 +154,7 @@ def test_an_island_beyond_the_expected_number_makes_a_further_pass_that_nobody_t
 
 def several(takeover_s=TAKEOVER_S):
     """The same fleet where other shards must know of each step; they agree to nothing before :func:`keep`."""
-    shares = Shares(3, takeover_s, 0.0, alone=False)
+    shares = DataShares(3, takeover_s, 0.0, alone=False)
     for home, name in enumerate("abc"):
         shares.join(name, home)
     keep(shares, 1)
@@ -237,7 +237,7 @@ def test_the_home_of_an_island_that_joins_again_is_taken_from_whoever_has_it():
 
 
 def test_a_first_home_needs_no_agreement():
-    shares = Shares(3, TAKEOVER_S, 0.0, alone=False)
+    shares = DataShares(3, TAKEOVER_S, 0.0, alone=False)
     shares.leave("a", 0)
     shares.join("a", 0)
     keep(shares, 1)
@@ -247,7 +247,7 @@ def test_a_first_home_needs_no_agreement():
 def test_after_a_restart_a_share_of_nobody_waits_for_an_agreement_of_the_new_life():
     shares = several()
     shares.settle(AWAY, 100.0)
-    again = Shares(3, TAKEOVER_S, 200.0, alone=False)
+    again = DataShares(3, TAKEOVER_S, 200.0, alone=False)
     again.restore(shares.saving(2), {})
     assert again.settle(AWAY, 200.0) == []
     again.saving(1)
@@ -309,7 +309,7 @@ def test_shares_survive_a_restart_with_what_was_merged_of_them():
     merge(shares, data(1, 0, 5), fragment=1)
     shares.settle(AWAY, 100.0)
     record = shares.saving(2)
-    again = Shares(3, TAKEOVER_S, 200.0)
+    again = DataShares(3, TAKEOVER_S, 200.0)
     again.restore(record, {p: shares.slice(p) for p in (0, 1)})
     assert told(again, "a", 0) == [(0, 0, 0), (1, 1, 8)]
     assert again.saving(1) == record
@@ -321,7 +321,7 @@ def test_shares_survive_a_restart_with_what_was_merged_of_them():
 
 
 def test_one_heir_has_no_more_shares_than_a_contribution_can_name():
-    shares = Shares(3 * MOST_OWNED, TAKEOVER_S, 0.0)
+    shares = DataShares(3 * MOST_OWNED, TAKEOVER_S, 0.0)
     shares.join("a", 0)
     here = [island("a", 0)]
     assert len(shares.settle(here, TAKEOVER_S)) == MOST_OWNED - 1
@@ -364,7 +364,7 @@ def test_many_ranges_in_one_contribution_are_compared_with_each_other():
 
 
 def test_a_disk_that_fails_for_days_makes_no_list_longer():
-    shares = Shares(2, 0.0, 0.0)
+    shares = DataShares(2, 0.0, 0.0)
     shares.join("a", 0)
     for serial in range(1, 1000):
         shares.saving(serial)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aggregator.staleness import (
+from aggregator.rules.staleness import (
     Trained,
     mean_staleness,
     merge_weights,
@@ -14,7 +14,7 @@ from aggregator.staleness import (
     presence_factor,
     staleness_weight,
 )
-from broker.messages import TrainedOn
+from broker.wire.messages import TrainedOn
 
 
 def trained(island_id="a", tokens=100, steps=10, staleness=0.0):

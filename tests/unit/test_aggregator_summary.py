@@ -5,11 +5,11 @@ import json
 from aggregator.config import AggregatorConfig
 from aggregator.core import Aggregator
 from aggregator.events import Note, Received, RunSaved
-from aggregator.notes import NoteLog
-from aggregator.summary import Traffic, fragments, refusals, report, totals
-from broker import messages as m
-from broker.directory import UNKNOWN
-from broker.fragments import Kind, TensorSpec
+from aggregator.process.log_lines import NoteLog
+from aggregator.process.summary import Traffic, fragments, refusals, report, totals
+from broker.routing.directory import UNKNOWN
+from broker.wire import messages as m
+from broker.wire.fragments import Kind, TensorSpec
 from tests.helpers import beat
 
 #: What a heartbeat says of two fragments before any version is there.
@@ -81,7 +81,7 @@ def test_refusals_of_strangers_stand_under_one_name():
 
 
 def test_complaints_about_names_without_end_take_no_memory_without_end(monkeypatch):
-    monkeypatch.setattr("aggregator.notes.MOST_COMPLAINTS", 3)
+    monkeypatch.setattr("aggregator.process.log_lines.MOST_COMPLAINTS", 3)
     notes = NoteLog()
 
     def told(name):

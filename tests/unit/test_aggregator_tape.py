@@ -21,12 +21,12 @@ from aggregator.events import (
     Stop,
     Tick,
 )
-from aggregator.tape import FORMAT, Tape, event_line, note_line, read_event, read_lines, read_start, start_line
-from broker import messages as m
-from broker.errors import ConfigError
-from broker.fragments import Kind, TensorSpec
-from broker.hearing import Carried
-from broker.ranges import StepRange
+from aggregator.store.tape import FORMAT, Tape, event_line, note_line, read_event, read_lines, read_start, start_line
+from broker.routing.deafness import Carried
+from broker.wire import messages as m
+from broker.wire.errors import ConfigError
+from broker.wire.fragments import Kind, TensorSpec
+from broker.wire.ranges import StepRange
 
 TENSORS = tuple(TensorSpec(name=f"w{i}", shape=(4, 5), dtype="float32", kind=Kind.RDA) for i in range(2))
 
@@ -122,7 +122,7 @@ def test_a_core_made_from_a_first_line_decides_as_the_first_one_did(tmp_path):
         for p in range(2)
     }
     line = json.loads(json.dumps(start_line(config, 10.0, record, commits)))
-    played, live = read_start(line), Aggregator(config, now_s=10.0, record=record, commits=commits)
+    played, live = Aggregator(**read_start(line)), Aggregator(config, now_s=10.0, record=record, commits=commits)
     assert played.run.versions == live.run.versions == (4, 5)
     assert played.run.epoch == live.run.epoch == 2
     assert lead(played) == lead(live)
@@ -132,7 +132,7 @@ def test_a_core_made_from_a_first_line_decides_as_the_first_one_did(tmp_path):
 
 def test_a_tape_of_another_format_is_refused_with_a_cure():
     with pytest.raises(ConfigError, match=f"tape = 99: this program reads format {FORMAT}"):
-        read_start({"tape": 99})
+        Aggregator(**read_start({"tape": 99}))
 
 
 # --- the file -----------------------------------------------------------------------------------------------------
@@ -182,7 +182,7 @@ def test_a_failing_disk_costs_lines_which_are_counted_and_reported_once(tmp_path
 
 
 def test_lines_beyond_what_may_wait_are_dropped(tmp_path, monkeypatch):
-    monkeypatch.setattr("aggregator.tape.MAX_WAITING", 2)
+    monkeypatch.setattr("aggregator.store.tape.MAX_WAITING", 2)
     tape = Tape(tmp_path / "events.jsonl")
     for n in range(5):
         tape.write({"n": n})
@@ -192,7 +192,7 @@ def test_lines_beyond_what_may_wait_are_dropped(tmp_path, monkeypatch):
 
 
 def test_a_gap_stands_where_lines_are_missing(tmp_path, monkeypatch):
-    monkeypatch.setattr("aggregator.tape.MAX_WAITING", 2)
+    monkeypatch.setattr("aggregator.store.tape.MAX_WAITING", 2)
     tape = Tape(tmp_path / "events.jsonl")
     for n in range(4):
         tape.write({"n": n})

@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 
-from aggregator import versions
 from aggregator.events import Merge, Part
-from aggregator.outer import FragmentState, make_outer_step
-from broker.errors import LocalProtocolError
-from broker.fragments import Kind, TensorSpec
-from broker.messages import Codec
-from broker.ranges import StepRange
-from broker.tensors import encode_tensor
+from aggregator.merge import versions
+from aggregator.merge.outer_step import FragmentState, make_outer_step
+from broker.wire.errors import LocalProtocolError
+from broker.wire.fragments import Kind, TensorSpec
+from broker.wire.messages import Codec
+from broker.wire.ranges import StepRange
+from broker.wire.tensors import encode_tensor
 
 TENSORS = (TensorSpec(name="w", shape=(8,), dtype="float32", kind=Kind.MEAN),)
 

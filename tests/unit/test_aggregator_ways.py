@@ -3,12 +3,12 @@
 import asyncio
 
 from aggregator.events import Send
-from aggregator.link import Outgoing
-from aggregator.shelves import Shelves
-from aggregator.ways import MOST_NAMES, Ways
-from broker import messages as m
-from broker.hearing import Carried
-from broker.resending import JOURNEYS, LEAST_BYTES_PER_S, REPUBLISH_S
+from aggregator.process.broker_link import Outgoing
+from aggregator.rounds.brokers import BrokerVersions
+from aggregator.state.routes import MOST_NAMES, Routes
+from broker.routing.deafness import Carried
+from broker.routing.resending import JOURNEYS, LEAST_BYTES_PER_S, REPUBLISH_S
+from broker.wire import messages as m
 from tests.helpers import Desk, of
 
 
@@ -20,7 +20,7 @@ def envelope(sender="a", sequence=1, incarnation=1):
 
 
 def test_the_newest_message_shows_the_way_whatever_arrives_after_it():
-    ways = Ways()
+    ways = Routes()
     assert ways.to("a") is None
     assert ways.heard(envelope(sequence=7), 0)
     assert ways.heard(envelope(sequence=9), 1)
@@ -32,7 +32,7 @@ def test_the_newest_message_shows_the_way_whatever_arrives_after_it():
 
 
 def test_only_so_many_ways_are_remembered_the_latest_ones():
-    ways = Ways()
+    ways = Routes()
     for n in range(MOST_NAMES + 10):
         ways.heard(envelope(sender=f"join:{n}"), 1)
     assert ways.to("join:9") is None
@@ -59,11 +59,11 @@ def test_who_is_not_a_member_is_refused_over_the_broker_it_came_by_and_shows_no_
     beat = made.run.members["a"].heartbeat
     (refused,) = of(made.say("a", beat, incarnation=9, broker=1), Send)
     assert (refused.message.reason, refused.by) == (m.Reason.UNKNOWN_ISLAND, 1)
-    assert made.run.ways.to("a") == 0
+    assert made.run.routes.to("a") == 0
 
 
 def test_shelves_know_a_broker_that_was_away_from_one_that_came_back_empty():
-    shelves = Shelves(0.0)
+    shelves = BrokerVersions(0.0)
     assert shelves.answered(0, (-1,), 1.0) is None
     assert shelves.answered(0, (3,), 2.0) is None
     assert shelves.answered(0, (-1,), 2.5) == 2.0  # empty: it died in between
@@ -73,7 +73,7 @@ def test_shelves_know_a_broker_that_was_away_from_one_that_came_back_empty():
 
 
 def test_each_broker_has_pauses_of_its_own():
-    shelves, newest = Shelves(0.0), {0: (3, 0.5)}
+    shelves, newest = BrokerVersions(0.0), {0: (3, 0.5)}
     for broker in (0, 1):
         shelves.answered(broker, (2,), 1.0)
     at_s = 0.5 + REPUBLISH_S
@@ -99,7 +99,7 @@ def pauses_of(shelves, newest, size_bytes=0, copies=2):
 
 
 def test_pauses_before_a_version_is_sent_again_follow_the_journeys_to_that_broker():
-    shelves = Shelves(0.0)
+    shelves = BrokerVersions(0.0)
     assert pauses_of(shelves, {0: (3, 0.0)}) == [REPUBLISH_S, 3 * REPUBLISH_S]
     assert pauses_of(shelves, {0: (4, 100.0)}, copies=1) == [4 * REPUBLISH_S]  # kept until a journey was measured
     shelves.answered(0, (2,), 209.0)
@@ -110,11 +110,11 @@ def test_pauses_before_a_version_is_sent_again_follow_the_journeys_to_that_broke
 
 
 def test_before_a_journey_was_measured_versions_have_the_time_that_all_of_them_take_on_a_poor_link():
-    assert pauses_of(Shelves(0.0), {0: (3, 0.0)}, size_bytes=round(20 * LEAST_BYTES_PER_S), copies=1) == [20]
+    assert pauses_of(BrokerVersions(0.0), {0: (3, 0.0)}, size_bytes=round(20 * LEAST_BYTES_PER_S), copies=1) == [20]
 
 
 def test_a_broker_that_came_back_empty_gets_everything_at_once():
-    shelves, newest = Shelves(0.0), {0: (3, 1.0), 1: (7, 1.0)}
+    shelves, newest = BrokerVersions(0.0), {0: (3, 1.0), 1: (7, 1.0)}
     shelves.answered(0, (3, 7), 1.0)
     assert shelves.lacking(0, {0: 3, 1: 7}, newest, 1.0) == []
     shelves.answered(0, (-1, -1), 2.0)
@@ -124,7 +124,7 @@ def test_a_broker_that_came_back_empty_gets_everything_at_once():
 
 
 def test_one_that_lacks_what_it_had_gets_it_at_once():
-    shelves, newest = Shelves(0.0), {0: (3, 1.0), 1: (7, 1.0)}
+    shelves, newest = BrokerVersions(0.0), {0: (3, 1.0), 1: (7, 1.0)}
     shelves.answered(0, (3, 7), 1.5)
     assert shelves.lacking(0, {0: 3, 1: 7}, newest, 1.5) == []
     shelves.answered(0, (3, 6), 2.0)  # it died, and somebody else was quicker to give it something
@@ -133,7 +133,7 @@ def test_one_that_lacks_what_it_had_gets_it_at_once():
 
 
 def test_over_a_connection_made_anew_goes_what_was_on_its_way():
-    shelves, newest = Shelves(0.0), {0: (3, 1.0), 1: (7, 1.0)}
+    shelves, newest = BrokerVersions(0.0), {0: (3, 1.0), 1: (7, 1.0)}
     shelves.answered(0, (3, 6), 1.5)
     assert shelves.lacking(0, {0: 3, 1: 6}, newest, 1.5, 1 << 40) == []
     shelves.renewed(0, 2.0)
@@ -143,7 +143,7 @@ def test_over_a_connection_made_anew_goes_what_was_on_its_way():
 
 def test_what_this_machine_still_holds_of_a_version_is_not_sent_again():
     """A slow link: until the first copy has left, others would queue behind it."""
-    shelves, newest = Shelves(0.0), {0: (3, 1.0)}
+    shelves, newest = BrokerVersions(0.0), {0: (3, 1.0)}
 
     def lacking(now_s, carried, held=2):
         shelves.answered(0, (held,), now_s)
@@ -156,7 +156,7 @@ def test_what_this_machine_still_holds_of_a_version_is_not_sent_again():
 
 
 def test_what_went_with_a_connection_that_broke_is_sent_over_the_next_one_at_once():
-    shelves, newest = Shelves(0.0), {0: (3, 1.0), 1: (7, 1.0)}
+    shelves, newest = BrokerVersions(0.0), {0: (3, 1.0), 1: (7, 1.0)}
     shelves.answered(0, (2, 7), 1.5)
     assert shelves.lacking(0, {0: 2, 1: 7}, newest, 1.5, 1 << 30, Carried(5000, 0, 400, 1)) == []
     shelves.answered(0, (2, 7), 2.0)
@@ -166,7 +166,7 @@ def test_what_went_with_a_connection_that_broke_is_sent_over_the_next_one_at_onc
 
 
 def test_over_a_connection_that_is_made_anew_everything_goes_once():
-    shelves, newest = Shelves(0.0), {0: (3, 1.0)}
+    shelves, newest = BrokerVersions(0.0), {0: (3, 1.0)}
     shelves.answered(0, (2,), 1.5)
     assert shelves.lacking(0, {0: 2}, newest, 1.5, 1 << 30, Carried(5000, 0, 400, 1)) == []
     shelves.renewed(0, 1.6)
@@ -177,7 +177,7 @@ def test_over_a_connection_that_is_made_anew_everything_goes_once():
 
 
 def test_a_broker_that_is_a_new_process_has_no_backlog_and_gets_everything_at_once():
-    shelves, newest = Shelves(0.0), {0: (3, 1.0), 1: (7, 1.0)}
+    shelves, newest = BrokerVersions(0.0), {0: (3, 1.0), 1: (7, 1.0)}
     shelves.answered(0, (3, 7), 1.5)
     shelves.renewed(0, 2.0)
     shelves.answered(0, (-1, -1), 2.5)
@@ -185,7 +185,7 @@ def test_a_broker_that_is_a_new_process_has_no_backlog_and_gets_everything_at_on
 
 
 def test_what_is_heard_after_a_silence_is_no_journey():
-    shelves = Shelves(0.0)
+    shelves = BrokerVersions(0.0)
     shelves.answered(0, (2,), 1.0)
     assert shelves.lacking(0, {0: 2}, {0: (3, 0.5)}, 1.0) == []
     shelves.answered(0, (3,), 61.0)

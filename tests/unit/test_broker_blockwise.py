@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker import blockwise
-from broker.errors import LocalProtocolError
-from broker.lengths import BLOCK_ELEMENTS, block_count, encoded_bytes
-from broker.messages import Codec, Encoded
-from broker.tensors import Elements, decode_into, decode_tensor, encode_tensor, is_finite, squared_norm
+from broker.wire import blockwise
+from broker.wire.errors import LocalProtocolError
+from broker.wire.lengths import BLOCK_ELEMENTS, block_count, encoded_bytes
+from broker.wire.messages import Codec, Encoded
+from broker.wire.tensors import Elements, decode_into, decode_tensor, encode_tensor, is_finite, squared_norm
 
 BLOCKWISE = [codec for codec in Codec if codec.blockwise]
 LARGEST = {Codec.INT8: 127, Codec.INT4: 7}

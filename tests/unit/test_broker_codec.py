@@ -14,13 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.fuzz_decoder import fuzz
-from broker import messages
-from broker.codec import KINDS, Origin, decode, encode, kind_of, peek, verify
-from broker.errors import ConfigError, LocalProtocolError, RemoteProtocolError
-from broker.fragments import Kind, TensorSpec
-from broker.headers import DEFAULT_LIMITS, Limits, seal
-from broker.lengths import encoded_bytes
-from broker.messages import (
+from broker.wire import messages
+from broker.wire.codec import Origin, decode, encode, peek, verify
+from broker.wire.errors import ConfigError, LocalProtocolError, RemoteProtocolError
+from broker.wire.fragments import Kind, TensorSpec
+from broker.wire.headers import DEFAULT_LIMITS, Limits, seal
+from broker.wire.lengths import encoded_bytes
+from broker.wire.messages import (
+    KINDS,
     MESSAGE_TYPES,
     Attached,
     Codec,
@@ -42,10 +43,11 @@ from broker.messages import (
     TrainedOn,
     Version,
     Want,
+    kind_of,
 )
-from broker.ranges import StepRange
-from broker.schema import INT_MAX, MAX_DATA_RANGES, MAX_OUTSTANDING, MAX_TEXT
-from broker.tensors import encode_tensor
+from broker.wire.ranges import StepRange
+from broker.wire.schema import INT_MAX, MAX_DATA_RANGES, MAX_OUTSTANDING, MAX_TEXT
+from broker.wire.tensors import encode_tensor
 
 FUZZ_INPUTS = int(os.environ.get("ATOLL_FUZZ_INPUTS", "20000"))
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.fragments import FragmentManifest, Kind, TensorSpec, partition
+from broker.wire.fragments import FragmentManifest, Kind, TensorSpec, partition
 
 
 def tensor(name, *shape, kind=Kind.RDA, unit_axes=0):

@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from broker import messages as m
 from broker.config import BrokerConfig
-from broker.errors import ConfigError
-from broker.liveness import Liveness, LivenessConfig, liveness
-from broker.messages import AGGREGATOR, Envelope
-from broker.reporter import Membership
+from broker.registry.reporter import MembersSeen
+from broker.routing.liveness import Liveness, LivenessConfig, liveness
+from broker.wire import messages as m
+from broker.wire.errors import ConfigError
+from broker.wire.messages import AGGREGATOR, Envelope
 from tests.helpers import beat
 from tests.relay_bench import welcome
 
@@ -75,7 +75,7 @@ def test_broker_settings_that_cannot_work_are_refused_by_name(settings, field):
 
 
 def test_membership_hands_out_the_newest_of_each_island_once():
-    membership = Membership(max_islands=10)
+    membership = MembersSeen(max_islands=10)
     membership.observe(envelope(beat(1)), 100.0)
     membership.observe(envelope(beat(2)), 101.0)
     membership.observe(envelope(beat(9), sender="b"), 101.5)
@@ -87,7 +87,7 @@ def test_membership_hands_out_the_newest_of_each_island_once():
 
 
 def test_what_is_heard_while_redis_thinks_is_written_next():
-    membership = Membership(max_islands=10)
+    membership = MembersSeen(max_islands=10)
     membership.observe(envelope(beat(1)), 100.0)
     due = membership.due(100.0, everything=False)
     membership.observe(envelope(beat(2)), 100.5)
@@ -96,7 +96,7 @@ def test_what_is_heard_while_redis_thinks_is_written_next():
 
 
 def test_a_last_word_keeps_what_the_heartbeats_said():
-    membership = Membership(max_islands=10)
+    membership = MembersSeen(max_islands=10)
     membership.observe(envelope(beat(5, loss=2.5)), 100.0)
     membership.observe(envelope(m.Leave(inner_step=6, tokens=60, reason="done")), 101.0)
     (record,) = membership.due(101.0, everything=False)
@@ -104,7 +104,7 @@ def test_a_last_word_keeps_what_the_heartbeats_said():
 
 
 def test_a_heartbeat_overtaken_by_the_last_word_does_not_bring_the_island_back():
-    membership = Membership(max_islands=10)
+    membership = MembersSeen(max_islands=10)
     membership.observe(envelope(m.Leave(inner_step=6, tokens=60, reason="done")), 100.0)
     membership.observe(envelope(beat(5)), 100.1)
     (record,) = membership.due(101.0, everything=False)
@@ -116,7 +116,7 @@ def test_a_heartbeat_overtaken_by_the_last_word_does_not_bring_the_island_back()
 
 def test_a_welcome_makes_a_member_and_a_repeated_one_takes_nothing_back():
     welcomed = replace(welcome("a", 1), start_step=3, start_tokens=30)
-    membership = Membership(max_islands=10)
+    membership = MembersSeen(max_islands=10)
     membership.observe(envelope(welcomed, sender=AGGREGATOR, incarnation=0), 100.0)
     (record,) = membership.due(100.0, everything=False)
     assert (record.island_id, record.incarnation, record.inner_step) == ("a", 1, 3)
@@ -127,7 +127,7 @@ def test_a_welcome_makes_a_member_and_a_repeated_one_takes_nothing_back():
 
 
 def test_membership_remembers_no_more_islands_than_it_may():
-    membership = Membership(max_islands=3)
+    membership = MembersSeen(max_islands=3)
     for n in range(10):
         membership.observe(envelope(beat(n), sender=f"i{n}"), 100.0 + n)
         membership.observe(envelope(beat(n), sender="i0"), 100.0 + n)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.ranges import IntervalSet, StepRange
+from broker.wire.ranges import IntervalSet, StepRange
 
 INTERVALS = st.tuples(st.integers(0, 60), st.integers(0, 8)).map(lambda pair: (pair[0], pair[0] + pair[1]))
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.replays import WINDOW, Seen
+from broker.routing.directory import WINDOW, Seen
 
 
 def test_numbers_that_grow_never_repeat_whatever_is_left_out():

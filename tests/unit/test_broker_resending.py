@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.hearing import Carried
-from broker.resending import (
+from broker.routing.deafness import Carried
+from broker.routing.resending import (
     AHEAD,
     JOURNEYS,
     LEAST_BYTES_PER_S,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from broker.rotation import LONGEST_PATIENCE_S, LONGEST_PAUSE_S, PATIENCE_S, PAUSE_S, AddressRotation
+from broker.transport.address_rotation import LONGEST_PATIENCE_S, LONGEST_PAUSE_S, PATIENCE_S, PAUSE_S, AddressRotation
 
 SIX, FOUR = "tcp://[::1]:7001", "tcp://127.0.0.1:7001"
 

@@ -9,11 +9,11 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker import tensors
-from broker.errors import LocalProtocolError, RemoteProtocolError
-from broker.fragments import Kind, TensorSpec
-from broker.messages import Codec, Encoded, Reason
-from broker.tensors import (
+from broker.wire import tensors
+from broker.wire.errors import LocalProtocolError, RemoteProtocolError
+from broker.wire.fragments import Kind, TensorSpec
+from broker.wire.messages import Codec, Encoded, Reason
+from broker.wire.tensors import (
     check_payload,
     decode_into,
     decode_tensor,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.hearing import Carried
-from broker.resending import PATIENT_S
-from broker.under_way import ACKNOWLEDGED_S, UnderWay
+from broker.routing.deafness import Carried
+from broker.routing.resending import PATIENT_S
+from broker.routing.unsent import ACKNOWLEDGED_S, Unsent
 
 
 def carried(up: int, waiting: int = 0) -> Carried:
@@ -15,7 +15,7 @@ def carried(up: int, waiting: int = 0) -> Carried:
 
 
 def test_what_was_given_is_here_until_the_connection_has_carried_as_much() -> None:
-    line = UnderWay()
+    line = Unsent()
     line.account(carried(5_000, waiting=200), 0.0)  # a greeting that is still on its way
     line.gave("a", 100, 0.0)
     line.gave("b", 50, 0.0)
@@ -25,7 +25,7 @@ def test_what_was_given_is_here_until_the_connection_has_carried_as_much() -> No
 
 
 def test_where_the_kernel_says_nothing_nothing_is_known() -> None:
-    line = UnderWay()
+    line = Unsent()
     line.gave("a", 100, 0.0)
     assert not line.holds("a", 0.0)
     line.account(carried(0, waiting=1), 0.0)
@@ -36,7 +36,7 @@ def test_where_the_kernel_says_nothing_nothing_is_known() -> None:
 
 
 def test_what_the_connection_did_not_take_is_not_under_way_and_leaves_no_gap() -> None:
-    line = UnderWay()
+    line = Unsent()
     line.account(carried(0, waiting=1), 0.0)
     for what in "abc":
         line.gave(what, 100, 0.0)
@@ -49,7 +49,7 @@ def test_what_the_connection_did_not_take_is_not_under_way_and_leaves_no_gap() -
 
 def test_what_is_sent_again_at_once_is_an_answer_to_what_has_arrived() -> None:
     """Its acknowledgement may be on its way still."""
-    line = UnderWay()
+    line = Unsent()
     line.account(carried(0, waiting=1), 0.0)
     line.gave("a", 100, 7.0)
     line.account(carried(0, waiting=100), 7.1)
@@ -58,7 +58,7 @@ def test_what_is_sent_again_at_once_is_an_answer_to_what_has_arrived() -> None:
 
 
 def test_nothing_is_believed_to_be_here_for_ever() -> None:
-    line = UnderWay()
+    line = Unsent()
     line.account(carried(0, waiting=1), 0.0)
     line.gave("a", 100, 7.0)
     for now_s, here in ((7.0 + PATIENT_S - 0.1, True), (7.0 + PATIENT_S, False)):
@@ -68,7 +68,7 @@ def test_nothing_is_believed_to_be_here_for_ever() -> None:
 
 def test_where_nothing_waits_all_has_left_whatever_was_counted() -> None:
     """A header is packed anew when it goes on, and may have become shorter."""
-    line = UnderWay()
+    line = Unsent()
     line.account(carried(0, waiting=1), 0.0)
     line.gave("a", 100, 7.0)
     line.account(carried(61), 7.1)
@@ -83,7 +83,7 @@ def test_where_nothing_waits_all_has_left_whatever_was_counted() -> None:
 @given(st.lists(st.tuples(st.integers(1, 50), st.integers(0, 120)), max_size=60))
 def test_it_holds_what_a_pipe_would_hold(story: list[tuple[int, int]]) -> None:
     """Against a list of bytes: messages go in at one end, whole ones come out at the other."""
-    line, pipe, up = UnderWay(), [], 0
+    line, pipe, up = Unsent(), [], 0
     for number, (size_bytes, moves_bytes) in enumerate(story):
         line.account(carried(up, len(pipe)), 0.0)
         line.gave(number, size_bytes, 0.0)

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.errors import ConfigError
-from broker.settings import from_sources
+from broker.process.settings import from_sources
+from broker.wire.errors import ConfigError
 from ops import cli
 from ops.chaos.faults import NATURES, Fault, Kind, Needs, Role, fault, resolve, role_of, role_of_target
 from ops.chaos.plan import DRILLS, ChaosConfig, FaultFile, all_faults, drawn_faults, read_faults

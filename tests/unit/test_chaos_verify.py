@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from broker.errors import Unavailable
+from broker.wire.errors import Unavailable
 from ops.chaos import verify
 from ops.chaos.invariants import MOST_QUOTED, books_agree
 from ops.chaos.verify import as_json, render

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.errors import ConfigError, Unavailable
+from broker.wire.errors import ConfigError, Unavailable
 from ops import cli
 
 
@@ -180,6 +180,48 @@ def test_every_command_has_help_with_an_example(name, capsys):
     assert caught.value.code == 0
     text = capsys.readouterr().out
     assert f"example:\n  atoll {name} {cli.COMMANDS[name].example}" in text
+
+
+#: Flags that a screen of help may have; ``--help`` and ``--help-all`` come on top.
+A_DOZEN = 12
+
+
+@pytest.mark.parametrize("name", sorted(cli.COMMANDS))
+def test_help_has_a_dozen_flags_at_most_and_help_all_has_every_flag(name, capsys):
+    def flags_in(text):
+        words = (line.split()[0].strip(",") for line in text.splitlines() if line.startswith("  -"))
+        return [word for word in words if word not in ("-h", "--help-all")]
+
+    with pytest.raises(SystemExit):
+        cli.main([name, "--help"])
+    short = flags_in(capsys.readouterr().out)
+    assert len(short) <= A_DOZEN
+    everyday = [flag for flags in cli.COMMANDS[name].everyday.values() for flag in flags]
+    if not everyday:
+        return
+    assert short == everyday
+    with pytest.raises(SystemExit) as caught:
+        cli.main([name, "--help-all"])
+    assert caught.value.code == 0
+    text = capsys.readouterr().out
+    parser = cli.parser_of(name)
+    importlib.import_module(cli.COMMANDS[name].module).add_arguments(parser)
+    for flag in parser.flags():
+        assert f" {flag}" in text
+    assert f"example:\n  atoll {name} {cli.COMMANDS[name].example}" in text
+
+
+def test_a_mistyped_flag_is_corrected_though_the_short_help_lacks_the_right_one(capsys):
+    assert cli.main(["up", "--quorrum", "2"]) == 2
+    assert "is no flag; did you mean --quorum?" in capsys.readouterr().err
+
+
+def test_no_help_text_has_a_formula(capsys):
+    for name in ("up", "aggregator", "island", "broker"):
+        with pytest.raises(SystemExit):
+            cli.main([name, "--help-all"])
+        text = capsys.readouterr().out
+        assert not [sign for sign in (" ** ", " * ", " = ", "(P)", "(H)", "(K)", "(tau)", "(gamma)") if sign in text]
 
 
 @pytest.mark.parametrize("name", ["status", "broker", "up", "test", "island"])

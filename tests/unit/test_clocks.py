@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker import clocks
-from broker.errors import ConfigError
+from broker.process import clocks
+from broker.wire.errors import ConfigError
 
 
 @given(readings=st.lists(st.floats(0, 1e6), min_size=2))

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from broker.errors import ConfigError
-from broker.identity import Identity, KeyRole
-from broker.records import BROKER_WITHIN_S, LEADER_WITHIN_S
+from broker.wire.errors import ConfigError
+from broker.wire.identity import Identity, KeyRole
+from broker.wire.records import BROKER_WITHIN_S, LEADER_WITHIN_S
 from islands.config import IslandConfig
 from ops import cli
 from ops.cli import COMMANDS, parser_of

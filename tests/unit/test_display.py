@@ -5,9 +5,9 @@ import io
 import pytest
 from rich.console import Console
 
-from broker.liveness import Liveness
-from ops.display import RATE_WINDOW_S, Display, Rate, line, progress_of, table
-from ops.status.run_status import FragmentStatus, IslandStatus, Status
+from broker.routing.liveness import Liveness
+from ops.inspect.run_status import FragmentStatus, IslandStatus, Status
+from ops.run.display import RATE_WINDOW_S, Display, Rate, line, progress_of, table
 
 
 def island(state=Liveness.ALIVE, **changes):

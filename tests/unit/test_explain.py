@@ -4,11 +4,12 @@ import json
 
 import pytest
 
-from aggregator.records import ledger_line
-from aggregator.story import Storyteller, Target, Why
-from broker import messages as m
-from broker.errors import ConfigError
-from ops import cli, explain
+from aggregator.state.records import ledger_line
+from broker.wire import messages as m
+from broker.wire.errors import ConfigError
+from ops import cli
+from ops.inspect import explain
+from ops.inspect.absence import AbsenceReason, Storyteller, Target
 from tests.taped import STEPS_PER_ROUND, Taped
 
 
@@ -44,7 +45,7 @@ def test_an_island_that_did_not_answer_was_waited_for_until_the_timeout():
     taped.offer("a", 1)
     silence(taped, 2, "a", "b", step=STEPS_PER_ROUND)
     (absence,) = absences(taped.tape, Target(fragment=0, version=1)).values()
-    assert (absence.island, absence.why) == ("b", Why.SILENT)
+    assert (absence.island, absence.why) == ("b", AbsenceReason.SILENT)
 
 
 def test_an_answer_after_the_closing_is_late_and_is_found_in_the_next_version():
@@ -56,7 +57,7 @@ def test_an_answer_after_the_closing_is_late_and_is_found_in_the_next_version():
     taped.offer("b", 1, round_id=first, base=0)
     taped.round(2, "a", "b")
     absence = absences(taped.tape, Target(fragment=0, version=1))["b"]
-    assert absence.why is Why.LATE
+    assert absence.why is AbsenceReason.LATE
     assert "s after the closing, and is in version 2" in absence.detail
 
 
@@ -65,7 +66,7 @@ def test_an_island_with_nothing_new_says_so():
     taped.beat(STEPS_PER_ROUND, "a", "b")
     taped.say("b", m.Nothing(round_id=taped.round_id, fragment_id=0))
     taped.offer("a", 1)
-    assert absences(taped.tape, Target(fragment=0))["b"].why is Why.NOTHING
+    assert absences(taped.tape, Target(fragment=0))["b"].why is AbsenceReason.NOTHING
 
 
 def test_a_refusal_comes_with_its_reason():
@@ -74,7 +75,7 @@ def test_a_refusal_comes_with_its_reason():
     taped.offer("b", 1, base=7)
     taped.offer("a", 1)
     absence = absences(taped.tape, Target(fragment=0, version=1))["b"]
-    assert absence.why is Why.REFUSED
+    assert absence.why is AbsenceReason.REFUSED
     assert absence.detail == "future_version: trained on version 7, the newest is 0"
 
 
@@ -107,10 +108,10 @@ def heartbeat(now_s, island, incarnation=1):
 def test_an_island_is_kept_out_until_its_time_is_over_whatever_lives_it_begins():
     again = [note(12.0, "island.joined", island="b", incarnation=2), heartbeat(12.1, "b", 2)]
     for until_s, more, why in [
-        (40.0, (), Why.QUARANTINED),
-        (40.0, again, Why.QUARANTINED),
-        (15.0, (), Why.SILENT),
-        (15.0, again, Why.SILENT),
+        (40.0, (), AbsenceReason.QUARANTINED),
+        (40.0, again, AbsenceReason.QUARANTINED),
+        (15.0, (), AbsenceReason.SILENT),
+        (15.0, again, AbsenceReason.SILENT),
     ]:
         assert absences(kept_out(until_s, *more), Target(fragment=0))["b"].why is why
 
@@ -120,8 +121,13 @@ def test_another_shard_knows_islands_by_the_roster_alone():
     roster = {"sender": "aggregator", "incarnation": 1, "kind": "roster", "body": {"members": enrolled}}
     tape = [line for line in kept_out(15.0) if line.get("note") != "island.joined"]
     missing = absences([tape[0], {"now_s": 1.0, "event": "received", **roster}, *tape[1:]], Target(fragment=0))
-    assert {island: each.why for island, each in missing.items()} == {"b": Why.SILENT, "c": Why.LEFT}
-    assert absences(tape, Target(fragment=0))["b"].why is Why.SILENT  # the closing itself names who did not answer
+    assert {island: each.why for island, each in missing.items()} == {
+        "b": AbsenceReason.SILENT,
+        "c": AbsenceReason.LEFT,
+    }
+    assert (
+        absences(tape, Target(fragment=0))["b"].why is AbsenceReason.SILENT
+    )  # the closing itself names who did not answer
 
 
 def test_a_refusal_at_the_closing_of_another_round_is_not_of_this_one():
@@ -134,7 +140,7 @@ def test_a_refusal_at_the_closing_of_another_round_is_not_of_this_one():
         note(21.0, "contribution.refused", island="b", fragment=1, reason="outlier"),
     ]
     story = [*tape[:opened], other[0], tape[opened], *other[1:], *tape[opened + 1 :]]
-    assert absences(story, Target(fragment=0))["b"].why is Why.SILENT
+    assert absences(story, Target(fragment=0))["b"].why is AbsenceReason.SILENT
 
 
 def test_a_quarantine_outlasts_a_restart_of_the_aggregator():
@@ -151,7 +157,7 @@ def test_what_did_not_fit_is_to_be_sent_again():
     taped.offer("a", 1)
     taped.offer("b", 1)
     absence = absences(taped.tape, Target(fragment=0, version=1))["b"]
-    assert absence.why is Why.RETRY
+    assert absence.why is AbsenceReason.RETRY
     assert absence.detail.startswith("queue_full: 80 bytes do not fit")
 
 
@@ -161,8 +167,8 @@ def test_who_left_and_who_died_were_not_asked():
     silence(taped, 8, "a", step=1)
     taped.round(1, "a")
     found = absences(taped.tape, Target(fragment=0, version=1))
-    assert (found["b"].why, found["b"].detail) == (Why.LEFT, "maintenance")
-    assert found["c"].why is Why.DEAD
+    assert (found["b"].why, found["b"].detail) == (AbsenceReason.LEFT, "maintenance")
+    assert found["c"].why is AbsenceReason.DEAD
     assert "silent for 8." in found["c"].detail
 
 
@@ -173,7 +179,7 @@ def test_who_came_after_the_opening_or_holds_nothing_yet_was_not_asked():
     taped.join("c")
     taped.offer("a", 1)
     found = absences(taped.tape, Target(round_id=taped.commits[0].round_id))
-    assert (found["b"].why, found["c"].why) == (Why.NOT_READY, Why.NOT_JOINED)
+    assert (found["b"].why, found["c"].why) == (AbsenceReason.NOT_READY, AbsenceReason.NOT_JOINED)
 
 
 def test_an_island_that_missed_two_rounds_is_not_waited_for():
@@ -184,8 +190,8 @@ def test_an_island_that_missed_two_rounds_is_not_waited_for():
         silence(taped, 2, "a", "b", step=STEPS_PER_ROUND * number)
     taped.beat(STEPS_PER_ROUND * 3, "a", "b")
     taped.offer("a", 3)
-    assert absences(taped.tape, Target(fragment=0, version=3))["b"].why is Why.UNRESPONSIVE
-    assert absences(taped.tape, Target(fragment=0, version=2))["b"].why is Why.SILENT
+    assert absences(taped.tape, Target(fragment=0, version=3))["b"].why is AbsenceReason.UNRESPONSIVE
+    assert absences(taped.tape, Target(fragment=0, version=2))["b"].why is AbsenceReason.SILENT
 
 
 def test_a_round_that_was_cancelled_is_told_of_by_its_id():
@@ -194,7 +200,7 @@ def test_a_round_that_was_cancelled_is_told_of_by_its_id():
     round_id = taped.round_id
     silence(taped, 2, "a", "b", step=STEPS_PER_ROUND)
     found = absences(taped.tape, Target(round_id=round_id))
-    assert {each.why for each in found.values()} == {Why.UNRESPONSIVE}
+    assert {each.why for each in found.values()} == {AbsenceReason.UNRESPONSIVE}
 
 
 # --- the command ----------------------------------------------------------------------------------------------------

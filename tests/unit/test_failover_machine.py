@@ -14,13 +14,13 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
-from aggregator import candidate_events as c
-from aggregator import replication as r
-from aggregator.candidate import Candidate, Holding
 from aggregator.events import Commit, Note, Persisted, RunSaved
-from aggregator.founding import MAX_FOUNDINGS, foundings_in
-from broker.messages import Following, Replica, ReplicaRun, Standing, Stored, newness
-from broker.records import LeaseView
+from aggregator.standby import candidate_events as c
+from aggregator.standby import replication as r
+from aggregator.standby.candidate import Candidate, Holding
+from aggregator.state.founding import MAX_FOUNDINGS, foundings_in
+from broker.wire.messages import Following, Replica, ReplicaRun, Standing, Stored, newness
+from broker.wire.records import LeaseView
 
 LEASE_S, LAG_S = 1.0, 1.0
 FRAGMENTS = (0, 1)
@@ -30,7 +30,7 @@ FOLLOWING = "following"
 
 
 class ModelLease:
-    """The rules of :mod:`broker.lease`, without Redis."""
+    """The rules of :mod:`aggregator.process.lease`, without Redis."""
 
     def __init__(self):
         self.key = None
@@ -247,7 +247,7 @@ class World:
                     epoch=what.epoch,
                     store_epoch=what.store_epoch,
                 )
-                event = c.Taken(granted=granted)
+                event = c.LeaseTaken(granted=granted)
             case (r.Renew(in_sync=in_sync), epoch, number, confirmed):
                 granted, holder, under = self.lease.renew(
                     self.now_s, holder=name, epoch=epoch, in_sync=in_sync, number=number, confirmed=confirmed

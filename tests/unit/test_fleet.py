@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from broker.errors import ConfigError
+from broker.wire.errors import ConfigError
 from ops.goodput.fleet import (
     DAY_S,
     FailureModel,

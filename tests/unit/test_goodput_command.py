@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.errors import ConfigError, Unavailable
+from broker.wire.errors import ConfigError, Unavailable
 from ops.goodput import command as goodput
 from ops.goodput import estimate, renewal
 from ops.goodput.availability import batch_means

@@ -1,229 +1,189 @@
-"""Who imports whom: read from the sources, and asked of an interpreter."""
+"""The house rules: who imports whom, which rooms are pure, how large rooms and modules are. Read from the sources."""
 
 import ast
+import functools
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
-OURS = {"broker", "islands", "aggregator", "ops"}
 MAY_IMPORT = {
     "broker": set(),
     "islands": {"broker"},
     "aggregator": {"broker"},
     "ops": {"broker", "islands", "aggregator"},
 }
-
-#: Modules without socket, file, clock, environment, hidden randomness or logging.
-PURE = [
-    "broker/errors",
-    "broker/masking",
-    "broker/redis_address",
-    "broker/names",
-    "broker/values",
-    "broker/complaints",
-    "broker/ranges",
-    "broker/liveness",
-    "broker/fragments",
-    "broker/messages",
-    "broker/lengths",
-    "broker/blockwise",
-    "broker/tensors",
-    "broker/schema",
-    "broker/headers",
-    "broker/codec",
-    "broker/connections",
-    "broker/hearing",
-    "broker/rotation",
-    "broker/queues",
-    "broker/directory",
-    "broker/replays",
-    "broker/identity",
-    "broker/bindings",
-    "broker/rights",
-    "broker/answers",
-    "broker/deliveries",
-    "broker/presence",
-    "broker/relay",
-    "broker/relay_events",
-    "broker/resending",
-    "broker/under_way",
-    "broker/records",
-    "islands/adoption",
-    "islands/arguments",
-    "islands/brokers",
-    "islands/core",
-    "islands/donation",
-    "islands/shares",
-    "islands/events",
-    "islands/fleet",
-    "islands/fragment",
-    "islands/hand_over",
-    "islands/member",
-    "islands/paused",
-    "islands/persistence",
-    "islands/plain_leaves",
-    "islands/misfit",
-    "islands/training",
-    "aggregator/core",
-    "aggregator/replication",
-    "aggregator/replication_events",
-    "aggregator/candidate",
-    "aggregator/candidate_events",
-    "aggregator/founding",
-    "aggregator/run",
-    "aggregator/run_settings",
-    "aggregator/fragment",
-    "aggregator/roster",
-    "aggregator/shelves",
-    "aggregator/hearing",
-    "aggregator/ways",
-    "aggregator/intake",
-    "aggregator/rounds",
-    "aggregator/commits",
-    "aggregator/publishing",
-    "aggregator/round",
-    "aggregator/membership",
-    "aggregator/fleet_state",
-    "aggregator/members",
-    "aggregator/seeding",
-    "aggregator/fitting",
-    "aggregator/donation",
-    "aggregator/shares",
-    "aggregator/ending",
-    "aggregator/quorum",
-    "aggregator/pacing",
-    "aggregator/journeys",
-    "aggregator/ledger",
-    "aggregator/lives",
-    "aggregator/books",
-    "aggregator/tally",
-    "aggregator/admission",
-    "aggregator/staleness",
-    "aggregator/outliers",
-    "aggregator/quarantine",
-    "aggregator/events",
-    "aggregator/records",
-    "ops/chaos/manners",
-    "ops/outer_defaults",
-    "aggregator/recovery",
-    "aggregator/behind",
-    "aggregator/story",
-    "broker/trouble",
-    "ops/virtual/queue",
-    "ops/virtual/clocks",
-    "ops/virtual/crash_points",
-    "ops/virtual/partitions",
-    "ops/virtual/work",
-    "ops/virtual/failover",
-    "ops/virtual/faults",
-    "ops/virtual/packed",
-    "ops/virtual/plan",
-    "ops/virtual/network",
-    "ops/virtual/simulation",
-    "ops/virtual/island",
-    "ops/virtual/aggregator",
-    "ops/virtual/broker",
-    "ops/virtual/invariants",
-    "ops/chaos/faults",
-    "ops/chaos/invariants",
-    "ops/chaos/plan",
-    "ops/chaos/records",
-    "ops/chaos/stepping",
-    "ops/links/condition",
-    "ops/links/lane",
-    "ops/links/link",
-    "ops/links/region",
-    "ops/links/wiring",
-    "ops/goodput/fleet",
-    "ops/goodput/caveats",
-    "ops/goodput/timeline",
-    "ops/goodput/barrier",
-    "ops/goodput/availability",
-    "ops/goodput/staleness",
-    "ops/goodput/renewal",
-    "ops/goodput/simulation",
-    "ops/goodput/estimate",
-    "ops/shards",
-    "ops/text",
-    "ops/status/run_status",
-    "ops/planning/fleet",
-    "ops/planning/utilisation",
-    "ops/planning/bandwidth_table",
-    "ops/planning/footprint",
-    "ops/planning/arrival",
-    "ops/planning/links",
-    "ops/planning/choosing",
-    "ops/planning/forecast",
-    "ops/planning/planner",
-    "ops/planning/notes",
-    "ops/planning/expectation",
-    "ops/lab/records",
-    "ops/lab/statistics",
-    "ops/lab/rates",
-    "ops/lab/tuning",
-    "ops/lab/trends",
-    "ops/lab/curves",
-    "ops/lab/cells",
-    "ops/lab/claims",
-    "ops/lab/comparisons",
-    "ops/lab/verdicts",
-    "ops/lab/markdown",
-    "ops/lab/chapter",
-    "ops/lab/results",
-    "ops/lab/gaps",
-    "ops/lab/settings",
+#: Folders without socket, file, clock, environment, hidden randomness or logging, also through what they import.
+PURE_ROOMS = [
+    "broker.wire",
+    "broker.wire.messages",
+    "broker.routing",
+    "islands.protocol",
+    "aggregator.rules",
+    "aggregator.ledger",
+    "aggregator.state",
+    "aggregator.rounds",
+    "aggregator.merge",
+    "aggregator.standby",
+    "ops.virtual",
 ]
+#: Pure modules that live beside their shell.
+PURE_MODULES = {
+    "aggregator.core",
+    "aggregator.events",
+    "broker.gateway.connections",
+    "broker.transport.address_rotation",
+    "islands.arguments",
+    "islands.arrays.persistence",
+    "islands.arrays.plain_leaves",
+    "ops.chaos.faults",
+    "ops.chaos.invariants",
+    "ops.chaos.misbehavior",
+    "ops.chaos.plan",
+    "ops.chaos.records",
+    "ops.chaos.stepping",
+    "ops.goodput.availability",
+    "ops.goodput.barrier",
+    "ops.goodput.caveats",
+    "ops.goodput.estimate",
+    "ops.goodput.fleet",
+    "ops.goodput.renewal",
+    "ops.goodput.simulation",
+    "ops.goodput.staleness",
+    "ops.goodput.timeline",
+    "ops.inspect.absence",
+    "ops.inspect.run_status",
+    "ops.inspect.shards",
+    "ops.lab.experiment",
+    "ops.lab.settings",
+    "ops.links.condition",
+    "ops.links.lane",
+    "ops.links.link",
+    "ops.links.region",
+    "ops.links.wiring",
+    "ops.planning.choosing",
+    "ops.planning.fleet",
+    "ops.planning.footprint",
+    "ops.planning.forecast",
+    "ops.planning.links",
+    "ops.planning.planner",
+    "ops.planning.utilisation",
+    "ops.run.outer_defaults",
+    "ops.text",
+}
+#: The values of settings. They are declared beside flags and files, which pure modules never touch.
+SETTINGS = {
+    "aggregator.config",
+    "islands.config",
+    "broker.process.settings",
+    "broker.process.toml",
+    "broker.process.values",
+}
 SHELL = {"asyncio", "zmq", "redis", "socket", "time", "os", "logging", "threading", "subprocess", "secrets", "io"}
+#: What a core must not even load, whoever imports it.
+NEVER_LOADED = {"zmq", "redis", "socket", "fcntl", "tempfile", "asyncio", "threading", "logging", "jax", "optax"}
 
-MODULES = sorted(path for package in OURS for path in (ROOT / package).rglob("*.py"))
+MAX_MODULES, MAX_LINES, MAX_FLOORS = 14, 450, 12
 
 
-def imports(path):
-    """Top-level names and full names that a module imports while it runs, wherever in it."""
-    names = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+def name_of(path):
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+MODULES = {name_of(path): path for package in MAY_IMPORT for path in sorted((ROOT / package).rglob("*.py"))}
+PURE = sorted(name for name in MODULES if name in PURE_MODULES or name.rpartition(".")[0] in PURE_ROOMS)
+
+
+@functools.cache
+def imports(name):
+    """Every module that a module imports, wherever in it, those for the type checker included."""
+    found = set()
+    for node in ast.walk(ast.parse(MODULES[name].read_text())):
         if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
+            found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: relative import"
-            names.add(node.module)
-    return names
+            assert node.level == 0, f"{name}: relative import"
+            for alias in node.names:
+                full = f"{node.module}.{alias.name}"
+                found.add(full if full in MODULES else node.module)
+    return frozenset(found)
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_a_package_imports_only_what_it_may(path):
-    package = path.relative_to(ROOT).parts[0]
-    used = {name.split(".")[0] for name in imports(path)} & OURS
+def ours(name):
+    """The modules of the same package that a module imports."""
+    package = name.partition(".")[0]
+    return {each for each in imports(name) if each in MODULES and each.partition(".")[0] == package and each != package}
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_a_package_imports_only_what_it_may(name):
+    package = name.partition(".")[0]
+    used = {each.partition(".")[0] for each in imports(name)} & MAY_IMPORT.keys()
     assert used <= MAY_IMPORT[package] | {package}
 
 
-#: What is set, and how it is read from flags and files: pure modules know the values.
-CONFIGURATIONS = ("aggregator/config", "islands/config", "broker/settings", "broker/toml")
+def test_every_pure_module_exists():
+    assert MODULES.keys() >= PURE_MODULES
+    assert all(room in MODULES for room in PURE_ROOMS)
 
 
 @pytest.mark.parametrize("name", PURE)
 def test_a_pure_module_imports_no_shell(name):
-    path = ROOT / f"{name}.py"
-    assert not {each.split(".")[0] for each in imports(path)} & SHELL
-    for each in imports(path):
-        local = each.replace(".", "/")
-        if local.split("/")[0] in OURS and (ROOT / f"{local}.py").exists():
-            assert local in PURE or local in CONFIGURATIONS, f"{name} imports {local}"
+    assert not {each.partition(".")[0] for each in imports(name)} & SHELL
+    for each in imports(name) & MODULES.keys():
+        assert each in PURE or each in SETTINGS or MODULES[each].name == "__init__.py", f"{name} imports {each}"
 
 
 @pytest.mark.parametrize("name", PURE)
 def test_a_pure_module_draws_no_hidden_randomness(name):
-    for node in ast.walk(ast.parse((ROOT / f"{name}.py").read_text())):
+    for node in ast.walk(ast.parse(MODULES[name].read_text())):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "random":
             assert node.attr == "Random", f"{name}: random.{node.attr}"
 
 
 @pytest.mark.parametrize(
-    "name", ["islands", "islands.core", "aggregator.core", "aggregator.daemon", "broker.server", "ops.cli"]
+    ("names", "never"),
+    [
+        (
+            "aggregator.core, aggregator.standby.candidate, aggregator.standby.replication, "
+            "islands.protocol.core, broker.routing.relay",
+            NEVER_LOADED,
+        ),
+        ("islands, aggregator.daemon, broker.server, ops.cli", {"jax", "optax"}),
+    ],
+    ids=["cores", "light processes"],
 )
-def test_what_a_light_process_imports_does_not_import_jax(name):
-    code = f"import sys, {name}; sys.exit(sorted({{'jax', 'optax'}} & set(sys.modules)) or None)"
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=50)
+def test_what_a_process_imports_does_not_load(names, never):
+    code = f"import sys\nbefore = set(sys.modules)\nimport {names}\nprint({never!r} & set(sys.modules) - before)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=50)
+    assert done.stdout.strip() == "set()", done.stderr
+
+
+@pytest.mark.parametrize("package", MAY_IMPORT)
+def test_imports_run_downwards_on_few_floors(package):
+    """A module's floor is one above the highest that it imports; a circle has none."""
+    floors, under_way = {}, []
+
+    def floor(name):
+        assert name not in under_way, " -> ".join([*under_way[under_way.index(name) :], name])
+        if name not in floors:
+            under_way.append(name)
+            floors[name] = 1 + max(map(floor, ours(name)), default=0)
+            under_way.pop()
+        return floors[name]
+
+    highest = max((name for name in MODULES if name.startswith(f"{package}.")), key=floor)
+    assert floors[highest] <= MAX_FLOORS, highest
+
+
+def test_no_room_has_too_many_modules():
+    rooms = Counter(name.rpartition(".")[0] for name, path in MODULES.items() if path.name != "__init__.py")
+    assert {room: modules for room, modules in rooms.items() if modules > MAX_MODULES} == {}
+
+
+def test_no_module_is_too_long():
+    lines = {name: len(path.read_text().splitlines()) for name, path in MODULES.items()}
+    assert {name: count for name, count in lines.items() if count > MAX_LINES} == {}

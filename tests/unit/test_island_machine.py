@@ -4,12 +4,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from broker import messages as m
-from islands.events import (
-    Capture,
-    Prepare,
-    Tick,
-)
+from broker.wire import messages as m
+from islands.protocol.events import Capture, Prepare, Tick
 from tests.helpers import TOKENS_PER_STEP
 from tests.island_hand import Hand, sent
 

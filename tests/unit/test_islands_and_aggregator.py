@@ -1,12 +1,8 @@
 """The island's state machine and the aggregator's, wired to each other."""
 
 from aggregator.events import Flaw
-from broker import messages as m
-from islands.events import (
-    CopyState,
-    Restored,
-    Tick,
-)
+from broker.wire import messages as m
+from islands.protocol.events import CopyState, Restored, Tick
 from tests.helpers import LinkedCluster, of
 from tests.island_hand import SETTINGS, Hand, sent
 

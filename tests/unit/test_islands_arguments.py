@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 
 import islands
-from broker.codec import decode, encode
-from broker.errors import ConfigError
-from broker.fragments import Kind, TensorSpec
-from broker.headers import DEFAULT_LIMITS
-from broker.messages import AGGREGATOR, Codec, Envelope, RunSettings, Share, Welcome, joining
-from broker.schema import INT_MAX, MAX_DIMENSIONS, MAX_ITEMS, MAX_TEXT
+from broker.wire.codec import decode, encode
+from broker.wire.errors import ConfigError
+from broker.wire.fragments import Kind, TensorSpec
+from broker.wire.headers import DEFAULT_LIMITS
+from broker.wire.messages import AGGREGATOR, Codec, Envelope, RunSettings, Share, Welcome, joining
+from broker.wire.schema import INT_MAX, MAX_DIMENSIONS, MAX_ITEMS, MAX_TEXT
 from islands import arguments
-from islands.task import Task
+from islands.tasks.task import Task
 from tests.helpers import id_of
 
 NOBODY = "tcp://127.0.0.1:9"  # is never connected to here: each join is refused before

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 
-from islands.beginning import Beginning
+from islands.arrays.initial_values import InitialValues
 
 
 def test_what_can_be_spoilt_comes_back_as_it_was_and_counters_and_keys_go_on():
@@ -17,7 +17,7 @@ def test_what_can_be_spoilt_comes_back_as_it_was_and_counters_and_keys_go_on():
         jax.random.key(0),
         1.5,
     ]
-    beginning = Beginning(began)
+    beginning = InitialValues(began)
     began[0][:] = np.nan  # training writes where it likes
     later = [
         np.full(3, np.nan, np.float32),

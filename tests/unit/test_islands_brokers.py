@@ -2,13 +2,13 @@
 
 import pytest
 
-from broker import messages as m
-from broker.errors import ConfigError
-from broker.sockets import broker_addresses
-from islands.brokers import LEADERLESS_S, LOST_S, BrokerChoice, Why
+from broker.wire import messages as m
+from broker.wire.addresses import broker_addresses
+from broker.wire.errors import ConfigError
 from islands.config import IslandConfig
-from islands.core import Island
-from islands.events import Connect, Line, Note, Received, Send, Tick
+from islands.protocol.broker_choice import LEADERLESS_S, LOST_S, BrokerChoice, MoveReason
+from islands.protocol.core import Island
+from islands.protocol.events import Connect, Line, Note, Received, Send, Tick
 from tests.helpers import of, tensors
 
 SILENT_S = 2.0
@@ -40,7 +40,7 @@ def test_islands_spread_over_the_brokers_and_again_over_those_that_are_left():
         one = BrokerChoice(3, str(nonce), SILENT_S)
         one.start(0.0)
         firsts.append(one.at)
-        assert one.move(SILENT_S) is Why.NOT_REACHED
+        assert one.move(SILENT_S) is MoveReason.NOT_REACHED
         seconds.append((firsts[-1], one.at))
     assert all(70 < firsts.count(k) < 130 for k in range(3))
     assert all(25 < seconds.count((a, b)) < 75 for a in range(3) for b in range(3) if a != b)
@@ -60,7 +60,7 @@ def test_a_silent_broker_is_left_after_the_stated_time(choice):
         choice.asked(beat)
     assert choice.due_at_s() == 10.0 + SILENT_S
     assert choice.move(11.99) is None
-    assert choice.move(12.0) is Why.SILENT
+    assert choice.move(12.0) is MoveReason.SILENT
     assert choice.at == 1 - before
 
 
@@ -90,7 +90,7 @@ def test_a_connection_that_breaks_and_stands_again_at_once_is_kept(choice):
 
 def test_a_lost_connection_is_given_up_soon(choice):
     choice.line(False, 10.0)
-    assert choice.move(10.0 + LOST_S) is Why.LOST
+    assert choice.move(10.0 + LOST_S) is MoveReason.LOST
 
 
 def test_a_broker_without_a_leader_is_kept_much_longer_and_then_ever_longer(choice):
@@ -100,7 +100,7 @@ def test_a_broker_without_a_leader_is_kept_much_longer_and_then_ever_longer(choi
     choice.asked(10.6)
     choice.leaderless(10.7)
     assert choice.due_at_s() == 10.1 + first_s
-    assert choice.move(10.1 + first_s) is Why.NO_LEADER
+    assert choice.move(10.1 + first_s) is MoveReason.NO_LEADER
     choice.line(True, 20.0)
     choice.leaderless(20.0)
     assert choice.due_at_s() == 20.0 + 2 * first_s
@@ -117,7 +117,7 @@ def test_after_the_last_comes_the_first_and_pauses_grow_while_nobody_answers():
         places.append(choice.at)
         pauses.append(choice.due_at_s() - now_s)
         now_s = choice.due_at_s()
-        assert choice.move(now_s) is Why.NOT_REACHED
+        assert choice.move(now_s) is MoveReason.NOT_REACHED
     assert places == places[:2] * 5
     assert pauses == [2.0] * 2 + [4.0] * 2 + [8.0] * 6
     choice.line(True, now_s)
@@ -130,7 +130,7 @@ def test_a_process_that_slept_itself_looks_once_more(choice):
     choice.asked(10.0)
     assert choice.move(17.0) is None  # the answer may lie unread
     assert choice.due_at_s() == 17.0 + SILENT_S
-    assert choice.move(17.0 + SILENT_S) is Why.SILENT
+    assert choice.move(17.0 + SILENT_S) is MoveReason.SILENT
 
 
 # --- the island -------------------------------------------------------------------------------------------------

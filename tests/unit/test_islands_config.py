@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from broker.errors import ConfigError
+from broker.wire.errors import ConfigError
 from islands.config import IslandConfig
 
 

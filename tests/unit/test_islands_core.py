@@ -2,10 +2,10 @@
 
 import pytest
 
-from broker import messages as m
-from broker.fragments import Kind
-from islands.donation import HOLD_S
-from islands.events import (
+from broker.wire import messages as m
+from broker.wire.fragments import Kind
+from islands.protocol.donation import HOLD_S
+from islands.protocol.events import (
     Capture,
     CopyState,
     Fail,

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.errors import ConfigError
-from islands.data import Windows, batches, evenly, sequence_numbers, shuffled
-from islands.task import DataShare
+from broker.wire.errors import ConfigError
+from islands.tasks.data import Windows, batches, evenly, sequence_numbers, shuffled
+from islands.tasks.task import DataShare
 
 CONTEXT = 4
 

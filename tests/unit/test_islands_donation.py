@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.messages import AskDonor, Donor, Envelope, FetchState, StatePart, StateSource
-from islands.donation import FETCH_AGAIN_S, HOLD_S, MOST_DONORS, PART_BYTES, PARTS_AT_ONCE, Giver, Receiver
-from islands.events import CheckState, CopyState, Note, Send, Settled
-from islands.outbox import Outbox
+from broker.wire.messages import AskDonor, Donor, Envelope, FetchState, StatePart, StateSource
+from islands.protocol.donation import FETCH_AGAIN_S, HOLD_S, MOST_DONORS, PART_BYTES, PARTS_AT_ONCE, Giver, Receiver
+from islands.protocol.events import CheckState, CopyState, Note, Send, Settled
+from islands.session.outbox import Outbox
 from ops.virtual.queue import EventQueue
 
 PATIENCE_S = 60.0

@@ -4,7 +4,8 @@ from collections import deque
 
 import numpy as np
 
-from islands.exchange import MOST_WAITING, WAKE_EVERY_S, Exchange, Moment, Position, take_newest
+from islands.session.exchange import MOST_WAITING, WAKE_EVERY_S, Exchange, Moment, take_newest
+from islands.session.training_state import Position
 
 
 class DeviceScalar:

@@ -2,20 +2,13 @@
 
 import pytest
 
-from broker import messages as m
-from broker.fragments import Kind
-from broker.hearing import Carried
-from broker.resending import Backoff
-from islands.events import (
-    Boundary,
-    Capture,
-    Prepare,
-    RefreshOptimizer,
-    Tick,
-    Watch,
-)
-from islands.fragment import Pending, Stage
-from islands.shares import Taken
+from broker.routing.deafness import Carried
+from broker.routing.resending import Backoff
+from broker.wire import messages as m
+from broker.wire.fragments import Kind
+from islands.protocol.data_shares import TrainedBatch
+from islands.protocol.events import Boundary, Capture, Prepare, RefreshOptimizer, Tick, Watch
+from islands.protocol.fragment import Pending, Stage
 from tests.helpers import TOKENS_PER_STEP, notes, of
 from tests.island_hand import Hand, sent
 
@@ -132,7 +125,7 @@ def test_a_heartbeat_names_what_is_outstanding():
 
 
 def test_a_heartbeat_asks_about_the_oldest_of_each_fragment_where_not_all_have_room(monkeypatch):
-    monkeypatch.setattr("islands.member.MAX_OUTSTANDING", 3)
+    monkeypatch.setattr("islands.protocol.member.MAX_OUTSTANDING", 3)
     hand = Hand(fragments=2)
     for round_id in range(3):
         for p in (0, 1):
@@ -391,7 +384,7 @@ def test_what_was_trained_is_forgotten_once_the_fragments_that_move_have_handed_
     hand = Hand(fragments=2, kinds=(Kind.RDA, Kind.FROZEN))
     for round_id in range(1, 40):
         steps = range(hand.step, hand.step + 4)
-        trained = tuple((step, Taken(share=step % 2, share_epoch=0, batch=step // 2)) for step in steps)
+        trained = tuple((step, TrainedBatch(share=step % 2, share_epoch=0, batch=step // 2)) for step in steps)
         hand.step += 4
         tokens = hand.step * TOKENS_PER_STEP
         hand.feed(Boundary(inner_step=hand.step, tokens=tokens, copied=(0,), trained=trained))

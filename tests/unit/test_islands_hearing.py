@@ -2,8 +2,7 @@
 
 import pytest
 
-from broker import messages as m
-from broker.hearing import (
+from broker.routing.deafness import (
     LEAST_BYTES,
     LEAST_BYTES_PER_S,
     LONGEST_PATIENCE_S,
@@ -14,7 +13,8 @@ from broker.hearing import (
     Carried,
     Hearing,
 )
-from islands.events import RenewBulk, Send
+from broker.wire import messages as m
+from islands.protocol.events import RenewBulk, Send
 from tests.helpers import notes, of
 from tests.island_hand import Hand
 

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker.errors import ConfigError
-from islands.inner import adamw, jax_task, muon, warm_up_cosine
-from islands.task import Schedule
+from broker.wire.errors import ConfigError
+from islands.tasks.inner_optimizer import adamw, jax_task, muon, warm_up_cosine
+from islands.tasks.task import Schedule
 
 
 def init(key):

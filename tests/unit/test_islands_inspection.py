@@ -5,10 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from broker.fragments import FragmentManifest, Kind, TensorSpec
-from broker.messages import AGGREGATOR, BROKER, Codec, Envelope, Version
-from broker.tensors import encode_tensor, fragment_digest
-from islands.inspection import flaw_in
+from broker.wire.fragments import FragmentManifest, Kind, TensorSpec
+from broker.wire.messages import AGGREGATOR, BROKER, Codec, Envelope, Version
+from broker.wire.tensors import encode_tensor, fragment_digest
+from islands.arrays.inspection import flaw_in
 
 TENSORS = (
     TensorSpec(name="a", shape=(4, 3), dtype="float32", kind=Kind.MEAN),

@@ -2,11 +2,11 @@
 
 import pytest
 
-from broker import clocks
-from broker.errors import Unavailable
+from broker.process import clocks
+from broker.wire.errors import Unavailable
 from islands.config import IslandConfig
-from islands.exchange import Exchange
 from islands.joining import _wait_until_startable
+from islands.session.exchange import Exchange
 
 
 def test_silence_is_measured_by_the_clock_that_says_when_the_run_was_heard(monkeypatch):

@@ -6,15 +6,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from broker.errors import ConfigError
-from broker.fragments import FragmentManifest
-from broker.messages import Codec, RunSettings, Share
-from islands import checkpoint, loop
+from broker.wire.errors import ConfigError
+from broker.wire.fragments import FragmentManifest
+from broker.wire.messages import Codec, RunSettings, Share
+from islands import loop
+from islands.arrays.partition import tensor_specs
 from islands.config import IslandConfig
-from islands.exchange import Batch, Exchange, Install, Membership, Position, Snapshot, take_newest
 from islands.loop import Island
-from islands.partition import tensor_specs
-from islands.workshop import Workshop
+from islands.session import checkpoint
+from islands.session.exchange import Batch, Exchange, Install, JoinedRun, take_newest
+from islands.session.training_state import Position, Snapshot
+from islands.session.workshop import Workshop
 from tests.helpers import id_of
 
 
@@ -37,7 +39,7 @@ def island_of():
         exchange, workshop = Exchange(), Workshop(params, None)
         workshop.open(manifest)
         exchange.shares = (Share(index=0, count=1, share_epoch=1),)
-        exchange.membership = Membership(
+        exchange.membership = JoinedRun(
             island_id="island-0",
             incarnation=1,
             start=Position(0, 0),

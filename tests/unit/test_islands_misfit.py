@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from broker import messages as m
-from islands.events import Note
+from broker.wire import messages as m
+from islands.protocol.events import Note
 from tests.helpers import of
 from tests.island_hand import SETTINGS, Hand
 

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from broker.errors import ConfigError
-from islands import model
-from islands.model import PRESETS, ModelConfig
+from broker.wire.errors import ConfigError
+from islands.tasks import model
+from islands.tasks.model import PRESETS, ModelConfig
 
 DENSE = ModelConfig(vocabulary=256, width=32, depth=2, heads=2, hidden=48)
 # Room for every token at every expert, so that nothing is dropped and the slow twin is exact.

@@ -6,9 +6,9 @@ from textwrap import dedent
 
 import pytest
 
-from broker.errors import ConfigError
+from broker.wire.errors import ConfigError
 from islands import language
-from islands.options import check_mentioned, check_options, signature_in_source
+from islands.tasks.options import check_findable, check_mentioned, check_options, signature_in_source
 
 
 @pytest.fixture
@@ -151,3 +151,39 @@ def test_a_function_that_its_source_does_not_mention_is_refused(tmp_path, source
     likely = "did you mean tsk" if "tsk" in source else r"does not mention task$"
     with pytest.raises(ConfigError, match=likely):
         check_mentioned("of_a_test:task", search=[str(tmp_path)])
+
+
+@pytest.mark.parametrize(
+    ("module", "missing"),
+    [
+        ("no_such_module", "no_such_module"),
+        ("no_such.module", "no_such"),
+        ("plain.no_such", "plain.no_such"),
+        ("plain.inner.no_such", "plain.inner.no_such"),
+        ("bare.no_such", "bare.no_such"),
+    ],
+)
+def test_a_module_that_is_not_there_is_named(packages, module, missing):
+    with pytest.raises(ConfigError, match=f"there is no module {missing}: check the name"):
+        check_findable(f"{module}:task", search=packages)
+
+
+@pytest.mark.parametrize(
+    "module",
+    ["plain", "plain.inner", "plain.inner.one", "bare.one", "grows.no_such", "math", "os.path", "bare.deep.no_such"],
+)
+def test_a_module_that_is_there_or_may_be_is_let_pass(packages, module):
+    check_findable(f"{module}:task", search=packages)
+
+
+@pytest.fixture
+def packages(tmp_path):
+    """Folders with packages: plain ones, one without ``__init__``, and one that finds its modules elsewhere."""
+    for folder in ("plain/inner", "bare/deep", "grows"):
+        (tmp_path / folder).mkdir(parents=True)
+    for package in ("plain", "plain/inner"):
+        (tmp_path / package / "__init__.py").write_text("")
+    for module in ("plain/inner/one.py", "bare/one.py"):
+        (tmp_path / module).write_text("def task(): ...\n")
+    (tmp_path / "grows" / "__init__.py").write_text("__path__.append('elsewhere')\n")
+    return [str(tmp_path)]

@@ -2,9 +2,9 @@
 
 import asyncio
 
-from broker import messages as m
-from broker.ranges import StepRange
-from islands.outbox import MOST_STATE_PARTS, Outbox
+from broker.wire import messages as m
+from broker.wire.ranges import StepRange
+from islands.session.outbox import MOST_STATE_PARTS, Outbox
 
 
 def put(outbox, *messages, to="aggregator"):

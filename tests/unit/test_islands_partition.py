@@ -13,10 +13,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from broker.errors import ConfigError
-from broker.fragments import Kind, partition
-from islands.partition import describe_kinds, tensor_specs
-from islands.tree import TreeNames, _plain_leaves, _plain_map, flatten, unflatten
+from broker.wire.errors import ConfigError
+from broker.wire.fragments import Kind, partition
+from islands.arrays.partition import describe_kinds, tensor_specs
+from islands.arrays.tree import TreeNames, _plain_leaves, _plain_map, flatten, unflatten
 
 
 class Pair(NamedTuple):
@@ -61,8 +61,10 @@ def test_rebuilding_without_jax_gives_what_jax_gives():
 
 def test_importing_the_task_side_does_not_import_jax():
     code = (
-        "import sys, numpy as np, islands.task, islands.tree, islands.partition, islands.data, islands.corpus\n"
-        "specs = islands.partition.tensor_specs({'layers': [{'w': np.zeros((64, 64), 'f4')}]})\n"
+        "import sys, numpy as np\n"
+        "import islands.arrays.tree, islands.arrays.partition\n"
+        "import islands.tasks.task, islands.tasks.data, islands.tasks.corpus\n"
+        "specs = islands.arrays.partition.tensor_specs({'layers': [{'w': np.zeros((64, 64), 'f4')}]})\n"
         "assert [s.name for s in specs] == ['layers/0/w'], specs\n"
         "assert 'jax' not in sys.modules\n"
     )

@@ -5,15 +5,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from broker import messages as m
-from broker.errors import Unavailable
-from broker.fragments import Kind
-from broker.headers import Limits
-from broker.tensors import encode_tensor
-from islands import paused_file
-from islands.events import Boundary, Capture, Captured, Fail, Joined, Leaving
-from islands.fragment import Point
-from islands.shares import Cursor, Taken
+from broker.wire import messages as m
+from broker.wire.errors import Unavailable
+from broker.wire.fragments import Kind
+from broker.wire.headers import Limits
+from broker.wire.tensors import encode_tensor
+from islands.protocol.data_shares import Cursor, TrainedBatch
+from islands.protocol.events import Boundary, Capture, Captured, Fail, Joined, Leaving
+from islands.protocol.fragment import Point
+from islands.session import paused_file
 from tests.helpers import notes, of
 from tests.island_hand import SHARE, Hand, sent
 
@@ -139,7 +139,7 @@ def test_its_data_go_on_where_the_last_process_stopped_although_the_aggregator_k
     hand = Hand()
     for step in range(3):
         hand.step += 1
-        taken = ((step, Taken(share=0, share_epoch=0, batch=step)),)
+        taken = ((step, TrainedBatch(share=0, share_epoch=0, batch=step)),)
         hand.feed(Boundary(inner_step=hand.step, tokens=10 * hand.step, trained=taken))
     kept = paused(hand)
     assert kept.cursors == (Cursor(share=0, share_epoch=0, batch=3),)
@@ -188,7 +188,7 @@ def test_whoever_comes_after_the_end_hears_that_it_is_over():
 @pytest.fixture
 def kept():
     hand = Hand()
-    trained = tuple((step, Taken(share=0, share_epoch=2, batch=4 + step)) for step in range(3))
+    trained = tuple((step, TrainedBatch(share=0, share_epoch=2, batch=4 + step)) for step in range(3))
     hand.feed(Boundary(inner_step=3, tokens=30, copied=(0,), trained=trained, stopped=True))
     hand.feed(Captured(fragment_id=0, payload=(encode_tensor(np.ones((8, 8), np.float32), m.Codec.BF16),)))
     return paused(hand)

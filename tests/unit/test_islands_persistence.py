@@ -4,7 +4,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from islands.persistence import (
+from islands.arrays.persistence import (
     CANDIDATES,
     IN_A_ROW,
     LEAST_MOVED,
@@ -16,7 +16,7 @@ from islands.persistence import (
     positions,
     verdict,
 )
-from islands.reference import adopted
+from islands.arrays.reference import adopted
 
 KEPT, UNDONE, UNCLEAR = Verdict.KEPT, Verdict.UNDONE, Verdict.UNCLEAR
 

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from broker.errors import ConfigError
-from broker.fragments import FragmentManifest
-from islands import jax_placement, placement
-from islands.partition import tensor_specs
-from islands.placement import Parameters, Placement
-from islands.reference import adopted, wide_dtype
+from broker.wire.errors import ConfigError
+from broker.wire.fragments import FragmentManifest
+from islands.arrays import jax_placement, placement
+from islands.arrays.partition import tensor_specs
+from islands.arrays.placement import Parameters, Placement
+from islands.arrays.reference import adopted, wide_dtype
 
 
 def parameters(tree, cuts=(1,)):

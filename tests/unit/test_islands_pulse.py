@@ -4,9 +4,9 @@ import os
 
 import pytest
 
-from broker.errors import ConfigError
-from islands import pulse
-from islands.pulse import CAPACITY, Pulse, read_pulse
+from broker.wire.errors import ConfigError
+from islands.session import pulse
+from islands.session.pulse import CAPACITY, Pulse, read_pulse
 
 
 def test_every_step_is_read_once(tmp_path):

@@ -6,11 +6,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from broker.errors import LocalProtocolError
-from broker.fragments import Kind, TensorSpec
-from broker.messages import Codec
-from broker.tensors import decode_tensor, encode_tensor
-from islands.reference import Reference, adopted, encode_seed, wide_dtype
+from broker.wire.errors import LocalProtocolError
+from broker.wire.fragments import Kind, TensorSpec
+from broker.wire.messages import Codec
+from broker.wire.tensors import decode_tensor, encode_tensor
+from islands.arrays.reference import Reference, adopted, encode_seed, wide_dtype
 
 F32, BF16 = np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16)
 SHAPES = ((70, 1000), (17,), ())  # more than a block, less than one, a scalar

@@ -3,9 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.messages import DataRange, Share
-from broker.schema import MAX_DATA_RANGES
-from islands.shares import IN_A_ROW, LANE_SEED, DataShare, Taken, Trail
+from broker.wire.messages import DataRange, Share
+from broker.wire.schema import MAX_DATA_RANGES
+from islands.protocol.data_shares import IN_A_ROW, LANE_SEED, DataShare, Trail, TrainedBatch
 
 
 def share(index, epoch=0, cursor=0, lane=0):
@@ -19,20 +19,20 @@ def data(share_, from_batch, to_batch, epoch=0):
 def test_one_share_is_trained_batch_by_batch_from_its_cursor():
     view = DataShare.of([share(2, cursor=7)], seed=5)
     assert [view.take() for _ in range(3)] == [(2, 4, 7, 5), (2, 4, 8, 5), (2, 4, 9, 5)]
-    assert [view.trained() for _ in range(3)] == [Taken(2, 0, b) for b in (7, 8, 9)]
+    assert [view.trained() for _ in range(3)] == [TrainedBatch(2, 0, b) for b in (7, 8, 9)]
 
 
 def test_a_generator_that_takes_nothing_is_booked_for_what_the_view_shows():
     view = DataShare.of([share(2, cursor=7)], seed=5)
-    assert (view.trained(), view.cursor) == (Taken(2, 0, 7), 8)
+    assert (view.trained(), view.cursor) == (TrainedBatch(2, 0, 7), 8)
 
 
 def test_a_share_taken_over_is_trained_in_turn_with_the_own_one():
     view = DataShare.of([share(0, cursor=10), share(1, epoch=3, cursor=50)], seed=0)
     seen = [view.trained() for _ in range(3 * IN_A_ROW)]
-    assert seen[:IN_A_ROW] == [Taken(0, 0, 10 + i) for i in range(IN_A_ROW)]
-    assert seen[IN_A_ROW : 2 * IN_A_ROW] == [Taken(1, 3, 50 + i) for i in range(IN_A_ROW)]
-    assert seen[2 * IN_A_ROW] == Taken(0, 0, 10 + IN_A_ROW)
+    assert seen[:IN_A_ROW] == [TrainedBatch(0, 0, 10 + i) for i in range(IN_A_ROW)]
+    assert seen[IN_A_ROW : 2 * IN_A_ROW] == [TrainedBatch(1, 3, 50 + i) for i in range(IN_A_ROW)]
+    assert seen[2 * IN_A_ROW] == TrainedBatch(0, 0, 10 + IN_A_ROW)
 
 
 def test_a_share_that_stays_goes_on_and_one_under_a_new_epoch_starts_where_it_says():
@@ -40,11 +40,11 @@ def test_a_share_that_stays_goes_on_and_one_under_a_new_epoch_starts_where_it_sa
     for _ in range(IN_A_ROW + 3):
         view.trained()
     view.hold([share(0), share(1, epoch=1, cursor=50)])
-    assert view.trained() == Taken(1, 1, 53)
+    assert view.trained() == TrainedBatch(1, 1, 53)
     view.hold([share(0)])
-    assert view.trained() == Taken(0, 0, IN_A_ROW), "handed back"
+    assert view.trained() == TrainedBatch(0, 0, IN_A_ROW), "handed back"
     view.hold([share(0, epoch=2, cursor=99)])
-    assert view.trained() == Taken(0, 2, 99)
+    assert view.trained() == TrainedBatch(0, 2, 99)
 
 
 def test_batches_taken_ahead_are_booked_as_what_they_are():
@@ -52,19 +52,19 @@ def test_batches_taken_ahead_are_booked_as_what_they_are():
     for _ in range(2):
         view.take()
     view.hold([share(0, epoch=1, cursor=9)])
-    assert [view.trained() for _ in range(3)] == [Taken(0, 0, 0), Taken(0, 0, 1), Taken(0, 1, 9)]
+    assert [view.trained() for _ in range(3)] == [TrainedBatch(0, 0, 0), TrainedBatch(0, 0, 1), TrainedBatch(0, 1, 9)]
 
 
 def test_a_further_pass_over_the_data_has_its_own_order_and_number():
     view = DataShare.of([share(1, lane=2)], seed=5)
     assert view.seed == 5 + 2 * LANE_SEED
-    assert view.trained() == Taken(9, 0, 0)
+    assert view.trained() == TrainedBatch(9, 0, 0)
 
 
 def test_a_trail_tells_the_batches_of_any_range_of_steps():
     trail = Trail()
     for step in range(20):
-        trail.add(step, Taken(0, 0, step) if step < 8 or step >= 16 else Taken(1, 4, 100 + step))
+        trail.add(step, TrainedBatch(0, 0, step) if step < 8 or step >= 16 else TrainedBatch(1, 4, 100 + step))
     assert trail.data_of(2, 6) == (data(0, 2, 6),)
     assert trail.data_of(4, 18) == (data(0, 4, 8), data(0, 16, 18), data(1, 108, 116, epoch=4))
     assert trail.data_of(15, 25) == (), "not all is known"
@@ -79,7 +79,7 @@ def test_ranges_of_a_trail_hold_just_the_batches_of_their_steps(turns, draw):
     for number, num in turns:
         for _ in range(num):
             batches[number] = batches.get(number, -1) + 1
-            trail.add(len(steps), Taken(number, 0, batches[number]))
+            trail.add(len(steps), TrainedBatch(number, 0, batches[number]))
             steps.append((number, batches[number]))
     a = draw.draw(st.integers(0, len(steps) - 1))
     b = draw.draw(st.integers(a + 1, len(steps)))
@@ -90,6 +90,6 @@ def test_ranges_of_a_trail_hold_just_the_batches_of_their_steps(turns, draw):
 def test_what_is_in_too_many_pieces_to_be_named_is_not_named():
     trail = Trail()
     for step in range(MAX_DATA_RANGES + 1):
-        trail.add(step, Taken(0, 0, 2 * step))
+        trail.add(step, TrainedBatch(0, 0, 2 * step))
     assert len(trail.data_of(0, MAX_DATA_RANGES)) == MAX_DATA_RANGES
     assert trail.data_of(0, MAX_DATA_RANGES + 1) == ()

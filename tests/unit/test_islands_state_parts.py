@@ -12,11 +12,11 @@ import optax
 import pytest
 import xxhash
 
-from broker import messages as m
-from islands import checkpoint, state_parts
-from islands.donation import PART_BYTES
-from islands.exchange import Position, Snapshot
-from islands.inner import muon
+from broker.wire import messages as m
+from islands.protocol.donation import PART_BYTES
+from islands.session import checkpoint, state_parts
+from islands.session.training_state import Position, Snapshot
+from islands.tasks.inner_optimizer import muon
 
 
 def adam_of(value=1.0, size=3):

@@ -13,18 +13,18 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from broker.errors import ConfigError
-from broker.fragments import Kind
+from broker.wire.errors import ConfigError
+from broker.wire.fragments import Kind
 from islands import language
-from islands import model as transformer
-from islands.corpus import load_corpus
-from islands.data import Windows, evenly
-from islands.evaluate import evaluate_file, place
-from islands.partition import tensor_specs
-from islands.task import DataShare, Schedule, Task, evaluated, held_out_loss, load_task
-from islands.tree import flatten
-from ops.lab.merging import kinds_of
+from islands.arrays.partition import tensor_specs
+from islands.arrays.tree import flatten
+from islands.tasks import model as transformer
+from islands.tasks.corpus import load_corpus
+from islands.tasks.data import Windows, evenly
+from islands.tasks.evaluate import evaluate_file, place
+from islands.tasks.task import DataShare, Schedule, Task, evaluated, held_out_loss, load_task
 from ops.lab.settings import MergeRule
+from ops.lab.training import kinds_of
 
 
 def a_task(*, width: int = 3, depth: int = 1, **rest) -> Task:
@@ -70,7 +70,7 @@ def test_a_task_is_loaded_with_its_options(tasks):
         ("islands.no_such_module:task", {}, "there is no module islands.no_such_module"),
         ("tasks_of_a_test:absent", {}, "module tasks_of_a_test has no function absent"),
         ("tasks_of_a_test:constant", {}, "has no function constant"),
-        ("tasks_of_a_test:wrong", {}, "returned dict: it must return an islands.task.Task"),
+        ("tasks_of_a_test:wrong", {}, "returned dict: it must return an islands.tasks.task.Task"),
         ("tasks_of_a_test:strict", {"needed": 1, "sise": 2}, r"task.sise = 2: .* did you mean size\?"),
         ("tasks_of_a_test:strict", {}, "task.needed = None: .* needs this option"),
         ("tasks_of_a_test:refuses", {}, "task.size = 0: must be positive"),

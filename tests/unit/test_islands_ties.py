@@ -6,9 +6,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from broker.errors import ConfigError
-from islands.ties import MOST_LOOKS, Ties
-from islands.tree import TreeNames
+from broker.wire.errors import ConfigError
+from islands.arrays.ties import MOST_LOOKS, Ties
+from islands.arrays.tree import TreeNames
 
 
 def tree_of(bias, **more):

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.errors import ConfigError
-from islands import vocabulary as vocabularies
-from islands.vocabulary import remembered, train
+from broker.wire.errors import ConfigError
+from islands.tasks import vocabulary as vocabularies
+from islands.tasks.vocabulary import remembered, train
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = Path(sysconfig.get_path("stdlib"), "asyncio")
@@ -92,7 +92,7 @@ def test_all_bytes_are_pieces_and_no_piece_is_there_twice():
 
 def test_another_process_trains_the_same_vocabulary_and_prints_nothing():
     program = (
-        "import sys; from pathlib import Path; from islands.vocabulary import train;"
+        "import sys; from pathlib import Path; from islands.tasks.vocabulary import train;"
         "print(train([f.read_bytes() for f in sorted(Path(sys.argv[1]).glob('*.py'))], 1024).digest)"
     )
     command = [sys.executable, "-c", program, str(SOURCES)]
@@ -192,7 +192,7 @@ def test_only_the_files_used_last_are_kept(tmp_path, monkeypatch):
 
 def test_four_processes_that_start_together_build_once(tmp_path):
     program = (
-        "import sys; from pathlib import Path; from islands.vocabulary import remembered\n"
+        "import sys; from pathlib import Path; from islands.tasks.vocabulary import remembered\n"
         "def build():\n"
         "    print('built', flush=True)\n"
         "    return bytes(10**6)\n"

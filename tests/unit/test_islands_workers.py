@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from islands.workers import Workers
+from islands.session.workers import Workers
 
 WAIT_S = 40.0  # for what must happen; nothing here depends on how long it takes
 

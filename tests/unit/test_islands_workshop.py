@@ -5,10 +5,11 @@ import threading
 
 import numpy as np
 
-from broker import messages as m
-from islands import checkpoint
-from islands.exchange import Moment, Position, Snapshot
-from islands.workshop import Workshop
+from broker.wire import messages as m
+from islands.session import checkpoint
+from islands.session.exchange import Moment
+from islands.session.training_state import Position, Snapshot
+from islands.session.workshop import Workshop
 
 WAIT_S = 40.0  # for what must happen; nothing here depends on how long it takes
 

@@ -6,19 +6,14 @@ import pytest
 import zmq
 from zmq.utils import z85
 
-from broker import messages as m
-from broker.accounts import Accounts
-from broker.bindings import Bindings
-from broker.connections import Connections, Ending
-from broker.errors import ConfigError, Unavailable
-from broker.gate import zap_answer
-from broker.identity import ANY, Identity, KeyRole, format_line, parse_allow_list, parse_line
-from broker.intake import said_of
-from broker.keys import (
+from broker.gateway.accounts import Accounts
+from broker.gateway.connections import Connections, Ending
+from broker.gateway.gate import zap_answer
+from broker.gateway.receiving import said_of
+from broker.routing.bindings import Bindings
+from broker.transport.keys import (
     ALLOW_LIST,
-    check_exposure,
     client_keys,
-    is_local,
     new_pair,
     own_name,
     read_allow_list,
@@ -27,7 +22,11 @@ from broker.keys import (
     write_allow_list,
     write_pair,
 )
-from broker.messages import AGGREGATOR, BROKER, Reason
+from broker.wire import messages as m
+from broker.wire.addresses import check_exposure, is_local
+from broker.wire.errors import ConfigError, Unavailable
+from broker.wire.identity import ANY, Identity, KeyRole, format_line, parse_allow_list, parse_line
+from broker.wire.messages import AGGREGATOR, BROKER, Reason
 from islands.config import IslandConfig
 from ops import cli
 from ops.keys import make_pairs
@@ -186,7 +185,8 @@ def test_a_secret_that_others_may_read_is_refused_with_the_cure(tmp_path):
 def test_half_a_pair_stands_in_nobodys_way(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(
-            "broker.keys.format_line", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device"))
+            "broker.transport.keys.format_line",
+            lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")),
         )
         with pytest.raises(Unavailable, match="No space left"):
             write_pair(tmp_path, new_pair(PARIS))

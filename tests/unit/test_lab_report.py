@@ -1,204 +1,167 @@
-"""``atoll lab report``: the page and its plots, written to a place of their own."""
+"""Tables and plots from records: the page in the repository, where an experiment stands, and pages of one's own."""
 
 import argparse
 import json
+import math
 import re
+import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from broker.errors import ConfigError
-from ops.lab import archive, report
-from ops.lab.experiment import load
-from ops.lab.records import Stage
-from ops.lab.settings import key_of, resolved
-from tests.synthetic import experiment, record, whole_experiment
+from broker.wire.errors import ConfigError
+from ops.lab import command, report
+from ops.lab.experiment import Experiment, comparison_of
+from ops.lab.records import append, read
+from ops.lab.schedule import current, load
+from tests.synthetic import CLAIM, pairs, record
 
-TRIAL = """
-question = "which rate?"
+ROOT = Path(__file__).resolve().parents[2]
+EXPERIMENTS = sorted((ROOT / "examples" / "lab").glob("*.toml"))
+
+
+@pytest.fixture(scope="module")
+def published():
+    """The chapters of all experiments whose records are in the repository."""
+    records, chapters = read(ROOT / command.PUBLISHED), []
+    for path in EXPERIMENTS:
+        experiment = load(path.relative_to(ROOT))
+        mine = [record for record in records if record.experiment == experiment.name]
+        chapters.append(report.chapter(experiment, current(experiment, mine)))
+    assert sum(len(each.records) for each in chapters) >= len(records)
+    return chapters
+
+
+def test_the_page_of_results_is_what_the_records_give(published, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    page = command.PAGE.read_text()
+    assert report.filled(page, published) == page, "run python3 -m ops lab report"
+    assert len(page.splitlines()) <= 200
+    shown = {f"{name}-{kind}.svg" for name, kind in report._IMAGE.findall(page)}
+    assert shown == {path.name for path in command.PAGE.with_suffix("").glob("*.svg")}
+    assert len(shown) <= 6
+    told = set(re.findall(r"examples/lab/([\w-]+)\.toml|\(`([\w-]+)`\)", page))
+    assert {name for pair in told for name in pair if name} == {path.stem for path in EXPERIMENTS}
+    assert command.PUBLISHED.stat().st_size < 500_000
+
+
+@pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.stem)
+def test_the_records_in_the_repository_answer_their_experiment(path):
+    experiment = load(path)
+    row = command.standing(experiment, read(ROOT / command.PUBLISHED, experiment.name))
+    assert (row["due"], row["due_after_them"], row["left_out"]) == (0, 0, 0)
+    assert json.loads(json.dumps(row, allow_nan=False)) == row
+    for name in (*row, *row["claims"][0], *(row["tuned"] or [{}])[0]):
+        assert name in command._SHOW_EPILOG, name
+    for claim in row["claims"]:
+        low, high = claim["difference"] - claim["half_width"], claim["difference"] + claim["half_width"]
+        if claim["kind"] == "not-worse" and claim["verdict"] != "identical":
+            verdict = "holds" if high <= claim["margin"] else "fails" if low > claim["margin"] else "inconclusive"
+            assert claim["verdict"] == verdict
+
+
+def test_without_records_everything_is_due_and_nothing_known():
+    row = command.standing(load(ROOT / "examples/lab/parity.toml"), ())
+    assert (row["runs"], row["tuning_runs"], row["spent_s"], row["left_out"], row["tuned"]) == (0, 0, 0, 0, [])
+    assert row["due"] > 0
+    assert {(each["seeds"], each["difference"], each["half_width"]) for each in row["claims"]} == {(0, None, None)}
+
+
+# --- pages of one's own ---------------------------------------------------------------------------------------------
+
+
+def made(records, **changes):
+    experiment = Experiment(
+        name="parity",
+        path=Path("mine/parity.toml"),
+        question="Does it lose anything?",
+        notes="",
+        seeds=3,
+        budget_minutes=1.0,
+        base={},
+        grids=({"mode": ("diloco", "decoupled"), "islands": (2, 8)},),
+        comparisons=(comparison_of(CLAIM | changes),),
+    )
+    return report.chapter(experiment, records)
+
+
+def test_a_new_page_has_question_command_verdicts_and_two_plots():
+    chapters = [made([*pairs(0.002, islands=2), *pairs(0.03, islands=8)])]
+    page = report.page_of(chapters, "mine")
+    assert "Does it lose anything?" in page
+    assert "python3 -m ops lab run mine/parity.toml" in page
+    rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| Decoupled")]
+    assert [(row[1], row[2], row[4]) for row in rows] == [
+        ("+2.6 %", "+0.20 % ± 0.12 %", "reproduced"),
+        ("+2.6 %", "+3.00 % ± 0.12 %", "not reproduced"),
+    ]
+    drawn = report.plots(page, chapters)
+    assert sorted(drawn) == ["parity-claims.svg", "parity-loss.svg"]
+    for svg in drawn.values():
+        ElementTree.fromstring(svg)
+        assert b"dc:date" not in svg
+    assert report.plots(page, chapters) == drawn, "the same records give the same bytes"
+
+
+def test_verdicts_on_claims_without_a_source_have_words_of_their_own():
+    (finding, _) = made(
+        [*pairs(0.002, islands=2), *pairs(0.0, spread=0.0, islands=8)], source="", published=None
+    ).findings
+    assert report.told(finding) == "holds"
+    assert report._count([(None, finding)]) == "1 claims: 1 holds."
+
+
+def test_a_page_that_is_there_keeps_its_text():
+    chapters = [made(pairs(0.002, islands=2))]
+    page = "# Mine\nSee below.\n<!-- lab list published: parity -->\nold\n<!-- end -->\nAnd more.\n"
+    written = report.filled(page, chapters)
+    assert written.startswith("# Mine\nSee below.\n<!-- lab list published: parity -->\n* Decoupled")
+    assert written.endswith("<!-- end -->\nAnd more.\n")
+    assert "old" not in written
+    assert report.filled(written, chapters) == written
+
+
+@pytest.mark.parametrize("block", ["table all: nobody", "tables all: parity", "table ours: parity"])
+def test_a_block_that_names_nothing_is_refused(block):
+    with pytest.raises(ConfigError):
+        report.filled(f"<!-- lab {block} -->\n<!-- end -->", [made(pairs(0.0, islands=2))])
+
+
+def test_runs_that_diverged_and_single_seeds_are_drawn_without_a_line_or_an_interval():
+    runs = [*pairs(0.0, seeds=(0,), islands=2), replace(record(mode="diloco", islands=8), loss=math.nan)]
+    of = made(runs)
+    assert len(report.loss_plot(of)) < len(report.loss_plot(made([*runs, *pairs(0.0, islands=8)])))
+    ElementTree.fromstring(report.claims_plot(of.findings))
+
+
+OWN = """
+question = "which is best?"
 seeds = 2
-max_seeds = 2
-
 [run]
-steps = 100
-islands = 2
-[run.task]
-model = "tiny"
-
+steps = 60
+task = "examples.numpy_task:task"
 [grid]
 mode = ["diloco"]
-
-[tune]
-name = "task.learning_rate"
-values = [0.001, 0.002, 0.004]
 """
 
 
-@pytest.fixture
-def place(tmp_path, monkeypatch):
-    """Directories with records and an experiment's file, which a fake reads."""
-    (tmp_path / "lab").mkdir()
-    (tmp_path / "lab" / "parity.toml").write_text("")
-    for each in whole_experiment():
-        archive.append(tmp_path / "records", each)
-    monkeypatch.setattr(report, "load", lambda path: experiment(name=path.stem))
-    monkeypatch.setattr(report, "sections", tuple)  # of simulate and plan, which take seconds
-    monkeypatch.setattr(report, "current", lambda _, records: [each for each in records if each.code != "old"])
-    monkeypatch.setattr(report, "passed_over", lambda _, records: [])
-    monkeypatch.setattr(report, "tunings", lambda *_: ())
-    return tmp_path
-
-
-def arguments(place, *more):
+def report_on(*arguments):
     parser = argparse.ArgumentParser()
-    report.add_arguments(parser)
-    where = ["--records", place / "records", "--out", place / "docs" / "results.md", "--experiments", place / "lab"]
-    return parser.parse_args([*map(str, where), *more])
+    command.add_arguments(parser)
+    return command.run(parser.parse_args(["report", *map(str, arguments)]))
 
 
-def test_the_command_writes_the_page_and_its_plots(place, capsys):
-    assert report.run(arguments(place)) == 0
-    text = (place / "docs" / "results.md").read_text()
-    links = re.findall(r"\]\((results/[^)]+\.svg)\)", text)
-    assert len(set(links)) == 6
-    assert all((place / "docs" / link).is_file() for link in links)
-    assert "1 experiments, 18 runs, 6 plots; 1 fails, 1 holds" in capsys.readouterr().out
-
-
-def test_writing_it_again_changes_no_byte(place):
-    def content():
-        return {path.name: path.read_bytes() for path in (place / "docs").rglob("*") if path.is_file()}
-
-    report.run(arguments(place))
-    before = content()
-    report.run(arguments(place))
-    assert content() == before
-    assert len(before) == 7
-
-
-def test_json_is_one_object(place, capsys):
-    report.run(arguments(place, "--json"))
-    printed = json.loads(capsys.readouterr().out)
-    assert printed["records"] == 18
-    assert printed["verdicts"] == {"fails": 1, "holds": 1}
-    assert len(printed["plots"]) == 6
-
-
-def test_a_run_that_stands_in_two_experiments_counts_once(place, capsys):
-    (place / "lab" / "again.toml").write_text("")
-    for each in whole_experiment():
-        archive.append(place / "records", replace(each, experiment="again"))
-    report.run(arguments(place, "--json"))
-    printed = json.loads(capsys.readouterr().out)
-    assert (printed["experiments"], printed["records"]) == (2, 18)
-    assert printed["verdicts"] == {"fails": 1, "holds": 1}, "of claims that rest on the same runs the page counts one"
-
-
-def test_records_that_are_left_out_are_named(place, capsys):
-    archive.append(place / "records", record(experiment="mystery"))
-    archive.append(place / "records", replace(record(9.0, seed=9, mode="diloco", islands=2), code="old"))
-    assert report.run(arguments(place, "--json")) == 0
-    printed = capsys.readouterr()
-    assert "1 of 1 records of mystery are left out" in printed.err
-    assert "1 of 19 records of parity are left out" in printed.err
-    assert json.loads(printed.out)["records"] == 18
-
-
-def test_runs_at_rates_that_were_passed_over_are_on_the_page_and_not_left_out(tmp_path, monkeypatch, capsys):
-    """Of a real experiment: the better rate was found after two seeds had been run at the other one."""
-    lab, records = tmp_path / "lab", tmp_path / "records"
-    lab.mkdir()
-    (lab / "trial.toml").write_text(TRIAL)
-    experiment = load(lab / "trial.toml")
-    losses = {"0.001": 2.0, "0.002": 1.9, "0.004": 2.1}
-    for rate, loss in losses.items():
-        settings = experiment.settings_of({"mode": "diloco"}, {"task.learning_rate": float(rate)})
-        stages = [(Stage.TUNE, 1000)] + ([(Stage.FINAL, 0), (Stage.FINAL, 1)] if rate != "0.004" else [])
-        for stage, seed in stages:
-            made = record(loss, experiment="trial", seed=seed, stage=stage, mode="diloco")
-            ran = resolved(settings) | {"seed": seed}
-            archive.append(records, replace(made, key=key_of(settings, seed), settings=ran))
-    archive.append(records, record(experiment="trial", seed=7, mode="diloco"))  # of settings that nobody has
-    monkeypatch.setattr(report, "sections", tuple)
-    assert report.run(arguments(tmp_path)) == 0
-    printed = capsys.readouterr()
-    assert "atoll: 1 of 8 records of trial are left out" in printed.err
-    text = (tmp_path / "docs" / "results.md").read_text()
-    assert "| task.learning_rate | 0.001, 0.002, 0.004 | 0.002 | yes |" in text
-    assert "| task.learning_rate | 0.001 | 0.002 | +5.26 % ± 0.00 % | 2 |" in text
-    assert "1 experiments, 5 runs" in printed.out
-
-
-def test_other_records_have_a_page_of_their_own(place, monkeypatch):
-    """Only ours belong to docs/results.md."""
-    monkeypatch.chdir(place)
-    (place / "lab" / "theirs.toml").write_text("")
-    parser = argparse.ArgumentParser()
-    report.add_arguments(parser)
-    assert report.run(parser.parse_args(["--records", str(place / "records"), "--experiments", "lab"])) == 0
-    text = (place / "records-results.md").read_text()
-    assert f"atoll lab run parity --records {place / 'records'}" in text
-    assert "theirs" not in text, "of which nothing was run here"
-    assert not (place / "docs").exists()
-    assert not list((place / "records").glob("*.svg"))
-
-
-def test_plots_that_are_no_longer_on_the_page_are_named(place, capsys):
-    report.run(arguments(place))
-    assert "no longer" not in capsys.readouterr().err
-    (place / "docs" / "results" / "gone.svg").write_text("")
-    report.run(arguments(place))
-    assert "but no longer on the page: gone.svg" in capsys.readouterr().err
-
-
-def test_a_directory_without_experiments_is_refused(place):
-    with pytest.raises(ConfigError, match="must be a directory with experiments"):
-        report.run(arguments(place, "--experiments", str(place / "records")))
-
-
-def test_records_of_which_no_experiment_is_there_name_theirs(place):
-    (place / "lab" / "parity.toml").rename(place / "lab" / "other.toml")
-    with pytest.raises(ConfigError, match=r"has none of those that .* has records of \(parity\)"):
-        report.run(arguments(place))
-
-
-def test_a_directory_without_records_is_refused_and_not_that_of_the_experiments(place):
-    with pytest.raises(ConfigError, match=r"records = .* holds no records"):
-        report.run(arguments(place, "--records", str(place / "reccords")))
-
-
-@pytest.mark.parametrize("out", ["page", "lab"])
-def test_a_page_is_a_file_with_plots_beside_it(place, out):
-    with pytest.raises(ConfigError, match="must be a file such as"):
-        report.run(arguments(place, "--out", str(place / out)))
-    assert not (place / "page").exists()
-
-
-def test_records_that_cannot_be_read_are_named_and_the_others_are_reported(place, capsys):
-    (place / "records" / "parity-backup.jsonl").write_bytes((place / "records" / "parity.jsonl").read_bytes())
-    (place / "records" / "broken.jsonl").write_text("{}\n")
-    assert report.run(arguments(place)) == 1
-    said = capsys.readouterr().err
-    assert "parity-backup is left out:" in said
-    assert "move it to its own file" in said
-    assert "broken is left out:" in said
-    assert "# parity" in (place / "docs" / "results.md").read_text()
-
-
-def test_an_experiment_that_cannot_be_read_is_named_and_the_others_are_reported(place, monkeypatch, capsys):
-    def load(path):
-        if path.stem == "broken":
-            raise ConfigError("broken.toml: steps", 0, "must be at least 1")
-        return experiment(name=path.stem)
-
-    (place / "lab" / "broken.toml").write_text("")
-    archive.append(place / "records", record(experiment="broken"))
-    monkeypatch.setattr(report, "load", load)
-    assert report.run(arguments(place)) == 1
-    said = capsys.readouterr().err
-    assert "broken is left out: broken.toml: steps = 0: must be at least 1" in said
-    assert "records of broken" not in said, "which would be another reason"
-    assert "# parity" in (place / "docs" / "results.md").read_text()
-    (place / "lab" / "parity.toml").unlink()
-    with pytest.raises(ConfigError, match="has no file that can be read"):
-        report.run(arguments(place))
+def test_the_command_names_what_it_cannot_report(tmp_path, capsys):
+    (tmp_path / "own.toml").write_text(OWN)
+    append(tmp_path / "records", record(experiment="other"))
+    with pytest.raises(ConfigError, match="--experiments"):
+        report_on("--records", tmp_path / "records", "--experiments", tmp_path)
+    with pytest.raises(ConfigError, match="--out"):
+        report_on("--records", tmp_path / "records", "--experiments", tmp_path, "--out", tmp_path)
+    append(tmp_path / "records", record(experiment="own", mode="diloco"))  # of settings that no cell has
+    assert report_on("--records", tmp_path / "records", "--experiments", tmp_path, "--json") == 0
+    said = capsys.readouterr()
+    assert "2 records are left out" in said.err
+    assert json.loads(said.out)["records"] == 0
+    assert (tmp_path / "records-results.md").exists()

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from islands.task import Schedule, Task
+from islands.tasks.task import Schedule, Task
 from ops.lab import strides
 from ops.lab.strides import Strides
 
@@ -149,17 +149,6 @@ def test_what_begins_with_other_types_than_those_compared_takes_its_first_steps_
     assert_same((params, state), tuple(expected))
 
 
-def test_parameters_that_were_put_back_as_numpy_arrays_go_on():
-    jitted = jax.jit(step, donate_argnums=(0, 1))
-    runner, steps = Strides(task_of(jitted)), batches(40)
-    params, state = begun()
-    for start in range(0, 40, 8):
-        params = {"w": np.asarray(params["w"])}
-        params, state = runner.run(params, state, [*steps[start : start + 7], batches(40, rows=4)[start + 7]])
-        params, state = runner.run(params, state, steps[start : start + 4])
-    assert np.isfinite(params["w"]).all()
-
-
 def test_a_state_whose_arrays_are_one_and_the_same_or_the_tasks_own_stays_valid():
     own = jnp.zeros((3, 4))
 
@@ -221,19 +210,6 @@ def test_a_step_that_cannot_be_traced_goes_on_by_itself():
     assert_same(result, one_by_one(train, batches(24)))
 
 
-def test_a_step_that_does_something_else_when_it_is_traced_goes_on_by_itself():
-    def noisy():
-        rng, jitted = np.random.default_rng(1), jax.jit(step)
-
-        def train(params, state, batch, schedule):  # noise from outside: frozen where it is traced
-            return jitted(params, state, batch + rng.standard_normal((1, 3)).astype(np.float32), schedule)
-
-        return train
-
-    _, runner = in_strides(task_of(noisy()), batches(24), (8, 8, 8))
-    assert runner.agrees is False
-
-
 def test_steps_on_numpy_arrays_go_by_themselves():
     def train(params, state, batch, schedule):
         return {"w": params["w"] + np.float32(1)}, state, 0.0
@@ -256,20 +232,6 @@ def test_batches_of_unlike_shapes_go_one_by_one_and_leave_what_went_in_as_it_was
     after = runner.run(params, state, steps[16:])
     assert np.array_equal(kept, before), "donated though somebody may keep it instead of a copy"
     assert_same(after, one_by_one(jitted, steps))
-
-
-def test_batches_with_random_keys_or_of_unlike_structure_go_one_by_one():
-    inner = jax.jit(step)
-
-    def train(params, state, batch, schedule):
-        return inner(params, state, batch["x"], schedule)
-
-    keyed = [({"x": x, "key": jax.random.key(t)}, schedule) for t, (x, schedule) in enumerate(batches(16))]
-    mixed = [({"x": x} | ({"more": x} if t % 2 else {}), schedule) for t, (x, schedule) in enumerate(batches(16))]
-    for steps in (keyed, mixed):
-        result, runner = in_strides(task_of(train), steps, (8, 8))
-        assert runner.agrees is None
-        assert_same(result, one_by_one(inner, batches(16)))
 
 
 def test_large_batches_go_one_by_one(monkeypatch):

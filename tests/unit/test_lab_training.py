@@ -5,13 +5,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from broker.fragments import partition
-from broker.messages import Codec, Version
-from broker.ranges import StepRange
-from broker.tensors import decode_tensor, encode_tensor
-from islands.shares import DataShare
-from islands.task import Task
-from ops.lab.training import Rule, Stepper, TrainingIsland
+from broker.wire.fragments import partition
+from broker.wire.messages import Codec, Version
+from broker.wire.ranges import StepRange
+from broker.wire.tensors import decode_tensor, encode_tensor
+from islands.protocol.data_shares import DataShare
+from islands.tasks.task import Task
+from ops.lab.strides import Strides
+from ops.lab.training import Rule, TrainingIsland
 
 STEPS = StepRange(from_step=0, to_step=1, from_tokens=0, to_tokens=1)
 
@@ -42,7 +43,7 @@ def ran():
 def island(ran):
     rule = Rule(kinds={}, codec=Codec.F32, feedback=True, seed=0, fleet_tokens=1, total_tokens=1000)
     task = counting(ran)
-    return begun(TrainingIsland(task, rule, Stepper(task)))
+    return begun(TrainingIsland(task, rule, Strides(task)))
 
 
 def begun(made):
@@ -108,30 +109,6 @@ def test_of_several_copies_the_last_one_counts_and_the_others_are_never_made(isl
     assert made == [0]
 
 
-def test_a_copy_replaces_one_that_was_made_already(island):
-    train(island, 1)
-    island.copy(0)
-    train(island, 1)
-    install(island, 1, 0.0, keep=1.0)
-    island.copy(0)
-    assert captured(island, 0) == 2
-
-
-def test_islands_that_step_along_keep_their_copies(ran):
-    rule = Rule(kinds={}, codec=Codec.F32, feedback=True, seed=0, fleet_tokens=1, total_tokens=1000)
-    task = counting(ran)
-    stepper = Stepper(task, together=2)
-    first, second = (begun(TrainingIsland(task, rule, stepper)) for _ in range(2))
-    train(first, 6)
-    train(second, 3)
-    second.copy(0)
-    train(second, 3)
-    first.copy(0)
-    assert captured(first, 0) == 6
-    assert second.steps_run == 6, "it stepped along"
-    assert captured(second, 0) == 3
-
-
 def test_what_is_installed_drops_the_copy_of_its_fragment(island):
     train(island, 1)
     island.copy(0)
@@ -140,9 +117,9 @@ def test_what_is_installed_drops_the_copy_of_its_fragment(island):
         island.capture(0, STEPS)
 
 
-def test_a_copy_is_kept_where_parameters_stay_valid_and_made_where_they_do_not(island, monkeypatch):
+def test_a_copy_is_kept_where_parameters_stay_valid_and_made_where_they_do_not(island):
     for keeps in (True, False):
-        monkeypatch.setattr(Stepper, "keeps", keeps)
+        island._strides.agrees = keeps
         train(island, 1)
         island.copy(0)
         train(island, 1)
@@ -158,9 +135,7 @@ def test_a_copy_is_kept_where_parameters_stay_valid_and_made_where_they_do_not(i
 
 def test_steps_do_not_stop_for_a_copy_that_was_forgotten(island, monkeypatch):
     rows = []
-    monkeypatch.setattr(
-        island._stepper.strides, "run", lambda params, state, steps: rows.append(len(steps)) or (params, state)
-    )
+    monkeypatch.setattr(island._strides, "run", lambda params, state, steps: rows.append(len(steps)) or (params, state))
     train(island, 2)
     island.copy(0)
     train(island, 2)

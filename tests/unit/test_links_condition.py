@@ -7,13 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.errors import ConfigError
-from ops.links import desk, region, wiring
+from broker.wire.errors import ConfigError
+from ops.links import control_server as desk
+from ops.links import region, wiring
 from ops.links.condition import FAULTLESS, KEYS, Direction, LinkCondition
 from ops.links.link import PARTITION_BREAKS_AFTER_S, Link, LinkEvent, LinkPlan
 from ops.links.placing import Links, num_ports, place, read, ways
 from ops.links.wiring import Door, Wire, Wiring
-from ops.processes import ProcessSpec
+from ops.processes.child_process import ProcessSpec
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "links"
 

@@ -12,17 +12,19 @@ import pytest
 
 pytest.importorskip("islands.config")
 
-from broker import settings
 from broker.config import BrokerConfig
-from broker.errors import ConfigError
-from broker.signals import Interrupted
-from ops import daemons, display, local_plan, up
+from broker.process import settings
+from broker.process.signals import Interrupted
+from broker.wire.errors import ConfigError
 from ops.links import placing
-from ops.outer_defaults import OuterDefaults
+from ops.run import daemons, display, local_plan, up
+from ops.run.outer_defaults import OuterDefaults
+from ops.run.prepare import prepare
 
 
 def parsed(*words):
     parser = argparse.ArgumentParser()
+    parser.set_defaults(resume=None)
     local_plan.add_arguments(parser)
     return parser.parse_args(words)
 
@@ -100,12 +102,30 @@ def test_paths_of_data_are_absolute_and_names_of_packages_stay():
     assert resolved("--data", "here", "python:numpy").task["data"] == [str(Path("here").absolute()), "python:numpy"]
 
 
-def test_an_option_that_the_task_does_not_have_is_refused_before_anything_starts(tmp_path):
+def test_an_option_that_the_task_does_not_have_is_refused_before_anything_starts(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match=r"task.modle = 'tiny': .* has no such option; did you mean model\?"):
         resolved("--task-option", "modle=tiny")
+    (tmp_path / "built_by_a_call.py").write_text("task = make()\n")
+    monkeypatch.chdir(tmp_path)  # islands are started here
     path = tmp_path / "mine.toml"
-    path.write_text('[island]\ntask = "nobody.has:this"\n[task]\nanything = 1\n')
-    assert resolved("--config", str(path)).task == {"anything": 1}  # cannot be told from here: the islands will
+    path.write_text('[island]\ntask = "built_by_a_call:task"\n[task]\nanything = 1\n')
+    assert resolved("--config", str(path)).task == {"anything": 1}  # the source does not tell: the islands will
+
+
+@pytest.mark.parametrize(
+    ("task", "cure"),
+    [
+        ("examples.numpy_taks:task", r"there is no module examples\.numpy_taks: check the name"),
+        ("exampels.numpy_task:task", r"there is no module exampels: check the name"),
+        ("examples.numpy_task:tusk", r"does not mention tusk; did you mean task\?"),
+        ("examples.numpy_task", "must read package.module:function"),
+    ],
+)
+def test_a_misspelt_task_is_refused_before_anything_starts(tmp_path, task, cure):
+    run_dir = tmp_path / "run"
+    with pytest.raises(ConfigError, match=cure):
+        prepare(parsed("--task", task, "--run-dir", str(run_dir), "--redis-url", "redis://127.0.0.1:1"))
+    assert not run_dir.exists()
 
 
 def test_the_resolved_file_gives_every_process_the_same_settings_again(tmp_path):

@@ -7,7 +7,7 @@ import logging
 import pytest
 
 import islands
-from broker import logs
+from broker.process import logs
 
 
 @pytest.fixture(autouse=True)
@@ -150,8 +150,8 @@ def test_one_call_shows_what_an_island_does_beside_what_the_program_logs_itself(
     assert line.split(" ", 1)[1] == 'island island.waiting detail="asking to join"'
     assert theirs.getvalue() == "INFO:somebody:epoch 1\n"
     islands.log_to_stderr("WARNING")
-    logs.get("broker.sockets").info("quiet")
-    logs.get("broker.sockets").warning("loud")
+    logs.get("broker.transport.sockets").info("quiet")
+    logs.get("broker.transport.sockets").warning("loud")
     assert capsys.readouterr().err.endswith(" island warning loud\n")
 
 

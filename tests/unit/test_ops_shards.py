@@ -2,7 +2,7 @@
 
 import pytest
 
-from ops.shards import one_report, one_total
+from ops.inspect.shards import one_report, one_total
 
 
 def report(trained, merged, *, parameters=1, phase="ended", versions=(), rounds=None, islands=None, **wasted):

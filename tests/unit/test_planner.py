@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from aggregator.config import AggregatorConfig
 from broker.config import BrokerConfig
-from broker.errors import ConfigError
-from broker.fragments import Kind, TensorSpec
-from broker.lengths import encoded_bytes
-from broker.messages import Codec
+from broker.wire.errors import ConfigError
+from broker.wire.fragments import Kind, TensorSpec
+from broker.wire.lengths import encoded_bytes
+from broker.wire.messages import Codec
 from islands.config import IslandConfig
 from ops.planning.choosing import as_chosen, choose
 from ops.planning.fleet import Fleet, Site, limits_to_raise, load_of, merging_per_cycle_s

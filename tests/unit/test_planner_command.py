@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from broker.errors import ConfigError
+from broker.wire.errors import ConfigError
 from ops import cli
 from ops.goodput.estimate import ESTIMATE_EVENTS, expected_goodput
 from ops.goodput.fleet import FailureModel

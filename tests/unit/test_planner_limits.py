@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from aggregator.config import AggregatorConfig
-from aggregator.fitting import misfit
-from broker.fragments import Kind, TensorSpec, partition
-from broker.messages import Codec
+from aggregator.state.model_limits import misfit
+from broker.wire.fragments import Kind, TensorSpec, partition
+from broker.wire.messages import Codec
 from ops import cli
 from ops.planning import command, expectation
 from ops.planning.fleet import Fleet, Site

@@ -5,7 +5,7 @@ import struct
 
 import pytest
 
-from broker.errors import ConfigError
+from broker.wire.errors import ConfigError
 from ops.planning.footprint import cut
 from ops.planning.sizing import parse_parameters, read_model
 

@@ -13,11 +13,14 @@ import msgpack
 import numpy as np
 import pytest
 
-from broker.codec import KINDS, decode, encode, verify
-from broker.fragments import Kind
-from broker.headers import Limits
-from broker.lengths import encoded_bytes
-from broker.messages import (
+from broker.server import LINGER_MS
+from broker.transport.sockets import BULK_OPTIONS, CONTROL_OPTIONS
+from broker.wire.codec import decode, encode, verify
+from broker.wire.fragments import Kind
+from broker.wire.headers import Limits
+from broker.wire.lengths import encoded_bytes
+from broker.wire.messages import (
+    KINDS,
     PROTOCOL_VERSION,
     RETRY_REASONS,
     Channel,
@@ -30,9 +33,7 @@ from broker.messages import (
     Refused,
     StateSource,
 )
-from broker.server import LINGER_MS
-from broker.sockets import BULK_OPTIONS, CONTROL_OPTIONS
-from broker.tensors import decode_tensor, encode_tensor
+from broker.wire.tensors import decode_tensor, encode_tensor
 
 DOCUMENT = (Path(__file__).parents[2] / "broker" / "PROTOCOL.md").read_text()
 HEADINGS = dict(re.findall(r"^### ([a-z_]+)\n(.*?)(?=^#|\Z)", DOCUMENT, re.MULTILINE | re.DOTALL))

@@ -16,15 +16,15 @@ from redis.exceptions import (
 )
 
 from aggregator.config import AggregatorConfig
-from aggregator.tape import start_line
-from broker import redis_address, redis_errors
+from aggregator.store.tape import start_line
 from broker.config import BrokerConfig
-from broker.errors import ConfigError
-from broker.masking import masked, shown
-from broker.registry import Registry
-from broker.settings import from_sources, read_file
-from ops import local_plan, up
-from ops.processes import ProcessSpec
+from broker.process.settings import from_sources, read_file
+from broker.registry import redis_address, redis_errors
+from broker.registry.registry import Registry
+from broker.wire.errors import ConfigError
+from broker.wire.masking import masked, shown
+from ops.processes.child_process import ProcessSpec
+from ops.run import local_plan, up
 
 TAKEN = [
     "redis://hub",

@@ -4,13 +4,10 @@ import dataclasses
 
 import pytest
 
-from broker import messages as m
-from broker.directory import MAX_SHARDS
-from broker.messages import AGGREGATOR, Channel, Reason
-from broker.relay import (
-    Observe,
-    Send,
-)
+from broker.routing.directory import MAX_SHARDS
+from broker.routing.relay import Observe, Send
+from broker.wire import messages as m
+from broker.wire.messages import AGGREGATOR, Channel, Reason
 from tests.helpers import beat
 from tests.relay_bench import CONFIG, contribution, fleet_state, join, version, welcome
 

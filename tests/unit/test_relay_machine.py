@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
-from broker import messages as m
-from broker.messages import AGGREGATOR, Channel
+from broker.wire import messages as m
+from broker.wire.messages import AGGREGATOR, Channel
 from tests.helpers import beat
 from tests.relay_bench import CONFIG, Driver, contribution, version
 

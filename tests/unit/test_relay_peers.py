@@ -4,18 +4,11 @@ import dataclasses
 
 import pytest
 
-from broker import messages as m
-from broker.directory import UNKNOWN
-from broker.identity import Identity, KeyRole
-from broker.messages import AGGREGATOR, BROKER, Channel, Reason
-from broker.relay import (
-    AllowListChanged,
-    Note,
-    Observe,
-    Rejected,
-    Send,
-    TurnedAway,
-)
+from broker.routing.directory import UNKNOWN
+from broker.routing.relay import AllowListChanged, Note, Observe, Rejected, Send, TurnedAway
+from broker.wire import messages as m
+from broker.wire.identity import Identity, KeyRole
+from broker.wire.messages import AGGREGATOR, BROKER, Channel, Reason
 from tests.helpers import beat
 from tests.relay_bench import CONFIG, Driver, contribution, fleet_state, join, version, welcome
 

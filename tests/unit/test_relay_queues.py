@@ -6,16 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker import messages as m
-from broker.deliveries import BURST
-from broker.directory import UNKNOWN
-from broker.errors import ConfigError
-from broker.hearing import Carried
-from broker.messages import AGGREGATOR, BROKER, Reason
-from broker.relay import (
-    RelayConfig,
-)
-from broker.resending import RESEND_S
+from broker.routing.deafness import Carried
+from broker.routing.deliveries import BURST
+from broker.routing.directory import UNKNOWN
+from broker.routing.relay import RelayConfig
+from broker.routing.resending import RESEND_S
+from broker.wire import messages as m
+from broker.wire.errors import ConfigError
+from broker.wire.messages import AGGREGATOR, BROKER, Reason
 from tests.helpers import beat
 from tests.relay_bench import CONFIG, RUN, Driver, contribution, fleet_state, join, state_part, version
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from broker import messages as m
-from broker.directory import MAX_SHARDS
-from broker.messages import AGGREGATOR, Channel, Reason, standing_by
-from broker.relay import Tick
+from broker.routing.directory import MAX_SHARDS
+from broker.routing.relay import Tick
+from broker.wire import messages as m
+from broker.wire.messages import AGGREGATOR, Channel, Reason, standing_by
 from tests.helpers import beat
 from tests.relay_bench import CONFIG, Driver, join, version
 

@@ -6,11 +6,11 @@ import re
 
 import pytest
 
-from aggregator import replication
-from aggregator.records import ledger_line
-from aggregator.replay import Replay
-from aggregator.replay_terms import fingerprint
-from aggregator.replication import NOTES
+from aggregator.standby import replication
+from aggregator.standby.replication import NOTES
+from aggregator.state.records import ledger_line
+from ops.inspect.replay_core import Replay
+from ops.inspect.replay_terms import fingerprint
 from tests.helpers import Desk
 from tests.taped import STEPS_PER_ROUND, Taped
 

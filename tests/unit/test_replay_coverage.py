@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from aggregator.coverage import Seen, coverage, misweighted, skipped_versions
-from aggregator.records import ledger_line
-from aggregator.recovery import renumbered
-from aggregator.replay import Replay
-from aggregator.replay_terms import Why
+from aggregator.rounds.recovery import renumbered
+from aggregator.state.records import ledger_line
 from ops import cli
+from ops.inspect.coverage import Seen, coverage, misweighted, skipped_versions
+from ops.inspect.replay_core import Replay
+from ops.inspect.replay_terms import PartReason
 from tests.taped import STEPS_PER_ROUND, Taped
 
 
@@ -85,17 +85,17 @@ def test_versions_of_the_moments_before_a_crash_are_counted_and_no_success_unles
     status, found = replayed(capsys, run_dir)
     assert (status, found["same"], found["complete"]) == (1, True, False)
     assert (found["coverage"]["versions"], found["coverage"]["checked"]) == (7, 5)
-    assert found["coverage"]["unchecked"] == {Why.CRASH: 2}
+    assert found["coverage"]["unchecked"] == {PartReason.CRASH: 2}
     assert replayed(capsys, run_dir, "--allow-missing")[0] == 0
     assert cli.main(["replay", str(run_dir)]) == 1
     said = capsys.readouterr().out
-    assert f"checked 5 of 7 versions; 2 could not be: made {Why.CRASH}" in said
+    assert f"checked 5 of 7 versions; 2 could not be: made {PartReason.CRASH}" in said
     assert "INCOMPLETE" in said
 
 
 def test_the_last_versions_of_a_run_that_only_its_ledger_has_are_counted_too(recorded, tmp_path, capsys):
     status, found = replayed(capsys, recorded.write(tmp_path, tape=recorded.cut(2, after_version=4)))
-    assert (status, found["coverage"]["unchecked"]) == (1, {Why.NO_TAPE: 2})
+    assert (status, found["coverage"]["unchecked"]) == (1, {PartReason.NO_TAPE: 2})
 
 
 @pytest.mark.parametrize("life", [0, 2])
@@ -105,7 +105,7 @@ def test_versions_behind_a_gap_of_the_tape_are_counted_whichever_life_it_is_in(r
     status, found = replayed(capsys, recorded.write(tmp_path, tape=tape))
     expected = 3 if life == 0 else 2
     assert (status, found["coverage"]["missing_lines"]) == (1, 2)
-    assert found["coverage"]["unchecked"] == {Why.GAP: expected}
+    assert found["coverage"]["unchecked"] == {PartReason.GAP: expected}
     assert found["tapes"][0]["counts"]["unfollowed"] == expected
 
 
@@ -241,17 +241,17 @@ def test_a_new_lineage_is_no_gap(recorded, tmp_path, capsys):
 def test_a_new_lineage_of_bytes_that_nobody_made_is_not_checked(recorded, tmp_path, capsys):
     tape, row = lineage(recorded, digest="invented")
     status, found = replayed(capsys, recorded.write(tmp_path, tape=tape, ledger=[*recorded.ledger[:3], row]))
-    assert (status, found["complete"], found["coverage"]["unchecked"]) == (1, False, {Why.CRASH: 1})
+    assert (status, found["complete"], found["coverage"]["unchecked"]) == (1, False, {PartReason.CRASH: 1})
 
 
 # --- sums -------------------------------------------------------------------------------------------------------
 
 
 def test_what_one_tape_does_not_tell_another_may():
-    first = Seen(checked={(0, 0), (0, 1)}, unchecked={(0, 2): Why.NO_TAPE, (0, 3): Why.NO_TAPE}, lives=1)
-    second = Seen(checked={(0, 2)}, unchecked={(0, 1): Why.CRASH}, lives=1)
+    first = Seen(checked={(0, 0), (0, 1)}, unchecked={(0, 2): PartReason.NO_TAPE, (0, 3): PartReason.NO_TAPE}, lives=1)
+    second = Seen(checked={(0, 2)}, unchecked={(0, 1): PartReason.CRASH}, lives=1)
     covered = coverage([first, second, Seen()])
-    assert (covered.versions, covered.checked, covered.unchecked) == (4, 3, {Why.NO_TAPE: 1})
+    assert (covered.versions, covered.checked, covered.unchecked) == (4, 3, {PartReason.NO_TAPE: 1})
     assert not covered.complete
 
 

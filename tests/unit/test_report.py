@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from ops.report import RunFacts, build_report, is_balanced, render
+from ops.run.report import RunFacts, build_report, is_balanced, render
 
 COUNTED = {
     "tokens": {"trained": 1000, "merged": 900, "in_flight": 40, "wasted": {"stale": 50, "island_lost": 10}},

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from broker.errors import ConfigError, Unavailable
-from ops import local_plan, resume, run_directory, up
-from ops.prepare import prepare
+from broker.wire.errors import ConfigError, Unavailable
+from ops import run_directory
+from ops.run import local_plan, resume, up
+from ops.run.prepare import prepare
 
 ROOT = Path(__file__).parents[2]
 
@@ -40,8 +41,8 @@ def a_run(tmp_path):
 #: Run with the flags of ``up``: prepares a run and holds its directory until its standard input ends.
 PREPARE = """
 import argparse, sys
-from ops import up
-from ops.prepare import prepare
+from ops.run import up
+from ops.run.prepare import prepare
 parser = argparse.ArgumentParser()
 up.add_arguments(parser)
 prepare(parser.parse_args(sys.argv[1:]))

@@ -9,9 +9,9 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 
 from aggregator import events as agg
-from aggregator.donation import MOST_RECEIVERS
-from broker import messages as m
-from broker.messages import Fate, Phase, StateSource
+from aggregator.rounds.donation import MOST_RECEIVERS
+from broker.wire import messages as m
+from broker.wire.messages import Fate, Phase, StateSource
 from tests.helpers import Desk, of, sent, steps
 from tests.worlds import brief_runs, long_run
 

@@ -5,10 +5,10 @@ import json
 import pytest
 
 from aggregator.config import AggregatorConfig
-from aggregator.run_settings import Change, changes, recorded, settled
-from broker.errors import ConfigError
-from broker.messages import Codec
-from broker.settings import Scope, settings_of
+from aggregator.state.run_settings import Change, changes, recorded, settled
+from broker.process.settings import Scope, settings_of
+from broker.wire.errors import ConfigError
+from broker.wire.messages import Codec
 from ops.lab.settings import CellSettings
 from tests.helpers import Desk
 from tests.taped import Taped

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.errors import ConfigError
-from broker.flags import add_config_flag, add_flags
-from broker.settings import from_sources, load, read_file, setting, to_table
-from broker.toml import dump
+from broker.process.flags import CommandParser, add_config_flag, add_flags
+from broker.process.settings import from_sources, load, read_file, setting, to_table
+from broker.process.toml import dump
+from broker.wire.errors import ConfigError
 
 
 class Colour(StrEnum):
@@ -221,6 +221,53 @@ def test_some_fields_can_be_left_out_of_the_flags():
     assert first == {"dead_after_s"}
     assert "dead_after_s" not in second
     assert "count" in second
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grouped:
+    host: str = setting("", "where", subject="addresses")
+    port: int = setting(0, "which")
+    limit: int = setting(9, "how many", subject="limits")
+    inner: Inner = field(default_factory=Inner)
+    key: str = setting("", "whose", subject="addresses")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupedToo:
+    count: int = setting(4, "how many more", subject="limits")
+
+
+def test_flags_stand_under_the_subject_of_their_setting_or_of_the_one_before_it():
+    parser = CommandParser(everyday={"everyday": ["--port"]})
+    for cls in (Grouped, GroupedToo):
+        add_flags(parser, cls, defaults={"limit": 3})
+    under: dict[str, list[str]] = {}
+    for line in parser.format_help_all().splitlines():
+        if line.endswith(":"):
+            under[line[:-1]] = flags = []
+        elif line.lstrip().startswith("--"):
+            flags.append(line.split()[0])
+    assert under["addresses"] == ["--host", "--port", "--key"]
+    assert under["limits"] == ["--limit", "--dead-after-s", "--count"]
+    assert "how many (default 3)" in parser.format_help_all()
+
+
+def test_a_short_help_has_the_everyday_flags_alone():
+    parser = CommandParser(prog="atoll probe", everyday={"where": ["--port", "--key"]}, epilog="example")
+    parser.add_argument("file", nargs="?", metavar="FILE", help="of faults")
+    add_flags(parser, Grouped)
+    text = parser.format_help()
+    assert text.startswith("usage: atoll probe [FILE] [FLAGS]\n")
+    assert [line.split()[0] for line in text.splitlines() if line.startswith("  -")] == [
+        "--port",
+        "--key",
+        "-h,",
+        "--help-all",
+    ]
+    assert "where:\n  --port N" in text
+    assert text.endswith("example\n")
+    assert "--limit" in parser.format_help_all()
+    assert parser.parse_args(["--limit", "5"]).limit == "5"
 
 
 def test_help_shows_defaults_choices_and_percent_signs():

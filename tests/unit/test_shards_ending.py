@@ -2,9 +2,9 @@
 
 import pytest
 
-from aggregator.ending import FLUSH_TIMEOUTS, LINGER_MOST_S, LINGER_S
-from aggregator.roster import AGAIN_S, SILENT_S
-from broker.messages import Leave, Phase
+from aggregator.rounds.ending import FLUSH_TIMEOUTS, LINGER_MOST_S, LINGER_S
+from aggregator.rounds.roster import AGAIN_S, SILENT_S
+from broker.wire.messages import Leave, Phase
 from tests.helpers import TOKENS_PER_STEP
 from tests.shard_bench import shards
 

@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from broker.signals import Interrupted, Signals
+from broker.process.signals import Interrupted, Signals
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

@@ -9,14 +9,14 @@ import os
 import pytest
 from rich.console import Console
 
-from broker.errors import ConfigError, Unavailable
-from broker.liveness import Liveness
-from broker.records import LeaseView, Snapshot
+from broker.routing.liveness import Liveness
+from broker.wire.errors import ConfigError, Unavailable
+from broker.wire.records import LeaseView, Snapshot
 from ops import cli
+from ops.inspect import status as command
+from ops.inspect.run_status import status_of
+from ops.inspect.status_view import headline, render, to_json
 from ops.run_directory import claim, in_use
-from ops.status import command
-from ops.status.run_status import status_of
-from ops.status.view import headline, render, to_json
 from ops.text import PLAIN_WIDTH, age, finite, size
 
 NOW_S = 1_000_000.0

@@ -2,8 +2,8 @@
 
 import pytest
 
-from ops.processes import error_in
-from ops.supervision import Ended, GiveUp, Restart, RestartPolicy, Supervision
+from ops.processes.child_process import error_in
+from ops.processes.supervision import Ended, GiveUp, Restart, RestartPolicy, Supervision
 
 POLICY = RestartPolicy(first_delay_s=1.0, max_delay_s=5.0, settled_after_s=10.0, young_deaths=5)
 

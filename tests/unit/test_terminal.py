@@ -6,8 +6,8 @@ import os
 import pytest
 from rich.console import Console
 
-from ops.display import Display, progress_of
-from ops.status.run_status import Status
+from ops.inspect.run_status import Status
+from ops.run.display import Display, progress_of
 from ops.terminal import Column, Fitted, Screen
 
 COLUMNS = (

@@ -24,7 +24,7 @@ from typing import Any
 import pytest
 
 from aggregator import events as agg
-from broker import messages as m
+from broker.wire import messages as m
 from tests.helpers import Desk
 
 FOLDER = Path(__file__).parents[1] / "transcripts"

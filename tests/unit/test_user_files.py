@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 
 import islands
-from broker import user_files
-from broker.errors import ConfigError, Unavailable
-from islands.seat import Seat
-from ops import numeric, run_directory
-from ops.finished import served
-from ops.lab import archive, processors
+from broker.process import user_files, values
+from broker.wire.errors import ConfigError, Unavailable
+from islands.session.host_identity import HostIdentity
+from ops import run_directory
+from ops.inspect.finished import served
+from ops.lab import runner
+from ops.processes import numeric
 
 
 @pytest.fixture
@@ -62,21 +63,21 @@ def test_a_file_system_without_locks_has_none(monkeypatch, tmp_path):
 
     monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
     monkeypatch.setattr(user_files.fcntl, "flock", refuse)
-    assert Seat.take("demo") is None
+    assert HostIdentity.take("demo") is None
     assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_without_a_place_for_locks_there_are_no_seats_and_no_reserved_processors(nowhere, monkeypatch):
-    monkeypatch.setattr(processors.os, "sched_getaffinity", lambda _: {5, 3})
-    assert Seat.take("demo") is None
-    assert [processors.take(turn).cpus for turn in range(3)] == [(3,), (5,), (3,)]
+    monkeypatch.setattr(runner.os, "sched_getaffinity", lambda _: {5, 3})
+    assert HostIdentity.take("demo") is None
+    assert [runner.take_processor(turn)[0] for turn in range(3)] == [(3,), (5,), (3,)]
 
 
 def test_what_needs_a_temporary_directory_says_which_setting_names_one(nowhere, tmp_path):
     (tmp_path / "status.rdb").touch()
     with pytest.raises(Unavailable, match="TMPDIR"), served(tmp_path):
         pass
-    with pytest.raises(Unavailable, match="TMPDIR"), archive.workspace(tmp_path, "parity"):
+    with pytest.raises(Unavailable, match="TMPDIR"), runner._workspace(tmp_path, "parity"):
         pass
 
 
@@ -101,7 +102,7 @@ def test_a_tilde_is_the_home_directory_or_refused_and_never_a_folder(homeless, m
     with pytest.raises(ConfigError, match=r"state_dir = '~/x': .* set HOME"):
         islands.join("tcp://127.0.0.1:1", {}, state_dir="~/x")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    assert user_files.expanded("out", "~/x") == tmp_path / "home" / "x"
-    assert user_files.expanded("out", "x~") == Path("x~")
+    assert values.expanded("out", "~/x") == tmp_path / "home" / "x"
+    assert values.expanded("out", "x~") == Path("x~")
     assert list(tmp_path.iterdir()) == []
     assert run_directory.unused(None).parent == tmp_path / "runs"

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ops.virtual.faults import random_plan
 from ops.virtual.queue import Alarm, EventQueue, LinkModel, Sender
+from tests.sim.faults import random_plan
 
 
 def test_events_happen_in_the_order_of_their_times_and_then_of_scheduling():

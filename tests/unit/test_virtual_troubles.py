@@ -6,9 +6,9 @@ import pytest
 
 from ops.virtual.clocks import SHORTEST_WAIT_S, Clock, ClockTrouble
 from ops.virtual.crash_points import CrashPoint, Passages, Point
-from ops.virtual.packed import TROUBLES, packed_plan
 from ops.virtual.partitions import REDIS, Cut, Link, Way, links, swizzled
 from ops.virtual.queue import Alarm, EventQueue
+from tests.sim.packed import TROUBLES, packed_plan
 
 
 def shown(clock, queue, *moments_s):

@@ -1,0 +1,310 @@
+"""Data shares: their owners, takeover, hand-back and the next batch of each (design, section 8).
+
+The data is cut into as many shares as islands are expected, and each share into batches that are numbered from 0 (a
+batch is what one inner step trains). The first islands that join have a share each, their *home*; one beyond the
+expected number gets a home in a further pass over the data, in another order (``lane``), which nobody takes over.
+
+*One owner at a time.* A share belongs to one life of one island under one ``share_epoch``. Each change of hands (a new
+life, a takeover, a hand-back) raises the epoch, and is durable before the new owner hears of it. A contribution says
+which batches it was trained on; one that names a share under another epoch than that of now is refused
+(``share_moved``), whatever else is in it. So an owner that was merely cut off cannot double what its successor trains.
+
+*From where on.* A new owner starts at the furthest batch of the share that was merged, or arrived and waits to be, on
+any fragment. Nothing below is trained again, so no batch is merged twice into a fragment. Every batch below was trained
+by an owner before, so none is skipped: what was not merged of it stands in the ledger of that island's life, by cause
+(lost with the island, overwritten, stale, moved, ..). Fragments are handed over at different times: one that was behind
+loses the batches between, as it loses an island's last steps when that dies.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from aggregator.ledger.lives import MOST_INTERVALS
+from broker.wire import messages
+from broker.wire.messages import DataRange, Reason, Share
+from broker.wire.ranges import IntervalSet
+from broker.wire.schema import MAX_DATA_RANGES
+
+#: Shares in one island's hands, at most: a contribution names them all. What is beyond waits for another heir.
+MOST_OWNED = MAX_DATA_RANGES // 2
+
+
+@dataclass(frozen=True, slots=True)
+class Tenure:
+    """A share in one island's hands: from batch ``cursor`` on, under ``share_epoch``."""
+
+    owner: str
+    share_epoch: int
+    cursor: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Presence:
+    """One island, as far as shares are concerned.
+
+    Attributes:
+        home: Number of its own share.
+        away_s: Seconds since it was heard; infinite once it has left.
+        able: It trains now, and what it trains is merged, so it can take a share over.
+        quarantined: Nothing that it trains is merged: it keeps its home, and what it took over goes on to others.
+    """
+
+    island_id: str
+    home: int
+    away_s: float
+    able: bool
+    quarantined: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moved:
+    """A share has changed hands."""
+
+    share: int
+    before: str
+    tenure: Tenure
+    because: str
+
+
+class DataShares:
+    """Every share of a run: its owner, and what was merged of it.
+
+    With several aggregator shards a share changes hands in two steps (:mod:`aggregator.rounds.roster`): first it is
+    nobody's, and when every shard knows that and has said how far it was trained, it is the new owner's.
+
+    Args:
+        count: Shares of one pass over the data.
+        takeover_s: Absence after which an island's share goes to another; 0: never.
+        now_s: Monotonic seconds.
+        alone: Whether there is one aggregator shard.
+    """
+
+    def __init__(self, count: int, takeover_s: float, now_s: float, *, alone: bool = True) -> None:
+        self._count = count
+        self._alone = alone
+        self._free_at: dict[int, int] = {}  # share of nobody -> serial of the record that says so first
+        self._agreed_serial = 0
+        self._elsewhere: dict[int, int] = {}  # share -> furthest batch on the fragments of other shards
+        self._takeover_s = takeover_s
+        self._began_s = now_s
+        self._tenures: dict[int, Tenure] = {}
+        self._durable: dict[int, Tenure] = {}  # what may be told
+        self._saving: list[tuple[int, dict[int, Tenure]]] = []  # serial of the run record -> tenures in it
+        self._merged: dict[tuple[int, int], IntervalSet] = {}  # (fragment, share) -> batches
+        self._waiting: dict[tuple[int, int], set[tuple[int, int]]] = {}
+
+    # --- changing hands ---------------------------------------------------------------------------------------
+
+    def join(self, island_id: str, home: int) -> None:
+        """A new life of an island begins with its home; what an earlier life had besides goes to nobody for now."""
+        for share, tenure in self._tenures.items():
+            if tenure.owner == island_id and share != home:
+                self._take(share)
+        self._move(home, island_id)
+
+    def leave(self, island_id: str, home: int) -> None:
+        """The first step of joining where there are several shards: what the island has, and its home, are nobody's."""
+        for share, tenure in self._tenures.items():
+            if tenure.owner and (tenure.owner == island_id or share == home):
+                self._take(share)
+
+    def settle(self, present: Sequence[Presence], now_s: float) -> list[Moved]:
+        """Hands shares back to islands that have returned, and those of absent ones to others; says what moved."""
+        moved: list[Moved] = []
+        at_home = {p.home: p for p in present}
+        by_id = {p.island_id: p for p in present}
+        able = [p for p in present if p.able]
+        for share in range(self._count):
+            tenure = self._tenures.get(share, Tenure("", 0, 0))
+            if share in self._tenures and not tenure.owner and not self._free(share):
+                continue  # on its way: not every shard knows yet that it is nobody's
+            home, owner = at_home.get(share), by_id.get(tenure.owner)
+            if home is not None and home.able:
+                if tenure.owner != home.island_id:
+                    moved.append(self._moved(share, home.island_id, "its island is back"))
+                continue
+            useless = owner is not None and owner is not home and owner.quarantined
+            if owner is not None and not self._away(owner.away_s) and not useless:
+                continue
+            away_s = home.away_s if home is not None else now_s - self._began_s
+            because = "its island has left" if away_s == float("inf") else f"its island is away for {away_s:.0f} s"
+            if home is not None and home.quarantined and not self._away(away_s):
+                because = "its island is quarantined"
+            elif not self._away(away_s):
+                continue
+            if able:
+                heir = min(able, key=lambda p: (len(self._owned(p.island_id)), p.home))
+                if len(self._owned(heir.island_id)) >= MOST_OWNED:
+                    continue
+                moved.append(self._moved(share, heir.island_id, because))
+        return moved
+
+    def saving(self, serial: int) -> dict[str, list[Any]]:
+        """Returns what belongs into the run record of that serial, as plain data."""
+        if not self._saving or self._saving[-1][1] != self._tenures:  # else that one says it, with an earlier serial
+            self._saving.append((serial, dict(self._tenures)))
+        nobodys = self.nobodys()
+        self._free_at = {n: self._free_at.get(n, serial) for n in nobodys}
+        return {str(n): [t.owner, t.share_epoch, t.cursor] for n, t in sorted(self._tenures.items())}
+
+    def saved(self, serial: int) -> None:
+        """The run record of that serial is durable, in every shard: what it says may be told."""
+        self._agreed_serial = serial
+        while self._saving and self._saving[0][0] <= serial:
+            _, self._durable = self._saving.pop(0)
+
+    def nobodys(self) -> list[int]:
+        """Shares that belong to nobody now."""
+        return sorted(n for n, tenure in self._tenures.items() if not tenure.owner)
+
+    def reached_elsewhere(self, share: int, batch: int) -> None:
+        """Another shard has merged, or holds, a share of nobody up to this batch."""
+        self._elsewhere[share] = max(batch, self._elsewhere.get(share, 0))
+
+    def tenures(self) -> tuple[messages.Tenure, ...]:
+        """Returns who has what for other shards."""
+        return tuple(
+            messages.Tenure(share=n, owner=t.owner, share_epoch=t.share_epoch, cursor=t.cursor)
+            for n, t in sorted(self._tenures.items())
+        )
+
+    def adopt(self, tenures: Iterable[messages.Tenure]) -> None:
+        """Takes over who has what from shard 0."""
+        self._tenures = {t.share: Tenure(t.owner, t.share_epoch, t.cursor) for t in tenures}
+
+    # --- telling ----------------------------------------------------------------------------------------------
+
+    def told(self, island_id: str, home: int) -> tuple[Share, tuple[Share, ...]]:
+        """Returns what an island is told: its home, and what it has taken over.
+
+        While its home is not its own (it is on the way back), the epoch is an earlier one: what it trains until then
+        will be refused, and what it has is not to be replaced.
+        """
+        tenure = self._durable.get(home, Tenure("", 0, 0))
+        mine = tenure.owner == island_id
+        epoch = tenure.share_epoch if mine else max(0, tenure.share_epoch - 1)
+        others = (self._share(n, t) for n, t in sorted(self._durable.items()) if t.owner == island_id and n != home)
+        return self._share(home, Tenure(island_id, epoch, tenure.cursor)), tuple(others)
+
+    def refusal(
+        self, island_id: str, home: int, fragment_id: int, data: Sequence[DataRange], steps: int, most_batches: int
+    ) -> tuple[Reason, str] | None:
+        """Says why what a contribution was trained on cannot be, or is not its island's to train; None if it is.
+
+        One that does not say what it was trained on is taken while its island's home has not moved.
+
+        Args:
+            island_id: Who trained.
+            home: Number of its own share.
+            fragment_id: Of the contribution.
+            data: As it says.
+            steps: Inner steps in it, each of one batch.
+            most_batches: Of one share, that this life can have trained so far.
+        """
+        if not data:
+            tenure = self._tenures.get(home)
+            if tenure is None or tenure.owner == island_id:
+                return None
+            return Reason.SHARE_MOVED, f"share {home} is in the hands of another"
+        batches = sum(d.to_batch - d.from_batch for d in data)
+        if batches != steps:
+            return Reason.IMPLAUSIBLE, f"it names {batches} batches for {steps} steps"
+        own: dict[int, IntervalSet] = {}
+        for d in data:
+            tenure = self._tenures.get(d.share)
+            if tenure is None or (tenure.owner, tenure.share_epoch) != (island_id, d.share_epoch):
+                now = "nobody" if tenure is None else f"{tenure.owner or 'nobody'} under epoch {tenure.share_epoch}"
+                return Reason.SHARE_MOVED, f"share {d.share} under epoch {d.share_epoch}: it belongs to {now}"
+            what = f"batches [{d.from_batch}, {d.to_batch}) of share {d.share}"
+            if d.from_batch < tenure.cursor or d.to_batch > tenure.cursor + most_batches:
+                return Reason.IMPLAUSIBLE, f"{what}: this tenure began at {tenure.cursor}"
+            merged = self._merged.get((fragment_id, d.share), IntervalSet())
+            here = own.setdefault(d.share, IntervalSet())
+            known = merged.overlaps(d.from_batch, d.to_batch) or here.overlaps(d.from_batch, d.to_batch)
+            if known or self._waits(fragment_id, d.share, d.from_batch, d.to_batch):
+                return Reason.OVERLAP, f"{what} were handed over before, in part"
+            here.add(d.from_batch, d.to_batch)
+        return None
+
+    # --- the books --------------------------------------------------------------------------------------------
+
+    def wait(self, fragment_id: int, data: Iterable[DataRange]) -> None:
+        """Takes note of batches that arrived."""
+        for d in data:
+            self._waiting.setdefault((fragment_id, d.share), set()).add((d.from_batch, d.to_batch))
+
+    def refuse(self, fragment_id: int, data: Iterable[DataRange]) -> None:
+        """What arrived is refused after all."""
+        for d in data:
+            self._waiting.get((fragment_id, d.share), set()).discard((d.from_batch, d.to_batch))
+
+    def merge(self, fragment_id: int, data: Iterable[DataRange]) -> None:
+        """Books batches as merged into a fragment; a second time would be a bug here, and ends in an error."""
+        data = tuple(data)
+        self.refuse(fragment_id, data)
+        for d in data:
+            self._merged.setdefault((fragment_id, d.share), IntervalSet()).add(d.from_batch, d.to_batch)
+        for share in {d.share for d in data}:
+            self._merged[fragment_id, share].close_gaps(MOST_INTERVALS, partial(self._waits, fragment_id, share))
+
+    def reached(self, share: int) -> int:
+        """Returns the furthest batch of a share that was merged or waits to be, on any fragment: one past it."""
+        ends = [merged.end for (_, n), merged in self._merged.items() if n == share]
+        ends += [end for (_, n), waiting in self._waiting.items() if n == share for _, end in waiting]
+        return max([0, *ends])
+
+    def slice(self, fragment_id: int) -> dict[str, list[list[int]]]:
+        """Returns what was merged into one fragment, by share, as plain data for its commit."""
+        return {
+            str(n): [list(i) for i in merged] for (p, n), merged in sorted(self._merged.items()) if p == fragment_id
+        }
+
+    def restore(self, record: Mapping[str, Sequence[Any]], slices: Mapping[int, Mapping[str, Any]]) -> None:
+        """Reads a run record's part and the fragments' slices back."""
+        self._tenures = {int(n): Tenure(*row) for n, row in record.items()}
+        self._durable = dict(self._tenures)
+        for p, rows in slices.items():
+            for n, intervals in rows.items():
+                self._merged[p, int(n)] = IntervalSet((a, b) for a, b in intervals)
+
+    # --- parts ------------------------------------------------------------------------------------------------
+
+    def _moved(self, share: int, to: str, because: str) -> Moved:
+        before = self._tenures.get(share, Tenure("", 0, 0)).owner
+        return Moved(share=share, before=before, tenure=self._move(share, to), because=because)
+
+    def _move(self, share: int, to: str) -> Tenure:
+        known = self._tenures.get(share)
+        if known is not None and not self._free(share):
+            return self._take(share)
+        epoch = 0 if known is None else known.share_epoch + 1
+        cursor = max(self.reached(share), self._elsewhere.get(share, 0))
+        self._tenures[share] = Tenure(to, epoch, cursor)
+        return self._tenures[share]
+
+    def _take(self, share: int) -> Tenure:
+        tenure = self._tenures[share] = Tenure("", self._tenures[share].share_epoch + 1, self.reached(share))
+        return tenure
+
+    def _free(self, share: int) -> bool:
+        """Whether a share may be given: what its last owner trained is known in every shard."""
+        return self._alone or self._free_at.get(share, math.inf) <= self._agreed_serial
+
+    def _away(self, away_s: float) -> bool:
+        return bool(self._takeover_s) and away_s >= self._takeover_s
+
+    def _waits(self, fragment_id: int, share: int, from_batch: int, to_batch: int) -> bool:
+        """Whether a contribution waits that was trained on some of these batches."""
+        return any(a < to_batch and from_batch < b for a, b in self._waiting.get((fragment_id, share), ()))
+
+    def _owned(self, island_id: str) -> list[int]:
+        return [n for n, tenure in self._tenures.items() if tenure.owner == island_id]
+
+    def _share(self, number: int, tenure: Tenure) -> Share:
+        lane, index = divmod(number, self._count)
+        return Share(index=index, count=self._count, lane=lane, share_epoch=tenure.share_epoch, cursor=tenure.cursor)

@@ -1,0 +1,286 @@
+"""The ledger: the fate of every token, per island and fragment.
+
+Unit: token x fragment. An island that trained n tokens has trained them on every fragment; fragment p hands them
+over in its own rounds. The books are kept per *life* (incarnation) of an island. What a life trained and neither
+merged, nor lost by a recorded cause, nor still has on its way is *in flight* while it lives and ``island_lost`` after;
+what of it a new lineage gave up is ``store_lost`` then, or when the flush closes the gap.
+
+Of each island only the latest lives are kept one by one. Those before, once they have ended and nothing of them waits,
+are folded into one sum (:class:`aggregator.ledger.lives.Past`): an island that comes and goes for weeks makes no book
+longer.
+
+The slice of one fragment is written in the same commit as each of its versions, so that after a restart the books
+agree with the parameters exactly; what was refused since is refused again when it is sent again.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from aggregator.ledger.balance import Books, balance
+from aggregator.ledger.lives import Account, Life, Past
+from aggregator.ledger.participation import Tally
+from broker.wire.messages import Reason
+from broker.wire.ranges import StepRange
+
+#: Lives of an island that are kept one by one, if they have ended.
+LIVES_KEPT = 8
+#: Where the sums over those before stand, beside the incarnations.
+PAST = "past"
+
+
+class Ledger:
+    """The books of one run.
+
+    Args:
+        weights: Fragment -> its parameter count; frozen fragments do not count.
+        lives_kept: Of an island, one by one.
+    """
+
+    def __init__(self, weights: Mapping[int, int], *, lives_kept: int = LIVES_KEPT) -> None:
+        self._weights = dict(weights)
+        self._lives_kept = lives_kept
+        self._lives: dict[str, dict[int, Life]] = {}
+        self._past: dict[str, Past] = {}
+        self._tallies = {p: Tally() for p in self._weights}
+        self._trained_tokens: int | None = 0  # of all lives; None: to be counted anew
+        self._gaps = Reason.UNRECORDED  # why a fate may be unknown; after a new lineage, the store that was lost
+
+    # --- writing ---------------------------------------------------------------------------------------------
+
+    def begin(self, island_id: str, incarnation: int, start_step: int, start_tokens: int) -> None:
+        """Opens the books of a new life and ends the earlier ones."""
+        lives = self._lives.setdefault(island_id, {})
+        for life in lives.values():
+            life.ended = True
+        if incarnation not in lives:
+            accounts = {p: Account() for p in self._weights}
+            lives[incarnation] = Life(start_step, start_tokens, start_step, start_tokens, accounts)
+        self._fold(island_id)
+
+    def end(self, island_id: str) -> None:
+        """Ends the current life of an island that left."""
+        for life in self._lives.get(island_id, {}).values():
+            life.ended = True
+
+    def report(self, island_id: str, incarnation: int, step: int, tokens: int) -> None:
+        """Takes note of an island's counters; they never go back."""
+        life = self._lives[island_id][incarnation]
+        before = life.trained_tokens
+        if step > life.last_step:
+            life.last_step, life.last_tokens = step, max(tokens, life.last_tokens)
+        if self._trained_tokens is not None:
+            self._trained_tokens += life.trained_tokens - before
+
+    def wait(self, island_id: str, incarnation: int, fragment_id: int, steps: StepRange) -> None:
+        """Takes in a contribution that arrived."""
+        account = self.account(island_id, incarnation, fragment_id)
+        assert not account.overlaps(steps), f"{island_id} fragment {fragment_id}: {steps} arrived before"
+        if self._gaps is not Reason.UNRECORDED and account.forgotten_tokens is None:
+            before = steps.from_tokens - self._lives[island_id][incarnation].start_tokens
+            account.forgotten_tokens = max(0, before - account.known_tokens)
+        account.waiting[(steps.from_step, steps.to_step)] = steps
+        self.report(island_id, incarnation, steps.to_step, steps.to_tokens)
+
+    def merge(self, island_id: str, incarnation: int, fragment_id: int, steps: StepRange) -> None:
+        """Moves a waiting contribution to the merged ones."""
+        self.account(island_id, incarnation, fragment_id).merge(steps)
+
+    def refuse(self, island_id: str, incarnation: int, fragment_id: int, steps: StepRange, cause: Reason) -> None:
+        """Books a contribution as wasted, whether it waited or is refused on arrival."""
+        self.account(island_id, incarnation, fragment_id).refuse(steps, cause)
+        self.report(island_id, incarnation, steps.to_step, steps.to_tokens)
+
+    def overwritten(self, island_id: str, incarnation: int, tokens: Iterable[int]) -> None:
+        """Takes note of what adoptions with keep = 0 dropped, per fragment, over the life of the island."""
+        life = self._lives[island_id][incarnation]
+        for fragment_id, count in enumerate(tokens):
+            if count and fragment_id in life.accounts:
+                account = life.accounts[fragment_id]
+                account.wasted_tokens[Reason.OVERWRITTEN] = max(count, account.wasted_tokens[Reason.OVERWRITTEN])
+
+    def count(self, fragment_id: int, contributors: int, participation: float, staleness: float) -> None:
+        """Counts a version of a fragment, in its own tally."""
+        self._tallies[fragment_id].count(contributors, participation, staleness)
+
+    def close_gap(self, island_id: str, incarnation: int, fragment_id: int) -> None:
+        """Books as ``unrecorded``, or ``store_lost``, what was trained, is not on its way, and has no known fate."""
+        life = self._lives[island_id][incarnation]
+        account = life.accounts[fragment_id]
+        gap = life.trained_tokens - account.spent_tokens
+        if gap > 0 and not account.waiting:
+            account.wasted_tokens[self._gaps] += gap
+
+    # --- reading ---------------------------------------------------------------------------------------------
+
+    def life(self, island_id: str, incarnation: int) -> Life:
+        """The life named; KeyError if it never joined, or is folded."""
+        return self._lives[island_id][incarnation]
+
+    def last_life(self, island_id: str) -> Life:
+        """The latest life of an island that has begun; KeyError if it never joined."""
+        lives = self._lives[island_id]
+        return lives[max(lives)]
+
+    def knows(self, island_id: str, incarnation: int) -> bool:
+        """Whether that life ever began, and is not folded."""
+        return incarnation in self._lives.get(island_id, {})
+
+    def lives(self) -> Mapping[str, Mapping[int, Life]]:
+        """The lives that are not folded, by island and incarnation; every island that ever began has one."""
+        return self._lives
+
+    def past(self, island_id: str) -> Past:
+        """The lives of an island that are folded."""
+        return self._past.get(island_id) or Past()
+
+    def trained(self, island_id: str) -> tuple[int, int]:
+        """Returns the inner steps and the tokens that all lives of an island have reported."""
+        lives, past = self._lives[island_id].values(), self.past(island_id)
+        steps = past.steps + sum(life.last_step - life.start_step for life in lives)
+        return steps, past.tokens + sum(life.trained_tokens for life in lives)
+
+    def merged_tokens(self, fragment_id: int) -> int:
+        """Returns the tokens that were merged into a fragment, of all islands."""
+        past = sum(past.merged_tokens[fragment_id] for past in self._past.values())
+        lives = (life for lives in self._lives.values() for life in lives.values())
+        return past + sum(life.accounts[fragment_id].merged_tokens for life in lives)
+
+    def account(self, island_id: str, incarnation: int, fragment_id: int) -> Account:
+        """The account named; KeyError if the island or the fragment is unknown."""
+        return self._lives[island_id][incarnation].accounts[fragment_id]
+
+    def resume_point(self, island_id: str) -> tuple[int, int]:
+        """Returns (step, tokens) where the next life starts: the highest hand-over that arrived, over all fragments."""
+        best = self.past(island_id).handed_over
+        for life in self._lives.get(island_id, {}).values():
+            ends = (account.handed_over for account in life.accounts.values())
+            best = max([best, (life.start_step, life.start_tokens), *ends])
+        return best
+
+    def tally(self) -> Tally:
+        """Returns the tally over all fragments."""
+        return Tally.added(self._tallies.values())
+
+    def trained_tokens(self) -> int:
+        """Tokens trained by all lives, as last reported."""
+        if self._trained_tokens is None:
+            self._trained_tokens = sum(self.trained(island_id)[1] for island_id in self._lives)
+        return self._trained_tokens
+
+    def books(self, island_id: str | None = None) -> Books:
+        """Returns the balance of one island, or of all."""
+        names = [name for name in self._lives if island_id is None or name == island_id]
+        return balance(((self.past(name), self._lives[name].values()) for name in names), self._weights, self._gaps)
+
+    def check(self) -> None:
+        """Raises AssertionError if an account holds more than its island trained, or a sum is not that of its parts."""
+        for island_id, lives in self._lives.items():
+            past = self.past(island_id)
+            for fragment_id in self._weights:
+                spent = past.merged_tokens[fragment_id] + past.wasted_tokens[fragment_id].total()
+                assert spent <= past.tokens, f"{island_id} fragment {fragment_id}: {spent} spent of {past.tokens}, once"
+            for incarnation, life in lives.items():
+                for fragment_id, account in life.accounts.items():
+                    spent, trained = account.known_tokens, life.trained_tokens
+                    assert spent <= trained, (
+                        f"{island_id}.{incarnation} fragment {fragment_id}: {spent} tokens spent of {trained}"
+                    )
+        trained = sum(self.trained(island_id)[1] for island_id in self._lives)
+        assert self.trained_tokens() == trained, f"{self.trained_tokens()} tokens trained, all islands {trained}"
+
+    # --- durability ------------------------------------------------------------------------------------------
+
+    def slice(self, fragment_id: int) -> dict[str, Any]:
+        """Returns one fragment's accounts and tally as plain data for its commit; what waits is not in it."""
+        rows: dict[str, Any] = {}
+        folded: dict[str, Any] = {}
+        for island_id, past in self._past.items():
+            wasted = {str(k): v for k, v in past.wasted_tokens[fragment_id].items()}
+            folded[island_id] = [past.row, past.merged_tokens[fragment_id], wasted]
+        for island_id, lives in self._lives.items():
+            for incarnation, life in lives.items():
+                row = {"life": life.row, **life.accounts[fragment_id].record()}
+                rows.setdefault(island_id, {})[str(incarnation)] = row
+        lost = {"gaps": str(self._gaps)} if self._gaps is not Reason.UNRECORDED else {}
+        return {"accounts": rows, "past": folded, "tally": self._tallies[fragment_id].record(), **lost}
+
+    def counters(self) -> dict[str, dict[str, list[Any]]]:
+        """Returns the counters of each island as plain data, for the run record: of each life, and of those folded.
+
+        A life may end before any commit has it: what it trained is lost, and must be booked as that.
+        """
+        return {
+            island_id: {PAST: self.past(island_id).row} | {str(i): life.row for i, life in sorted(lives.items())}
+            for island_id, lives in self._lives.items()
+        }
+
+    def recall(self, counters: Mapping[str, Mapping[str, list[Any]]]) -> None:
+        """Reads :meth:`counters` back, over what the slices say; the furthest hold."""
+        for island_id, lives in counters.items():
+            if lives.get(PAST, [0])[0]:
+                self._recall_past(island_id, lives[PAST])
+            for incarnation, row in lives.items():
+                if incarnation != PAST and int(incarnation) > self.past(island_id).upto:
+                    self._recall(island_id, int(incarnation), row)
+        for island_id in self._lives:
+            self._fold(island_id)
+
+    def _recall_past(self, island_id: str, row: list[int]) -> Past:
+        """Takes sums over; lives that are in them are known by what became of their tokens alone."""
+        self._trained_tokens = None
+        past = self._past.setdefault(island_id, Past())
+        lives = self._lives.setdefault(island_id, {})
+        upto, steps, tokens, at_step, at_tokens = row
+        if upto > past.upto:
+            past.upto, past.steps, past.tokens, past.handed_over = upto, steps, tokens, (at_step, at_tokens)
+            for incarnation in [i for i in lives if i <= upto]:
+                past.take(lives.pop(incarnation))
+        return past
+
+    def _fold(self, island_id: str) -> None:
+        """Folds the earliest lives of an island, as far as they have ended and nothing of them is on its way."""
+        lives = self._lives[island_id]
+        for incarnation in sorted(lives)[: -self._lives_kept]:
+            life = lives[incarnation]
+            if not life.ended or any(account.waiting for account in life.accounts.values()):
+                return
+            past = self._past.setdefault(island_id, Past())
+            ends = (account.handed_over for account in life.accounts.values())
+            past.handed_over = max([past.handed_over, (life.start_step, life.start_tokens), *ends])
+            past.upto = incarnation
+            past.steps += life.last_step - life.start_step
+            past.tokens += life.trained_tokens
+            past.take(lives.pop(incarnation))
+
+    def _recall(self, island_id: str, incarnation: int, row: list[Any]) -> Life:
+        self._trained_tokens = None
+        start_step, start_tokens, last_step, last_tokens, ended = row
+        lives = self._lives.setdefault(island_id, {})
+        life = lives.get(incarnation)
+        if life is None:
+            accounts = {p: Account() for p in self._weights}
+            life = lives[incarnation] = Life(start_step, start_tokens, last_step, last_tokens, accounts, ended)
+        if last_step > life.last_step:
+            life.last_step, life.last_tokens = last_step, last_tokens
+        life.ended = life.ended or ended
+        return life
+
+    def restore(self, fragment_id: int, kept: Mapping[str, Any]) -> None:
+        """Reads one fragment's slice back; the furthest counters seen in any slice hold."""
+        if "gaps" in kept:
+            self._gaps = Reason(kept["gaps"])
+        self._tallies[fragment_id] = Tally.restored(kept["tally"])
+        for island_id, (row, merged_tokens, wasted) in kept.get("past", {}).items():
+            past = self._recall_past(island_id, row)
+            past.merged_tokens[fragment_id] += merged_tokens
+            past.wasted_tokens[fragment_id] += Counter(wasted)
+        for island_id, lives in kept["accounts"].items():
+            for incarnation, row in lives.items():
+                account = Account.restored(row)
+                if int(incarnation) > self.past(island_id).upto:
+                    self._recall(island_id, int(incarnation), row["life"]).accounts[fragment_id] = account
+                else:  # folded since, as another fragment's slice or the run record says
+                    self._past[island_id].take_account(fragment_id, account)

@@ -1,0 +1,50 @@
+"""Inspects a payload as it arrives: its norm, and whether it is finite. The core never reads one. Pure."""
+
+from __future__ import annotations
+
+import math
+
+from aggregator.events import Flaw, Inspection
+from broker.wire.codec import verify
+from broker.wire.errors import RemoteProtocolError
+from broker.wire.fragments import FragmentManifest
+from broker.wire.messages import Codec, Contribution, Envelope, Reason, Seed, kind_of
+from broker.wire.tensors import check_payload, squared_norm
+
+_SEED_CODECS = frozenset({Codec.F32})  # version 0 is what every later one is measured from: nothing is rounded away
+
+
+def inspect(envelope: Envelope, manifest: FragmentManifest | None) -> Inspection:
+    """Looks through the payload of a contribution or seed, once.
+
+    In this order: the fragment is one of the run; the bytes are those that were sent; number, shapes and codecs of the
+    tensors; every element is finite, which its norm tells. A payload that passes can be merged whatever it holds.
+
+    Args:
+        envelope: With a Contribution or a Seed.
+        manifest: The run's fragments; None while no island has joined.
+    """
+    message = envelope.message
+    assert isinstance(message, Contribution | Seed)
+    p = message.fragment_id
+    if manifest is None or p >= len(manifest):
+        known = 0 if manifest is None else len(manifest)
+        return _flawed(Reason.UNKNOWN_FRAGMENT, f"fragment is {p}, the run has {known}")
+    tensors = manifest.fragments[p]
+    try:
+        verify(envelope)
+        check_payload(message.payload, tensors, codecs=_SEED_CODECS if isinstance(message, Seed) else frozenset(Codec))
+    except RemoteProtocolError as err:
+        return _flawed(Reason(err.reason), f"{err.field} is {err.got}, expected {err.expected}")
+    total = 0.0
+    for tensor, encoded in zip(tensors, message.payload, strict=True):
+        squares = squared_norm(encoded)
+        if not math.isfinite(squares):
+            detail = f"{kind_of(message)}: {tensor.name} holds values that are not finite"
+            return _flawed(Reason.NOT_FINITE, detail)
+        total += squares
+    return Inspection(norm=math.sqrt(total))
+
+
+def _flawed(reason: Reason, detail: str) -> Inspection:
+    return Inspection(flaw=Flaw(reason=reason, detail=detail))

@@ -1,0 +1,174 @@
+"""One broker's connections at the aggregator, with a queue for the slower one. Shell.
+
+Each broker has its own queue and its own task, so one that takes nothing holds up no other. What is queued for several
+is encoded once (:class:`Outgoing`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from types import TracebackType
+from typing import Any, Self
+
+import zmq.asyncio
+
+from broker.routing.deafness import Carried
+from broker.transport.endpoint import Endpoint
+from broker.transport.keys import ClientKeys
+from broker.wire.codec import Origin
+from broker.wire.errors import LocalProtocolError, RemoteProtocolError
+from broker.wire.headers import Limits
+from broker.wire.messages import BROKER, AttachBulk, Channel, Envelope, FollowBulk, Message
+
+#: There are few aggregators, and a broker that has come back is of no use to anybody before it knows one.
+RECONNECT_MAX_S = 1.0
+
+
+class Outgoing:
+    """A bulk message on its way to one broker or several: made once, when the first of them can take it.
+
+    Args:
+        to: Its address.
+        make: Starts to make it, which encodes tensors.
+    """
+
+    def __init__(self, to: str, make: Callable[[], asyncio.Future[Message]]) -> None:
+        self.to = to
+        self._make = make
+        self._made: asyncio.Future[Message] | None = None
+
+    async def message(self) -> Message:
+        """Returns the message, whose payload all callers share."""
+        if self._made is None:
+            self._made = self._make()
+        return await asyncio.shield(self._made)
+
+
+class Link:
+    """Both endpoints towards one broker.
+
+    Args:
+        context: Of the process.
+        address: The broker's control address.
+        keys: To be known by; None where connections have none.
+        limits: Of what is sent and received.
+        wrap: Makes an envelope of an address and a message.
+        on_unreadable: Told of each message that cannot be read.
+        on_unsendable: Told of each message that no peer would read, and to whom it was to go. It is dropped: what a
+            peer has claimed may be in it, and no peer ends an aggregator.
+    """
+
+    def __init__(
+        self,
+        context: zmq.asyncio.Context,
+        address: str,
+        *,
+        keys: ClientKeys | None,
+        limits: Limits,
+        wrap: Callable[[str, Message], Envelope],
+        on_unreadable: Callable[[RemoteProtocolError, Origin], None],
+        on_unsendable: Callable[[LocalProtocolError, str], None],
+    ) -> None:
+        self.endpoints = {
+            channel: Endpoint(
+                context,
+                address,
+                channel,
+                keys=keys,
+                limits=limits,
+                reconnect_max_s=RECONNECT_MAX_S,
+                on_unreadable=on_unreadable,
+            )
+            for channel in Channel
+        }
+        self._wrap = wrap
+        self._on_unsendable = on_unsendable
+        self._attach: AttachBulk | FollowBulk | None = None  # that waits to be sent
+        self._attached: AttachBulk | FollowBulk | None = None  # the newest one
+        self._replicas: dict[tuple[str, int | None], Outgoing] = {}  # by standby and fragment
+        self._versions: dict[int, Outgoing] = {}  # by fragment, in the order of publication
+        self._woken = asyncio.Event()
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        """Starts connecting; ConfigError if the address cannot be used."""
+        for endpoint in self.endpoints.values():
+            await self._stack.enter_async_context(endpoint)
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Closes both connections; the tasks that use them must have ended."""
+        await self._stack.aclose()
+
+    async def send(self, envelope: Envelope) -> None:
+        """Sends a control message at once, or drops it when the broker is away: all of them are repeated."""
+        try:
+            await self.endpoints[Channel.CONTROL].send(envelope)
+        except LocalProtocolError as err:
+            self._on_unsendable(err, envelope.to)
+
+    def attach(self, message: AttachBulk | FollowBulk) -> None:
+        """Sends the bulk channel's heartbeat: it waits its turn, but goes before all else."""
+        self._attach = self._attached = message
+        self._woken.set()
+
+    def publish(self, fragment_id: int, outgoing: Outgoing) -> None:
+        """Queues a version; of a fragment whose turn has not come, only the newest one is sent."""
+        self._versions[fragment_id] = outgoing
+        self._woken.set()
+
+    def replicate(self, key: tuple[str, int | None], outgoing: Outgoing) -> None:
+        """Queues what a standby lacks, before all versions: they wait until it is durable there."""
+        self._replicas[key] = outgoing
+        self._woken.set()
+
+    @property
+    def carried(self) -> Carried | None:
+        """What the bulk connection has carried, if there is one and it is known."""
+        return self.endpoints[Channel.BULK].carried
+
+    def renew(self) -> None:
+        """Makes the bulk connection anew. Versions that wait for it are published again by the core."""
+        self._versions.clear()
+        self.endpoints[Channel.BULK].renew()
+
+    async def send_bulk(self) -> None:
+        """Sends what is queued, oldest first, until cancelled. Whoever queued it does so again if it is lost.
+
+        Over each connection it attaches before all else. What waits for one, or for room in it, gives way to what is
+        newer in its place.
+        """
+        bulk, greeted = self.endpoints[Channel.BULK], 0
+        while True:
+            await self._woken.wait()
+            self._woken.clear()
+            while self._attach is not None or self._replicas or self._versions:
+                connection = bulk.connection
+                if not connection:
+                    await bulk.line(False, 1.0)
+                elif self._attached is not None and (self._attach is not None or connection != greeted):
+                    self._attach = None
+                    if await self._send_bulk(BROKER, self._attached, connection):
+                        greeted = connection
+                else:
+                    queue: dict[Any, Outgoing] = self._replicas or self._versions
+                    key = next(iter(queue))
+                    outgoing = queue.pop(key)
+                    message = await outgoing.message()
+                    while not await self._send_bulk(outgoing.to, message, connection):
+                        if bulk.connection != connection:
+                            queue.setdefault(key, outgoing)
+                        if key in queue:
+                            break
+
+    async def _send_bulk(self, to: str, message: Message, connection: int) -> bool:
+        """Returns whether it is on its way over that connection, or never can be."""
+        try:
+            return await self.endpoints[Channel.BULK].send(self._wrap(to, message), over=connection)
+        except LocalProtocolError as err:
+            self._on_unsendable(err, to)
+            return True

@@ -1,0 +1,267 @@
+"""The aggregator's connections to every broker: messages in as events, messages and versions out.
+
+Shell. Whatever arrives is well-formed, or was counted and dropped. Payloads are inspected before the core hears of
+them, one at a time, so that the order of one sender's messages stays what it was, and the broker holds what follows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
+from functools import partial
+from types import TracebackType
+from typing import Any, Self
+
+import zmq.asyncio
+
+from aggregator.config import AggregatorConfig
+from aggregator.events import Commit, Fenced, NotLetIn, Publish, Received, Send, refusal_of_ours
+from aggregator.merge import versions
+from aggregator.merge.inspection import inspect
+from aggregator.merge.outer_step import FragmentState
+from aggregator.process.broker_link import Link, Outgoing
+from aggregator.standby.replicas import replica_of
+from aggregator.state.model_limits import HEADER_BYTES, misfit
+from broker.process import logs
+from broker.transport.endpoint import Endpoint
+from broker.transport.keys import client_keys
+from broker.wire.codec import Origin
+from broker.wire.errors import ConfigError, LocalProtocolError, RemoteProtocolError, worth_repeating
+from broker.wire.fragments import FragmentManifest
+from broker.wire.headers import Limits
+from broker.wire.identity import KeyRole
+from broker.wire.messages import (
+    AGGREGATOR,
+    BROKER,
+    AttachBulk,
+    Attached,
+    Channel,
+    Contribution,
+    Envelope,
+    FollowBulk,
+    Message,
+    Refused,
+    ReplicaRun,
+    Seed,
+    Version,
+    standing_by,
+)
+from broker.wire.tensors import payload_bytes
+
+log = logs.get(__name__)
+
+#: How long a receive waits before it looks again; nothing depends on it.
+POLL_S = 1.0
+#: Payloads below this are inspected on the spot: it takes 50 us, and handing them to a thread as much.
+INSPECT_HERE_BYTES = 1 << 18
+
+
+class BrokerLinks:
+    """A :class:`aggregator.process.broker_link.Link` to each broker, and what they share.
+
+    Args:
+        context: Of the process.
+        config: Addresses, limits and the codec of versions.
+        deliver: Takes what was received.
+        sender: Who speaks: the leader, or a standby under its own name.
+    """
+
+    def __init__(
+        self,
+        context: zmq.asyncio.Context,
+        config: AggregatorConfig,
+        deliver: Callable[[Received | Fenced | NotLetIn], Awaitable[None]],
+        *,
+        sender: str = AGGREGATOR,
+    ) -> None:
+        self._config = config
+        self._deliver = deliver
+        self._sender = sender
+        self._known = False  # whether anything of our run was heard
+        header_bytes = min(HEADER_BYTES, config.max_message_bytes)
+        limits = Limits(max_header_bytes=header_bytes, max_message_bytes=config.max_message_bytes)
+        keys = client_keys(config.key, KeyRole.AGGREGATOR)
+        self._links = [
+            Link(
+                context,
+                address,
+                keys=keys,
+                limits=limits,
+                wrap=self._envelope,
+                on_unreadable=self._unreadable,
+                on_unsendable=self._unsendable,
+            )
+            for address in config.brokers
+        ]
+        self._manifest: FragmentManifest | None = None
+        self._sequence = 0
+        self._threads = ThreadPoolExecutor(1, "payloads")
+        self._complaints: Counter[tuple[str, ...]] = Counter()
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        """Starts connecting; ConfigError if the address cannot be used."""
+        for link in self._links:
+            await self._stack.enter_async_context(link)
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Closes all connections; the tasks that use them must have ended."""
+        await self._stack.aclose()
+        self._threads.shutdown(cancel_futures=True)
+
+    def expect(self, manifest: FragmentManifest) -> None:
+        """Takes the fragments that payloads are checked against.
+
+        Raises:
+            ConfigError: A fragment of a run that had begun would not fit into a message: a limit was lowered since.
+        """
+        problem = misfit(manifest, self._config, begun=True)
+        if problem is not None:
+            raise problem
+        self._manifest = manifest
+
+    # --- in -----------------------------------------------------------------------------------------------------
+
+    def work(self) -> Iterator[Coroutine[Any, Any, None]]:
+        """Yields what is to be run side by side, until cancelled."""
+        for place, link in enumerate(self._links):
+            yield link.send_bulk()
+            for endpoint in link.endpoints.values():
+                yield self._receive(place, endpoint)
+
+    async def _receive(self, place: int, endpoint: Endpoint) -> None:
+        """Delivers what comes over one connection of the broker at this place."""
+        while True:
+            envelope = await endpoint.recv(POLL_S)
+            if envelope is None:
+                continue
+            if envelope.run_id != self._config.run_id:
+                if envelope.sender == BROKER and len(self._links) == 1 and not self._known:
+                    where = self._config.brokers[place]
+                    cure = f"the broker {where} serves run {envelope.run_id}: name that, or another broker"
+                    raise ConfigError("run_id", self._config.run_id, cure)
+                self._complain("wrong_run", envelope.sender, envelope.run_id)
+                continue
+            self._known = True
+            if isinstance(envelope.message, Refused):
+                await self._refused(place, envelope.message)
+            else:
+                await self._deliver(await self._inspected(envelope, place))
+
+    async def _refused(self, place: int, refused: Refused) -> None:
+        """Said by a broker about what we sent. All of it is sent again while it matters; but not if we are deposed."""
+        self._complain(refused.reason, refused.kind, refused.detail, key=(refused.reason, refused.kind, str(place)))
+        event = refusal_of_ours(refused, place)
+        if event is not None:
+            await self._deliver(event)
+
+    async def _inspected(self, envelope: Envelope, place: int) -> Received:
+        message = envelope.message
+        tells = message.channel is Channel.BULK or isinstance(message, Attached)
+        carried = self._links[place].carried if tells else None
+        if not isinstance(message, Contribution | Seed):
+            return Received(envelope=envelope, broker=place, carried=carried)
+        nbytes = payload_bytes(message.payload)
+        if nbytes < INSPECT_HERE_BYTES:
+            found = inspect(envelope, self._manifest)
+        else:
+            looking = self._threads.submit(inspect, envelope, self._manifest)
+            found = await asyncio.wrap_future(looking)
+        return Received(
+            envelope=envelope,
+            flaw=found.flaw,
+            payload_bytes=nbytes,
+            broker=place,
+            norm=found.norm,
+            carried=carried,
+        )
+
+    def _unreadable(self, error: RemoteProtocolError, origin: Origin) -> None:
+        self._complain(error.reason, origin.kind, str(error), key=(error.reason, origin.kind))
+
+    def _unsendable(self, error: LocalProtocolError, to: str) -> None:
+        self._complain("unsendable", to, str(error), key=("unsendable",))
+
+    def _complain(self, reason: str, about: str, detail: str, *, key: tuple[str, ...] = ()) -> None:
+        """Logs the 1st, 10th, 100th, .. time of a complaint."""
+        key = key or (reason, about)
+        self._complaints[key] += 1
+        times = self._complaints[key]
+        if worth_repeating(times):
+            log.warning("wire.refused", reason=reason, about=about, detail=detail, times=times)
+
+    # --- out ----------------------------------------------------------------------------------------------------
+
+    async def send(self, action: Send) -> None:
+        """Sends a small message at once, or drops it: where the broker is away, for all of them are repeated; and with
+        a complaint where no peer would read it.
+        """
+        links = self._by(action.by)
+        if isinstance(action.message, AttachBulk | FollowBulk):  # the only ones on the bulk channel
+            for link in links:
+                link.attach(action.message)
+            return
+        envelope = self._envelope(action.to, action.message)
+        for link in links:
+            await link.send(envelope)
+
+    def publish(self, action: Publish, epoch: int, state: FragmentState) -> None:
+        """Queues a version for the brokers that it is for; its payload is encoded once for all of them."""
+        assert self._manifest is not None
+        tensors = self._manifest.fragments[action.fragment_id]
+
+        def encoded() -> Version:
+            return Version(
+                shard=self._config.shard,
+                epoch=epoch,
+                fragment_id=action.fragment_id,
+                fragment_version=action.fragment_version,
+                digest=action.digest,
+                contributions=action.contributions,
+                payload=versions.payload_of(tensors, state, self._config.version_codec),
+            )
+
+        outgoing = Outgoing(BROKER, lambda: self._in_thread(encoded))
+        for link in self._by(action.by):
+            link.publish(action.fragment_id, outgoing)
+
+    def renew_bulk(self, place: int) -> None:
+        """Makes the bulk connection to one broker anew; what was on its way is published and sent again."""
+        self._links[place].renew()
+
+    def replicate(self, name: str, by: int | None, commit: Commit, epoch: int, state: FragmentState) -> None:
+        """Queues a commit for a standby; of one fragment whose turn has not come, only the newest is sent."""
+        outgoing = Outgoing(
+            standing_by(name), lambda: self._in_thread(partial(replica_of, commit, self._config.shard, epoch, state))
+        )
+        for link in self._by(by):
+            link.replicate((name, commit.fragment_id), outgoing)
+
+    def replicate_run(self, name: str, by: int | None, message: ReplicaRun) -> None:
+        """Queues a run record for a standby; of those whose turn has not come, only the newest is sent."""
+        outgoing = Outgoing(standing_by(name), lambda: self._in_thread(lambda: message))
+        for link in self._by(by):
+            link.replicate((name, None), outgoing)
+
+    def _in_thread(self, make: Callable[[], Message]) -> asyncio.Future[Message]:
+        return asyncio.wrap_future(self._threads.submit(make))
+
+    def _by(self, place: int | None) -> list[Link]:
+        return self._links if place is None else [self._links[place]]
+
+    def _envelope(self, to: str, message: Message) -> Envelope:
+        self._sequence += 1
+        return Envelope(
+            run_id=self._config.run_id,
+            sender=self._sender,
+            incarnation=0,
+            sequence=self._sequence,
+            to=to,
+            message=message,
+        )

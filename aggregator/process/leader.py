@@ -1,0 +1,335 @@
+"""Runs :class:`aggregator.core.Aggregator`: sockets, store, workers and lease of a leader. Shell.
+
+Events from sockets, threads and the timer pass through one queue into the core, one at a time, and what it answers is
+done in order. Nothing in the pump waits: what takes time is handed on (:mod:`aggregator.process.workers`,
+:mod:`aggregator.process.broker_links`) and comes back as an event, so heartbeats are answered during a merge as at any
+other time.
+
+With failover, :mod:`aggregator.standby.replication` stands between the disk and the core: what is durable here is
+reported to the core once it is durable at the standbys too.
+
+:class:`ops.virtual.aggregator.SimAggregator` is the same pump in virtual time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Coroutine
+from typing import Any, assert_never
+
+import zmq.asyncio
+
+from aggregator.config import AggregatorConfig
+from aggregator.core import Aggregator
+from aggregator.events import (
+    Action,
+    Event,
+    Fenced,
+    Finished,
+    Manifested,
+    Merge,
+    NewLineage,
+    Note,
+    NotLetIn,
+    Persist,
+    Persisted,
+    PersistFailed,
+    Plant,
+    Publish,
+    Received,
+    RenewBulk,
+    RunSaved,
+    RunSaveFailed,
+    SaveRun,
+    Send,
+    Stop,
+    Tick,
+)
+from aggregator.process.broker_links import BrokerLinks
+from aggregator.process.lease import LeaseKey
+from aggregator.process.telemetry import Telemetry
+from aggregator.process.term import Term
+from aggregator.process.workers import Workers
+from aggregator.standby.replicas import run_message
+from aggregator.standby.replication_events import (
+    Deliver,
+    Deposed,
+    Followed,
+    GiveUp,
+    Local,
+    Outranked,
+    Renew,
+    Replicate,
+    ReplicateRun,
+    ReplicationAction,
+    ReplicationEvent,
+)
+from aggregator.store.recording import Recorder
+from aggregator.store.store import Loaded, Store
+from aggregator.store.tape import Tape, start_line
+from broker.process import clocks, logs
+from broker.registry.registry import Registry
+from broker.routing.directory import STANDBY
+from broker.wire.errors import ConfigError
+from broker.wire.messages import Attached, Follow, Phase
+
+log = logs.get(__name__)
+
+#: The last report to Redis may take so long.
+LAST_REPORT_S = 0.8
+#: Events that may wait for the core; then the sockets wait, and the broker's queues hold what comes.
+MAX_EVENTS = 1000
+#: The timer's resolution: a deadline that has passed already must not keep the loop from the sockets.
+MIN_WAIT_S = 0.0005
+
+
+class Leader:
+    """One stretch of leading: the core, its pump, and the tasks around it.
+
+    Args:
+        config: Of the process.
+        context: Likewise.
+        store: Loaded.
+        loaded: What it holds.
+        tape: Of the process, if it keeps one.
+        registry: For the reports; closed by the caller.
+        term: With failover, the right to lead.
+        least_epoch: Without failover, the epoch to begin with; one higher than the store's, if that is more.
+
+    Attributes:
+        core: Which decides.
+        lineage: What the core has ordered, once it has: a new lineage is to begin.
+        deposed: Who leads instead, once somebody does.
+    """
+
+    def __init__(
+        self,
+        config: AggregatorConfig,
+        context: zmq.asyncio.Context,
+        store: Store,
+        loaded: Loaded,
+        tape: Tape | None,
+        registry: Registry,
+        term: Term | None,
+        *,
+        least_epoch: int = 1,
+    ) -> None:
+        self.lineage: NewLineage | None = None
+        self.deposed: Deposed | None = None
+        self._config = config
+        self._clock = clocks.monotonic
+        self._events: asyncio.Queue[Event | ReplicationEvent] = asyncio.Queue(MAX_EVENTS)
+        self._group = asyncio.TaskGroup()
+        self._tasks: set[asyncio.Task[None]] = set()
+        commits = {p: commit for p, (commit, _) in loaded.fragments.items()}
+        now_s = self._clock()
+        epoch = least_epoch if term is None else term.epoch
+        founding = None if term is None else term.founding
+        if tape is not None:
+            tape.write(start_line(config, now_s, loaded.run, commits, epoch=epoch, founding=founding))
+        self.core = Aggregator(config, now_s=now_s, record=loaded.run, commits=commits, epoch=epoch, founding=founding)
+        self._term = term
+        self._replication = None if term is None else term.replication(config, commits, self.core.run.foundings, now_s)
+        self._record: SaveRun | None = None  # the newest
+        self._ways: dict[str, int] = {}  # by which broker each standby was heard last
+        self._wire = BrokerLinks(context, config, self._heard)
+        self._workshop = Workers(
+            config,
+            store,
+            {p: state for p, (_, state) in loaded.fragments.items()},
+            deliver=self._made,
+            spawn=self._spawn,
+            recorder=_recorder(config),
+        )
+        self._telemetry = Telemetry(
+            config,
+            self.core.run,
+            tape,
+            registry,
+            lease=LeaseKey(registry, config.shard) if term is None else None,
+            holder=store.name,
+            clock=self._clock,
+        )
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Runs until the core has finished; if a task fails, all end and its error is raised, in a group."""
+        try:
+            async with self._wire, self._group:
+                for work in self._wire.work():
+                    self._spawn(work)
+                self._spawn(self._workshop.warm_up())
+                for work in self._telemetry.work():
+                    self._spawn(work)
+                self._spawn(self._stop_when(stop))
+                await self._pump()
+                # Threads are not waited for here: a merge or a write whose completion the core never hears of is
+                # what a crash would have left as well.
+                for task in self._tasks:
+                    task.cancel()
+        finally:
+            if self.deposed is None:
+                self._telemetry.write_report()
+        if self.deposed is not None:
+            return
+        try:
+            async with asyncio.timeout(LAST_REPORT_S):
+                if self._term is not None and self.core.run.phase is Phase.ENDED:
+                    await self._term.end()
+                await self._telemetry.report_now()  # so that status knows how it ended
+        except TimeoutError:
+            log.warning("redis.lost", detail=f"no answer to the last report within {LAST_REPORT_S} s")
+
+    def close(self) -> None:
+        """Waits for what the threads are at; the store may be closed afterwards."""
+        self._workshop.close()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._group.create_task(work, name=getattr(work, "__qualname__", None))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # --- the pump -------------------------------------------------------------------------------------------------
+
+    async def _pump(self) -> None:
+        now_s = self._clock()
+        await self._perform(self.core.start(now_s), now_s)
+        while not self.core.finished and self.deposed is None:
+            event = await self._next_event()
+            now_s = self._clock()
+            if isinstance(event, ReplicationEvent):
+                assert self._replication is not None
+                await self._replicate(self._replication.handle(event, now_s), now_s)
+                continue
+            if self._replication is not None and now_s >= self._replication.next_deadline_s():
+                # Whatever has happened: under a steady stream there is no tick, and the lease must not run out.
+                await self._replicate(self._replication.tick(now_s), now_s)
+            await self._feed(event, now_s)
+
+    async def _feed(self, event: Event, now_s: float) -> None:
+        """Tells the core of an event and carries out what it answers."""
+        self._telemetry.heard(event, now_s)
+        if isinstance(event, Persisted):
+            self._workshop.settle(event.fragment_id, event.fragment_version)
+        await self._perform(self.core.handle(event, now_s), now_s)
+
+    async def _next_event(self) -> Event | ReplicationEvent:
+        """Returns what has happened, or Tick at the next deadline."""
+        if not self._events.empty():
+            await asyncio.sleep(0)  # under a steady stream nobody else would ever run
+            return self._events.get_nowait()
+        now_s = self._clock()
+        deadline_s = self.core.next_deadline_s(now_s)
+        if self._replication is not None:
+            deadline_s = min(deadline_s or math.inf, self._replication.next_deadline_s())
+        try:
+            async with asyncio.timeout(None if deadline_s is None else max(MIN_WAIT_S, deadline_s - now_s)):
+                return await self._events.get()
+        except TimeoutError:
+            return Tick()
+
+    async def _perform(self, actions: list[Action], now_s: float) -> None:
+        """Carries actions out, in order; none of them is waited for."""
+        for action in actions:
+            match action:
+                case Send():
+                    await self._wire.send(action)
+                case Publish():
+                    self._wire.publish(action, self.core.run.epoch, self._workshop.durable[action.fragment_id])
+                case RenewBulk(by=by):
+                    self._wire.renew_bulk(by)
+                case Plant():
+                    self._workshop.plant(action)
+                case Merge():
+                    self._workshop.merge(action)
+                case Persist():
+                    # What led to a version had better be on the tape before it is durable.
+                    self._telemetry.flush_tape_soon()
+                    self._workshop.persist(action)
+                    if self._replication is not None:
+                        await self._replicate(self._replication.persist(action.commit, now_s), now_s)
+                case SaveRun():
+                    self._record = action
+                    self._workshop.save_run(action)
+                case Manifested(manifest=manifest):
+                    self._wire.expect(manifest)
+                    self._workshop.manifest = manifest
+                case Note():
+                    self._telemetry.note(action, now_s)
+                case NewLineage():
+                    self.lineage = action
+                case Finished():
+                    pass  # the pump looks for itself
+                case _:
+                    assert_never(action)
+
+    # --- the standbys -----------------------------------------------------------------------------------------------
+
+    async def _heard(self, received: Received | Fenced | NotLetIn) -> None:
+        """Takes a message in: what standbys say is not for the core."""
+        message = received.envelope.message if isinstance(received, Received) else None
+        if isinstance(message, Attached) and self._replication is not None:
+            self._replication.reached(self._clock())
+        if isinstance(received, Fenced) and self._replication is not None:
+            await self._events.put(received)
+            await self._events.put(Outranked())
+        elif not isinstance(received, Received) or not isinstance(message, Follow):
+            await self._events.put(received)
+        elif self._replication is not None:
+            name = received.envelope.sender.removeprefix(STANDBY)
+            self._ways[name] = received.broker
+            await self._events.put(Followed(name=name, follow=message))
+
+    async def _made(self, event: Event) -> None:
+        """Takes a completion of the workshop in: what has become durable here is not yet durable everywhere."""
+        if self._replication is not None and isinstance(event, Persisted | PersistFailed | RunSaved | RunSaveFailed):
+            await self._events.put(Local(event=event))
+        else:
+            await self._events.put(event)
+
+    async def _replicate(self, actions: list[ReplicationAction], now_s: float) -> None:
+        """Carries out what :mod:`aggregator.standby.replication` has decided."""
+        assert self._replication is not None
+        assert self._term is not None
+        epoch = self._term.epoch
+        for action in actions:
+            match action:
+                case Replicate(to=to, commit=commit):
+                    state = self._workshop.state_of(commit)
+                    if state is not None:
+                        self._wire.replicate(to, self._ways.get(to), commit, epoch, state)
+                case ReplicateRun(to=to, serial=serial):
+                    if self._record is not None and self._record.serial >= serial:
+                        message = run_message(self._record.record, self._config.shard, epoch, self._record.serial)
+                        self._wire.replicate_run(to, self._ways.get(to), message)
+                case Renew(in_sync=in_sync):
+                    self._spawn(self._renew(self._term, in_sync))
+                case Deliver(event=event):
+                    await self._feed(event, now_s)
+                case GiveUp(to=to):
+                    await self._term.give_up(to)
+                case Deposed():
+                    self.deposed = action
+                case Note():
+                    self._telemetry.note(action, now_s)
+                case _:
+                    assert_never(action)
+
+    async def _renew(self, term: Term, in_sync: tuple[str, ...]) -> None:
+        heard = () if self._replication is None else self._replication.standbys
+        await self._events.put(await term.renew(in_sync, heard))
+
+    # --- around it --------------------------------------------------------------------------------------------------
+
+    async def _stop_when(self, stop: asyncio.Event) -> None:
+        await stop.wait()
+        await self._events.put(Stop())
+
+
+def _recorder(config: AggregatorConfig) -> Recorder | None:
+    """Returns what keeps merged payloads, beside the tape; ConfigError if there is no tape to be beside."""
+    if not config.record_payloads:
+        return None
+    if config.tape is None:
+        raise ConfigError("record_payloads", True, "keeps payloads beside the tape: give --tape FILE too")
+    return Recorder(config.tape.with_suffix(".payloads"))

@@ -1,0 +1,161 @@
+"""One aggregator process, from its store to the end of the run. Shell.
+
+Without failover it leads (:mod:`aggregator.process.leader`) until the end. With failover it leads for one term at a
+time (:mod:`aggregator.process.term`), and follows between its terms (:mod:`aggregator.process.follower`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from enum import Enum, auto
+from typing import Any
+
+import zmq.asyncio
+
+from aggregator.config import AggregatorConfig
+from aggregator.core import Aggregator
+from aggregator.process.follower import Follower
+from aggregator.process.leader import Leader
+from aggregator.process.lease import LeaseKey
+from aggregator.process.term import Term
+from aggregator.state.run_settings import settled
+from aggregator.store.layout import read_run
+from aggregator.store.loading import load_for
+from aggregator.store.store import Loaded, Store
+from aggregator.store.tape import Tape
+from broker.config import DEFAULT_REDIS_URL
+from broker.process import logs
+from broker.process.settings import build
+from broker.registry.registry import Registry
+from broker.wire.errors import ConfigError, Unavailable
+from broker.wire.messages import Phase
+
+log = logs.get(__name__)
+
+
+class Ending(Enum):
+    """Why an aggregator does not go on."""
+
+    OVER = auto()  # the run is
+    STOPPED = auto()
+    DEPOSED = auto()  # another one leads
+
+
+async def serve(
+    given: Mapping[str, Any], *, stop: asyncio.Event, ready: Callable[[Aggregator], None] = lambda _: None
+) -> Ending:
+    """Runs the aggregator until the run has ended or ``stop`` is set; writes the report, and says which it was.
+
+    Args:
+        given: Settings of :class:`~aggregator.config.AggregatorConfig` by name; the run of the store has the others.
+        stop: Ends the aggregator within about a second, wherever the run stands.
+        ready: Called once with the core, when the store is loaded; for tests to look at.
+
+    Raises:
+        ConfigError: A setting cannot work, such as a store that belongs to another run, or is not that of its run.
+        Unavailable: The store cannot be used.
+    """
+    directory = build(AggregatorConfig, {name: value for name, value in given.items() if name == "store"}).store
+    config = settled(given, read_run(directory))
+    with ExitStack() as stack:
+        tape = None
+        if config.tape is not None:
+            tape = Tape(config.tape)
+            stack.callback(tape.close)
+        store = stack.enter_context(Store.open(config.store))
+        loaded = load_for(store, config, mendable=config.failover)
+        context = zmq.asyncio.Context()
+        stack.callback(context.term)
+        try:
+            if not config.failover:
+                return await _lead(config, context, store, loaded, tape, None, stop, ready)
+            while True:
+                term = await _follow(config, given, context, store, loaded, stop)
+                if isinstance(term, Ending):
+                    return term
+                async with term:
+                    loaded = load_for(store, config)
+                    config = settled(given, loaded.run)  # of the run that it has followed
+                    ending = await _lead(config, context, store, loaded, tape, term, stop, ready)
+                if ending is not Ending.DEPOSED:
+                    return ending
+                loaded = load_for(store, config, mendable=True)
+        except BaseExceptionGroup as group:
+            # A task met something that somebody must put right: that is what is to be said, not which task it was.
+            curable = group.subgroup((ConfigError, Unavailable))
+            if curable is None:
+                raise
+            raise _first(curable) from group
+
+
+async def _follow(
+    config: AggregatorConfig,
+    given: Mapping[str, Any],
+    context: zmq.asyncio.Context,
+    store: Store,
+    loaded: Loaded,
+    stop: asyncio.Event,
+) -> Term | Ending:
+    """Stands by until this process may lead, or it is stopped, or the run has ended."""
+    registry = Registry(config.redis_url or DEFAULT_REDIS_URL, config.run_id)
+    follower = Follower(config, given, context, store, loaded, LeaseKey(registry, config.shard))
+    log.info("aggregator.stands_by", run=config.run_id, broker=config.broker, name=store.name, redis=registry.address)
+    lead = None
+    try:
+        lead = await follower.run(stop)
+    finally:
+        if lead is None:
+            await registry.aclose()
+    if lead is None:
+        return Ending.OVER if follower.ended else Ending.STOPPED
+    return Term(store.name, lead, registry, config.shard)
+
+
+async def _lead(
+    config: AggregatorConfig,
+    context: zmq.asyncio.Context,
+    store: Store,
+    loaded: Loaded,
+    tape: Tape | None,
+    term: Term | None,
+    stop: asyncio.Event,
+    ready: Callable[[Aggregator], None],
+    *,
+    least_epoch: int = 1,
+) -> Ending:
+    """Leads until the run has ended, or it is stopped or deposed."""
+    registry = Registry(config.redis_url or DEFAULT_REDIS_URL, config.run_id)
+    leader = Leader(config, context, store, loaded, tape, registry, term, least_epoch=least_epoch)
+    epoch = leader.core.run.epoch
+    log.info(
+        "aggregator.ready",
+        run=config.run_id,
+        broker=config.broker,
+        store=str(config.store),
+        epoch=epoch,
+        redis=registry.address,
+    )
+    ready(leader.core)
+    try:
+        await leader.run(stop)
+    finally:
+        leader.close()
+        await registry.aclose()
+    if leader.lineage is not None:
+        order = leader.lineage
+        store.begin_lineage(order.above, order.epoch)
+        log.warning("store.new_lineage", above=str(dict(order.above)), epoch=order.epoch)
+        again = load_for(store, config)
+        return await _lead(config, context, store, again, tape, term, stop, ready, least_epoch=order.epoch)
+    if leader.deposed is None:
+        log.info("aggregator.ended", run=config.run_id, phase=leader.core.run.phase)
+        return Ending.OVER if leader.core.run.phase is Phase.ENDED else Ending.STOPPED
+    log.warning("aggregator.deposed", epoch=epoch, by=leader.deposed.holder, their_epoch=leader.deposed.epoch)
+    return Ending.DEPOSED
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    first = group.exceptions[0]
+    return _first(first) if isinstance(first, BaseExceptionGroup) else first

@@ -1,0 +1,131 @@
+"""The final report and the records for Redis, from the aggregator's counts. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from aggregator.state.run import Run
+from broker.routing.directory import UNKNOWN
+from broker.wire.messages import Envelope, Heartbeat
+from broker.wire.records import FragmentRecord, RunTotals
+
+
+class Traffic:
+    """Bytes of every life of every island, as heartbeats count them: each life starts again at zero."""
+
+    def __init__(self) -> None:
+        self._lives: dict[str, dict[int, tuple[int, int]]] = {}
+
+    def observe(self, envelope: Envelope) -> None:
+        """Takes the counters of a heartbeat."""
+        beat = envelope.message
+        if isinstance(beat, Heartbeat):
+            self._lives.setdefault(envelope.sender, {})[envelope.incarnation] = beat.bytes_up, beat.bytes_down
+
+    def total(self, island_id: str) -> tuple[int, int]:
+        """Returns bytes up and bytes down over all lives seen."""
+        lives = self._lives.get(island_id, {}).values()
+        return sum(up for up, _ in lives), sum(down for _, down in lives)
+
+
+def report(run: Run, traffic: Traffic) -> dict[str, Any]:
+    """Returns the report, complete or not, ready for ``json.dumps``.
+
+    Refusals are those of this life of the aggregator, and bytes those of the islands' lives that it has heard from.
+    All else covers the whole run: tokens, steps, rounds and what follows from them are restored from the commits.
+    """
+    books = run.ledger.books()
+    return {
+        "tokens": books.tokens(),
+        "books": asdict(books),
+        "versions": {str(p): version for p, version in enumerate(run.versions)},
+        "rounds": {str(n): count for n, count in sorted(run.ledger.tally().rounds.items())},
+        "participation": run.ledger.tally().participation,
+        "staleness_mean": run.ledger.tally().staleness,
+        "islands": {island_id: _island(run, traffic, island_id) for island_id in sorted(run.ledger.lives())},
+        "phase": str(run.phase),
+        "refusals": {str(reason): count for reason, count in sorted(run.refusals.items())},
+    }
+
+
+def _island(run: Run, traffic: Traffic, island_id: str) -> dict[str, Any]:
+    inner_steps, tokens = run.ledger.trained(island_id)
+    member = run.members.get(island_id)
+    beat = member.heartbeat if member is not None else None
+    up, down = traffic.total(island_id)
+    return {
+        "inner_steps": inner_steps,
+        "tokens": tokens,
+        "sync_share": None if beat is None else beat.sync_share,
+        "bytes_up": up,
+        "bytes_down": down,
+        "incarnations": 1 if member is None else member.incarnation,
+    }
+
+
+def totals(run: Run, now_s: float) -> RunTotals:
+    """Returns where the run stands."""
+    books = run.ledger.books()
+    tokens = books.tokens()
+    target = run.config.total_tokens
+    losses = [m.heartbeat.loss for m in run.members.live(now_s) if m.heartbeat and m.heartbeat.loss is not None]
+    return RunTotals(
+        phase=str(run.phase),
+        trained_tokens=tokens["trained"],
+        merged_tokens=tokens["merged"],
+        in_flight_tokens=tokens["in_flight"],
+        wasted_tokens=tokens["wasted"],
+        target_tokens=target,
+        progress=min(1.0, tokens["trained"] / target) if target else 0.0,
+        loss=_mean(losses),
+        model_version=sum(max(0, version) for version in run.versions),
+        rounds=dict(sorted(run.ledger.tally().rounds.items())),
+        participation=run.ledger.tally().participation,
+        staleness_mean=run.ledger.tally().staleness,
+        quarantined={
+            each.island_id: {"for_s": round(each.for_s, 1), "reason": each.reason, "times": each.times}
+            for each in run.quarantine.now(now_s)
+        },
+        troubles=run.troubles.sentences(now_s),
+        books=asdict(books),
+    )
+
+
+def fragments(run: Run, committed_at_s: Mapping[int, float], now_s: float) -> list[FragmentRecord]:
+    """Returns a record per published fragment.
+
+    Args:
+        run: It knows versions and contributions.
+        committed_at_s: Fragment -> when its newest version became durable.
+        now_s: Same clock.
+    """
+    return [
+        FragmentRecord(
+            fragment_id=p,
+            version=version,
+            epoch=run.epoch,
+            digest=run.fragments[p].digest,
+            merged_tokens=run.ledger.merged_tokens(p) if p in run.moving else 0,
+            contributors=tuple(sorted({each.island_id for each in run.fragments[p].contributions})),
+            committed_ago_s=now_s - committed_at_s.get(p, now_s),
+        )
+        for p, version in enumerate(run.versions)
+        if version >= 0
+    ]
+
+
+def refusals(run: Run) -> dict[str, dict[str, int]]:
+    """Returns island -> reason -> messages refused; what came from nobody known stands under one name."""
+    by_island = {m.island_id: {str(reason): n for reason, n in m.refusals.items()} for m in run.members if m.refusals}
+    rest = {str(reason): n for reason, n in run.refusals.items()}
+    for reasons in by_island.values():
+        for reason, n in reasons.items():
+            rest[reason] = rest.get(reason, 0) - n
+    unknown = {reason: n for reason, n in rest.items() if n > 0}
+    return by_island | ({UNKNOWN: unknown} if unknown else {})
+
+
+def _mean(values: list[float]) -> float | None:
+    return sum(values) / len(values) if values else None

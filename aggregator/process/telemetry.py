@@ -1,0 +1,138 @@
+"""The leader's telemetry: event tape, log, reports to Redis, and the final report. Shell.
+
+It reads the run and changes nothing in it. Nothing here is waited for by what is decided.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import suppress
+from typing import Any
+
+from aggregator.config import AggregatorConfig
+from aggregator.events import Event, Note, Persisted, Received
+from aggregator.process import summary
+from aggregator.process.lease import LeaseKey
+from aggregator.process.log_lines import NoteLog
+from aggregator.process.reporter import Reporter, Snapshot
+from aggregator.process.summary import Traffic
+from aggregator.state.run import Run
+from aggregator.store.tape import Tape, event_line, note_line
+from broker.process import logs
+from broker.registry.registry import Registry
+
+log = logs.get(__name__)
+
+TAPE_FLUSH_S = 0.5
+
+
+class Telemetry:
+    """Takes down what the core hears and decides, and writes it to where somebody may look.
+
+    Args:
+        config: Where the report goes.
+        run: The core's.
+        tape: Of the process, if it keeps one; this life has begun on it.
+        registry: Of the run.
+        lease: To say in it who leads; None where a term keeps it.
+        holder: Names this aggregator there.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        config: AggregatorConfig,
+        run: Run,
+        tape: Tape | None,
+        registry: Registry,
+        *,
+        lease: LeaseKey | None,
+        holder: str,
+        clock: Callable[[], float],
+    ) -> None:
+        self._config = config
+        self._run = run
+        self._tape = tape
+        self._tape_due = asyncio.Event()
+        self._clock = clock
+        self._traffic = Traffic()
+        self._notes = NoteLog()
+        self._committed_at_s: dict[int, float] = {}
+        self._reporter = Reporter(
+            registry, collect=self._snapshot, shard=config.shard, lease=lease, holder=holder, clock=clock
+        )
+
+    def work(self) -> Iterator[Coroutine[Any, Any, None]]:
+        """Yields what is to be run side by side, until cancelled."""
+        yield self._reporter.run()
+        yield self._flush_tape()
+
+    # --- in -----------------------------------------------------------------------------------------------------
+
+    def heard(self, event: Event, now_s: float) -> None:
+        """Takes down what the core is about to hear."""
+        if self._tape is not None:
+            self._tape.write(event_line(event, now_s))
+        match event:
+            case Received(envelope=envelope):
+                member = self._run.members.get(envelope.sender)
+                if member is not None and member.incarnation == envelope.incarnation:
+                    self._traffic.observe(envelope)
+            case Persisted(fragment_id=p):
+                self._committed_at_s[p] = now_s
+                self._reporter.changed()
+            case _:
+                pass
+
+    def note(self, note: Note, now_s: float) -> None:
+        """Takes down what was decided."""
+        if self._tape is not None:
+            self._tape.write(note_line(note, now_s))
+        worth_reading = self._notes.write(note)
+        if worth_reading is not None:
+            self._reporter.note(note.name, worth_reading)
+
+    # --- out ----------------------------------------------------------------------------------------------------
+
+    def flush_tape_soon(self) -> None:
+        """Has the tape written to disk without waiting for its turn."""
+        self._tape_due.set()
+
+    async def _flush_tape(self) -> None:
+        while self._tape is not None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(TAPE_FLUSH_S):
+                    await self._tape_due.wait()
+            self._tape_due.clear()
+            await asyncio.to_thread(self._tape.flush)
+
+    async def report_now(self) -> None:
+        """Writes to Redis what is due there."""
+        await self._reporter.write()
+
+    def _snapshot(self) -> Snapshot:
+        now_s = self._clock()
+        return Snapshot(
+            epoch=self._run.epoch,
+            fragments=summary.fragments(self._run, self._committed_at_s, now_s),
+            totals=summary.totals(self._run, now_s),
+            refusals=summary.refusals(self._run),
+        )
+
+    def write_report(self) -> None:
+        """Writes the report, if one is asked for; an error is logged."""
+        path = self._config.report
+        if path is None:
+            return
+        temporary = path.with_name(path.name + ".tmp")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            temporary.write_text(
+                json.dumps(summary.report(self._run, self._traffic), indent=1) + "\n", encoding="utf-8"
+            )
+            os.replace(temporary, path)
+        except OSError as err:
+            log.error("report.failed", path=str(path), detail=err.strerror, cure="the log and Redis have the same")

@@ -1,0 +1,220 @@
+"""Worker threads of the aggregator: merges in one, installed states and the disk in another.
+
+Shell. Every order of the core ends in an event, while the loop goes on answering heartbeats. A fragment has at most two
+states here: the *durable* one, which may be published, and a *pending* one, which replaces it once it is on disk in all
+places where it must be. All bookkeeping happens on the event loop; the threads compute from what they are given and
+return what they made.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, ParamSpec, TypeVar
+
+import numpy as np
+
+from aggregator.config import AggregatorConfig
+from aggregator.events import (
+    Commit,
+    Computed,
+    Event,
+    Merge,
+    Persist,
+    Persisted,
+    PersistFailed,
+    Plant,
+    RunSaved,
+    RunSaveFailed,
+    SaveRun,
+)
+from aggregator.merge import versions
+from aggregator.merge.outer_step import CHUNK, SMALL, FragmentState, OuterStep, make_outer_step, seeded
+from aggregator.merge.versions import Made
+from aggregator.store.recording import Recorder
+from aggregator.store.store import Store
+from broker.process import logs
+from broker.wire.errors import Unavailable
+from broker.wire.fragments import FragmentManifest, TensorSpec
+
+log = logs.get(__name__)
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+Deliver = Callable[[Event], Awaitable[None]]
+Spawn = Callable[[Coroutine[Any, Any, None]], None]
+
+
+def warmed_up(config: AggregatorConfig) -> OuterStep:
+    """Returns the outer step, compiled, which takes seconds the first time in a process: a standby does it early."""
+    step = make_outer_step(config.outer_learning_rate, config.outer_momentum)
+    for size in (CHUNK, SMALL):  # chunks have two shapes: this compiles them
+        step(seeded(np.zeros(size, np.float32)), np.zeros(size, np.float32))
+    return step
+
+
+class Workers:
+    """Carries out Plant, Merge, Persist and SaveRun.
+
+    The core gives up a plant or a persist when the island that seeds the run dies; the next order for that fragment may
+    come before the old one is done. So an order reports back only while it is the newest one of its fragment.
+
+    Args:
+        config: For the outer step.
+        store: Loaded; closed by whoever opened it, after :meth:`close`.
+        durable: Fragment -> its newest durable state.
+        deliver: Takes the completions.
+        spawn: Starts a task; an error that leaves it must end the process.
+        recorder: Keeps merged payloads; None to keep none.
+    """
+
+    def __init__(
+        self,
+        config: AggregatorConfig,
+        store: Store,
+        durable: Mapping[int, FragmentState],
+        *,
+        deliver: Deliver,
+        spawn: Spawn,
+        recorder: Recorder | None,
+    ) -> None:
+        self.durable = dict(durable)
+        self.manifest: FragmentManifest | None = None  #: set before the first order
+        self._store = store
+        self._deliver = deliver
+        self._spawn = spawn
+        self._recorder = recorder
+        self._pending: dict[int, Made] = {}
+        self._newest_order: dict[int, Plant | Merge | Persist] = {}
+        self._unsaved: SaveRun | None = None
+        self._saving = False
+        self._compute = ThreadPoolExecutor(1, "compute")
+        self._disk = ThreadPoolExecutor(1, "disk")
+        self._config = config
+        self._outer_step: OuterStep | None = None
+
+    async def warm_up(self) -> None:
+        """Compiles the outer step: the first round would take seconds otherwise. To be begun before any order."""
+        await _in(self._compute, self._warm_up_now)
+
+    def _warm_up_now(self) -> None:
+        """In the computing thread, so that merges queue behind it."""
+        self._outer_step = warmed_up(self._config)
+
+    def close(self) -> None:
+        """Waits for what the threads are at; what is queued behind it is dropped, as by a crash."""
+        self._compute.shutdown(cancel_futures=True)
+        self._disk.shutdown(cancel_futures=True)
+
+    def state_of(self, commit: Commit) -> FragmentState | None:
+        """Returns the arrays of a commit that is durable or on its way to the disk; None once it has been replaced."""
+        made = self._pending.get(commit.fragment_id)
+        if made is not None and made.digest == commit.digest:
+            return made.state
+        durable = self.durable.get(commit.fragment_id)
+        return durable if durable is not None and durable.version == commit.fragment_version else None
+
+    # --- orders -------------------------------------------------------------------------------------------------
+
+    def plant(self, action: Plant) -> None:
+        """Makes version 0 of a fragment."""
+        self._newest_order[action.fragment_id] = action
+        self._spawn(self._plant(action))
+
+    def merge(self, action: Merge) -> None:
+        """Makes the next version of a fragment."""
+        self._newest_order[action.fragment_id] = action
+        self._spawn(self._merge(action))
+
+    def persist(self, action: Persist) -> None:
+        """Makes the pending version of a fragment durable."""
+        self._newest_order[action.commit.fragment_id] = action
+        self._spawn(self._persist(action))
+
+    def save_run(self, action: SaveRun) -> None:
+        """Replaces the run record. One write at a time: while it lasts, only the newest of further ones is kept."""
+        self._unsaved = action
+        if not self._saving:
+            self._saving = True
+            self._spawn(self._save_runs())
+
+    # --- tasks --------------------------------------------------------------------------------------------------
+
+    async def _plant(self, action: Plant) -> None:
+        # Not in the computing thread: it may be compiling still, and every island waits for version 0.
+        made = await _in(self._disk, versions.plant, self._tensors(action.fragment_id), action)
+        await self._computed(action, made)
+
+    async def _merge(self, action: Merge) -> None:
+        before = self.durable[action.fragment_id]
+        made = await _in(self._compute, self._merge_now, self._tensors(action.fragment_id), action, before)
+        await self._computed(action, made)
+
+    def _merge_now(self, tensors: tuple[TensorSpec, ...], action: Merge, before: FragmentState) -> Made:
+        """In the computing thread."""
+        began_s = time.monotonic()
+        assert self._outer_step is not None, "a merge came before the warm-up"
+        made, merged = versions.merge(tensors, action, before, self._outer_step)
+        log.debug(
+            "round.merged",
+            round=action.round_id,
+            fragment=action.fragment_id,
+            norm=merged.norm,
+            mean_norm=merged.mean_norm,
+            cosine=merged.cosine,
+            took_s=time.monotonic() - began_s,
+        )
+        if self._recorder is not None:
+            self._recorder.record(action, before, merged, made.state)
+        return made
+
+    async def _computed(self, action: Plant | Merge, made: Made) -> None:
+        p = action.fragment_id
+        if self._newest_order[p] is action:
+            self._pending[p] = made
+            await self._deliver(Computed(fragment_id=p, fragment_version=made.state.version, digest=made.digest))
+
+    async def _persist(self, action: Persist) -> None:
+        commit, made = action.commit, self._pending[action.commit.fragment_id]
+        p, version = commit.fragment_id, commit.fragment_version
+        assert made.digest == commit.digest, f"fragment {p}: {made.digest} is pending, {commit.digest} to be committed"
+        done: Persisted | PersistFailed
+        try:
+            await _in(self._disk, self._store.commit, commit, made.state)
+            done = Persisted(fragment_id=p, fragment_version=version)
+        except Unavailable as err:
+            done = PersistFailed(fragment_id=p, fragment_version=version, detail=str(err))
+        if self._newest_order[p] is not action:
+            return
+        await self._deliver(done)
+
+    def settle(self, fragment_id: int, fragment_version: int) -> None:
+        """The core is about to hear that a version is durable everywhere: from here on it is the one to publish."""
+        made = self._pending.get(fragment_id)
+        if made is not None and made.state.version == fragment_version:
+            self.durable[fragment_id] = made.state
+            del self._pending[fragment_id]
+
+    async def _save_runs(self) -> None:
+        while self._unsaved is not None:
+            action, self._unsaved = self._unsaved, None
+            done: RunSaved | RunSaveFailed
+            try:
+                await _in(self._disk, self._store.save_run, action.record)
+                done = RunSaved(serial=action.serial)
+            except Unavailable as err:
+                done = RunSaveFailed(serial=action.serial, detail=str(err))
+            await self._deliver(done)
+        self._saving = False
+
+    def _tensors(self, fragment_id: int) -> tuple[TensorSpec, ...]:
+        assert self.manifest is not None, "an order came before the manifest"
+        return self.manifest.fragments[fragment_id]
+
+
+async def _in(executor: ThreadPoolExecutor, call: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    """Calls in a thread of ``executor``."""
+    return await asyncio.wrap_future(executor.submit(call, *args, **kwargs))

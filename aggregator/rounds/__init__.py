@@ -1,0 +1,1 @@
+"""The parts of the core: membership, admission, rounds, commits and publication. Pure."""

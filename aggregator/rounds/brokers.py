@@ -1,0 +1,202 @@
+"""The brokers as the aggregator sees them: the versions each holds, and deaf bulk connections.
+
+Every broker answers each Attach with the versions on its shelf. One that lacks something was connected late or lost a
+message: it gets what is missing, it alone, with pauses that follow the journeys to it
+(:mod:`broker.routing.resending`). One that came back empty gets everything at once.
+
+A bulk connection may stand and deliver nothing (:mod:`broker.routing.deafness`). *Up*, the broker's answers to Attach
+show whether any version has come since the last one, while some are missing. *Down*, heartbeats list contributions that
+are on their way, while nothing whatever comes from this broker.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from broker.routing.deafness import Carried, Hearing
+from broker.routing.resending import REPUBLISH_S, SILENT_S, Backoff, Patience
+
+#: What goes to standbys, twice as large as versions, goes before them, and no broker says that it has come.
+UP_MESSAGES = 32
+#: What an island has said is out of date after so long: it has gone, or speaks through another broker.
+SAID_LATELY_S = 5.0
+
+
+@dataclass(slots=True)
+class _Sent:
+    """The newest version of a fragment, as it was sent to one broker."""
+
+    version: int
+    at_s: float
+    backoff: Backoff
+    arrived: bool = False
+
+
+@dataclass(slots=True)
+class _Shelf:
+    """One broker."""
+
+    answered_at_s: float
+    holds: bool = False  #: any version, then
+    was_away: bool = False  #: before that
+    lacks: bool = False  #: something, then
+    lost_at_s: float = -math.inf  #: what was on its way then is gone
+    connection: int | None = None  #: to it, by number
+    sent: dict[int, _Sent] = field(default_factory=dict)
+    patience: Patience = field(default_factory=lambda: Patience(REPUBLISH_S))
+
+
+class BrokerVersions:
+    """The shelves of all brokers, by their places in the configuration."""
+
+    def __init__(self, now_s: float) -> None:
+        self._began_at_s = now_s
+        self._shelves: dict[int, _Shelf] = {}
+
+    def answered(self, broker: int, versions: tuple[int, ...], now_s: float) -> float | None:
+        """Takes an answer in; returns since when the broker was away, None if it was not.
+
+        A broker that held versions and holds none has died and come back between two answers.
+        """
+        shelf = self._shelves.setdefault(broker, _Shelf(answered_at_s=self._began_at_s))
+        before_s, shelf.answered_at_s = shelf.answered_at_s, now_s
+        holds = any(version >= 0 for version in versions)
+        emptied, shelf.holds = shelf.holds and not holds, holds
+        shelf.was_away = emptied or now_s - before_s > SILENT_S
+        if shelf.was_away and not holds:
+            self._lost(shelf, now_s)
+        return before_s if shelf.was_away else None
+
+    def renewed(self, broker: int, now_s: float) -> None:
+        """Takes note that the connection to a broker is made anew, since nothing arrived."""
+        shelf = self._shelves[broker]
+        shelf.connection = None
+        self._lost(shelf, now_s)
+
+    def _lost(self, shelf: _Shelf, now_s: float) -> None:
+        """What is on its way to a broker will not arrive."""
+        shelf.lost_at_s = now_s
+        shelf.sent = {p: sent for p, sent in shelf.sent.items() if sent.arrived}
+
+    def alone(self, broker: int, now_s: float) -> bool:
+        """Whether no other broker has answered lately."""
+        return not any(
+            place != broker and now_s - shelf.answered_at_s <= SILENT_S for place, shelf in self._shelves.items()
+        )
+
+    def short(self, since_s: float) -> list[int]:
+        """Returns the brokers that have answered since then, and lacked something when they did so last."""
+        return [place for place, shelf in self._shelves.items() if shelf.lacks and shelf.answered_at_s >= since_s]
+
+    def lacking(
+        self,
+        broker: int,
+        held: Mapping[int, int],
+        newest: Mapping[int, tuple[int, float | None]],
+        now_s: float,
+        size_bytes: int = 0,
+        carried: Carried | None = None,
+    ) -> list[int]:
+        """Returns the fragments to publish again to one broker now; they count as sent.
+
+        Args:
+            broker: Which one.
+            held: Fragment -> version on its shelf.
+            newest: Fragment -> newest durable version, and when every broker was sent it.
+            now_s: The time.
+            size_bytes: Of the newest versions together: they may all be on their way at once.
+            carried: By the connection to that broker, if known.
+        """
+        shelf, missing = self._shelves[broker], []
+        if carried is not None:
+            if shelf.connection not in (None, carried.connection):
+                self._lost(shelf, now_s)
+            shelf.connection = carried.connection
+        shelf.lacks = any(held.get(p, -1) < version for p, (version, _) in newest.items())
+        for p, (version, published_at_s) in newest.items():
+            sent, holds = shelf.sent.get(p), held.get(p, -1) >= version
+            if sent is None or sent.version != version or (sent.arrived and not holds):
+                on_its_way = published_at_s is not None and published_at_s > shelf.lost_at_s
+                if sent is not None and sent.version == version:
+                    on_its_way = False  # it was there, and the broker has died since
+                sent = shelf.sent[p] = _Sent(version, now_s, shelf.patience.backoff(size_bytes))
+                if on_its_way and published_at_s is not None:
+                    sent.at_s = published_at_s
+                    sent.backoff.tried(published_at_s)
+            if holds:
+                if sent.backoff.attempts == 1 and not sent.arrived and not shelf.was_away:
+                    shelf.patience.took(now_s - sent.at_s)
+                sent.arrived = True
+            elif sent.backoff.due(now_s, carried):
+                again = sent.backoff.attempts > 0
+                sent.backoff.tried(now_s)
+                if again:
+                    shelf.patience.in_vain(sent.backoff)
+                missing.append(p)
+        return missing
+
+
+@dataclass(slots=True)
+class _Broker:
+    """Both ways of the bulk connection to one broker."""
+
+    up: Hearing = field(default_factory=lambda: Hearing(UP_MESSAGES))
+    down: Hearing = field(default_factory=Hearing)
+    held: tuple[int, ...] = ()  #: on its shelf, when it answered last
+    awaited: dict[str, float] = field(default_factory=dict)  #: island -> when it listed what has not come
+
+
+class DeafBrokers:
+    """The bulk connections to all brokers, by their places in the configuration."""
+
+    def __init__(self) -> None:
+        self._brokers: dict[int, _Broker] = {}
+
+    def came(self, broker: int, now_s: float, carried: Carried | None = None) -> None:
+        """Something came from a broker over the bulk connection, which has ``carried`` so much by then, if known."""
+        self._at(broker).down.heard(now_s, None if carried is None else carried.down)
+
+    def listed(self, broker: int, island_id: str, on_its_way: bool, now_s: float) -> None:
+        """An island's heartbeat came through a broker, and lists contributions that have not come, or none."""
+        awaited = self._at(broker).awaited
+        if on_its_way:
+            awaited[island_id] = now_s
+        else:
+            awaited.pop(island_id, None)
+
+    def answered(
+        self,
+        broker: int,
+        held: tuple[int, ...],
+        lacks: bool,
+        largest_bytes: int,
+        now_s: float,
+        carried: Carried | None = None,
+    ) -> bool:
+        """A broker has said what it holds; returns whether to make its bulk connection anew.
+
+        Args:
+            broker: Its place.
+            held: The versions on its shelf.
+            lacks: Whether a version that it was sent is missing there.
+            largest_bytes: Of a version.
+            now_s: The time.
+            carried: By its bulk connection; None where nobody knows.
+        """
+        at = self._at(broker)
+        for each in (at.up, at.down):
+            each.expect(largest_bytes)
+        if held != at.held:
+            at.held = held
+            at.up.heard(now_s, None if carried is None else carried.up)
+        at.awaited = {name: at_s for name, at_s in at.awaited.items() if now_s - at_s <= SAID_LATELY_S}
+        up_bytes, down_bytes = (None, None) if carried is None else (carried.up, carried.down)
+        waiting = carried is not None and carried.waiting > 0
+        up = at.up.missing(lacks, now_s, up_bytes, waiting=waiting)
+        down = at.down.missing(bool(at.awaited), now_s, down_bytes)
+        return up or down
+
+    def _at(self, broker: int) -> _Broker:
+        return self._brokers.setdefault(broker, _Broker())

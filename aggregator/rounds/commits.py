@@ -1,0 +1,139 @@
+"""Commits: turn new parameters in memory into a durable version with its ledger.
+
+The order contract is *persist before publish*: a version is sent only after its commit is reported durable. What could
+not be made durable is asked for again, and meanwhile nothing of it is known to anybody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from aggregator.events import Commit, Computed, Persist, Persisted, PersistFailed
+from aggregator.rounds.publishing import Publishing
+from aggregator.state.fragment import Stage
+from aggregator.state.round import Round
+from aggregator.state.run import Run
+from broker.wire.messages import Merged
+
+PERSIST_RETRY_S = 1.0
+
+
+class Commits:
+    """The commits of all fragments, seeds included."""
+
+    def __init__(self, run: Run, publishing: Publishing) -> None:
+        self._run = run
+        self._publishing = publishing
+
+    def deadlines_s(self) -> list[float]:
+        """Returns the moments at which :meth:`advance` may have something to do."""
+        again = [f.persist_again_at_s for f in self._run.fragments.values()]
+        return [at_s for at_s in again if at_s is not None]
+
+    def advance(self) -> None:
+        """Asks again for what was not durable."""
+        run = self._run
+        for fragment in run.fragments.values():
+            if fragment.persist_again_at_s is not None and run.now_s >= fragment.persist_again_at_s:
+                fragment.persist_again_at_s = None
+                assert fragment.commit is not None
+                run.emit(Persist(commit=fragment.commit))
+
+    def computed(self, event: Computed) -> None:
+        """New parameters are in memory: asks for their commit, with the books as they will be then."""
+        run, p = self._run, event.fragment_id
+        fragment = run.fragments[p]
+        if fragment.stage is not Stage.COMPUTING:
+            return
+        assert event.fragment_version == fragment.version + 1, (event, fragment.version)
+        round_ = fragment.round
+        if round_ is not None:
+            self._book(p, round_)
+            round_.contributions.clear()  # their bytes are in the new version: nobody needs them any more
+        commit = Commit(
+            fragment_id=p,
+            fragment_version=event.fragment_version,
+            epoch=run.epoch,
+            digest=event.digest,
+            round_id=round_.round_id if round_ is not None else run.seeding_id,
+            contributions=round_.merged if round_ is not None else (),
+            ledger={**run.ledger.slice(p), "norms": fragment.norms.record(), "data": run.shares.slice(p)}
+            if p in run.moving
+            else {},
+        )
+        fragment.computed(commit)
+        run.emit(Persist(commit=commit))
+
+    def _book(self, p: int, round_: Round) -> None:
+        """Books what a round has merged."""
+        run = self._run
+        for merged in round_.merged:
+            run.ledger.merge(merged.island_id, merged.incarnation, p, merged.steps)
+            run.shares.merge(p, merged.data)
+        islands = {m.island_id for m in round_.merged}
+        live = run.eligible() | islands
+        run.ledger.count(p, len(islands), len(islands) / len(live), _mean_staleness(round_.merged))
+
+    def persisted(self, event: Persisted) -> bool:
+        """A commit is durable: the version exists. Returns whether it is one of version 0."""
+        run, fragment = self._run, self._run.fragments[event.fragment_id]
+        commit = fragment.commit
+        if commit is None or commit.fragment_version != event.fragment_version:
+            return False
+        run.disk_works()
+        round_ = fragment.persisted()
+        if round_ is None:
+            return True
+        fragment.flushed = round_.flush
+        run.round_times.committed(round_.opened_at_s, fragment.closed_at_s, run.now_s)
+        self._publishing.publish(event.fragment_id)
+        self._note_commit(commit, round_)
+        return False
+
+    def _note_commit(self, commit: Commit, round_: Round) -> None:
+        run = self._run
+        islands = {m.island_id for m in commit.contributions}
+        live = run.eligible() | islands
+        run.note(
+            "version.committed",
+            fragment=commit.fragment_id,
+            version=commit.fragment_version,
+            round=commit.round_id,
+            islands=len(islands),
+            live=len(live),
+            tokens=sum(m.steps.tokens for m in commit.contributions),
+            staleness_mean=round(_mean_staleness(commit.contributions), 3),
+            staleness_max=round(max(m.staleness for m in commit.contributions), 3),
+            reason=round_.closed_because,
+            missing=round_.missing,
+            took_s=round(run.now_s - round_.opened_at_s, 4),
+            digest=commit.digest,
+            contributions=[_plain(m) for m in commit.contributions],
+        )
+
+    def persist_failed(self, event: PersistFailed) -> None:
+        """A commit is not durable: nothing is published, and it is asked for again."""
+        run, fragment = self._run, self._run.fragments[event.fragment_id]
+        if fragment.commit is None or fragment.commit.fragment_version != event.fragment_version:
+            return
+        fragment.persist_again_at_s = run.now_s + PERSIST_RETRY_S
+        run.disk_failed(event.detail)
+        facts = {"fragment": event.fragment_id, "version": event.fragment_version, "detail": event.detail}
+        run.note("version.not_durable", **facts, retry_s=PERSIST_RETRY_S)
+
+
+def _mean_staleness(merged: Sequence[Merged]) -> float:
+    return sum(m.staleness * m.steps.steps for m in merged) / sum(m.steps.steps for m in merged)
+
+
+def _plain(m: Merged) -> dict[str, object]:
+    return {
+        "island": m.island_id,
+        "incarnation": m.incarnation,
+        "steps": [m.steps.from_step, m.steps.to_step],
+        "tokens": m.steps.tokens,
+        "staleness": round(m.staleness, 6),
+        "token_weight": m.token_weight,
+        "merge_weight": m.merge_weight,
+        "fresh": m.fresh,
+    }

@@ -1,0 +1,204 @@
+"""Intake of answers to a round: admitted, held, refused, or to be sent again (design, sections 4.3, 9).
+
+There are two gates. As a contribution arrives it is checked by itself (:mod:`aggregator.rounds.admission`), and goes
+into the open round of its fragment, or is held for the next one. As its round closes it may have become too old by
+waiting, and can be compared with what the others sent (:mod:`aggregator.rules.outliers`).
+"""
+
+from __future__ import annotations
+
+from aggregator.events import Received
+from aggregator.rounds.admission import Admission, admit, too_stale
+from aggregator.rounds.notices import Notices
+from aggregator.rules.outliers import Sample
+from aggregator.state.fragment import Fragment, Stage
+from aggregator.state.members import Member
+from aggregator.state.round import Admitted, Round
+from aggregator.state.run import Run
+from broker.wire.messages import Contribution, Fate, Nothing, Phase, Reason, Resolution
+
+#: Reasons that cast doubt on the counters themselves: nothing is booked by them.
+_UNBOOKED = (Reason.IMPLAUSIBLE, Reason.OVERLAP)
+
+
+class Intake:
+    """Lets contributions into rounds, and tells their senders why not."""
+
+    def __init__(self, run: Run, notices: Notices) -> None:
+        self._run = run
+        self._notices = notices
+
+    # --- as they arrive ---------------------------------------------------------------------------------------
+
+    def nothing(self, member: Member, nothing: Nothing, sequence: int) -> None:
+        """Takes note that an island hands nothing over in an open round; in a flush, that it has nothing left."""
+        round_ = self._run.open_rounds.get(nothing.round_id)
+        if round_ is not None:
+            round_.answer_nothing(member.island_id)
+            member.missed_rounds = 0
+            if round_.flush:
+                member.emptied[round_.fragment_id] = sequence
+
+    def contribution(self, member: Member, contribution: Contribution, event: Received) -> None:
+        """Admits a contribution into the open round of its fragment, or holds it for the next; or says why not."""
+        run, p = self._run, contribution.fragment_id
+        if p not in run.moving:
+            self._notices.refuse(event, Reason.UNKNOWN_FRAGMENT, f"no fragment {p} falls due in this run")
+            return
+        admission = self._admit(member, contribution, event)
+        if admission.fate is not Fate.WAITING or not admission.first:
+            self._answer(member, contribution, admission)
+            return
+        steps = contribution.steps
+        run.ledger.wait(member.island_id, member.incarnation, p, steps)
+        run.shares.wait(p, contribution.data)
+        member.counted_at_s = run.now_s
+        run.clock.report(member.island_id, steps.to_step, run.now_s)
+        run.round_times.arrived(contribution.round_id, run.now_s)
+        member.missed_rounds = 0
+        admitted = Admitted(
+            island_id=member.island_id,
+            incarnation=member.incarnation,
+            round_id=contribution.round_id,
+            fragment_id=p,
+            steps=steps,
+            trained_on=contribution.trained_on,
+            payload=contribution.payload,
+            payload_bytes=event.payload_bytes,
+            norm=event.norm,
+            data=contribution.data,
+        )
+        fragment = run.fragments[p]
+        fresh = False
+        if fragment.stage is Stage.COLLECTING and fragment.round is not None:
+            fresh = fragment.round.offer(admitted)
+        else:
+            fragment.held.append(admitted)
+        run.note(
+            "contribution.accepted" if fresh else "contribution.held",
+            island=member.island_id,
+            fragment=p,
+            round=contribution.round_id,
+            from_step=steps.from_step,
+            to_step=steps.to_step,
+        )
+
+    def _admit(self, member: Member, contribution: Contribution, event: Received) -> Admission:
+        run, p = self._run, contribution.fragment_id
+        if run.phase is Phase.ENDED:
+            return Admission(fate=Fate.REFUSED, reason=Reason.RUN_ENDED, detail="the run is over", first=False)
+        life, steps = run.ledger.life(member.island_id, member.incarnation), contribution.steps
+        misplaced = run.shares.refusal(
+            member.island_id,
+            member.index,
+            p,
+            contribution.data,
+            steps=steps.steps,
+            most_batches=steps.to_step - life.start_step,
+        )
+        return admit(
+            contribution,
+            flaw=event.flaw,
+            quarantined=run.quarantine.why(member.island_id, run.now_s),
+            life=life,
+            account=run.ledger.account(member.island_id, member.incarnation, p),
+            current_version=run.fragments[p].version,
+            max_staleness=run.config.max_staleness,
+            tokens_per_step=run.most_tokens_per_step(member),
+            most_steps=run.most_steps(member),
+            free_bytes=run.config.held_bytes - run.waiting_bytes(),
+            payload_bytes=event.payload_bytes,
+            misplaced=misplaced,
+            crowded=run.crowded(member.island_id, contribution),
+        )
+
+    def _answer(self, member: Member, contribution: Contribution, admission: Admission) -> None:
+        """Tells an island at once that its contribution was refused, is to be sent again, or was known already."""
+        run, p, steps = self._run, contribution.fragment_id, contribution.steps
+        if admission.first:
+            assert admission.reason is not None
+            refused = admission.fate is Fate.REFUSED
+            if refused:
+                run.count_refusal(admission.reason, member)
+                if admission.reason not in _UNBOOKED:
+                    run.ledger.refuse(member.island_id, member.incarnation, p, steps, admission.reason)
+                run.offence(member, admission.reason, steps.from_step)
+            round_ = run.open_rounds.get(contribution.round_id)
+            if round_ is not None and (refused or admission.reason is Reason.QUEUE_FULL):
+                # Its answer is in, worth nothing; or there is room for it only once this round has closed.
+                round_.answer_nothing(member.island_id)
+            run.note(
+                "contribution.refused" if refused else "contribution.retry",
+                island=member.island_id,
+                fragment=p,
+                from_step=steps.from_step,
+                to_step=steps.to_step,
+                reason=admission.reason,
+                detail=admission.detail,
+            )
+        fate = Fate.WAITING if run.in_commit(member, contribution) else admission.fate
+        resolution = Resolution(
+            fragment_id=p,
+            from_step=steps.from_step,
+            to_step=steps.to_step,
+            fate=fate,
+            reason=admission.reason,
+            detail=admission.detail,
+        )
+        member.resolutions.append(resolution)
+        self._notices.tell(member)
+
+    # --- as their round closes --------------------------------------------------------------------------------
+
+    def let_in(self, round_: Round, fragment: Fragment) -> list[tuple[Admitted, float]]:
+        """Returns what a closing round consists of, and by what its lengths are multiplied.
+
+        What has become too old while it was held is refused here, and what is too long: only now can it be compared
+        with what the others sent.
+        """
+        run = self._run
+        young: list[Admitted] = []
+        for c in round_.in_merge_order():
+            stale = too_stale(c.trained_on, fragment.version, run.config.max_staleness)
+            if stale:
+                self.refuse_waiting(c, Reason.STALE, stale)
+            else:
+                young.append(c)
+        if not young:
+            return []
+        samples = [Sample(island_id=c.island_id, norm=c.norm, steps=c.steps.steps) for c in young]
+        fleet = run.members.responsive(run.now_s) - run.quarantine.out(run.now_s)
+        restarts = fragment.norms.restarts
+        length = run.length(round_.fragment_id)
+        findings = fragment.norms.judge(samples, fleet, run.config.outlier_factor, length=length)
+        if fragment.norms.restarts > restarts:
+            norms = {c.island_id: c.norm for c in young}
+            run.note("norms.restarted", fragment=round_.fragment_id, round=round_.round_id, norms=norms)
+        kept: list[tuple[Admitted, float]] = []
+        for c, finding in zip(young, findings, strict=True):
+            if finding.refused:
+                self.refuse_waiting(c, Reason.OUTLIER, finding.refused)
+            else:
+                kept.append((c, finding.scale))
+                run.behaved(run.members[c.island_id])
+        return kept
+
+    def refuse_waiting(self, c: Admitted, reason: Reason, detail: str) -> None:
+        """Refuses a contribution that had been let in."""
+        run = self._run
+        run.ledger.refuse(c.island_id, c.incarnation, c.fragment_id, c.steps, reason)
+        run.shares.refuse(c.fragment_id, c.data)
+        member = run.members[c.island_id]
+        run.count_refusal(reason, member)
+        if member.incarnation == c.incarnation:
+            run.offence(member, reason, c.steps.from_step)
+            resolution = Resolution(
+                fragment_id=c.fragment_id,
+                from_step=c.steps.from_step,
+                to_step=c.steps.to_step,
+                fate=Fate.REFUSED,
+                reason=reason,
+                detail=detail,
+            )
+            member.resolutions.append(resolution)
+        run.note("contribution.refused", island=c.island_id, fragment=c.fragment_id, reason=reason, detail=detail)

@@ -1,0 +1,359 @@
+"""Handles joins, heartbeats and farewells."""
+
+from __future__ import annotations
+
+import math
+
+from aggregator.events import Received, Send
+from aggregator.ledger.data_shares import Presence
+from aggregator.rounds.notices import Notices
+from aggregator.state.members import Member
+from aggregator.state.model_limits import misfit
+from aggregator.state.run import Run
+from broker.wire.fragments import FragmentManifest, Kind, TensorSpec, partition
+from broker.wire.messages import (
+    FASTEST_STEP_S,
+    SLOWEST_STEP_S,
+    Fate,
+    Heartbeat,
+    Join,
+    Leave,
+    Outstanding,
+    Phase,
+    Reason,
+    Refused,
+    Resolution,
+    RunSettings,
+    Welcome,
+    joining,
+)
+
+#: Islands that a run remembers at the most; each that ever joined costs a row in every commit.
+MOST_MEMBERS = 10_000
+
+
+class Membership:
+    """Lets islands in and out, and believes their counters or not."""
+
+    def __init__(self, run: Run, notices: Notices) -> None:
+        self._run = run
+        self._notices = notices
+        unbegun = [] if run.config.shard else [member for member in run.members if not member.begun]
+        run.pending_joins.beginning = [(1, member.island_id) for member in unbegun]
+
+    # --- joining ----------------------------------------------------------------------------------------------
+
+    def join(self, join: Join) -> None:
+        """Admits an island under its next incarnation, once that is durable; or refuses it with the difference."""
+        run = self._run
+        known = run.members.by_nonce(join.nonce)
+        if known is not None:  # a repetition: the same answer, once it is durable
+            known.last_seen_s = run.now_s
+            if not run.pending_joins.holds(known.island_id):
+                if run.agreed_serial:
+                    self._welcome(known)
+                else:
+                    run.pending_joins.welcomes.append(
+                        (run.saved_serial, known.island_id)
+                    )  # do the other shards know it?
+            return
+        paused = run.members.resumable(join.resumes, run.now_s)
+        if paused is not None:
+            island_id: str | None = paused.island_id
+        else:
+            island_id = run.members.id_for(join.island_id, join.hint, join.nonce, run.now_s)
+        refusal = self._refusal(join, island_id)
+        if refusal is not None:
+            reason, detail = refusal
+            run.count_refusal(reason)
+            run.note("join.refused", island=join.island_id or join.hint, reason=reason, detail=detail)
+            refused = Refused(kind="join", sequence=-1, reason=reason, detail=detail)
+            run.emit(Send(to=joining(join.nonce), message=refused))
+            return
+        if paused is not None:
+            self._resume(paused, join)
+            return
+        assert island_id is not None
+        member = run.members.admit(island_id, join.hint, join.nonce, join.tokens_per_step, run.now_s)
+        self.fence(member)
+        if run.config.shards == 1:
+            self._begin(member)
+            return
+        run.begins.pop(member.island_id, None)
+        run.shares.leave(member.island_id, member.index)
+        # One that has not begun gives way to this one: nobody has taken anything of it.
+        run.pending_joins.beginning = [each for each in run.pending_joins.beginning if each[1] != member.island_id]
+        run.pending_joins.beginning.append((run.save(), member.island_id))
+
+    def _resume(self, member: Member, join: Join) -> None:
+        """Another process of an island goes on with its life, whose books are open: it brings what nobody merged."""
+        run = self._run
+        run.members.resume(member, join.nonce, join.tokens_per_step, run.now_s)
+        self.replaced(member)
+        run.pending_joins.welcomes.append((run.save(), member.island_id))
+        life = run.ledger.life(member.island_id, member.incarnation)
+        facts = {"incarnation": member.incarnation, "last_step": life.last_step, "start_step": life.start_step}
+        run.note("island.resumed", island=member.island_id, **facts)
+
+    def fence(self, member: Member) -> None:
+        """A new life of an island: of the earlier one nothing more is taken, and nothing expected."""
+        self.replaced(member)
+        self._run.quarantine.joined(member.island_id)
+
+    def replaced(self, member: Member) -> None:
+        """A new process of an island: what the one before was asked for is not expected of it."""
+        run = self._run
+        for round_ in run.open_rounds.values():
+            round_.answer_nothing(member.island_id)
+        run.clock.forget(member.island_id)
+        assert run.pacer is not None
+        run.pacer.forget(member.island_id)
+
+    def _begin(self, member: Member) -> None:
+        """Opens the books of a new life, at the furthest step that any shard knows of the last one."""
+        run = self._run
+        known = run.ledger.resume_point(member.island_id)
+        start_step, start_tokens = max(known, run.begins.get(member.island_id, known))
+        member.begin(start_step, start_tokens)
+        run.ledger.begin(member.island_id, member.incarnation, start_step, start_tokens)
+        if run.phase is Phase.ENDED:
+            run.ledger.end(member.island_id)  # the books are closed: what it trains now is lost
+        run.shares.join(member.island_id, member.index)
+        run.pending_joins.welcomes.append((run.save(), member.island_id))
+        run.note(
+            "island.joined",
+            island=member.island_id,
+            incarnation=member.incarnation,
+            start_step=start_step,
+            islands=len(run.members.live(run.now_s)),
+        )
+
+    def saved(self, serial: int) -> None:
+        """The run record of that serial is durable: whoever waited for it is welcome, and shares in it are told."""
+        self._run.shares.saved(serial)
+        pending = self._run.pending_joins
+        beginning = [island_id for waits_for, island_id in pending.beginning if waits_for <= serial]
+        pending.beginning = [each for each in pending.beginning if each[0] > serial]
+        for island_id in dict.fromkeys(beginning):
+            self._begin(self._run.members[island_id])
+        ready = [island_id for waits_for, island_id in pending.welcomes if waits_for <= serial]
+        pending.welcomes = [each for each in pending.welcomes if each[0] > serial]
+        for member in (self._run.members[island_id] for island_id in ready):
+            if member.begun:  # else it has joined anew meanwhile
+                self._welcome(member)
+
+    def _refusal(self, join: Join, island_id: str | None) -> tuple[Reason, str] | None:
+        """Says why an island cannot take part; the first island's tensors fix the fragments.
+
+        Those of one that came, supplied nothing and is gone are forgotten when another one comes with its own.
+        """
+        run = self._run
+        most = run.config.max_tokens_per_step
+        member = run.members.replaced_by(join.nonce)
+        if member is not None:  # admitted, it would fence the process that is there
+            return Reason.FENCED, f"a later process has joined as {member.island_id}: a replaced one does not come back"
+        if join.tokens_per_step > most:
+            detail = f"tokens_per_step is {join.tokens_per_step}: the aggregator allows {most} (max_tokens_per_step)"
+            return Reason.IMPLAUSIBLE, detail
+        if island_id is None:
+            detail = f"an island is here as {join.hint}: heard again, it keeps its id, and this one gets another"
+            return Reason.QUEUE_FULL, f"{detail}; silent, it was this one's former life: ask again"
+        if len(run.members) >= MOST_MEMBERS and run.members.get(island_id) is None:
+            return Reason.QUEUE_FULL, f"{MOST_MEMBERS} islands have joined, the run takes no more"
+        if run.manifest is None or (self._unused() and first_difference(run.manifest, join.tensors)):
+            try:
+                manifest = partition(join.tensors, run.config.fragments)
+            except ValueError as err:
+                return Reason.MANIFEST, str(err)
+            problem = misfit(manifest, run.config)
+            if problem is not None:
+                return Reason.OVERSIZE, f"the aggregator's {problem}"
+            run.adopt_manifest(manifest)
+            for member in run.members:  # they had joined with other tensors
+                member.supersede()
+                run.ledger.begin(member.island_id, member.incarnation, 0, 0)
+                run.ledger.end(member.island_id)
+        assert run.manifest is not None
+        difference = first_difference(run.manifest, join.tensors)
+        return (Reason.MANIFEST, difference) if difference else None
+
+    def _unused(self) -> bool:
+        """Whether the fragments may still be others: nothing of version 0 is here, nor anybody who could supply it.
+
+        With several shards the others have them too, and keep them.
+        """
+        run = self._run
+        begun = run.phase is not Phase.SEEDING or run.began or run.planted
+        return not begun and run.config.shards == 1 and not run.members.live(run.now_s)
+
+    def _welcome(self, member: Member) -> None:
+        run, c = self._run, self._run.config
+        assert run.manifest is not None
+        life = run.ledger.life(member.island_id, member.incarnation)
+        settings = RunSettings(
+            sync_interval_steps=c.sync_interval,
+            keep=c.keep,
+            codec=c.codec,
+            heartbeat_interval_s=c.heartbeat_interval_s,
+            total_tokens=c.total_tokens,
+            tokens_per_fleet_step=max(1, member.tokens_per_step * c.islands),
+            seed=c.seed,
+        )
+        share, taken_over = run.shares.told(member.island_id, member.index)
+        welcome = Welcome(
+            nonce=member.nonce,
+            island_id=member.island_id,
+            incarnation=member.incarnation,
+            epoch=run.epoch,
+            fragments=run.manifest.fragments,
+            settings=settings,
+            share=share,
+            taken_over=taken_over,
+            start_step=life.start_step,
+            start_tokens=life.start_tokens,
+        )
+        run.emit(Send(to=joining(member.nonce), message=welcome))
+
+    def settle_shares(self) -> None:
+        """Moves data shares between islands that are away and others; a move is durable before anyone is told."""
+        run = self._run
+        if run.phase is not Phase.RUNNING or run.config.shard:
+            return
+        live = {m.island_id for m in run.members.live(run.now_s)}
+        out = run.quarantine.out(run.now_s)
+        present = [
+            Presence(
+                island_id=m.island_id,
+                home=m.index,
+                away_s=math.inf if m.left and not m.paused else run.now_s - m.last_seen_s,
+                able=m.island_id in live - out and m.ready and not m.stopped,
+                quarantined=m.island_id in out,
+            )
+            for m in run.members
+        ]
+        moved = run.shares.settle(present, run.now_s)
+        for each in moved:
+            facts = {"share": each.share, "before": each.before, "owner": each.tenure.owner}
+            run.note(
+                "share.moved",
+                **facts,
+                share_epoch=each.tenure.share_epoch,
+                cursor=each.tenure.cursor,
+                reason=each.because,
+            )
+        if moved:
+            run.save()
+
+    # --- hearing ----------------------------------------------------------------------------------------------
+
+    def heartbeat(self, member: Member, beat: Heartbeat, event: Received) -> bool:
+        """Takes in an island's counters; returns whether they can be true."""
+        run = self._run
+        known = 0 if run.manifest is None else len(run.manifest)
+        if len(beat.versions) != known or len(beat.overwritten_tokens) != known:
+            detail = f"it speaks of {len(beat.versions)} fragments, the run has {known}"
+            self._notices.refuse(event, Reason.MANIFEST, detail)
+            return False
+        lie = self._impossible(member, beat.inner_step, beat.tokens) or self._overdrawn(member, beat) or _unreal(beat)
+        if not lie and run.holds_nothing(member) and any(version >= 0 for version in run.of_ours(beat.versions)):
+            lie = f"it claims to hold version {max(run.of_ours(beat.versions))} of a run that has not begun"
+        if lie:
+            self._notices.refuse(event, Reason.IMPLAUSIBLE, lie)
+            return False
+        overtaken = event.envelope.sequence < member.beat_sequence  # by another way: it says what was, not what is
+        if not overtaken:
+            member.heartbeat, member.beat_sequence, member.counted_at_s = beat, event.envelope.sequence, run.now_s
+        run.ledger.report(member.island_id, member.incarnation, beat.inner_step, beat.tokens)
+        run.ledger.overwritten(member.island_id, member.incarnation, beat.overwritten_tokens)
+        if beat.stopped:
+            first = member.stopped_sequence
+            sequence = event.envelope.sequence
+            member.stopped_sequence = sequence if first is None else min(first, sequence)
+            run.clock.forget(member.island_id)
+        elif member.ready and not overtaken:
+            run.clock.report(member.island_id, beat.inner_step, run.now_s, beat.step_time_s)
+        member.resolutions += [self.resolve(member, item) for item in beat.outstanding if run.owns(item.fragment_id)]
+        return True
+
+    def _impossible(self, member: Member, inner_step: int, tokens: int) -> str:
+        """Says why an island cannot have trained so many tokens in so many steps; empty if it can."""
+        run = self._run
+        life = run.ledger.life(member.island_id, member.incarnation)
+        if not life.start_step <= inner_step <= run.most_steps(member):
+            return f"it claims step {inner_step}, from {life.start_step} to {run.most_steps(member)} are possible"
+        most = life.start_tokens + (inner_step - life.start_step) * run.most_tokens_per_step(member)
+        if tokens > most:
+            return f"it claims {tokens} tokens at step {inner_step}, at most {most} are possible"
+        return ""
+
+    def _overdrawn(self, member: Member, beat: Heartbeat) -> str:
+        """Says for which fragment an island would have dropped more than it has not handed over; empty for none."""
+        if not any(beat.overwritten_tokens):
+            return ""  # all that is known beside that arrived, and was counted as trained when it did
+        life = self._run.ledger.life(member.island_id, member.incarnation)
+        trained = life.trained_tokens_by(beat.inner_step, beat.tokens)
+        for p, account in life.accounts.items():
+            known = account.known_tokens - account.wasted_tokens[Reason.OVERWRITTEN]
+            if known + beat.overwritten_tokens[p] > trained:
+                dropped = beat.overwritten_tokens[p]
+                return f"it claims to have dropped {dropped} tokens of fragment {p}: {known} of {trained} are known"
+        return ""
+
+    def leave(self, member: Member, leave: Leave, event: Received) -> None:
+        """Lets an island go: nothing more is expected of it, unless its next process goes on with this life."""
+        run = self._run
+        if member.left:
+            return
+        member.leave(leave.departure)
+        lie = self._impossible(member, leave.inner_step, leave.tokens)
+        if lie:
+            self._notices.refuse(event, Reason.IMPLAUSIBLE, lie)  # it goes all the same, with the counters known before
+        else:
+            run.ledger.report(member.island_id, member.incarnation, leave.inner_step, leave.tokens)
+        if not member.paused:
+            run.ledger.end(member.island_id)
+        run.clock.forget(member.island_id)
+        facts = {"step": leave.inner_step, "reason": leave.reason, "departure": leave.departure}
+        run.note("island.left", island=member.island_id, **facts)
+        run.save()
+
+    def resolve(self, member: Member, item: Outstanding) -> Resolution:
+        """Says what became of one contribution that its island asks about."""
+        run, p = self._run, item.fragment_id
+        fate, reason = Fate.UNKNOWN, None
+        if p in run.moving:
+            account = run.ledger.account(member.island_id, member.incarnation, p)
+            steps = item.from_step, item.to_step
+            if steps in account.waiting or run.fragments[p].in_commit(member.island_id, member.incarnation, steps[0]):
+                fate = Fate.WAITING
+            elif account.merged.covers(*steps):
+                fate = Fate.MERGED
+            elif account.refused.covers(*steps):
+                fate, reason = Fate.REFUSED, account.why_refused(*steps)
+        if fate is Fate.UNKNOWN and run.phase is Phase.ENDED:
+            fate, reason = Fate.REFUSED, Reason.RUN_ENDED
+        return Resolution(fragment_id=p, from_step=item.from_step, to_step=item.to_step, fate=fate, reason=reason)
+
+
+def _unreal(beat: Heartbeat) -> str:
+    """Says what is wrong with the pace that a heartbeat claims; empty if nothing is."""
+    if beat.step_time_s is None or FASTEST_STEP_S <= beat.step_time_s <= SLOWEST_STEP_S:
+        return ""
+    return f"it claims {beat.step_time_s:.3g} s for a step, from {FASTEST_STEP_S:g} to {SLOWEST_STEP_S:g} are possible"
+
+
+def first_difference(manifest: FragmentManifest, tensors: tuple[TensorSpec, ...]) -> str:
+    """Says how an island's tensors differ from the run's; empty if they agree. Its own dtype is its own business."""
+    ours = manifest.tensors()
+    theirs = {t.name: t for t in tensors if t.kind is not Kind.LOCAL}
+    for name in sorted(ours.keys() | theirs.keys()):
+        a, b = ours.get(name), theirs.get(name)
+        if a is None or b is None:
+            return (
+                f"tensor {name!r} is {'unknown to the run' if a is None else 'missing'}: use the run's model settings"
+            )
+        for attribute in ("shape", "kind", "unit_axes"):
+            mine, its = getattr(a, attribute), getattr(b, attribute)
+            if mine != its:
+                return f"tensor {name!r} has {attribute} {its}, the run has {mine}: use the run's model settings"
+    return ""

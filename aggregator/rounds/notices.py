@@ -1,0 +1,114 @@
+"""Builds messages to islands: refusals, and the whole state of the fleet.
+
+Rounds that are open, fragments that soon are, versions, and how fast the fleet trains beside an island stand in every
+:class:`FleetState`; what became of a contribution in the one that answers a heartbeat which asks for it.
+"""
+
+from __future__ import annotations
+
+from statistics import median_low
+
+from aggregator.events import Received, Send
+from aggregator.state.fragment import Stage
+from aggregator.state.members import Member
+from aggregator.state.run import Run
+from broker.wire.messages import FleetState, OpenRound, Phase, Reason, Refused
+
+#: In the ratio by which schedules go on between two reports, no island counts for more than so many times the fleet's
+#: lower median, nor for less: a claim, or a pause, of one island must not move the schedules of the others.
+SPREAD = 32.0
+
+
+class Notices:
+    """Tells islands what they need to know, from the run as it is now."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._due_in_s: dict[int, float] = {}
+        self._due_asked_at_s = float("-inf")
+
+    def refuse(self, event: Received, reason: Reason, detail: str) -> None:
+        """Tells the sender of a message why it was not taken, and counts it."""
+        envelope = event.envelope
+        member = self._run.members.get(envelope.sender)
+        self._run.count_refusal(reason, member)
+        if member is not None and member.incarnation == envelope.incarnation:
+            self._run.offence(member, reason, 0)
+        kind = type(envelope.message).__name__.lower()
+        self._run.note("message.refused", sender=envelope.sender, kind=kind, reason=reason, detail=detail)
+        refused = Refused(kind=kind, sequence=envelope.sequence, reason=reason, detail=detail)
+        self._run.emit(Send(to=envelope.sender, message=refused, by=event.broker))
+
+    def tell_all(self, *, absent: bool = False) -> None:
+        """Sends every live island the state it needs; with ``absent`` those too that are away, for their brokers."""
+        run = self._run
+        for member in run.members if absent else run.members.live(run.now_s):
+            if not member.left:
+                self.tell(member)
+
+    def tell(self, member: Member) -> None:
+        """Sends an island the state it needs, unless it does not know its id yet."""
+        if not self._run.pending_joins.holds(member.island_id):
+            self._run.emit(Send(to=member.island_id, message=self._fleet_state(member)))
+
+    def _fleet_state(self, member: Member) -> FleetState:
+        """Returns the state for one island; resolutions gathered since the last time go with it, and are forgotten."""
+        run = self._run
+        rounds = tuple(
+            OpenRound(round_id=r.round_id, fragment_id=r.fragment_id)
+            for r in run.open_rounds.values()
+            if member.island_id not in r.answered
+        )
+        newest = {(r.fragment_id, r.from_step, r.to_step): r for r in member.resolutions}
+        member.resolutions.clear()
+        share, taken_over = run.shares.told(member.island_id, member.index)
+        return FleetState(
+            epoch=run.epoch,
+            phase=run.phase,
+            rounds=rounds,
+            due_soon=self._due_soon(member),
+            versions=run.versions,
+            resolutions=tuple(newest.values()),
+            seed=self._seed_wanted(member),
+            trained_tokens=run.ledger.trained_tokens(),
+            fleet_ratio=self._fleet_ratio(member),
+            share=share,
+            taken_over=taken_over,
+            shard=run.config.shard,
+            shards=run.config.shards,
+        )
+
+    def _due_soon(self, member: Member) -> tuple[int, ...]:
+        """Returns the fragments that open before this island's next boundary but one, or the next announcement."""
+        run = self._run
+        if run.pacer is None or run.phase is not Phase.RUNNING:
+            return ()
+        if not 0 <= run.now_s - self._due_asked_at_s < run.config.heartbeat_interval_s / 20:
+            self._due_asked_at_s = run.now_s
+            delivered = [p for p in run.moving if not run.fragments[p].undelivered]
+            self._due_in_s = run.pacer.due_in_s(delivered, run.now_s)
+        own_s = run.clock.step_time_s(member.island_id) or 0.0
+        fleet_s = run.median_step_s
+        horizon_s = 2 * max(own_s, fleet_s) + run.pacer.spacing_steps * fleet_s
+        return tuple(p for p, wait_s in self._due_in_s.items() if wait_s <= horizon_s)
+
+    def _seed_wanted(self, member: Member) -> tuple[int, ...]:
+        run = self._run
+        if run.phase is not Phase.SEEDING or run.seeder != (member.island_id, member.incarnation):
+            return ()
+        return tuple(p for p, f in run.fragments.items() if f.version < 0 and f.stage is Stage.IDLE)
+
+    def _fleet_ratio(self, member: Member) -> float:
+        """Returns tokens the fleet trains while this island trains one, from step times within :data:`SPREAD`."""
+        run = self._run
+        rates: dict[str, float] = {}
+        for island_id in run.clock.advancing(run.now_s):
+            step_time_s = run.clock.step_time_s(island_id)
+            if step_time_s:
+                rates[island_id] = run.tokens_per_step(run.members[island_id]) / step_time_s
+        if not rates.get(member.island_id):
+            return float(max(1, len(rates)))
+        middle = median_low(rates.values())
+        within = {i: min(max(rate, middle / SPREAD), middle * SPREAD) for i, rate in rates.items()}
+        own = within[member.island_id]
+        return sum(within.values()) / own if own else float(len(rates))

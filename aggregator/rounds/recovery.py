@@ -1,0 +1,175 @@
+"""Detects a store that is older than what its peers hold, and begins a new lineage on request. Pure.
+
+Brokers and islands hold versions. A store that has less, because it was lost, emptied or restored from an old copy,
+must not go on as if nothing had happened: it would make other bytes under names that are taken (design, section 8). So
+the aggregator compares what it hears with what it has, and if it is *behind* it publishes and answers nothing, says so,
+and waits; islands train on and keep their bytes. Then there are three ways out:
+
+* restore the store from a copy that is not behind, such as that of a standby that was in sync;
+* order a *new lineage* (``--new-lineage``): go on from what this store has, under versions above all that were seen.
+  What was merged since is lost, and stands in the books as ``store_lost``;
+* begin another run.
+
+What islands say may be a lie, told while most of the others were cut off. So a store that is behind by the word of
+islands alone goes on as soon as more than half of those that are heard contradict. By a broker's word it is behind for
+good; so is an empty store by anybody's, since it has nothing that it could go on with.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from aggregator.events import Commit
+from broker.wire.messages import Reason
+
+#: How long a new lineage listens to every peer before it chooses its versions, in seconds.
+LISTEN_S = 2.0
+#: What a new lineage adds to its epoch where a broker refuses it: how much higher that one's is, it does not say.
+EPOCH_JUMP = 1000
+#: No run has had so many versions: whoever holds one beyond lies, and a new lineage must find room above.
+MOST_VERSION = 2**48
+
+CURE = (
+    "nothing is published: restore the store from a copy, such as a standby's; or go on from what it has and lose "
+    "the rest, with --new-lineage; or begin another run, with another --run"
+)
+CURE_SHARD = (
+    "nothing of this shard is published: restore its store from a copy, such as a standby's; or begin another run"
+)
+CURE_EMPTY = (
+    "nothing is published: this store holds no model to go on from; restore it from a copy, or begin another run, with "
+    "another --run"
+)
+
+
+class Peers:
+    """What peers hold, as far as it was heard.
+
+    Attributes:
+        versions: Fragment -> highest version that a believed peer holds.
+    """
+
+    def __init__(self) -> None:
+        self.versions: dict[int, int] = {}
+        self._shelves: dict[int, int] = {}  # likewise, by the word of brokers alone
+        self._claims: dict[str, dict[int, int]] = {}
+        self._believed = False  # what islands claim
+
+    def broker_holds(self, broker: int, versions: Sequence[int], own: Sequence[int]) -> str:
+        """Takes the versions on a broker's shelf; says which is ahead of ours, or nothing. Brokers are believed."""
+        ahead = _ahead(versions, own)
+        _raise(self._shelves, ahead)
+        _raise(self.versions, ahead)
+        return _sentence(f"broker {broker}", ahead, own)
+
+    def island_holds(
+        self, island_id: str, versions: Sequence[int], own: Sequence[int], *, live: Collection[str]
+    ) -> str:
+        """Takes the versions that an island claims to hold.
+
+        One island may lie, and must not stop a run by it: islands are believed when more than half of those that live
+        claim to be ahead. A store that knows no island believes the first. What the dead have claimed does not count.
+
+        Args:
+            island_id: Who claims it.
+            versions: By fragment.
+            own: Likewise.
+            live: Ids of the islands that live, and are known to this store.
+        """
+        ahead = _ahead(versions, own)
+        if not ahead:
+            self._claims.pop(island_id, None)
+            return ""
+        self._claims[island_id] = ahead
+        counted = {each: claim for each, claim in self._claims.items() if each in live or each == island_id}
+        if 2 * len(counted) <= len(live):
+            return ""
+        if not self._believed:  # later on, the dead are witnesses too
+            self._believed, self._claims = True, counted
+        for claim in self._claims.values():
+            _raise(self.versions, claim)
+        return _sentence(f"island {island_id}", ahead, own)
+
+    def outvoted(self, live: Collection[str]) -> bool:
+        """Whether more than half of the live islands contradict those that claimed to be ahead, alive or dead by now.
+
+        A tie decides nothing: it takes more than half to be believed, and more than half to be refuted.
+        """
+        return 2 * len(self._claims) < len(live)
+
+    def disbelieve(self) -> None:
+        """Forgets what islands have claimed: it was refuted."""
+        self._believed, self._claims = False, {}
+        self.versions = dict(self._shelves)
+
+
+def renumbered(commit: Commit, above: int, epoch: int) -> Commit:
+    """Returns the first commit of a new lineage: the same parameters under a version above all that were seen.
+
+    Its books are those of the old commit; from here on, gaps in them are lost with the store.
+    """
+    return dataclasses.replace(
+        commit,
+        fragment_version=above + 1,
+        epoch=epoch,
+        contributions=(),
+        ledger={**commit.ledger, "gaps": str(Reason.STORE_LOST)} if commit.ledger else {},
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lineage:
+    """Where the history of a fragment goes on from an earlier version under a new number.
+
+    Attributes:
+        version: The first one of the new lineage.
+        kept: The one that it is, byte for byte; those in between were given up.
+    """
+
+    fragment_id: int
+    version: int
+    kept: int
+
+    @property
+    def given_up(self) -> range:
+        """The numbers that nobody goes on from; of some, nothing may be known any more."""
+        return range(self.kept + 1, self.version)
+
+
+def lineages(rows: Iterable[Mapping[str, Any]]) -> list[Lineage]:
+    """Returns the new lineages in the lines of ledgers, each line at most once per version, versions growing.
+
+    A line is the first of a lineage if nobody contributed to it and it names the bytes of an earlier version. One that
+    has neither contributions nor such bytes is a fault, and for others to find.
+    """
+    found: list[Lineage] = []
+    known: dict[tuple[int, str], int] = {}
+    for row in rows:
+        p, version, digest = row["fragment_id"], row["fragment_version"], row["digest"]
+        kept = known.get((p, digest))
+        if version > 0 and not row["contributions"] and kept is not None and kept < version:
+            found.append(Lineage(fragment_id=p, version=version, kept=kept))
+        known[p, digest] = version
+    return found
+
+
+def _ahead(versions: Sequence[int], own: Sequence[int]) -> dict[int, int]:
+    return {
+        p: version for p, version in enumerate(versions) if (own[p] if p < len(own) else -1) < version <= MOST_VERSION
+    }
+
+
+def _raise(known: dict[int, int], ahead: Mapping[int, int]) -> None:
+    for p, version in ahead.items():
+        known[p] = max(version, known.get(p, -1))
+
+
+def _sentence(who: str, ahead: Mapping[int, int], own: Sequence[int]) -> str:
+    if not ahead:
+        return ""
+    p, version = max(ahead.items(), key=lambda item: item[1] - (own[item[0]] if item[0] < len(own) else -1))
+    have = own[p] if p < len(own) and own[p] >= 0 else "none"
+    return f"{who} holds version {version} of fragment {p}, this store {have}"

@@ -1,0 +1,249 @@
+"""The roster: decisions of shard 0 that the other shards must have on disk (design, section 8). Pure.
+
+A run may be cut into several aggregator shards. Each owns its fragments whole: rounds, weights, books, store, lease and
+standbys. What concerns an island or the run as a whole is decided in one place, shard 0: who joins and under which
+incarnation, who supplies version 0, whose which part of the data is, and the phase. It says so in a *roster*, an
+excerpt of its run record, as soon as that is durable; the others write it into theirs and answer when that is durable.
+A serial number of shard 0's record is *agreed* once every shard has it.
+
+Two decisions need to know first what the other shards hold, so each takes two steps. The first takes away: the old life
+of an island that joins again, or the owner of a share that moves. No shard takes anything more from there, and each
+answers how far it had come. The second gives, from the furthest of these points on, and nobody hears of it before it is
+agreed. So no step and no batch is handed over twice, whichever shard is how late.
+
+Version 0 is whole when every shard has its part of it on disk; nobody publishes before shard 0 has written that down.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from aggregator.events import Send
+from aggregator.rounds.membership import Membership
+from aggregator.state.fragment import Stage
+from aggregator.state.run import Run
+from broker.wire.fragments import FragmentManifest
+from broker.wire.messages import AGGREGATOR, Begin, Enrolled, Phase, Reached, Roster, Rostered
+
+#: A roster that is not answered is sent again after so long.
+AGAIN_S = 0.5
+#: A shard that was not heard for so long is complained about.
+SILENT_S = 3.0
+
+
+class Keeper:
+    """Shard 0's side. A run of one shard agrees with itself as soon as its record is durable."""
+
+    def __init__(self, run: Run, membership: Membership) -> None:
+        self._run = run
+        self._membership = membership
+        self._others = range(1, run.config.shards)
+        self._heard: dict[int, tuple[Rostered, float]] = {}  # shard -> what it said last, and when
+        self._agreed = dict.fromkeys(self._others, 0)  # the highest serial that was ever durable there
+        self._sent_at_s: dict[int, float] = {}
+        self._saving: list[Roster] = []  # in records that are not durable yet
+        self._roster: Roster | None = None  # the newest that may be told
+        self._began_s = run.now_s
+        run.on_save = self._saving_run
+
+    def _saving_run(self) -> None:
+        """Takes down what the record that was just asked for says to the others."""
+        run = self._run
+        if not self._others:
+            return
+        island_id, incarnation = run.seeder or ("", 0)
+        roster = Roster(
+            to_shard=0,
+            epoch=run.epoch,
+            serial=run.saved_serial,
+            phase=run.decided,
+            seeding_id=run.seeding_id,
+            seeder=island_id,
+            seeder_incarnation=incarnation,
+            fragments=() if run.manifest is None else run.manifest.fragments,
+            members=run.members.enrolled(),
+            tenures=run.shares.tenures(),
+        )
+        if [self._says(each) for each in self._saving[-2:]] == [self._says(roster)] * 2:
+            self._saving.pop()  # a disk that fails is asked again and again: the first and the last of these will do
+        self._saving.append(roster)
+
+    @staticmethod
+    def _says(roster: Roster) -> Roster:
+        """Returns what a roster says, whichever record says so."""
+        return replace(roster, serial=0)
+
+    def saved(self) -> None:
+        """Our record is durable up to some serial: it may be told to the others."""
+        run, before = self._run, self._roster
+        while self._saving and self._saving[0].serial <= run.durable_serial:
+            self._roster = self._saving.pop(0)
+        if self._roster is not before:
+            for shard in self._others:
+                self._send(shard)
+        self._settle()
+
+    def told(self, said: Rostered) -> None:
+        """Another shard has said where it stands."""
+        run, shard = self._run, said.shard
+        if shard not in self._agreed or (shard in self._heard and said.epoch < self._heard[shard][0].epoch):
+            return
+        self._heard[shard] = said, run.now_s
+        if said.roster_epoch == run.epoch:
+            self._agreed[shard] = max(self._agreed[shard], said.roster_serial)
+        for begin in said.begins:
+            at = begin.step, begin.tokens
+            run.begins[begin.island_id] = max(at, run.begins.get(begin.island_id, at))
+        for reached in said.reached:
+            run.shares.reached_elsewhere(reached.share, reached.batch)
+        self._settle()
+
+    def advance(self) -> None:
+        """Sends again what was not answered, and complains about who is silent."""
+        run = self._run
+        for shard in self._others:
+            said = self._heard.get(shard)
+            silent_s = run.now_s - (said[1] if said is not None else self._began_s)
+            if silent_s >= SILENT_S and run.phase is not Phase.ENDED:
+                text = "its fragments stand still, nobody joins: look at its log"
+                run.troubles.begin(f"shard {shard}", f"aggregator shard {shard} is silent: {text}", run.now_s)
+            else:
+                run.troubles.end(f"shard {shard}", run.now_s)
+            if self._owes(shard) and run.now_s >= self._sent_at_s[shard] + AGAIN_S:
+                self._send(shard)
+
+    def deadline_s(self) -> float | None:
+        """Returns when :meth:`advance` has something to send again."""
+        return min((self._sent_at_s[shard] + AGAIN_S for shard in self._others if self._owes(shard)), default=None)
+
+    @property
+    def seeded(self) -> bool:
+        """Whether every other shard has its part of version 0."""
+        said = [self._heard[shard][0] if shard in self._heard else None for shard in self._others]
+        return all(each is not None and each.seeding_id == self._run.seeding_id for each in said)
+
+    def flushing_until_s(self, silent_s: float) -> float | None:
+        """When all shards that have not done their flush will have been silent for so long; None: all have done it."""
+        left = [self._heard.get(shard) for shard in self._others]
+        heard = [self._began_s if each is None else each[1] for each in left if each is None or not each[0].flushed]
+        return max(heard) + silent_s if heard else None
+
+    def unaware(self, serial: int) -> list[int]:
+        """Shards that have not answered that they have so much of our record."""
+        return [shard for shard, agreed in self._agreed.items() if agreed < serial]
+
+    def _owes(self, shard: int) -> bool:
+        """Whether a shard, as it is now, has not answered the newest roster."""
+        said = self._heard[shard][0] if shard in self._heard else None
+        known = (said.roster_epoch, said.roster_serial) if said is not None else None
+        return self._roster is not None and known != (self._run.epoch, self._roster.serial)
+
+    def _settle(self) -> None:
+        run = self._run
+        agreed = min([run.durable_serial, *self._agreed.values()])
+        if agreed > run.agreed_serial:
+            run.agreed_serial = agreed
+            self._membership.saved(agreed)
+
+    def _send(self, shard: int) -> None:
+        assert self._roster is not None
+        self._sent_at_s[shard] = self._run.now_s
+        self._run.emit(Send(to=AGGREGATOR, message=replace(self._roster, to_shard=shard)))
+
+
+class Adopter:
+    """The side of every other shard."""
+
+    def __init__(self, run: Run, membership: Membership) -> None:
+        self._run = run
+        self._membership = membership
+        self._adopted = False  # anything, in this life
+        self._saving: list[tuple[int, tuple[int, int]]] = []  # serial of our record -> the roster in it
+        self._durable = (0, 0)
+        self._said: Rostered | None = None
+
+    def adopt(self, roster: Roster) -> None:
+        """Takes over what shard 0 has decided, unless it is older than what is known."""
+        run, at = self._run, (roster.epoch, roster.serial)
+        if roster.to_shard != run.config.shard or at < run.roster_at or (self._adopted and at == run.roster_at):
+            return
+        if not self._seed(roster):
+            return  # what is computed or written now must not be taken for another island's; it is sent again
+        run.roster_at, self._adopted = at, True
+        for each in roster.members:
+            self._enrol(each)
+        run.shares.adopt(roster.tenures)
+        run.told_phase = roster.phase
+        run.began = run.began or run.told_phase is not Phase.SEEDING
+        self._saving.append((run.save(), at))
+
+    def saved(self) -> None:
+        """Our record is durable up to some serial, and with it the rosters in it."""
+        run = self._run
+        run.agreed_serial = run.durable_serial
+        while self._saving and self._saving[0][0] <= run.durable_serial:
+            _, self._durable = self._saving.pop(0)
+        self._membership.saved(run.durable_serial)
+
+    def advance(self, flushed: bool) -> None:
+        """Answers, as soon as there is something new to say."""
+        if self._said is not None and self._said != self._answer(flushed):
+            self.say(flushed)
+
+    def say(self, flushed: bool) -> None:
+        """Tells shard 0 where this one stands."""
+        self._said = self._answer(flushed)
+        self._run.emit(Send(to=AGGREGATOR, message=self._said))
+
+    def _answer(self, flushed: bool) -> Rostered:
+        run = self._run
+        whole = bool(run.fragments) and all(f.version >= 0 for f in run.fragments.values())
+        begins = [(m.island_id, *run.ledger.resume_point(m.island_id)) for m in run.members if not m.begun]
+        return Rostered(
+            shard=run.config.shard,
+            epoch=run.epoch,
+            roster_epoch=self._durable[0],
+            roster_serial=self._durable[1],
+            seeding_id=run.seeding_id if whole and self._durable == run.roster_at else 0,
+            flushed=flushed and self._durable == run.roster_at,
+            begins=tuple(Begin(island_id=i, step=step, tokens=tokens) for i, step, tokens in begins),
+            reached=tuple(Reached(share=n, batch=run.shares.reached(n)) for n in run.shares.nobodys()),
+        )
+
+    def _seed(self, roster: Roster) -> bool:
+        """Takes over who seeds; False while that has to wait."""
+        run = self._run
+        if run.manifest is None and roster.fragments:
+            run.adopt_manifest(FragmentManifest(roster.fragments))
+        # Once it has begun, the attempt is the one that was whole here: that was asked before.
+        another = roster.phase is Phase.SEEDING and roster.seeding_id != run.seeding_id
+        if run.phase is Phase.SEEDING and another and not run.began:
+            if any(f.stage is not Stage.IDLE for f in run.fragments.values()):
+                return False
+            for fragment in run.fragments.values():
+                fragment.version = -1
+            run.seeding_id = roster.seeding_id
+        run.seeder = (roster.seeder, roster.seeder_incarnation) if roster.seeder else None
+        return True
+
+    def _enrol(self, told: Enrolled) -> None:
+        """Takes over who is in: a new life ends the old one at once, and begins when shard 0 knows from where on."""
+        run, known = self._run, self._run.members.get(told.island_id)
+        before, nonce = (0, "") if known is None else (known.incarnation, known.nonce)
+        member = run.members.enrol(told, run.now_s)
+        if member.incarnation > before:
+            self._membership.fence(member)
+        elif (member.incarnation, member.begun) == (told.incarnation, True) and nonce != told.nonce:
+            run.members.resume(member, told.nonce, told.tokens_per_step, run.now_s)
+            self._membership.replaced(member)
+        if member.incarnation > told.incarnation:
+            return
+        if told.begun and not member.begun:
+            member.begin(told.start_step, told.start_tokens)
+            run.ledger.begin(member.island_id, member.incarnation, *member.start)
+            if run.phase is Phase.ENDED:
+                run.ledger.end(member.island_id)
+        if told.left and not member.left:
+            member.leave()
+            run.ledger.end(member.island_id)
+            run.clock.forget(member.island_id)

@@ -1,0 +1,223 @@
+"""Opens and closes rounds, and weighs their contributions (design, sections 4.1, 4.4 and 4.5).
+
+The stages of a fragment are a table (:data:`aggregator.state.fragment.STAGES`). Contributions are admitted at any time
+(:mod:`aggregator.rounds.intake`): into the open round, or held for the next one. What follows the order to merge is in
+:mod:`aggregator.rounds.commits`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from aggregator.events import Merge, Part
+from aggregator.rounds.intake import Intake
+from aggregator.rounds.notices import Notices
+from aggregator.rounds.publishing import Outage
+from aggregator.rules.quorum import Verdict, Waits
+from aggregator.rules.staleness import Trained, mean_staleness, merge_weights, most_tokens_per_step, presence_factor
+from aggregator.state.fragment import Fragment
+from aggregator.state.round import Round
+from aggregator.state.run import Run
+from broker.wire.messages import Merged, Phase
+
+#: Time for islands that a broker's outage cut off to come back in, in heartbeats: measured are up to 2.7.
+HEARTBEATS_TO_SETTLE = 3
+#: Likewise for those that a leader finds in its store: their broker may have been away with the one before.
+HEARTBEATS_TO_RETURN = 2
+
+
+class Rounds:
+    """All rounds of a run."""
+
+    def __init__(self, run: Run, notices: Notices, intake: Intake) -> None:
+        self._run = run
+        self._notices = notices
+        self._intake = intake
+        self._settled_at_s = -math.inf  # before that, islands are on their way back
+        self._settles = False  # and none of their rounds has closed since they were cut off
+        if run.phase is Phase.RUNNING:
+            self._settle(HEARTBEATS_TO_RETURN)
+
+    # --- opening and closing ----------------------------------------------------------------------------------
+
+    def deadlines_s(self) -> list[float]:
+        """Returns the moments at which :meth:`advance` may have something to do."""
+        run = self._run
+        deadlines: list[float] = []
+        for round_ in run.open_rounds.values():
+            looked = round_.peek(run.now_s, self._waited_for(round_), self._live(), self._waits())
+            deadlines.append(run.now_s if looked.recheck_at_s is None else looked.recheck_at_s)
+        if run.open_rounds:
+            death_s = run.members.next_death_s(run.now_s)
+            deadlines += [] if death_s is None else [death_s]
+        if run.phase is Phase.RUNNING and run.pacer is not None and len(run.busy) < self._allowed():
+            unready = run.unready
+            waits_s = run.pacer.due_in_s([p for p in run.moving if p not in unready], run.now_s)
+            # One millisecond late rather than early: an estimate that falls short would wake us again at once.
+            deadlines += [run.now_s + wait_s + 0.001 for wait_s in waits_s.values()]
+        return deadlines
+
+    def advance(self) -> None:
+        """Closes what is decided, and opens what is due."""
+        run = self._run
+        for round_ in list(run.open_rounds.values()):
+            self._close_if_decided(round_)
+        while run.phase is Phase.RUNNING and run.pacer is not None and len(run.busy) < self._allowed():
+            due = run.pacer.most_overdue(run.now_s, run.unready)
+            if due is None:
+                break
+            run.pacer.opened(due, run.now_s)
+            self.open(due)
+
+    def open(self, p: int, *, flush: bool = False) -> None:
+        """Opens a round: everyone who can train is asked, and what was held joins it."""
+        run, fragment = self._run, self._run.fragments[p]
+        asked = [m for m in run.members.live(run.now_s) if m.ready]
+        round_ = Round(
+            round_id=run.next_round_id(),
+            fragment_id=p,
+            opened_at_s=run.now_s,
+            asked=frozenset(m.island_id for m in asked),
+            flush=flush,
+        )
+        for admitted in fragment.held:
+            round_.offer(admitted)
+        fragment.open(round_)
+        run.open_rounds[round_.round_id] = round_
+        run.round_times.opened(round_.round_id, run.now_s)
+        held = len(round_.contributions)
+        run.note("round.opened", round=round_.round_id, fragment=p, asked=len(asked), held=held, flush=flush)
+        for member in asked:
+            self._notices.tell(member)
+
+    def _close_if_decided(self, round_: Round) -> None:
+        run, fragment = self._run, self._run.fragments[round_.fragment_id]
+        waited_for = self._waited_for(round_)
+        decision = round_.look(run.now_s, waited_for, self._live(), self._waits())
+        if decision.verdict is Verdict.WAIT:
+            return
+        self._settles = False
+        del run.open_rounds[round_.round_id]
+        fragment.closed_at_s = run.now_s
+        missing = sorted(round_.owing(waited_for))
+        for island_id in missing:
+            run.members[island_id].missed_rounds += 1
+        timed_out = run.now_s - round_.opened_at_s >= run.config.round_timeout_s
+        if round_.quorum_met_at_s is not None and not timed_out:
+            run.round_times.quorum_met(round_.quorum_met_at_s - round_.opened_at_s)
+        parts = self._weigh(round_, fragment) if decision.verdict is Verdict.CLOSE else ()
+        facts = {"round": round_.round_id, "fragment": round_.fragment_id, "reason": decision.reason}
+        if not parts:
+            run.note("round.cancelled", **facts)
+            fragment.cancel()
+            return
+        run.note("round.closed", **facts, missing=missing)
+        round_.closed_because, round_.missing = decision.reason, missing
+        fragment.close()
+        version = fragment.version + 1
+        merge = Merge(round_id=round_.round_id, fragment_id=round_.fragment_id, fragment_version=version, parts=parts)
+        run.emit(merge)
+
+    def _weigh(self, round_: Round, fragment: Fragment) -> tuple[Part, ...]:
+        """Fixes the weights of a closing round."""
+        run = self._run
+        let_in = self._intake.let_in(round_, fragment)
+        if not let_in:
+            return ()
+        kept, scales = zip(*let_in, strict=True)
+        staleness = [mean_staleness(c.trained_on, fragment.version) for c in kept]
+        trained = [
+            Trained(island_id=c.island_id, tokens=c.steps.tokens, steps=c.steps.steps, staleness=s)
+            for c, s in zip(kept, staleness, strict=True)
+        ]
+        present = {c.island_id for c in kept}
+        live = run.eligible() | present
+        presence = presence_factor(len(present), len(live), run.config.presence_exponent)
+        rates = [run.tokens_per_step(run.members[island_id]) for island_id in sorted(live)]
+        most = most_tokens_per_step(rates)
+        weights = merge_weights(trained, run.config.staleness_exponent, presence, most_tokens_per_step=most)
+        # Shortening is one more reason why a step is smaller: all three are one factor of the length.
+        weights = tuple(
+            replace(w, staleness_weight=w.staleness_weight * scale, merge_weight=w.merge_weight * scale)
+            for w, scale in zip(weights, scales, strict=True)
+        )
+        weighed = list(zip(kept, staleness, weights, strict=True))
+        round_.merged = tuple(
+            Merged(
+                island_id=c.island_id,
+                incarnation=c.incarnation,
+                steps=c.steps,
+                staleness=s,
+                token_weight=w.token_weight,
+                staleness_weight=w.staleness_weight,
+                merge_weight=w.merge_weight,
+                fresh=round_.is_fresh(c),
+                data=c.data,
+            )
+            for c, s, w in weighed
+        )
+        return tuple(
+            Part(
+                island_id=c.island_id,
+                steps=c.steps,
+                payload=c.payload,
+                token_weight=w.token_weight,
+                staleness_weight=w.staleness_weight,
+            )
+            for c, _, w in weighed
+        )
+
+    # --- after an outage --------------------------------------------------------------------------------------
+
+    def start_over(self, outage: Outage) -> None:
+        """Whoever speaks through this broker could not answer while it was away, and counts as just heard.
+
+        If there was no other broker (it was alone), open rounds count as just opened, too, and rounds have time
+        until everybody has had some heartbeats to come back in. Otherwise every open round would close with the first
+        island that is back, and the others be missed. Whoever was silent already before that is not helped, and a
+        broker that is lost again and again gives no more time until a round has closed.
+        """
+        run = self._run
+        heard_from_s = outage.since_s - HEARTBEATS_TO_SETTLE * run.config.heartbeat_interval_s
+        for member in run.members.live(outage.since_s):
+            if member.last_seen_s >= heard_from_s and (
+                outage.alone or run.routes.to(member.island_id) in (None, outage.broker)
+            ):
+                member.last_seen_s, member.missed_rounds = run.now_s, 0
+        if outage.alone:
+            self.resume()
+            if not self._settles:
+                self._settle(HEARTBEATS_TO_SETTLE)
+        run.note("broker.back", broker=outage.broker, open_rounds=len(run.open_rounds))
+
+    def _settle(self, heartbeats: int) -> None:
+        """For so long no round closes for want of time."""
+        self._settles = True
+        self._settled_at_s = self._run.now_s + heartbeats * self._run.config.heartbeat_interval_s
+
+    def resume(self) -> None:
+        """Open rounds count as just opened: for a while nobody could answer, or was heard."""
+        run = self._run
+        for round_ in run.open_rounds.values():
+            round_.opened_at_s, round_.quorum_met_at_s = run.now_s, None
+            run.round_times.opened(round_.round_id, run.now_s)
+
+    # --- measures ---------------------------------------------------------------------------------------------
+
+    def _live(self) -> int:
+        return len(self._run.eligible())
+
+    def _waits(self) -> Waits:
+        waits = self._run.round_times.waits(self._run.median_step_s)
+        return replace(waits, settled_at_s=self._settled_at_s)
+
+    def _allowed(self) -> int:
+        return self._run.round_times.rounds_allowed(len(self._run.moving), self._run.median_step_s)
+
+    def _waited_for(self, round_: Round) -> frozenset[str]:
+        """Returns the islands that hold up a round: the responsive ones; all live ones where that leaves nobody."""
+        responsive = self._run.members.responsive(self._run.now_s) - self._run.quarantine.out(self._run.now_s)
+        if round_.flush or not round_.asked & responsive:
+            return frozenset(m.island_id for m in self._run.members.live(self._run.now_s))
+        return responsive

@@ -1,0 +1,115 @@
+"""Seeding: takes version 0 whole from one island; if that one dies, from the next.
+
+An island that lives and yet supplies nothing, or nothing that can be taken, is passed over where there is another one.
+
+With several shards each plants the seeds of its own fragments, and shard 0 decides whose, and when all are there.
+"""
+
+from __future__ import annotations
+
+from aggregator.events import Plant, Received
+from aggregator.rounds.notices import Notices
+from aggregator.rounds.roster import Adopter, Keeper
+from aggregator.state.fragment import Stage
+from aggregator.state.members import Member
+from aggregator.state.run import Run
+from broker.wire.messages import RETRY_REASONS, Phase, Reason, Seed
+
+#: A seeder of which nothing new has come for so long is passed over: this, and the time that its largest fragment takes
+#: at so slow a rate. Twice as long each time that everybody was, up to so many times.
+PATIENCE_S, BYTES_PER_S, MOST_DOUBLINGS = 30.0, 1e6, 6
+
+
+class Seeding:
+    """Gets version 0 from one island; of several shards each gets its part of it."""
+
+    def __init__(self, run: Run, notices: Notices, roster: Keeper | Adopter) -> None:
+        self._run = run
+        self._notices = notices
+        self._roster = roster
+        self._begin_serial = 0  # of the record that says that version 0 is whole everywhere
+        self._began_at_s = run.now_s
+        self._heard_at_s = run.now_s  # when something was taken from the seeder, or it was chosen
+        self._passed_over: set[tuple[str, int]] = set()  # islands and incarnations that were asked in vain
+        self._times_over = 0  # how often everybody was
+
+    def choose(self) -> None:
+        """Asks the first live island for everything, unless one that may yet supply it is asked already."""
+        run = self._run
+        if run.config.shard or run.began or not run.fragments:
+            return
+        if any(f.stage is not Stage.IDLE for f in run.fragments.values()):
+            return  # what is computed or written now must not be taken for the next island's
+        live = [m for m in run.members.live(run.now_s) if not run.quarantine.holds(m.island_id, run.now_s)]
+        able = {(m.island_id, m.incarnation): m for m in live}
+        silent = run.now_s >= self._heard_at_s + self._patience_s()
+        if run.seeder in able and run.seeder not in self._passed_over:
+            if not silent:
+                return
+            self._passed_over.add(run.seeder)
+        if not able:
+            return
+        fresh = able.keys() - self._passed_over
+        if not fresh:  # all were asked in vain: once more, with more patience; whoever is alone goes on
+            self._passed_over.clear()
+            self._times_over += silent and self._times_over < MOST_DOUBLINGS
+            fresh = able.keys() - ({run.seeder} if len(able) > 1 else set())
+        life = min(fresh, key=lambda each: able[each].index)
+        self._heard_at_s = run.now_s
+        if life == run.seeder:
+            return
+        if run.seeder in able:
+            run.note("seeder.passed_over", island=run.seeder[0], incarnation=run.seeder[1])
+        member, run.seeder = able[life], life
+        run.seeding_id = run.next_round_id()
+        for fragment in run.fragments.values():
+            fragment.version = -1
+        if run.config.shards > 1:
+            run.save()  # which tells the others
+        run.note("seeder.chosen", island=member.island_id, incarnation=member.incarnation)
+        self._notices.tell(member)
+
+    def _patience_s(self) -> float:
+        run = self._run
+        assert run.manifest is not None
+        ours_is_here = all(f.version >= 0 for f in run.fragments.values())  # what other shards wait for is not known
+        num_bytes = 4 * (sum(run.manifest.sizes) if ours_is_here else max(run.manifest.sizes))
+        return (PATIENCE_S + num_bytes / BYTES_PER_S) * 2.0**self._times_over
+
+    def seed(self, member: Member, seed: Seed, event: Received) -> None:
+        """Takes one fragment of version 0, from the island that was asked."""
+        run = self._run
+        if run.seeder != (member.island_id, member.incarnation) or run.phase is not Phase.SEEDING:
+            return  # asked of somebody else by now, or done: a late copy
+        fragment = run.fragments.get(seed.fragment_id)
+        if fragment is None:
+            self._notices.refuse(event, Reason.UNKNOWN_FRAGMENT, f"no fragment {seed.fragment_id}")
+        elif event.flaw is not None:
+            self._notices.refuse(event, event.flaw.reason, event.flaw.detail)
+            if event.flaw.reason not in RETRY_REASONS:
+                self._passed_over.add(run.seeder)
+        elif fragment.stage is Stage.IDLE and fragment.version < 0:
+            fragment.plant(event.norm or 0.0)
+            self._heard_at_s, run.planted = run.now_s, True
+            run.emit(Plant(fragment_id=seed.fragment_id, payload=seed.payload))
+
+    def complete(self) -> bool:
+        """Whether all of version 0 is durable, in every shard and on record; the run begins then."""
+        run = self._run
+        if not run.fragments or any(f.version < 0 for f in run.fragments.values()):
+            return False
+        if not run.began:
+            if not isinstance(self._roster, Keeper) or not self._roster.seeded:
+                return False
+            run.began = True
+        run.planted_digests = {p: fragment.digest for p, fragment in run.fragments.items()}
+        if run.config.shards > 1 or run.config.failover:  # others go by what is on record
+            if not self._begin_serial:
+                self._begin_serial = run.save()
+            if run.durable_serial < self._begin_serial:
+                return False
+        run.phase = Phase.RUNNING
+        if not self._begin_serial:
+            run.save()  # nobody waits for it: it tells an emptied store that there was something to lose
+        run.note("run.seeded", fragments=len(run.fragments), seconds=round(run.now_s - self._began_at_s, 3))
+        return True

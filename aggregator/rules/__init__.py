@@ -1,0 +1,1 @@
+"""Decisions from numbers: quorum, pacing, staleness, outliers, quarantine. Pure."""

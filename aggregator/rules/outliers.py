@@ -1,0 +1,215 @@
+"""Outliers: robust statistics that find contributions of implausible length. Pure.
+
+What is compared is the *rate*, the norm of a pseudo-gradient per inner step, ``||Delta|| / s``, as its logarithm: rates
+of one fragment differ by factors. Only long ones are refused. A short one is harmless, and most runs end with them.
+
+* **The limit.** Median m and spread d (median absolute deviation, times 1.4826) of the log rates of the last
+  ``WINDOW`` contributions let in, and their median steps s0:
+
+      ||Delta|| <= F * e^m * s * max(1, sqrt(s0 / s)),       F = clamp(e^(6 d), factor, 2.5 * factor)
+
+  The root is for short ranges: steps that are random in part add up like a random walk, so a short range has a higher
+  rate than a long one, at most by that factor (measured: 2.8 at 2 steps beside 24). It lets no contribution be
+  longer than what the fleet's usual ones may be.
+* **Why a healthy island is not refused.** In healthy runs, with speeds 1 : 20, deaths, newcomers and int4, no
+  contribution exceeded 1.5 times what is typical in this sense (docs/design.md, section 9); the default factor is 10.
+  The window moves with the fleet: norms that fall during training, or grow tenfold during a learning rate's warm-up,
+  move it within a few rounds.
+* **Warm-up.** Until ``WARM_UP_ROUNDS`` versions hold ``WARM_UP_CONTRIBUTIONS`` contributions, norms grow with the
+  learning rate and little is known: ten times the factor is allowed, against the lower median of what is known and what
+  the *other* islands of the same round sent. Who has nothing to be compared with is measured against version 0:
+  ``factor`` times the length of the parameters themselves, or of as many average parameters if those are zero. So may
+  be whom that lower median compares with a much shorter range, since the first steps of all are taken at a hundredth of
+  the learning rate that follows.
+* **The fleet is right.** Judged when the round closes, with everybody's contribution on the table. If more than half of
+  the islands that are there to be counted send too much, the times have changed and not the islands: their
+  contributions are shortened to the limit, and the statistics start again from what they sent. Votes of several rounds
+  count together, so that rounds of few islands cannot be refused for ever. A single island is its own fleet.
+
+Norms say nothing about directions: what is within the limit may still be wrong.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median, median_low
+from typing import Any, NamedTuple
+
+#: Contributions remembered: eight rounds of eight islands.
+WINDOW = 64
+WARM_UP_ROUNDS, WARM_UP_CONTRIBUTIONS = 6, 16
+#: Islands in a round beyond which one of them does not move the median.
+MANY = 16
+#: In the warm-up a range of less than this part of its steps says little of another one.
+COMPARABLE = 1 / 8
+#: Allowed in the warm-up, in factors; and the most that a wide spread may stretch the factor later.
+WARM_UP_FACTORS, SPREAD_FACTORS = 10.0, 2.5
+#: Standard deviations, estimated robustly, that are never too much.
+DEVIATIONS = 6 * 1.4826
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """One contribution, as it is judged.
+
+    Attributes:
+        norm: Euclidean, over the fragment, finite; None if nobody has looked, and then it passes.
+        steps: Inner steps in it, at least 1.
+    """
+
+    island_id: str
+    norm: float | None
+    steps: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """What to do with one contribution.
+
+    Attributes:
+        scale: Multiplies its length: below 1 where it is shortened to the limit.
+        refused: Why it is not let in; empty if it is.
+    """
+
+    scale: float = 1.0
+    refused: str = ""
+
+
+class _Known(NamedTuple):
+    """What is remembered of a contribution let in."""
+
+    log_rate: float
+    steps: int
+
+
+@dataclass(slots=True)
+class FragmentNorms:
+    """The statistics of one fragment.
+
+    Attributes:
+        seed_norm: Of version 0; 0 if it is unknown.
+        restarts: How often the fleet was right.
+    """
+
+    seed_norm: float = 0.0
+    restarts: int = 0
+    _known: deque[_Known] = field(default_factory=lambda: deque(maxlen=WINDOW))
+    _rounds: int = 0  # versions that are in the statistics
+    _suspects: set[str] = field(default_factory=set)  # islands whose latest contribution was too long
+
+    @property
+    def warming_up(self) -> bool:
+        """Whether too little is known to be strict."""
+        return self._rounds < WARM_UP_ROUNDS or len(self._known) < WARM_UP_CONTRIBUTIONS
+
+    def judge(
+        self, samples: Sequence[Sample], fleet: Iterable[str], factor: float, *, length: float = 0.0
+    ) -> tuple[Finding, ...]:
+        """Judges the contributions of a closing round, and learns from those it lets in.
+
+        Args:
+            samples: Of the round, in any order.
+            fleet: Islands that would have a say: live, responsive and not quarantined. Those of the round have one.
+            factor: The multiple of the typical length that is too long; 0 lets everything in.
+            length: Of the parameters at version 0, for want of anything better to compare with; 0 if unknown.
+
+        Returns:
+            A finding for each sample, in the order given.
+        """
+        if not factor:
+            return tuple(Finding() for _ in samples)
+        limits = self._limits(samples, factor, length)
+        too_long = {
+            s.island_id for s, limit in zip(samples, limits, strict=True) if s.norm is not None and s.norm > limit
+        }
+        voters = set(fleet) | {sample.island_id for sample in samples}
+        votes = (self._suspects | too_long) & voters
+        if too_long and 2 * len(votes) > len(voters):
+            self._restart(samples)
+            return tuple(_shortened(s, limit) for s, limit in zip(samples, limits, strict=True))
+        findings = tuple(_refused(s, limit) for s, limit in zip(samples, limits, strict=True))
+        self._suspects -= {sample.island_id for sample in samples}
+        self._suspects |= too_long
+        self._learn([s for s, finding in zip(samples, findings, strict=True) if not finding.refused])
+        return findings
+
+    def _limits(self, samples: Sequence[Sample], factor: float, length: float) -> list[float]:
+        """Returns the greatest norm that each contribution of a round may have."""
+        if not self.warming_up:
+            log_rates = [each.log_rate for each in self._known]
+            typical = median(log_rates)
+            spread = median(abs(rate - typical) for rate in log_rates)
+            stretch = min(max(DEVIATIONS * spread, math.log(factor)), math.log(SPREAD_FACTORS * factor))
+            steps = median(each.steps for each in self._known)
+            return [_allowed(typical + stretch, steps, sample.steps) for sample in samples]
+        stretch = math.log(WARM_UP_FACTORS * factor)
+        by_length = factor * length if length else math.inf
+        limits = []
+        references: dict[str, tuple[_Known, float] | None] = {}
+        round_ = [(sample.island_id, _known(sample)) for sample in samples if sample.norm]
+        many = len({island_id for island_id, _ in round_}) > MANY
+        for sample in samples:
+            # Nobody is compared with itself, unless so many are there that it makes no difference.
+            apart = "" if many else sample.island_id
+            if apart not in references:
+                known = [*self._known, *(each for island_id, each in round_ if island_id != apart)]
+                references[apart] = (median_low(known), median(each.steps for each in known)) if known else None
+            if (reference := references[apart]) is None:
+                limits.append(by_length)
+                continue
+            slow, usual_steps = reference
+            limit = _allowed(slow.log_rate + stretch, usual_steps, sample.steps)
+            limits.append(limit if slow.steps >= COMPARABLE * sample.steps else max(limit, by_length))
+        return limits
+
+    def _learn(self, samples: Sequence[Sample]) -> None:
+        known = [_known(sample) for sample in samples if sample.norm]
+        self._known.extend(known)
+        self._rounds += bool(known)
+
+    def _restart(self, samples: Sequence[Sample]) -> None:
+        self._known.clear()
+        self._suspects.clear()
+        self._rounds = 0
+        self.restarts += 1
+        self._learn(samples)
+
+    # --- durability -------------------------------------------------------------------------------------------
+
+    def record(self) -> dict[str, Any]:
+        """Returns all but the votes as plain data, for the fragment's commit."""
+        known = [[each.log_rate, each.steps] for each in self._known]
+        return {"seed_norm": self.seed_norm, "rounds": self._rounds, "restarts": self.restarts, "known": known}
+
+    @classmethod
+    def restored(cls, record: Mapping[str, Any]) -> FragmentNorms:
+        """Reads :meth:`record` back."""
+        known = deque((_Known(log_rate, steps) for log_rate, steps in record["known"]), maxlen=WINDOW)
+        return cls(record["seed_norm"], record["restarts"], known, record["rounds"])
+
+
+def _known(sample: Sample) -> _Known:
+    assert sample.norm
+    return _Known(math.log(sample.norm) - math.log(sample.steps), sample.steps)
+
+
+def _allowed(log_rate: float, typical_steps: float, steps: int) -> float:
+    """Returns the norm of ``steps`` steps at a rate that is usual for ``typical_steps``; see the module's docstring."""
+    return math.exp(min(log_rate, 700.0)) * steps * max(1.0, math.sqrt(typical_steps / steps))
+
+
+def _shortened(sample: Sample, limit: float) -> Finding:
+    if sample.norm is None or sample.norm <= limit:
+        return Finding()
+    return Finding(scale=limit / sample.norm)
+
+
+def _refused(sample: Sample, limit: float) -> Finding:
+    if sample.norm is None or sample.norm <= limit:
+        return Finding()
+    return Finding(
+        refused=f"its norm is {sample.norm:.3g} after {sample.steps} steps, at most {limit:.3g} is plausible"
+    )

@@ -1,0 +1,166 @@
+"""Quarantine: keeps repeated offenders out for a while, then lets them back on probation. Pure.
+
+::
+
+    GOOD --STRIKES offences--> QUARANTINED --time is over--> ON PROBATION --RELEASE_AFTER good ones--> GOOD
+                                    ^------- one offence ---------/          (everything is forgiven)
+
+The first quarantine lasts ``quarantine_s``, each further one twice as long as the last, up to ``LONGEST_S``; a release
+starts the doubling over. A quarantined island is asked and told everything, so that it stays with the fleet and
+nothing has to be done when its time is over; only its contributions are refused, and no round waits for it.
+
+*One incident counts once.* An island whose parameters are spoilt has several contributions under way before it can hear
+of the first refusal. So what began before the last offence was answered says nothing new. Counters that cannot be
+true, ranges that were handed over before and fragments that do not exist have no such excuse.
+
+Refusals that a healthy island may meet are no offences: too old, no room, damaged on the way, not the leader.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from broker.wire.messages import Reason
+
+STRIKES = 3
+RELEASE_AFTER = 8
+LONGEST_S = 3600.0
+
+#: What no accident to its parameters makes an island send.
+_LIES = frozenset({Reason.IMPLAUSIBLE, Reason.OVERLAP, Reason.UNKNOWN_FRAGMENT})
+OFFENCES = _LIES | frozenset(
+    {
+        Reason.NOT_FINITE,
+        Reason.OUTLIER,
+        Reason.WRONG_SHAPE,
+        Reason.WRONG_DTYPE,
+        Reason.FUTURE_VERSION,
+    }
+)
+
+
+@dataclass(slots=True)
+class Offender:
+    """An island with a past.
+
+    Attributes:
+        strikes: Offences since it was last in good standing.
+        times: Quarantines in a row.
+        until_s: When the present or last quarantine ends; 0 before the first.
+        reason: Of the last offence.
+        good: Contributions let in since then.
+        answered_at_step: How far it was known to be when the last offence was answered.
+    """
+
+    strikes: int = 0
+    times: int = 0
+    until_s: float = 0.0
+    reason: str = ""
+    good: int = 0
+    answered_at_step: int = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quarantined:
+    """An island that is kept out: for how many seconds more, why, and for which time in a row."""
+
+    island_id: str
+    for_s: float
+    reason: str
+    times: int
+
+
+class Quarantine:
+    """The offenders of a run.
+
+    Args:
+        first_s: Length of a first quarantine; 0 for none ever.
+    """
+
+    def __init__(self, first_s: float) -> None:
+        self._first_s = first_s
+        self._offenders: dict[str, Offender] = {}
+
+    def holds(self, island_id: str, now_s: float) -> bool:
+        """Whether an island is kept out."""
+        offender = self._offenders.get(island_id)
+        return offender is not None and now_s < offender.until_s
+
+    def left_s(self, island_id: str, now_s: float) -> float:
+        """Returns for how long an island is kept out yet; 0 if it is not."""
+        return self._offenders[island_id].until_s - now_s if self.holds(island_id, now_s) else 0.0
+
+    def why(self, island_id: str, now_s: float) -> str:
+        """Says why an island is kept out, and how long; empty if it is not."""
+        left_s = self.left_s(island_id, now_s)
+        return f"for {left_s:.1f} s more, after {self._offenders[island_id].reason}" if left_s else ""
+
+    def out(self, now_s: float) -> frozenset[str]:
+        """Returns the ids of all who are kept out."""
+        return frozenset(island_id for island_id, o in self._offenders.items() if now_s < o.until_s)
+
+    def now(self, now_s: float) -> Iterator[Quarantined]:
+        """Yields who is kept out, by id."""
+        for island_id, o in sorted(self._offenders.items()):
+            if now_s < o.until_s:
+                yield Quarantined(island_id=island_id, for_s=o.until_s - now_s, reason=o.reason, times=o.times)
+
+    def offended(self, island_id: str, reason: Reason, *, from_step: int, at_step: int, now_s: float) -> bool:
+        """Takes note of a refusal; returns whether the island is quarantined for it.
+
+        Args:
+            island_id: Whose message it was.
+            reason: Why it was refused.
+            from_step: First inner step of what was refused.
+            at_step: How far the island is known to be.
+            now_s: Seconds, as everywhere.
+        """
+        if reason not in OFFENCES or not self._first_s or self.holds(island_id, now_s):
+            return False
+        offender = self._offenders.setdefault(island_id, Offender())
+        if reason not in _LIES and from_step < offender.answered_at_step:
+            return False  # of the same incident
+        offender.answered_at_step = at_step
+        offender.good, offender.reason = 0, str(reason)
+        offender.strikes += 1
+        if offender.strikes < STRIKES and not offender.times:
+            return False
+        offender.until_s = now_s + min(LONGEST_S, self._first_s * 2**offender.times)
+        offender.times += 1
+        offender.strikes = 0
+        return True
+
+    def behaved(self, island_id: str, now_s: float) -> bool:
+        """Takes note of a contribution let in; returns whether it ends a probation.
+
+        What is let in during a quarantine had arrived before it, and says nothing of how its island behaves now.
+        """
+        offender = self._offenders.get(island_id)
+        if offender is None or self.holds(island_id, now_s):
+            return False
+        offender.good += 1
+        if offender.good < RELEASE_AFTER:
+            return False
+        del self._offenders[island_id]
+        return offender.times > 0
+
+    def joined(self, island_id: str) -> None:
+        """A new life of an island has begun: its steps count from elsewhere. Its past stays."""
+        if island_id in self._offenders:
+            self._offenders[island_id].answered_at_step = -1
+
+    # --- durability -------------------------------------------------------------------------------------------
+
+    def record(self, now_s: float) -> dict[str, list[Any]]:
+        """Returns everything as plain data, for the run record; times are what is left of them."""
+        return {
+            island_id: [o.strikes, o.times, max(0.0, o.until_s - now_s), o.reason, o.good]
+            for island_id, o in sorted(self._offenders.items())
+        }
+
+    def restore(self, record: Mapping[str, list[Any]], now_s: float) -> None:
+        """Reads :meth:`record` back."""
+        for island_id, (strikes, times, left_s, reason, good) in record.items():
+            self._offenders[island_id] = Offender(strikes, times, now_s + left_s, reason, good)

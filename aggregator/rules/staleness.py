@@ -1,0 +1,192 @@
+"""The weight of a contribution, from its tokens, steps and staleness.
+
+The paper weighs by tokens and steps alone, ``w = n * n / s`` (Decoupled DiLoCo, https://arxiv.org/abs/2604.21428,
+algorithm 2, line 7: amount times rate). Four rules are ours:
+
+* *Staleness shrinks the step, not only the share.* Each weight is multiplied by ``lambda = (1 + staleness) ** -a`` and
+  divided by the sum of ``w``, not of ``w * lambda``: a round of stale contributions moves the model less than the
+  same round fresh. ``a = 0`` is the paper's rule.
+* *Staleness is a mean over steps*, so a range that straddles an adoption is a little stale, not a whole version.
+  Taking the oldest step instead shrinks every step of a healthy fleet.
+* *No island outweighs all others together*: with three or more islands, none has more than half of the sum.
+* *No island outweighs the fleet by its word alone*: tokens per step beyond ``RATE_CAP`` times the fleet's lower
+  median are not weighed. With two islands, where there is no half to be cut to, a claim of a million tokens per step
+  would leave the other one nothing. An island whose batches truly are larger still weighs up to ``RATE_CAP ** 2``
+  times as much as one of the same steps: no less than its tokens are worth, up to batches 16 times as large.
+
+Pure functions of numbers; sums are exact (``math.fsum``), so weights do not depend on the order of contributions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median_low
+
+from broker.wire.messages import TrainedOn
+
+#: From this many islands on, none of them may have more than half of the sum of token weights. Two islands of very
+#: unequal speed are left alone: there, a cap at half would be plain averaging, whatever each of them trained.
+ISLANDS_TO_CAP = 3
+
+#: Multiple of the fleet's lower median of tokens per step beyond which an island's tokens weigh nothing.
+RATE_CAP = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trained:
+    """What a weight depends on.
+
+    Attributes:
+        island_id: Whose it is; an island may have several ranges in one round, and the cap is on their sum.
+        tokens: Tokens in the range (n); steps without tokens weigh nothing.
+        steps: Inner steps in the range (s), at least 1.
+        staleness: :func:`mean_staleness` at the moment of merging.
+    """
+
+    island_id: str
+    tokens: int
+    steps: int
+    staleness: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weight:
+    """What one contribution weighs in one round.
+
+    Attributes:
+        token_weight: ``n * n / s``, after the cap (w).
+        staleness_weight: In (0, 1] (lambda).
+        merge_weight: ``w * lambda / sum(w)``: the factor of the pseudo-gradient in the weighted mean.
+    """
+
+    token_weight: float
+    staleness_weight: float
+    merge_weight: float
+
+
+def staleness_weight(staleness: float, exponent: float) -> float:
+    """Returns ``(1 + staleness) ** -exponent``: 1 for fresh contributions, falling towards 0.
+
+    Args:
+        staleness: In versions, not negative.
+        exponent: ``a``, not negative; 0.5 unless configured, 0 for the paper's rule.
+
+    Raises:
+        ValueError: If one of them is negative or not finite.
+    """
+    if not (math.isfinite(staleness) and staleness >= 0):
+        raise ValueError(f"staleness is {staleness}, must be finite and at least 0")
+    if not (math.isfinite(exponent) and exponent >= 0):
+        raise ValueError(f"staleness exponent is {exponent}, must be finite and at least 0")
+    return float((1.0 + staleness) ** -exponent)
+
+
+def mean_staleness(trained_on: Sequence[TrainedOn], current_version: int) -> float:
+    """Returns how many versions behind ``current_version`` the steps were run, on average.
+
+    Raises:
+        ValueError: If there are no steps, a count is not positive, or a version lies in the future. The door has
+            refused such contributions already (:class:`broker.wire.messages.Reason`), so this is a bug on our side.
+    """
+    _check(trained_on, current_version)
+    steps = sum(part.steps for part in trained_on)
+    return sum(part.steps * (current_version - part.fragment_version) for part in trained_on) / steps
+
+
+def presence_factor(present: int, live: int, exponent: float) -> float:
+    """Returns ``(present / live) ** exponent``: how much of a step a round takes when islands are missing from it.
+
+    With RDA a merge has full length whoever is in it, so a round of one island among eight moves the model as far as a
+    round of all, on an eighth of the evidence. An absent island counts as much as one that is there.
+
+    Args:
+        present: Islands in the round, at least 1.
+        live: Live islands, at least ``present``.
+        exponent: 0 takes full steps always; 1 makes the step proportional.
+    """
+    return float((present / live) ** exponent)
+
+
+def merge_weights(
+    contributions: Sequence[Trained],
+    exponent: float,
+    presence: float = 1.0,
+    *,
+    most_tokens_per_step: float = math.inf,
+) -> tuple[Weight, ...]:
+    """Returns the weight of each contribution of one round, in the order given.
+
+    With w the capped token weights, lambda the staleness weights times ``presence``:
+        merge_weight = w * lambda / sum(w)
+
+    All are 0 when no contribution holds a token.
+
+    Args:
+        contributions: At least one.
+        exponent: Of :func:`staleness_weight`.
+        presence: From :func:`presence_factor`.
+        most_tokens_per_step: From :func:`most_tokens_per_step`; what an island claims beyond it is not weighed.
+
+    Raises:
+        ValueError: If there is no contribution, or one has no steps or fewer than no tokens.
+    """
+    if not contributions:
+        raise ValueError("a round without contributions has no weights: cancel it instead of merging")
+    for trained in contributions:
+        if trained.steps < 1 or trained.tokens < 0:
+            counts = f"{trained.tokens} tokens in {trained.steps} steps"
+            raise ValueError(f"contribution of {trained.island_id!r} counts {counts}, must be at least 0 in 1")
+    token_weights = _capped(contributions, most_tokens_per_step)
+    total = math.fsum(token_weights)
+    weights = []
+    for trained, token_weight in zip(contributions, token_weights, strict=True):
+        discount = staleness_weight(trained.staleness, exponent) * presence
+        merge_weight = token_weight / total * discount if total else 0.0
+        weights.append(Weight(token_weight=token_weight, staleness_weight=discount, merge_weight=merge_weight))
+    return tuple(weights)
+
+
+def most_tokens_per_step(rates: Sequence[float]) -> float:
+    """Returns ``RATE_CAP`` times the lower median of the live islands' tokens per step; infinite if none is known."""
+    known = [rate for rate in rates if rate > 0]
+    return RATE_CAP * median_low(known) if known else math.inf
+
+
+def _capped(contributions: Sequence[Trained], most_tokens_per_step: float) -> list[float]:
+    """Returns ``n * n / s`` per contribution, with the heaviest of three or more islands cut to half of the new sum.
+
+    The cap is against the sum *after* cutting, which sounds like an iteration but has a closed form: only one island
+    can exceed half, it ends with as much as all others together, and then none of the others exceeds half either.
+    An island with several ranges in the round is cut as a whole, each range in proportion.
+    """
+    weighed = [min(trained.tokens, trained.steps * most_tokens_per_step) for trained in contributions]
+    weights = [n * n / trained.steps for n, trained in zip(weighed, contributions, strict=True)]
+    of_island: defaultdict[str, list[float]] = defaultdict(list)
+    for trained, weight in zip(contributions, weights, strict=True):
+        of_island[trained.island_id].append(weight)
+    sums = {island_id: math.fsum(parts) for island_id, parts in of_island.items()}
+    if sum(total > 0 for total in sums.values()) < ISLANDS_TO_CAP:  # who brings no tokens is no third one
+        return weights
+    heaviest = max(sorted(sums), key=lambda island_id: sums[island_id])
+    others = math.fsum(total for island_id, total in sums.items() if island_id != heaviest)
+    if sums[heaviest] <= others:
+        return weights
+    cut = others / sums[heaviest]
+    return [
+        weight * cut if trained.island_id == heaviest else weight
+        for trained, weight in zip(contributions, weights, strict=True)
+    ]
+
+
+def _check(trained_on: Sequence[TrainedOn], current_version: int) -> None:
+    if not trained_on:
+        raise ValueError("trained_on is empty: a contribution covers at least one step")
+    for part in trained_on:
+        if part.steps < 1:
+            where = f"on version {part.fragment_version}"
+            raise ValueError(f"trained_on counts {part.steps} steps {where}, must be at least 1")
+        if part.fragment_version > current_version:
+            raise ValueError(f"trained_on names version {part.fragment_version}, the newest is {current_version}")

@@ -1,0 +1,1 @@
+"""Standby aggregators and replication to them, as state machines. Pure."""

@@ -1,0 +1,106 @@
+"""One fragment at the aggregator: its newest version, and the round or commit under way. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from aggregator.events import Commit
+from aggregator.rules.outliers import FragmentNorms
+from aggregator.state.round import Admitted, Round
+from broker.routing.transitions import Staged, Transitions
+from broker.wire.messages import Merged
+
+
+class Stage(StrEnum):
+    """Where a fragment is between two versions."""
+
+    IDLE = "idle"
+    COLLECTING = "collecting"
+    COMPUTING = "computing"
+    PERSISTING = "persisting"
+
+
+#: A round of a fragment, from its opening to its version; version 0 is planted without one.
+STAGES = Transitions(
+    "a fragment of the run",
+    Stage.IDLE,
+    {
+        Stage.IDLE: {"open": Stage.COLLECTING, "plant": Stage.COMPUTING},
+        Stage.COLLECTING: {"cancel": Stage.IDLE, "close": Stage.COMPUTING},
+        Stage.COMPUTING: {"computed": Stage.PERSISTING},
+        Stage.PERSISTING: {"persisted": Stage.IDLE},
+    },
+)
+
+
+@dataclass(slots=True)
+class Fragment:
+    """One fragment's versions and its current round."""
+
+    at: Staged[Stage] = field(default_factory=lambda: Staged(STAGES))
+    version: int = -1  #: the newest durable one
+    digest: str = ""
+    contributions: tuple[Merged, ...] = ()  #: of the newest durable version
+    round: Round | None = None  #: while COLLECTING; while COMPUTING and PERSISTING what it brought
+    closed_at_s: float = 0.0
+    commit: Commit | None = None  #: while PERSISTING
+    persist_again_at_s: float | None = None
+    held: list[Admitted] = field(default_factory=list)
+    norms: FragmentNorms = field(default_factory=FragmentNorms)
+    flushed: bool = False
+    published_at_s: float | None = None  #: the newest version, to all brokers
+    on_their_way: dict[int, float] = field(default_factory=dict)  #: versions that no broker has said it has, since when
+    undelivered: bool = False  #: one of them for longer than that usually takes
+
+    @property
+    def stage(self) -> Stage:
+        """Where it is between two versions."""
+        return self.at.stage
+
+    def open(self, round_: Round) -> None:
+        """A round begins; what was held for it is in it already."""
+        self.at.take("open")
+        self.round = round_
+        self.held.clear()
+
+    def cancel(self) -> None:
+        """The round has closed with nothing to merge."""
+        self.at.take("cancel")
+        assert self.round is not None
+        self.flushed, self.round = self.round.flush, None
+
+    def close(self) -> None:
+        """The round has closed, and is being merged."""
+        self.at.take("close")
+
+    def plant(self, norm: float) -> None:
+        """Version 0 has come, and is being made; ``norm`` is its length."""
+        self.at.take("plant")
+        self.norms.seed_norm = norm
+
+    def computed(self, commit: Commit) -> None:
+        """The next version is in memory, and is being made durable."""
+        self.at.take("computed")
+        self.commit = commit
+
+    def persisted(self) -> Round | None:
+        """The next version exists; returns the round that led to it, None for version 0."""
+        self.at.take("persisted")
+        commit, round_ = self.commit, self.round
+        assert commit is not None
+        self.version, self.digest, self.contributions = commit.fragment_version, commit.digest, commit.contributions
+        self.commit = self.round = None
+        return round_
+
+    @property
+    def waiting(self) -> list[Admitted]:
+        """Contributions that are held, or in the round."""
+        return self.held + (self.round.contributions if self.round is not None else [])
+
+    def in_commit(self, island_id: str, incarnation: int, from_step: int) -> bool:
+        """Whether a contribution is in the version that is being made durable right now."""
+        parts = self.commit.contributions if self.commit else ()
+        return any(
+            (m.island_id, m.incarnation, m.steps.from_step) == (island_id, incarnation, from_step) for m in parts
+        )

@@ -1,0 +1,351 @@
+"""The members of a run: ids, incarnations, liveness, and the last report of each island."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from broker.routing.liveness import Liveness, LivenessConfig, liveness
+from broker.routing.transitions import Staged, Transitions
+from broker.wire.messages import Departure, Enrolled, Heartbeat, Resolution, StateSource
+
+#: Rounds in a row that an island may miss before rounds stop waiting for it.
+MISSES_BEFORE_UNRESPONSIVE = 2
+#: Earlier processes of an island whose joins are still known: late or repeated ones arrive within seconds.
+EARLIER_REMEMBERED = 8
+#: No island has had so many lives: who claims one beyond lies, and the next one must find room above.
+MOST_INCARNATION = 2**48
+#: Islands of whose lives only they themselves tell, and processes that wait for an id: no more than so many are known.
+MOST_CLAIMS = 10_000
+
+
+class MemberStage(StrEnum):
+    """Where an island is between its joins and its departures. How alive it is, is :class:`Liveness`."""
+
+    ENROLLED = "enrolled"  # with several shards its life begins when all have said how far they know the last one
+    HERE = "here"
+    LEFT = "left"
+    PAUSED = "paused"  # its next process goes on with this life
+    CLOSED = "closed"  # its training loop has ended
+
+
+_GONE = {"join": MemberStage.ENROLLED, "resume": MemberStage.HERE, "heard": MemberStage.HERE}
+STAGES = Transitions(
+    "a member",
+    MemberStage.ENROLLED,
+    {
+        MemberStage.ENROLLED: {"join": MemberStage.ENROLLED, "begin": MemberStage.HERE},
+        MemberStage.HERE: {
+            "join": MemberStage.ENROLLED,
+            "resume": MemberStage.HERE,
+            "stopped": MemberStage.LEFT,
+            "paused": MemberStage.PAUSED,
+            "closed": MemberStage.CLOSED,
+            "supersede": MemberStage.LEFT,
+        },
+        MemberStage.LEFT: {**_GONE, "supersede": MemberStage.LEFT},
+        MemberStage.PAUSED: {**_GONE, "supersede": MemberStage.LEFT},
+        MemberStage.CLOSED: {**_GONE, "supersede": MemberStage.LEFT, "reopen": MemberStage.LEFT},
+    },
+)
+
+
+@dataclass(slots=True)
+class Member:
+    """One island, through all its incarnations."""
+
+    island_id: str
+    index: int  #: order of joining, and number of its own data share
+    hint: str
+    incarnation: int
+    nonce: str  #: of the process that joined last
+    tokens_per_step: int  #: as declared; 0: left open
+    last_seen_s: float
+    at: Staged[MemberStage] = field(default_factory=lambda: Staged(STAGES))
+    start: tuple[int, int] = (0, 0)  #: step and token counter at which this incarnation began
+    counted_at_s: float = 0.0  #: when its counters were last believed
+    missed_rounds: int = 0  #: in a row; an island that answers again starts over
+    heartbeat: Heartbeat | None = None  #: the last one of this incarnation, by ``beat_sequence``
+    beat_sequence: int = -1  #: of the envelope that it came in
+    resolutions: list[Resolution] = field(default_factory=list)  #: to tell with the next state
+    presumed: bool = False  #: it joined an earlier life of the aggregator, and has not joined this one
+    stopped_sequence: int | None = None  #: of the first heartbeat that said that it has stopped
+    emptied: dict[int, int] = field(default_factory=dict)  #: fragment -> sequence of its "nothing" in the flush
+    optimizer: StateSource = StateSource.PENDING  #: what this incarnation's inner optimizer started from
+    refusals: dict[str, int] = field(default_factory=dict)  #: reason -> count, over all incarnations
+    earlier: deque[str] = field(default_factory=lambda: deque(maxlen=EARLIER_REMEMBERED))  #: nonces before the last one
+
+    @property
+    def begun(self) -> bool:
+        """Whether its life has begun, at :attr:`start`."""
+        return self.at.stage is not MemberStage.ENROLLED
+
+    @property
+    def left(self) -> bool:
+        """Whether nothing more is expected of this life, in whichever way it has left."""
+        return self.at.stage not in (MemberStage.ENROLLED, MemberStage.HERE)
+
+    @property
+    def paused(self) -> bool:
+        """True once it has left and kept its progress for its next process."""
+        return self.at.stage is MemberStage.PAUSED
+
+    @property
+    def closed(self) -> bool:
+        """True once it has left for good: its training loop has closed."""
+        return self.at.stage is MemberStage.CLOSED
+
+    def begin(self, step: int, tokens: int) -> None:
+        """Its life begins, at this step and token counter."""
+        self.at.take("begin")
+        self.start = step, tokens
+
+    def leave(self, departure: Departure = Departure.STOPPED) -> None:
+        """Its process has ended, as it says itself."""
+        self.at.take(str(departure))
+
+    def supersede(self) -> None:
+        """Ends the present life, if there still is one: its process is fenced, and has to join again."""
+        self.incarnation += 1
+        self.at.take("supersede")
+        self.nonce, self.heartbeat, self.presumed = "", None, False
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the island has ended its training loop, for the flush."""
+        return self.heartbeat is not None and self.heartbeat.stopped
+
+    @property
+    def ready(self) -> bool:
+        """Whether it holds every fragment, so that it can train; after a takeover that is presumed."""
+        return self.presumed if self.heartbeat is None else all(v >= 0 for v in self.heartbeat.versions)
+
+
+@dataclass(slots=True)
+class PendingJoins:
+    """Islands whose join waits for a run record to be durable: (serial of that record, island id)."""
+
+    welcomes: list[tuple[int, str]] = field(default_factory=list)
+    #: Their lives begin when every shard has said how far it knows the last one.
+    beginning: list[tuple[int, str]] = field(default_factory=list)
+
+    def holds(self, island_id: str) -> bool:
+        """Whether an island is not welcome yet: it does not know its id."""
+        return any(each == island_id for _, each in (*self.beginning, *self.welcomes))
+
+
+class Members:
+    """The islands of a run. Everything that must survive a restart is in :meth:`record`."""
+
+    def __init__(self, config: LivenessConfig) -> None:
+        self._config = config
+        self._members: dict[str, Member] = {}  # by id, in their order
+        self._claims: dict[str, int] = {}  # by id, the latest one last
+        self._asked: dict[str, float] = {}  # nonce -> when it first asked for what an island that lives may have
+
+    def __iter__(self) -> Iterator[Member]:
+        return iter(tuple(self._members.values()))
+
+    def __len__(self) -> int:
+        """How many islands ever joined."""
+        return len(self._members)
+
+    def get(self, island_id: str) -> Member | None:
+        """The member of that id, or None."""
+        return self._members.get(island_id)
+
+    def __getitem__(self, island_id: str) -> Member:
+        return self._members[island_id]
+
+    def by_nonce(self, nonce: str) -> Member | None:
+        """The member whose current process introduced itself with ``nonce``."""
+        return next((m for m in self._members.values() if m.nonce == nonce), None)
+
+    def replaced_by(self, nonce: str) -> Member | None:
+        """The member that a process with ``nonce`` once was, before a later one replaced it; None if none is known."""
+        return next((m for m in self._members.values() if nonce in m.earlier), None)
+
+    def id_for(self, island_id: str, hint: str, nonce: str, now_s: float) -> str | None:
+        """Decides which id a process that asks to join gets: the one it names, if it names one.
+
+        Else that of an island with its hint which does not live, the one heard last; else the next free one. A hint is
+        no identity: two machines may have one host name. An island with this hint that lives may be the former life of
+        this very process, killed a moment ago, or another island. That shows within ``dead_after_s``: the first falls
+        silent, the second is heard again.
+
+        Returns:
+            None while that is open; the process asks again.
+        """
+        if island_id:
+            return island_id
+        holders = [m for m in self if hint and m.hint == hint]
+        alive = [m for m in holders if self.state(m, now_s) in (Liveness.ALIVE, Liveness.SUSPECT)]
+        if alive:
+            asked_s = self._asked.setdefault(nonce, now_s)
+            if len(self._asked) > MOST_CLAIMS:
+                del self._asked[next(iter(self._asked))]
+            # What the former life said last may come with the join, or right after it: that is no sign of life.
+            if any(m.last_seen_s < asked_s + self._config.heartbeat_interval_s for m in alive):
+                return None
+        self._asked.pop(nonce, None)
+        gone = [m for m in holders if m not in alive]
+        return max(gone, key=lambda m: m.last_seen_s).island_id if gone else self._next_free()
+
+    def admit(self, island_id: str, hint: str, nonce: str, tokens_per_step: int, now_s: float) -> Member:
+        """Takes an island in, or in again under the next incarnation, which fences all earlier ones.
+
+        It is above those that were :meth:`claimed`, too.
+        """
+        member = self._members.get(island_id)
+        if member is None:
+            member = Member(island_id, len(self._members), hint, 0, nonce, tokens_per_step, now_s)
+            self._add(member)
+        member.incarnation = max(member.incarnation, self._claims.pop(island_id, 0)) + 1
+        member.at.take("join")
+        self._renew(member, hint, nonce, tokens_per_step, now_s)
+        return member
+
+    def resumable(self, nonce: str, now_s: float) -> Member | None:
+        """The member whose last process had ``nonce`` and is gone, so that another may go on with its life.
+
+        While that process is heard it is none: of two copies of one machine, one would speak for the other.
+        """
+        member = self.by_nonce(nonce) if nonce else None
+        if member is None or not member.begun:
+            return None
+        gone = member.left or member.heartbeat is None or not self._lives(member, now_s)
+        return member if gone else None
+
+    def resume(self, member: Member, nonce: str, tokens_per_step: int, now_s: float) -> None:
+        """Another process goes on with the present life of a member: its counters stand, what the last one said not."""
+        heard = member.beat_sequence  # messages of both are counted on, and late ones of the last are told by that
+        member.at.take("resume")
+        self._renew(member, member.hint, nonce, tokens_per_step, now_s)
+        member.beat_sequence = heard
+
+    def claimed(self, island_id: str, incarnation: int) -> None:
+        """Takes note of a life that is not known here, by its own word: this store has gone back since it began.
+
+        Brokers were there, and fence every life below it: under a lower one the island would be told to end. Nor may
+        two lives have the same number, for their contributions could not be told apart.
+        """
+        if self._claims.get(island_id, 0) < incarnation <= MOST_INCARNATION:
+            self._claims.pop(island_id, None)
+            self._claims[island_id] = incarnation
+            if len(self._claims) > MOST_CLAIMS:
+                del self._claims[next(iter(self._claims))]
+
+    def _renew(self, member: Member, hint: str, nonce: str, tokens_per_step: int, now_s: float) -> None:
+        """Forgets what belongs to an earlier life."""
+        if nonce != member.nonce:
+            member.earlier.append(member.nonce)
+        member.nonce, member.hint, member.tokens_per_step = nonce, hint or member.hint, tokens_per_step
+        member.last_seen_s, member.counted_at_s, member.missed_rounds = now_s, now_s, 0
+        member.heartbeat, member.beat_sequence, member.presumed = None, -1, False
+        member.optimizer = StateSource.PENDING
+        member.resolutions.clear()
+        member.stopped_sequence = None
+        member.emptied.clear()
+
+    def state(self, member: Member, now_s: float) -> Liveness:
+        """Says how alive a member is."""
+        return Liveness.LEFT if member.left else liveness(now_s - member.last_seen_s, self._config)
+
+    def live(self, now_s: float) -> list[Member]:
+        """Members that are not dead and have not left, by id; those whose life has not begun yet do not count."""
+        return [m for m in self if self._lives(m, now_s)]
+
+    def lives(self, island_id: str, now_s: float) -> bool:
+        """Whether an island is one of the live ones."""
+        member = self._members.get(island_id)
+        return member is not None and self._lives(member, now_s)
+
+    def _lives(self, m: Member, now_s: float) -> bool:
+        return m.begun and self.state(m, now_s) in (Liveness.ALIVE, Liveness.SUSPECT)
+
+    def responsive(self, now_s: float) -> frozenset[str]:
+        """Ids of the live members that rounds wait for."""
+        return frozenset(m.island_id for m in self.live(now_s) if m.missed_rounds < MISSES_BEFORE_UNRESPONSIVE)
+
+    def next_death_s(self, now_s: float) -> float | None:
+        """Returns when the next live member would be dead if it stayed silent."""
+        # A millisecond late rather than early: rounding must not wake the caller before :meth:`state` agrees.
+        return min((m.last_seen_s + self._config.dead_after_s + 0.001 for m in self.live(now_s)), default=None)
+
+    def record(self) -> dict[str, Any]:
+        """Returns what must survive a restart, as plain data."""
+        return {"members": {m.island_id: self._row(m) for m in self}}
+
+    @staticmethod
+    def _row(m: Member) -> list[Any]:
+        # Whoever has paused is merely away: a successor waits for it as for everybody.
+        left = m.left and not m.paused
+        row = [m.index, m.hint, m.incarnation, m.nonce, m.tokens_per_step, left, list(m.start), m.begun]
+        return [*row, m.closed] if m.closed else row
+
+    def reopen(self) -> None:
+        """Forgets who has left for good: others are expected to come."""
+        for member in self:
+            if member.closed:
+                member.at.take("reopen")
+
+    @property
+    def all_closed(self) -> bool:
+        """True once every island that ever joined has left for good."""
+        return bool(self._members) and all(member.closed for member in self._members.values())
+
+    def enrolled(self) -> tuple[Enrolled, ...]:
+        """Returns the same for other shards."""
+        return tuple(
+            Enrolled(
+                island_id=m.island_id,
+                index=m.index,
+                hint=m.hint,
+                incarnation=m.incarnation,
+                nonce=m.nonce,
+                tokens_per_step=m.tokens_per_step,
+                left=m.left and not m.paused,
+                begun=m.begun,
+                start_step=m.start[0],
+                start_tokens=m.start[1],
+            )
+            for m in self
+        )
+
+    def enrol(self, e: Enrolled, now_s: float) -> Member:
+        """Takes over what shard 0 says of an island: one that is new here, or a new life, which has not begun yet."""
+        member = self._members.get(e.island_id)
+        if member is None:
+            member = Member(e.island_id, e.index, e.hint, 0, e.nonce, e.tokens_per_step, now_s)
+            self._add(member)
+        if e.incarnation > member.incarnation:
+            member.at.take("join")
+            self._renew(member, e.hint, e.nonce, e.tokens_per_step, now_s)
+            member.incarnation = e.incarnation
+        return member
+
+    def restore(self, record: Mapping[str, Any], now_s: float) -> None:
+        """Reads :meth:`record` back; every known member counts as live for a while."""
+        for name, row in record["members"].items():
+            index, hint, incarnation, nonce, tokens_per_step, left, start, *more = row
+            stage = MemberStage.LEFT if left else MemberStage.HERE
+            if not all(more[:1]):  # which records of a single shard had not from the beginning
+                stage = MemberStage.ENROLLED
+            if any(more[1:]):
+                stage = MemberStage.CLOSED
+            at = Staged(STAGES, stage)
+            member = Member(name, index, hint, incarnation, nonce, tokens_per_step, now_s, at, start=tuple(start))
+            member.counted_at_s, member.presumed = now_s, True
+            self._members[name] = member
+        self._members = dict(sorted(self._members.items()))
+
+    def _add(self, member: Member) -> None:
+        """Takes in a new one; they stay in the order of their ids, whoever was first."""
+        self._members = dict(sorted({**self._members, member.island_id: member}.items()))
+
+    def _next_free(self) -> str:
+        taken = set(self._members)
+        return next(name for i in range(len(taken) + 1) if (name := f"island-{i}") not in taken)

@@ -1,0 +1,85 @@
+"""Checks that a model fits the limits of the run, before its first island is let in. Pure.
+
+``atoll plan`` asks the same, so that what it recommends is let in.
+"""
+
+from __future__ import annotations
+
+import msgpack
+
+from aggregator.config import AggregatorConfig
+from aggregator.state.records import manifest_to_rows
+from broker.wire.errors import ConfigError
+from broker.wire.fragments import FragmentManifest, Kind, TensorSpec, partition
+from broker.wire.headers import Limits
+from broker.wire.schema import MAX_RECORD_BYTES
+
+#: Of a message's size limit: what a header with thousands of contributions or tensors may take.
+HEADER_BYTES = 4 << 20
+
+
+def least_message_bytes(elements: int) -> int:
+    """Returns the least ``max_message_bytes`` for a largest fragment of so many elements: in float32, as seeds are."""
+    return 4 * elements + HEADER_BYTES
+
+
+def least_held_bytes(elements: int, islands: int) -> int:
+    """Returns the least ``held_bytes`` for a largest fragment of so many elements: a round of it, in float32."""
+    return 4 * elements * islands
+
+
+def misfit(manifest: FragmentManifest, config: AggregatorConfig, *, begun: bool = False) -> ConfigError | None:
+    """Returns which setting is too small for a fragment of the run, and what would be enough; None if all fit.
+
+    Args:
+        manifest: The run's fragments.
+        config: Of the aggregator.
+        begun: The fragments are settled: no others can be had.
+    """
+    largest = max(manifest.sizes)
+    message_bytes, round_bytes = least_message_bytes(largest), least_held_bytes(largest, config.islands)
+    if message_bytes > config.max_message_bytes:
+        cure = f"must be at least {message_bytes} for the largest fragment: raise it at every broker (with "
+        cure += "peer_queue_bytes and total_queue_bytes), aggregator and island"
+        if round_bytes > config.held_bytes:
+            cure += f", and held_bytes at the aggregator to {round_bytes}"
+        if not begun:
+            cure += _or_smaller(manifest, config)
+        return ConfigError("max_message_bytes", config.max_message_bytes, cure)
+    if round_bytes > config.held_bytes:
+        cure = f"must be at least {round_bytes}, one round of the largest fragment, or no round could complete"
+        return ConfigError("held_bytes", config.held_bytes, cure)
+    most = max(map(len, manifest.fragments))
+    if most > Limits().max_buffers:
+        cure = f"one of them would have {most} tensors, and a message holds {Limits().max_buffers} at most: take more "
+        return ConfigError("fragments", config.fragments, f"{cure}fragments, or stack tensors of equal shape in one")
+    listed = len(msgpack.packb(manifest_to_rows(manifest))) if config.failover and not begun else 0
+    if listed > MAX_RECORD_BYTES // 2:  # the other half is for the islands
+        cure = f"the names and shapes of the tensors take {listed} bytes, and {MAX_RECORD_BYTES // 2} at most go to a "
+        return ConfigError("failover", True, f"{cure}standby: stack tensors of equal shape in one, or do without")
+    return None
+
+
+def _or_smaller(manifest: FragmentManifest, config: AggregatorConfig) -> str:
+    """Returns a cure for a largest message that is too large: more fragments, where these help, or smaller tensors."""
+
+    def fits(parts: FragmentManifest) -> bool:
+        return least_message_bytes(max(parts.sizes)) <= config.max_message_bytes
+
+    tensors = tuple(manifest.tensors().values())
+    few, many = config.fragments, config.sync_interval  # at most one fragment falls due per inner step
+    if fits(partition(tensors, many)):
+        while many - few > 1:
+            middle = (few + many) // 2
+            few, many = (few, middle) if fits(partition(tensors, middle)) else (middle, many)
+        return f"; or cut the model into {many} fragments or more (--fragments)"
+    largest = max(tensors, key=lambda tensor: tensor.size)
+    if least_message_bytes(largest.size) > config.max_message_bytes:
+        return f"; more fragments do not help, for a tensor is never split: make several of {largest.name} in the model"
+    if len(manifest.fragments[manifest.sizes.index(max(manifest.sizes))]) > 1 and not fits(_frozen(tensors)):
+        return "; more fragments do not help, for all that is frozen is one"
+    return f"; or raise sync_interval = {many} as well, and take more fragments than that"
+
+
+def _frozen(tensors: tuple[TensorSpec, ...]) -> FragmentManifest:
+    return FragmentManifest((tuple(tensor for tensor in tensors if tensor.kind is Kind.FROZEN),))

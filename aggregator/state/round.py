@@ -1,0 +1,101 @@
+"""One round of one fragment: islands asked, answers received, and the rule for closing.
+
+It collects answers until it is decided: with the last one that is waited for, with a quorum of fresh ones and the wait
+that begins then (``quorum_met_at_s``), or at its timeout (:mod:`aggregator.rules.quorum`).
+
+A contribution that arrives for an earlier round is *held*: it takes part in the next round of its fragment without
+counting towards the quorum. A contribution is admitted before it comes here (:mod:`aggregator.rounds.admission`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from aggregator.rules.quorum import Decision, RoundView, Waits, decide, effective_quorum
+from broker.wire.messages import DataRange, Merged, Payload, TrainedOn
+from broker.wire.ranges import StepRange
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Admitted:
+    """A contribution that waits to be merged."""
+
+    island_id: str
+    incarnation: int
+    round_id: int
+    fragment_id: int
+    steps: StepRange
+    trained_on: tuple[TrainedOn, ...]
+    payload: Payload
+    payload_bytes: int
+    norm: float | None = None
+    data: tuple[DataRange, ...] = ()
+
+
+@dataclass(slots=True)
+class Round:
+    """An open round; see the module's docstring."""
+
+    round_id: int
+    fragment_id: int
+    opened_at_s: float
+    asked: frozenset[str]
+    flush: bool = False
+    answered: set[str] = field(default_factory=set)  #: asked islands that contributed or said "nothing"
+    contributions: list[Admitted] = field(default_factory=list)
+    quorum_met_at_s: float | None = None
+    merged: tuple[Merged, ...] = ()  #: what is being merged, once closed
+    closed_because: str = ""
+    missing: list[str] = field(default_factory=list)  #: who was waited for when it closed
+
+    def offer(self, contribution: Admitted) -> bool:
+        """Takes a contribution in; returns whether it is fresh, that is, answers this very round."""
+        self.contributions.append(contribution)
+        fresh = contribution.round_id == self.round_id
+        if fresh:
+            self.answered.add(contribution.island_id)
+        return fresh
+
+    def answer_nothing(self, island_id: str) -> None:
+        """Takes note that an island hands nothing over in this round."""
+        self.answered.add(island_id)
+
+    def is_fresh(self, contribution: Admitted) -> bool:
+        """Whether a contribution answers this very round."""
+        return contribution.round_id == self.round_id
+
+    def owing(self, responsive: Iterable[str]) -> frozenset[str]:
+        """Asked islands among ``responsive`` that have not answered yet."""
+        return (self.asked & frozenset(responsive)) - self.answered
+
+    def look(self, now_s: float, responsive: frozenset[str], live: int, waits: Waits) -> Decision:
+        """Says whether the round would close now, and when to ask again; remembers when the quorum was met."""
+        self.quorum_met_at_s = self._quorum_moment_s(now_s, live, waits)
+        return self.peek(now_s, responsive, live, waits)
+
+    def peek(self, now_s: float, responsive: frozenset[str], live: int, waits: Waits) -> Decision:
+        """Says what :meth:`look` would, and remembers nothing: drivers may ask as often as they like."""
+        fresh = self._fresh()
+        view = RoundView(
+            opened_at_s=self.opened_at_s,
+            fresh=fresh,
+            held=frozenset(c.island_id for c in self.contributions) - fresh,
+            owing=self.owing(responsive),
+            quorum_met_at_s=self._quorum_moment_s(now_s, live, waits),
+            flush=self.flush,
+        )
+        return decide(now_s, view, live, waits)
+
+    def _quorum_moment_s(self, now_s: float, live: int, waits: Waits) -> float | None:
+        """When the quorum was met, which is now if it was not before; None while it is not."""
+        if self.quorum_met_at_s is not None:
+            return self.quorum_met_at_s
+        return now_s if len(self._fresh()) >= effective_quorum(waits.quorum, live) else None
+
+    def _fresh(self) -> frozenset[str]:
+        return frozenset(c.island_id for c in self.contributions if self.is_fresh(c))
+
+    def in_merge_order(self) -> list[Admitted]:
+        """The contributions by island and step: float addition is not associative, so the order is fixed."""
+        return sorted(self.contributions, key=lambda c: (c.island_id, c.incarnation, c.steps.from_step))

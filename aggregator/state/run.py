@@ -1,0 +1,381 @@
+"""The state of a run that the parts of the core share.
+
+The parts (:mod:`aggregator.rounds.membership`, :mod:`aggregator.rounds.rounds` and the others that
+:mod:`aggregator.core` lists) read and change one :class:`Run` while one event is handled. What they want done is put
+into its outbox, in order; :class:`aggregator.core.Aggregator` empties it. ``now_s`` is the clock reading that came with
+the event.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from aggregator.config import AggregatorConfig
+from aggregator.events import Action, Commit, Finished, Manifested, Note, SaveRun
+from aggregator.ledger.data_shares import DataShares
+from aggregator.ledger.ledger import Ledger
+from aggregator.rules.outliers import FragmentNorms
+from aggregator.rules.pacing import Pacer, StepClock
+from aggregator.rules.quarantine import Quarantine
+from aggregator.rules.round_times import RoundTimes
+from aggregator.state.founding import Founding, foundings_of
+from aggregator.state.fragment import Fragment, Stage
+from aggregator.state.members import Member, Members, PendingJoins
+from aggregator.state.records import manifest_from_rows, manifest_to_rows
+from aggregator.state.round import Round
+from aggregator.state.routes import Routes
+from aggregator.state.run_settings import SETTINGS, recorded
+from aggregator.state.trouble import Troubles
+from broker.wire.fragments import FragmentManifest, shard_of
+from broker.wire.messages import FASTEST_STEP_S, Contribution, Phase, Reason
+from broker.wire.schema import MAX_DATA_RANGES
+
+#: Added to round ids at a restart: an answer to a round before it must not count as fresh after it.
+ROUND_IDS_PER_LIFE = 1_000_000
+
+#: No training loop runs faster than this, not even one that does nothing. Counters that grow faster are lies, which
+#: could end a run or overflow a sum.
+STEPS_PER_S, STEPS_AT_ONCE = round(1 / FASTEST_STEP_S), 100_000
+
+
+#: Contributions of one island that may wait on one fragment.
+MOST_WAITING = 16
+
+
+class Run:
+    """The state of one run; see the module's docstring.
+
+    Attributes:
+        epoch: Of this life of the aggregator: one more than the last.
+        open_rounds: Rounds that wait for answers, by id.
+        refusals: Messages refused, by reason.
+    """
+
+    def __init__(self, config: AggregatorConfig, now_s: float) -> None:
+        self.config = config
+        self.now_s = now_s
+        self.outbox: list[Action] = []
+        self.phase = Phase.SEEDING
+        self.epoch = 1
+        self.manifest: FragmentManifest | None = None
+        self.fragments: dict[int, Fragment] = {}
+        self.members = Members(config.liveness)
+        self.pending_joins = PendingJoins()
+        self.finished = False  # the driver may exit
+        takeover_s = max(config.share_takeover_s, config.dead_after_s) if config.share_takeover_s else 0.0
+        self.shares = DataShares(config.islands, takeover_s, now_s, alone=config.shards == 1)
+        self.ledger = Ledger({})
+        self.routes = Routes()
+        self.clock = StepClock(config.heartbeat_interval_s, self.counts)
+        self.pacer: Pacer | None = None
+        self.round_times = RoundTimes(config)
+        self.open_rounds: dict[int, Round] = {}
+        self.refusals: Counter[str] = Counter()
+        self.quarantine = Quarantine(config.quarantine_s)
+        self.seeding_id = 0  # of the present attempt at version 0, the round id of its commits
+        self.planted_digests: dict[int, str] = {}  # of version 0, once it is whole
+        self.seeder: tuple[str, int] | None = None  # island and incarnation that is asked for it
+        self.never_began = True  # no record says that there ever was a version 0
+        self.planted = False  # something of version 0 may be in the store
+        self.began = False  # version 0 is whole, in every shard
+        self.saved_serial = 0  # of the newest run record asked for
+        self.durable_serial = 0  # of the newest one that is durable everywhere it must be
+        self.agreed_serial = 0  # of the newest one that every shard has, too
+        self.on_save: Callable[[], None] = lambda: None  # for who passes on what is in it
+        self.begins: dict[str, tuple[int, int]] = {}  # island -> the furthest step and tokens that other shards know
+        self.foundings: tuple[Founding, ...] = ()  # of the line that the store has, oldest first
+        self.roster_at = (0, 0)  # epoch and serial of shard 0's roster that was taken over last
+        self.told_phase = Phase.SEEDING  # by shard 0, where that is another one
+        self.troubles = Troubles()
+        self._last_round_id = 0
+        self._median_step_s = 0.0
+
+    # --- what to do -------------------------------------------------------------------------------------------
+
+    def emit(self, *actions: Action) -> None:
+        """Puts actions into the outbox."""
+        self.outbox.extend(actions)
+
+    def note(self, name: str, **fields: Any) -> None:
+        """Records a decision with its reason."""
+        self.outbox.append(Note(name=name, fields=fields))
+
+    def save(self) -> int:
+        """Asks for the run record to be written; returns its serial number."""
+        self.saved_serial += 1
+        record = {
+            "run_id": self.config.run_id,
+            SETTINGS: recorded(self.config),
+            "epoch": self.epoch,
+            "shard": [self.config.shard, self.config.shards],
+            "manifest": None if self.manifest is None else manifest_to_rows(self.manifest),
+            "last_round_id": self._last_round_id,
+            "ended": self.phase is Phase.ENDED,
+            "phase": str(self.decided),
+            "seeding": [self.seeding_id, *(self.seeder or ("", 0))],
+            "planted": sorted(self.planted_digests.items()),
+            "roster": list(self.roster_at),
+            "told": [str(self.told_phase), self.config.total_tokens],
+            "foundings": [founding.row() for founding in self.foundings],
+            "quarantine": self.quarantine.record(self.now_s),
+            **self.members.record(),
+            "lives": self.ledger.counters(),
+            "shares": self.shares.saving(self.saved_serial),
+        }
+        self.emit(SaveRun(serial=self.saved_serial, record=record))
+        self.on_save()
+        return self.saved_serial
+
+    def finish(self, reason: str) -> None:
+        """Ends this process's work, whether the run has ended or not."""
+        if not self.finished:
+            self.finished = True
+            self.note("aggregator.finished", reason=reason, phase=str(self.phase))
+            self.emit(Finished())
+
+    def disk_failed(self, detail: str) -> None:
+        """The store cannot be written: nothing is published, and islands train on."""
+        self.troubles.begin("store", f"nothing is published, islands train on: {detail}", self.now_s)
+
+    def disk_works(self) -> None:
+        """Something was written to the store."""
+        lasted_s = self.troubles.end("store", self.now_s)
+        if lasted_s is not None:
+            self.note("store.back", after_s=round(lasted_s, 3))
+
+    def count_refusal(self, reason: Reason, member: Member | None = None) -> None:
+        """Counts a refusal, for the sender too if it is a member."""
+        self.refusals[reason] += 1
+        if member is not None:
+            member.refusals[reason] = member.refusals.get(reason, 0) + 1
+
+    def offence(self, member: Member, reason: Reason, from_step: int) -> None:
+        """Takes note of what was refused to a member, from this step on: it may be one time too many."""
+        at_step = self.ledger.life(member.island_id, member.incarnation).last_step
+        kept_out = self.quarantine.offended(
+            member.island_id, reason, from_step=from_step, at_step=at_step, now_s=self.now_s
+        )
+        if kept_out:
+            why = self.quarantine.why(member.island_id, self.now_s)
+            for_s = round(self.quarantine.left_s(member.island_id, self.now_s), 3)
+            self.note("island.quarantined", island=member.island_id, reason=reason, for_s=for_s, detail=why)
+            self.save()  # it must not come back by way of our own restart
+
+    def behaved(self, member: Member) -> None:
+        """Takes note of a contribution that was let in."""
+        if self.quarantine.behaved(member.island_id, self.now_s):
+            self.note("island.released", island=member.island_id)
+            self.save()
+
+    # --- what is ----------------------------------------------------------------------------------------------
+
+    @property
+    def decided(self) -> Phase:
+        """The phase as it is to be on record: a run begins when it is."""
+        return Phase.RUNNING if self.began and self.phase is Phase.SEEDING else self.phase
+
+    def owns(self, fragment_id: int) -> bool:
+        """Whether a fragment is one of this shard's."""
+        return shard_of(fragment_id, self.config.shards) == self.config.shard
+
+    def of_ours(self, versions: Sequence[int]) -> tuple[int, ...]:
+        """Returns versions by fragment with -1 in place of those of other shards."""
+        if self.config.shards == 1:
+            return tuple(versions)
+        return tuple(version if self.owns(p) else -1 for p, version in enumerate(versions))
+
+    @property
+    def moving(self) -> tuple[int, ...]:
+        """Ids of the fragments that fall due here."""
+        if self.manifest is None:
+            return ()
+        if self.config.shards == 1:
+            return self.manifest.moving
+        return tuple(p for p in self.manifest.moving if self.owns(p))
+
+    @property
+    def busy(self) -> frozenset[int]:
+        """Fragments with a round in any stage."""
+        return frozenset(p for p, f in self.fragments.items() if f.stage is not Stage.IDLE)
+
+    @property
+    def unready(self) -> frozenset[int]:
+        """Fragments that cannot have a round now: they have one, or nobody could adopt their newest version yet."""
+        return frozenset(p for p, f in self.fragments.items() if f.stage is not Stage.IDLE or f.undelivered)
+
+    @property
+    def versions(self) -> tuple[int, ...]:
+        """The newest published version per fragment, -1 for none: version 0 is published whole or not at all.
+
+        Fragments of other shards have none here.
+        """
+        if self.manifest is None:
+            return ()
+        if self.phase is Phase.SEEDING:
+            return (-1,) * len(self.manifest)
+        ours = self.fragments
+        return tuple(ours[p].version if p in ours else -1 for p in range(len(self.manifest)))
+
+    @property
+    def median_step_s(self) -> float:
+        """Median inner step time of the advancing islands in seconds; the last known while none advances, first 0."""
+        return self.clock.median_step_time_s(self.now_s) or self._median_step_s
+
+    def remember_pace(self) -> None:
+        """Keeps the median step time of now for the time when nobody advances.
+
+        Done with each event and not with each question: a driver asks for deadlines as often as it likes, and must not
+        change by that what a replay of the events decides.
+        """
+        self._median_step_s = self.median_step_s
+
+    def eligible(self) -> frozenset[str]:
+        """Ids of the live islands that are not quarantined: those that a round could consist of."""
+        return frozenset(m.island_id for m in self.members.live(self.now_s)) - self.quarantine.out(self.now_s)
+
+    def counts(self, island_id: str) -> bool:
+        """Whether an island is one of the :meth:`eligible`."""
+        return self.members.lives(island_id, self.now_s) and not self.quarantine.holds(island_id, self.now_s)
+
+    def holds_nothing(self, member: Member) -> bool:
+        """Whether an island joined before the run began, as this shard knows first-hand: there is nothing to hold."""
+        first_hand = self.never_began or not member.presumed
+        return self.phase is Phase.SEEDING and not self.config.shard and first_hand
+
+    def length(self, fragment_id: int) -> float:
+        """Returns the norm of a fragment at version 0, at least that of as many average parameters of the model.
+
+        Fragments of biases begin at zero, and so would be measured against nothing. 0 if no norm is known.
+        """
+        if self.manifest is None:
+            return 0.0
+        squares = sum(f.norms.seed_norm**2 for f in self.fragments.values())
+        ours = sum(self.manifest.sizes[p] for p in self.fragments)
+        share = self.manifest.sizes[fragment_id] / ours if ours else 0.0  # a shard may have nothing but empty tensors
+        return max(self.fragments[fragment_id].norms.seed_norm, math.sqrt(share * squares))
+
+    def waiting_bytes(self) -> int:
+        """Bytes of the contributions that wait in open rounds or are held; bounded by the configuration."""
+        return sum(c.payload_bytes for fragment in self.fragments.values() for c in fragment.waiting)
+
+    def crowded(self, island_id: str, contribution: Contribution) -> str:
+        """Says why no more of an island's contributions may wait on a fragment; empty if one more may.
+
+        A version repeats who is in it with which steps and batches. However small contributions are, one island must
+        not fill it with more than fits into a message: what was merged already could never be published.
+        """
+        waiting = [c for c in self.fragments[contribution.fragment_id].waiting if c.island_id == island_id]
+        ranges = len(contribution.data) + sum(len(c.data) for c in waiting)
+        if len(waiting) < MOST_WAITING and ranges <= MAX_DATA_RANGES:
+            return ""
+        return f"{len(waiting)} of this island wait, and {ranges} ranges of batches with this one"
+
+    def most_steps(self, member: Member) -> int:
+        """Returns the highest inner step that an island can have reached by now: what is beyond is a lie."""
+        life = self.ledger.life(member.island_id, member.incarnation)
+        since_s = max(0.0, self.now_s - member.counted_at_s)
+        return life.last_step + STEPS_AT_ONCE + int(since_s * STEPS_PER_S)
+
+    def most_tokens_per_step(self, member: Member) -> int:
+        """Returns what an island has declared, or what the configuration allows."""
+        return member.tokens_per_step or self.config.max_tokens_per_step
+
+    def tokens_per_step(self, member: Member) -> float:
+        """Returns what an island has declared; where it left that open, what it has trained so far."""
+        life = self.ledger.last_life(member.island_id)
+        return member.tokens_per_step or life.trained_tokens / max(1, life.last_step - life.start_step)
+
+    def next_round_id(self) -> int:
+        """Returns a round id that was never used before."""
+        self._last_round_id += 1
+        return self._last_round_id
+
+    def in_commit(self, member: Member, contribution: Contribution) -> bool:
+        """Whether a contribution is booked as merged, in a version that is not durable yet."""
+        fragment = self.fragments[contribution.fragment_id]
+        return fragment.in_commit(member.island_id, member.incarnation, contribution.steps.from_step)
+
+    # --- beginning --------------------------------------------------------------------------------------------
+
+    def adopt_manifest(self, manifest: FragmentManifest) -> None:
+        """Fixes the fragments of the run; what was fixed before must not have been used."""
+        self.manifest = manifest
+        self.fragments = {p: Fragment() for p in range(len(manifest)) if self.owns(p)}
+        self.ledger = Ledger({p: manifest.sizes[p] for p in self.moving})
+        self.pacer = Pacer(manifest.moving, self.config.sync_interval, self.clock, frozenset(self.moving))
+        self.emit(Manifested(manifest=manifest))
+
+    def restore(self, record: Mapping[str, Any], commits: Mapping[int, Commit]) -> None:
+        """Goes on from what an earlier life left in the store; a version 0 that is not whole was never published."""
+        self.epoch = max(self.epoch, record["epoch"] + 1)
+        self.foundings = foundings_of(record)
+        self.members.restore(record, self.now_s)
+        if record.get("ended"):
+            self.members.reopen()  # if it goes on, it is for whoever comes then
+        self.quarantine.restore(record.get("quarantine", {}), self.now_s)
+        last_round_id = max([record["last_round_id"], *(c.round_id for c in commits.values())])
+        self._last_round_id = last_round_id + ROUND_IDS_PER_LIFE
+        slices = {p: commit.ledger.get("data", {}) for p, commit in commits.items()}
+        self.shares.restore(record.get("shares", {}), slices)
+        at_epoch, at_serial = record.get("roster", (0, 0))
+        self.roster_at = at_epoch, at_serial
+        told_phase, told_target = record.get("told", (Phase.SEEDING, 0))
+        if told_target == self.config.total_tokens:  # else an operator has another end in mind
+            self.told_phase = Phase(told_phase)  # shard 0 may have ended, and tell nobody any more
+        self.seeding_id = record.get("seeding", [0])[0]
+        if record["manifest"] is None:
+            return
+        self.adopt_manifest(manifest_from_rows(record["manifest"]))
+        self.planted = bool(commits)
+        self.never_began = Phase(record.get("phase", Phase.RUNNING)) is Phase.SEEDING
+        alone = self.config.shards == 1  # else shard 0 has written down when it was whole
+        every = set(commits) == set(self.fragments)
+        self.planted_digests = dict(record.get("planted", ()))
+        whole = every and _whole(commits, self.planted_digests)
+        self.began = whole if alone else Phase(record["phase"]) is not Phase.SEEDING
+        if self.config.shard and not self.began:
+            self._restore_seeds(record, commits)
+        elif every and self.began:
+            for p, commit in commits.items():
+                fragment = self.fragments[p]
+                fragment.version, fragment.digest = commit.fragment_version, commit.digest
+                fragment.contributions = commit.contributions
+                if p in self.moving:
+                    self.ledger.restore(p, commit.ledger)
+                    if "norms" in commit.ledger:
+                        fragment.norms = FragmentNorms.restored(commit.ledger["norms"])
+            assert self.pacer is not None
+            self.pacer.resume({p: commit.round_id for p, commit in commits.items()})
+            self.ledger.recall(record.get("lives", {}))
+            self.phase = Phase.RUNNING
+            target = self.config.total_tokens
+            if record.get("ended") and target and self.ledger.trained_tokens() >= target:
+                self.phase = Phase.ENDED  # which an operator takes back with a higher target
+        for member in self.members:
+            if member.begun and not self.ledger.knows(member.island_id, member.incarnation):
+                self.ledger.begin(member.island_id, member.incarnation, *member.start)
+            if member.left:
+                self.ledger.end(member.island_id)
+
+    def _restore_seeds(self, record: Mapping[str, Any], commits: Mapping[int, Commit]) -> None:
+        """What is durable of the attempt at version 0 that shard 0 had decided on last: it may count on that."""
+        _, island_id, incarnation = record["seeding"]
+        self.seeder = (island_id, incarnation) if island_id else None
+        for p, commit in commits.items():
+            if commit.round_id == self.seeding_id:
+                fragment = self.fragments[p]
+                fragment.version, fragment.digest = commit.fragment_version, commit.digest
+
+
+def _whole(commits: Mapping[int, Commit], planted: Mapping[int, str]) -> bool:
+    """Whether the commits of all fragments are of a version 0 that came from one island, or of later versions.
+
+    Those of version 0 share an id, or are what the record of the run's beginning names: a standby keeps what it has of
+    an earlier attempt, under that one's id, where the same island supplied the same bytes again.
+    """
+    if any(c.fragment_version > 0 for c in commits.values()):
+        return True  # which proves it published
+    return len({c.round_id for c in commits.values()}) == 1 or {p: c.digest for p, c in commits.items()} == planted

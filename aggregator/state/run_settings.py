@@ -1,0 +1,89 @@
+"""The settings of a run across restarts: fixed, changeable, or of one process. Pure.
+
+Each field of :class:`~aggregator.config.AggregatorConfig` says how long it holds. The run record keeps those that are
+the run's, as they are when it is written. A later life, here or on a standby that takes over, is held against them:
+
+* what is not given is taken from the run, whatever the default of this release;
+* what is given and fixed must be what the run has;
+* what is given and changeable is taken, and the core notes the change (``aggregator.setting_changed``).
+
+A record without them was written by an earlier release: there, nothing is compared. Which run and which shard a store
+holds stands in its record by itself, and is checked by :mod:`aggregator.store.loading`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from aggregator.config import AggregatorConfig
+from broker.process.settings import Scope, Setting, build, settings_of
+from broker.process.values import typed
+from broker.wire.errors import ConfigError
+
+#: Their key in the run record.
+SETTINGS = "settings"
+
+_BY_ITSELF = frozenset({"run_id", "shard", "shards"})
+_RUN_ID = next(each.default for each in settings_of(AggregatorConfig) if each.name == "run_id")
+_OF_RUN: Mapping[str, Setting] = {
+    each.name: each
+    for each in settings_of(AggregatorConfig)
+    if each.scope is not Scope.PROCESS and each.name not in _BY_ITSELF
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """A setting that differs from the run's; both values as plain data."""
+
+    field: str
+    was: Any
+    now: Any
+
+
+def recorded(config: AggregatorConfig) -> dict[str, Any]:
+    """Returns the settings of the run as plain data, for its record."""
+    return {name: _plain(getattr(config, name)) for name in _OF_RUN}
+
+
+def settled(given: Mapping[str, Any], record: Mapping[str, Any] | None) -> AggregatorConfig:
+    """Returns the settings of a life: those given, then the run's, then the defaults.
+
+    Args:
+        given: Setting name -> value, of those that a flag, the environment or a file names.
+        record: Of the run that the life goes on with; None: a new one.
+
+    Raises:
+        ConfigError: A fixed setting is given another value than the run has, or two settings do not go together.
+    """
+    other = record is not None and record.get("run_id") != given.get("run_id", _RUN_ID)
+    known = {} if other else _known(record)  # of another run, all is wrong: which the loading says
+    for name, had in known.items():
+        if _OF_RUN[name].scope is Scope.FIXED and given.get(name, had) != had:
+            cure = f"the run has {_plain(had)}, from its beginning to its end: leave it out, or start another run"
+            raise ConfigError(name, _plain(given[name]), f"{cure} (another --run, and another --store)")
+    return build(AggregatorConfig, {**known, **given})
+
+
+def changes(config: AggregatorConfig, record: Mapping[str, Any] | None) -> tuple[Change, ...]:
+    """Returns in what the settings of a life differ from those of the run that it goes on with."""
+    return tuple(
+        Change(field=name, was=_plain(had), now=_plain(getattr(config, name)))
+        for name, had in _known(record).items()
+        if getattr(config, name) != had
+    )
+
+
+def _known(record: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Returns the run's settings, typed; none before it has a model, when all of it may still be others."""
+    if record is None or record.get("manifest") is None:
+        return {}
+    stored = record.get(SETTINGS, {})
+    return {name: typed(name, stored[name], each.type) for name, each in _OF_RUN.items() if name in stored}
+
+
+def _plain(value: Any) -> Any:
+    return value.value if isinstance(value, Enum) else value

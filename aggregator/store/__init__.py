@@ -1,0 +1,1 @@
+"""The durable store of an aggregator, and its event tape."""

@@ -1,0 +1,215 @@
+"""The file of one fragment version: parameters, momentum and books, whole or not at all.
+
+    offset      content
+    0           magic, 8 bytes: ``ATOLLCMT``
+    8           length of the header, uint32
+    12          xxh3_64 of the header, uint64
+    20          header: msgpack map of ``format``, ``elements``, ``momentum_digest`` and ``commit``
+    (aligned)   params, float32 [elements]: the bytes that ``commit.digest`` names
+    ...         momentum, float32 [elements]
+
+Numbers are little-endian; the header is padded with zeros so that the arrays begin at a multiple of 64 bytes. Nothing
+follows the momentum. Arrays are written from where they are and read to where they stay, without a second copy.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import numpy as np
+import xxhash
+
+from aggregator.events import Commit
+from aggregator.merge.outer_step import FragmentState, Vector
+from aggregator.state.records import commit_from_map, commit_to_map
+from broker.wire.errors import LocalProtocolError, Unavailable
+from broker.wire.schema import Unfit
+from broker.wire.tensors import fragment_digest
+
+FORMAT = 1
+_MAGIC = b"ATOLLCMT"
+_PREFIX = struct.Struct("<8sIQ")
+_ALIGNMENT = 64
+#: Bytes per call to the kernel: large enough to cost nothing, small enough that one call never blocks for seconds.
+_WRITE_BYTES = 8 << 20
+
+
+class Damaged(Unavailable):
+    """A file of the store is not what was written.
+
+    Attributes:
+        path: Which one.
+        problem: What is wrong with it.
+    """
+
+    def __init__(self, path: Path, problem: str, cure: str = "remove it to go on from the version before") -> None:
+        self.path = path
+        self.problem = problem
+        super().__init__(f"{path} is damaged: {problem}; {cure}", definite=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Header:
+    """What stands before the arrays.
+
+    Attributes:
+        commit: What the core committed.
+        elements: Of the fragment.
+        momentum_digest: Names the bytes of the momentum, as ``commit.digest`` names those of the parameters.
+        arrays_at: Offset of the parameters in the file, in bytes.
+    """
+
+    commit: Commit
+    elements: int
+    momentum_digest: str
+    arrays_at: int
+
+    @property
+    def file_bytes(self) -> int:
+        """Size of the whole file."""
+        return self.arrays_at + 2 * self.elements * np.dtype(np.float32).itemsize
+
+
+def write_commit(fd: int, commit: Commit, state: FragmentState) -> None:
+    """Writes one fragment version to an open, empty file. Making it durable is the caller's part.
+
+    Args:
+        fd: Descriptor, open for writing.
+        commit: Names the version; ``digest`` must be that of ``state.params``.
+        state: Two float32 vectors of one size.
+
+    Raises:
+        LocalProtocolError: If commit and state do not belong together: such a file would be refused when it is needed.
+        OSError: As the operating system says.
+    """
+    params, momentum = (np.ascontiguousarray(array, dtype="<f4") for array in (state.params, state.momentum))
+    if params.shape != momentum.shape or params.ndim != 1:
+        shapes = f"params of shape {params.shape} and momentum of shape {momentum.shape}"
+        raise LocalProtocolError(f"{_name(commit)} has {shapes}, must be vectors of one size")
+    if commit.fragment_version != state.version:
+        raise LocalProtocolError(f"{_name(commit)} comes with the arrays of version {state.version}")
+    digest = fragment_digest(params)
+    if commit.digest != digest:
+        raise LocalProtocolError(f"{_name(commit)} is committed as {commit.digest}, its parameters are {digest}")
+    body: dict[str, Any] = {
+        "format": FORMAT,
+        "elements": params.size,
+        "momentum_digest": fragment_digest(momentum),
+        "commit": commit_to_map(commit),
+    }
+    header: bytes = msgpack.packb(body)
+    prefix = _PREFIX.pack(_MAGIC, len(header), xxhash.xxh3_64_intdigest(header))
+    start = (prefix + header).ljust(_aligned(len(prefix) + len(header)), b"\0")
+    for piece in (start, params.view(np.uint8).data, momentum.view(np.uint8).data):
+        write_all(fd, memoryview(piece))
+
+
+def read_commit(path: Path) -> tuple[Commit, FragmentState]:
+    """Returns one fragment version, verified bit by bit; its arrays are new and contiguous.
+
+    Raises:
+        Damaged: If a byte is not what was written, or one is missing.
+        FileNotFoundError: If there is no such file.
+        Unavailable: If it cannot be read; it may be whole.
+    """
+    with _opened(path) as file:
+        header = _read_header(file, path)
+        params = _read_array(file, path, header, "params", header.commit.digest)
+        momentum = _read_array(file, path, header, "momentum", header.momentum_digest)
+    return header.commit, FragmentState(params=params, momentum=momentum, version=header.commit.fragment_version)
+
+
+def read_params(path: Path) -> tuple[Commit, Vector]:
+    """Returns the parameters of one fragment version and leaves the momentum alone; raises as :func:`read_commit`."""
+    with _opened(path) as file:
+        header = _read_header(file, path)
+        return header.commit, _read_array(file, path, header, "params", header.commit.digest)
+
+
+def read_header(path: Path) -> Header:
+    """Returns what stands before the arrays, which are not looked at; raises as :func:`read_commit`."""
+    with _opened(path) as file:
+        return _read_header(file, path)
+
+
+def write_all(fd: int, data: memoryview) -> None:
+    """Writes all bytes to a descriptor; raises OSError as the operating system says."""
+    while data:
+        data = data[os.write(fd, data[:_WRITE_BYTES]) :]
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[io.BufferedReader]:
+    """Opens a file for reading, and says what a failure to read it means."""
+    try:
+        with path.open("rb") as file:
+            yield file
+    except FileNotFoundError:
+        raise
+    except OSError as err:
+        if err.errno == errno.EIO:
+            raise Damaged(path, "the disk cannot read it") from err
+        cure = "let the user of this process read it, then start again"
+        raise Unavailable(f"cannot read {path}: {err.strerror}; {cure}", definite=True) from err
+
+
+def _read_header(file: io.BufferedReader, path: Path) -> Header:
+    size = os.fstat(file.fileno()).st_size
+    prefix = file.read(_PREFIX.size)
+    if len(prefix) < _PREFIX.size:
+        raise Damaged(path, f"it ends after {size} bytes")
+    magic, header_bytes, checksum = _PREFIX.unpack(prefix)
+    if magic != _MAGIC:
+        raise Damaged(path, f"it begins with {magic!r}, expected {_MAGIC!r}")
+    if _PREFIX.size + header_bytes > size:
+        raise Damaged(path, f"it ends after {size} bytes, within a header of {header_bytes}")
+    raw = file.read(header_bytes)
+    if xxhash.xxh3_64_intdigest(raw) != checksum:
+        raise Damaged(path, "its header does not fit its checksum")
+    # The checksum holds, so the rest is as it was written: by us, or by a version of this program that we do not know.
+    body = msgpack.unpackb(raw)
+    if body.get("format") != FORMAT:
+        cure = f"this program reads format {FORMAT}: run the one that wrote it"
+        raise Unavailable(f"{path} has format {body.get('format')!r}; {cure}", definite=True)
+    try:
+        commit = commit_from_map(body["commit"])
+    except Unfit as err:
+        raise Damaged(path, f"{err.field} of its header is {err.got!r}, expected {err}") from err
+    header = Header(
+        commit=commit,
+        elements=body["elements"],
+        momentum_digest=body["momentum_digest"],
+        arrays_at=_aligned(_PREFIX.size + header_bytes),
+    )
+    if size != header.file_bytes:
+        raise Damaged(path, f"it holds {size} bytes, expected {header.file_bytes}")
+    if file.read(header.arrays_at - file.tell()).strip(b"\0"):
+        raise Damaged(path, "its padding is not zero")
+    return header
+
+
+def _read_array(file: io.BufferedReader, path: Path, header: Header, name: str, digest: str) -> Vector:
+    array = np.empty(header.elements, np.dtype("<f4"))
+    if file.readinto(array.view(np.uint8).data) != array.nbytes:
+        raise Damaged(path, f"it ends within its {name}")
+    found = fragment_digest(array)
+    if found != digest:
+        raise Damaged(path, f"its {name} have digest {found}, expected {digest}")
+    return array
+
+
+def _aligned(offset: int) -> int:
+    return offset + -offset % _ALIGNMENT
+
+
+def _name(commit: Commit) -> str:
+    return f"version {commit.fragment_version} of fragment {commit.fragment_id}"

@@ -1,0 +1,105 @@
+"""Keeps merged payloads for replay: one safetensors file per merged round.
+
+``ROUND.safetensors`` holds, all float32 and with the fragment's tensors side by side in manifest order::
+
+    theta_before, momentum_before      what the round began with
+    delta.0, delta.1, ..               the contributions' pseudo-gradients, decoded, in the order they were folded
+    merged                             D
+    theta_after, momentum_after        what it led to
+
+and in its metadata, as JSON under ``round``, the ids, the versions and each contribution's steps and weights.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from aggregator.events import Merge
+from aggregator.merge.kernels import MergedFragment
+from aggregator.merge.outer_step import FragmentState, Vector
+from broker.process import logs
+from broker.wire.errors import ConfigError
+from broker.wire.tensors import decode_tensor
+
+log = logs.get(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedRound:
+    """One file read back: ``facts`` as listed in :meth:`Recorder.record`, ``arrays`` by the names above."""
+
+    facts: dict[str, Any]
+    arrays: dict[str, Vector]
+
+
+class Recorder:
+    """Writes one file per merged round into a directory; a failing disk costs files, and nothing else."""
+
+    def __init__(self, directory: Path) -> None:
+        """Creates the directory.
+
+        Raises:
+            ConfigError: It cannot be created.
+        """
+        self._directory = directory
+        self._failing = False
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+        except OSError as err:
+            cure = f"needs the directory {directory}, which cannot be created ({err.strerror}): move the tape"
+            raise ConfigError("record_payloads", True, cure) from err
+
+    def record(self, action: Merge, before: FragmentState, merged: MergedFragment, after: FragmentState) -> None:
+        """Writes one round. It decodes every contribution at once: for study, not for production."""
+        arrays = {
+            "theta_before": before.params,
+            "momentum_before": before.momentum,
+            "merged": merged.delta,
+            "theta_after": after.params,
+            "momentum_after": after.momentum,
+        }
+        for index, part in enumerate(action.parts):
+            arrays[f"delta.{index}"] = np.concatenate([decode_tensor(each).reshape(-1) for each in part.payload])
+        facts = {
+            "round_id": action.round_id,
+            "fragment_id": action.fragment_id,
+            "fragment_version": action.fragment_version,
+            "parts": [
+                {
+                    "island": part.island_id,
+                    "steps": [part.steps.from_step, part.steps.to_step],
+                    "tokens": part.steps.tokens,
+                    "token_weight": part.token_weight,
+                    "staleness_weight": part.staleness_weight,
+                }
+                for part in action.parts
+            ],
+        }
+        path = self._directory / f"{action.round_id:010d}.safetensors"
+        try:
+            save_file(arrays, path, metadata={"round": json.dumps(facts)})
+        except (OSError, SafetensorError) as err:
+            if not self._failing:
+                log.warning("recording.failing", path=str(path), detail=str(err), cure="free space there")
+            self._failing = True
+        else:
+            self._failing = False
+
+
+def read_recording(path: Path) -> RecordedRound:
+    """Returns what :meth:`Recorder.record` wrote.
+
+    Raises:
+        OSError: It cannot be read.
+        SafetensorError: It is no safetensors file.
+    """
+    with safe_open(path, framework="numpy") as file:
+        arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping, it has only keys()
+        return RecordedRound(facts=json.loads(file.metadata()["round"]), arrays=arrays)

@@ -1,0 +1,1 @@
+"""The broker's gateway: who may connect, what comes in, and counters for each connection."""

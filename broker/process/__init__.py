@@ -1,0 +1,1 @@
+"""The process kit of every daemon: settings, flags, TOML, logs, clocks and signals."""

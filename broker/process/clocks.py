@@ -1,0 +1,79 @@
+"""The clock of a daemon: monotonic seconds. Chaos can make it jump.
+
+A core takes the time as it is told. A clock that went back, by a fault of the machine or of a drill, would make every
+"since" negative: one such jump had an aggregator refuse all heartbeats as impossible for as long as the jump was wide.
+So the clock that daemons read stands still for one reading instead, and goes on from there. A jump forward is time
+that has passed.
+
+:data:`VARIABLE` may name a file of 8 bytes, a little-endian double: seconds that are added to the machine's clock, and
+that ``atoll chaos`` changes while the process runs.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from broker.wire.errors import ConfigError
+
+VARIABLE = "ATOLL_CLOCK_OFFSET"
+_OFFSET = struct.Struct("<d")
+
+
+class SteadyClock:
+    """Makes a clock that may go back one that does not; may be read by any thread."""
+
+    def __init__(self, source: Callable[[], float]) -> None:
+        """Follows ``source``, in seconds."""
+        self._source = source
+        self._lock = threading.Lock()
+        self._last_s = source()
+        self._skipped_s = 0.0
+        self._told_s = self._last_s
+
+    def __call__(self) -> float:
+        """Returns seconds, never less than before."""
+        with self._lock:
+            now_s = self._source()
+            if now_s < self._last_s:
+                self._skipped_s += self._last_s - now_s
+            self._last_s = now_s
+            self._told_s = max(self._told_s, now_s + self._skipped_s)  # the sum may be rounded down
+            return self._told_s
+
+
+def shifted(offset_file: str | None, source: Callable[[], float] = time.monotonic) -> Callable[[], float]:
+    """Returns ``source`` shifted by what a file holds at the moment of reading; ``source`` itself without a file.
+
+    Raises:
+        ConfigError: The file cannot be read, or does not hold a double.
+    """
+    if not offset_file:
+        return source
+    try:
+        fd = os.open(offset_file, os.O_RDONLY)
+        try:
+            held = mmap.mmap(fd, _OFFSET.size, prot=mmap.PROT_READ)
+        finally:
+            os.close(fd)
+    except (OSError, ValueError) as err:
+        raise ConfigError(VARIABLE, offset_file, "must name a file of 8 bytes, or not be set") from err
+    return lambda: source() + float(_OFFSET.unpack_from(held)[0])
+
+
+def write_offset(path: Path, offset_s: float) -> None:
+    """Makes the clocks that look at ``path`` jump; creates the file."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
+    try:
+        os.pwrite(fd, _OFFSET.pack(offset_s), 0)
+    finally:
+        os.close(fd)
+
+
+#: The clock of this process.
+monotonic: Callable[[], float] = SteadyClock(shifted(os.environ.get(VARIABLE)))

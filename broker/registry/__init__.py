@@ -1,0 +1,1 @@
+"""The registry: the state of a run in Redis, written and read."""

@@ -1,0 +1,53 @@
+"""Turns errors of Redis into a few words with a cure."""
+
+from __future__ import annotations
+
+import ssl
+from urllib.parse import urlsplit
+
+from redis.exceptions import (
+    AuthenticationError,
+    ConnectionError,
+    InvalidResponse,
+    NoPermissionError,
+    ReadOnlyError,
+    TimeoutError,
+)
+
+
+def why(err: BaseException) -> str:
+    """Returns what is wrong in the words of the error; of a refused password in those of the protocol."""
+    if not isinstance(err, AuthenticationError):
+        return str(err).rstrip(".")
+    if "without any password" in str(err) or "no password is set" in str(err):
+        return "it has no password, and was given one"
+    if "invalid" in str(err):
+        return "WRONGPASS, it does not take this user and password"
+    return "NOAUTH, it wants a password"
+
+
+def cure(err: BaseException, url: str) -> str:
+    """Returns what to do about an error at an address; empty where nothing is known but that it does not serve."""
+    scheme = urlsplit(url).scheme
+    cause = err.__cause__ or err.__context__
+    match err:
+        case AuthenticationError() if why(err).startswith("it has no"):
+            return "leave it out of the address"
+        case AuthenticationError():
+            place = "unix://:PASSWORD@/PATH" if scheme == "unix" else f"{scheme}://:PASSWORD@HOST:PORT"
+            return f"give the password in the address, as in {place}, or with a user, USER:PASSWORD@"
+        case NoPermissionError():
+            return "its user needs every command on the keys atoll:*"
+        case ReadOnlyError():
+            return "it is a replica: give the address of its primary"
+        case ConnectionError() if isinstance(cause, ssl.SSLCertVerificationError):
+            return "name the authority of its certificate in the address, as in ?ssl_ca_certs=FILE"
+        case ConnectionError() | TimeoutError() if isinstance(cause, ssl.SSLError) or (
+            scheme == "rediss" and isinstance(err, TimeoutError)
+        ):
+            return "without TLS the address begins with redis://"
+        case InvalidResponse():
+            return "what listens there is no Redis, or wants TLS, for which the address begins with rediss://"
+        case ConnectionError() if scheme == "redis" and "closed by server" in str(err):
+            return "if it wants TLS, the address begins with rediss://"
+    return ""

@@ -1,0 +1,398 @@
+"""The registry of a run in Redis: membership, versions, leases, totals and events.
+
+Redis serves people and elections; no training data passes through it, and nothing here is believed over an
+aggregator's store. All keys of a run begin with ``atoll:{run_id}:``
+
+    members             sorted set   island id -> when its last heartbeat came, by the clock of Redis
+    member:{island}     hash         field of MemberRecord -> JSON, and ``broker``: the one it was heard by
+    model               hash         fragment id -> JSON of FragmentRecord; (epoch, version) only grows
+    totals              hash         field of RunTotals -> JSON; of shard 0
+    totals:{shard}      hash         likewise, of each other shard
+    brokers             sorted set   broker -> when it last wrote
+    broker:{broker}     hash         field of BrokerRecord -> JSON, with ``written_at``
+    refusals:{source}   hash         island id -> JSON of reason -> count, as counted by aggregator or broker:{broker}
+    lease:{shard}       hash         who leads; :mod:`aggregator.process.lease` changes it, by compare-and-set alone
+    events              stream       capped; one JSON object in the field ``event``
+
+and ``atoll:runs`` is a sorted set of run ids: ``up`` takes one that no run here has (:meth:`Registry.claim`).
+
+All times are those of Redis: writers say how long ago something was, so
+that ages come out right even if the clocks of two hosts do not agree. Everything but the leases vanishes a week after
+its last write.
+
+Every operation writes state, not changes of state, and may be repeated; a failure is
+:class:`~broker.wire.errors.Unavailable`, after one attempt: whoever calls decides when to try again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import socket
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, TypeVar, cast
+
+import redis.asyncio as aioredis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.commands.core import AsyncScript
+from redis.exceptions import RedisError, ResponseError
+
+from broker.registry import redis_address, redis_errors
+from broker.routing.directory import MAX_SHARDS
+from broker.wire.errors import ConfigError, Unavailable
+from broker.wire.masking import shown
+from broker.wire.records import BrokerRecord, FragmentRecord, LeaseView, MemberRecord, RunTotals, Snapshot
+
+__all__ = ["BrokerRecord", "FragmentRecord", "MemberRecord", "Registry", "RunTotals", "Snapshot"]
+
+T = TypeVar("T")
+
+KEEP_S = 7 * 24 * 3600
+MAX_EVENTS = 10_000
+RUNS = "atoll:runs"
+
+#: A registry that is slower than this is as good as gone: nobody waits for it.
+CONNECT_TIMEOUT_S = 0.5
+ANSWER_TIMEOUT_S = 1.0
+
+
+#: Writes records of fragments unless a later version stands there: a deposed aggregator may still be writing.
+_WRITE_FRAGMENTS = """
+local written = 0
+for i = 2, #ARGV, 4 do
+  local held = redis.call('HGET', KEYS[1], ARGV[i])
+  local later = false
+  if held then
+    local epoch, version = tonumber(ARGV[i + 1]), tonumber(ARGV[i + 2])
+    held = cjson.decode(held)
+    later = held.epoch > epoch or (held.epoch == epoch and held.version > version)
+  end
+  if not later then
+    redis.call('HSET', KEYS[1], ARGV[i], ARGV[i + 3])
+    written = written + 1
+  end
+end
+redis.call('EXPIRE', KEYS[1], ARGV[1])
+return written
+"""
+
+#: Writes what a broker has heard of islands, unless another one has heard of them since: who has left for it is
+#: remembered here for a while, and written with all else. A time that has not come yet is not believed: clocks go back.
+_WRITE_MEMBERS = """
+local time = redis.call('TIME')
+local now = tonumber(time[1]) + tonumber(time[2]) / 1e6
+local written = 0
+for i = 3, #ARGV, 3 do
+  local island, heard = ARGV[i], now - tonumber(ARGV[i + 1])
+  local key = KEYS[2] .. island
+  local other = redis.call('HGET', key, 'broker')
+  local held = tonumber(redis.call('ZSCORE', KEYS[1], island) or '-1')
+  if not other or other == ARGV[2] or held <= heard or held > now then
+    redis.call('ZADD', KEYS[1], string.format('%.6f', heard), island)
+    redis.call('HSET', key, 'broker', ARGV[2], unpack(cjson.decode(ARGV[i + 2])))
+    redis.call('EXPIRE', key, ARGV[1])
+    written = written + 1
+  end
+end
+redis.call('EXPIRE', KEYS[1], ARGV[1])
+return written
+"""
+
+#: Takes the name of a run, unless a run has it: one that was written to within a week, or that anybody ever led.
+_CLAIM = """
+local time = redis.call('TIME')
+local now = tonumber(time[1]) + tonumber(time[2]) / 1e6
+local written = redis.call('ZSCORE', KEYS[1], ARGV[1])
+if redis.call('EXISTS', KEYS[2]) == 1 or (written and now - tonumber(written) < tonumber(ARGV[2])) then
+  return 0
+end
+redis.call('ZADD', KEYS[1], string.format('%.6f', now), ARGV[1])
+return 1
+"""
+
+
+def aggregator_source(shard: int) -> str:
+    """Under which name the aggregator of a shard counts refusals."""
+    return f"aggregator-{shard}" if shard else "aggregator"
+
+
+class RedisRefusal(Unavailable):
+    """Redis, or what listens at its address, answers, and serves only another address; the message has the cure."""
+
+
+class Registry:
+    """One run's keys over one connection; opened by the first operation, and again after a failure.
+
+    Operations may not overlap: each process has one task that writes.
+    """
+
+    def __init__(self, url: str, run_id: str, *, field: str = "redis_url") -> None:
+        """Prepares a connection; nothing is sent yet.
+
+        Args:
+            url: Of the server.
+            run_id: Of the run.
+            field: The setting that the address comes from, named in the error.
+
+        Raises:
+            ConfigError: ``url`` is no address of a Redis server.
+        """
+        redis_address.check(url, field=field)
+        self.run_id = run_id
+        self.address, self._url = shown(url), url
+        try:
+            self._redis = aioredis.Redis.from_url(
+                url,
+                decode_responses=True,
+                socket_connect_timeout=CONNECT_TIMEOUT_S,
+                socket_timeout=ANSWER_TIMEOUT_S,
+                # The default repeats up to ten times whatever failed, with pauses, appending to a stream included.
+                retry=Retry(NoBackoff(), 0),
+                max_connections=2,
+            )
+            # It is not opened: it looks at options once more.
+            self._redis.connection_pool.make_connection()  # type: ignore[no-untyped-call]
+        except (ValueError, TypeError, RedisError) as err:
+            cure = f"redis-py does not take it ({type(err).__name__}); {redis_address.CURE}"
+            raise ConfigError(field, self.address, cure) from err
+        self._write_fragments = self._redis.register_script(_WRITE_FRAGMENTS)
+        self._write_members = self._redis.register_script(_WRITE_MEMBERS)
+
+    async def aclose(self) -> None:
+        """Closes the connection."""
+        await self._redis.aclose()
+
+    # --- written before a run begins ---
+
+    async def claim(self) -> bool:
+        """Takes the run's name for a new run; False: a run has it, whose keys would be those of the new one."""
+
+        async def claim(_: aioredis.Redis) -> bool:
+            keys, arguments = [RUNS, self._key("lease", "0")], [self.run_id, str(KEEP_S)]
+            return bool(await self.script(_CLAIM)(keys=keys, args=arguments))
+
+        return await self.attempt(claim)
+
+    # --- written by the broker ---
+
+    async def write_members(self, broker: str, records: Sequence[MemberRecord]) -> int:
+        """Writes what ``broker`` last heard of some islands; returns of how many no other had heard later."""
+        if not records:
+            return 0
+
+        async def write() -> int:
+            arguments: list[Any] = [KEEP_S, json.dumps(broker)]
+            for record in records:
+                fields = _fields(record, without=("island_id", "heard_ago_s"))
+                pairs = [part for pair in fields.items() for part in pair]
+                arguments += [record.island_id, record.heard_ago_s, json.dumps(pairs)]
+            return int(await self._write_members(keys=[self._key("members"), self._key("member", "")], args=arguments))
+
+        return await self._attempt(write)
+
+    async def write_broker(self, broker: str, record: BrokerRecord) -> None:
+        """Writes a broker's counters, and the run into the list of runs."""
+
+        async def write() -> None:
+            now_s = await self._now_s()
+            async with self._redis.pipeline(transaction=True) as pipe:
+                pipe.zadd(self._key("brokers"), {broker: now_s})
+                pipe.expire(self._key("brokers"), KEEP_S)
+                pipe.hset(self._key("broker", broker), mapping=_fields(record) | {"written_at": json.dumps(now_s)})
+                pipe.expire(self._key("broker", broker), KEEP_S)
+                pipe.zadd(RUNS, {self.run_id: now_s})
+                pipe.zremrangebyscore(RUNS, "-inf", now_s - KEEP_S)
+                await pipe.execute()
+
+        await self._attempt(write)
+
+    async def write_refusals(self, source: str, refusals: Mapping[str, Mapping[str, int]]) -> None:
+        """Writes how often ``source`` (a broker or an aggregator) refused what, by island and reason."""
+        if not refusals:
+            return
+        mapping: dict[Any, Any] = {island: json.dumps(dict(reasons)) for island, reasons in refusals.items()}
+
+        async def write() -> None:
+            async with self._redis.pipeline(transaction=True) as pipe:
+                pipe.hset(self._key("refusals", source), mapping=mapping)
+                pipe.expire(self._key("refusals", source), KEEP_S)
+                await pipe.execute()
+
+        await self._attempt(write)
+
+    # --- written by the aggregator ---
+
+    async def write_fragments(self, records: Sequence[FragmentRecord]) -> int:
+        """Writes what fragments have become; returns how many records were not older than those that stand there."""
+        if not records:
+            return 0
+
+        async def write() -> int:
+            now_s = await self._now_s()
+            arguments: list[Any] = [KEEP_S]
+            for record in records:
+                value = dataclasses.asdict(record) | {"committed_at": now_s - record.committed_ago_s}
+                del value["fragment_id"], value["committed_ago_s"]
+                arguments += [record.fragment_id, record.epoch, record.version, json.dumps(value)]
+            return int(await self._write_fragments(keys=[self._key("model")], args=arguments))
+
+        return await self._attempt(write)
+
+    async def write_totals(self, totals: RunTotals, shard: int = 0) -> None:
+        """Writes where the run stands, as far as one shard can say."""
+        key = self._totals_key(shard)
+
+        async def write() -> None:
+            async with self._redis.pipeline(transaction=True) as pipe:
+                pipe.hset(key, mapping=_fields(totals))
+                pipe.expire(key, KEEP_S)
+                await pipe.execute()
+
+        await self._attempt(write)
+
+    async def append_events(self, events: Sequence[Mapping[str, Any]]) -> None:
+        """Appends to the stream of events, whose oldest entries fall out beyond about ``MAX_EVENTS``.
+
+        The only operation that is not the same when repeated: give events a number of their own, if copies
+        after an :class:`Unavailable` that is not ``definite`` matter.
+        """
+        if not events:
+            return
+
+        async def write() -> None:
+            async with self._redis.pipeline(transaction=True) as pipe:
+                for event in events:
+                    entry = {"event": json.dumps(dict(event), default=str)}
+                    pipe.xadd(self._key("events"), cast(Any, entry), maxlen=MAX_EVENTS, approximate=True)
+                pipe.expire(self._key("events"), KEEP_S)
+                await pipe.execute()
+
+        await self._attempt(write)
+
+    # --- read by status ---
+
+    async def read(self) -> Snapshot:
+        """Reads all that is known about the run."""
+        return await self._attempt(self._read)
+
+    async def _read(self) -> Snapshot:
+        async with self._redis.pipeline(transaction=True) as pipe:
+            pipe.time()
+            pipe.zrange(self._key("members"), 0, -1, withscores=True)
+            pipe.zrange(self._key("brokers"), 0, -1)
+            for name in ("model", "totals"):
+                pipe.hgetall(self._key(name))
+            for shard in range(MAX_SHARDS):
+                pipe.hgetall(self._key("lease", str(shard)))
+            time, members, brokers, model, totals, *leases = await pipe.execute()
+        islands = [island for island, _ in members]
+        others = [shard for shard, held in enumerate(leases) if held and shard]
+        sources = [*(f"broker:{broker}" for broker in brokers), *map(aggregator_source, (0, *others))]
+        keys = [
+            *(self._totals_key(shard) for shard in others),
+            *(self._key("member", island) for island in islands),
+            *(self._key("broker", broker) for broker in brokers),
+            *(self._key("refusals", source) for source in sources),
+        ]
+        async with self._redis.pipeline(transaction=False) as pipe:
+            for key in keys:
+                pipe.hgetall(key)
+            hashes = [_values(each) for each in await pipe.execute()]
+        of_shards, hashes = [_values(totals), *hashes[: len(others)]], hashes[len(others) :]
+        return Snapshot(
+            run_id=self.run_id,
+            now_s=_seconds(time),
+            heard_at_s=dict(members),
+            members=dict(zip(islands, hashes, strict=False)),
+            fragments={int(p): json.loads(each) for p, each in model.items()},
+            totals=of_shards if all(of_shards) else of_shards[:1] if totals else [],
+            brokers=dict(zip(brokers, hashes[len(islands) :], strict=False)),
+            refusals=dict(zip(sources, hashes[len(islands) + len(brokers) :], strict=True)),
+            leases={shard: LeaseView.of(held, _seconds(time)) for shard, held in enumerate(leases) if held},
+        )
+
+    async def read_events(self, count: int = 100) -> list[dict[str, Any]]:
+        """Reads the newest events, oldest first."""
+
+        async def read() -> list[dict[str, Any]]:
+            entries: Any = await self._redis.xrevrange(self._key("events"), count=count)
+            return [json.loads(entry["event"]) for _, entry in reversed(entries)]
+
+        return await self._attempt(read)
+
+    async def known_runs(self) -> list[str]:
+        """Lists runs that have been written to within the last week, the latest first."""
+
+        async def read() -> list[str]:
+            return [str(run) for run in await self._redis.zrevrange(RUNS, 0, -1)]
+
+        return await self._attempt(read)
+
+    # --- below, and for :mod:`aggregator.process.lease` ---
+
+    def key(self, *parts: str) -> str:
+        """Returns the name of a key of this run."""
+        return self._key(*parts)
+
+    def script(self, lua: str) -> AsyncScript:
+        """Returns a script that this connection can run."""
+        return self._redis.register_script(lua)
+
+    async def attempt(self, operation: Callable[[aioredis.Redis], Awaitable[T]]) -> T:
+        """Runs an operation on the connection once; Unavailable says what Redis or the network had to say."""
+        return await self._attempt(lambda: operation(self._redis))
+
+    def _totals_key(self, shard: int) -> str:
+        return self._key("totals", str(shard)) if shard else self._key("totals")
+
+    def _key(self, *parts: str) -> str:
+        return ":".join(("atoll", self.run_id, *parts))
+
+    async def _now_s(self) -> float:
+        return _seconds(await self._redis.time())
+
+    async def _attempt(self, operation: Callable[[], Awaitable[T]]) -> T:
+        """Runs an operation once; maps whatever Redis or the network has to say to :class:`Unavailable`."""
+        task = asyncio.current_task()
+        assert task is not None
+        cancels = task.cancelling()
+        try:
+            # The socket's own timeouts start anew with each byte; this one does not.
+            async with asyncio.timeout(CONNECT_TIMEOUT_S + ANSWER_TIMEOUT_S):
+                result = await operation()
+                if task.cancelling() > cancels:
+                    # The client sends with asyncio.wait_for, which in Python 3.11 loses a cancellation that comes as
+                    # the sending ends (cpython issue 86296): a task that reports for ever would never end.
+                    raise asyncio.CancelledError
+                return result
+        except (RedisError, OSError, TimeoutError) as err:
+            if task.cancelling() > cancels:
+                # Likewise where the client's own timeout was over in the same moment: it tells of that alone.
+                raise asyncio.CancelledError from err
+            # A refused connection or a server's own error: it was not done. Silence: who knows.
+            refused = isinstance(err.__cause__ or err.__context__, ConnectionRefusedError | socket.gaierror)
+            definite = refused or isinstance(err, ResponseError)
+            why = redis_errors.why(err) or f"no answer within {CONNECT_TIMEOUT_S + ANSWER_TIMEOUT_S:g} s"
+            message = f"Redis at {self.address} does not serve: {why}"
+            cure = redis_errors.cure(err, self._url)
+            if cure:
+                raise RedisRefusal(f"{message}; {cure}", definite=definite) from err
+            raise Unavailable(message, definite=definite) from err
+        except json.JSONDecodeError as err:
+            message = f"Redis at {self.address} holds something under atoll:{self.run_id}: that is not ours: {err}"
+            raise Unavailable(message, definite=True) from err
+
+
+def _fields(record: Any, without: tuple[str, ...] = ()) -> dict[Any, Any]:
+    """Returns a record as the fields of a hash, each in JSON."""
+    return {name: json.dumps(value) for name, value in dataclasses.asdict(record).items() if name not in without}
+
+
+def _values(fields: Mapping[str, str]) -> dict[str, Any]:
+    return {name: json.loads(value) for name, value in fields.items()}
+
+
+def _seconds(time: tuple[int, int]) -> float:
+    return int(time[0]) + int(time[1]) / 1e6

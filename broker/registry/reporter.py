@@ -1,0 +1,190 @@
+"""The broker's reports to Redis: membership on behalf of the islands, and its own counters.
+
+Redis is a place to look, never a step on anyone's way. The relay's observations are noted here in memory, the newest
+of each island; a task of its own writes what has changed twice a second and everything every few seconds, so that a
+Redis that was away, was slow, or came back empty ends up right without anyone asking why.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from broker.process import logs
+from broker.registry.registry import Registry
+from broker.routing.liveness import LivenessConfig
+from broker.routing.relay import Relay
+from broker.wire.errors import Unavailable
+from broker.wire.messages import Envelope, Heartbeat, Leave, Welcome
+from broker.wire.records import BrokerRecord, MemberRecord
+
+log = logs.get(__name__)
+
+#: Everything is written this often, changed or not: an emptied Redis may look exactly like one that was never gone.
+REWRITE_S = 5.0
+
+
+@dataclass(slots=True)
+class _Noted:
+    """An island's newest record and when it was heard, by the broker's clock."""
+
+    record: MemberRecord
+    heard_s: float
+    sequence: int  # of the message it comes from
+    written: bool = False
+
+
+class MembersSeen:
+    """What is to be written about islands: pure, bounded by ``max_islands``."""
+
+    def __init__(self, *, max_islands: int) -> None:
+        self._max_islands = max_islands
+        self._noted: dict[str, _Noted] = {}
+
+    def observe(self, envelope: Envelope, now_s: float) -> None:
+        """Notes a message that the relay let pass; later lives of an island replace earlier ones."""
+        match envelope.message:
+            case Heartbeat() as beat:
+                record = MemberRecord(
+                    island_id=envelope.sender,
+                    incarnation=envelope.incarnation,
+                    inner_step=beat.inner_step,
+                    tokens=beat.tokens,
+                    loss=beat.loss,
+                    step_time_s=beat.step_time_s,
+                    sync_share=beat.sync_share,
+                    bytes_up=beat.bytes_up,
+                    bytes_down=beat.bytes_down,
+                    stopped=beat.stopped,
+                    optimizer=beat.optimizer,
+                )
+            case Leave() as leave:
+                record = MemberRecord(
+                    island_id=envelope.sender,
+                    incarnation=envelope.incarnation,
+                    inner_step=leave.inner_step,
+                    tokens=leave.tokens,
+                    left=True,
+                )
+                known = self._noted.get(envelope.sender)
+                if known is not None and known.record.incarnation == envelope.incarnation:
+                    record = dataclasses.replace(
+                        known.record, inner_step=leave.inner_step, tokens=leave.tokens, left=True
+                    )
+            case Welcome() as welcome:
+                record = MemberRecord(
+                    island_id=welcome.island_id,
+                    incarnation=welcome.incarnation,
+                    inner_step=welcome.start_step,
+                    tokens=welcome.start_tokens,
+                )
+            case _:
+                return
+        known = self._noted.pop(record.island_id, None)  # those heard last stand last
+        if known is not None and not _replaces(record, known, envelope):
+            self._noted[record.island_id] = known
+            return
+        if len(self._noted) >= self._max_islands:
+            del self._noted[next(iter(self._noted))]
+        self._noted[record.island_id] = _Noted(record=record, heard_s=now_s, sequence=envelope.sequence)
+
+    def due(self, now_s: float, *, everything: bool) -> list[MemberRecord]:
+        """Returns what has changed since :meth:`written`, or everything, with ages as of now."""
+        return [
+            dataclasses.replace(noted.record, heard_ago_s=now_s - noted.heard_s)
+            for noted in self._noted.values()
+            if everything or not noted.written
+        ]
+
+    def written(self, records: list[MemberRecord], started_s: float) -> None:
+        """Notes that ``records``, collected at ``started_s``, stand in Redis."""
+        for record in records:
+            noted = self._noted.get(record.island_id)
+            if noted is not None and noted.heard_s <= started_s:
+                noted.written = True
+
+
+def _replaces(record: MemberRecord, known: _Noted, envelope: Envelope) -> bool:
+    if record.incarnation != known.record.incarnation:
+        return record.incarnation > known.record.incarnation
+    if isinstance(envelope.message, Welcome):
+        return False  # a repeated welcome says less than the heartbeats since
+    if record.left or not known.record.left:
+        return True
+    # A heartbeat that Leave has overtaken does not bring an island back; one of the process that goes on does.
+    return envelope.sequence > known.sequence
+
+
+class Reporter:
+    """Writes membership and the relay's counters to Redis until it is cancelled."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        relay: Relay,
+        *,
+        name: str,
+        liveness: LivenessConfig,
+        interval_s: float,
+        clock: Callable[[], float],
+    ) -> None:
+        self.membership = MembersSeen(max_islands=relay.config.max_peers)
+        self._registry = registry
+        self._relay = relay
+        self.name = name  #: of this broker, in Redis
+        self._liveness = liveness
+        self._interval_s = interval_s
+        self._clock = clock
+        self._lost = False
+        self._complete_at_s = clock()  # when everything is due again
+
+    async def run(self) -> None:
+        """Writes now and every ``interval_s``; a failure is logged when it begins and when it ends."""
+        while True:
+            await self.write()
+            await asyncio.sleep(self._interval_s)
+
+    async def write(self) -> bool:
+        """Writes what is due; says whether Redis took it."""
+        started_s = self._clock()
+        everything = self._lost or started_s >= self._complete_at_s
+        records = self.membership.due(started_s, everything=everything)
+        # Copied now: while Redis thinks, the relay goes on counting.
+        refused = {
+            sender: {str(reason): n for reason, n in reasons.items()}
+            for sender, reasons in self._relay.counters.refused.items()
+        }
+        try:
+            await self._registry.write_broker(self.name, self._broker())
+            await self._registry.write_refusals(f"broker:{self.name}", refused)
+            await self._registry.write_members(self.name, records)
+        except Unavailable as err:
+            if not self._lost:
+                log.warning("redis.lost", detail=str(err), cure="training goes on; status is blind until it is back")
+            self._lost = True
+            return False
+        if self._lost:
+            log.info("redis.back", address=self._registry.address, islands=len(records))
+        self._lost = False
+        self.membership.written(records, started_s)
+        if everything:
+            self._complete_at_s = started_s + REWRITE_S
+        return True
+
+    def _broker(self) -> BrokerRecord:
+        counters = self._relay.counters
+        return BrokerRecord(
+            suspect_after_s=self._liveness.suspect_after_s,
+            dead_after_s=self._liveness.dead_after_s,
+            peers=self._relay.num_peers,
+            received_messages=counters.received_messages,
+            received_bytes=counters.received_bytes,
+            sent_messages=counters.sent_messages,
+            sent_bytes=counters.sent_bytes,
+            queued_bytes=self._relay.queued_bytes,
+            held_bytes=self._relay.held_bytes,
+            repeated_messages=counters.repeated_messages,
+            dropped=dict(counters.dropped),
+        )

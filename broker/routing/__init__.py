@@ -1,0 +1,1 @@
+"""The relay: routing, presence, queues and refusals of a broker. Pure."""

@@ -1,0 +1,136 @@
+"""The relay's actions for one event, in order, with their counts. Pure.
+
+Every refusal is counted by sender and reason, noted in the log now and then, and told to whoever sent the message, over
+its control connection where there is one. A sender that could not be read is told over the connection it came by.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from broker.routing.directory import UNKNOWN, Directory
+from broker.routing.events import (
+    Blocked,
+    Note,
+    Observe,
+    Refusal,
+    RelayAction,
+    RelayCounters,
+    Send,
+    TurnedAway,
+    Unreachable,
+)
+from broker.wire import messages as m
+from broker.wire.errors import worth_repeating
+from broker.wire.messages import BROKER, Channel, Envelope, Reason, kind_of
+
+#: Where a refusal is addressed whose sender could not be read.
+NOBODY = m.joining("unknown")
+
+
+class Actions:
+    """Actions that wait to be handed to the driver; ``counters`` says what has happened since the beginning."""
+
+    __slots__ = ("_actions", "_run_id", "_sequence", "_who", "counters")
+
+    def __init__(self, *, run_id: str, who: Directory) -> None:
+        self.counters = RelayCounters()
+        self._run_id = run_id
+        self._who = who
+        self._sequence = 0  # of the broker's own messages
+        self._actions: list[RelayAction] = []
+
+    def take(self) -> list[RelayAction]:
+        """Hands over everything put in since the last call, in order."""
+        actions, self._actions = self._actions, []
+        return actions
+
+    def add(self, action: Note | Observe) -> None:
+        """Puts in what is no message."""
+        self._actions.append(action)
+
+    # --- sending ---
+
+    def send(self, channel: Channel, peer: bytes, envelope: Envelope, size_bytes: int) -> None:
+        """Sends a message to a connection: ``peer`` is its routing id."""
+        self.counters.sent_messages += 1
+        self.counters.sent_bytes += size_bytes
+        self._actions.append(Send(channel=channel, peer=peer, envelope=envelope, size_bytes=size_bytes))
+
+    def send_or_drop(
+        self, channel: Channel, route: bytes | None, envelope: Envelope, size_bytes: int, *, missing: str
+    ) -> None:
+        """Sends what its sender repeats; without a connection it is dropped, and counted under ``missing``."""
+        if route is None:
+            self.counters.dropped[missing] += 1
+        else:
+            self.send(channel, route, envelope, size_bytes)
+
+    def unsend(self, event: Blocked | Unreachable) -> None:
+        """Takes back from the counters what the driver could not send."""
+        self.counters.sent_messages -= 1
+        self.counters.sent_bytes -= event.size_bytes
+
+    def reply(self, channel: Channel, peer: bytes, to: str, message: m.Message) -> None:
+        """Sends a message of the broker's own."""
+        self._sequence += 1
+        envelope = Envelope(
+            run_id=self._run_id, sender=BROKER, incarnation=0, sequence=self._sequence, to=to, message=message
+        )
+        self.send(channel, peer, envelope, 0)
+
+    # --- refusing ---
+
+    def refuse_message(self, channel: Channel, peer: bytes, envelope: Envelope, refusal: Refusal) -> None:
+        """Refuses a message whose sender is who it says; see :meth:`refuse`."""
+        self.refuse(channel, peer, envelope.sender, kind_of(envelope.message), envelope.sequence, refusal)
+
+    def refuse(
+        self,
+        channel: Channel,
+        peer: bytes,
+        claimed: str,
+        kind: str,
+        sequence: int,
+        refusal: Refusal,
+        to: str = "",
+    ) -> None:
+        """Counts a refusal, notes it now and then, and tells the sender why.
+
+        Args:
+            channel: Where the message came from, with ``peer``.
+            peer: Routing id.
+            claimed: Who sent it, as far as that is known: believed only if it is a known peer.
+            kind: Of the message, or empty.
+            sequence: Of the message, or -1.
+            refusal: Reason and detail.
+            to: The address on the answer, if not ``claimed``: what the message named as its sender.
+        """
+        reason, detail = refusal
+        name = self._who.name_of(channel, peer) or (claimed if claimed in self._who.peers else UNKNOWN)
+        times = self._count_refusal(name, reason)
+        if worth_repeating(times):
+            fields = {"sender": name, "kind": kind, "reason": reason, "times": times, "detail": detail}
+            self._actions.append(Note(event="relay.refused", fields=fields, warning=True))
+        if kind == kind_of(m.Refused):
+            return  # two peers must not refuse each other's refusals for ever
+        control = self._who.control_beside(channel, peer)
+        if control is not None:
+            channel, peer = Channel.CONTROL, control
+        refused = m.Refused(kind=kind, sequence=sequence, reason=reason, detail=detail)
+        self.reply(channel, peer, to or claimed or (name if name != UNKNOWN else NOBODY), refused)
+
+    def turn_away(self, event: TurnedAway) -> None:
+        """Counts a connection that ended before it said anything: there is nobody left to tell."""
+        if event.reason is None:
+            self.counters.dropped["silent_connection"] += 1
+            return
+        times = self._count_refusal(UNKNOWN, event.reason)
+        if worth_repeating(times):
+            fields = {"channel": event.channel, "reason": event.reason, "times": times, "detail": event.detail}
+            self._actions.append(Note(event="relay.turned_away", fields=fields, warning=True))
+
+    def _count_refusal(self, name: str, reason: Reason) -> int:
+        counts = self.counters.refused.setdefault(name, Counter())
+        counts[reason] += 1
+        return counts[reason]

@@ -1,0 +1,195 @@
+"""Deliveries of large messages: versions to islands, contributions and seeds to aggregators. Pure.
+
+*Backpressure.* The driver sends or, at a high-water mark, answers a :class:`~broker.routing.events.Send` with
+:class:`~broker.routing.events.Blocked`. A contribution then waits in a queue bounded in bytes; a version does not wait
+at all: the island's credit stands again, and whatever version is the newest when the island takes more is what it gets.
+Nobody says when a connection takes more, so those that took nothing are tried again after a short pause.
+
+What islands send again while its first copy is still on this machine is dropped: it waits in the queue here, or has not
+left the connection (:mod:`broker.routing.unsent`).
+
+What waits for an aggregator that has gone waits for its next connection, or is given back when the aggregator is given
+up. The containers with their bounds are in :mod:`broker.routing.queues`; which aggregator and which islands there are
+is known to the :class:`~broker.routing.directory.Directory`.
+"""
+
+from __future__ import annotations
+
+from broker.routing.actions import Actions
+from broker.routing.deafness import Carried
+from broker.routing.directory import Directory, Leader, Peer
+from broker.routing.events import Blocked, Refusal, RelayConfig, Unreachable
+from broker.routing.queues import ContributionQueue, Queued, VersionShelf
+from broker.routing.unsent import Unsent
+from broker.wire import messages as m
+from broker.wire.fragments import shard_of
+from broker.wire.messages import Channel, Envelope, Reason
+
+#: So many of what waits for an aggregator are tried at a time: each that a full connection does not take costs as much
+#: as one that it takes, and there may be hundreds.
+BURST = 8
+
+
+class Deliveries:
+    """What is kept for islands and for aggregators, and which connections take nothing now.
+
+    Attributes:
+        shelf: The newest version of each fragment.
+        queue: Contributions and seeds that wait for an aggregator.
+        retry_at_s: When :meth:`retry` is due; None while no connection is blocked.
+    """
+
+    def __init__(self, config: RelayConfig, who: Directory, out: Actions) -> None:
+        self.shelf = VersionShelf()
+        self.queue = ContributionQueue(per_sender_bytes=config.peer_queue_bytes, total_bytes=config.total_queue_bytes)
+        self.retry_at_s: float | None = None
+        self._retry_s = config.retry_s
+        self._who = who
+        self._out = out
+        self._blocked_peers: dict[str, None] = {}  # a set in order: whose bulk connection takes nothing now
+        self._blocked_shards: dict[int, None] = {}
+        self._under_way: dict[int, Unsent] = {}  # over the present connection of each shard's aggregator
+
+    # --- towards islands ---
+
+    def publish(self, envelope: Envelope, version: m.Version, size_bytes: int) -> None:
+        """Keeps a version, if it is newer than the one held, and sends it to all who have credit."""
+        if self.shelf.offer(envelope, version, size_bytes):
+            for peer in self._who.peers.values():
+                self._serve(peer)
+        else:
+            self._out.counters.dropped["old_version"] += 1
+
+    def grant(self, peer: Peer, versions: tuple[int, ...]) -> None:
+        """Gives a peer credit for one version newer than ``versions``, of any fragment."""
+        peer.want, peer.credit = versions, True
+        self._serve(peer)
+
+    def _serve(self, peer: Peer) -> None:
+        """Spends a peer's credit, if there is anything new to spend it on."""
+        route = peer.routes.get(Channel.BULK)
+        if not peer.credit or route is None or peer.name in self._blocked_peers:
+            return
+        held = self.shelf.choose(peer.want, peer.served)
+        if held is None:
+            return
+        peer.credit = False
+        peer.transfers += 1
+        peer.served[held.version.fragment_id] = peer.transfers
+        self._out.send(Channel.BULK, route, held.envelope, held.size_bytes)
+
+    def unblock_peer(self, name: str) -> None:
+        """Notes that a peer has gone, or has a new connection, which starts empty."""
+        self._blocked_peers.pop(name, None)
+
+    # --- towards aggregators ---
+
+    def contribute(self, shard: int, item: Queued, now_s: float, carried: Carried | None) -> Refusal | None:
+        """Sends a contribution on or queues it; or says why neither.
+
+        ``carried`` is what the connection to the aggregator has, if known.
+        """
+        leader = self._who.leading(shard)
+        if leader is None:
+            return Reason.NOT_LEADER, f"no aggregator leads shard {shard} now: send it again later"
+        if self.queue.holds(item):
+            self._out.counters.dropped["copy_in_queue"] += 1
+            return None
+        under_way = self._connection(shard)
+        under_way.account(carried, now_s)
+        if under_way.holds(item.identity, now_s):
+            self._out.counters.dropped["copy_under_way"] += 1
+            return None
+        route = leader.routes.get(Channel.BULK)
+        if route is not None and shard not in self._blocked_shards:
+            self._send_on(shard, route, item, now_s)
+            return None
+        full = self.queue.full_for(item)
+        if full is not None:
+            return Reason.QUEUE_FULL, full
+        self.queue.push(shard, item)
+        return None
+
+    def attached(self, leader: Leader, now_s: float, carried: Carried | None) -> None:
+        """Takes note of what an aggregator's connection has carried, and sends what waits for it."""
+        self._connection(leader.shard).account(carried, now_s)
+        self._forward_queue(leader, now_s)
+
+    def _forward_queue(self, leader: Leader, now_s: float) -> None:
+        """Sends an aggregator what waits for it, a burst at a time, if its connection takes anything."""
+        route = leader.routes.get(Channel.BULK)
+        if route is None or leader.shard in self._blocked_shards:
+            return
+        for item in self.queue.take(leader.shard, BURST):
+            self._send_on(leader.shard, route, item, now_s)
+        if self.queue.waits(leader.shard):
+            self._blocked_shards[leader.shard] = None  # so that what comes stays behind what waits
+            self._retry_soon(now_s)
+
+    def _retry_soon(self, now_s: float) -> None:
+        if self.retry_at_s is None:
+            self.retry_at_s = now_s + self._retry_s
+
+    def _send_on(self, shard: int, route: bytes, item: Queued, now_s: float) -> None:
+        self._connection(shard).gave(item.identity, item.least_bytes, now_s)
+        self._out.send(Channel.BULK, route, item.envelope, item.size_bytes)
+
+    def _connection(self, shard: int) -> Unsent:
+        return self._under_way.setdefault(shard, Unsent())
+
+    def unblock_shard(self, shard: int) -> None:
+        """Notes that the aggregator of a shard has a new connection, which starts empty."""
+        self._blocked_shards.pop(shard, None)
+        self._under_way.pop(shard, None)
+
+    def withdraw(self, shard: int) -> list[Queued]:
+        """Takes back all that waits for an aggregator that has gone."""
+        self.unblock_shard(shard)
+        return self.queue.take(shard)
+
+    # --- what could not be sent ---
+
+    def put_back(self, event: Blocked, now_s: float) -> None:
+        """Takes back what a full connection did not take; small messages are dropped, their senders repeat them."""
+        match event.envelope.message:
+            case m.Version(fragment_id=p):
+                peer = self._who.peers.get(self._who.name_of(event.channel, event.peer) or "")
+                if peer is None:
+                    return
+                peer.credit = True
+                peer.served.pop(p, None)  # it still comes first
+                self._blocked_peers[peer.name] = None
+            case m.Contribution(fragment_id=p) | m.Seed(fragment_id=p):
+                shard = shard_of(p, self._who.shards)
+                item = Queued(envelope=event.envelope, size_bytes=event.size_bytes)
+                self._connection(shard).took_back(item.identity, item.least_bytes)
+                self.queue.put_back(shard, item)
+                self._blocked_shards[shard] = None
+            case _:
+                self._out.counters.dropped["blocked"] += 1
+                return
+        self._retry_soon(now_s)
+
+    def give_up(self, event: Unreachable) -> None:
+        """A contribution waits for the aggregator's next connection; an island asks again over its own."""
+        match event.envelope.message:
+            case m.Contribution(fragment_id=p) | m.Seed(fragment_id=p):
+                shard = shard_of(p, self._who.shards)
+                item = Queued(envelope=event.envelope, size_bytes=event.size_bytes)
+                self.queue.put_back(shard, item)
+            case _:
+                self._out.counters.dropped["unreachable"] += 1
+
+    def retry(self, now_s: float) -> None:
+        """Tries the connections again that took nothing, once that is due."""
+        if self.retry_at_s is None or now_s < self.retry_at_s:
+            return
+        self.retry_at_s = None
+        peers, self._blocked_peers = self._blocked_peers, {}
+        for name in peers:
+            self._serve(self._who.peers[name])
+        shards, self._blocked_shards = self._blocked_shards, {}
+        for shard in shards:
+            leader = self._who.leaders.get(shard)
+            if leader is not None:  # else what waits is for a shard of another count, which has not attached yet
+                self._forward_queue(leader, now_s)

@@ -1,0 +1,205 @@
+"""The directory of connected islands and aggregators, with the connection of each.
+
+A peer is known by its name, and reached by the routing ids that ZeroMQ gave its connections: one on each channel,
+random, new after every reconnect. The directory keeps both maps in step. It learns only from messages that
+:mod:`broker.routing.presence` has admitted, and never holds more than ``max_peers`` names.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from broker.wire.messages import AGGREGATOR, Channel, Follow, Standing, joining, newness, standing_by
+
+#: The name under which refusals are counted while the sender is not known.
+UNKNOWN = "(unknown)"
+
+#: Shards are small numbers; the bound keeps a wrong one from making entries without end.
+MAX_SHARDS = 64
+
+JOINING = joining("")
+STANDBY = standing_by("")
+#: So far behind the highest number one that is new is still known to be new; one further behind counts as seen.
+WINDOW = 4096
+
+
+class Seen:
+    """The sequence numbers of one connection, in half a kilobyte: what comes twice was played back.
+
+    A sender counts its messages, on both channels together, and never sends one number twice. Nor does anything between
+    it and its broker deliver twice what it sent once over one connection: what is lost is said again, under a new
+    number. Order is not looked at: what an island gives of its optimizer's state lets its contributions go first.
+    """
+
+    __slots__ = ("_highest", "_recent")
+
+    def __init__(self) -> None:
+        self._highest = -1
+        self._recent = 0  # bit i: number highest - i has come
+
+    def repeats(self, sequence: int) -> bool:
+        """Says whether a number has come before, and notes that it has now."""
+        ahead = sequence - self._highest
+        if ahead > 0:
+            self._recent = 1 if ahead >= WINDOW else (self._recent << ahead | 1) & ((1 << WINDOW) - 1)
+            self._highest = sequence
+            return False
+        if -ahead >= WINDOW or self._recent >> -ahead & 1:
+            return True
+        self._recent |= 1 << -ahead
+        return False
+
+
+@dataclass(slots=True, kw_only=True)
+class Peer:
+    """One incarnation of an island, or a process that asks to become one (``join:NONCE``).
+
+    Attributes:
+        routes: Routing id by channel; a channel is missing until the peer has been heard on it.
+        want: Version it has, by fragment, as its last :class:`~broker.wire.messages.Want` said.
+        credit: Whether it may be sent one version now.
+        served: Fragment -> number of this peer's transfer that carried it last.
+        transfers: Versions sent to it.
+        asked_s: When it first sent what an aggregator answers, since one last answered; None: nothing is owed.
+        seen: The sequence numbers heard over each connection.
+        follow: What a standby said last.
+    """
+
+    name: str
+    incarnation: int
+    heard_s: float
+    routes: dict[Channel, bytes] = field(default_factory=dict)
+    want: tuple[int, ...] = ()
+    credit: bool = False
+    served: dict[int, int] = field(default_factory=dict)
+    transfers: int = 0
+    asked_s: float | None = None
+    seen: dict[Channel, Seen] = field(default_factory=dict)
+    follow: Follow | None = None
+
+    @property
+    def is_joining(self) -> bool:
+        """Whether it has no island id yet."""
+        return self.name.startswith(JOINING)
+
+
+@dataclass(slots=True, kw_only=True)
+class Leader:
+    """The aggregator of one shard, under the highest epoch seen.
+
+    ``leads`` turns False when it falls silent; the epoch stays, so that an earlier leader cannot come back.
+    ``ended``: it has said that the run is over.
+    """
+
+    shard: int
+    epoch: int
+    shards: int  # how many there are, as it says
+    heard_s: float
+    routes: dict[Channel, bytes] = field(default_factory=dict)
+    leads: bool = True
+    ended: bool = False
+    name: str = AGGREGATOR
+    seen: dict[Channel, Seen] = field(default_factory=dict)
+
+
+class Directory:
+    """Peers by name, aggregators by shard, and the name behind each connection.
+
+    ``shards`` is how many there are, as the aggregator that attached last said.
+    """
+
+    __slots__ = ("_max_peers", "_names", "leaders", "peers", "shards")
+
+    def __init__(self, *, max_peers: int) -> None:
+        self._max_peers = max_peers
+        self.peers: dict[str, Peer] = {}
+        self.leaders: dict[int, Leader] = {}
+        self.shards = 1
+        self._names: dict[tuple[Channel, bytes], str] = {}
+
+    @property
+    def full(self) -> bool:
+        """Whether a new name finds no place."""
+        return len(self.peers) >= self._max_peers
+
+    def name_of(self, channel: Channel, route: bytes) -> str | None:
+        """Who spoke last over a connection."""
+        return self._names.get((channel, route))
+
+    def route_to(self, name: str, channel: Channel) -> bytes | None:
+        """The connection of a peer, None while it is not known or not connected there."""
+        peer = self.peers.get(name)
+        return peer.routes.get(channel) if peer is not None else None
+
+    def control_beside(self, channel: Channel, route: bytes) -> bytes | None:
+        """The control connection of whoever speaks over this one; None while that is not known."""
+        who = self.leader_behind(channel, route) or self.peers.get(self._names.get((channel, route), ""))
+        return who.routes.get(Channel.CONTROL) if who is not None else None
+
+    def leading(self, shard: int) -> Leader | None:
+        """Who leads a shard, if anybody does."""
+        leader = self.leaders.get(shard)
+        return leader if leader is not None and leader.leads else None
+
+    def newest_standby(self, shard: int, *, beside: str, since_s: float) -> Standing | None:
+        """Which standby of a shard has the newest store: of those heard since then, other than ``beside``."""
+        heard = [
+            Standing(name=each.name.removeprefix(STANDBY), made_under=each.follow.made_under, stored=each.follow.stored)
+            for each in self.peers.values()
+            if each.follow is not None and each.follow.shard == shard and each.name != beside and each.heard_s > since_s
+        ]
+        return max(heard, key=lambda each: (newness(each.made_under, each.stored), each.name), default=None)
+
+    def leader_behind(self, channel: Channel, route: bytes) -> Leader | None:
+        """The aggregator that is attached over this connection."""
+        return next((each for each in self.leaders.values() if each.routes.get(channel) == route), None)
+
+    def enter(self, name: str, incarnation: int, now_s: float) -> Peer:
+        """Returns a new peer, in place of an earlier incarnation under the same name."""
+        old = self.peers.get(name)
+        if old is not None:
+            self.forget(old)
+        peer = self.peers[name] = Peer(name=name, incarnation=incarnation, heard_s=now_s)
+        return peer
+
+    def forget(self, peer: Peer) -> None:
+        """Removes a peer and its connections."""
+        self.disconnect_all(peer)
+        self.peers.pop(peer.name, None)
+
+    def forget_silent(self, now_s: float, after_s: float) -> list[Peer]:
+        """Removes and returns all peers that were last heard ``after_s`` ago or earlier."""
+        silent = [peer for peer in self.peers.values() if now_s >= peer.heard_s + after_s]
+        for peer in silent:
+            self.forget(peer)
+        return silent
+
+    def connect(self, who: Peer | Leader, channel: Channel, route: bytes) -> bool:
+        """Notes that ``who`` speaks over this connection, in place of an earlier one; says whether it is new."""
+        new = who.routes.get(channel) != route
+        if new:
+            self.disconnect(who, channel)
+            who.routes[channel] = route
+            who.seen.pop(channel, None)
+        self._names[channel, route] = who.name
+        return new
+
+    def disconnect(self, who: Peer | Leader, channel: Channel) -> None:
+        """Drops a connection, unless its new owner has it already: a joiner goes on under its island id."""
+        route = who.routes.pop(channel, None)
+        if route is not None and self._names.get((channel, route)) == who.name:
+            del self._names[channel, route]
+
+    def disconnect_all(self, who: Peer | Leader) -> None:
+        """Drops the connections on both channels."""
+        for channel in Channel:
+            self.disconnect(who, channel)
+
+    def close(self, channel: Channel, route: bytes) -> None:
+        """Drops a connection that has gone, whoever spoke over it."""
+        leader = self.leader_behind(channel, route)
+        if leader is not None:
+            self.disconnect(leader, channel)
+        peer = self.peers.get(self._names.get((channel, route), ""))
+        if peer is not None and peer.routes.get(channel) == route:
+            self.disconnect(peer, channel)

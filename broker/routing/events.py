@@ -1,0 +1,182 @@
+"""The events, actions and limits of the relay."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from broker.routing.deafness import Carried
+from broker.wire.errors import ConfigError
+from broker.wire.identity import Identity
+from broker.wire.messages import Channel, Envelope, Reason
+
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RelayConfig:
+    """Limits of one relay.
+
+    Attributes:
+        run_id: Messages of other runs are refused.
+        peer_queue_bytes: Bytes of contributions of one island that may wait for an aggregator.
+        total_queue_bytes: The same of all islands together.
+        max_peers: Senders known at a time; further ones are refused.
+        forget_after_s: A peer not heard for this long is forgotten.
+        leader_silent_s: An aggregator not heard for this long no longer leads.
+        retry_s: Pause before a blocked connection is tried again: the system does not say when it takes more.
+    """
+
+    run_id: str
+    peer_queue_bytes: int = 256 * _MIB
+    total_queue_bytes: int = 1024 * _MIB
+    max_peers: int = 10_000
+    forget_after_s: float = 60.0
+    leader_silent_s: float = 6.0
+    retry_s: float = 0.002
+
+    def __post_init__(self) -> None:
+        for name in ("peer_queue_bytes", "max_peers", "forget_after_s", "leader_silent_s", "retry_s"):
+            if getattr(self, name) <= 0:
+                raise ConfigError(name, getattr(self, name), "must be above 0")
+        if self.total_queue_bytes < self.peer_queue_bytes:
+            cure = f"must be at least peer_queue_bytes ({self.peer_queue_bytes})"
+            raise ConfigError("total_queue_bytes", self.total_queue_bytes, cure)
+
+
+# --- events -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Received:
+    """A message arrived.
+
+    ``peer`` is the routing id of its connection, ``size_bytes`` its frames together, and ``key`` the public key that
+    the connection was opened with, empty where keys are not in use. With an AttachBulk, and with what goes on to an
+    aggregator over its bulk connection (:meth:`broker.routing.relay.Relay.onwards`), comes what that has ``carried``,
+    if known.
+    """
+
+    channel: Channel
+    peer: bytes
+    envelope: Envelope
+    size_bytes: int
+    key: str = ""
+    carried: Carried | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rejected:
+    """Something arrived that could not be decoded; kind, sequence and claimed sender as far as they could be read."""
+
+    channel: Channel
+    peer: bytes
+    reason: Reason
+    detail: str
+    kind: str = ""
+    sequence: int = -1
+    sender: str = ""
+    key: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blocked:
+    """A :class:`Send` could not be carried out: the connection is at its high-water mark."""
+
+    channel: Channel
+    peer: bytes
+    envelope: Envelope
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unreachable:
+    """A :class:`Send` could not be carried out: there is no such connection any more."""
+
+    channel: Channel
+    peer: bytes
+    envelope: Envelope
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tick:
+    """Time has passed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllowListChanged:
+    """From now on every message is judged by its key: public key -> whose it is. Before the first one, none is."""
+
+    allowed: Mapping[str, Identity]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnedAway:
+    """A connection was not let in, or ended before it said anything; no reason where it may have been a mere knock."""
+
+    channel: Channel
+    reason: Reason | None
+    detail: str
+
+
+RelayEvent = Received | Rejected | Blocked | Unreachable | Tick | AllowListChanged | TurnedAway
+
+
+# --- actions ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Send:
+    """Send ``envelope`` to a connection now, or answer with :class:`Blocked` or :class:`Unreachable`."""
+
+    channel: Channel
+    peer: bytes
+    envelope: Envelope
+    size_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observe:
+    """A message that says something about membership: for the registry."""
+
+    envelope: Envelope
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Note:
+    """A line for the log; repeated causes come at their 1st, 10th, 100th, .. occurrence only."""
+
+    event: str
+    fields: Mapping[str, object]
+    warning: bool = False
+
+
+RelayAction = Send | Observe | Note
+
+#: Why a message is not taken: the reason, and a detail for people.
+Refusal = tuple[Reason, str]
+
+
+# --- counters ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class RelayCounters:
+    """What has happened since the relay was made.
+
+    Attributes:
+        refused: Sender -> reason -> messages; senders that are not known count as ``directory.UNKNOWN``.
+        dropped: Cause -> control messages or copies that went nowhere, and connections that said nothing.
+        repeated_messages: Those whose sequence number had come over their connection before: refused. They tell
+            of a peer that plays back what it recorded.
+    """
+
+    received_messages: int = 0
+    received_bytes: int = 0
+    sent_messages: int = 0
+    sent_bytes: int = 0
+    refused: dict[str, Counter[Reason]] = field(default_factory=dict)
+    dropped: Counter[str] = field(default_factory=Counter)
+    repeated_messages: int = 0

@@ -1,0 +1,43 @@
+"""Liveness by silence: alive, suspect or dead."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from broker.wire.errors import ConfigError
+
+
+class Liveness(StrEnum):
+    """What silence means."""
+
+    ALIVE = "alive"
+    SUSPECT = "suspect"  # late, still waited for
+    DEAD = "dead"  # not waited for until it is heard again
+    LEFT = "left"  # said goodbye
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LivenessConfig:
+    """Allowances for silence, in seconds; rounds wait for an island until ``dead_after_s``."""
+
+    heartbeat_interval_s: float = 0.5
+    suspect_after_s: float = 2.0
+    dead_after_s: float = 6.0
+
+    def __post_init__(self) -> None:
+        if self.heartbeat_interval_s <= 0:
+            raise ConfigError("heartbeat_interval_s", self.heartbeat_interval_s, "must be above 0, 0.5 is usual")
+        if self.suspect_after_s < 2 * self.heartbeat_interval_s:
+            cure = f"must be at least 2 heartbeat intervals ({2 * self.heartbeat_interval_s:g})"
+            raise ConfigError("suspect_after_s", self.suspect_after_s, cure)
+        if self.dead_after_s < max(3 * self.heartbeat_interval_s, self.suspect_after_s):
+            cure = f"must be at least 3 heartbeat intervals and suspect_after_s ({self.suspect_after_s:g})"
+            raise ConfigError("dead_after_s", self.dead_after_s, cure)
+
+
+def liveness(silent_s: float, config: LivenessConfig) -> Liveness:
+    """Says how alive an island is that was last heard ``silent_s`` ago."""
+    if silent_s >= config.dead_after_s:
+        return Liveness.DEAD
+    return Liveness.SUSPECT if silent_s >= config.suspect_after_s else Liveness.ALIVE

@@ -1,0 +1,104 @@
+"""Pauses before a repeated message, from measured round trips. Pure.
+
+What is sent again too early queues behind its own first copy: on a link that is nearly full each copy makes the next
+journey longer, until the link carries nothing else. So pauses follow the journeys, as in TCP (Karn and Partridge): only
+one that needed no second attempt is measured, and a pause that was too short is kept, doubled, until one was. And what
+has not left this machine is not missing: where the kernel says what it still holds, a pause begins when that has gone.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from broker.routing.deafness import Carried
+
+#: An island's first pause before a contribution, a seed or a Want that nothing was heard of is sent again.
+RESEND_S = 2.0
+#: An aggregator's, of versions: brokers and standbys say every second what they have.
+REPUBLISH_S = 1.0
+#: Who is silent for longer was away, and its next word says nothing of journeys: it may have been true for long.
+SILENT_S = 2.5
+#: Pauses double at least up to this as long as no journey was measured: any link may be a slow one then.
+UNKNOWN_S = 60.0
+#: And what a message takes on a poor link (8 Mbit/s), as long as none was measured.
+LEAST_BYTES_PER_S = 1e6
+#: Of the average journey.
+JOURNEYS = 3.0
+#: Pauses double up to so many times the first one: what was lost on the rest of its way is not missed for long.
+LONGEST = 4.0
+#: What waits in a connection before a message: so many as large as that, at most.
+AHEAD = 4
+#: The longest first pause, and as long as anything may take to leave this machine.
+PATIENT_S = 600.0
+
+
+@dataclass(slots=True)
+class Backoff:
+    """When to try again: at once, then after pauses that double.
+
+    Times are in seconds of the caller's clock; what a connection has ``carried`` is given where it is known.
+    """
+
+    first_s: float
+    longest_s: float
+    size_bytes: int = 0
+    due_at_s: float = 0.0
+    pause_s: float = 0.0
+    attempts: int = 0
+    tried_at_s: float = 0.0
+    leaves_by_bytes: float = math.nan  #: a connection that has carried more than this carries the last attempt no more
+
+    def tried(self, now_s: float) -> None:
+        """Takes note of an attempt."""
+        self.pause_s = min(self.longest_s, 2 * self.pause_s) if self.pause_s else self.first_s
+        self.due_at_s, self.tried_at_s = now_s + self.pause_s, now_s
+        self.leaves_by_bytes = math.nan
+        self.attempts += 1
+
+    def left(self) -> None:
+        """The last attempt has left this machine: it is known to have arrived somewhere."""
+        self.leaves_by_bytes = -math.inf
+
+    def lost(self, now_s: float) -> None:
+        """The last attempt went with a connection: the next one is due."""
+        self.due_at_s = min(self.due_at_s, now_s)
+        self.left()
+
+    def due(self, now_s: float, carried: Carried | None = None) -> bool:
+        """Whether the pause is over, which begins when the last attempt has left this machine."""
+        if carried is not None and self.attempts and now_s <= self.tried_at_s + PATIENT_S:
+            if math.isnan(self.leaves_by_bytes):
+                self.leaves_by_bytes = carried.up + carried.waiting + AHEAD * self.size_bytes
+            if carried.waiting and carried.up <= self.leaves_by_bytes:
+                self.due_at_s = max(self.due_at_s, now_s + self.pause_s)
+        return now_s >= self.due_at_s
+
+
+class Patience:
+    """How long to wait for what goes one way of a link, as it has shown itself.
+
+    Args:
+        least_s: The shortest first pause.
+    """
+
+    def __init__(self, least_s: float = RESEND_S) -> None:
+        self._least_s = least_s
+        self._journey_s: float | None = None  # average
+        self._kept_s = 0.0
+
+    def took(self, journey_s: float) -> None:
+        """What was sent once is known to have arrived after so long."""
+        self._journey_s = journey_s if self._journey_s is None else 0.8 * self._journey_s + 0.2 * journey_s
+        self._kept_s = 0.0
+
+    def in_vain(self, backoff: Backoff) -> None:
+        """Something was sent again; what is sent after it waits as long."""
+        self._kept_s = max(self._kept_s, backoff.pause_s)
+
+    def backoff(self, size_bytes: int = 0) -> Backoff:
+        """Returns the pauses before something is sent again; the first attempt is due at once."""
+        usual_s = size_bytes / LEAST_BYTES_PER_S if self._journey_s is None else JOURNEYS * self._journey_s
+        first_s = max(self._least_s, min(PATIENT_S, max(usual_s, self._kept_s)))
+        longest_s = max(LONGEST * first_s, UNKNOWN_S if self._journey_s is None else 0.0)
+        return Backoff(first_s, longest_s, size_bytes)

@@ -1,0 +1,81 @@
+"""State machines as tables: from which stage which event leads to which. Pure.
+
+A table is the one place that says what may follow what. An event that it does not know is a bug of ours: it raises with
+the story of the item, and leaves the stage as it was. The diagrams in docs/design.md are drawn from the tables.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Generic, TypeVar
+
+from broker.wire.errors import LocalProtocolError
+
+S = TypeVar("S", bound=StrEnum)
+#: Events of an item that are remembered, for whoever has to explain an illegal one.
+REMEMBERED = 16
+
+
+class IllegalTransition(LocalProtocolError):
+    """An event came to an item in a stage that has no such event."""
+
+
+class Transitions(Generic[S]):
+    """The stages of one kind of item.
+
+    Args:
+        name: Of the kind, for errors and diagrams.
+        start: The first stage.
+        edges: Stage -> event -> the next stage.
+    """
+
+    def __init__(self, name: str, start: S, edges: Mapping[S, Mapping[str, S]]) -> None:
+        self.name, self.start, self.edges = name, start, edges
+
+    def diagram(self) -> str:
+        """Returns the table as a state diagram in the language of Mermaid."""
+        lines = [f"    [*] --> {self.start}"]
+        for stage, events in self.edges.items():
+            by_target: dict[S, list[str]] = {}
+            for event, target in events.items():
+                by_target.setdefault(target, []).append(event)
+            lines += [f"    {stage} --> {target}: {', '.join(events)}" for target, events in by_target.items()]
+        return "\n".join(["stateDiagram-v2", *lines])
+
+
+class Staged(Generic[S]):
+    """The stage of one item, and how it came there."""
+
+    __slots__ = ("_story", "_table", "stage")
+
+    def __init__(self, table: Transitions[S], stage: S | None = None) -> None:
+        self._table = table
+        self.stage: S = table.start if stage is None else stage
+        self._story: deque[str] = deque(maxlen=REMEMBERED)
+
+    def take(self, event: str) -> S:
+        """Goes on to the next stage, and returns it.
+
+        Raises:
+            IllegalTransition: The table has no such event in this stage.
+        """
+        target = self._table.edges.get(self.stage, {}).get(event)
+        if target is None:
+            story = " -> ".join(self._story) or "nothing yet"
+            raise IllegalTransition(
+                f"{self._table.name} is {self.stage}: {event!r} cannot happen to it; so far: {story}"
+            )
+        self._story.append(event)
+        self.stage = target
+        return target
+
+    def __eq__(self, other: object) -> bool:
+        """The same stage of the same table, however it came there."""
+        return isinstance(other, Staged) and (self._table, self.stage) == (other._table, other.stage)
+
+    __hash__ = None  # type: ignore[assignment]  # it changes
+
+    def __repr__(self) -> str:
+        return f"<{self.stage} by {' -> '.join(self._story) or 'its beginning'}>"

@@ -1,0 +1,1 @@
+"""Connections to a broker: sockets, keys, and what is done when one is lost."""

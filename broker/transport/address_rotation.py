@@ -1,0 +1,77 @@
+"""Rotates through the addresses of a host's name. Pure.
+
+A name may have several addresses, and a broker may listen on one of them only: ``localhost`` is often ``::1`` and
+``127.0.0.1``. They are tried in the order in which the name service gives them, but that which worked last goes first.
+One that refuses gives way at once, one that does not answer after a while. After such a round comes a pause, and the
+name is looked up again: names move. Pauses and patience grow from round to round, since a link may be slow.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+
+#: How long an address may take to answer, in the first round and at most.
+PATIENCE_S, LONGEST_PATIENCE_S = 3.0, 30.0
+#: The pause after a round, likewise.
+PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
+
+
+class AddressRotation:
+    """The addresses of one name."""
+
+    def __init__(self) -> None:
+        self._known: tuple[str, ...] = ()  # as the name service said last
+        self._left: deque[str] = deque()  # of this round
+        self._at = self._good = ""  # the address that is tried now, and that which worked last
+        self._rounds = 0  # since one worked
+        self._due_s = math.inf
+
+    def found(self, addresses: Sequence[str], now_s: float) -> None:
+        """The name has these addresses: a round begins."""
+        self._known = tuple(dict.fromkeys(addresses))
+        self._left = deque(sorted(self._known, key=lambda each: each != self._good))
+        self._rounds += 1
+        self._due_s = now_s
+
+    def unknown(self, now_s: float) -> None:
+        """The name service gives none: what it gave before may still be right, else it is asked again after a pause."""
+        if self._known:
+            self.found(self._known, now_s)
+        else:
+            self._rounds += 1
+            self._due_s = now_s + self._pause_s
+
+    def next(self, now_s: float) -> str | None:
+        """Returns the address to try now; None where the name is to be looked up first."""
+        if not self._left:
+            return None
+        self._at = self._left.popleft()
+        self._due_s = now_s + min(LONGEST_PATIENCE_S, PATIENCE_S * self._growth)
+        return self._at
+
+    def failed(self, now_s: float) -> None:
+        """An attempt at the address has failed; it may go on being tried until the next one is."""
+        self._due_s = min(self._due_s, now_s if self._left else now_s + self._pause_s)
+
+    def stood(self) -> None:
+        """The address works."""
+        self._good, self._rounds, self._due_s = self._at, 0, math.inf
+        self._left.clear()
+
+    def lost(self, now_s: float) -> None:
+        """The address worked, and the connection has been lost: it is tried again first."""
+        self._due_s = now_s + PATIENCE_S
+
+    def due(self, now_s: float) -> bool:
+        """Whether it is time for :meth:`next`."""
+        return now_s >= self._due_s
+
+    @property
+    def _growth(self) -> int:
+        return 1 << min(max(0, self._rounds - 1), 10)
+
+    @property
+    def _pause_s(self) -> float:
+        return min(LONGEST_PAUSE_S, PAUSE_S * self._growth)

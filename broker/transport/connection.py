@@ -1,0 +1,259 @@
+"""One connection of a client, replaced when it is lost. Shell."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import ipaddress
+import socket
+import threading
+import time
+from collections.abc import Callable
+
+import zmq
+import zmq.asyncio
+from zmq.utils.monitor import parse_monitor_message
+
+from broker.routing.deafness import Carried
+from broker.transport.address_rotation import AddressRotation
+from broker.transport.tcp import carried, forget_unsent
+from broker.wire.errors import ConfigError
+
+#: ZeroMQ says within a moment of a loss that it tries again. If it has not after this long, it never will.
+FORGOTTEN_AFTER_S = 1.0
+#: While a name's addresses are tried, whoever waits looks this often whether it is the next one's turn.
+LOOK_EVERY_S = 0.1
+
+
+def addresses_of(host: str, port: int) -> list[str]:
+    """Returns what ZeroMQ may connect to for a host's name, in the order of the name service; this may take seconds.
+
+    Raises:
+        OSError: The name service does not know it, or does not answer.
+    """
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    hosts = (str(address[0]) for *_, address in found)
+    return [f"tcp://[{each}]:{port}" if ":" in each else f"tcp://{each}:{port}" for each in hosts]
+
+
+class Connection:
+    """The one connection of a client's socket, made anew when ZeroMQ has given it up.
+
+    ZeroMQ reconnects after a loss, but not after what it takes for a violation of its own protocol: another security
+    mechanism, a stranger on the broker's port, bytes that were damaged on the way. Then it forgets the connection
+    without a word. Only its monitor shows the difference between such a socket, one that is still trying, and one that
+    is merely full: who tries says so as soon as a connection is lost.
+
+    Of a host's name ZeroMQ would try one address only, and look it up in its own thread. So it is given addresses: the
+    name is looked up here, in a thread, and each of its addresses is tried in turn
+    (:mod:`broker.transport.address_rotation`).
+
+    Args:
+        sock: Not yet connected.
+        address: Where to connect it.
+        renew_after_s: How long there may be no connection before it is made anew; longer than a handshake takes.
+        on_lookup: Told of each time that the host's name was looked up: why in vain, or nothing.
+
+    Attributes:
+        connections: How many there were, up to now.
+    """
+
+    def __init__(
+        self,
+        sock: zmq.asyncio.Socket,
+        address: str,
+        renew_after_s: float,
+        on_lookup: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self._socket = sock
+        self._address = address
+        self._renew_after_s = renew_after_s
+        self._on_lookup = on_lookup
+        self._host, self._port = _host_and_port(address)
+        self._rotation = AddressRotation() if _is_name(self._host) else None
+        self._at = ""  # what ZeroMQ is told to connect to
+        self._looking_up = self._closed = False
+        self._down_since_s: float | None = None
+        self._trying = True
+        self._fd: int | None = None  # the descriptor of the connection
+        self.connections = 0
+        watched = zmq.EVENT_CONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+        self._watcher = sock.get_monitor_socket(watched | zmq.EVENT_CONNECT_RETRIED)
+        # Read without asyncio: the monitor is asked, never waited for.
+        self._monitor: zmq.Socket[bytes] = zmq.Socket.shadow(self._watcher.underlying)
+
+    def connect(self, now_s: float) -> None:
+        """Starts connecting; in a task of the event loop.
+
+        Raises:
+            ConfigError: If ZeroMQ does not take the address.
+        """
+        self._down_since_s, self._trying = now_s, True
+        self._go_on(now_s)
+
+    def watch(self, now_s: float) -> bool:
+        """Takes in what the monitor has seen; makes the connection anew when that is due, and says whether it did."""
+        self._take_in(now_s)
+        if self._down_since_s is None:
+            return False
+        if self._rotation is not None and self._rotation.due(now_s):
+            self._go_on(now_s)
+        patience_s = self._renew_after_s if self._trying else min(self._renew_after_s, FORGOTTEN_AFTER_S)
+        if now_s - self._down_since_s < patience_s:
+            return False
+        self.renew(now_s)
+        return True
+
+    def _take_in(self, now_s: float) -> None:
+        rotation = self._rotation
+        while self._monitor.poll(0):
+            seen = parse_monitor_message(self._monitor.recv_multipart(zmq.NOBLOCK))
+            if rotation is not None and not _same(seen["endpoint"].decode(), self._at):
+                continue  # an attempt at another address, which is being given up
+            match seen["event"]:
+                case zmq.EVENT_CONNECTED:
+                    self._fd = seen["value"]
+                case zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                    self._down_since_s = None
+                    self.connections += 1
+                    if rotation is not None:
+                        rotation.stood()
+                case zmq.EVENT_CONNECT_RETRIED:
+                    if rotation is not None and self._trying:  # the first after a loss says that ZeroMQ begins to try
+                        rotation.failed(now_s)
+                    self._trying = True
+                case _:
+                    if rotation is not None:
+                        (rotation.lost if self._down_since_s is None else rotation.failed)(now_s)
+                    self._down_since_s, self._trying, self._fd = now_s, False, None
+
+    def renew(self, now_s: float) -> None:
+        """Makes the connection anew, whatever has become of the old one and of what was on its way there.
+
+        Until :attr:`stands` again, the socket would take messages for the old one.
+        """
+        self._take_in(now_s)  # of the old one: the new one begins with what is seen from now on
+        self._give_up()
+        self.connect(now_s)
+
+    def _give_up(self) -> None:
+        """Has ZeroMQ end the connection, or its attempts at one."""
+        if self._fd is not None and self._port:
+            forget_unsent(self._fd, self._port)
+        self._fd = None
+        at, self._at = self._at, ""
+        if not at:
+            return
+        try:
+            self._socket.disconnect(at)
+        except zmq.ZMQError as err:
+            if err.errno != errno.ENOENT:  # which says that ZeroMQ has forgotten it: our very case
+                raise
+
+    def _go_on(self, now_s: float) -> None:
+        """Tries the next address; where the name is to be looked up first, that begins."""
+        if self._rotation is None:
+            self._dial(self._address)
+            return
+        address = self._rotation.next(now_s)
+        if address is not None:
+            self._dial(address)
+        elif not self._looking_up:
+            self._looking_up = True
+            loop = asyncio.get_running_loop()
+            # Not of the loop's own threads: it would wait for them when it ends.
+            threading.Thread(target=self._look_up, args=(loop,), name="atoll-name", daemon=True).start()
+
+    def _dial(self, address: str) -> None:
+        if address == self._at:
+            return  # ZeroMQ is at it
+        self._give_up()
+        try:
+            self._socket.connect(address)
+        except zmq.ZMQError as err:
+            raise ConfigError("broker", self._address, f"ZeroMQ cannot connect to it: {err}") from err
+        self._at, self._trying = address, True
+
+    def _look_up(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Looks the host's name up; in a thread of its own, where it may take seconds."""
+        found, flaw = [], ""
+        try:
+            found = addresses_of(self._host, self._port)
+        except OSError as err:
+            flaw = err.strerror or str(err)
+        except UnicodeError as err:
+            flaw = str(err)
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(self._found, found, flaw)
+
+    def _found(self, addresses: list[str], flaw: str) -> None:
+        self._looking_up = False
+        if self._closed:
+            return
+        self._on_lookup(flaw)
+        now_s = time.monotonic()
+        self._take_in(now_s)
+        assert self._rotation is not None
+        if self._down_since_s is None:
+            return  # meanwhile the address that was tried has answered
+        if addresses:
+            self._rotation.found(addresses, now_s)
+        else:
+            self._rotation.unknown(now_s)
+        if self._rotation.due(now_s):
+            self._go_on(now_s)
+
+    async def changed(self, timeout_s: float) -> None:
+        """Returns when :meth:`watch` has something to take in, or to do, or when the time is over."""
+        timeout_s = min(timeout_s, self.look_again_s)
+        await self._watcher.poll(round(1000 * timeout_s), zmq.POLLIN)  # type: ignore[call-arg]
+
+    @property
+    def look_again_s(self) -> float:
+        """Seconds after which :meth:`watch` is to be called again at the latest."""
+        return self._renew_after_s if self._rotation is None or self.stands else LOOK_EVERY_S
+
+    @property
+    def carried(self) -> Carried | None:
+        """Bytes that the connection has carried each way; None without a connection, or if the kernel does not say."""
+        found = None if self._fd is None else carried(self._fd, to_port=self._port)
+        return None if found is None else found._replace(connection=self.connections)
+
+    @property
+    def stands(self) -> bool:
+        """True while there is a connection, as :meth:`watch` saw it last."""
+        return self._down_since_s is None
+
+    def close(self) -> None:
+        """Ends the watch, before the socket is closed."""
+        self._closed = True
+        self._socket.disable_monitor()
+        self._watcher.close(linger=0)
+
+
+def _host_and_port(address: str) -> tuple[str, int]:
+    """Returns the two parts of a TCP address, the host without brackets; of another address none, and 0."""
+    if not address.startswith("tcp://"):
+        return "", 0
+    host, _, port = address.removeprefix("tcp://").rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def _is_name(host: str) -> bool:
+    """Whether a host is to be looked up."""
+    return bool(host) and _ip(host) is None
+
+
+def _ip(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        found = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return None
+    return (found.ipv4_mapped or found) if isinstance(found, ipaddress.IPv6Address) else found
+
+
+def _same(seen: str, address: str) -> bool:
+    """Whether the monitor speaks of this address: of IPv4 it sometimes says the form that is mapped into IPv6."""
+    (host, port), (at, at_port) = _host_and_port(seen), _host_and_port(address)
+    return (_ip(host), port) == (_ip(at), at_port)

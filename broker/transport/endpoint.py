@@ -1,0 +1,347 @@
+"""One connection to a broker: whole messages in and out of one DEALER socket.
+
+Shell. It decides nothing: what to send, and when to send it again, is up to the cores. What it promises:
+
+* ``send`` never blocks for ever. A message is handed to a live connection, or ``send`` says that it was not.
+* ``recv`` never fails because of what a peer sent. What cannot be read is counted and given to a callback.
+* Buffers are not copied in either direction.
+
+A routing id is left to ZeroMQ, which draws a new one per connection: an id of our own would make the broker refuse
+our new connection for as long as it believes in the old one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+import zmq
+import zmq.asyncio
+
+from broker.routing.deafness import Carried
+from broker.transport.connection import Connection
+from broker.transport.keys import ClientKeys
+from broker.transport.sockets import configure_socket
+from broker.wire.addresses import bulk_address, channel_address, check_address
+from broker.wire.codec import Origin, Unreadable, decode, encode, peek
+from broker.wire.errors import ConfigError, LocalProtocolError, RemoteProtocolError, Unavailable, worth_repeating
+from broker.wire.headers import DEFAULT_LIMITS, Buffer, Limits
+from broker.wire.messages import Channel, Envelope, kind_of
+
+__all__ = [
+    "Endpoint",
+    "OnUnreadable",
+    "Traffic",
+    "bulk_address",
+    "channel_address",
+    "check_address",
+    "configure_socket",
+]
+
+log = logging.getLogger(__name__)
+
+#: What is done with a message that cannot be read: its error, and what is known of its sender.
+OnUnreadable = Callable[[RemoteProtocolError, Origin], None]
+
+
+@dataclass(slots=True, kw_only=True)
+class Traffic:
+    """What went through an endpoint since it was opened; bytes are those of frames, without ZeroMQ's own."""
+
+    sent: int = 0  # messages given to a live connection
+    unsent: int = 0  # messages dropped, for want of a connection or of room
+    received: int = 0  # messages read
+    unreadable: int = 0  # messages refused by the codec
+    renewals: int = 0  # connections made anew: ZeroMQ had given up, or they delivered nothing
+    bytes_up: int = 0
+    bytes_down: int = 0
+
+
+class Endpoint:
+    """A client's connection to one channel of a broker.
+
+    ZeroMQ connects in the background, and again after a loss, waiting 0.1 s at first, then ever longer; where it gives
+    up, the endpoint connects anew, as long as it is used. Messages that were queued in a connection when it broke
+    are gone: the protocol repeats what matters.
+
+    Any number of tasks may send; one task receives.
+
+    Args:
+        context: Of the process; it must outlive the endpoint.
+        control_address: The broker's; the bulk address follows from it.
+        channel: Which of the two to connect to.
+        keys: What to connect with; None: without keys.
+        limits: Of what is sent and received.
+        bulk_wait_s: How long ``send`` waits for room on the bulk channel; on the control channel it never does.
+        renew_after_s: How long there may be no connection before it is made anew.
+        reconnect_max_s: Longest pause between two attempts to connect.
+        on_unreadable: Told of each message that cannot be read. By default they are counted and logged.
+        on_lookup: Told of each time that the name of the broker's host was looked up: why in vain, or nothing.
+
+    Raises:
+        ConfigError: If the address is malformed.
+    """
+
+    def __init__(
+        self,
+        context: zmq.asyncio.Context,
+        control_address: str,
+        channel: Channel,
+        *,
+        keys: ClientKeys | None = None,
+        limits: Limits = DEFAULT_LIMITS,
+        bulk_wait_s: float = 5.0,
+        renew_after_s: float = 30.0,
+        reconnect_max_s: float = 5.0,
+        on_unreadable: OnUnreadable | None = None,
+        on_lookup: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self.address = channel_address(control_address, channel)
+        self.channel = channel
+        self.traffic = Traffic()
+        self._keys = keys
+        self._limits = limits
+        self._wait_s = bulk_wait_s if channel is Channel.BULK else 0.0
+        self._on_unreadable = on_unreadable
+        self._on_lookup = on_lookup
+        self._unresolved = 0  # lookups of the host's name in vain, one after the other
+        self._context = context
+        self._renew_after_s = renew_after_s
+        self._reconnect_max_s = reconnect_max_s
+        self._socket: zmq.asyncio.Socket | None = None
+        self._line: Connection | None = None
+        self._spoken_over = 0  # the number of a connection
+        # While one task polls for room, pyzmq queues what another one sends, even if told not to wait.
+        self._sending = asyncio.Lock()
+
+    async def __aenter__(self) -> Self:
+        """Opens the socket and starts connecting.
+
+        Raises:
+            ConfigError: If ZeroMQ does not take the address.
+            LocalProtocolError: If it is open already.
+        """
+        if self._socket is not None:
+            raise LocalProtocolError(f"endpoint {self.address} is open already: close it before it is opened again")
+        socket = self._context.socket(zmq.DEALER)
+        configure_socket(socket, self.channel, self._limits)
+        socket.set(zmq.RECONNECT_IVL, 100)
+        socket.set(zmq.RECONNECT_IVL_MAX, round(1000 * self._reconnect_max_s))
+        socket.set(zmq.CONNECT_TIMEOUT, 10_000)
+        # Queue for a live connection only: else heartbeats pile up while the broker is away, and arrive stale.
+        socket.set(zmq.IMMEDIATE, 1)
+        # ZeroMQ would answer a frame above its maximum by giving the connection up; the codec refuses it with a reason.
+        socket.set(zmq.MAXMSGSIZE, -1)
+        if self._keys is not None:
+            self._keys.apply(socket)
+        line = Connection(socket, self.address, self._renew_after_s, self._looked_up)
+        try:
+            line.connect(time.monotonic())
+        except ConfigError:
+            line.close()
+            socket.close(linger=0)
+            raise
+        self._socket, self._line = socket, line
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Closes the socket; ZeroMQ sends what is queued for at most the channel's linger time.
+
+        Tasks that use the endpoint must have ended: pyzmq cancels what waits on a socket that closes.
+        """
+        socket, self._socket = self._socket, None
+        line, self._line = self._line, None
+        if line is not None:
+            line.close()
+        if socket is not None:
+            socket.close()
+
+    async def ready(self, timeout_s: float) -> bool:
+        """Waits until a connection stands and has room; returns False when the time is over."""
+        deadline_s = time.monotonic() + timeout_s
+        async with self._sending:
+            stands = await self.line(False, timeout_s)
+            return stands and await self._poll(zmq.POLLOUT, max(0.0, deadline_s - time.monotonic()))
+
+    async def line(self, stands: bool, timeout_s: float) -> bool:
+        """Waits until a connection stands, or none does any more, unlike ``stands``; says how it is at the end.
+
+        As long as this is awaited, a lost connection is noticed at once; otherwise with the next send or receive.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        while self._line is not None:
+            self._look_after_line()
+            left_s = deadline_s - time.monotonic()
+            if self._line.stands != stands or left_s <= 0:
+                return self._line.stands
+            await self._line.changed(min(left_s, self._renew_after_s))
+        return False
+
+    @property
+    def connection(self) -> int:
+        """The number of the connection that stands, from 1; 0 for none."""
+        self._look_after_line()
+        return self._line.connections if self._line is not None and self._line.stands else 0
+
+    @property
+    def carried(self) -> Carried | None:
+        """What the kernel has carried over the connection; None without one, or where it is not TCP."""
+        self._look_after_line()
+        return None if self._line is None else self._line.carried
+
+    def renew(self) -> None:
+        """Ends the connection, which may stand and yet deliver nothing, and makes another one."""
+        if self._line is not None:
+            self._line.renew(time.monotonic())
+            self.traffic.renewals += 1
+
+    async def send(self, envelope: Envelope, *, over: int | None = None) -> bool:
+        """Hands a message to the connection.
+
+        With no connection, or at the high-water mark, a control message is dropped at once and a bulk message after
+        ``bulk_wait_s``; both are counted. Buffers are sent from where they are: they must not be written to until the
+        broker's or aggregator's answer shows that they have arrived.
+
+        Args:
+            envelope: The message.
+            over: The only :attr:`connection` that is good for it; dropped if that has ended. None: any.
+
+        Returns:
+            True if a live connection took it (which does not mean that it arrives); False if it was dropped.
+
+        Raises:
+            LocalProtocolError: If the message belongs on the other channel, exceeds the limits or does not encode.
+            Unavailable: If the socket fails.
+        """
+        kind = kind_of(envelope.message)
+        if envelope.message.channel is not self.channel:
+            raise LocalProtocolError(f"{kind} belongs on the {envelope.message.channel} channel, not on {self.channel}")
+        frames = encode(envelope)
+        nbytes = sum(memoryview(frame).nbytes for frame in frames)
+        if len(frames[0]) > self._limits.max_header_bytes:
+            most = f"{len(frames[0])} bytes of header, at most {self._limits.max_header_bytes} are taken"
+            raise LocalProtocolError(f"{kind} has {most}: a model of fewer tensors has shorter ones")
+        if nbytes > self._limits.max_message_bytes:
+            cure = f"raise max_message_bytes to {nbytes} at every broker, aggregator and island"
+            raise LocalProtocolError(f"{kind} has {nbytes} bytes, which every peer would refuse: {cure}")
+        deadline_s = time.monotonic() + self._wait_s
+        async with self._sending:
+            while not await self._try(frames, kind, over):
+                left_s = deadline_s - time.monotonic()
+                if left_s <= 0 or (over is not None and self.connection != over):
+                    self.traffic.unsent += 1
+                    return False
+                if self.connection:
+                    await self._poll(zmq.POLLOUT, left_s)
+                else:
+                    await self.line(False, left_s)
+        self.traffic.sent += 1
+        self.traffic.bytes_up += nbytes
+        return True
+
+    async def _try(self, frames: Sequence[Buffer], kind: str, over: int | None) -> bool:
+        """Hands frames to a connection that stands, now; returns whether it took them."""
+        socket, connection = self._open_socket, self.connection
+        if not connection or over not in (None, connection):
+            return False  # a connection that was given up would still take them for a moment, and lose them
+        if connection != self._spoken_over:
+            socket.get(zmq.EVENTS)  # has ZeroMQ notice that the old one is gone; a send looks once in a millisecond
+            self._spoken_over = connection
+        try:
+            await socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
+        except zmq.Again:
+            return False
+        except zmq.ZMQError as err:
+            raise Unavailable(f"sending {kind} to {self.address} failed: {err}", definite=True) from err
+        return True
+
+    async def recv(self, timeout_s: float) -> Envelope | None:
+        """Returns the next message; None when the time is over, or when what came could not be read.
+
+        Checksums are not looked at: see :func:`broker.wire.codec.verify`.
+
+        Raises:
+            Unavailable: If the socket fails.
+        """
+        # A poll that finds something returns without a pause; under a steady stream nobody else would ever run.
+        await asyncio.sleep(0)
+        if not await self._poll(zmq.POLLIN, timeout_s):
+            return None
+        try:
+            frames = await self._open_socket.recv_multipart(zmq.NOBLOCK, copy=False)
+        except zmq.Again:
+            return None
+        except zmq.ZMQError as err:
+            raise Unavailable(f"receiving from {self.address} failed: {err}", definite=True) from err
+        self.traffic.bytes_down += sum(len(frame) for frame in frames)
+        try:
+            envelope = decode(frames, self._limits)
+        except RemoteProtocolError as error:
+            self.traffic.unreadable += 1
+            origin = error.origin if isinstance(error, Unreadable) else peek(frames, self._limits)
+            if self._on_unreadable is not None:
+                self._on_unreadable(error, origin)
+            else:
+                log.warning(
+                    "message.unreadable address=%s sender=%s kind=%s reason=%s field=%s got=%s",
+                    *(self.address, origin.sender, origin.kind, error.reason, error.field, error.got),
+                )
+            return None
+        self.traffic.received += 1
+        return envelope
+
+    @property
+    def _open_socket(self) -> zmq.asyncio.Socket:
+        if self._socket is None:
+            raise LocalProtocolError(f"endpoint {self.address} is closed: use it inside `async with`")
+        return self._socket
+
+    async def _poll(self, events: int, timeout_s: float) -> bool:
+        """Waits until the socket is ready for ``events``, and looks after its connection meanwhile."""
+        deadline_s = time.monotonic() + timeout_s
+        while True:
+            self._look_after_line()
+            left_s = min(deadline_s - time.monotonic(), self._look_again_s)
+            # Polling with a time limit, then receiving, loses nothing; cancelling a receive can lose a message.
+            timeout_ms = max(0, math.ceil(1000 * left_s))
+            try:
+                # pyzmq's type stub leaves the second argument out.
+                if await self._open_socket.poll(timeout_ms, events):  # type: ignore[call-arg]
+                    return True
+            except zmq.ZMQError as err:
+                raise Unavailable(f"polling {self.address} failed: {err}", definite=True) from err
+            if time.monotonic() >= deadline_s:
+                return False
+
+    @property
+    def _look_again_s(self) -> float:
+        return self._renew_after_s if self._line is None else self._line.look_again_s
+
+    def _looked_up(self, flaw: str) -> None:
+        self._unresolved = self._unresolved + 1 if flaw else 0
+        if worth_repeating(self._unresolved):
+            cure = "check the name in the address, and the name service of this machine; it is looked up again"
+            log.warning(
+                "connection.no_address address=%s detail=%r cure=%r times=%d",
+                *(self.address, flaw, cure, self._unresolved),
+            )
+        self._on_lookup(flaw)
+
+    def _look_after_line(self) -> None:
+        if self._line is not None and self._line.watch(time.monotonic()):
+            self.traffic.renewals += 1
+            if not worth_repeating(self.traffic.renewals):
+                return
+            if self._line.connections:
+                log.warning("connection.renewed address=%s times=%d", self.address, self.traffic.renewals)
+                return
+            cure = "start the broker there, or check the address, and the keys on both sides"
+            log.warning("connection.none address=%s cure=%r times=%d", self.address, cure, self.traffic.renewals)

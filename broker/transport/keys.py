@@ -1,0 +1,188 @@
+"""Key files: their form on disk, and the ones a process needs.
+
+A pair is two files of one line each, ``STEM.secret`` (mode 0600, for its holder alone) and ``STEM.public``; a line is
+``ROLE NAME KEY``, the same as in the allow list ``allowed.keys`` beside the broker's own pair. A client needs its own
+secret and, beside it, ``broker.public``: public keys follow from secret ones.
+
+Outside loopback keys are the rule: :func:`check_exposure` refuses an address that others can reach without them,
+unless the operator says ``insecure``.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import zmq
+
+from broker.wire.errors import ConfigError, Unavailable
+from broker.wire.identity import ANY, Identity, KeyRole, format_line, parse_allow_list, parse_line
+
+ALLOW_LIST = "allowed.keys"
+BROKER_PUBLIC = "broker.public"
+_HEADING = """\
+# Who may connect to the broker whose secret key lies here: ROLE NAME PUBLIC-KEY, a line each.
+# `atoll keys` writes it; it is read again within a second of every change.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyPair:
+    """A pair of CurveZMQ and whose it is; the secret half is not shown by repr."""
+
+    identity: Identity
+    public: str
+    secret: str = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientKeys:
+    """What a client connects with: its own pair, and the public key of the broker that it expects to find."""
+
+    own: KeyPair
+    broker_public: str
+
+    def apply(self, socket: zmq.Socket[Any]) -> None:
+        """Makes a socket a client of CurveZMQ; to be called before it is connected."""
+        socket.curve_serverkey = self.broker_public.encode()
+        socket.curve_publickey = self.own.public.encode()
+        socket.curve_secretkey = self.own.secret.encode()
+
+
+def new_pair(identity: Identity) -> KeyPair:
+    """Returns a new random pair."""
+    public, secret = zmq.curve_keypair()
+    return KeyPair(identity=identity, public=public.decode(), secret=secret.decode())
+
+
+# --- files --------------------------------------------------------------------------------------------------------
+
+
+def write_pair(directory: Path, pair: KeyPair) -> tuple[Path, Path]:
+    """Writes both files of a pair and returns their paths, the secret one first; nothing is ever overwritten.
+
+    Raises:
+        ConfigError: There is a pair of that name already.
+        Unavailable: The directory cannot be written.
+    """
+    secret, public = (directory / f"{pair.identity.stem}.{half}" for half in ("secret", "public"))
+    made: list[Path] = []
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        for path, key, mode in ((secret, pair.secret, 0o600), (public, pair.public, 0o644)):
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+            made.append(path)
+            with open(descriptor, "w", encoding="ascii") as file:
+                file.write(format_line(pair.identity, key) + "\n")
+    except FileExistsError as err:
+        if not directory.is_dir():
+            raise ConfigError("dir", str(directory), "is a file: name a directory") from err
+        for path in made:
+            path.unlink(missing_ok=True)
+        cure = "is there already; take another --dir, or revoke the key and remove both of its files first"
+        raise ConfigError("name", err.filename, cure) from err
+    except OSError as err:
+        for path in made:  # half a pair is none, and would stand in the way of the next attempt
+            path.unlink(missing_ok=True)
+        raise Unavailable(f"cannot write keys into {directory} ({err.strerror})", definite=True) from err
+    return secret, public
+
+
+def read_secret(path: Path, *, setting: str = "key") -> KeyPair:
+    """Returns the pair whose secret file this is.
+
+    Raises:
+        ConfigError: It is missing, no secret key file, or others on this machine may read it.
+    """
+    text = _read(path, setting)
+    if path.suffix == ".public":
+        raise ConfigError(setting, str(path), "is the public half; name the .secret file of the pair")
+    if stat.S_IMODE(path.stat().st_mode) & 0o077:
+        raise ConfigError(setting, str(path), f"may be read by others: chmod 600 {path}")
+    identity, secret = parse_line(text, field=str(path))
+    return KeyPair(identity=identity, secret=secret, public=zmq.curve_public(secret.encode()).decode())
+
+
+def read_public(path: Path, *, setting: str) -> tuple[Identity, str]:
+    """Returns whose public key a file holds, and the key.
+
+    Raises:
+        ConfigError: It is missing or no key file.
+    """
+    if path.suffix == ".secret":
+        raise ConfigError(setting, str(path), "is the secret half; name the .public file of the pair")
+    return parse_line(_read(path, setting), field=str(path))
+
+
+def read_allow_list(path: Path) -> dict[str, Identity]:
+    """Returns public key -> identity.
+
+    Raises:
+        ConfigError: The file is missing, or a line in it is wrong.
+    """
+    return parse_allow_list(_read(path, "allow"), field=str(path))
+
+
+def write_allow_list(path: Path, allowed: dict[str, Identity]) -> None:
+    """Replaces the allow list in one move, so that a broker never reads half of it.
+
+    Raises:
+        Unavailable: It cannot be written.
+    """
+    text = _HEADING + "".join(f"{format_line(identity, key)}\n" for key, identity in allowed.items())
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
+            file.write(text)
+        os.chmod(file.name, 0o644)
+        os.replace(file.name, path)
+    except OSError as err:
+        raise Unavailable(f"cannot write {path} ({err.strerror})", definite=True) from err
+
+
+def _read(path: Path, setting: str) -> str:
+    try:
+        text = path.read_text(encoding="utf-8-sig", errors="replace")  # some editors put a mark before the text
+    except OSError as err:
+        cure = "make it with `atoll keys new`"
+        if path.name == BROKER_PUBLIC:
+            cure = "copy it from where the broker's keys were made: any other one is of another broker"
+        cure = f"cannot be read ({err.strerror}); {cure}"
+        raise ConfigError(setting, str(path), cure) from err
+    if not text.isascii():
+        raise ConfigError(setting, str(path), "is no key file: not ASCII")
+    return text
+
+
+# --- which keys a process needs -------------------------------------------------------------------------------------
+
+
+def client_keys(key: Path | None, role: KeyRole) -> ClientKeys | None:
+    """Returns what to connect with, from a secret key file with ``broker.public`` beside it; None for no file.
+
+    Raises:
+        ConfigError: A file is missing or wrong, or the key is another role's.
+    """
+    if key is None:
+        return None
+    own = read_secret(key)
+    if own.identity.role is not role:
+        raise ConfigError("key", str(key), f"is the key of {own.identity}; this process needs one of the role {role}")
+    identity, broker_public = read_public(key.parent / BROKER_PUBLIC, setting="key")
+    if identity.role is not KeyRole.BROKER:
+        raise ConfigError("key", str(key.parent / BROKER_PUBLIC), f"is the key of {identity}, not of a broker")
+    return ClientKeys(own=own, broker_public=broker_public)
+
+
+def own_name(key: Path | None) -> str:
+    """Returns the island id that a key is bound to; empty without a key, or with one that is good for any island.
+
+    Raises:
+        ConfigError: The file is missing or wrong.
+    """
+    identity = None if key is None else read_secret(key).identity
+    return "" if identity is None or identity.name == ANY else identity.name

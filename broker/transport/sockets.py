@@ -1,0 +1,67 @@
+"""Options of the sockets of both channels, at either side of a connection.
+
+The reasons behind the numbers are in PROTOCOL.md, section 10.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import zmq
+
+from broker.wire.headers import DEFAULT_LIMITS, Limits
+from broker.wire.messages import Channel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SocketOptions:
+    """What the sockets of one channel are set to, at brokers and at their clients. The reasons are in PROTOCOL.md.
+
+    Attributes:
+        high_water_mark: Messages queued per connection and direction.
+        linger_s: How long closing waits for what is queued.
+        ping_every_s: Interval of ZeroMQ's own heartbeats.
+        ping_timeout_s: Silence after which ZeroMQ gives a connection up. An answer waits behind the frame that is
+            being sent, so this must exceed the time of the largest frame on the slowest link, or that frame never
+            arrives.
+    """
+
+    high_water_mark: int
+    linger_s: float
+    ping_every_s: float
+    ping_timeout_s: float
+
+    def apply(self, socket: zmq.Socket[Any], max_frame_bytes: int) -> None:
+        """Sets the options; to be called before the socket is bound or connected."""
+        socket.set_hwm(self.high_water_mark)
+        socket.linger = round(1000 * self.linger_s)
+        socket.set(zmq.HEARTBEAT_IVL, round(1000 * self.ping_every_s))
+        socket.set(zmq.HEARTBEAT_TIMEOUT, round(1000 * self.ping_timeout_s))
+        ttl_ms = round(1000 * self.ping_timeout_s)
+        # The other end counts the milliseconds in 16 bits (libzmq issue 4226): 600 s became ten, and a connection that
+        # was idle, or carried a frame for so long, was ended. It has the kernel's probes to find out about dead hosts.
+        socket.set(zmq.HEARTBEAT_TTL, ttl_ms if ttl_ms < 1 << 16 else 0)
+        socket.set(zmq.HANDSHAKE_IVL, 10_000)
+        socket.set(zmq.MAXMSGSIZE, max_frame_bytes)
+        socket.set(zmq.IPV6, 1)
+        # Below ZeroMQ's pings, the kernel's: they work beside a frame that takes minutes, and keep a NAT's entry alive.
+        socket.set(zmq.TCP_KEEPALIVE, 1)
+        socket.set(zmq.TCP_KEEPALIVE_IDLE, 15)
+        socket.set(zmq.TCP_KEEPALIVE_INTVL, 5)
+        socket.set(zmq.TCP_KEEPALIVE_CNT, 4)
+        socket.set(zmq.TCP_MAXRT, 60_000)
+
+
+CONTROL_OPTIONS = SocketOptions(high_water_mark=1000, linger_s=1.0, ping_every_s=2.0, ping_timeout_s=6.0)
+BULK_OPTIONS = SocketOptions(high_water_mark=4, linger_s=0.0, ping_every_s=15.0, ping_timeout_s=600.0)
+
+
+def configure_socket(socket: zmq.Socket[Any], channel: Channel, limits: Limits = DEFAULT_LIMITS) -> None:
+    """Sets the options of a channel on a socket, at either side, before it is bound or connected."""
+    if channel is Channel.BULK:
+        BULK_OPTIONS.apply(socket, limits.max_message_bytes)
+    else:
+        # ZeroMQ ends the connection over a frame that exceeds its maximum. The room between the limit and the maximum
+        # is for what is merely too large: it is read, and refused with a reason.
+        CONTROL_OPTIONS.apply(socket, 4 * limits.max_header_bytes)

@@ -1,0 +1,1 @@
+"""The contract between processes: messages, their bytes, tensors, names and errors. Pure."""

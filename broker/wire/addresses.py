@@ -1,0 +1,134 @@
+"""Addresses of a broker: their form, the address of each channel, and where keys are required."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from pathlib import Path
+
+from broker.wire.errors import ConfigError
+from broker.wire.identity import KeyRole
+from broker.wire.messages import Channel
+
+_TCP = re.compile(r"tcp://(?P<host>\[[0-9A-Fa-f:.%\w]+\]|[^\s:;/\[\]@?#]+):(?P<port>[0-9]{1,5})", re.ASCII)
+#: An aggregator keeps a pair of connections to each broker; two or three are plenty.
+MAX_BROKERS = 16
+_IPC_PATH_BYTES = 107 - len(".bulk")  # sockaddr_un holds 107 and a zero
+
+
+def check_address(address: str, *, field: str = "broker") -> str:
+    """Returns a control address that this project can use: ``tcp://HOST:PORT`` or ``ipc://PATH``.
+
+    Args:
+        address: As configured. An IPv6 host stands in brackets.
+        field: The setting it comes from, named in the error.
+
+    Raises:
+        ConfigError: If it is anything else, or its port leaves no room for the bulk port.
+    """
+    if address.startswith("ipc://"):
+        path = address.removeprefix("ipc://")
+        if not path or len(path.encode()) > _IPC_PATH_BYTES:
+            raise ConfigError(field, address, f"the path must have 1 to {_IPC_PATH_BYTES} bytes")
+        return address
+    match = _TCP.fullmatch(address)
+    if match is None:
+        raise ConfigError(field, address, "must be tcp://HOST:PORT or ipc://PATH, such as tcp://hub:7001")
+    if not 1 <= int(match["port"]) <= 65_534:
+        raise ConfigError(field, address, "the port must be 1 to 65534: the next one is the bulk port")
+    try:
+        match["host"].encode("idna")
+    except UnicodeError as err:
+        raise ConfigError(field, address, "the parts of a host's name must have 1 to 63 characters each") from err
+    return address
+
+
+def broker_addresses(text: str, *, field: str = "broker") -> tuple[str, ...]:
+    """Returns the control addresses in a comma-separated list: one for each broker of the run.
+
+    Raises:
+        ConfigError: One of them is none (:func:`check_address`), stands there twice, or there are too many.
+    """
+    found = tuple(each.strip() for each in text.split(","))
+    for each in found:
+        if not each:
+            raise ConfigError(field, text, "has an empty place: write tcp://a:7001,tcp://b:7001, commas between them")
+        check_address(each, field=field)
+        if found.count(each) > 1:
+            raise ConfigError(field, text, f"names {each} twice: name each broker once")
+    if len(found) > MAX_BROKERS:
+        raise ConfigError(field, text, f"names {len(found)} brokers, at most {MAX_BROKERS} are supported")
+    return found
+
+
+def split_tcp(address: str, *, field: str = "broker") -> tuple[str, int]:
+    """Returns host and port of a control address that is ``tcp://HOST:PORT``; the host without brackets.
+
+    Raises:
+        ConfigError: As :func:`check_address`, or if it is ``ipc://PATH``.
+    """
+    match = _TCP.fullmatch(check_address(address, field=field))
+    if match is None:
+        raise ConfigError(field, address, "must be tcp://HOST:PORT here")
+    return match["host"].strip("[]"), int(match["port"])
+
+
+def bulk_address(control_address: str, *, field: str = "broker") -> str:
+    """Returns the address of the bulk channel: the next port, or the same path with ``.bulk`` behind it.
+
+    Raises:
+        ConfigError: As :func:`check_address`.
+    """
+    match = _TCP.fullmatch(check_address(control_address, field=field))
+    if match is None:
+        return control_address + ".bulk"
+    return f"tcp://{match['host']}:{int(match['port']) + 1}"
+
+
+def channel_address(control_address: str, channel: Channel, *, field: str = "broker") -> str:
+    """Returns the address of either channel.
+
+    Raises:
+        ConfigError: As :func:`check_address`.
+    """
+    if channel is Channel.BULK:
+        return bulk_address(control_address, field=field)
+    return check_address(control_address, field=field)
+
+
+def check_exposure(address: str, *, setting: str, key: Path | None, insecure: bool, role: KeyRole) -> None:
+    """Refuses to go without keys where others can reach or pose as the other side.
+
+    Args:
+        address: ``tcp://HOST:PORT``, ``ipc://PATH``, or a host alone.
+        setting: Where it comes from.
+        key: The process's secret key file, if it has one.
+        insecure: The operator accepts the risk.
+        role: Of the process, for the cure.
+
+    Raises:
+        ConfigError: The address is not of this machine, and there is neither a key nor ``insecure``.
+    """
+    if key is not None and insecure:
+        raise ConfigError("insecure", True, "contradicts key: with a key nothing is insecure; leave one of them out")
+    if key is None and not insecure and not is_local(address):
+        name = " NAME" if role is KeyRole.ISLAND else ""
+        cure = (
+            f"needs keys outside this machine: make one with `atoll keys new {role}{name}` and give its secret file "
+            "with --key; or accept with --insecure that anybody who reaches the ports can take part"
+        )
+        raise ConfigError(setting, address, cure)
+
+
+def is_local(address: str) -> bool:
+    """Whether an address, or a host alone, is of this machine by its very form; names are not looked up."""
+    if address.startswith("ipc://"):
+        return True
+    host = address.removeprefix("tcp://")
+    if address.startswith("tcp://"):
+        host = host.rpartition(":")[0]
+    host = host.strip("[]").partition("%")[0]
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,269 @@
+"""Messages to frames and back: ``[header: msgpack map][buffer]...``, as PROTOCOL.md lays down.
+
+Pure. Decoding trusts nothing: sizes are checked before anything is allocated, every value against the annotation of its
+field (:mod:`broker.wire.schema`), and whatever is wrong ends in :class:`RemoteProtocolError`, never in another
+exception. What becomes of the first frame before its values are looked at stands in :mod:`broker.wire.headers`. Buffers
+are passed through as views of the received frames, so that a broker which decodes, routes and encodes again touches
+headers only. Whether their content is right is a question of its own, :func:`verify`, asked by those who read it.
+"""
+
+from __future__ import annotations
+
+import math
+import reprlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgpack
+import xxhash
+
+from broker.wire import headers
+from broker.wire.errors import LocalProtocolError, RemoteProtocolError
+from broker.wire.headers import DEFAULT_LIMITS, Buffer, Limits
+from broker.wire.lengths import encoded_bytes
+from broker.wire.messages import KINDS, PROTOCOL_VERSION, Codec, Encoded, Envelope, Payload, Reason, kind_of
+from broker.wire.schema import MAX_DIMENSIONS, Record, Unfit, address, counter, identifier
+
+#: Kind, as written in headers, to message type: ``fleet_state`` is :class:`broker.wire.messages.FleetState`.
+
+_RECORDS: dict[str, Record] = {kind: Record(cls) for kind, cls in KINDS.items()}
+_CODECS = {str(codec): codec for codec in Codec}
+_HEADER_KEYS = frozenset({"v", "kind", "run", "sender", "inc", "seq", "to", "body", "checksum"})
+_BULK_HEADER_KEYS = _HEADER_KEYS | {"buffers"}
+_BUFFER_KEYS = frozenset({"codec", "shape", "nbytes", "checksum"})
+_CHECKSUM_MAX = 2**64 - 1
+
+
+# --- encoding -------------------------------------------------------------------------------------------------
+
+
+def encode(envelope: Envelope) -> list[Buffer]:
+    """Returns the frames of a message: the header, then the payload's buffers, as they are.
+
+    The buffers are not copied and must not be written to until they have been sent.
+
+    Raises:
+        LocalProtocolError: If a value does not fit its field; nothing that a peer would refuse leaves this process.
+    """
+    kind = kind_of(envelope.message)
+    frames: list[Buffer] = [b""]
+    try:
+        header: dict[str, Any] = {
+            "v": PROTOCOL_VERSION,
+            "kind": kind,
+            "run": _at("run", identifier, envelope.run_id),
+            "sender": _at("sender", address, envelope.sender),
+            "inc": _at("inc", counter, envelope.incarnation),
+            "seq": _at("seq", counter, envelope.sequence),
+            "to": _at("to", address, envelope.to),
+            "body": _at("body", _RECORDS[kind].write, envelope.message),
+        }
+        if _RECORDS[kind].has_payload:
+            buffers = [_at(f"buffers[{i}]", _write_buffer, e) for i, e in enumerate(_payload(envelope.message))]
+            header["buffers"] = [entry for entry, _ in buffers]
+            frames += [data for _, data in buffers]
+    except Unfit as unfit:
+        got = _shown(unfit.got)
+        raise LocalProtocolError(f"{kind}: {unfit.field} is {got}, must be {unfit.expected}") from unfit
+    header["checksum"] = _CHECKSUM_MAX  # the last key; this number has the place of any other
+    frames[0] = headers.seal(msgpack.packb(header))
+    return frames
+
+
+def _payload(message: Any) -> tuple[Any, ...]:
+    if type(message.payload) is not tuple:
+        raise Unfit(message.payload, "a tuple of Encoded", at="payload")
+    return message.payload
+
+
+def _write_buffer(encoded: Any) -> tuple[dict[str, Any], Buffer]:
+    if type(encoded) is not Encoded:
+        raise Unfit(encoded, "Encoded")
+    view = headers.view(encoded.data)
+    entry = {
+        "codec": str(encoded.codec),
+        "shape": list(encoded.shape),
+        "nbytes": view.nbytes,
+        "checksum": encoded.checksum,
+    }
+    _read_buffer(entry, view)  # the receiver's checks
+    return entry, view
+
+
+# --- decoding -------------------------------------------------------------------------------------------------
+
+
+def decode(frames: Sequence[Buffer], limits: Limits = DEFAULT_LIMITS) -> Envelope:
+    """Returns the message in ``frames``, its buffers as views of them.
+
+    Checksums of buffers are not looked at: see :func:`verify`.
+
+    Raises:
+        Unreadable: Whatever is wrong, with reason ``oversize``, ``checksum`` (of the header), ``protocol_version``,
+            ``unknown_kind``, ``implausible`` (counters that contradict each other) or ``malformed``.
+    """
+    header: dict[str, Any] = {}
+    try:
+        views = headers.views(frames, limits)
+        header = headers.read(views, limits)
+        return _decode(header, views)
+    except Unfit as unfit:
+        raise Unreadable(unfit, _origin(header)) from unfit
+
+
+def _decode(header: dict[str, Any], frames: Sequence[memoryview]) -> Envelope:
+    # The version comes first: another version may have other keys.
+    if type(header.get("v")) is not int or header["v"] != PROTOCOL_VERSION:
+        raise Unfit(header.get("v"), str(PROTOCOL_VERSION), reason=Reason.PROTOCOL_VERSION, at="v")
+    kind = header.get("kind")
+    records = _RECORDS.get(kind) if type(kind) is str else None
+    if records is None:
+        raise Unfit(kind, "one of " + ", ".join(KINDS), reason=Reason.UNKNOWN_KIND, at="kind")
+    keys = _BULK_HEADER_KEYS if records.has_payload else _HEADER_KEYS
+    if header.keys() != keys:
+        raise Unfit(sorted(map(str, header)), "the keys " + ", ".join(sorted(keys)), at="header")
+    if header["checksum"] != int.from_bytes(frames[0][-headers.SEAL_BYTES :]):
+        raise Unfit(header["checksum"], "the last 8 bytes of the header", at="checksum")
+    buffers = frames[1:]
+    if records.has_payload:
+        message = _at("body", records.read, header["body"], payload=_read_buffers(header["buffers"], buffers))
+    elif buffers:
+        raise Unfit(len(buffers), f"0 for {kind}", at="number of buffers")
+    else:
+        message = _at("body", records.read, header["body"])
+    return Envelope(
+        run_id=_at("run", identifier, header["run"]),
+        sender=_at("sender", address, header["sender"]),
+        incarnation=_at("inc", counter, header["inc"]),
+        sequence=_at("seq", counter, header["seq"]),
+        to=_at("to", address, header["to"]),
+        message=message,
+    )
+
+
+def _read_buffers(entries: Any, frames: Sequence[memoryview]) -> tuple[Encoded, ...]:
+    if type(entries) is not list:
+        raise Unfit(entries, "an array", at="buffers")
+    if len(entries) != len(frames):
+        raise Unfit(len(frames), f"{len(entries)}, as in the header", at="number of buffers")
+    return tuple(
+        _at(f"buffers[{index}]", _read_buffer, entry, frame)
+        for index, (entry, frame) in enumerate(zip(entries, frames, strict=True))
+    )
+
+
+def _read_buffer(entry: Any, frame: memoryview) -> Encoded:
+    if type(entry) is not dict or entry.keys() != _BUFFER_KEYS:
+        raise Unfit(entry, "a map with the keys " + ", ".join(sorted(_BUFFER_KEYS)))
+    codec = _CODECS.get(entry["codec"]) if type(entry["codec"]) is str else None
+    if codec is None:
+        raise Unfit(entry["codec"], "one of " + ", ".join(_CODECS), at="codec")
+    shape = entry["shape"]
+    if type(shape) is not list or len(shape) > MAX_DIMENSIONS:
+        raise Unfit(shape, f"an array of at most {MAX_DIMENSIONS} integers", at="shape")
+    for dimension in shape:
+        _at("shape", counter, dimension)
+    checksum = entry["checksum"]
+    if type(checksum) is not int or not 0 <= checksum <= _CHECKSUM_MAX:
+        raise Unfit(checksum, "an integer from 0 to 2**64 - 1", at="checksum")
+    # Python integers do not overflow, so a product of absurd dimensions is absurd and equals no length.
+    nbytes = encoded_bytes(codec, math.prod(shape))
+    if entry["nbytes"] != nbytes or type(entry["nbytes"]) is not int:
+        raise Unfit(entry["nbytes"], f"{nbytes} for {codec} and this shape", at="nbytes")
+    if frame.nbytes != nbytes:
+        raise Unfit(frame.nbytes, f"a frame of {nbytes} bytes")
+    return Encoded(codec=codec, shape=tuple(shape), checksum=checksum, data=frame)
+
+
+def verify(envelope: Envelope) -> None:
+    """Checks the checksum of every buffer of a message; one that has no payload passes.
+
+    Raises:
+        RemoteProtocolError: With reason ``checksum``. The message was damaged on its way: sent again, it may pass.
+    """
+    verify_payload(getattr(envelope.message, "payload", ()))
+
+
+def verify_payload(payload: Payload) -> None:
+    """The same for a payload without its envelope."""
+    for index, encoded in enumerate(payload):
+        found = xxhash.xxh3_64_intdigest(encoded.data)
+        if found != encoded.checksum:
+            field = f"buffers[{index}].checksum"
+            expected = f"{encoded.checksum:#018x}"
+            raise RemoteProtocolError(Reason.CHECKSUM, field=field, got=f"{found:#018x}", expected=expected)
+
+
+# --- what can be said of a message that was refused -------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """Whose message it may be: claims of a whole header that was not checked, fit for a refusal and for nothing else.
+
+    Attributes:
+        kind: A known kind, or empty.
+        sender: An address, or empty.
+        sequence: The message's number, or -1.
+        to: An address, or empty.
+    """
+
+    kind: str = ""
+    sender: str = ""
+    sequence: int = -1
+    to: str = ""
+
+
+class Unreadable(RemoteProtocolError):
+    """What :func:`decode` refused, with what is known of whose it is: a header is not taken apart twice.
+
+    Attributes:
+        origin: Claims of the header, all empty if there was none.
+    """
+
+    def __init__(self, unfit: Unfit, origin: Origin) -> None:
+        self.origin = origin
+        super().__init__(unfit.reason, field=unfit.field, got=_shown(unfit.got), expected=unfit.expected)
+
+
+def peek(frames: Sequence[Buffer], limits: Limits = DEFAULT_LIMITS) -> Origin:
+    """Returns what is known of a message that :func:`decode` refused; never raises."""
+    try:
+        return _origin(headers.read(headers.views(frames, limits), limits))
+    except Unfit:
+        return Origin()
+
+
+def _origin(header: dict[str, Any]) -> Origin:
+    kind = header.get("kind")
+    return Origin(
+        kind=kind if type(kind) is str and kind in KINDS else "",
+        sender=_or("", address, header.get("sender")),
+        sequence=_or(-1, counter, header.get("seq")),
+        to=_or("", address, header.get("to")),
+    )
+
+
+def _or(otherwise: Any, check: Any, value: Any) -> Any:
+    try:
+        return check(value)
+    except Unfit:
+        return otherwise
+
+
+# --- errors -----------------------------------------------------------------------------------------------------
+
+
+def _at(field: str, check: Any, *values: Any, **given: Any) -> Any:
+    """Returns ``check(*values, **given)``; names ``field`` in what it raises."""
+    try:
+        return check(*values, **given)
+    except Unfit as unfit:
+        unfit.path.append(field)
+        raise
+
+
+def _shown(value: object) -> str:
+    """Returns a short, printable form of a value that somebody else chose; ``repr`` alone could be megabytes."""
+    return reprlib.repr(value)

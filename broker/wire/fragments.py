@@ -1,0 +1,123 @@
+"""The manifest: the tensors of each fragment, as a run agrees on them.
+
+A *fragment* is a fixed set of tensors that is synchronised as a unit. The manifest is computed once, from
+the tensors of the first island, by :func:`partition`, and handed to every island that joins. It is pure data:
+names, shapes, dtypes, kinds. Nobody but the island ever sees a model.
+
+Reference: Decoupled DiLoCo, https://arxiv.org/abs/2604.21428, appendix D.1 (balanced tensor fragmentation).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections import Counter
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+
+import msgpack
+
+
+class Kind(StrEnum):
+    """How a tensor takes part in synchronisation (design: weigh)."""
+
+    RDA = "rda"  # radial-directional averaging, unit by unit
+    MEAN = "mean"  # plain weighted mean: embeddings, heads, routers, small or one-dimensional tensors
+    FROZEN = "frozen"  # the same everywhere, from version 0 on; never merged
+    LOCAL = "local"  # each island's own: never leaves it, in no fragment
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorSpec:
+    """One named array of the model, as the wire and the aggregator know it.
+
+    Attributes:
+        name: Path in the parameter tree, such as ``layers/0/attention/query``.
+        shape: Its dimensions.
+        dtype: The island's own dtype, for the record; merging and reference values are float32.
+        kind: How it is merged.
+        unit_axes: How many leading axes count independent units (layers or experts of a stacked tensor):
+            RDA averages length and direction within each unit. 0: the tensor is one unit.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    kind: Kind
+    unit_axes: int = 0
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class FragmentManifest:
+    """The fragments of a run: ``fragments[p]`` lists the tensors of fragment ``p`` in wire order."""
+
+    fragments: tuple[tuple[TensorSpec, ...], ...]
+
+    @cached_property
+    def digest(self) -> str:
+        """Names this manifest: 32 hex digits over names, shapes, dtypes, kinds and their order."""
+        rows = [[[t.name, list(t.shape), t.dtype, str(t.kind), t.unit_axes] for t in f] for f in self.fragments]
+        return hashlib.sha256(msgpack.packb(rows)).hexdigest()[:32]
+
+    @cached_property
+    def sizes(self) -> tuple[int, ...]:
+        """Elements per fragment."""
+        return tuple(sum(t.size for t in fragment) for fragment in self.fragments)
+
+    @cached_property
+    def moving(self) -> tuple[int, ...]:
+        """Ids of the fragments that fall due; a frozen one stays at version 0 for ever."""
+        return tuple(p for p, f in enumerate(self.fragments) if any(t.kind is not Kind.FROZEN for t in f))
+
+    def __len__(self) -> int:
+        return len(self.fragments)
+
+    def tensors(self) -> dict[str, TensorSpec]:
+        """Every tensor by name."""
+        return {t.name: t for fragment in self.fragments for t in fragment}
+
+
+def partition(tensors: tuple[TensorSpec, ...], num_fragments: int) -> FragmentManifest:
+    """Returns the manifest that packs ``tensors`` into at most ``num_fragments`` fragments of equal size.
+
+    Tensors that merge by ``mean`` and hold more than an equal share (the embedding of a small model) get a
+    fragment of their own; the others are packed greedily, largest first, into the currently smallest
+    fragment, whose largest is at most 4/3 of the best possible (Graham, 1969). Frozen tensors form one extra
+    fragment at the end; local ones are in none. The result depends on the set of tensors alone, not on their order.
+
+    Raises:
+        ValueError: If two tensors share a name, nothing is left to synchronise, or ``num_fragments`` is below 1.
+    """
+    if num_fragments < 1:
+        raise ValueError(f"num_fragments is {num_fragments}, must be at least 1")
+    ordered = sorted(tensors, key=lambda t: (-t.size, t.name))
+    names = [t.name for t in ordered]
+    twice = sorted(name for name, times in Counter(names).items() if times > 1)
+    if twice:
+        raise ValueError(f"tensor names must be unique, these are not: {', '.join(twice)}")
+    moving = [t for t in ordered if t.kind in (Kind.RDA, Kind.MEAN)]
+    frozen = [t for t in ordered if t.kind is Kind.FROZEN]
+    if not any(t.size for t in moving):
+        raise ValueError("no tensor is left to synchronise: every one is frozen, local or empty")
+    fair_share = sum(t.size for t in moving) / num_fragments
+    alone = [t for t in moving if t.kind is Kind.MEAN and t.size > fair_share][: num_fragments - 1]
+    packed = [t for t in moving if t not in alone]
+    bins: list[list[TensorSpec]] = [[] for _ in range(min(max(1, num_fragments - len(alone)), len(packed)))]
+    filled = [0] * len(bins)
+    for tensor in packed:
+        smallest = filled.index(min(filled))
+        bins[smallest].append(tensor)
+        filled[smallest] += tensor.size
+    fragments = [tuple(b) for b in bins] + [(t,) for t in alone] + ([tuple(frozen)] if frozen else [])
+    return FragmentManifest(tuple(fragments))
+
+
+def shard_of(fragment_id: int, shards: int) -> int:
+    """Which aggregator shard of ``shards`` owns a fragment: they take turns, so each has its part of every size."""
+    return fragment_id % shards

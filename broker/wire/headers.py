@@ -1,0 +1,163 @@
+"""The first frame of a message: a msgpack map that ends with its own checksum, and is not trusted before that fits.
+
+Pure. What the map says is a question of :mod:`broker.wire.codec`; here are its size, its checksum, and that it is a map
+which takes no more memory than its bytes allow. The checksum is looked at first: a damaged header may well be
+readable, and say something else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgpack
+import xxhash
+
+from broker.wire.errors import ConfigError
+from broker.wire.messages.values import Reason
+from broker.wire.schema import MAX_ITEMS, MAX_RECORD_BYTES, MAX_TEXT, Unfit
+
+#: Whatever has the buffer protocol: bytes, memoryview, zmq.Frame.
+Buffer = Any
+
+#: The number at a header's end, big-endian as msgpack writes it.
+SEAL_BYTES = 8
+
+#: First bytes of msgpack's maps and arrays.
+_CONTAINER_BYTES = bytes([*range(0x80, 0xA0), *range(0xDC, 0xE0)])
+#: Maps and arrays that a header may hold besides one for each so many bytes: ours have one in 20 at most.
+_FREE_CONTAINERS, _BYTES_PER_CONTAINER = 65_536, 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """How large a message may be, in bytes; what is larger is refused as ``oversize``.
+
+    Attributes:
+        max_header_bytes: Of the first frame. The largest header is a Welcome, whose manifest takes 150 bytes a tensor.
+        max_message_bytes: Of all frames together. The largest message is a float32 fragment with its header.
+        max_buffers: Frames behind the header; one per tensor of a fragment.
+    """
+
+    max_header_bytes: int = 4 << 20
+    max_message_bytes: int = 1 << 30
+    max_buffers: int = 16_384
+
+    def __post_init__(self) -> None:
+        for name in ("max_header_bytes", "max_buffers"):
+            if getattr(self, name) < 1:
+                raise ConfigError(name, getattr(self, name), "must be at least 1")
+        if self.max_message_bytes < self.max_header_bytes:
+            cure = f"must be at least max_header_bytes, {self.max_header_bytes}"
+            raise ConfigError("max_message_bytes", self.max_message_bytes, cure)
+
+
+DEFAULT_LIMITS = Limits()
+
+
+def seal(header: bytes) -> bytes:
+    """Returns a packed header whose last 8 bytes are replaced by the xxh3_64 of those before them."""
+    content = header[:-SEAL_BYTES]
+    return content + xxhash.xxh3_64_digest(content)  # big-endian, too
+
+
+def _is_sealed(header: memoryview) -> bool:
+    return bytes(header[-SEAL_BYTES:]) == xxhash.xxh3_64_digest(header[:-SEAL_BYTES])
+
+
+def views(frames: Sequence[Buffer], limits: Limits) -> list[memoryview]:
+    """Returns views of the frames, after their number has been checked.
+
+    Raises:
+        Unfit: There are none, too many, or one that is no frame.
+    """
+    if not frames:
+        raise Unfit(0, "at least the header", at="number of frames")
+    if len(frames) - 1 > limits.max_buffers:
+        raise Unfit(len(frames) - 1, f"at most {limits.max_buffers}", reason=Reason.OVERSIZE, at="number of buffers")
+    return [view(frame) for frame in frames]
+
+
+def view(frame: Buffer) -> memoryview:
+    """Returns a view of whatever has bytes in one piece."""
+    try:
+        seen = memoryview(frame)
+    except (TypeError, ValueError) as err:  # not a buffer, or one that was released
+        raise Unfit(frame, "a bytes-like object", at="frame") from err
+    if not seen.c_contiguous:
+        raise Unfit(frame, "contiguous memory", at="frame")
+    return seen
+
+
+def read(frames: Sequence[memoryview], limits: Limits) -> dict[str, Any]:
+    """Returns the map in the first frame, after the sizes of all and its checksum have been looked at.
+
+    Raises:
+        Unfit: Something is too large, the checksum is another one, or it is no map.
+    """
+    sizes = [frame.nbytes for frame in frames]
+    if sizes[0] > limits.max_header_bytes:
+        raise Unfit(sizes[0], f"at most {limits.max_header_bytes} bytes", reason=Reason.OVERSIZE, at="header")
+    if sum(sizes) > limits.max_message_bytes:
+        raise Unfit(sum(sizes), f"at most {limits.max_message_bytes} bytes", reason=Reason.OVERSIZE, at="message")
+    if not _is_sealed(frames[0]) and not _is_of_version_1(frames[0]):
+        raise Unfit("another one", "that of all bytes before it", reason=Reason.CHECKSUM, at="checksum")
+    return _unpacked(frames[0])
+
+
+def _is_of_version_1(header: memoryview) -> bool:
+    """Whether a header without a checksum is that of a peer which knows of none, so that it is told to update.
+
+    Damage alone makes no such header of ours: it would have to turn the version into another and the key into another.
+    """
+    try:
+        found = _unpacked(header)
+    except Unfit:
+        return False
+    return found.get("v") == 1 and "checksum" not in found
+
+
+def _unpacked(packed: memoryview) -> dict[str, Any]:
+    _check_containers(packed)
+    try:
+        header = msgpack.unpackb(
+            packed,
+            max_str_len=4 * MAX_TEXT,  # UTF-8 takes up to 4 bytes a character
+            max_array_len=MAX_ITEMS,
+            max_map_len=64,
+            max_bin_len=MAX_RECORD_BYTES,
+            max_ext_len=0,
+            object_pairs_hook=_unique,
+        )
+    # RecursionError comes from the slower version of msgpack in Python only.
+    except (ValueError, msgpack.UnpackException, RecursionError) as err:
+        raise Unfit(f"{type(err).__name__} {err}", "a msgpack map within the limits", at="header") from err
+    if type(header) is not dict:
+        raise Unfit(header, "a map", at="header")
+    return header
+
+
+def _check_containers(header: memoryview) -> None:
+    """Refuses a header that is mostly maps and arrays, before it is unpacked.
+
+    An empty map is one byte on the wire and 64 in memory, and each is looked at: 4 MiB of them took 280 MiB and up to
+    6 s. Other bytes may look like the beginning of a container, so this counts too many, never too few; the bounds
+    leave room for names of tensors in any script.
+    """
+    most = _FREE_CONTAINERS + header.nbytes // _BYTES_PER_CONTAINER
+    if header.nbytes <= most:
+        return
+    raw = bytes(header)
+    found = len(raw) - len(raw.translate(None, _CONTAINER_BYTES))
+    if found > most:
+        raise Unfit(found, f"at most {most} maps and arrays", reason=Reason.OVERSIZE, at="header")
+
+
+def _unique(pairs: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:
+    """Refuses a key that stands twice in a map: two readers could believe different values."""
+    listed = list(pairs)
+    unpacked = dict(listed)
+    if len(unpacked) != len(listed):
+        raise ValueError("a key stands twice in a map")
+    return unpacked

@@ -1,0 +1,138 @@
+"""Identities: the role and the id that a key stands for. Pure.
+
+A key pair of CurveZMQ names one identity: a role and a name in it. The allow list of a broker says which public key is
+whose, a line each::
+
+    # role  name   public key (z85, 40 characters)
+    island  paris  T(^#gDwFdxY)vw=7q5nVihgBclAJ(j4PwxEwOmcL
+    island  *      V&)!JdQR6Qu<+[fHs<:<*af-<+lhd+q56vX1c3O2
+
+:mod:`broker.routing.bindings` asks :meth:`Identity.may_speak_as` about every message, so a key that is taken off the
+list is worth nothing from that moment on, whatever connections it has opened.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from broker.wire.errors import ConfigError
+from broker.wire.messages.values import AGGREGATOR, BROKER, joining, standing_by
+from broker.wire.names import check_name
+
+#: In place of an island's name: any island. Its holders can pass for each other, and for nobody else.
+ANY = "*"
+
+_KEY = re.compile(r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}", re.ASCII)
+
+
+class KeyRole(StrEnum):
+    """What the holder of a key is."""
+
+    BROKER = "broker"
+    AGGREGATOR = "aggregator"  # leading or standing by
+    ISLAND = "island"
+    OBSERVER = "observer"  # may connect, and has nothing to say
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """Whom a key belongs to.
+
+    Attributes:
+        role: What it is.
+        name: Which one of these; :data:`ANY` for islands without names of their own.
+    """
+
+    role: KeyRole
+    name: str
+
+    def __post_init__(self) -> None:
+        if self.name == ANY and self.role is KeyRole.ISLAND:
+            return
+        check_name("name", self.name)
+        if self.role is KeyRole.ISLAND and self.name in (AGGREGATOR, BROKER):
+            raise ConfigError("name", self.name, "is an address of others: no island may have it")
+
+    def __str__(self) -> str:
+        """``island paris``, as in the allow list."""
+        return f"{self.role} {self.name}"
+
+    @property
+    def stem(self) -> str:
+        """The name of its files: ``island-paris``, ``broker``, and ``islands`` for any island."""
+        if self.name == ANY:
+            return f"{self.role}s"
+        return str(self.role) if self.name == self.role else f"{self.role}-{self.name}"
+
+    def may_speak_as(self, sender: str) -> bool:
+        """Whether ``sender`` in a header is who this is, or was: an island that joins has no id yet."""
+        match self.role:
+            case KeyRole.AGGREGATOR:
+                return sender == AGGREGATOR or sender.startswith(standing_by(""))
+            case KeyRole.ISLAND:
+                return sender.startswith(joining("")) or self.may_be(sender)
+            case _:
+                return False
+
+    def may_be(self, island_id: str) -> bool:
+        """Whether this may be the island ``island_id``; empty, which asks the run to choose, only if it may be any."""
+        if self.role is not KeyRole.ISLAND:
+            return False
+        if self.name == ANY:
+            return island_id not in (AGGREGATOR, BROKER) and ":" not in island_id
+        return island_id == self.name
+
+
+#: Public key -> whose it is.
+AllowList = Mapping[str, Identity]
+
+
+def check_key(text: str, *, field: str = "key") -> str:
+    """Returns ``text`` if it can be a key in z85: 40 characters of its alphabet.
+
+    Raises:
+        ConfigError: It cannot; the text is not repeated, for it may be most of a secret.
+    """
+    if not _KEY.fullmatch(text):
+        raise ConfigError(field, f"{len(text)} characters", "must be 40 characters of z85, as `atoll keys` writes them")
+    return text
+
+
+def parse_line(line: str, *, field: str) -> tuple[Identity, str]:
+    """Returns whom a line ``ROLE NAME KEY`` is about, and the key.
+
+    Raises:
+        ConfigError: It is none, or says something impossible.
+    """
+    words = line.split()
+    if len(words) != 3:
+        raise ConfigError(field, f"{len(words)} words", "must be a line ROLE NAME KEY, such as: island paris T(^#...")
+    role, name, key = words
+    if role not in set(KeyRole):
+        raise ConfigError(field, role, "must begin with a role: " + ", ".join(KeyRole))
+    return Identity(role=KeyRole(role), name=name), check_key(key, field=field)
+
+
+def parse_allow_list(text: str, *, field: str = "allow") -> dict[str, Identity]:
+    """Returns public key -> identity; empty lines and lines that begin with ``#`` say nothing.
+
+    Raises:
+        ConfigError: A line is none, or a key stands there twice for two identities.
+    """
+    allowed: dict[str, Identity] = {}
+    for number, line in enumerate(text.splitlines(), start=1):
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        identity, key = parse_line(line, field=f"{field}, line {number}")
+        if allowed.setdefault(key, identity) != identity:
+            cure = f"has a key that {allowed[key]} has already: one key, one identity"
+            raise ConfigError(f"{field}, line {number}", str(identity), cure)
+    return allowed
+
+
+def format_line(identity: Identity, key: str) -> str:
+    """Returns the line that :func:`parse_line` reads back."""
+    return f"{identity.role} {identity.name} {key}"

@@ -1,0 +1,114 @@
+"""Messages of membership: join, welcome, refusal, leave."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import ClassVar
+
+from broker.wire.fragments import TensorSpec
+from broker.wire.messages.values import Channel, Codec, Reason, Role, Share
+
+
+class Departure(StrEnum):
+    """How an island leaves its run."""
+
+    CLOSED = "closed"  # its training loop has ended: nobody goes on
+    PAUSED = "paused"  # it has kept its unmerged progress: its next process goes on as the same life
+    STOPPED = "stopped"  # its process ends, and another one may come; what was not handed over is lost
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSettings:
+    """What an island is told about the run when it joins: the aggregator's configuration decides.
+
+    Attributes:
+        sync_interval_steps: H, inner steps between two rounds of one fragment.
+        keep: Share of the local progress since capture that survives an adoption; 1 keeps every step.
+        codec: Of pseudo-gradients.
+        heartbeat_interval_s: How often to send :class:`Heartbeat`.
+        total_tokens: Where the run ends; 0 for no end.
+        tokens_per_fleet_step: Tokens that as many islands as are configured train in one step, if all have this
+            one's ``tokens_per_step``: the unit of ``Island.schedule_step``.
+        seed: Of model initialisation and data order; the same on all islands.
+    """
+
+    sync_interval_steps: int
+    keep: float
+    codec: Codec
+    heartbeat_interval_s: float
+    total_tokens: int
+    tokens_per_fleet_step: int
+    seed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Join:
+    """Asks to take part. Repeated until answered; safe to repeat.
+
+    Attributes:
+        nonce: Random name of this process, by which it is addressed until it has an id.
+        island_id: The id it wants; empty: assign one.
+        hint: A name that survives a restart (host or container name): gets the same id again.
+        resumes: Nonce of the process that kept its unmerged progress, and as whose life this one goes on; empty: none.
+        tensors: Every tensor that is not local.
+        tokens_per_step: Tokens in one inner step; the counters of contributions are checked against it.
+    """
+
+    channel: ClassVar[Channel] = Channel.CONTROL
+    role: ClassVar[Role] = Role.ISLAND
+    nonce: str
+    island_id: str
+    hint: str
+    tensors: tuple[TensorSpec, ...]
+    tokens_per_step: int
+    resumes: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leave:
+    """A last word: the island ends on purpose and is not missed; ``departure`` says what becomes of its life."""
+
+    channel: ClassVar[Channel] = Channel.CONTROL
+    role: ClassVar[Role] = Role.ISLAND
+    inner_step: int
+    tokens: int
+    reason: str
+    departure: Departure = Departure.STOPPED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Welcome:
+    """Answers a join.
+
+    Attributes:
+        island_id: The id to use from now on, with ``incarnation``.
+        fragments: The run's manifest.
+        start_step: Inner step to go on from: the highest step known to have been handed over.
+        start_tokens: The token counter at that step.
+    """
+
+    channel: ClassVar[Channel] = Channel.CONTROL
+    role: ClassVar[Role] = Role.AGGREGATOR
+    nonce: str
+    island_id: str
+    incarnation: int
+    epoch: int
+    fragments: tuple[tuple[TensorSpec, ...], ...]
+    settings: RunSettings
+    share: Share
+    taken_over: tuple[Share, ...] = ()
+    start_step: int
+    start_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused:
+    """A message was not taken, and why. Sent by the broker or the aggregator to whoever sent it."""
+
+    channel: ClassVar[Channel] = Channel.CONTROL
+    role: ClassVar[Role] = Role.BROKER
+    kind: str  # of the refused message, or empty when it could not be read
+    sequence: int  # of the refused message, or -1
+    reason: Reason
+    detail: str

@@ -1,0 +1,159 @@
+"""Messages of rounds: heartbeats, fleet state, seeds, contributions and resolutions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from broker.wire.messages.values import (
+    Channel,
+    DataRange,
+    Fate,
+    Payload,
+    Phase,
+    Reason,
+    Role,
+    Share,
+    StateSource,
+    TrainedOn,
+)
+from broker.wire.ranges import StepRange
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenRound:
+    """A round that waits for this island's answer."""
+
+    round_id: int
+    fragment_id: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outstanding:
+    """A contribution whose fate its island does not know yet."""
+
+    fragment_id: int
+    from_step: int
+    to_step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resolution:
+    """The fate of one contribution of the receiving island."""
+
+    fragment_id: int
+    from_step: int
+    to_step: int
+    fate: Fate
+    reason: Reason | None = None
+    detail: str = ""
+
+
+#: Seconds per inner step that a heartbeat may claim: no training loop is faster, and none that is slower than a day a
+#: step is of use. Islands keep what they report within it.
+FASTEST_STEP_S, SLOWEST_STEP_S = 1e-6, 1e5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heartbeat:
+    """Says that the island lives, how far it is, and what it still waits for. Answered by :class:`FleetState`.
+
+    ``versions[p]`` is the version of fragment p in the local parameters, -1 for none; ``overwritten_tokens[p]`` counts
+    tokens that adoptions with keep = 0 dropped, over this incarnation; ``optimizer`` says what its inner optimizer
+    started from.
+    """
+
+    channel: ClassVar[Channel] = Channel.CONTROL
+    role: ClassVar[Role] = Role.ISLAND
+    inner_step: int
+    tokens: int
+    loss: float | None
+    step_time_s: float | None
+    sync_share: float
+    bytes_up: int
+    bytes_down: int
+    versions: tuple[int, ...]
+    overwritten_tokens: tuple[int, ...]
+    outstanding: tuple[Outstanding, ...]
+    stopped: bool
+    optimizer: StateSource = StateSource.PENDING
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Nothing:
+    """Answers an open round: no step was run on this fragment since the last hand-over."""
+
+    channel: ClassVar[Channel] = Channel.CONTROL
+    role: ClassVar[Role] = Role.ISLAND
+    round_id: int
+    fragment_id: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seed:
+    """One fragment of version 0, from the island that :class:`FleetState` asked for it. Buffers: float32."""
+
+    channel: ClassVar[Channel] = Channel.BULK
+    role: ClassVar[Role] = Role.ISLAND
+    fragment_id: int
+    payload: Payload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contribution:
+    """A pseudo-gradient (reference minus local) with the range of steps it hands over.
+
+    Attributes:
+        round_id: The round it answers.
+        trained_on: Versions its steps were run on, oldest first; the steps add up to ``steps.steps``.
+        data: Batches its steps were trained on; they add up likewise. Empty: its island does not say.
+        payload: One buffer per tensor of the fragment.
+    """
+
+    channel: ClassVar[Channel] = Channel.BULK
+    role: ClassVar[Role] = Role.ISLAND
+    round_id: int
+    fragment_id: int
+    steps: StepRange
+    trained_on: tuple[TrainedOn, ...]
+    data: tuple[DataRange, ...] = ()
+    payload: Payload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetState:
+    """All that an island must know, in one message: the reply to a heartbeat, and pushed when a round opens.
+
+    With several shards each sends its own: it speaks of its fragments (:func:`broker.wire.fragments.shard_of`), and of
+    all else only shard 0 is believed.
+
+    Attributes:
+        epoch: Of the leader of this shard; lower ones are ignored.
+        phase: Where the run stands.
+        rounds: Open rounds in which this island owes an answer.
+        due_soon: Fragments whose rounds open within two steps and H / P more: copy them at each boundary.
+        versions: The newest published version per fragment, -1 for none and for those of other shards.
+        resolutions: One for each outstanding contribution that the heartbeat named, or that was just resolved.
+        seed: Fragments of version 0 that this island is asked to supply.
+        trained_tokens: Tokens trained by the fleet as last reported.
+        fleet_ratio: Tokens the fleet trains while this island trains one.
+        share: This island's own part of the data.
+        taken_over: Parts of islands that are away; whatever is not listed any more is theirs again.
+        shard: Whose fragments this is about, of ``shards``.
+    """
+
+    channel: ClassVar[Channel] = Channel.CONTROL
+    role: ClassVar[Role] = Role.AGGREGATOR
+    epoch: int
+    phase: Phase
+    rounds: tuple[OpenRound, ...]
+    due_soon: tuple[int, ...]
+    versions: tuple[int, ...]
+    resolutions: tuple[Resolution, ...]
+    seed: tuple[int, ...]
+    trained_tokens: int
+    fleet_ratio: float
+    share: Share
+    taken_over: tuple[Share, ...] = ()
+    shard: int = 0
+    shards: int = 1

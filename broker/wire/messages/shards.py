@@ -1,0 +1,111 @@
+"""Messages between the shards of an aggregator."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from broker.wire.fragments import TensorSpec
+from broker.wire.messages.values import Channel, Phase, Role
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Enrolled:
+    """An island in shard 0's books: its present life, and where that began, once ``begun`` says that this is known."""
+
+    island_id: str
+    index: int
+    hint: str
+    incarnation: int
+    nonce: str
+    tokens_per_step: int
+    left: bool
+    begun: bool
+    start_step: int
+    start_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tenure:
+    """A share in one island's hands, from batch ``cursor`` on; empty ``owner``: in nobody's."""
+
+    share: int
+    owner: str
+    share_epoch: int
+    cursor: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Begin:
+    """The furthest step of an island that one shard knows, and the token counter there."""
+
+    island_id: str
+    step: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reached:
+    """The furthest batch of a share that one shard has merged, or holds: one past it."""
+
+    share: int
+    batch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Roster:
+    """What shard 0 has decided for all: the phase, who seeds, the islands with their lives, and the data shares.
+
+    Repeated until :class:`Rostered` says that it is durable there; see :mod:`aggregator.rounds.roster`.
+
+    Attributes:
+        to_shard: Whom it is for.
+        epoch: Of the leader of shard 0.
+        serial: Of its run record that says so; grows under one epoch.
+        phase: Of the run.
+        seeding_id: Of the present attempt at version 0; 0: of none yet.
+        seeder: The island that is asked for it, empty for none.
+        seeder_incarnation: Its life.
+        fragments: The run's manifest; empty before the first island joins.
+        members: Every island that ever joined.
+        tenures: Every share that was ever given to anybody.
+    """
+
+    channel: ClassVar[Channel] = Channel.CONTROL
+    role: ClassVar[Role] = Role.AGGREGATOR
+    to_shard: int
+    epoch: int
+    serial: int
+    phase: Phase
+    seeding_id: int
+    seeder: str
+    seeder_incarnation: int
+    fragments: tuple[tuple[TensorSpec, ...], ...]
+    members: tuple[Enrolled, ...]
+    tenures: tuple[Tenure, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rostered:
+    """Another shard's heartbeat to shard 0: which roster is durable there, and what shard 0 must know to decide.
+
+    Attributes:
+        shard: Who says it.
+        epoch: Of its leader.
+        roster_epoch: With ``roster_serial``: of the newest roster that is durable there; 0: of none in this life.
+        seeding_id: Of the attempt at version 0 that is durable there whole; 0: none is.
+        flushed: Its flush is done, as far as it can be.
+        begins: Where islands go on whose new life has not begun.
+        reached: How far shares that belong to nobody were trained.
+    """
+
+    channel: ClassVar[Channel] = Channel.CONTROL
+    role: ClassVar[Role] = Role.AGGREGATOR
+    shard: int
+    epoch: int
+    roster_epoch: int
+    roster_serial: int
+    seeding_id: int
+    flushed: bool
+    begins: tuple[Begin, ...]
+    reached: tuple[Reached, ...]

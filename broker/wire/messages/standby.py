@@ -1,0 +1,118 @@
+"""Messages between a leader and its standbys."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from broker.wire.messages.values import Channel, Payload, Role
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stored:
+    """The newest version of one fragment in a standby's store, or at a broker."""
+
+    fragment_id: int
+    fragment_version: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Follow:
+    """A standby's heartbeat: what is durable in its store. Request, acknowledgement and sign of life in one.
+
+    The broker answers with :class:`Following` and passes it on to the leader, which sends whatever differs.
+
+    Attributes:
+        shard: Whose fragments it follows.
+        epoch: Of the leader that it follows: it takes nothing of a lower one any more. 0: of none yet.
+        stored: The newest version per fragment, as far as there is one.
+        made_under: The epoch under which the last of them was made, as far as the store can tell; 0: there is none.
+        run_epoch: With ``run_serial``: of the newest run record in its store.
+    """
+
+    channel: ClassVar[Channel] = Channel.CONTROL
+    role: ClassVar[Role] = Role.STANDBY
+    shard: int
+    epoch: int
+    stored: tuple[Stored, ...]
+    made_under: int
+    run_epoch: int
+    run_serial: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FollowBulk:
+    """The same on the bulk channel, so that replicas find their way."""
+
+    channel: ClassVar[Channel] = Channel.BULK
+    role: ClassVar[Role] = Role.STANDBY
+    shard: int
+
+
+def newness(made_under: int, stored: Sequence[Stored]) -> tuple[int, int]:
+    """Returns what orders the stores of a shard: the epoch of their last version, then how many versions there were."""
+    return made_under, sum(each.fragment_version + 1 for each in stored)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """What another standby has, as its last :class:`Follow` said."""
+
+    name: str
+    made_under: int
+    stored: tuple[Stored, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Following:
+    """The broker's answer to a standby: what it knows of the leader and of the model.
+
+    Attributes:
+        epoch: The highest one seen of this shard, 0 for none.
+        leader_heard_ago_s: Since the leader was heard last; None if nobody leads here.
+        stored: The newest version of each fragment that the broker holds.
+        newest: Of the other standbys of this shard that were heard lately, the one with the newest store.
+    """
+
+    channel: ClassVar[Channel] = Channel.CONTROL
+    role: ClassVar[Role] = Role.BROKER
+    epoch: int
+    leader_heard_ago_s: float | None
+    stored: tuple[Stored, ...]
+    newest: Standing | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replica:
+    """A commit on its way into a standby's store: all that is durable with one fragment version.
+
+    Attributes:
+        round_id: That made the version: of two replicas of a fragment under one epoch, the later one has the higher.
+        commit: The record of :mod:`aggregator.state.records`, as msgpack.
+        payload: Parameters and momentum of the fragment, each one float32 vector.
+    """
+
+    channel: ClassVar[Channel] = Channel.BULK
+    role: ClassVar[Role] = Role.AGGREGATOR
+    shard: int
+    epoch: int
+    fragment_id: int
+    fragment_version: int
+    digest: str
+    round_id: int
+    commit: bytes
+    payload: Payload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaRun:
+    """The run record on its way into a standby's store: manifest, members and their incarnations."""
+
+    channel: ClassVar[Channel] = Channel.BULK
+    role: ClassVar[Role] = Role.AGGREGATOR
+    shard: int
+    epoch: int
+    serial: int
+    record: bytes

@@ -1,0 +1,201 @@
+"""Values in many messages: channels, codecs, phases, fates, reasons, encoded tensors, data shares, addresses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from broker.wire.ranges import StepRange
+
+PROTOCOL_VERSION = 4
+
+
+class Channel(StrEnum):
+    """The broker's two ports. Small messages never queue behind tensors."""
+
+    CONTROL = "control"
+    BULK = "bulk"
+
+
+class Role(StrEnum):
+    """Who may send a message; the broker refuses a kind from the wrong role."""
+
+    ISLAND = "island"
+    AGGREGATOR = "aggregator"
+    STANDBY = "standby"
+    BROKER = "broker"
+
+
+class Codec(StrEnum):
+    """How the elements of a tensor are written on the wire."""
+
+    F32 = "f32"
+    BF16 = "bf16"
+    INT8 = "int8"
+    INT4 = "int4"
+
+    @property
+    def blockwise(self) -> bool:
+        """Whether elements are small integers that share a scale, 256 at a time.
+
+        For contributions only: what is rounded away from one is handed over with the next. From a version it would be
+        lost, and the islands would train on other parameters than the aggregator steps from.
+        """
+        return self in (Codec.INT8, Codec.INT4)
+
+
+class Phase(StrEnum):
+    """Where the run stands, as islands see it."""
+
+    SEEDING = "seeding"  # version 0 is not complete yet
+    RUNNING = "running"
+    FLUSHING = "flushing"  # stop stepping, hand over everything: the last rounds are open
+    ENDED = "ended"  # every fragment is flushed and durable
+
+
+class StateSource(StrEnum):
+    """Where a life of an island has the state of its inner optimizer from."""
+
+    PENDING = "pending"  # not decided yet
+    CHECKPOINT = "checkpoint"  # its own
+    DONOR = "donor"  # another island's
+    FRESH = "fresh"  # an optimizer that has seen no step
+
+
+class Reason(StrEnum):
+    """Why something was refused: one word for the sender, the log, the counters and status."""
+
+    # the message itself (any kind)
+    MALFORMED = "malformed"  # cannot be parsed, or a field is missing, unknown or of the wrong type
+    PROTOCOL_VERSION = "protocol_version"
+    UNKNOWN_KIND = "unknown_kind"
+    WRONG_RUN = "wrong_run"
+    OVERSIZE = "oversize"
+    CHECKSUM = "checksum"
+    WRONG_ROLE = "wrong_role"  # this kind may not come from that sender, or not on that channel
+    WRONG_KEY = "wrong_key"  # the key of the connection is bound to another sender, or was revoked
+    REPLAYED = "replayed"  # this sequence number has come over this connection before
+    # joining
+    UNKNOWN_ISLAND = "unknown_island"  # not a member: join (again) first
+    FENCED = "fenced"  # a later incarnation of this island has joined
+    MANIFEST = "manifest"  # the tensors differ from those of the run
+    # a contribution, finally
+    UNKNOWN_FRAGMENT = "unknown_fragment"
+    WRONG_SHAPE = "wrong_shape"
+    WRONG_DTYPE = "wrong_dtype"
+    FUTURE_VERSION = "future_version"  # claims to have trained on a version that does not exist
+    STALE = "stale"
+    OVERLAP = "overlap"  # some of these steps were handed over already
+    NOT_FINITE = "not_finite"
+    OUTLIER = "outlier"  # far longer than what the fleet sends: its norm per step
+    IMPLAUSIBLE = "implausible"  # counters that do not fit each other or the declared tokens per step
+    QUARANTINED = "quarantined"  # the island has offended again and again: not looked at for a while
+    SHARE_MOVED = "share_moved"  # trained on data that is in the hands of another island by now
+    RUN_ENDED = "run_ended"  # the run is over: nothing is merged any more
+    # a contribution, for now: send it again
+    QUEUE_FULL = "queue_full"
+    NOT_LEADER = "not_leader"
+    # waste that nobody refused
+    OVERWRITTEN = "overwritten"  # steps dropped by adopting with keep = 0
+    ISLAND_LOST = "island_lost"  # trained by an incarnation that ended before handing them over
+    UNRECORDED = "unrecorded"  # a gap whose cause was lost with an aggregator
+    STORE_LOST = "store_lost"  # merged into versions that were lost with a store, and given up by the operator
+
+
+RETRY_REASONS = frozenset({Reason.CHECKSUM, Reason.QUEUE_FULL, Reason.NOT_LEADER})
+
+
+class Fate(StrEnum):
+    """What became of a contribution, or where it is."""
+
+    MERGED = "merged"
+    REFUSED = "refused"  # final: its tokens are wasted, by the reason given
+    RETRY = "retry"  # not taken, send again
+    WAITING = "waiting"  # arrived: in the open round, held for the next one, or being merged
+    UNKNOWN = "unknown"  # never seen here, or lost with a restart: send (again)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Encoded:
+    """One tensor on the wire.
+
+    Attributes:
+        codec: How ``data`` is written.
+        shape: Its dimensions.
+        checksum: xxh3_64 of ``data``, as an unsigned integer.
+        data: A bytes-like object, often a view of a received frame; never copied on the way through the broker.
+    """
+
+    codec: Codec
+    shape: tuple[int, ...]
+    checksum: int
+    data: Any
+
+
+#: One entry per tensor of the fragment, in manifest order. In virtual time it is whatever the driver merges.
+Payload = Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainedOn:
+    """``steps`` inner steps were run on ``fragment_version``."""
+
+    fragment_version: int
+    steps: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """A part of the data in one island's hands: ``index`` of ``count``, from batch ``cursor`` on.
+
+    ``share_epoch`` grows with each change of hands. ``lane`` counts passes over the data, for islands beyond the
+    expected number, each in an order of its own.
+    """
+
+    index: int
+    count: int
+    share_epoch: int
+    lane: int = 0
+    cursor: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataRange:
+    """Batches ``[from_batch, to_batch)`` of share number ``share``, which is ``lane * count + index``."""
+
+    share: int
+    share_epoch: int
+    from_batch: int
+    to_batch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Merged:
+    """One contribution in a version: who, which steps, and with what weight."""
+
+    island_id: str
+    incarnation: int
+    steps: StepRange
+    staleness: float
+    token_weight: float  # n * n / s, with n / s near the fleet's; of three or more at most half of the sum
+    staleness_weight: float  # (1 + staleness) ** -a, times (share of live islands in the round) ** b, and less if cut
+    merge_weight: float  # their product over the sum of token weights
+    fresh: bool  # False: held over from an earlier round
+    data: tuple[DataRange, ...] = ()  # what the steps were trained on
+
+
+AGGREGATOR = "aggregator"
+
+
+BROKER = "broker"
+
+
+def standing_by(name: str) -> str:
+    """The address of a standby aggregator."""
+    return f"standby:{name}"
+
+
+def joining(nonce: str) -> str:
+    """The address of an island that has no id yet."""
+    return f"join:{nonce}"

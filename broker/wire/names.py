@@ -1,0 +1,31 @@
+"""Checks names of runs, islands and keys. They stand in addresses, Redis keys and files. Pure."""
+
+from __future__ import annotations
+
+import re
+from typing import TypeGuard
+
+from broker.wire.errors import ConfigError
+
+#: One name, as a regular expression: for patterns that consist of more.
+NAME = r"[A-Za-z0-9._-]{1,64}"
+
+#: The same in words.
+RULE = "1 to 64 of the characters A-Z a-z 0-9 . _ -"
+
+_NAME = re.compile(NAME, re.ASCII)
+
+
+def is_name(value: object) -> TypeGuard[str]:
+    """Whether a value is a string that may be a name."""
+    return isinstance(value, str) and _NAME.fullmatch(value) is not None
+
+
+def check_name(field: str, value: str) -> None:
+    """Checks the setting ``field``.
+
+    Raises:
+        ConfigError: It may not be a name.
+    """
+    if not is_name(value):
+        raise ConfigError(field, value, f"must be {RULE}")

@@ -1,0 +1,117 @@
+"""Ranges of inner steps and sets of them. They prove that no step is handed over twice."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class StepRange:
+    """Inner steps ``[from_step, to_step)`` of one island, with its token counter at both ends.
+
+    Both counters run over all lives of an island: a new incarnation goes on from the highest ``to_step`` known.
+    """
+
+    from_step: int
+    to_step: int
+    from_tokens: int
+    to_tokens: int
+
+    @property
+    def steps(self) -> int:
+        """Inner steps in the range (s in the paper)."""
+        return self.to_step - self.from_step
+
+    @property
+    def tokens(self) -> int:
+        """Tokens in the range (n in the paper)."""
+        return self.to_tokens - self.from_tokens
+
+
+class IntervalSet:
+    """A set of integers kept as sorted, disjoint, half-open intervals; adjacent ones are joined."""
+
+    __slots__ = ("_ends", "_starts")
+
+    def __init__(self, intervals: Iterable[tuple[int, int]] = ()) -> None:
+        self._starts: list[int] = []
+        self._ends: list[int] = []
+        for start, end in intervals:
+            self.add(start, end)
+
+    def add(self, start: int, end: int) -> None:
+        """Adds every integer in ``[start, end)``.
+
+        Raises:
+            ValueError: If one of them is in the set already, or the interval is empty.
+        """
+        if start >= end:
+            raise ValueError(f"empty interval [{start}, {end})")
+        if self.overlaps(start, end):
+            raise ValueError(f"[{start}, {end}) overlaps {self}")
+        i = bisect_left(self._starts, start)
+        joins_left = i > 0 and self._ends[i - 1] == start
+        joins_right = i < len(self._starts) and self._starts[i] == end
+        if joins_left and joins_right:
+            self._ends[i - 1] = self._ends[i]
+            del self._starts[i], self._ends[i]
+        elif joins_left:
+            self._ends[i - 1] = end
+        elif joins_right:
+            self._starts[i] = start
+        else:
+            self._starts.insert(i, start)
+            self._ends.insert(i, end)
+
+    def gaps(self) -> Iterator[tuple[int, int]]:
+        """Yields the intervals between those of the set, in order."""
+        return zip(self._ends[:-1], self._starts[1:], strict=True)
+
+    def close_gaps(self, most: int, keep: Callable[[int, int], bool]) -> None:
+        """Adds the lowest gaps until there are ``most`` intervals.
+
+        Args:
+            most: Intervals.
+            keep: Whether the gap ``[start, end)`` stays, whatever that makes.
+        """
+        beyond = self.num_intervals - most
+        if beyond > 0:
+            for start, end in [gap for gap in self.gaps() if not keep(*gap)][:beyond]:
+                self.add(start, end)
+
+    @property
+    def num_intervals(self) -> int:
+        """Of how many intervals it consists."""
+        return len(self._starts)
+
+    def overlaps(self, start: int, end: int) -> bool:
+        """Whether any integer of ``[start, end)`` is in the set."""
+        i = bisect_right(self._ends, start)
+        return start < end and i < len(self._starts) and self._starts[i] < end
+
+    def covers(self, start: int, end: int) -> bool:
+        """Whether every integer of ``[start, end)`` is in the set."""
+        i = bisect_right(self._starts, start) - 1
+        return start >= end or (i >= 0 and end <= self._ends[i])
+
+    @property
+    def end(self) -> int:
+        """One past the largest member; 0 for the empty set."""
+        return self._ends[-1] if self._ends else 0
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        return iter(zip(self._starts, self._ends, strict=True))
+
+    def __len__(self) -> int:
+        """How many integers are in the set."""
+        return sum(self._ends) - sum(self._starts)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, IntervalSet) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]  # mutable
+
+    def __repr__(self) -> str:
+        return "{" + ", ".join(f"[{s}, {e})" for s, e in self) + "}"

@@ -1,0 +1,178 @@
+"""The records of a run in Redis, as plain values.
+
+The keys and the operations are in :mod:`broker.registry.registry`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from broker.wire.errors import Unavailable
+
+#: An aggregator renews its lease about twice a second; one that did not for so long has ended, hangs, or lost Redis.
+LEADER_WITHIN_S = 10.0
+#: A broker writes its record about twice a second; one that did not for so long has ended, hangs, or lost Redis.
+BROKER_WITHIN_S = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberRecord:
+    """An island as its last heartbeat, or its last word, described it ``heard_ago_s`` seconds ago."""
+
+    island_id: str
+    incarnation: int
+    inner_step: int
+    tokens: int
+    loss: float | None = None
+    step_time_s: float | None = None
+    sync_share: float = 0.0
+    bytes_up: int = 0
+    bytes_down: int = 0
+    stopped: bool = False
+    left: bool = False
+    optimizer: str = ""  # what its inner optimizer started from, as :class:`broker.wire.messages.StateSource` spells it
+    heard_ago_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FragmentRecord:
+    """The newest durable version of a fragment, committed ``committed_ago_s`` seconds ago.
+
+    Attributes:
+        digest: As in :class:`broker.wire.messages.Version`.
+        merged_tokens: Tokens merged into this fragment so far, over all versions.
+        contributors: Islands of the round that made this version; empty for version 0.
+    """
+
+    fragment_id: int
+    version: int
+    epoch: int
+    digest: str
+    merged_tokens: int
+    contributors: tuple[str, ...]
+    committed_ago_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunTotals:
+    """Where a run stands as a whole; ``trained = merged + wasted + in flight`` in tokens.
+
+    Attributes:
+        wasted_tokens: Cause -> tokens.
+        rounds: Number of contributors -> rounds that closed with so many.
+        loss: Mean of the islands' training losses, None while there is none.
+        progress: Part of ``target_tokens`` that is trained, 0 to 1; 0 for a run without an end.
+        participation: Mean share of the live islands in a version, None before the first.
+        staleness_mean: Mean staleness of what was merged, in versions, None before the first.
+        quarantined: Island -> for how many seconds more (``for_s``), for which ``reason``, how many ``times`` in a row.
+        troubles: What the aggregator cannot put right by itself, each with its cure; empty when all is well.
+        books: The same tokens exactly, in parts of a token: what those of several shards are added up by.
+    """
+
+    phase: str
+    trained_tokens: int
+    merged_tokens: int
+    in_flight_tokens: int
+    target_tokens: int
+    progress: float
+    loss: float | None = None
+    model_version: int = 0
+    wasted_tokens: Mapping[str, int] = field(default_factory=dict)
+    rounds: Mapping[int, int] = field(default_factory=dict)
+    participation: float | None = None
+    staleness_mean: float | None = None
+    quarantined: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    troubles: tuple[str, ...] = ()
+    books: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerRecord:
+    """A broker's own counters since it started, and the allowances by which status judges silence."""
+
+    suspect_after_s: float
+    dead_after_s: float
+    peers: int
+    received_messages: int
+    received_bytes: int
+    sent_messages: int
+    sent_bytes: int
+    queued_bytes: int
+    held_bytes: int
+    repeated_messages: int = 0
+    dropped: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseView:
+    """The lease as it stands.
+
+    Attributes:
+        holder: Name of the leader; empty if there is no key.
+        epoch: Under which it leads; 0 if there is no key.
+        in_sync: Who has every published version, the leader among them: who may take over. Empty if an earlier release
+            wrote it, without failover.
+        synced: The epoch under which they were: that of the leader before, until a taker has renewed. 0: of none, since
+            there was no lease before, or none that said anything.
+        standbys: Who else the leader had heard of when it renewed last, in sync or not.
+        age_s: Since it was renewed, by the clock of Redis; below 0 where that clock was set back.
+        ended: Its holder has ended the run, and nobody need take over.
+    """
+
+    holder: str = ""
+    epoch: int = 0
+    in_sync: frozenset[str] = frozenset()
+    synced: int = 0
+    standbys: frozenset[str] = frozenset()
+    age_s: float = 0.0
+    ended: bool = False
+
+    @classmethod
+    def of(cls, held: Mapping[str, str], now_s: float) -> Self:
+        """Returns the fields of the key as a value.
+
+        Raises:
+            Unavailable: They are those of no lease, which is as bad as no answer.
+        """
+        if not held:
+            return cls()
+        try:
+            return cls(
+                holder=held["holder"],
+                epoch=int(held["epoch"]),
+                in_sync=frozenset(json.loads(held.get("in_sync", "[]"))),
+                synced=int(held.get("synced", held["epoch"])),
+                standbys=frozenset(json.loads(held.get("standbys", "[]"))),
+                age_s=now_s - float(held["renewed_at"]),
+                ended=held.get("ended") == "1",
+            )
+        except (ValueError, KeyError, TypeError) as err:
+            cure = "delete that key, and whoever leads writes it anew"
+            raise Unavailable(f"what stands in Redis is no lease: {err!r}; {cure}", definite=True) from err
+
+    def expired(self, lease_s: float) -> bool:
+        """Whether the holder has let it run out; a clock that was set back says nothing in the holder's favour."""
+        return self.age_s >= lease_s or self.age_s < 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """All that Redis knows about a run, as it stands there; times are seconds of the clock of Redis."""
+
+    run_id: str
+    now_s: float
+    heard_at_s: Mapping[str, float]
+    members: Mapping[str, Mapping[str, Any]]
+    fragments: Mapping[int, Mapping[str, Any]]
+    totals: Sequence[Mapping[str, Any]]  # of each shard; empty before the first has said anything
+    brokers: Mapping[str, Mapping[str, Any]]
+    refusals: Mapping[str, Mapping[str, Mapping[str, int]]]  # source -> island -> reason -> count
+    leases: Mapping[int, LeaseView]  # those that somebody ever took
+
+    @property
+    def empty(self) -> bool:
+        """Whether nobody has written anything about this run."""
+        return not (self.heard_at_s or self.fragments or self.totals or self.brokers)

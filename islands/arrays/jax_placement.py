@@ -1,0 +1,103 @@
+"""The JAX part of :mod:`islands.arrays.placement`: jitted copies, installation, placement, random keys."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+
+from broker.wire.errors import ConfigError
+from islands.arrays.reference import adopted
+
+Array = npt.NDArray[Any]
+
+
+@jax.jit
+def copy(leaves: list[jax.Array]) -> list[jax.Array]:
+    """Dispatches copies of leaves that are on the same devices."""
+    return [jnp.copy(leaf) for leaf in leaves]
+
+
+def sample(leaves: list[jax.Array], places: list[jax.Array]) -> list[jax.Array]:
+    """Dispatches copies of a few elements of leaves that are on the same devices.
+
+    Args:
+        leaves: Of one dimension or more.
+        places: Of each, int32 (dimensions, elements).
+
+    Raises:
+        ConfigError: If an array was donated.
+    """
+    for leaf in leaves:
+        _check_alive(leaf)
+    found: list[jax.Array] = _sample(leaves, places)
+    return found
+
+
+@jax.jit
+def _sample(leaves: list[jax.Array], places: list[jax.Array]) -> list[jax.Array]:
+    # Each is read where it lies: flattened, one that is sharded would be gathered.
+    return [leaf[tuple(place)] for leaf, place in zip(leaves, places, strict=True)]
+
+
+def install(
+    leaves: list[jax.Array], shifts: list[jax.Array], keep: float, shardings: tuple[Any, ...]
+) -> list[jax.Array]:
+    """Dispatches ``keep * leaf + shift`` for leaves that are on the same devices.
+
+    Args:
+        leaves: The parameters.
+        shifts: In their shapes.
+        keep: In (0, 1].
+        shardings: Those of the leaves, of the results too; None for uncommitted ones, whose results are uncommitted.
+    """
+    return _installer(keep, shardings)(leaves, shifts)
+
+
+@functools.cache
+def _installer(keep: float, shardings: tuple[Any, ...]) -> Callable[..., list[jax.Array]]:
+    def install(leaves: list[jax.Array], shifts: list[jax.Array]) -> list[jax.Array]:
+        return [adopted(leaf, shift, keep) for leaf, shift in zip(leaves, shifts, strict=True)]
+
+    if shardings[0] is None:
+        return jax.jit(install)
+    # Stated rather than left to the compiler: an equal placement under another name would retrace the train step.
+    return jax.jit(install, out_shardings=list(shardings))
+
+
+def put(value: Array | jax.Array, sharding: Any) -> jax.Array:
+    """Places an array: committed to ``sharding``, or uncommitted on the default device where it is None."""
+    placed: jax.Array = jax.device_put(value) if sharding is None else jax.device_put(value, sharding)
+    return placed
+
+
+def to_host(leaf: jax.Array) -> Array:
+    """Returns the array's elements, or the data of a random key; waits until they are computed.
+
+    Raises:
+        ConfigError: If the array was donated after it was handed to the island.
+    """
+    _check_alive(leaf)
+    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        return np.asarray(jax.random.key_data(leaf))
+    return np.asarray(leaf)
+
+
+def _check_alive(leaf: jax.Array) -> None:
+    if leaf.is_deleted():
+        cure = "it was donated after island.step: go on with what step returns, never with what it was given"
+        raise ConfigError("params", f"deleted {leaf.dtype}{list(leaf.shape)}", cure)
+
+
+def from_host(value: Array, like: jax.Array) -> jax.Array:
+    """Returns ``value`` with the dtype and in the place of ``like``."""
+    sharding = like.sharding if like.committed else None
+    if jnp.issubdtype(like.dtype, jax.dtypes.prng_key):
+        key = jax.random.wrap_key_data(jnp.asarray(value), impl=jax.random.key_impl(like))
+        return put(key, sharding) if sharding is not None else key
+    return put(value.astype(like.dtype), sharding)

@@ -1,0 +1,141 @@
+"""Checks that adopted versions stay in an island's parameters, from a few of their elements. Pure.
+
+An adoption moves the parameters, by s = installed - before. The caller trains on and comes back with the next ones,
+which have moved by n = next - before. Along s they have moved by
+
+    p = <n, s> / <s, s>
+
+which is about 1 where training went on from what was installed (n = s + a step), and about 0 where it did not (n = a
+step): where the caller ignores what :meth:`islands.Island.step` returns, or casts parameters anew from masters that it
+keeps elsewhere. Then nothing is synchronised, whatever the books say. A step that is not small beside s says neither.
+Nor does one verdict alone: training may pull back what it was moved by, above all an island's own momentum where
+versions move it against its way. Of that a part is left at one time or another (``pulled``), which ends the count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from broker.wire.errors import ConfigError
+
+Array = npt.NDArray[Any]
+
+#: Elements looked at, of each of so many tensors of a fragment; the largest movements among so many of a tensor.
+SAMPLES, TENSORS, CANDIDATES = 256, 4, 1 << 15
+#: Fewer elements that an adoption has moved say nothing.
+LEAST_MOVED = 8
+#: Movements along s from which on an adoption is in the parameters, and up to which it is not.
+KEPT, UNDONE = 0.5, 0.15
+#: The longest step beside s that a verdict of "undone" may rest on: of one adoption, and of what restore returned.
+LONGEST_STEP, LONGEST_FIRST_STEP = 0.5, 0.1
+#: Adoptions in a row, at different steps, that were undone.
+IN_A_ROW = 5
+
+
+class Verdict(StrEnum):
+    """What became of an adoption."""
+
+    KEPT = "kept"
+    UNDONE = "undone"
+    PULLED = "pulled"
+    UNCLEAR = "unclear"
+
+
+def positions(movement: Array) -> npt.NDArray[np.int32]:
+    """Returns where a tensor moves most, among evenly spaced elements: int32 (dimensions, as many as shape alone says).
+
+    Args:
+        movement: Of one dimension or more, and with elements.
+    """
+    flat = movement.reshape(-1)
+    stride, count = _stride(flat.size), num_positions(flat.size)
+    sizes = np.abs(flat[::stride])
+    most = np.argpartition(sizes, sizes.size - count)[sizes.size - count :] * stride
+    return np.array(np.unravel_index(most, movement.shape), np.int32)
+
+
+def num_positions(size: int) -> int:
+    """Returns how many positions there are for a tensor of so many elements."""
+    return min(SAMPLES, -(-size // _stride(size)))
+
+
+def _stride(size: int) -> int:
+    return -(-size // CANDIDATES)
+
+
+def verdict(
+    before: Sequence[Array], installed: Sequence[Array], following: Sequence[Array], longest_step: float = LONGEST_STEP
+) -> Verdict:
+    """Judges one adoption by elements of the same places.
+
+    Args:
+        before: Of the parameters that were replaced.
+        installed: Of those that took their place.
+        following: Of those that the next step ended with.
+        longest_step: Beside the movement.
+    """
+    start, there, then = (
+        np.concatenate([np.asarray(x, np.float64).reshape(-1) for x in each]) for each in (before, installed, following)
+    )
+    with np.errstate(over="ignore", invalid="ignore"):
+        shift, moved = there - start, then - start
+        square = float(shift @ shift)
+        along, length = float(moved @ shift), float(np.sqrt(moved @ moved))
+    if not np.isfinite([square, along, length]).all() or square == 0 or np.count_nonzero(shift) < LEAST_MOVED:
+        return Verdict.UNCLEAR
+    share = along / square
+    if share >= KEPT:
+        return Verdict.KEPT
+    if share > UNDONE:
+        return Verdict.PULLED if length <= np.sqrt(square) else Verdict.UNCLEAR
+    small = length <= longest_step * np.sqrt(square)
+    return Verdict.UNDONE if small and abs(share) <= UNDONE else Verdict.UNCLEAR
+
+
+class Persistence:
+    """The verdicts on one island's adoptions, in the order of its steps; what is unclear changes nothing.
+
+    Some fragments may keep what others lose: masters may stand beside matrices alone.
+    """
+
+    def __init__(self) -> None:
+        self._of_fragment: dict[int, set[int]] = {}  # steps since one was kept at which adoptions were undone
+        self._of_any: set[int] = set()
+
+    @property
+    def suspected(self) -> bool:
+        """Whether the last clear verdict on some fragment was that an adoption was undone."""
+        return any(self._of_fragment.values())
+
+    def lost(self, fragment_id: int, step: int, found: Verdict) -> bool:
+        """Takes one more verdict in; returns whether adoptions do not stay in the parameters.
+
+        Args:
+            fragment_id: Of the version.
+            step: At which it was installed; several may be at once, and are one act of the caller.
+            found: What became of it.
+        """
+        undone = self._of_fragment.setdefault(fragment_id, set())
+        if found in (Verdict.KEPT, Verdict.PULLED):
+            undone.clear()
+            self._of_any.clear()
+        elif found is Verdict.UNDONE:
+            undone.add(step)
+            self._of_any.add(step)
+        return max(len(undone), len(self._of_any)) >= IN_A_ROW
+
+
+def gone(first: bool) -> ConfigError:
+    """Returns the error of a loop whose parameters do not keep what was adopted; ``first``: not even by restore."""
+    value = "what restore returned is not in the next ones" if first else "what was adopted is not in the next ones"
+    cure = f"train on from what {'restore' if first else 'step'} returns, and hand over the tree that the optimizer "
+    cure += (
+        "steps from: float32 masters, not the bfloat16 parameters that are cast from them; what is each island's own "
+    )
+    cure += "is local (kinds)"
+    return ConfigError("params", value, cure)

@@ -1,0 +1,211 @@
+"""The host side of a fragment: its reference values, and pseudo-gradients from them. Pure.
+
+With local parameters L, reference r and global parameters Theta, tensor by tensor, r and Theta in float32:
+
+    capture    Delta = r - L                     r <- r - decode(encode(Delta))         (error feedback)
+    adopt      shift = Theta - keep * r          L' = round(keep * L + shift)          r <- L' - keep * (L - r)
+
+L - r is the island's progress: what it trained and has not handed over, with what the codec rounded away before. That
+the codec's errors stay in it is error feedback, and needs no buffer of its own: after any number of captures, what was
+handed over differs from what was trained by one rounding, not by the sum of all. Without it (``feedback=False``, for
+the laboratory's comparison) r <- L, and what was rounded away is lost.
+
+*What a cast rounds away on installing is not progress.* L' has the dtype of the parameters, so it misses
+Theta + keep * (L - r) by some rounding error e, large in bfloat16. Were r simply set to Theta, e would be handed over
+with the next capture, as if the island had trained it. The last formula gives r = Theta + e: r follows what L' really
+holds, progress is to the last bit what it was, and the next shift, Theta' - r, takes e back again. Rounding errors
+neither travel nor add up; adopting without training leaves a pseudo-gradient of exactly zero.
+
+L' is needed for that on the host, where it is computed a second time from the L that was there before: the sum and the
+cast are single IEEE operations, so both results agree, and the device neither copies nor sends anything more.
+(With 0 < keep < 1 a device may fuse the product into the sum; the results then agree to the last bit but one.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, cast
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from broker.wire.errors import ConfigError, LocalProtocolError
+from broker.wire.fragments import TensorSpec
+from broker.wire.messages import Codec, Encoded
+from broker.wire.tensors import Float32Array, decode_into, decode_tensor, encode_tensor
+
+Array = npt.NDArray[Any]
+
+#: Elements worked on together: temporaries of 256 KB stay in the second-level cache.
+_BLOCK: Final = 65_536
+
+
+def wide_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Returns the dtype in which parameters of ``dtype`` are shifted: float32, or float64 for float64."""
+    return np.dtype(np.float64 if dtype == np.float64 else np.float32)
+
+
+def adopted(local: Any, shift: Any, keep: float) -> Any:
+    """Returns ``keep * local + shift`` in the dtype of ``local``.
+
+    Args:
+        local: Parameters, as a numpy array, or a JAX array or tracer.
+        shift: In :func:`wide_dtype`, of the same shape and sort.
+        keep: In (0, 1].
+    """
+    wide = local.astype(shift.dtype)
+    return ((wide if keep == 1 else keep * wide) + shift).astype(local.dtype)
+
+
+def encode_seed(tensors: Sequence[TensorSpec], initial: Sequence[Array]) -> tuple[Encoded, ...]:
+    """Returns a fragment of version 0 as it travels: float32 copies of the initial parameters.
+
+    Raises:
+        ConfigError: One of them is not finite: the run could never begin.
+        LocalProtocolError: A shape has changed.
+    """
+    _check(tensors, initial)
+    with np.errstate(over="ignore"):
+        wide = [np.array(leaf, np.float32, order="C") for leaf in initial]
+    for tensor, leaf in zip(tensors, wide, strict=True):
+        unfit = leaf.size - int(np.count_nonzero(np.isfinite(leaf)))
+        if unfit:
+            what = f"{unfit} of its {leaf.size} initial values are not finite in float32"
+            raise ConfigError("params", tensor.name, f"{what}, and a run cannot begin with them: look at init")
+    return tuple(encode_tensor(leaf, Codec.F32) for leaf in wide)
+
+
+class Reference:
+    """What one fragment's progress is measured from. Empty until the first version is installed.
+
+    Not thread-safe: its calls are made one after the other, in the order of the events that cause them.
+
+    Args:
+        tensors: Of the fragment, in manifest order.
+    """
+
+    def __init__(self, tensors: Sequence[TensorSpec]) -> None:
+        self._tensors = tuple(tensors)
+        self.values: list[Float32Array] = []  #: float32, flat, one per tensor
+
+    def capture(self, local: Sequence[Array], codec: Codec, *, feedback: bool = True) -> tuple[Encoded, ...]:
+        """Returns the encoded pseudo-gradient and advances the reference by what was encoded.
+
+        One float32 array the size of a tensor is allocated at a time, besides what is encoded.
+
+        Args:
+            local: A copy of the local parameters.
+            codec: Of the pseudo-gradient.
+            feedback: Whether what the codec rounds away stays in the progress, as it must in production. Without, the
+                reference moves to ``local`` itself, and it is lost: only to show the difference.
+
+        Raises:
+            LocalProtocolError: If nothing was installed yet, or a shape has changed.
+        """
+        _check(self._tensors, local)
+        self._filled()
+        payload = []
+        # What is not finite is for the aggregator to find and refuse.
+        with np.errstate(over="ignore", invalid="ignore"):
+            for tensor, reference, leaf in zip(self._tensors, self.values, local, strict=True):
+                flat = _flat(leaf)
+                delta = np.empty(reference.shape, np.float32)
+                for here in _blocks(flat.size):
+                    delta[here] = reference[here] - _widened(flat[here])
+                encoded = encode_tensor(delta.reshape(tensor.shape), codec)
+                payload.append(encoded)
+                if not feedback:
+                    for here in _blocks(flat.size):
+                        reference[here] = _widened(flat[here])
+                    continue
+                if codec is not Codec.F32:  # in float32 the payload is a view of delta
+                    decode_into(encoded, delta)
+                np.subtract(reference, delta, out=reference)
+        return tuple(payload)
+
+    def shift(self, payload: Sequence[Encoded], keep: float, dtypes: Sequence[np.dtype[Any]]) -> tuple[Array, ...]:
+        """Returns what has to be added to ``keep * local`` to adopt a version; with ``keep = 0``, the version.
+
+        Args:
+            payload: The version's, checked against the tensors.
+            keep: Share of the local progress that survives.
+            dtypes: Of the local parameters.
+
+        Returns:
+            Arrays in the tensors' shapes, in :func:`wide_dtype`; with ``keep = 0`` float32, possibly read-only.
+
+        Raises:
+            LocalProtocolError: If progress is to be kept and nothing was installed yet.
+        """
+        if keep == 0:
+            return tuple(decode_tensor(encoded) for encoded in payload)
+        self._filled()
+        shifts = []
+        with np.errstate(over="ignore", invalid="ignore"):
+            for encoded, reference, dtype in zip(payload, self.values, dtypes, strict=True):
+                target = decode_tensor(encoded)
+                from_where = reference.reshape(target.shape)
+                if keep != 1:
+                    from_where = np.float32(keep) * from_where
+                shifts.append(np.subtract(target, from_where, dtype=wide_dtype(dtype)))
+        return tuple(shifts)
+
+    def installed(
+        self, shift: Sequence[Array], keep: float, dtypes: Sequence[np.dtype[Any]], before: Sequence[Array]
+    ) -> None:
+        """Moves the reference to where an installation has put the local parameters.
+
+        Args:
+            shift: From :meth:`shift`.
+            keep: As given there.
+            dtypes: Of the local parameters.
+            before: The local parameters that were replaced; none are needed with ``keep = 0``.
+
+        Raises:
+            LocalProtocolError: If a shape has changed.
+        """
+        with np.errstate(over="ignore", invalid="ignore"):
+            if keep == 0:
+                if not self.values:
+                    self.values = [np.empty(tensor.size, np.float32) for tensor in self._tensors]
+                for reference, value, dtype in zip(self.values, shift, dtypes, strict=True):
+                    flat = _flat(value)
+                    for here in _blocks(flat.size):
+                        reference[here] = _widened(flat[here].astype(dtype))
+                return
+            _check(self._tensors, before)
+            for reference, move, leaf in zip(self.values, shift, before, strict=True):
+                flat, moves = _flat(leaf), _flat(move)
+                for here in _blocks(flat.size):
+                    local = flat[here]
+                    progress = _widened(local) - reference[here]
+                    after = _widened(adopted(local, moves[here], keep))
+                    reference[here] = after - (progress if keep == 1 else keep * progress)
+
+    def _filled(self) -> None:
+        if not self.values:
+            raise LocalProtocolError("a fragment has no reference before its first version is installed")
+
+
+def _check(tensors: Sequence[TensorSpec], leaves: Sequence[Array]) -> None:
+    for tensor, leaf in zip(tensors, leaves, strict=True):
+        if tuple(leaf.shape) != tensor.shape:
+            cure = "parameters keep their shapes while an island is in a run"
+            raise LocalProtocolError(f"{tensor.name} has the shape {leaf.shape}, it joined with {tensor.shape}: {cure}")
+
+
+def _flat(array: Array) -> Array:
+    return np.ascontiguousarray(array).reshape(-1)
+
+
+def _blocks(size: int) -> Iterator[slice]:
+    return (slice(start, min(start + _BLOCK, size)) for start in range(0, size, _BLOCK))
+
+
+def _widened(block: Array) -> Array:
+    """Returns a flat block in :func:`wide_dtype`."""
+    if block.dtype == ml_dtypes.bfloat16:
+        # A bfloat16 is the upper half of a float32: shifting is exact, and twice as fast as converting.
+        return cast(Array, np.left_shift(block.view(np.uint16), 16, dtype=np.uint32).view(np.float32))
+    return block.astype(wide_dtype(block.dtype), copy=False)

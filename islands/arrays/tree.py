@@ -1,0 +1,177 @@
+"""Parameter trees as named arrays, and back.
+
+A leaf's name is its path, joined by "/": ``layers/0/attention/query``. Dicts, lists, tuples and named tuples are
+walked here, without JAX. Once JAX is loaded its own registry is asked, so that any registered node works (an
+Equinox module, a Flax dataclass); for the plain containers both give the same names in the same order, so islands of
+either sort agree on a manifest.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from broker.wire.errors import ConfigError
+
+#: Cures a leaf that is none of these.
+NO_ARRAY = (
+    "every leaf is an array of numpy or JAX: convert it (torch: tensor.numpy()) or leave it out"
+    " (Equinox: eqx.filter(model, eqx.is_array))"
+)
+#: Any nest of containers with arrays as leaves; None is an empty container.
+Tree = Any
+
+
+class TreeNames:
+    """The names of one tree's leaves, taken once; every tree of the same structure is then read and rebuilt by them.
+
+    One array that stands in two places (tied weights) has one name, that of the first; rebuilding puts the same new
+    array in both. Which leaves are tied is settled by identity in the tree given here; :mod:`islands.arrays.ties` finds
+    out whether they are.
+    """
+
+    __slots__ = ("_name_of_leaf", "names")
+
+    def __init__(self, tree: Tree) -> None:
+        """Names the leaves of ``tree``.
+
+        Raises:
+            ConfigError: If a leaf is no array, or two leaves get the same name.
+        """
+        seen: dict[int, str] = {}
+        used: set[str] = set()
+        self._name_of_leaf: list[str] = []
+        for name, leaf in named_leaves(tree):
+            if not (hasattr(leaf, "shape") and hasattr(leaf, "dtype")):
+                raise ConfigError(f"params {name}", type(leaf).__name__, NO_ARRAY)
+            if name in used:
+                cure = 'two leaves have this path; a key holds a "/", or 1 and "1" are both keys: rename one'
+                raise ConfigError("params", name, cure)
+            used.add(name)
+            self._name_of_leaf.append(seen.setdefault(id(leaf), name))
+        #: Each distinct leaf once, in the order of the tree.
+        self.names = tuple(dict.fromkeys(self._name_of_leaf))
+
+    @property
+    def tied(self) -> tuple[tuple[int, ...], ...]:
+        """Of each array that stands in several places, their numbers in the order of the tree's leaves."""
+        places: dict[str, list[int]] = {}
+        for place, name in enumerate(self._name_of_leaf):
+            places.setdefault(name, []).append(place)
+        return tuple(tuple(each) for each in places.values() if len(each) > 1)
+
+    def leaves(self, tree: Tree) -> dict[str, Any]:
+        """Returns the leaves of a tree of this structure by name, in the order of ``names``.
+
+        Raises:
+            ConfigError: If the tree has another number of leaves.
+        """
+        found: dict[str, Any] = {}
+        leaves = list(named_leaves(tree))
+        if len(leaves) != len(self._name_of_leaf):
+            cure = f"it had {len(self._name_of_leaf)} when the island joined; the structure must stay the same"
+            raise ConfigError("params", f"{len(leaves)} leaves", cure)
+        for name, (_, leaf) in zip(self._name_of_leaf, leaves, strict=True):
+            found.setdefault(name, leaf)
+        return found
+
+    def replace(self, tree: Tree, leaves: Mapping[str, Any]) -> Tree:
+        """Returns ``tree`` with the named leaves replaced and the others, and its containers' types, kept.
+
+        Raises:
+            KeyError: If a name is not of this tree.
+        """
+        unknown = leaves.keys() - set(self.names)
+        if unknown:
+            raise KeyError(f"no parameter is named {', '.join(sorted(unknown))}")
+        names = iter(self._name_of_leaf)
+        return map_leaves(lambda leaf: leaves.get(next(names), leaf), tree)
+
+
+def flatten(tree: Tree) -> dict[str, Any]:
+    """Returns the leaves by name; a leaf that stands in the tree twice, once.
+
+    Raises:
+        ConfigError: See :class:`TreeNames`.
+    """
+    return TreeNames(tree).leaves(tree)
+
+
+def unflatten(like: Tree, leaves: Mapping[str, Any]) -> Tree:
+    """Returns a tree with the structure of ``like`` and all its leaves from ``leaves``.
+
+    Raises:
+        KeyError: If a leaf is missing, or one is not of this tree.
+    """
+    names = TreeNames(like)
+    missing = set(names.names) - leaves.keys()
+    if missing:
+        raise KeyError(f"no value is given for {', '.join(sorted(missing))}")
+    return names.replace(like, leaves)
+
+
+def named_leaves(tree: Tree) -> Iterator[tuple[str, Any]]:
+    """Yields (name, leaf) in the order of JAX: keys of plain dicts sorted, everything else as it stands."""
+    jax = sys.modules.get("jax")
+    if jax is None:
+        yield from _plain_leaves(tree, ())
+        return
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        yield "/".join(_key_name(key) for key in path), leaf
+
+
+def map_leaves(function: Callable[[Any], Any], tree: Tree) -> Tree:
+    """Rebuilds ``tree`` with ``function`` applied to the leaves, in the order of :func:`named_leaves`."""
+    jax = sys.modules.get("jax")
+    return _plain_map(function, tree) if jax is None else jax.tree_util.tree_map(function, tree)
+
+
+def _key_name(key: Any) -> str:
+    """The bare name of one step of a JAX key path: ``.key`` of a dict, ``.idx`` of a sequence, ``.name`` of a field."""
+    for attribute in ("name", "key", "idx"):
+        if hasattr(key, attribute):
+            return str(getattr(key, attribute))
+    return str(key)
+
+
+def children_of(node: Any) -> list[tuple[Any, Any]] | None:
+    """(key, child) of a plain container, in order; None for a leaf."""
+    if node is None:
+        return []
+    # Exact types, as in JAX, where a subclass that nobody registered is a leaf.
+    if type(node) in (dict, defaultdict):
+        return sorted(node.items(), key=lambda item: item[0])
+    if type(node) is OrderedDict:
+        return list(node.items())
+    if isinstance(node, tuple) and hasattr(node, "_fields"):
+        return list(zip(node._fields, node, strict=True))
+    if type(node) in (list, tuple):
+        return list(enumerate(node))
+    return None
+
+
+def _plain_leaves(node: Any, path: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
+    children = children_of(node)
+    if children is None:
+        yield "/".join(path), node
+        return
+    for key, child in children:
+        yield from _plain_leaves(child, (*path, str(key)))
+
+
+def _plain_map(function: Callable[[Any], Any], node: Any) -> Any:
+    children = children_of(node)
+    if children is None:
+        return function(node)
+    if node is None:
+        return None
+    values = [(key, _plain_map(function, child)) for key, child in children]
+    if isinstance(node, dict):
+        rebuilt = copy.copy(node)  # keeps the order of the keys, and a defaultdict's factory
+        rebuilt.update(values)
+        return rebuilt
+    fields = [value for _, value in values]
+    return type(node)(*fields) if hasattr(node, "_fields") else type(node)(fields)

@@ -1,0 +1,1 @@
+"""The island's state machine and its parts. Pure."""

@@ -1,0 +1,180 @@
+"""Adoption: brings new versions into an island's parameters. Pure.
+
+Aggregators say which versions are published, and a ``Want`` tells the broker what is here: it is repeated while
+something is lacking, and where nothing comes at all, the bulk connection is made anew. A version that has arrived is
+prepared beside training and installed at a boundary; a newer one that comes meanwhile is the next. Where the local
+parameters are spoilt, the global ones take their place (``keep = 0``).
+"""
+
+from __future__ import annotations
+
+from broker.routing.deafness import Carried, Hearing
+from broker.routing.resending import Patience
+from broker.wire.messages import BROKER, Reason, Resolution, Version, Want
+from islands.protocol.events import Action, Note, Prepare, RefreshOptimizer, RenewBulk, Send
+from islands.protocol.fleet import Fleet
+from islands.protocol.fragment import Fragment, Stage
+from islands.protocol.state import Training
+
+
+class Adoption:
+    """One island's versions: wanted, prepared, installed."""
+
+    def __init__(self, training: Training, fleet: Fleet, hearing: Hearing) -> None:
+        self._training = training
+        self._fleet = fleet
+        self._hearing = hearing
+        self._patience = Patience()
+        self._want = self._patience.backoff()
+        self._stands = False  # the last Want: it has not been answered, as far as is known
+        self._lacked = False
+        self._waits_since_s: float | None = None  # for what one Want asked for; None: for nothing, or it was repeated
+        self._clean_from: int | None = 0  # parameters are finite from this step on; None while they are replaced
+
+    @property
+    def lacking(self) -> bool:
+        """Whether a newer version is published than the one here or on its way into the parameters."""
+        return any(self._fleet.published[p] > f.newest for p, f in self._training.fragments.items())
+
+    # --- wanted -----------------------------------------------------------------------------------------------
+
+    def want(self, now_s: float, actions: list[Action]) -> None:
+        """Tells the broker what is here: it sends what is newer."""
+        self._want.tried(now_s)
+        self._stands = True
+        versions = tuple(f.newest for f in self._training.fragments.values())
+        actions.append(Send(to=BROKER, message=Want(versions=versions)))
+
+    def want_anew(self, now_s: float, actions: list[Action]) -> None:
+        """Tells it for the first time in a life, or of another state: pauses begin again."""
+        self._want = self._patience.backoff(self._training.largest_bytes)
+        self._lacked = self.lacking
+        self._waits_since_s = now_s if self._lacked else None
+        self.want(now_s, actions)
+
+    def want_again(self, now_s: float, actions: list[Action], carried: Carried | None = None) -> bool:
+        """Asks once more for what is lacking, where it is time; returns whether the bulk connection is made anew.
+
+        It is where versions are published and none comes: it may bring in bytes that it never delivers.
+        """
+        lacked, lacking = self._lacked, self.lacking
+        self._lacked = lacking
+        if lacking and not lacked and self._stands:  # so it is on its way by now
+            self._want = self._patience.backoff(self._training.largest_bytes)
+            self._want.tried(now_s)
+            self._waits_since_s = now_s
+        if self._hearing.missing(lacking, now_s, None if carried is None else carried.down):
+            again = {"next_patience_s": round(self._hearing.patience_s, 1)}
+            actions.append(Note(name="bulk.renewed", fields=again))
+            actions.append(RenewBulk())
+            self.want_anew(now_s, actions)
+            return True
+        if lacking and self._want.due(now_s):
+            repeated = self._stands
+            self.want(now_s, actions)
+            if repeated:
+                self._patience.in_vain(self._want)
+                self._waits_since_s = None
+        return False
+
+    def _ask_at_once(self) -> None:
+        """What is lacking now is not on its way: the last Want was answered, or asked for something else."""
+        self._want = self._patience.backoff(self._training.largest_bytes)
+        self._stands, self._waits_since_s = False, None
+
+    # --- adopted ----------------------------------------------------------------------------------------------
+
+    def arrived(self, version: Version, flaw: str, now_s: float, actions: list[Action]) -> bool:
+        """Takes a version that is newer than what is here, and whole; returns whether it did."""
+        fragment = self._training.fragments.get(version.fragment_id)
+        if fragment is None or version.fragment_version <= fragment.newest:
+            return False
+        if version.fragment_version < fragment.version:
+            return False  # a late copy, while the version here is wanted once more: versions never go back
+        if flaw:
+            facts = {"fragment": version.fragment_id, "detail": flaw}
+            actions.append(Note(name="version.refused", fields=facts))
+            self._ask_at_once()
+            return False
+        fragment.newer = version
+        if self._waits_since_s is not None:
+            self._patience.took(now_s - self._waits_since_s)
+        self.want_anew(now_s, actions)
+        return True
+
+    def prepare(self, fragment: Fragment, actions: list[Action]) -> None:
+        """Has the version that has arrived prepared, unless the fragment does something else."""
+        training = self._training
+        if fragment.stage is not Stage.IDLE:
+            return
+        assert fragment.newer is not None
+        assert training.settings is not None
+        # Nothing to come, and nothing trained since the last hand-over, or nobody to merge it: the global parameters,
+        # exactly.
+        settled = training.stopped and (fragment.handed == training.at or self._fleet.ended)
+        first = fragment.version < 0
+        keep = 0.0 if fragment.overwrite or settled or first else training.settings.keep
+        fragment.incoming, fragment.newer, fragment.incoming_keep = fragment.newer, None, keep
+        fragment.overwrite = False
+        fragment.doing.take("prepare")
+        actions.append(Prepare(version=fragment.incoming, keep=keep))
+
+    def prepared(self, fragment_id: int) -> None:
+        """A version can be installed at the next boundary."""
+        self._training.fragments[fragment_id].doing.take("prepared")
+
+    def installed(self, fragment_ids: tuple[int, ...]) -> None:
+        """These versions are in the local parameters since the boundary where training stands."""
+        training = self._training
+        for fragment in (training.fragments[p] for p in fragment_ids):
+            fragment.doing.take("installed")
+            assert fragment.incoming is not None
+            fragment.count(training.at.step)
+            if fragment.incoming_keep == 0:
+                fragment.drop(training.at)
+                fragment.exact_at = training.at
+            fragment.version = fragment.incoming.fragment_version
+            fragment.incoming, fragment.copy = None, None
+        if self._clean_from is None and not any(f.awaits_overwrite for f in training.fragments.values()):
+            self._clean_from = training.at.step  # here, and not when it was asked for
+            training.refreshed()
+
+    def end(self, now_s: float, actions: list[Action]) -> None:
+        """The run is over, and training has stopped: what was never merged gives way to the global parameters.
+
+        Such is the progress of an island that was away during the flush and got the last versions before it heard of
+        the end, or whose last contribution was refused. Where nobody is left who would tell of anything, it stays.
+        """
+        training = self._training
+        if self._fleet.deserted or training.manifest is None:
+            return
+        moving = ((p, training.fragments[p]) for p in training.manifest.moving)
+        inexact = [
+            fragment
+            for p, fragment in moving
+            if fragment.stage is Stage.IDLE
+            and not fragment.awaits_overwrite
+            and fragment.exact_at != training.at
+            and fragment.newest >= self._fleet.published[p]  # else a newer one comes, and is taken as it is
+        ]
+        for fragment in inexact:
+            fragment.overwrite = True
+        if inexact:
+            self.want_anew(now_s, actions)
+
+    # --- in the place of spoilt parameters --------------------------------------------------------------------
+
+    def refused(self, resolution: Resolution, actions: list[Action]) -> None:
+        """A contribution was refused for good: where the local parameters are to blame, takes the global ones."""
+        training = self._training
+        if resolution.reason is Reason.STALE:
+            training.fragments[resolution.fragment_id].overwrite = True
+        elif resolution.reason is Reason.NOT_FINITE and self._clean_from is not None:
+            if resolution.from_step < self._clean_from:
+                return  # captured before the recovery, and refused after it
+            self._clean_from = None
+            for fragment in training.fragments.values():
+                fragment.overwrite = True
+            training.refreshed()
+            actions.append(RefreshOptimizer())
+        self._ask_at_once()  # the version wanted may be one that is here already

@@ -1,0 +1,438 @@
+"""The island's state machine: it hands over, adopts and reports. Pure; it never waits.
+
+The stages of a fragment are a table (:data:`islands.protocol.fragment.STAGES`). Copies taken before an installation are
+dropped by it.
+
+The machine has parts, each with a state of its own: :class:`islands.protocol.member.Member`,
+:class:`islands.protocol.fleet.Fleet`, :class:`islands.protocol.hand_over.HandOver`,
+:class:`islands.protocol.adoption.Adoption`, :class:`islands.protocol.broker_choice.BrokerChoice`, and both sides of
+:mod:`islands.protocol.donation`. Here every event is given to those that it concerns, and after each event they all do,
+in a fixed order, what the time now calls for.
+"""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from broker.routing.deafness import Carried, Hearing
+from broker.wire.fragments import FragmentManifest, TensorSpec
+from broker.wire.messages import (
+    Channel,
+    Donor,
+    FetchState,
+    FleetState,
+    Join,
+    Phase,
+    Reason,
+    Refused,
+    RunSettings,
+    Share,
+    StatePart,
+    StateSource,
+    Version,
+    Welcome,
+)
+from islands.protocol.adoption import Adoption
+from islands.protocol.broker_choice import BrokerChoice
+from islands.protocol.donation import Giver, Receiver
+from islands.protocol.events import (
+    Action,
+    Boundary,
+    Captured,
+    Event,
+    Joined,
+    Leaving,
+    Line,
+    Note,
+    Prepared,
+    Received,
+    Restored,
+    SeedEncoded,
+    Send,
+    StateChecked,
+    StateCopied,
+    StateNeeded,
+    Tick,
+    Vitals,
+    Watch,
+)
+from islands.protocol.fleet import Fleet
+from islands.protocol.fragment import Fragment, Point, Stage
+from islands.protocol.hand_over import HandOver
+from islands.protocol.member import Member
+from islands.protocol.paused import Paused
+from islands.protocol.plausibility import misfit
+from islands.protocol.state import Training
+
+
+class Island:
+    """One life of one island.
+
+    Args:
+        island_id: The id to ask for; empty for the next free one.
+        hint: A name that survives a restart.
+        nonce: Random, different in each life.
+        tensors: Every tensor that is not local.
+        tokens_per_step: Tokens in one inner step.
+        brokers: How many there are to choose from.
+        broker_silent_s: Silence after which the next one is tried.
+        paused: What an earlier process of this island has left to go on with.
+
+    Attributes:
+        finished: Everything is handed over and the final versions are installed.
+    """
+
+    def __init__(
+        self,
+        *,
+        island_id: str,
+        hint: str,
+        nonce: str,
+        tensors: tuple[TensorSpec, ...],
+        tokens_per_step: int,
+        brokers: int = 1,
+        broker_silent_s: float = 2.0,
+        paused: Paused | None = None,
+    ) -> None:
+        self.finished = False
+        join = Join(
+            nonce=nonce,
+            island_id=island_id,
+            hint=hint,
+            tensors=tensors,
+            tokens_per_step=tokens_per_step,
+            resumes="" if paused is None else paused.nonce,
+        )
+        self._paused = paused
+        self._training = Training()
+        self._fleet = Fleet()
+        self._hearing = Hearing()
+        self._bulk: int | None = None  # the bulk connection's number; None: whatever it is, it was spoken over
+        self._choice = BrokerChoice(brokers, nonce, broker_silent_s)
+        self._member = Member(join, self._training, self._choice)
+        self._hand_over = HandOver(self._training, self._member)
+        self._adoption = Adoption(self._training, self._fleet, self._hearing)
+        self._receiver, self._giver = Receiver(), Giver()
+        self._watched: frozenset[int] = frozenset()
+
+    # --- what the drivers may know ----------------------------------------------------------------------------
+
+    @property
+    def island_id(self) -> str:
+        """The id asked for, and once the island is a member the one it was given."""
+        return self._member.island_id
+
+    @property
+    def incarnation(self) -> int:
+        """Which life of its id this is; 0 while it is no member."""
+        return self._member.incarnation
+
+    @property
+    def nonce(self) -> str:
+        """Random, different in each life."""
+        return self._member.nonce
+
+    @property
+    def joined(self) -> bool:
+        """Whether the island is a member of the run."""
+        return self._member.joined
+
+    @property
+    def broker(self) -> int:
+        """The place of the broker to speak through."""
+        return self._choice.at
+
+    @property
+    def manifest(self) -> FragmentManifest | None:
+        """The run's fragments, once they are known."""
+        return self._training.manifest
+
+    @property
+    def settings(self) -> RunSettings | None:
+        """The run's settings, once they are known."""
+        return self._training.settings
+
+    @property
+    def at(self) -> Point:
+        """The last boundary."""
+        return self._training.at
+
+    @property
+    def fragments(self) -> dict[int, Fragment]:
+        """Every fragment, by number."""
+        return self._training.fragments
+
+    @property
+    def optimizer(self) -> StateSource:
+        """What the inner optimizer started from."""
+        return self._training.optimizer
+
+    @property
+    def remembered_runs(self) -> int:
+        """How long the list is of what was trained on and not handed over yet."""
+        return self._hand_over.remembered_runs
+
+    @property
+    def startable(self) -> bool:
+        """Whether every fragment has its first version ready to be installed."""
+        return self.joined and all(f.stage is Stage.READY or f.version >= 0 for f in self.fragments.values())
+
+    @property
+    def delivered(self) -> bool:
+        """Whether a stopped island has nothing left that the aggregator is not known to have."""
+        training = self._training
+        return training.stopped and all(
+            fragment.handed == training.at
+            and fragment.capturing is None
+            and all(pending.arrived for pending in fragment.outstanding.values())
+            for fragment in (self.fragments[p] for p in self._moving)
+        )
+
+    def pause(self, run_id: str, sequence: int) -> Paused | None:
+        """Returns what the next process needs to go on with this life (:meth:`.hand_over.HandOver.paused`)."""
+        return self._hand_over.paused(run_id, sequence) if self.joined else None
+
+    @property
+    def _moving(self) -> tuple[int, ...]:
+        return () if self.manifest is None else self.manifest.moving
+
+    @property
+    def phase(self) -> Phase:
+        """The run's phase, as last heard."""
+        return self._fleet.phase
+
+    @property
+    def done(self) -> bool:
+        """Whether the training loop should end."""
+        return self._fleet.done
+
+    @property
+    def published(self) -> tuple[int, ...]:
+        """The newest versions there are, as last heard."""
+        return self._fleet.published
+
+    @property
+    def shares(self) -> tuple[Share, ...]:
+        """Its part of the data, and what it has taken over."""
+        return self._fleet.shares
+
+    def schedule_tokens(self, own_tokens: int) -> float:
+        """Returns the fleet's progress in tokens, for learning-rate schedules (:class:`.fleet.Fleet`)."""
+        return self._fleet.schedule_tokens(own_tokens)
+
+    # --- events -----------------------------------------------------------------------------------------------
+
+    def start(self, now_s: float) -> list[Action]:
+        """Returns the first actions; the driver connects to :attr:`broker`."""
+        actions: list[Action] = []
+        self._choice.start(now_s)
+        self._advance(now_s, actions)
+        return actions
+
+    def handle(self, event: Event, now_s: float) -> list[Action]:
+        """Takes one event in and returns what to do, in order."""
+        actions: list[Action] = []
+        match event:
+            case Received():
+                self._received(event, now_s, actions)
+            case Boundary():
+                self._boundary(event, now_s)
+            case Vitals():
+                self._member.vitals = event
+                return actions  # for the next heartbeat, whenever that is: it also needs a boundary that is up to date
+            case Captured():
+                self._hand_over.captured(event, now_s, actions)
+            case Prepared():
+                self._adoption.prepared(event.fragment_id)
+            case SeedEncoded():
+                self._hand_over.seed_encoded(event, actions)
+            case Line():
+                self._choice.line(event.stands, now_s)
+                if event.stands:
+                    self._introduce(now_s, actions)
+            case StateNeeded():
+                self._receiver.begin(event.most_bytes, event.patience_s, now_s, actions)
+            case StateChecked():
+                self._receiver.checked(event.flaw, now_s, actions)
+            case StateCopied():
+                self._giver.copied(event.parts, event.state_bytes, now_s, actions)
+            case Restored():
+                self._training.restored(event.source)
+            case Tick():
+                pass
+            case Leaving():
+                self._member.leave(event.reason, event.departure, actions)
+                return actions
+            case _:
+                assert_never(event)
+        self._advance(now_s, actions)
+        return actions
+
+    def next_deadline_s(self) -> float | None:
+        """Returns when to send :class:`Tick`, if nothing else happens before."""
+        parts = self._member.next_deadline_s(), self._choice.due_at_s()
+        donations = self._receiver.next_deadline_s(), self._giver.next_deadline_s()
+        return min((at_s for at_s in (*parts, *donations) if at_s is not None), default=None)
+
+    def _received(self, event: Received, now_s: float, actions: list[Action]) -> None:
+        envelope, message = event.envelope, event.envelope.message
+        flaw = misfit(message, self._member.join.tensors, self.manifest, self.at)
+        if flaw:
+            actions.append(Note(name="message.misfit", fields={"kind": type(message).__name__, "detail": flaw}))
+            return
+        self._choice.listen(envelope, now_s)
+        if message.channel is Channel.BULK:
+            self._hearing.heard(now_s, None if event.carried is None else event.carried.down)
+        match message:
+            case Welcome():
+                if self._member.welcomed(message, now_s):
+                    self._welcome(message, now_s, actions)
+            case FleetState():
+                if self.joined and self._fleet.heard(message, envelope.sequence, self.at.tokens):
+                    self._fleet_state(message, event.carried, now_s, actions)
+            case Version():
+                if self._adoption.arrived(message, event.flaw, now_s, actions):
+                    self._hand_over.merged(message)
+            case Refused(reason=Reason.RUN_ENDED, kind="heartbeat"):
+                if self.joined and not self._fleet.deserted:
+                    self._fleet.desert()
+                    actions.append(Note(name="run.deserted", fields={"step": self.at.step, "tokens": self.at.tokens}))
+            case Refused():
+                self._member.refused(message, now_s, actions)
+            case Donor():
+                self._receiver.named(message, now_s, actions)
+            case FetchState():
+                state_id = f"{self.incarnation}.{self.at.step}"
+                trained = self._training.optimizer_trained
+                self._giver.fetch(envelope.sender, message, state_id, trained, now_s, actions)
+            case StatePart():
+                self._receiver.part(envelope.sender, message, event.flaw, now_s, actions)
+            case _:
+                actions.append(Note(name="message.unexpected", fields={"kind": type(message).__name__}))
+
+    def _welcome(self, welcome: Welcome, now_s: float, actions: list[Action]) -> None:
+        """A life begins: that of the process, with which the driver begins too, or a later one."""
+        training = self._training
+        first = training.welcomed(welcome)
+        self._fleet.welcomed(welcome)
+        self._choice.welcomed(welcome.settings.heartbeat_interval_s)
+        if first:
+            assert training.manifest is not None
+            self._resume(welcome, now_s, actions)
+            self._hearing.expect(training.largest_bytes)
+            joined = Joined(
+                island_id=self.island_id,
+                incarnation=self.incarnation,
+                manifest=training.manifest,
+                start_step=training.at.step,
+                start_tokens=training.at.tokens,
+            )
+            actions.append(joined)
+        self._adoption.want_anew(now_s, actions)
+
+    def _resume(self, welcome: Welcome, now_s: float, actions: list[Action]) -> None:
+        """Goes on where an earlier process of this life stood; if it is another life, what was kept is lost."""
+        paused, self._paused = self._paused, None
+        if paused is None:
+            return
+        if not paused.fits(welcome):
+            facts = {"steps": paused.at.step, "life": paused.incarnation, "contributions": len(paused.contributions)}
+            detail = "the run has begun another life of this island: its tokens are lost with the earlier one"
+            actions.append(Note(name="progress.dropped", fields={**facts, "detail": detail}))
+            return
+        self._training.resume(paused)
+        self._hand_over.resume(paused.contributions, paused.cursors, now_s)
+        self._fleet.resume(paused.cursors)
+
+    def _fleet_state(self, state: FleetState, carried: Carried | None, now_s: float, actions: list[Action]) -> None:
+        """A shard answers: the fates of contributions, open rounds, published versions."""
+        self._member.known()
+        if carried is not None:
+            if self._bulk not in (None, carried.connection):
+                self._bulk_broke(now_s, actions)
+            self._bulk = carried.connection
+        for resolution in state.resolutions:
+            if self._hand_over.resolve(resolution, now_s, actions, carried):
+                self._adoption.refused(resolution, actions)
+        self._hand_over.asked(state, now_s, actions, carried)
+        if self._adoption.want_again(now_s, actions, carried):
+            self._bulk = None
+            self._hand_over.due_again(now_s)
+
+    def _bulk_broke(self, now_s: float, actions: list[Action]) -> None:
+        """There is another bulk connection, and what was on its way is lost.
+
+        The broker knows it by what is said over it: until then it has nowhere to send versions to.
+        """
+        self._hearing.begin()
+        self._hand_over.due_again(now_s)
+        self._adoption.want(now_s, actions)
+
+    def _boundary(self, boundary: Boundary, now_s: float) -> None:
+        training = self._training
+        training.at = Point(boundary.inner_step, boundary.tokens)
+        self._hand_over.trained(boundary.trained)
+        self._adoption.installed(boundary.installed)
+        for p in boundary.copied:
+            training.fragments[p].copy = training.at
+        if boundary.stopped:
+            training.stopped = True
+            self._member.beat_now(now_s)  # the flush waits for what it says
+
+    def _introduce(self, now_s: float, actions: list[Action]) -> None:
+        """Tells a broker that knows nothing all it needs, at once: a new connection, or a new broker behind an old one.
+
+        What was on its way may be lost. The answer to the heartbeat says which contributions are, and these are sent
+        again without a pause; a copy that arrives twice is known by its range.
+        """
+        self._member.introduce(now_s)
+        self._bulk = None
+        if self.joined:
+            self._bulk_broke(now_s, actions)
+        else:
+            self._hearing.begin()
+
+    # --- time -------------------------------------------------------------------------------------------------
+
+    def _advance(self, now_s: float, actions: list[Action]) -> None:
+        """Does whatever the state and the time now call for; called after every event."""
+        training = self._training
+        self._choice.advance(now_s, actions)
+        if self.joined:
+            if self._fleet.ended and training.stopped:
+                self._adoption.end(now_s, actions)
+            for p, fragment in training.fragments.items():
+                if fragment.newer is not None:
+                    self._adoption.prepare(fragment, actions)
+                if fragment.asked is not None:
+                    self._hand_over.answer(p, fragment, now_s, actions)
+                elif training.stopped and not self.done:
+                    self._hand_over.volunteer(p, fragment, actions)
+            self._watch(actions)
+        self._donate(now_s, actions)
+        if self.joined and self.done:
+            self._receiver.end("the run ends", actions)
+        self._member.advance(now_s, actions)
+        if self.joined and self._fleet.ended and training.stopped and not self._adoption.lacking:
+            deserted = self._fleet.deserted
+            self.finished = all(
+                f.stage is Stage.IDLE and (deserted or not f.outstanding) for f in training.fragments.values()
+            )
+
+    def _donate(self, now_s: float, actions: list[Action]) -> None:
+        """Lets both sides of a donation do what is due, between two lives too: patience ends as it would in one.
+
+        What they ask for then is asked again: nobody answers who is no member.
+        """
+        due: list[Action] = []
+        self._giver.advance(now_s)
+        self._receiver.advance(now_s, due)
+        actions += due if self.joined else [action for action in due if not isinstance(action, Send)]
+
+    def _watch(self, actions: list[Action]) -> None:
+        """Has copies taken of the fragments that are asked for, or soon will be."""
+        asked = (p for p, fragment in self.fragments.items() if fragment.asked is not None)
+        watched = frozenset() if self._training.stopped else self._fleet.due_soon.union(asked)
+        if watched != self._watched:
+            self._watched = watched
+            actions.append(Watch(fragments=watched))

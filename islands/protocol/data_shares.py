@@ -1,0 +1,182 @@
+"""The island's side of data shares: the next batch, and the batches of each step. Pure.
+
+An island trains its own share and, in turn, those that it has taken over from islands that are away: a few batches of
+one, then of the next. Which batch a step was trained on is written down, so that each contribution can say it: that is
+how the run knows from where on a share goes to its next owner, and that no batch is merged twice
+(:mod:`aggregator.ledger.data_shares`).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from broker.wire.messages import DataRange, Share
+from broker.wire.schema import MAX_DATA_RANGES
+
+#: Between the orders of two passes over the data: far from the seeds that people choose.
+LANE_SEED = 1_000_003
+#: Batches of one share in a row, where there are several: what is written down stays short.
+IN_A_ROW = 8
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedBatch:
+    """One batch: number ``batch`` of share number ``share``, which is this island's under ``share_epoch``."""
+
+    share: int
+    share_epoch: int
+    batch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """How far a share was trained under one ``share_epoch``: up to, and without, ``batch``."""
+
+    share: int
+    share_epoch: int
+    batch: int
+
+
+def number_of(share: Share) -> int:
+    """Returns the number by which a share is known to all."""
+    return share.lane * share.count + share.index
+
+
+@dataclass(slots=True, kw_only=True)
+class DataShare:
+    """What is to be trained next: a live view, which the island's loop writes and data generators read.
+
+    Batch number ``cursor`` of part ``index`` of ``count`` is always the same batch. A generator either calls
+    :meth:`take` for each batch, and may then be ahead of training; or it reads ``index``, ``count``, ``cursor`` and
+    ``seed`` anew at each batch, not ahead. One that counts by itself trains the right data only while nothing changes
+    hands: when an island stays away, others train its part too, in turn with their own, until it is back.
+
+    The loop changes the fields between two batches, on the thread that trains: nobody sees half a change.
+
+    Attributes:
+        index: Which part, from 0.
+        count: How many parts there are.
+        share_epoch: Grows whenever this part changes hands.
+        cursor: The next batch of it.
+        seed: Of the data order; the same on all islands, but for those beyond the expected number.
+    """
+
+    index: int
+    count: int
+    share_epoch: int = 0
+    cursor: int = 0
+    seed: int = 0
+    _held: list[Share] = field(default_factory=list, repr=False)  # all that this island owns; the first is at hand
+    _in_a_row: int = field(default=0, repr=False)
+    _ahead: deque[TrainedBatch] = field(default_factory=deque, repr=False)  # taken, and not trained yet
+    _run_seed: int = field(default=0, repr=False)
+
+    @classmethod
+    def of(cls, shares: Sequence[Share], seed: int) -> DataShare:
+        """Returns the view of an island that owns these; the run's seed orders the data."""
+        made = cls(index=0, count=1)
+        made._run_seed = seed
+        made.hold(shares)
+        return made
+
+    def hold(self, shares: Sequence[Share]) -> None:
+        """Owns just these from now on; one that is held already, under the same epoch, goes on where it is."""
+        self._put_back()
+        held = {(number_of(share), share.share_epoch): share for share in self._held}
+        at_hand = number_of(self._held[0]) if self._held else -1
+        self._held = [held.get((number_of(share), share.share_epoch), share) for share in shares]
+        self._held.sort(key=lambda share: number_of(share) != at_hand)
+        self._show()
+
+    def take(self) -> tuple[int, int, int, int]:
+        """Returns index, count, cursor and seed of the next batch, and goes on to the one after it."""
+        taken = self.index, self.count, self.cursor, self.seed
+        number = number_of(self._held[0]) if self._held else self.index
+        self._ahead.append(TrainedBatch(number, self.share_epoch, self.cursor))
+        self.cursor += 1
+        self._in_a_row += 1
+        if len(self._held) > 1 and self._in_a_row >= IN_A_ROW:
+            self._put_back()
+            self._held.append(self._held.pop(0))
+            self._show()
+        return taken
+
+    def trained(self) -> TrainedBatch:
+        """A step was run: returns the batch it was trained on, which is the oldest taken, else the next one."""
+        if not self._ahead:
+            self.take()
+        return self._ahead.popleft()
+
+    def _put_back(self) -> None:
+        if self._held:
+            self._held[0] = replace(self._held[0], cursor=self.cursor)
+
+    def _show(self) -> None:
+        first = self._held[0]
+        self.index, self.count, self.share_epoch, self.cursor = (
+            first.index,
+            first.count,
+            first.share_epoch,
+            first.cursor,
+        )
+        self.seed, self._in_a_row = self._run_seed + first.lane * LANE_SEED, 0
+
+
+class Trail:
+    """What was trained on in each inner step, until it has been handed over."""
+
+    def __init__(self) -> None:
+        self._runs: list[tuple[int, TrainedBatch, int]] = []  # (first step, its batch, how many of both in a row)
+        self._ends_at = 0
+
+    def __len__(self) -> int:
+        return len(self._runs)
+
+    def add(self, step: int, taken: TrainedBatch) -> None:
+        """Step number ``step`` (from 0) was trained on a batch; steps come in order."""
+        if self._runs and step == self._ends_at:
+            first, begun, num = self._runs[-1]
+            if TrainedBatch(begun.share, begun.share_epoch, begun.batch + num) == taken:
+                self._runs[-1] = first, begun, num + 1
+                self._ends_at = step + 1
+                return
+        self._runs.append((step, taken, 1))
+        self._ends_at = step + 1
+
+    def data_of(self, from_step: int, to_step: int) -> tuple[DataRange, ...]:
+        """Returns the batches of steps ``[from_step, to_step)``, by share; empty where not all are known.
+
+        Also empty where they are in more pieces than a contribution may name, which no loop brings about that trains
+        its shares in turn.
+        """
+        spans: dict[tuple[int, int], list[list[int]]] = {}
+        known = 0
+        runs = self._runs
+        for i in range(max(0, bisect_right(runs, from_step, key=lambda run: run[0]) - 1), len(runs)):
+            first, taken, num = runs[i]
+            if first >= to_step:
+                break
+            a, b = max(first, from_step), min(first + num, to_step)
+            if a >= b:
+                continue
+            known += b - a
+            begins, ends = taken.batch + a - first, taken.batch + b - first
+            so_far = spans.setdefault((taken.share, taken.share_epoch), [])
+            if so_far and so_far[-1][1] == begins:
+                so_far[-1][1] = ends
+            else:
+                so_far.append([begins, ends])
+        if known != to_step - from_step or sum(map(len, spans.values())) > MAX_DATA_RANGES:
+            return ()
+        return tuple(
+            DataRange(share=share, share_epoch=epoch, from_batch=a, to_batch=b)
+            for (share, epoch), ranges in spans.items()
+            for a, b in ranges
+        )
+
+    def forget(self, before_step: int) -> None:
+        """Drops what is known of steps that nobody asks about any more."""
+        del self._runs[: bisect_right(self._runs, before_step, key=lambda run: run[0] + run[2])]

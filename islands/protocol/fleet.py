@@ -1,0 +1,107 @@
+"""The state of the fleet as an island knows it: the newest report of each shard. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from broker.wire.fragments import shard_of
+from broker.wire.messages import FleetState, Phase, Share, Welcome
+from islands.protocol.data_shares import Cursor, number_of
+
+
+class Fleet:
+    """The run, as last heard of.
+
+    Attributes:
+        phase: As the first shard, which decides for all, says.
+        done: The training loop should end.
+        shares: This island's part of the data, and what it has taken over.
+        published: The newest version that there is of each fragment; -1 for none.
+        due_soon: Fragments whose rounds open soon.
+        deserted: It ended while this island was away, and nobody is left who would tell what became of anything.
+    """
+
+    def __init__(self) -> None:
+        self.phase = Phase.SEEDING
+        self.done = False
+        self.shares: tuple[Share, ...] = ()
+        self.published: tuple[int, ...] = ()
+        self.due_soon: frozenset[int] = frozenset()
+        self.deserted = False
+        self._news: dict[int, tuple[int, int]] = {}  # shard -> epoch and sequence of its newest FleetState
+        self._open_shards: set[int] = set()  # those that may make another version
+        self._progress = (0, 0, 1.0)  # trained_tokens, own tokens then, fleet_ratio
+        self._progress_tokens = 0.0
+        self._trained_to: dict[tuple[int, int], int] = {}  # (share, share_epoch) -> by an earlier process of this life
+
+    def resume(self, cursors: Sequence[Cursor]) -> None:
+        """An earlier process of this life has trained its data so far: the aggregator may not know."""
+        self._trained_to = {(c.share, c.share_epoch): c.batch for c in cursors}
+        self.shares = self._trained(self.shares)
+
+    def _trained(self, shares: tuple[Share, ...]) -> tuple[Share, ...]:
+        """Returns shares that begin behind what this life has trained of them."""
+        if not self._trained_to:
+            return shares
+        reached = [self._trained_to.get((number_of(share), share.share_epoch), 0) for share in shares]
+        return tuple(replace(share, cursor=max(share.cursor, at)) for share, at in zip(shares, reached, strict=True))
+
+    @property
+    def ended(self) -> bool:
+        """Whether the run is over, and no shard will make another version that this island needs to wait for."""
+        return self.deserted or (self.phase is Phase.ENDED and not self._open_shards)
+
+    def welcomed(self, welcome: Welcome) -> None:
+        """A life begins: only what is said from now on, by this epoch or a later one, is news."""
+        self.shares = self._trained((welcome.share, *welcome.taken_over))
+        self._news = {0: (welcome.epoch, -1)}
+        self.published = self.published or tuple(-1 for _ in welcome.fragments)
+
+    def heard(self, state: FleetState, sequence: int, own_tokens: int) -> bool:
+        """Takes in what a shard says of the run; returns whether it was news, and not older than what is known.
+
+        Args:
+            state: Of one shard; it speaks for its own fragments.
+            sequence: Of the message, by its sender.
+            own_tokens: Trained here so far.
+        """
+        news = (state.epoch, sequence)
+        if news <= self._news.get(state.shard, (0, -1)):
+            return False
+        self._news[state.shard] = news
+        if state.phase is Phase.ENDED:
+            self._open_shards.discard(state.shard)
+        else:
+            self._open_shards.add(state.shard)
+        if state.shard == 0:  # which decides for all
+            self.phase = state.phase
+            shares = self._trained((state.share, *state.taken_over))
+            self.shares = shares if shares != self.shares else self.shares
+            self._progress = (state.trained_tokens, own_tokens, state.fleet_ratio)
+            if state.phase in (Phase.FLUSHING, Phase.ENDED):
+                self.done = True
+        theirs = [p for p in range(len(self.published)) if shard_of(p, state.shards) == state.shard]
+        newest = dict(enumerate(state.versions))
+        self.published = tuple(newest.get(p, -1) if p in theirs else v for p, v in enumerate(self.published))
+        self.due_soon = self.due_soon.difference(theirs).union(p for p in state.due_soon if p in theirs)
+        return True
+
+    def desert(self) -> None:
+        """The broker says that the run has ended, and that nobody leads it any more: what is missing stays missing.
+
+        Of who has heard of the end already the last versions are on their way, and come from the broker.
+        """
+        if self.phase is not Phase.ENDED:
+            self.published = tuple(-1 for _ in self.published)
+        self.phase, self.done, self.deserted = Phase.ENDED, True, True
+
+    def schedule_tokens(self, own_tokens: int) -> float:
+        """Returns the fleet's progress in tokens, for learning-rate schedules; it never decreases.
+
+        Tokens the fleet had trained when last reported, plus own tokens since times the fleet's ratio: a rejoining
+        island is on the right point at once, and an outage of everybody else does not freeze the rate.
+        """
+        trained, own_then, ratio = self._progress
+        self._progress_tokens = max(self._progress_tokens, trained + (own_tokens - own_then) * ratio)
+        return self._progress_tokens

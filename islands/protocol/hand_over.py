@@ -1,0 +1,268 @@
+"""Hands over contributions to rounds, and version 0 on request. Pure.
+
+Every trained step of a fragment is handed over at most once: ``handed`` only grows, and a capture takes the range
+from there to the boundary of its copy (design, section 4.2). A contribution's bytes are kept until its fate is known:
+what the aggregator lacks is sent again, after pauses that follow the link.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import assert_never
+
+from broker.routing.deafness import Carried
+from broker.routing.resending import Backoff, Patience
+from broker.wire.fragments import shard_of
+from broker.wire.messages import AGGREGATOR, Contribution, Fate, FleetState, Nothing, Phase, Resolution, Seed, Version
+from broker.wire.ranges import StepRange
+from islands.protocol.data_shares import Cursor, Trail, TrainedBatch
+from islands.protocol.events import Action, Capture, Captured, EncodeSeed, Note, SeedEncoded, Send
+from islands.protocol.fragment import Fragment, Pending, Point, Stage
+from islands.protocol.member import Member
+from islands.protocol.paused import Paused
+from islands.protocol.state import Training
+
+NOTHING_AGAIN_S = 1.0
+
+
+class HandOver:
+    """One island's answers to open rounds, and what becomes of its contributions."""
+
+    def __init__(self, training: Training, member: Member) -> None:
+        self._training = training
+        self._member = member
+        self._patience = Patience()
+        self._trail = Trail()
+        self._cursors: dict[tuple[int, int], int] = {}  # (share, share_epoch) -> the batch after the last one trained
+        self._seeds_for: dict[int, int] = {}  # shard -> epoch that asked for version 0 last
+
+    @property
+    def remembered_runs(self) -> int:
+        """How long the list is of what was trained on and not handed over yet."""
+        return len(self._trail)
+
+    def trained(self, steps: Sequence[tuple[int, TrainedBatch]]) -> None:
+        """Takes down what steps were trained on: (number of the step from 0, its batch)."""
+        for step, taken in steps:
+            self._trail.add(step, taken)
+            self._cursors[taken.share, taken.share_epoch] = taken.batch + 1
+
+    # --- from one process to the next -------------------------------------------------------------------------
+
+    def paused(self, run_id: str, sequence: int) -> Paused:
+        """Returns what the next process needs to go on with this life.
+
+        That is how far each share of the data was trained, and contributions that nobody is known to have merged. Steps
+        that are in no contribution are given up.
+
+        Args:
+            run_id: Of the run.
+            sequence: Of the last message that was sent.
+        """
+        training, member = self._training, self._member
+        assert training.manifest is not None
+        fragments = training.fragments
+        lost = {p: fragments[p].lost_tokens(training.at) for p in training.manifest.moving}
+        return Paused(
+            run_id=run_id,
+            island_id=member.island_id,
+            incarnation=member.incarnation,
+            nonce=member.nonce,
+            sequence=sequence,
+            at=training.at,
+            overwritten_tokens=tuple(f.overwritten_tokens + lost.get(p, 0) for p, f in fragments.items()),
+            cursors=tuple(Cursor(*key, batch) for key, batch in self._cursors.items()),
+            contributions=tuple(pending.message for f in fragments.values() for pending in f.outstanding.values()),
+        )
+
+    def resume(self, contributions: Sequence[Contribution], cursors: Sequence[Cursor], now_s: float) -> None:
+        """Takes over what an earlier process of this life has kept: it is sent again if the aggregator lacks it."""
+        self._cursors = {(c.share, c.share_epoch): c.batch for c in cursors}
+        for each in contributions:
+            key = (each.steps.from_step, each.steps.to_step)
+            pending = Pending(each, self._pauses(each.fragment_id), sent_at_s=now_s, sent_once=False)
+            self._training.fragments[each.fragment_id].outstanding[key] = pending
+
+    # --- what the aggregators ask for -------------------------------------------------------------------------
+
+    def asked(self, state: FleetState, now_s: float, actions: list[Action], carried: Carried | None = None) -> None:
+        """Takes down which rounds of a shard's fragments are open; encodes what is to become version 0.
+
+        ``carried`` as in :meth:`resolve`.
+        """
+        open_rounds = {r.fragment_id: r.round_id for r in state.rounds}
+        if state.seed and state.epoch > self._seeds_for.get(state.shard, -1):
+            self._seeds_for[state.shard] = state.epoch
+            for p in state.seed:
+                self._training.fragments[p].seed = None  # what an earlier leader was sent went with it
+        for p, fragment in self._training.fragments.items():
+            if shard_of(p, state.shards) != state.shard:
+                continue
+            round_id = open_rounds.get(p)
+            fragment.flushing = state.phase in (Phase.FLUSHING, Phase.ENDED)
+            if round_id is None or round_id < fragment.answered:
+                fragment.asked = None
+            elif round_id > fragment.answered:
+                fragment.asked = round_id
+            elif fragment.nothing_at_s is not None and now_s >= fragment.nothing_at_s + NOTHING_AGAIN_S:
+                fragment.asked = round_id  # the last answer, "nothing", seems lost
+        for p in state.seed:
+            seeded = self._training.fragments.get(p)
+            if seeded is None or seeded.seeding:
+                continue
+            if seeded.seed is None:
+                seeded.seed = self._patience.backoff(self._training.model_bytes)  # they all go at once
+            if seeded.seed.due(now_s, carried):
+                seeded.seeding = True
+                seeded.seed.tried(now_s)
+                actions.append(EncodeSeed(fragment_id=p))
+
+    def seed_encoded(self, event: SeedEncoded, actions: list[Action]) -> None:
+        """Sends a fragment of the initial parameters."""
+        self._training.fragments[event.fragment_id].seeding = False
+        seed = Seed(fragment_id=event.fragment_id, payload=event.payload)
+        actions.append(Send(to=AGGREGATOR, message=seed))
+
+    # --- answers ----------------------------------------------------------------------------------------------
+
+    def answer(self, p: int, fragment: Fragment, now_s: float, actions: list[Action]) -> None:
+        """Answers the open round of a fragment, if it can be answered now."""
+        if fragment.stage is Stage.CAPTURING:
+            return
+        if fragment.congested and not self._training.stopped:
+            self._pass(p, fragment, now_s, actions)
+        elif fragment.copy is not None and fragment.answerable(self._training.at):
+            self._answer(p, fragment, fragment.copy, now_s, actions)
+
+    def _answer(self, p: int, fragment: Fragment, copy: Point, now_s: float, actions: list[Action]) -> None:
+        """Answers an open round from the copy at hand: with a contribution, or with "nothing"."""
+        if fragment.overwrite:
+            fragment.drop(copy)  # spoilt: never handed over, and gone with the next version
+        if copy.step <= fragment.handed.step:
+            self._pass(p, fragment, now_s, actions)
+            return
+        assert fragment.asked is not None
+        fragment.answered, fragment.asked, fragment.nothing_at_s = fragment.asked, None, None
+        self._capture(p, fragment, copy, fragment.answered, actions)
+
+    def volunteer(self, p: int, fragment: Fragment, actions: list[Action]) -> None:
+        """Hands over unasked what a stopped island has left: the next round of the fragment takes it in."""
+        copy, left = fragment.copy, fragment.stage is Stage.IDLE and not fragment.overwrite
+        if left and copy is not None and copy.step > fragment.handed.step:
+            self._capture(p, fragment, copy, 0, actions)
+
+    def _capture(self, p: int, fragment: Fragment, copy: Point, round_id: int, actions: list[Action]) -> None:
+        """Begins to encode all that was trained up to a copy and not handed over yet."""
+        fragment.capturing_for = round_id
+        fragment.count(copy.step)
+        fragment.capturing = StepRange(
+            from_step=fragment.handed.step,
+            to_step=copy.step,
+            from_tokens=fragment.handed.tokens,
+            to_tokens=copy.tokens,
+        )
+        fragment.handed = copy
+        fragment.doing.take("capture")
+        actions.append(Capture(fragment_id=p, step=copy.step))
+
+    def _pass(self, p: int, fragment: Fragment, now_s: float, actions: list[Action]) -> None:
+        """Answers an open round with "nothing": it need not wait for this island."""
+        assert fragment.asked is not None
+        fragment.answered, fragment.asked, fragment.nothing_at_s = fragment.asked, None, now_s
+        actions.append(Send(to=AGGREGATOR, message=Nothing(round_id=fragment.answered, fragment_id=p)))
+
+    def captured(self, event: Captured, now_s: float, actions: list[Action]) -> None:
+        """Sends a contribution, and keeps it until its fate is known."""
+        training, p = self._training, event.fragment_id
+        fragment = training.fragments[p]
+        fragment.doing.take("captured")
+        assert fragment.capturing is not None
+        steps, fragment.capturing = fragment.capturing, None
+        if not self._member.joined:
+            return  # lost its membership meanwhile
+        contribution = Contribution(
+            round_id=fragment.capturing_for,
+            fragment_id=p,
+            steps=steps,
+            trained_on=fragment.take_trained_on(),
+            data=self._trail.data_of(steps.from_step, steps.to_step),
+            payload=event.payload,
+        )
+        assert training.manifest is not None
+        self._trail.forget(min(training.fragments[q].undescribed_from for q in training.manifest.moving))
+        pending = Pending(contribution, self._pauses(p), sent_at_s=now_s)
+        pending.backoff.tried(now_s)
+        fragment.outstanding[(steps.from_step, steps.to_step)] = pending
+        actions.append(Send(to=AGGREGATOR, message=contribution))
+
+    # --- what becomes of them ---------------------------------------------------------------------------------
+
+    def resolve(
+        self, resolution: Resolution, now_s: float, actions: list[Action], carried: Carried | None = None
+    ) -> bool:
+        """Takes in the fate of a contribution; returns whether it is refused for good.
+
+        ``carried`` is what the bulk connection has, if known: what it still holds is not missing.
+        """
+        fragment = self._training.fragments.get(resolution.fragment_id)
+        key = (resolution.from_step, resolution.to_step)
+        pending = fragment.outstanding.get(key) if fragment is not None else None
+        if fragment is None or pending is None:
+            return False
+        match resolution.fate:
+            case Fate.WAITING:
+                self._arrived(pending, now_s)
+                pending.backoff = self._pauses(resolution.fragment_id)
+                pending.backoff.tried(now_s)
+                pending.backoff.left()
+            case Fate.MERGED:
+                self._arrived(pending, now_s)
+                del fragment.outstanding[key]
+            case Fate.UNKNOWN | Fate.RETRY:
+                pending.arrived = False  # or not any more: what an aggregator held in memory went with it
+                if pending.backoff.due(now_s, carried):
+                    pending.backoff.tried(now_s)
+                    pending.sent_once = False
+                    if resolution.fate is Fate.UNKNOWN:  # a full aggregator says nothing of the link
+                        self._patience.in_vain(pending.backoff)
+                    actions.append(Send(to=AGGREGATOR, message=pending.message))
+            case Fate.REFUSED:
+                del fragment.outstanding[key]
+                facts = {
+                    "fragment": resolution.fragment_id,
+                    "from_step": resolution.from_step,
+                    "to_step": resolution.to_step,
+                    "reason": str(resolution.reason),
+                    "detail": resolution.detail,
+                }
+                actions.append(Note(name="contribution.refused", fields=facts))
+                return True
+            case _:
+                assert_never(resolution.fate)
+        return False
+
+    def _pauses(self, p: int) -> Backoff:
+        """Returns those before a contribution to a fragment is sent again."""
+        assert self._training.manifest is not None
+        return self._patience.backoff(4 * self._training.manifest.sizes[p])
+
+    def _arrived(self, pending: Pending, now_s: float) -> None:
+        """Takes note that the aggregator has it; measures a journey that needed no second attempt, once."""
+        pending.arrived = True
+        if pending.sent_once:
+            pending.sent_once = False
+            self._patience.took(now_s - pending.sent_at_s)
+
+    def merged(self, version: Version) -> None:
+        """A version says what is in it: the fate of this life's own contributions is known."""
+        outstanding = self._training.fragments[version.fragment_id].outstanding
+        for merged in version.contributions:
+            if (merged.island_id, merged.incarnation) == (self._member.island_id, self._member.incarnation):
+                outstanding.pop((merged.steps.from_step, merged.steps.to_step), None)
+
+    def due_again(self, now_s: float) -> None:
+        """What was on its way over the bulk connection may be lost: it is due again as soon as it is known to be."""
+        for fragment in self._training.fragments.values():
+            fragment.seed = None
+            for pending in fragment.outstanding.values():
+                pending.backoff.lost(now_s)

@@ -1,0 +1,85 @@
+"""The state that the parts of an island's core share. Pure.
+
+:mod:`islands.protocol.hand_over`, :mod:`islands.protocol.adoption` and :mod:`islands.protocol.member` read and change
+one :class:`Training`; what they want done they append to the actions of the event at hand, in order.
+"""
+
+from __future__ import annotations
+
+from broker.wire.fragments import FragmentManifest
+from broker.wire.messages import RunSettings, StateSource, Welcome
+from islands.protocol.fragment import Fragment, Point
+from islands.protocol.paused import Paused
+
+
+class Training:
+    """An island's counters, its fragments, and what its inner optimizer has seen.
+
+    Attributes:
+        manifest: Of the run; None until the first welcome, as are the settings.
+        settings: Of the run.
+        at: The last boundary.
+        stopped: No further step will be run.
+        fragments: By number; none until the first welcome, and the same objects ever after.
+        optimizer: What the inner optimizer started from.
+    """
+
+    def __init__(self) -> None:
+        self.manifest: FragmentManifest | None = None
+        self.settings: RunSettings | None = None
+        self.at = Point(0, 0)
+        self.stopped = False
+        self.fragments: dict[int, Fragment] = {}
+        self.optimizer = StateSource.PENDING
+        self._optimizer_from: int | None = None  # the step at which the inner optimizer was fresh; None: never here
+
+    def welcomed(self, welcome: Welcome) -> bool:
+        """Begins where the run says, or begins the books of a new life there; returns whether it is the first one."""
+        start = Point(welcome.start_step, welcome.start_tokens)
+        self.settings = welcome.settings
+        if self.manifest is not None:
+            for fragment in self.fragments.values():
+                fragment.begin_again(start)
+            return False
+        self.manifest, self.at = FragmentManifest(welcome.fragments), start
+        self.fragments.update({p: Fragment(handed=start, counted=start.step) for p in range(len(self.manifest))})
+        return True
+
+    def resume(self, paused: Paused) -> None:
+        """Goes on with the life of an earlier process, where that stood."""
+        self.at = paused.at
+        for fragment, overwritten_tokens in zip(self.fragments.values(), paused.overwritten_tokens, strict=True):
+            fragment.resume(paused.at, overwritten_tokens)
+
+    def disowned(self) -> None:
+        """This life is over: its contributions are nobody's, and global parameters take the place of the local ones."""
+        for fragment in self.fragments.values():
+            fragment.outstanding.clear()
+            fragment.overwrite = True
+
+    def restored(self, source: StateSource) -> None:
+        """Training begins, with an optimizer state from ``source``."""
+        self.optimizer = source
+        self._optimizer_from = self.at.step if source is StateSource.FRESH else None
+
+    def refreshed(self) -> None:
+        """The inner optimizer is a fresh one from here on."""
+        self._optimizer_from = self.at.step
+
+    @property
+    def largest_bytes(self) -> int:
+        """What the largest fragment takes in float32; 0 before the first welcome."""
+        return 4 * max(self.manifest.sizes, default=0) if self.manifest is not None else 0
+
+    @property
+    def model_bytes(self) -> int:
+        """What all fragments take in float32; 0 before the first welcome."""
+        return 4 * sum(self.manifest.sizes) if self.manifest is not None else 0
+
+    @property
+    def optimizer_trained(self) -> bool:
+        """Whether the inner optimizer has seen a sync interval of steps, here or where its state came from."""
+        if self.settings is None or self.optimizer is StateSource.PENDING or self.stopped:
+            return False
+        since = self._optimizer_from
+        return since is None or self.at.step - since >= self.settings.sync_interval_steps

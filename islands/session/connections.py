@@ -1,0 +1,198 @@
+"""An island's two connections to its broker. Shell.
+
+Which broker that is, the core says (:mod:`islands.protocol.broker_choice`). A move closes both connections and opens
+two new ones; what was on its way over the old ones may be lost, and is sent again by the core's rules.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, Self
+
+import zmq.asyncio
+
+from broker.routing.deafness import Carried
+from broker.transport.endpoint import Endpoint
+from broker.transport.keys import client_keys
+from broker.wire.identity import KeyRole
+from broker.wire.messages import Channel, Envelope
+from islands.config import IslandConfig
+from islands.session.outbox import Outbox
+
+#: How long a receive waits before it looks again; nothing depends on it.
+POLL_S = 1.0
+#: In the place of a number, until a message leaves.
+UNNUMBERED = -1
+
+Endpoints = dict[Channel, Endpoint]
+
+
+class Connections:
+    """Both endpoints, each with what waits to be sent over it; an async context manager around :meth:`run`.
+
+    Without a connection, what cannot be sent is dropped, not kept: a broker that comes back hears from the core all
+    that still matters. Over one that stands, what is large waits until it takes more: the link may be narrow.
+
+    Args:
+        config: Addresses and limits.
+        receive: Takes each message that can be read, with its channel; those of one channel one after the other.
+        line: Told when the control connection stands and when it is lost.
+        lookup: Told why the name of the broker's host cannot be found, or nothing when it was.
+        sequence: Of the last message of an earlier process of this life: the next one is one more.
+
+    Attributes:
+        sequence: Of the last message sent.
+    """
+
+    def __init__(
+        self,
+        config: IslandConfig,
+        receive: Callable[[Channel, Envelope], Awaitable[None]],
+        line: Callable[[bool], None],
+        lookup: Callable[[str], None] = lambda _: None,
+        *,
+        sequence: int = 0,
+    ) -> None:
+        self._config = config
+        self._receive = receive
+        self._line = line
+        self._lookup = lookup
+        self._broker = 0
+        self._moved = asyncio.Event()
+        self._endpoints: Endpoints = {}
+        self._outboxes = {channel: Outbox() for channel in Channel}
+        self.sequence = sequence
+        self._closed_up = self._closed_down = 0  # bytes of connections that were closed
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        """Makes the ZeroMQ context; ConfigError if a key file is wrong."""
+        self._keys = client_keys(self._config.key, KeyRole.ISLAND)
+        self._context = zmq.asyncio.Context()
+        self._stack.callback(self._context.term)
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Ends the context; :meth:`run` has ended. What was handed to it is sent within its linger time."""
+        await self._stack.aclose()
+
+    @property
+    def bytes_up(self) -> int:
+        """Bytes sent."""
+        return self._closed_up + sum(endpoint.traffic.bytes_up for endpoint in self._endpoints.values())
+
+    @property
+    def bytes_down(self) -> int:
+        """Bytes received."""
+        return self._closed_down + sum(endpoint.traffic.bytes_down for endpoint in self._endpoints.values())
+
+    @property
+    def carried(self) -> Carried | None:
+        """What the bulk connection has carried, if there is one and it is known."""
+        endpoint = self._endpoints.get(Channel.BULK)
+        return None if endpoint is None else endpoint.carried
+
+    def connect(self, broker: int) -> None:
+        """Leaves the present broker for the one at this place of the configuration."""
+        self._broker = broker
+        self._moved.set()
+
+    def renew(self, channel: Channel) -> None:
+        """Makes one of the connections to the present broker anew."""
+        endpoint = self._endpoints.get(channel)
+        if endpoint is not None:  # none between two brokers
+            endpoint.renew()
+
+    def post(self, envelope: Envelope) -> None:
+        """Puts a message behind those that wait for its connection; it gets its number when it leaves.
+
+        What waits on a narrow link for longer than thousands of heartbeats take would look played back by its number
+        (:mod:`broker.routing.directory`), if that were older.
+        """
+        self._outboxes[envelope.message.channel].put(envelope)
+
+    async def emptied(self, channel: Channel, within_s: float) -> None:
+        """Returns when nothing waits for a connection any more, or when the time is over."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                await self._outboxes[channel].empty.wait()
+
+    async def run(self) -> None:
+        """Carries messages to and from the broker chosen last, until it is cancelled.
+
+        Raises:
+            ConfigError: If ZeroMQ does not take the address.
+        """
+        while True:
+            self._moved.clear()
+            async with self._opened(self._config.brokers[self._broker]) as endpoints:
+                work = [self._watch(endpoints[Channel.CONTROL])]
+                for channel in Channel:
+                    work += [self._receive_over(endpoints[channel]), self._send_over(endpoints[channel])]
+                await _until(self._moved, work)
+
+    @contextlib.asynccontextmanager
+    async def _opened(self, address: str) -> AsyncIterator[Endpoints]:
+        async with AsyncExitStack() as stack:
+            for channel in Channel:
+                endpoint = Endpoint(
+                    self._context,
+                    address,
+                    channel,
+                    keys=self._keys,
+                    limits=self._config.limits(),
+                    on_lookup=self._lookup,
+                )
+                self._endpoints[channel] = await stack.enter_async_context(endpoint)
+            try:
+                yield self._endpoints
+            finally:
+                self._closed_up, self._closed_down = self.bytes_up, self.bytes_down
+                self._endpoints = {}
+
+    async def _watch(self, endpoint: Endpoint) -> None:
+        stands = False
+        while True:
+            before, stands = stands, await endpoint.line(stands, POLL_S)
+            if stands != before:
+                self._line(stands)
+
+    async def _receive_over(self, endpoint: Endpoint) -> None:
+        while True:
+            envelope = await endpoint.recv(POLL_S)
+            if envelope is not None:
+                await self._receive(endpoint.channel, envelope)
+
+    async def _send_over(self, endpoint: Endpoint) -> None:
+        outbox = self._outboxes[endpoint.channel]
+        while True:
+            waited = await outbox.next()
+            self.sequence += 1
+            envelope = replace(waited, sequence=self.sequence)
+            while not await endpoint.send(envelope):
+                if endpoint.channel is Channel.CONTROL or not await endpoint.line(True, 0.0):
+                    break
+            outbox.sent()
+
+
+async def _until(event: asyncio.Event, work: list[Coroutine[Any, Any, None]]) -> None:
+    """Runs coroutines side by side until the event is set; then, or when one of them fails, all end."""
+    tasks = [asyncio.create_task(each) for each in work]
+    waiting = asyncio.create_task(event.wait())
+    ending: list[asyncio.Task[Any]] = [waiting, *tasks]
+    try:
+        await asyncio.wait(ending, return_when=asyncio.FIRST_COMPLETED)
+        for task in tasks:
+            if task.done():
+                task.result()
+    finally:
+        for each in ending:
+            each.cancel()
+        await asyncio.gather(*ending, return_exceptions=True)

@@ -1,0 +1,238 @@
+"""Passes data between the training thread and the communication thread.
+
+Neither thread ever waits for the other while training goes on. Each field has one writer, but for ``snapshot_wanted``
+and ``state_found``: the communication thread sets these, the training thread takes them back. What is in a field is
+immutable, and replaced as a whole. Two deques carry what must not be missed: installations to the training thread,
+moments back.
+
+The order in which the training thread writes matters: a moment first, then the counters. The communication
+thread reads them the other way round, so that it never believes in a step whose moment it has not seen.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from broker.wire.messages import Refused, RunSettings, Share, StateSource
+from islands.protocol.data_shares import TrainedBatch
+from islands.protocol.fragment import Fragment
+from islands.session.checkpoint import Checkpoint
+from islands.session.state_parts import Needed
+from islands.session.training_state import ORIGIN, Array, Leaf, Position, Snapshot
+
+#: What an island does first, for people who wait.
+CONNECTING = "connecting to the broker"
+#: So many moments that nobody waits for may pile up, and then the other thread is woken, at most this often.
+MOST_WAITING, WAKE_EVERY_S = 8, 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Install:
+    """A version, ready to be installed.
+
+    Attributes:
+        fragment_id: Of the fragment.
+        fragment_version: Which version of it.
+        keep: Share of the local progress that survives.
+        placed: Per tensor, what :func:`islands.arrays.placement.install` adds, or with ``keep = 0`` puts in place.
+        shift: The same on the host, before it was placed.
+        dtypes: Of the local parameters.
+        places: Tensors to sample, by number -> positions in them (:mod:`islands.arrays.persistence`), on their device.
+    """
+
+    fragment_id: int
+    fragment_version: int
+    keep: float
+    placed: tuple[Leaf, ...]
+    shift: tuple[Array, ...]
+    dtypes: tuple[np.dtype[Any], ...]
+    places: Mapping[int, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """Versions that are installed at one boundary, together.
+
+    ``fresh_optimizer``: the local state was spoilt, and after this the inner optimizer must start afresh.
+    """
+
+    installs: tuple[Install, ...]
+    fresh_optimizer: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """What the training thread did between two inner steps: first it installed, then it copied.
+
+    Attributes:
+        at: Counters of the boundary.
+        installed: Each with the parameters that it replaced, which the reference needs; none with ``keep = 0``.
+        copied: Fragment -> copies of its leaves.
+        snapshot: For a checkpoint, if one was asked for.
+        stopped: No further step will be run.
+    """
+
+    at: Position
+    installed: tuple[tuple[Install, tuple[Leaf, ...]], ...] = ()
+    copied: Mapping[int, tuple[Leaf, ...]] = field(default_factory=dict)
+    snapshot: Snapshot | None = None
+    stopped: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class Returned:
+    """Elements of the parameters around one adoption, perhaps still on their way from a device.
+
+    Attributes:
+        fragment_id: Of the version.
+        step: At which it was installed.
+        first: It was what restore returned.
+        before: Of each sampled tensor, before it was replaced.
+        installed: In its place.
+        following: After the caller's next step.
+    """
+
+    fragment_id: int
+    step: int
+    first: bool
+    before: tuple[Leaf, ...]
+    installed: tuple[Leaf, ...]
+    following: tuple[Leaf, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinedRun:
+    """What the run said when this island joined."""
+
+    island_id: str
+    incarnation: int
+    start: Position
+    settings: RunSettings
+    num_fragments: int
+    moving: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateFound:
+    """How the search for an optimizer state ended: with a donor's, or with None; ``detail`` says why."""
+
+    found: Checkpoint | None
+    detail: str
+
+
+@dataclass(slots=True)
+class Exchange:
+    """The shared state of the two threads."""
+
+    # Written by the communication thread.
+    membership: JoinedRun | None = None
+    shares: tuple[Share, ...] = ()  #: of the data
+    ready: deque[Batch] = field(default_factory=deque)
+    watched: frozenset[int] = frozenset()  #: copy these at each boundary
+    urgent: frozenset[int] = frozenset()  #: rounds wait for copies of these
+    snapshot_wanted: bool = False
+    state_found: StateFound | None = None  #: answers ``state_needed``
+    startable: bool = False  #: version 0 of every fragment is ready
+    done: bool = False  #: the training loop should end
+    delivered: bool = False  #: a stopped island has nothing left that the aggregator is not known to have
+    finished: bool = False  #: everything is handed over and the final versions are installed
+    heard_at_s: float | None = None  #: when the run last said anything but that it takes no join, monotonic
+    broker_heard_at_s: float | None = None  #: when anything last came over the broker's connections, monotonic
+    doing: str = CONNECTING  #: for people who wait
+    refused: Refused | None = None  #: what the run or its broker said last to its join; None once it is let in
+    suspected: bool = False  #: the last adoption that was judged was not in the caller's next parameters
+    error: BaseException | None = None  #: what ends training: the communication thread failed, or the caller goes wrong
+    news: threading.Event = field(default_factory=threading.Event)  #: something above has changed
+
+    # Written by the training thread.
+    state_needed: Needed | None = None  #: it waits for another island's optimizer state
+    restored: StateSource | None = None  #: what it has begun with
+    shows_state: bool = False  #: its loop passes the optimizer's state, so that this island can give it
+    position: Position = ORIGIN
+    moments: deque[Moment] = field(default_factory=deque)
+    trained: deque[tuple[int, TrainedBatch]] = field(
+        default_factory=deque
+    )  #: (step from 0, its batch), before its moment
+    returned: deque[Returned] = field(default_factory=deque)  #: adoptions to be judged; after their moments
+    losses: deque[Any] = field(default_factory=deque)  #: of the steps since they were last looked at
+    step_time_s: float | None = None  #: moving average of the time between two steps
+    sync_share: float = 0.0  #: part of the training thread's time spent in here
+    wake: Callable[[], None] = lambda: None  #: tells the communication thread of a moment; set by it once
+
+    waked_at_s: float = 0.0
+
+    def tell(self, moment: Moment, now_s: float) -> None:
+        """Hands a moment over, and wakes the communication thread if something waits for this.
+
+        What nobody waits for is seen with the next message or heartbeat. A thread that wakes up may take this one's
+        processor, and did: waking it for each moment doubled the time of a step on a busy machine.
+        """
+        self.moments.append(moment)
+        wanted = moment.stopped or not self.urgent.isdisjoint(moment.copied)
+        if wanted or (len(self.moments) > MOST_WAITING and now_s > self.waked_at_s + WAKE_EVERY_S):
+            self.waked_at_s = now_s
+            self.wake()
+
+
+def take_newest(losses: deque[Any]) -> float | None:
+    """Returns the newest loss that is computed already, and drops it and all before; None if there is none.
+
+    Called by the communication thread: reading a device value that is ready costs microseconds, waiting for one could
+    take a step. Dropping one is left to it as well, because JAX gives the GIL away in that moment.
+    """
+    waiting: list[Any] = []
+    while losses:
+        loss = losses.pop()
+        deleted, ready = getattr(loss, "is_deleted", None), getattr(loss, "is_ready", None)
+        if deleted is not None and deleted():
+            continue
+        if ready is None or ready():
+            losses.clear()
+            losses.extend(reversed(waiting))
+            return float(loss)
+        waiting.append(loss)
+    losses.extend(reversed(waiting))
+    return None
+
+
+class Offers:
+    """Versions for the training thread, as they are prepared: at once, or those of a recovery all together.
+
+    For the communication thread only. What is not finite spreads to every fragment with the next step. So the global
+    parameters that replace a spoilt state wait for each other, and for a fresh optimizer.
+    """
+
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+        self._recovering = False
+        self._held: dict[int, Install] = {}  # of a recovery, until every fragment is there
+
+    def recover(self) -> None:
+        """From here on, versions that replace everything are one batch, with a fresh optimizer."""
+        self._recovering = True
+
+    def offer(self, install: Install, fragments: Collection[Fragment]) -> None:
+        """Lets the training thread have a version, or holds it until its batch is whole.
+
+        Args:
+            install: What was prepared.
+            fragments: All that the run has, as the core knows them.
+        """
+        batch = Batch(installs=(install,))
+        if self._recovering and install.keep == 0:
+            self._held[install.fragment_id] = install
+            if len(self._held) < len(fragments):
+                return
+            batch = Batch(installs=tuple(self._held.values()), fresh_optimizer=True)
+            self._held.clear()
+            self._recovering = False
+        self._exchange.ready.append(batch)
+        here = sum(fragment.newest >= 0 for fragment in fragments)
+        self._exchange.doing = f"waiting for version 0: {here} of {len(fragments)} fragments are here"
+        self._exchange.news.set()

@@ -1,0 +1,35 @@
+"""A hint of the host's name, so that a restarted process gets its island's id again."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+from broker.process import user_files
+
+
+class HostIdentity:
+    """A name that survives a restart, and that no other process of this host has meanwhile: host name and number.
+
+    The lowest number whose lock file is free. Where there is no place for a lock, there is no such name. A host of the
+    same name, or another temporary directory of this one, may give it away as well: the run decides what it is worth.
+    """
+
+    def __init__(self, name: str, lock: int) -> None:
+        self.name = name
+        self._lock = lock
+
+    @classmethod
+    def take(cls, run: str) -> HostIdentity | None:
+        """Returns a free seat, or None if locks cannot be taken here."""
+        for number in range(1000):
+            try:
+                lock = user_files.lock(f"seat-{run}-{number}")
+            except BlockingIOError:
+                continue
+            return None if lock is None else cls(f"{socket.gethostname()}/{number}", lock)
+        return None
+
+    def release(self) -> None:
+        """Lets another process have it."""
+        os.close(self._lock)

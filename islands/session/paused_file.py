@@ -1,0 +1,140 @@
+"""The file of a paused island: its unmerged progress on disk. Shell.
+
+One file per island of a run, beside its checkpoint, replaced as a whole. After a checksum it holds one msgpack map; the
+contributions in it are the frames that travel (:mod:`broker.wire.codec`), with checksums of their own. It is read
+before the island joins, so it is named by what is known then: the id that the island asks for, or the name of its seat.
+Whoever has joined removes it: no second process may bring the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import struct
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import xxhash
+
+from broker.wire.codec import decode, encode, verify
+from broker.wire.errors import RemoteProtocolError, Unavailable
+from broker.wire.headers import Limits
+from broker.wire.messages import AGGREGATOR, Contribution, Envelope
+from islands.protocol.data_shares import Cursor
+from islands.protocol.fragment import Point
+from islands.protocol.paused import Paused
+from islands.session.checkpoint import sync_directory
+
+_MAGIC = b"ATOLLPP1"
+_PREFIX = struct.Struct("<8sQ")  # magic, checksum of the rest
+
+
+def path_of(directory: Path, run_id: str, name: str) -> Path:
+    """Returns where an island keeps its unmerged progress.
+
+    Args:
+        directory: Of its checkpoints; several islands, also of several runs, may share one.
+        run_id: Of the run.
+        name: The island id asked for, or else the name of its seat.
+    """
+    return directory / f"{run_id}.{name.replace('/', '.')}.unmerged"
+
+
+def save(path: Path, paused: Paused) -> int:
+    """Writes unmerged progress and makes it durable; returns its bytes.
+
+    Raises:
+        Unavailable: The file cannot be written; there is none then.
+    """
+    packed = msgpack.packb(_rows(paused))
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            file.write(_PREFIX.pack(_MAGIC, xxhash.xxh3_64_intdigest(packed)))
+            file.write(packed)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        sync_directory(path.parent)
+    except OSError as err:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        cure = "make room, or choose another state_dir"
+        raise Unavailable(f"cannot write {path} ({err.strerror}): {cure}", definite=True) from err
+    return _PREFIX.size + len(packed)
+
+
+def load(path: Path, limits: Limits) -> Paused | None:
+    """Reads what an earlier process has kept; None if it kept nothing.
+
+    Raises:
+        Unavailable: It cannot be read, or is damaged; the message says how.
+    """
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as err:
+        raise Unavailable(f"cannot read {path} ({err.strerror})", definite=True) from err
+    try:
+        magic, checksum = _PREFIX.unpack_from(content)
+        packed = memoryview(content)[_PREFIX.size :]
+        if magic != _MAGIC or xxhash.xxh3_64_intdigest(packed) != checksum:
+            raise ValueError("it is cut off, changed, or of another kind")
+        return _paused(msgpack.unpackb(packed), limits)
+    except (ValueError, KeyError, TypeError, struct.error, msgpack.UnpackException, RemoteProtocolError) as err:
+        raise Unavailable(f"{path} is damaged ({err}): the progress in it is lost", definite=True) from err
+
+
+def remove(path: Path) -> None:
+    """Removes the file, where it can; one that stays is of use to nobody, since its nonce is not the last one."""
+    with contextlib.suppress(OSError):
+        path.unlink(missing_ok=True)
+
+
+def _rows(paused: Paused) -> dict[str, Any]:
+    return {
+        "run_id": paused.run_id,
+        "island_id": paused.island_id,
+        "incarnation": paused.incarnation,
+        "nonce": paused.nonce,
+        "sequence": paused.sequence,
+        "at": [paused.at.step, paused.at.tokens],
+        "overwritten_tokens": list(paused.overwritten_tokens),
+        "cursors": [[c.share, c.share_epoch, c.batch] for c in paused.cursors],
+        "contributions": [[bytes(frame) for frame in encode(_envelope(paused, c))] for c in paused.contributions],
+    }
+
+
+def _envelope(paused: Paused, contribution: Contribution) -> Envelope:
+    return Envelope(
+        run_id=paused.run_id,
+        sender=paused.island_id,
+        incarnation=paused.incarnation,
+        sequence=0,
+        to=AGGREGATOR,
+        message=contribution,
+    )
+
+
+def _paused(rows: dict[str, Any], limits: Limits) -> Paused:
+    return Paused(
+        run_id=rows["run_id"],
+        island_id=rows["island_id"],
+        incarnation=rows["incarnation"],
+        nonce=rows["nonce"],
+        sequence=rows["sequence"],
+        at=Point(*rows["at"]),
+        overwritten_tokens=tuple(rows["overwritten_tokens"]),
+        cursors=tuple(Cursor(*row) for row in rows["cursors"]),
+        contributions=tuple(_contribution(frames, limits) for frames in rows["contributions"]),
+    )
+
+
+def _contribution(frames: list[bytes], limits: Limits) -> Contribution:
+    envelope = decode(frames, limits)
+    verify(envelope)
+    if not isinstance(envelope.message, Contribution):
+        raise ValueError("it holds another message where a contribution belongs")
+    return envelope.message

@@ -1,0 +1,73 @@
+"""Samples parameters before and after an adoption and after the next step, without waiting.
+
+Shell around :mod:`islands.arrays.persistence`. On a device they are copied by three small computations for each
+adoption that is looked at; the communication thread reads them when they are there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from islands.arrays import placement
+from islands.arrays.placement import Parameters
+from islands.arrays.tree import Tree
+from islands.session.exchange import Exchange, Install, Returned
+from islands.session.training_state import Leaf
+
+#: All adoptions are looked at in the beginning, and while there is a suspicion; then one in so many.
+FIRST, ONE_IN = 16, 8
+
+
+class Samples:
+    """What was sampled of adoptions, until the caller comes back with the parameters of the next step.
+
+    Attributes:
+        waiting: Samples from before and after the adoptions of the last boundary.
+    """
+
+    def __init__(self, exchange: Exchange) -> None:
+        self.waiting: list[tuple[Install, Returned]] = []
+        self._exchange = exchange
+        self._boundaries = 0
+
+    def take(
+        self, step: int, adopted: Sequence[tuple[Install, Sequence[Leaf], Sequence[Leaf]]], *, first: bool
+    ) -> None:
+        """Samples adoptions, if these are to be looked at.
+
+        Args:
+            step: Of the boundary.
+            adopted: Each with the leaves of its fragment before and after it.
+            first: No step was run before: this is what restore returns.
+        """
+        self._boundaries += not first
+        often = first or self._exchange.suspected or self._boundaries <= FIRST
+        if not often and self._boundaries % ONE_IN:
+            return
+        for install, before, after in adopted:
+            if install.places:
+                samples = [_sample(leaves, install) for leaves in (before, after)]
+                returned = Returned(
+                    fragment_id=install.fragment_id, step=step, first=first, before=samples[0], installed=samples[1]
+                )
+                self.waiting.append((install, returned))
+
+    def returned(self, params: Tree, parameters: Parameters) -> None:
+        """Samples the parameters that the caller has come back with, and lets them be judged.
+
+        Raises:
+            ConfigError: They are not those of the join.
+        """
+        waiting, self.waiting = self.waiting, []
+        try:
+            for install, each in waiting:
+                each.following = _sample(parameters.of_fragment(params, install.fragment_id), install)
+        except IndexError:
+            parameters.check(params)  # says which of them has become smaller
+            raise
+        self._exchange.returned.extend(each for _, each in waiting)
+
+
+def _sample(leaves: Sequence[Leaf], install: Install) -> tuple[Leaf, ...]:
+    places = install.places
+    return tuple(placement.sample([leaves[i] for i in places], [places[i] for i in places]))

@@ -1,0 +1,443 @@
+"""The communication thread of an island: the driver of :class:`islands.protocol.core.Island` over real sockets.
+
+Shell. One thread with one event loop owns the core, both connections (:mod:`islands.session.connections`) and every
+copy that waits to be encoded; what computes or waits is done in other threads (:mod:`islands.session.workshop`) and
+comes back as an event.
+
+The training thread appears as :class:`islands.session.exchange.Moment` values, and as two counters that are read before
+each event: the core always knows where training stands. :class:`ops.virtual.island.SimIsland` is the same driver in
+virtual time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import threading
+from collections import Counter
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, assert_never
+
+from broker.process import clocks, logs
+from broker.wire.errors import Unavailable, worth_repeating
+from broker.wire.messages import (
+    BROKER,
+    Channel,
+    Departure,
+    Envelope,
+    FleetState,
+    Message,
+    Refused,
+    StatePart,
+    Version,
+    joining,
+)
+from islands.arrays.persistence import Persistence, Verdict, gone
+from islands.arrays.placement import Leaf
+from islands.config import IslandConfig, refusal
+from islands.protocol import events
+from islands.protocol.core import Island
+from islands.protocol.data_shares import TrainedBatch
+from islands.protocol.paused import Paused
+from islands.session.connections import UNNUMBERED, Connections
+from islands.session.exchange import CONNECTING, Exchange, JoinedRun, Moment, Offers, Returned, take_newest
+from islands.session.snapshots import Snapshots, Work
+from islands.session.training_state import Position
+from islands.session.workshop import Workshop
+
+log = logs.get(__name__)
+
+#: What is waited for between the connection and the first answer, for people.
+WAITING = "waiting for the run's aggregator to answer"
+#: The last word may take so long; the broker notices silence by itself.
+GOODBYE_S = 0.5
+
+
+class Session:
+    """One island's membership in a run, from joining to leaving.
+
+    Args:
+        config: Addresses and intervals.
+        core: Fresh; touched by this session's thread alone, but for :meth:`Island.schedule_tokens`.
+        workshop: With the initial parameters.
+        exchange: Shared with the training thread.
+        sequence: Of the last message of an earlier process of this life.
+    """
+
+    def __init__(
+        self, config: IslandConfig, core: Island, workshop: Workshop, exchange: Exchange, *, sequence: int = 0
+    ) -> None:
+        self._config = config
+        self._core = core
+        self._workshop = workshop
+        self._exchange = exchange
+        self._thread = threading.Thread(target=self._main, name="atoll-island", daemon=True)
+        self._bell: SimpleQueue[bool] = SimpleQueue()
+        self._leave_reason: str | None = None
+        self._departure = Departure.STOPPED
+        self._clock = clocks.monotonic
+
+        # Touched by the communication thread only.
+        self._wire = Connections(config, self._receive, self._line, self._lookup, sequence=sequence)
+        self._snapshots = Snapshots(config, core, workshop, exchange)
+        self._offers = Offers(exchange)
+        self._persistence = Persistence()
+        self._loop: asyncio.AbstractEventLoop
+        self._tasks: asyncio.TaskGroup
+        self._leaving: asyncio.Event
+        self._timer: asyncio.TimerHandle | None = None
+        self._copies: dict[int, tuple[int, tuple[Leaf, ...]]] = {}  # fragment -> (step, leaves)
+        self._warm = False  # everything that a boundary calls is compiled
+        self._loss: float | None = None  # as last seen; None if it is not finite
+        self._notes: Counter[tuple[str, str]] = Counter()
+
+    # --- called by the training thread ------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Starts the thread."""
+        self._thread.start()
+
+    def leave(self, reason: str, departure: Departure = Departure.STOPPED, within_s: float = 3.0) -> None:
+        """Says goodbye and ends the thread; returns when it has ended, or when the time is over."""
+        self._departure = departure
+        self._leave_reason = self._leave_reason or reason
+        self._exchange.wake()
+        if self._thread.is_alive():
+            self._thread.join(within_s)
+
+    def paused(self) -> Paused | None:
+        """Returns what the next process needs to go on with this life; None if there is none, or the thread hangs."""
+        if self._thread.is_alive():
+            return None
+        return self._core.pause(self._config.run_id, self._wire.sequence)
+
+    @property
+    def checkpoint_file(self) -> Path | None:
+        """This island's checkpoint, if it keeps one."""
+        return self._snapshots.checkpoint_file
+
+    # --- the thread -------------------------------------------------------------------------------------------
+
+    def _main(self) -> None:
+        error: BaseException | None = None
+        try:
+            asyncio.run(self._serve())
+        except BaseExceptionGroup as group:
+            error = _first(group)
+        except (Exception, asyncio.CancelledError) as err:  # noqa: BLE001 (raised in the training thread)
+            error = err
+        finally:
+            self._workshop.close()
+            if error is None and self._leave_reason is None:
+                error = Unavailable("the island's communication ended without a reason", definite=False)
+            self._exchange.error = error
+            self._exchange.wake = lambda: None
+            self._bell.put(False)
+            self._exchange.news.set()
+
+    async def _serve(self) -> None:
+        self._loop, self._leaving = asyncio.get_running_loop(), asyncio.Event()
+        self._exchange.wake = lambda: self._bell.put(True)
+        threading.Thread(target=self._listen, name="atoll-bell", daemon=True).start()
+        async with self._wire, asyncio.TaskGroup() as self._tasks:
+            self._perform(self._core.start(self._clock()))
+            self._wire.connect(self._core.broker)
+            self._spawn(self._wire.run())
+            self._after()
+            if self._leave_reason is None:
+                await self._leaving.wait()
+            self._catch_up()
+            leaving = events.Leaving(reason=self._leave_reason or "ended", departure=self._departure)
+            self._perform(self._core.handle(leaving, self._clock()))
+            await self._wire.emptied(Channel.CONTROL, GOODBYE_S)
+            if self._timer is not None:
+                self._timer.cancel()
+            for task in asyncio.all_tasks() - {asyncio.current_task()}:
+                task.cancel()
+
+    def _listen(self) -> None:
+        """Wakes the event loop when the bell rings: a thread of its own, so that the training thread keeps the GIL.
+
+        Writing to the loop's own socket gives it away for a moment, which on a busy processor took milliseconds to get
+        back (measured: most of the time of a step). Putting something into a queue does not.
+        """
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            while self._bell.get():
+                self._loop.call_soon_threadsafe(self._woken)
+
+    def _woken(self) -> None:
+        if self._leave_reason is not None:
+            self._leaving.set()
+        else:
+            self._guarded(self._look)
+
+    def _look(self) -> None:
+        self._catch_up()
+        self._after()
+
+    def _guarded(self, call: Callable[[], None]) -> None:
+        """Runs a callback of the event loop; its failure ends the session as that of a task would."""
+        try:
+            call()
+        except Exception as err:  # noqa: BLE001 (raised in a task)
+            self._spawn(_raise(err))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        self._tasks.create_task(work)
+
+    def _begin(self, works: Sequence[Work]) -> None:
+        for work in works:
+            self._spawn(self._finish(work))
+
+    async def _finish(self, work: Work) -> None:
+        """Does work that takes time, and tells the core."""
+        event = await work()
+        if event is not None:
+            self._handle(event)
+
+    # --- messages ---------------------------------------------------------------------------------------------
+
+    def _line(self, stands: bool) -> None:
+        """Tells the core whether there is a connection: it joins as soon as one stands."""
+        if not self._core.joined:
+            self._exchange.doing = WAITING if stands else CONNECTING
+            self._exchange.news.set()
+        self._handle(events.Line(stands=stands))
+
+    def _lookup(self, flaw: str) -> None:
+        """Says for people whether it is the name of the broker's host that is waited for."""
+        if self._exchange.doing.startswith(CONNECTING):
+            name = self._config.brokers[self._core.broker]
+            self._exchange.doing = f"{CONNECTING}: the name in {name} is not found ({flaw})" if flaw else CONNECTING
+
+    async def _receive(self, channel: Channel, envelope: Envelope) -> None:
+        self._exchange.broker_heard_at_s = self._clock()
+        match envelope.message:
+            case Refused(kind="join") as refused:
+                self._exchange.refused = refused  # who hears nothing else is not let in
+            case _ if envelope.sender != BROKER:  # which speaks when nobody else does
+                self._exchange.heard_at_s = self._clock()
+            case _:
+                pass
+        flaw = ""
+        carried = self._wire.carried if channel is Channel.BULK or isinstance(envelope.message, FleetState) else None
+        match envelope.message:
+            case Version():
+                flaw = await self._workshop.inspect(envelope)
+            case StatePart():
+                flaw = await self._workshop.inspect_part(envelope)
+            case _:
+                pass
+        self._handle(events.Received(envelope=envelope, flaw=flaw, carried=carried))
+
+    def _post(self, to: str, message: Message) -> None:
+        core = self._core
+        envelope = Envelope(
+            run_id=self._config.run_id,
+            sender=core.island_id if core.joined else joining(core.nonce),
+            incarnation=core.incarnation,
+            sequence=UNNUMBERED,
+            to=to,
+            message=message,
+        )
+        self._wire.post(envelope)
+
+    # --- the core ---------------------------------------------------------------------------------------------
+
+    def _handle(self, event: events.Event) -> None:
+        """Feeds one event to the core, after everything that the training thread has done, and acts on the answer."""
+        self._catch_up()
+        self._perform(self._core.handle(event, self._clock()))
+        self._after()
+
+    def _catch_up(self) -> None:
+        exchange, core = self._exchange, self._core
+        position = exchange.position  # before the moments: see islands.session.exchange
+        now_s, deadline_s = self._clock(), core.next_deadline_s()
+        if exchange.moments or (deadline_s is not None and now_s >= deadline_s):
+            core.handle(self._vitals(), now_s)  # what the next heartbeat reports; nothing follows from it
+        while exchange.moments:
+            self._boundary(exchange.moments.popleft())
+        if core.joined and position.step > core.at.step:
+            boundary = events.Boundary(inner_step=position.step, tokens=position.tokens, trained=self._trained())
+            self._perform(core.handle(boundary, now_s))
+        while exchange.returned:
+            self._spawn(self._judge(exchange.returned.popleft()))
+        for event in self._snapshots.advance(now_s):
+            self._perform(core.handle(event, now_s))
+
+    def _boundary(self, moment: Moment) -> None:
+        for install, before in moment.installed:
+            self._copies.pop(install.fragment_id, None)
+            # Ahead of whatever the core asks of this fragment next.
+            self._spawn(self._workshop.settle(install, before))
+        self._copies.update({p: (moment.at.step, leaves) for p, leaves in moment.copied.items()})
+        self._begin(self._snapshots.taken(moment))
+        boundary = events.Boundary(
+            inner_step=moment.at.step,
+            tokens=moment.at.tokens,
+            installed=tuple(install.fragment_id for install, _ in moment.installed),
+            copied=tuple(moment.copied),
+            trained=self._trained(),
+            stopped=moment.stopped,
+        )
+        self._perform(self._core.handle(boundary, self._clock()))
+
+    def _trained(self) -> tuple[tuple[int, TrainedBatch], ...]:
+        """Takes out what the steps up to now, or a little further, were trained on."""
+        waiting = self._exchange.trained
+        return tuple(waiting.popleft() for _ in range(len(waiting)))
+
+    def _perform(self, actions: Sequence[events.Action]) -> None:
+        """Carries out actions; what takes time ends in an event."""
+        for action in actions:
+            match action:
+                case events.Send():
+                    self._post(action.to, action.message)
+                case events.Connect():
+                    self._wire.connect(action.broker)
+                case events.RenewBulk():
+                    self._wire.renew(Channel.BULK)
+                case events.Joined():
+                    self._joined(action)
+                case events.Watch():
+                    self._exchange.watched = action.fragments
+                case events.Capture():
+                    # Taken out now: by the time the task runs, a later boundary may have put another one there.
+                    step, copies = self._copies.pop(action.fragment_id)
+                    assert step == action.step, "a capture names a copy that is gone"
+                    self._spawn(self._capture(action.fragment_id, copies))
+                case events.Prepare():
+                    self._spawn(self._prepare(action))
+                case events.EncodeSeed():
+                    self._spawn(self._seed(action.fragment_id))
+                case events.RefreshOptimizer():
+                    self._offers.recover()
+                case events.CopyState():
+                    self._begin(self._snapshots.gift())
+                case events.CheckState():
+                    self._begin(self._snapshots.check(action))
+                case events.Settled():
+                    self._snapshots.settled(action.detail)
+                case events.Note():
+                    self._note(action.name, action.fields)
+                case events.Fail():
+                    raise refusal(action, self._config, self._core.island_id)
+                case _:
+                    assert_never(action)
+
+    def _after(self) -> None:
+        """Publishes what the training thread looks at, and sets the timer."""
+        exchange, core = self._exchange, self._core
+        exchange.shares = core.shares
+        exchange.urgent = frozenset(p for p, fragment in core.fragments.items() if fragment.asked is not None)
+        startable = core.startable and self._warm
+        now = core.done, core.delivered, core.finished, startable
+        if now != (exchange.done, exchange.delivered, exchange.finished, exchange.startable):
+            exchange.done, exchange.delivered, exchange.finished, exchange.startable = now
+            exchange.news.set()
+        deadline_s = core.next_deadline_s()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if deadline_s is not None and self._leave_reason is None:
+            # The event loop's clock is the same; never earlier than in a millisecond, or a late one would spin.
+            at_s = max(deadline_s, self._clock() + 0.001)
+            self._timer = self._loop.call_at(at_s, self._guarded, lambda: self._handle(events.Tick()))
+
+    def _vitals(self) -> events.Vitals:
+        exchange = self._exchange
+        loss = take_newest(exchange.losses)
+        if loss is not None:
+            self._loss = loss if math.isfinite(loss) else None
+        return events.Vitals(
+            loss=self._loss,
+            step_time_s=exchange.step_time_s,
+            sync_share=exchange.sync_share,
+            bytes_up=self._wire.bytes_up,
+            bytes_down=self._wire.bytes_down,
+        )
+
+    def _note(self, name: str, fields: Mapping[str, Any]) -> None:
+        """Logs what the core has to say; what repeats itself, the first time and at each power of ten."""
+        key = name, str(fields.get("reason", ""))
+        self._notes[key] += 1
+        times = self._notes[key]
+        if worth_repeating(times):
+            log.warning(name, **fields, **({"times": times} if times > 1 else {}))
+
+    # --- what actions lead to ---------------------------------------------------------------------------------
+
+    def _joined(self, joined: events.Joined) -> None:
+        core, exchange = self._core, self._exchange
+        assert core.settings is not None
+        self._config.check_room(joined.manifest)
+        self._workshop.open(joined.manifest)
+        start = Position(joined.start_step, joined.start_tokens)
+        exchange.position = start  # the training thread writes it only once it has a membership
+        exchange.shares = core.shares
+        exchange.membership = JoinedRun(
+            island_id=joined.island_id,
+            incarnation=joined.incarnation,
+            start=start,
+            settings=core.settings,
+            num_fragments=len(joined.manifest),
+            moving=joined.manifest.moving,
+        )
+        exchange.doing, exchange.refused = "waiting for version 0", None
+        exchange.news.set()
+        self._snapshots.joined(self._clock())
+        self._spawn(self._warm_up(core.settings.keep))
+        log.info(
+            "island.joined",
+            island=joined.island_id,
+            incarnation=joined.incarnation,
+            run=self._config.run_id,
+            start_step=start.step,
+            fragments=len(joined.manifest),
+        )
+
+    async def _warm_up(self, keep: float) -> None:
+        await self._workshop.warm_up(keep)
+        self._warm = True
+        self._after()
+
+    async def _seed(self, fragment_id: int) -> None:
+        assert self._core.settings is not None
+        payload = await self._workshop.seed(fragment_id, self._core.settings.seed)
+        self._handle(events.SeedEncoded(fragment_id=fragment_id, payload=payload))
+
+    async def _capture(self, fragment_id: int, copies: tuple[Leaf, ...]) -> None:
+        assert self._core.settings is not None
+        payload = await self._workshop.capture(fragment_id, copies, self._core.settings.codec)
+        self._handle(events.Captured(fragment_id=fragment_id, payload=payload))
+
+    async def _judge(self, returned: Returned) -> None:
+        """Ends training where adoptions do not stay in the parameters: the books would say that they do."""
+        found = await self._workshop.judge(returned)
+        lost = self._persistence.lost(returned.fragment_id, returned.step, found)
+        self._exchange.suspected = self._persistence.suspected
+        if lost or (returned.first and found is Verdict.UNDONE):
+            self._exchange.error = gone(returned.first)
+            self._exchange.news.set()
+
+    async def _prepare(self, action: events.Prepare) -> None:
+        install = await self._workshop.prepare(action.version, action.keep)
+        # The core first: the training thread may install it as soon as it can see it.
+        self._catch_up()
+        self._perform(self._core.handle(events.Prepared(fragment_id=install.fragment_id), self._clock()))
+        self._offers.offer(install, self._core.fragments.values())
+        self._after()
+
+
+async def _raise(error: BaseException) -> None:
+    raise error
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The first error that is not itself a group: what went wrong, rather than how it was noticed."""
+    first = group.exceptions[0]
+    return _first(first) if isinstance(first, BaseExceptionGroup) else first

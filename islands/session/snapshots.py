@@ -1,0 +1,129 @@
+"""Copies of a training state: checkpoints, donations given, donations received.
+
+Shell. The training thread copies its state at a boundary when it is asked to; what is done with the copies is decided
+here, in the communication thread (:mod:`islands.session.session`). What takes time is returned as work, and ends in the
+event that the core waits for, or in none.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Coroutine
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from broker.process import logs
+from broker.wire.errors import Unavailable
+from broker.wire.messages import Encoded
+from islands.config import IslandConfig
+from islands.protocol import events
+from islands.protocol.core import Island
+from islands.session import checkpoint
+from islands.session.checkpoint import Checkpoint
+from islands.session.exchange import Exchange, Moment, StateFound
+from islands.session.workshop import Workshop
+
+log = logs.get(__name__)
+
+#: Does what takes time, and returns the event that tells the core of its end.
+Work = Callable[[], Coroutine[Any, Any, events.Event | None]]
+
+
+class Snapshots:
+    """Who wants a copy of this island's training state, and where the state that it begins with comes from."""
+
+    def __init__(self, config: IslandConfig, core: Island, workshop: Workshop, exchange: Exchange) -> None:
+        self._config = config
+        self._core = core
+        self._workshop = workshop
+        self._exchange = exchange
+        self._save_at_s = math.inf
+        self._save_wanted = self._saving = False
+        self._gift_wanted = False  # another island needs a copy of the optimizer's state
+        self._searching = self._begun = False  # for an optimizer state; with one
+        self._found: Checkpoint | None = None  # a donor's state that fits
+
+    @property
+    def checkpoint_file(self) -> Path | None:
+        """This island's checkpoint, if it keeps one."""
+        if self._config.state_dir is None:
+            return None
+        return checkpoint.file_of(self._config.state_dir, self._core.island_id)
+
+    def joined(self, now_s: float) -> None:
+        """The island has an id, and its checkpoint a name: they are saved from now on."""
+        if self._config.state_dir is not None:
+            self._save_at_s = now_s + self._config.checkpoint_interval_s
+
+    def advance(self, now_s: float) -> list[events.Event]:
+        """Asks for the next checkpoint's copy where it is time; returns what the training thread waits for or has done.
+
+        Before the first step that is: an optimizer state is needed, and then, which one it has become.
+        """
+        exchange = self._exchange
+        if now_s >= self._save_at_s and not self._saving:
+            self._save_at_s = now_s + self._config.checkpoint_interval_s
+            self._save_wanted = exchange.snapshot_wanted = True
+        news: list[events.Event] = []
+        needed, source = exchange.state_needed, exchange.restored
+        if needed is not None and not self._searching:
+            self._searching = True
+            news.append(events.StateNeeded(most_bytes=needed.most_bytes, patience_s=self._config.donor_wait_s))
+        if source is not None and not self._begun:
+            self._begun = True
+            news.append(events.Restored(source=source))
+        return news
+
+    def taken(self, moment: Moment) -> list[Work]:
+        """Returns what to do with the copy that was taken at a boundary, if one was."""
+        works: list[Work] = []
+        if moment.snapshot is not None and self._save_wanted:
+            self._save_wanted, self._saving = False, True
+            works.append(partial(self._save, moment))
+        if moment.snapshot is not None and self._gift_wanted:
+            self._gift_wanted = False
+            works.append(partial(self._give, moment))
+        return works
+
+    def gift(self) -> list[Work]:
+        """Has the training thread copy its state at the next boundary, if its loop shows any."""
+        if not self._exchange.shows_state:
+            return [partial(self._give, None)]
+        self._gift_wanted = self._exchange.snapshot_wanted = True
+        return []
+
+    def check(self, action: events.CheckState) -> list[Work]:
+        """Looks at a donor's state; keeps it if it fits."""
+        return [partial(self._check, action)]
+
+    def settled(self, detail: str) -> None:
+        """The search for an optimizer state is over: lets the training thread have what was found, if anything was."""
+        self._exchange.state_found = StateFound(found=self._found, detail=detail)
+        self._found = None
+        self._exchange.news.set()
+
+    async def _save(self, moment: Moment) -> None:
+        path = self.checkpoint_file
+        assert path is not None
+        try:
+            nbytes = await self._workshop.save(path, moment, self._core.incarnation)
+            if nbytes:
+                log.debug("checkpoint.saved", step=moment.at.step, bytes=nbytes)
+        except Unavailable as err:
+            log.warning("checkpoint.failed", detail=str(err), retry_s=self._config.checkpoint_interval_s)
+        finally:
+            self._saving = False
+
+    async def _give(self, moment: Moment | None) -> events.Event:
+        parts: tuple[tuple[Encoded, ...], ...] = ()
+        state_bytes = 0
+        if moment is not None:
+            parts, state_bytes = await self._workshop.cut_state(moment, self._core.incarnation)
+        return events.StateCopied(parts=parts, state_bytes=state_bytes)
+
+    async def _check(self, action: events.CheckState) -> events.Event:
+        needed = self._exchange.state_needed
+        assert needed is not None
+        self._found, flaw = await self._workshop.read_state(action.parts, action.state_bytes, needed)
+        return events.StateChecked(flaw=flaw)

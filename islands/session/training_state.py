@@ -1,0 +1,47 @@
+"""The training state at one boundary between inner steps: its counters, and copies for a checkpoint."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy.typing as npt
+
+from broker.wire.messages import FASTEST_STEP_S, SLOWEST_STEP_S
+
+Array = npt.NDArray[Any]
+Leaf = Any
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """The training thread's two counters, over all lives of the island."""
+
+    step: int
+    tokens: int
+
+
+#: Before the first step.
+ORIGIN = Position(0, 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """Copies for a checkpoint: the caller's state, and parameters that are never synchronised."""
+
+    state: Any  # the optimizer's tree, its leaves copied
+    cursor: int | None  # None: the caller keeps none
+    local: tuple[Leaf, ...]
+    run_id: str = ""  # whose this is; empty: of no run
+
+
+#: Of the step times' moving average; a single one counts for at most so many times the average.
+STEP_TIME_MEMORY, MOST_OF_ONE_STEP = 0.9, 4.0
+
+
+def step_time_s(average_s: float | None, recent_s: float) -> float:
+    """Returns the moving average with one more step; a pause does not spoil it, and peers take what it says."""
+    if average_s is not None:
+        recent_s = min(recent_s, MOST_OF_ONE_STEP * average_s)
+        recent_s = STEP_TIME_MEMORY * average_s + (1 - STEP_TIME_MEMORY) * recent_s
+    return min(max(recent_s, FASTEST_STEP_S), SLOWEST_STEP_S)

@@ -1,0 +1,265 @@
+"""Slow work of an island beside training: encoding, decoding, placement, checkpoints.
+
+Shell around :mod:`islands.arrays.reference` and :mod:`islands.arrays.placement`. Every job runs in a worker thread and
+is awaited by the communication thread, so that heartbeats go on whatever the size of the model. Jobs on one fragment
+run one after the other, in the order in which they were asked for: that is what keeps its reference right.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from broker.process import logs
+from broker.wire.codec import verify
+from broker.wire.errors import LocalProtocolError, RemoteProtocolError, Unavailable
+from broker.wire.fragments import FragmentManifest
+from broker.wire.messages import Codec, Encoded, Envelope, StatePart, Version
+from islands.arrays import placement
+from islands.arrays.inspection import flaw_in
+from islands.arrays.persistence import LONGEST_FIRST_STEP, LONGEST_STEP, Verdict, verdict
+from islands.arrays.placement import Leaf, Parameters, Placement
+from islands.arrays.reference import Reference, encode_seed
+from islands.protocol.paused import Paused
+from islands.session import checkpoint, paused_file, state_parts
+from islands.session.checkpoint import Checkpoint
+from islands.session.exchange import Install, Moment, Returned
+from islands.session.state_parts import Needed
+from islands.session.training_state import Position, Snapshot
+from islands.session.workers import Workers
+from islands.tasks.task import Params
+
+T = TypeVar("T")
+log = logs.get(__name__)
+
+#: Threads for tensors. Most of the time they wait for the device, where a step may take seconds.
+WORKERS = 8
+#: A disk that hangs must not keep an island from leaving.
+KEEP_WITHIN_S = 3.0
+_INITIAL, _VERDICTS = -1, -2  # whose turn it is to make the initial parameters, to judge adoptions
+
+
+class Workshop:
+    """The tensors of one island, as the communication thread sees them.
+
+    Args:
+        params: The initial parameters: their structure and, unless ``init`` is given, version 0 if this island is
+            asked for it. They must stay valid until :meth:`forget_initial`.
+        init: seed -> initial parameters; called at most once.
+    """
+
+    def __init__(self, params: Params, init: Callable[[int], Params] | None) -> None:
+        self.parameters = Parameters(params)
+        self.placements: tuple[Placement, ...] = ()  #: by fragment; replaced as a whole, and so safe to read anywhere
+        self._initial: Params | None = params
+        self._init = init
+        self._manifest: FragmentManifest | None = None
+        self._references: tuple[Reference, ...] = ()
+        self._turns: defaultdict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._workers = Workers(WORKERS, "atoll-tensors")
+        # Apart from the others, which may all be waiting for a device: what looks at messages waits for nothing, not
+        # for the disk either, where a checkpoint may hang for as long as it likes.
+        self._clerk = Workers(1, "atoll-messages")
+        self._archivist = Workers(1, "atoll-files")
+        self._newest = checkpoint.Newest()
+
+    # --- setting up -------------------------------------------------------------------------------------------
+
+    def open(self, manifest: FragmentManifest) -> None:
+        """Takes note of the fragments, when the run has told them."""
+        self._manifest = manifest
+        self._references = tuple(Reference(tensors) for tensors in manifest.fragments)
+        self.parameters.assign(manifest)
+        self.place_from(self._initial)
+
+    def place_from(self, params: Params) -> None:
+        """Notes where the parameters are kept from now on: a loop may start from numpy and go on with JAX.
+
+        Raises:
+            ConfigError: If the structure, shapes or dtypes are not those of the join.
+        """
+        self.parameters.check(params)
+        fragments = range(len(self._references))
+        self.placements = tuple(Placement(self.parameters.of_fragment(params, p)) for p in fragments)
+
+    async def warm_up(self, keep: float) -> None:
+        """Compiles what the training thread will call at its boundaries."""
+        params = self._initial
+        for p, here in enumerate(self.placements):
+            await self._workers.do(here.warm_up, self.parameters.of_fragment(params, p), keep)
+
+    def forget_initial(self) -> None:
+        """Lets go of the initial parameters, which the training thread is about to donate."""
+        self._initial = None
+
+    def close(self) -> None:
+        """Ends the threads; what they are doing is finished, what waits for them is dropped."""
+        for workers in (self._workers, self._clerk, self._archivist):
+            workers.close()
+
+    # --- jobs -------------------------------------------------------------------------------------------------
+
+    async def seed(self, fragment_id: int, seed: int) -> tuple[Encoded, ...]:
+        """Returns a fragment of version 0, from the initial parameters of the run's seed.
+
+        Raises:
+            LocalProtocolError: If the initial parameters are gone: the run had begun.
+        """
+
+        def encode() -> tuple[Encoded, ...]:
+            if self._init is not None:
+                self._initial, self._init = self._init(seed), None
+                self.parameters.check(self._initial)
+            params = self._initial
+            if params is None or self._manifest is None:
+                raise LocalProtocolError("the run asks for version 0 after it began: start a new one")
+            leaves = self.parameters.of_fragment(params, fragment_id)
+            return encode_seed(self._manifest.fragments[fragment_id], [placement.to_host(leaf) for leaf in leaves])
+
+        return await self._in_turn(_INITIAL, encode)
+
+    async def inspect(self, envelope: Envelope) -> str:
+        """Returns what is wrong with a version; empty if nothing is."""
+        if self._manifest is None:
+            return "it came before the run had said which fragments there are"
+        return await self._clerk.do(flaw_in, envelope, self._manifest)
+
+    async def inspect_part(self, envelope: Envelope) -> str:
+        """Returns what is wrong with a part of a donor's state; empty if it arrived whole and is as long as it says."""
+        assert isinstance(envelope.message, StatePart)
+        flaw = state_parts.flaw_in(envelope.message)
+        try:
+            await self._clerk.do(verify, envelope)
+        except RemoteProtocolError as err:
+            return str(err)
+        return flaw
+
+    async def prepare(self, version: Version, keep: float) -> Install:
+        """Returns a version, placed so that installing it is one addition."""
+        p = version.fragment_id
+        reference, manifest = self._references[p], self._manifest
+        assert manifest is not None
+
+        def prepare() -> Install:
+            here = self.placements[p]
+            shift = reference.shift(version.payload, keep, here.dtypes)
+            return Install(
+                fragment_id=p,
+                fragment_version=version.fragment_version,
+                keep=keep,
+                placed=tuple(here.place(shift, keep)),
+                shift=shift,
+                dtypes=here.dtypes,
+                places=here.places(shift) if p in manifest.moving else {},
+            )
+
+        return await self._in_turn(p, prepare)
+
+    async def settle(self, install: Install, before: tuple[Leaf, ...]) -> None:
+        """Moves the reference to where an installation has put the parameters; ``before`` is what they were."""
+        reference = self._references[install.fragment_id]
+
+        def settle() -> None:
+            replaced = [placement.to_host(leaf) for leaf in before]
+            reference.installed(install.shift, install.keep, install.dtypes, replaced)
+
+        await self._in_turn(install.fragment_id, settle)
+
+    async def judge(self, returned: Returned) -> Verdict:
+        """Says whether an adoption was in the parameters of the caller's next step; those asked first, first."""
+        longest = LONGEST_FIRST_STEP if returned.first else LONGEST_STEP
+
+        def judge() -> Verdict:
+            samples = returned.before, returned.installed, returned.following
+            before, installed, following = ([placement.to_host(x) for x in each] for each in samples)
+            return verdict(before, installed, following, longest)
+
+        return await self._in_turn(_VERDICTS, judge)
+
+    async def capture(self, fragment_id: int, copies: tuple[Leaf, ...], codec: Codec) -> tuple[Encoded, ...]:
+        """Returns the encoded pseudo-gradient of a fragment's copies, and advances its reference."""
+        reference = self._references[fragment_id]
+
+        def capture() -> tuple[Encoded, ...]:
+            return reference.capture([placement.to_host(leaf) for leaf in copies], codec)
+
+        return await self._in_turn(fragment_id, capture)
+
+    async def save(self, path: Path, moment: Moment, incarnation: int) -> int:
+        """Writes a checkpoint; returns its bytes, 0 if :meth:`save_now` has written a newer one meanwhile.
+
+        Raises:
+            Unavailable: The file cannot be written.
+        """
+        snapshot = moment.snapshot
+        assert snapshot is not None
+        names = self.parameters.local
+        return await self._archivist.do(checkpoint.save, path, snapshot, names, moment.at, incarnation, self._newest)
+
+    def save_now(self, path: Path, snapshot: Snapshot, at: Position, incarnation: int, *, within_s: float) -> None:
+        """The same from the training thread, which waits for it; one that is being written there goes on besides.
+
+        Raises:
+            Unavailable: The file cannot be written, or not in time.
+        """
+        names = self.parameters.local
+        _write_last(path, within_s, lambda: checkpoint.save(path, snapshot, names, at, incarnation, self._newest))
+
+    def keep(self, path: Path, paused: Paused, *, within_s: float = KEEP_WITHIN_S) -> None:
+        """Writes unmerged progress for the next process, as the last thing in this one; says so, or why not."""
+        facts = {"step": paused.at.step, "contributions": len(paused.contributions)}
+        try:
+            _write_last(path, within_s, lambda: paused_file.save(path, paused))
+        except Unavailable as err:
+            log.warning("progress.lost", detail=str(err), **facts)
+        else:
+            log.info("progress.kept", **facts)
+
+    async def cut_state(self, moment: Moment, incarnation: int) -> tuple[tuple[tuple[Encoded, ...], ...], int]:
+        """Returns a copy of the optimizer's state in parts, for another island, and its bytes."""
+        snapshot, names = moment.snapshot, self.parameters.local
+        assert snapshot is not None
+
+        def cut() -> tuple[tuple[tuple[Encoded, ...], ...], int]:
+            return state_parts.cut(checkpoint.packed(snapshot, names, moment.at, incarnation))
+
+        return await self._workers.do(cut)
+
+    async def read_state(
+        self, parts: tuple[tuple[Encoded, ...], ...], state_bytes: int, needed: Needed
+    ) -> tuple[Checkpoint | None, str]:
+        """Returns a donor's state if it serves, or says why not."""
+        return await self._workers.do(state_parts.read, parts, state_bytes, needed)
+
+    # --- threads ----------------------------------------------------------------------------------------------
+
+    async def _in_turn(self, key: int, job: Callable[[], T]) -> T:
+        async with self._turns[key]:
+            return await self._workers.do(job)
+
+
+def _write_last(path: Path, within_s: float, write: Callable[[], object]) -> None:
+    """Writes a file in a thread of its own, which the end of the process does not wait for: a disk may hang for ever.
+
+    Raises:
+        Unavailable: It cannot be written, or not in time.
+    """
+    failed: list[Unavailable] = []
+
+    def job() -> None:
+        try:
+            write()
+        except Unavailable as err:
+            failed.append(err)
+
+    writer = threading.Thread(target=job, name="atoll-last-file", daemon=True)
+    writer.start()
+    writer.join(within_s)
+    if writer.is_alive():
+        raise Unavailable(f"{path} was not written within {within_s:g} s", definite=False)
+    if failed:
+        raise failed[0]

@@ -1,0 +1,1 @@
+"""Tasks: data, model and inner optimizer of an island."""

@@ -1,0 +1,214 @@
+"""The options of a task, checked by its signature when it is loaded and by its source before anything is started.
+
+A task is a function, and its keyword arguments are the options of the table ``[task]``. Importing it may take an array
+library and seconds, in each of several processes at once; the names of its options stand in its source, which is read
+in milliseconds.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import re
+from collections.abc import Mapping
+from importlib.machinery import ModuleSpec, PathFinder
+from inspect import Parameter, Signature
+from pathlib import Path
+from typing import Any, Final
+
+from broker.process.settings import nearest
+from broker.wire.errors import ConfigError
+
+_DEFINITIONS: Final = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+#: By these a package has modules that are not among its files.
+_MODULES_FROM_ELSEWHERE: Final = re.compile(rb"__path__|sys\.modules|meta_path|setattr\(|exec\(")
+#: By these a module has names that do not stand in its source.
+_NAMES_FROM_ELSEWHERE: Final = re.compile(rb"import\s*\*|__getattr__|globals\(|setattr\(|exec\(")
+_NAMED: Final = (Parameter.KEYWORD_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+
+
+def module_and_function(path: str) -> tuple[str, str]:
+    """Returns the two halves of ``package.module:function``.
+
+    Raises:
+        ConfigError: It does not read so.
+    """
+    module_name, colon, function_name = path.partition(":")
+    if not (module_name and colon and function_name):
+        raise ConfigError("task", path, "must read package.module:function, such as islands.language:task")
+    return module_name, function_name
+
+
+def no_module(path: str, missing: str) -> ConfigError:
+    """The error of a task whose module is not where modules are looked for."""
+    cure = f"there is no module {missing}: check the name, and that PYTHONPATH holds the folder it is in"
+    return ConfigError("task", path, cure)
+
+
+def check_options(path: str, signature: Signature, options: Mapping[str, Any]) -> None:
+    """Holds options against the function that they are for.
+
+    Args:
+        path: ``package.module:function``, for the error.
+        signature: Of that function.
+        options: By name.
+
+    Raises:
+        ConfigError: If an option is unknown, with the nearest that is known; or if one is missing.
+    """
+    by_name = {name: each for name, each in signature.parameters.items() if each.kind in _NAMED}
+    takes_any = any(each.kind is Parameter.VAR_KEYWORD for each in signature.parameters.values())
+    for name, value in options.items():
+        if name not in by_name and not takes_any:
+            cure = nearest(name, by_name) if by_name else "it has none"
+            raise ConfigError(f"task.{name}", value, f"{path} has no such option; {cure}")
+    for name, each in by_name.items():
+        if each.default is Parameter.empty and name not in options:
+            raise ConfigError(f"task.{name}", None, f"{path} needs this option; it has: {', '.join(by_name)}")
+
+
+def signature_in_source(path: str, *, search: list[str] | None = None) -> Signature | None:
+    """Returns the signature of ``package.module:function`` as its source has it; nothing is imported.
+
+    The defaults in it say only that there is one.
+
+    Args:
+        path: What is to be read.
+        search: Folders to look in; ``sys.path`` when they are not given.
+
+    Returns:
+        None if the source does not tell: the module is not there or is not Python source, or the function is not
+        defined exactly once, plainly and undecorated, at the top of it. Loading the task will tell.
+
+    Raises:
+        ConfigError: The path names no function, whatever is there.
+    """
+    module_name, function_name = module_and_function(path)
+    spec = find_module(module_name, search)
+    if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
+        return None
+    try:
+        tree = ast.parse(Path(spec.origin).read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return None
+    bindings = [each for each in tree.body if _names_bound_by(each) & {function_name, "*"}]
+    match bindings:
+        case [ast.FunctionDef(decorator_list=[]) as function]:
+            return _signature(function.args)
+        case _:
+            return None
+
+
+def check_findable(path: str, *, search: list[str] | None = None) -> None:
+    """Refuses ``package.module:function`` if there is no such module; nothing is imported.
+
+    Args:
+        path: What is to be found.
+        search: Folders to look in; ``sys.path`` when they are not given.
+
+    Raises:
+        ConfigError: There is none, as far as files and import hooks tell. What only an import can tell is let pass.
+    """
+    folders, package, so_far = search, None, ""
+    for part in module_and_function(path)[0].split("."):
+        so_far = f"{so_far}.{part}" if so_far else part
+        try:
+            spec = PathFinder.find_spec(so_far, folders)
+            if spec is None and package is None:
+                spec = importlib.util.find_spec(so_far)  # built in, or known to an import hook
+            inside = None if spec is None else spec.submodule_search_locations
+            folders = None if inside is None else list(inside)
+        except (KeyError, ImportError, ValueError):  # a namespace package in another; a module without a spec
+            return
+        if spec is None:
+            if package is not None and _has_modules_from_elsewhere(package):
+                return
+            raise no_module(path, so_far)
+        if folders is None:  # no package: what it calls its modules, only an import can tell
+            return
+        package = spec
+
+
+def _has_modules_from_elsewhere(package: ModuleSpec) -> bool:
+    if package.origin is None or not package.has_location:
+        return False
+    try:
+        return _MODULES_FROM_ELSEWHERE.search(Path(package.origin).read_bytes()) is not None
+    except OSError:
+        return True
+
+
+def check_mentioned(path: str, *, search: list[str] | None = None) -> None:
+    """Refuses ``package.module:function`` whose module is Python source that does not so much as mention the function.
+
+    Args:
+        path: What is to be read.
+        search: Folders to look in; ``sys.path`` when they are not given.
+
+    Raises:
+        ConfigError: So it is, or the path names no function.
+    """
+    module_name, function_name = module_and_function(path)
+    spec = find_module(module_name, search)
+    if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
+        return
+    try:
+        source = Path(spec.origin).read_bytes()
+        known = [each.name for each in ast.walk(ast.parse(source)) if isinstance(each, ast.FunctionDef)]
+    except (OSError, SyntaxError, ValueError):
+        return
+    if function_name.encode() not in source and not _NAMES_FROM_ELSEWHERE.search(source):
+        likely = f"; {nearest(function_name, known)}" if known else ""
+        raise ConfigError("task", path, f"{spec.origin} does not mention {function_name}{likely}")
+
+
+def find_module(module_name: str, search: list[str] | None) -> ModuleSpec | None:
+    """Finds a module without running its packages, as :func:`importlib.util.find_spec` would."""
+    spec, folders, so_far = None, search, ""
+    for part in module_name.split("."):
+        so_far = f"{so_far}.{part}" if so_far else part
+        try:
+            spec = PathFinder.find_spec(so_far, folders)
+            folders = list(spec.submodule_search_locations or []) if spec is not None else None
+        except (KeyError, ImportError):  # a namespace package looks for its parent among what is imported
+            return None
+        if spec is None:
+            return None
+    return spec
+
+
+def _names_bound_by(statement: ast.stmt) -> set[str]:
+    """The names that a statement at the top of a module may bind, in whatever way; ``*`` for any name at all."""
+    if isinstance(statement, _DEFINITIONS):
+        return {statement.name}  # what its body binds is its own
+    names: set[str] = set()
+    for node in ast.walk(statement):
+        match node:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                names.add(name)
+            case ast.Name(id=name, ctx=ast.Store()):
+                names.add(name)
+            case ast.alias(name=name, asname=asname):
+                names.add(asname or name)
+    return names
+
+
+def _signature(args: ast.arguments) -> Signature:
+    positional = [*args.posonlyargs, *args.args]
+    optional: list[ast.expr | None] = [None] * (len(positional) - len(args.defaults)) + [*args.defaults]
+    parameters = [
+        _parameter(each, Parameter.POSITIONAL_ONLY if k < len(args.posonlyargs) else Parameter.POSITIONAL_OR_KEYWORD, d)
+        for k, (each, d) in enumerate(zip(positional, optional, strict=True))
+    ]
+    if args.vararg is not None:
+        parameters.append(_parameter(args.vararg, Parameter.VAR_POSITIONAL, None))
+    parameters += [
+        _parameter(a, Parameter.KEYWORD_ONLY, d) for a, d in zip(args.kwonlyargs, args.kw_defaults, strict=True)
+    ]
+    if args.kwarg is not None:
+        parameters.append(_parameter(args.kwarg, Parameter.VAR_KEYWORD, None))
+    return Signature(parameters)
+
+
+def _parameter(arg: ast.arg, kind: Any, default: ast.expr | None) -> Parameter:
+    return Parameter(arg.arg, kind, default=Parameter.empty if default is None else ...)

@@ -1,0 +1,248 @@
+"""The task: one value that holds a model, its data and its inner optimizer.
+
+``task = "package.module:function"`` names a function that returns a :class:`Task`; its keyword arguments are the
+options of the table ``[task]``. :mod:`islands.tasks.inner_optimizer` builds a task from a JAX loss function;
+``examples/`` has one with Equinox and one in plain numpy. This module does not import JAX, and neither does a task that
+does not need it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import itertools
+import math
+import re
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from broker.process import logs
+from broker.wire.errors import ConfigError
+from islands import arguments
+from islands.protocol.data_shares import DataShare as DataShare  # where tasks look for it
+from islands.tasks.options import check_options, module_and_function, no_module
+
+log = logs.get(__name__)
+
+#: Of files that are not the task's own.
+_ELSEWHERE = re.compile(r"[/\\]((site|dist)-packages|importlib)[/\\]|^<frozen")
+
+#: The metric that every task may evaluate, and which values of a metric are better.
+LOSS, MORE, LESS = "loss", "max", "min"
+
+#: Parameters, optimizer state and batches are the task's own; an island knows parameters as a tree of arrays.
+Params = Any
+OptState = Any
+Batch = Any
+
+
+class Schedule(NamedTuple):
+    """How far the whole run is, counted in this island's own steps: what learning rates follow (design: publish).
+
+    Attributes:
+        step: The tokens of the whole fleet over those of one step of each expected island, had all this one's
+            ``tokens_per_step``; where that was declared, it never decreases.
+        total_steps: The same at the end of the run; 0 when it is not known: the rate stays constant after warm-up.
+    """
+
+    step: int
+    total_steps: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """A model, its data and its inner optimizer, as functions.
+
+    Attributes:
+        init: seed -> parameters and optimizer state. The same seed gives the same parameters everywhere.
+        train: One inner step: (params, opt_state, batch, schedule) -> (params, opt_state, loss). Under JAX it is
+            jitted, donates the first two, takes the schedule's numbers as dynamic values and returns the loss, in
+            nats per token, as a device scalar.
+        data: share -> batches, from ``share.cursor`` on; batch k is a pure function of the share and k. Where they
+            end, it is called again (:func:`endless_batches`): ``k % number`` then begins another epoch.
+            Data-parallel runs of the laboratory join those of all islands: each leaf along its first axis.
+        evaluate: params -> held-out loss in nats per token, over a fixed set of examples; or a mapping of names of
+            metrics to numbers, the loss, if it is among them, as ``loss``.
+        tokens_per_step: Tokens in one batch: the unit of progress, weights and the ledger.
+        fresh_optimizer: params -> optimizer state of an optimizer that has seen no step.
+        kinds: Regular expression over parameter names -> ``rda``, ``mean``, ``local`` or ``frozen``; the first that is
+            found in a name wins, other names go by the default rules of :mod:`islands.arrays.partition`.
+        unit_axes: Regular expression -> how many leading axes of a tensor count layers or experts.
+        describe: One line: parameters, tokens per step, vocabulary.
+        losses: params -> mean loss in nats per token of each held-out sequence, float32 (sequences,), always the same
+            sequences in the same order; ``evaluate`` is their mean. Two models' losses are paired by sequence, which
+            tells a small difference from chance. None when the task cannot say.
+        bytes_per_token: Of the held-out text: a loss divided by it is in nats per byte, which compares models of
+            unlike vocabularies. 1 for a model of bytes; 0 when it is not known.
+        corpus: Digest of the data, train and held out, so that results can say on what; empty when it is not known.
+        metrics: Name of a metric -> ``max`` where more of it is better, ``min`` where less is; ``loss`` is known. With
+            one metric here ``evaluate`` may return its number alone: ``metrics={"accuracy": "max"}``.
+        pure: Whether ``train`` is a function of its arguments alone, which JAX can trace. Then the laboratory may run
+            steps in a row as one computation (:mod:`ops.lab.strides`); it takes what ``jax.jit`` returns for pure.
+    """
+
+    init: Callable[[int], tuple[Params, OptState]]
+    train: Callable[[Params, OptState, Batch, Schedule], tuple[Params, OptState, Any]]
+    data: Callable[[DataShare], Iterator[Batch]]
+    evaluate: Callable[[Params], float | Mapping[str, float]]
+    tokens_per_step: int
+    fresh_optimizer: Callable[[Params], OptState]
+    kinds: Mapping[str, str] = field(default_factory=dict)
+    unit_axes: Mapping[str, int] = field(default_factory=dict)
+    describe: str = ""
+    losses: Callable[[Params], npt.NDArray[np.float32]] | None = None
+    bytes_per_token: float = 0.0
+    corpus: str = ""
+    metrics: Mapping[str, str] = field(default_factory=dict)
+    pure: bool = False
+
+    def __post_init__(self) -> None:
+        """Checks what can be checked without calling anything.
+
+        Raises:
+            ConfigError: If a step trains no tokens, ``bytes_per_token`` is negative or not finite, a metric has no
+                direction, or what must be a function or a mapping is none.
+        """
+        cure = "must be at least 1; count examples where there are no tokens"
+        tokens = arguments.whole("tokens_per_step", self.tokens_per_step, cure, least=1, may_wait=True)
+        object.__setattr__(self, "tokens_per_step", tokens)
+        cure = "must be positive, or 0 when it is not known"
+        nbytes = arguments.number("bytes_per_token", self.bytes_per_token, cure)
+        if not 0 <= nbytes < math.inf:
+            raise ConfigError("bytes_per_token", self.bytes_per_token, cure)
+        object.__setattr__(self, "bytes_per_token", nbytes)
+        for name in ("init", "train", "data", "evaluate", "fresh_optimizer"):
+            arguments.function(name, getattr(self, name), "must be a function: see islands.Task")
+        for name in ("kinds", "unit_axes"):
+            object.__setattr__(self, name, arguments.mapping(name, getattr(self, name)))
+        for name, better in self.metrics.items():
+            if better not in (MORE, LESS):
+                cure = f"must be {MORE!r} where more of {name} is better, or {LESS!r} where less is"
+                raise ConfigError("metrics", dict(self.metrics), cure)
+        if self.metrics.get(LOSS, LESS) != LESS:
+            cure = f"must have another name for what is better when there is more of it: less {LOSS} is better"
+            raise ConfigError("metrics", dict(self.metrics), cure)
+
+    def better(self, metric: str) -> str:
+        """Says which values of a metric are better: ``max`` or ``min``; empty where the task does not tell."""
+        return self.metrics.get(metric, LESS if metric == LOSS else "")
+
+
+def load_task(path: str, options: Mapping[str, Any]) -> Task:
+    """Returns ``function(**options)`` of ``path = "package.module:function"``.
+
+    Raises:
+        ConfigError: If there is no such module, function or option, an option is missing, or the function returns
+            something else; if the function refuses an option; or if the task's own code fails, with the line where.
+    """
+    function = task_function(path)
+    check_options(path, inspect.signature(function), options)
+    try:
+        task = function(**options)
+    except ConfigError as err:
+        # A task knows its options by name, and need not know the table that they stand in.
+        raise ConfigError(f"task.{err.field.removeprefix('task.')}", err.value, err.cure) from err
+    except Exception as err:
+        raise _broken(path, err) from err
+    if not isinstance(task, Task):
+        raise ConfigError("task", path, f"returned {type(task).__name__}: it must return an islands.tasks.task.Task")
+    return task
+
+
+def task_function(path: str) -> Callable[..., Any]:
+    """Returns the function that ``path = "package.module:function"`` names.
+
+    Raises:
+        ConfigError: If there is no such module or function, or importing it fails, with the line where.
+    """
+    module_name, function_name = module_and_function(path)
+    function = getattr(_import(module_name, path), function_name, None)
+    if not callable(function):
+        cure = f"module {module_name} has no function {function_name}: name one that returns an islands.tasks.task.Task"
+        raise ConfigError("task", path, cure)
+    return function  # type: ignore[no-any-return]
+
+
+def endless_batches(task: Task, share: DataShare) -> Iterator[Batch]:
+    """Yields what a task's data yield, from the beginning again as often as they end.
+
+    Raises:
+        ConfigError: If they end without a batch.
+    """
+    for epoch in itertools.count(1):
+        first = share.cursor
+        batch = None
+        for batch in task.data(share):
+            yield batch
+        if batch is None:
+            cure = "yielded no batch: it must begin anew where the share's cursor is beyond its end (cursor % batches)"
+            raise ConfigError("task.data", f"part {share.index} of {share.count}, from batch {first} on", cure)
+        if epoch == 1:
+            log.info("data.ended", batches=share.cursor, detail="they begin anew, now and whenever they end")
+    raise AssertionError("counting does not end")
+
+
+def evaluated(task: Task, params: Params) -> dict[str, float]:
+    """Returns each metric that the task evaluates as a plain number, whatever array of one element it comes in.
+
+    Raises:
+        ConfigError: If one is no number, or has no name.
+    """
+    found: Any = task.evaluate(params)
+    if not isinstance(found, Mapping):
+        if len(task.metrics) > 1:
+            cure = f"returned this: it must map the names {', '.join(task.metrics)} to numbers"
+            raise ConfigError("task.evaluate", found, cure)
+        found = {next(iter(task.metrics), LOSS): found}
+    if not found or not all(isinstance(name, str) and name.isprintable() for name in found):
+        raise ConfigError("task.evaluate", found, "returned this: it must map names of metrics to numbers")
+    return {name: _number(value) for name, value in found.items()}
+
+
+def held_out_loss(task: Task, params: Params) -> float:
+    """Returns the held-out loss that the task evaluates.
+
+    Raises:
+        ConfigError: If it is no number, or what is evaluated is no loss.
+    """
+    found = evaluated(task, params)
+    if LOSS not in found:
+        cure = f"returned this: it must return a loss, or one under the name {LOSS!r} among others, to be compared"
+        raise ConfigError("task.evaluate", found, cure)
+    return found[LOSS]
+
+
+def _number(value: Any) -> float:
+    try:
+        return float(np.asarray(value).item())
+    except (TypeError, ValueError) as err:
+        cure = "returned this: it must return the held-out loss, a number, or a mapping of names to numbers"
+        raise ConfigError("task.evaluate", value, cure) from err
+
+
+def _import(module_name: str, path: str) -> Any:
+    """Imports the module, telling a task that is not there from one whose own imports are not."""
+    try:
+        return importlib.import_module(module_name)
+    except ModuleNotFoundError as err:
+        missing = err.name or module_name
+        if module_name == missing or module_name.startswith(missing + "."):
+            raise no_module(path, missing) from err
+        cure = f"module {module_name} imports {missing}, which is not installed: pip install it, on every island"
+        raise ConfigError("task", path, cure) from err
+    except Exception as err:
+        raise _broken(path, err) from err
+
+
+def _broken(path: str, err: Exception) -> ConfigError:
+    """The error of a task's own code, with the line it comes from: starting it again would not help."""
+    frames = traceback.extract_tb(err.__traceback__)
+    own = [each for each in frames if not _ELSEWHERE.search(each.filename) and each.filename != __file__]
+    where = own or ([] if isinstance(err, SyntaxError) else frames)  # rather the task's line than a library's
+    lines = "".join(f" ({each.filename}, line {each.lineno})" for each in where[-1:])
+    return ConfigError("task", path, f"{type(err).__name__}: {err}{lines}")

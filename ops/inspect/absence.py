@@ -1,0 +1,321 @@
+"""Explains an island's absence from a version, from the event tape. Pure.
+
+:class:`Storyteller` follows who is known, when each was last heard, and what became of each round; of past rounds it
+keeps only the one that was asked for. Whoever is in a version stands in the ledger; the reasons of the others are only
+here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+Line = Mapping[str, Any]
+
+
+class AbsenceReason(StrEnum):
+    """Why a known island was not in a version."""
+
+    LEFT = "left"
+    DEAD = "dead"
+    NOT_JOINED = "not joined yet"
+    NOT_READY = "not ready"
+    NOTHING = "nothing to hand over"
+    REFUSED = "refused"
+    RETRY = "to be sent again"
+    QUARANTINED = "quarantined"
+    LATE = "too late"
+    SILENT = "no answer"
+    UNRESPONSIVE = "not waited for"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Absence:
+    """An island that was not in a version, and why; ``detail`` is a sentence, or empty."""
+
+    island: str
+    why: AbsenceReason
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """Which round to tell of: that of a fragment's version (None: of its newest), or the one with an id."""
+
+    fragment: int | None = None
+    version: int | None = None
+    round_id: int | None = None
+
+
+@dataclass(slots=True)
+class Known:
+    """What the tape says of one island."""
+
+    heard_at_s: float
+    incarnation: int = 0
+    ready: bool = False
+    left: str | None = None  #: the reason it gave
+    left_at_s: float = 0.0
+    quarantined: str = ""  #: for what, until ``quarantined_until_s``
+    quarantined_until_s: float = -math.inf
+
+
+@dataclass(slots=True)
+class RoundStory:
+    """One round, from its opening to its version or its cancellation.
+
+    Attributes:
+        asked: Islands that were asked.
+        unasked: The other islands known then, and why they were not.
+        missing: Islands that were waited for when it closed.
+        version: What it led to; None if it was cancelled, or its version is not on the tape.
+        late: Island -> seconds after the closing at which its answer came.
+        caught_up: Island -> version that took its late answer in.
+    """
+
+    round_id: int
+    fragment: int
+    opened_at_s: float
+    life: int
+    flush: bool
+    asked: frozenset[str]
+    unasked: dict[str, Absence]
+    nothing: set[str] = field(default_factory=set)
+    refused: dict[str, Absence] = field(default_factory=dict)
+    closed_at_s: float | None = None
+    reason: str = ""
+    cancelled: bool = False
+    missing: frozenset[str] = frozenset()
+    joined: dict[str, float] = field(default_factory=dict)
+    gone: dict[str, Absence] = field(default_factory=dict)
+    version: int | None = None
+    committed: Mapping[str, Any] = field(default_factory=dict)  #: the note of its version
+    late: dict[str, float] = field(default_factory=dict)
+    caught_up: dict[str, int] = field(default_factory=dict)
+
+    def absences(self) -> list[Absence]:
+        """Returns why each known island that is not in the version is not, by island."""
+        present = {each["island"] for each in self.committed.get("contributions", ())}
+        everybody = {*self.asked, *self.unasked, *self.joined, *self.refused, *self.missing} - present
+        return [self._absence(island) for island in sorted(everybody)]
+
+    def _absence(self, island: str) -> Absence:
+        if island in self.refused:
+            return self.refused[island]
+        if island in self.nothing:
+            return Absence(island=island, why=AbsenceReason.NOTHING, detail="it had no step since its last hand-over")
+        if island in self.joined:
+            after_s = self.joined[island] - self.opened_at_s
+            return Absence(
+                island=island, why=AbsenceReason.NOT_JOINED, detail=f"it joined {after_s:.1f} s after the opening"
+            )
+        if island in self.late:
+            detail = f"its answer came {self.late[island]:.3f} s after the closing"
+            into = self.caught_up.get(island)
+            detail += f", and is in version {into}" if into is not None else ""
+            if island in self.asked - self.missing:
+                detail += "; it was not waited for, since it had missed two rounds in a row or the wait was over"
+            return Absence(island=island, why=AbsenceReason.LATE, detail=detail)
+        if island in self.unasked:
+            return self.unasked[island]
+        if island in self.gone:
+            return self.gone[island]
+        if island in self.missing:
+            return Absence(island=island, why=AbsenceReason.SILENT, detail="it was waited for until the round closed")
+        return Absence(
+            island=island,
+            why=AbsenceReason.UNRESPONSIVE,
+            detail="it had missed two rounds in a row, and did not answer",
+        )
+
+
+class Storyteller:
+    """Follows a tape and keeps the round that was asked for; see the module's docstring.
+
+    Attributes:
+        found: The round, once it was met; the last one that fits.
+    """
+
+    def __init__(self, target: Target) -> None:
+        self.found: RoundStory | None = None
+        self._target = target
+        self._life = 0
+        self._dead_after_s = 6.0
+        self._known: dict[str, Known] = {}
+        self._rounds: dict[int, RoundStory] = {}  # open, or on their way to a version
+        self._last: Line = {}  # the event that the notes before us follow from
+
+    def take(self, line: Line) -> None:
+        """Reads the next line."""
+        if "tape" in line:
+            self._begin(line)
+        elif "event" in line:
+            self._last = line
+            if line["event"] == "received":
+                self._received(line)
+        elif "note" in line:
+            self._note(line["note"], line["fields"], line["now_s"])
+
+    def _begin(self, line: Line) -> None:
+        """A life begins: the members of the run record count as just heard, and no round is open."""
+        self._life += 1
+        self._dead_after_s = line["config"].get("dead_after_s", self._dead_after_s)
+        self._rounds.clear()
+        now_s, record = line["now_s"], line.get("record") or {}
+        self._known = {
+            name: Known(heard_at_s=now_s, incarnation=row[2], left="it had left before" if row[5] else None)
+            for name, row in record.get("members", {}).items()
+        }
+        for name, (_, _, left_s, reason, _) in record.get("quarantine", {}).items():
+            if name in self._known:
+                self._known[name].quarantined, self._known[name].quarantined_until_s = reason, now_s + left_s
+
+    def _received(self, line: Line) -> None:
+        if line["kind"] == "roster":
+            self._enrolled(line["body"]["members"], line["now_s"])
+        known = self._known.get(line["sender"])
+        if known is None or line["incarnation"] != known.incarnation:
+            return
+        known.heard_at_s = line["now_s"]
+        body = line["body"]
+        if line["kind"] == "heartbeat":
+            known.ready, known.left = all(version >= 0 for version in body["versions"]), None
+        elif line["kind"] == "nothing" and body["round_id"] in self._rounds:
+            self._rounds[body["round_id"]].nothing.add(line["sender"])
+
+    def _note(self, name: str, fields: Line, now_s: float) -> None:
+        match name:
+            case "island.joined":
+                self._joined(fields["island"], fields["incarnation"], now_s)
+            case "island.left":
+                known = self._known.get(fields["island"])
+                if known is not None:
+                    known.left, known.left_at_s = fields.get("reason") or "it gave no reason", now_s
+            case "island.quarantined":
+                known = self._known.get(fields["island"])
+                if known is not None:
+                    known.quarantined, known.quarantined_until_s = str(fields["reason"]), now_s + fields["for_s"]
+            case "broker.back":  # nobody could be heard while it was away: who lived then counts as just heard
+                for known in self._known.values():
+                    known.heard_at_s = now_s
+            case "round.opened":
+                self._opened(fields, now_s)
+            case "contribution.refused" | "contribution.retry":
+                self._refused(name, fields)
+            case "contribution.held":
+                self._held(fields, now_s)
+            case "round.closed" | "round.cancelled":
+                self._closed(name, fields, now_s)
+            case "version.committed":
+                self._committed(fields)
+            case _:
+                pass
+
+    def _joined(self, island: str, incarnation: int, now_s: float) -> None:
+        before, begun = self._known.get(island), Known(heard_at_s=now_s, incarnation=incarnation)
+        if before is not None:  # a new life does not end a quarantine
+            begun.quarantined, begun.quarantined_until_s = before.quarantined, before.quarantined_until_s
+        self._known[island] = begun
+        for story in self._rounds.values():
+            if story.closed_at_s is None:
+                story.joined[island] = now_s
+
+    def _enrolled(self, members: Sequence[Line], now_s: float) -> None:
+        """Takes in whom shard 0 has let in: other shards hear of islands by it alone."""
+        for each in members:
+            island, known = each["island_id"], self._known.get(each["island_id"])
+            if known is None or known.incarnation < each["incarnation"]:
+                self._joined(island, each["incarnation"], now_s)
+                known = self._known[island]
+            if each["left"] and known.left is None:
+                known.left, known.left_at_s = "it said so", now_s
+
+    def _opened(self, fields: Line, now_s: float) -> None:
+        unasked = {
+            island: absence
+            for island, known in self._known.items()
+            if (absence := self._unfit(island, known, now_s)) is not None
+        }
+        self._rounds[fields["round"]] = RoundStory(
+            round_id=fields["round"],
+            fragment=fields["fragment"],
+            opened_at_s=now_s,
+            life=self._life,
+            flush=bool(fields.get("flush")),
+            asked=frozenset(self._known) - frozenset(unasked),
+            unasked=unasked,
+        )
+
+    def _unfit(self, island: str, known: Known, now_s: float) -> Absence | None:
+        """Says why an island cannot be asked at a moment; None if it can."""
+        silent_s = now_s - known.heard_at_s
+        if known.left is not None:
+            return Absence(island=island, why=AbsenceReason.LEFT, detail=known.left)
+        if silent_s >= self._dead_after_s:
+            return Absence(island=island, why=AbsenceReason.DEAD, detail=f"silent for {silent_s:.1f} s")
+        if now_s < known.quarantined_until_s:
+            return Absence(island=island, why=AbsenceReason.QUARANTINED, detail=known.quarantined)
+        if not known.ready:
+            detail = "it had not yet reported that it holds every fragment"
+            return Absence(island=island, why=AbsenceReason.NOT_READY, detail=detail)
+        return None
+
+    def _refused(self, name: str, fields: Line) -> None:
+        why = AbsenceReason.REFUSED if name == "contribution.refused" else AbsenceReason.RETRY
+        reason, detail = fields["reason"], fields.get("detail", "")
+        absence = Absence(island=fields["island"], why=why, detail=f"{reason}: {detail}" if detail else str(reason))
+        story = self._rounds.get(self._answered(fields))
+        if story is not None:
+            story.refused[fields["island"]] = absence
+
+    def _answered(self, fields: Line) -> int:
+        """Returns the round that a contribution answered, or the one of its fragment that is open."""
+        last = self._last
+        came = last.get("kind") == "contribution" and last["sender"] == fields["island"]
+        if came and last["body"]["fragment_id"] == fields["fragment"]:  # else the closing of another round refused it
+            return int(last["body"]["round_id"])
+        return next((n for n, story in self._rounds.items() if story.fragment == fields["fragment"]), -1)
+
+    def _held(self, fields: Line, now_s: float) -> None:
+        story = self._rounds.get(fields["round"])
+        if story is None and self.found is not None and self.found.life == self._life:
+            story = self.found if self.found.round_id == fields["round"] else None
+        if story is not None and story.closed_at_s is not None:
+            story.late[fields["island"]] = now_s - story.closed_at_s
+
+    def _closed(self, name: str, fields: Line, now_s: float) -> None:
+        story = self._rounds.get(fields["round"])
+        if story is None:
+            return
+        story.closed_at_s, story.reason = now_s, fields["reason"]
+        story.missing = frozenset(fields.get("missing", ()))
+        for island in story.asked:
+            known = self._known.get(island)
+            absence = self._unfit(island, known, now_s) if known is not None else None
+            if absence is not None and absence.why in (AbsenceReason.LEFT, AbsenceReason.DEAD):
+                story.gone[island] = absence
+        if name == "round.cancelled":
+            story.cancelled = True
+            self._rounds.pop(story.round_id)
+            if self._target.round_id == story.round_id:
+                self.found = story
+
+    def _committed(self, fields: Line) -> None:
+        story = self._rounds.pop(fields["round"], None)
+        found = self.found
+        if found is not None and found.fragment == fields["fragment"]:
+            for each in fields["contributions"]:
+                if each["island"] in found.late and not each["fresh"] and fields["round"] != found.round_id:
+                    found.caught_up.setdefault(each["island"], fields["version"])
+        if story is None:
+            return
+        story.version, story.committed = fields["version"], fields
+        target = self._target
+        fits = story.round_id == target.round_id or (
+            story.fragment == target.fragment and target.version in (None, story.version)
+        )
+        if fits:
+            self.found = story

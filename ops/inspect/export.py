@@ -1,0 +1,207 @@
+"""``atoll export``: writes the global model as one safetensors file, also during a run.
+
+Reads the store of an aggregator without its lock (:mod:`aggregator.store.layout`). While a run is live, the fragments
+are exported one after another, each whole: their versions may be those of different moments, as they are in every
+island. The file's metadata says which they are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import save_file
+
+from aggregator.events import Commit
+from aggregator.merge.outer_step import Vector
+from aggregator.state.records import MANIFEST, RUN_ID, manifest_from_rows
+from aggregator.store.commit_file import Damaged
+from aggregator.store.layout import mapped, read_newest, read_run, read_seed
+from broker.process import flags
+from broker.wire.errors import ConfigError, Unavailable
+from broker.wire.fragments import FragmentManifest, shard_of
+from broker.wire.schema import Unfit
+
+DTYPES: dict[str, np.dtype[Any]] = {"f32": np.dtype(np.float32), "bf16": np.dtype(ml_dtypes.bfloat16)}
+
+
+class Which(StrEnum):
+    """Which version of each fragment."""
+
+    NEWEST = "newest"
+    SEED = "seed"  # version 0, before any training
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exported:
+    """What was written.
+
+    Attributes:
+        path: Where.
+        run_id: Whose model.
+        versions: Fragment version of each fragment.
+        parameters: Elements of all tensors.
+        file_bytes: Size of the file.
+    """
+
+    path: str
+    run_id: str
+    versions: tuple[int, ...]
+    parameters: int
+    file_bytes: int
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of ``atoll export``."""
+    parser.add_argument("directory", type=Path, metavar="RUN_DIR", help="directory of a run, or a store by itself")
+    parser.add_argument(
+        "--out", type=flags.path, metavar="FILE", help="file to write (default: model.safetensors in RUN_DIR)"
+    )
+    parser.add_argument(
+        "--dtype", choices=sorted(DTYPES), default="f32", help="number format of the tensors (default: f32)"
+    )
+    parser.add_argument("--seed-version", action="store_true", help="write the model before training")
+    parser.add_argument("--json", action="store_true", help="print the result as one JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Writes the file and says what is in it; returns the exit code.
+
+    Raises:
+        ConfigError: If the directory holds no store.
+        Unavailable: If the store has no model yet, or a file cannot be read or written.
+    """
+    which = Which.SEED if args.seed_version else Which.NEWEST
+    out = args.out if args.out is not None else args.directory / "model.safetensors"
+    exported = export(args.directory, out, which=which, dtype=args.dtype)
+    if args.json:
+        print(json.dumps(asdict(exported)))
+    else:
+        size = f"{exported.parameters:,} parameters as {args.dtype}, {exported.file_bytes / 1e6:.1f} MB"
+        print(f"{exported.path}: run {exported.run_id}, {size}")
+        print("fragment versions: " + " ".join(map(str, exported.versions)))
+    return 0
+
+
+def export(directory: Path | Sequence[Path], out: Path, *, which: Which = Which.NEWEST, dtype: str = "f32") -> Exported:
+    """Writes the global model of a run as safetensors, replacing ``out`` at once or not at all.
+
+    Tensors have the names and shapes of the run's manifest. Local tensors (batch statistics and the like) are in no
+    store and so not in the file. Takes memory for one copy of the model.
+
+    Args:
+        directory: Of a run (with a ``store`` in it, and those of standbys and of each further shard), or a store
+            itself; or several stores that have all fragments among them.
+        out: File to write; its directory must exist.
+        which: Newest versions, or the seed.
+        dtype: A key of :data:`DTYPES`; bf16 rounds to nearest.
+
+    Raises:
+        ConfigError: If the directory holds no store, or ``dtype`` is unknown.
+        Unavailable: If the store has no model yet, or a file cannot be read or written.
+    """
+    if dtype not in DTYPES:
+        raise ConfigError("dtype", dtype, f"must be one of {', '.join(sorted(DTYPES))}")
+    if out.is_dir():
+        raise ConfigError("out", str(out), f"is a folder; name the file in it, such as {out / 'model.safetensors'}")
+    stores = _stores_of(directory) if isinstance(directory, Path) else [[store] for store in directory]
+    run_id, manifest = _run_of(stores[0][0])
+    tensors: dict[str, NDArray[Any]] = {}
+    versions, digests = [], []
+    for fragment_id, specs in enumerate(manifest.fragments):
+        store, commit, params = _newest(stores[shard_of(fragment_id, len(stores))], fragment_id, which)
+        if params.size != manifest.sizes[fragment_id]:
+            holds = f"fragment {fragment_id} of {store} holds {params.size} elements"
+            cure = "its commits are of another run: restore the store from one copy"
+            raise Unavailable(f"{holds}, its manifest {manifest.sizes[fragment_id]}; {cure}", definite=True)
+        ends = np.cumsum([spec.size for spec in specs])[:-1]
+        for spec, flat in zip(specs, np.split(params, ends), strict=True):
+            tensors[spec.name] = flat.reshape(spec.shape).astype(DTYPES[dtype], copy=False)
+        versions.append(commit.fragment_version)
+        digests.append(commit.digest)
+    metadata = {
+        "format": "pt",  # what other libraries expect to find: arrays in C order
+        "run_id": run_id,
+        "manifest_digest": manifest.digest,
+        "fragment_versions": json.dumps(versions),
+        "fragment_digests": json.dumps(digests),  # of the float32 bytes, whatever the dtype here
+    }
+    _save(tensors, out, metadata)
+    return Exported(
+        path=str(out),
+        run_id=run_id,
+        versions=tuple(versions),
+        parameters=sum(math.prod(tensor.shape) for tensor in tensors.values()),
+        file_bytes=out.stat().st_size,
+    )
+
+
+def _stores_of(directory: Path) -> list[list[Path]]:
+    """Returns the stores of each shard, in their order: its first aggregator's, then those of its standbys."""
+    if (directory / "fragments").is_dir():
+        return [[directory]]
+    if not (directory / "store" / "fragments").is_dir():
+        raise ConfigError("RUN_DIR", str(directory), "must be the directory of a run or a store, with fragments in it")
+    shards = [[directory / "store", *sorted(directory.glob("standby-*/store"))]]
+    others = [shard for shard in directory.glob("aggregator-[0-9]*") if shard.name[11:].isdecimal()]
+    others.sort(key=lambda shard: int(shard.name[11:]))
+    return shards + [[each / "store", *sorted(directory.glob(f"{each.name}-standby-*/store"))] for each in others]
+
+
+def _newest(stores: Sequence[Path], fragment_id: int, which: Which) -> tuple[Path, Commit, Vector]:
+    """Returns the newest version of a fragment in the stores of its shard: whoever led last has it."""
+    found: list[tuple[Path, Commit, Vector]] = []
+    failed: Unavailable | Damaged | None = None
+    for store in stores:
+        try:
+            commit, params = (read_seed if which is Which.SEED else read_newest)(store, fragment_id)
+        except (Unavailable, Damaged) as err:
+            failed = failed or err
+            continue
+        if not found or (commit.epoch, commit.fragment_version) > (found[0][1].epoch, found[0][1].fragment_version):
+            found = [(store, commit, params)]
+    if not found:
+        assert failed is not None
+        raise failed
+    return found[0]
+
+
+def _run_of(store: Path) -> tuple[str, FragmentManifest]:
+    record = read_run(store)
+    if record is None or record.get(MANIFEST) is None:
+        raise Unavailable(f"{store} holds no model yet; wait until an island has joined", definite=True)
+    try:
+        return str(record[RUN_ID]), manifest_from_rows(record[MANIFEST])
+    except (KeyError, TypeError, Unfit) as err:
+        cure = "export it with the program that wrote it"
+        raise Unavailable(f"the run record of {store} does not read as one ({err!r}); {cure}", definite=True) from err
+
+
+def _save(tensors: dict[str, NDArray[Any]], out: Path, metadata: dict[str, str]) -> None:
+    temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
+    try:
+        with mapped(f"cannot write {out}", definite=True):
+            temporary.touch(mode=0o644)  # a missing directory or right shows here, as an error with a cause
+            save_file(tensors, temporary, metadata=metadata)
+            with temporary.open("rb") as file:
+                temporary.chmod(0o644)  # some versions of the library leave the file to its owner alone
+                os.fsync(file.fileno())
+            os.replace(temporary, out)
+    except SafetensorError as err:
+        cure = "free space there, or choose another --out"
+        raise Unavailable(f"cannot write {out}: {err}; {cure}", definite=True) from err
+    finally:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)

@@ -1,0 +1,262 @@
+"""Derives versions again from recorded payloads, and compares them byte for byte.
+
+Shell: it reads the files of :mod:`aggregator.store.recording`. Each version is computed from the version before *as
+derived here*, with the weights that the replayed core decided; the recording brings the pseudo-gradients alone. Only
+what cannot be known otherwise is taken from it: parameters of version 0, and the momentum after rounds that were not
+recorded; the parameters are then checked against the digest on the tape.
+
+A recording of a round that is not on the tape, as of the last moments before a crash, is derived by itself
+(:meth:`Rederivation.left_over`): from what it says it began with and the weights that it names, to the digest and the
+weights that the ledger has.
+
+The bytes are the same on the same build and the same type of processor: sums in another order round differently.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from safetensors import SafetensorError
+
+from aggregator.core import Aggregator
+from aggregator.events import Merge, Part
+from aggregator.merge import versions
+from aggregator.merge.outer_step import FragmentState, OuterStep, Vector, make_outer_step
+from aggregator.store.recording import RecordedRound, read_recording
+from broker.wire.fragments import TensorSpec
+from broker.wire.messages import Codec, Encoded
+from broker.wire.ranges import StepRange
+from broker.wire.tensors import encode_tensor, fragment_digest
+
+#: What reading a file that was tampered with can end in.
+_UNUSABLE = (OSError, SafetensorError, KeyError, ValueError, TypeError)
+
+
+class _Derived(NamedTuple):
+    """A version made from a recording, and the first array there that is another."""
+
+    state: FragmentState
+    digest: str
+    contradicts: str
+
+
+class Rederivation:
+    """Derives one version after another; at most two states per fragment are in memory.
+
+    Attributes:
+        derived: Versions whose bytes agree.
+        unrecorded: Versions without a recording.
+        missing: Those of them whose life recorded payloads: the file is gone.
+        alone: Versions whose round is not on the tape, and whose bytes agree with the ledger.
+        unclaimed: Recordings of rounds that led to no version that the ledger knows, or that no ledger could tell of.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.derived = 0
+        self.unrecorded = 0
+        self.missing = 0
+        self.alone = 0
+        self.unclaimed = 0
+        self._directory = directory
+        self._used: set[int] = set()  #: round ids
+        self._core: Aggregator | None = None
+        self._durable: dict[int, FragmentState] = {}
+        self._pending: dict[int, FragmentState] = {}
+        self._rule: tuple[float, float] | None = None
+        self._outer_step: OuterStep | None = None
+
+    def begin(self, core: Aggregator) -> None:
+        """A life begins: what was pending is either in its store by now, or never will be."""
+        self._core = core
+        for p, fragment in core.run.fragments.items():
+            pending = self._pending.pop(p, None)
+            if pending is not None and (pending.version, fragment_digest(pending.params)) == (
+                fragment.version,
+                fragment.digest,
+            ):
+                self._durable[p] = pending
+            durable = self._durable.get(p)
+            if durable is None or durable.version == fragment.version:
+                continue
+            if fragment_digest(durable.params) == fragment.digest:
+                self._durable[p] = durable._replace(version=fragment.version)  # a new lineage: the same, renumbered
+            else:
+                del self._durable[p]  # versions in between are not on the tape
+        rule = core.run.config.outer_learning_rate, core.run.config.outer_momentum
+        if rule != self._rule:
+            self._rule, self._outer_step = rule, make_outer_step(*rule)
+
+    def planted(self, fragment_id: int, digest: str) -> None:
+        """Version 0: its parameters are in the recording of the first round."""
+        self._pending.pop(fragment_id, None)
+        self._durable.pop(fragment_id, None)
+
+    def persisted(self, fragment_id: int) -> None:
+        """Makes the newest derived version the base of the next one."""
+        if fragment_id in self._pending:
+            self._durable[fragment_id] = self._pending.pop(fragment_id)
+
+    def merged(self, core: Aggregator, action: Merge, digest: str) -> str:
+        """Derives one version; returns what contradicts the tape or the recording, or an empty text."""
+        p, version = action.fragment_id, action.fragment_version
+        path = self._directory / f"{action.round_id:010d}.safetensors"
+        name = f"version {version} of fragment {p}"
+        self._pending.pop(p, None)
+        self._used.add(action.round_id)
+        if not path.exists():
+            self.unrecorded += 1
+            self.missing += core.run.config.record_payloads
+            self._durable.pop(p, None)
+            return ""
+        try:
+            recorded = read_recording(path)
+            before = self._before(core, action, recorded)
+            if isinstance(before, str):
+                return f"{path}: {before}"
+            assert core.run.manifest is not None
+            tensors = core.run.manifest.fragments[p]
+            parts = _parts(tensors, action, recorded)
+            if isinstance(parts, str):
+                return f"{path}: {parts}"
+            made = self._derive(tensors, replace(action, parts=parts), before, recorded)
+        except _UNUSABLE as err:
+            return f"{path} cannot be used for {name}: {type(err).__name__}: {err}"
+        if made.digest != digest:
+            return f"{name} is {digest} on the tape, and its recorded contributions give {made.digest}"
+        if made.contradicts:
+            return f"{path}: {made.contradicts} is not what its contributions give"
+        self._pending[p] = made.state
+        self.derived += 1
+        return ""
+
+    def _derive(
+        self, tensors: tuple[TensorSpec, ...], action: Merge, before: FragmentState, recorded: RecordedRound
+    ) -> _Derived:
+        assert self._outer_step is not None, "a merge came before a life began"
+        made, merged = versions.merge(tensors, action, before, self._outer_step)
+        derived = {
+            "merged": merged.delta,
+            "theta_after": made.state.params,
+            "momentum_after": made.state.momentum,
+        }
+        wrong = [what for what, vector in derived.items() if not _same(recorded.arrays[what], vector)]
+        return _Derived(made.state, made.digest, wrong[0] if wrong else "")
+
+    # --- rounds that are not on the tape ----------------------------------------------------------------------
+
+    def rounds_left(self) -> frozenset[int]:
+        """Returns the ids of recorded rounds that are not on the tape."""
+        names = (path.stem for path in self._directory.glob("*.safetensors"))
+        return frozenset(int(name) for name in names if name.isdecimal()) - self._used
+
+    def left_over(self, round_id: int, row: Mapping[str, Any] | None, digests: Mapping[tuple[int, int], str]) -> str:
+        """Derives a recorded round by itself; returns what contradicts its recording or the ledger, or an empty text.
+
+        Args:
+            round_id: One of :meth:`rounds_left`.
+            row: The ledger's line of the version that it led to. None: it led to none, as far as is known; a crash
+                leaves such rounds, whole or cut short, so there is nothing that its recording could contradict.
+            digests: (fragment, version) -> digest, as far as tape and ledger tell.
+        """
+        manifest = None if self._core is None else self._core.run.manifest
+        if row is None or manifest is None:
+            self.unclaimed += 1
+            return ""
+        path = self._directory / f"{round_id:010d}.safetensors"
+        p, version = row["fragment_id"], row["fragment_version"]
+        name = f"version {version} of fragment {p}"
+        tensors = manifest.fragments[p]
+        try:
+            recorded = read_recording(path)
+            action = Merge(round_id=round_id, fragment_id=p, fragment_version=version, parts=_parts_of_row(row))
+            parts = _parts(tensors, action, recorded)
+            if isinstance(parts, str):
+                return f"{path}: {parts}"
+            params, momentum = recorded.arrays["theta_before"], recorded.arrays["momentum_before"]
+            began, known = fragment_digest(params), digests.get((p, version - 1))
+            if known not in (None, began):
+                return f"{path}: theta_before is {began}, and version {version - 1} was {known}"
+            before = FragmentState(params=params, momentum=momentum, version=version - 1)
+            made = self._derive(tensors, replace(action, parts=parts), before, recorded)
+        except _UNUSABLE as err:
+            return f"{path} cannot be used for {name}: {type(err).__name__}: {err}"
+        if made.digest != row["digest"]:
+            return f"{name} is {row['digest']} in the ledger, and its recorded contributions give {made.digest}"
+        if made.contradicts:
+            return f"{path}: {made.contradicts} is not what its contributions give"
+        self.alone += 1
+        return ""
+
+    def _before(self, core: Aggregator, action: Merge, recorded: RecordedRound) -> FragmentState | str:
+        """Returns the state that a round began with, or says why the recorded one cannot be it."""
+        p, version = action.fragment_id, action.fragment_version - 1
+        params, momentum = recorded.arrays["theta_before"], recorded.arrays["momentum_before"]
+        known = self._durable.get(p)
+        if known is not None and known.version == version:
+            for what, recorded_array, derived in (
+                ("theta_before", params, known.params),
+                ("momentum_before", momentum, known.momentum),
+            ):
+                if not _same(recorded_array, derived):
+                    return f"{what} is not what version {version} of fragment {p} was derived to be"
+            return known
+        digest = fragment_digest(params)
+        if digest != core.run.fragments[p].digest:
+            return f"theta_before is {digest}, and version {version} was {core.run.fragments[p].digest}"
+        if version == 0 and momentum.any():
+            return "momentum_before is not zero at version 0"
+        return FragmentState(params=params, momentum=momentum, version=version)
+
+
+def _parts_of_row(row: Mapping[str, Any]) -> tuple[Part, ...]:
+    """Returns what a line of the ledger says was merged, in the order in which it was, without payloads."""
+    return tuple(
+        Part(
+            island_id=each["island_id"],
+            steps=StepRange(**each["steps"]),
+            payload=(),
+            token_weight=each["token_weight"],
+            staleness_weight=each["staleness_weight"],
+        )
+        for each in row["contributions"]
+    )
+
+
+def _parts(tensors: tuple[TensorSpec, ...], action: Merge, recorded: RecordedRound) -> tuple[Part, ...] | str:
+    """Returns the decided parts with the recorded payloads, or says how the recorded ones differ."""
+    decided = [
+        {
+            "island": part.island_id,
+            "steps": [part.steps.from_step, part.steps.to_step],
+            "tokens": part.steps.tokens,
+            "token_weight": part.token_weight,
+            "staleness_weight": part.staleness_weight,
+        }
+        for part in action.parts
+    ]
+    if recorded.facts["parts"] != decided:
+        return f"it holds the contributions {recorded.facts['parts']}, and {decided} were merged"
+    return tuple(
+        replace(part, payload=_payload(tensors, recorded.arrays[f"delta.{index}"]))
+        for index, part in enumerate(action.parts)
+    )
+
+
+def _payload(tensors: tuple[TensorSpec, ...], delta: Vector) -> tuple[Encoded, ...]:
+    """Returns a decoded contribution as one that travelled in float32: merging decodes both to the same numbers."""
+    ends = np.cumsum([tensor.size for tensor in tensors])
+    if delta.shape != (ends[-1],):
+        raise ValueError(f"a contribution has shape {delta.shape}, the fragment has {ends[-1]} elements")
+    pieces = np.split(delta, ends[:-1])
+    return tuple(
+        encode_tensor(piece.reshape(tensor.shape), Codec.F32) for tensor, piece in zip(tensors, pieces, strict=True)
+    )
+
+
+def _same(one: Vector, other: Vector) -> bool:
+    """Whether two vectors are the same bytes: zeros of both signs differ, and nothing else could be a NaN."""
+    return one.shape == other.shape and one.dtype == other.dtype and one.tobytes() == other.tobytes()

@@ -1,0 +1,324 @@
+"""``atoll replay``: plays an event tape into the same core again, and compares the decisions.
+
+A tape records what the aggregator was told and what it decided. The same events give the same decisions; with
+``--record-payloads`` during the run they give the same bytes. So a tape that agrees with its replay proves that what
+is in the ledger is what the rules say, and one that does not names the line where they part. What a tape does not tell,
+nobody can check: it is counted, said, and no success unless ``--allow-missing`` says that it may be
+(:mod:`ops.inspect.coverage`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from aggregator.daemon import ENVIRONMENT
+from aggregator.state.records import check_ledger_line
+from aggregator.store.ledger_file import read_rows
+from aggregator.store.tape import numbered_lines
+from broker.wire.errors import ConfigError, Unavailable
+from broker.wire.schema import Unfit
+from ops.inspect.coverage import Coverage, Seen, coverage, misweighted, skipped_versions
+from ops.inspect.explain import ledgers_in, tapes_in
+from ops.inspect.replay_core import Replay
+from ops.inspect.replay_terms import Counts, Difference, Key, NoBytes, PartReason, fingerprint
+
+if TYPE_CHECKING:
+    from ops.inspect.rederivation import Rederivation
+
+PROGRESS_EVERY_S = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replayed:
+    """What came of a replay.
+
+    Attributes:
+        tape: The file.
+        counts: What was played.
+        derived: Versions whose bytes were derived again and agree; None if nothing was recorded.
+        alone: Versions whose round is not on the tape, and whose recording agrees with the ledger.
+        unrecorded: Versions without a recording, beside others that have one.
+        unclaimed: Recordings of rounds that led to no version, as a crash leaves them.
+        ledger_rows: Lines of the ledger that agree with the tape; None if there is no ledger beside it.
+        difference: The first one; None if all agree.
+    """
+
+    tape: str
+    counts: Counts
+    derived: int | None
+    alone: int
+    unrecorded: int
+    unclaimed: int
+    ledger_rows: int | None
+    difference: Difference | None
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of ``atoll replay``."""
+    parser.add_argument("tape", type=Path, metavar="RUN_DIR|TAPE", help="directory of a run, or its events.jsonl")
+    parser.add_argument(
+        "--payloads", type=Path, metavar="DIR", help="recorded payloads (default: TAPE's .payloads beside it, if any)"
+    )
+    parser.add_argument(
+        "--allow-missing", action="store_true", help="succeed though some versions cannot be checked, as after a crash"
+    )
+    parser.add_argument("--json", action="store_true", help="print the result as one JSON object")
+    parser.epilog = f"""{parser.epilog}
+
+exit status:
+  0  everything was checked and agrees; with --allow-missing, everything that is there
+  1  something differs, and a line says where; or something is missing; or a file cannot be read
+  2  there is no tape"""
+
+
+def run(args: argparse.Namespace) -> int:
+    """Replays, says what came of it, and returns the exit code.
+
+    Raises:
+        ConfigError: There is no tape, or it has a format or settings that this program does not know.
+        Unavailable: A file cannot be read.
+    """
+    tapes = tapes_in(args.tape) if args.tape.is_dir() else [args.tape]
+    if not tapes or not tapes[0].is_file():
+        raise ConfigError("RUN_DIR|TAPE", str(args.tape), "must be the directory of a run, or an event tape (--tape)")
+    if args.payloads is not None and not args.payloads.is_dir():
+        cure = "must be a directory of recorded rounds (--record-payloads)"
+        raise ConfigError("payloads", str(args.payloads), cure)
+    ledgers = ledgers_in(args.tape) if args.tape.is_dir() else []
+    try:
+        found, covered = replay_all(tapes, payloads=args.payloads, ledgers=ledgers)
+    except OSError as err:
+        raise Unavailable(f"cannot read {err.filename or tapes[0]}: {err.strerror}", definite=True) from err
+    same = all(each.difference is None for each in found)
+    missing = covered.empty or not (covered.complete or args.allow_missing)
+    if args.json:
+        verdict: dict[str, Any] = {"same": same, "complete": covered.complete, "coverage": asdict(covered)}
+        print(json.dumps(verdict | {"tapes": [asdict(each) for each in found]}), flush=True)
+    else:
+        print("\n\n".join([*map(render, found), _verdict(covered, same=same, missing=missing)]), flush=True)
+    return 0 if same and not missing else 1
+
+
+def replay_all(
+    tapes: Sequence[Path], *, payloads: Path | None = None, ledgers: Sequence[Path] = ()
+) -> tuple[list[Replayed], Coverage]:
+    """Plays the tapes of one run, each against the ledger and the payloads beside it.
+
+    Args:
+        tapes: Of all aggregators that led.
+        payloads: Directory of recorded rounds, for all of them; None: the one beside each tape, if there is one.
+        ledgers: Of their stores.
+
+    Raises:
+        OSError: A file cannot be read.
+    """
+    known = {path: _versions_in(path) for path in ledgers} if len(ledgers) > 1 else {}
+    found, seen = [], []
+    for tape in tapes:
+        beside, ledger = tape.with_suffix(".payloads"), tape.parent / "store" / "ledger.jsonl"
+        recorded = payloads if payloads is not None else beside if beside.is_dir() else None
+        elsewhere = set().union(*(versions for path, versions in known.items() if path != ledger))
+        replayed, of_it = replay(
+            tape, payloads=recorded, ledger=ledger if ledger in ledgers else None, elsewhere=elsewhere
+        )
+        found.append(replayed)
+        seen.append(of_it)
+    return found, coverage(seen)
+
+
+def _versions_in(ledger: Path) -> set[Key]:
+    return {(row["fragment_id"], row["fragment_version"]) for row in read_rows(ledger)}
+
+
+def replay(
+    tape: Path, *, payloads: Path | None = None, ledger: Path | None = None, elsewhere: Collection[Key] = ()
+) -> tuple[Replayed, Seen]:
+    """Plays a tape, one line in memory at a time.
+
+    Args:
+        tape: The file.
+        payloads: Directory of its recorded rounds; None: only decisions are compared.
+        ledger: The ledger of the same store, held against the tape; none, or none yet: it is left out.
+        elsewhere: Versions that other ledgers of the run have.
+
+    Raises:
+        OSError: A file cannot be read.
+    """
+    check: NoBytes | Rederivation = NoBytes()
+    if payloads is not None:
+        for name, value in ENVIRONMENT.items():  # the aggregator's own, so that the arithmetic is the same
+            os.environ.setdefault(name, value)
+        from ops.inspect import rederivation  # with payloads only: it loads the numeric libraries
+
+        check = rederivation.Rederivation(payloads)
+    played, progress = Replay(check), _Progress(tape)
+    difference = None
+    for number, line in numbered_lines(tape):
+        difference = played.take(number, line)
+        if difference is not None:
+            break
+        progress.at(number)
+    bytes_checked = None if isinstance(check, NoBytes) else check
+    held = _Ledger(played, bytes_checked)
+    if difference is None and ledger is not None and ledger.is_file():
+        difference = held.against(ledger, elsewhere)
+    elif difference is None and bytes_checked is not None:
+        bytes_checked.unclaimed = len(bytes_checked.rounds_left())
+    unexplained = bytes_checked.unclaimed if bytes_checked is not None and held.rows is None else 0
+    replayed = Replayed(
+        tape=str(tape),
+        counts=played.counts,
+        derived=None if bytes_checked is None else bytes_checked.derived,
+        alone=0 if bytes_checked is None else bytes_checked.alone,
+        unrecorded=0 if bytes_checked is None else bytes_checked.unrecorded,
+        unclaimed=0 if bytes_checked is None else bytes_checked.unclaimed,
+        ledger_rows=held.rows,
+        difference=difference,
+    )
+    return replayed, Seen.of(played, held.alone, check.missing + unexplained)
+
+
+class _Ledger:
+    """A ledger held against a tape that was played, and against the recordings that the tape does not explain.
+
+    Attributes:
+        rows: Lines that the tape confirms; None before there was a ledger.
+        alone: Versions that only the ledger tells of, and why they were not derived.
+    """
+
+    def __init__(self, played: Replay, check: Rederivation | None) -> None:
+        self.rows: int | None = None
+        self.alone: dict[Key, PartReason] = {}
+        self._played = played
+        self._check = check
+
+    def against(self, ledger: Path, elsewhere: Collection[Key]) -> Difference | None:
+        """Reads the ledger; returns the first line that is contradicted, or missing, or the first such recording."""
+        played, self.rows = self._played, 0
+        left = frozenset() if self._check is None else self._check.rounds_left()
+        recorded: dict[int, dict[str, Any]] = {}
+        digests, seen, lineages = dict(played.digests), set(elsewhere), set()
+        bytes_known = {(p, digest) for (p, _), digest in digests.items()}
+        for number, row in numbered_lines(ledger):
+            if row is None:
+                continue  # torn, or its version is missing below
+            try:
+                check_ledger_line(row)
+            except Unfit as err:
+                return self._difference(f"line {number} of {ledger} is nothing that an aggregator writes: {err}", row)
+            key = row["fragment_id"], row["fragment_version"]
+            seen.add(key)
+            if key[1] > 0 and not row["contributions"] and (key[0], row["digest"]) in bytes_known:
+                lineages.add(key)
+            bytes_known.add((key[0], row["digest"]))
+            said = f"line {number} of {ledger}: version {key[1]} of fragment {key[0]}"
+            expected = played.fingerprints.get(key)
+            if expected is not None and fingerprint(row) not in expected:
+                return self._difference(f"{said} is not what the tape says", row)
+            if expected is None and played.digests.get(key, row["digest"]) != row["digest"]:
+                return self._difference(f"{said} has another digest than the tape says", row)
+            digests[key] = row["digest"]
+            wrong = misweighted(row) if expected is None else ""
+            if wrong:
+                return self._difference(f"{said}: {wrong}", row)
+            self.rows += expected is not None
+            if key not in played.durable and key not in played.unchecked:
+                self.alone[key] = PartReason.NO_TAPE
+            if row["round_id"] in left and row["epoch"] in played.epochs and row["contributions"]:
+                recorded[row["round_id"]] = row
+        for p, version in sorted(played.durable - played.given_up - seen):
+            return self._difference(f"{ledger} has no line for version {version} of fragment {p}, which was durable")
+        named = (seen | played.unchecked.keys()) - played.given_up
+        for p, version in sorted({*skipped_versions(named, lineages), *(named - seen)} - played.durable):
+            if not played.failover:
+                what = f"{ledger} has no line for version {version} of fragment {p}, which later ones were made from"
+                return self._difference(what)
+            self.alone[p, version] = PartReason.NOWHERE  # to a store that was away only the newest versions are sent
+        for round_id in sorted(left):
+            assert self._check is not None
+            wrong = self._check.left_over(round_id, recorded.get(round_id), digests)
+            if wrong:
+                return self._difference(wrong)
+        return None
+
+    def _difference(self, what: str, row: dict[str, Any] | None = None) -> Difference:
+        return Difference(line=0, life=self._played.counts.lives, what=what, on_tape=None, replayed=row)
+
+
+def render(replayed: Replayed) -> str:
+    """Returns the result as text for people."""
+    counts, found = replayed.counts, replayed.difference
+    same = "the same" if found is None else "the same until then"
+    lines = [f"{replayed.tape}: {_many(counts.lives, 'life', 'lives')} of the aggregator", ""]
+    lines.append(f"  decisions  {counts.decisions:,} after {counts.events:,} events: {same}")
+    parts = [f"{counts.versions:,} derived from the tape"]
+    if counts.unwitnessed:
+        parts.append(f"{counts.unwitnessed:,} not on it (made {PartReason.CRASH})")
+    if counts.unfollowed:
+        parts.append(f"{counts.unfollowed:,} {PartReason.GAP}")
+    lines.append(f"  versions   {'; '.join(parts)}")
+    if replayed.derived is None:
+        lines.append("  bytes      not checked: no payloads were recorded (--record-payloads)")
+    else:
+        left = f"; {replayed.unrecorded:,} were not recorded" if replayed.unrecorded else ""
+        alone = f"; {replayed.alone:,} whose rounds are not on the tape" if replayed.alone else ""
+        lines.append(f"  bytes      {replayed.derived:,} merged versions: {same}{alone}{left}")
+    if replayed.ledger_rows is not None:
+        lines.append(f"  ledger     {replayed.ledger_rows:,} lines: {same}")
+    if counts.missing:
+        lost = f"{counts.missing:,} lines were lost to a full disk, {counts.skipped:,} behind them cannot be followed"
+        lines.append(f"  missing    {lost}")
+    if counts.torn:
+        lines.append(f"  torn       {_many(counts.torn, 'line was', 'lines were')} cut short")
+    if found is None:
+        return "\n".join(lines)
+    place = f"line {found.line:,}, life {found.life}: " if found.line else ""
+    lines += ["", f"DIFFERENCE at {place}{found.what}" if place else f"DIFFERENCE: {found.what}"]
+    for label, value in (("on the tape", found.on_tape), ("replayed", found.replayed)):
+        if value is not None:
+            text = json.dumps(value)
+            lines.append(f"  {label}: {text if len(text) <= 1000 else text[:1000] + ' ...'}")
+    return "\n".join(lines)
+
+
+def _verdict(covered: Coverage, *, same: bool, missing: bool) -> str:
+    """Returns what all tapes come to."""
+    said = covered.sentence()
+    if not same:
+        return f"{said}\nthe replay DIFFERS"
+    if covered.empty:
+        return f"{said}\nNOTHING was checked"
+    if missing:
+        cure = "look for the rest, or take what is there with --allow-missing"
+        return f"{said}\nINCOMPLETE: what was checked agrees; {cure}"
+    return f"{said}\nthe replay agrees with {'the tape' if covered.complete else 'what is there of the tape'}"
+
+
+def _many(count: int, one: str, more: str) -> str:
+    return f"{count:,} {one if count == 1 else more}"
+
+
+class _Progress:
+    """A line on a terminal every few seconds: a tape of days takes minutes."""
+
+    def __init__(self, tape: Path) -> None:
+        self._bytes = max(1, tape.stat().st_size)
+        self._began_s = self._told_s = time.monotonic()
+
+    def at(self, number: int) -> None:
+        """Line ``number`` was played."""
+        if number % 1000 or not sys.stderr.isatty():
+            return
+        now_s = time.monotonic()
+        if now_s - self._told_s >= PROGRESS_EVERY_S:
+            self._told_s = now_s
+            rate = number / (now_s - self._began_s)
+            print(f"atoll: {number:,} lines of {self._bytes / 1e6:,.0f} MB, {rate:,.0f} per second", file=sys.stderr)

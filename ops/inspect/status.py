@@ -1,0 +1,205 @@
+"""``atoll status``: shows a run from its Redis, once or again and again."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import math
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from rich.live import Live
+from rich.text import Text
+
+from broker.config import DEFAULT_REDIS_URL
+from broker.registry import redis_address
+from broker.registry.registry import RedisRefusal, Registry
+from broker.wire.errors import ConfigError, Unavailable
+from broker.wire.records import BROKER_WITHIN_S, LEADER_WITHIN_S
+from ops.inspect.finished import address_in, served
+from ops.inspect.run_status import Status, brokerless, leaderless, status_of
+from ops.inspect.status_view import render, to_json
+from ops.run_directory import in_use
+from ops.terminal import Screen
+from ops.text import PLAIN_WIDTH, age
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the flags of ``atoll status``."""
+    directory_help = "directory of a run of `up`, live or finished (default: ask --redis)"
+    parser.add_argument("run_dir", metavar="RUN_DIR", nargs="?", type=Path, help=directory_help)
+    parser.add_argument("--run", metavar="TEXT", help="name of the run (default: the one that was written to last)")
+    url_help = f"address of Redis (default: REDIS_URL, else {DEFAULT_REDIS_URL})"
+    parser.add_argument("--redis", metavar="URL", help=url_help)
+    parser.add_argument("--json", action="store_true", help="one JSON object, on one line")
+    watch_help = "show it again and again (default: every second)"
+    parser.add_argument("--watch", metavar="SECONDS", nargs="?", const="1", help=watch_help)
+    leader_help = (
+        "health check: exit status 1 unless an aggregator renewed its lease within so many seconds "
+        f"(default: {LEADER_WITHIN_S:g})"
+    )
+    parser.add_argument("--leader", metavar="SECONDS", type=float, nargs="?", const=LEADER_WITHIN_S, help=leader_help)
+    broker_help = f"the same for a broker that reported to Redis (default: {BROKER_WITHIN_S:g})"
+    parser.add_argument("--broker", metavar="SECONDS", type=float, nargs="?", const=BROKER_WITHIN_S, help=broker_help)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prints the status of a run, or checks its leader or broker; returns 0, or 1 with a line on standard error.
+
+    Raises:
+        ConfigError: ``--redis`` is no address, ``--watch`` no interval, or a check no limit or one among others.
+    """
+    _settle_watch(args)
+    checks = {name: limit_s for name in ("leader", "broker") if (limit_s := getattr(args, name)) is not None}
+    for name, limit_s in checks.items():
+        if not limit_s > 0:
+            raise ConfigError(name, limit_s, "must be a number of seconds above 0")
+        if len(checks) > 1 or args.json or args.watch is not None:
+            cure = "is a check of its own: leave out --json and --watch, and ask for the other check by itself"
+            raise ConfigError(name, limit_s, cure)
+    console = Screen(highlight=False, width=None if sys.stdout.isatty() else PLAIN_WIDTH)
+    try:
+        with _address(args) as url:
+            if args.leader is not None:
+                return _check_leader(asyncio.run(_fetch(url, args.run)), args.leader)
+            if args.broker is not None:
+                return _check_broker(asyncio.run(_fetch(url, args.run)), args.broker)
+            if args.watch is None:
+                _print(asyncio.run(_fetch(url, args.run)), console, as_json=args.json)
+            else:
+                with contextlib.suppress(KeyboardInterrupt):  # the way to end it
+                    asyncio.run(_watch(url, args.run, args, console))
+                    with _address(args) as left:
+                        _print(asyncio.run(_fetch(left, args.run)), console, as_json=args.json)
+    except Unavailable as err:
+        print(f"atoll: {err}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _settle_watch(args: argparse.Namespace) -> None:
+    """Makes a number of ``--watch``; what is none is the directory, as in ``status --watch RUN_DIR``."""
+    if args.watch is None:
+        return
+    try:
+        args.watch = float(args.watch)
+    except ValueError:
+        if args.run_dir is not None:
+            raise ConfigError("watch", args.watch, "must be a number of seconds above 0") from None
+        args.run_dir, args.watch = Path(args.watch), 1.0
+    if not 0 < args.watch < math.inf:
+        raise ConfigError("watch", args.watch, "must be a number of seconds above 0")
+
+
+@contextlib.contextmanager
+def _address(args: argparse.Namespace) -> Iterator[str]:
+    """Yields the Redis to ask: the one named; or a run directory's, while it lives and from its snapshot after."""
+    if args.run_dir is None:
+        yield args.redis or os.environ.get("REDIS_URL") or DEFAULT_REDIS_URL
+        return
+    kept = address_in(args.run_dir)
+    args.run = kept.run_id
+    if not kept.own:
+        yield args.redis or _with_password(kept.url, os.environ.get("REDIS_URL", ""))
+        return
+    try:
+        asyncio.run(_fetch(kept.url, kept.run_id))
+    except Unavailable:
+        print(f"atoll: the run's Redis has ended; this is what it left in {args.run_dir}", file=sys.stderr)
+        with served(args.run_dir) as served_url:
+            yield served_url
+    else:
+        yield kept.url
+
+
+def _with_password(kept: str, given: str) -> str:
+    """Returns the address that a run directory has without its password, with it where REDIS_URL is the same one."""
+    return given if redis_address.names(given, kept) else kept
+
+
+async def _fetch(url: str, run_id: str | None) -> Status:
+    """Reads a run's status.
+
+    Raises:
+        Unavailable: Redis does not answer, or knows nothing of the run.
+    """
+    with_runs = Registry(url, run_id or "", field="redis")
+    async with contextlib.aclosing(with_runs):
+        try:
+            if run_id is not None:
+                snapshot = await with_runs.read()
+                if not snapshot.empty:
+                    return status_of(snapshot, snapshot.now_s)
+            runs = await with_runs.known_runs()
+        except RedisRefusal:
+            raise
+        except Unavailable as err:
+            cure = "start it, or say where it is with --redis URL or REDIS_URL"
+            raise Unavailable(f"{err}; {cure}", definite=err.definite) from err
+    if run_id is None and runs:
+        return await _fetch(url, runs[0])
+    known = (
+        f"it knows {', '.join(runs)}; choose one with --run" if runs else "nor of any other: start one with atoll up"
+    )
+    about = f"run {run_id}" if run_id is not None else "a run"
+    raise Unavailable(f"Redis at {with_runs.address} knows nothing of {about}: {known}", definite=True)
+
+
+async def _watch(url: str, run_id: str | None, args: argparse.Namespace, console: Screen) -> None:
+    """Shows the status again and again, through outages of Redis; whoever watches wants to see it come back.
+
+    Returns when a run that was started here has ended, and its own Redis with it.
+    """
+    as_json = args.json
+    in_place = console.can_redraw and not as_json
+    with Live(console=console, auto_refresh=False, screen=True) if in_place else contextlib.nullcontext() as live:
+        complaint = ""
+        while True:
+            try:
+                status = await _fetch(url, run_id)
+            except Unavailable as err:
+                if args.run_dir is not None and address_in(args.run_dir).own and not in_use(args.run_dir):
+                    return
+                if live is not None:
+                    live.update(Text(str(err), "red"), refresh=True)
+                elif str(err) != complaint:
+                    print(f"atoll: {err}", file=sys.stderr, flush=True)
+                complaint = str(err)
+            else:
+                complaint = ""
+                if live is not None:
+                    live.update(render(status), refresh=True)
+                else:
+                    _print(status, console, as_json=as_json)
+            await asyncio.sleep(args.watch)
+
+
+def _check_leader(status: Status, within_s: float) -> int:
+    why = leaderless(status, within_s)
+    if why:
+        print(f"atoll: {why}", file=sys.stderr)
+        return 1
+    leaders = ", ".join(sorted({each.leader for each in status.shards.values()}))
+    oldest_s = max(each.age_s for each in status.shards.values())
+    print(f"run {status.run_id} is led by {leaders}, which renewed its lease {age(oldest_s)} ago")
+    return 0
+
+
+def _check_broker(status: Status, within_s: float) -> int:
+    why = brokerless(status, within_s)
+    if why:
+        print(f"atoll: {why}", file=sys.stderr)
+        return 1
+    print(f"run {status.run_id} has a broker, which wrote to Redis {age(status.broker_age_s or 0.0)} ago")
+    return 0
+
+
+def _print(status: Status, console: Screen, *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(to_json(status), allow_nan=False), flush=True)
+    else:
+        console.print(render(status))

@@ -1,0 +1,1 @@
+"""Supervised processes of this machine: started, watched, restarted and ended."""

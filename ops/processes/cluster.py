@@ -1,0 +1,247 @@
+"""The supervised processes of a local run.
+
+:class:`LocalCluster` starts the processes of a run, restarts the ones that die, and ends all of them. It is driven by
+calling :meth:`LocalCluster.poll` every tenth of a second from the thread that started it. No process survives that
+thread: not after an exception, and not after kill -9 (see :mod:`ops.processes.child` and :mod:`ops.processes.guard`).
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from types import TracebackType
+from typing import assert_never
+
+from broker.wire.errors import ConfigError
+from ops.processes.child_process import Child, Guard, ProcessSpec, last_lines, stop_in_order
+from ops.processes.supervision import Ended, GiveUp, Restart, RestartPolicy, Supervision
+
+#: Time for an orderly end of everything; with what the report takes, Ctrl-C is answered within 5 s.
+STOP_WITHIN_S = 4.0
+
+
+class Change(StrEnum):
+    """What became of a process."""
+
+    STARTED = "started"
+    DIED = "died"  # and will be restarted
+    ENDED = "ended"  # its work is done
+    GAVE_UP = "gave_up"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessEvent:
+    """A change of one process, with a sentence about it."""
+
+    process: str
+    change: Change
+    detail: str
+    misset: bool = False  #: whether it gave up for its settings
+
+
+class LocalCluster:
+    """The processes of one run; use as a context manager."""
+
+    def __init__(
+        self,
+        log_dir: Path,
+        *,
+        policy: RestartPolicy | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        adapt: Callable[[ProcessSpec], ProcessSpec] = lambda spec: spec,
+    ) -> None:
+        """Prepares an empty cluster.
+
+        Args:
+            log_dir: An existing directory; process ``x`` appends to ``x.log`` in it.
+            policy: When to restart and when to give up.
+            clock: Monotonic seconds.
+            adapt: What becomes of each process before it is started for the first time.
+        """
+        self._log_dir = log_dir
+        self._clock = clock
+        self._adapt = adapt
+        self._killed: set[str] = set()  # on purpose, by kill()
+        self._down_until_s: dict[str, float] = {}
+        self._supervision = Supervision(policy or RestartPolicy())
+        self._running: dict[str, Child] = {}
+        self._waiting: dict[str, tuple[float, ProcessSpec]] = {}
+        self._guard: Guard | None = None
+
+    def __enter__(self) -> LocalCluster:
+        """Starts the guard."""
+        self._guard = Guard()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Ends every process."""
+        try:
+            self.stop()
+        finally:
+            if self._guard is not None:
+                self._guard.stop()
+                self._guard = None
+
+    def start(self, specs: Iterable[ProcessSpec]) -> None:
+        """Starts processes, all at once.
+
+        Raises:
+            Unavailable: One of them could not be started.
+        """
+        for spec in specs:
+            self._launch(self._adapt(spec))
+
+    def _launch(self, spec: ProcessSpec) -> None:
+        if self._guard is None:
+            raise RuntimeError("start processes inside the with block")
+        child = Child(spec, self.log_of(spec.name), now_s=self._clock())
+        self._running[spec.name] = child
+        self._guard.add(child.pid)
+
+    def poll(self) -> list[ProcessEvent]:
+        """Sees what has ended, restarts what is due, and returns what happened, in that order."""
+        now_s = self._clock()
+        events = []
+        if self._guard is not None:
+            self._guard.poll()
+        for name, child in list(self._running.items()):
+            status = child.poll()
+            if status is not None:
+                del self._running[name]
+                if self._guard is not None:
+                    self._guard.remove(child.pid)
+                events.append(self._bury(child, status, now_s))
+        for name, (at_s, spec) in list(self._waiting.items()):
+            if now_s >= max(at_s, self._down_until_s.get(name, at_s)):
+                del self._waiting[name]
+                self._launch(spec)
+                detail = f"{name} started again (restart {self.restarts(name)})"
+                events.append(ProcessEvent(process=name, change=Change.STARTED, detail=detail))
+        return events
+
+    def _bury(self, child: Child, status: int, now_s: float) -> ProcessEvent:
+        name = child.spec.name
+        verdict = self._supervision.died(
+            name,
+            status=status,
+            lived_s=now_s - child.started_s,
+            ends_by_itself=child.spec.ends_by_itself,
+            now_s=now_s,
+            ordered=name in self._killed,
+        )
+        self._killed.discard(name)
+        error = child.error() if 0 < status < 128 else ""  # who was ended by a signal says nothing of an error
+        why = f": {error} (all of it in {child.log})" if error else ""
+        match verdict:
+            case Ended():
+                return ProcessEvent(process=name, change=Change.ENDED, detail=f"{name} ended")
+            case Restart(at_s=at_s, reason=reason):
+                self._waiting[name] = (at_s, child.spec)
+                return ProcessEvent(process=name, change=Change.DIED, detail=f"{reason}{why}; restarting it")
+            case GiveUp(reason=reason, misset=misset):
+                detail = f"{reason}{why}; the end of {child.log}:\n{last_lines(child.log)}"
+                return ProcessEvent(process=name, change=Change.GAVE_UP, detail=detail, misset=misset)
+            case _:
+                assert_never(verdict)
+
+    def stop(self, names: Iterable[str] | None = None, *, within_s: float = STOP_WITHIN_S) -> list[str]:
+        """Ends the named processes (all, if not given) and restarts none of them; returns those that were killed."""
+        chosen = set(self._running) | set(self._waiting) if names is None else set(names)
+        for name in chosen:
+            self._waiting.pop(name, None)
+        children = [self._running.pop(name) for name in list(self._running) if name in chosen]
+        try:
+            return stop_in_order(children, within_s=within_s)
+        finally:
+            for child in children:
+                if child.poll() is None:  # interrupted while stopping: no more manners
+                    child.signal(9)
+                if self._guard is not None:
+                    self._guard.remove(child.pid)
+
+    def kill(self, name: str, *, down_s: float = 0.0) -> None:
+        """Kills a process as a power cut would; it is restarted as after any death, but not within ``down_s``."""
+        self._down_until_s[name] = self._clock() + down_s
+        self._killed.add(name)
+        self.signal(name, signal.SIGKILL)
+
+    def signal(self, name: str, number: int) -> None:
+        """Signals a process and its group, if it runs."""
+        child = self._running.get(name)
+        if child is not None:
+            child.signal(number)
+
+    def running(self) -> set[str]:
+        """Returns the names of processes that run or wait to be restarted."""
+        return set(self._running) | set(self._waiting)
+
+    def pid(self, name: str) -> int | None:
+        """Returns a running process's id."""
+        child = self._running.get(name)
+        return None if child is None else child.pid
+
+    def restarts(self, name: str) -> int:
+        """Returns how often a process was restarted."""
+        return self._supervision.restarts(name)
+
+    def log_of(self, name: str) -> Path:
+        """Returns the file that a process's output goes to."""
+        return self._log_dir / f"{name}.log"
+
+
+# --- ports ------------------------------------------------------------------------------------------------------
+
+
+def free_ports(count: int, *, host: str = "127.0.0.1", random_source: random.Random | None = None) -> int:
+    """Returns the first of ``count`` adjacent TCP ports that nobody listens on.
+
+    They lie below the range from which the kernel takes ports for outgoing connections: one of those may be in use by
+    the time we listen, and a client that connects to its own outgoing port before we listen even talks to itself.
+    """
+    source = random.Random() if random_source is None else random_source
+    lowest_outgoing = _lowest_outgoing_port()
+    low, high = (10_000, lowest_outgoing) if lowest_outgoing > 12_000 else (10_000, 60_000)
+    for _ in range(200):
+        first = source.randrange(low, high - count)
+        if are_free(range(first, first + count), host=host):
+            return first
+    raise ConfigError("port", 0, f"no {count} adjacent free ports were found on {host}; name one")
+
+
+def are_free(ports: Sequence[int] | range, *, host: str = "127.0.0.1") -> bool:
+    """Says whether all of these TCP ports can be listened on now."""
+    for port in ports:
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((host, port))
+            except OSError:
+                return False
+    return True
+
+
+def wait_until_listening(port: int, *, host: str = "127.0.0.1", within_s: float = 10.0) -> bool:
+    """Returns True as soon as something accepts connections on a port, False if nothing does in time."""
+    ends_s = time.monotonic() + within_s
+    while time.monotonic() < ends_s:
+        try:
+            with socket.create_connection((host, port), timeout=1.0):
+                return True
+        except OSError:
+            time.sleep(0.02)
+    return False
+
+
+def _lowest_outgoing_port() -> int:
+    try:
+        return int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="utf-8").split()[0])
+    except (OSError, ValueError, IndexError):
+        return 32_768  # Linux's default

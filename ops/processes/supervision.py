@@ -1,0 +1,112 @@
+"""Restart policy: starts a process that died again, or gives up. Pure.
+
+States of one process, and what moves it:
+
+    running --(exit 0 of a process that ends by itself)--> ended
+    running --(exit 2: its settings are wrong)----------> given up     starting it again cannot help
+    running --(any other end)---------------------------> waiting, for a delay that doubles while it keeps dying young
+    running --(died young too often in a row)-----------> given up
+    waiting --(the delay is over)-----------------------> running
+
+A life longer than ``settled_after_s`` forgets what was before: a process that is killed now and then (a spot machine, a
+chaos test) is restarted for ever, one that cannot start is given up within seconds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestartPolicy:
+    """How patient the supervisor is.
+
+    Attributes:
+        first_delay_s: Before the first restart of a process that died young; doubles with each further one.
+        max_delay_s: The delay grows to this.
+        settled_after_s: A process that lived this long did start properly: its count begins anew.
+        young_deaths: So many deaths in a row before settling, and it is given up.
+    """
+
+    first_delay_s: float = 0.2
+    max_delay_s: float = 5.0
+    settled_after_s: float = 10.0
+    young_deaths: int = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restart:
+    """Start it again at ``at_s``."""
+
+    at_s: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GiveUp:
+    """Do not start it again: the run cannot go on, by its own settings or for another reason."""
+
+    reason: str
+    misset: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """It has done its work."""
+
+
+Verdict = Restart | GiveUp | Ended
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class History:
+    """What is remembered of one process: how often it was restarted, and its deaths in a row before settling."""
+
+    restarts: int = 0
+    young_deaths: int = 0
+
+
+@dataclass(slots=True)
+class Supervision:
+    """The histories of all processes, and the verdict on each death."""
+
+    policy: RestartPolicy = field(default_factory=RestartPolicy)
+    _histories: dict[str, History] = field(default_factory=dict)
+
+    def restarts(self, name: str) -> int:
+        """Returns how many restarts of this process have been ordered."""
+        return self._histories.get(name, History()).restarts
+
+    def died(
+        self,
+        name: str,
+        *,
+        status: int,
+        lived_s: float,
+        ends_by_itself: bool,
+        now_s: float,
+        ordered: bool = False,
+    ) -> Verdict:
+        """Decides what follows the end of a process.
+
+        Args:
+            name: The process.
+            status: Its exit status; minus the signal's number if a signal ended it.
+            lived_s: How long it ran.
+            ends_by_itself: Whether exit status 0 means that its work is done.
+            now_s: Monotonic seconds.
+            ordered: It was killed on purpose, which says nothing about whether it can live.
+        """
+        if status == 0 and ends_by_itself:
+            return Ended()
+        how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
+        if status == 2:
+            return GiveUp(reason=f"{name} {how}: its settings are wrong", misset=True)
+        before = self._histories.get(name, History())
+        young = before.young_deaths + 1 if lived_s < self.policy.settled_after_s and not ordered else 0
+        if young >= self.policy.young_deaths:
+            self._histories[name] = replace(before, young_deaths=young)
+            return GiveUp(reason=f"{name} {how}, {young} times in a row within {self.policy.settled_after_s:g} s")
+        self._histories[name] = History(restarts=before.restarts + 1, young_deaths=young)
+        delay_s = min(self.policy.max_delay_s, self.policy.first_delay_s * 2 ** max(0, young - 1))
+        return Restart(at_s=now_s + delay_s, reason=f"{name} {how} after {lived_s:.1f} s")

@@ -1,0 +1,1 @@
+"""A whole run on this machine: ``up``, its plan, its display and its report."""

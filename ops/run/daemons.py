@@ -1,0 +1,97 @@
+"""The daemons of a local run: command, environment and processors of each."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+
+from ops.launcher import ROOT
+from ops.processes.child_process import ProcessSpec
+from ops.run.local_plan import LocalPlan
+
+
+def processes(
+    plan: LocalPlan, *, environment: Mapping[str, str], island_environment: Mapping[str, str]
+) -> list[ProcessSpec]:
+    """Returns the processes of the run but for Redis, in the order in which to start them.
+
+    Args:
+        plan: The run.
+        environment: Variables of all of them.
+        island_environment: Variables that the numeric ones get besides.
+    """
+    numeric = {**environment, **island_environment}
+    cpus = sorted(os.sched_getaffinity(0))
+    config = ["--config", os.fspath(plan.config_file)]
+    specs = _brokers(plan, config, environment)
+    for name, shard in plan.shards.items():
+        own = ["--standby"] if "standby" in name else []
+        if name != "aggregator":
+            own += ["--store", os.fspath(plan.store_of(name))]
+            own += ["--tape", os.fspath(plan.run_dir / name / "events.jsonl")]
+        if shard:
+            own += ["--shard", str(shard), "--report", os.fspath(plan.reports[shard])]
+        specs.append(
+            ProcessSpec(
+                name=name,
+                command=our_command("aggregator", *config, *own),
+                environment=numeric,
+                ends_by_itself=True,
+            )
+        )
+    for index, island_id in enumerate(plan.island_ids):
+        own = ["--island-id", island_id]
+        if plan.up.keys:
+            own += ["--key", os.fspath(plan.keys_dir / f"island-{island_id}.secret")]
+        if plan.island.state_dir is None:  # a restarted island goes on with its own optimizer state
+            own += ["--state-dir", os.fspath(plan.run_dir / "islands")]
+        if plan.up.pace:
+            own += ["--pace", str(plan.up.pace[index % len(plan.up.pace)])]
+        specs.append(
+            ProcessSpec(
+                name=island_id,
+                command=our_command("island", *config, *own),
+                environment=numeric,
+                # Pinned: the flags of XLA alone do not keep its threads to one processor.
+                cpus=(cpus[index % len(cpus)],),
+                ends_by_itself=True,
+            )
+        )
+    if plan.links is None:
+        return specs
+    return [plan.links.process(our_command("links"), environment), *plan.links.reroute(specs)]
+
+
+def _brokers(plan: LocalPlan, config: Sequence[str], environment: Mapping[str, str]) -> list[ProcessSpec]:
+    """One broker reads all it needs from the file; several have a name and a port each."""
+    several = len(plan.broker_ports) > 1
+    return [
+        ProcessSpec(
+            name=name,
+            command=our_command("broker", *config, *(["--broker-name", name, "--port", str(port)] if several else [])),
+            environment=environment,
+            stop_order=1,
+        )
+        for name, port in plan.broker_ports.items()
+    ]
+
+
+def our_command(*arguments: str) -> list[str]:
+    """Returns the command that runs this very program with this interpreter, whatever the current directory holds."""
+    return [sys.executable, "-P", "-m", "ops", *arguments]
+
+
+def our_environment(redis_url: str) -> dict[str, str]:
+    """Returns the variables under which :func:`our_command` finds this program, and the user's own modules."""
+    places = [os.fspath(ROOT)] if (ROOT / "pyproject.toml").is_file() else []  # installed, it is found anyway
+    places += [os.getcwd(), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {
+        "ATOLL_NO_VENV": "1",
+        "ATOLL_BROKER": "",  # the file has the address
+        "ATOLL_KEY": "",  # each has its own, or none
+        "ATOLL_LOG": "text",  # into files that people read
+        "PYTHONPATH": os.pathsep.join(places),
+        "PYTHONUNBUFFERED": "1",
+        "REDIS_URL": redis_url,
+    }

@@ -1,0 +1,394 @@
+"""The plan of a local run: every setting resolved, with names and paths. Starts nothing.
+
+One file, ``config.toml`` in the run directory, then says everything: each daemon is started with ``--config`` on it,
+and whoever wants to repeat the run uses it with another ``--run-dir``. Only the address of a Redis that ``up`` starts
+is not in it, since that server ends with the run, and no password of another one: daemons get it as REDIS_URL.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from aggregator.config import AggregatorConfig
+from broker.config import BrokerConfig
+from broker.process import flags, settings
+from broker.process.settings import setting
+from broker.process.toml import dump
+from broker.process.values import expanded
+from broker.registry import redis_address
+from broker.wire.addresses import MAX_BROKERS
+from broker.wire.errors import ConfigError
+from broker.wire.identity import Identity, KeyRole
+from islands.config import LANGUAGE, IslandConfig
+from islands.tasks.corpus import PYTHON
+from islands.tasks.options import check_findable, check_mentioned, check_options, signature_in_source
+from ops.links.placing import Links
+from ops.run.outer_defaults import ADAMW, OUTER_STEP, OuterDefaults, suited_to
+
+#: What trains visibly in under five minutes on two cores.
+DEFAULT_TOKENS = 2_000_000
+
+#: Processes of islands that one machine may be asked for; a number beyond this is a slip of the finger.
+MAX_LOCAL_ISLANDS = 1000
+
+#: Where an aggregator says at the end what it has counted.
+REPORT = "aggregator-report.json"
+
+#: Settings that follow from the run directory, or that each process gets for itself.
+_DECIDED_HERE = frozenset(
+    {
+        "broker",
+        "host",
+        "port",
+        "store",
+        "tape",
+        "report",
+        "island_id",
+        "pace",
+        "pulse",
+        "health",
+        "key",
+        "insecure",
+        "failover",
+        "shard",
+        "standby",
+        "new_lineage",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpConfig:
+    """What only ``up`` needs to know; every field is a flag of it and a key of the table ``[up]``."""
+
+    run_dir: Path | None = setting(
+        None, "directory of the run, new or empty (default: a new one in runs/)", subject="this machine"
+    )
+    port: int = setting(0, "port of the broker; it uses the next one, too; 0 picks free ones")
+    brokers: int = setting(1, "brokers to start; islands leave a silent one for the next")
+    redis_port: int = setting(0, "port of the Redis that is started; 0 picks 6379 if it is free")
+    keys: bool = setting(False, "make a key for every process, in the run directory, and use them")
+    pace: tuple[float, ...] = setting(
+        (), "least seconds for an inner step: one number for all islands, or one for each"
+    )
+    standbys: int = setting(0, "standby aggregators, which take over when the leading one fails; of each shard")
+    model: str | None = setting(
+        None, "size of the built-in model: tiny, small or medium (default: small)", subject="training"
+    )
+    data: tuple[str, ...] = setting(
+        (), "text to train on: files, folders, .npy or .bin token arrays, python:PACKAGE (default: Python's sources)"
+    )
+    link: Path | None = setting(
+        None, "TOML file of delays, rates and faults between the processes: a wide-area network", subject="this machine"
+    )
+    task_options: Mapping[str, Any] = field(
+        default_factory=dict,
+        metadata={
+            "help": "option of the task; also in [task] of --config",
+            "flag": "--task-option",
+            "subject": "training",
+        },
+    )
+
+    def __post_init__(self) -> None:
+        for name in ("port", "redis_port"):
+            if not 0 <= getattr(self, name) <= 65_534:
+                raise ConfigError(name, getattr(self, name), "must be from 1 to 65534, or 0 to pick a free one")
+        if not 0 <= self.standbys <= 9:
+            raise ConfigError("standbys", self.standbys, "must be from 0 to 9; one survives any single failure")
+        if not 1 <= self.brokers <= MAX_BROKERS:
+            raise ConfigError("brokers", self.brokers, f"must be from 1 to {MAX_BROKERS}; 2 or 3 are plenty")
+        for seconds in self.pace:
+            if seconds < 0:
+                raise ConfigError("pace", seconds, "must be a finite number of seconds, 0 or more")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalPlan:
+    """A resolved run.
+
+    Attributes:
+        run_dir: Absolute; holds everything that the run writes.
+        redis_url: Where Redis listens, or will.
+        redis_port: Of the Redis to be started; None: it runs already.
+        task: Options of the task.
+        links: What lies between clients and broker; None: nothing.
+    """
+
+    run_dir: Path
+    up: UpConfig
+    broker: BrokerConfig
+    aggregator: AggregatorConfig
+    island: IslandConfig
+    task: Mapping[str, Any]
+    redis_url: str = field(repr=False)  # it may hold a password
+    redis_port: int | None
+    links: Links | None = None
+
+    @property
+    def run_id(self) -> str:
+        """The run's name."""
+        return self.aggregator.run_id
+
+    def named(self, run_id: str) -> LocalPlan:
+        """Returns the plan under another name of the run."""
+        return replace(
+            self,
+            broker=replace(self.broker, run_id=run_id),
+            aggregator=replace(self.aggregator, run_id=run_id),
+            island=replace(self.island, run_id=run_id),
+        )
+
+    @property
+    def outer(self) -> OuterDefaults:
+        """What is done with islands' changes; how a task of one's own has them merged is not known here."""
+        return OuterDefaults(
+            merge=self.task.get("merge", ADAMW.merge) if self.island.task == LANGUAGE else "",
+            outer_learning_rate=self.aggregator.outer_learning_rate,
+            outer_momentum=self.aggregator.outer_momentum,
+        )
+
+    @property
+    def island_ids(self) -> tuple[str, ...]:
+        """Names of the islands that ``up`` starts."""
+        width = len(str(self.aggregator.islands - 1))
+        return tuple(f"island-{i:0{width}}" for i in range(self.aggregator.islands))
+
+    @property
+    def shards(self) -> dict[str, int]:
+        """Name of each aggregator -> its shard; of a shard the one that begins, then those that stand by."""
+        names: dict[str, int] = {}
+        for shard in range(self.aggregator.shards):
+            first = f"aggregator-{shard}" if shard else "aggregator"
+            standby = f"{first}-standby" if shard else "standby"
+            names |= dict.fromkeys((first, *(f"{standby}-{i + 1}" for i in range(self.up.standbys))), shard)
+        return names
+
+    @property
+    def aggregator_ids(self) -> tuple[str, ...]:
+        """Names of the aggregators."""
+        return tuple(self.shards)
+
+    def store_of(self, aggregator_id: str) -> Path:
+        """Where an aggregator keeps its versions."""
+        return self.aggregator.store if aggregator_id == "aggregator" else self.run_dir / aggregator_id / "store"
+
+    @property
+    def reports(self) -> tuple[Path, ...]:
+        """What each shard's aggregator writes when it ends."""
+        own = (self.run_dir / f"aggregator-{shard}" / REPORT for shard in range(1, self.aggregator.shards))
+        return (self.run_dir / REPORT, *own)
+
+    @property
+    def clients(self) -> tuple[str, ...]:
+        """Names of the processes that connect to the broker."""
+        return (*self.aggregator_ids, *self.island_ids)
+
+    @property
+    def broker_ports(self) -> dict[str, int]:
+        """Name of each broker's process -> its control port."""
+        first = self.broker.port
+        if self.up.brokers == 1:
+            return {"broker": first}
+        return {f"broker-{k}": first + 2 * k for k in range(self.up.brokers)}
+
+    @property
+    def keys_dir(self) -> Path:
+        """Where the keys of all processes are, if they have any."""
+        return self.run_dir / "keys"
+
+    @property
+    def identities(self) -> list[Identity]:
+        """Whom the broker lets in, if keys are in use."""
+        islands = [Identity(role=KeyRole.ISLAND, name=island_id) for island_id in self.island_ids]
+        return [Identity(role=KeyRole.AGGREGATOR, name=str(KeyRole.AGGREGATOR)), *islands]
+
+    @property
+    def config_file(self) -> Path:
+        """The resolved configuration, as every process reads it."""
+        return self.run_dir / "config.toml"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of ``up``: its own, and those of the aggregator, the broker and the islands."""
+    flags.add_config_flag(parser)
+    taken = flags.add_flags(parser, UpConfig)
+    for cls in (AggregatorConfig, IslandConfig, BrokerConfig):
+        taken |= flags.add_flags(parser, cls, skip=taken | _DECIDED_HERE, defaults={"total_tokens": DEFAULT_TOKENS})
+
+
+def resolve(args: argparse.Namespace, *, run_dir: Path, port: int, redis_url: str, redis_port: int | None) -> LocalPlan:
+    """Returns the plan of a run; flags win over the file, the file over defaults.
+
+    Args:
+        args: Flags as :func:`add_arguments` declares them.
+        run_dir: Absolute; need not exist.
+        port: The first broker's control port; it and the next one are free, and two for each further broker.
+        redis_url: Where Redis listens, or will.
+        redis_port: Of the Redis to be started; None: it runs already.
+
+    Raises:
+        ConfigError: A setting cannot work, in the words of whichever part it belongs to.
+    """
+    tables = _tables(args)
+    up = up_config(args)
+    run = {"run_id": names_of(run_dir)[0]} | tables.get("run", {})
+    before = None if args.config is None else args.config.absolute().parent
+    if before is not None and before != run_dir and run["run_id"] in names_of(before):
+        # The file is that of an earlier run, named after its directory. Its repetition is a run of its own: in a Redis
+        # that both use, older versions under one name would never replace the earlier run's.
+        run["run_id"] = names_of(run_dir)[0]
+    brokers = ",".join(f"tcp://127.0.0.1:{port + 2 * k}" for k in range(up.brokers))
+    run |= {"broker": brokers, "redis_url": redis_url}
+    decided: dict[str, dict[str, Any]] = {
+        "broker": {"host": "127.0.0.1", "port": port},
+        "aggregator": {
+            "store": run_dir / "store",
+            "tape": run_dir / "events.jsonl",
+            "report": run_dir / REPORT,
+            "failover": up.standbys > 0,
+        },
+        "island": {},
+    }
+    if up.keys:
+        for name in ("broker", "aggregator"):
+            decided[name]["key"] = run_dir / "keys" / f"{name}.secret"
+    usual: dict[str, dict[str, Any]] = {"aggregator": {"total_tokens": DEFAULT_TOKENS}}
+    # The address of Redis is settled: neither the flag nor the environment may change it any more.
+    from_line = argparse.Namespace(**{**vars(args), "redis_url": redis_url})
+
+    def part(cls: Any, name: str) -> Any:
+        known = {each.name for each in settings.settings_of(cls)}
+        shared = {key: value for key, value in run.items() if key in known}
+        table = usual.get(name, {}) | shared | tables.get(name, {}) | decided[name]
+        if not up.keys:
+            table.pop("key", None)  # those of a run whose file this was: islands would have none
+        mine = argparse.Namespace(**{key: value for key, value in vars(from_line).items() if key not in _DECIDED_HERE})
+        return settings.from_sources(cls, table, mine, where=name)
+
+    island = part(IslandConfig, "island")
+    task = _task_options(tables.get("task", {}), up)
+    # Rule, rate and momentum suit each other: whoever gives a part of it, if only in the file of an older run, gets
+    # nothing of it from here.
+    given = tables.get("aggregator", {}).keys() | {name for name, value in vars(args).items() if value is not None}
+    suited = ADAMW
+    if island.task == LANGUAGE and given.isdisjoint(OUTER_STEP):
+        suited = suited_to(task.get("optimizer"))
+    if suited is not ADAMW and task.setdefault("merge", suited.merge) == suited.merge:
+        usual["aggregator"] |= {name: getattr(suited, name) for name in OUTER_STEP}
+    plan = LocalPlan(
+        run_dir=run_dir,
+        up=up,
+        broker=part(BrokerConfig, "broker"),
+        aggregator=part(AggregatorConfig, "aggregator"),
+        island=island,
+        task=task,
+        redis_url=redis_url,
+        redis_port=redis_port,
+    )
+    if plan.aggregator.islands > MAX_LOCAL_ISLANDS:
+        limit = f"must be at most {MAX_LOCAL_ISLANDS} here, as each is a process of this machine"
+        raise ConfigError("islands", plan.aggregator.islands, f"{limit}; simulate plays larger fleets")
+    if len(up.pace) not in (0, 1, plan.aggregator.islands):
+        cure = f"must be one number, or one for each of the {plan.aggregator.islands} islands"
+        raise ConfigError("pace", ",".join(f"{each:g}" for each in up.pace), cure)
+    _check_task(plan.island.task, plan.task)
+    return plan
+
+
+def _check_task(path: str, options: Mapping[str, Any]) -> None:
+    """Checks the task by its source. Otherwise an island would report a slip seconds after everything was started.
+
+    Raises:
+        ConfigError: There is no such module or function, or it does not have these options.
+    """
+    search = [os.getcwd(), *sys.path]  # where islands look
+    check_findable(path, search=search)
+    check_mentioned(path, search=search)
+    signature = signature_in_source(path, search=search)
+    if signature is not None:
+        check_options(path, signature, options)
+
+
+def up_config(args: argparse.Namespace) -> UpConfig:
+    """Returns the settings of ``up`` itself."""
+    up = settings.load(UpConfig, args, "up", environment={})
+    if up.link is None:
+        return up
+    return replace(up, link=up.link.absolute())  # config.toml may be used elsewhere
+
+
+def given_redis_url(args: argparse.Namespace) -> str | None:
+    """Returns the address of a Redis that runs already, if a flag, REDIS_URL or the file names one."""
+    tables = _tables(args)
+    named = [tables.get(name, {}).get("redis_url") for name in ("run", "aggregator", "broker")]
+    return args.redis_url or os.environ.get("REDIS_URL") or next(filter(None, named), None)
+
+
+def _tables(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    return settings.read_file(args.config) if args.config is not None else {}
+
+
+def names_of(run_dir: Path) -> list[str]:
+    """Returns the names of a run in this directory, best first: that of the directory, then numbered ones."""
+    name = re.sub(r"[^A-Za-z0-9._-]", "-", run_dir.name)[:64] or "atoll"
+    return [name, *(f"{name[:60]}-{n}" for n in range(2, 1000))]
+
+
+def _task_options(table: Mapping[str, Any], up: UpConfig) -> dict[str, Any]:
+    """The options of [task], over them the short forms, over those ``--task-option``; paths of data absolute."""
+    options = dict(table)
+    if up.model is not None:
+        options["model"] = up.model
+    if up.data:
+        options["data"] = list(up.data)
+    options |= {key: _as_toml(value) for key, value in up.task_options.items()}
+    if isinstance(options.get("data"), list):
+        options["data"] = [_absolute(path) for path in options["data"]]
+    return options
+
+
+def _absolute(path: str) -> str:
+    return path if path.startswith(PYTHON) else os.path.abspath(expanded("data", path))
+
+
+def _as_toml(value: Any) -> Any:
+    """Reads the text of a flag as TOML would: 3 is a number, true a truth value, anything else text."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return value
+
+
+def config_toml(plan: LocalPlan) -> str:
+    """Returns the resolved configuration; what the parts share stands in [run] alone."""
+    parts = {
+        "broker": settings.to_table(plan.broker),
+        "aggregator": settings.to_table(plan.aggregator),
+        "island": settings.to_table(plan.island),
+    }
+    shared: dict[str, Any] = {}
+    for key in settings.RUN_KEYS:
+        values = [table[key] for table in parts.values() if key in table]
+        if values and all(value == values[0] for value in values):
+            shared[key] = values[0]
+    own = {name: {k: v for k, v in table.items() if k not in shared} for name, table in parts.items()}
+    up = settings.to_table(plan.up)
+    for name in ("run_dir", "model", "data", "task_options"):  # the place of this file, and what stands in [task]
+        up.pop(name, None)
+    if plan.redis_port is not None:
+        shared.pop("redis_url", None)
+    elif "redis_url" in shared:
+        shared["redis_url"] = redis_address.without_password(shared["redis_url"])
+    heading = "The resolved configuration of this run: every process reads it.\nTo repeat it: up --config THIS"
+    return dump({"run": shared, **own, "task": plan.task, "up": up}, heading=heading)

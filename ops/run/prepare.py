@@ -1,0 +1,156 @@
+"""Prepares a local run: settles settings, takes ports and a directory. Starts nothing.
+
+``up`` and ``chaos`` begin here, with flags; what they run is the :class:`ops.run.local_plan.LocalPlan` that comes out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from broker.process import user_files
+from broker.registry import redis_address
+from broker.registry.registry import Registry
+from broker.wire.errors import ConfigError, Unavailable
+from broker.wire.masking import shown
+from ops import run_directory
+from ops.keys import make_pairs
+from ops.links import placing
+from ops.links.placing import Links
+from ops.processes.cluster import are_free, free_ports
+from ops.run import local_plan, resume
+from ops.run.local_plan import LocalPlan
+
+#: Where ``status`` looks first.
+DEFAULT_REDIS_PORT = 6379
+
+
+def prepare(args: argparse.Namespace) -> LocalPlan:
+    """Settles every setting, then makes the run directory and writes ``config.toml`` into it; or takes an old one.
+
+    Raises:
+        ConfigError: A setting cannot work, a port is in use, or the directory is; nothing was written.
+        Unavailable: There is no Redis server, or the directory cannot be written.
+    """
+    if args.resume is not None:
+        return _prepare_again(args)
+    run_dir = run_directory.unused(local_plan.up_config(args).run_dir)
+    plan = _settled(args, run_dir)
+    if plan.redis_port is None:
+        chosen = getattr(args, "run_id", None) is not None or plan.run_id != local_plan.names_of(run_dir)[0]
+        plan = plan.named(_claimed_name(plan.redis_url, [plan.run_id] if chosen else local_plan.names_of(run_dir)))
+    try:
+        (run_dir / "logs").mkdir(parents=True)
+    except OSError as err:
+        cure = "choose another --run-dir"
+        raise Unavailable(f"cannot make {run_dir} ({err.strerror}); {cure}", definite=True) from err
+    if plan.up.keys:
+        make_pairs(plan.keys_dir, plan.identities)
+    run_directory.claim(run_dir)
+    _write_config(plan)
+    return plan
+
+
+def _prepare_again(args: argparse.Namespace) -> LocalPlan:
+    """The same for a run that goes on: its directory is taken, and its settings are held against the flags."""
+    run_dir = resume.directory_of(args)
+    lock = run_directory.claim(run_dir)
+    try:
+        plan = _settled(resume.with_stored_settings(args, run_dir), run_dir, last_port=resume.stored_port(run_dir))
+        resume.refuse_contradictions(resume.stored_plan(plan), plan)
+        if not resume.has_ended(plan):
+            resume.put_away_reports(plan)
+        _write_config(plan)
+    except BaseException:
+        os.close(lock)
+        raise
+    return plan
+
+
+def _write_config(plan: LocalPlan) -> None:
+    """Writes ``config.toml``, for nobody else to read: options of the task may be secret."""
+    run_directory.write(plan.config_file, local_plan.config_toml(plan), mode=0o600)
+
+
+def _settled(args: argparse.Namespace, run_dir: Path, *, last_port: int = 0) -> LocalPlan:
+    """Resolves the settings, with addresses that are free now; ``last_port`` is taken if it is one of them."""
+    up = local_plan.up_config(args)
+    redis_url, redis_port = local_plan.given_redis_url(args), None
+    if redis_url is not None:
+        redis_address.check(redis_url)  # before anything is started
+    else:
+        redis_port = _redis_port(up.redis_port)
+        redis_url = f"redis://127.0.0.1:{redis_port}"
+    ports = 2 * up.brokers
+    if up.port + ports > 65_536:
+        raise ConfigError("port", up.port, f"must be at most {65_536 - ports}: {ports} ports from it on are needed")
+    if up.port and not are_free(range(up.port, up.port + ports)):
+        which = f"it or {up.port + 1}" if ports == 2 else f"one of it to {up.port + ports - 1}"
+        raise ConfigError("port", up.port, f"{which} is in use; choose another, or 0 for free ones")
+    again = last_port if last_port and are_free(range(last_port, last_port + ports)) else 0
+    port = up.port or again or free_ports(ports)
+    plan = local_plan.resolve(args, run_dir=run_dir, port=port, redis_url=redis_url, redis_port=redis_port)
+    return plan if up.link is None else replace(plan, links=_links(plan, up.link))
+
+
+def _links(plan: LocalPlan, file: Path) -> Links:
+    """Reads the region file and finds ports for the doors of its links."""
+    described, brokers = placing.read(file), plan.aggregator.broker.split(",")
+    own = range(plan.broker.port, plan.broker.port + placing.DOORS_PER_BROKER * len(brokers))
+    taken = {*own, plan.redis_port}  # by processes that are not started yet
+    redis_clients = [*plan.aggregator_ids, *plan.broker_ports]
+    ways = placing.ways(plan.clients, brokers, redis_clients=redis_clients, redis_url=plan.redis_url)
+    count = placing.num_ports(described, ways)
+    first = free_ports(count)
+    while taken & set(range(first, first + count)):
+        first = free_ports(count)
+    return placing.place(described, ways, first_port=first, run_dir=plan.run_dir)
+
+
+def _redis_port(wanted: int) -> int:
+    """The port asked for, or Redis' own, where ``status`` looks first, or any that is free."""
+    if wanted and not are_free([wanted]):
+        raise ConfigError("redis_port", wanted, "is in use; choose another, or 0, or name that Redis with --redis-url")
+    return wanted or (DEFAULT_REDIS_PORT if _claimed(DEFAULT_REDIS_PORT) else free_ports(1))
+
+
+def _claimed_name(redis_url: str, names: Sequence[str]) -> str:
+    """Takes the first of these names that no run in a shared Redis has: two runs of one name have the same keys.
+
+    Raises:
+        ConfigError: None of them is free.
+    """
+
+    async def claim() -> str | None:
+        for name in names:
+            registry = Registry(redis_url, name)
+            try:
+                if await registry.claim():
+                    return name
+            except Unavailable:  # a run goes on without it, and takes the name that it would have had alone
+                return names[0]
+            finally:
+                await registry.aclose()
+        return None
+
+    found = asyncio.run(claim())
+    if found is None:
+        cure = f"is the name of another run in Redis at {shown(redis_url)}: choose another with --run, or go on with"
+        raise ConfigError("run_id", names[0], f"{cure} that run, up --resume RUN_DIR")
+    return found
+
+
+def _claimed(port: int) -> bool:
+    """Takes a port for as long as this process lives; False if it is in use, or another run is about to use it.
+
+    Without this, two runs started in the same moment would both find it free.
+    """
+    try:
+        user_files.lock(f"redis-{port}")  # released by our end
+    except BlockingIOError:
+        return False
+    return are_free([port])

@@ -1,0 +1,223 @@
+"""The final report of a run, from the aggregator's counts and two evaluations. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from islands.tasks.task import LOSS
+from ops.text import age, size
+
+Report = dict[str, Any]
+
+#: Of one model: name of a metric -> ``value``, and which is ``better``, as ``evaluate`` prints it.
+Metrics = Mapping[str, Mapping[str, Any]]
+
+#: What an aggregator that never wrote a report has counted.
+_NOTHING: Mapping[str, Any] = {
+    "tokens": {"trained": 0, "merged": 0, "in_flight": 0, "wasted": {}},
+    "versions": {},
+    "rounds": {},
+    "participation": None,
+    "staleness_mean": None,
+    "islands": {},
+    "phase": "unknown",
+    "refusals": {},
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFacts:
+    """What only the supervisor knows.
+
+    Attributes:
+        run_id: The run's name.
+        run_dir: Its directory.
+        exit: The exit code that ``up`` is about to return.
+        wall_s: Seconds from the start of ``up`` to the end of training.
+        first_step_s: Seconds from the start of ``up`` to the first inner step seen; None if there was none.
+        restarts: Process -> how often the supervisor restarted it; islands under their ids.
+        note: Why the run ended, where it did not end by itself.
+        loss_unit: Of the held-out loss; empty for a task of somebody's own.
+    """
+
+    run_id: str
+    run_dir: str
+    exit: int
+    wall_s: float
+    first_step_s: float | None = None
+    restarts: Mapping[str, int] = field(default_factory=dict)
+    note: str = ""
+    loss_unit: str = ""
+
+
+def build_report(
+    counted: Mapping[str, Any] | None,
+    facts: RunFacts,
+    *,
+    before: Metrics,
+    after: Metrics,
+) -> Report:
+    """Returns the report, ready for ``json.dumps``.
+
+    Args:
+        counted: What the aggregator wrote to its report file; None if it wrote nothing.
+        facts: What the supervisor saw.
+        before: Held-out metrics of version 0; empty if it was not evaluated.
+        after: The same of the newest model.
+
+    Returns:
+        ``run``, ``loss``, ``metrics`` (the loss among them), ``tokens``, ``versions``, ``rounds``, ``participation``,
+        ``staleness_mean``, ``islands``, ``refusals``, ``restarts``, ``phase``, ``wall_s``, ``first_step_s``, ``exit``,
+        ``note``.
+    """
+    source = _NOTHING if counted is None else {**_NOTHING, **counted}
+    tokens = {**_NOTHING["tokens"], **source["tokens"]}
+    islands = {name: _island(name, each, facts.restarts) for name, each in sorted(source["islands"].items())}
+    return {
+        "run": {"id": facts.run_id, "dir": facts.run_dir},
+        "loss": {"before": _value(before, LOSS), "after": _value(after, LOSS), "unit": facts.loss_unit},
+        "metrics": {
+            name: {"before": _value(before, name), "after": _value(after, name), "better": each["better"]}
+            for name, each in {**before, **after}.items()
+        },
+        "tokens": {
+            "trained": tokens["trained"],
+            "merged": tokens["merged"],
+            "in_flight": tokens["in_flight"],
+            "wasted": dict(sorted(tokens["wasted"].items())),
+        },
+        "versions": _by_number(source["versions"]),
+        "rounds": _by_number(source["rounds"]),
+        "participation": source["participation"],
+        "staleness_mean": source["staleness_mean"],
+        "islands": islands,
+        "refusals": dict(sorted(source["refusals"].items())),
+        "restarts": {name: n for name, n in sorted(facts.restarts.items()) if name not in islands},
+        "phase": source["phase"],
+        "wall_s": round(facts.wall_s, 3),
+        "first_step_s": None if facts.first_step_s is None else round(facts.first_step_s, 3),
+        "exit": facts.exit,
+        "note": facts.note,
+    }
+
+
+def _value(metrics: Metrics, name: str) -> float | None:
+    value = metrics.get(name, {}).get("value")
+    return None if value is None else float(value)
+
+
+def _island(name: str, counted: Mapping[str, Any], restarts: Mapping[str, int]) -> dict[str, Any]:
+    """An island's part. One that was not started by this supervisor counts its restarts by its incarnations."""
+    return {
+        "inner_steps": counted.get("inner_steps", 0),
+        "tokens": counted.get("tokens", 0),
+        "sync_share": counted.get("sync_share"),
+        "bytes_up": counted.get("bytes_up", 0),
+        "bytes_down": counted.get("bytes_down", 0),
+        "restarts": restarts.get(name, max(0, counted.get("incarnations", 1) - 1)),
+    }
+
+
+def _by_number(table: Mapping[Any, Any]) -> dict[str, Any]:
+    """JSON has text keys only; they still come in the order of their numbers."""
+    return {str(key): table[key] for key in sorted(table, key=int)}
+
+
+def is_balanced(report: Report) -> bool:
+    """Says whether trained = merged + wasted + in flight."""
+    tokens = report["tokens"]
+    return bool(tokens["trained"] == tokens["merged"] + sum(tokens["wasted"].values()) + tokens["in_flight"])
+
+
+def render(report: Report) -> str:
+    """Returns the report as text for people."""
+    head = f"run {report['run']['id']}: {report['note'] or 'finished'}, after {age(report['wall_s'])}"
+    lines = [head, ""]
+    lines += [f"  {label:14}{text}" for label, text in _summary(report)]
+    if report["islands"]:
+        lines += ["", *_island_table(report["islands"])]
+    lines += ["", f"everything is in {report['run']['dir']}"]
+    return "\n".join(lines)
+
+
+def _summary(report: Report) -> list[tuple[str, str]]:
+    tokens, versions = report["tokens"], report["versions"].values()
+    wasted = sum(tokens["wasted"].values())
+    causes = ", ".join(f"{cause} {count:,}" for cause, count in tokens["wasted"].items() if count)
+    rows = [
+        *_metrics(report["metrics"], report["loss"]["unit"]),
+        (
+            "tokens",
+            f"{tokens['trained']:,} trained = {tokens['merged']:,} merged{_part(tokens['merged'], tokens['trained'])}"
+            f" + {wasted:,} wasted{f' ({causes})' if causes else ''} + {tokens['in_flight']:,} in flight",
+        ),
+    ]
+    if not is_balanced(report):
+        rows.append(("", "these do not add up: please report it, with the event tape"))
+    if versions:
+        rows.append(("versions", f"{len(versions)} fragments at version {_span(versions)}"))
+    if report["rounds"]:
+        rounds = ", ".join(f"{count} with {n}" for n, count in reversed(report["rounds"].items()))
+        rows.append(("rounds", f"{sum(report['rounds'].values())}: {rounds} contributors"))
+    if report["participation"] is not None:
+        stale = report["staleness_mean"]
+        tail = "" if stale is None else f"; mean staleness {stale:.2f} versions"
+        rows.append(("participation", f"{report['participation']:.0%} of the live islands in a version{tail}"))
+    for label in ("refusals", "restarts"):
+        present = ", ".join(f"{name} {count}" for name, count in report[label].items() if count)
+        if present:
+            rows.append((label, present))
+    if report["first_step_s"] is not None:
+        rows.append(("first step", f"after {report['first_step_s']:.1f} s"))
+    return rows
+
+
+def _island_table(islands: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    width = max(len("island"), *map(len, islands))
+    lines = [f"  {'island':{width}}  {'steps':>9}  {'tokens':>12}  {'waiting':>8}  {'up':>9}  {'down':>9}  restarts"]
+    for name, each in islands.items():
+        share = "-" if each["sync_share"] is None else f"{each['sync_share']:.2%}"
+        lines.append(
+            f"  {name:{width}}  {each['inner_steps']:>9,}  {each['tokens']:>12,}  {share:>8}"
+            f"  {size(each['bytes_up']):>9}  {size(each['bytes_down']):>9}  {each['restarts']:>8}"
+        )
+    return lines
+
+
+def _metrics(metrics: Mapping[str, Mapping[str, Any]], unit: str) -> list[tuple[str, str]]:
+    """A row for each metric, the loss first."""
+    if not metrics:
+        return [("held-out loss", "not evaluated")]
+    rows = []
+    for name in sorted(metrics, key=lambda name: name != LOSS):
+        before, after, better = (metrics[name][key] for key in ("before", "after", "better"))
+        known = [_figure(each) for each in (before, after) if each is not None] or ["no number"]
+        text = " -> ".join(known) + (f" {unit}" if unit and name == LOSS else "") + _change(before, after, better)
+        rows.append(("held-out loss" if name == LOSS else f"{name} ", text))
+    return rows
+
+
+def _figure(value: float) -> str:
+    return f"{value:.3f}" if not value or abs(value) >= 0.001 else f"{value:.3g}"
+
+
+def _change(before: float | None, after: float | None, better: str) -> str:
+    """In per cent where that says something: of a loss, error or perplexity, of which 0 is the least there is."""
+    if before is None or after is None or not better:
+        return ""
+    if better == "min" and before > 0 and after >= 0:
+        return f" ({(after - before) / before:+.1%})"
+    if after == before:
+        return " (unchanged)"
+    return " (better)" if (after < before) == (better == "min") else " (worse)"
+
+
+def _part(part: int, whole: int) -> str:
+    return f" ({part / whole:.1%})" if whole else ""
+
+
+def _span(values: Any) -> str:
+    low, high = min(values), max(values)
+    return str(low) if low == high else f"{low} to {high}"

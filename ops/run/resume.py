@@ -1,0 +1,142 @@
+"""``up --resume RUN_DIR``: continues a run from its directory.
+
+Everything that matters is on disk already: the store (parameters, momentum, books), the islands' checkpoints, and
+``config.toml``, which says every setting. So resuming is starting the same processes on the same directory under the
+same run id; this module finds the directory, holds new flags against the stored settings, and says where the run stood.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from broker.process import settings
+from broker.process.values import expanded
+from broker.wire.errors import ConfigError
+from ops.run.local_plan import LocalPlan, resolve
+
+#: What a resumed run may change: its end, its pace, what it keeps for study, and the addresses on this machine.
+MAY_CHANGE = frozenset({"total_tokens", "pace", "record_payloads", "port", "redis_port", "redis_url"})
+#: Places and parts, which follow from the directory, the ports and the other settings.
+_PLACES = frozenset(
+    {"run_dir", "host", "broker", "store", "tape", "report", "model", "data", "task_options", "failover", "standby"}
+)
+
+CHANGES_HELP = "--tokens, --pace, --record-payloads, --port, --redis-port and --redis-url may differ"
+
+
+def directory_of(args: argparse.Namespace) -> Path:
+    """Returns the absolute directory that ``--resume`` names.
+
+    Raises:
+        ConfigError: It holds no run, or another flag says where the settings or the directory are.
+    """
+    wanted: Path = args.resume
+    run_dir = expanded("resume", wanted).absolute()
+    if not (run_dir / "config.toml").is_file():
+        cure = "must be the directory of a run that `up` started (it has a config.toml)"
+        raise ConfigError("resume", str(wanted), cure)
+    stored = settings.read_file(run_dir / "config.toml")
+    if not {"run", "aggregator", "island", "task"} <= stored.keys() or "run_id" not in stored["run"]:
+        cure = "has lost its settings, without which it would go on as another run: restore its config.toml"
+        raise ConfigError("resume", str(wanted), cure)
+    for name in ("config", "run_dir"):
+        value = getattr(args, name, None)
+        if value is not None:
+            cure = f"does not go with --resume, which goes on in {wanted} with the settings there: leave it out"
+            raise ConfigError(name, str(value), cure)
+    return run_dir
+
+
+def with_stored_settings(args: argparse.Namespace, run_dir: Path) -> argparse.Namespace:
+    """Returns the flags, over the settings that the run was started with."""
+    changed = copy.copy(args)
+    changed.config = run_dir / "config.toml"
+    return changed
+
+
+def stored_plan(plan: LocalPlan) -> LocalPlan:
+    """Returns the plan that the stored settings alone make, in the place of ``plan``."""
+    nothing_said = argparse.Namespace(config=plan.config_file, redis_url=None)
+    return resolve(
+        nothing_said,
+        run_dir=plan.run_dir,
+        port=plan.broker.port,
+        redis_url=plan.redis_url,
+        redis_port=plan.redis_port,
+    )
+
+
+def stored_port(run_dir: Path) -> int:
+    """Returns the control port that the run's broker had; 0 if that is not known."""
+    port = settings.read_file(run_dir / "config.toml").get("broker", {}).get("port", 0)
+    return port if isinstance(port, int) else 0
+
+
+def refuse_contradictions(stored: LocalPlan, wanted: LocalPlan) -> None:
+    """Compares the plan by the stored settings alone with the plan by these and the flags.
+
+    Raises:
+        ConfigError: For the first setting that differs and may not: its value, the stored one, and the cure.
+    """
+    before = dict(_settings(stored))
+    for name, value in _settings(wanted):
+        if value != before.get(name):
+            had = "no such setting" if name not in before else _plain(before[name])
+            cure = (
+                f"the run in {stored.run_dir} has {had}: leave it out (only {CHANGES_HELP}), or start another run with "
+                f"up --config {stored.config_file}"
+            )
+            raise ConfigError(name, _plain(value), cure)
+
+
+def has_ended(plan: LocalPlan) -> bool:
+    """Says whether nothing is left to train: the run was flushed and ended, and is asked for no more tokens.
+
+    Raises:
+        ConfigError: Its report was written as well, so that there is nothing left to do at all.
+    """
+    counted = _json(plan.aggregator.report)
+    trained = counted.get("tokens", {}).get("trained", 0)
+    if counted.get("phase") != "ended" or plan.aggregator.total_tokens == 0 or trained < plan.aggregator.total_tokens:
+        return False
+    if _json(plan.run_dir / "report.json").get("exit") == 0:
+        cure = f"the run has trained {trained} and ended: to go on, give more, such as --tokens {2 * trained}"
+        raise ConfigError("tokens", plan.aggregator.total_tokens, cure)
+    return True
+
+
+def put_away_reports(plan: LocalPlan) -> None:
+    """Keeps the report of the time before beside the one to come, and drops what the aggregator counted then."""
+    report = plan.run_dir / "report.json"
+    if report.exists():
+        numbered = (plan.run_dir / f"report-{n}.json" for n in range(1, 10_000))
+        report.rename(next(path for path in numbered if not path.exists()))
+    if plan.aggregator.report is not None:  # else a run that is killed would be taken for ended
+        plan.aggregator.report.unlink(missing_ok=True)
+
+
+def _settings(plan: LocalPlan) -> Iterator[tuple[str, Any]]:
+    """Yields every setting that a resumed run must share with its past, by the name that its flag has."""
+    for part in (plan.aggregator, plan.broker, plan.island, plan.up):
+        for name, value in settings.to_table(part).items():
+            if name not in MAY_CHANGE | _PLACES:
+                yield name, value
+    for name, value in plan.task.items():
+        yield f"task.{name}", value
+
+
+def _plain(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def _json(path: Path | None) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8")) if path is not None else {}
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}

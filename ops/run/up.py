@@ -1,0 +1,347 @@
+"""``up``: a whole run on this machine, in one command.
+
+Starts Redis (unless one is named), a broker, an aggregator and the islands; restarts what dies; shows how the run goes;
+ends when the aggregator has flushed and ended; evaluates the model before and after; reports. All of it happens on one
+thread, on which the lives of all processes hang (:mod:`ops.processes.child`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import math
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from broker.process.signals import Interrupted, Signals
+from broker.registry.registry import Registry
+from broker.wire.errors import ConfigError, Unavailable
+from islands.config import LANGUAGE
+from ops import run_directory
+from ops.inspect.export import Which, export
+from ops.inspect.finished import ADDRESS_FILE
+from ops.inspect.run_status import Status, status_of
+from ops.inspect.shards import one_report
+from ops.links import placing
+from ops.processes.child_process import ProcessSpec, last_lines
+from ops.processes.cluster import Change, LocalCluster, wait_until_listening
+from ops.processes.numeric import compilation_cache, one_thread_environment
+from ops.processes.redis_server import server
+from ops.processes.supervision import RestartPolicy
+from ops.run import daemons, local_plan, resume
+from ops.run.display import Display, Rate, progress_of, trained_tokens
+from ops.run.local_plan import LocalPlan
+from ops.run.outer_defaults import ADAMW, MUON
+from ops.run.prepare import prepare
+from ops.run.report import Metrics, Report, RunFacts, build_report, render
+from ops.text import finite
+
+POLL_S = 0.1
+STATUS_EVERY_S = 1.0
+#: Silence of Redis after which the display says why it stands still.
+STATUS_LATE_S = 10.0
+#: Islands hear of the end of the run from the broker, and leave by themselves within this.
+LEAVE_WITHIN_S = 3.0
+
+_EPILOG = f"""
+--resume RUN_DIR continues a run that was stopped, killed or cut off by a power failure. It keeps the settings, the run
+id and the exact momentum, and nothing that was merged is lost.
+
+A run ends at the first heartbeat after its tokens, and then merges what the islands still have.
+With --task-option optimizer=muon the outer step is the {MUON.merge}, with rate {MUON.outer_learning_rate} and
+momentum {MUON.outer_momentum}, unless a flag or the file names a part of it.
+
+exit status:
+  0    the run trained its tokens, and the report is complete
+  1    a process could not be kept alive, or the model could not be evaluated; the report has what is known
+  2    a setting is wrong, or contradicts those of the run to be resumed
+  130  interrupted by Ctrl-C (143 by SIGTERM, 129 by SIGHUP); the report has what was done until then"""
+
+
+class GaveUp(Exception):
+    """A process could not be kept alive; ``misset``: for its settings."""
+
+    def __init__(self, detail: str, *, misset: bool = False) -> None:
+        super().__init__(detail)
+        self.misset = misset
+
+
+def _sentence(err: Exception) -> str:
+    """What went wrong, without the end of the log that tells more."""
+    return str(err).partition("; the end of ")[0].partition("\n")[0]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of ``up``."""
+    parser.add_argument(
+        "--json", action="store_true", help="the report as one JSON object, on standard output's last line"
+    )
+    parser.add_argument(
+        "--resume",
+        type=Path,
+        metavar="RUN_DIR",
+        help=f"go on with the run in this directory, with its own settings; only {resume.CHANGES_HELP}",
+    )
+    local_plan.add_arguments(parser)
+    parser.epilog = f"{parser.epilog}\n{_EPILOG}"
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs from start to report; returns the exit status that ``--help`` lists.
+
+    Raises:
+        ConfigError: A setting cannot work; nothing was started.
+        Unavailable: The run directory cannot be written, or there is no Redis; nothing is left running.
+    """
+    started_s = time.monotonic()
+    plan = prepare(args)
+    run_ = LocalRun(plan=plan, started_s=started_s, resumed=args.resume is not None)
+    with Signals() as signals, Display() as display:
+        status = 0 if run_.resumed and resume.has_ended(plan) else run_.train(display, signals)
+        judged: tuple[Metrics, Metrics] = ({}, {})
+        if status == 0:
+            try:
+                judged = evaluate(plan, run_.last_stores(), display, signals)
+            except (GaveUp, Unavailable, ConfigError) as err:
+                status, run_.note = 1, f"not evaluated: {_sentence(err)}"
+                display.note(f"not evaluated: {err}")
+            except Interrupted as err:
+                status, run_.note = 128 + err.number, str(err)
+    report: Report = finite(run_.report(status, judged))
+    try:
+        run_directory.write(plan.run_dir / "report.json", json.dumps(report, indent=2, allow_nan=False) + "\n")
+    finally:  # said at least, where it cannot be kept
+        print(json.dumps(report, allow_nan=False) if args.json else render(report), flush=True)
+    return status
+
+
+# --- during -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True, kw_only=True)
+class LocalRun:
+    """A run in progress: what the supervisor sees of it."""
+
+    plan: LocalPlan
+    started_s: float
+    resumed: bool = False
+    steps_before: int | None = None  #: highest inner step when we began; None until the first status of a resumed run
+    note: str = ""
+    troubles: tuple[str, ...] = ()
+    first_step_s: float | None = None
+    ended_s: float | None = None
+    restarts: dict[str, int] = field(default_factory=dict)
+    ended_by: dict[int, str] = field(default_factory=dict)  #: shard -> whoever led it at the end
+
+    def train(self, display: Display, signals: Signals) -> int:
+        """Starts everything, waits for the end, whichever it is, and ends everything; returns the exit status."""
+        with LocalCluster(self.plan.run_dir / "logs") as cluster, asyncio.Runner() as loop:
+            try:
+                self.start(cluster, display, signals)
+                self._watch(cluster, loop, display, signals)
+            except (GaveUp, Unavailable) as err:
+                self.note = _sentence(err)
+                display.note(str(err))
+                return 2 if isinstance(err, GaveUp) and err.misset else 1
+            except Interrupted as err:
+                self.note = str(err)
+                display.note(f"{err}; ending every process")
+                return 128 + err.number
+            finally:
+                self.ended_s = time.monotonic()
+                cluster.stop()
+                self.restarts = {name: cluster.restarts(name) for name in self._names()}
+        return 0
+
+    def _names(self) -> list[str]:
+        links = [placing.PROCESS_NAME] if self.plan.links is not None else []
+        return ["redis", *self.plan.broker_ports, *links, *self.plan.clients]
+
+    def start(self, cluster: LocalCluster, display: Display, signals: Signals) -> None:
+        """Starts Redis, if it is ours to start, and then everything else.
+
+        Raises:
+            Interrupted: A signal came.
+        """
+        plan = self.plan
+        display.note(f"run {plan.run_id} {'goes on ' if self.resumed else ''}in {plan.run_dir}")
+        if plan.outer.merge and plan.outer != ADAMW:
+            step = f"rate {plan.outer.outer_learning_rate:g} and momentum {plan.outer.outer_momentum:g}"
+            where = f"islands elsewhere take theirs from {plan.config_file}"
+            display.note(f"outer step: {step}, on changes merged by {plan.outer.merge}; {where}")
+        (plan.run_dir / ADDRESS_FILE).unlink(missing_ok=True)  # of the time before: it may be another one now
+        if plan.redis_port is not None:
+            run_directory.write(plan.run_dir / ADDRESS_FILE, f"{plan.redis_url} {plan.run_id}\n")
+            command = server(port=plan.redis_port, directory=plan.run_dir).command
+            cluster.start([ProcessSpec(name="redis", command=command, stop_order=2)])
+            if not wait_until_listening(plan.redis_port):
+                end = last_lines(cluster.log_of("redis"))
+                raise Unavailable(f"Redis did not start on port {plan.redis_port}; its log ends:\n{end}", definite=True)
+        if plan.links is not None:
+            run_directory.write(plan.links.wiring_file, plan.links.started(time.monotonic()).wiring.dump())
+        environment = daemons.our_environment(plan.redis_url)
+        numeric = one_thread_environment() | compilation_cache()
+        for spec in daemons.processes(plan, environment=environment, island_environment=numeric):
+            signals.check()  # many islands take a while
+            cluster.start([spec])
+        display.note(f"status from elsewhere, now and later: python3 -m ops status {plan.run_dir}")
+
+    def _watch(self, cluster: LocalCluster, loop: asyncio.Runner, display: Display, signals: Signals) -> None:
+        """Returns when the aggregator has ended the run.
+
+        Raises:
+            GaveUp: A process could not be kept alive.
+            Interrupted: A signal came.
+        """
+        registry = Registry(self.plan.redis_url, self.plan.run_id)
+        rate = Rate()
+        next_status_s, silent_since_s, seen = 0.0, time.monotonic(), False
+        try:
+            while not self._happened(cluster, display):
+                signals.check()
+                now_s = time.monotonic()
+                if now_s >= next_status_s:
+                    next_status_s = now_s + STATUS_EVERY_S
+                    status, missing = self._status(registry, loop)
+                    if status is None and silent_since_s <= now_s - STATUS_LATE_S:
+                        display.note(f"{'no progress to show' if seen else 'starting'}: {missing}")
+                        silent_since_s = math.inf  # said once
+                    if status is not None:
+                        seen, silent_since_s = True, now_s
+                        progress = progress_of(status, rate.update(now_s, trained_tokens(status)))
+                        if self.steps_before is None:
+                            self.steps_before = progress.max_inner_step if self.resumed else 0
+                        if self.first_step_s is None and progress.max_inner_step > self.steps_before:
+                            self.first_step_s = now_s - self.started_s
+                        display.show(status, progress, now_s)
+                        self._tell_troubles(status, display)
+                time.sleep(POLL_S)
+            leave_by_s = time.monotonic() + LEAVE_WITHIN_S
+            while cluster.running() & set(self.plan.island_ids) and time.monotonic() < leave_by_s:
+                self._happened(cluster, display)
+                signals.check()
+                time.sleep(POLL_S)
+        finally:
+            loop.run(registry.aclose())
+
+    def _tell_troubles(self, status: Status, display: Display) -> None:
+        """Says what the aggregator cannot put right by itself, when it begins and when it is over."""
+        troubles = tuple(each.partition(": ")[2] for each in status.totals.get("troubles", ()))  # without for how long
+        for trouble in troubles:
+            if trouble not in self.troubles:
+                display.note(trouble)
+        if self.troubles and not troubles:
+            display.note("the aggregator can go on")
+        self.troubles = troubles
+
+    def _happened(self, cluster: LocalCluster, display: Display) -> bool:
+        """Tells what became of the processes; returns whether every shard has ended the run."""
+        shards = self.plan.shards
+        for event in cluster.poll():
+            match event.change:
+                case Change.GAVE_UP:
+                    raise GaveUp(event.detail, misset=event.misset)
+                case Change.DIED | Change.STARTED:
+                    display.note(event.detail)
+                case Change.ENDED:
+                    if event.process in shards:
+                        self.ended_by.setdefault(shards[event.process], event.process)
+        return len(self.ended_by) == self.plan.aggregator.shards
+
+    def last_stores(self) -> list[Path]:
+        """Returns the stores that have the last version of every fragment, one of each shard."""
+        led_by: dict[int, str] = {}
+        for name, shard in self.plan.shards.items():
+            led_by.setdefault(shard, self.ended_by.get(shard, name))
+        return [self.plan.store_of(name) for _, name in sorted(led_by.items())]
+
+    @staticmethod
+    def _status(registry: Registry, loop: asyncio.Runner) -> tuple[Status | None, str]:
+        """The status by Redis; None while there is none, which stops nothing but this display, and why."""
+        try:
+            snapshot = loop.run(registry.read())
+        except Unavailable as err:
+            return None, str(err)
+        if snapshot.empty:
+            return None, "waiting for the aggregator's first report"
+        return status_of(snapshot, snapshot.now_s), ""
+
+    def report(self, status: int, judged: tuple[Metrics, Metrics] = ({}, {})) -> Report:
+        """Returns the report, from the aggregator's own file and what was seen here."""
+        ended_s = self.ended_s if self.ended_s is not None else time.monotonic()
+        facts = RunFacts(
+            run_id=self.plan.run_id,
+            run_dir=os.fspath(self.plan.run_dir),
+            exit=status,
+            wall_s=ended_s - self.started_s,
+            first_step_s=self.first_step_s,
+            restarts=self.restarts,
+            note=self.note,
+            loss_unit="nats per token" if self.plan.island.task == LANGUAGE else "",
+        )
+        return build_report(self._counted(), facts, before=judged[0], after=judged[1])
+
+    def _counted(self) -> dict[str, Any] | None:
+        """What the aggregators wrote; without that of one shard the rest would not add up."""
+        try:
+            counted = [json.loads(path.read_text(encoding="utf-8")) for path in self.plan.reports]
+        except (OSError, ValueError):
+            return None
+        return one_report(counted) if all(isinstance(each, dict) for each in counted) else None
+
+
+# --- after --------------------------------------------------------------------------------------------------------
+
+
+def evaluate(plan: LocalPlan, stores: Sequence[Path], display: Display, signals: Signals) -> tuple[Metrics, Metrics]:
+    """Returns the held-out metrics of version 0 and of the newest model, which is left as ``model.safetensors``.
+
+    The two are judged at the same time, in processes of their own: this one never loads JAX.
+
+    Raises:
+        GaveUp: An evaluation failed; the message has the end of its log.
+        Interrupted: A signal came.
+        Unavailable: The store cannot be read.
+    """
+    display.note("evaluating the model before and after")
+    before, after = plan.run_dir / "seed.safetensors", plan.run_dir / "model.safetensors"
+    export(plan.run_dir, before, which=Which.SEED)  # a standby may have come after it
+    export(stores, after)
+    environment = daemons.our_environment(plan.redis_url) | one_thread_environment() | compilation_cache()
+    logs = plan.run_dir / "logs"
+    specs = [
+        ProcessSpec(
+            name=name,
+            command=daemons.our_command(
+                "evaluate", "--config", os.fspath(plan.config_file), "--model", os.fspath(path)
+            ),
+            environment=environment,
+            ends_by_itself=True,
+        )
+        for name, path in (("evaluate-before", before), ("evaluate-after", after))
+    ]
+    with LocalCluster(logs, policy=RestartPolicy(young_deaths=1, settled_after_s=float("inf"))) as cluster:
+        cluster.start(specs)
+        while cluster.running():
+            signals.check()
+            for event in cluster.poll():
+                if event.change is Change.GAVE_UP:
+                    raise GaveUp(event.detail)
+            time.sleep(POLL_S)
+    before.unlink()
+    first, second = (_metrics_in(logs / f"{spec.name}.log") for spec in specs)
+    return first, second
+
+
+def _metrics_in(log: Path) -> Metrics:
+    line = last_lines(log, 1)
+    try:
+        found: Metrics = json.loads(line)["metrics"]
+    except (ValueError, KeyError, TypeError) as err:
+        raise GaveUp(f"{log} should end with what was evaluated, not with {line!r}") from err
+    return found
