@@ -20,8 +20,8 @@ from typing import Any
 
 from aggregator.store.layout import mapped
 from broker.process import flags
-from broker.wire.errors import ConfigError
 from broker.process.signals import Interrupted, Signals
+from broker.wire.errors import ConfigError
 from islands.tasks.options import find_module, module_and_function
 from ops.lab import report
 from ops.lab.experiment import Experiment, label

@@ -11,8 +11,8 @@ import numpy as np
 from aggregator.merge.outer_step import make_outer_step
 from broker.wire.errors import ConfigError
 from broker.wire.fragments import FragmentManifest
-from islands.tasks.task import Params, Task
 from islands.arrays.tree import flatten, unflatten
+from islands.tasks.task import Params, Task
 from ops.lab.records import Outcome, Point
 from ops.lab.settings import CellSettings
 from ops.lab.strides import Strides

@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from broker.process import toml
-from broker.wire.errors import ConfigError
 from broker.process.settings import from_sources, refuse_unknown, setting
+from broker.wire.errors import ConfigError
 from ops.lab.settings import CellSettings, cell_settings
 
 _TABLES = ("run", "grid", "variants", "tune", "compare")

@@ -33,8 +33,8 @@ from broker.wire.fragments import FragmentManifest, Kind, TensorSpec, partition
 from broker.wire.ranges import StepRange
 from broker.wire.tensors import encode_tensor, payload_bytes
 from islands.arrays.partition import tensor_specs
-from islands.tasks.task import Batch, DataShare, Params, Schedule, Task, endless_batches
 from islands.arrays.tree import flatten, unflatten
+from islands.tasks.task import Batch, DataShare, Params, Schedule, Task, endless_batches
 from ops.lab import strides
 from ops.lab.records import Outcome, Point
 from ops.lab.settings import CellSettings, Mode

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from aggregator.store.layout import mapped
-from broker.wire.errors import ConfigError
 from broker.process.settings import from_sources
+from broker.wire.errors import ConfigError
 from islands.tasks.task import Params
 
 _LOG = logging.getLogger(__name__)

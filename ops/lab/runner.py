@@ -27,8 +27,8 @@ from ops.lab.records import Record, Stage, append, edited_since, newest, path_of
 from ops.lab.schedule import Agenda, Run, agenda, left_out
 from ops.lab.settings import resolved
 from ops.lab.worker import latest
-from ops.processes.numeric import compilation_cache, heap_that_stays, one_thread_environment
 from ops.processes.child_process import Child, ProcessSpec, end_of, stop_in_order
+from ops.processes.numeric import compilation_cache, heap_that_stays, one_thread_environment
 
 LOOK_EVERY_S = 0.5
 STOP_WITHIN_S = 3.0

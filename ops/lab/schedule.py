@@ -16,8 +16,8 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from broker.wire.errors import ConfigError
 from broker.process.settings import nearest
+from broker.wire.errors import ConfigError
 from islands.tasks.options import check_mentioned, check_options, module_and_function, no_module, signature_in_source
 from ops.lab.experiment import Cell, CellKey, Comparison, Equal, Experiment, Tune, cell_key, contains, label, read
 from ops.lab.records import Record, Stage, newest, of_newest_code

@@ -12,9 +12,9 @@ from typing import Any, Final
 
 from aggregator.config import AggregatorConfig
 from broker.process import settings
+from broker.process.settings import setting
 from broker.wire.errors import ConfigError
 from broker.wire.messages import Codec
-from broker.process.settings import setting
 from islands.config import LANGUAGE
 from ops.run.outer_defaults import suited_to
 

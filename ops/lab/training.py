@@ -16,21 +16,21 @@ from typing import Any
 
 import numpy as np
 
-from aggregator.merge import versions
 from aggregator.events import Commit, Inspection, Merge, Plant
+from aggregator.merge import versions
 from aggregator.merge.inspection import inspect
 from aggregator.merge.outer_step import FragmentState, OuterStep
 from broker.wire.fragments import FragmentManifest, Kind, TensorSpec
 from broker.wire.messages import Codec, Envelope, Payload, Version
 from broker.wire.ranges import StepRange
-from islands.session import checkpoint, state_parts
 from islands.arrays import placement
 from islands.arrays.initial_values import InitialValues
-from islands.protocol.core import Island
-from islands.session.training_state import (Position, Snapshot)
 from islands.arrays.partition import tensor_specs
 from islands.arrays.placement import Parameters, Placement
 from islands.arrays.reference import Reference, encode_seed
+from islands.protocol.core import Island
+from islands.session import checkpoint, state_parts
+from islands.session.training_state import Position, Snapshot
 from islands.tasks.task import Batch, DataShare, Params, Schedule, Task, endless_batches
 from ops.chaos.tampering import TamperedTensors
 from ops.lab.settings import MergeRule

@@ -30,10 +30,10 @@ import numpy as np
 
 from broker.wire.errors import ConfigError
 from broker.wire.messages import Reason
+from islands.arrays.tree import flatten
 from islands.config import LANGUAGE
 from islands.tasks.corpus import MAX_TEXT_BYTES, PYTHON, files_of, holds_text, is_array
 from islands.tasks.task import Params, Task, held_out_loss, load_task, task_function
-from islands.arrays.tree import flatten
 from ops import cli
 from ops.lab import decoupled, lockstep
 from ops.lab.records import Outcome, Record, Stage

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from broker.wire.errors import ConfigError, Unavailable
 from broker.process.signals import Interrupted
+from broker.wire.errors import ConfigError, Unavailable
 from ops.lab import command, runner
 from ops.lab.command import as_they_are
 from ops.lab.records import path_of, read
