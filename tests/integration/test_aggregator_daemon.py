@@ -22,7 +22,6 @@ from broker.registry.registry import Registry
 from broker.wire import messages as m
 from broker.wire.codec import encode
 from broker.wire.errors import ConfigError, Unavailable
-from broker.wire.fragments import Kind, TensorSpec
 from broker.wire.headers import seal
 from broker.wire.messages import PROTOCOL_VERSION, Channel, Codec, Envelope, Fate, Reason
 from broker.wire.tensors import encode_tensor
@@ -127,23 +126,6 @@ def test_a_bad_contribution_is_refused_with_its_reason_and_the_run_goes_on(make,
     on_a_bench(use)
 
 
-def test_an_unknown_fragment_is_refused_with_its_reason(tmp_path):
-    async def use(bench):
-        island = await seeded(bench, tmp_path)
-        sequence = await island.send(replace(island.contribution(0), fragment_id=99))
-        island.sent.clear()
-        refused = await until(lambda: island.refused, "the refusal")
-        assert (refused[0].kind, refused[0].sequence, refused[0].reason) == (
-            "contribution",
-            sequence,
-            Reason.UNKNOWN_FRAGMENT,
-        )
-        assert bench.core.run.refusals[Reason.UNKNOWN_FRAGMENT] == 1
-        await goes_on(bench, island)
-
-    on_a_bench(use)
-
-
 def test_damaged_bytes_are_asked_for_again_and_then_merged(tmp_path):
     async def use(bench):
         island = await seeded(bench, tmp_path)
@@ -193,26 +175,6 @@ def test_a_duplicate_is_recognised_and_counts_once(tmp_path):
     on_a_bench(use)
 
 
-def test_a_contribution_that_is_too_stale_is_refused_with_its_reason(tmp_path):
-    async def use(bench):
-        island = await seeded(bench, tmp_path, max_staleness=1)
-        island.answering = True
-        await until(at_version(bench, 3), "version 3")
-        island.answering = False
-        await until(lambda: island.versions[0].fragment_version >= 3, "version 3 at the island")
-        stale = island.contribution(0, version=0)
-        key = (0, stale.steps.from_step, stale.steps.to_step)
-        await island.send(stale)
-        told = await until(lambda: island.resolutions.get(key), "its resolution")
-        assert (told.fate, told.reason) == (Fate.REFUSED, Reason.STALE)
-        wasted = bench.core.run.ledger.books().tokens()["wasted"]
-        assert set(wasted) == {"stale"}
-        island.fates.clear()
-        await goes_on(bench, island)
-
-    on_a_bench(use)
-
-
 def test_a_seed_of_the_wrong_dtype_or_not_finite_is_refused_and_a_good_one_begins_the_run(tmp_path):
     async def use(bench):
         await bench.aggregator(aggregator_config(tmp_path, broker=bench.address))
@@ -229,35 +191,6 @@ def test_a_seed_of_the_wrong_dtype_or_not_finite_is_refused_and_a_good_one_begin
         assert island.refused[1].reason is Reason.NOT_FINITE
         assert bench.core.run.refusals == {Reason.WRONG_DTYPE: 1, Reason.NOT_FINITE: 1}
         island.seeding = True
-        await goes_on(bench, island)
-
-    on_a_bench(use)
-
-
-def test_an_island_with_another_model_is_refused_with_the_difference(tmp_path):
-    other = (TensorSpec(name="embed", shape=(61, 20), dtype="float32", kind=Kind.MEAN),)
-
-    async def use(bench):
-        island = await seeded(bench, tmp_path)
-        stranger = await bench.island("b", tensors=other)
-        await until(lambda: stranger.refused, "the refusal")
-        assert stranger.refused[0].reason is Reason.MANIFEST
-        assert "'embed' has shape (61, 20), the run has (60, 20)" in stranger.refused[0].detail
-        await goes_on(bench, island)
-
-    on_a_bench(use)
-
-
-def test_a_message_of_somebody_who_never_joined_is_refused(tmp_path):
-    async def use(bench):
-        island = await seeded(bench, tmp_path)
-        ghost = await bench.island("ghost", live=False)
-        ghost.incarnation = 3
-        bench.background(ghost._receive(Channel.CONTROL))
-        await ghost.send(m.Nothing(round_id=1, fragment_id=0))
-        await until(lambda: ghost.refused, "the refusal")
-        assert ghost.refused[0].reason is Reason.UNKNOWN_ISLAND
-        assert "join again" in ghost.refused[0].detail
         await goes_on(bench, island)
 
     on_a_bench(use)
@@ -422,42 +355,6 @@ class Process:
         return process.returncode, text
 
 
-def test_a_killed_aggregator_comes_back_with_its_versions_under_a_higher_epoch(tmp_path):
-    async def use(bench):
-        with Process(bench, tmp_path) as process:
-            island = await bench.island("a")
-            await until(lambda: island.state and min(island.state.versions, default=0) >= 2, "version 2")
-            merged = await until(
-                lambda: [key for key in island.sent if island.fate(*key) is Fate.MERGED], "word of a merge"
-            )
-            process.signal(signal.SIGKILL)
-            process.end()
-            published = island.state.versions
-            process.start()
-            await until(lambda: island.state.epoch > 1, "an answer of the next life")
-            state = island.state
-            assert state.epoch == 2
-            assert state.phase is m.Phase.RUNNING
-            assert all(now >= then for now, then in zip(state.versions, published, strict=True))
-            del island.resolutions[merged[0]]
-            await island.send(island.sent[merged[0]])  # as one does whose answer was lost
-            await until(lambda: island.fate(*merged[0]) is Fate.MERGED, "that it was merged before")
-            await until(lambda: min(island.state.versions) > max(published), "further versions")
-            digests = {}
-            for each in island.history:  # across the crash, a version names one byte string
-                key = (each.fragment_id, each.fragment_version)
-                assert digests.setdefault(key, each.digest) == each.digest
-            process.signal(signal.SIGTERM)
-            status, text = await asyncio.to_thread(process.end)
-        assert status == 128 + signal.SIGTERM, text
-        report = json.loads((tmp_path / "report.json").read_text())
-        tokens = report["tokens"]
-        assert tokens["trained"] == tokens["merged"] + sum(tokens["wasted"].values()) + tokens["in_flight"]
-        assert min(report["versions"].values()) > max(published)
-
-    on_a_bench(use)
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_the_aggregator_with_a_partial_report(number, tmp_path):
     async def use(bench):
@@ -478,25 +375,6 @@ def test_a_signal_ends_the_aggregator_with_a_partial_report(number, tmp_path):
         assert report["participation"] == 1.0
         notes = [line.get("note") for line in read_lines(tmp_path / "events.jsonl")]
         assert notes[-1] == "aggregator.finished"
-
-    on_a_bench(use)
-
-
-def test_a_run_ends_by_itself_when_its_tokens_are_trained(tmp_path):
-    async def use(bench):
-        settings = aggregator_config(tmp_path, broker=bench.address, total_tokens=400, report=tmp_path / "report.json")
-        await bench.aggregator(settings)
-        island = await bench.island("a")
-        await until(lambda: island.state and island.state.phase is m.Phase.FLUSHING, "the flush")
-        island.stop()
-        await until(lambda: island.state.phase is m.Phase.ENDED, "the end")
-        await island.send(m.Leave(inner_step=island.step, tokens=island.tokens(island.step), reason="done"))
-        await until(lambda: bench.core.finished, "the aggregator's own end")
-        await until(lambda: (tmp_path / "report.json").exists(), "the report")
-        report = json.loads((tmp_path / "report.json").read_text())
-        assert report["phase"] == "ended"
-        assert report["tokens"]["in_flight"] == 0
-        assert report["tokens"]["trained"] == report["tokens"]["merged"] == island.tokens(island.step)
 
     on_a_bench(use)
 
@@ -561,29 +439,6 @@ def test_a_store_without_a_whole_version_is_not_seeded_anew(tmp_path):
             path.write_bytes(b"ruined")
         with pytest.raises(Unavailable, match="no whole version of fragment 0; restore it from a copy"):
             await bench.serve(settings)
-
-    on_a_bench(use)
-
-
-def test_payloads_are_not_recorded_without_a_tape_to_be_beside(tmp_path):
-    async def use(bench):
-        with pytest.raises(ConfigError, match=r"record_payloads = True: .* give --tape FILE"):
-            await bench.serve(aggregator_config(tmp_path, broker=bench.address, record_payloads=True))
-
-    on_a_bench(use)
-
-
-def test_a_model_that_fits_no_message_is_refused_and_another_one_begins_the_run(tmp_path):
-    large = (TensorSpec(name="embed", shape=(1 << 30, 4), dtype="float32", kind=Kind.MEAN),)
-
-    async def use(bench):
-        await bench.aggregator(aggregator_config(tmp_path, broker=bench.address))
-        stranger = await bench.island("b", tensors=large)
-        await until(lambda: stranger.refused, "the refusal")
-        assert stranger.refused[0].reason is Reason.OVERSIZE
-        assert "more fragments do not help" in stranger.refused[0].detail
-        island = await bench.island("a")
-        await until(lambda: island.began_s is not None, "version 0")
 
     on_a_bench(use)
 

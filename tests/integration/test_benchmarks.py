@@ -2,8 +2,6 @@
 
 import argparse
 import json
-import os
-from pathlib import Path
 from statistics import median
 
 import pytest
@@ -11,8 +9,6 @@ import pytest
 from benchmarks import island_waiting, lab_overhead, merge, output, round_latency, strangers, wire_bytes
 from broker.wire.errors import Unavailable
 from ops.processes.cluster import free_ports
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def rows(measure, capsys, *flags):
@@ -47,17 +43,6 @@ def test_bytes_on_the_wire_agree_with_the_closed_form_within_two_percent(capsys,
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.slow
-def test_island_waiting_shows_a_fleet_beside_training_alone(capsys, tmp_path):
-    if len(os.sched_getaffinity(0)) < 2:
-        pytest.skip("the measured island needs a processor of its own")
-    alone, fleet = rows(island_waiting, capsys, "--dir", str(tmp_path))
-    assert (alone["islands"], alone["speed"], alone["sync_share"]) == (0, 1.0, None)
-    assert fleet["islands"] == 1
-    assert 0 < fleet["sync_share"] < 1
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_merge_sets_everything_beside_a_reference_of_the_same_run(capsys, tmp_path):
     found = {row["what"]: row for row in rows(merge, capsys, "--dir", str(tmp_path), "--islands", "2")}
     assert {"mean f32", "rda int4", "outer step", "commit"} <= found.keys()
@@ -75,41 +60,12 @@ def test_help_of_every_benchmark_has_an_example(measure, capsys):
     assert "example:\n  python -m benchmarks." in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("text", ["", "0", "ten", "1M,-2"])
-def test_a_list_of_sizes_that_makes_no_sense_is_refused(text):
-    with pytest.raises(Exception, match="must be positive numbers"):
-        output.numbers(text)
-
-
-def test_fragments_that_do_not_divide_the_tensors_are_refused_with_the_cure(capsys):
-    assert round_latency.main(["--quick", "--fragments", "7"]) == 2
-    assert "must divide 48" in capsys.readouterr().err
-
-
 def test_an_error_from_within_a_group_of_tasks_is_said_in_one_line(capsys):
     def measure(args):
         raise ExceptionGroup("tasks", [ExceptionGroup("inner", [Unavailable("the hub is gone", definite=True)])])
 
     assert output.guarded(measure, argparse.Namespace()) == 1
     assert capsys.readouterr().err == "error: the hub is gone\n"
-
-
-def test_other_errors_from_within_a_group_are_not_hidden():
-    def measure(args):
-        raise ExceptionGroup("tasks", [ZeroDivisionError()])
-
-    with pytest.raises(ExceptionGroup):
-        output.guarded(measure, argparse.Namespace())
-
-
-def test_a_table_aligns_its_columns_and_shows_none_as_a_dash():
-    columns = [output.Column(key="a", title="name"), output.Column(key="b", title="x", form=".1f")]
-    assert output.table([{"a": "long name", "b": 1.25}, {"a": "b", "b": None}], columns).splitlines() == [
-        "|      name |   x |",
-        "|----------:|----:|",
-        "| long name | 1.2 |",
-        "|         b |   - |",
-    ]
 
 
 def test_strangers_say_that_a_broker_is_gone(capsys):

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import dataclasses
-import errno
 import os
 import signal
 import socket
@@ -265,20 +264,6 @@ def test_a_damaged_version_is_not_kept_but_refused_so_that_it_is_published_again
     on_a_broker(config(), use)
 
 
-def test_the_next_incarnation_takes_over_and_the_last_one_is_told():
-    async def use(bench):
-        aggregator = await bench.aggregator()
-        first, second = await bench.client("a", 1), await bench.client("a", 2)
-        await first.send(beat(1))
-        await aggregator.receive(m.Heartbeat)
-        await second.send(beat(2))
-        assert (await aggregator.receive(m.Heartbeat)).incarnation == 2
-        await first.send(beat(3))
-        assert (await first.receive(m.Refused)).message.reason is Reason.FENCED
-
-    on_a_broker(config(), use)
-
-
 def test_bulk_that_nobody_takes_holds_up_no_control_message():
     """The aggregator stops reading: contributions queue up to their limit, then come back; heartbeats still pass."""
     settings = config(max_header_bytes=1 << 16, max_message_bytes=8 << 20, peer_queue_bytes=8 << 20)
@@ -525,22 +510,6 @@ def test_a_redis_that_hangs_delays_nobody(redis):
     on_a_broker(config(redis_url=redis.found.url), use)
 
 
-def test_the_last_word_of_an_island_is_written_when_the_broker_ends(redis):
-    redis.start()
-    asyncio.run(in_redis(redis.found.url, lambda _: True, "Redis"))
-    settings = config(redis_url=redis.found.url, report_interval_s=3600.0)  # one report at the start, one at the end
-
-    async def use(bench):
-        aggregator, island = await bench.aggregator(), await bench.client("a")
-        await in_redis(redis.found.url, lambda s: s.brokers, "the first report")
-        await island.send(m.Leave(inner_step=6, tokens=60, reason="done"))
-        await aggregator.receive(m.Leave)
-
-    on_a_broker(settings, use)
-    found = asyncio.run(in_redis(redis.found.url, lambda s: s.members, "the last report"))
-    assert found.members["a"]["left"] is True
-
-
 # --- the process ----------------------------------------------------------------------------------------------------
 
 
@@ -562,27 +531,6 @@ def _has_ipv6():
 
 
 needs_ipv6 = pytest.mark.skipif(not _has_ipv6(), reason="this machine has no IPv6 loopback")
-
-
-def test_no_two_free_ports_are_said_with_a_cure(monkeypatch):
-    bind = zmq.asyncio.Socket.bind
-
-    def taken(sock, address):
-        if address.startswith("tcp"):
-            raise zmq.ZMQError(errno.EADDRINUSE)
-        return bind(sock, address)
-
-    monkeypatch.setattr(zmq.asyncio.Socket, "bind", taken)
-    with pytest.raises(ConfigError, match=r"port = 0: no two neighbours .* 50 attempts: name one"):
-        on_a_broker(config(), None)
-
-
-def test_a_host_that_is_not_ours_is_named_with_a_cure():
-    with pytest.raises(ConfigError, match=r"host = '192\.0\.2\.1': this machine has no such address"):
-        on_a_broker(config(host="192.0.2.1", insecure=True), None)
-    for host in ("no such host", "a..b", "\udcff"):
-        with pytest.raises(ConfigError, match=r"host = '.*': is no address \("):
-            on_a_broker(config(host=host, insecure=True), None)
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "localhost", pytest.param("[::1]", marks=needs_ipv6)])

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import itertools
 import json
 import subprocess
 import sys
@@ -222,16 +221,6 @@ def test_version_0_comes_from_the_first_island_or_from_init_with_the_runs_seed(t
                 assert np.array_equal(theirs["w"], params["w"])
 
 
-def test_the_same_object_comes_back_while_nothing_is_installed(hub):
-    given = params_of()
-    with join(hub, given) as island:
-        params, _ = island.restore(given)
-        assert params is not given
-        assert params["w"] is not given["w"]
-        trained = numpy_step(params)
-        assert island.step(trained, tokens=TOKENS) is trained
-
-
 def test_the_share_of_time_in_here_counts_from_the_end_of_the_first_step(hub):
     """A life of one step has spent no share of it: when that step's training began is not known here."""
     given = params_of()
@@ -242,20 +231,6 @@ def test_the_share_of_time_in_here_counts_from_the_end_of_the_first_step(hub):
         time.sleep(0.05)
         island.step(numpy_step(params), tokens=TOKENS)
         assert 0.0 < island.sync_share < 1.0
-
-
-def test_numbers_of_numpy_and_jax_travel_as_plain_ones(hub):
-    options = {"tokens_per_step": np.int64(TOKENS), "unit_axes": {"w": np.int8(1)}, "donor_wait_s": np.float32(0)}
-    with join(hub, params_of(), **options) as island:
-        params, _ = island.restore(params_of())
-        losses = itertools.cycle([np.float32(0.5), np.array(0.5), jnp.float32(0.5), 0.5])
-        ends_s = time.monotonic() + WAIT_S
-        while min(newest(hub)) < 2 or hub.member(island.id).heartbeat.loss != 0.5:
-            assert time.monotonic() < ends_s
-            state = ({"random": np.random.default_rng(1).bit_generator.state}, np.int64(island.inner_step))
-            params = island.step(numpy_step(params), tokens=np.array(TOKENS), loss=next(losses), state=state)
-            time.sleep(0.002)
-        assert (type(island.tokens), island.tokens) == (int, island.inner_step * TOKENS)
 
 
 # --- refusals -----------------------------------------------------------------------------------------------------
@@ -279,13 +254,6 @@ def test_a_model_that_fits_no_message_of_the_aggregator_is_refused_as_such(tmp_p
     small = r"params = 'as given to join': the aggregator's max_message_bytes = 4194304: must be at least"
     with Hub(tmp_path / "store", max_message_bytes=4 << 20) as hub, pytest.raises(ConfigError, match=small):
         join(hub, params_of())
-
-
-def test_an_island_whose_own_messages_are_too_small_for_the_model_is_told_before_it_waits(hub):
-    largest = 4 * max(40 * 30, 30)
-    least = rf"max_message_bytes = 4194304: must be at least {(4 << 20) + largest} for the largest fragment"
-    with pytest.raises(ConfigError, match=least):
-        join(hub, params_of(), max_message_bytes=4 << 20)
 
 
 def test_a_run_that_has_no_room_is_given_up_in_time_with_what_it_said(hub, monkeypatch):
@@ -455,16 +423,6 @@ def test_the_same_loop_that_hands_over_its_masters_trains_to_the_end(tmp_path, k
         assert {name: np.asarray(x).tolist() for name, x in end.items()} == {n: x.tolist() for n, x in final.items()}
 
 
-def test_a_loop_that_ignores_what_restore_returns_is_told_after_its_first_step(hub):
-    with join(hub, masters_of(1), island_id="first") as first:
-        first.restore(masters_of(1))
-        with join(hub, masters_of(2), island_id="second") as second:
-            second.restore(masters_of(2))
-            data = batches_of(2)
-            with pytest.raises(ConfigError, match="train on from what restore returns"):
-                train(second, masters_of(2), lambda params: descended(params, next(data)))
-
-
 # --- coming and going ---------------------------------------------------------------------------------------------
 
 
@@ -517,18 +475,6 @@ def test_a_restarted_island_goes_on_where_it_was_with_its_own_optimizer_state(hu
         other = {"m": np.zeros(4, np.float32)}
         _, opt_state = island.restore(params_of(), other)
         assert (opt_state, island.restored) == (other, "fresh")
-
-
-def test_without_a_temporary_directory_a_loop_joins_all_the_same_and_says_what_it_lacks(hub, monkeypatch, caplog):
-    def none():
-        raise FileNotFoundError(2, "No usable temporary directory found in ['/tmp']")
-
-    monkeypatch.setattr(tempfile, "gettempdir", none)
-    with caplog.at_level("WARNING"), join(hub, params_of()) as island:
-        params, _ = island.restore(params_of())
-        train(island, params, until=lambda: island.inner_step >= 5)
-    told = [message for message in caplog.messages if message.startswith("lock.unavailable lock=seat-demo-0 ")]
-    assert len(told) == 1, caplog.messages
 
 
 def test_a_restarted_island_without_a_checkpoint_takes_the_optimizer_state_of_another(tmp_path):
@@ -585,12 +531,6 @@ def test_parameters_that_are_never_synchronised_stay_local_and_come_from_the_che
         params, _ = island.restore(with_stats(1.0), ())
         assert island.restored == "checkpoint"
         assert np.all(params["batch_stats"]["mean"] == 3)
-
-
-def test_an_island_beyond_the_expected_number_trains_the_data_in_another_order(hub):
-    with join(hub, params_of()) as first, join(hub, params_of()) as second:
-        assert (first.share.index, first.share.count) == (second.share.index, second.share.count) == (0, 1)
-        assert first.share.seed != second.share.seed
 
 
 def rows_of(store):

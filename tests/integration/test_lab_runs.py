@@ -3,7 +3,6 @@
 import argparse
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -11,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from broker.process.signals import Interrupted
 from broker.wire.errors import ConfigError, Unavailable
 from ops.lab import command, runner
 from ops.lab.command import as_they_are
@@ -126,16 +124,6 @@ def test_a_task_that_refuses_its_options_is_named_and_the_rest_goes_on(experimen
     assert len(read(tmp_path / "records", "stopped")) == 2
 
 
-def test_a_task_that_is_not_there_is_not_looked_for_by_every_run(experiment, tmp_path):
-    text = EXPERIMENT.replace("examples.numpy_task:task", "examples.nowhere:task").replace("seeds = 2", "seeds = 9")
-    experiment.write_text(text)
-    done = lab("run", experiment, "--records", tmp_path / "records", "--jobs", "1")
-    assert done.returncode == 1
-    assert done.stdout.count(": begins") == 3
-    assert "examples.nowhere" in done.stdout
-    assert "none succeeded" in done.stdout
-
-
 def test_wrong_flags_and_files_are_named(experiment, tmp_path):
     (tmp_path / "other.toml").write_text(EXPERIMENT.replace("fragments", "fragmnts"))
     parser = argparse.ArgumentParser()
@@ -150,23 +138,6 @@ def test_wrong_flags_and_files_are_named(experiment, tmp_path):
     ):
         with pytest.raises(ConfigError, match=word):
             command.run(parser.parse_args(list(map(str, arguments))))
-
-
-def test_a_run_that_is_killed_is_said_to_be_and_leaves_no_record(experiment, tmp_path):
-    experiment.write_text(EXPERIMENT.replace("steps = 60", "steps = 200000"))
-    arguments = [sys.executable, "-m", "ops", "lab", "run", experiment, "--records", tmp_path / "records"]
-    arguments += ["--jobs", "1", "--max-seeds", "1"]
-    with subprocess.Popen([*map(str, arguments)], cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        killed = 0
-        for line in process.stdout:
-            if "begins" in line:
-                (child,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-                os.kill(int(child), signal.SIGKILL)
-            killed += "killed by SIGKILL" in line
-        assert process.wait(timeout=40) == 1
-    assert killed == 2
-    assert read(tmp_path / "records", "stopped") == ()
 
 
 @pytest.mark.timeout(150)
@@ -190,22 +161,6 @@ def test_nothing_is_left_running_when_the_laboratory_is_killed(experiment, tmp_p
     assert len(list(tmp_path.glob("atoll-lab-*-stopped"))) == 1
     assert lab("run", experiment, "--records", tmp_path / "records", env=os.environ | scratch).returncode == 0
     assert not list(tmp_path.glob("atoll-lab-*-stopped"))  # nor is its folder left: the next command has removed it
-
-
-def test_a_long_run_says_how_far_it_is(experiment, tmp_path, monkeypatch):
-    monkeypatch.setattr(runner, "SPEAK_EVERY_S", 0.5)
-    experiment.write_text(EXPERIMENT.replace("steps = 60", "steps = 20000\nevaluations = 2000"))
-    said = []
-
-    def check():
-        if any("so far" in line for line in said):
-            raise Interrupted(signal.SIGINT)
-
-    running = runner.Runner(experiment=load(experiment), directory=tmp_path / "records", jobs=1, say=said.append)
-    with pytest.raises(Interrupted):
-        running.run(check)
-    (line,) = (line for line in said if "so far" in line)
-    assert re.fullmatch(r"stopped: .*, seed 0: \d+ % in \d+ s, loss \d\.\d{4} so far; about .+ to go", line)
 
 
 def test_a_record_that_cannot_be_written_is_printed_and_counts_once_it_stands_in_its_file(
@@ -242,12 +197,3 @@ def test_no_more_is_run_of_a_task_that_is_edited_meanwhile(experiment, tmp_path,
     assert not running.run(lambda: None)
     assert sum("begins" in line for line in said) == 1
     assert "edited_meanwhile was edited meanwhile: the same command goes on with it as it is now" in said[-1]
-
-
-def test_a_time_limit_is_one_for_all_files(experiment, tmp_path):
-    other = tmp_path / "other.toml"
-    other.write_text(EXPERIMENT)
-    done = lab("run", experiment, other, "--records", tmp_path / "records", "--limit", "0.000001")
-    assert done.returncode == 1
-    assert done.stdout.count("the time limit is reached: the same command goes on; 4 runs are left") == 2
-    assert "begins" not in done.stdout

@@ -336,7 +336,6 @@ MUTANTS = (
         "aggregator/state/members.py::Members.responsive",
         "for m in self.live(now_s) if m.missed_rounds < MISSES_BEFORE_UNRESPONSIVE)",
         "for m in self.live(now_s))",
-        "unit/test_aggregator_rounds.py::test_two_missed_rounds_and_an_island_is_not_waited_for_until_it_contributes_again",
         "unit/test_aggregator_members.py::test_rounds_wait_for_islands_that_missed_fewer_than_two",
     ),
     Mutant(

@@ -18,7 +18,6 @@ from aggregator.events import (
 )
 from aggregator.process.summary import totals
 from aggregator.rounds.publishing import DELIVERED_S
-from aggregator.state.fragment import Stage
 from broker.wire.messages import (
     AGGREGATOR,
     BROKER,
@@ -75,29 +74,11 @@ def test_an_island_that_lacks_a_fragment_is_not_asked():
     assert round_.asked == {"a", "b"}
 
 
-def test_who_has_answered_is_not_told_of_the_round_again():
-    made = desk()
-    made.open_round("a", "b", "c", step=4)
-    made.offer("a", 0, 4)
-    assert sent(made.beat("a", 4), FleetState, "a")[-1].rounds == ()
-    assert len(sent(made.beat("b", 4), FleetState, "b")[-1].rounds) == 1
-
-
 def test_no_more_rounds_are_open_than_allowed_and_each_on_a_fragment_of_its_own():
     made = desk("a", fragments=4, sync_interval=4, rounds_in_flight=2)
     made.beat("a", 40)
     open_ = list(made.run.open_rounds.values())
     assert len({r.fragment_id for r in open_}) == len(open_) == 2
-
-
-def test_a_new_life_does_not_owe_what_its_earlier_one_was_asked():
-    made = desk("a", "b", quorum=2)
-    made.open_round("a", "b", step=4)
-    made.offer("a", 0, 4)
-    assert made.run.versions == (0,)
-    made.join("b")  # after a crash: it starts at the global parameters, with nothing to hand over
-    assert made.run.versions == (1,)
-    assert merged(made).keys() == {"a"}
 
 
 # --- closing --------------------------------------------------------------------------------------------------
@@ -144,13 +125,6 @@ def test_a_round_without_any_contribution_is_cancelled_and_no_version_is_made():
     assert not of(said, Merge)
 
 
-def test_a_cancelled_fragment_falls_due_again():
-    made = desk("a")
-    first = made.open_round("a", step=4)
-    made.nothing("a")
-    assert made.open_round("a", step=8) > first
-
-
 def test_the_quorum_shrinks_to_the_live_islands():
     made = desk(quorum=3, round_timeout_s=60.0)
     made.open_round("a", "b", "c", step=4)
@@ -195,13 +169,6 @@ def test_where_all_islands_are_unresponsive_all_are_waited_for():
     assert made.run.members["a"].missed_rounds >= 2
     made.offer("a", 0, 16)
     assert made.run.versions == (1,)
-
-
-def test_the_core_asks_to_be_woken_for_each_thing_that_time_decides():
-    made = desk("a", "b", quorum=2, round_timeout_s=5.0, heartbeat_interval_s=1.0)
-    made.open_round("a", "b", step=4)
-    made.run_to(5.0)  # from deadline to deadline, without another event
-    assert not made.run.open_rounds
 
 
 # --- held contributions ---------------------------------------------------------------------------------------
@@ -294,18 +261,6 @@ def test_weights_end_to_end():
     (note,) = notes(said, "version.committed")
     assert note["staleness_mean"] == pytest.approx(0.375)
     assert note["tokens"] == 60
-
-
-def test_a_round_that_few_islands_are_in_takes_a_shorter_step_where_that_is_asked_for():
-    shares = {}
-    for exponent in (0.0, 1.0):
-        made = desk(quorum=2, presence_exponent=exponent)
-        made.open_round("a", "b", "c", step=4)
-        made.offer("a", 0, 4)
-        made.offer("b", 0, 4)
-        close_by_grace(made, 5.0)
-        shares[exponent] = sum(m.merge_weight for m in merged(made).values())
-    assert shares == {0.0: pytest.approx(1.0), 1.0: pytest.approx(2 / 3)}
 
 
 def test_of_three_islands_none_has_more_than_half():
@@ -435,44 +390,6 @@ def test_no_round_opens_on_a_version_that_is_still_on_its_way_to_every_broker(ve
     assert not made.run.fragments[0].undelivered
 
 
-def test_a_fragment_that_waits_for_its_version_is_not_announced_as_due_soon():
-    made = desk("a")
-    attached(made, 0)
-    made.open_round("a", step=4)
-    made.offer("a", 0, 4)
-    for made.now_s in (1.0, 2.0, 0.1 + DELIVERED_S):
-        made.run.fragments[0].stage is Stage.IDLE or made.nothing("a")
-        attached(made, 0)
-    assert made.run.fragments[0].undelivered
-    assert [each.due_soon for each in sent(made.beat("a", 20), FleetState)] == [()]
-
-
-def test_a_version_that_a_later_one_has_overtaken_was_lost_and_holds_up_nothing():
-    made = desk("a", fragments=2, sync_interval=8)
-    attached(made, 0, 0)
-    for p, (now_s, step) in enumerate([(1.0, 4), (1.5, 8)]):
-        made.now_s = now_s
-        made.beat("a", step, step_time_s=9.0)
-        made.offer("a", 0, step, fragment=p)
-    assert made.run.versions == (1, 1)
-    for made.now_s in (2.0, 3.0, 4.0):
-        attached(made, 0, 0)
-    assert [f.undelivered for f in made.run.fragments.values()] == [True, False]
-    made.now_s = 5.0
-    attached(made, 0, 1)
-    assert [f.undelivered for f in made.run.fragments.values()] == [False, False]
-
-
-def test_a_broker_that_was_away_has_as_long_for_what_was_made_meanwhile():
-    made = desk("a")
-    attached(made, 0)
-    made.open_round("a", step=4)
-    made.offer("a", 0, 4)
-    made.now_s += 5.0
-    attached(made, 0)
-    assert not made.run.fragments[0].undelivered
-
-
 def test_after_an_outage_of_the_only_broker_rounds_wait_for_those_who_are_not_back_yet():
     made = desk("a", "b", "c", quorum=1, grace_factor=0.0)
     made.open_round("a", "b", "c", step=4)
@@ -502,21 +419,6 @@ def test_an_outage_of_the_only_broker_brings_nobody_back_who_was_silent_before_i
     attached(made, -1)
     assert made.run.members["a"].last_seen_s == made.now_s
     assert made.run.members["b"].last_seen_s == silent_since_s
-
-
-def test_a_broker_that_is_lost_again_and_again_gives_rounds_no_more_time_until_one_has_closed():
-    made = desk("a", "b", quorum=1, grace_factor=0.0)
-    made.open_round("a", "b", step=4)
-    made.now_s += 4.0
-    attached(made, -1)
-    made.offer("a", 0, 4)
-    for _ in range(2):
-        made.now_s += 3.0
-        attached(made, -1)
-        made.beat("a", 5)
-    made.offer("a", 4, 5)
-    made.run_to(made.now_s + 0.1)
-    assert made.run.versions == (1,)
 
 
 def test_the_first_round_after_a_takeover_waits_for_islands_whose_broker_was_away_too():

@@ -71,10 +71,6 @@ def test_what_is_no_count_is_refused_with_argument_and_value(value):
         arguments.whole("tokens", value, "must be a count")
 
 
-def test_where_waiting_is_allowed_a_count_may_come_from_a_device():
-    assert arguments.whole("tokens_per_step", jnp.int32(8), "", may_wait=True) == 8
-
-
 @pytest.mark.parametrize(
     "value",
     [0.5, 1, True, np.float32(0.5), np.array(0.5), ml_dtypes.bfloat16(0.5), decimal.Decimal("0.5"), math.nan, math.inf],
@@ -136,12 +132,6 @@ def test_what_is_no_loss_is_refused_by_what_it_is(value):
 def test_a_state_that_is_no_pair_with_a_cursor_is_refused(state):
     with pytest.raises(ConfigError, match=r"^state(\[1\])? = "):
         arguments.pair(state)
-
-
-@pytest.mark.parametrize("cursor", [None, 0, 5, np.int64(5), 5.0, np.array(5)])
-def test_a_cursor_may_be_any_whole_number(cursor):
-    _, found = arguments.pair((None, cursor))
-    assert found is None if cursor is None else (type(found), found) == (int, int(cursor))
 
 
 # --- what islands.join is given -------------------------------------------------------------------------------------
@@ -258,11 +248,6 @@ def test_where_a_join_fits_its_answer_does_too():
     )
     assert decode(encode(envelope)).message == welcome
     assert len(tensors) > 4000
-
-
-@pytest.mark.parametrize("tokens", [np.int64(8), 8.0, np.array(8), jnp.int32(8)])
-def test_a_task_takes_its_tokens_per_step_as_any_whole_number(tokens):
-    assert type(task_of(tokens_per_step=tokens).tokens_per_step) is int
 
 
 @pytest.mark.parametrize(

@@ -109,17 +109,6 @@ def test_two_leaves_of_one_path_are_refused():
         flatten({"a/b": zeros(1), "a": {"b": zeros(1)}})
 
 
-def test_a_leaf_that_is_no_array_is_refused_by_name():
-    with pytest.raises(ConfigError, match=r"params layers/0 = 'float': every leaf is an array"):
-        flatten({"layers": [1.0]})
-
-
-def test_a_tree_that_lost_a_leaf_is_refused():
-    names = TreeNames({"a": zeros(1), "b": zeros(1)})
-    with pytest.raises(ConfigError, match="must stay the same"):
-        names.leaves({"a": zeros(1)})
-
-
 def test_kinds_by_default():
     tree = {
         "embed": zeros(256, 64),
@@ -259,15 +248,6 @@ def test_counters_of_any_size_are_local(dtype):
     assert kinds_of({"n": zeros(64, 64, dtype=dtype)}) == {"n": "local"}
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float16", ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn])
-def test_floats_of_any_size_are_synchronised(dtype):
-    assert kinds_of({"n": zeros(64, 64, dtype=dtype)}) == {"n": "rda"}
-
-
-def test_a_random_key_is_local():
-    assert kinds_of({"key": jax.random.key(0), "w": jnp.zeros((64, 64))}) == {"key": "local", "w": "rda"}
-
-
 def test_patterns_override_kinds_and_the_first_wins():
     tree = {"backbone": {"w": zeros(64, 64), "head": zeros(64, 64)}, "top": zeros(64, 64)}
     kinds = {"^backbone/head": "rda", "^backbone": "frozen", "top": "mean"}
@@ -313,14 +293,6 @@ def test_a_list_of_layers_and_a_lone_matrix_are_not_stacked():
     assert {s.unit_axes for s in tensor_specs(tree)} == {0}
     unequal = {"layers": {"weight": zeros(64, 32), "bias": zeros(32)}}
     assert {s.unit_axes for s in tensor_specs(unequal)} == {0}
-
-
-def test_unit_axes_can_be_given():
-    tree = {"stack": zeros(4, 64, 64)}
-    assert tensor_specs(tree, unit_axes={"stack": 1})[0].unit_axes == 1
-    assert type(tensor_specs(tree, unit_axes={"stack": np.int64(1)})[0].unit_axes) is int
-    with pytest.raises(ConfigError, match="at most 3"):
-        tensor_specs(tree, unit_axes={"stack": 4})
 
 
 def test_kinds_are_described_and_the_specs_make_a_manifest():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 import sys
 import types
 from itertools import islice
@@ -110,18 +109,6 @@ def tiny(text):
     return language.task(model="tiny", data=[text], batch=4, context=32, warm_up_steps=5, held_out_tokens=512)
 
 
-def test_the_default_task_learns(tiny):
-    params, state = tiny.init(0)
-    before = tiny.evaluate(params)
-    batches = tiny.data(DataShare(index=0, count=2))
-    for step, batch in enumerate(islice(batches, 60)):
-        params, state, loss = tiny.train(params, state, batch, Schedule(step, 60))
-    assert before == pytest.approx(np.log(256), abs=0.1)
-    assert float(loss) < 0.7 * before
-    assert tiny.evaluate(params) < 0.7 * before
-    assert tiny.evaluate(params) == tiny.evaluate(params)
-
-
 def test_islands_stacked_under_vmap_take_the_steps_they_take_one_by_one(tiny):
     """A laboratory trains all its islands in one program; the schedule's numbers differ between them."""
     islands, steps = 3, 4
@@ -147,22 +134,6 @@ def test_islands_stacked_under_vmap_take_the_steps_they_take_one_by_one(tiny):
         for name, expected in flatten(alone).items():
             np.testing.assert_allclose(flatten(params)[name][i], expected, rtol=1e-4, atol=1e-5, err_msg=name)
         assert int(state.num_steps[i]) == int(alone_state.num_steps) == steps
-
-
-def test_the_default_task_describes_itself(tiny):
-    assert tiny.describe == "123,200 parameters, 128 tokens per step, vocabulary 256"
-    assert tiny.tokens_per_step == 128
-    assert sum(x.size for x in jax.tree.leaves(tiny.init(0)[0])) == 123_200
-
-
-def test_the_loss_of_each_held_out_sequence_is_told_and_their_mean_is_the_loss(tiny):
-    params, _ = tiny.init(0)
-    losses = tiny.losses(params)
-    assert losses.shape == (16,)  # 512 tokens in sequences of 32
-    assert losses.dtype == np.float32
-    assert tiny.evaluate(params) == pytest.approx(losses.mean(dtype=np.float64), rel=1e-12)
-    assert np.array_equal(losses, tiny.losses(params))
-    assert losses.std() > 0
 
 
 @pytest.mark.parametrize("experts", [0, 4])
@@ -226,68 +197,9 @@ def test_embeddings_are_merged_by_the_mean_or_row_by_row(text, embeddings, kind,
     assert {str(spec.kind) for name, spec in specs.items() if name.endswith("query")} == {"rda"}
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_squared_gradients_are_forgotten_as_slowly_as_is_asked(text, optimizer):
-    """After one step Adam's mean of them is (1 - b2) of the square."""
-    seconds = []
-    for b2 in (0.9, 0.99):
-        task = language.task(model="tiny", data=[text], batch=2, optimizer=optimizer, b2=b2, held_out_tokens=512)
-        params, state = task.init(0)
-        _, state, _ = task.train(params, state, next(task.data(DataShare(index=0, count=1))), Schedule(0, 0))
-        leaves = jax.tree_util.tree_leaves_with_path(state)
-        (second,) = [leaf for path, leaf in leaves if jax.tree_util.keystr(path).endswith(".nu['embed']")]
-        seconds.append(np.asarray(second))
-    np.testing.assert_allclose(seconds[0], 10 * seconds[1], rtol=1e-4)
-    assert seconds[0].any()
-
-
-def test_muon_forgets_gradients_as_slowly_as_is_asked(text):
-    """After one step its mean of them is (1 - momentum) of the gradient; 0.95 is what it has when nothing is asked."""
-    means = {}
-    for momentum in (None, 0.9, 0.95):
-        task = language.task(
-            model="tiny", data=[text], batch=2, optimizer="muon", momentum=momentum, held_out_tokens=512
-        )
-        params, state = task.init(0)
-        _, state, _ = task.train(params, state, next(task.data(DataShare(index=0, count=1))), Schedule(0, 0))
-        leaves = jax.tree_util.tree_leaves_with_path(state)
-        (mean,) = [
-            leaf for path, leaf in leaves if re.search(r"muon.*mu\[.layers.\]\[0\].*query", jax.tree_util.keystr(path))
-        ]
-        means[momentum] = np.asarray(mean)
-    np.testing.assert_allclose(means[0.9], 2 * means[0.95], rtol=1e-4)
-    np.testing.assert_array_equal(means[None], means[0.95])
-    assert means[0.9].any()
-
-
 def test_one_path_instead_of_a_list_is_told_as_that(text):
     with pytest.raises(ConfigError, match=r"must be a list: write \["):
         load_corpus(str(text))
-
-
-def test_a_task_says_on_what_it_trains(tiny, text):
-    assert tiny.corpus == load_corpus([text]).digest
-    assert a_task().corpus == ""
-
-
-def test_a_byte_is_a_byte_and_of_other_tokens_nothing_is_known(tiny):
-    assert tiny.bytes_per_token == 1
-    assert a_task().bytes_per_token == 0
-    assert a_task().losses is None
-
-
-@pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf")])
-def test_a_length_that_no_token_has_is_refused(value):
-    with pytest.raises(ConfigError, match="bytes_per_token"):
-        dataclasses.replace(a_task(), bytes_per_token=value)
-
-
-def test_a_mixture_of_experts_is_one_setting(text):
-    task = language.task(model="tiny", data=[text], batch=4, context=32, experts=4, held_out_tokens=512)
-    params, state = task.init(0)
-    params, state, loss = task.train(params, state, next(task.data(DataShare(index=0, count=1))), Schedule(0, 0))
-    assert np.isfinite(float(loss))
-    assert flatten(params)["layers/0/mlp/experts/up"].shape == (4, 64, 192)
 
 
 @pytest.mark.parametrize(
@@ -324,13 +236,6 @@ def test_a_model_file_is_judged_as_the_parameters_it_holds(tiny, tmp_path):
     params, _ = tiny.init(1)
     save_file({name: np.asarray(x) for name, x in flatten(params).items()}, tmp_path / "model.safetensors")
     assert evaluate_file(tiny, tmp_path / "model.safetensors") == {"loss": tiny.evaluate(params)}
-
-
-def test_local_tensors_are_in_no_file_and_keep_their_first_value():
-    params = place(a_task(), {"w": np.ones((3, 2))}, source="x")
-    assert params["w"].dtype == np.float32
-    assert params["w"].sum() == 6
-    assert params["seen"] == 0
 
 
 @pytest.mark.parametrize(

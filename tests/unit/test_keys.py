@@ -19,7 +19,6 @@ from broker.transport.keys import (
     read_allow_list,
     read_public,
     read_secret,
-    write_allow_list,
     write_pair,
 )
 from broker.wire import messages as m
@@ -70,12 +69,6 @@ def test_an_island_joins_under_the_name_of_its_key():
         "",
     ]
     assert not LEADER.may_be("a")
-
-
-@pytest.mark.parametrize("name", ["", "a b", "a/b", "../x", "x" * 65, "a\n", "join:n"])
-def test_a_name_that_no_header_could_carry_is_refused(name):
-    with pytest.raises(ConfigError, match="must be 1 to 64"):
-        Identity(role=KeyRole.ISLAND, name=name)
 
 
 def test_only_an_island_may_be_any_and_none_may_have_an_address_of_others():
@@ -320,15 +313,6 @@ def test_a_connection_that_delivered_nothing_ends_as_one_of_a_kind(seen, receive
     assert connections.closed(3, 500) is Ending.DELIVERED
 
 
-def test_what_comes_before_its_handshake_was_seen_is_of_that_handshake():
-    connections = Connections(most_bytes=100)
-    connections.accepted(3)
-    connections.delivered(3)
-    connections.shook_hands()
-    connections.accepted(4)
-    assert connections.closed(4, 500) is Ending.STRANGER
-
-
 def test_of_a_frame_whose_peer_zeromq_knows_nothing_of_nothing_is_said():
     frame = zmq.Frame(b"from ZMTP 1.0")
     assert [said_of(frame, name) for name in (zmq.SRCFD, "User-Id", "Peer-Address")] == [None, None, None]
@@ -414,10 +398,3 @@ def test_who_was_revoked_does_not_come_back_unasked_and_is_told_of(tmp_path, cap
     assert cli.main(["keys", "allow", str(tmp_path / "aggregator.public"), "--dir", str(tmp_path)]) == 0
     assert cli.main(["keys", "init", "--dir", str(tmp_path)]) == 0
     assert "not allowed" not in capsys.readouterr().out
-
-
-def test_a_list_is_replaced_whole(tmp_path):
-    write_allow_list(tmp_path / ALLOW_LIST, {KEY: PARIS})
-    write_allow_list(tmp_path / ALLOW_LIST, {OTHER_KEY: LEADER})
-    assert read_allow_list(tmp_path / ALLOW_LIST) == {OTHER_KEY: LEADER}
-    assert [path.name for path in tmp_path.iterdir()] == [ALLOW_LIST]

@@ -52,13 +52,6 @@ def test_a_repetition_is_named_after_its_own_directory_where_the_run_before_was(
     assert resolved("--config", str(path), "--run", stored, run_dir=tmp_path / "second").run_id == stored
 
 
-def test_numbered_names_of_a_directory_are_names_too():
-    names = local_plan.names_of(Path("/runs") / ("x" * 80))
-    assert (names[0], names[1], names[-1]) == ("x" * 64, "x" * 60 + "-2", "x" * 60 + "-999")
-    plan = resolved().named(names[1])
-    assert {plan.run_id, plan.broker.run_id, plan.aggregator.run_id, plan.island.run_id} == {names[1]}
-
-
 def test_several_brokers_have_ports_two_apart_and_everybody_knows_all_of_them():
     plan = resolved("--brokers", "3")
     assert plan.broker_ports == {"broker-0": 7101, "broker-1": 7103, "broker-2": 7105}
@@ -86,11 +79,6 @@ def test_flags_win_over_the_file(tmp_path):
     assert (plan.run_id, plan.aggregator.islands, plan.aggregator.quorum) == ("mine", 2, 2)
     assert plan.task == {"model": "medium", "batch": 9, "merge": "mean"}
     assert plan.up.pace == (0.1,)
-
-
-def test_a_flag_that_takes_several_values_may_be_given_several_times():
-    plan = resolved("--task-option", "batch=9", "--task-option", "merge=mean", "--data", "a", "--data", "b")
-    assert (plan.task["batch"], plan.task["merge"], len(plan.task["data"])) == (9, "mean", 2)
 
 
 def test_paths_of_data_are_absolute_and_names_of_packages_stay():
@@ -139,12 +127,6 @@ def test_a_broker_that_the_shell_names_is_not_that_of_a_local_run(tmp_path, monk
     assert island.broker == plan.island.broker
 
 
-@pytest.mark.parametrize("redis_port", [None, 6379])
-def test_the_address_of_a_redis_that_ends_with_the_run_is_not_kept(redis_port):
-    run = tomllib.loads(local_plan.config_toml(resolved(redis_port=redis_port)))["run"]
-    assert ("redis_url" in run) is (redis_port is None)
-
-
 def test_there_is_a_process_for_everything_and_islands_are_pinned_and_paced():
     plan = resolved("--islands", "3", "--pace", "0.1,0.2,0.3")
     specs = daemons.processes(plan, environment={"A": "1"}, island_environment={"B": "2"})
@@ -176,10 +158,6 @@ def test_settings_of_up_itself_are_checked(words, field):
     with pytest.raises(ConfigError) as caught:
         resolved(*words)
     assert caught.value.field == field
-
-
-def test_ids_sort_as_numbers_do():
-    assert resolved("--islands", "11").island_ids[:2] == ("island-00", "island-01")
 
 
 def test_a_redis_that_runs_is_taken_from_flag_environment_or_file(tmp_path, monkeypatch):
@@ -229,30 +207,6 @@ def test_muon_gets_the_outer_step_that_suits_it_and_the_run_directory_says_so():
     written = tomllib.loads(local_plan.config_toml(plan))
     assert written["task"]["merge"] == "mean"
     assert (written["aggregator"]["outer_learning_rate"], written["aggregator"]["outer_momentum"]) == (0.7, 0.5)
-
-
-@pytest.mark.parametrize(
-    ("words", "outer"),
-    [
-        ((), ("rda", 1.0, 0.0)),
-        (("--task-option", "merge=mean"), ("mean", 1.0, 0.0)),
-        (("--task-option", "optimizer=muon", "merge=rda"), ("rda", 1.0, 0.0)),
-        (("--task-option", "optimizer=muon", "merge=mean"), ("mean", 0.7, 0.5)),
-        (("--outer-momentum", "0.3", "--task-option", "optimizer=muon"), ("rda", 1.0, 0.3)),
-        (("--outer-learning-rate", "1", "--task-option", "optimizer=muon", "merge=mean"), ("mean", 1.0, 0.0)),
-    ],
-)
-def test_what_is_asked_for_wins_over_what_suits_the_inner_optimizer(words, outer):
-    plan = resolved(*words)
-    assert plan.outer == OuterDefaults(merge=outer[0], outer_learning_rate=outer[1], outer_momentum=outer[2])
-
-
-def test_a_file_with_an_outer_step_of_its_own_is_left_alone(tmp_path):
-    path = tmp_path / "older.toml"
-    path.write_text('[aggregator]\nouter_learning_rate = 1.0\nouter_momentum = 0.0\n[task]\noptimizer = "muon"\n')
-    plan = resolved("--config", str(path))
-    assert plan.task == {"optimizer": "muon"}
-    assert plan.outer == OuterDefaults()
 
 
 def test_a_task_of_ones_own_is_left_alone(tmp_path, monkeypatch):

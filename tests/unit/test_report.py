@@ -56,13 +56,6 @@ def test_the_report_has_the_keys_that_were_promised():
     assert json.loads(json.dumps(report)) == report
 
 
-def test_restarts_are_the_supervisors_count_and_elsewhere_the_incarnations():
-    report = build_report(COUNTED, FACTS, before={}, after={})
-    assert report["islands"]["island-0"]["restarts"] == 1
-    assert report["islands"]["far"]["restarts"] == 2
-    assert report["restarts"] == {"broker": 2}
-
-
 def test_an_aggregator_that_wrote_nothing_still_gives_a_report():
     facts = RunFacts(run_id="demo", run_dir="/r", exit=1, wall_s=3.0, note="broker ended with status 2")
     report = build_report(None, facts, before={}, after={})
