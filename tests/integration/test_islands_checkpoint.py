@@ -119,7 +119,7 @@ def test_the_end_of_a_process_waits_for_no_disk_that_hangs(tmp_path):
 import asyncio, threading
 from pathlib import Path
 import numpy as np
-from islands import checkpoint, workers
+from islands.session import checkpoint, workers
 from islands.session.exchange import Moment, Position, Snapshot
 from islands.session.workshop import Workshop
 

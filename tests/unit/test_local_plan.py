@@ -176,7 +176,7 @@ def test_with_links_the_clients_that_have_one_are_sent_to_their_doors(tmp_path):
     path.write_text('[link."island-*"]\ndelay_ms = 40\n')
     plan = resolved("--islands", "2", "--link", str(path))
     assert plan.up.link == path
-    ways = placing.routes(plan.clients, [plan.aggregator.broker], redis_clients=["broker"], redis_url=plan.redis_url)
+    ways = placing.ways(plan.clients, [plan.aggregator.broker], redis_clients=["broker"], redis_url=plan.redis_url)
     links = placing.place(placing.read(path), ways, first_port=7201, run_dir=plan.run_dir)
     specs = daemons.processes(dataclasses.replace(plan, links=links), environment={"A": "1"}, island_environment={})
     assert [spec.name for spec in specs] == ["links", "broker", "aggregator", "island-0", "island-1"]

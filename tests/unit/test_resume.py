@@ -41,7 +41,7 @@ def a_run(tmp_path):
 #: Run with the flags of ``up``: prepares a run and holds its directory until its standard input ends.
 PREPARE = """
 import argparse, sys
-from ops import up
+from ops.run import up
 from ops.run.prepare import prepare
 parser = argparse.ArgumentParser()
 up.add_arguments(parser)
