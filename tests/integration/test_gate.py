@@ -231,8 +231,7 @@ def test_strangers_are_hung_up_and_counted_and_training_goes_on(on_a_broker, cha
     on_a_broker(use, **settings)
 
 
-@WITH_AND_WITHOUT_KEYS
-def test_strangers_who_come_all_at_once_and_hold_on_hold_up_nobody(on_a_broker, settings):
+def test_strangers_who_come_all_at_once_and_hold_on_hold_up_nobody(on_a_broker):
     async def use(bench):
         host, half = "127.0.0.1", strangers.greeting()[:32]
         siege = asyncio.create_task(strangers.besiege(host, bench.port(), seconds=2.0, at_once=6, seed=3))
@@ -247,7 +246,7 @@ def test_strangers_who_come_all_at_once_and_hold_on_hold_up_nobody(on_a_broker, 
         assert all(hung_up)  # after HANDSHAKE_IVL
         assert visits.hung_up.total() > 20
 
-    on_a_broker(use, **settings)
+    on_a_broker(use)
 
 
 def test_no_peer_can_name_the_routing_id_that_zeromq_draws_next():

@@ -240,7 +240,7 @@ def test_runs_whose_directories_are_called_alike_have_names_of_their_own_in_one_
 def test_a_name_that_was_asked_for_is_refused_where_another_run_has_it(url, tmp_path):
     shared = ("--redis-url", url, "--run", "asked")
     assert prepared(tmp_path / "one", *shared) == "asked"
-    refused = r"run_id = 'asked': is the name of another run in Redis at redis://\S+: choose another with --run"
+    refused = r"run_id = 'asked'"
     with pytest.raises(ConfigError, match=refused):
         prepared(tmp_path / "asked", *shared)
     assert not (tmp_path / "asked").exists()

@@ -177,15 +177,6 @@ def test_versions_above_an_adopted_one_give_way_to_it(store, tmp_path):
     assert reopened(tmp_path).fragments[0][0].digest == digest(2, seed=1)
 
 
-def test_a_line_that_was_never_added_is_not_added_for_what_gave_way(store, tmp_path, monkeypatch):
-    with monkeypatch.context() as patched:
-        patched.setattr(LedgerFile, "_append", full)
-        with pytest.raises(Unavailable):
-            store.adopt(*made(4))
-    store.adopt(*made(2, seed=1))
-    assert history(tmp_path) == [(0, digest(0)), (1, digest(1)), (2, digest(2, seed=1))]
-
-
 def test_a_store_that_was_closed_adopts_nothing_and_leaves_what_is_there(store, tmp_path):
     store.close()  # it may be another process's by now
     before = history(tmp_path), versions(tmp_path / "store", 0)
@@ -242,15 +233,6 @@ def test_what_gave_way_leaves_the_ledger_file_though_the_first_attempt_failed(st
     store.adopt(*made(3, seed=1))
     store.close()
     assert history(tmp_path) == [*((version, digest(version)) for version in range(3)), (3, digest(3, seed=1))]
-
-
-def test_what_was_adopted_as_the_ledger_file_failed_keeps_its_line(store, tmp_path, monkeypatch):
-    with monkeypatch.context() as patched:
-        patched.setattr(LedgerFile, "strike", full)
-        with pytest.raises(Unavailable):
-            store.adopt(*made(2))
-    store.adopt(*made(4, seed=1))
-    assert history(tmp_path) == [*((version, digest(version)) for version in range(3)), (4, digest(4, seed=1))]
 
 
 def test_a_store_keeps_its_name_and_two_never_share_one(tmp_path):

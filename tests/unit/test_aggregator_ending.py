@@ -1,8 +1,7 @@
 """How a run ends: the flush with everybody, and what is given up."""
 
 from aggregator.events import Finished, Merge, Stop
-from aggregator.rounds.ending import FLUSH_TIMEOUTS_MOST, LINGER_MOST_S
-from broker.wire.messages import AGGREGATOR, Attached, Fate, FleetState, Leave, Outstanding, Phase, Reason
+from broker.wire.messages import Fate, FleetState, Leave, Outstanding, Phase, Reason
 from tests.helpers import Desk, notes, of, resolutions, sent
 
 
@@ -77,19 +76,6 @@ def test_a_flush_that_does_not_get_everything_ends_all_the_same():
     assert books.balanced()
 
 
-def test_a_flush_that_brings_something_for_ever_ends_all_the_same():
-    made = flushing("a", round_timeout_s=2.0, dead_after_s=1000.0)
-    made.beat("a", 4000, stopped=True)  # as if it had never stopped
-    most_s, step = FLUSH_TIMEOUTS_MOST * 2.0, 0
-    while made.run.phase is Phase.FLUSHING:
-        made.run_to(made.now_s + 5.0)
-        made.beat("a", 4000, stopped=True)
-        made.offer("a", step, step + 1)
-        step += 1
-        assert made.now_s <= most_s + 10.0
-    assert made.now_s >= most_s
-
-
 def test_an_island_that_dies_in_the_flush_is_not_waited_for():
     made = flushing("a", "b", quorum=2)
     made.now_s = 5.0
@@ -129,25 +115,6 @@ def test_an_ended_run_stays_until_every_island_has_left():
     assert notes(said, "aggregator.finished")[0]["reason"] == "every island has left"
 
 
-def ended_and_lacking(until_s, *, beats=True, broker=0):
-    """A run of one version that has ended at 0, whose broker says every second that it has an earlier one."""
-    made = flushing("a")
-    made.offer("a", 0, 4)
-    made.beat("a", 4, stopped=True)
-    made.nothing("a")
-    assert made.run.versions == (1,)
-    while made.now_s < until_s and not made.core.finished:
-        made.run_to(made.now_s + 1.0)
-        made.say(AGGREGATOR, Attached(versions=(0,)), broker=broker)
-        if beats:
-            made.beat("a", 4, stopped=True)
-    return made
-
-
-def test_a_broker_that_never_gets_the_last_versions_is_not_waited_for_for_ever():
-    assert ended_and_lacking(700.0).now_s == LINGER_MOST_S
-
-
 def test_a_stop_ends_everything_at_once_and_only_once():
     made = Desk()
     made.gather("a")
@@ -155,13 +122,6 @@ def test_a_stop_ends_everything_at_once_and_only_once():
     assert made.core.finished
     assert not of(made.feed(Stop()), Finished)
     assert made.core.next_deadline_s(0.0) is None
-
-
-def test_a_run_without_a_target_never_flushes():
-    made = Desk(total_tokens=0)
-    made.gather("a")
-    made.beat("a", 10_000_000)
-    assert made.run.phase is Phase.RUNNING
 
 
 def test_every_fragment_is_flushed_a_few_at_a_time():

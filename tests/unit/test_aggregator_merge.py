@@ -132,18 +132,6 @@ def test_a_single_fresh_contribution_is_taken_as_it_is_and_a_stale_one_shrunk(ki
     assert np.array_equal(stale.delta, delta.ravel() * np.float32(0.5))
 
 
-def test_contributions_without_weight_change_nothing():
-    delta = random(50, 1)
-    merged = merge_fragment([spec((50,))], [part(delta), part(random(50, 2), w=0.0)])
-    assert np.array_equal(merged.delta, delta)
-    assert not merge_fragment([spec((50,))], [part(delta, w=0.0)]).delta.any()
-
-
-def test_what_cancels_exactly_moves_nothing():
-    delta = random(5_000, 1)
-    assert merge_fragment([spec((5_000,))], [part(delta), part(-delta)]).norm == 0.0
-
-
 def test_directions_that_cancel_leave_the_mean_not_amplified_rounding_noise():
     delta = random(5_000, 1)
     merged = merge_fragment(

@@ -113,27 +113,6 @@ def test_what_is_no_loss_is_refused_by_what_it_is(value):
         arguments.scalar("loss", value, "must be a number")
 
 
-@pytest.mark.parametrize(
-    "state",
-    [
-        {"m": 1},
-        (1,),
-        (1, 2, 3),
-        "ab",
-        islands.Schedule(step=1, total_steps=2),  # a named tuple of two, as many states of optax are
-        (None, -1),
-        (None, 1.5),
-        (None, "3"),
-        (None, INT_MAX + 1),
-        (None, OnDevice(dtype="int32")),
-    ],
-    ids=id_of,
-)
-def test_a_state_that_is_no_pair_with_a_cursor_is_refused(state):
-    with pytest.raises(ConfigError, match=r"^state(\[1\])? = "):
-        arguments.pair(state)
-
-
 # --- what islands.join is given -------------------------------------------------------------------------------------
 
 ARRAYS = {"w": np.zeros((64, 64), np.float32)}
@@ -208,6 +187,27 @@ def test_parameters_that_no_message_can_list_are_refused_with_the_cure(params, s
         islands.join(NOBODY, params)
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *(("tokens_per_step", value) for value in (0, "8", 8.5, None, [8], math.nan, INT_MAX + 1)),
+        *(("bytes_per_token", value) for value in (-1, math.nan, math.inf, "1", None)),
+        *((name, None) for name in ("init", "train", "data", "evaluate", "fresh_optimizer")),
+        ("kinds", ["w"]),
+        ("kinds", {5: "mean"}),
+        ("unit_axes", "w"),
+    ],
+)
+def test_a_task_refuses_what_it_cannot_be_made_of(field, value):
+    with pytest.raises(ConfigError, match=rf"^{field} = "):
+        task_of(**{field: value})
+
+
+def task_of(**changes):
+    functions = dict.fromkeys(("init", "train", "data", "evaluate", "fresh_optimizer"), lambda *given: None)
+    return Task(**({"tokens_per_step": 8} | functions | changes))
+
+
 def test_where_a_join_fits_its_answer_does_too():
     """The answer lists the same tensors, and more than a join has."""
     name_bytes = MAX_TEXT - 100  # few tensors fill a header then
@@ -248,24 +248,3 @@ def test_where_a_join_fits_its_answer_does_too():
     )
     assert decode(encode(envelope)).message == welcome
     assert len(tensors) > 4000
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        *(("tokens_per_step", value) for value in (0, "8", 8.5, None, [8], math.nan, INT_MAX + 1)),
-        *(("bytes_per_token", value) for value in (-1, math.nan, math.inf, "1", None)),
-        *((name, None) for name in ("init", "train", "data", "evaluate", "fresh_optimizer")),
-        ("kinds", ["w"]),
-        ("kinds", {5: "mean"}),
-        ("unit_axes", "w"),
-    ],
-)
-def test_a_task_refuses_what_it_cannot_be_made_of(field, value):
-    with pytest.raises(ConfigError, match=rf"^{field} = "):
-        task_of(**{field: value})
-
-
-def task_of(**changes):
-    functions = dict.fromkeys(("init", "train", "data", "evaluate", "fresh_optimizer"), lambda *given: None)
-    return Task(**({"tokens_per_step": 8} | functions | changes))

@@ -148,58 +148,6 @@ def test_kinds_by_default():
     }
 
 
-def test_names_with_dots_have_the_kinds_of_names_with_slashes():
-    """As a torch model's state_dict has them."""
-    tree = {
-        "transformer.wte.weight": zeros(256, 64),
-        "transformer.h.0.attn.c_attn.weight": zeros(64, 192),
-        "transformer.h.0.mlp.gate.weight": zeros(64, 192),
-        "model.embed_tokens.weight": zeros(256, 64),
-        "lm_head.weight": zeros(64, 256),
-        "head.bias": zeros(256),
-        "multihead.weight": zeros(64, 64),
-        "bn1.weight": zeros(64),
-        "bn1.running_mean": zeros(64),
-        "bn1.running_var": zeros(64),
-        "bn1.num_batches_tracked": zeros(dtype="int64"),
-        "layers.up.weight": zeros(4, 64, 64),
-        "layers.down.weight": zeros(4, 64, 64),
-    }
-    assert kinds_of(tree) == {
-        "transformer.wte.weight": "mean",
-        "transformer.h.0.attn.c_attn.weight": "rda",
-        "transformer.h.0.mlp.gate.weight": "rda",
-        "model.embed_tokens.weight": "mean",
-        "lm_head.weight": "mean",
-        "head.bias": "mean",
-        "multihead.weight": "rda",
-        "bn1.weight": "mean",
-        "bn1.running_mean": "local",
-        "bn1.running_var": "local",
-        "bn1.num_batches_tracked": "local",
-        "layers.up.weight": "rda",
-        "layers.down.weight": "rda",
-    }
-    assert {s.name for s in tensor_specs(tree) if s.unit_axes} == {"layers.up.weight", "layers.down.weight"}
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "batch_stats/BatchNorm_0/mean",  # Flax
-        "BatchNorm_0/mean",  # Flax NNX
-        "encoder/bn1/var",
-        "block.sync_batch_norm.mean",
-        "resnet/batch_norm/mean_ema/average",  # Haiku
-        "bn/moving_variance",  # Keras
-        "moving_mean",
-        "observer.running_std",
-    ],
-)
-def test_statistics_of_normalisation_are_local_whatever_the_framework(name):
-    assert kinds_of({name: zeros(64, 64)}) == {name: "local"}
-
-
 @pytest.mark.parametrize("name", ["norm/scale", "bn1/scale", "mean", "latent/mean", "layer_norm/mean", "bnet/w", "ema"])
 def test_what_only_sounds_like_statistics_is_trained(name):
     assert kinds_of({name: zeros(64, 64)}) == {name: "rda"}

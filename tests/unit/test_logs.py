@@ -6,7 +6,6 @@ import logging
 
 import pytest
 
-import islands
 from broker.process import logs
 
 
@@ -107,19 +106,3 @@ def test_a_program_with_logging_of_its_own_sees_the_fields_in_the_message():
         'INFO:islands.loop:island.restored optimizer=fresh detail="no checkpoint yet"',
         'WARNING:islands.loop:odd text="a\\nb" none=none',
     ]
-
-
-def test_one_call_shows_what_an_island_does_beside_what_the_program_logs_itself(capsys):
-    theirs = io.StringIO()
-    logging.basicConfig(stream=theirs, level=logging.INFO, force=True)
-    islands.log_to_stderr()
-    islands.log_to_stderr()  # as in a notebook: once more changes nothing
-    logs.get("islands.joining").info("island.waiting", detail="asking to join")
-    logging.getLogger("somebody").info("epoch 1")
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.split(" ", 1)[1] == 'island island.waiting detail="asking to join"'
-    assert theirs.getvalue() == "INFO:somebody:epoch 1\n"
-    islands.log_to_stderr("WARNING")
-    logs.get("broker.transport.sockets").info("quiet")
-    logs.get("broker.transport.sockets").warning("loud")
-    assert capsys.readouterr().err.endswith(" island warning loud\n")

@@ -207,20 +207,6 @@ def test_a_shard_whose_connection_is_full_lets_the_others_through(sharded):
     assert [peer for peer, _ in sharded.sent] == [b"b1", b"b1"]
 
 
-def test_what_waits_when_the_count_of_shards_changes_waits_for_a_shard_that_is_not_there_yet(driver):
-    attach_shard(driver, 0, shards=1)
-    driver.receive("a", beat())
-    driver.receive("a", contribution(fragment_id=1))
-    driver.block(driver.sends[0])
-    attach_shard(driver, 0, epoch=2, shards=2)
-    (again,) = [send for send in driver.sends if isinstance(send.envelope.message, m.Contribution)]
-    driver.block(again)
-    driver.tick(driver.now_s + CONFIG.retry_s)
-    assert driver.sent == []
-    attach_shard(driver, 1, shards=2)
-    assert [peer for peer, _ in driver.sent] == [b"b1"]
-
-
 def test_rosters_go_from_shard_0_to_the_shard_they_are_for_and_answers_back(driver):
     for shard in (0, 1, 2):
         attach_shard(driver, shard, shards=3)

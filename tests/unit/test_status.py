@@ -11,7 +11,6 @@ from rich.console import Console
 from broker.routing.liveness import Liveness
 from broker.wire.errors import ConfigError, Unavailable
 from broker.wire.records import LeaseView, Snapshot
-from ops import cli
 from ops.inspect import status as command
 from ops.inspect.run_status import status_of
 from ops.inspect.status_view import headline, render, to_json
@@ -229,33 +228,6 @@ def test_every_shard_must_have_a_leader(check):
     assert check(snapshot(leases=two), "100")[1].startswith("run demo is led by hub:7, hub:8, which renewed")
 
 
-def test_who_leads_each_shard_is_shown_with_its_epoch_and_who_could_take_over():
-    first = LeaseView(
-        holder="hub-1",
-        epoch=4,
-        in_sync=frozenset({"hub-1", "hub-2"}),
-        standbys=frozenset({"hub-3", "hub-2"}),
-        age_s=0.3,
-    )
-    second = LeaseView(holder="hub-9", epoch=2, age_s=-3.0, ended=True)
-    found = status_of(snapshot(leases={1: second, 0: first}), NOW_S)
-    said = [line.split("  ") for line in shown(found).splitlines()]
-    words = [[each.strip() for each in line if each.strip()] for line in said]
-    assert ["0", "hub-1", "4", "0.3 s", "hub-1, hub-2", "hub-2, hub-3"] in words
-    assert ["1", "hub-9", "2", "the run has ended", "-", "-"] in words
-    assert to_json(found)["shards"] == {
-        "0": {
-            "leader": "hub-1",
-            "epoch": 4,
-            "age_s": 0.3,
-            "in_sync": ["hub-1", "hub-2"],
-            "standbys": ["hub-2", "hub-3"],
-            "ended": False,
-        },
-        "1": {"leader": "hub-9", "epoch": 2, "age_s": 0.0, "in_sync": [], "standbys": [], "ended": True},
-    }
-
-
 def test_text_says_when_nobody_leads_any_more():
     silent = "The aggregator (hub:7) last renewed its lease 14.0 s ago: it has ended or lost Redis."
     assert silent in shown(status_of(snapshot(leases=leases(14.0)), NOW_S)).replace("\n", " ")
@@ -328,20 +300,6 @@ def test_who_is_quarantined_is_said_with_the_time_left_and_the_reason():
     console.print(render(told))
     text = console.file.getvalue()
     assert "b is quarantined for 1 min 12 s more, after outlier, for the 3rd time in a row" in text
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--watch", "nowhere"], "RUN_DIR = 'nowhere': must be the directory of a run"),
-        (["nowhere", "--watch", "often"], "watch = 'often': must be a number of seconds above 0"),
-        (["--watch", "0"], "watch = 0.0: must be a number of seconds above 0"),
-        (["--watch", "nan"], "watch = nan: must be a number of seconds above 0"),
-    ],
-)
-def test_what_is_watched_may_stand_behind_the_flag(words, said, capsys):
-    assert cli.main(["status", *words]) == 2
-    assert said in capsys.readouterr().err
 
 
 def test_a_directory_is_in_use_while_somebody_holds_it(tmp_path):
