@@ -14,10 +14,8 @@ import msgpack
 import numpy as np
 import pytest
 
-from aggregator.core import Aggregator
-from aggregator.events import Note
 from aggregator.store.store import Store
-from aggregator.store.tape import event_line, note_line, read_event, read_lines, read_start
+from aggregator.store.tape import read_lines
 from broker.registry.registry import Registry
 from broker.wire import messages as m
 from broker.wire.codec import encode
@@ -145,36 +143,6 @@ def test_damaged_bytes_are_asked_for_again_and_then_merged(tmp_path):
     on_a_bench(use)
 
 
-def test_a_duplicate_is_recognised_and_counts_once(tmp_path):
-    async def use(bench):
-        island = await seeded(bench, tmp_path)
-        good = island.contribution(0)
-        key = (0, good.steps.from_step, good.steps.to_step)
-        await island.send(good)
-        await island.send(good)
-        await until(lambda: island.fate(*key) is Fate.WAITING, "word that it waits")
-        island.answering = True
-        await until(lambda: island.fate(*key) is Fate.MERGED, "word that it is merged")
-        told = len(island.fates)
-        await island.send(good)  # long after
-        await until(lambda: len(island.fates) > told, "an answer to the late copy")
-        account = bench.core.run.ledger.account("a", 1, 0)
-        assert account.merged.covers(key[1], key[2])
-        assert account.merged_tokens == len(account.merged) * TOKENS_PER_STEP
-        assert not bench.core.run.refusals
-        # In part it is no copy: those steps would count twice.
-        island.answering = False
-        ends = island.next_step[0] + 1
-        steps = replace(good.steps, to_step=ends, to_tokens=island.tokens(ends))
-        trained_on = (m.TrainedOn(fragment_version=0, steps=steps.steps),)
-        await island.send(replace(good, steps=steps, trained_on=trained_on))
-        overlap = (0, key[1], ends)
-        await until(lambda: overlap in island.resolutions, "the overlap's resolution")
-        assert island.resolutions[overlap].reason is Reason.OVERLAP
-
-    on_a_bench(use)
-
-
 def test_a_seed_of_the_wrong_dtype_or_not_finite_is_refused_and_a_good_one_begins_the_run(tmp_path):
     async def use(bench):
         await bench.aggregator(aggregator_config(tmp_path, broker=bench.address))
@@ -258,43 +226,6 @@ def test_bad_frames_are_refused_with_their_reason_and_the_run_goes_on(what, tmp_
 def _cut(frame, size=4 << 20):
     view = memoryview(frame).cast("B")
     return [view[start : start + size] for start in range(0, len(view), size)] or [b""]
-
-
-# --- the tape -----------------------------------------------------------------------------------------------------
-
-
-def test_the_tape_of_a_run_played_again_gives_the_same_decisions(tmp_path):
-    tape = tmp_path / "events.jsonl"
-
-    async def use(bench):
-        settings = aggregator_config(tmp_path, broker=bench.address, tape=tape, islands=2)
-        end = await bench.aggregator(settings)
-        islands = [await bench.island(name) for name in ("a", "b")]
-        await until(at_version(bench, 2), "version 2")
-        await islands[0].send(replace(islands[0].contribution(0), fragment_id=99))
-        await until(lambda: bench.core.run.refusals, "a refusal")
-        await end()
-        await bench.aggregator(settings)  # a second life on the same tape
-        before = bench.core.run.versions
-        await until(lambda: bench.core.run.versions > before, "a version of the second life")
-
-    on_a_bench(use)
-    lives, core, expected = 0, None, []
-    for line in read_lines(tape):
-        if "tape" in line:
-            assert not expected, "the first life decided more than its tape says"
-            lives, core = lives + 1, Aggregator(**read_start(line))
-            expected = [a for a in core.start(line["now_s"]) if isinstance(a, Note)]
-        elif "event" in line:
-            assert not expected, f"not on the tape: {expected}"
-            event = read_event(line)
-            assert event_line(event, line["now_s"]) == line
-            expected = [a for a in core.handle(event, line["now_s"]) if isinstance(a, Note)]
-        else:
-            again = json.loads(json.dumps(note_line(expected.pop(0), line["now_s"])))
-            assert again == line
-    assert lives == 2
-    assert core.run.epoch == 2
 
 
 # --- crash and restart --------------------------------------------------------------------------------------------

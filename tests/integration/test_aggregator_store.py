@@ -3,7 +3,6 @@
 import errno
 import json
 import os
-import resource
 import shutil
 import signal
 import subprocess
@@ -16,7 +15,6 @@ from aggregator.config import AggregatorConfig
 from aggregator.events import Commit
 from aggregator.merge.outer_step import FragmentState
 from aggregator.state.records import manifest_from_rows, manifest_to_rows
-from aggregator.store import layout as store_files
 from aggregator.store.commit_file import Damaged
 from aggregator.store.layout import commit_path, read_name, read_newest, read_run, read_seed, versions
 from aggregator.store.loading import load_for
@@ -263,23 +261,6 @@ def test_a_damaged_run_record_is_an_error_with_a_cure(tmp_path, content):
         load(tmp_path)
 
 
-def test_a_version_pruned_between_listing_and_opening_is_replaced_by_a_newer_one(tmp_path, monkeypatch):
-    fill(tmp_path, newest=3)
-    read_params = store_files.read_params
-
-    def pruned_at_first(path):
-        monkeypatch.setattr(store_files, "read_params", read_params)
-        fill_from = [state_of(v) for v in (4, 5, 6)]
-        with Store.open(tmp_path) as store:
-            store.load()
-            for state in fill_from:
-                store.commit(commit_of(state), state)
-        return read_params(path)
-
-    monkeypatch.setattr(store_files, "read_params", pruned_at_first)
-    assert read_newest(tmp_path, 0)[0].fragment_version == 6
-
-
 # --- the ledger file ------------------------------------------------------------------------------------------------
 
 
@@ -365,22 +346,6 @@ def test_a_directory_that_cannot_be_flushed_leaves_the_outcome_open(tmp_path, mo
         assert not failure.value.definite
         store.commit(commit_of(state_of(4)), state_of(4))
     assert ledger_versions(tmp_path) == [(0, v) for v in range(5)]
-
-
-def test_the_limit_on_file_sizes_is_an_error_with_a_cure(tmp_path):
-    """The kernel itself refuses here, in the middle of an array."""
-    state = state_of(0, size=100_000)
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    with Store.open(tmp_path) as store:
-        store.load()
-        resource.setrlimit(resource.RLIMIT_FSIZE, (500_000, hard))
-        try:
-            with pytest.raises(Unavailable, match="ulimit -f") as failure:
-                store.commit(commit_of(state), state)
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-        assert failure.value.definite
-        store.commit(commit_of(state), state)
 
 
 # --- other processes ------------------------------------------------------------------------------------------------

@@ -18,12 +18,9 @@ import xxhash
 import zmq
 import zmq.asyncio
 
-from broker import server
 from broker.config import BrokerConfig
 from broker.gateway.arrivals import VERIFY_HERE_BYTES
 from broker.registry.registry import Registry
-from broker.routing.relay import Relay
-from broker.routing.unsent import ACKNOWLEDGED_S
 from broker.server import serve
 from broker.transport.endpoint import Endpoint
 from broker.wire import messages as m
@@ -208,37 +205,6 @@ def test_contributions_and_versions_pass_unchanged():
         got = (await island.receive(m.Version)).message
         assert bytes(got.payload[0].data) == (delta + 1).tobytes()
         assert (await aggregator.attach(versions=(1,))).versions == (1,)
-
-    on_a_broker(config(), use)
-
-
-def test_a_copy_of_what_waits_for_a_slow_aggregator_stays_here(monkeypatch):
-    relays = []
-    monkeypatch.setattr(server, "Relay", lambda *given: relays.append(Relay(*given)) or relays[-1])
-
-    async def use(bench):
-        aggregator, island = await bench.aggregator(), await bench.client("a")
-        await aggregator.send(version(np.ones(4, np.float32)))
-        await island.send(beat(1))
-        await aggregator.receive(m.Heartbeat)
-        delta, steps = np.zeros(1_000_000, np.float32), list(range(24))  # 96 MB: more than buffers hold
-        for step in steps:
-            await island.send(contribution(delta, from_step=step))
-        await asyncio.sleep(2 * ACKNOWLEDGED_S)  # sooner, it is no copy
-        for step in steps:
-            await island.send(contribution(delta, from_step=step))
-            if step % 4 == 0:
-                await aggregator.attach(versions=(1,))  # so that it is heard meanwhile
-        await island.send(m.Want(versions=(-1,)))
-        await island.receive(m.Version)  # so the broker has had all of them
-        dropped = [relays[0].counters.dropped[each] for each in ("copy_in_queue", "copy_under_way")]
-        assert all(dropped)
-        copies = len(steps) - sum(dropped)
-        got = [(await aggregator.receive(m.Contribution)).message.steps.from_step for _ in range(len(steps) + copies)]
-        assert set(got) == set(steps)
-        await asyncio.sleep(ACKNOWLEDGED_S)
-        await island.send(contribution(delta, from_step=23))  # the first one has left
-        assert (await aggregator.receive(m.Contribution)).message.steps.from_step == 23
 
     on_a_broker(config(), use)
 

@@ -233,31 +233,6 @@ def test_without_failover_a_lease_whose_answer_got_lost_is_its_takers(shard):
     shard(use)
 
 
-def test_without_failover_a_lost_lease_is_put_back_and_the_next_life_takes_it(shard):
-    async def use(it):
-        await it.leader.lead(holder="x", epoch=3)
-        await it.wipe()
-        assert await it.leader.lead(holder="x", epoch=3) == (True, "x", 3)
-        assert (await it.leader.read()).in_sync == {"x"}
-        assert await LeaseKey(it.registry, 0).lead(holder="x", epoch=4) == (True, "x", 4)
-
-    shard(use)
-
-
-def test_of_many_that_lead_without_failover_at_once_one_gets_the_lease(shard):
-    async def use(it):
-        registries = [Registry(it.url, it.registry.run_id) for _ in range(8)]
-        try:
-            keys = [LeaseKey(each, 0) for each in registries]
-            answers = await asyncio.gather(*(key.lead(holder=f"h{n}", epoch=1) for n, key in enumerate(keys)))
-        finally:
-            for each in registries:
-                await each.aclose()
-        assert sum(granted for granted, _, _ in answers) == 1
-
-    shard(use)
-
-
 def test_the_end_is_said_by_the_holder_alone_and_forgotten_when_somebody_leads_again(shard):
     async def use(it):
         await it.led_by_a()

@@ -213,19 +213,6 @@ def test_damage_flips_bytes_of_the_direction_that_it_is_set_for():
     asyncio.run(scenario())
 
 
-def test_a_closed_connection_is_closed_at_the_other_side_after_its_last_byte():
-    async def scenario():
-        async with place(delay_ms=20, up_mbit=20) as at:
-            reader, writer = await at.connect("near")
-            writer.write(bytes(100_000))
-            writer.write_eof()
-            assert len(await asyncio.wait_for(reader.read(-1), SOON_S)) == 100_000
-            await until(lambda: at.count("near") == 0)
-            writer.close()
-
-    asyncio.run(scenario())
-
-
 # --- the control socket -------------------------------------------------------------------------------------------
 
 

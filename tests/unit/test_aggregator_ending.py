@@ -1,8 +1,8 @@
 """How a run ends: the flush with everybody, and what is given up."""
 
 from aggregator.events import Finished, Merge, Stop
-from broker.wire.messages import Fate, FleetState, Leave, Outstanding, Phase, Reason
-from tests.helpers import Desk, notes, of, resolutions, sent
+from broker.wire.messages import Fate, Leave, Outstanding, Phase, Reason
+from tests.helpers import Desk, notes, of, resolutions
 
 
 def flushing(*island_ids, step=4, **settings):
@@ -13,15 +13,6 @@ def flushing(*island_ids, step=4, **settings):
         made.beat(island_id, step)
     assert made.run.phase is Phase.FLUSHING
     return made
-
-
-def test_islands_are_told_to_stop_when_the_target_is_reached():
-    made = Desk(total_tokens=80)
-    made.gather("a", "b")
-    made.beat("a", 4)
-    said = made.beat("b", 4)
-    assert {sent(said, FleetState, i)[-1].phase for i in "ab"} == {Phase.FLUSHING}
-    assert notes(said, "run.flushing")[0]["target"] == 80
 
 
 def test_a_flush_asks_everybody_and_ends_when_all_is_accounted_for():

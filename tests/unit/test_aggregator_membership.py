@@ -133,12 +133,6 @@ def test_a_stranger_is_told_to_join():
     assert "join again" in refused.detail
 
 
-def test_an_incarnation_from_the_future_is_told_to_join():
-    made = desk()
-    made.incarnations["a"] = 9
-    assert sent(made.beat("a", 0), Refused, "a")[0].reason is Reason.UNKNOWN_ISLAND
-
-
 @pytest.mark.parametrize("island_id", ["a", "since-the-store-was-written"])
 def test_an_island_with_an_incarnation_from_the_future_is_welcomed_above_it(island_id):
     made = desk("a")
@@ -232,15 +226,6 @@ def test_one_islands_pace_moves_the_schedules_of_the_others_by_little(claimed_s,
     assert sent(made.beat("a", 1), FleetState, "a")[-1].fleet_ratio == pytest.approx(ratio)
     (own,) = sent(made.beat("d", 1, step_time_s=claimed_s), FleetState, "d")
     assert 1 <= own.fleet_ratio <= 1 + 3 * 32
-
-
-def test_rounds_are_announced_before_they_open():
-    made = desk("a", sync_interval=8)
-    made.now_s = 0.2
-    assert sent(made.beat("a", 2), FleetState, "a")[-1].due_soon == (0,)  # one fragment: the spacing is all of H
-    wide = desk("a", sync_interval=40, fragments=4)
-    wide.now_s = 0.5
-    assert sent(wide.beat("a", 5), FleetState, "a")[-1].due_soon == (0,)  # in 5 steps; the next in 15
 
 
 # --- farewells ------------------------------------------------------------------------------------------------

@@ -124,14 +124,6 @@ def test_tensors_of_a_fragment_follow_each_other_in_manifest_order_each_by_its_k
     assert merged.norms[0] == pytest.approx(np.linalg.norm(np.concatenate([arrays[0][i].ravel() for i in (0, 2, 3)])))
 
 
-@pytest.mark.parametrize("kind", [Kind.MEAN, Kind.RDA])
-def test_a_single_fresh_contribution_is_taken_as_it_is_and_a_stale_one_shrunk(kind):
-    delta = random((30, 40), 1)
-    assert np.array_equal(merge_fragment([spec((30, 40), kind)], [part(delta, w=7.0)]).delta, delta.ravel())
-    stale = merge_fragment([spec((30, 40), kind)], [part(delta, w=7.0, lam=0.5)])
-    assert np.array_equal(stale.delta, delta.ravel() * np.float32(0.5))
-
-
 def test_directions_that_cancel_leave_the_mean_not_amplified_rounding_noise():
     delta = random(5_000, 1)
     merged = merge_fragment(

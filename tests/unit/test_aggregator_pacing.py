@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aggregator.rules.pacing import MovingAverage, Pacer, StepClock
+from aggregator.rules.pacing import Pacer, StepClock
 from broker.wire.messages import Reason
 from tests.helpers import Desk
 
@@ -98,16 +98,6 @@ def test_a_newcomer_agrees_with_those_who_are_there():
     assert fleet.pacer.progress(0, 10.0) == pytest.approx(before, abs=1e-6)
 
 
-def test_a_counter_that_starts_anew_does_not_hold_the_fleet_up():
-    fleet = Fleet({"a": 0.1, "b": 0.1}, fragments=1)
-    fleet.run(10.0)
-    before = fleet.pacer.progress(0, 10.0)
-    fleet.clock.forget("b")
-    fleet.pacer.forget("b")
-    fleet.clock.report("b", 3, 10.0, 0.1)
-    assert fleet.pacer.progress(0, 10.0) == pytest.approx(before, abs=1e-6)
-
-
 @given(outage_s=st.floats(0.0, 10.0))
 def test_after_an_outage_of_any_length_fragments_fall_due_apart_again(outage_s):
     # Found by chaos: after the first outage all fragments fell due together, for the rest of the run.
@@ -182,14 +172,6 @@ def test_what_is_kept_of_a_moment_changes_no_answer(events):
         assert [fast.progress(p, now_s) for p in range(3)] == [slow.progress(p, now_s) for p in range(3)]
 
 
-def test_a_moving_average_clips_an_outage():
-    average = MovingAverage(rate=0.5)
-    assert average.get(default=3.0) == 3.0
-    average.add(1.0)
-    average.add(1000.0)
-    assert average.get() == 2.5  # 1 + (4 - 1) / 2
-
-
 # --- who counts -----------------------------------------------------------------------------------------------
 
 
@@ -254,25 +236,3 @@ def test_a_broker_that_was_frozen_as_a_round_opened_brings_the_next_one_no_soone
             clock.report(island_id, inner_step, 2.9, 0.1)
             assert pacer.most_overdue(2.9, frozenset()) is None
     assert pacer.progress(0, 2.9) == pytest.approx(29 - 22, abs=1.01), "7 steps since it has opened, not 17"
-
-
-@pytest.mark.parametrize("steps_on", [True, False], ids=["cut off and training on", "frozen"])
-def test_fragments_keep_apart_after_most_islands_were_away(steps_on):
-    clock = StepClock(HEARTBEAT_S)
-    pacer = Pacer(range(8), 24, clock)
-    opened = []
-    for tick in range(9_000):
-        now_s = tick / 100
-        for n, island_id in enumerate("abc"):
-            away = island_id in "bc" and 20 <= now_s < 25
-            if (tick + 7 * n) % 50 or away:
-                continue
-            stood_s = 5.0 if not steps_on and island_id in "bc" and now_s > 20 else 0.0
-            clock.report(island_id, int((now_s - stood_s) / 0.1 + 1e-9), now_s, 0.1)
-        clock.look_again()
-        while (due := pacer.most_overdue(now_s, frozenset())) is not None:
-            pacer.opened(due, now_s)
-            opened.append(now_s)
-    late = [round(at_s, 1) for at_s in opened if at_s > 70]
-    assert len(late) >= 8 * 8
-    assert max(map(late.count, late)) == 1, "several fall due together from then on"

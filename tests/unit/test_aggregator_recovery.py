@@ -31,13 +31,6 @@ def test_one_island_of_several_cannot_stop_a_run_by_a_lie():
     assert peers.versions == {0: 9}
 
 
-def test_an_island_that_takes_its_claim_back_does_not_count():
-    peers = Peers()
-    peers.island_holds("a", (9,), (4,), live=ABC)
-    peers.island_holds("a", (4,), (4,), live=ABC)
-    assert peers.island_holds("b", (5,), (4,), live=ABC) == ""
-
-
 def test_it_takes_more_than_half_of_those_who_are_heard_to_refute_a_claim():
     peers = Peers()
     peers.broker_holds(0, (5,), (4,))
@@ -88,18 +81,6 @@ def test_an_old_store_publishes_and_answers_nothing_and_islands_train_on():
     assert of(said, Publish) == []
     assert sent(said, FleetState) == sent(said, Welcome) == []
     assert desk.run.versions[0] < newest[0].fragment_version
-
-
-def test_the_right_copy_ends_it_and_nothing_is_lost():
-    cluster, newest = rewound()
-    cluster.restart_aggregator()
-    cluster.train(10)
-    assert cluster.desk.core.behind
-    cluster.desk.disk.commits = newest
-    cluster.restart_aggregator()
-    cluster.train(150)
-    assert cluster.aggregator.run.phase == "ended"
-    assert cluster.aggregator.run.ledger.books().tokens()["wasted"] == {}
 
 
 def test_a_new_lineage_goes_on_above_everything_seen_and_books_what_was_lost():

@@ -1,7 +1,7 @@
 """A restarted aggregator goes on exactly where its disk says, and nothing that counts is counted twice."""
 
 from aggregator.state.run import ROUND_IDS_PER_LIFE
-from broker.wire.messages import Attach, Fate, Leave, Outstanding, Welcome
+from broker.wire.messages import Attach, Fate, Outstanding, Welcome
 from tests.helpers import Desk, LinkedCluster, notes, resolutions, sent
 
 
@@ -66,33 +66,11 @@ def test_round_ids_are_never_used_again():
     assert third.open_round("a", step=12) > second
 
 
-def test_who_left_is_not_expected_back_and_its_books_stay_closed():
-    made = desk("a", "b")
-    made.say("b", Leave(inner_step=3, tokens=30, reason="bye"))
-    again = made.restarted()
-    assert [m.island_id for m in again.run.members.live(again.now_s)] == ["a"]
-    assert again.run.ledger.life("b", 1).ended
-
-
 def test_incarnations_are_never_given_twice():
     made = desk("a")
     made.join("a")
     (welcome,) = sent(made.restarted().join("a"), Welcome)
     assert welcome.incarnation == 3
-
-
-def test_a_life_keeps_the_counters_it_was_welcomed_with():
-    """The hand-over that set them was lost with the crash; the island had already been told to start behind it."""
-    made = desk("a", "b")
-    made.open_round("a", "b", step=4)
-    made.offer("a", 0, 4)
-    (welcome,) = sent(made.join("a"), Welcome)
-    assert welcome.start_step == 4
-    again = made.restarted()
-    life = again.run.ledger.life("a", 2)
-    assert (life.start_step, life.start_tokens) == (4, 40)
-    again.beat("a", 6)
-    assert life.trained_tokens == 20
 
 
 def test_a_restart_without_any_island_starts_empty():

@@ -1,11 +1,8 @@
 """Rounds from opening to publication, on one aggregator core whose islands the test plays by hand."""
 
-import itertools
-
 import pytest
 
 from aggregator.events import (
-    Computed,
     Fenced,
     Flaw,
     Merge,
@@ -24,13 +21,11 @@ from broker.wire.messages import (
     Attached,
     Fate,
     FleetState,
-    Leave,
     Nothing,
     OpenRound,
     Outstanding,
     Reason,
     Refused,
-    TrainedOn,
 )
 from broker.wire.ranges import StepRange
 from tests.helpers import Desk, notes, of, resolutions, sent
@@ -123,24 +118,6 @@ def test_a_round_without_any_contribution_is_cancelled_and_no_version_is_made():
     assert "nobody has anything" in notes(said, "round.cancelled")[0]["reason"]
     assert made.run.versions == (0,)
     assert not of(said, Merge)
-
-
-def test_the_quorum_shrinks_to_the_live_islands():
-    made = desk(quorum=3, round_timeout_s=60.0)
-    made.open_round("a", "b", "c", step=4)
-    made.now_s = 5.0
-    made.beat("a", 4)
-    made.offer("a", 0, 4)
-    said = made.run_to(7.0)  # b and c fell silent at 0 and are dead at 6
-    assert notes(said, "round.closed")[0]["reason"].startswith("complete: 1 of 1")
-
-
-def test_an_island_that_leaves_is_not_waited_for():
-    made = desk("a", "b", quorum=2)
-    made.open_round("a", "b", step=4)
-    made.offer("a", 0, 4)
-    made.say("b", Leave(inner_step=4, tokens=40, reason="spot"))
-    assert made.run.versions == (1,)
 
 
 def test_two_missed_rounds_and_an_island_is_not_waited_for_until_it_contributes_again():
@@ -241,28 +218,6 @@ def test_held_bytes_are_limited_and_freed_by_merging():
 # --- weights --------------------------------------------------------------------------------------------------
 
 
-def test_weights_end_to_end():
-    """n * n / s times (1 + staleness) ** -0.5, over the sum of n * n / s; checked by hand."""
-    made = desk("a", "b")
-    made.open_round("a", "b", step=4)
-    made.offer("a", 0, 4)
-    made.offer("b", 0, 4)
-    made.open_round("a", "b", step=8)
-    made.offer("a", 4, 8)  # 40 tokens, 4 steps, fresh: w = 400
-    half = StepRange(from_step=4, to_step=8, from_tokens=40, to_tokens=60)
-    old = (TrainedOn(fragment_version=0, steps=3), TrainedOn(fragment_version=1, steps=1))
-    said = made.offer("b", 4, 8, steps_=half, trained_on=old)  # 20 tokens, 4 steps: w = 100, staleness 3 / 4
-    (merge,) = of(said, Merge)
-    assert [(p.island_id, p.token_weight) for p in merge.parts] == [("a", 400.0), ("b", 100.0)]
-    assert merge.parts[1].staleness_weight == pytest.approx(1.75**-0.5)
-    weights = {m.island_id: m.merge_weight for m in made.run.fragments[0].contributions}
-    assert weights["a"] == pytest.approx(0.8)
-    assert weights["b"] == pytest.approx(0.2 * 1.75**-0.5)
-    (note,) = notes(said, "version.committed")
-    assert note["staleness_mean"] == pytest.approx(0.375)
-    assert note["tokens"] == 60
-
-
 def test_of_three_islands_none_has_more_than_half():
     made = desk()
     made.open_round("a", "b", "c", step=4)
@@ -315,14 +270,6 @@ def test_a_commit_that_failed_is_asked_for_again_and_published_once_it_is_durabl
     assert again.commit is commit
     assert of(made.write(), Publish)
     assert made.run.versions == (1,)
-
-
-def test_reports_of_other_versions_change_nothing():
-    made = desk("a")
-    before = made.run.versions
-    assert not of(made.feed(Persisted(fragment_id=0, fragment_version=9)), Publish)
-    assert not of(made.feed(Computed(fragment_id=0, fragment_version=9, digest="x")), Persist)
-    assert made.run.versions == before
 
 
 def test_while_a_commit_is_under_way_another_version_that_is_durable_publishes_nothing():
@@ -499,18 +446,6 @@ def test_a_refusal_as_fenced_is_noted_once_for_each_broker():
     made = desk("a")
     said = [made.feed(Fenced(broker=broker, kind="attach", detail="2 leads")) for broker in (0, 0, 1)]
     assert [len(notes(each, "aggregator.fenced")) for each in said] == [1, 0, 1]
-
-
-def test_a_slow_link_is_not_flooded_with_copies():
-    made = desk("a")
-    times = []
-    for i in range(80):
-        made.now_s = 5.0 + i / 10
-        times += [made.now_s for _ in attached(made, -1)]
-    assert [round(b - a, 1) for a, b in itertools.pairwise(times)] == [1.0, 2.0, 4.0]  # the first one at once
-    assert attached(made, 0) == []
-    made.now_s = 15.0
-    assert len(attached(made, -1)) == 1  # empty again
 
 
 def test_a_round_that_spans_an_outage_of_the_broker_waits_for_everybody_anew():

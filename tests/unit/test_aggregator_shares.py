@@ -2,8 +2,6 @@
 
 import math
 
-import pytest
-
 from aggregator.ledger.data_shares import MOST_INTERVALS, MOST_OWNED, DataShares, Presence
 from broker.wire.messages import DataRange, Reason
 
@@ -59,21 +57,6 @@ def test_the_share_of_an_absent_island_goes_on_with_another_from_the_furthest_ba
     (moved,) = shares.settle(AWAY, 100.0)
     assert (moved.share, moved.before, moved.tenure.owner, moved.tenure.cursor) == (1, "b", "a", 11)
     assert shares.settle(AWAY, 101.0) == []
-
-
-def test_the_old_owner_is_refused_from_the_move_on_and_so_is_the_heir_after_the_hand_back():
-    shares = fleet()
-    merge(shares, data(1, 0, 8))
-    assert refusal(shares, "b", 1, data(1, 8, 9)) is None
-    shares.settle(AWAY, 100.0)
-    assert refusal(shares, "b", 1, data(1, 8, 9)) is Reason.SHARE_MOVED
-    assert refusal(shares, "b", 1) is Reason.SHARE_MOVED, "nor without saying what"
-    merge(shares, data(0, 0, 3), data(1, 8, 20, epoch=1))
-    (back,) = shares.settle([island("a", 0), island("b", 1), island("c", 2)], 110.0)
-    assert (back.tenure.owner, back.tenure.share_epoch, back.tenure.cursor) == ("b", 2, 20)
-    assert refusal(shares, "a", 0, data(0, 3, 4), data(1, 20, 21, epoch=1)) is Reason.SHARE_MOVED
-    assert refusal(shares, "b", 1, data(1, 8, 9)) is Reason.SHARE_MOVED, "of its first tenure"
-    assert refusal(shares, "b", 1, data(1, 20, 21, epoch=2)) is None
 
 
 def test_a_new_life_starts_at_the_furthest_batch_and_its_earlier_one_is_refused():
@@ -180,26 +163,6 @@ def test_other_shards_have_what_they_are_told_and_say_how_far_shares_of_nobody_w
 
 
 # --- what a contribution may say --------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("ranges", "reason"),
-    [
-        ([data(0, 8, 10)], None),
-        ([data(0, 7, 10)], Reason.OVERLAP),
-        ([data(0, 8, 10), data(0, 9, 12)], Reason.OVERLAP),
-        ([data(0, 20, 21)], Reason.OVERLAP),
-        ([data(0, 1001, 1002)], Reason.IMPLAUSIBLE),
-        ([data(1, 0, 1)], Reason.SHARE_MOVED),
-        ([data(9, 0, 1)], Reason.SHARE_MOVED),
-        ([data(0, 8, 9, epoch=5)], Reason.SHARE_MOVED),
-    ],
-)
-def test_what_a_contribution_says_it_was_trained_on_must_be_new_possible_and_its_own(ranges, reason):
-    shares = fleet()
-    merge(shares, data(0, 0, 8))
-    shares.wait(0, [data(0, 20, 22)])
-    assert refusal(shares, "a", 0, *ranges) is reason
 
 
 def test_batches_and_steps_must_be_as_many():

@@ -109,16 +109,6 @@ def test_merge_weights_never_add_up_to_more_than_one_and_to_one_when_all_are_fre
 
 
 @given(ROUNDS)
-def test_with_three_islands_or_more_none_has_more_than_half_of_the_token_weights(offered):
-    weights = merge_weights(offered, 0.5)
-    total = math.fsum(w.token_weight for w in weights)
-    islands = {t.island_id for t in offered if t.tokens}
-    for island in islands if len(islands) >= 3 else ():
-        own = math.fsum(w.token_weight for w, t in zip(weights, offered, strict=True) if t.island_id == island)
-        assert own <= total / 2 * (1 + 1e-12)
-
-
-@given(ROUNDS)
 def test_the_cap_equals_the_obvious_iteration(offered):
     """The twin: cut whoever exceeds half of the sum to half of it, until nobody does."""
     islands = sorted({t.island_id for t in offered})

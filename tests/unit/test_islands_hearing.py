@@ -5,7 +5,6 @@ import pytest
 from broker.routing.deafness import (
     LONGEST_PATIENCE_S,
     PATIENCE_S,
-    PINGS_BYTES_PER_S,
     Hearing,
 )
 from broker.wire import messages as m
@@ -57,12 +56,6 @@ def test_silence_begins_when_nothing_passes_any_more(hearing):
     assert renewals(hearing, 0.0, 13.0, lambda now_s: MEGABYTE if now_s >= 3 else 0) == [12.0]  # 3 + 8 and the first 1
 
 
-@pytest.mark.parametrize("bytes_per_s", [0.0, PINGS_BYTES_PER_S])
-def test_where_nothing_passes_nothing_is_swallowed(hearing, bytes_per_s):
-    """What is missing waits at another process, on a slow link of its own."""
-    assert renewals(hearing, 0.0, 900.0, lambda now_s: 10_000 + round(bytes_per_s * now_s)) == []
-
-
 # --- in the island's core ---------------------------------------------------------------------------------------
 
 
@@ -99,10 +92,3 @@ def test_contributions_that_may_have_been_swallowed_on_their_way_are_due_again()
     hand.now_s += 0.5
     assert of(hand.state(versions=(1,)), RenewBulk)
     assert Send(to=m.AGGREGATOR, message=contribution) in hand.state(versions=(1,), resolutions=[unknown])
-
-
-def test_a_damaged_version_is_a_sign_of_life():
-    hand = Hand()
-    for _ in range(10):
-        assert not of(wait(hand, hand.now_s + 5.0, versions=(1,)), RenewBulk)
-        hand.version(1, flaw="checksum")

@@ -215,21 +215,3 @@ def test_bytes_that_are_no_value_of_their_sort_are_refused(monkeypatch, sort, ar
     found, flaw = state_parts.read(parts, size, needed({"x": wanted}))
     assert found is None
     assert flaw
-
-
-def test_a_state_of_an_earlier_version_with_numbers_and_text_still_serves():
-    """It wrote each plain value as what numpy makes of it."""
-    earlier = {"count": np.asarray(3), "lr": np.asarray(0.5), "name": np.asarray("adam"), "on": np.asarray(True)}
-    arrays = [np.ascontiguousarray(array) for array in earlier.values()]
-    rows = []
-    for name, array in zip(earlier, arrays, strict=True):
-        sort = {"i": "int", "f": "float", "U": "str", "b": "bool"}[array.dtype.kind]
-        digest = xxhash.xxh3_64_intdigest(array.reshape(-1).view(np.uint8).data)
-        rows.append([name, sort, str(array.dtype), [], array.nbytes, digest])
-    body = msgpack.packb(header_of(state=rows))
-    prefix = struct.pack("<8sQQ", b"ATOLLCK2", len(body), xxhash.xxh3_64_intdigest(body))
-    parts = state_parts.cut([prefix + body, *(array.reshape(-1).view(np.uint8).data for array in arrays)])
-    wanted = {"count": 0, "lr": 0.0, "name": "", "on": False}
-    found, flaw = state_parts.read(*parts, needed(wanted))
-    assert flaw == ""
-    assert checkpoint.restored(wanted, found.state) == {"count": 3, "lr": 0.5, "name": "adam", "on": True}

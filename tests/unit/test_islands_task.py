@@ -22,8 +22,6 @@ from islands.tasks.corpus import load_corpus
 from islands.tasks.data import Windows, evenly
 from islands.tasks.evaluate import evaluate_file, place
 from islands.tasks.task import DataShare, Schedule, Task, evaluated, held_out_loss, load_task
-from ops.lab.settings import MergeRule
-from ops.lab.training import kinds_of
 
 
 def a_task(*, width: int = 3, depth: int = 1, **rest) -> Task:
@@ -174,21 +172,6 @@ def test_a_model_of_pieces_learns_and_says_how_long_they_are(text, tmp_path, mon
     assert task.evaluate(params) < 0.95 * before
 
 
-def test_matrices_may_be_merged_by_the_mean_as_the_laboratory_does(text):
-    def specs_of(**options):
-        task = language.task(model="tiny", data=[text], held_out_tokens=512, **options)
-        params, _ = task.init(0)
-        return task, params, tensor_specs(params, task.kinds, task.unit_axes)
-
-    *_, usual = specs_of()
-    assert {each.kind for each in usual} == {Kind.RDA, Kind.MEAN}
-    for embeddings in ("mean", "rows"):
-        task, params, _ = specs_of(embeddings=embeddings)
-        *_, found = specs_of(merge="mean", embeddings=embeddings)
-        assert found == tensor_specs(params, kinds_of(task, params, MergeRule.MEAN), task.unit_axes)
-    assert [each.name for each in found if each.kind is Kind.RDA] == ["embed"]  # which was asked for by itself
-
-
 @pytest.mark.parametrize(("embeddings", "kind", "unit_axes"), [("mean", Kind.MEAN, 0), ("rows", Kind.RDA, 1)])
 def test_embeddings_are_merged_by_the_mean_or_row_by_row(text, embeddings, kind, unit_axes):
     task = language.task(model="tiny", data=[text], embeddings=embeddings, held_out_tokens=512)
@@ -256,19 +239,6 @@ def test_a_file_that_is_no_model_is_refused(tiny, tmp_path):
     for path in (tmp_path / "model.safetensors", tmp_path / "absent.safetensors"):
         with pytest.raises(ConfigError, match="cannot be read as safetensors"):
             evaluate_file(tiny, path)
-
-
-def test_a_task_whose_own_code_fails_is_named_with_the_line(tmp_path, monkeypatch):
-    (tmp_path / "broken_task.py").write_text("def task():\n    return jax_taks()\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ConfigError, match=r"NameError: name 'jax_taks' is not defined \(.*broken_task.py, line 2\)"):
-        load_task("broken_task:task", {})
-    (tmp_path / "task_without_file.py").write_text("import numpy\nnumpy.load('none.npy')\n")
-    with pytest.raises(ConfigError, match=r"FileNotFoundError: .*none.npy' \(.*task_without_file.py, line 2\)"):
-        load_task("task_without_file:task", {})
-    (tmp_path / "misspelt_task.py").write_text("def task()\n")
-    with pytest.raises(ConfigError, match=r"SyntaxError: .*\(misspelt_task.py, line 1\)$"):
-        load_task("misspelt_task:task", {})
 
 
 @pytest.mark.parametrize("loss", [np.float32(1.5), np.ones(1) * 1.5, 1.5])

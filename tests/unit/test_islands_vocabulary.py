@@ -56,17 +56,6 @@ def test_text_may_be_cut_after_any_newline():
 # --- training -------------------------------------------------------------------------------------------------
 
 
-def test_another_process_trains_the_same_vocabulary_and_prints_nothing():
-    program = (
-        "import sys; from pathlib import Path; from islands.tasks.vocabulary import train;"
-        "print(train([f.read_bytes() for f in sorted(Path(sys.argv[1]).glob('*.py'))], 1024).digest)"
-    )
-    command = [sys.executable, "-c", program, str(SOURCES)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
-    assert done.stdout == PIECES.digest + "\n"
-    assert done.stderr == ""
-
-
 def test_long_text_is_sampled_all_over(monkeypatch):
     monkeypatch.setattr(vocabularies, "SAMPLE_BYTES", 2**19)
     start, end = (b"".join(b"%s%d " % (word, i % 7) for i in range(30_000)) for word in (b"beginning", b"conclusion"))

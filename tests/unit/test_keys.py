@@ -17,7 +17,6 @@ from broker.transport.keys import (
     new_pair,
     own_name,
     read_allow_list,
-    read_public,
     read_secret,
     write_pair,
 )
@@ -146,16 +145,6 @@ def test_a_pair_is_two_files_and_the_secret_one_is_its_holder_s(tmp_path):
     with pytest.raises(ConfigError, match="is there already"):
         write_pair(tmp_path / "deep" / "keys", new_pair(PARIS))
     assert read_secret(secret) == pair
-
-
-def test_a_key_file_may_begin_with_the_mark_of_an_editor_and_has_no_other_such(tmp_path):
-    _, public = write_pair(tmp_path, new_pair(PARIS))
-    known = read_public(public, setting="file")
-    public.write_bytes(b"\xef\xbb\xbf" + public.read_bytes())
-    assert read_public(public, setting="file") == known
-    public.write_bytes(b"\xff\xfe" + public.read_bytes())
-    with pytest.raises(ConfigError, match="is no key file: not ASCII"):
-        read_public(public, setting="file")
 
 
 def test_keys_in_place_of_a_file_are_refused_as_that(tmp_path):

@@ -15,7 +15,6 @@ from broker.process import settings
 from broker.wire.errors import ConfigError
 from ops.links import placing
 from ops.run import daemons, local_plan
-from ops.run.outer_defaults import OuterDefaults
 
 
 def parsed(*words):
@@ -190,13 +189,6 @@ def test_with_links_the_clients_that_have_one_are_sent_to_their_doors(tmp_path):
     assert [spec.stop_order for spec in specs] == [1, 1, 0, 0, 0]
 
 
-def test_the_region_file_of_a_repeated_run_is_found_from_anywhere(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    written = tomllib.loads(local_plan.config_toml(resolved("--link", "region.toml")))
-    assert written["up"]["link"] == str(tmp_path / "region.toml")
-    assert written["run"]["broker"] == "tcp://127.0.0.1:7101"  # the broker's own: doors are no setting
-
-
 def test_muon_gets_the_outer_step_that_suits_it_and_the_run_directory_says_so():
     plan = resolved("--task-option", "optimizer=muon")
     assert (plan.task["merge"], plan.aggregator.outer_learning_rate, plan.aggregator.outer_momentum) == (
@@ -207,11 +199,3 @@ def test_muon_gets_the_outer_step_that_suits_it_and_the_run_directory_says_so():
     written = tomllib.loads(local_plan.config_toml(plan))
     assert written["task"]["merge"] == "mean"
     assert (written["aggregator"]["outer_learning_rate"], written["aggregator"]["outer_momentum"]) == (0.7, 0.5)
-
-
-def test_a_task_of_ones_own_is_left_alone(tmp_path, monkeypatch):
-    (tmp_path / "mine.py").write_text("def task(*, optimizer):\n    ...\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    plan = resolved("--task", "mine:task", "--task-option", "optimizer=muon")
-    assert plan.task == {"optimizer": "muon"}
-    assert plan.outer == OuterDefaults(merge="")

@@ -1,6 +1,5 @@
 """The report: exactly the keys that were promised, from whatever the aggregator managed to write."""
 
-import dataclasses
 import json
 
 import pytest
@@ -74,22 +73,6 @@ def test_tokens_that_do_not_add_up_are_pointed_out():
 
 
 @pytest.mark.parametrize(
-    ("losses", "told"),
-    [
-        ((5.5, 2.2), "5.500 -> 2.200 (-60.0%)"),
-        ((None, 2.2), "2.200"),
-        ((5.5, None), "5.500"),
-        ((0.0, 0.5), "0.000 -> 0.500 (worse)"),
-        ((-1.0, -2.0), "-1.000 -> -2.000 (better)"),
-    ],
-)
-def test_what_the_loss_of_somebodys_own_task_is_measured_in_is_not_made_up(losses, told):
-    facts = dataclasses.replace(FACTS, loss_unit="")
-    report = build_report(COUNTED, facts, before=loss(losses[0]), after=loss(losses[1]))
-    assert f"held-out loss {told}\n" in render(report)
-
-
-@pytest.mark.parametrize(
     ("better", "values", "told"),
     [
         ("max", (0.128, 0.916), "0.128 -> 0.916 (better)"),
@@ -111,15 +94,6 @@ def test_a_metric_is_told_with_its_name_and_whether_it_got_better(better, values
     text = render(report)
     assert f"  accuracy      {told}\n" in text
     assert "loss" not in text
-
-
-def test_several_metrics_have_a_row_each_and_the_loss_comes_first():
-    found = {"a very long name of one": {"value": 1.0, "better": "max"}} | loss(2.0)
-    rows = render(build_report(COUNTED, FACTS, before=found, after=found)).splitlines()[2:4]
-    assert rows == [
-        "  held-out loss 2.000 -> 2.000 nats per token (+0.0%)",
-        "  a very long name of one 1.000 -> 1.000 (unchanged)",
-    ]
 
 
 def test_the_text_says_what_people_ask_first():

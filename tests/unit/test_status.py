@@ -161,14 +161,6 @@ def test_several_brokers_are_listed_with_the_islands_that_speak_through_each():
     assert to_json(found)["brokers"]["one"]["silent"] is True
 
 
-def test_a_run_that_has_only_begun_is_shown_too():
-    bare = snapshot(heard_at_s={"a": NOW_S}, members={}, fragments={}, totals=[], refusals={})
-    assert "run demo: 1 alive" in shown(status_of(bare, NOW_S))
-    empty = snapshot(heard_at_s={}, members={}, fragments={}, totals=[], refusals={}, brokers={})
-    assert empty.empty
-    assert "no islands" in shown(status_of(empty, NOW_S))
-
-
 @pytest.mark.parametrize(
     ("nbytes", "text"), [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (2_500_000, "2.5 MB"), (10**13, "10.0 TB")]
 )
