@@ -2,7 +2,6 @@
 
 import argparse
 import json
-from statistics import median
 
 import pytest
 
@@ -17,24 +16,7 @@ def rows(measure, capsys, *flags):
 
 
 @pytest.mark.slow
-def test_round_latency_shows_every_stage_beside_both_carriers_and_the_memory_bounds(capsys, tmp_path, monkeypatch):
-    measured = []
-    row_of = round_latency.row_of
-    monkeypatch.setattr(round_latency, "row_of", lambda *given: measured.append(given[1]) or row_of(*given))
-    (row,) = rows(round_latency, capsys, "--dir", str(tmp_path))
-    (rounds,) = (each.stages for each in measured)
-    assert row["rounds"] == len(rounds) == 3
-    assert all(row[f"{stage}_ms"] > 0 for stage in ("collect", "merge", "persist", "deliver", "tcp", "zeromq"))
-    # Stages that follow each other add up to their round; medians of three rounds of a busy machine need not.
-    for each in rounds:
-        assert each.opened_s <= each.closed_s <= each.computed_s <= each.committed_s <= each.received_s
-    assert row["latency_ms"] == pytest.approx(1000 * median(each.received_s - each.opened_s for each in rounds))
-    assert row["latency_ms"] >= max(row[f"{stage}_ms"] for stage in ("collect", "merge", "persist", "deliver"))
-    assert row["aggregator_models"] > 0
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_bytes_on_the_wire_agree_with_the_closed_form_within_two_percent(capsys, tmp_path):
     (row,) = rows(wire_bytes, capsys, "--dir", str(tmp_path))
     assert row["up_ratio"] == pytest.approx(1, abs=wire_bytes.TOLERANCE)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from broker.wire.errors import ConfigError, Unavailable
+from ops import cli
 from ops.lab import command, runner
 from ops.lab.command import as_they_are
 from ops.lab.records import path_of, read
@@ -56,8 +57,13 @@ def lab(*arguments, **options):
     return subprocess.run(whole, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False, **options)
 
 
+def here(*arguments):
+    """The command in this process."""
+    return cli.main(["lab", *map(str, arguments)])
+
+
 @pytest.mark.timeout(300)
-def test_a_run_that_was_interrupted_goes_on_where_it_was(experiment, tmp_path):
+def test_a_run_that_was_interrupted_goes_on_where_it_was(experiment, tmp_path, capsys):
     records = tmp_path / "records"
     arguments = [sys.executable, "-m", "ops", "lab", "run", experiment, "--records", records, "--jobs", "1"]
     with subprocess.Popen(
@@ -67,9 +73,8 @@ def test_a_run_that_was_interrupted_goes_on_where_it_was(experiment, tmp_path):
         for line in process.stdout:
             if "begins" in line:
                 break
-        beside = lab("run", experiment, "--records", records)  # takes about as long as a run: there are four
-        assert beside.returncode == 1
-        assert "is being run already" in beside.stderr
+        assert here("run", experiment, "--records", records) == 1
+        assert "is being run already" in capsys.readouterr().err
         for line in process.stdout:
             if "3 to go" in line:  # one run is done
                 break
@@ -92,21 +97,22 @@ def test_a_run_that_was_interrupted_goes_on_where_it_was(experiment, tmp_path):
     assert len(found) == 4
     assert found[: len(kept)] == kept
 
-    row = json.loads(lab("show", experiment, "--records", records, "--json").stdout)
+    assert here("show", experiment, "--records", records, "--json") == 0
+    row = json.loads(capsys.readouterr().out)
     assert (row["experiment"], row["runs"], row["due"], row["due_after_them"]) == ("stopped", 4, 0, 0)
     (claim,) = row["claims"]
     assert (claim["verdict"], claim["seeds"], claim["margin"]) == ("holds", 2, 0.5)
     assert abs(claim["difference"]) + claim["half_width"] < 0.5
 
     page = tmp_path / "results.md"
-    report = lab("report", "--records", records, "--out", page, "--experiments", tmp_path)
-    assert report.returncode == 0, report.stderr
+    assert here("report", "--records", records, "--out", page, "--experiments", tmp_path) == 0
     text = page.read_text()
     assert "Does a run that was stopped go on?" in text
     assert f"{100 * claim['difference']:+.2f} % ± {100 * claim['half_width']:.2f} %" in text
     assert sorted(path.name for path in (tmp_path / "results").iterdir()) == ["stopped-claims.svg", "stopped-loss.svg"]
 
 
+@pytest.mark.timeout(300)
 def test_a_task_that_refuses_its_options_is_named_and_the_rest_goes_on(experiment, tmp_path):
     text = (
         EXPERIMENT.replace("steps = 60", "steps = 6")
@@ -159,6 +165,7 @@ def test_nothing_is_left_running_when_the_laboratory_is_killed(experiment, tmp_p
     assert not list(tmp_path.glob("atoll-lab-*-stopped"))  # nor is its folder left: the next command has removed it
 
 
+@pytest.mark.timeout(300)
 def test_a_record_that_cannot_be_written_is_printed_and_counts_once_it_stands_in_its_file(
     experiment, tmp_path, monkeypatch
 ):
@@ -178,6 +185,7 @@ def test_a_record_that_cannot_be_written_is_printed_and_counts_once_it_stands_in
     assert len(read(records, "stopped")) == 1
 
 
+@pytest.mark.timeout(300)
 def test_no_more_is_run_of_a_task_that_is_edited_meanwhile(experiment, tmp_path, monkeypatch):
     """What ran with it as it is now would not count, and be run again and again."""
     (tmp_path / "edited_meanwhile.py").write_text("from examples.numpy_task import task\n")

@@ -11,6 +11,8 @@ from aggregator.merge.outer_step import CHUNK, SMALL, FragmentState, make_outer_
 from aggregator.process.workers import warmed_up
 from broker.wire.errors import ConfigError, LocalProtocolError
 
+pytestmark = pytest.mark.timeout(600)  # it computes: the limit is for a hang, not for a busy machine
+
 #: Fused multiply-adds round once where the plain formula rounds twice: an ulp or two on values around 1.
 TOLERANCE = {"rtol": 3e-6, "atol": 3e-6}
 STEP = make_outer_step(0.7, 0.5)

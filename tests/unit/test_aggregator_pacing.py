@@ -10,6 +10,8 @@ from aggregator.rules.pacing import Pacer, StepClock
 from broker.wire.messages import Reason
 from tests.helpers import Desk
 
+pytestmark = pytest.mark.timeout(600)  # it computes: the limit is for a hang, not for a busy machine
+
 HEARTBEAT_S = 0.5
 
 

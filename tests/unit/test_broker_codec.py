@@ -45,6 +45,8 @@ from broker.wire.ranges import StepRange
 from broker.wire.schema import INT_MAX, MAX_DATA_RANGES, MAX_OUTSTANDING, MAX_TEXT
 from broker.wire.tensors import encode_tensor
 
+pytestmark = pytest.mark.timeout(600)  # it computes: the limit is for a hang, not for a busy machine
+
 FUZZ_INPUTS = int(os.environ.get("ATOLL_FUZZ_INPUTS", "20000"))
 
 

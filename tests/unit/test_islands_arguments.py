@@ -20,6 +20,8 @@ from islands import arguments
 from islands.tasks.task import Task
 from tests.helpers import id_of
 
+pytestmark = pytest.mark.timeout(600)  # it computes: the limit is for a hang, not for a busy machine
+
 NOBODY = "tcp://127.0.0.1:9"  # is never connected to here: each join is refused before
 
 

@@ -14,6 +14,8 @@ from islands.protocol.events import CheckState, CopyState, Note, Send, Settled
 from islands.session.outbox import Outbox
 from ops.virtual.queue import EventQueue
 
+pytestmark = pytest.mark.timeout(600)  # it computes: the limit is for a hang, not for a busy machine
+
 PATIENCE_S = 60.0
 WAIT_S = 5.0
 

@@ -16,6 +16,8 @@ from broker.wire.errors import ConfigError
 from islands.tasks.inner_optimizer import adamw, jax_task, muon, warm_up_cosine
 from islands.tasks.task import Schedule
 
+pytestmark = pytest.mark.timeout(600)  # it computes: the limit is for a hang, not for a busy machine
+
 
 def init(key):
     return {"w": jax.random.normal(key, (4, 3)), "b": jnp.ones((3,))}

@@ -11,6 +11,8 @@ from broker.wire.errors import ConfigError
 from islands.tasks import model
 from islands.tasks.model import PRESETS, ModelConfig
 
+pytestmark = pytest.mark.timeout(600)  # it computes: the limit is for a hang, not for a busy machine
+
 DENSE = ModelConfig(vocabulary=256, width=32, depth=2, heads=2, hidden=48)
 # Room for every token at every expert, so that nothing is dropped and the slow twin is exact.
 EXPERTS = ModelConfig(vocabulary=256, width=32, depth=1, heads=2, hidden=48, experts=4, top_k=2, capacity=4.0)

@@ -15,6 +15,8 @@ from islands.arrays.partition import tensor_specs
 from islands.arrays.placement import Parameters, Placement
 from islands.arrays.reference import adopted, wide_dtype
 
+pytestmark = pytest.mark.timeout(600)  # it computes: the limit is for a hang, not for a busy machine
+
 
 def parameters(tree, cuts=(1,)):
     """A tree with its tensors cut into fragments at the given places."""

@@ -17,6 +17,8 @@ from islands.protocol.donation import PART_BYTES
 from islands.session import checkpoint, state_parts
 from islands.session.training_state import Position, Snapshot
 
+pytestmark = pytest.mark.timeout(600)  # it computes: the limit is for a hang, not for a busy machine
+
 
 def adam_of(value=1.0, size=3):
     params = {"w": jnp.full((size, 2), value), "b": jnp.full(2, value, jnp.bfloat16)}

@@ -23,6 +23,8 @@ from islands.tasks.data import Windows, evenly
 from islands.tasks.evaluate import evaluate_file, place
 from islands.tasks.task import DataShare, Schedule, Task, evaluated, held_out_loss, load_task
 
+pytestmark = pytest.mark.timeout(600)  # it computes: the limit is for a hang, not for a busy machine
+
 
 def a_task(*, width: int = 3, depth: int = 1, **rest) -> Task:
     """A task that does nothing; ``width`` tells it apart."""
