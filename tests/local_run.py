@@ -259,17 +259,6 @@ def end_by_signal(up: Up, number: int, send: Callable[[int], None]) -> Line:
     return dict(report)
 
 
-def merged_shares(ledger: Iterable[Mapping[str, Any]], report: Mapping[str, Any]) -> dict[str, float]:
-    """Returns island -> share of its trained tokens that is merged, averaged over the fragments."""
-    merged: dict[str, int] = {}
-    for row in ledger:
-        for each in row["contributions"]:
-            tokens = each["steps"]["to_tokens"] - each["steps"]["from_tokens"]
-            merged[each["island_id"]] = merged.get(each["island_id"], 0) + tokens
-    fragments = len(report["versions"])
-    return {name: merged.get(name, 0) / (fragments * each["tokens"]) for name, each in report["islands"].items()}
-
-
 def check_report(report: Mapping[str, Any], *, ended: bool = True) -> None:
     """The books balance, and after the end nothing is on its way."""
     tokens = report["tokens"]

@@ -79,7 +79,7 @@ def main(argv: list[str] | None = None) -> int:
         if not 0 < args.rate <= 1:
             raise ConfigError("rate", args.rate, "must be above 0 and at most 1")
         # The one place where an island makes its connection.
-        setattr(session, "Wire", rogue_wire(Manner(args.manner), args.rate, args.rogue_seed))  # noqa: B010 - typed so
+        setattr(session, "Connections", rogue_wire(Manner(args.manner), args.rate, args.rogue_seed))  # noqa: B010 - typed so
         return daemon.run(args)
     except (ConfigError, Unavailable) as err:
         print(f"rogue: {err}", file=sys.stderr)

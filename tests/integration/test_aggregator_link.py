@@ -144,24 +144,6 @@ def test_over_a_connection_made_anew_it_attaches_first_and_sends_nothing_of_what
     assert over_the_new_one.count((m.Version, 2)) == 1
 
 
-def test_over_each_new_connection_it_attaches_before_all_else_though_the_old_one_was_idle():
-    async def main():
-        came = []
-        async with sending() as (link, bulk):
-            link.attach(m.AttachBulk(shard=0, epoch=3, shards=1))
-            async with asyncio.timeout(30.0):
-                await bulk.recv_multipart()
-                for number in range(20):
-                    link.renew()
-                    link.publish(0, publication(number))
-                    for _ in range(2):
-                        _, *frames = await bulk.recv_multipart()
-                        came.append(type(decode(frames, DEFAULT_LIMITS).message))
-        return came
-
-    assert asyncio.run(main()) == 20 * [m.AttachBulk, m.Version]
-
-
 def test_versions_reach_a_broker_while_another_one_is_away():
     async def main():
         context = zmq.asyncio.Context()

@@ -3,7 +3,6 @@
 import errno
 import json
 import os
-import resource
 import shutil
 import signal
 import subprocess
@@ -16,7 +15,6 @@ from aggregator.config import AggregatorConfig
 from aggregator.events import Commit
 from aggregator.merge.outer_step import FragmentState
 from aggregator.state.records import manifest_from_rows, manifest_to_rows
-from aggregator.store import layout as store_files
 from aggregator.store.commit_file import Damaged
 from aggregator.store.layout import commit_path, read_name, read_newest, read_run, read_seed, versions
 from aggregator.store.loading import load_for
@@ -81,11 +79,6 @@ def ledger_versions(directory):
 # --- what is kept ---------------------------------------------------------------------------------------------------
 
 
-def test_a_new_store_is_empty(tmp_path):
-    loaded = load(tmp_path / "new" / "store")
-    assert (loaded.run, dict(loaded.fragments), loaded.damaged) == (None, {}, ())
-
-
 def test_the_newest_version_comes_back_bit_by_bit_with_momentum_and_books(tmp_path):
     fill(tmp_path, newest=3, fragments=(0, 7))
     loaded = load(tmp_path)
@@ -107,14 +100,6 @@ def test_the_newest_two_versions_are_kept_and_the_seed_for_ever(tmp_path):
     assert np.array_equal(read_newest(tmp_path, 0)[1], state_of(6).params)
 
 
-def test_an_empty_fragment_can_be_stored(tmp_path):
-    state = state_of(0, size=0)
-    with Store.open(tmp_path) as store:
-        store.load()
-        store.commit(commit_of(state), state)
-    assert load(tmp_path).fragments[0][1].params.size == 0
-
-
 def test_the_run_record_comes_back_and_is_replaced(tmp_path):
     manifest = FragmentManifest(
         ((TensorSpec(name="a", shape=(2, 3), dtype="bfloat16", kind=Kind.RDA, unit_axes=1),), ())
@@ -125,15 +110,6 @@ def test_the_run_record_comes_back_and_is_replaced(tmp_path):
         store.save_run(record)
     assert load(tmp_path).run == record
     assert manifest_from_rows(read_run(tmp_path)["manifest"]) == manifest
-
-
-def test_repeating_a_commit_is_safe_and_leaves_the_same_state(tmp_path):
-    fill(tmp_path, newest=2)
-    with Store.open(tmp_path) as store:
-        store.load()
-        store.commit(commit_of(state_of(2)), state_of(2))
-    assert versions(tmp_path, 0) == [2, 1, 0]
-    assert ledger_versions(tmp_path) == [(0, 0), (0, 1), (0, 2)]
 
 
 def test_the_ledger_file_has_one_line_per_version_with_who_and_how_much(tmp_path):
@@ -251,13 +227,6 @@ def test_a_flipped_bit_anywhere_is_noticed(tmp_path, place):
     assert len(loaded.damaged) == 1
 
 
-def test_bytes_behind_the_end_are_damage_too(tmp_path):
-    fill(tmp_path, newest=3)
-    with commit_path(tmp_path, 0, 3).open("ab") as file:
-        file.write(b"x")
-    assert load(tmp_path).fragments[0][0].fragment_version == 2
-
-
 def test_a_damaged_version_is_written_again_and_pruned_like_any_other(tmp_path):
     fill(tmp_path, newest=3)
     os.truncate(commit_path(tmp_path, 0, 3), 100)
@@ -272,16 +241,6 @@ def test_a_damaged_version_is_written_again_and_pruned_like_any_other(tmp_path):
         for state in fill_up:
             store.commit(commit_of(state), state)
     assert versions(tmp_path, 0) == [5, 4, 0]
-
-
-def test_a_damaged_version_does_not_push_out_the_whole_one_before_it(tmp_path):
-    fill(tmp_path, newest=3)
-    os.truncate(commit_path(tmp_path, 0, 3), 100)
-    with Store.open(tmp_path) as store:
-        store.load()
-        for version in (30, 31):  # a new lineage, above the highest seen
-            store.commit(commit_of(state_of(version)), state_of(version))
-            assert versions(tmp_path, 0) == {30: [30, 3, 2, 0], 31: [31, 30, 0]}[version]
 
 
 def test_a_fragment_without_any_whole_version_is_reported_and_missing(tmp_path):
@@ -302,33 +261,6 @@ def test_a_damaged_run_record_is_an_error_with_a_cure(tmp_path, content):
         load(tmp_path)
 
 
-def test_a_flipped_bit_in_the_run_record_is_noticed(tmp_path):
-    with Store.open(tmp_path) as store:
-        store.save_run({"run_id": "demo"})
-    content = bytearray((tmp_path / "run.msgpack").read_bytes())
-    content[-1] ^= 1
-    (tmp_path / "run.msgpack").write_bytes(content)
-    with pytest.raises(Damaged, match="does not fit its checksum"):
-        load(tmp_path)
-
-
-def test_a_version_pruned_between_listing_and_opening_is_replaced_by_a_newer_one(tmp_path, monkeypatch):
-    fill(tmp_path, newest=3)
-    read_params = store_files.read_params
-
-    def pruned_at_first(path):
-        monkeypatch.setattr(store_files, "read_params", read_params)
-        fill_from = [state_of(v) for v in (4, 5, 6)]
-        with Store.open(tmp_path) as store:
-            store.load()
-            for state in fill_from:
-                store.commit(commit_of(state), state)
-        return read_params(path)
-
-    monkeypatch.setattr(store_files, "read_params", pruned_at_first)
-    assert read_newest(tmp_path, 0)[0].fragment_version == 6
-
-
 # --- the ledger file ------------------------------------------------------------------------------------------------
 
 
@@ -342,17 +274,6 @@ def test_lines_lost_at_the_end_of_the_ledger_are_written_again_from_the_commits(
     assert path.read_bytes() == whole
     load(tmp_path)
     assert path.read_bytes() == whole
-
-
-def test_a_damaged_line_in_the_middle_of_the_ledger_costs_that_line_only(tmp_path, caplog):
-    fill(tmp_path, newest=5)
-    path = tmp_path / "ledger.jsonl"
-    lines = path.read_text().splitlines(keepends=True)
-    lines[2] = "#" + lines[2]
-    path.write_text("".join(lines))
-    load(tmp_path)
-    assert path.read_text() == "".join(lines)
-    assert "line=3" in caplog.text
 
 
 # --- the disk says no -----------------------------------------------------------------------------------------------
@@ -407,21 +328,6 @@ def test_a_full_disk_between_commit_and_ledger_line_is_settled_by_asking_again(t
     assert ledger_versions(tmp_path) == [(0, v) for v in range(5)]
 
 
-def test_a_version_that_another_fragments_commit_has_listed_gets_no_second_line(tmp_path, monkeypatch):
-    fill(tmp_path, newest=3, fragments=(0, 7))
-    with Store.open(tmp_path) as store:
-        store.load()
-        size = commit_path(tmp_path, 0, 3).stat().st_size
-        with monkeypatch.context() as patch:
-            patch.setattr(os, "write", failing_write(size + 40, errno.ENOSPC))
-            with pytest.raises(Unavailable):
-                store.commit(commit_of(state_of(4)), state_of(4))
-        store.commit(commit_of(state_of(4, seed=7), 7), state_of(4, seed=7))
-        store.commit(commit_of(state_of(4)), state_of(4))
-        assert versions(tmp_path, 0) == [4, 3, 0]
-    assert sorted(ledger_versions(tmp_path)) == [(p, v) for p in (0, 7) for v in range(5)]
-
-
 def test_a_directory_that_cannot_be_flushed_leaves_the_outcome_open(tmp_path, monkeypatch):
     fill(tmp_path, newest=3)
     real, calls = os.fsync, []
@@ -440,44 +346,6 @@ def test_a_directory_that_cannot_be_flushed_leaves_the_outcome_open(tmp_path, mo
         assert not failure.value.definite
         store.commit(commit_of(state_of(4)), state_of(4))
     assert ledger_versions(tmp_path) == [(0, v) for v in range(5)]
-
-
-def test_the_limit_on_file_sizes_is_an_error_with_a_cure(tmp_path):
-    """The kernel itself refuses here, in the middle of an array."""
-    state = state_of(0, size=100_000)
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    with Store.open(tmp_path) as store:
-        store.load()
-        resource.setrlimit(resource.RLIMIT_FSIZE, (500_000, hard))
-        try:
-            with pytest.raises(Unavailable, match="ulimit -f") as failure:
-                store.commit(commit_of(state), state)
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-        assert failure.value.definite
-        store.commit(commit_of(state), state)
-
-
-def test_a_store_whose_place_is_taken_by_a_file_is_an_error_with_a_cure(tmp_path):
-    (tmp_path / "store").write_text("")
-    with pytest.raises(Unavailable, match="cannot open the store"):
-        Store.open(tmp_path / "store")
-
-
-def test_a_version_that_cannot_be_removed_does_not_fail_the_commit(tmp_path, monkeypatch, caplog):
-    fill(tmp_path, newest=3)
-
-    def refuse(self, missing_ok=False):
-        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
-
-    with Store.open(tmp_path) as store:
-        store.load()
-        with monkeypatch.context() as patch:
-            patch.setattr("pathlib.Path.unlink", refuse)
-            store.commit(commit_of(state_of(4)), state_of(4))
-        assert "store.prune_failed" in caplog.text
-        store.commit(commit_of(state_of(5)), state_of(5))
-    assert versions(tmp_path, 0) == [5, 4, 0]
 
 
 # --- other processes ------------------------------------------------------------------------------------------------
@@ -562,12 +430,6 @@ def test_two_openers_in_one_process_exclude_each_other_until_the_first_closes(tm
     Store.open(tmp_path).close()
 
 
-def test_reading_needs_no_lock(tmp_path):
-    fill(tmp_path, newest=3)
-    with Store.open(tmp_path):
-        assert read_newest(tmp_path, 0)[0].fragment_version == 3
-
-
 # --- its name ---------------------------------------------------------------------------------------------------------
 
 
@@ -592,11 +454,3 @@ def test_a_copy_of_a_store_gets_a_name_of_its_own(tmp_path):
     assert names[0] == drawn
     assert len(set(names)) == 3
     assert [name_of(tmp_path / each) for each in "abd"] == names
-
-
-def test_a_name_from_before_names_had_a_place_is_kept(tmp_path):
-    name_of(tmp_path / "a")
-    (tmp_path / "a" / "name").write_text("hub-1234abcd")
-    assert name_of(tmp_path / "a") == "hub-1234abcd"
-    shutil.copytree(tmp_path / "a", tmp_path / "b")
-    assert name_of(tmp_path / "b") != "hub-1234abcd"

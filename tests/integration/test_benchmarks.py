@@ -2,17 +2,12 @@
 
 import argparse
 import json
-import os
-from pathlib import Path
-from statistics import median
 
 import pytest
 
 from benchmarks import island_waiting, lab_overhead, merge, output, round_latency, strangers, wire_bytes
 from broker.wire.errors import Unavailable
 from ops.processes.cluster import free_ports
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def rows(measure, capsys, *flags):
@@ -21,40 +16,12 @@ def rows(measure, capsys, *flags):
 
 
 @pytest.mark.slow
-def test_round_latency_shows_every_stage_beside_both_carriers_and_the_memory_bounds(capsys, tmp_path, monkeypatch):
-    measured = []
-    row_of = round_latency.row_of
-    monkeypatch.setattr(round_latency, "row_of", lambda *given: measured.append(given[1]) or row_of(*given))
-    (row,) = rows(round_latency, capsys, "--dir", str(tmp_path))
-    (rounds,) = (each.stages for each in measured)
-    assert row["rounds"] == len(rounds) == 3
-    assert all(row[f"{stage}_ms"] > 0 for stage in ("collect", "merge", "persist", "deliver", "tcp", "zeromq"))
-    # Stages that follow each other add up to their round; medians of three rounds of a busy machine need not.
-    for each in rounds:
-        assert each.opened_s <= each.closed_s <= each.computed_s <= each.committed_s <= each.received_s
-    assert row["latency_ms"] == pytest.approx(1000 * median(each.received_s - each.opened_s for each in rounds))
-    assert row["latency_ms"] >= max(row[f"{stage}_ms"] for stage in ("collect", "merge", "persist", "deliver"))
-    assert row["aggregator_models"] > 0
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_bytes_on_the_wire_agree_with_the_closed_form_within_two_percent(capsys, tmp_path):
     (row,) = rows(wire_bytes, capsys, "--dir", str(tmp_path))
     assert row["up_ratio"] == pytest.approx(1, abs=wire_bytes.TOLERANCE)
     assert row["down_ratio"] == pytest.approx(1, abs=wire_bytes.TOLERANCE)
     assert row["counters_ratio"] == pytest.approx(1, abs=wire_bytes.TOLERANCE)
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.slow
-def test_island_waiting_shows_a_fleet_beside_training_alone(capsys, tmp_path):
-    if len(os.sched_getaffinity(0)) < 2:
-        pytest.skip("the measured island needs a processor of its own")
-    alone, fleet = rows(island_waiting, capsys, "--dir", str(tmp_path))
-    assert (alone["islands"], alone["speed"], alone["sync_share"]) == (0, 1.0, None)
-    assert fleet["islands"] == 1
-    assert 0 < fleet["sync_share"] < 1
     assert list(tmp_path.iterdir()) == []
 
 
@@ -75,41 +42,12 @@ def test_help_of_every_benchmark_has_an_example(measure, capsys):
     assert "example:\n  python -m benchmarks." in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("text", ["", "0", "ten", "1M,-2"])
-def test_a_list_of_sizes_that_makes_no_sense_is_refused(text):
-    with pytest.raises(Exception, match="must be positive numbers"):
-        output.numbers(text)
-
-
-def test_fragments_that_do_not_divide_the_tensors_are_refused_with_the_cure(capsys):
-    assert round_latency.main(["--quick", "--fragments", "7"]) == 2
-    assert "must divide 48" in capsys.readouterr().err
-
-
 def test_an_error_from_within_a_group_of_tasks_is_said_in_one_line(capsys):
     def measure(args):
         raise ExceptionGroup("tasks", [ExceptionGroup("inner", [Unavailable("the hub is gone", definite=True)])])
 
     assert output.guarded(measure, argparse.Namespace()) == 1
     assert capsys.readouterr().err == "error: the hub is gone\n"
-
-
-def test_other_errors_from_within_a_group_are_not_hidden():
-    def measure(args):
-        raise ExceptionGroup("tasks", [ZeroDivisionError()])
-
-    with pytest.raises(ExceptionGroup):
-        output.guarded(measure, argparse.Namespace())
-
-
-def test_a_table_aligns_its_columns_and_shows_none_as_a_dash():
-    columns = [output.Column(key="a", title="name"), output.Column(key="b", title="x", form=".1f")]
-    assert output.table([{"a": "long name", "b": 1.25}, {"a": "b", "b": None}], columns).splitlines() == [
-        "|      name |   x |",
-        "|----------:|----:|",
-        "| long name | 1.2 |",
-        "|         b |   - |",
-    ]
 
 
 def test_strangers_say_that_a_broker_is_gone(capsys):

@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(150)]
 
 FAULTS = """
 [chaos]
-seconds = 8.5
+seconds = 10.0
 fault_every_s = 0.0
 settle_s = 600.0
 [cluster]
@@ -61,6 +61,11 @@ for_s = 1.0
 at_s = 8.0
 kind = "kill"
 target = "leader"
+
+[[fault]]
+at_s = 9.5
+kind = "kill"
+target = "broker"
 """
 
 
@@ -102,14 +107,14 @@ def test_every_fault_is_done_and_heals(run):
     assert not run.report["chaos"]["skipped"]
     assert {name for name in run.faults if "island" not in name} == {
         *("wipe redis", "stop aggregator", "disk-full aggregator", "clock aggregator", "kill aggregator"),
-        "cut-redis aggregator broker",
+        *("cut-redis aggregator broker", "kill broker"),
     }
-    assert len(run.faults) == 7
+    assert len(run.faults) == 8
     assert all(each["healed_s"] is not None for each in run.faults.values()), run.err
     died = {name: each for name, each in run.faults.items() if name.startswith(("kill", "wipe"))}
     assert all(None not in (each["detected_s"], each["restarted_s"]) for each in died.values())
     restarts = run.report["restarts"]
-    assert (restarts["aggregator"], restarts["broker"], restarts["redis"]) == (1, 0, 1)
+    assert (restarts["aggregator"], restarts["broker"], restarts["redis"]) == (1, 1, 1)
 
 
 def test_an_interrupted_run_ends_every_process_and_reports_what_it_saw(run):

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import textwrap
 import time
-from dataclasses import replace
 
 import pytest
 
@@ -68,18 +67,6 @@ def test_a_process_that_is_killed_on_purpose_is_held_down_for_so_long(tmp_path):
         assert cluster.restarts("island") == 1
 
 
-def test_every_process_is_adapted_once(tmp_path):
-    def adapt(spec):
-        return replace(spec, command=[*spec.command, "adapted"])
-
-    with LocalCluster(tmp_path, policy=EAGER, adapt=adapt) as cluster:
-        cluster.start([shell("island", 'echo "$0 $#"; exec sleep 100')])
-        wait_for(lambda: "adapted 0" in last_lines(tmp_path / "island.log"))
-        cluster.kill("island")
-        poll_until(cluster, Change.STARTED)
-        wait_for(lambda: last_lines(tmp_path / "island.log").count("adapted 0") == 2)
-
-
 def test_a_process_that_cannot_start_is_given_up_with_its_last_words(tmp_path):
     policy = RestartPolicy(first_delay_s=0.0, max_delay_s=0.0, young_deaths=3)
     with LocalCluster(tmp_path, policy=policy) as cluster:
@@ -89,29 +76,6 @@ def test_a_process_that_cannot_start_is_given_up_with_its_last_words(tmp_path):
         assert "ended with status 7, 3 times in a row" in events[-1].detail
         assert "no store" in events[-1].detail
         assert cluster.running() == set()
-
-
-def test_each_death_is_told_with_its_own_error_and_where_more_of_it_stands(tmp_path):
-    policy = RestartPolicy(first_delay_s=0.0, max_delay_s=0.0, young_deaths=3)
-    script = f"""
-        if [ ! -e {tmp_path}/once ]; then touch {tmp_path}/once; echo first failure; exit 1; fi
-        if [ ! -e {tmp_path}/twice ]; then touch {tmp_path}/twice; exit 1; fi
-        echo third failure; exit 2
-    """
-    with LocalCluster(tmp_path, policy=policy) as cluster:
-        cluster.start([shell("island", script)])
-        ends = [each.detail for each in poll_until(cluster, Change.GAVE_UP) if each.change is not Change.STARTED]
-    log = tmp_path / "island.log"
-    assert f": first failure (all of it in {log}); restarting it" in ends[0]
-    assert "failure" not in ends[1], "it said nothing"
-    assert f": its settings are wrong: third failure (all of it in {log}); the end of {log}:" in ends[2]
-
-
-def test_a_program_that_does_not_exist_is_given_up_at_once(tmp_path):
-    with LocalCluster(tmp_path) as cluster:
-        cluster.start([ProcessSpec(name="x", command=["no-such-program-of-atoll"])])
-        events = poll_until(cluster, Change.GAVE_UP)
-        assert "cannot start no-such-program-of-atoll: No such file" in events[-1].detail
 
 
 def test_work_that_is_done_is_not_begun_again(tmp_path):
@@ -140,16 +104,6 @@ def test_stopping_goes_in_order_and_kills_what_refuses(tmp_path):
         assert time.monotonic() - started_s < 20.0  # 1.2 s, if the machine has time for it
         assert notes.read_text().split() == ["island", "redis"]
         assert cluster.poll() == []
-
-
-def test_grandchildren_end_with_their_process(tmp_path):
-    pids = tmp_path / "pids"
-    with LocalCluster(tmp_path, policy=EAGER) as cluster:
-        cluster.start([shell("island", f"sleep 100 & echo $! >> {pids}; wait")])
-        grandchild = read_pids(pids, 1)[0]
-        os.kill(cluster.pid("island"), signal.SIGKILL)
-        poll_until(cluster, Change.STARTED)
-        wait_for(lambda: not is_alive(grandchild))
 
 
 UP = """

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import logging
 import random
 from dataclasses import replace
 
@@ -21,7 +20,7 @@ from broker.wire.errors import ConfigError, LocalProtocolError
 from broker.wire.headers import Limits, seal
 from broker.wire.messages import PROTOCOL_VERSION, Attached, Channel, Codec, Contribution, Envelope, Leave, Reason, Want
 from broker.wire.ranges import StepRange
-from broker.wire.tensors import decode_tensor, encode_tensor
+from broker.wire.tensors import encode_tensor
 from ops.processes.cluster import free_ports
 
 PATIENCE_S = 30.0  # for what is bound to happen; never waited for in full unless the test fails
@@ -114,33 +113,6 @@ def test_a_message_goes_up_and_its_answer_comes_down(transport, tmp_path):
     run(main())
 
 
-@pytest.mark.parametrize("codec", list(Codec))
-def test_megabytes_go_both_ways_unharmed(codec):
-    async def main():
-        array = np.random.default_rng(0).standard_normal((1024, 1024), dtype=np.float32)
-        async with linked(Channel.BULK) as (router, endpoint):
-            message = contribution(array, codec)
-            assert await endpoint.send(envelope(message))
-            routing_id, *frames = await received(router)
-            await router.send_multipart([routing_id, *frames])  # and back as it came
-            returned = await endpoint.recv(PATIENCE_S)
-            verify(returned)
-            np.testing.assert_array_equal(decode_tensor(returned.message.payload[0]), decode_tensor(message.payload[0]))
-            assert endpoint.traffic.bytes_up == endpoint.traffic.bytes_down > message.payload[0].data.nbytes
-
-    run(main())
-
-
-def test_a_quiet_line_gives_none_when_the_time_is_over():
-    async def main():
-        async with linked(Channel.CONTROL) as (_, endpoint):
-            assert await endpoint.recv(0.0) is None
-            assert await endpoint.recv(0.01) is None
-            assert endpoint.traffic.unreadable == 0
-
-    run(main())
-
-
 def test_a_steady_stream_does_not_starve_other_tasks():
     async def main():
         async with linked(Channel.CONTROL) as (router, endpoint):
@@ -205,35 +177,6 @@ def test_what_cannot_be_read_is_reported_and_the_line_lives_on(frames):
             assert error.reason == reason
             assert origin.sender in ("", "broker")
             assert (endpoint.traffic.unreadable, endpoint.traffic.received) == (1, 1)
-
-    run(main())
-
-
-def test_what_cannot_be_read_is_logged_when_nobody_is_told(caplog):
-    async def main():
-        async with linked(Channel.CONTROL) as (router, endpoint):
-            assert await endpoint.send(envelope(LEAVE))
-            routing_id, _ = await received(router)
-            await router.send_multipart([routing_id, header(kind="update")])
-            assert await endpoint.recv(PATIENCE_S) is None
-
-    with caplog.at_level(logging.WARNING):
-        run(main())
-    assert "message.unreadable" in caplog.text
-    assert "reason=unknown_kind" in caplog.text
-
-
-def test_a_frame_beyond_every_limit_is_read_and_refused_as_well():
-    async def main():
-        limits = Limits(max_header_bytes=1000, max_message_bytes=1000)
-        async with linked(Channel.CONTROL, limits=limits) as (router, endpoint):
-            assert await endpoint.send(envelope(LEAVE))
-            routing_id, _ = await received(router)
-            await router.send_multipart([routing_id, bytes(100_000)])
-            assert await endpoint.recv(PATIENCE_S) is None
-            assert endpoint.traffic.unreadable == 1
-            assert await endpoint.send(envelope(LEAVE))
-            assert (await received(router))[0] == routing_id  # over the same connection
 
     run(main())
 
@@ -401,35 +344,6 @@ def test_a_connection_that_delivers_nothing_any_more_is_mended_by_making_it_anew
     run(main())
 
 
-def test_after_a_connection_was_given_up_nothing_is_sent_until_the_next_one_stands():
-    """ZeroMQ would take a message for the old one for a moment, and lose it."""
-
-    async def main():
-        async with linked(Channel.BULK) as (router, endpoint):
-            for sequence in range(1, 31):
-                assert endpoint.connection == sequence
-                endpoint.renew()
-                assert await endpoint.send(envelope(Want(versions=()), sequence=sequence))
-                _, *frames = await received(router)
-                assert decode(frames).sequence == sequence
-
-    run(main())
-
-
-def test_a_message_for_one_connection_goes_over_no_other():
-    async def main():
-        async with linked(Channel.BULK) as (router, endpoint):
-            assert await endpoint.send(envelope(Want(versions=()), sequence=1), over=1)
-            endpoint.renew()
-            assert not await endpoint.send(envelope(Want(versions=()), sequence=2), over=1)
-            assert await endpoint.ready(PATIENCE_S)
-            assert not await endpoint.send(envelope(Want(versions=()), sequence=3), over=1)
-            assert await endpoint.send(envelope(Want(versions=()), sequence=4), over=2)
-            assert [decode((await received(router))[1:]).sequence for _ in range(2)] == [1, 4]
-
-    run(main())
-
-
 @pytest.mark.parametrize("timeout_s", [6.0, 65.6, 600.0])
 def test_a_connection_that_is_idle_for_longer_than_pings_are_apart_stays(timeout_s):
     """libzmq reads what a ping says of patience into 16 bits of milliseconds: 65.6 s were 64 ms, and 600 s were ten."""
@@ -462,28 +376,6 @@ def test_with_nobody_there_a_control_message_is_dropped_at_once_and_counted():
             for _ in range(3):
                 assert not await endpoint.send(envelope(LEAVE))
             assert (endpoint.traffic.unsent, endpoint.traffic.sent, endpoint.traffic.bytes_up) == (3, 0, 0)
-
-    run(main())
-
-
-def test_with_nobody_there_a_bulk_message_is_given_back_after_a_bounded_wait():
-    async def main():
-        async with context() as ctx, Endpoint(ctx, unused_address(), Channel.BULK, bulk_wait_s=0.01) as endpoint:
-            assert not await endpoint.send(envelope(Want(versions=(0,))))
-            assert endpoint.traffic.unsent == 1
-
-    run(main())
-
-
-def test_a_bulk_message_waits_for_a_broker_that_comes():
-    async def main():
-        address = unused_address()
-        async with context() as ctx, Endpoint(ctx, address, Channel.BULK, bulk_wait_s=PATIENCE_S) as endpoint:
-            sending = asyncio.create_task(endpoint.send(envelope(Want(versions=(0,)))))
-            assert not await endpoint.recv(0.01)  # lets the task start
-            async with bound(ctx, Channel.BULK, bulk_address(address)) as (router, _):
-                assert await sending
-                assert len(await received(router)) == 2
 
     run(main())
 
@@ -530,31 +422,7 @@ def test_after_a_broker_was_away_messages_go_to_the_new_one_and_no_stale_ones():
     run(main())
 
 
-def test_a_message_can_be_sent_while_another_task_waits_for_the_connection():
-    async def main():
-        address = unused_address()
-        async with context() as ctx, Endpoint(ctx, address, Channel.CONTROL) as endpoint:
-            waiting = asyncio.create_task(endpoint.ready(PATIENCE_S))
-            await endpoint.recv(0.0)  # lets the task start
-            sending = asyncio.create_task(endpoint.send(envelope(LEAVE)))
-            async with bound(ctx, Channel.CONTROL, address) as (router, _):
-                assert await waiting
-                assert await sending
-                assert len(await received(router)) == 2
-
-    run(main())
-
-
 # --- our own mistakes -------------------------------------------------------------------------------------------
-
-
-def test_a_message_for_the_other_channel_is_our_own_error():
-    async def main():
-        async with linked(Channel.CONTROL) as (_, endpoint):
-            with pytest.raises(LocalProtocolError, match="want belongs on the bulk channel"):
-                await endpoint.send(envelope(Want(versions=())))
-
-    run(main())
 
 
 def test_a_message_that_peers_would_refuse_for_its_size_is_our_own_error():
@@ -563,21 +431,6 @@ def test_a_message_that_peers_would_refuse_for_its_size_is_our_own_error():
         async with linked(Channel.BULK, limits=limits) as (_, endpoint):
             with pytest.raises(LocalProtocolError, match="max_message_bytes"):
                 await endpoint.send(envelope(contribution(np.zeros(1000, np.float32))))
-
-    run(main())
-
-
-def test_an_endpoint_is_used_inside_its_async_with_only():
-    async def main():
-        async with context() as ctx:
-            endpoint = Endpoint(ctx, unused_address(), Channel.CONTROL)
-            with pytest.raises(LocalProtocolError, match="async with"):
-                await endpoint.send(envelope(LEAVE))
-            async with endpoint:
-                with pytest.raises(LocalProtocolError, match="open already"):
-                    await endpoint.__aenter__()
-            with pytest.raises(LocalProtocolError, match="async with"):
-                await endpoint.recv(0.0)
 
     run(main())
 

@@ -3,17 +3,14 @@
 import asyncio
 import contextlib
 import socket
-import tempfile
 import threading
 
-import numpy as np
 import pytest
 import zmq
 import zmq.asyncio
 
-import islands
 from broker.transport.endpoint import Endpoint, check_address, configure_socket
-from broker.wire.errors import ConfigError, Unavailable
+from broker.wire.errors import ConfigError
 from broker.wire.messages import Channel, Envelope, Leave
 from ops.processes.cluster import free_ports
 
@@ -120,19 +117,6 @@ def test_a_broker_that_listens_on_one_of_its_addresses_is_reached(names, order, 
 
 
 @needs_six
-def test_the_bulk_connection_finds_its_address_while_nothing_is_sent(names):
-    async def use(context, port):
-        async with (
-            hub(context, FOUR, port + 1, Channel.BULK),
-            Endpoint(context, f"tcp://{HOST}:{port}", Channel.BULK) as endpoint,
-        ):
-            while not endpoint.connection:
-                assert await endpoint.recv(1.0) is None
-
-    run(use)
-
-
-@needs_six
 def test_a_stranger_at_one_address_hides_no_broker_at_another(names):
     async def use(context, port):
         async def stranger(reader, writer):
@@ -160,24 +144,6 @@ def test_a_name_that_moves_is_followed(names):
             names.addresses = (FOUR,)
             await lost(endpoint)
             async with hub(context, FOUR, port) as router:
-                await delivers(endpoint, router)
-
-    run(use)
-
-
-def test_a_broker_that_was_away_is_reached_again_while_the_name_service_is(names):
-    async def use(context, port):
-        names.addresses = (FOUR,)
-        async with Endpoint(context, f"tcp://{HOST}:{port}", Channel.CONTROL) as endpoint:
-            async with hub(context, FOUR, port) as router:
-                await delivers(endpoint, router)
-            names.addresses = ()
-            asked = names.asked
-            while names.asked < asked + 2:
-                await endpoint.ready(0.1)
-            async with hub(context, FOUR, port) as router:
-                await delivers(endpoint, router)
-                endpoint.renew()
                 await delivers(endpoint, router)
 
     run(use)
@@ -222,26 +188,6 @@ def test_a_slow_name_service_holds_up_nothing_else(names):
             await delivers(endpoint, router)
 
     run(use)
-
-
-def test_who_ends_does_not_wait_for_the_name_service(names):
-    async def use(context, port):
-        names.answers.clear()
-        async with Endpoint(context, f"tcp://{HOST}:{port}", Channel.CONTROL) as endpoint:
-            assert not await endpoint.ready(0.05)
-
-    run(use)  # which would wait for threads of the event loop
-    assert names.asked == 1
-
-
-def test_joining_in_vain_names_what_cannot_be_found(names, tmp_path, monkeypatch):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # seats of its own
-    names.addresses = ()
-    address = f"tcp://{HOST}:7001"
-    with pytest.raises(Unavailable) as caught:
-        islands.join(address, {"w": np.ones((4, 4), np.float32)}, run="demo", timeout_s=0.5, insecure=True)
-    wrong = f"while connecting to the broker: the name in {address} is not found (Name or service not known); start"
-    assert wrong in str(caught.value)
 
 
 @pytest.mark.parametrize("host", ["a..b", "." * 3, "a" * 64 + ".test"])

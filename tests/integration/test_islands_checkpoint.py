@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import threading
 
 import jax
 import jax.numpy as jnp
@@ -57,13 +56,6 @@ def test_an_optimizer_state_with_keys_numbers_and_bfloat16_comes_back_as_it_was(
     assert [entry.name for entry in path.parent.iterdir()] == ["island-3.checkpoint"]
 
 
-def test_copies_for_a_checkpoint_outlive_the_donation_of_the_state():
-    state = state_of(2.0)
-    kept = checkpoint.copied(state)
-    jax.jit(lambda x: jax.tree.map(lambda y: y * 2, x), donate_argnums=0)(state["adam"])
-    assert_same(kept["adam"], state_of(2.0)["adam"])
-
-
 def test_a_state_of_another_shape_name_or_sort_does_not_fit(tmp_path):
     path = tmp_path / "c"
     save(path, {"m": np.zeros(3, np.float32)})
@@ -97,10 +89,6 @@ def test_a_damaged_file_is_refused_with_words(tmp_path, damage, says):
         checkpoint.load(path)
 
 
-def test_no_file_is_no_checkpoint(tmp_path):
-    assert checkpoint.load(tmp_path / "none") is None
-
-
 def test_a_failed_write_leaves_the_old_checkpoint_and_says_what_to_do(tmp_path, monkeypatch):
     path = tmp_path / "c"
     save(path, {"m": np.zeros(3, np.float32)})
@@ -126,33 +114,12 @@ def test_what_lives_that_were_killed_while_saving_had_written_goes(tmp_path):
     assert sorted(tmp_path.iterdir()) == [other, path]
 
 
-def test_what_another_thread_is_writing_stays(tmp_path, monkeypatch):
-    path, begun, released, fsync = tmp_path / "c", threading.Event(), threading.Event(), os.fsync
-
-    def hang_at_first(handle):
-        if threading.current_thread() is slow:
-            begun.set()
-            assert released.wait(40)
-        fsync(handle)
-
-    monkeypatch.setattr("islands.session.checkpoint.os.fsync", hang_at_first)
-    sizes = []
-    slow = threading.Thread(target=lambda: sizes.append(save(path, {"m": np.zeros(3, np.float32)})))
-    slow.start()
-    assert begun.wait(40)
-    save(path, {"m": np.ones(3, np.float32)})
-    released.set()
-    slow.join(40)
-    assert sizes == [path.stat().st_size]
-    assert list(tmp_path.iterdir()) == [path]
-
-
 def test_the_end_of_a_process_waits_for_no_disk_that_hangs(tmp_path):
     code = """
 import asyncio, threading
 from pathlib import Path
 import numpy as np
-from islands import checkpoint, workers
+from islands.session import checkpoint, workers
 from islands.session.exchange import Moment, Position, Snapshot
 from islands.session.workshop import Workshop
 
@@ -178,20 +145,3 @@ print("left")
 """
     done = subprocess.run([sys.executable, "-c", code], timeout=60, capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("left\n", "")
-
-
-def test_a_file_whose_dtypes_are_none_is_refused_with_words(tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpoint, "str", lambda dtype: "(,)f4", raising=False)
-    path = tmp_path / "c"
-    save(path, {"m": np.zeros(3, np.float32)})
-    monkeypatch.undo()
-    with pytest.raises(Unavailable, match=r"is damaged \(state m has '\(,\)f4' where a dtype belongs\)"):
-        checkpoint.load(path)
-
-
-@pytest.mark.parametrize("dtype", ["<f4", ">f4", "bool", "float8_e4m3fn", "bfloat16", "complex64", "M8[ns]", "S5"])
-def test_arrays_of_every_dtype_that_has_a_name_come_back(tmp_path, dtype):
-    path, array = tmp_path / "c", np.zeros(3, np.dtype(dtype))
-    save(path, {"m": array})
-    ((_, _, found),) = checkpoint.load(path).state
-    assert (found.dtype, found.tobytes()) == (array.dtype, array.tobytes())

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from broker.wire.errors import ConfigError
-from islands.tasks import corpus as corpora
 from islands.tasks.corpus import load_corpus
 
 
@@ -46,21 +45,6 @@ def test_a_held_out_file_is_held_out_at_any_path(tmp_path):
     assert texts(load_corpus([tmp_path / "a"]).held_out) == texts(load_corpus([tmp_path / "b"]).held_out)
 
 
-def test_of_one_file_the_tail_is_held_out(tmp_path):
-    (tmp_path / "one.txt").write_bytes(b"x" * 999)
-    corpus = load_corpus([tmp_path / "one.txt"])
-    assert [len(a) for a in (*corpus.train, *corpus.held_out)] == [950, 50]
-
-
-def test_hidden_and_binary_files_and_caches_in_a_folder_are_passed_over(tmp_path):
-    (tmp_path / "good.txt").write_bytes(b"good")
-    (tmp_path / ".hidden").write_bytes(b"hidden")
-    (tmp_path / "image").write_bytes(b"\x89PNG\0\0")
-    (tmp_path / "__pycache__").mkdir()
-    (tmp_path / "__pycache__" / "x.txt").write_bytes(b"cached")
-    assert texts(load_corpus([tmp_path]).train) == [b"good"]
-
-
 @pytest.mark.parametrize("name", ["tokens.npy", "tokens.bin"])
 def test_a_token_array_is_mapped_and_its_tail_held_out(tmp_path, name):
     tokens = (np.arange(2000) % 700).astype("<u2")
@@ -77,12 +61,6 @@ def test_a_vocabulary_that_is_given_is_kept_or_refused(tmp_path):
     assert load_corpus([tmp_path / "tokens.npy"], vocabulary=50_257).vocabulary == 50_257
     with pytest.raises(ConfigError, match="needs at least 1000"):
         load_corpus([tmp_path / "tokens.npy"], vocabulary=999)
-
-
-def test_text_beside_an_array_needs_all_bytes(tmp_path):
-    np.save(tmp_path / "tokens.npy", np.zeros(100, np.uint16))
-    (tmp_path / "text.txt").write_bytes(b"x" * 100)
-    assert load_corpus([tmp_path]).vocabulary == 256
 
 
 def npy(**kwargs):
@@ -111,18 +89,6 @@ def test_bad_data_is_refused_with_path_and_cure(tmp_path, name, write, message):
     assert str(tmp_path / name) in str(caught.value)
 
 
-def test_a_folder_without_text_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="holds no text"):
-        load_corpus([tmp_path])
-
-
-def test_too_much_text_is_refused_with_the_way_out(tmp_path, monkeypatch):
-    monkeypatch.setattr(corpora, "MAX_TEXT_BYTES", 1000)
-    write_files(tmp_path, 20)
-    with pytest.raises(ConfigError, match="make it a token array"):
-        load_corpus([tmp_path])
-
-
 # --- installed packages ---------------------------------------------------------------------------------------
 
 
@@ -145,16 +111,6 @@ def test_a_package_is_its_sources_without_tests_and_is_not_imported(packages):
     found = b"".join(a.tobytes() for a in (*corpus.train, *corpus.held_out))
     assert sorted(found.split(b"\0")) == [b"", b"alone = True", b"deep = 1", b"raise RuntimeError('imported')"]
     assert corpus.sources == "python:soft, python:lonely"
-
-
-def test_an_installed_package_is_data():
-    corpus = load_corpus(["python:optax"])
-    assert sum(map(len, corpus.train)) > 500_000
-    assert b"def scale_by_adam(" in corpus.train[0].tobytes() + corpus.held_out[0].tobytes()
-
-
-def test_the_standard_library_has_a_name():
-    assert load_corpus(["python:stdlib"]).digest == load_corpus().digest
 
 
 @pytest.mark.parametrize(
@@ -188,25 +144,6 @@ def test_the_digest_stands_for_the_tokens_and_not_for_where_they_lie(tmp_path):
     assert a == b != c  # c differs in the last token, which is held out
 
 
-def test_the_digest_of_a_long_array_reads_some_of_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(corpora, "SCANNED_TOKENS", 400)
-    monkeypatch.setattr(corpora, "_HASHED_TOKENS", 100)
-    digests = set()
-    for change in (0, 1, 9_499):  # none, the first token and the last that is trained on
-        tokens = np.zeros(10_000, np.uint8)
-        tokens[change - 1] = change > 0
-        np.save(tmp_path / f"{change}.npy", tokens)
-        digests.add(load_corpus([tmp_path / f"{change}.npy"]).digest)
-    assert len(digests) == 3
-
-
-def test_the_digest_tells_what_is_held_out_from_what_is_trained_on(tmp_path):
-    for name in "ab":
-        np.save(tmp_path / f"{name}.npy", np.full(100, ord(name), np.uint8))
-    one, other = (load_corpus([tmp_path / f"{name}.npy" for name in order]).digest for order in ("ab", "ba"))
-    assert one != other
-
-
 # --- pieces of several bytes ----------------------------------------------------------------------------------
 
 
@@ -227,42 +164,9 @@ def test_pieces_are_the_same_text_split_the_same_way(cache):
     assert by_byte.digest != by_piece.digest
 
 
-def test_pieces_come_from_what_is_trained_on_alone(tmp_path, cache):
-    letters = np.random.default_rng(0).integers(ord("a"), ord("h"), (200, 40, 5), np.uint8)
-    for i, words in enumerate(letters):
-        (tmp_path / f"{i}.txt").write_bytes(b"file %d\n" % i + b" ".join(word.tobytes() for word in words))
-    before = load_corpus([tmp_path], bpe=512)
-    held_out = before.pieces.decode(before.held_out[0]).split(b"\0")[:-1]
-    assert held_out
-    for text in held_out:
-        (tmp_path / text.split()[1].decode()).with_suffix(".txt").unlink()
-    # What is left is all trained on, so the hash must hold something out again: one file that it picks.
-    (tmp_path / "999.txt").write_bytes(held_out[0])
-    assert load_corpus([tmp_path], bpe=512).pieces.digest == before.pieces.digest
-
-
 def test_pieces_are_found_in_the_cache_by_the_next_island(cache, monkeypatch):
     first = load_corpus(["python:optax"], bpe=512)
     assert sorted(file.name.split("-")[0] for file in cache.iterdir()) == ["lock", "tokens", "tokens", "vocabulary"]
     monkeypatch.setattr("islands.tasks.vocabulary._train", None)
     monkeypatch.setattr("islands.tasks.vocabulary.Vocabulary.encode", None)
     assert load_corpus(["python:optax"], bpe=512).digest == first.digest
-
-
-def test_a_vocabulary_may_be_larger_than_its_pieces_but_not_smaller(cache):
-    assert load_corpus(["python:optax"], bpe=512, vocabulary=600).vocabulary == 600
-    with pytest.raises(ConfigError, match="vocabulary = 511: python:optax needs at least 512"):
-        load_corpus(["python:optax"], bpe=512, vocabulary=511)
-
-
-def test_arrays_have_their_ids_already(tmp_path, cache):
-    np.save(tmp_path / "tokens.npy", np.arange(1000, dtype=np.uint16))
-    with pytest.raises(ConfigError, match=r"bpe = 512: .* holds token arrays, whose ids are given: set bpe = 0"):
-        load_corpus([tmp_path / "tokens.npy"], bpe=512)
-    assert load_corpus([tmp_path / "tokens.npy"]).bytes_per_token == 0
-
-
-def test_too_little_text_for_pieces_is_refused(tmp_path, cache):
-    (tmp_path / "short.txt").write_text("short\n" * 50)
-    with pytest.raises(ConfigError, match="bpe = 4096: 286 bytes of text have pairs for"):
-        load_corpus([tmp_path], bpe=4096)

@@ -148,19 +148,6 @@ def test_a_leader_puts_back_what_redis_has_lost(shard):
     shard(use)
 
 
-@pytest.mark.parametrize("left", [{}, {"holder": "z", "epoch": 1}])
-def test_a_leader_that_has_not_renewed_yet_puts_nothing_right(shard, left):
-    async def use(it):
-        assert await it.take("a", 0, 3)
-        await it.wipe()
-        if left:
-            await it.write(**left)
-        found = left.get("holder", ""), left.get("epoch", 0)
-        assert await it.leader.renew(holder="a", epoch=3, in_sync=()) == (False, *found)
-
-    shard(use)
-
-
 def test_two_that_were_given_one_epoch_do_not_both_keep_it(shard):
     async def use(it):
         await it.led_by_a()
@@ -178,34 +165,6 @@ def test_a_renewal_that_comes_after_its_successor_changes_nothing(shard):
         await in_time.renew(holder="a", epoch=1, in_sync=())  # b lags
         assert not (await late.renew(holder="a", epoch=1, in_sync=("b",)))[0]  # asked before, and given up
         assert (await it.leader.read()).in_sync == {"a"}
-
-    shard(use)
-
-
-def test_the_standbys_that_a_leader_hears_are_written_for_people_to_see(shard):
-    async def use(it):
-        await it.led_by_a()
-        await it.leader.renew(holder="a", epoch=1, in_sync=("b",), standbys=("c", "b"))
-        found = (await it.registry.read()).leases
-        assert found.keys() == {0}
-        assert (found[0].holder, found[0].epoch) == ("a", 1)
-        assert (found[0].in_sync, found[0].standbys) == ({"a", "b"}, {"b", "c"})
-        assert 0 <= found[0].age_s < 30  # a moment; a time that was not understood would be years
-        await asyncio.sleep(LEASE_S)
-        assert await it.take("b", 1, 2)
-        assert (await it.registry.read()).leases[0].standbys == frozenset()
-
-    shard(use)
-
-
-def test_renewals_are_numbered_anew_in_each_term(shard):
-    async def use(it):
-        await it.led_by_a("b")
-        for _ in range(3):
-            await it.leader.renew(holder="a", epoch=1, in_sync=("b",))
-        await asyncio.sleep(LEASE_S)
-        assert await it.take("b", 1, 2)
-        assert (await it.other.renew(holder="b", epoch=2, in_sync=("a",)))[0]
 
     shard(use)
 
@@ -274,41 +233,6 @@ def test_without_failover_a_lease_whose_answer_got_lost_is_its_takers(shard):
     shard(use)
 
 
-def test_without_failover_a_lost_lease_is_put_back_and_the_next_life_takes_it(shard):
-    async def use(it):
-        await it.leader.lead(holder="x", epoch=3)
-        await it.wipe()
-        assert await it.leader.lead(holder="x", epoch=3) == (True, "x", 3)
-        assert (await it.leader.read()).in_sync == {"x"}
-        assert await LeaseKey(it.registry, 0).lead(holder="x", epoch=4) == (True, "x", 4)
-
-    shard(use)
-
-
-def test_of_many_that_lead_without_failover_at_once_one_gets_the_lease(shard):
-    async def use(it):
-        registries = [Registry(it.url, it.registry.run_id) for _ in range(8)]
-        try:
-            keys = [LeaseKey(each, 0) for each in registries]
-            answers = await asyncio.gather(*(key.lead(holder=f"h{n}", epoch=1) for n, key in enumerate(keys)))
-        finally:
-            for each in registries:
-                await each.aclose()
-        assert sum(granted for granted, _, _ in answers) == 1
-
-    shard(use)
-
-
-def test_failover_that_is_turned_on_later_goes_on_with_the_store_that_led_alone(shard):
-    async def use(it):
-        await it.leader.lead(holder="x", epoch=3)
-        await asyncio.sleep(LEASE_S)
-        assert not await it.take("y", 3, 4, store_epoch=3)  # a copy, which need not be whole
-        assert await it.take("x", 3, 4, store_epoch=3)
-
-    shard(use)
-
-
 def test_the_end_is_said_by_the_holder_alone_and_forgotten_when_somebody_leads_again(shard):
     async def use(it):
         await it.led_by_a()
@@ -320,16 +244,6 @@ def test_the_end_is_said_by_the_holder_alone_and_forgotten_when_somebody_leads_a
         await asyncio.sleep(LEASE_S)
         assert await it.take("a", 1, 2)
         assert not (await it.leader.read()).ended
-
-    shard(use)
-
-
-@pytest.mark.parametrize("fields", [{"holder": "a"}, {"holder": "a", "epoch": "many", "renewed_at": "0"}])
-def test_what_is_no_lease_is_as_bad_as_no_answer(shard, fields):
-    async def use(it):
-        await it.write(**fields)
-        with pytest.raises(Unavailable, match="is no lease"):
-            await it.leader.read()
 
     shard(use)
 

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import json
 import math
-import socket
 import time
 
 import pytest
@@ -12,7 +11,7 @@ import pytest
 from broker.wire.errors import ConfigError, Unavailable
 from ops.links.condition import LinkCondition
 from ops.links.control import LinkControl
-from ops.links.control_server import MAX_REQUEST_BYTES, answer, listening
+from ops.links.control_server import answer, listening
 from ops.links.lane import MAX_WINDOW_BYTES
 from ops.links.link import LinkPlan
 from ops.links.proxy import Proxy
@@ -214,59 +213,6 @@ def test_damage_flips_bytes_of_the_direction_that_it_is_set_for():
     asyncio.run(scenario())
 
 
-def test_a_closed_connection_is_closed_at_the_other_side_after_its_last_byte():
-    async def scenario():
-        async with place(delay_ms=20, up_mbit=20) as at:
-            reader, writer = await at.connect("near")
-            writer.write(bytes(100_000))
-            writer.write_eof()
-            assert len(await asyncio.wait_for(reader.read(-1), SOON_S)) == 100_000
-            await until(lambda: at.count("near") == 0)
-            writer.close()
-
-    asyncio.run(scenario())
-
-
-def test_where_no_broker_listens_the_connection_is_reset():
-    async def scenario():
-        async with place() as at:
-            at.server.close()
-            reader, writer = await at.connect("near")
-            with pytest.raises(ConnectionResetError):
-                await asyncio.wait_for(reader.read(1), SOON_S)
-            await until(lambda: at.count("near") == 0)
-            writer.close()
-
-    asyncio.run(scenario())
-
-
-def test_a_client_that_dies_during_a_partition_is_forgotten_when_it_heals():
-    async def scenario():
-        async with place() as at:
-            _, writer = await at.connect("near")
-            at.order("near", partition=True)
-            _, hung = await at.connect("near")
-            for each in (writer, hung):
-                each.write(b"x")
-                each.transport.abort()
-            await asyncio.sleep(0.1)
-            at.order("near")
-            await until(lambda: at.count("near") == 0)
-
-    asyncio.run(scenario())
-
-
-def test_a_port_that_is_taken_is_an_error_with_a_cure():
-    async def scenario():
-        with socket.create_server(("127.0.0.1", 0)) as taken:
-            door = Door(listen=taken.getsockname()[1], host="127.0.0.1", port=1)
-            with pytest.raises(Unavailable, match="links cannot listen on"):
-                async with Proxy(Wiring(wires={"a": Wire(doors=(door,), plan=LinkPlan())})):
-                    pass
-
-    asyncio.run(scenario())
-
-
 # --- the control socket -------------------------------------------------------------------------------------------
 
 
@@ -337,22 +283,5 @@ def test_a_request_that_cannot_be_done_is_answered_and_changes_nothing(line, fie
             assert (said["ok"], said["field"]) == (False, field)
             assert said["cure"]
             assert answer(at.proxy.carriers, b'{"do": "list"}') == before
-
-    asyncio.run(scenario())
-
-
-def test_a_request_without_an_end_costs_its_own_connection_only(tmp_path):
-    path = tmp_path / "links.sock"
-
-    async def scenario():
-        async with place() as at, listening(path, at.proxy.carriers):
-            reader, writer = await asyncio.open_unix_connection(path)
-            writer.write(b'{"do": "nonsense"}\n')
-            assert not json.loads(await reader.readline())["ok"]
-            writer.write(b"x" * (2 * MAX_REQUEST_BYTES))
-            with contextlib.suppress(ConnectionResetError):
-                assert await asyncio.wait_for(reader.read(-1), SOON_S) == b""
-            writer.close()
-            assert list(await asyncio.to_thread(LinkControl(path).conditions)) == ["near", "far"]
 
     asyncio.run(scenario())

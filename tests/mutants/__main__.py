@@ -10,7 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
 
-from tests.mutants.checking import MUTANTS, ROOT, Copy, Outcome, Verdict
+from tests.mutants.checking import ROOT, Copy, Outcome, Verdict
+from tests.mutants.guards import MUTANTS
 from tests.mutants.mutant import Mutant, Outdated
 
 
@@ -18,12 +19,16 @@ def main(argv: list[str] | None = None) -> int:
     """Returns 0 if every mutant was noticed by every test that it names, else 1."""
     parser = argparse.ArgumentParser(prog="python3 -m tests.mutants", description=__doc__)
     parser.add_argument("words", nargs="*", help="only mutants with one of these words in their sentence or file")
+    parser.add_argument("--list", action="store_true", help="only print the table: invariant, guard, tests")
     parser.add_argument("--jobs", type=int, default=2, help="mutants tried at a time, each in a copy of its own (2)")
     args = parser.parse_args(argv)
     chosen = [m for m in MUTANTS if not args.words or any(word in f"{m.file} {m.what}" for word in args.words)]
     if not chosen:
         print("no mutant has any of these words", file=sys.stderr)
         return 2
+    if args.list:
+        print("\n".join(_row(mutant) for mutant in chosen))
+        return 0
     try:
         for mutant in MUTANTS:
             mutant.edited((ROOT / mutant.file).read_text())
@@ -67,6 +72,11 @@ def main(argv: list[str] | None = None) -> int:
     if chosen:
         print(f"{len(chosen) - bad} of {len(chosen)} mutants were noticed" + (f", {bad} were NOT" if bad else ""))
     return 1 if bad else 0
+
+
+def _row(mutant: Mutant) -> str:
+    lines = [f"{mutant.invariant:2}  {mutant.what}", f"guard: {mutant.file}::{mutant.name}"]
+    return "\n      ".join(lines + [f"test:  {test}" for test in mutant.tests])
 
 
 if __name__ == "__main__":

@@ -13,19 +13,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from tests.mutants import books, durability, fencing, intake, pauses, rounds, shards
 from tests.mutants.mutant import Mutant
 
 ROOT = Path(__file__).resolve().parents[2]
-MUTANTS: tuple[Mutant, ...] = (
-    *durability.MUTANTS,
-    *fencing.MUTANTS,
-    *books.MUTANTS,
-    *rounds.MUTANTS,
-    *intake.MUTANTS,
-    *pauses.MUTANTS,
-    *shards.MUTANTS,
-)
 #: A test that hangs with a mutant has noticed it: its own limit, in seconds.
 LIMIT_S = 30
 
@@ -94,7 +84,8 @@ class Copy:
             Outdated: The mutant does not fit the source.
         """
         path = self._root / mutant.file
-        before = mutant.apply(self._root)
+        before = path.read_text()
+        path.write_text(mutant.edited(before))
         _forget_compiled(path)
         try:
             return self._run(mutant.tests)
@@ -123,7 +114,7 @@ class Copy:
 
 
 class _Pytest:
-    """A process that has imported what takes long, and forks for each run of pytest: 162 starts would take longest."""
+    """A process that has imported what takes long, and forks for each run of pytest."""
 
     def __init__(self, directory: Path) -> None:
         self._process = subprocess.Popen(

@@ -81,15 +81,6 @@ def test_steps_before_the_incarnation_began_are_implausible():
     assert "before this incarnation began at 8" in admission.detail
 
 
-def test_more_tokens_than_the_island_reported_are_implausible():
-    """Each range fits its own steps, but together they hold more tokens than the counter ever counted."""
-    ledger = books()
-    ledger.wait("a", 1, 0, tokens(0, 10, 0, 100))
-    admission = ask(tokens(10, 20, 0, 100), ledger=ledger)
-    assert admission.reason is Reason.IMPLAUSIBLE
-    assert admission.detail == "100 tokens more than the 100 known, of 100 trained"
-
-
 def test_more_tokens_than_a_heartbeat_reported_for_that_step_are_implausible():
     ledger = books()
     ledger.report("a", 1, 10, 20)
@@ -121,13 +112,6 @@ def test_copies_are_recognised_with_the_fate_and_the_reason_of_the_first():
         (Fate.REFUSED, Reason.NOT_FINITE),
     ]
     assert not any(a.first for a in seen)
-
-
-def test_an_empty_range_is_no_copy_of_a_merged_one():
-    ledger = books()
-    ledger.wait("a", 1, 0, steps(0, 8))
-    ledger.merge("a", 1, 0, steps(0, 8))
-    assert ask(steps(4, 4), on((5, 1)), ledger=ledger).reason is Reason.IMPLAUSIBLE
 
 
 def test_a_future_version_is_refused():
@@ -177,13 +161,6 @@ def test_steps_that_cannot_have_been_run_by_now_are_implausible():
     said = ask(steps(0, 8), most_steps=7)
     assert said.reason is Reason.IMPLAUSIBLE
     assert "at most 7" in said.detail
-
-
-def test_an_island_without_declared_tokens_per_step_is_held_to_what_the_configuration_allows():
-    made = Desk(islands=1, max_tokens_per_step=50)
-    made.join("a")
-    made.run.members["a"].tokens_per_step = 0
-    assert made.run.most_tokens_per_step(made.run.members["a"]) == 50
 
 
 # --- the way back to the sender -------------------------------------------------------------------------------

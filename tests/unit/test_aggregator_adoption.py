@@ -13,7 +13,7 @@ import pytest
 from aggregator.events import Commit
 from aggregator.merge.outer_step import FragmentState
 from aggregator.standby.replicas import commit_of, record_of, replica_of, run_message
-from aggregator.store.layout import commit_path, versions
+from aggregator.store.layout import versions
 from aggregator.store.ledger_file import LedgerFile
 from aggregator.store.store import Store
 from broker.wire.codec import decode, encode
@@ -177,60 +177,12 @@ def test_versions_above_an_adopted_one_give_way_to_it(store, tmp_path):
     assert reopened(tmp_path).fragments[0][0].digest == digest(2, seed=1)
 
 
-def test_other_bytes_under_the_same_version_give_way_to_it(store, tmp_path):
-    store.adopt(*made(3, seed=1))
-    store.close()
-    loaded = reopened(tmp_path)
-    assert loaded.fragments[0][0].digest == digest(3, seed=1)
-    assert loaded.damaged == ()
-    assert history(tmp_path)[2:] == [(2, digest(2)), (3, digest(3, seed=1))]
-
-
-def test_the_history_of_other_fragments_stays(store, tmp_path):
-    other = dataclasses.replace(made(3)[0], fragment_id=1)
-    store.commit(other, made(3)[1])
-    store.adopt(*made(1, seed=1))
-    assert history(tmp_path) == [(0, digest(0)), (3, digest(3)), (1, digest(1, seed=1))]
-
-
-def test_the_same_commit_again_changes_nothing(store, tmp_path):
-    before = commit_path(tmp_path / "store", 0, 3).read_bytes()
-    store.adopt(*made(3))
-    assert commit_path(tmp_path / "store", 0, 3).read_bytes() == before
-    assert [version for version, _ in history(tmp_path)] == [0, 1, 2, 3]
-
-
-def test_a_line_that_could_not_be_added_to_the_ledger_file_comes_with_the_next_attempt(store, tmp_path, monkeypatch):
-    with monkeypatch.context() as patched:
-        patched.setattr(LedgerFile, "_append", full)
-        with pytest.raises(Unavailable):
-            store.adopt(*made(4))
-    store.adopt(*made(4))  # the leader sends it again, since it was not acknowledged
-    assert history(tmp_path)[-1] == (4, digest(4))
-    store.adopt(*made(4))
-    assert len(history(tmp_path)) == 5
-
-
-def test_a_line_that_was_never_added_is_not_added_for_what_gave_way(store, tmp_path, monkeypatch):
-    with monkeypatch.context() as patched:
-        patched.setattr(LedgerFile, "_append", full)
-        with pytest.raises(Unavailable):
-            store.adopt(*made(4))
-    store.adopt(*made(2, seed=1))
-    assert history(tmp_path) == [(0, digest(0)), (1, digest(1)), (2, digest(2, seed=1))]
-
-
 def test_a_store_that_was_closed_adopts_nothing_and_leaves_what_is_there(store, tmp_path):
     store.close()  # it may be another process's by now
     before = history(tmp_path), versions(tmp_path / "store", 0)
     with pytest.raises(LocalProtocolError, match="is closed, nothing can be adopted"):
         store.adopt(*made(2, seed=1))
     assert (history(tmp_path), versions(tmp_path / "store", 0)) == before
-
-
-def test_a_leaders_next_commits_follow_what_was_adopted(store):
-    store.adopt(*made(2, seed=1))
-    store.commit(*made(3, seed=1))
 
 
 @pytest.mark.parametrize("fails", ["fsync", "replace", "unlink"])
@@ -281,15 +233,6 @@ def test_what_gave_way_leaves_the_ledger_file_though_the_first_attempt_failed(st
     store.adopt(*made(3, seed=1))
     store.close()
     assert history(tmp_path) == [*((version, digest(version)) for version in range(3)), (3, digest(3, seed=1))]
-
-
-def test_what_was_adopted_as_the_ledger_file_failed_keeps_its_line(store, tmp_path, monkeypatch):
-    with monkeypatch.context() as patched:
-        patched.setattr(LedgerFile, "strike", full)
-        with pytest.raises(Unavailable):
-            store.adopt(*made(2))
-    store.adopt(*made(4, seed=1))
-    assert history(tmp_path) == [*((version, digest(version)) for version in range(3)), (4, digest(4, seed=1))]
 
 
 def test_a_store_keeps_its_name_and_two_never_share_one(tmp_path):

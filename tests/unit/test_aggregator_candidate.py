@@ -1,11 +1,8 @@
 """A standby: what it keeps and says, when it leads, and everything that speaks against that."""
 
-import itertools
-
 import msgpack
 import pytest
 
-from aggregator.events import Note
 from aggregator.standby.candidate import BROKER_FRESH_S, ENDED_S, MISSING_LEASES, Candidate, Holding, Place
 from aggregator.standby.candidate_events import (
     Arrived,
@@ -14,7 +11,6 @@ from aggregator.standby.candidate_events import (
     Kept,
     Lead,
     LeaseTaken,
-    Poll,
     Polled,
     Quit,
     SendFollow,
@@ -23,7 +19,6 @@ from aggregator.standby.candidate_events import (
     Unpolled,
 )
 from aggregator.state.founding import Founding
-from broker.routing.resending import SILENT_S
 from broker.wire.messages import Following, Replica, ReplicaRun, Standing, Stored
 from broker.wire.records import LeaseView
 
@@ -133,50 +128,6 @@ def test_it_says_what_it_has_and_reads_the_lease_four_times_per_lease(standby):
     assert standby.core.next_deadline_s() == pytest.approx(beats[-1] + LEASE_S / 4)
 
 
-@pytest.mark.parametrize("lease_s", [1.0, 12.0, 16.0, 60.0])
-def test_however_long_the_lease_it_takes_over_after_one_of_them(lease_s):
-    standby, pending, followed_s = Standby(lease_s=lease_s, broker=False), [], []
-    began_s, due = standby.now_s, standby.actions
-    while True:
-        for action in due:
-            if isinstance(action, SendFollow):
-                followed_s.append(standby.now_s)
-                pending.append((standby.now_s + 0.020, Heard(broker=0, following=following())))
-            if isinstance(action, Poll):  # Redis answers before the broker does
-                view = lease(age_s=standby.now_s - began_s)
-                pending.append((standby.now_s + 0.001, Polled(lease=view)))
-        if standby.of(Take) or standby.now_s > began_s + 3 * lease_s:
-            break
-        soonest = min(pending, key=lambda each: each[0], default=(float("inf"), None))
-        at_s, event = min(soonest, (standby.core.next_deadline_s(), Tick()), key=lambda each: each[0])
-        pending = [each for each in pending if each[1] is not event]
-        due = standby.handle(event, after_s=at_s - standby.now_s)
-    assert lease_s <= standby.now_s - began_s <= 1.5 * lease_s
-    silences_s = [after - before for before, after in itertools.pairwise(followed_s)]
-    assert max(silences_s) < SILENT_S  # else the leader would take it for silent, or forget it
-
-
-def test_one_poll_at_a_time(standby):
-    assert not standby.handle(Tick(), after_s=5.0)[1:]  # the first one is not answered yet
-    standby.handle(Unpolled(detail="no answer"))
-    standby.handle(Tick(), after_s=0.25)
-    assert standby.of(Poll)
-
-
-def test_a_run_record_of_an_earlier_life_is_asked_for_again(standby):
-    standby.handle(Tick(), after_s=0.25)
-    follow = standby.said()
-    assert (follow.epoch, follow.run_epoch, follow.run_serial) == (2, 0, 0)
-    assert {each.fragment_id: (each.fragment_version, each.digest) for each in follow.stored} == HELD
-
-
-def test_what_has_become_durable_is_said_at_once(standby):
-    standby.keep(replica())
-    assert standby.said().stored[0] == Stored(fragment_id=0, fragment_version=6, digest="0.6")
-    standby.keep(record(serial=7))
-    assert (standby.said().run_epoch, standby.said().run_serial) == (2, 7)
-
-
 def test_what_could_not_be_written_is_not_said(standby):
     standby.keep(record())
     standby.handle(Arrived(message=replica()))
@@ -184,11 +135,6 @@ def test_what_could_not_be_written_is_not_said(standby):
     assert not standby.of(SendFollow)
     standby.handle(Tick(), after_s=0.25)
     assert standby.said().stored[0].fragment_version == 5
-
-
-def test_a_newer_version_gives_way_to_what_the_leader_has(standby):
-    standby.keep(replica(version=3))
-    assert standby.said().stored[0].fragment_version == 3
 
 
 def test_nothing_of_an_earlier_leader_is_taken(standby):
@@ -266,15 +212,6 @@ def test_its_own_lease_has_to_run_out_too_since_a_copy_of_its_store_may_lead_und
     assert standby.poll(lease(holder="b", age_s=LEASE_S))
 
 
-def test_a_clock_of_redis_that_was_set_back_keeps_nobody_waiting(standby):
-    assert standby.poll(lease(age_s=-3600.0))
-
-
-def test_the_lease_of_a_leader_without_failover_goes_to_the_store_with_its_epoch(standby):
-    assert standby.poll(lease(in_sync=frozenset()))
-    assert not Standby(run_epoch=1).poll(lease(in_sync=frozenset()))
-
-
 # --- what speaks against it -----------------------------------------------------------------------------------------
 
 
@@ -301,15 +238,6 @@ def test_it_does_not_lead_where_no_broker_answers():
     assert not standby.poll(lease())
     assert not standby.poll(lease(), after_s=BROKER_FRESH_S)
     assert standby.core.objection == "no broker answers"
-
-
-def test_it_complains_of_brokers_only_when_they_had_the_time_to_answer():
-    standby = Standby(broker=False)
-    for _ in range(int(4 * BROKER_FRESH_S) - 1):
-        assert not standby.poll(lease(), after_s=0.25)
-        assert (standby.core.objection, standby.of(Note)) == ("", [])
-    standby.handle(Heard(broker=0, following=following()))
-    assert standby.poll(lease())
 
 
 def test_a_broker_that_fell_silent_has_no_say(standby):
@@ -344,11 +272,6 @@ def test_a_taker_that_dies_before_its_first_renewal_leaves_the_lease_to_the_othe
     assert standby.of(Take) == [Take(expected_epoch=3, epoch=4, store_epoch=2)]
 
 
-def test_a_taker_that_has_renewed_leads_those_alone_who_followed_it(standby):
-    assert not standby.poll(lease(holder="c", epoch=3, in_sync=frozenset({"b", "c"}), synced=3))
-    assert standby.core.objection == "this store has nothing of epoch 3"
-
-
 def test_without_redis_nobody_leads(standby):
     standby.handle(Unpolled(detail="refused"))
     assert standby.core.objection == "Redis does not answer: refused"
@@ -374,11 +297,6 @@ def test_a_lease_that_redis_lost_is_first_left_to_the_leader_that_may_live(stand
 @pytest.mark.parametrize("view", VOID)
 def test_it_is_not_taken_from_a_leader_that_a_broker_hears(standby, view):
     assert standby.polls_for(view, 20.0, heard_ago_s=0.2) is None
-
-
-@pytest.mark.parametrize("view", VOID)
-def test_it_is_not_taken_by_a_store_that_is_behind(standby, view):
-    assert standby.polls_for(view, 20.0, stored={1: (5, "1.5")}) is None
 
 
 def test_the_wait_begins_anew_when_redis_was_away_or_the_key_was_back(standby):
@@ -414,10 +332,6 @@ def test_without_a_lease_the_newest_store_goes_first(standby, view):
     assert standby.polls_for(view, 20.0, newest=newest()) is None
     assert standby.core.objection == "the store of a is newer; to go on from less, stop that one"
     assert standby.polls_for(view, 20.0, newest=newest(made_under=1, version=9)) is not None
-
-
-def test_a_store_of_a_later_epoch_is_newer_whatever_its_versions(standby):
-    assert standby.polls_for(NO_LEASE, 20.0, newest=newest(made_under=3, version=1)) is None
 
 
 def test_what_a_lease_says_soon_after_everything_began_anew_may_be_old(standby):
@@ -510,10 +424,6 @@ def test_one_that_lacks_something_gets_a_while_to_fetch_it(standby):
     assert not standby.of(Quit)
     standby.poll(lease(**view, age_s=ENDED_S))
     assert standby.of(Quit)
-
-
-def test_a_run_that_had_ended_before_this_life_may_be_taken_up_again(standby):
-    assert standby.poll(lease(ended=True))
 
 
 def test_a_store_whose_newest_version_is_damaged_does_not_lead_until_it_is_mended(standby):

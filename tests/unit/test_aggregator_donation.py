@@ -1,8 +1,8 @@
 """Which island is named as a donor, and what is noted of where an optimizer's state came from."""
 
-from aggregator.rounds.donation import MOST_RECEIVERS, WAIT_S
+from aggregator.rounds.donation import MOST_RECEIVERS
 from broker.wire.messages import AskDonor, Donor, StateSource
-from tests.helpers import Desk, notes, sent
+from tests.helpers import Desk, sent
 
 FRESH = {"optimizer": StateSource.FRESH}
 
@@ -27,10 +27,6 @@ def rejoin(desk, island_id):
     return desk
 
 
-def test_an_island_that_has_trained_is_named():
-    assert named(rejoin(fleet("a", "b"), "b"), "b") == "a"
-
-
 def test_an_untrained_island_is_never_a_donor():
     desk = fleet("a", "b", step=3)
     assert named(desk, "b") == ""
@@ -42,12 +38,6 @@ def test_steps_of_an_earlier_life_do_not_count():
     desk = fleet("a", "b")
     rejoin(desk, "a")
     desk.beat("a", desk.run.ledger.life("a", 2).start_step + 3, **FRESH)
-    assert named(rejoin(desk, "b"), "b") == ""
-
-
-def test_an_island_that_still_looks_for_a_state_itself_is_no_donor():
-    desk = fleet("a", "b")
-    desk.beat("a", 9, optimizer=StateSource.PENDING)
     assert named(rejoin(desk, "b"), "b") == ""
 
 
@@ -93,14 +83,6 @@ def test_a_quarantined_island_is_no_donor_until_its_time_is_over():
     assert named(desk, "b") == "a"
 
 
-def test_a_donor_that_was_named_and_is_quarantined_since_is_named_no_more():
-    desk = fleet("a", "b", "c")
-    rejoin(desk, "c")
-    first = named(desk, "c")
-    desk.run.quarantine.restore({first: [0, 1, 60.0, "not_finite", 0]}, desk.now_s)
-    assert named(desk, "c") == ("b" if first == "a" else "a")
-
-
 def test_a_donor_gives_to_few_at_a_time_and_the_others_are_not_answered_until_it_is_free():
     receivers = [f"r{i}" for i in range(MOST_RECEIVERS + 1)]
     desk = fleet("a", *receivers)
@@ -109,25 +91,3 @@ def test_a_donor_gives_to_few_at_a_time_and_the_others_are_not_answered_until_it
     assert [named(desk, r) for r in receivers] == ["a"] * MOST_RECEIVERS + [None]
     desk.beat("r0", desk.run.ledger.life("r0", 2).start_step, optimizer=StateSource.DONOR)
     assert named(desk, receivers[-1]) == "a"
-
-
-def test_a_slow_donor_is_given_time_for_its_steps():
-    desk = fleet("a", "b")
-    rejoin(desk, "b")
-    (answer,) = sent(desk.say("b", AskDonor(tried=())), Donor)
-    assert answer.wait_s == WAIT_S
-    desk.beat("a", 9, step_time_s=30.0, **FRESH)
-    (answer,) = sent(desk.say("b", AskDonor(tried=())), Donor)
-    assert answer.wait_s == 120.0
-
-
-def test_where_a_state_came_from_is_noted_once():
-    desk = fleet("a", "b")
-    rejoin(desk, "b")
-    named(desk, "b")
-    start = desk.run.ledger.life("b", 2).start_step
-    assert notes(desk.beat("b", start), "island.restored") == []
-    said = desk.beat("b", start, optimizer=StateSource.DONOR)
-    (note,) = notes(said, "island.restored")
-    assert note == {"island": "b", "incarnation": 2, "optimizer": StateSource.DONOR, "donor": "a"}
-    assert notes(desk.beat("b", start, optimizer=StateSource.DONOR), "island.restored") == []

@@ -1,9 +1,8 @@
 """How a run ends: the flush with everybody, and what is given up."""
 
-from aggregator.events import Finished, Flaw, Merge, Stop
-from aggregator.rounds.ending import FLUSH_TIMEOUTS, FLUSH_TIMEOUTS_MOST, LINGER_MOST_S, LINGER_S
-from broker.wire.messages import AGGREGATOR, Attached, Fate, FleetState, Leave, Outstanding, Phase, Reason
-from tests.helpers import Desk, notes, of, resolutions, sent
+from aggregator.events import Finished, Merge, Stop
+from broker.wire.messages import Fate, Leave, Outstanding, Phase, Reason
+from tests.helpers import Desk, notes, of, resolutions
 
 
 def flushing(*island_ids, step=4, **settings):
@@ -14,25 +13,6 @@ def flushing(*island_ids, step=4, **settings):
         made.beat(island_id, step)
     assert made.run.phase is Phase.FLUSHING
     return made
-
-
-def test_islands_are_told_to_stop_when_the_target_is_reached():
-    made = Desk(total_tokens=80)
-    made.gather("a", "b")
-    made.beat("a", 4)
-    said = made.beat("b", 4)
-    assert {sent(said, FleetState, i)[-1].phase for i in "ab"} == {Phase.FLUSHING}
-    assert notes(said, "run.flushing")[0]["target"] == 80
-
-
-def test_the_flush_waits_for_islands_that_still_run_their_last_step():
-    made = flushing("a", "b")
-    made.offer("a", 0, 4)
-    made.beat("a", 4, stopped=True)
-    assert not made.run.open_rounds
-    made.beat("b", 5, stopped=True)
-    assert all(r.flush for r in made.run.open_rounds.values())
-    assert made.run.open_rounds
 
 
 def test_a_flush_asks_everybody_and_ends_when_all_is_accounted_for():
@@ -74,23 +54,6 @@ def test_what_nobody_remembers_is_booked_as_unrecorded():
     assert made.run.ledger.books().tokens()["wasted"] == {"unrecorded": 20}
 
 
-def test_what_an_island_answered_before_it_had_stopped_says_nothing_of_the_step_that_it_was_at():
-    made = flushing("a", "b", round_timeout_s=2.0)
-    made.run_to(2.0)  # both are at a long step, and were given time: a flush round asks all the same
-    made.nothing("a")
-    made.beat("a", 6, stopped=True)  # with nothing outstanding: it was not asked for these steps yet
-    made.beat("a", 6, stopped=True)
-    assert made.run.ledger.books("a").tokens()["wasted"] == {}
-    made.offer("b", 0, 4)
-    made.beat("b", 4, stopped=True)
-    made.now_s += 1.0
-    made.beat("a", 6, stopped=True)
-    made.offer("a", 0, 6)
-    made.nothing("b")
-    assert made.run.phase is Phase.ENDED
-    assert made.run.ledger.books().tokens() == {"trained": 100, "merged": 100, "wasted": {}, "in_flight": 0}
-
-
 def test_a_flush_that_does_not_get_everything_ends_all_the_same():
     made = flushing("a", "b", round_timeout_s=2.0, dead_after_s=100.0)
     made.offer("a", 0, 4)
@@ -102,32 +65,6 @@ def test_a_flush_that_does_not_get_everything_ends_all_the_same():
     books = made.run.ledger.books()
     assert books.in_flight == 0
     assert books.balanced()
-
-
-def test_a_flush_goes_on_while_it_brings_anything_over_a_slow_link():
-    made = flushing("a", fragments=6, sync_interval=6, round_timeout_s=2.0, dead_after_s=1000.0)
-    made.beat("a", 4, stopped=True)
-    patience_s = FLUSH_TIMEOUTS * 2.0
-    for p in range(6):
-        made.run_to(made.now_s + 0.9 * patience_s)
-        assert made.run.phase is Phase.FLUSHING
-        made.beat("a", 4, stopped=True)
-        made.offer("a", 0, 4, fragment=p)
-    assert made.run.phase is Phase.ENDED
-    assert made.run.ledger.books().tokens() == {"trained": 40, "merged": 40, "wasted": {}, "in_flight": 0}
-
-
-def test_a_flush_that_brings_something_for_ever_ends_all_the_same():
-    made = flushing("a", round_timeout_s=2.0, dead_after_s=1000.0)
-    made.beat("a", 4000, stopped=True)  # as if it had never stopped
-    most_s, step = FLUSH_TIMEOUTS_MOST * 2.0, 0
-    while made.run.phase is Phase.FLUSHING:
-        made.run_to(made.now_s + 5.0)
-        made.beat("a", 4000, stopped=True)
-        made.offer("a", step, step + 1)
-        step += 1
-        assert made.now_s <= most_s + 10.0
-    assert made.now_s >= most_s
 
 
 def test_an_island_that_dies_in_the_flush_is_not_waited_for():
@@ -144,16 +81,6 @@ def test_an_island_that_dies_in_the_flush_is_not_waited_for():
         "wasted": {"island_lost": 40},
         "in_flight": 0,
     }
-
-
-def test_refused_tokens_are_accounted_for_and_do_not_hold_up_the_end():
-    made = flushing("a")
-    made.offer("a", 0, 4, flaw=Flaw(reason=Reason.NOT_FINITE, detail="NaN"))
-    made.beat("a", 4, stopped=True)
-    made.nothing("a")
-    made.run_to(1.1)
-    assert made.run.phase is Phase.ENDED
-    assert made.run.ledger.books().tokens()["wasted"] == {"not_finite": 40}
 
 
 def test_an_island_that_joins_an_ended_run_leaves_nothing_in_flight():
@@ -179,47 +106,6 @@ def test_an_ended_run_stays_until_every_island_has_left():
     assert notes(said, "aggregator.finished")[0]["reason"] == "every island has left"
 
 
-def test_an_ended_run_does_not_wait_for_ever():
-    made = flushing("a", dead_after_s=1000.0, share_takeover_s=0.0)
-    made.offer("a", 0, 4)
-    made.beat("a", 4, stopped=True)
-    made.nothing("a")
-    assert not of(made.run_to(9.9), Finished)
-    assert of(made.run_to(10.1), Finished)
-
-
-def ended_and_lacking(until_s, *, beats=True, broker=0):
-    """A run of one version that has ended at 0, whose broker says every second that it has an earlier one."""
-    made = flushing("a")
-    made.offer("a", 0, 4)
-    made.beat("a", 4, stopped=True)
-    made.nothing("a")
-    assert made.run.versions == (1,)
-    while made.now_s < until_s and not made.core.finished:
-        made.run_to(made.now_s + 1.0)
-        made.say(AGGREGATOR, Attached(versions=(0,)), broker=broker)
-        if beats:
-            made.beat("a", 4, stopped=True)
-    return made
-
-
-def test_an_ended_run_stays_for_a_broker_on_a_slow_link_which_islands_wait_for():
-    made = ended_and_lacking(35.0)
-    assert not made.core.finished
-    made.say(AGGREGATOR, Attached(versions=(1,)), broker=0)
-    said = made.run_to(45.0)
-    assert notes(said, "aggregator.finished")[0]["reason"] == "islands were given time to leave"
-
-
-def test_a_broker_that_never_gets_the_last_versions_is_not_waited_for_for_ever():
-    assert ended_and_lacking(700.0).now_s == LINGER_MOST_S
-
-
-def test_nobody_stays_for_a_broker_that_no_live_island_waits_for():
-    assert ended_and_lacking(700.0, beats=False).now_s == LINGER_S
-    assert ended_and_lacking(700.0, broker=1).now_s == LINGER_S
-
-
 def test_a_stop_ends_everything_at_once_and_only_once():
     made = Desk()
     made.gather("a")
@@ -227,13 +113,6 @@ def test_a_stop_ends_everything_at_once_and_only_once():
     assert made.core.finished
     assert not of(made.feed(Stop()), Finished)
     assert made.core.next_deadline_s(0.0) is None
-
-
-def test_a_run_without_a_target_never_flushes():
-    made = Desk(total_tokens=0)
-    made.gather("a")
-    made.beat("a", 10_000_000)
-    assert made.run.phase is Phase.RUNNING
 
 
 def test_every_fragment_is_flushed_a_few_at_a_time():
@@ -267,31 +146,6 @@ def test_a_fleet_that_falls_silent_in_the_flush_all_at_once_is_waited_for():
         made.nothing(island_id)
     assert made.run.phase is Phase.ENDED
     assert made.run.ledger.books().tokens()["merged"] == 80
-
-
-def test_an_ended_run_stays_for_islands_that_it_does_not_hear():
-    made = flushing("a")
-    made.offer("a", 0, 4)
-    made.beat("a", 4, stopped=True)
-    made.nothing("a")
-    made.run_to(8.0)  # longer than dead_after_s
-    assert not made.core.finished
-    made.run_to(10.1)
-    assert made.core.finished
-
-
-def test_the_state_of_the_end_goes_to_who_is_away_too_so_that_its_broker_knows():
-    made = flushing("a", "b", "c", round_timeout_s=2.0, dead_after_s=3.0)
-    made.offer("a", 0, 4)
-    made.say("c", Leave(inner_step=4, tokens=40, reason="done"))
-    said = []
-    while made.run.phase is not Phase.ENDED:  # b was heard at 0 for the last time
-        assert made.now_s < 60.0
-        said = made.run_to(made.now_s + 0.5)
-        said = said + made.beat("a", 4, stopped=True)
-    assert made.now_s > made.run.config.dead_after_s
-    assert [each.phase for each in sent(said, FleetState, "b")] == [Phase.ENDED]
-    assert sent(said, FleetState, "c") == []
 
 
 def test_who_asks_after_the_end_is_told_that_the_run_is_over():

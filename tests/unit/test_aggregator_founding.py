@@ -2,7 +2,7 @@
 
 import pytest
 
-from aggregator.state.founding import Founding, foundings_in, foundings_of, made_under, stray
+from aggregator.state.founding import Founding, foundings_in, made_under, stray
 
 
 def founding(name, after=1, **base):
@@ -53,11 +53,6 @@ def test_a_store_goes_on_in_a_line_that_had_all_it_holds(stored, own, leaders, e
 )
 def test_a_founding_alone_makes_no_store_newer(stored, foundings, epoch):
     assert made_under(8, foundings, stored) == epoch
-
-
-def test_a_run_record_keeps_them():
-    assert foundings_of({"foundings": [A.row(), B.row()]}) == (A, B)
-    assert foundings_of({}) == foundings_of(None) == ()
 
 
 @pytest.mark.parametrize("packed", [b"", b"\xc1", b"\x03", b"\x81\xa9foundings\x91\x01"])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from aggregator.rules.round_times import REMEMBERED, RoundTimes
+from aggregator.rules.round_times import RoundTimes
 from tests.helpers import config
 
 
@@ -27,28 +27,6 @@ def test_the_wait_for_arrivals_is_their_ninetieth_percentile():
     assert made.waits(1.0).arrivals_s == 0.9
 
 
-def test_no_wait_for_arrivals_is_longer_than_half_an_interval():
-    made = journeys()
-    made.opened(1, 0.0)
-    made.arrived(1, 1000.0)
-    assert made.waits(0.1).arrivals_s == pytest.approx(12 * 0.1)
-
-
-def test_late_arrivals_of_closed_rounds_count_too_and_those_of_unknown_rounds_do_not():
-    made = journeys()
-    for round_id in range(REMEMBERED + 1):
-        made.opened(round_id, float(round_id))
-    made.arrived(0, 500.0)  # forgotten by now
-    assert made.arrivals_p90_s() == 0.0
-    made.arrived(1, 500.0)
-    assert made.arrivals_p90_s() == 499.0
-
-
-def test_nothing_is_known_before_the_first_round():
-    waits = journeys(quorum=2).waits(0.0)
-    assert (waits.quorum, waits.grace_s, waits.arrivals_s, waits.timeout_s) == (2, 0.0, 0.0, 30.0)
-
-
 def test_longer_journeys_open_more_rounds_and_never_more_than_there_are_fragments():
     made = journeys(rounds_in_flight=2)
     assert made.rounds_allowed(8, 0.1) == 2
@@ -57,9 +35,3 @@ def test_longer_journeys_open_more_rounds_and_never_more_than_there_are_fragment
     assert made.rounds_allowed(8, 0.1) == 5
     assert made.rounds_allowed(2, 0.01) == 2
     assert made.rounds_allowed(8, 0.0) == 2
-
-
-def test_journeys_longer_than_an_interval_use_every_fragment():
-    made = journeys()
-    made.committed(opened_at_s=0.0, closed_at_s=50.0, now_s=60.0)
-    assert made.rounds_allowed(8, 0.1) == 8

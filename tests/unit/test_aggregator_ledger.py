@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from aggregator.ledger.balance import Books
-from aggregator.ledger.ledger import LIVES_KEPT, PAST, Ledger
+from aggregator.ledger.ledger import LIVES_KEPT, Ledger
 from aggregator.ledger.lives import MOST_INTERVALS, REASONS_REMEMBERED
 from broker.wire.messages import Reason
 from broker.wire.ranges import StepRange
@@ -183,14 +183,6 @@ def test_counters_never_go_back():
     assert made.trained_tokens() == 100
 
 
-def test_a_contribution_reports_the_counters_that_its_heartbeat_has_not():
-    made = ledger("a")
-    made.wait("a", 1, 0, steps(0, 4))
-    assert made.life("a", 1).trained_tokens == 40
-    assert made.life("a", 1).trained_tokens_by(6, 60) == 60
-    assert made.life("a", 1).trained_tokens_by(4, 90) == 40
-
-
 def test_the_same_steps_are_never_taken_in_twice():
     made = ledger("a")
     made.wait("a", 1, 0, steps(0, 4))
@@ -298,14 +290,6 @@ def test_a_life_that_drops_steps_at_every_adoption_makes_no_commit_longer():
     assert account.wasted_tokens[Reason.STALE] == 4 * MOST_INTERVALS * each
 
 
-def test_books_of_one_island_leave_the_others_out():
-    made = ledger("a", "b")
-    made.report("a", 1, 10, 100)
-    made.report("b", 1, 10, 70)
-    assert made.books("a").tokens()["trained"] == 100
-    assert made.books().tokens()["trained"] == 170
-
-
 @pytest.mark.parametrize("merged", range(9))
 def test_whole_tokens_still_add_up(merged):
     books = Books(
@@ -314,10 +298,6 @@ def test_whole_tokens_still_add_up(merged):
     assert books.balanced()
     tokens = books.tokens()
     assert tokens["trained"] == tokens["merged"] + sum(tokens["wasted"].values()) + tokens["in_flight"] == 1
-
-
-def test_an_unbalanced_book_says_so():
-    assert not Books(trained=8, merged=7, wasted={}, in_flight=0, scale=1).balanced()
 
 
 # --- lives that have ended are folded ---------------------------------------------------------------------------------
@@ -348,13 +328,6 @@ def read(slices, counters, **kept):
     return made
 
 
-def test_what_is_recalled_of_folded_lives_alone_counts_as_trained():
-    made = Ledger({0: 1})
-    assert made.trained_tokens() == 0
-    made.recall({"a": {PAST: [3, 10, 100, 10, 100]}})
-    assert made.trained_tokens() == 100
-
-
 def test_an_island_that_comes_and_goes_for_weeks_makes_no_book_longer():
     made, sizes = Ledger(WEIGHTS), []
     for incarnation in range(1, 200):
@@ -366,18 +339,6 @@ def test_an_island_that_comes_and_goes_for_weeks_makes_no_book_longer():
     assert (made.merged_tokens(0), made.merged_tokens(1)) == (199 * 40, 199 * 60)
     assert made.books().wasted == {"island_lost": 198 * (60 * 3 + 40 * 5)}
     assert read(*written(made)).books() == made.books()
-
-
-def test_books_from_before_lives_were_folded_are_read_and_folded():
-    long = Ledger(WEIGHTS, lives_kept=1000)
-    for incarnation in range(1, 50):
-        live_and_die(long, incarnation)
-    slices, _ = written(long)
-    for _, row in slices:
-        del row["past"]
-    made = read(slices, {})
-    assert made.books() == long.books()
-    assert len(made.lives()["a"]) == LIVES_KEPT
 
 
 @pytest.mark.parametrize("first", [0, 1])
@@ -395,16 +356,6 @@ def test_slices_of_different_times_are_one_balance(first, recalled):
     assert back.trained("a") == made.trained("a")
     assert back.merged_tokens(1) == made.merged_tokens(1)
     assert back.merged_tokens(0) == 5 * 40  # the rest of fragment 0 is lost with the commits that were not written
-
-
-def test_what_was_trained_in_lives_that_no_commit_has_is_in_the_run_record():
-    made = Ledger(WEIGHTS, lives_kept=2)
-    slices, _ = written(made)
-    for incarnation in range(1, 12):
-        live_and_die(made, incarnation)
-    back = read(slices, written(made)[1], lives_kept=2)
-    assert back.trained("a") == made.trained("a")
-    assert back.books().merged == 0
 
 
 def test_a_life_with_something_on_its_way_is_not_folded_nor_are_those_after_it():

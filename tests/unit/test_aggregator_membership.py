@@ -31,12 +31,6 @@ def test_an_island_is_welcome_only_once_its_incarnation_is_durable():
     assert (welcome.island_id, welcome.incarnation, welcome.start_step) == ("a", 1, 0)
 
 
-def test_the_incarnation_given_away_is_in_the_record_that_was_saved():
-    made = Desk()
-    (save,) = of(made.join("a"), SaveRun)
-    assert save.record["members"]["a"][2] == 1
-
-
 def test_nothing_is_said_before_the_epoch_is_durable():
     core = Aggregator(config(), now_s=0.0)
     (save, _) = core.start(0.0)
@@ -59,13 +53,6 @@ def test_a_join_of_a_process_that_was_replaced_does_not_throw_its_successor_out(
     for life in range(20):
         made.join("a", nonce=f"later-{life}")
     assert len(made.run.members["a"].earlier) == EARLIER_REMEMBERED
-
-
-def test_a_repeated_join_gets_the_same_answer():
-    made = Desk()
-    (first,) = sent(made.join("a", nonce="n"), Welcome)
-    (second,) = sent(made.join("a", nonce="n"), Welcome)
-    assert first == second
 
 
 def test_a_repeated_join_is_not_answered_before_the_first_is_durable():
@@ -129,21 +116,6 @@ def test_a_model_without_anything_to_synchronise_is_refused():
     assert "no tensor is left" in refused.detail
 
 
-@pytest.mark.parametrize(
-    ("change", "detail"),
-    [
-        ({"shape": (1, 2)}, "has shape (1, 2), the run has (8, 8)"),
-        ({"kind": Kind.MEAN}, "has kind mean, the run has rda"),
-        ({"unit_axes": 1}, "has unit_axes 1, the run has 0"),
-        ({"name": "x"}, "is missing"),
-    ],
-)
-def test_differences_between_models_are_named(change, detail):
-    manifest = partition(tensors(2), 2)
-    first, second = tensors(2)
-    assert detail in first_difference(manifest, (replace(first, **change), second))
-
-
 def test_dtypes_and_local_tensors_are_each_islands_own_business():
     manifest = partition(tensors(2), 2)
     local = TensorSpec(name="batch_mean", shape=(3,), dtype="float32", kind=Kind.LOCAL)
@@ -159,12 +131,6 @@ def test_a_stranger_is_told_to_join():
     (refused,) = sent(desk().beat("nobody", 0), Refused, "nobody")
     assert refused.reason is Reason.UNKNOWN_ISLAND
     assert "join again" in refused.detail
-
-
-def test_an_incarnation_from_the_future_is_told_to_join():
-    made = desk()
-    made.incarnations["a"] = 9
-    assert sent(made.beat("a", 0), Refused, "a")[0].reason is Reason.UNKNOWN_ISLAND
 
 
 @pytest.mark.parametrize("island_id", ["a", "since-the-store-was-written"])
@@ -225,14 +191,6 @@ def test_a_heartbeat_cannot_claim_to_have_dropped_what_it_handed_over():
     assert made.run.ledger.books("a").tokens()["wasted"] == {"overwritten": 20}
 
 
-def test_a_step_counter_behind_the_incarnations_start_is_refused():
-    made = desk("a")
-    made.open_round("a", step=4)
-    made.offer("a", 0, 4)
-    made.join("a")
-    assert sent(made.beat("a", 3), Refused, "a")[0].reason is Reason.IMPLAUSIBLE
-
-
 def test_a_heartbeat_about_other_fragments_is_refused():
     (refused,) = sent(desk().beat("a", 0, versions=(0, 0, 0)), Refused, "a")
     assert refused.reason is Reason.MANIFEST
@@ -258,13 +216,6 @@ def test_a_heartbeat_is_answered_with_the_whole_state():
     assert [r.fragment_id for r in state.rounds] == [0]
 
 
-def test_the_fleets_ratio_counts_tokens_and_not_islands():
-    made = desk("a", "b")
-    made.beat("a", 4, step_time_s=0.1)
-    (state,) = sent(made.beat("b", 1, step_time_s=0.4), FleetState, "b")
-    assert state.fleet_ratio == pytest.approx(5.0)  # a trains four while b trains one, and b itself
-
-
 @pytest.mark.parametrize(("claimed_s", "ratio"), [(1e-6, 3 + 32.0), (1e5, 3 + 1 / 32)])
 def test_one_islands_pace_moves_the_schedules_of_the_others_by_little(claimed_s, ratio):
     """A claim, or a pause: schedules follow the ratio between two reports, and never go back."""
@@ -275,15 +226,6 @@ def test_one_islands_pace_moves_the_schedules_of_the_others_by_little(claimed_s,
     assert sent(made.beat("a", 1), FleetState, "a")[-1].fleet_ratio == pytest.approx(ratio)
     (own,) = sent(made.beat("d", 1, step_time_s=claimed_s), FleetState, "d")
     assert 1 <= own.fleet_ratio <= 1 + 3 * 32
-
-
-def test_rounds_are_announced_before_they_open():
-    made = desk("a", sync_interval=8)
-    made.now_s = 0.2
-    assert sent(made.beat("a", 2), FleetState, "a")[-1].due_soon == (0,)  # one fragment: the spacing is all of H
-    wide = desk("a", sync_interval=40, fragments=4)
-    wide.now_s = 0.5
-    assert sent(wide.beat("a", 5), FleetState, "a")[-1].due_soon == (0,)  # in 5 steps; the next in 15
 
 
 # --- farewells ------------------------------------------------------------------------------------------------
@@ -315,13 +257,6 @@ def test_a_heartbeat_cannot_end_a_run_by_a_step_that_nobody_can_have_reached():
     assert made.run.ledger.trained_tokens() == 0
 
 
-def test_an_island_that_was_long_unheard_may_have_run_many_steps():
-    made = desk("a")
-    made.now_s += 60.0
-    made.beat("a", 50_000)
-    assert made.run.ledger.life("a", 1).last_step == 50_000
-
-
 def test_more_tokens_per_step_than_the_configuration_allows_are_refused_at_the_door():
     made = desk("a", max_tokens_per_step=1000)
     nonce = "b-1"
@@ -340,11 +275,6 @@ def test_a_second_farewell_changes_nothing():
     assert not notes(made.say("a", leave), "island.left")
 
 
-def test_the_aggregator_attaches_once_a_second():
-    made = desk("a")
-    assert len(sent(made.run_to(5.05), Attach, BROKER)) == 5
-
-
 def test_a_run_takes_no_more_islands_than_it_can_remember(monkeypatch):
     monkeypatch.setattr("aggregator.rounds.membership.MOST_MEMBERS", 2)
     desk = Desk()
@@ -352,15 +282,6 @@ def test_a_run_takes_no_more_islands_than_it_can_remember(monkeypatch):
     (refused,) = sent(desk.join("c"), Refused)
     assert refused.reason is Reason.QUEUE_FULL
     assert sent(desk.join("b"), Welcome)  # whoever is known may come back
-
-
-def test_who_is_known_by_a_hint_alone_comes_back_to_a_full_run(monkeypatch):
-    monkeypatch.setattr("aggregator.rounds.membership.MOST_MEMBERS", 1)
-    made = Desk()
-    assert sent(made.join("", nonce="1", hint="host-7"), Welcome)
-    assert sent(made.join("", nonce="2", hint="host-8"), Refused)
-    made.now_s += 6.0  # a hint counts once its holder is dead
-    assert sent(made.join("", nonce="3", hint="host-7"), Welcome)
 
 
 def test_two_islands_with_one_hint_both_live_and_the_second_is_asked_to_wait_until_that_shows():

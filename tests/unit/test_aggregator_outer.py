@@ -1,7 +1,5 @@
 """The outer step, against plain optax and against the formula."""
 
-import threading
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,6 +10,8 @@ from aggregator.config import AggregatorConfig
 from aggregator.merge.outer_step import CHUNK, SMALL, FragmentState, make_outer_step, seeded
 from aggregator.process.workers import warmed_up
 from broker.wire.errors import ConfigError, LocalProtocolError
+
+pytestmark = pytest.mark.timeout(600)  # it computes: the limit is for a hang, not for a busy machine
 
 #: Fused multiply-adds round once where the plain formula rounds twice: an ulp or two on values around 1.
 TOLERANCE = {"rtol": 3e-6, "atol": 3e-6}
@@ -64,24 +64,6 @@ def test_the_old_state_stays_as_it_was_since_its_bytes_may_be_on_their_way():
     assert not np.shares_memory(new.params, old.params)
 
 
-def test_results_are_plain_contiguous_writable_float32():
-    state = STEP(seeded(random(10, 1)), random(10, 2))
-    for array in (state.params, state.momentum):
-        assert type(array) is np.ndarray
-        assert array.dtype == np.float32
-        assert array.flags.c_contiguous
-        assert array.flags.owndata
-
-
-def test_read_only_input_and_other_threads_are_fine():
-    merged = np.frombuffer(random(10, 2).tobytes(), np.float32)
-    results = []
-    thread = threading.Thread(target=lambda: results.append(STEP(seeded(random(10, 1)), merged)))
-    thread.start()
-    thread.join()
-    assert np.array_equal(results[0].params, STEP(seeded(random(10, 1)), merged).params)
-
-
 def test_equal_input_gives_equal_bytes():
     first, second = (STEP(seeded(random(CHUNK + 99, 1)), random(CHUNK + 99, 2)) for _ in range(2))
     assert first.params.tobytes() == second.params.tobytes()
@@ -101,11 +83,6 @@ def test_a_step_that_is_warmed_up_compiles_nothing_later():
     with jax.no_tracing():
         for size in (1, SMALL, CHUNK, CHUNK + 1):
             step(seeded(random(size, 1)), random(size, 2))
-
-
-def test_an_empty_fragment_still_gets_a_version():
-    empty = np.zeros(0, np.float32)
-    assert STEP(seeded(empty), empty).version == 1
 
 
 @pytest.mark.parametrize("merged", [np.zeros(3, np.float32), np.zeros((2, 2), np.float32), np.zeros(4)])

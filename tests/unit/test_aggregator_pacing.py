@@ -6,10 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aggregator.rules.pacing import MovingAverage, Pacer, StepClock
+from aggregator.rules.pacing import Pacer, StepClock
 from broker.wire.messages import Reason
-from islands.session.training_state import step_time_s
 from tests.helpers import Desk
+
+pytestmark = pytest.mark.timeout(600)  # it computes: the limit is for a hang, not for a busy machine
 
 HEARTBEAT_S = 0.5
 
@@ -59,15 +60,6 @@ def test_every_fragment_comes_round_after_its_interval(step_s):
         assert sum(gaps) / len(gaps) == pytest.approx(8 * step_s, rel=0.03)
 
 
-def test_fragments_start_one_spacing_apart_and_stay_apart():
-    fleet = Fleet({"a": 0.1, "b": 0.1})
-    fleet.run(30.0)
-    assert [p for _, p in fleet.opened[:8]] == [0, 1, 2, 3, 0, 1, 2, 3]
-    times = [at_s for at_s, _ in fleet.opened]
-    gaps = [b - a for a, b in itertools.pairwise(times)]
-    assert all(0.08 <= gap <= 0.32 for gap in gaps), gaps  # 2 steps of 0.1 s, give or take a step and a tick
-
-
 def test_the_lower_median_sets_the_pace():
     fleet = Fleet({"a": 0.05, "b": 0.1, "c": 0.2}, fragments=1)
     fleet.run(40.0)
@@ -76,12 +68,6 @@ def test_the_lower_median_sets_the_pace():
 
 def test_of_two_islands_the_slower_sets_the_pace():
     fleet = Fleet({"a": 0.05, "b": 0.1}, fragments=1)
-    fleet.run(40.0)
-    assert sum(fleet.gaps(0)) / len(fleet.gaps(0)) == pytest.approx(8 * 0.1, rel=0.05)
-
-
-def test_one_very_slow_or_fast_island_does_not_set_the_pace():
-    fleet = Fleet({"a": 0.1, "b": 0.1, "c": 0.1, "d": 3.0, "e": 0.005}, fragments=1)
     fleet.run(40.0)
     assert sum(fleet.gaps(0)) / len(fleet.gaps(0)) == pytest.approx(8 * 0.1, rel=0.05)
 
@@ -114,28 +100,6 @@ def test_a_newcomer_agrees_with_those_who_are_there():
     assert fleet.pacer.progress(0, 10.0) == pytest.approx(before, abs=1e-6)
 
 
-def test_a_counter_that_starts_anew_does_not_hold_the_fleet_up():
-    fleet = Fleet({"a": 0.1, "b": 0.1}, fragments=1)
-    fleet.run(10.0)
-    before = fleet.pacer.progress(0, 10.0)
-    fleet.clock.forget("b")
-    fleet.pacer.forget("b")
-    fleet.clock.report("b", 3, 10.0, 0.1)
-    assert fleet.pacer.progress(0, 10.0) == pytest.approx(before, abs=1e-6)
-
-
-def test_busy_fragments_are_passed_over():
-    clock = StepClock(HEARTBEAT_S)
-    pacer = Pacer(range(2), 8, clock)
-    clock.report("a", 0, 0.0, 0.1)
-    assert pacer.progress(1, 0.0) == 0.0
-    assert pacer.progress(0, 0.0) == 4.0
-    clock.report("a", 9, 0.9, 0.1)
-    assert pacer.most_overdue(0.9, frozenset()) == 0
-    assert pacer.most_overdue(0.9, frozenset({0})) == 1
-    assert pacer.most_overdue(0.9, frozenset({0, 1})) is None
-
-
 @given(outage_s=st.floats(0.0, 10.0))
 def test_after_an_outage_of_any_length_fragments_fall_due_apart_again(outage_s):
     # Found by chaos: after the first outage all fragments fell due together, for the rest of the run.
@@ -150,70 +114,11 @@ def test_after_an_outage_of_any_length_fragments_fall_due_apart_again(outage_s):
         assert sum(gaps) / len(gaps) == pytest.approx(0.8, abs=0.05)
 
 
-def test_what_a_round_was_late_by_counts_towards_its_next_interval():
-    clock = StepClock(HEARTBEAT_S)
-    pacer = Pacer(range(2), 8, clock)
-    clock.report("a", 0, 0.0, 0.1)
-    pacer.progress(0, 0.0)
-    clock.report("a", 30, 3.0, 0.1)
-    pacer.opened(0, 3.0)
-    assert pacer.progress(0, 3.0) == pytest.approx(2.0)  # 26 steps late: three intervals, and 2 steps of the next
-    clock.report("a", 43, 4.3, 0.1)
-    pacer.opened(0, 4.3)
-    assert pacer.progress(0, 4.3) == pytest.approx(-1.0)  # 7 late: the round one step later is left out
-
-
-def test_an_estimate_stays_within_the_step_that_was_reported_twice():
-    clock = StepClock(HEARTBEAT_S)
-    clock.report("a", 5, 0.0, 1.0)
-    clock.report("a", 5, 0.9, 1.0)
-    assert clock.estimate("a", 0.9) == pytest.approx(5.9)
-    clock.report("a", 5, 2.0, 1.0)
-    assert clock.estimate("a", 2.0) == pytest.approx(6.0)
-
-
 def test_older_news_does_not_set_a_counter_back():
     clock = StepClock(HEARTBEAT_S)
     clock.report("a", 9, 1.0, 0.1)
     clock.report("a", 4, 1.1, 0.1)
     assert clock.estimate("a", 1.0) == 9.0
-
-
-def test_extrapolation_ends_after_a_while():
-    clock = StepClock(HEARTBEAT_S)
-    clock.report("a", 0, 0.0, 0.1)
-    assert clock.estimate("a", 100.0) == pytest.approx(15.0)  # three heartbeats of 0.5 s
-
-
-def test_an_island_without_a_step_time_counts_nowhere():
-    clock = StepClock(HEARTBEAT_S)
-    clock.report("a", 4, 0.0)
-    assert clock.advancing(0.0) == ()
-    assert clock.estimate("a", 9.0) == 4.0
-    assert clock.median_step_time_s(0.0) is None
-    assert clock.step_time_s("nobody") is None
-
-
-def test_the_median_step_time_is_the_pace_of_the_lower_median_island():
-    clock = StepClock(HEARTBEAT_S)
-    for island_id, step_s in {"a": 0.1, "b": 0.2, "c": 0.4, "d": 0.8}.items():
-        clock.report(island_id, 1, 0.0, step_s)
-    assert clock.median_step_time_s(0.0) == 0.4
-
-
-@given(st.lists(st.floats(0.02, 2.0), min_size=1, max_size=6), st.integers(1, 4), st.floats(0.0, 3.0))
-def test_a_fragment_is_due_after_the_time_named_and_not_much_before(step_times_s, fragments, now_s):
-    clock = StepClock(60.0)  # no pause in what is extrapolated
-    pacer = Pacer(range(fragments), 8, clock)
-    for i, step_s in enumerate(step_times_s):
-        clock.report(f"island-{i}", 0, 0.0, step_s)
-    for p in range(fragments):
-        pacer.progress(p, 0.0)
-    for p in range(fragments):
-        wait_s = pacer.due_in_s([p], now_s)[p]
-        assert pacer.progress(p, now_s + wait_s + 1e-6) >= 8 - 1e-3
-        if wait_s > 0:
-            assert pacer.progress(p, now_s + wait_s - 1e-6) <= 8 + 1e-3
 
 
 class Twin(Pacer):
@@ -269,28 +174,6 @@ def test_what_is_kept_of_a_moment_changes_no_answer(events):
         assert [fast.progress(p, now_s) for p in range(3)] == [slow.progress(p, now_s) for p in range(3)]
 
 
-def test_a_moving_average_clips_an_outage():
-    average = MovingAverage(rate=0.5)
-    assert average.get(default=3.0) == 3.0
-    average.add(1.0)
-    average.add(1000.0)
-    assert average.get() == 2.5  # 1 + (4 - 1) / 2
-
-
-def test_a_moving_average_forgets_first_samples_that_were_nothing_like_what_follows():
-    average = MovingAverage()
-    for sample in (1.939, 0.893, 0.009):  # the first merges of a process wait for a compilation
-        average.add(sample)
-    assert average.get() == pytest.approx(0.036 - 0.2 * (0.036 - 0.009))
-
-
-def test_a_moving_average_leaves_zero_again():
-    average = MovingAverage(rate=0.5)
-    for sample in (0.0, 1.0, 0.0):
-        average.add(sample)
-    assert average.get() == 0.25
-
-
 # --- who counts -----------------------------------------------------------------------------------------------
 
 
@@ -330,14 +213,6 @@ def test_an_island_in_quarantine_does_not_set_the_pace():
     assert versions_made(desk, ["a"], 5.0) >= 5
 
 
-def test_a_pause_of_one_step_does_not_spoil_what_an_island_says_of_its_pace():
-    average_s = step_time_s(None, 0.1)
-    assert average_s == 0.1
-    assert step_time_s(average_s, 60.0) == pytest.approx(0.13)
-    assert step_time_s(None, 0.0) == 1e-6
-    assert step_time_s(None, 1e9) == 1e5
-
-
 def test_after_a_takeover_what_waits_longest_is_due_at_once_and_the_others_keep_apart():
     fleet = Fleet({"a": 0.1, "b": 0.1})
     fleet.pacer.resume({0: 1_000_007, 1: 1_000_004, 2: 1_000_005, 3: 1_000_006})
@@ -346,18 +221,6 @@ def test_after_a_takeover_what_waits_longest_is_due_at_once_and_the_others_keep_
     assert fleet.opened[0][0] == 0.0, "as soon as an island is heard"
     gaps = [b - a for (a, _), (b, _) in itertools.pairwise(fleet.opened)]
     assert all(abs(gap - 0.2) <= 0.111 for gap in gaps), gaps
-
-
-def test_after_a_takeover_of_one_of_two_shards_its_first_round_is_due_at_once_and_then_all_keep_clear_of_the_others():
-    fleet = Fleet({"a": 0.1, "b": 0.1}, fragments=4)
-    fleet.pacer = Pacer(range(4), 8, fleet.clock, ours={1, 3})
-    fleet.pacer.resume({1: 9, 3: 5})
-    fleet.run(8.0)
-    assert fleet.opened[0] == (0.0, 3)
-    for p, place in ((3, 1), (1, 3)):  # places 0 and 2 are those of the other shard
-        moments = [at_s % 0.8 for at_s, q in fleet.opened if q == p and at_s > 0.5]
-        assert len(moments) >= 8
-        assert all(abs(moment - 0.2 * place) <= 0.111 for moment in moments), moments
 
 
 def test_a_broker_that_was_frozen_as_a_round_opened_brings_the_next_one_no_sooner():
@@ -375,25 +238,3 @@ def test_a_broker_that_was_frozen_as_a_round_opened_brings_the_next_one_no_soone
             clock.report(island_id, inner_step, 2.9, 0.1)
             assert pacer.most_overdue(2.9, frozenset()) is None
     assert pacer.progress(0, 2.9) == pytest.approx(29 - 22, abs=1.01), "7 steps since it has opened, not 17"
-
-
-@pytest.mark.parametrize("steps_on", [True, False], ids=["cut off and training on", "frozen"])
-def test_fragments_keep_apart_after_most_islands_were_away(steps_on):
-    clock = StepClock(HEARTBEAT_S)
-    pacer = Pacer(range(8), 24, clock)
-    opened = []
-    for tick in range(9_000):
-        now_s = tick / 100
-        for n, island_id in enumerate("abc"):
-            away = island_id in "bc" and 20 <= now_s < 25
-            if (tick + 7 * n) % 50 or away:
-                continue
-            stood_s = 5.0 if not steps_on and island_id in "bc" and now_s > 20 else 0.0
-            clock.report(island_id, int((now_s - stood_s) / 0.1 + 1e-9), now_s, 0.1)
-        clock.look_again()
-        while (due := pacer.most_overdue(now_s, frozenset())) is not None:
-            pacer.opened(due, now_s)
-            opened.append(now_s)
-    late = [round(at_s, 1) for at_s in opened if at_s > 70]
-    assert len(late) >= 8 * 8
-    assert max(map(late.count, late)) == 1, "several fall due together from then on"

@@ -1,10 +1,8 @@
 """Islands that pause, and those that leave for good: what the aggregator makes of their lives."""
 
-from dataclasses import replace
-
 import pytest
 
-from aggregator.rounds.ending import ALL_CLOSED, LINGER_MOST_S, LINGER_S
+from aggregator.rounds.ending import ALL_CLOSED, LINGER_S
 from broker.wire.messages import (
     AGGREGATOR,
     Attach,
@@ -14,11 +12,9 @@ from broker.wire.messages import (
     Leave,
     Outstanding,
     Phase,
-    Reason,
-    Refused,
     Welcome,
 )
-from tests.helpers import Desk, notes, resolutions, sent, tensors
+from tests.helpers import Desk, notes, resolutions, sent
 
 OUTSTANDING = (Outstanding(fragment_id=0, from_step=0, to_step=3),)
 
@@ -102,16 +98,6 @@ def test_of_two_copies_of_one_machine_the_second_does_not_speak_for_the_first():
     assert welcome.incarnation == 2
 
 
-def test_a_heartbeat_that_the_farewell_overtook_does_not_count_after_the_pause():
-    made = paused()
-    made.join("a", nonce="a-2", resumes="a-1")
-    late = made.run.members["a"].beat_sequence
-    assert late > 0
-    assert made.run.members["a"].heartbeat is None
-    made.beat("a", 3)
-    assert made.run.members["a"].beat_sequence > late
-
-
 @pytest.mark.parametrize(("departure", "moves"), [(Departure.PAUSED, False), (Departure.STOPPED, True)])
 def test_the_data_of_a_paused_island_wait_for_it_as_for_one_that_is_silent(departure, moves):
     made = Desk(islands=2, share_takeover_s=30.0)
@@ -140,25 +126,6 @@ def test_a_run_ends_when_every_island_has_left_for_good_and_merges_what_they_han
     assert made.run.phase is Phase.ENDED
     assert notes(said, "run.ended") == [{"trained": 60, "merged": 60, "wasted": {}, "in_flight": 0}]
     assert any(ALL_CLOSED in each for each in made.run.troubles.sentences(made.now_s))
-
-
-@pytest.mark.parametrize("departure", [Departure.STOPPED, Departure.PAUSED])
-def test_a_run_waits_for_islands_that_may_come_back(departure):
-    made = Desk(total_tokens=10_000, islands=2)
-    made.gather("a", "b")
-    leave(made, "a", 3, Departure.CLOSED)
-    leave(made, "b", 3, departure)
-    made.run_to(30.0)
-    assert made.run.phase is Phase.RUNNING
-
-
-def test_a_run_waits_for_islands_that_were_expected_and_have_not_come_yet():
-    made = Desk(total_tokens=10_000, islands=2)
-    made.gather("a")
-    leave(made, "a", 3, Departure.CLOSED)
-    made.run_to(30.0)
-    assert made.run.phase is Phase.RUNNING
-    assert made.restarted().run.members["a"].closed, "also by the next process of the aggregator"
 
 
 def test_a_run_that_ended_early_goes_on_for_whoever_comes_when_it_is_started_again():
@@ -197,23 +164,3 @@ def test_a_process_that_begins_with_an_ended_run_stays_until_a_broker_can_tell_i
     made.say(AGGREGATOR, Attached(versions=made.run.versions))
     made.run_to(made.now_s + LINGER_S + 1.0)
     assert made.core.finished
-
-
-def test_it_does_not_stay_for_ever_where_there_is_no_broker():
-    made = ended()
-    made.run_to(made.now_s + LINGER_MOST_S + LINGER_S)
-    assert made.core.finished
-
-
-def test_an_attach_before_the_end_does_not_say_that_it_has_come():
-    made = Desk(islands=1)
-    made.gather("a")
-    made.run_to(3.0)
-    assert not any(attach.ended for attach in sent(made.log, Attach))
-
-
-def test_a_join_that_goes_on_with_another_model_is_refused_like_any_other():
-    made = paused()
-    said = made.join("a", nonce="a-2", resumes="a-1", model=(replace(tensors(1)[0], shape=(3, 3)),))
-    assert sent(said, Refused)[0].reason is Reason.MANIFEST
-    assert made.run.members["a"].paused

@@ -7,7 +7,7 @@ import pytest
 
 from aggregator.events import NewLineage, Publish
 from aggregator.process.summary import totals
-from aggregator.rounds.recovery import LISTEN_S, MOST_VERSION, Peers, lineages, renumbered
+from aggregator.rounds.recovery import LISTEN_S, Peers, lineages, renumbered
 from broker.wire.messages import Attached, FleetState, Reason, Refused, Seed, Welcome
 from tests.helpers import Desk, LinkedCluster, notes, of, sent
 
@@ -23,36 +23,12 @@ def test_a_broker_is_believed():
     assert peers.versions == {1: 6}
 
 
-def test_an_empty_store_is_behind_whoever_has_anything():
-    assert Peers().broker_holds(0, (-1, -1), ()) == ""
-    assert Peers().broker_holds(0, (-1, 0), ()) == "broker 0 holds version 0 of fragment 1, this store none"
-
-
 def test_one_island_of_several_cannot_stop_a_run_by_a_lie():
     peers = Peers()
     assert peers.island_holds("a", (9,), (4,), live=ABC) == ""
     assert peers.versions == {}
     assert peers.island_holds("b", (5,), (4,), live=ABC) == "island b holds version 5 of fragment 0, this store 4"
     assert peers.versions == {0: 9}
-
-
-def test_an_island_that_takes_its_claim_back_does_not_count():
-    peers = Peers()
-    peers.island_holds("a", (9,), (4,), live=ABC)
-    peers.island_holds("a", (4,), (4,), live=ABC)
-    assert peers.island_holds("b", (5,), (4,), live=ABC) == ""
-
-
-def test_what_the_dead_have_claimed_does_not_make_the_claim_of_another_one_true():
-    peers = Peers()
-    peers.island_holds("a", (9,), (4,), live=ABC)
-    assert peers.island_holds("b", (5,), (4,), live=frozenset("bcde")) == ""
-
-
-def test_a_version_that_no_run_can_have_is_nobodys():
-    peers = Peers()
-    assert peers.island_holds("a", (2**63 - 1,), (4,), live=frozenset("a")) == ""
-    assert peers.island_holds("a", (MOST_VERSION,), (4,), live=frozenset("a"))
 
 
 def test_it_takes_more_than_half_of_those_who_are_heard_to_refute_a_claim():
@@ -105,18 +81,6 @@ def test_an_old_store_publishes_and_answers_nothing_and_islands_train_on():
     assert of(said, Publish) == []
     assert sent(said, FleetState) == sent(said, Welcome) == []
     assert desk.run.versions[0] < newest[0].fragment_version
-
-
-def test_the_right_copy_ends_it_and_nothing_is_lost():
-    cluster, newest = rewound()
-    cluster.restart_aggregator()
-    cluster.train(10)
-    assert cluster.desk.core.behind
-    cluster.desk.disk.commits = newest
-    cluster.restart_aggregator()
-    cluster.train(150)
-    assert cluster.aggregator.run.phase == "ended"
-    assert cluster.aggregator.run.ledger.books().tokens()["wasted"] == {}
 
 
 def test_a_new_lineage_goes_on_above_everything_seen_and_books_what_was_lost():
@@ -193,14 +157,6 @@ def test_a_store_goes_on_when_those_come_back_who_know_better():
         desk.offer(island_id, 0, 4)
     desk.run_to(desk.now_s + 40)
     assert desk.run.versions == (1,)
-
-
-def test_one_that_was_dead_and_lies_as_it_comes_back_does_not_outvote_the_only_other_one():
-    desk = Desk()
-    desk.gather("a", "rogue")
-    beat(desk, 6.5, 1, "a")
-    desk.beat("rogue", 1, versions=(10**9,))
-    assert not desk.core.behind
 
 
 def test_what_was_completed_while_a_store_was_taken_for_behind_is_not_lost():
@@ -284,14 +240,6 @@ def test_an_empty_store_has_nothing_to_begin_a_new_lineage_from():
     assert not desk.core.finished
 
 
-def test_a_new_run_with_a_new_broker_begins_as_always():
-    desk = Desk()
-    desk.say("broker", Attached(versions=()))
-    desk.gather("a")
-    assert not desk.core.behind
-    assert desk.run.versions == (0,)
-
-
 def line(version, digest, contributions=("a",), p=0):
     return {"fragment_id": p, "fragment_version": version, "digest": digest, "contributions": contributions}
 
@@ -299,15 +247,3 @@ def line(version, digest, contributions=("a",), p=0):
 def test_lineages_are_found_in_the_lines_of_a_ledger_by_what_nobody_contributed_to():
     rows = [line(0, "0", ()), line(1, "1"), line(2, "2"), line(4, "1", ()), line(5, "5"), line(7, "5", ())]
     assert [(each.version, each.kept, list(each.given_up)) for each in lineages(rows)] == [(4, 1, [2, 3]), (7, 5, [6])]
-
-
-def test_a_line_without_contributions_or_earlier_bytes_begins_no_lineage():
-    rows = [
-        line(0, "0", ()),
-        line(0, "0", (), p=1),
-        line(1, "1"),
-        line(2, "1"),
-        line(3, "3", ()),
-        line(1, "0.", (), p=1),
-    ]
-    assert lineages(rows) == []

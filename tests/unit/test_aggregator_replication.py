@@ -18,7 +18,7 @@ from aggregator.standby.replication_events import (
     ReplicateRun,
 )
 from aggregator.state.founding import Founding
-from broker.routing.resending import JOURNEYS, REPUBLISH_S, SILENT_S, UNKNOWN_S
+from broker.routing.resending import REPUBLISH_S, UNKNOWN_S
 from broker.wire.messages import Follow, Stored
 
 EPOCH, LEASE_S, LAG_S = 3, 1.0, 1.0
@@ -153,15 +153,6 @@ def test_the_lease_names_an_epoch_only_when_the_store_has_it():
     assert leader.of(Renew)
 
 
-def test_nothing_is_sent_to_standbys_before_the_lease_was_renewed_once():
-    leader = Leader()
-    leader.hear("b", epoch=EPOCH - 1)
-    leader.saved(1)
-    assert not leader.of(ReplicateRun)
-    leader.granted()
-    assert leader.of(ReplicateRun)
-
-
 def test_nothing_is_said_before_the_lease_was_renewed_once():
     leader = Leader()
     leader.saved(1)
@@ -188,14 +179,6 @@ def test_a_failure_of_this_store_reaches_the_core_at_once(leader, failure):
     assert leader.handle(Local(event=failure)) == [Deliver(event=failure)]
 
 
-def test_a_request_that_is_not_answered_keeps_nobody_busy(leader):
-    leader.tick(after_s=0.25)
-    assert leader.of(Renew)
-    leader.tick(after_s=0.5)
-    assert not leader.of(Renew)  # one at a time
-    assert leader.core.next_deadline_s() == pytest.approx(leader.now_s + 0.25)
-
-
 # --- sending ------------------------------------------------------------------------------------------------------
 
 
@@ -208,16 +191,6 @@ def test_a_standby_is_sent_the_run_record_first_and_then_what_it_lacks_a_few_at_
     assert [each.commit.fragment_id for each in leader.of(Replicate)] == [0, 2]
     leader.hear("b", commit_of(0, 0), commit_of(1, 0), serial=1)
     assert [each.commit.fragment_id for each in leader.of(Replicate)] == [3]
-
-
-def test_other_bytes_under_the_same_version_are_replaced(leader):
-    leader.hear("b", commit_of(0, 0, "other"), commit_of(1, 0))
-    assert leader.of(Replicate) == [Replicate(to="b", commit=commit_of(0, 0))]
-
-
-def test_a_store_above_the_leaders_is_sent_what_the_leader_has(leader):
-    leader.hear("b", commit_of(0, 7), commit_of(1, 0))
-    assert leader.of(Replicate) == [Replicate(to="b", commit=commit_of(0, 0))]
 
 
 def test_a_commit_goes_to_standbys_while_it_goes_to_the_disk(leader):
@@ -237,35 +210,6 @@ def test_what_a_standby_still_lacks_when_it_is_heard_later_is_sent_again_with_gr
             gaps.append(since_s)
             since_s = 0.0
     assert gaps == [REPUBLISH_S, 2.0, 4.0, 8.0, 16.0, 32.0, UNKNOWN_S, UNKNOWN_S]
-
-
-def test_pauses_follow_the_journeys_to_that_standby(leader):
-    def heard(*commits, for_s):
-        """It says every half second what it has; returns when a replica was sent it, in seconds."""
-        sent = []
-        for k in range(1, round(2 * for_s) + 1):
-            leader.hear("b", *commits, after_s=0.5)
-            sent += [k / 2] if leader.of(Replicate) else []
-        return sent
-
-    leader.in_sync("b")
-    for version, journey_s in ((1, 0.5), (2, 1.0), (3, 2.0)):
-        leader.persist(commit_of(0, version))
-        assert not heard(commit_of(0, version - 1), commit_of(1, 0), for_s=journey_s - 0.5)
-        leader.hear("b", commit_of(0, version), commit_of(1, 0), after_s=0.5)
-    first_s = JOURNEYS * (0.8 * (0.8 * 0.5 + 0.2 * 1.0) + 0.2 * 2.0)
-    leader.persist(commit_of(0, 4))
-    (again_s,) = heard(commit_of(0, 3), commit_of(1, 0), for_s=2 * first_s)
-    assert again_s == pytest.approx(first_s, abs=0.5)
-
-
-def test_what_is_heard_after_a_silence_is_no_journey(leader):
-    leader.in_sync("b")
-    leader.persist(commit_of(0, 1))
-    leader.hear("b", commit_of(0, 1), commit_of(1, 0), after_s=SILENT_S + 5.0)
-    leader.persist(commit_of(0, 2))
-    leader.hear("b", commit_of(0, 1), commit_of(1, 0), after_s=REPUBLISH_S)
-    assert leader.of(Replicate) == [Replicate(to="b", commit=commit_of(0, 2))]
 
 
 def test_a_silent_standby_is_sent_nothing_again_and_what_it_missed_as_soon_as_it_is_heard(leader):
@@ -431,15 +375,6 @@ def records_every_50_ms(leader, acknowledged):
     return leader.now_s - began_s
 
 
-@pytest.mark.parametrize("behind", [1, 10])
-def test_a_standby_that_takes_each_run_record_in_time_stays_in_sync_however_many_there_are(leader, behind):
-    assert records_every_50_ms(leader, lambda serial: max(1, serial - behind)) >= 4.0
-
-
-def test_a_standby_that_takes_no_run_record_lags_however_many_there_are(leader):
-    assert records_every_50_ms(leader, lambda serial: 1) == pytest.approx(LAG_S, abs=0.06)
-
-
 def test_a_standby_for_which_each_run_record_waits_too_long_lags(leader):
     assert records_every_50_ms(leader, lambda serial: max(1, serial - 30)) == pytest.approx(LAG_S, abs=0.06)
 
@@ -516,16 +451,6 @@ def test_the_next_answer_settles_what_was_unknown(leader):
     assert leader.core.required == leader.core.in_sync == {"b"}
 
 
-def test_redis_is_asked_at_the_usual_pace_while_it_does_not_answer(leader):
-    asked = 0
-    for _ in range(100):
-        leader.tick(after_s=0.05)
-        asked += len(leader.of(Renew))
-        leader.handle(RenewFailed(detail="refused"))
-        asked += len(leader.of(Renew))
-    assert 15 <= asked <= 20  # in 5 s
-
-
 # --- the end ----------------------------------------------------------------------------------------------------------
 
 
@@ -567,18 +492,6 @@ def test_a_new_leader_that_redis_does_not_answer_for_long_renews_as_soon_as_it_d
             *leader.tick(0.25 * LEASE_S),
         ]
         assert [a for a in actions if isinstance(a, Renew)]
-
-
-def test_a_leader_that_no_broker_answers_does_not_ask_to_be_woken_at_once_again_and_again():
-    leader = Leader().begun()
-    leader.reachable = False
-    leader.tick(4 * UNREACHED_LEASES * LEASE_S)
-    leader.granted()
-    for _ in range(3):
-        leader.tick()
-        wait_s = leader.core.next_deadline_s() - leader.now_s
-        assert wait_s == pytest.approx(0.25 * LEASE_S)
-        leader.passes(wait_s)
 
 
 def test_a_leader_that_no_broker_answers_strikes_out_nobody():
@@ -630,14 +543,6 @@ def test_a_founder_that_has_made_something_goes_on(founder):
     founder.persist(commit_of(0, 1))
     founder.hear("b", *BETTER, epoch=2)
     assert not founder.of(GiveUp)
-
-
-def test_a_founder_goes_on_beside_stores_that_are_not_newer(founder):
-    founder.hear("b", *WHOLE, epoch=2, made_under=1)
-    founder.hear("c", *BETTER, epoch=2, made_under=0)
-    founder.hear("d", commit_of(0, 0), epoch=2)  # of a later epoch, and with less
-    founder.hear("e", *BETTER)  # it follows
-    assert not founder.core.deposed
 
 
 def test_a_leader_with_a_lease_gives_way_to_nobody(leader):

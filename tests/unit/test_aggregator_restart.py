@@ -1,7 +1,7 @@
 """A restarted aggregator goes on exactly where its disk says, and nothing that counts is counted twice."""
 
 from aggregator.state.run import ROUND_IDS_PER_LIFE
-from broker.wire.messages import Attach, Fate, FleetState, Leave, Outstanding, Welcome
+from broker.wire.messages import Attach, Fate, Outstanding, Welcome
 from tests.helpers import Desk, LinkedCluster, notes, resolutions, sent
 
 
@@ -21,14 +21,6 @@ def test_a_restart_goes_on_with_the_next_epoch_and_the_same_versions():
     assert again.run.fragments[0].digest == made.run.fragments[0].digest
     again.tick()
     assert sent(again.log, Attach)[0].versions == (1,)
-
-
-def test_the_new_epoch_is_durable_before_anything_is_said_under_it():
-    made = desk()
-    assert made.disk.record["epoch"] == 1
-    again = made.restarted()
-    assert made.disk.record["epoch"] == 2
-    assert sent(again.beat("a", 0), FleetState)[0].epoch == 2
 
 
 def test_what_was_merged_is_known_and_what_was_not_is_asked_for_again():
@@ -74,64 +66,11 @@ def test_round_ids_are_never_used_again():
     assert third.open_round("a", step=12) > second
 
 
-def test_an_answer_to_a_round_before_the_restart_is_not_fresh_after_it():
-    made = desk("a", "b", quorum=2)
-    old = made.open_round("a", "b", step=4)
-    again = made.restarted()
-    again.beat("a", 4)
-    again.beat("b", 4)
-    again.offer("a", 0, 4, round_id=old)
-    again.offer("b", 0, 4, round_id=old)
-    again.open_round("a", "b", step=8)
-    assert "below quorum 2: 0 of 2" in _looks(again)
-
-
-def _looks(made):
-    (round_,) = made.run.open_rounds.values()
-    return round_.look(made.now_s, frozenset("ab"), 2, made.run.round_times.waits(0.1)).reason
-
-
-def test_known_islands_count_as_live_for_a_while():
-    made = desk("a", "b", "c", quorum=3)
-    again = made.restarted()
-    assert {m.island_id for m in again.run.members.live(again.now_s + 5.9)} == {"a", "b", "c"}
-    assert not again.run.members.live(again.now_s + 6.0)
-
-
-def test_who_left_is_not_expected_back_and_its_books_stay_closed():
-    made = desk("a", "b")
-    made.say("b", Leave(inner_step=3, tokens=30, reason="bye"))
-    again = made.restarted()
-    assert [m.island_id for m in again.run.members.live(again.now_s)] == ["a"]
-    assert again.run.ledger.life("b", 1).ended
-
-
 def test_incarnations_are_never_given_twice():
     made = desk("a")
     made.join("a")
     (welcome,) = sent(made.restarted().join("a"), Welcome)
     assert welcome.incarnation == 3
-
-
-def test_a_life_keeps_the_counters_it_was_welcomed_with():
-    """The hand-over that set them was lost with the crash; the island had already been told to start behind it."""
-    made = desk("a", "b")
-    made.open_round("a", "b", step=4)
-    made.offer("a", 0, 4)
-    (welcome,) = sent(made.join("a"), Welcome)
-    assert welcome.start_step == 4
-    again = made.restarted()
-    life = again.run.ledger.life("a", 2)
-    assert (life.start_step, life.start_tokens) == (4, 40)
-    again.beat("a", 6)
-    assert life.trained_tokens == 20
-
-
-def test_a_process_that_joined_before_the_restart_gets_the_same_answer_after_it():
-    made = desk("a")
-    (first,) = sent(made.join("b", nonce="n"), Welcome)
-    (second,) = sent(made.restarted().join("b", nonce="n"), Welcome)
-    assert (second.incarnation, second.start_step, second.epoch) == (first.incarnation, first.start_step, 2)
 
 
 def test_a_restart_without_any_island_starts_empty():

@@ -7,7 +7,7 @@ from aggregator.events import Flaw, Merge, SaveRun
 from aggregator.process.summary import totals
 from aggregator.rules.quarantine import RELEASE_AFTER
 from broker.wire.errors import ConfigError
-from broker.wire.messages import Fate, Outstanding, Reason, Seed
+from broker.wire.messages import Fate, Reason
 from tests.helpers import Desk, notes, of, resolutions
 
 NAN = Flaw(reason=Reason.NOT_FINITE, detail="NaN in w0")
@@ -109,18 +109,6 @@ def test_a_flaw_is_told_in_quarantine_too_so_that_the_island_can_recover():
     assert resolution.reason is Reason.NOT_FINITE
 
 
-def test_what_was_merged_before_stays_merged_for_who_asks_in_quarantine():
-    made = desk()
-    play_round(made, 0)
-    offend(made, first=4)
-    (resolution,) = resolutions(
-        made.beat("d", 16, outstanding=(Outstanding(fragment_id=0, from_step=0, to_step=4),)), "d"
-    )
-    assert resolution.fate is Fate.MERGED
-    (resolution,) = resolutions(made.offer("d", 0, 4), "d")
-    assert resolution.fate is Fate.MERGED
-
-
 def test_no_round_waits_for_a_quarantined_island_and_it_does_not_count_for_the_quorum():
     made = desk(quorum=4, islands=4)
     step = offend(made)
@@ -144,14 +132,6 @@ def test_after_its_time_an_island_is_merged_again_and_released():
     log = made.take()
     assert notes(log, "island.released") == [{"island": "d"}]
     assert of(log, SaveRun)[-1].record["quarantine"] == {}
-
-
-def test_one_offence_on_probation_doubles_the_time():
-    made = desk()
-    step = offend(made)
-    made.now_s += 30.0
-    play_round(made, step, bad="d", flaw=NAN)
-    assert totals(made.run, made.now_s).quarantined["d"]["for_s"] == 60.0
 
 
 def test_a_restart_of_the_aggregator_frees_nobody_and_forgets_no_norm():
@@ -181,16 +161,6 @@ def test_lies_in_heartbeats_lead_to_quarantine_too():
     for _ in range(3):
         made.beat("d", 4, tokens=10**9)
     assert [q.island_id for q in made.run.quarantine.now(made.now_s)] == ["d"]
-
-
-def test_norms_of_version_0_measure_the_first_who_is_alone_also_where_it_is_zero():
-    made = Desk(fragments=2, islands=3)
-    for island in "abc":
-        made.join(island)
-    made.say("a", Seed(fragment_id=0, payload="weights"), norm=8.0)
-    made.say("a", Seed(fragment_id=1, payload="biases"), norm=0.0)
-    assert made.run.length(0) == 8.0
-    assert made.run.length(1) == pytest.approx(8.0 / 2**0.5)  # of as many average parameters
 
 
 @pytest.mark.parametrize(("name", "value"), [("outlier_factor", 1.0), ("outlier_factor", -1.0), ("quarantine_s", -1.0)])

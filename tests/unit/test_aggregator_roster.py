@@ -38,15 +38,6 @@ def test_nobody_is_welcome_while_a_shard_is_away_and_it_is_told_again_when_it_is
     assert not made.desks[0].run.troubles.sentences(made.now_s)
 
 
-def test_a_repeated_join_is_not_answered_before_the_shards_agree():
-    made = Shards()
-    made.cut = {1}
-    for _ in range(3):
-        made.desks[0].join("a", nonce="n")
-    made.carry()
-    assert not made.welcomes("a")
-
-
 @pytest.mark.parametrize("furthest", [0, 1])
 def test_a_new_life_begins_at_the_furthest_step_that_any_shard_knows(furthest):
     made = shards("a")
@@ -129,19 +120,6 @@ def test_a_restarted_shard_0_brings_a_half_done_join_to_its_end():
     assert [(w.incarnation, w.start_step) for w in made.welcomes("a")] == [(1, 0), (2, 9)]
 
 
-def test_an_island_that_a_shard_does_not_know_is_passed_over_and_not_told_to_join_again():
-    made = shards("a")
-    made.cut = {1}
-    before = len(made.said[1])
-    for stranger in ("nobody", "a"):
-        made.incarnations[stranger] = 7  # shard 0 may know it by now
-        made.desks[1].say(stranger, Leave(inner_step=0, tokens=0, reason="bye"), incarnation=7)
-    made.carry()
-    assert not sent(made.said[1][before:], Refused)
-    assert not made.desks[1].run.refusals
-    assert not made.desks[1].run.members["a"].left
-
-
 def test_an_island_that_has_left_has_left_in_every_shard():
     made = shards("a", "b")
     made.say("b", Leave(inner_step=0, tokens=0, reason="bye"), shard=0)  # to the other it got lost
@@ -163,32 +141,6 @@ def test_an_older_roster_changes_nothing_and_neither_does_the_same_again():
         assert not of(made.desks[1].say(AGGREGATOR, roster), SaveRun)
     assert made.desks[1].disk.record == record
     assert made.phases[1] is Phase.RUNNING
-
-
-def test_after_a_restart_the_same_roster_is_taken_once_more():
-    made = shards("a")
-    made.cut = {1}
-    made.restart(1)
-    roster = made.newest_roster()
-    assert made.desks[1].run.roster_at == (roster.epoch, roster.serial)
-    assert of(made.desks[1].say(AGGREGATOR, roster), SaveRun)
-
-
-def test_a_roster_of_a_later_epoch_is_taken_whatever_its_serial():
-    made = shards("a")
-    made.restart(0)
-    assert made.newest_roster().epoch == 2
-    made.join("b")
-    assert made.on_record(1, "b") == (1, (0, 0), True)
-
-
-def test_a_roster_for_another_shard_and_what_shards_do_not_tell_each_other_change_nothing():
-    made = shards("a", count=3)
-    roster, said = made.newest_roster(), sent(made.said[1], Rostered)[-1]
-    beyond = replace(roster, serial=roster.serial + 1, to_shard=2, phase=Phase.ENDED)
-    assert not of(made.desks[1].say(AGGREGATOR, beyond), SaveRun)
-    assert notes(made.desks[0].say(AGGREGATOR, beyond), "message.unexpected")
-    assert notes(made.desks[1].say(AGGREGATOR, said), "message.unexpected")
 
 
 def test_what_a_shard_that_does_not_exist_or_an_earlier_leader_says_is_not_believed():
@@ -315,16 +267,6 @@ def test_a_begun_run_is_believed_whichever_attempt_its_roster_names(restarted):
     made.carry()
     assert made.phases[1] is Phase.RUNNING
     assert made.published(1) == {(1, 0)}
-
-
-def test_a_shard_that_restarts_in_the_seeding_keeps_what_was_durable():
-    made = Shards(fragments=4)
-    made.join("a")
-    made.seed("a", 1, 3)
-    made.restart(1)
-    made.seed("a", 0, 2)
-    made.run_to(2 * AGAIN_S)
-    assert made.phases == [Phase.RUNNING] * 2
 
 
 # --- data shares ----------------------------------------------------------------------------------------------

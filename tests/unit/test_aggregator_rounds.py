@@ -1,11 +1,8 @@
 """Rounds from opening to publication, on one aggregator core whose islands the test plays by hand."""
 
-import itertools
-
 import pytest
 
 from aggregator.events import (
-    Computed,
     Fenced,
     Flaw,
     Merge,
@@ -18,20 +15,17 @@ from aggregator.events import (
 )
 from aggregator.process.summary import totals
 from aggregator.rounds.publishing import DELIVERED_S
-from aggregator.state.fragment import Stage
 from broker.wire.messages import (
     AGGREGATOR,
     BROKER,
     Attached,
     Fate,
     FleetState,
-    Leave,
     Nothing,
     OpenRound,
     Outstanding,
     Reason,
     Refused,
-    TrainedOn,
 )
 from broker.wire.ranges import StepRange
 from tests.helpers import Desk, notes, of, resolutions, sent
@@ -75,29 +69,11 @@ def test_an_island_that_lacks_a_fragment_is_not_asked():
     assert round_.asked == {"a", "b"}
 
 
-def test_who_has_answered_is_not_told_of_the_round_again():
-    made = desk()
-    made.open_round("a", "b", "c", step=4)
-    made.offer("a", 0, 4)
-    assert sent(made.beat("a", 4), FleetState, "a")[-1].rounds == ()
-    assert len(sent(made.beat("b", 4), FleetState, "b")[-1].rounds) == 1
-
-
 def test_no_more_rounds_are_open_than_allowed_and_each_on_a_fragment_of_its_own():
     made = desk("a", fragments=4, sync_interval=4, rounds_in_flight=2)
     made.beat("a", 40)
     open_ = list(made.run.open_rounds.values())
     assert len({r.fragment_id for r in open_}) == len(open_) == 2
-
-
-def test_a_new_life_does_not_owe_what_its_earlier_one_was_asked():
-    made = desk("a", "b", quorum=2)
-    made.open_round("a", "b", step=4)
-    made.offer("a", 0, 4)
-    assert made.run.versions == (0,)
-    made.join("b")  # after a crash: it starts at the global parameters, with nothing to hand over
-    assert made.run.versions == (1,)
-    assert merged(made).keys() == {"a"}
 
 
 # --- closing --------------------------------------------------------------------------------------------------
@@ -144,31 +120,6 @@ def test_a_round_without_any_contribution_is_cancelled_and_no_version_is_made():
     assert not of(said, Merge)
 
 
-def test_a_cancelled_fragment_falls_due_again():
-    made = desk("a")
-    first = made.open_round("a", step=4)
-    made.nothing("a")
-    assert made.open_round("a", step=8) > first
-
-
-def test_the_quorum_shrinks_to_the_live_islands():
-    made = desk(quorum=3, round_timeout_s=60.0)
-    made.open_round("a", "b", "c", step=4)
-    made.now_s = 5.0
-    made.beat("a", 4)
-    made.offer("a", 0, 4)
-    said = made.run_to(7.0)  # b and c fell silent at 0 and are dead at 6
-    assert notes(said, "round.closed")[0]["reason"].startswith("complete: 1 of 1")
-
-
-def test_an_island_that_leaves_is_not_waited_for():
-    made = desk("a", "b", quorum=2)
-    made.open_round("a", "b", step=4)
-    made.offer("a", 0, 4)
-    made.say("b", Leave(inner_step=4, tokens=40, reason="spot"))
-    assert made.run.versions == (1,)
-
-
 def test_two_missed_rounds_and_an_island_is_not_waited_for_until_it_contributes_again():
     made = desk("a", "b", quorum=1, dead_after_s=1000.0, share_takeover_s=0.0, round_timeout_s=30.0)
     for i in range(2):
@@ -195,13 +146,6 @@ def test_where_all_islands_are_unresponsive_all_are_waited_for():
     assert made.run.members["a"].missed_rounds >= 2
     made.offer("a", 0, 16)
     assert made.run.versions == (1,)
-
-
-def test_the_core_asks_to_be_woken_for_each_thing_that_time_decides():
-    made = desk("a", "b", quorum=2, round_timeout_s=5.0, heartbeat_interval_s=1.0)
-    made.open_round("a", "b", step=4)
-    made.run_to(5.0)  # from deadline to deadline, without another event
-    assert not made.run.open_rounds
 
 
 # --- held contributions ---------------------------------------------------------------------------------------
@@ -274,40 +218,6 @@ def test_held_bytes_are_limited_and_freed_by_merging():
 # --- weights --------------------------------------------------------------------------------------------------
 
 
-def test_weights_end_to_end():
-    """n * n / s times (1 + staleness) ** -0.5, over the sum of n * n / s; checked by hand."""
-    made = desk("a", "b")
-    made.open_round("a", "b", step=4)
-    made.offer("a", 0, 4)
-    made.offer("b", 0, 4)
-    made.open_round("a", "b", step=8)
-    made.offer("a", 4, 8)  # 40 tokens, 4 steps, fresh: w = 400
-    half = StepRange(from_step=4, to_step=8, from_tokens=40, to_tokens=60)
-    old = (TrainedOn(fragment_version=0, steps=3), TrainedOn(fragment_version=1, steps=1))
-    said = made.offer("b", 4, 8, steps_=half, trained_on=old)  # 20 tokens, 4 steps: w = 100, staleness 3 / 4
-    (merge,) = of(said, Merge)
-    assert [(p.island_id, p.token_weight) for p in merge.parts] == [("a", 400.0), ("b", 100.0)]
-    assert merge.parts[1].staleness_weight == pytest.approx(1.75**-0.5)
-    weights = {m.island_id: m.merge_weight for m in made.run.fragments[0].contributions}
-    assert weights["a"] == pytest.approx(0.8)
-    assert weights["b"] == pytest.approx(0.2 * 1.75**-0.5)
-    (note,) = notes(said, "version.committed")
-    assert note["staleness_mean"] == pytest.approx(0.375)
-    assert note["tokens"] == 60
-
-
-def test_a_round_that_few_islands_are_in_takes_a_shorter_step_where_that_is_asked_for():
-    shares = {}
-    for exponent in (0.0, 1.0):
-        made = desk(quorum=2, presence_exponent=exponent)
-        made.open_round("a", "b", "c", step=4)
-        made.offer("a", 0, 4)
-        made.offer("b", 0, 4)
-        close_by_grace(made, 5.0)
-        shares[exponent] = sum(m.merge_weight for m in merged(made).values())
-    assert shares == {0.0: pytest.approx(1.0), 1.0: pytest.approx(2 / 3)}
-
-
 def test_of_three_islands_none_has_more_than_half():
     made = desk()
     made.open_round("a", "b", "c", step=4)
@@ -360,14 +270,6 @@ def test_a_commit_that_failed_is_asked_for_again_and_published_once_it_is_durabl
     assert again.commit is commit
     assert of(made.write(), Publish)
     assert made.run.versions == (1,)
-
-
-def test_reports_of_other_versions_change_nothing():
-    made = desk("a")
-    before = made.run.versions
-    assert not of(made.feed(Persisted(fragment_id=0, fragment_version=9)), Publish)
-    assert not of(made.feed(Computed(fragment_id=0, fragment_version=9, digest="x")), Persist)
-    assert made.run.versions == before
 
 
 def test_while_a_commit_is_under_way_another_version_that_is_durable_publishes_nothing():
@@ -435,44 +337,6 @@ def test_no_round_opens_on_a_version_that_is_still_on_its_way_to_every_broker(ve
     assert not made.run.fragments[0].undelivered
 
 
-def test_a_fragment_that_waits_for_its_version_is_not_announced_as_due_soon():
-    made = desk("a")
-    attached(made, 0)
-    made.open_round("a", step=4)
-    made.offer("a", 0, 4)
-    for made.now_s in (1.0, 2.0, 0.1 + DELIVERED_S):
-        made.run.fragments[0].stage is Stage.IDLE or made.nothing("a")
-        attached(made, 0)
-    assert made.run.fragments[0].undelivered
-    assert [each.due_soon for each in sent(made.beat("a", 20), FleetState)] == [()]
-
-
-def test_a_version_that_a_later_one_has_overtaken_was_lost_and_holds_up_nothing():
-    made = desk("a", fragments=2, sync_interval=8)
-    attached(made, 0, 0)
-    for p, (now_s, step) in enumerate([(1.0, 4), (1.5, 8)]):
-        made.now_s = now_s
-        made.beat("a", step, step_time_s=9.0)
-        made.offer("a", 0, step, fragment=p)
-    assert made.run.versions == (1, 1)
-    for made.now_s in (2.0, 3.0, 4.0):
-        attached(made, 0, 0)
-    assert [f.undelivered for f in made.run.fragments.values()] == [True, False]
-    made.now_s = 5.0
-    attached(made, 0, 1)
-    assert [f.undelivered for f in made.run.fragments.values()] == [False, False]
-
-
-def test_a_broker_that_was_away_has_as_long_for_what_was_made_meanwhile():
-    made = desk("a")
-    attached(made, 0)
-    made.open_round("a", step=4)
-    made.offer("a", 0, 4)
-    made.now_s += 5.0
-    attached(made, 0)
-    assert not made.run.fragments[0].undelivered
-
-
 def test_after_an_outage_of_the_only_broker_rounds_wait_for_those_who_are_not_back_yet():
     made = desk("a", "b", "c", quorum=1, grace_factor=0.0)
     made.open_round("a", "b", "c", step=4)
@@ -502,21 +366,6 @@ def test_an_outage_of_the_only_broker_brings_nobody_back_who_was_silent_before_i
     attached(made, -1)
     assert made.run.members["a"].last_seen_s == made.now_s
     assert made.run.members["b"].last_seen_s == silent_since_s
-
-
-def test_a_broker_that_is_lost_again_and_again_gives_rounds_no_more_time_until_one_has_closed():
-    made = desk("a", "b", quorum=1, grace_factor=0.0)
-    made.open_round("a", "b", step=4)
-    made.now_s += 4.0
-    attached(made, -1)
-    made.offer("a", 0, 4)
-    for _ in range(2):
-        made.now_s += 3.0
-        attached(made, -1)
-        made.beat("a", 5)
-    made.offer("a", 4, 5)
-    made.run_to(made.now_s + 0.1)
-    assert made.run.versions == (1,)
 
 
 def test_the_first_round_after_a_takeover_waits_for_islands_whose_broker_was_away_too():
@@ -597,18 +446,6 @@ def test_a_refusal_as_fenced_is_noted_once_for_each_broker():
     made = desk("a")
     said = [made.feed(Fenced(broker=broker, kind="attach", detail="2 leads")) for broker in (0, 0, 1)]
     assert [len(notes(each, "aggregator.fenced")) for each in said] == [1, 0, 1]
-
-
-def test_a_slow_link_is_not_flooded_with_copies():
-    made = desk("a")
-    times = []
-    for i in range(80):
-        made.now_s = 5.0 + i / 10
-        times += [made.now_s for _ in attached(made, -1)]
-    assert [round(b - a, 1) for a, b in itertools.pairwise(times)] == [1.0, 2.0, 4.0]  # the first one at once
-    assert attached(made, 0) == []
-    made.now_s = 15.0
-    assert len(attached(made, -1)) == 1  # empty again
 
 
 def test_a_round_that_spans_an_outage_of_the_broker_waits_for_everybody_anew():

@@ -34,12 +34,6 @@ def test_the_first_island_is_asked_for_everything_and_the_others_for_nothing():
     assert wanted(made, "b") == ()
 
 
-def test_what_has_come_is_not_asked_for_again():
-    made = desk("a")
-    seed(made, "a", 1)
-    assert wanted(made, "a") == (0, 2)
-
-
 def test_the_run_begins_when_all_of_version_0_is_durable_and_publishes_it_whole():
     made = desk("a", "b")
     said = seed(made, "a", 0, 1)
@@ -119,14 +113,6 @@ def test_a_seeder_that_lives_and_supplies_nothing_is_passed_over():
     assert made.run.phase == "running"
 
 
-def test_a_slow_seeder_is_not_passed_over_while_something_new_comes():
-    made = desk("a", "b")
-    for p in range(3):
-        wait_for_seeds(made, PATIENCE_S - 1, "a", "b")
-        seed(made, "a", p)
-    assert made.run.phase == "running"
-
-
 def test_a_lone_seeder_is_asked_on_and_keeps_what_it_has_supplied():
     made = desk("a")
     seed(made, "a", 0)
@@ -134,13 +120,6 @@ def test_a_lone_seeder_is_asked_on_and_keeps_what_it_has_supplied():
     assert wanted(made, "a") == (1, 2)
     seed(made, "a", 1, 2)
     assert made.run.phase == "running"
-
-
-def test_where_nobody_supplies_anything_all_are_asked_again_with_more_patience():
-    made = desk("a", "b")
-    wait_for_seeds(made, 12 * PATIENCE_S, "a", "b")
-    passed = [note["island"] for note in notes(made.take(), "seeder.passed_over")]
-    assert passed == ["a", "b", "a", "b", "a"]  # after 1, 2, 4, 6 and 10 times that
 
 
 def test_an_island_whose_parameters_cannot_be_taken_is_passed_over_at_once():
@@ -200,17 +179,6 @@ def test_a_model_whose_island_left_before_it_supplied_any_of_it_is_forgotten(res
     made.run.ledger.check()
 
 
-def test_a_first_life_with_another_model_is_fenced():
-    made = desk()
-    made.join("a", model=narrow())
-    made.now_s = 10.0  # silent for long
-    made.join("b")
-    said = seed(made, "a", 0)
-    assert not of(said, Plant)
-    assert made.run.refusals[Reason.FENCED] == 1
-    assert made.run.seeder == ("b", 1)
-
-
 def test_a_model_whose_island_lives_or_has_supplied_some_of_it_stays():
     made = desk("a")
     assert sent(made.join("b", model=narrow()), Refused)[0].reason is Reason.MANIFEST
@@ -219,20 +187,6 @@ def test_a_model_whose_island_lives_or_has_supplied_some_of_it_stays():
     assert sent(made.join("b", model=narrow()), Refused)[0].reason is Reason.MANIFEST
     again = made.restarted()
     assert sent(again.join("b", model=narrow()), Refused)[0].reason is Reason.MANIFEST
-
-
-def test_a_seeder_that_leaves_is_replaced_at_once():
-    made = desk("a", "b")
-    seed(made, "a", 0)
-    made.say("a", Leave(inner_step=0, tokens=0, reason="bye"))
-    assert wanted(made, "b") == (0, 1, 2)
-
-
-def test_a_new_life_of_the_seeder_is_asked_for_all_of_it_again():
-    made = desk("a")
-    seed(made, "a", 0, 1)
-    made.join("a")
-    assert wanted(made, "a") == (0, 1, 2)
 
 
 def test_what_is_computed_of_a_dead_seeder_is_never_taken_for_the_next_ones():
@@ -248,19 +202,6 @@ def test_what_is_computed_of_a_dead_seeder_is_never_taken_for_the_next_ones():
     made.computes = True
     seed(made, "a", 0, 1, 2)
     assert made.run.phase == "running"
-
-
-def test_what_is_written_of_a_dead_seeder_does_not_make_the_next_ones_durable():
-    made = desk("a", "b")
-    made.writes = False
-    seed(made, "a", 0)
-    made.say("a", Leave(inner_step=0, tokens=0, reason="bye"))
-    assert wanted(made, "b") == ()
-    made.write()  # the record of the farewell, or fragment 0
-    made.write()
-    made.writes = True
-    assert wanted(made, "b") == (0, 1, 2)
-    assert len(of(seed(made, "b", 0, 1, 2), Publish)) == 3
 
 
 def test_a_version_0_made_of_two_islands_is_never_taken_for_whole_after_a_restart():

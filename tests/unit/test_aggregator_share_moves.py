@@ -62,10 +62,6 @@ def test_who_has_left_is_not_waited_for(shares):
     assert (moved.share, moved.tenure.owner, moved.because) == (0, "b", "its island has left")
 
 
-def test_without_anybody_able_a_share_stays_where_it_is(shares):
-    assert shares.settle(presence(99.0, 99.0), 99.0) == []
-
-
 def test_a_share_goes_to_another_under_the_next_epoch_and_comes_back_under_the_one_after(shares):
     (taken,) = shares.settle(presence(12.0, 0.0), 12.0)
     assert (taken.tenure.owner, taken.tenure.share_epoch) == ("b", 1)
@@ -82,15 +78,6 @@ def test_a_move_is_told_once_it_is_durable(shares):
     shares.saved(2)
     (other,) = shares.told("b", 1)[1]
     assert (other.index, other.share_epoch) == (0, 1)
-
-
-def test_while_its_home_is_not_its_own_an_island_is_told_an_epoch_that_is_over(shares):
-    shares.settle(presence(12.0, 0.0), 12.0)
-    shares.saving(2)
-    shares.saved(2)
-    home, _ = shares.told("a", 0)
-    assert home.share_epoch == 0
-    assert refusal(shares, data(0, 4, share_epoch=home.share_epoch)) is Reason.SHARE_MOVED
 
 
 def test_what_is_trained_under_an_earlier_epoch_is_refused(shares):
@@ -172,11 +159,6 @@ def owners(moved):
     return [(each.share, each.tenure.owner) for each in moved]
 
 
-def test_a_quarantined_island_is_no_heir(three):
-    assert owners(three.settle(presence(20.0, 0.0, 0.0, out="b"), 20.0)) == [(0, "c")]
-    assert three.settle(presence(20.0, 20.0, 0.0, out="c"), 21.0) == []  # nobody is able: it stays where it is
-
-
 def test_what_an_heir_took_over_goes_on_to_another_when_it_is_quarantined_and_its_home_stays(three):
     assert owners(three.settle(presence(20.0, 0.0, 0.0), 20.0)) == [(0, "b")]
     assert owners(three.settle(presence(20.0, 0.0, 0.0, out="b"), 21.0)) == [(0, "c")]
@@ -190,10 +172,6 @@ def test_a_share_does_not_go_back_to_an_island_that_returns_into_quarantine(thre
     (moved,) = three.settle(presence(0.0, 20.0, 0.0, out="a"), 40.0)[:1]  # its heir is away now
     assert (moved.share, moved.tenure.owner, moved.because) == (0, "c", "its island is quarantined")
     assert owners(three.settle(presence(0.0, 20.0, 0.0), 41.0)) == [(0, "a")]
-
-
-def test_a_quarantined_island_keeps_its_home_while_it_is_there(three):
-    assert three.settle(presence(0.0, 0.0, 0.0, out="abc"), 20.0) == []
 
 
 def test_what_is_read_back_says_the_same(shares):

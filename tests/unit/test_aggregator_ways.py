@@ -2,14 +2,13 @@
 
 import asyncio
 
-from aggregator.events import Send
 from aggregator.process.broker_link import Outgoing
 from aggregator.rounds.brokers import BrokerVersions
 from aggregator.state.routes import MOST_NAMES, Routes
 from broker.routing.deafness import Carried
-from broker.routing.resending import JOURNEYS, LEAST_BYTES_PER_S, REPUBLISH_S
+from broker.routing.resending import REPUBLISH_S
 from broker.wire import messages as m
-from tests.helpers import Desk, of
+from tests.helpers import Desk
 
 
 def envelope(sender="a", sequence=1, incarnation=1):
@@ -53,25 +52,6 @@ def test_a_heartbeat_from_before_the_farewell_does_not_bring_an_island_back():
     assert not made.run.members["a"].left
 
 
-def test_who_is_not_a_member_is_refused_over_the_broker_it_came_by_and_shows_no_way():
-    made = Desk()
-    made.gather("a")
-    beat = made.run.members["a"].heartbeat
-    (refused,) = of(made.say("a", beat, incarnation=9, broker=1), Send)
-    assert (refused.message.reason, refused.by) == (m.Reason.UNKNOWN_ISLAND, 1)
-    assert made.run.routes.to("a") == 0
-
-
-def test_shelves_know_a_broker_that_was_away_from_one_that_came_back_empty():
-    shelves = BrokerVersions(0.0)
-    assert shelves.answered(0, (-1,), 1.0) is None
-    assert shelves.answered(0, (3,), 2.0) is None
-    assert shelves.answered(0, (-1,), 2.5) == 2.0  # empty: it died in between
-    assert shelves.answered(1, (3,), 2.6) == 0.0  # never heard for longer than a broker may be silent
-    assert not shelves.alone(0, 3.0)
-    assert shelves.alone(0, 9.0)
-
-
 def test_each_broker_has_pauses_of_its_own():
     shelves, newest = BrokerVersions(0.0), {0: (3, 0.5)}
     for broker in (0, 1):
@@ -85,34 +65,6 @@ def test_each_broker_has_pauses_of_its_own():
     assert shelves.lacking(0, {0: 4}, newest, at_s + 3.0) == []
 
 
-def pauses_of(shelves, newest, size_bytes=0, copies=2):
-    """Returns when a broker that never gets a version is sent it again, in seconds after it was published."""
-    found, since_s = [], newest[0][1]
-    for tick in range(1, 4000):
-        now_s = since_s + tick / 4
-        shelves.answered(0, (2,), now_s)
-        if shelves.lacking(0, {0: newest[0][0] - 1}, newest, now_s, size_bytes):
-            found.append(now_s - since_s)
-        if len(found) == copies:
-            break
-    return found
-
-
-def test_pauses_before_a_version_is_sent_again_follow_the_journeys_to_that_broker():
-    shelves = BrokerVersions(0.0)
-    assert pauses_of(shelves, {0: (3, 0.0)}) == [REPUBLISH_S, 3 * REPUBLISH_S]
-    assert pauses_of(shelves, {0: (4, 100.0)}, copies=1) == [4 * REPUBLISH_S]  # kept until a journey was measured
-    shelves.answered(0, (2,), 209.0)
-    shelves.answered(0, (2,), 210.0)
-    assert shelves.lacking(0, {0: 5}, {0: (5, 200.0)}, 210.0) == []  # ten seconds under way, sent once
-    assert shelves.lacking(0, {0: 5}, {0: (5, 200.0)}, 900.0) == []  # and measured once
-    assert pauses_of(shelves, {0: (6, 900.0)}, copies=1) == [JOURNEYS * 10]
-
-
-def test_before_a_journey_was_measured_versions_have_the_time_that_all_of_them_take_on_a_poor_link():
-    assert pauses_of(BrokerVersions(0.0), {0: (3, 0.0)}, size_bytes=round(20 * LEAST_BYTES_PER_S), copies=1) == [20]
-
-
 def test_a_broker_that_came_back_empty_gets_everything_at_once():
     shelves, newest = BrokerVersions(0.0), {0: (3, 1.0), 1: (7, 1.0)}
     shelves.answered(0, (3, 7), 1.0)
@@ -121,15 +73,6 @@ def test_a_broker_that_came_back_empty_gets_everything_at_once():
     assert shelves.lacking(0, {0: -1, 1: -1}, newest, 2.0, 1 << 40) == [0, 1]
     shelves.answered(0, (-1, -1), 2.5)
     assert shelves.lacking(0, {0: -1, 1: -1}, newest, 2.5, 1 << 40) == []  # on their way
-
-
-def test_one_that_lacks_what_it_had_gets_it_at_once():
-    shelves, newest = BrokerVersions(0.0), {0: (3, 1.0), 1: (7, 1.0)}
-    shelves.answered(0, (3, 7), 1.5)
-    assert shelves.lacking(0, {0: 3, 1: 7}, newest, 1.5) == []
-    shelves.answered(0, (3, 6), 2.0)  # it died, and somebody else was quicker to give it something
-    assert shelves.lacking(0, {0: 3, 1: 6}, newest, 2.0, 1 << 40) == [1]
-    assert shelves.lacking(0, {0: 3, 1: 6}, newest, 3.0, 1 << 40) == []  # on its way
 
 
 def test_over_a_connection_made_anew_goes_what_was_on_its_way():
@@ -163,34 +106,6 @@ def test_what_went_with_a_connection_that_broke_is_sent_over_the_next_one_at_onc
     assert shelves.lacking(0, {0: 2, 1: 7}, newest, 2.0, 1 << 30, Carried(60, 0, 0, 2)) == [0]
     shelves.answered(0, (2, 7), 2.5)
     assert shelves.lacking(0, {0: 2, 1: 7}, newest, 2.5, 1 << 30, Carried(60, 0, 400, 2)) == []
-
-
-def test_over_a_connection_that_is_made_anew_everything_goes_once():
-    shelves, newest = BrokerVersions(0.0), {0: (3, 1.0)}
-    shelves.answered(0, (2,), 1.5)
-    assert shelves.lacking(0, {0: 2}, newest, 1.5, 1 << 30, Carried(5000, 0, 400, 1)) == []
-    shelves.renewed(0, 1.6)
-    shelves.answered(0, (2,), 2.0)
-    assert shelves.lacking(0, {0: 2}, newest, 2.0, 1 << 30, None) == [0]  # there is no connection yet
-    shelves.answered(0, (2,), 2.5)
-    assert shelves.lacking(0, {0: 2}, newest, 2.5, 1 << 30, Carried(60, 0, 400, 2)) == []
-
-
-def test_a_broker_that_is_a_new_process_has_no_backlog_and_gets_everything_at_once():
-    shelves, newest = BrokerVersions(0.0), {0: (3, 1.0), 1: (7, 1.0)}
-    shelves.answered(0, (3, 7), 1.5)
-    shelves.renewed(0, 2.0)
-    shelves.answered(0, (-1, -1), 2.5)
-    assert shelves.lacking(0, {0: -1, 1: -1}, newest, 2.5) == [0, 1]
-
-
-def test_what_is_heard_after_a_silence_is_no_journey():
-    shelves = BrokerVersions(0.0)
-    shelves.answered(0, (2,), 1.0)
-    assert shelves.lacking(0, {0: 2}, {0: (3, 0.5)}, 1.0) == []
-    shelves.answered(0, (3,), 61.0)
-    assert shelves.lacking(0, {0: 3}, {0: (3, 0.5)}, 61.0) == []
-    assert pauses_of(shelves, {0: (4, 62.0)}, copies=1) == [REPUBLISH_S]
 
 
 def test_a_version_is_encoded_once_for_all_brokers():

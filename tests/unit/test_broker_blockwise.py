@@ -91,12 +91,6 @@ def test_a_length_is_scales_and_codes_to_the_byte(codec, elements, expected):
     assert encoded_bytes(codec, elements) == expected
 
 
-def test_elements_cost_the_bits_that_are_promised_and_absurd_numbers_of_them_do_not_overflow():
-    promised = {Codec.F32: 32, Codec.BF16: 16, Codec.INT8: 8.125, Codec.INT4: 4.125}
-    assert {codec: encoded_bytes(codec, 2**20) * 8 / 2**20 for codec in Codec} == promised
-    assert encoded_bytes(Codec.INT4, 2**200) == 2**200 // 256 * 132
-
-
 @pytest.mark.parametrize("codec", list(Codec))
 @pytest.mark.parametrize("size", SIZES)
 def test_what_is_encoded_has_exactly_that_length(codec, size):
@@ -139,64 +133,12 @@ def test_no_element_is_off_by_more_than_half_the_scale_of_its_block(values, code
     np.testing.assert_allclose(scales_of(encoded), expected, rtol=2**-22)
 
 
-@settings(max_examples=100, deadline=None)
-@given(st.lists(FINITE, max_size=600), st.sampled_from(BLOCKWISE))
-def test_encoding_again_what_was_decoded_changes_at_most_the_last_bits(values, codec):
-    once = decode_tensor(encode_tensor(np.array(values, np.float32), codec))
-    again = decode_tensor(encode_tensor(once, codec))
-    np.testing.assert_allclose(again, once, rtol=1e-6, atol=np.finfo(np.float32).smallest_normal)
-
-
-@pytest.mark.parametrize("codec", BLOCKWISE)
-def test_multiples_of_the_scale_are_exact_and_ties_go_to_even(codec):
-    largest = LARGEST[codec]
-    integers = np.arange(-largest, largest + 1, dtype=np.float32)
-    np.testing.assert_array_equal(decode_tensor(encode_tensor(integers, codec)), integers)
-    ties = np.array([largest, 0.5, 1.5, 2.5, -0.5, -1.5, -2.5], np.float32)
-    np.testing.assert_array_equal(decode_tensor(encode_tensor(ties, codec)), [largest, 0, 2, 2, 0, -2, -2])
-
-
-@pytest.mark.parametrize("codec", BLOCKWISE)
-def test_rounding_is_symmetric(codec):
-    values = random_values(1000)
-    np.testing.assert_array_equal(
-        decode_tensor(encode_tensor(-values, codec)), -decode_tensor(encode_tensor(values, codec))
-    )
-
-
-@pytest.mark.parametrize(("codec", "expected"), [(Codec.INT8, 0.0070), (Codec.INT4, 0.1263)])
-def test_the_error_on_normally_distributed_values_is_what_the_documents_say(codec, expected):
-    values = random_values(1 << 20)
-    error = np.linalg.norm(decode_tensor(encode_tensor(values, codec)) - values) / np.linalg.norm(values)
-    assert error == pytest.approx(expected, rel=0.01)
-
-
-@pytest.mark.parametrize("codec", BLOCKWISE)
-def test_one_large_value_costs_only_its_own_block_resolution(codec):
-    values = random_values(1024)
-    values[300] = 1e6
-    decoded = decode_tensor(encode_tensor(values, codec))
-    assert not decoded[256:300].any()
-    others = np.r_[0:256, 512:1024]
-    assert np.abs(decoded[others] - values[others]).max() < 0.5 * np.abs(values[others]).max() / LARGEST[codec] * 1.001
-
-
 @pytest.mark.parametrize("codec", BLOCKWISE)
 def test_blocks_of_zeros_have_the_scale_zero_and_stay_zeros(codec):
     encoded = encode_tensor(np.array([0.0, -0.0] * 200, np.float32), codec)
     assert not any(encoded.data)
     assert not decode_tensor(encoded).any()
     assert squared_norm(encoded) == 0
-
-
-@pytest.mark.parametrize("codec", BLOCKWISE)
-@pytest.mark.parametrize("absmax", [1e-45, 1e-40, 1.1754944e-38, 1e-36, 3.4028235e38, 3.402e38])
-def test_the_smallest_and_the_largest_floats_stay_finite_and_within_half_a_scale(codec, absmax):
-    values = np.float32(absmax) * np.linspace(-1, 1, 256, dtype=np.float32)
-    encoded = encode_tensor(values, codec)
-    decoded = decode_tensor(encoded).astype(np.float64)
-    assert is_finite(encoded)
-    assert np.abs(decoded - values).max() <= BOUND * scales_of(encoded)[0]
 
 
 @pytest.mark.parametrize("codec", BLOCKWISE)
@@ -210,12 +152,6 @@ def test_a_block_with_a_value_that_is_not_finite_is_nan_as_a_whole_and_no_other_
     assert np.isnan(decoded[256:512]).all()
     assert np.isfinite(np.delete(decoded, np.s_[256:512])).all()
     assert not math.isfinite(squared_norm(encoded))
-
-
-@pytest.mark.parametrize("codec", BLOCKWISE)
-def test_blocks_are_of_the_flattened_tensor_whatever_its_shape(codec):
-    values = random_values(30 * 100)
-    assert encode_tensor(values.reshape(30, 100), codec).data == encode_tensor(values, codec).data
 
 
 @pytest.mark.parametrize("codec", BLOCKWISE)
@@ -244,18 +180,6 @@ def test_whatever_bytes_arrive_are_decoded_as_the_twin_does(data, elements, code
     assert is_finite(encoded) == bool(np.isfinite(decoded).all())
 
 
-@pytest.mark.parametrize(("codec", "code", "byte"), [(Codec.INT8, -128, 0x80), (Codec.INT4, -8, 0x88)])
-def test_the_code_that_no_encoder_writes_is_multiplied_like_the_others(codec, code, byte):
-    data = struct.pack("<f", 0.5) + bytes([byte] * (encoded_bytes(codec, 4) - 4))
-    np.testing.assert_array_equal(decode_tensor(received(codec, data, 4)), [code / 2] * 4)
-
-
-def test_the_half_byte_behind_an_odd_tensor_is_written_as_zero_and_not_read():
-    encoded = encode_tensor(np.array([1, -2, 7], np.float32), Codec.INT4)
-    assert bytes(encoded.data) == struct.pack("<f", 1.0) + b"\xe1\x07"
-    assert decode_tensor(received(Codec.INT4, struct.pack("<f", 1.0) + b"\xe1\xf7", 3)).tolist() == [1, -2, 7]
-
-
 @pytest.mark.parametrize("scale", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("codec", BLOCKWISE)
 def test_a_scale_that_is_not_finite_is_found_even_where_every_code_is_zero(codec, scale):
@@ -276,11 +200,3 @@ def test_any_range_of_elements_is_that_of_the_whole(codec, one, other):
     encoded = encode_tensor(random_values(1500), codec)
     got = Elements(encoded).read(start, np.empty(stop - start, np.float32))
     assert got.tobytes() == decode_tensor(encoded)[start:stop].tobytes()
-
-
-@pytest.mark.parametrize("codec", BLOCKWISE)
-def test_received_bytes_need_not_be_aligned(codec):
-    encoded = encode_tensor(random_values(1000), codec)
-    shifted = received(codec, memoryview(b"x" + bytes(encoded.data))[1:], 1000)
-    assert decode_tensor(shifted).tobytes() == decode_tensor(encoded).tobytes()
-    assert squared_norm(shifted) == squared_norm(encoded)

@@ -21,9 +21,7 @@ from broker.wire.fragments import Kind, TensorSpec
 from broker.wire.headers import DEFAULT_LIMITS, Limits, seal
 from broker.wire.lengths import encoded_bytes
 from broker.wire.messages import (
-    KINDS,
     MESSAGE_TYPES,
-    Attached,
     Codec,
     Contribution,
     DataRange,
@@ -33,7 +31,6 @@ from broker.wire.messages import (
     Heartbeat,
     Join,
     Leave,
-    Merged,
     Outstanding,
     Phase,
     Reason,
@@ -41,13 +38,14 @@ from broker.wire.messages import (
     Resolution,
     Share,
     TrainedOn,
-    Version,
     Want,
     kind_of,
 )
 from broker.wire.ranges import StepRange
 from broker.wire.schema import INT_MAX, MAX_DATA_RANGES, MAX_OUTSTANDING, MAX_TEXT
 from broker.wire.tensors import encode_tensor
+
+pytestmark = pytest.mark.timeout(600)  # it computes: the limit is for a hang, not for a busy machine
 
 FUZZ_INPUTS = int(os.environ.get("ATOLL_FUZZ_INPUTS", "20000"))
 
@@ -235,13 +233,6 @@ def test_every_message_comes_back_from_the_wire_as_it_was(sent):
     assert decode([bytes(frame) for frame in encode(sent)]) == sent
 
 
-def test_kinds_are_the_class_names_in_snake_case():
-    assert KINDS["fleet_state"] is FleetState
-    assert kind_of(messages.AttachBulk) == "attach_bulk"
-    assert kind_of(heartbeat()) == "heartbeat"
-    assert len(KINDS) == len(MESSAGE_TYPES)
-
-
 def test_payload_buffers_are_passed_through_without_a_copy():
     data = bytes(4096)
     sent = Encoded(codec=Codec.F32, shape=(1024,), checksum=0, data=data)
@@ -251,18 +242,6 @@ def test_payload_buffers_are_passed_through_without_a_copy():
     assert received.message.payload[0].data.obj is data
     assert forwarded[1].obj is data
     assert bytes(forwarded[0]) == bytes(frames[0])
-
-
-def test_small_messages_stay_small():
-    assert len(encode(envelope(heartbeat()))) == 1
-    assert len(encode(envelope(heartbeat()))[0]) < 300
-
-
-def test_a_payload_of_many_dimensions_and_no_elements_is_carried():
-    empty = encode_tensor(np.zeros((3, 0, 2), np.float32), Codec.BF16)
-    scalar = encode_tensor(np.float32(7).reshape(()), Codec.F32)
-    received = decode([bytes(f) for f in encode(envelope(contribution(payload=(empty, scalar))))])
-    assert [e.shape for e in received.message.payload] == [(3, 0, 2), ()]
 
 
 # --- bad headers ------------------------------------------------------------------------------------------------
@@ -360,49 +339,6 @@ def test_no_changed_byte_of_a_header_passes_and_nothing_of_a_damaged_one_is_beli
             assert caught.value.origin == peek([damaged, *buffers]) == Origin()
 
 
-@pytest.mark.parametrize("cut", [1, 7, 8, 9, 100])
-def test_a_header_that_was_cut_off_is_damaged(cut):
-    with pytest.raises(RemoteProtocolError) as caught:
-        decode([encode(EXAMPLES[0])[0][:-cut]])
-    assert caught.value.reason == Reason.CHECKSUM
-
-
-def test_a_header_ends_with_its_checksum_and_holds_no_other_one():
-    """A map in which another number had that name would be sealed too, and written differently when it is passed on."""
-    header = raw()
-    assert list(header)[-1] == "checksum"
-    moved = {"checksum": header.pop("checksum")} | header
-    moved = {key: value for key, value in moved.items() if key != "inc"} | {"inc": 2**64 - 1}
-    with pytest.raises(RemoteProtocolError) as caught:
-        decode([seal(msgpack.packb(moved))])
-    assert (caught.value.reason, caught.value.field) == (Reason.MALFORMED, "checksum")
-
-
-def test_a_peer_of_version_1_knows_no_checksum_and_is_told_to_update():
-    old = raw() | {"v": 1}
-    del old["checksum"]
-    with pytest.raises(RemoteProtocolError) as caught:
-        decode([msgpack.packb(old)])
-    assert (caught.value.reason, caught.value.field) == (Reason.PROTOCOL_VERSION, "v")
-    assert peek([msgpack.packb(old)]).sender == "island-0"
-    for later in (old | {"v": 2}, old | {"v": 3}, old | {"v": 4}):  # these must have one
-        with pytest.raises(RemoteProtocolError) as caught:
-            decode([msgpack.packb(later)])
-        assert caught.value.reason == Reason.CHECKSUM
-
-
-def test_a_peer_of_version_1_can_read_that_this_is_another_version():
-    """It unpacks the first frame and looks at ``v`` before all else."""
-    header = msgpack.unpackb(encode(EXAMPLES[0])[0])
-    assert {key: type(header[key]) for key in ("v", "kind", "sender", "seq", "to")} == {
-        "v": int,
-        "kind": str,
-        "sender": str,
-        "seq": int,
-        "to": str,
-    }
-
-
 def test_no_frames_at_all_are_refused():
     with pytest.raises(RemoteProtocolError, match="number of frames"):
         decode([])
@@ -437,11 +373,6 @@ def test_a_value_of_the_wrong_type_or_range_is_refused_and_named(field, value):
     assert (error.reason, error.field) == (Reason.MALFORMED, f"body.{field}")
 
 
-def test_a_loss_may_be_negative_and_a_version_may_be_none():
-    sent = envelope(heartbeat(loss=-0.5, versions=(-1, 0)))
-    assert decode(encode(sent)) == sent
-
-
 def test_a_heartbeat_asks_about_no_more_than_one_answer_can_tell():
     """Each is answered with a resolution, which is longer than the question."""
     every = tuple(Outstanding(fragment_id=0, from_step=i, to_step=i + 1) for i in range(MAX_OUTSTANDING + 1))
@@ -458,13 +389,6 @@ def test_a_contribution_names_no_more_ranges_than_its_version_can_repeat():
     decode(encode(envelope(contribution(data=every[1:]))))
     with pytest.raises(LocalProtocolError, match="at most 256 items"):
         encode(envelope(contribution(data=every)))
-
-
-def test_the_error_names_the_way_to_a_nested_value():
-    outstanding = {"fragment_id": 0, "from_step": 0, "to_step": 4}
-    error = refusal_of_body(outstanding=[outstanding, outstanding | {"fragment_id": -2}])
-    assert error.field == "body.outstanding[1].fragment_id"
-    assert refusal_of_body(versions=[0, 1, -2]).field == "body.versions[2]"
 
 
 def test_a_missing_field_is_refused_and_named():
@@ -511,11 +435,6 @@ def test_tokens_that_run_backwards_are_implausible():
     steps = {"from_step": 0, "to_step": 1, "from_tokens": 9, "to_tokens": 8}
     error = refusal_of_body(EXAMPLES[1], steps=steps)
     assert (error.reason, error.field) == (Reason.IMPLAUSIBLE, "body.steps.to_tokens")
-
-
-def test_a_share_beyond_its_count_is_malformed():
-    error = refusal_of_body(EXAMPLES[3], share={"index": 4, "count": 4, "share_epoch": 0, "lane": 0, "cursor": 0})
-    assert (error.reason, error.field) == (Reason.MALFORMED, "body.share.index")
 
 
 @pytest.mark.parametrize(
@@ -578,12 +497,6 @@ def test_a_buffer_is_read_only_at_the_exact_length_that_its_codec_takes(codec, r
         assert refusal(header, bytes(min(claimed, 16))).field == "buffers[0].nbytes"
 
 
-def test_a_frame_shorter_than_its_header_says_is_malformed():
-    _, first, second = encode(EXAMPLES[1])
-    error = refusal(raw(EXAMPLES[1]), first[:-1], second)
-    assert (error.reason, error.field) == (Reason.MALFORMED, "buffers[0]")
-
-
 def test_frames_must_be_as_many_as_the_header_says():
     _, first, second = encode(EXAMPLES[1])
     assert refusal(raw(EXAMPLES[1]), first).field == "number of buffers"
@@ -601,10 +514,6 @@ def test_verify_finds_a_damaged_buffer_and_decode_does_not_look():
     with pytest.raises(RemoteProtocolError) as caught:
         verify(received)
     assert (caught.value.reason, caught.value.field) == (Reason.CHECKSUM, "buffers[1].checksum")
-
-
-def test_verify_passes_what_has_no_payload():
-    verify(EXAMPLES[0])
 
 
 # --- sizes ------------------------------------------------------------------------------------------------------
@@ -642,17 +551,6 @@ def test_a_manifest_of_many_tensors_is_not_mistaken_for_a_bomb():
     tensors = tuple(TensorSpec(name=f"layers/{i}/слой/{i}", **spec) for i in range(20_000))
     sent = envelope(Join(nonce="n", island_id="", hint="", tensors=tensors, tokens_per_step=1), sender="join:n")
     assert decode(encode(sent)) == sent
-
-
-@pytest.mark.parametrize(
-    ("buffers", "checksum"),
-    [(DEFAULT_LIMITS.max_buffers, 0x1D8590AB57C3F9E2), (1_500, 0x9090909090909090)],
-    ids=["as many as may be", "with checksums that look like arrays"],
-)
-def test_a_payload_of_many_buffers_is_not_mistaken_for_a_bomb(buffers, checksum):
-    one = Encoded(codec=Codec.F32, shape=(1,), checksum=checksum, data=bytes(4))
-    sent = envelope(contribution(payload=(one,) * buffers))
-    assert len(decode(encode(sent)).message.payload) == buffers
 
 
 def test_more_buffers_than_the_limit_are_refused_unread():
@@ -702,12 +600,6 @@ def test_a_bad_address_is_our_own_error():
         encode(envelope(heartbeat(), sender="island 0"))
 
 
-def test_an_integer_that_we_say_for_a_float_is_written_as_a_float():
-    received = decode(encode(envelope(heartbeat(loss=3, sync_share=np.float64(0.5)))))
-    assert type(received.message.loss) is float
-    assert type(received.message.sync_share) is float
-
-
 def test_a_remark_is_cleaned_and_cut_rather_than_refused():
     detail = "line 1\nline 2 \x1b[31m" + "x" * 5000
     received = decode(encode(envelope(Refused(kind="join", sequence=-1, reason=Reason.MANIFEST, detail=detail))))
@@ -738,10 +630,6 @@ def test_peek_believes_only_what_could_stand_in_a_refusal():
     assert peek([bytes(100)], Limits(max_header_bytes=99, max_message_bytes=99)) == Origin()
 
 
-def test_peek_reads_other_versions_of_the_protocol():
-    assert peek([packed({"v": 9, "sender": "island-3", "seq": 4})]).sender == "island-3"
-
-
 # --- fuzzing ----------------------------------------------------------------------------------------------------
 
 
@@ -758,12 +646,6 @@ def decode_or_refuse(frames):
     assert Reason(error.reason)
     peek(frames)
     return None
-
-
-@settings(max_examples=500, deadline=None)
-@given(st.lists(st.binary(max_size=200), max_size=4))
-def test_random_bytes_are_refused(frames):
-    assert decode_or_refuse(frames) is None
 
 
 JSON_LIKE = st.recursive(
@@ -795,21 +677,3 @@ def test_broken_copies_of_messages_of_every_kind_are_read_or_refused():
     assert 0.01 < found.outcomes["read"] / FUZZ_INPUTS < 0.5
     assert found.outcomes.keys() >= {"malformed", "oversize", "unknown_kind", "protocol_version", "implausible"}
     assert found.peak_ratio <= 1
-
-
-def test_the_examples_together_use_every_validator():
-    """Guards the fuzzer: enums, options, nested parts and payloads are all among its seeds."""
-    assert {type(e.message) for e in EXAMPLES} >= {Heartbeat, Contribution, Join, FleetState}
-    merged = Merged(
-        island_id="a",
-        incarnation=0,
-        steps=StepRange(from_step=0, to_step=1, from_tokens=0, to_tokens=1),
-        staleness=0.0,
-        token_weight=1.0,
-        staleness_weight=1.0,
-        merge_weight=1.0,
-        fresh=True,
-    )
-    version = Version(epoch=1, fragment_id=0, fragment_version=1, digest="0" * 32, contributions=(merged,), payload=())
-    assert decode(encode(envelope(version))).message == version
-    assert decode(encode(envelope(Attached(versions=(-1,))))).message == Attached(versions=(-1,))

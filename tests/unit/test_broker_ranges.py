@@ -6,14 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.wire.ranges import IntervalSet, StepRange
+from broker.wire.ranges import IntervalSet
 
 INTERVALS = st.tuples(st.integers(0, 60), st.integers(0, 8)).map(lambda pair: (pair[0], pair[0] + pair[1]))
-
-
-def test_a_range_counts_its_steps_and_tokens():
-    steps = StepRange(from_step=3, to_step=7, from_tokens=100, to_tokens=180)
-    assert (steps.steps, steps.tokens) == (4, 80)
 
 
 @given(st.lists(INTERVALS, max_size=40), INTERVALS)
@@ -54,14 +49,6 @@ def test_a_failed_add_changes_nothing():
     assert list(intervals) == [(0, 4), (8, 12)]
 
 
-def test_filling_a_gap_joins_both_sides():
-    intervals = IntervalSet([(0, 4), (8, 12)])
-    intervals.add(4, 8)
-    assert list(intervals) == [(0, 12)]
-    assert intervals == IntervalSet([(0, 12)])
-    assert repr(intervals) == "{[0, 12)}"
-
-
 def test_gaps_lie_between_the_intervals():
     assert list(IntervalSet().gaps()) == []
     assert IntervalSet().num_intervals == 0
@@ -74,8 +61,3 @@ def test_the_empty_set_ends_at_zero_and_is_false():
     assert IntervalSet().end == 0
     assert not IntervalSet()
     assert IntervalSet() != set()
-
-
-def test_an_interval_set_cannot_be_hashed():
-    with pytest.raises(TypeError):
-        hash(IntervalSet())

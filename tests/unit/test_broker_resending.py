@@ -8,14 +8,11 @@ from hypothesis import strategies as st
 
 from broker.routing.deafness import Carried
 from broker.routing.resending import (
-    AHEAD,
     JOURNEYS,
-    LEAST_BYTES_PER_S,
     LONGEST,
     PATIENT_S,
     RESEND_S,
     UNKNOWN_S,
-    Backoff,
     Patience,
 )
 
@@ -32,12 +29,6 @@ def test_pauses_double_up_to_a_multiple_of_the_first_and_for_longer_where_nothin
     assert pauses == [min(RESEND_S * 2**n, longest_s) for n in range(7)]
 
 
-def test_before_a_journey_was_measured_a_large_message_has_the_time_that_it_takes_on_a_poor_link():
-    assert Patience().backoff(round(30 * LEAST_BYTES_PER_S)).first_s == 30.0
-    assert Patience().backoff(1000).first_s == RESEND_S
-    assert Patience().backoff(1 << 40).first_s == PATIENT_S
-
-
 def test_afterwards_journeys_count_and_sizes_do_not():
     patience = Patience()
     patience.took(10.0)
@@ -46,36 +37,12 @@ def test_afterwards_journeys_count_and_sizes_do_not():
     assert patience.backoff().first_s == pytest.approx(JOURNEYS * 8.0)
 
 
-def test_a_pause_that_was_too_short_is_kept_until_a_journey_is_measured():
-    patience = Patience()
-    for first_s in (2.0, 4.0, 8.0):
-        backoff = patience.backoff()
-        assert backoff.first_s == first_s
-        backoff.tried(0.0)
-        backoff.tried(first_s)
-        patience.in_vain(backoff)
-    patience.took(0.1)
-    assert patience.backoff().first_s == RESEND_S
-
-
 def test_a_pause_begins_when_the_last_attempt_has_left_this_machine():
     backoff = Patience().backoff(100)
     backoff.tried(0.0)
     assert not any(backoff.due(float(now_s), Carried(0, 0, 1)) for now_s in range(500))
     assert not backoff.due(499.0 + RESEND_S - 0.1, Carried(1, 0, 0))
     assert backoff.due(499.0 + RESEND_S, Carried(1, 0, 0))
-
-
-def test_a_first_attempt_waits_for_nothing():
-    assert Patience().backoff(100).due(0.0, Carried(0, 0, 1 << 30))
-
-
-def test_what_is_always_full_does_not_hold_back_what_is_lost_for_ever():
-    """A link that always carries something: by and by the attempt must have left it."""
-    backoff = Patience().backoff(1000)
-    backoff.tried(0.0)
-    due_at_s = next(now_s for now_s in range(1000) if backoff.due(float(now_s), Carried(100 * now_s, 0, 5000)))
-    assert due_at_s == pytest.approx((5000 + AHEAD * 1000) / 100 + RESEND_S, abs=1.0)
 
 
 def test_nothing_is_held_back_for_longer_than_anything_may_take():
@@ -118,12 +85,3 @@ def test_on_a_link_of_any_rate_copies_end(all_s, together):
             now_s = max(now_s, arrives_s)
         late = turn if copies else late
     assert late < 20
-
-
-def test_a_backoff_doubles_up_to_its_longest_pause():
-    backoff = Backoff(2.0, 8.0)
-    pauses = []
-    for _ in range(4):
-        backoff.tried(0.0)
-        pauses.append(backoff.due_at_s)
-    assert pauses == [2.0, 4.0, 8.0, 8.0]

@@ -32,19 +32,6 @@ def test_one_that_does_not_answer_gives_way_after_a_while(rotation):
     assert rotation.next(PATIENCE_S) == FOUR
 
 
-def test_after_a_round_comes_a_pause_and_the_name_is_looked_up_again(rotation):
-    rotation.next(0.0)
-    rotation.next(1.0)
-    rotation.failed(2.0)
-    rotation.failed(2.05)  # ZeroMQ goes on trying it: the pause does not begin anew
-    assert not rotation.due(2.0 + PAUSE_S - 0.01)
-    assert rotation.due(2.0 + PAUSE_S)
-    assert rotation.next(2.2) is None
-    rotation.found([FOUR, FOUR], 3.0)
-    assert rotation.next(3.0) == FOUR
-    assert rotation.next(3.0) is None, "an address that is given twice is one"
-
-
 def test_pauses_and_patience_grow_and_are_bounded(rotation):
     patience, pauses, now_s = [], [], 0.0
     for _ in range(12):

@@ -21,7 +21,6 @@ from broker.wire.tensors import (
     fragment_digest,
     is_finite,
     norm,
-    payload_bytes,
     squared_norm,
 )
 
@@ -72,31 +71,6 @@ def test_bf16_is_what_ml_dtypes_rounds_to(values):
     array = np.array(values, np.float32)
     decoded = decode_tensor(encode_tensor(array, Codec.BF16))
     np.testing.assert_array_equal(decoded, array.astype(ml_dtypes.bfloat16).astype(np.float32))
-
-
-def test_bf16_rounds_to_nearest_and_ties_to_even():
-    ulp = 2.0**-7  # of bf16 between 1 and 2
-    array = np.array([1 + ulp / 2, 1 + 3 * ulp / 2, 1 + 0.51 * ulp, 1 + 0.49 * ulp], np.float32)
-    np.testing.assert_array_equal(decode_tensor(encode_tensor(array, Codec.BF16)), [1, 1 + 2 * ulp, 1 + ulp, 1])
-
-
-def test_bf16_keeps_infinities_nan_and_signed_zeros():
-    decoded = decode_tensor(encode_tensor(np.array([np.inf, -np.inf, np.nan, -0.0], np.float32), Codec.BF16))
-    np.testing.assert_array_equal(decoded[:2], [np.inf, -np.inf])
-    assert np.isnan(decoded[2])
-    assert np.signbit(decoded[3])
-
-
-def test_bf16_of_a_nan_with_a_low_payload_stays_nan():
-    array = np.array([0x7F800001, 0xFF800001], np.uint32).view(np.float32)  # truncation alone would give infinity
-    assert np.isnan(decode_tensor(encode_tensor(array, Codec.BF16))).all()
-
-
-def test_what_lies_above_the_largest_bf16_becomes_infinite():
-    assert decode_tensor(encode_tensor(np.array([3.3961e38, 3.4028235e38], np.float32), Codec.BF16)).tolist() == [
-        pytest.approx(3.38953e38),
-        math.inf,
-    ]
 
 
 def test_a_strided_array_is_encoded_in_row_major_order():
@@ -154,11 +128,6 @@ def test_the_norm_of_extreme_values_neither_overflows_nor_vanishes(scale):
     assert is_finite(encoded)
 
 
-def test_the_norm_of_nothing_and_of_zeros_is_zero():
-    assert norm(encode_tensor(np.zeros((0, 3), np.float32), Codec.F32)) == 0
-    assert norm(encode_tensor(np.zeros(MANY, np.float32), Codec.BF16)) == 0
-
-
 @pytest.mark.parametrize("codec", list(Codec))
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("place", [0, MANY // 2, MANY - 1])
@@ -181,14 +150,6 @@ SPECS = (
 
 def payload(codec=Codec.F32, shapes=((2, 3), (3,))):
     return tuple(encode_tensor(np.zeros(shape, np.float32), codec) for shape in shapes)
-
-
-def test_a_payload_that_fits_its_fragment_passes_in_any_codec():
-    for codec in Codec:
-        check_payload(payload(codec), SPECS)
-    assert payload_bytes(payload(Codec.F32)) == 36
-    assert payload_bytes(payload(Codec.BF16)) == 18
-    assert payload_bytes(()) == 0
 
 
 @pytest.mark.parametrize("shapes", [((2, 3),), ((2, 3), (3,), (1,)), ((3, 2), (3,)), ((3,), (2, 3)), ((2, 3), (3, 1))])

@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.routing.deafness import Carried
-from broker.routing.resending import PATIENT_S
-from broker.routing.unsent import ACKNOWLEDGED_S, Unsent
+from broker.routing.unsent import Unsent
 
 
 def carried(up: int, waiting: int = 0) -> Carried:
@@ -45,39 +44,6 @@ def test_what_the_connection_did_not_take_is_not_under_way_and_leaves_no_gap() -
     assert [each for each in "abc" if line.holds(each, 1.0)] == ["c"]
     line.account(carried(201, waiting=1), 1.0)
     assert not line.holds("c", 1.0)
-
-
-def test_what_is_sent_again_at_once_is_an_answer_to_what_has_arrived() -> None:
-    """Its acknowledgement may be on its way still."""
-    line = Unsent()
-    line.account(carried(0, waiting=1), 0.0)
-    line.gave("a", 100, 7.0)
-    line.account(carried(0, waiting=100), 7.1)
-    assert not line.holds("a", 7.0 + ACKNOWLEDGED_S - 0.1)
-    assert line.holds("a", 7.0 + ACKNOWLEDGED_S)
-
-
-def test_nothing_is_believed_to_be_here_for_ever() -> None:
-    line = Unsent()
-    line.account(carried(0, waiting=1), 0.0)
-    line.gave("a", 100, 7.0)
-    for now_s, here in ((7.0 + PATIENT_S - 0.1, True), (7.0 + PATIENT_S, False)):
-        line.account(carried(0, waiting=100), now_s)
-        assert line.holds("a", now_s) is here
-
-
-def test_where_nothing_waits_all_has_left_whatever_was_counted() -> None:
-    """A header is packed anew when it goes on, and may have become shorter."""
-    line = Unsent()
-    line.account(carried(0, waiting=1), 0.0)
-    line.gave("a", 100, 7.0)
-    line.account(carried(61), 7.1)
-    assert line.holds("a", 8.0), "too soon to say: it may not have come to the kernel"
-    line.account(carried(61), 8.0)
-    assert not line.holds("a", 8.0)
-    line.gave("b", 100, 8.0)
-    line.account(carried(161, waiting=1), 9.0)
-    assert not line.holds("b", 9.0), "counted anew from there"
 
 
 @given(st.lists(st.tuples(st.integers(1, 50), st.integers(0, 120)), max_size=60))

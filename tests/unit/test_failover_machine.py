@@ -22,6 +22,8 @@ from aggregator.state.founding import MAX_FOUNDINGS, foundings_in
 from broker.wire.messages import Following, Replica, ReplicaRun, Standing, Stored, newness
 from broker.wire.records import LeaseView
 
+pytestmark = pytest.mark.timeout(600)  # it computes: the limit is for a hang, not for a busy machine
+
 LEASE_S, LAG_S = 1.0, 1.0
 FRAGMENTS = (0, 1)
 NAMES = ("a", "b", "c")

@@ -4,7 +4,6 @@ import decimal
 import fractions
 import math
 
-import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
@@ -20,6 +19,8 @@ from broker.wire.schema import INT_MAX, MAX_DIMENSIONS, MAX_ITEMS, MAX_TEXT
 from islands import arguments
 from islands.tasks.task import Task
 from tests.helpers import id_of
+
+pytestmark = pytest.mark.timeout(600)  # it computes: the limit is for a hang, not for a busy machine
 
 NOBODY = "tcp://127.0.0.1:9"  # is never connected to here: each join is refused before
 
@@ -71,10 +72,6 @@ def test_what_is_no_count_is_refused_with_argument_and_value(value):
         arguments.whole("tokens", value, "must be a count")
 
 
-def test_where_waiting_is_allowed_a_count_may_come_from_a_device():
-    assert arguments.whole("tokens_per_step", jnp.int32(8), "", may_wait=True) == 8
-
-
 @pytest.mark.parametrize(
     "value",
     [0.5, 1, True, np.float32(0.5), np.array(0.5), ml_dtypes.bfloat16(0.5), decimal.Decimal("0.5"), math.nan, math.inf],
@@ -89,59 +86,6 @@ def test_a_loss_on_a_device_is_passed_on_unread(dtype):
     assert arguments.scalar("loss", loss, "") is loss
     on_device = jnp.asarray(0.5, dtype)
     assert arguments.scalar("loss", on_device, "") is on_device
-
-
-@pytest.mark.parametrize(
-    "value",
-    [
-        "0.5",
-        b"0.5",
-        [0.5],
-        {"loss": 0.5},
-        object(),
-        1j,
-        10**400,
-        np.ones(3),
-        np.ones(1),
-        np.array("0.5"),
-        np.complex64(1),
-        OnDevice((3,)),
-        OnDevice((1,)),
-        jnp.complex64(1),
-        jax.random.key(0),
-    ],
-    ids=id_of,
-)
-def test_what_is_no_loss_is_refused_by_what_it_is(value):
-    with pytest.raises(ConfigError, match=r"^loss = .*: must be a number"):
-        arguments.scalar("loss", value, "must be a number")
-
-
-@pytest.mark.parametrize(
-    "state",
-    [
-        {"m": 1},
-        (1,),
-        (1, 2, 3),
-        "ab",
-        islands.Schedule(step=1, total_steps=2),  # a named tuple of two, as many states of optax are
-        (None, -1),
-        (None, 1.5),
-        (None, "3"),
-        (None, INT_MAX + 1),
-        (None, OnDevice(dtype="int32")),
-    ],
-    ids=id_of,
-)
-def test_a_state_that_is_no_pair_with_a_cursor_is_refused(state):
-    with pytest.raises(ConfigError, match=r"^state(\[1\])? = "):
-        arguments.pair(state)
-
-
-@pytest.mark.parametrize("cursor", [None, 0, 5, np.int64(5), 5.0, np.array(5)])
-def test_a_cursor_may_be_any_whole_number(cursor):
-    _, found = arguments.pair((None, cursor))
-    assert found is None if cursor is None else (type(found), found) == (int, int(cursor))
 
 
 # --- what islands.join is given -------------------------------------------------------------------------------------
@@ -218,6 +162,27 @@ def test_parameters_that_no_message_can_list_are_refused_with_the_cure(params, s
         islands.join(NOBODY, params)
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *(("tokens_per_step", value) for value in (0, "8", 8.5, None, [8], math.nan, INT_MAX + 1)),
+        *(("bytes_per_token", value) for value in (-1, math.nan, math.inf, "1", None)),
+        *((name, None) for name in ("init", "train", "data", "evaluate", "fresh_optimizer")),
+        ("kinds", ["w"]),
+        ("kinds", {5: "mean"}),
+        ("unit_axes", "w"),
+    ],
+)
+def test_a_task_refuses_what_it_cannot_be_made_of(field, value):
+    with pytest.raises(ConfigError, match=rf"^{field} = "):
+        task_of(**{field: value})
+
+
+def task_of(**changes):
+    functions = dict.fromkeys(("init", "train", "data", "evaluate", "fresh_optimizer"), lambda *given: None)
+    return Task(**({"tokens_per_step": 8} | functions | changes))
+
+
 def test_where_a_join_fits_its_answer_does_too():
     """The answer lists the same tensors, and more than a join has."""
     name_bytes = MAX_TEXT - 100  # few tensors fill a header then
@@ -258,29 +223,3 @@ def test_where_a_join_fits_its_answer_does_too():
     )
     assert decode(encode(envelope)).message == welcome
     assert len(tensors) > 4000
-
-
-@pytest.mark.parametrize("tokens", [np.int64(8), 8.0, np.array(8), jnp.int32(8)])
-def test_a_task_takes_its_tokens_per_step_as_any_whole_number(tokens):
-    assert type(task_of(tokens_per_step=tokens).tokens_per_step) is int
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        *(("tokens_per_step", value) for value in (0, "8", 8.5, None, [8], math.nan, INT_MAX + 1)),
-        *(("bytes_per_token", value) for value in (-1, math.nan, math.inf, "1", None)),
-        *((name, None) for name in ("init", "train", "data", "evaluate", "fresh_optimizer")),
-        ("kinds", ["w"]),
-        ("kinds", {5: "mean"}),
-        ("unit_axes", "w"),
-    ],
-)
-def test_a_task_refuses_what_it_cannot_be_made_of(field, value):
-    with pytest.raises(ConfigError, match=rf"^{field} = "):
-        task_of(**{field: value})
-
-
-def task_of(**changes):
-    functions = dict.fromkeys(("init", "train", "data", "evaluate", "fresh_optimizer"), lambda *given: None)
-    return Task(**({"tokens_per_step": 8} | functions | changes))

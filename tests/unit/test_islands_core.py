@@ -3,10 +3,8 @@
 import pytest
 
 from broker.wire import messages as m
-from broker.wire.fragments import Kind
 from islands.protocol.donation import HOLD_S
 from islands.protocol.events import (
-    Capture,
     CopyState,
     Fail,
     Joined,
@@ -18,7 +16,6 @@ from islands.protocol.events import (
     StateCopied,
     StateNeeded,
     Tick,
-    Watch,
 )
 from tests.helpers import TOKENS_PER_STEP, notes, of
 from tests.island_hand import SHARE, Hand, sent
@@ -106,20 +103,6 @@ def test_an_island_that_the_aggregator_does_not_know_joins_again_as_the_next_lif
     assert prepare.keep == 0.0
 
 
-def test_a_new_life_books_only_what_it_dropped_itself():
-    hand = Hand(keep=0.0)
-    hand.boundary(6)
-    hand.version(1)
-    hand.boundary(installed=(0,))
-    assert hand.core.fragments[0].overwritten_tokens == 60
-    hand.hear(m.Refused(kind="heartbeat", sequence=3, reason=m.Reason.UNKNOWN_ISLAND, detail=""))
-    hand.welcome(incarnation=2, start=8)
-    hand.boundary(4)  # at 10; the new life began at 8
-    hand.version(2)
-    hand.boundary(installed=(0,))
-    assert hand.core.fragments[0].overwritten_tokens == 20
-
-
 def test_one_refusal_as_fenced_may_be_old_news_and_two_over_a_second_are_not():
     hand = Hand()
     fenced = m.Refused(kind="heartbeat", sequence=3, reason=m.Reason.FENCED, detail="2 has joined")
@@ -182,10 +165,6 @@ def test_a_want_that_brought_nothing_is_sent_again_after_a_pause():
         hand.now_s = i / 10
         times += [hand.now_s for _ in sent(hand.state(versions=(1,)), m.Want)]
     assert times[:2] == [2.0, 6.0]  # then the connection itself comes into question: test_islands_hearing.py
-
-
-def test_each_version_that_arrives_grants_the_next_transfer():
-    assert sent(Hand(fragments=2).version(1, 0), m.Want)[0].versions == (1, 0)
 
 
 # --- state ------------------------------------------------------------------------------------------------------------
@@ -299,35 +278,6 @@ def test_each_shard_speaks_of_its_own_fragments_alone():
     assert hand.core.published == (5, 7, 6)
 
 
-def test_copies_are_kept_for_what_any_shard_has_announced():
-    hand = Hand(fragments=2)
-    of_shard(hand, 0, due_soon=(0,))
-    of_shard(hand, 1, due_soon=(1,))
-    assert of(hand.log, Watch)[-1].fragments == {0, 1}
-    of_shard(hand, 0, due_soon=())
-    assert of(hand.log, Watch)[-1].fragments == {1}
-
-
-def test_a_round_of_one_shard_is_not_closed_by_news_of_another():
-    hand = Hand(fragments=2)
-    hand.boundary(4)
-    of_shard(hand, 1, rounds=((7, 1),))
-    of_shard(hand, 0)
-    assert [c.fragment_id for c in of(hand.boundary(1, copied=(1,)), Capture)] == [1]
-    (contribution,) = sent(hand.captured(1), m.Contribution)
-    assert (contribution.round_id, contribution.fragment_id) == (7, 1)
-
-
-def test_rounds_of_two_shards_may_have_the_same_number():
-    hand = Hand(fragments=2)
-    hand.boundary(4)
-    of_shard(hand, 0, rounds=((1, 0),))
-    of_shard(hand, 1, rounds=((1, 1),))
-    hand.boundary(1, copied=(0, 1))
-    said = sent(hand.captured(0), m.Contribution) + sent(hand.captured(1), m.Contribution)
-    assert [(each.round_id, each.fragment_id) for each in said] == [(1, 0), (1, 1)]
-
-
 def test_only_shard_0_speaks_of_the_phase_the_shares_and_the_progress():
     hand = Hand(fragments=2)
     hand.boundary(4)
@@ -339,18 +289,6 @@ def test_only_shard_0_speaks_of_the_phase_the_shares_and_the_progress():
     assert hand.core.schedule_tokens(40) == 400
     of_shard(hand, 0, phase=m.Phase.FLUSHING)
     assert (hand.core.phase, hand.core.done) == (m.Phase.FLUSHING, True)
-
-
-def test_epochs_and_sequences_are_compared_within_a_shard():
-    hand = Hand(fragments=2)
-    hand.epoch = 9
-    of_shard(hand, 0, versions=(5, -1), sequence=500)
-    hand.epoch = 1
-    of_shard(hand, 1, versions=(-1, 7), sequence=3)
-    assert hand.core.published == (5, 7)
-    of_shard(hand, 1, versions=(-1, 6), sequence=2)
-    of_shard(hand, 0, versions=(4, -1), sequence=501)  # of an earlier epoch
-    assert hand.core.published == (5, 7)
 
 
 def test_a_shard_that_goes_on_does_not_keep_an_island_that_the_run_has_left():
@@ -414,16 +352,6 @@ def test_who_looks_for_a_donor_between_two_lives_ends_it_in_time_and_rests_till_
     assert {type(a.message) for a in of(done, Send)} == {m.Join}, "who is no member is refused whatever else it says"
 
 
-def test_who_has_been_welcomed_again_goes_on_with_its_search():
-    hand = Hand()
-    hand.feed(StateNeeded(most_bytes=1 << 30, patience_s=60.0))
-    disowned(hand)
-    ticks_until(hand, 10.0)
-    hand.welcome(incarnation=2)
-    done, _ = ticks_until(hand, 12.0)
-    assert sent(done, m.AskDonor)
-
-
 def test_a_copy_for_others_is_given_up_between_two_lives_too():
     hand = Hand()
     hand.feed(Restored(source=m.StateSource.CHECKPOINT))
@@ -478,21 +406,3 @@ def test_a_last_contribution_that_is_refused_does_not_stay_in_what_an_island_end
     assert prepare.keep == 0.0
     hand.boundary(installed=(0,))
     assert hand.core.finished
-
-
-def test_while_another_shard_may_still_merge_them_steps_are_not_dropped():
-    hand = Hand(fragments=2)
-    hand.boundary(6)
-    hand.state(phase=m.Phase.RUNNING, shard=1, shards=2, versions=(0, 0))
-    hand.state(phase=m.Phase.ENDED, shard=0, shards=2, versions=(1, 0))
-    hand.boundary(1, copied=(0, 1), stopped=True)
-    (prepare,) = of(hand.version(1, 1), Prepare)
-    assert prepare.keep == 1.0
-
-
-def test_what_never_moves_is_not_taken_once_more_at_the_end():
-    hand = Hand(fragments=2, kinds=(Kind.RDA, Kind.FROZEN))
-    hand.boundary(6)
-    hand.state(phase=m.Phase.ENDED, versions=(0, 0))
-    (want,) = sent(hand.boundary(1, copied=(0,), stopped=True), m.Want)
-    assert want.versions == (-1, 0)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.wire.errors import ConfigError
-from islands.tasks.data import Windows, batches, evenly, sequence_numbers, shuffled
+from islands.tasks.data import Windows, batches, sequence_numbers, shuffled
 from islands.tasks.task import DataShare
 
 CONTEXT = 4
@@ -35,12 +35,6 @@ def test_windows_share_one_token_with_their_neighbour_and_none_across_arrays():
     assert windows.take(np.array([0, 1, 2])).tolist() == [[0, 1, 2, 3, 4], [4, 5, 6, 7, 8], [12, 13, 14, 15, 16]]
 
 
-@pytest.mark.parametrize(("vocabulary", "dtype"), [(256, "uint8"), (257, "uint16"), (70_000, "uint32")])
-def test_a_batch_has_the_smallest_dtype_of_the_vocabulary(vocabulary, dtype):
-    tokens = np.arange(9, dtype=np.int64)
-    assert Windows([tokens], CONTEXT, vocabulary=vocabulary, sources="x").take(np.array([0])).dtype == dtype
-
-
 @pytest.mark.parametrize("bad", [256, -1])
 def test_a_token_outside_the_vocabulary_is_refused_when_it_is_met(bad):
     tokens = np.array([1, 2, 3, 4, 5, 6, 7, 8, bad], np.int64)
@@ -50,28 +44,10 @@ def test_a_token_outside_the_vocabulary_is_refused_when_it_is_met(bad):
         windows.take(np.array([1]))
 
 
-def test_arrays_without_a_window_are_refused():
-    with pytest.raises(ConfigError, match=r"holds 4 tokens at most in one piece; context \+ 1 = 5"):
-        windows_of(4, 2)
-
-
 @given(size=st.integers(1, 3000), seed=st.integers(0, 2**64 - 1), epoch=st.integers(0, 1000))
 def test_every_epoch_is_a_permutation(size, seed, epoch):
     positions = shuffled(np.arange(size, dtype=np.int64) + epoch * size, size, seed=seed)
     assert sorted(positions.tolist()) == list(range(size))
-
-
-def test_epochs_and_seeds_are_shuffled_differently():
-    size = 1000
-    numbers = np.arange(size, dtype=np.int64)
-    orders = [shuffled(numbers + e * size, size, seed=s) for e, s in [(0, 0), (1, 0), (0, 1)]]
-    for i, one in enumerate(orders):
-        # A random permutation has one fixed point on average, and one agreement with another one.
-        assert np.count_nonzero(one == numbers) < 10
-        for other in orders[i + 1 :]:
-            assert np.count_nonzero(one == other) < 10
-        # Neighbours end up far apart: the mean distance of two random positions is a third of the size.
-        assert np.abs(np.diff(one)).mean() == pytest.approx(size / 3, rel=0.1)
 
 
 @given(
@@ -112,9 +88,3 @@ def test_a_share_that_changes_is_read_at_the_next_batch():
     share.index, share.count, share.share_epoch = 4, 5, 1
     expected = next(batches(windows, DataShare(index=4, count=5, cursor=1), batch=2))
     assert firsts(next(live)) == firsts(expected)
-
-
-def test_evaluation_runs_over_evenly_spaced_windows_from_the_first_to_the_last():
-    windows = windows_of(CONTEXT * 101 + 1)
-    assert evenly(windows, 5).tolist() == [0, 25, 50, 75, 100]
-    assert evenly(windows, 1000).tolist() == list(range(101))

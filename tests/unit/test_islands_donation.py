@@ -9,10 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.wire.messages import AskDonor, Donor, Envelope, FetchState, StatePart, StateSource
-from islands.protocol.donation import FETCH_AGAIN_S, HOLD_S, MOST_DONORS, PART_BYTES, PARTS_AT_ONCE, Giver, Receiver
+from islands.protocol.donation import FETCH_AGAIN_S, MOST_DONORS, PART_BYTES, PARTS_AT_ONCE, Giver, Receiver
 from islands.protocol.events import CheckState, CopyState, Note, Send, Settled
 from islands.session.outbox import Outbox
 from ops.virtual.queue import EventQueue
+
+pytestmark = pytest.mark.timeout(600)  # it computes: the limit is for a hang, not for a busy machine
 
 PATIENCE_S = 60.0
 WAIT_S = 5.0
@@ -75,21 +77,6 @@ def test_a_state_is_fetched_in_parts_checked_whole_and_used():
     assert me.core.next_deadline_s() is None
 
 
-def test_no_more_parts_than_allowed_are_on_their_way():
-    me = Rejoining(most_bytes=100 * PART_BYTES)
-    me.named("a")
-    assert fetched(me.part(0, num_parts=50)) == [("a", *range(1, 1 + PARTS_AT_ONCE))]
-    for i in range(1, 46):
-        assert fetched(me.part(i, num_parts=50)) == [("a", i + PARTS_AT_ONCE)]
-
-
-def test_a_question_is_repeated_until_it_is_answered():
-    me = Rejoining()
-    assert asked(me.at(0.9)) == []
-    assert asked(me.at(1.0)) == [()]
-    assert asked(me.at(2.0)) == [()]
-
-
 def test_where_nobody_can_give_an_island_starts_fresh_at_once():
     me = Rejoining()
     (settled,) = me.named("")
@@ -106,43 +93,6 @@ def test_a_lost_part_is_asked_for_again_and_a_copy_of_one_changes_nothing():
     me.now_s = 1.0
     assert fetched(me.at(FETCH_AGAIN_S)) == [("a", 2)]
     assert isinstance(me.part(2)[0], CheckState)
-
-
-def test_each_part_that_comes_is_a_reason_to_wait_for_those_behind_it():
-    me = Rejoining(most_bytes=100 * PART_BYTES)
-    me.named("a")
-    me.part(0, num_parts=50)
-    for second in range(1, 9):
-        assert me.at(second - 0.1) == []
-        me.now_s = float(second)
-        assert fetched(me.part(second, num_parts=50)) == [("a", second + PARTS_AT_ONCE)]
-    assert me.at(8.0 + 2.9) == []
-    assert fetched(me.at(8.0 + 3.0)) == [("a", 9, 10, 11, 12)], "three times what usually passes between two"
-
-
-def test_on_a_slow_link_pauses_grow_and_a_donor_is_not_silent_before_it_was_asked_again():
-    me = Rejoining(most_bytes=100 * PART_BYTES)
-    me.named("a")
-    me.part(0, num_parts=50)
-    for index in (1, 2):
-        me.now_s += 4.0
-        me.part(index, num_parts=50)
-    assert fetched(me.at(8.0 + 12.0 - 0.1)) == []
-    assert fetched(me.at(8.0 + 12.0)) == [("a", 3, 4, 5, 6)]
-    me.at(8.0 + 23.9)
-    assert me.core.donor == "a"
-    assert asked(me.at(8.0 + 24.0)) == [("a",)]
-
-
-def test_a_pause_that_was_too_short_is_kept_until_a_time_was_measured():
-    me = Rejoining(most_bytes=100 * PART_BYTES)
-    me.named("a", wait_s=20.0)
-    me.part(0, num_parts=50)
-    assert fetched(me.at(FETCH_AGAIN_S)) == [("a", 1, 2, 3, 4)]
-    me.now_s = 3.0
-    me.part(1, num_parts=50)
-    assert fetched(me.at(3.0 + 2 * FETCH_AGAIN_S - 0.1)) == []
-    assert fetched(me.at(3.0 + 2 * FETCH_AGAIN_S)) == [("a", 2, 3, 4, 5)]
 
 
 def test_a_copy_of_a_part_is_a_sign_of_life_and_one_that_nobody_asked_for_is_none():
@@ -192,12 +142,6 @@ def test_a_donor_that_declines_or_lies_is_replaced(fields, why):
     said = me.part(0, **fields)
     assert asked(said) == [("a",)]
     assert why in next(n.fields["reason"] for n in said if isinstance(n, Note))
-
-
-def test_a_part_beyond_the_last_is_refused():
-    me = Rejoining()
-    me.named("a")
-    assert asked(me.part(3)) == [("a",)]
 
 
 def test_parts_that_nobody_asked_for_are_not_kept():
@@ -286,27 +230,6 @@ def test_a_loop_that_shows_no_state_declines():
     giver = Giver()
     give(giver)
     assert given_to(copied(giver, num_parts=0)) == [("b", 0, 0)]
-
-
-def test_parts_of_a_copy_that_is_gone_are_declined():
-    giver = Giver()
-    give(giver)
-    copied(giver)
-    giver.advance(HOLD_S)
-    assert not giver.holding
-    assert given_to(give(giver, state_id="1.40", parts=(1,))) == [("b", 0, 0)]
-
-
-def test_a_copy_is_held_while_somebody_asks():
-    giver = Giver()
-    give(giver)
-    copied(giver)
-    assert giver.next_deadline_s() == HOLD_S
-    give(giver, now_s=HOLD_S - 1)
-    giver.advance(HOLD_S)
-    assert giver.holding
-    giver.advance(2 * HOLD_S)
-    assert giver.next_deadline_s() is None
 
 
 def test_a_greedy_question_gets_no_more_than_its_due():

@@ -27,40 +27,11 @@ def test_an_island_answers_an_open_round_from_the_copy_at_hand():
     assert contribution.trained_on == (m.TrainedOn(fragment_version=0, steps=3),)
 
 
-def test_without_a_copy_the_next_boundary_answers():
-    hand = Hand()
-    hand.boundary(3)
-    assert not of(hand.state(rounds=((1, 0),)), Capture)
-    assert hand.core.fragments[0].asked == 1
-    assert of(hand.boundary(1, copied=(0,)), Capture)
-
-
 def test_with_nothing_new_the_answer_is_nothing():
     hand = Hand()
     hand.state(rounds=((1, 0),))
     (nothing,) = sent(hand.boundary(copied=(0,)), m.Nothing)
     assert (nothing.round_id, nothing.fragment_id) == (1, 0)
-
-
-def test_a_copy_that_was_handed_over_does_not_make_steps_run_since_nothing():
-    """The announcement of the next round was lost: the only copy at hand is the one of the last round."""
-    hand = Hand()
-    hand.resolve(hand.hand_over(4, 1), m.Fate.MERGED)
-    hand.boundary(4)
-    said = hand.state(rounds=((2, 0),))
-    assert not sent(said, m.Nothing)
-    assert of(hand.boundary(1, copied=(0,)), Capture)
-    (contribution,) = sent(hand.captured(), m.Contribution)
-    assert (contribution.steps.from_step, contribution.steps.to_step) == (4, 9)
-
-
-def test_a_nothing_that_got_lost_is_said_again():
-    hand = Hand()
-    hand.state(rounds=((1, 0),))
-    assert sent(hand.boundary(copied=(0,)), m.Nothing)
-    assert not sent(hand.state(rounds=((1, 0),)), m.Nothing)
-    hand.now_s = 1.1
-    assert sent(hand.state(rounds=((1, 0),)), m.Nothing)
 
 
 def test_a_round_is_answered_once_however_often_it_is_announced():
@@ -124,17 +95,6 @@ def test_a_heartbeat_names_what_is_outstanding():
     assert (beat.inner_step, beat.tokens, beat.versions) == (4, 40, (0,))
 
 
-def test_a_heartbeat_asks_about_the_oldest_of_each_fragment_where_not_all_have_room(monkeypatch):
-    monkeypatch.setattr("islands.protocol.member.MAX_OUTSTANDING", 3)
-    hand = Hand(fragments=2)
-    for round_id in range(3):
-        for p in (0, 1):
-            hand.resolve(hand.hand_over(4, 2 * round_id + 1 + p, p), m.Fate.WAITING)
-    hand.now_s = 0.5
-    (beat,) = sent(hand.feed(Tick()), m.Heartbeat)
-    assert [(o.fragment_id, o.from_step) for o in beat.outstanding] == [(0, 0), (1, 0), (0, 4)]
-
-
 def test_a_contribution_that_never_arrived_is_sent_again_with_growing_pauses():
     hand = Hand()
     contribution = hand.hand_over(4, 1)
@@ -154,16 +114,6 @@ def test_a_contribution_that_this_machine_still_holds_is_not_sent_again():
         assert not sent(hand.resolve(contribution, m.Fate.UNKNOWN, carried=Carried(0, 0, 7)), m.Contribution)
     hand.now_s += 2.0
     assert sent(hand.resolve(contribution, m.Fate.UNKNOWN, carried=Carried(7, 0, 0)), m.Contribution) == [contribution]
-
-
-def test_what_has_arrived_and_is_unknown_again_is_not_taken_for_being_here_still():
-    """An aggregator that had it has died; the uplink is busy with other things."""
-    hand = Hand()
-    contribution = hand.hand_over(4, 1)
-    hand.now_s = 1.0
-    hand.resolve(contribution, m.Fate.WAITING, carried=Carried(0, 0, 7))
-    hand.now_s = 40.0
-    assert sent(hand.resolve(contribution, m.Fate.UNKNOWN, carried=Carried(0, 0, 7)), m.Contribution) == [contribution]
 
 
 def test_over_another_bulk_connection_it_says_what_it_wants_and_sends_again_what_is_unknown():
@@ -186,65 +136,6 @@ def test_the_same_bytes_are_sent_again_on_retry():
     hand.boundary(3, copied=(0,))
     hand.now_s = 2.5
     assert sent(hand.resolve(contribution, m.Fate.RETRY, m.Reason.QUEUE_FULL), m.Contribution) == [contribution]
-
-
-def test_a_contribution_that_waits_is_not_sent_again():
-    hand = Hand()
-    contribution = hand.hand_over(4, 1)
-    hand.now_s = 30.0
-    assert not sent(hand.resolve(contribution, m.Fate.WAITING), m.Contribution)
-    hand.now_s = 31.0
-    assert not sent(hand.resolve(contribution, m.Fate.UNKNOWN), m.Contribution), "its pause starts over"
-    assert hand.core.fragments[0].outstanding
-
-
-@pytest.mark.parametrize(
-    ("again_at_s", "arrived_at_s", "pause_s"),
-    [
-        pytest.param(None, 10.0, 30.0, id="three journeys"),
-        pytest.param(2.0, 3.0, 4.0, id="needed a second attempt: not measured, and its pause is kept"),
-    ],
-)
-def test_pauses_follow_the_journeys_of_the_link(again_at_s, arrived_at_s, pause_s):
-    hand = Hand()
-    first = hand.hand_over(4, 1)
-    if again_at_s is not None:
-        hand.now_s = again_at_s
-        assert sent(hand.resolve(first, m.Fate.UNKNOWN), m.Contribution)
-    hand.now_s = arrived_at_s
-    hand.resolve(first, m.Fate.MERGED)
-    second = hand.hand_over(4, 2)
-    hand.now_s = arrived_at_s + pause_s - 0.1
-    assert not sent(hand.resolve(second, m.Fate.UNKNOWN), m.Contribution)
-    hand.now_s = arrived_at_s + pause_s
-    assert sent(hand.resolve(second, m.Fate.UNKNOWN), m.Contribution)
-
-
-def test_a_version_that_an_earlier_want_is_answered_with_is_not_wanted_again_while_it_is_on_its_way():
-    hand = Hand()
-    hand.now_s = 100.0
-    assert not sent(hand.state(versions=(1,)), m.Want), "the Want of the beginning stands"
-    hand.now_s = 101.9
-    assert not sent(hand.state(versions=(1,)), m.Want)
-    hand.now_s = 102.0
-    assert sent(hand.state(versions=(1,)), m.Want), "one of them may be lost"
-    hand.now_s = 105.9
-    assert not sent(hand.state(versions=(1,)), m.Want)
-
-
-def test_on_a_slow_way_down_wants_are_repeated_as_slowly():
-    hand = Hand()
-    hand.now_s = 100.0
-    hand.state(versions=(1,))
-    hand.now_s = 101.5
-    hand.version(1)
-    hand.boundary(1, installed=(0,))
-    hand.now_s = 200.0
-    hand.state(versions=(2,))
-    hand.now_s = 200.0 + 4.4
-    assert not sent(hand.state(versions=(2,)), m.Want)
-    hand.now_s = 200.0 + 4.5
-    assert sent(hand.state(versions=(2,)), m.Want)
 
 
 def test_while_a_contribution_is_on_its_way_no_further_ones_pile_up_behind_it():

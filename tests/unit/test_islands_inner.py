@@ -16,6 +16,8 @@ from broker.wire.errors import ConfigError
 from islands.tasks.inner_optimizer import adamw, jax_task, muon, warm_up_cosine
 from islands.tasks.task import Schedule
 
+pytestmark = pytest.mark.timeout(600)  # it computes: the limit is for a hang, not for a busy machine
+
 
 def init(key):
     return {"w": jax.random.normal(key, (4, 3)), "b": jnp.ones((3,))}
@@ -58,16 +60,6 @@ def test_without_a_known_end_the_rate_stays_after_warm_up():
     assert rate_at(0, 0, warm_up_steps=10) == pytest.approx(0.05)
     assert rate_at(9, 0, warm_up_steps=10) == pytest.approx(0.5)
     assert rate_at(10**6, 0, warm_up_steps=10) == pytest.approx(0.5)
-
-
-def test_past_the_end_the_rate_stays_at_its_final_share():
-    assert rate_at(100, 100) == pytest.approx(0.05)
-    assert rate_at(5000, 100, final=0.0) == pytest.approx(0.0, abs=1e-7)
-
-
-def test_a_fresh_optimizer_ramps_up_in_the_middle_of_a_run():
-    rates = [rate_at(500, 0, num_steps=n, ramp_steps=4) for n in range(6)]
-    assert rates == pytest.approx([0.125, 0.25, 0.375, 0.5, 0.5, 0.5])
 
 
 @pytest.mark.parametrize(
@@ -155,20 +147,6 @@ def test_muon_leaves_embeddings_and_vectors_to_adamw():
     assert float(jnp.abs(updates["up"] - expected["up"]).max()) > 0.1
 
 
-@pytest.mark.parametrize("shape", [(8, 24), (24, 8), (32, 32)])
-@pytest.mark.parametrize("scale", [1e-4, 1e4])
-def test_a_muon_step_is_as_long_as_one_of_adam_whatever_the_gradient_and_the_shape(shape, scale):
-    matrix = np.random.default_rng(3).standard_normal(shape, np.float32)
-    optimizer = muon(weight_decay=0.0)
-    update, _ = optimizer.update({"w": matrix * np.float32(scale)}, optimizer.init({"w": matrix}), {"w": matrix})
-    singular = np.linalg.svd(np.asarray(update["w"]), compute_uv=False) / (0.2 * math.sqrt(max(shape)))
-    # Five iterations bring all of them near 1, but for those that began as next to nothing.
-    assert singular.max() < 1.3
-    large = np.linalg.svd(matrix, compute_uv=False) > 0.05 * np.linalg.norm(matrix)
-    assert singular[large].min() > 0.4
-    assert float(jnp.sqrt(jnp.mean(update["w"] ** 2))) == pytest.approx(0.2, rel=0.5)
-
-
 def test_a_name_keeps_a_matrix_with_adam():
     params, gradients = some_weights(0), some_weights(1)
     optimizer, reference = muon(adam="up|embed"), adamw()
@@ -226,22 +204,6 @@ def test_bfloat16_parameters_keep_their_dtype_and_float32_moments():
     assert {x.dtype for x in moments} == {jnp.dtype(jnp.float32)}
 
 
-def test_the_same_seed_gives_the_same_parameters_and_others_others():
-    first, second, other = (a_task().init(seed)[0] for seed in (7, 7, 8))
-    assert np.array_equal(first["w"], second["w"])
-    assert not np.array_equal(first["w"], other["w"])
-
-
-def test_a_fresh_optimizer_has_seen_no_step():
-    task = a_task()
-    params, state = task.init(0)
-    params, state, _ = task.train(params, state, a_batch(), Schedule(0, 0))
-    fresh = task.fresh_optimizer(params)
-    assert jax.tree.structure(fresh) == jax.tree.structure(state)
-    assert all(float(jnp.abs(x).max()) == 0 for x in jax.tree.leaves(fresh))
-    task.train(params, fresh, a_batch(), Schedule(1, 0))  # shares no buffer with the parameters: both are donated
-
-
 def test_integer_parameters_are_refused_by_name():
     with pytest.raises(ConfigError, match=r"params\['steps'\] = 'int32': jax_task trains floating-point leaves only"):
         a_task(init=lambda key: init(key) | {"steps": jnp.zeros((), jnp.int32)})
@@ -285,10 +247,6 @@ def test_a_loss_with_aux_trains_as_without():
 def test_a_loss_that_returns_something_else_is_refused_with_what_it_returned_and_the_cure(returned, has_aux, told):
     with pytest.raises(ConfigError, match=f"^loss = '{told}"):
         one_step(loss=lambda *of: returned(loss(*of)), has_aux=has_aux)
-
-
-def test_a_loss_that_is_a_plain_number_is_one():
-    assert float(one_step(loss=lambda params, batch: 2.5)[2]) == 2.5
 
 
 def test_metrics_and_their_directions_belong_to_the_task():

@@ -198,38 +198,6 @@ def test_other_parameters_than_those_of_the_join_are_refused_by_name(island_of, 
 # --- what a state may hold --------------------------------------------------------------------------------------------
 
 
-def state_of(value):
-    """A state as a numpy loop may keep it, with a generator of random numbers."""
-    return {
-        "m": np.full(3, value, np.float32),
-        "count": value,
-        "best": float("inf"),
-        "name": "adam" * value,
-        "done": value > 3,
-        "raw": bytes(range(value)),
-        "empty": "",
-        "none": None,
-        "random": np.random.default_rng(value).bit_generator.state,  # text, and integers of 128 bits
-        "labels": np.array(["a" * value]),
-    }
-
-
-def test_plain_values_of_a_state_come_back_from_the_checkpoint(island_of, tmp_path):
-    path = tmp_path / "island-0.checkpoint"
-    island, _ = island_of(params_of(), checkpoint_file=path)
-    params, _ = island.restore(params_of(), state_of(2))
-    island.step(params, tokens=10)
-    given = {**state_of(5), "labels": state_of(2)["labels"]}  # of one dtype, as all arrays
-    island.save(params, (given, None))
-    island, _ = island_of(params_of(), checkpoint_file=path)
-    _, found = island.restore(params_of(), state_of(2))
-    assert island.restored == "checkpoint"
-    assert np.array_equal(found.pop("m"), given.pop("m"))
-    assert np.array_equal(found.pop("labels"), given.pop("labels"))
-    assert found == given
-    assert {name: type(x) for name, x in found.items()} == {name: type(x) for name, x in given.items()}
-
-
 @pytest.mark.parametrize("counts", [(0, jnp.int32(7)), (jnp.int32(0), 7), (0.0, np.float32(7)), (np.float32(0), 7.0)])
 def test_a_number_that_a_jitted_step_has_made_an_array_is_the_same_leaf(island_of, tmp_path, counts):
     path = tmp_path / "island-0.checkpoint"
@@ -319,19 +287,6 @@ def test_elements_of_an_adoption_are_compared_with_the_next_step_and_with_no_oth
     assert all(np.all(x == installed) for x in began)
     island.step(step_of(params), tokens=10)
     assert len(exchange.returned) == 1
-
-
-def test_samples_outlive_a_loop_that_writes_to_its_arrays_in_place(island_of):
-    island, exchange = island_of(params_of(0.0))
-    params, _ = island.restore(params_of(0.0))
-    params = island.step(params, tokens=10)
-    offer(island, exchange, 1)
-    island.step(params, tokens=10)  # what it returns is ignored
-    for x in params.values():
-        x -= 0.25
-    island.step(params, tokens=10)
-    (found,) = exchange.returned
-    assert [float(np.unique(x[0])[0]) for x in (found.before, found.installed, found.following)] == [0.0, 1.0, -0.25]
 
 
 def test_what_restore_returns_is_looked_at_too_and_a_recovery_and_the_end_are_not(island_of):

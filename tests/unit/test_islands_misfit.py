@@ -93,20 +93,3 @@ def test_a_next_life_begins_with_no_more_tokens_than_its_steps_had():
     assert not hand.core.joined
     hand.hear(replace(welcome, start_tokens=40))
     assert hand.core.joined
-
-
-def test_a_life_that_begins_beyond_what_was_trained_drops_nothing_of_it():
-    hand = Hand()
-    hand.boundary(4)
-    hand.hear(m.Refused(kind="heartbeat", sequence=1, reason=m.Reason.UNKNOWN_ISLAND, detail=""))
-    hand.welcome(incarnation=2, start=50)
-    hand.version(1)
-    hand.boundary(installed=(0,))
-    assert hand.core.fragments[0].overwritten_tokens == 0
-
-
-def test_a_run_that_began_with_tensors_of_another_dtype_is_no_misfit():
-    hand = Hand(joined=False)
-    hand.tensors = tuple(replace(tensor, dtype="bfloat16") for tensor in hand.tensors)
-    assert not of(hand.welcome(), Note)
-    assert hand.core.joined

@@ -66,16 +66,6 @@ def test_parts_of_a_state_go_last_and_never_pile_up():
     assert left(outbox) == [late, *map(part, range(MOST_STATE_PARTS))]
 
 
-def test_a_part_that_waits_already_is_put_in_once_for_each_who_asks():
-    outbox = Outbox()
-    put(outbox, part(0), part(1), part(0), to="b")
-    put(outbox, part(0), to="c")
-    put(outbox, part(1, "another copy"), part(1), to="b")
-    assert len(left(outbox)) == 4
-    put(outbox, part(0), to="b")
-    assert left(outbox) == [part(0)], "the first one has left: it may be lost"
-
-
 def test_islands_that_ask_for_parts_get_one_each_in_turn():
     """On a narrow link the second one would hear nothing while the first one gets four, and again, and again."""
     outbox = Outbox()
@@ -84,17 +74,3 @@ def test_islands_that_ask_for_parts_get_one_each_in_turn():
     assert [(each.to, each.message.part) for each in left_to_whom(outbox)] == [
         (to, index) for index in range(3) for to in "bcd"
     ]
-
-
-def test_who_asks_for_more_parts_waits_for_its_turn():
-    async def scenario():
-        outbox = Outbox()
-        put(outbox, part(0), part(1), to="b")
-        put(outbox, part(0), part(1), to="c")
-        order = []
-        for index in range(2, 6):
-            order.append((await outbox.next()).to)
-            put(outbox, part(index), to="b")
-        return order
-
-    assert asyncio.run(scenario()) == ["b", "c", "b", "c"]

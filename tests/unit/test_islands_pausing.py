@@ -7,11 +7,10 @@ import pytest
 
 from broker.wire import messages as m
 from broker.wire.errors import Unavailable
-from broker.wire.fragments import Kind
 from broker.wire.headers import Limits
 from broker.wire.tensors import encode_tensor
 from islands.protocol.data_shares import Cursor, TrainedBatch
-from islands.protocol.events import Boundary, Capture, Captured, Fail, Joined, Leaving
+from islands.protocol.events import Boundary, Capture, Captured, Fail, Joined
 from islands.protocol.fragment import Point
 from islands.session import paused_file
 from tests.helpers import notes, of
@@ -44,18 +43,6 @@ def test_it_hands_over_too_what_came_behind_a_contribution_that_nobody_is_known_
     hand.hand_over(2, 1)
     (second,) = sent(stopped(hand), m.Contribution)
     assert (second.steps.from_step, second.steps.to_step) == (2, 5)
-
-
-def test_with_nothing_new_it_is_delivered_at_once():
-    hand = Hand()
-    assert not of(hand.boundary(0, copied=(0,), stopped=True), Capture)
-    assert hand.core.delivered
-
-
-def test_in_a_flush_it_waits_to_be_asked():
-    hand = Hand()
-    hand.state(phase=m.Phase.FLUSHING)
-    assert not of(hand.boundary(3, copied=(0,), stopped=True), Capture)
 
 
 def paused(hand, sequence=17):
@@ -104,13 +91,6 @@ def test_steps_that_are_in_no_contribution_when_the_process_ends_are_given_up_by
     later = Hand(fragments=2, joined=False, paused=kept)
     later.welcome(incarnation=1)
     assert [f.overwritten_tokens for f in later.core.fragments.values()] == [50, 50]
-
-
-def test_frozen_fragments_have_nothing_to_keep():
-    hand = Hand(fragments=2, kinds=(Kind.RDA, Kind.FROZEN))
-    hand.boundary(3, copied=(0,), stopped=True)
-    hand.captured(0)
-    assert paused(hand).overwritten_tokens == (0, 0)
 
 
 def test_a_process_that_is_given_another_life_drops_what_was_kept_and_says_so():
@@ -164,16 +144,6 @@ def test_its_data_go_on_where_the_last_process_stopped_although_the_aggregator_k
         )
     )
     assert [share.cursor for share in later.core.shares] == [2], "under another epoch it is another's progress"
-
-
-def test_before_it_has_joined_there_is_nothing_to_go_on_with():
-    assert paused(Hand(joined=False)) is None
-
-
-def test_the_farewell_says_how_an_island_leaves():
-    hand = Hand()
-    (leave,) = sent(hand.feed(Leaving(reason="spot", departure=m.Departure.PAUSED)), m.Leave)
-    assert leave.departure is m.Departure.PAUSED
 
 
 def test_whoever_comes_after_the_end_hears_that_it_is_over():

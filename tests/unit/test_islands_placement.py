@@ -4,7 +4,6 @@ import itertools
 
 import jax
 import jax.numpy as jnp
-import ml_dtypes
 import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
@@ -15,6 +14,8 @@ from islands.arrays import jax_placement, placement
 from islands.arrays.partition import tensor_specs
 from islands.arrays.placement import Parameters, Placement
 from islands.arrays.reference import adopted, wide_dtype
+
+pytestmark = pytest.mark.timeout(600)  # it computes: the limit is for a hang, not for a busy machine
 
 
 def parameters(tree, cuts=(1,)):
@@ -132,26 +133,6 @@ def test_a_tree_of_numpy_and_jax_leaves_is_copied_and_installed_leaf_by_leaf():
     assert all(np.all(np.asarray(x, np.float32) == 1.5) for x in installed)
 
 
-def test_installed_numpy_parameters_may_be_written_to():
-    leaves = [np.ones(3, np.float32)]
-    here = Placement(leaves)
-    values = np.zeros(3, np.float32)
-    values.flags.writeable = False  # as views of received messages are
-    (installed,) = here.install(leaves, here.place([values], 0.0), 0.0)
-    installed += 1
-    assert np.all(values == 0)
-
-
-def test_fragments_are_read_from_any_registered_tree_and_only_theirs_are_replaced():
-    tree = {"layers": [{"w": jnp.ones((2, 2))}, {"w": jnp.zeros((2, 2))}], "b": (jnp.ones(3),)}
-    found = parameters(tree)
-    (first,) = found.of_fragment(tree, 0)
-    assert first is tree["b"][0]
-    replaced = found.replace(tree, {0: [jnp.zeros(3)]})
-    assert replaced["layers"][1]["w"] is tree["layers"][1]["w"]
-    assert np.all(np.asarray(replaced["b"][0]) == 0)
-
-
 def test_a_tree_whose_nodes_hide_their_children_is_flattened_instead():
     @jax.tree_util.register_pytree_node_class
     class Hidden:
@@ -197,16 +178,6 @@ def test_a_donated_array_is_reported_as_such():
         placement.to_host(x)
 
 
-@pytest.mark.parametrize(
-    "leaf", [jnp.ones(3, jnp.bfloat16), np.ones(3, ml_dtypes.bfloat16), np.int64(3), 5, 0.25, jnp.zeros((), jnp.int32)]
-)
-def test_any_leaf_goes_to_the_host_and_back(leaf):
-    back = placement.from_host(np.array(placement.to_host(leaf)), leaf)
-    assert type(back) is type(leaf) or isinstance(back, np.ndarray | np.generic)
-    assert np.array_equal(np.asarray(back), np.asarray(leaf))
-    assert getattr(back, "dtype", None) == getattr(leaf, "dtype", None)
-
-
 def test_random_keys_go_to_the_host_as_data_and_come_back_as_keys():
     key = jax.random.key(7)
     back = placement.from_host(placement.to_host(key), key)
@@ -220,30 +191,6 @@ def test_random_keys_go_to_the_host_as_data_and_come_back_as_keys():
 def movements(shapes, seed=0):
     rng = np.random.default_rng(seed)
     return [rng.normal(size=shape).astype(np.float32) for shape in shapes]
-
-
-@pytest.mark.parametrize("array", [np.asarray, jnp.asarray])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_what_moves_most_is_sampled_from_the_largest_tensors_and_never_from_a_scalar(array, dtype):
-    shapes = [(), (3,), (40, 30), (4, 5, 6), (50,), (60,), (0, 7)]
-    moves = movements(shapes)
-    leaves = [array(x.astype(dtype)) for x in moves]
-    places = Placement(leaves).places(moves)
-    assert list(places) == [2, 3, 5, 4]
-    for i, sampled in zip(places, placement.sample([leaves[i] for i in places], list(places.values())), strict=True):
-        assert sampled.dtype == leaves[i].dtype
-        largest = np.sort(np.abs(moves[i]), axis=None)[-sampled.size :]
-        assert np.array_equal(np.sort(np.abs(np.asarray(sampled)).astype(np.float32)), largest.astype(dtype))
-
-
-def test_samples_are_copies_of_whatever_sort_of_leaf_there_is():
-    moves = movements([(4, 5), (6,)])
-    leaves = [moves[0].copy(), jnp.asarray(moves[1])]
-    places = [np.array([[3, 0], [4, 1]], np.int32), np.array([[5, 2]], np.int32)]
-    first, second = placement.sample(leaves, places)
-    leaves[0] += 1
-    assert np.array_equal(first, [moves[0][3, 4], moves[0][0, 1]])
-    assert np.array_equal(np.asarray(second), [moves[1][5], moves[1][2]])
 
 
 def test_a_donated_array_is_told_instead_of_sampled():

@@ -24,16 +24,6 @@ def test_every_step_is_read_once(tmp_path):
     assert read_pulse(path, 3) == (3, [])
 
 
-def test_a_new_life_goes_on_where_the_last_one_ended(tmp_path, monkeypatch):
-    path = tmp_path / "a.pulse"
-    Pulse(path).beat()
-    monkeypatch.setattr(pulse.os, "getpid", lambda: 77)
-    Pulse(path).beat()
-    count, beats = read_pulse(path)
-    assert count == 2
-    assert [beat.pid for beat in beats][1] == 77
-
-
 def test_who_reads_too_late_gets_what_is_left(tmp_path):
     path = tmp_path / "a.pulse"
     writer = Pulse(path)

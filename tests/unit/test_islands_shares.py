@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from broker.wire.messages import DataRange, Share
 from broker.wire.schema import MAX_DATA_RANGES
-from islands.protocol.data_shares import IN_A_ROW, LANE_SEED, DataShare, Trail, TrainedBatch
+from islands.protocol.data_shares import IN_A_ROW, DataShare, Trail, TrainedBatch
 
 
 def share(index, epoch=0, cursor=0, lane=0):
@@ -20,11 +20,6 @@ def test_one_share_is_trained_batch_by_batch_from_its_cursor():
     view = DataShare.of([share(2, cursor=7)], seed=5)
     assert [view.take() for _ in range(3)] == [(2, 4, 7, 5), (2, 4, 8, 5), (2, 4, 9, 5)]
     assert [view.trained() for _ in range(3)] == [TrainedBatch(2, 0, b) for b in (7, 8, 9)]
-
-
-def test_a_generator_that_takes_nothing_is_booked_for_what_the_view_shows():
-    view = DataShare.of([share(2, cursor=7)], seed=5)
-    assert (view.trained(), view.cursor) == (TrainedBatch(2, 0, 7), 8)
 
 
 def test_a_share_taken_over_is_trained_in_turn_with_the_own_one():
@@ -53,24 +48,6 @@ def test_batches_taken_ahead_are_booked_as_what_they_are():
         view.take()
     view.hold([share(0, epoch=1, cursor=9)])
     assert [view.trained() for _ in range(3)] == [TrainedBatch(0, 0, 0), TrainedBatch(0, 0, 1), TrainedBatch(0, 1, 9)]
-
-
-def test_a_further_pass_over_the_data_has_its_own_order_and_number():
-    view = DataShare.of([share(1, lane=2)], seed=5)
-    assert view.seed == 5 + 2 * LANE_SEED
-    assert view.trained() == TrainedBatch(9, 0, 0)
-
-
-def test_a_trail_tells_the_batches_of_any_range_of_steps():
-    trail = Trail()
-    for step in range(20):
-        trail.add(step, TrainedBatch(0, 0, step) if step < 8 or step >= 16 else TrainedBatch(1, 4, 100 + step))
-    assert trail.data_of(2, 6) == (data(0, 2, 6),)
-    assert trail.data_of(4, 18) == (data(0, 4, 8), data(0, 16, 18), data(1, 108, 116, epoch=4))
-    assert trail.data_of(15, 25) == (), "not all is known"
-    trail.forget(9)
-    assert trail.data_of(9, 12) == (data(1, 109, 112, epoch=4),)
-    assert trail.data_of(2, 6) == ()
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 30)), min_size=1, max_size=12), st.data())

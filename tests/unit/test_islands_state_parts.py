@@ -16,7 +16,8 @@ from broker.wire import messages as m
 from islands.protocol.donation import PART_BYTES
 from islands.session import checkpoint, state_parts
 from islands.session.training_state import Position, Snapshot
-from islands.tasks.inner_optimizer import muon
+
+pytestmark = pytest.mark.timeout(600)  # it computes: the limit is for a hang, not for a busy machine
 
 
 def adam_of(value=1.0, size=3):
@@ -46,32 +47,6 @@ def test_an_adam_state_with_its_count_a_key_and_bfloat16_arrives_as_it_was():
     same = jax.tree.map(lambda a, b: np.array_equal(np.asarray(a), np.asarray(b)), taken["adam"], given["adam"])
     assert all(jax.tree.leaves(same))
     assert found.at == Position(40, 400)
-
-
-def test_a_state_of_a_loop_that_keeps_no_cursor_arrives_too():
-    state = {"m": np.ones(3, np.float32)}
-    snapshot = Snapshot(state=state, cursor=None, local=())
-    found, flaw = state_parts.read(
-        *state_parts.cut(checkpoint.packed(snapshot, [], Position(40, 400), 2)), needed(state)
-    )
-    assert (flaw, found.cursor) == ("", None)
-
-
-def test_a_state_of_muon_which_has_no_moments_for_some_parameters_arrives_as_it_was():
-    def muon_of(value):
-        params = {"embed": jnp.full((4, 2), value), "up": jnp.full((3, 2), value), "norm": jnp.full(2, value)}
-        optimizer = muon()
-        return optimizer.update(params, optimizer.init(params), params)[1]
-
-    given, other = muon_of(2.0), muon_of(1.0)
-    parts, size = sent(given)
-    found, flaw = state_parts.read(parts, size, needed(other))
-    assert flaw == ""
-    taken = checkpoint.restored(other, found.state)
-    assert jax.tree.structure(taken) == jax.tree.structure(given)
-    assert len(jax.tree.leaves(taken)) == 8  # three of Muon, five of Adam
-    for mine, yours in zip(jax.tree.leaves(taken), jax.tree.leaves(given), strict=True):
-        np.testing.assert_array_equal(mine, yours)
 
 
 def test_a_large_state_is_cut_into_equal_parts_and_the_last_one_filled_up():
@@ -120,15 +95,6 @@ def test_bytes_that_are_no_state_are_refused():
         assert "cannot be read" in flaw
 
 
-def test_an_array_that_is_not_what_it_is_called_is_refused(monkeypatch):
-    monkeypatch.setattr(checkpoint, "sort_of", lambda leaf: "float32")
-    parts, size = sent({"m": np.zeros(3, np.int8)})
-    monkeypatch.undo()
-    found, flaw = state_parts.read(parts, size, needed({"m": np.zeros(3, np.float32)}))
-    assert found is None
-    assert flaw == "m is called float32 and holds int8[3]"
-
-
 @pytest.mark.parametrize("part", [0, 1, 2])
 @pytest.mark.parametrize("more", [-4, 4, 1 << 20])
 def test_a_part_of_another_length_than_it_says_is_not_kept(part, more):
@@ -140,10 +106,6 @@ def test_a_part_of_another_length_than_it_says_is_not_kept(part, more):
     assert state_parts.flaw_in(message) == f"part {part} has {length + more} bytes, {length} belong there"
     assert "belong there" in state_parts.flaw_in(replace(message, payload=()))
     assert "has 4 bytes, 0 belong there" in state_parts.flaw_in(replace(message, part=9, payload=buffers(4)))
-
-
-def test_a_part_that_says_that_there_is_none_needs_no_bytes():
-    assert state_parts.flaw_in(m.StatePart(state_id="", part=0, num_parts=0, state_bytes=0, payload=())) == ""
 
 
 def buffers(size):
@@ -205,13 +167,6 @@ def test_a_header_that_holds_what_does_not_belong_there_ends_no_session(header):
     assert flaw
 
 
-def test_a_state_that_does_not_say_of_which_run_it_is_came_through_the_broker_of_this_one():
-    wanted = needed({"m": np.zeros(3, np.float32)})
-    for says in ({}, {"run_id": "demo"}):
-        found, flaw = state_parts.read(*written(header_of(**says)), wanted)
-        assert (found.run_id, flaw) == (says.get("run_id", ""), "")
-
-
 def test_a_header_that_is_no_map_or_too_deep_or_changed_is_refused():
     wanted = needed({})
     for header in (None, 1, [], [1, 2], "state"):
@@ -262,21 +217,3 @@ def test_bytes_that_are_no_value_of_their_sort_are_refused(monkeypatch, sort, ar
     found, flaw = state_parts.read(parts, size, needed({"x": wanted}))
     assert found is None
     assert flaw
-
-
-def test_a_state_of_an_earlier_version_with_numbers_and_text_still_serves():
-    """It wrote each plain value as what numpy makes of it."""
-    earlier = {"count": np.asarray(3), "lr": np.asarray(0.5), "name": np.asarray("adam"), "on": np.asarray(True)}
-    arrays = [np.ascontiguousarray(array) for array in earlier.values()]
-    rows = []
-    for name, array in zip(earlier, arrays, strict=True):
-        sort = {"i": "int", "f": "float", "U": "str", "b": "bool"}[array.dtype.kind]
-        digest = xxhash.xxh3_64_intdigest(array.reshape(-1).view(np.uint8).data)
-        rows.append([name, sort, str(array.dtype), [], array.nbytes, digest])
-    body = msgpack.packb(header_of(state=rows))
-    prefix = struct.pack("<8sQQ", b"ATOLLCK2", len(body), xxhash.xxh3_64_intdigest(body))
-    parts = state_parts.cut([prefix + body, *(array.reshape(-1).view(np.uint8).data for array in arrays)])
-    wanted = {"count": 0, "lr": 0.0, "name": "", "on": False}
-    found, flaw = state_parts.read(*parts, needed(wanted))
-    assert flaw == ""
-    assert checkpoint.restored(wanted, found.state) == {"count": 3, "lr": 0.5, "name": "adam", "on": True}

@@ -29,28 +29,6 @@ def test_one_thread_does_its_jobs_in_the_order_given_and_passes_on_what_they_rai
     assert done == list(range(20))
 
 
-def test_so_many_jobs_run_at_a_time_in_threads_that_no_end_of_a_process_waits_for():
-    meet = threading.Barrier(3)
-    threads = set()
-
-    def come():
-        threads.add(threading.current_thread())
-        meet.wait(WAIT_S)
-
-    async def main():
-        workers = Workers(3, "tensors")
-        for _ in range(3):
-            await asyncio.gather(*(workers.do(come) for _ in range(3)))
-        workers.close()
-
-    asyncio.run(main())
-    assert len(threads) == 3
-    assert all(thread.daemon for thread in threads)
-    for thread in threads:
-        thread.join(WAIT_S)
-        assert not thread.is_alive()
-
-
 def test_what_still_waits_when_they_are_closed_is_dropped_and_what_is_being_done_is_finished():
     begun, released, done = threading.Event(), threading.Event(), []
 

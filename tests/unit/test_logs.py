@@ -6,7 +6,6 @@ import logging
 
 import pytest
 
-import islands
 from broker.process import logs
 
 
@@ -37,15 +36,6 @@ def test_a_text_line_has_time_process_event_and_fields():
     assert rest == ('aggregator round.committed round=31 late=0.123457 islands=a,b why="two words" none=none\n')
 
 
-def test_warnings_and_errors_say_so():
-    stream = written(json=False)
-    logs.get("core").warning("redis.lost")
-    logs.get("core").error("disk.full")
-    lines = stream.getvalue().splitlines()
-    assert lines[0].endswith("aggregator warning redis.lost")
-    assert lines[1].endswith("aggregator error disk.full")
-
-
 def test_a_json_line_has_fixed_keys_that_fields_cannot_replace():
     stream = written(json=True)
     logs.get("core").info("round.committed", event="mine", round=31, bad=float("nan"), path=logs, deep={"x": (1.5,)})
@@ -68,12 +58,6 @@ def test_no_terminal_means_json_unless_the_environment_says_text(monkeypatch):
     assert stream.getvalue().endswith("aggregator started\n")
 
 
-def test_debug_is_off_by_default():
-    stream = written(json=False)
-    logs.get("core").debug("detail")
-    assert stream.getvalue() == ""
-
-
 def test_a_newline_in_a_value_stays_on_its_line():
     stream = written(json=False)
     logs.get("core").info("odd", text="a\nb")
@@ -89,12 +73,6 @@ def test_exceptions_come_with_their_traceback(json_lines):
         logs.get("core").exception("crashed", round=3)
     assert "ValueError: boom" in stream.getvalue()
     assert "crashed" in stream.getvalue()
-
-
-def test_other_libraries_come_out_in_the_same_form():
-    stream = written(json=False)
-    logging.getLogger("somebody").warning("said %s", "this")
-    assert stream.getvalue().endswith("aggregator warning said this\n")
 
 
 def test_a_full_disk_costs_lines_which_are_counted_and_nothing_else():
@@ -128,36 +106,3 @@ def test_a_program_with_logging_of_its_own_sees_the_fields_in_the_message():
         'INFO:islands.loop:island.restored optimizer=fresh detail="no checkpoint yet"',
         'WARNING:islands.loop:odd text="a\\nb" none=none',
     ]
-
-
-def test_a_message_is_made_only_for_who_reads_it():
-    class Dear:
-        def __str__(self):
-            pytest.fail("nobody reads it")
-
-    written(json=True, level=logging.ERROR)
-    logs.get("islands.loop").info("big", value=Dear())
-
-
-def test_one_call_shows_what_an_island_does_beside_what_the_program_logs_itself(capsys):
-    theirs = io.StringIO()
-    logging.basicConfig(stream=theirs, level=logging.INFO, force=True)
-    islands.log_to_stderr()
-    islands.log_to_stderr()  # as in a notebook: once more changes nothing
-    logs.get("islands.joining").info("island.waiting", detail="asking to join")
-    logging.getLogger("somebody").info("epoch 1")
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.split(" ", 1)[1] == 'island island.waiting detail="asking to join"'
-    assert theirs.getvalue() == "INFO:somebody:epoch 1\n"
-    islands.log_to_stderr("WARNING")
-    logs.get("broker.transport.sockets").info("quiet")
-    logs.get("broker.transport.sockets").warning("loud")
-    assert capsys.readouterr().err.endswith(" island warning loud\n")
-
-
-def test_lines_for_machines_are_asked_for_by_the_environment(capsys, monkeypatch):
-    monkeypatch.setenv("ATOLL_LOG", "json")
-    islands.log_to_stderr()
-    logs.get("islands.joining").info("island.waiting", detail="asking to join")
-    line = json.loads(capsys.readouterr().err)
-    assert (line["process"], line["event"], line["detail"]) == ("island", "island.waiting", "asking to join")

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 import xxhash
 
-from tests.mutants.checking import MUTANTS, ROOT, Copy, Outcome
+from tests.mutants.checking import ROOT, Copy, Outcome
+from tests.mutants.guards import MUTANTS
 from tests.mutants.mutant import Mutant, Outdated
 
 #: Mutants that the suite itself tries; ``python3 -m tests.mutants`` tries all.
@@ -33,14 +34,15 @@ def test_every_invariant_has_its_mutants():
     assert {mutant.invariant for mutant in MUTANTS} == set(range(1, 11))
 
 
-def test_a_mutant_whose_text_or_test_is_gone_is_an_error_that_names_it(tmp_path):
-    fits = {"what": "it breaks", "invariant": 1, "file": "x.py", "old": "a = 1", "new": "a = 2"}
-    mutant = Mutant(**fits, tests=("t.py::test_a",))
-    assert mutant.edited("a = 1\n") == "a = 2\n"
-    for text in ("a = 3\n", "a = 1\na = 1\n", "a = 1\n)\n"):
+def test_a_mutant_whose_place_text_or_test_is_gone_is_an_error_that_names_it(tmp_path):
+    mutant = Mutant(1, "it breaks", "x.py::A.f", "a = 1", "a = 2", "t.py::test_a")
+    text = "a = 1\nclass A:\n    def f():\n        a = 1\n"
+    assert mutant.edited(text) == "a = 1\nclass A:\n    def f():\n        a = 2\n"
+    for text in ("def f(): a = 1\n", "class A:\n    def f(): a = 3\n", "class A:\n    def f(): a = 1; a = 1\n"):
         with pytest.raises(Outdated, match=r"x\.py"):
             mutant.edited(text)
-    (tmp_path / "t.py").write_text("def test_b(): ...\n")
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests/t.py").write_text("def test_b(): ...\n")
     with pytest.raises(Outdated, match="it breaks"):
         mutant.check_tests(tmp_path)
 

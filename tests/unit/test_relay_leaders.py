@@ -179,25 +179,6 @@ def test_heartbeats_and_farewells_reach_every_shard_and_are_observed_once(sharde
         assert [type(action) for action in sharded.actions].count(Observe) == 1
 
 
-def test_joins_and_questions_for_a_donor_reach_shard_0_alone(sharded):
-    sharded.receive(m.joining("n"), join())
-    assert [peer for peer, _ in sharded.sent] == [b"c0"]
-    sharded.receive("a", m.AskDonor(tried=()))
-    assert [peer for peer, _ in sharded.sent] == [b"c0"]
-
-
-@pytest.mark.parametrize(("fragment_id", "shard"), [(0, 0), (1, 1), (2, 0), (3, 1)])
-def test_what_is_about_a_fragment_reaches_its_shard_alone(sharded, fragment_id, shard):
-    for message in (
-        m.Nothing(round_id=1, fragment_id=fragment_id),
-        contribution(fragment_id=fragment_id),
-        m.Seed(fragment_id=fragment_id, payload=()),
-    ):
-        sharded.receive("a", message)
-        route = b"c%d" if message.channel is Channel.CONTROL else b"b%d"
-        assert sharded.sent == [(route % shard, message)]
-
-
 def test_a_silent_shard_holds_up_nobody_elses_fragments(sharded):
     sharded.now_s += CONFIG.leader_silent_s / 2
     attach_shard(sharded, 0)
@@ -226,20 +207,6 @@ def test_a_shard_whose_connection_is_full_lets_the_others_through(sharded):
     assert [peer for peer, _ in sharded.sent] == [b"b1", b"b1"]
 
 
-def test_what_waits_when_the_count_of_shards_changes_waits_for_a_shard_that_is_not_there_yet(driver):
-    attach_shard(driver, 0, shards=1)
-    driver.receive("a", beat())
-    driver.receive("a", contribution(fragment_id=1))
-    driver.block(driver.sends[0])
-    attach_shard(driver, 0, epoch=2, shards=2)
-    (again,) = [send for send in driver.sends if isinstance(send.envelope.message, m.Contribution)]
-    driver.block(again)
-    driver.tick(driver.now_s + CONFIG.retry_s)
-    assert driver.sent == []
-    attach_shard(driver, 1, shards=2)
-    assert [peer for peer, _ in driver.sent] == [b"b1"]
-
-
 def test_rosters_go_from_shard_0_to_the_shard_they_are_for_and_answers_back(driver):
     for shard in (0, 1, 2):
         attach_shard(driver, shard, shards=3)
@@ -248,13 +215,6 @@ def test_rosters_go_from_shard_0_to_the_shard_they_are_for_and_answers_back(driv
         assert driver.sent == [(b"c%d" % shard, roster(to_shard=shard))]
         driver.receive(AGGREGATOR, rostered(shard), route=b"c%d" % shard)
         assert driver.sent == [(b"c0", rostered(shard))]
-
-
-def test_a_roster_for_a_shard_that_is_away_is_dropped_and_counted(driver):
-    attach_shard(driver, 0)
-    driver.receive(AGGREGATOR, roster(), route=b"c0")
-    assert driver.sent == []
-    assert driver.relay.counters.dropped == {"no_leader": 1}
 
 
 @pytest.mark.parametrize(
@@ -290,21 +250,6 @@ def test_an_aggregator_that_counts_other_shards_than_those_that_lead_is_refused(
     assert [peer for peer, _ in sharded.sent] == [b"c0"], "fragments still belong to shards as before"
 
 
-def test_an_aggregator_that_counts_other_shards_takes_no_place_by_its_bulk_connection_either(sharded):
-    sharded.receive(AGGREGATOR, m.AttachBulk(shard=1, epoch=2, shards=3), route=b"b-wrong")
-    assert sharded.reason() is Reason.IMPLAUSIBLE
-    sharded.receive(AGGREGATOR, version(fragment_id=1, fragment_version=5, epoch=2), route=b"b-wrong")
-    assert sharded.relay.held_bytes == 0
-    sharded.receive("a", contribution(fragment_id=1))
-    assert [peer for peer, _ in sharded.sent] == [b"b1"], "it goes to the one that leads"
-
-
-def test_a_shard_may_begin_anew_with_another_number_once_all_others_are_gone(sharded):
-    sharded.tick(sharded.now_s + CONFIG.leader_silent_s + 1)
-    sharded.receive(AGGREGATOR, m.Attach(shard=0, shards=1, epoch=2, versions=()), route=b"c0")
-    assert [type(message) for _, message in sharded.sent] == [m.Attached]
-
-
 def test_epochs_are_compared_within_a_shard(sharded):
     attach_shard(sharded, 1, epoch=7)
     assert isinstance(sharded.receive(AGGREGATOR, fleet_state(epoch=1), route=b"c0", to="a")[0], Send)
@@ -321,23 +266,8 @@ def test_epochs_are_compared_within_a_shard(sharded):
     assert sharded.sent == [(b"c1", roster(epoch=1))]
 
 
-def test_a_new_leader_of_one_shard_takes_the_place_of_no_other(sharded):
-    attach = m.Attach(shard=1, shards=2, epoch=2, versions=(-1,) * 4)
-    sharded.receive(AGGREGATOR, attach, route=b"new")
-    sharded.receive("a", beat(1))
-    assert sharded.sent == [(b"c0", beat(1)), (b"new", beat(1))]
-    sharded.receive(AGGREGATOR, rostered(epoch=2), route=b"c1")
-    assert sharded.reason() is Reason.NOT_LEADER, "that connection is no leader's any more"
-
-
 def test_a_shard_that_has_not_attached_yet_is_not_measured_by_the_epoch_of_another(driver):
     attach_shard(driver, 0, epoch=5)  # to a broker that has just started
     for message in (version(fragment_id=1), rostered(), dataclasses.replace(fleet_state(), shard=1, shards=2)):
         driver.receive(AGGREGATOR, message, route=b"1")
         assert driver.reason() is Reason.NOT_LEADER, message  # as fenced it would take its store for behind
-
-
-@pytest.mark.parametrize(("shard", "shards"), [(1, 1), (0, 0), (2, 2), (0, MAX_SHARDS + 1)])
-def test_an_absurd_number_of_shards_is_refused(driver, shard, shards):
-    driver.receive(AGGREGATOR, m.Attach(shard=shard, shards=shards, epoch=1, versions=()))
-    assert driver.reason() is Reason.IMPLAUSIBLE

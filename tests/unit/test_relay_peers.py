@@ -64,13 +64,6 @@ def test_a_welcome_fences_earlier_incarnations_before_the_new_one_is_heard(led):
     assert led.reason() is Reason.FENCED
 
 
-def test_a_repeated_welcome_of_an_earlier_life_fences_nobody(led):
-    led.receive("a", beat(), incarnation=2)
-    led.receive(AGGREGATOR, welcome("a", 1), to="join:n")
-    led.receive("a", beat(), incarnation=2)
-    assert led.sent == [(b"aggregator/0/control", beat())]
-
-
 def test_message_for_an_unknown_island_is_dropped_and_counted(led):
     led.receive(AGGREGATOR, fleet_state(), to="nobody")
     assert led.sent == []
@@ -87,15 +80,6 @@ def test_silent_peer_is_forgotten_and_known_again_when_it_speaks(led):
     led.attach(epoch=2)
     led.receive("a", beat())
     assert led.sent == [(b"aggregator/0/control", beat())]
-
-
-def test_no_more_than_max_peers_are_known():
-    driver = Driver(dataclasses.replace(CONFIG, max_peers=2))
-    for nonce in ("x", "y"):
-        driver.receive(f"join:{nonce}", join(nonce))
-    driver.receive("join:z", join("z"))
-    assert driver.reason() is Reason.QUEUE_FULL
-    assert driver.relay.num_peers == 2
 
 
 # --- who may send what ------------------------------------------------------------------------------------------------
@@ -156,14 +140,6 @@ def test_a_refused_refusal_is_not_answered(led):
     assert led.relay.counters.refused == {UNKNOWN: {Reason.WRONG_ROLE: 1}}
 
 
-def test_a_refusal_by_the_aggregator_reaches_the_island_and_is_counted_there_alone(led):
-    led.receive("a", beat())
-    refused = m.Refused(kind="heartbeat", sequence=3, reason=Reason.UNKNOWN_ISLAND, detail="join first")
-    led.receive(AGGREGATOR, refused, to="a")
-    assert led.sent == [(b"a/1/control", refused)]
-    assert led.relay.counters.refused == {}
-
-
 def test_undecodable_input_is_refused_to_its_connection_and_counted(led):
     led.event(Rejected(channel=Channel.BULK, peer=b"?", reason=Reason.MALFORMED, detail="header is 3"))
     assert led.refusal().peer == b"?"
@@ -178,15 +154,6 @@ def test_a_claimed_sender_is_believed_only_if_it_is_known(led):
         claim = f"ghost-{n}"
         led.event(Rejected(channel=Channel.CONTROL, peer=b"?", reason=Reason.CHECKSUM, detail="", sender=claim))
     assert led.relay.counters.refused == {UNKNOWN: {Reason.CHECKSUM: 100}}
-
-
-def test_repeated_refusals_are_noted_at_powers_of_ten(led):
-    noted = []
-    for n in range(1, 1001):
-        led.event(Rejected(channel=Channel.CONTROL, peer=b"?", reason=Reason.MALFORMED, detail=""))
-        if led.notes:
-            noted.append(n)
-    assert noted == [1, 10, 100, 1000]
 
 
 # --- keys -------------------------------------------------------------------------------------------------------------
@@ -265,24 +232,6 @@ def test_one_connection_is_one_joiner_however_many_nonces_it_draws(between):
     assert driver.relay.num_peers == 2
 
 
-def test_joiners_over_connections_of_their_own_are_all_heard(led):
-    for nonce in ("x", "y"):
-        led.receive(f"join:{nonce}", join(nonce))
-    for nonce in ("x", "y"):
-        led.receive(AGGREGATOR, welcome(nonce, 1), to=f"join:{nonce}")
-        assert led.sent == [(f"join:{nonce}/0/control".encode(), welcome(nonce, 1))]
-
-
-def test_who_joins_again_over_its_connection_is_answered_under_its_new_nonce(led):
-    led.receive("join:x", join("x"), route=b"one")
-    led.receive("join:y", join("y"), route=b"one")
-    led.receive(AGGREGATOR, welcome("a", 1), to="join:y")
-    assert led.sent == [(b"one", welcome("a", 1))]
-    led.receive("a", beat(), route=b"one")
-    led.receive(AGGREGATOR, fleet_state(), to="a")
-    assert led.sent == [(b"one", fleet_state())]
-
-
 def test_those_turned_away_at_the_port_are_counted_and_noted_now_and_then(keyed):
     notes = 0
     for _ in range(100):
@@ -332,17 +281,6 @@ def test_what_a_leader_or_a_standby_has_said_cannot_be_played_back_either(driver
         assert not refusals_in(driver.receive(sender, message, incarnation=0))
         driver.sequence -= 1
         assert refusals_in(driver.receive(sender, message, incarnation=0)) == [Reason.REPLAYED]
-
-
-def test_what_is_played_back_is_no_sign_of_life(keyed):
-    keyed.receive("paris", beat(), key="K-paris")
-    answers = []
-    for _ in range(10):
-        keyed.now_s += CONFIG.forget_after_s / 4
-        keyed.sequence -= 1
-        answers.append(refusals_in(keyed.receive("paris", beat(), key="K-paris")))
-    assert [Reason.REPLAYED] in answers
-    assert [Reason.NOT_LEADER] in answers, "it was forgotten meanwhile, with all that it had said"
 
 
 def test_a_broker_that_knows_as_many_peers_as_it_may_takes_no_more():

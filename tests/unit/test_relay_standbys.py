@@ -52,30 +52,12 @@ def broker():
     return Broker()
 
 
-def test_a_standby_hears_that_nobody_leads_where_nobody_does(broker):
-    assert broker.follow() == m.Following(epoch=0, leader_heard_ago_s=None, stored=(), newest=None)
-    assert broker.relay.counters.dropped["no_leader"] == 1
-
-
 def test_a_standby_hears_who_leads_since_when_it_was_silent_and_what_is_held_here(broker):
     broker.attach(epoch=4)
     broker.receive(AGGREGATOR, version(1, 7, epoch=4))
     broker.now_s += 0.75
     held = m.Stored(fragment_id=1, fragment_version=7, digest="00")
     assert broker.follow() == m.Following(epoch=4, leader_heard_ago_s=0.75, stored=(held,), newest=None)
-
-
-def test_a_standby_of_another_shard_hears_of_its_own_fragments_alone(broker):
-    broker.attach()
-    broker.receive(AGGREGATOR, version())
-    assert broker.follow(shard=1).stored == ()
-
-
-def test_a_leader_that_fell_silent_is_heard_of_no_more_but_its_epoch_is(broker):
-    broker.attach(epoch=4)
-    broker.now_s += CONFIG.leader_silent_s
-    broker.event(Tick())
-    assert broker.follow() == m.Following(epoch=4, leader_heard_ago_s=None, stored=(), newest=None)
 
 
 def test_what_a_standby_says_goes_on_to_the_leader(broker):
@@ -94,15 +76,6 @@ def test_replicas_and_run_records_go_to_the_standby_over_its_bulk_connection(bro
         broker.receive(AGGREGATOR, message, to=B)
         (sent,) = broker.sent(type(message))
         assert (sent.channel, sent.peer) == (Channel.BULK, b"standby:b/0/bulk")
-
-
-def test_a_replica_for_somebody_who_is_not_connected_is_dropped_and_counted(broker):
-    broker.attach()
-    broker.receive(AGGREGATOR, replica(), to=B)
-    broker.follow()  # on the other channel alone
-    broker.receive(AGGREGATOR, replica(), to=B)
-    assert not broker.sent(m.Replica)
-    assert broker.relay.counters.dropped["no_such_peer"] == 2
 
 
 def test_a_deposed_leader_replicates_nothing_any_more(broker):
@@ -128,14 +101,6 @@ def test_only_a_standby_follows_and_it_does_nothing_else(broker):
     for sender, message in (("island-0", follow()), (AGGREGATOR, follow()), (B, beat()), (B, join()), (B, version())):
         broker.receive(sender, message)
         assert broker.refusals() == [Reason.WRONG_ROLE], (sender, type(message))
-
-
-def test_a_standby_gets_no_versions_and_is_no_island(broker):
-    broker.attach()
-    broker.follow()
-    broker.follow_bulk()
-    broker.receive(AGGREGATOR, version())
-    assert not broker.sent(m.Version)
 
 
 def test_standbys_are_counted_among_the_peers_and_forgotten_like_them(broker):

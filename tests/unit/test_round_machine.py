@@ -8,12 +8,16 @@ step that was handed over is merged, or its island knows why not.
 from collections import defaultdict
 from dataclasses import dataclass, field
 
+import pytest
+
 from aggregator import events as agg
 from aggregator.rounds.donation import MOST_RECEIVERS
 from broker.wire import messages as m
 from broker.wire.messages import Fate, Phase, StateSource
 from tests.helpers import Desk, of, sent, steps
 from tests.worlds import brief_runs, long_run
+
+pytestmark = pytest.mark.timeout(600)  # it computes: the limit is for a hang, not for a busy machine
 
 NAMES = ("a", "b", "c", "d")
 FRAGMENTS, H = 2, 4

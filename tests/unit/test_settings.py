@@ -86,16 +86,6 @@ def test_every_type_is_read_from_flags():
     )
 
 
-def test_a_path_may_begin_in_the_home_directory_wherever_it_stands(monkeypatch):
-    monkeypatch.setenv("HOME", "/home/me")
-    sample = from_sources(Sample, {"store": "~/store"}, parse("--tape", "~/tape"))
-    assert (sample.store, sample.tape) == (Path("/home/me/store"), Path("/home/me/tape"))
-
-
-def test_a_truth_value_can_be_switched_off_by_flag():
-    assert from_sources(Sample, {"wide": True}, parse("--no-wide")).wide is False
-
-
 @pytest.mark.parametrize(
     ("table", "words"),
     [
@@ -117,12 +107,6 @@ def test_a_wrong_table_is_refused_with_field_value_and_cure(table, words):
     with pytest.raises(ConfigError) as caught:
         from_sources(Sample, table, where="broker")
     assert words in str(caught.value)
-
-
-def test_a_file_may_begin_with_the_mark_of_an_editor(tmp_path):
-    path = tmp_path / "config.toml"
-    path.write_bytes(b'\xef\xbb\xbf[run]\nrun_id = "x"\n')
-    assert read_file(path) == {"run": {"run_id": "x"}}
 
 
 @pytest.mark.parametrize(
@@ -212,15 +196,6 @@ def test_a_wrong_file_is_refused(tmp_path, text, words):
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(ConfigError, match=r"none\.toml.*cannot be read \(No such file"):
         read_file(tmp_path / "none.toml")
-
-
-def test_some_fields_can_be_left_out_of_the_flags():
-    parser = argparse.ArgumentParser()
-    first = add_flags(parser, Inner)
-    second = add_flags(parser, Sample, skip=first)
-    assert first == {"dead_after_s"}
-    assert "dead_after_s" not in second
-    assert "count" in second
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

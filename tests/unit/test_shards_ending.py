@@ -3,7 +3,7 @@
 import pytest
 
 from aggregator.rounds.ending import FLUSH_TIMEOUTS, LINGER_MOST_S, LINGER_S
-from aggregator.rounds.roster import AGAIN_S, SILENT_S
+from aggregator.rounds.roster import AGAIN_S
 from broker.wire.messages import Leave, Phase
 from tests.helpers import TOKENS_PER_STEP
 from tests.shard_bench import shards
@@ -57,11 +57,6 @@ def test_shard_0_waits_while_another_one_is_heard_that_still_flushes():
     assert made.desks[1].run.ledger.books().tokens()["merged"] == 40
 
 
-def test_shard_0_does_not_wait_for_a_shard_that_it_does_not_hear():
-    made = slow_flush(silent_after_s=9.0)
-    assert made.phases[0] is Phase.ENDED
-
-
 @pytest.mark.parametrize("succeeded", [False, True])
 def test_shard_0_or_its_successor_stays_until_a_shard_that_was_away_at_the_end_has_heard_of_it(succeeded):
     made = slow_flush(silent_after_s=9.0)
@@ -101,18 +96,6 @@ def test_a_shard_whose_islands_have_all_gone_ends_without_shard_0_when_it_has_no
     assert made.phases[1] is Phase.ENDED
 
 
-def test_a_shard_does_not_end_by_itself_however_much_was_trained():
-    made = shards("a", total_tokens=40)
-    made.cut = {1}
-    made.beat("a", 4)
-    assert made.phases == [Phase.FLUSHING, Phase.RUNNING]
-    made.run_to(SILENT_S)
-    assert made.phases[1] is Phase.RUNNING
-    made.cut.clear()
-    made.run_to(SILENT_S + 2 * AGAIN_S)
-    assert made.phases == [Phase.FLUSHING] * 2
-
-
 def test_a_shard_that_was_away_at_the_end_ends_when_it_hears_of_it():
     made = ending()
     made.offer("a", 0, 4, fragment=1)
@@ -123,20 +106,6 @@ def test_a_shard_that_was_away_at_the_end_ends_when_it_hears_of_it():
     made.run_to(2.0)
     made.beat("a", 4, stopped=True)
     made.run_to(4.0)
-    assert made.phases[1] is Phase.ENDED
-
-
-def test_a_shard_that_dies_at_the_end_ends_by_itself_when_shard_0_is_gone():
-    made = ending()
-    made.offer("a", 0, 4, fragment=1)
-    made.nothing("a")
-    made.desks[1].writes = False
-    made.beat("a", 4, stopped=True)
-    made.write(1)  # what shard 0 has told; its own end is not written yet
-    made.cut = {0}
-    assert made.desks[1].disk.record["phase"] == "flushing"
-    made.restart(1)
-    made.run_to(3.0)
     assert made.phases[1] is Phase.ENDED
 
 

@@ -3,7 +3,6 @@
 import argparse
 import io
 import json
-import math
 import os
 
 import pytest
@@ -12,12 +11,11 @@ from rich.console import Console
 from broker.routing.liveness import Liveness
 from broker.wire.errors import ConfigError, Unavailable
 from broker.wire.records import LeaseView, Snapshot
-from ops import cli
 from ops.inspect import status as command
 from ops.inspect.run_status import status_of
 from ops.inspect.status_view import headline, render, to_json
 from ops.run_directory import claim, in_use
-from ops.text import PLAIN_WIDTH, age, finite, size
+from ops.text import PLAIN_WIDTH, size
 
 NOW_S = 1_000_000.0
 
@@ -95,19 +93,6 @@ def test_states_follow_from_the_time_since_an_island_was_heard():
     assert found.totals["islands"] == {"alive": 1, "suspect": 1, "dead": 1, "left": 1}
 
 
-def test_the_allowances_of_the_run_decide_not_the_defaults():
-    slow = {"suspect_after_s": 20.0, "dead_after_s": 90.0, "written_at": NOW_S}
-    found = status_of(snapshot(brokers={"b": slow}), NOW_S)
-    assert found.islands["a"].state is Liveness.ALIVE
-    assert found.islands["c"].state is Liveness.SUSPECT
-
-
-def test_ages_are_never_negative_when_a_clock_was_set_back():
-    found = status_of(snapshot(), NOW_S - 100.0)
-    assert found.islands["b"].last_seen_s == 0.0
-    assert found.fragments[1].age_s == 0.0
-
-
 def test_refusals_of_broker_and_aggregator_are_added_up():
     found = status_of(snapshot(), NOW_S)
     assert found.islands["a"].refusals == {"queue_full": 3, "stale": 1}
@@ -176,40 +161,11 @@ def test_several_brokers_are_listed_with_the_islands_that_speak_through_each():
     assert to_json(found)["brokers"]["one"]["silent"] is True
 
 
-def test_text_says_when_the_broker_has_fallen_silent():
-    text = shown(status_of(snapshot(), NOW_S + 30.0))
-    assert "The broker last wrote 30.4 s ago" in text
-    assert "The broker has never written" in shown(status_of(snapshot(brokers={}), NOW_S))
-    assert "The broker" not in shown(status_of(snapshot(), NOW_S))
-
-
-def test_a_run_that_has_only_begun_is_shown_too():
-    bare = snapshot(heard_at_s={"a": NOW_S}, members={}, fragments={}, totals=[], refusals={})
-    assert "run demo: 1 alive" in shown(status_of(bare, NOW_S))
-    empty = snapshot(heard_at_s={}, members={}, fragments={}, totals=[], refusals={}, brokers={})
-    assert empty.empty
-    assert "no islands" in shown(status_of(empty, NOW_S))
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0.04, "0.0 s"), (59.94, "59.9 s"), (60.0, "1 min 00 s"), (3599.0, "59 min 59 s"), (7320.0, "2 h 02 min")],
-)
-def test_age_is_short(seconds, text):
-    assert age(seconds) == text
-
-
 @pytest.mark.parametrize(
     ("nbytes", "text"), [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (2_500_000, "2.5 MB"), (10**13, "10.0 TB")]
 )
 def test_size_is_short(nbytes, text):
     assert size(nbytes) == text
-
-
-@pytest.mark.parametrize("interval", [0.0, -1.0, float("nan")])
-def test_watch_needs_an_interval(interval):
-    with pytest.raises(ConfigError, match="watch"):
-        command.run(arguments("--watch", str(interval)))
 
 
 # --- the leader ------------------------------------------------------------------------------------------------------
@@ -264,41 +220,10 @@ def test_every_shard_must_have_a_leader(check):
     assert check(snapshot(leases=two), "100")[1].startswith("run demo is led by hub:7, hub:8, which renewed")
 
 
-def test_who_leads_each_shard_is_shown_with_its_epoch_and_who_could_take_over():
-    first = LeaseView(
-        holder="hub-1",
-        epoch=4,
-        in_sync=frozenset({"hub-1", "hub-2"}),
-        standbys=frozenset({"hub-3", "hub-2"}),
-        age_s=0.3,
-    )
-    second = LeaseView(holder="hub-9", epoch=2, age_s=-3.0, ended=True)
-    found = status_of(snapshot(leases={1: second, 0: first}), NOW_S)
-    said = [line.split("  ") for line in shown(found).splitlines()]
-    words = [[each.strip() for each in line if each.strip()] for line in said]
-    assert ["0", "hub-1", "4", "0.3 s", "hub-1, hub-2", "hub-2, hub-3"] in words
-    assert ["1", "hub-9", "2", "the run has ended", "-", "-"] in words
-    assert to_json(found)["shards"] == {
-        "0": {
-            "leader": "hub-1",
-            "epoch": 4,
-            "age_s": 0.3,
-            "in_sync": ["hub-1", "hub-2"],
-            "standbys": ["hub-2", "hub-3"],
-            "ended": False,
-        },
-        "1": {"leader": "hub-9", "epoch": 2, "age_s": 0.0, "in_sync": [], "standbys": [], "ended": True},
-    }
-
-
 def test_text_says_when_nobody_leads_any_more():
     silent = "The aggregator (hub:7) last renewed its lease 14.0 s ago: it has ended or lost Redis."
     assert silent in shown(status_of(snapshot(leases=leases(14.0)), NOW_S)).replace("\n", " ")
     assert "last renewed" not in shown(status_of(snapshot(leases=leases(0.4)), NOW_S))
-
-
-def test_the_age_of_a_lease_grows_with_the_time_since_redis_was_read():
-    assert status_of(snapshot(leases=leases(0.4)), NOW_S + 5.0).shards[0].age_s == pytest.approx(5.4)
 
 
 def test_what_is_no_lease_under_its_name_is_said():
@@ -331,11 +256,6 @@ def test_a_run_that_only_its_broker_has_written_about_has_no_leader(check):
 def test_a_check_refuses_what_it_cannot_do(flag, words, cure):
     with pytest.raises(ConfigError, match=cure):
         command.run(arguments(flag, *words))
-
-
-def test_two_checks_at_once_are_refused():
-    with pytest.raises(ConfigError, match="ask for the other check by itself"):
-        command.run(arguments("--leader", "--broker"))
 
 
 def written(ago_s):
@@ -372,26 +292,6 @@ def test_who_is_quarantined_is_said_with_the_time_left_and_the_reason():
     console.print(render(told))
     text = console.file.getvalue()
     assert "b is quarantined for 1 min 12 s more, after outlier, for the 3rd time in a row" in text
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--watch", "nowhere"], "RUN_DIR = 'nowhere': must be the directory of a run"),
-        (["nowhere", "--watch", "often"], "watch = 'often': must be a number of seconds above 0"),
-        (["--watch", "0"], "watch = 0.0: must be a number of seconds above 0"),
-        (["--watch", "nan"], "watch = nan: must be a number of seconds above 0"),
-    ],
-)
-def test_what_is_watched_may_stand_behind_the_flag(words, said, capsys):
-    assert cli.main(["status", *words]) == 2
-    assert said in capsys.readouterr().err
-
-
-def test_json_holds_no_number_that_it_cannot():
-    found = {"loss": {"before": 1.23456789, "after": math.nan}, 3: [math.inf, 1, "x"]}
-    assert finite(found) == {"loss": {"before": 1.23456789, "after": None}, "3": [None, 1, "x"]}
-    assert finite(found, digits=2)["loss"]["before"] == 1.23
 
 
 def test_a_directory_is_in_use_while_somebody_holds_it(tmp_path):

@@ -46,28 +46,6 @@ def test_a_settled_life_forgets_the_deaths_before_it():
     assert isinstance(died(supervision), Restart)
 
 
-def test_processes_are_counted_apart():
-    supervision = Supervision(POLICY)
-    died(supervision)
-    assert supervision.restarts("x") == 1
-    assert supervision.restarts("y") == 0
-
-
-@pytest.mark.parametrize("deaths", [1, 4])
-def test_the_same_events_give_the_same_verdicts(deaths):
-    first, second = Supervision(POLICY), Supervision(POLICY)
-    assert [died(first) for _ in range(deaths)] == [died(second) for _ in range(deaths)]
-
-
-def test_a_process_that_is_killed_on_purpose_again_and_again_is_never_given_up():
-    supervision = Supervision(RestartPolicy(young_deaths=2, first_delay_s=0.2))
-    for _ in range(10):
-        verdict = supervision.died("a", status=-9, lived_s=0.5, ends_by_itself=True, now_s=1.0, ordered=True)
-        assert isinstance(verdict, Restart)
-        assert verdict.at_s == 1.2
-    assert supervision.restarts("a") == 10
-
-
 ALONE = """12:00:00.000 island-0 island.starts
 atoll: pace = -1.0: must be 0 or more
 """
