@@ -22,11 +22,10 @@ from broker.process.signals import Signals
 from broker.wire.errors import ConfigError
 from islands.config import IslandConfig
 from ops import run_directory
-from ops.chaos import links, report, verify
+from ops.chaos import report, verify
 from ops.chaos.drill import Drill
-from ops.chaos.faults import NATURES, Kind, Needs
-from ops.chaos.plan import ChaosConfig, FaultFile, all_faults, read_faults
-from ops.chaos.tapes import read_tapes
+from ops.chaos.plan import NATURES, ChaosConfig, FaultFile, Needs, all_faults, read_faults
+from ops.faults import FaultKind
 from ops.links import placing
 from ops.links.region import TO_REDIS
 from ops.run import local_plan
@@ -71,7 +70,9 @@ def run(args: argparse.Namespace) -> int:
     """
     if args.check is not None:
         return _check(args.check, as_json=args.json)
-    file = _read(args.faults)
+    file = FaultFile()
+    if args.faults is not None:
+        file = read_faults(toml.text(args.faults, field="faults"), name=str(args.faults))
     config = settings.from_sources(ChaosConfig, file.chaos, args, where="chaos")
     _take_cluster_settings(args, file.cluster)
     _place_links(args, config, file)
@@ -81,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
         args.total_tokens = "0"  # it ends with the faults
     plan = prepare(args)
     with Signals() as signals, Display() as display:
-        drill = Drill(plan, config, faults, links=links.LinkFaults(plan.run_dir) if Needs.LINKS in possible else None)
+        drill = Drill(plan, config, faults)
         status = drill.run(display, signals)
         display.note("reading the tapes and checking the invariants")
         whole = _report(plan, config, drill, status)
@@ -94,12 +95,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 # --- before -----------------------------------------------------------------------------------------------------
-
-
-def _read(path: Path | None) -> FaultFile:
-    if path is None:
-        return FaultFile()
-    return read_faults(toml.text(path, field="faults"), name=str(path))
 
 
 def _take_cluster_settings(args: argparse.Namespace, cluster: Mapping[str, Any]) -> None:
@@ -135,17 +130,17 @@ def _as_flag(value: Any) -> Any:
 
 
 def _place_links(args: argparse.Namespace, config: ChaosConfig, file: FaultFile) -> None:
-    """Gives every process a link, if a fault of the plan may want one and none is placed yet."""
-    asked = config.kinds if config.kinds is not None else frozenset(Kind if config.fault_every_s else ())
+    """Gives every process a link without any fault, if a fault of the plan may want one and none is placed yet."""
+    asked = config.kinds if config.kinds is not None else frozenset(FaultKind if config.fault_every_s else ())
     wanted = asked | {each.kind for each in file.faults}
     if (link := local_plan.up_config(args).link) is not None:  # that of a file as well
         args.link = str(link)
         return
     needs = {NATURES[kind].needs for kind in wanted}
     if Needs.REDIS_LINKS in needs and local_plan.given_redis_url(args) is None:
-        args.link = links.PLAIN_WITH_REDIS
+        args.link = str(Path(__file__).with_name("plain_links_with_redis.toml"))
     elif Needs.LINKS in needs:
-        args.link = links.PLAIN
+        args.link = str(Path(__file__).with_name("plain_links.toml"))
 
 
 def _possible(args: argparse.Namespace) -> set[Needs]:
@@ -157,8 +152,6 @@ def _possible(args: argparse.Namespace) -> set[Needs]:
         possible.add(Needs.LINKS)
         if any(glob.endswith(TO_REDIS) for glob, _ in placing.read(Path(args.link)).tables):
             possible.add(Needs.REDIS_LINKS)
-    if (Path(__file__).parent / "rogue.py").exists():
-        possible.add(Needs.ROGUE)
     return possible
 
 
@@ -177,15 +170,13 @@ def _check(run_dir: Path, *, as_json: bool) -> int:
 
 def _report(plan: LocalPlan, config: ChaosConfig, drill: Drill, status: int) -> dict[str, Any]:
     """Returns the report of ``up`` with the chaos part beside it."""
-    recording = drill.recording
     checks = verify.verify(plan.run_dir) if (plan.aggregator.store / "ledger.jsonl").exists() else []
     holds = all(check.holds for check in checks)
     exit_ = 1 if not holds else status or int(not checks)
     whole = drill.up.report(exit_)
-    figures = report.chaos_report(recording, read_tapes(plan.run_dir, recording.jumps, recording.changes))
     return whole | {
         "plan": dataclasses.asdict(config) | {"fault_kinds": list(config.fault_kinds)},
-        "chaos": figures,
+        "chaos": report.chaos_report(drill.recording),
         "invariants": verify.as_json(checks),
         "holds": holds and bool(checks),
     }

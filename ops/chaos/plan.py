@@ -1,66 +1,185 @@
-"""A plan of faults: drawn from a seed, or read from a file. Pure: the same seed or text gives the same plan.
+"""The plan of faults: what may happen to whom, drawn from a seed or read from a file. Pure: same seed, same plan.
 
-The file is TOML::
-
-    [chaos]                  # all optional; each is also a flag, which wins
-    seconds = 600.0          # of faults; before them comes the start, after them settle_s to heal
-    fault_every_s = 5.0      # draws faults, every kind in turn; 0: only those below
-    fault_seed = 1
-    fault_kinds = ["kill", "stop"]
-    settle_s = 20.0
-
-    [cluster]                # settings of `up` under their names, as flags would give them
-    islands = 16
-    pace = [0.2]
-
-    [[fault]]                # as many as wanted
-    at_s = 10.0              # from the moment when every island trains
-    kind = "kill"
-    target = "leader"        # or a list; usual for the kind if left out
-    for_s = 2.0
+A fault names its targets by word, because nobody knows beforehand who will lead or live: the name of a process
+(``island-3``, ``broker-2``), ``leader`` (the aggregator that publishes), or ``any island``, ``any aggregator``
+(standbys count), ``any broker``. :func:`resolve` turns the word into a process at the moment of the fault. The file's
+form is in docs/chaos.md.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Any, NamedTuple, NoReturn
 
 from broker.process import toml
 from broker.process.settings import nearest, setting
 from broker.wire.errors import ConfigError
-from ops.chaos.faults import NATURES, Fault, Kind, Needs, fault
+from ops.faults import MISBEHAVIORS, FaultKind, Role, role_of
+
+
+class Needs(StrEnum):
+    """What a kind of fault cannot do without; in words for whom it is missing."""
+
+    LINKS = "needs the link proxy between islands and broker: give --link FILE"
+    REDIS_LINKS = (
+        'needs a link to Redis: write [link."*.redis"] into the file of --link, or give none and no --redis-url'
+    )
+    OWN_REDIS = "needs a Redis that this command starts: give no --redis-url, and unset REDIS_URL"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Nature:
+    """What there is to know about a kind.
+
+    Attributes:
+        befalls: Roles of the processes it may befall; none: it chooses its processes itself.
+        usual: The target where none is named.
+        for_s: How long it lasts where nothing is said; 0: a moment.
+        options: Keys that a fault of this kind may have besides, with their usual values.
+        needs: What must be there.
+    """
+
+    befalls: frozenset[Role] = frozenset()
+    usual: str = ""
+    for_s: float = 0.0
+    options: Mapping[str, float | bool] = field(default_factory=lambda: MappingProxyType({}))
+    needs: Needs | None = None
+
+
+_OURS = frozenset({Role.ISLAND, Role.AGGREGATOR, Role.BROKER})
+_PROCESSES = _OURS | {Role.REDIS, Role.LINKS}
+_REDIS = frozenset({Role.REDIS})
+
+
+def _on_link(for_s: float, **condition: float | bool) -> Nature:
+    """A fault of a link: its options are the keys of a link's condition (:mod:`ops.links.condition`)."""
+    return Nature(befalls=_OURS - {Role.BROKER}, usual="any island", for_s=for_s, options=condition, needs=Needs.LINKS)
+
+
+NATURES: Mapping[FaultKind, Nature] = {
+    FaultKind.KILL: Nature(befalls=_PROCESSES, usual="any island"),
+    FaultKind.OUTAGE: Nature(for_s=60.0, needs=Needs.OWN_REDIS),
+    FaultKind.STOP: Nature(befalls=_PROCESSES, usual="any island", for_s=3.0),
+    FaultKind.CLOCK: Nature(befalls=_OURS, usual="leader", for_s=3.0, options={"jump_s": 30.0}),
+    FaultKind.DISK_FULL: Nature(befalls=frozenset({Role.AGGREGATOR}), usual="leader", for_s=4.0),
+    FaultKind.WIPE: Nature(befalls=_REDIS, usual="redis", needs=Needs.OWN_REDIS),
+    FaultKind.STALE: Nature(befalls=_REDIS, usual="redis", needs=Needs.OWN_REDIS),
+    FaultKind.PARTITION: _on_link(4.0, partition=True),
+    FaultKind.CUT_REDIS: Nature(befalls=_OURS - {Role.ISLAND}, usual="leader", for_s=4.0, needs=Needs.REDIS_LINKS),
+    FaultKind.SLOW: _on_link(6.0, delay_ms=200.0, mbit=2.0),
+    FaultKind.CORRUPT: _on_link(4.0, corrupt_per_mb=200.0),
+    FaultKind.RESET: _on_link(3.0, reset_every_s=0.5),
+    **dict.fromkeys(MISBEHAVIORS, Nature(for_s=10.0)),
+}
+
+LEADER = "leader"
+ANY = "any "
+_ANY_ROLES = (Role.ISLAND, Role.AGGREGATOR, Role.BROKER)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """What happens, to whom, when, and for how long.
+
+    Attributes:
+        at_s: Seconds from the moment when every island trains.
+        targets: Words as in this module's docstring; several are struck at the same moment.
+        for_s: How long it lasts; for a kill, how long the process is held down.
+        options: As :attr:`Nature.options`.
+    """
+
+    at_s: float
+    kind: FaultKind
+    targets: tuple[str, ...] = ()
+    for_s: float = 0.0
+    options: Mapping[str, float | bool] = field(default_factory=lambda: MappingProxyType({}))
+
+    def __str__(self) -> str:
+        """Returns it in words, for display and report."""
+        whom = f" {' + '.join(self.targets)}" if self.targets else ""
+        return f"{self.kind}{whom}" + (f" for {self.for_s:g} s" if self.for_s else "")
+
+
+def fault(
+    kind: FaultKind,
+    at_s: float,
+    targets: tuple[str, ...] = (),
+    for_s: float | None = None,
+    options: Mapping[str, float | bool] | None = None,
+) -> Fault:
+    """Returns a fault with what is usual for its kind where nothing is said."""
+    nature, given = NATURES[kind], dict(options or {})
+    return Fault(
+        at_s=at_s,
+        kind=kind,
+        targets=targets or ((nature.usual,) if nature.usual else ()),
+        for_s=nature.for_s if for_s is None else for_s,
+        options=MappingProxyType(given if given and nature.needs is Needs.LINKS else {**nature.options, **given}),
+    )
+
+
+def role_of_target(target: str) -> Role | None:
+    """Returns the role that a target's word speaks of; None for ``any`` of something that there is one of."""
+    if target == LEADER:
+        return Role.AGGREGATOR
+    if target.startswith(ANY):
+        return next((role for role in _ANY_ROLES if target == ANY + role), None)
+    return role_of(target)
+
+
+def resolve(
+    target: str,
+    *,
+    running: Collection[str],
+    disturbed: Collection[str],
+    leader: str | None,
+    rng: random.Random,
+) -> str | None:
+    """Returns the process that a target means now; None if there is none that may be struck.
+
+    ``any`` never means a process that still suffers from another fault, nor the last healthy one of several aggregators
+    or brokers: a plan that wants all of them down names them.
+
+    Args:
+        target: The word.
+        running: Names of all processes that run.
+        disturbed: Those among them that suffer from a fault.
+        leader: The aggregator that publishes, if it is known.
+        rng: Chooses among several.
+    """
+    if target == LEADER:
+        aggregators = sorted(name for name in running if role_of(name) is Role.AGGREGATOR)
+        return leader if leader in running else next(iter(aggregators), None)
+    if not target.startswith(ANY):
+        return target if target in running else None
+    role = Role(target.removeprefix(ANY))
+    all_of_them = sorted(name for name in running if role_of(name) is role)
+    healthy = [name for name in all_of_them if name not in disturbed]
+    last_one = len(healthy) == 1 and len(all_of_them) > 1 and role in (Role.AGGREGATOR, Role.BROKER)
+    return None if last_one or not healthy else rng.choice(healthy)
+
+
+# --- the plan of a run ------------------------------------------------------------------------------------------
 
 _TABLES = ("chaos", "cluster", "fault")
 _FAULT_KEYS = ("at_s", "kind", "target", "for_s")
 
 #: What a storm goes through, in an order of its own each time: (kind, target; empty: the usual one).
-DRILLS: tuple[tuple[Kind, str], ...] = (
-    (Kind.KILL, "any island"),
-    (Kind.KILL, "leader"),
-    (Kind.KILL, "any aggregator"),
-    (Kind.KILL, "any broker"),
-    (Kind.KILL, "redis"),
-    (Kind.STOP, "any island"),
-    (Kind.STOP, "leader"),
-    (Kind.STOP, "any broker"),
-    (Kind.STOP, "redis"),
-    (Kind.CLOCK, "any island"),
-    (Kind.CLOCK, "leader"),
-    (Kind.CLOCK, "any broker"),
-    (Kind.DISK_FULL, "leader"),
-    (Kind.WIPE, "redis"),
-    (Kind.STALE, "redis"),
-    (Kind.PARTITION, "any island"),
-    (Kind.CUT_REDIS, "leader"),
-    (Kind.SLOW, "any island"),
-    (Kind.CORRUPT, "any island"),
-    (Kind.RESET, "any island"),
-    (Kind.NAN, ""),
-    (Kind.SCALE, ""),
-    (Kind.REPLAY, ""),
-    (Kind.GARBAGE, ""),
+DRILLS: tuple[tuple[FaultKind, str], ...] = (
+    *((FaultKind.KILL, each) for each in ("any island", "leader", "any aggregator", "any broker", "redis")),
+    *((FaultKind.STOP, each) for each in ("any island", "leader", "any broker", "redis")),
+    *((FaultKind.CLOCK, each) for each in ("any island", "leader", "any broker")),
+    (FaultKind.DISK_FULL, "leader"),
+    (FaultKind.WIPE, "redis"),
+    (FaultKind.STALE, "redis"),
+    (FaultKind.PARTITION, "any island"),
+    (FaultKind.CUT_REDIS, "leader"),
+    *((each, "any island") for each in (FaultKind.SLOW, FaultKind.CORRUPT, FaultKind.RESET)),
+    *((each, "") for each in MISBEHAVIORS),
 )
 
 
@@ -82,27 +201,20 @@ class ChaosConfig:
         if not 0 < self.seconds <= 7 * 86_400:
             raise ConfigError("seconds", self.seconds, "must be above 0, at most a week")
         for kind in self.fault_kinds:
-            if kind not in tuple(Kind):
-                raise ConfigError("fault_kinds", kind, f"is no kind of fault; {nearest(kind, list(Kind))}")
+            if kind not in tuple(FaultKind):
+                raise ConfigError("fault_kinds", kind, f"is no kind of fault; {nearest(kind, list(FaultKind))}")
 
     @property
-    def kinds(self) -> frozenset[Kind] | None:
+    def kinds(self) -> frozenset[FaultKind] | None:
         """The kinds to draw from; None: all that are possible."""
-        return frozenset(map(Kind, self.fault_kinds)) or None
+        return frozenset(map(FaultKind, self.fault_kinds)) or None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FaultFile:
-    """What a file of faults says.
+class FaultFile(NamedTuple):
+    """A file of faults: its tables [chaos] and [cluster], not checked yet, and its faults in order of their times."""
 
-    Attributes:
-        chaos: Its table [chaos], not checked yet.
-        cluster: Its table [cluster], not checked yet.
-        faults: In the order of their times.
-    """
-
-    chaos: Mapping[str, Any] = field(default_factory=dict)
-    cluster: Mapping[str, Any] = field(default_factory=dict)
+    chaos: Mapping[str, Any] = MappingProxyType({})
+    cluster: Mapping[str, Any] = MappingProxyType({})
     faults: tuple[Fault, ...] = ()
 
 
@@ -131,37 +243,45 @@ def read_faults(text: str, *, name: str) -> FaultFile:
 
 
 def _fault(row: Mapping[str, Any], where: str) -> Fault:
+    def refuse(key: str, value: object, cure: str) -> NoReturn:
+        raise ConfigError(f"{where}.{key}", value, cure)
+
     kind = row.get("kind")
-    if kind not in tuple(Kind):
-        raise ConfigError(f"{where}.kind", kind, f"is no kind of fault; {nearest(str(kind), list(Kind))}")
+    if kind not in tuple(FaultKind):
+        refuse("kind", kind, f"is no kind of fault; {nearest(str(kind), list(FaultKind))}")
+    nature = NATURES[FaultKind(kind)]
     for key in ("at_s", "for_s"):
         value = row.get(key, 0.0 if key == "for_s" else None)
-        if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
-            raise ConfigError(f"{where}.{key}", value, "must be a number of seconds")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
+            refuse(key, value, "must be a number of seconds, 0 or more")
     target = row.get("target", [])
     targets = [target] if isinstance(target, str) else target
     if not isinstance(targets, list) or not all(isinstance(each, str) for each in targets):
-        raise ConfigError(f"{where}.target", target, "must be a word in quotes, or a list of them")
+        refuse("target", target, "must be a word in quotes, or a list of them")
+    for each in targets:
+        if not nature.befalls:
+            refuse("target", each, f"cannot be chosen for {kind}; leave it out")
+        role = role_of_target(each)
+        if role is None:
+            refuse("target", each, f"must be any of {', '.join(_ANY_ROLES)}, leader, or a process's name")
+        if role not in nature.befalls:
+            refuse("target", each, f"{kind} befalls {', '.join(sorted(nature.befalls))}")
     options = {key: value for key, value in row.items() if key not in _FAULT_KEYS}
     for key, value in options.items():
-        if not isinstance(value, bool | int | float):
-            raise ConfigError(f"{where}.{key}", value, "must be a number, true or false")
+        linked = nature.needs is Needs.LINKS  # the keys of a link's condition are checked by those who know them
+        if key not in nature.options and not linked:
+            refuse(key, value, f"is nothing that {kind} has; {nearest(key, [*_FAULT_KEYS, *nature.options])}")
+        if not isinstance(value, bool | int | float) or (isinstance(value, bool) and not linked):
+            refuse(key, value, f"must be a number{', true or false' if linked else ''}")
     for_s = float(row["for_s"]) if "for_s" in row else None
-    try:
-        return fault(Kind(kind), float(row["at_s"]), tuple(targets), for_s, options)
-    except ConfigError as err:
-        raise ConfigError(f"{where}.{err.field}", err.value, err.cure) from err
+    return fault(FaultKind(kind), float(row["at_s"]), tuple(targets), for_s, options)
 
 
-def drawn_faults(config: ChaosConfig, kinds: Collection[Kind], *, standbys: bool = False) -> Iterator[Fault]:
+def drawn_faults(config: ChaosConfig, kinds: Collection[FaultKind], *, standbys: bool = False) -> Iterator[Fault]:
     """Yields the faults of a storm: one every ``fault_every_s``, every drill in turn, each time in another order.
 
     Durations are drawn too, between half and one and a half of what is usual. Clocks jump forward and back by turns.
-
-    Args:
-        config: Seed, rate and times.
-        kinds: Kinds to draw from.
-        standbys: Whether there are any: only then does "any aggregator" differ from the leader.
+    Only with standbys does "any aggregator" differ from the leader.
     """
     if config.fault_every_s == 0:
         return
@@ -175,7 +295,7 @@ def drawn_faults(config: ChaosConfig, kinds: Collection[Kind], *, standbys: bool
                 return
             lasts_s = round(NATURES[kind].for_s * rng.uniform(0.5, 1.5), 2)
             options: dict[str, float | bool] = {}
-            if kind is Kind.CLOCK:
+            if kind is FaultKind.CLOCK:
                 jumps += 1
                 options["jump_s"] = round(rng.uniform(1.0, 60.0) * (1 if jumps % 2 else -1), 2)
             yield fault(kind, round(at_s, 3), (target,) if target else (), lasts_s, options)
@@ -183,21 +303,16 @@ def drawn_faults(config: ChaosConfig, kinds: Collection[Kind], *, standbys: bool
 
 
 def all_faults(config: ChaosConfig, file: FaultFile, possible: Collection[Needs], *, standbys: bool) -> list[Fault]:
-    """Returns every fault of a run, in the order of their times.
-
-    Args:
-        config: Flags and [chaos].
-        file: The file's own faults.
-        possible: What is there of all that a kind may need.
-        standbys: Whether there are standby aggregators.
+    """Returns every fault of a run, in the order of their times; ``possible`` is there of what kinds may need.
 
     Raises:
         ConfigError: A kind that was asked for is not possible here.
     """
     able = {kind for kind, nature in NATURES.items() if nature.needs is None or nature.needs in possible}
     for kind in [*(config.kinds or ()), *(each.kind for each in file.faults)]:
-        if kind not in able:
-            raise ConfigError("kind", str(kind), cure_of(NATURES[kind].needs))
+        needs = NATURES[kind].needs
+        if needs is not None and needs not in possible:
+            raise ConfigError("kind", str(kind), needs.value)
     kinds = able if config.kinds is None else config.kinds
     faults = [*file.faults, *drawn_faults(config, kinds, standbys=standbys)]
     faults.sort(key=lambda each: each.at_s)
@@ -205,25 +320,3 @@ def all_faults(config: ChaosConfig, file: FaultFile, possible: Collection[Needs]
         cure = f"must be later than the last fault, at {faults[-1].at_s:g} s"
         raise ConfigError("seconds", config.seconds, cure)
     return faults
-
-
-def cure_of(needs: Needs | None) -> str:
-    """Says what to do where something that a kind needs is missing."""
-    match needs:
-        case Needs.LINKS:
-            return "needs the link proxy between islands and broker: give --link FILE"
-        case Needs.REDIS_LINKS:
-            return (
-                'needs a link to Redis: write [link."*.redis"] into the file of --link, or give none and no --redis-url'
-            )
-        case Needs.ROGUE:
-            return "needs the misbehaving island ops.chaos.rogue, which this program does not have"
-        case Needs.OWN_REDIS:
-            return "needs a Redis that this command starts: give no --redis-url, and unset REDIS_URL"
-        case None:
-            return "is possible"
-
-
-def summary(faults: Sequence[Fault]) -> dict[str, int]:
-    """Returns kind -> how many."""
-    return {str(kind): n for kind in Kind if (n := sum(each.kind is kind for each in faults))}

@@ -1,32 +1,26 @@
-"""What was done to a run and what was seen of it, in monotonic seconds: the material of the report. Pure."""
+"""The recording of a chaos run: what was done to it and what was seen of it, in monotonic seconds."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any
 
-from ops.chaos.faults import Fault
+from islands.session.pulse import Beat
+from ops.chaos.plan import Fault
+from ops.processes.cluster import Change
+
+#: From when to when.
+Spell = tuple[float, float]
 
 
-class Change(StrEnum):
-    """What became of a process."""
-
-    STARTED = "started"  # again
-    DIED = "died"
-    ENDED = "ended"
-    GAVE_UP = "gave_up"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Happening:
     """A fault that was injected, or could not be.
 
     Attributes:
         number: From 1 on, in order.
-        processes: Who was struck.
-        at_s: When.
+        processes: Those that were struck.
         ended_s: When it was taken back; None if it still lasts.
         skipped: Why nothing was done; empty if it was.
     """
@@ -49,32 +43,13 @@ class ProcessChange:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClockJump:
-    """From ``at_s`` on, a machine's clock as a process sees it is ``offset_s`` ahead.
-
-    The process itself reads a clock that never goes back (:class:`broker.process.clocks.SteadyClock`).
-    """
-
-    at_s: float
-    process: str
-    offset_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class VersionSeen:
-    """A fragment version appeared in a ledger: it was durable by ``at_s``; ``row`` is the ledger's line."""
+    """A fragment version appeared in a ledger: it was durable by ``at_s``; who is in it, as the ledger has it."""
 
     at_s: float
-    fragment_id: int
     version: int
     epoch: int
-    row: Mapping[str, Any]
-
-    @property
-    def contributions(self) -> Sequence[Mapping[str, Any]]:
-        """Who is in it, as the ledger has it."""
-        parts: Sequence[Mapping[str, Any]] = self.row["contributions"]
-        return parts
+    contributions: Sequence[Mapping[str, Any]]
 
     def has(self, island_id: str, *, above_incarnation: int = 0) -> bool:
         """Whether an island is in it, with a life later than ``above_incarnation``."""
@@ -84,11 +59,21 @@ class VersionSeen:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
-    """An inner step's end, and the process that ran it."""
+class RoundSeen:
+    """A round that led to a version: when it was open, and who is in it."""
+
+    opened_s: float
+    committed_s: float
+    islands: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoteSeen:
+    """A decision of an aggregator, on its tape."""
 
     at_s: float
-    pid: int
+    name: str
+    fields: Mapping[str, Any]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -97,22 +82,23 @@ class Recording:
 
     Attributes:
         islands: Names of the run's own islands.
-        pace_s: Seconds that a step of each takes at least, by setting; 0 for as fast as it can.
         began_s: When every island trained: time 0 of the plan.
         ended_s: When the run was told to end.
+        steps: Island -> the ends of its steps.
+        notes: Decisions that may show that a fault was noticed.
         redis: (moment, whether the run's status could be read there).
         late: (moment, seconds): the observer woke so much later than it had asked to; the machine was busy elsewhere.
     """
 
     islands: tuple[str, ...]
-    pace_s: Mapping[str, float] = field(default_factory=dict)
     began_s: float = 0.0
     ended_s: float = 0.0
     happenings: list[Happening] = field(default_factory=list)
     changes: list[ProcessChange] = field(default_factory=list)
-    jumps: list[ClockJump] = field(default_factory=list)
     versions: list[VersionSeen] = field(default_factory=list)
-    steps: dict[str, list[Step]] = field(default_factory=dict)
+    steps: dict[str, list[Beat]] = field(default_factory=dict)
+    rounds: list[RoundSeen] = field(default_factory=list)
+    notes: list[NoteSeen] = field(default_factory=list)
     redis: list[tuple[float, bool]] = field(default_factory=list)
     late: list[tuple[float, float]] = field(default_factory=list)
 
@@ -120,10 +106,7 @@ class Recording:
         """Returns the faults that were injected."""
         return [each for each in self.happenings if not each.skipped]
 
-    def spells(self, process: str) -> list[tuple[float, float]]:
-        """Returns when faults lasted on a process: (from, to), the end of the run for those that still do."""
-        return [
-            (each.at_s, self.ended_s if each.ended_s is None else each.ended_s)
-            for each in self.done()
-            if process in each.processes
-        ]
+    @property
+    def first_fault_s(self) -> float:
+        """When the first of them struck; the end if there was none."""
+        return min((each.at_s for each in self.done()), default=self.ended_s)

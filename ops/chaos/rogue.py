@@ -13,7 +13,6 @@ import asyncio
 import contextlib
 import random
 import sys
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 import zmq
@@ -21,38 +20,26 @@ import zmq
 from broker.wire.errors import ConfigError, Unavailable
 from broker.wire.messages import Channel, Contribution, Envelope
 from islands import daemon
-from islands.config import IslandConfig
 from islands.session import connections as wire
 from islands.session import session
-from ops.chaos.misbehavior import Manner, Rogue
-from ops.chaos.tampering import TamperedTensors
+from ops.faults import MISBEHAVIORS, FaultKind, Rogue, TamperedTensors
 
 #: More messages than any manner sends in place of one.
 MOST_FOR_ONE = 8
 
 
-def rogue_wire(manner: Manner, rate: float, seed: int) -> type[wire.Connections]:
+def rogue_wire(manner: FaultKind, rate: float, seed: int) -> type[wire.Connections]:
     """Returns the connection of an island, with a rogue between core and socket."""
 
-    class RogueWire(wire.Connections):
-        def __init__(
-            self,
-            config: IslandConfig,
-            receive: Callable[[Channel, Envelope], Awaitable[None]],
-            line: Callable[[bool], None],
-            lookup: Callable[[str], None] = lambda _: None,
-            *,
-            sequence: int = 0,
-        ) -> None:
-            super().__init__(config, receive, line, lookup, sequence=sequence)
-            self._rng = random.Random(seed)
-            self._rogue = Rogue(manner, rate, TamperedTensors(), self._rng)
+    rng = random.Random(seed)
+    rogue = Rogue(manner, rate, TamperedTensors(), rng)
 
+    class RogueWire(wire.Connections):
         def post(self, envelope: Envelope) -> None:
             # Each under a number of its own: under the same one a broker would refuse all but the first.
-            for place, message in enumerate(self._rogue.outgoing(envelope.message)):
+            for place, message in enumerate(rogue.outgoing(envelope.message)):
                 super().post(replace(envelope, message=message, sequence=MOST_FOR_ONE * envelope.sequence + place))
-            if manner is Manner.GARBAGE and isinstance(envelope.message, Contribution):
+            if manner is FaultKind.GARBAGE and isinstance(envelope.message, Contribution):
                 asyncio.get_running_loop().create_task(self._send_bytes())
 
         async def _send_bytes(self) -> None:
@@ -60,7 +47,7 @@ def rogue_wire(manner: Manner, rate: float, seed: int) -> type[wire.Connections]
             if Channel.BULK not in self._endpoints:
                 return  # between two brokers
             socket = self._endpoints[Channel.BULK]._open_socket  # no honest use would do this
-            frames = [self._rng.randbytes(self._rng.randrange(200)) for _ in range(self._rng.randrange(1, 4))]
+            frames = [rng.randbytes(rng.randrange(200)) for _ in range(rng.randrange(1, 4))]
             with contextlib.suppress(zmq.ZMQError):  # the connection is down: garbage need not arrive
                 await socket.send_multipart(frames, zmq.NOBLOCK)
 
@@ -70,7 +57,7 @@ def rogue_wire(manner: Manner, rate: float, seed: int) -> type[wire.Connections]
 def main(argv: list[str] | None = None) -> int:
     """Runs a rogue until the run ends or a signal comes; exit codes as of ``atoll island``."""
     parser = argparse.ArgumentParser(prog="rogue", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--manner", choices=[str(each) for each in Manner], required=True, help="what it does")
+    parser.add_argument("--manner", choices=[str(each) for each in MISBEHAVIORS], required=True, help="what it does")
     parser.add_argument("--rate", type=float, default=1.0, help="share of its contributions (default: 1, all)")
     parser.add_argument("--rogue-seed", type=int, default=0, help="of its accidents")
     daemon.add_arguments(parser)
@@ -79,7 +66,7 @@ def main(argv: list[str] | None = None) -> int:
         if not 0 < args.rate <= 1:
             raise ConfigError("rate", args.rate, "must be above 0 and at most 1")
         # The one place where an island makes its connection.
-        setattr(session, "Connections", rogue_wire(Manner(args.manner), args.rate, args.rogue_seed))  # noqa: B010 - typed so
+        setattr(session, "Connections", rogue_wire(FaultKind(args.manner), args.rate, args.rogue_seed))  # noqa: B010 - typed so
         return daemon.run(args)
     except (ConfigError, Unavailable) as err:
         print(f"rogue: {err}", file=sys.stderr)

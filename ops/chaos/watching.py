@@ -1,7 +1,8 @@
-"""Watches a run from outside: ledgers and pulses by their files, and what Redis says in a thread of its own.
+"""Watches a run from outside: ledgers, tapes and pulses by their files, and Redis in a thread of its own.
 
-Shell. None of it can be stopped by the faults that it is to observe: files are read as they are, and a Redis that hangs
-keeps only its own thread waiting.
+None of it can be stopped by the faults that it is to observe: files are read as they are, and a Redis that hangs keeps
+only its own thread waiting. Times are those at which something was seen, on this process's clock: those on a tape are
+of a clock that a fault may have made jump.
 """
 
 from __future__ import annotations
@@ -18,10 +19,25 @@ from typing import Any
 from broker.registry.registry import Registry
 from broker.wire.errors import Unavailable
 from islands.session.pulse import read_pulse
-from ops.chaos.records import Recording, Step, VersionSeen
+from ops.chaos.records import NoteSeen, Recording, RoundSeen, VersionSeen
 from ops.inspect.run_status import Status, status_of
 
 STATUS_EVERY_S = 0.5
+
+
+def ledger_files(run_dir: Path) -> list[Path]:
+    """Returns the ledgers of all stores of a run: the aggregator's, and those of its standbys."""
+    return sorted([*run_dir.glob("store/ledger.jsonl"), *run_dir.glob("*/store/ledger.jsonl")])
+
+
+def tape_files(run_dir: Path) -> list[Path]:
+    """Returns the tapes of a run: that of the aggregator it began with, and those of its standbys that ever led."""
+    return sorted([*run_dir.glob("events.jsonl"), *run_dir.glob("*/events.jsonl")])
+
+
+def pulse_file(run_dir: Path, island: str) -> Path:
+    """Where an island shows its pulse."""
+    return run_dir / "chaos" / f"{island}.pulse"
 
 
 class Follower:
@@ -53,44 +69,53 @@ class Follower:
 
 
 class Observer:
-    """Adds to a recording what ledgers and pulses show; :meth:`look` takes a millisecond or two."""
+    """Adds to a recording what pulses, ledgers and tapes show; :meth:`look` takes a few milliseconds."""
 
     def __init__(self, run_dir: Path, recording: Recording) -> None:
         self._run_dir = run_dir
         self._recording = recording
-        self._ledgers: dict[Path, Follower] = {}
+        self._followed: dict[Path, Follower] = {}
         self._seen: set[tuple[int, int]] = set()
+        self._opened_s: dict[tuple[Path, int], float] = {}  # of rounds
         self._counts = dict.fromkeys(recording.islands, 0)
 
     def look(self) -> None:
         """Takes in what is new."""
-        recording = self._recording
-        for island in recording.islands:
+        for island in self._recording.islands:
             self._counts[island], beats = read_pulse(pulse_file(self._run_dir, island), self._counts[island])
-            steps = recording.steps.setdefault(island, [])
-            steps += [Step(at_s=beat.at_s, pid=beat.pid) for beat in beats]
+            self._recording.steps.setdefault(island, []).extend(beats)
         for path in ledger_files(self._run_dir):
-            self._ledgers.setdefault(path, Follower(path))
-        for follower in self._ledgers.values():
-            rows = follower.news()
-            now_s = time.monotonic()
-            for row in rows:
-                key = row["fragment_id"], row["fragment_version"]
-                if key not in self._seen:  # a standby's copy is no other version
-                    self._seen.add(key)
-                    recording.versions.append(
-                        VersionSeen(at_s=now_s, fragment_id=key[0], version=key[1], epoch=row["epoch"], row=row)
-                    )
+            for row in self._news(path):
+                self._take_row(row, time.monotonic())
+        for path in tape_files(self._run_dir):
+            for line in self._news(path):
+                self._take_line(path, line, time.monotonic())
 
+    def _news(self, path: Path) -> list[dict[str, Any]]:
+        return self._followed.setdefault(path, Follower(path)).news()
 
-def ledger_files(run_dir: Path) -> list[Path]:
-    """Returns the ledgers of all stores of a run: the aggregator's, and those of its standbys."""
-    return sorted([*run_dir.glob("store/ledger.jsonl"), *run_dir.glob("*/store/ledger.jsonl")])
+    def _take_row(self, row: dict[str, Any], now_s: float) -> None:
+        key = row["fragment_id"], row["fragment_version"]
+        if key not in self._seen:  # a standby's copy is no other version
+            self._seen.add(key)
+            seen = VersionSeen(at_s=now_s, version=key[1], epoch=row["epoch"], contributions=row["contributions"])
+            self._recording.versions.append(seen)
 
-
-def pulse_file(run_dir: Path, island: str) -> Path:
-    """Where an island shows its pulse."""
-    return run_dir / "chaos" / f"{island}.pulse"
+    def _take_line(self, tape: Path, line: dict[str, Any], now_s: float) -> None:
+        fields = line.get("fields", {})
+        match line.get("note"):
+            case None | "contribution.accepted":
+                pass
+            case "round.opened":
+                self._opened_s[tape, fields["round"]] = now_s
+            case "version.committed":
+                opened_s = self._opened_s.pop((tape, fields["round"]), None)
+                islands = frozenset(each["island"] for each in fields["contributions"])
+                if opened_s is not None:
+                    seen = RoundSeen(opened_s=opened_s, committed_s=now_s, islands=islands)
+                    self._recording.rounds.append(seen)
+            case name:
+                self._recording.notes.append(NoteSeen(at_s=now_s, name=name, fields=fields))
 
 
 class StatusWatch:

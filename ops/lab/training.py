@@ -32,7 +32,7 @@ from islands.protocol.core import Island
 from islands.session import checkpoint, state_parts
 from islands.session.training_state import Position, Snapshot
 from islands.tasks.task import Batch, DataShare, Params, Schedule, Task, endless_batches
-from ops.chaos.tampering import TamperedTensors
+from ops.faults import TamperedTensors
 from ops.lab.settings import MergeRule
 from ops.lab.strides import Step, Strides, put_off
 

@@ -21,10 +21,11 @@ from aggregator.state.founding import Founding, foundings_of
 from aggregator.state.records import commit_from_map
 from broker.wire import messages as m
 from broker.wire.records import LeaseView
+from ops.faults import FaultKind, Role
 from ops.virtual.aggregator import SimAggregator
 from ops.virtual.crash_points import Point
 from ops.virtual.partitions import REDIS
-from ops.virtual.plan import AggregatorTrouble, RedisTrouble, StationTrouble
+from ops.virtual.plan import Trouble
 from ops.virtual.queue import Alarm
 from ops.virtual.world import Disk, World
 
@@ -50,7 +51,7 @@ class SimLease:
         self._renewal = 0  # its number, in the key
         self._history: list[tuple[float, LeaseView, float, int]] = []
         for trouble in simulation.plan.troubles:
-            if trouble.kind in (RedisTrouble.WIPED, RedisTrouble.OLD, RedisTrouble.POWER):
+            if trouble.role is Role.REDIS and trouble.kind is not FaultKind.STOP:
                 simulation.queue.at(trouble.at_s + trouble.for_s, partial(self._come_back, trouble))
 
     def call(
@@ -61,7 +62,7 @@ class SimLease:
         troubles, name = self._simulation.plan.troubles, self._simulation.stations[station].name
         if self._simulation.dies_at(name, Point.SEND):
             return
-        fails = any(t.lasts(now_s) and (t.kind in RedisTrouble or self._cuts(t, station)) for t in troubles)
+        fails = any(t.lasts(now_s) and (t.role is Role.REDIS or self._cuts(t, station)) for t in troubles)
         if fails or self._simulation.network.is_cut(name, REDIS):
             queue.after(NO_ANSWER_S, silent)
             return
@@ -128,16 +129,16 @@ class SimLease:
         self.held, self._renewed_at_s, self._renewal = lease, self._clock.now_s, renewal
         self._history.append((self._simulation.queue.now_s, lease, self._renewed_at_s, renewal))
 
-    def _come_back(self, trouble: AggregatorTrouble) -> None:
+    def _come_back(self, trouble: Trouble) -> None:
         """With nothing, or with what was there earlier."""
         self.held, self._renewed_at_s, self._renewal = LeaseView(), 0.0, 0
-        if trouble.kind is RedisTrouble.OLD:
+        if trouble.kind is FaultKind.STALE:
             for at_s, held, renewed_at_s, renewal in self._history:
                 if at_s <= trouble.at_s / 2:
                     self.held, self._renewed_at_s, self._renewal = held, renewed_at_s, renewal
 
-    def _cuts(self, trouble: AggregatorTrouble, station: int) -> bool:
-        return trouble.kind is StationTrouble.NO_REDIS and trouble.station == station
+    def _cuts(self, trouble: Trouble, station: int) -> bool:
+        return trouble.kind is FaultKind.CUT_REDIS and trouble.number == station
 
 
 def station_names(shards: int, standbys: int) -> tuple[str, ...]:

@@ -1,4 +1,7 @@
-"""What must always hold (design, section 10), checked by an observer that sees every process at once."""
+"""The invariants of a simulated run (design, section 10): an observer that sees every process at once.
+
+What is asked of files too is in :mod:`ops.invariants`; the rest can only be seen while a run goes on.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,13 @@ from typing import TYPE_CHECKING
 from aggregator.core import Aggregator
 from aggregator.events import Commit, Merge, Publish
 from broker.wire.fragments import shard_of
-from broker.wire.messages import Merged, Phase
+from broker.wire.messages import Phase
 from broker.wire.ranges import IntervalSet
 from islands.protocol.data_shares import TrainedBatch
 from islands.protocol.events import Fail
 from islands.protocol.fragment import Stage
+from ops.faults import FaultKind
+from ops.invariants import Contents, Epochs, MergedRanges, balanced, durable_before, grows, weights_fit
 from ops.virtual.work import SEED_NORM, Claim
 from ops.virtual.world import World
 
@@ -25,26 +30,23 @@ if TYPE_CHECKING:
     from ops.virtual.island import SimIsland
 
 
-#: Troubles after which Redis knows less than it did.
-FORGETFUL = ("wiped", "old")
+#: Faults after which Redis knows less than it did.
+FORGETFUL = (FaultKind.WIPE, FaultKind.STALE)
 
 
 class InvariantViolation(AssertionError):
     """An invariant of the design does not hold; the message names it."""
 
 
+def hold(invariant: int, wrong: str) -> None:
+    """Raises :class:`InvariantViolation` if a predicate found something wrong."""
+    if wrong:
+        raise InvariantViolation(f"invariant {invariant}: {wrong}")
+
+
 def require(holds: bool, invariant: int, message: str) -> None:
     """Raises :class:`InvariantViolation` unless ``holds``."""
-    if not holds:
-        raise InvariantViolation(f"invariant {invariant}: {message}")
-
-
-def without(intervals: IntervalSet, start: int, end: int) -> IntervalSet:
-    """Returns the set without ``[start, end)``, all of which is in it."""
-    kept = [i for i in intervals if not i[0] <= start < i[1]]
-    cut = next(i for i in intervals if i[0] <= start < i[1])
-    pieces = [(cut[0], start), (end, cut[1])]
-    return IntervalSet([*kept, *((a, b) for a, b in pieces if a < b)])
+    hold(invariant, "" if holds else message)
 
 
 @dataclass(slots=True)
@@ -68,16 +70,15 @@ class Invariants:
         self._rogues = rogues
         self._watching = watching
         self._durable: dict[tuple[int, int], Commit] = {}
-        self._published: dict[tuple[int, int], str] = {}
+        self._contents = Contents()  # of what was published
+        self._published = self._contents.digests
         self._newest: dict[int, int] = {}
         self._epochs: dict[int, int] = {}  # shard -> the highest epoch that published
-        self._speakers: dict[
-            tuple[int, int], str
-        ] = {}  # (shard, epoch) -> the life of an aggregator that spoke under it
-        self._merged: dict[tuple[str, int, int], IntervalSet] = {}
+        self._speakers = Epochs()
+        self._merged = MergedRanges()  # of steps, by life and fragment
         self.merged_tokens: Counter[int] = Counter()
         self._trained: dict[int, IntervalSet] = {}  # share -> batches trained by anybody, once or more often
-        self._merged_data: dict[tuple[int, int], IntervalSet] = {}  # (fragment, share) -> batches
+        self._merged_data = MergedRanges()  # of batches, by fragment and share
         self._versions_seen: dict[str, tuple[int, ...]] = {}
         self._trained_tokens: dict[tuple[str, int], int] = {}
         self._ends: dict[int, _End] = {}  # by shard
@@ -122,25 +123,17 @@ class Invariants:
             require(key not in self._published, 1, f"{key} committed twice")
             self._forget(known)
         self._durable[key] = commit
+        p = commit.fragment_id
         for merged in commit.contributions:
-            of = self._merged.setdefault((merged.island_id, merged.incarnation, commit.fragment_id), IntervalSet())
-            overlaps = of.overlaps(merged.steps.from_step, merged.steps.to_step)
-            require(not overlaps, 2, f"{merged.island_id} fragment {commit.fragment_id} {merged.steps} merged twice")
-            of.add(merged.steps.from_step, merged.steps.to_step)
-            self._add_data(commit.fragment_id, merged)
-            self.merged_tokens[commit.fragment_id] += merged.steps.tokens
-        weights = sum(m.merge_weight for m in commit.contributions)
-        require(weights <= 1 + 1e-9, 2, f"merge weights of {key} add up to {weights}")
-
-    def _add_data(self, fragment_id: int, merged: Merged) -> None:
-        require(bool(merged.data), 2, f"{merged.island_id} does not say what it trained on in {merged.steps}")
-        for d in merged.data:
-            of = self._merged_data.setdefault((fragment_id, d.share), IntervalSet())
-            twice = of.overlaps(d.from_batch, d.to_batch)
-            require(not twice, 2, f"{d} is merged twice into fragment {fragment_id}, now by {merged.island_id}")
-            of.add(d.from_batch, d.to_batch)
-            ends_at = self._trained.get(d.share, IntervalSet()).end
-            require(d.to_batch <= ends_at, 2, f"{d} of {merged.island_id} was never trained")
+            life, steps = (merged.island_id, merged.incarnation, p), merged.steps
+            hold(2, self._merged.merge(life, steps.from_step, steps.to_step))
+            require(bool(merged.data), 2, f"{merged.island_id} does not say what it trained on in {steps}")
+            for d in merged.data:
+                hold(2, self._merged_data.merge((p, d.share), d.from_batch, d.to_batch))
+                ends_at = self._trained.get(d.share, IntervalSet()).end
+                require(d.to_batch <= ends_at, 2, f"{d} of {merged.island_id} was never trained")
+            self.merged_tokens[p] += steps.tokens
+        hold(2, weights_fit(key, [merged.merge_weight for merged in commit.contributions]))
 
     def publishing(self, publish: Publish, epoch: int, shard: int) -> None:
         """A version is about to be sent."""
@@ -148,14 +141,13 @@ class Invariants:
         require(key in self._durable, 3, f"{key} is published before it is durable")
         require(self._durable[key].digest == publish.digest, 1, f"{key} is published with other bytes than stored")
         again, before = key in self._published, self._epochs.get(shard, 0)
-        require(self._published.setdefault(key, publish.digest) == publish.digest, 1, f"{key} names two byte strings")
+        hold(1, self._contents.name(key, publish.digest))
         if again and epoch < before:
             return  # by a leader that does not know yet that it is none any more: brokers refuse it
-        newest = self._newest.get(publish.fragment_id, -1)
-        require(publish.fragment_version >= newest, 1, f"version of {key} goes back from {newest}")
-        self._newest[publish.fragment_id] = publish.fragment_version
-        require(epoch >= before, 5, f"epoch {epoch} publishes after {before}")
-        self._epochs[shard] = epoch
+        p, version = key
+        hold(1, grows(f"the published version of fragment {p}", self._newest.get(p, -1), version, or_stays=True))
+        hold(5, grows("the epoch that publishes", before, epoch, or_stays=True))
+        self._newest[p], self._epochs[shard] = version, epoch
 
     def replicated(self, aggregator: SimAggregator, publish: Publish) -> None:
         """A version is about to be sent: whoever may take over has it, unless Redis has forgotten who that is."""
@@ -165,39 +157,35 @@ class Invariants:
             return
         if any(trouble.kind in FORGETFUL for trouble in simulation.plan.troubles):
             return
+        key = publish.fragment_id, publish.fragment_version
         for station in simulation.stations:
-            commit = station.disk.commits.get(publish.fragment_id)
-            have = -1 if commit is None else commit.fragment_version
-            if station.name in lease.in_sync and have < publish.fragment_version:
-                key = publish.fragment_id, publish.fragment_version
-                require(False, 3, f"{key} is published, {station.name} is in sync and has version {have}")
+            if station.name in lease.in_sync:
+                have = _newest_on(station, publish.fragment_id)
+                hold(3, durable_before(key, have, f"published, {station.name} is in sync"))
 
     def speaking(self, address: str, shard: int, epoch: int) -> None:
         """A life of an aggregator is about to say something: nobody else ever did under its epoch."""
-        other = self._speakers.setdefault((shard, epoch), address)
-        if other != address:
-            require(False, 5, f"{address} speaks under epoch {epoch}, as {other} did")
+        hold(5, self._speakers.speak(shard, epoch, address))
 
     def power_lost(self) -> None:
         """Nobody knows any more of an epoch that was given, and under which nothing was published."""
-        published = self._epochs
-        self._speakers = {key: who for key, who in self._speakers.items() if key[1] <= published.get(key[0], 0)}
+        for shard, epoch in list(self._speakers.lives):
+            if epoch > self._epochs.get(shard, 0):
+                del self._speakers.lives[shard, epoch]
 
     def leading(self, station: Station, epoch: int) -> None:
         """An aggregator takes over: under an epoch of its own, and with everything that was ever published."""
         shard, shards = station.config.shard, station.config.shards
-        spoken = max((each for of, each in self._speakers if of == shard), default=0)
-        require(epoch > spoken, 5, f"{station.name} leads under epoch {epoch} after {spoken}")
+        spoken = max((each for of, each in self._speakers.lives if of == shard), default=0)
+        hold(5, grows(f"the epoch that {station.name} leads under", spoken, epoch))
         commits = station.disk.commits
         for p, newest in self._newest.items():
             if shard_of(p, shards) != shard:
                 continue
-            commit = commits.get(p)
-            version = -1 if commit is None else commit.fragment_version
-            require(version >= newest, 3, f"{station.name} leads with version {version} of {p}, {newest} was published")
-            assert commit is not None
-            digest = self._published.get((p, version), commit.digest)
-            require(commit.digest == digest, 1, f"{station.name} leads with other bytes of {p}.{version}")
+            hold(3, durable_before((p, newest), _newest_on(station, p), f"published, {station.name} leads"))
+            version, digest = commits[p].fragment_version, commits[p].digest
+            if (p, version) in self._published:
+                hold(1, self._contents.name((p, version), digest))
         for commit in commits.values():
             self.persisted(commit)
 
@@ -209,8 +197,7 @@ class Invariants:
         ledger = aggregator.core.run.ledger
         ledger.check()
         books = ledger.books()
-        if not books.balanced():  # the message costs more than the check
-            require(False, 4, f"the books do not balance: {books}")
+        hold(4, balanced(books.trained, books.merged, books.wasted.values(), books.in_flight))
         waiting = aggregator.core.run.waiting_bytes()
         if waiting > aggregator.core.run.config.held_bytes:
             require(False, 9, f"{waiting} bytes wait")
@@ -319,11 +306,16 @@ class Invariants:
             )
 
     def _forget(self, commit: Commit) -> None:
+        p = commit.fragment_id
         for merged in commit.contributions:
-            key = merged.island_id, merged.incarnation, commit.fragment_id
             steps = merged.steps
-            self._merged[key] = without(self._merged[key], steps.from_step, steps.to_step)
-            self.merged_tokens[commit.fragment_id] -= steps.tokens
+            self._merged.take_back((merged.island_id, merged.incarnation, p), steps.from_step, steps.to_step)
+            self.merged_tokens[p] -= steps.tokens
             for d in merged.data:
-                of = commit.fragment_id, d.share
-                self._merged_data[of] = without(self._merged_data[of], d.from_batch, d.to_batch)
+                self._merged_data.take_back((p, d.share), d.from_batch, d.to_batch)
+
+
+def _newest_on(station: Station, fragment_id: int) -> int:
+    """Returns the version of a fragment on a station's disk; -1 for none."""
+    commit = station.disk.commits.get(fragment_id)
+    return -1 if commit is None else commit.fragment_version

@@ -15,7 +15,7 @@ from islands.protocol import core as isl
 from islands.protocol import events as ie
 from islands.protocol.data_shares import DataShare, TrainedBatch
 from islands.protocol.paused import Paused
-from ops.chaos.misbehavior import Rogue
+from ops.faults import Rogue
 from ops.virtual.plan import IslandPlan
 from ops.virtual.queue import Alarm
 from ops.virtual.world import World

@@ -14,6 +14,7 @@ from broker.wire import messages as m
 from broker.wire.tensors import payload_bytes
 from islands.protocol import events as ie
 from islands.protocol.donation import PART_BYTES
+from ops.faults import FaultKind
 from ops.virtual.aggregator import SimAggregator
 from ops.virtual.broker import SimBroker
 from ops.virtual.crash_points import Point
@@ -170,7 +171,10 @@ class Network:
 
     def _cut_off(self, broker: int) -> bool:
         """Whether nothing passes between a broker and the aggregator now."""
-        return any(each.cuts(broker, self._queue.now_s) for each in self._plan.broker_troubles)
+        return any(
+            each.kind is FaultKind.PARTITION and each.number == broker and each.lasts(self._queue.now_s)
+            for each in self._plan.troubles
+        )
 
     def _swallows(self, process: Process, message: m.Message, broker: int) -> bool:
         """Whether an aggregator's bulk connection to a broker has become deaf."""

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import StrEnum
 
 from aggregator.config import AggregatorConfig
 from broker.wire.fragments import Kind, TensorSpec
-from ops.chaos.misbehavior import Manner
+from ops.faults import FaultKind, Role
 from ops.virtual.clocks import ClockTrouble
 from ops.virtual.crash_points import CrashPoint
 from ops.virtual.partitions import Cut
@@ -47,7 +46,7 @@ class IslandPlan:
     outages: tuple[tuple[float, float], ...] = ()
     deaf_at_s: tuple[float, ...] = ()
     link: LinkModel | None = None
-    manner: Manner | None = None
+    manner: FaultKind | None = None
     misbehaves: float = 1.0
 
     def stepped_at_s(self, now_s: float, step_s: float) -> float:
@@ -63,53 +62,29 @@ class IslandPlan:
         return not any(at_s <= now_s < at_s + for_s for at_s, for_s in self.outages)
 
 
-class Trouble(StrEnum):
-    """What may happen to one broker of several."""
-
-    CRASH = "crash"  # its process dies; the next one knows nothing
-    FREEZE = "freeze"  # its process stops, its connections stand
-    CUT = "cut"  # nothing passes between it and the aggregator
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BrokerTrouble:
-    """A trouble of the broker at one place, from when and for how long."""
-
-    trouble: Trouble
-    broker: int
-    at_s: float
-    for_s: float
-
-    def cuts(self, broker: int, now_s: float) -> bool:
-        """Whether it keeps a broker from the aggregator now."""
-        return self.trouble is Trouble.CUT and self.broker == broker and self.at_s <= now_s < self.at_s + self.for_s
-
-
-class StationTrouble(StrEnum):
-    """What may happen to one aggregator of several."""
-
-    CRASH = "crash"  # its process dies; the next one finds the disk as it was left
-    FREEZE = "freeze"  # its process stops, and goes on later as if nothing had been
-    NO_REDIS = "no_redis"  # Redis does not answer this process
-
-
-class RedisTrouble(StrEnum):
-    """What may happen to Redis."""
-
-    DOWN = "down"  # it does not answer, and has what it had afterwards
-    WIPED = "wiped"  # it does not answer, and is empty afterwards
-    POWER = "power"  # nor does anything else run: aggregators have their disks afterwards, brokers and Redis nothing
-    OLD = "old"  # it does not answer, and has what it had when the run was half as old
+#: Faults of one broker: it dies and the next one knows nothing, it stands still, nothing passes to an aggregator.
+BROKER_FAULTS = (FaultKind.KILL, FaultKind.STOP, FaultKind.PARTITION)
+#: Faults of one aggregator: it dies and the next one finds its disk, it stands still, Redis does not answer it.
+AGGREGATOR_FAULTS = (FaultKind.KILL, FaultKind.STOP, FaultKind.CUT_REDIS)
+#: Faults of Redis: it does not answer, and has afterwards what it had, or nothing; or everything but the islands loses
+#: power, and aggregators have their disks afterwards, brokers and Redis nothing; or it has what it had at half the age.
+REDIS_FAULTS = (FaultKind.STOP, FaultKind.WIPE, FaultKind.OUTAGE, FaultKind.STALE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AggregatorTrouble:
-    """One of these, of one station or of Redis, from when and for how long."""
+class Trouble:
+    """A fault of one broker, of one aggregator or of Redis, from when and for how long.
 
-    kind: StationTrouble | RedisTrouble
+    Attributes:
+        kind: One of :data:`BROKER_FAULTS`, :data:`AGGREGATOR_FAULTS` or :data:`REDIS_FAULTS`.
+        number: Of the broker, or of the aggregator's station.
+    """
+
+    kind: FaultKind
+    role: Role
+    number: int = 0
     at_s: float
     for_s: float
-    station: int = 0
 
     def lasts(self, now_s: float) -> bool:
         """Whether it is on."""
@@ -132,9 +107,8 @@ class SimulationPlan:
     aggregator_deaf_at_s: tuple[float, ...] = ()  # damaged bytes make its bulk connection to the first broker useless
     brokers: int = 1
     broker_crashes_at_s: tuple[float, ...] = ()  # of the first one
-    broker_troubles: tuple[BrokerTrouble, ...] = ()
     standbys: int = 0  # aggregators besides the first of each shard; with them the config has ``failover``
-    troubles: tuple[AggregatorTrouble, ...] = ()
+    troubles: tuple[Trouble, ...] = ()
     cuts: tuple[Cut, ...] = ()  # of single links, by direction
     clocks: tuple[ClockTrouble, ...] = ()
     crash_points: tuple[CrashPoint, ...] = ()

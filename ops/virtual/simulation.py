@@ -20,6 +20,7 @@ from aggregator.rounds.recovery import renumbered
 from broker.wire import messages as m
 from islands.protocol import events as ie
 from islands.protocol.paused import Paused
+from ops.faults import FaultKind, Role
 from ops.virtual.aggregator import SimAggregator
 from ops.virtual.broker import SimBroker
 from ops.virtual.clocks import Clock
@@ -28,7 +29,7 @@ from ops.virtual.failover import SimLease, Station
 from ops.virtual.invariants import Invariants
 from ops.virtual.island import SimIsland
 from ops.virtual.network import Network, Process
-from ops.virtual.plan import IslandPlan, RedisTrouble, SimulationPlan, StationTrouble, Trouble
+from ops.virtual.plan import IslandPlan, SimulationPlan
 from ops.virtual.queue import EventQueue
 from ops.virtual.work import Counting, Works
 from ops.virtual.world import Disk, OnNote, World
@@ -95,26 +96,22 @@ class Simulation(World):
             self.queue.at(at_s, partial(self.stations[0].crash, plan.restart_s))
         for at_s in plan.aggregator_deaf_at_s:
             self.queue.at(at_s, lambda: self.aggregator.deaf.add(0))
-        for trouble in plan.troubles:
-            match trouble.kind:
-                case StationTrouble.CRASH:
-                    self.queue.at(trouble.at_s, partial(self.stations[trouble.station].crash, trouble.for_s))
-                case StationTrouble.FREEZE:
-                    self.queue.at(trouble.at_s, partial(self.stations[trouble.station].freeze, trouble.for_s))
-                case RedisTrouble.POWER:
-                    self.queue.at(trouble.at_s, partial(self.cut_power, trouble.for_s))
-                case _:
-                    pass  # looked at with each call of Redis
         for at_s in plan.broker_crashes_at_s:
             self.queue.at(at_s, partial(self.crash_broker, 0, plan.restart_s))
-        for each in plan.broker_troubles:
-            match each.trouble:
-                case Trouble.CRASH:
-                    self.queue.at(each.at_s, partial(self.crash_broker, each.broker, each.for_s))
-                case Trouble.FREEZE:
-                    self.queue.at(each.at_s, partial(self.freeze_broker, each.broker, each.for_s))
-                case Trouble.CUT:
-                    pass  # looked at by each message
+        for trouble in plan.troubles:
+            match trouble.role, trouble.kind:
+                case Role.AGGREGATOR, FaultKind.KILL:
+                    self.queue.at(trouble.at_s, partial(self.stations[trouble.number].crash, trouble.for_s))
+                case Role.AGGREGATOR, FaultKind.STOP:
+                    self.queue.at(trouble.at_s, partial(self.stations[trouble.number].freeze, trouble.for_s))
+                case Role.BROKER, FaultKind.KILL:
+                    self.queue.at(trouble.at_s, partial(self.crash_broker, trouble.number, trouble.for_s))
+                case Role.BROKER, FaultKind.STOP:
+                    self.queue.at(trouble.at_s, partial(self.freeze_broker, trouble.number, trouble.for_s))
+                case Role.REDIS, FaultKind.OUTAGE:
+                    self.queue.at(trouble.at_s, partial(self.cut_power, trouble.for_s))
+                case _:
+                    pass  # looked at with each message, and each call of Redis
 
     def run(self, limit_s: float) -> bool:
         """Runs until every island has finished, at most ``limit_s`` of virtual time; returns whether it ended."""

@@ -9,7 +9,7 @@ import signal
 import pytest
 
 from ops import cli
-from ops.chaos.invariants import published_versions
+from ops.chaos.verify import published_versions
 from tests.local_run import Process, descendants, is_alive, json_lines, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(150)]

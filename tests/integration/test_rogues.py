@@ -8,20 +8,20 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from ops.chaos.misbehavior import Manner
+from ops.faults import MISBEHAVIORS, FaultKind
 from tests.local_run import NUMPY_TASK, Process, Up, check_report, check_versions, ops, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
 #: What each of them is refused for, at least.
 REASONS = {
-    Manner.NAN: {"not_finite"},
-    Manner.SCALE: {"outlier"},
-    Manner.REPLAY: {"overlap"},
-    Manner.GARBAGE: {"implausible", "unknown_fragment", "wrong_shape"},
+    FaultKind.NAN: {"not_finite"},
+    FaultKind.SCALE: {"outlier"},
+    FaultKind.REPLAY: {"overlap"},
+    FaultKind.GARBAGE: {"implausible", "unknown_fragment", "wrong_shape"},
 }
 #: What one of them hears: of what replay sends twice its own core knows nothing, of the rest it is told.
-TOLD = {manner: REASONS[manner] - {"overlap", "implausible"} or {"quarantined"} for manner in Manner}
+TOLD = {manner: REASONS[manner] - {"overlap", "implausible"} or {"quarantined"} for manner in MISBEHAVIORS}
 
 
 class Run:
@@ -33,13 +33,13 @@ class Run:
         with Up(run_dir, *flags, "--quarantine-s", 60, "--json") as self.up, contextlib.ExitStack() as stack:
             up = self.up
             wait_for(lambda: (run_dir / "config.toml").exists(), "configuration", evidence=lambda: up.err)
-            self.rogues = {manner: self.rogue(run_dir, manner) for manner in Manner}
+            self.rogues = {manner: self.rogue(run_dir, manner) for manner in MISBEHAVIORS}
             for rogue in self.rogues.values():
                 stack.enter_context(rogue)
             wait_for(lambda: len(up.notes("island.quarantined")) == 4, "four quarantines", evidence=lambda: up.err)
             up.wait_for_progress()  # without them
             # One that hears of a refusal late, or has not done yet all that it does, is waited for as well.
-            wait_for(lambda: all(map(self.was_told, Manner)), "word of refusals", evidence=self.said_by_rogues)
+            wait_for(lambda: all(map(self.was_told, MISBEHAVIORS)), "word of refusals", evidence=self.said_by_rogues)
             self.status = wait_for(self.quarantines, "status of four quarantines", evidence=lambda: up.err)
             up.signal(signal.SIGINT)
             self.exit = up.wait()
@@ -58,12 +58,12 @@ class Run:
         return REASONS[manner] <= self.refused(manner) and any(reason in self.heard(manner) for reason in TOLD[manner])
 
     def said_by_rogues(self):
-        return "\n".join(f"{manner}: {self.refused(manner)}\n{self.heard(manner)[-1500:]}" for manner in Manner)
+        return "\n".join(f"{manner}: {self.refused(manner)}\n{self.heard(manner)[-1500:]}" for manner in MISBEHAVIORS)
 
     def quarantines(self):
         """The status of the run, once it has all quarantines."""
         status = json.loads(ops("status", self.run_dir, "--json").stdout)
-        return status if len(status["totals"]["quarantined"]) == len(Manner) else None
+        return status if len(status["totals"]["quarantined"]) == len(MISBEHAVIORS) else None
 
     @staticmethod
     def rogue(run_dir, manner):
@@ -92,7 +92,7 @@ def test_the_islands_train_on_and_their_parameters_stay_finite(run, tmp_path):
     assert np.mean(honest[-6:]) < np.mean(honest[:6]), honest
 
 
-@pytest.mark.parametrize("manner", Manner)
+@pytest.mark.parametrize("manner", MISBEHAVIORS)
 def test_each_rogue_is_refused_by_reason_and_hears_it(run, manner):
     assert REASONS[manner] <= run.refused(manner)
     assert any(reason in run.heard(manner) for reason in TOLD[manner]), run.heard(manner)
@@ -100,8 +100,8 @@ def test_each_rogue_is_refused_by_reason_and_hears_it(run, manner):
 
 def test_status_shows_who_is_quarantined_until_when_and_why(run):
     kept_out = run.status["totals"]["quarantined"]
-    assert set(kept_out) == {f"rogue-{manner}" for manner in Manner}
-    for manner in Manner:
+    assert set(kept_out) == {f"rogue-{manner}" for manner in MISBEHAVIORS}
+    for manner in MISBEHAVIORS:
         each = kept_out[f"rogue-{manner}"]
         assert 0 < each["for_s"] <= 60
         assert (each["times"], each["reason"] in REASONS[manner]) == (1, True), each

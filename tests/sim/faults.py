@@ -7,16 +7,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from aggregator.config import AggregatorConfig
-from ops.chaos.misbehavior import Manner
-from ops.virtual.plan import (
-    AggregatorTrouble,
-    BrokerTrouble,
-    IslandPlan,
-    RedisTrouble,
-    SimulationPlan,
-    StationTrouble,
-    Trouble,
-)
+from ops.faults import MISBEHAVIORS, FaultKind, Role
+from ops.virtual.plan import AGGREGATOR_FAULTS, BROKER_FAULTS, REDIS_FAULTS, IslandPlan, SimulationPlan, Trouble
 from ops.virtual.queue import LinkModel
 
 
@@ -74,15 +66,16 @@ def several_brokers(plan: SimulationPlan) -> SimulationPlan:
     rng = random.Random(f"brokers {plan.seed}")
     brokers = rng.randint(2, 3)
     troubles = tuple(
-        BrokerTrouble(
-            trouble=rng.choice(list(Trouble)),
-            broker=rng.randrange(brokers),
+        Trouble(
+            kind=rng.choice(BROKER_FAULTS),
+            role=Role.BROKER,
+            number=rng.randrange(brokers),
             at_s=rng.uniform(0.0, plan.calm_after_s),
             for_s=min(rng.choice([0.3, 1.0, 3.0, 10.0]), plan.calm_after_s / 2),
         )
         for _ in range(rng.randint(0, 4))
     )
-    return replace(plan, brokers=brokers, broker_troubles=troubles)
+    return replace(plan, brokers=brokers, troubles=(*plan.troubles, *troubles))
 
 
 def deafened(plan: SimulationPlan) -> SimulationPlan:
@@ -96,18 +89,24 @@ def standing_by(plan: SimulationPlan) -> SimulationPlan:
     """Returns the plan with one or two standby aggregators, and troubles of them and of Redis."""
     rng = random.Random(f"standbys {plan.seed}")
     standbys = rng.randint(1, 2)
-    kinds = [*StationTrouble, *StationTrouble, RedisTrouble.DOWN, RedisTrouble.WIPED, RedisTrouble.OLD]
+    kinds = [(Role.AGGREGATOR, kind) for kind in (*AGGREGATOR_FAULTS, *AGGREGATOR_FAULTS)]
+    kinds += [(Role.REDIS, kind) for kind in REDIS_FAULTS if kind is not FaultKind.OUTAGE]
     troubles = tuple(
-        AggregatorTrouble(
-            kind=rng.choice(kinds),
-            station=rng.randrange(1 + standbys),
-            at_s=rng.uniform(0.0, 0.8 * plan.calm_after_s),
-            for_s=min(rng.choice([0.2, 1.0, 2.5, 6.0]), 0.2 * plan.calm_after_s),
+        _trouble(
+            rng.choice(kinds),
+            rng.randrange(1 + standbys),
+            rng.uniform(0.0, 0.8 * plan.calm_after_s),
+            min(rng.choice([0.2, 1.0, 2.5, 6.0]), 0.2 * plan.calm_after_s),
         )
         for _ in range(rng.randint(0, 6))
     )
     config = replace(plan.config, failover=True, lease_s=rng.choice([0.5, 1.0, 2.0]))
-    return replace(plan, config=config, standbys=standbys, troubles=troubles)
+    return replace(plan, config=config, standbys=standbys, troubles=(*plan.troubles, *troubles))
+
+
+def _trouble(what: tuple[Role, FaultKind], number: int, at_s: float, for_s: float) -> Trouble:
+    role, kind = what
+    return Trouble(kind=kind, role=role, number=number, at_s=at_s, for_s=for_s)
 
 
 def power_cut(plan: SimulationPlan) -> SimulationPlan:
@@ -119,13 +118,17 @@ def power_cut(plan: SimulationPlan) -> SimulationPlan:
     """
     rng = random.Random(f"power {plan.seed}")
     standbys = rng.randint(1, 2)
-    power = AggregatorTrouble(
-        kind=RedisTrouble.POWER, at_s=rng.uniform(0.6, 0.9) * plan.calm_after_s, for_s=rng.uniform(0.2, 2.0)
+    power = Trouble(
+        kind=FaultKind.OUTAGE,
+        role=Role.REDIS,
+        at_s=rng.uniform(0.6, 0.9) * plan.calm_after_s,
+        for_s=rng.uniform(0.2, 2.0),
     )
     away_at_s = rng.uniform(0.1, 0.8) * power.at_s
-    away = AggregatorTrouble(
-        kind=StationTrouble.CRASH,
-        station=rng.randrange(1 + standbys),
+    away = Trouble(
+        kind=FaultKind.KILL,
+        role=Role.AGGREGATOR,
+        number=rng.randrange(1 + standbys),
         at_s=away_at_s,
         for_s=power.at_s + power.for_s - away_at_s,
     )
@@ -133,7 +136,7 @@ def power_cut(plan: SimulationPlan) -> SimulationPlan:
         plan,
         config=replace(plan.config, failover=True, lease_s=rng.choice([0.5, 1.0, 2.0])),
         standbys=standbys,
-        troubles=(away, power),
+        troubles=(*plan.troubles, away, power),
         aggregator_crashes_at_s=(),
         broker_crashes_at_s=(),
     )
@@ -146,9 +149,10 @@ def sharded(plan: SimulationPlan) -> SimulationPlan:
     fragments = max(plan.config.fragments, shards)
     stations = shards * (1 + plan.standbys)
     troubles = tuple(
-        AggregatorTrouble(
-            kind=rng.choice([StationTrouble.CRASH, StationTrouble.CRASH, StationTrouble.FREEZE]),
-            station=rng.randrange(stations),
+        Trouble(
+            kind=rng.choice([FaultKind.KILL, FaultKind.KILL, FaultKind.STOP]),
+            role=Role.AGGREGATOR,
+            number=rng.randrange(stations),
             at_s=rng.uniform(0.0, 0.8 * plan.calm_after_s),
             for_s=min(rng.choice([0.2, 1.0, 2.5, 6.0]), 0.2 * plan.calm_after_s),
         )
@@ -175,7 +179,7 @@ def rogue_plan(seed: int) -> SimulationPlan:
     rogues = tuple(
         replace(
             _random_island(rng, f"rogue-{i}", plan.calm_after_s),
-            manner=rng.choice(list(Manner)),
+            manner=rng.choice(MISBEHAVIORS),
             misbehaves=rng.choice([0.1, 0.5, 1.0]),
         )
         for i in range(rng.randint(1, (len(honest) - 1) // 2))

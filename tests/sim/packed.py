@@ -11,20 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from aggregator.config import AggregatorConfig
-from ops.chaos.misbehavior import Manner
+from ops.faults import MISBEHAVIORS, Role
 from ops.virtual.clocks import ClockTrouble
 from ops.virtual.crash_points import CrashPoint, Point
 from ops.virtual.failover import station_names
 from ops.virtual.partitions import links, swizzled
-from ops.virtual.plan import (
-    AggregatorTrouble,
-    BrokerTrouble,
-    IslandPlan,
-    RedisTrouble,
-    SimulationPlan,
-    StationTrouble,
-    Trouble,
-)
+from ops.virtual.plan import AGGREGATOR_FAULTS, BROKER_FAULTS, REDIS_FAULTS, IslandPlan, SimulationPlan, Trouble
 from ops.virtual.queue import LinkModel
 from ops.virtual.simulation import BROKER
 
@@ -210,7 +202,7 @@ def _rogue(draw: _Draw) -> SimulationPlan:
     rogue = replace(
         draw.plan.islands[-1],
         island_id="rogue-0",
-        manner=draw.rng.choice(list(Manner)),
+        manner=draw.rng.choice(MISBEHAVIORS),
         misbehaves=draw.rng.choice([0.3, 1.0]),
     )
     config = replace(draw.plan.config, quarantine_s=draw.rng.choice([0.0, 0.5, 2.0]))
@@ -218,9 +210,10 @@ def _rogue(draw: _Draw) -> SimulationPlan:
 
 
 def _station_fails(draw: _Draw) -> SimulationPlan:
-    trouble = AggregatorTrouble(
-        kind=draw.rng.choice(list(StationTrouble)),
-        station=draw.rng.randrange(len(draw.stations)),
+    trouble = Trouble(
+        kind=draw.rng.choice(AGGREGATOR_FAULTS),
+        role=Role.AGGREGATOR,
+        number=draw.rng.randrange(len(draw.stations)),
         at_s=draw.moment_s(),
         for_s=draw.rng.choice([0.2, 1.0, 2.5]),
     )
@@ -228,20 +221,21 @@ def _station_fails(draw: _Draw) -> SimulationPlan:
 
 
 def _redis_fails(draw: _Draw) -> SimulationPlan:
-    trouble = AggregatorTrouble(
-        kind=draw.rng.choice(list(RedisTrouble)), at_s=draw.moment_s(), for_s=draw.rng.choice([0.2, 1.0])
+    trouble = Trouble(
+        kind=draw.rng.choice(REDIS_FAULTS), role=Role.REDIS, at_s=draw.moment_s(), for_s=draw.rng.choice([0.2, 1.0])
     )
     return replace(draw.plan, troubles=(*draw.plan.troubles, trouble))
 
 
 def _broker_fails(draw: _Draw) -> SimulationPlan:
-    trouble = BrokerTrouble(
-        trouble=draw.rng.choice(list(Trouble)),
-        broker=draw.rng.randrange(draw.plan.brokers),
+    trouble = Trouble(
+        kind=draw.rng.choice(BROKER_FAULTS),
+        role=Role.BROKER,
+        number=draw.rng.randrange(draw.plan.brokers),
         at_s=draw.moment_s(),
         for_s=draw.rng.choice([0.2, 1.0, 3.0]),
     )
-    return replace(draw.plan, broker_troubles=(*draw.plan.broker_troubles, trouble))
+    return replace(draw.plan, troubles=(*draw.plan.troubles, trouble))
 
 
 def _full_disk(draw: _Draw) -> SimulationPlan:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from broker.wire.messages import Reason
-from ops.chaos.misbehavior import Manner
+from ops.faults import FaultKind
 from ops.virtual.simulation import Simulation
 from tests.sim.faults import rogue_plan
 from tests.sim.test_simulation import run, steady
@@ -24,7 +24,7 @@ ACCUSATIONS = (
 )
 
 
-def with_rogue(manner: Manner, rate: float = 1.0, **config: object) -> Simulation:
+def with_rogue(manner: FaultKind, rate: float = 1.0, **config: object) -> Simulation:
     """Three honest islands and a rogue."""
     plan = steady(quarantine_s=4.0, total_tokens=100_000, **config)
     rogue = replace(plan.islands[3], manner=manner, misbehaves=rate)
@@ -49,14 +49,14 @@ def test_rogues_in_a_random_run_break_no_invariant_and_nobody_honest_is_accused(
 @pytest.mark.parametrize(
     ("manner", "reason"),
     [
-        (Manner.NAN, Reason.NOT_FINITE),
-        (Manner.SCALE, Reason.OUTLIER),
-        (Manner.REPLAY, Reason.OVERLAP),
-        (Manner.GARBAGE, Reason.IMPLAUSIBLE),
+        (FaultKind.NAN, Reason.NOT_FINITE),
+        (FaultKind.SCALE, Reason.OUTLIER),
+        (FaultKind.REPLAY, Reason.OVERLAP),
+        (FaultKind.GARBAGE, Reason.IMPLAUSIBLE),
     ],
 )
 def test_a_rogue_is_refused_by_reason_and_quarantined_and_the_others_lose_nothing(
-    manner: Manner, reason: Reason
+    manner: FaultKind, reason: Reason
 ) -> None:
     simulation = with_rogue(manner)
     core = simulation.aggregator.core
@@ -74,7 +74,7 @@ def test_a_rogue_is_refused_by_reason_and_quarantined_and_the_others_lose_nothin
 def test_a_quarantined_rogue_holds_nobody_up() -> None:
     """It is slow, too: without quarantine every round would wait for it."""
     plan = steady(quarantine_s=60.0, quorum=4, total_tokens=100_000)
-    slow = replace(plan.islands[3], manner=Manner.SCALE, step_time_s=0.4)
+    slow = replace(plan.islands[3], manner=FaultKind.SCALE, step_time_s=0.4)
     simulation = run(replace(plan, islands=(*plan.islands[:3], slow)))
     kept_out_at_s = next(at_s for at_s, _, name, _ in simulation.trace if name == "island.quarantined")
     commits = [
@@ -87,6 +87,6 @@ def test_a_quarantined_rogue_holds_nobody_up() -> None:
 
 
 def test_an_island_that_errs_now_and_then_comes_back_and_is_merged_again() -> None:
-    simulation = with_rogue(Manner.NAN, 0.05)
+    simulation = with_rogue(FaultKind.NAN, 0.05)
     books = simulation.aggregator.core.run.ledger.books("island-3").tokens()
     assert books["merged"] > 0.3 * books["trained"], books

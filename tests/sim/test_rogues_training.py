@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from aggregator.merge.outer_step import make_outer_step
 from islands.tasks.task import load_task
-from ops.chaos.misbehavior import Manner
+from ops.faults import MISBEHAVIORS, FaultKind
 from ops.lab.decoupled import global_params, plan_of
 from ops.lab.settings import cell_settings
 from ops.lab.strides import Strides
@@ -20,7 +20,7 @@ STEPS = 60
 HONEST = 5
 
 
-def loss_after(manners: tuple[Manner, ...]) -> tuple[float, Simulation]:
+def loss_after(manners: tuple[FaultKind, ...]) -> tuple[float, Simulation]:
     """Returns the held-out loss after the honest islands' steps, with a rogue of each manner beside them."""
     cell = cell_settings(
         {"mode": "decoupled", "islands": HONEST, "steps": STEPS, "fragments": 4, "sync_interval": 12, "codec": "bf16"}
@@ -48,12 +48,12 @@ def loss_after(manners: tuple[Manner, ...]) -> tuple[float, Simulation]:
 
 def test_the_model_is_as_good_with_a_rogue_of_each_manner_as_without() -> None:
     alone, _ = loss_after(())
-    with_rogues, simulation = loss_after(tuple(Manner))
+    with_rogues, simulation = loss_after(MISBEHAVIORS)
     assert math.isfinite(with_rogues)
     # Other data for the same islands moves it by 0.6 %.
     assert abs(with_rogues / alone - 1) < 0.01, (with_rogues, alone)
     run = simulation.aggregator.core.run
     for member in run.members:
         assert bool(member.refusals) == member.island_id.startswith("rogue-"), (member.island_id, member.refusals)
-    merged = {m: run.ledger.books(f"rogue-{m}").tokens()["merged"] for m in Manner}
-    assert merged[Manner.NAN] == merged[Manner.SCALE] == merged[Manner.GARBAGE] == 0, merged
+    merged = {m: run.ledger.books(f"rogue-{m}").tokens()["merged"] for m in MISBEHAVIORS}
+    assert merged[FaultKind.NAN] == merged[FaultKind.SCALE] == merged[FaultKind.GARBAGE] == 0, merged

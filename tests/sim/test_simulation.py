@@ -15,10 +15,11 @@ from aggregator.config import AggregatorConfig
 from broker.routing.deafness import PATIENCE_S
 from broker.wire import messages as m
 from broker.wire.messages import Phase
+from ops.faults import FaultKind, Role
 from ops.virtual import work
 from ops.virtual.invariants import InvariantViolation
 from ops.virtual.network import Network, Process
-from ops.virtual.plan import BrokerTrouble, IslandPlan, SimulationPlan, Trouble
+from ops.virtual.plan import IslandPlan, SimulationPlan, Trouble
 from ops.virtual.queue import LinkModel
 from ops.virtual.simulation import Simulation
 from tests.sim.faults import absences_plan, random_plan
@@ -177,16 +178,16 @@ def test_a_fleet_whose_broker_dies_loses_nothing_and_stays_together() -> None:
 @pytest.mark.parametrize(
     ("trouble", "within_s", "participation"),
     [
-        (Trouble.CRASH, 0.25, 0.95),  # LOST_S
-        (Trouble.FREEZE, 2.55, 0.9),  # broker_silent_s, and a heartbeat
-        (Trouble.CUT, 7.5, 0.6),  # LEADERLESS_S, from the second heartbeat: they are patient, and miss rounds
+        (FaultKind.KILL, 0.25, 0.95),  # LOST_S
+        (FaultKind.STOP, 2.55, 0.9),  # broker_silent_s, and a heartbeat
+        (FaultKind.PARTITION, 7.5, 0.6),  # LEADERLESS_S, from the second heartbeat: they are patient, and miss rounds
     ],
 )
 def test_islands_leave_a_broker_that_fails_them_in_time_and_lose_nothing(
-    trouble: Trouble, within_s: float, participation: float
+    trouble: FaultKind, within_s: float, participation: float
 ) -> None:
-    troubles = tuple(BrokerTrouble(trouble=trouble, broker=k, at_s=5.0 + 12 * k, for_s=10.0) for k in (0, 1))
-    simulation = run(replace(steady(), brokers=2, broker_troubles=troubles))
+    troubles = tuple(Trouble(kind=trouble, role=Role.BROKER, number=k, at_s=5.0 + 12 * k, for_s=10.0) for k in (0, 1))
+    simulation = run(replace(steady(), brokers=2, troubles=troubles))
     left = [(at_s, literal_eval(fields)) for at_s, _, name, fields in simulation.trace if name == "broker.left"]
     assert {fields["broker"] for _, fields in left} == {0, 1}  # islands were spread over both, and all moved
     assert len(left) >= 4
