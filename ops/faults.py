@@ -79,19 +79,15 @@ class Payloads(Protocol):
 
     def spoilt(self, payload: Any) -> Any:
         """Returns it with an element that is not finite."""
-        ...
 
     def scaled(self, payload: Any, factor: float) -> Any:
         """Returns it with every element multiplied."""
-        ...
 
     def noise(self, payload: Any, rng: random.Random) -> Any:
         """Returns as many random bytes, undamaged by the journey."""
-        ...
 
     def misshapen(self, payload: Any) -> Any:
         """Returns it with a shape that the fragment has not."""
-        ...
 
 
 class Rogue:

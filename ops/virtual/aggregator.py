@@ -16,6 +16,7 @@ import msgpack
 
 from aggregator import events as agg
 from aggregator.core import Aggregator
+from aggregator.standby.replicas import run_message
 from aggregator.standby.replication import Replication
 from aggregator.standby.replication_events import (
     Deliver,
@@ -32,7 +33,7 @@ from aggregator.standby.replication_events import (
 )
 from aggregator.state.records import commit_to_map
 from broker.wire import messages as m
-from ops.virtual.crash_points import Point
+from ops.virtual.plan import Point
 from ops.virtual.queue import Alarm
 from ops.virtual.world import World
 
@@ -185,7 +186,7 @@ class SimAggregator:
                     self.send(m.standing_by(to), _replica(commit, shard, epoch), self.routes.get(to))
                 case ReplicateRun(to=to):
                     if self.record is not None:
-                        message = _replica_run(self.record, shard, epoch)
+                        message = run_message(self.record.record, shard, epoch, self.record.serial)
                         self.send(m.standing_by(to), message, self.routes.get(to))
                 case Renew(in_sync=in_sync):
                     self.renewals += 1
@@ -294,8 +295,3 @@ def _replica(commit: agg.Commit, shard: int, epoch: int) -> m.Replica:
         commit=msgpack.packb(commit_to_map(commit)),
         payload=commit.digest,
     )
-
-
-def _replica_run(action: agg.SaveRun, shard: int, epoch: int) -> m.ReplicaRun:
-    """As :func:`aggregator.standby.replicas.run_message`."""
-    return m.ReplicaRun(shard=shard, epoch=epoch, serial=action.serial, record=msgpack.packb(dict(action.record)))

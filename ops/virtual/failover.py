@@ -23,9 +23,7 @@ from broker.wire import messages as m
 from broker.wire.records import LeaseView
 from ops.faults import FaultKind, Role
 from ops.virtual.aggregator import SimAggregator
-from ops.virtual.crash_points import Point
-from ops.virtual.partitions import REDIS
-from ops.virtual.plan import Trouble
+from ops.virtual.plan import REDIS, Point, Trouble, station_names
 from ops.virtual.queue import Alarm
 from ops.virtual.world import Disk, World
 
@@ -139,16 +137,6 @@ class SimLease:
 
     def _cuts(self, trouble: Trouble, station: int) -> bool:
         return trouble.kind is FaultKind.CUT_REDIS and trouble.number == station
-
-
-def station_names(shards: int, standbys: int) -> tuple[str, ...]:
-    """Returns the names of all aggregators, as ``up`` gives them: shard by shard, who begins and who stands by."""
-    names: list[str] = []
-    for shard in range(shards):
-        prefix = f"aggregator-{shard}" if shard else ""
-        names.append(prefix or "aggregator")
-        names += (f"{prefix}-standby-{i}".removeprefix("-") for i in range(1, 1 + standbys))
-    return tuple(names)
 
 
 class Station:

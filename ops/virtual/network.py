@@ -17,10 +17,9 @@ from islands.protocol.donation import PART_BYTES
 from ops.faults import FaultKind
 from ops.virtual.aggregator import SimAggregator
 from ops.virtual.broker import SimBroker
-from ops.virtual.crash_points import Point
 from ops.virtual.failover import SimCandidate
 from ops.virtual.island import SimIsland
-from ops.virtual.partitions import Way
+from ops.virtual.plan import Point, Way
 from ops.virtual.queue import LinkModel, Sender
 from ops.virtual.world import World
 

@@ -1,16 +1,14 @@
-"""What is to happen in a simulated run: its fleet, its links, and what befalls them."""
+"""The plan of a simulated run: its fleet, its links, and what befalls them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from aggregator.config import AggregatorConfig
 from broker.wire.fragments import Kind, TensorSpec
 from ops.faults import FaultKind, Role
-from ops.virtual.clocks import ClockTrouble
-from ops.virtual.crash_points import CrashPoint
-from ops.virtual.partitions import Cut
-from ops.virtual.queue import LinkModel
+from ops.virtual.queue import ClockTrouble, LinkModel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +89,58 @@ class Trouble:
         return self.at_s <= now_s < self.at_s + self.for_s
 
 
+#: The end of a link that is no broker.
+REDIS = -1
+
+
+class Way(StrEnum):
+    """What of a link is cut."""
+
+    BOTH = "both"
+    UP = "up"  # what the process says
+    DOWN = "down"  # what it would hear
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """Between a process and a broker, or Redis."""
+
+    process: str
+    broker: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """A link that nothing passes, from when and for how long; a cut of Redis is always one of both directions."""
+
+    link: Link
+    at_s: float
+    for_s: float
+    way: Way = Way.BOTH
+
+    def stops(self, direction: str, now_s: float) -> bool:
+        """Whether it keeps a message from going ``up`` or ``down`` now."""
+        return self.at_s <= now_s < self.at_s + self.for_s and self.way in (Way.BOTH, direction)
+
+
+class Point(StrEnum):
+    """Where a process may die."""
+
+    SEND = "send"  # about to say something, to a process or to Redis: what it said before is out, this is not
+    PERSIST = "persist"  # about to write a commit or a run record
+    PERSISTED = "persisted"  # it is on the disk, and nobody knows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CrashPoint:
+    """The ``number``-th time (from 1) that a process, in whichever life, comes by a point; it starts again later."""
+
+    process: str
+    point: Point
+    number: int
+    restart_s: float = 0.5
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulationPlan:
     """Everything that determines a simulated run, with its seed."""
@@ -127,3 +177,17 @@ class SimulationPlan:
             TensorSpec(name=f"layer/{i}", shape=(64 * (1 + i % 3), 32), dtype="float32", kind=Kind.RDA)
             for i in range(2 * self.config.fragments)
         )
+
+
+#: Before the number of a broker, in the names of those that may crash or have a clock.
+BROKER = "broker-"
+
+
+def station_names(shards: int, standbys: int) -> tuple[str, ...]:
+    """Returns the names of all aggregators, as ``up`` gives them: shard by shard, who begins and who stands by."""
+    names: list[str] = []
+    for shard in range(shards):
+        prefix = f"aggregator-{shard}" if shard else ""
+        names.append(prefix or "aggregator")
+        names += (f"{prefix}-standby-{i}".removeprefix("-") for i in range(1, 1 + standbys))
+    return tuple(names)

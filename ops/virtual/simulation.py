@@ -11,7 +11,7 @@ what lies between them in :mod:`ops.virtual.network`, and what befalls them is a
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -23,22 +23,31 @@ from islands.protocol.paused import Paused
 from ops.faults import FaultKind, Role
 from ops.virtual.aggregator import SimAggregator
 from ops.virtual.broker import SimBroker
-from ops.virtual.clocks import Clock
-from ops.virtual.crash_points import Passages, Point
 from ops.virtual.failover import SimLease, Station
 from ops.virtual.invariants import Invariants
 from ops.virtual.island import SimIsland
 from ops.virtual.network import Network, Process
-from ops.virtual.plan import IslandPlan, SimulationPlan
-from ops.virtual.queue import EventQueue
+from ops.virtual.plan import BROKER, CrashPoint, IslandPlan, Point, SimulationPlan
+from ops.virtual.queue import Clock, EventQueue
 from ops.virtual.work import Counting, Works
 from ops.virtual.world import Disk, OnNote, World
 
-#: Before the number of a broker, in the names of those that may crash or have a clock.
-BROKER = "broker-"
-
 #: As in :mod:`islands.loop`, for what a process that is told to end still hands over.
 PAUSE_WITHIN_S = 1.5
+
+
+class Passages:
+    """Counts how often each process has come by each point."""
+
+    def __init__(self, crashes: Iterable[CrashPoint]) -> None:
+        self._crashes = {(each.process, each.point, each.number): each for each in crashes}
+        self.counts: dict[tuple[str, Point], int] = {}
+
+    def pass_by(self, process: str, point: Point) -> CrashPoint | None:
+        """Counts, and returns the crash that happens there, if any does."""
+        place = process, point
+        number = self.counts[place] = self.counts.get(place, 0) + 1
+        return self._crashes.get((process, point, number)) if self._crashes else None
 
 
 class Simulation(World):

@@ -27,60 +27,46 @@ class IslandWork(Protocol):
     @property
     def tensors(self) -> tuple[TensorSpec, ...]:
         """Every tensor that is not local."""
-        ...
 
     @property
     def tokens_per_step(self) -> int:
         """Tokens in one inner step."""
-        ...
 
     def joined(self, core: Island, share: DataShare) -> None:
         """The core knows its fragments and where its counters start; ``share`` says what to train next, always."""
-        ...
 
     def seed(self, fragment_id: int) -> Payload:
         """Returns a fragment of version 0."""
-        ...
 
     def train(self, own_tokens: int) -> None:
         """Runs one inner step; ``own_tokens`` were trained before it."""
-        ...
 
     def copy(self, fragment_id: int) -> None:
         """Copies a fragment; a copy that was there before is forgotten."""
-        ...
 
     def forget(self, fragment_id: int) -> None:
         """Drops the copy of a fragment, if there is one: nobody will ask for it."""
-        ...
 
     def capture(self, fragment_id: int, steps: StepRange) -> Payload:
         """Returns the pseudo-gradient of the copy, and moves the reference by what was encoded."""
-        ...
 
     def prepare(self, version: Version, keep: float) -> None:
         """Makes a version ready to be installed."""
-        ...
 
     def install(self, fragment_id: int) -> None:
         """Installs the version that was prepared last."""
-        ...
 
     def refresh_optimizer(self) -> None:
         """The local state was spoilt: starts with a fresh inner optimizer."""
-        ...
 
     def copy_state(self) -> tuple[tuple[Payload, ...], int]:
         """Returns the optimizer's state in parts, for another island, and its bytes."""
-        ...
 
     def take_state(self, parts: tuple[Payload, ...]) -> str:
         """Takes another island's state over for the first step, or says why it does not serve."""
-        ...
 
     def end(self) -> None:
         """The process is gone."""
-        ...
 
 
 class AggregatorWork(Protocol):
@@ -88,27 +74,21 @@ class AggregatorWork(Protocol):
 
     def manifested(self, manifest: FragmentManifest) -> None:
         """The fragments are known."""
-        ...
 
     def inspect(self, envelope: Envelope) -> Inspection:
         """Returns what the payload of a contribution or a seed holds."""
-        ...
 
     def plant(self, action: Plant) -> str:
         """Makes version 0 of a fragment, in memory; returns the digest."""
-        ...
 
     def merge(self, action: Merge) -> str:
         """Makes the next version of a fragment, in memory; returns the digest."""
-        ...
 
     def persist(self, commit: Commit) -> None:
         """What was made last for this fragment is durable now."""
-        ...
 
     def payload(self, fragment_id: int, digest: str) -> Payload:
         """Returns the newest durable version as it is published."""
-        ...
 
 
 class Works(Protocol):
@@ -116,15 +96,12 @@ class Works(Protocol):
 
     def island(self, island_id: str, life: int) -> IslandWork:
         """Returns the work of a new process of an island."""
-        ...
 
     def aggregator(self) -> AggregatorWork:
         """Returns the work of a new process of the aggregator; what earlier ones persisted is there."""
-        ...
 
     def tampered(self) -> Payloads:
         """Returns what rogues can do to payloads."""
-        ...
 
 
 #: Of each fragment of version 0, where an honest step is 1 long.

@@ -10,10 +10,8 @@ from typing import Any
 from aggregator import events as agg
 from broker.wire.fragments import FragmentManifest
 from islands.protocol.paused import Paused
-from ops.virtual.clocks import Clock
-from ops.virtual.crash_points import Point
-from ops.virtual.plan import IslandPlan, SimulationPlan
-from ops.virtual.queue import EventQueue
+from ops.virtual.plan import IslandPlan, Point, SimulationPlan
+from ops.virtual.queue import Clock, EventQueue
 from ops.virtual.work import Works
 
 #: (virtual time, process, name of the decision, fields).

@@ -7,18 +7,28 @@ thousand events. What only shows after minutes, or in a larger fleet, is left to
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from aggregator.config import AggregatorConfig
 from ops.faults import MISBEHAVIORS, Role
-from ops.virtual.clocks import ClockTrouble
-from ops.virtual.crash_points import CrashPoint, Point
-from ops.virtual.failover import station_names
-from ops.virtual.partitions import links, swizzled
-from ops.virtual.plan import AGGREGATOR_FAULTS, BROKER_FAULTS, REDIS_FAULTS, IslandPlan, SimulationPlan, Trouble
-from ops.virtual.queue import LinkModel
-from ops.virtual.simulation import BROKER
+from ops.virtual.plan import (
+    AGGREGATOR_FAULTS,
+    BROKER,
+    BROKER_FAULTS,
+    REDIS,
+    REDIS_FAULTS,
+    CrashPoint,
+    Cut,
+    IslandPlan,
+    Link,
+    Point,
+    SimulationPlan,
+    Trouble,
+    Way,
+    station_names,
+)
+from ops.virtual.queue import ClockTrouble, LinkModel
 
 TOKENS_PER_STEP = 100
 #: Most that a process says or writes in one small run: numbers of crash points are drawn up to these, small ones first.
@@ -165,6 +175,27 @@ def _calm(rng: random.Random, seed: int) -> SimulationPlan:
         restart_s=rng.choice([0.1, 0.5, 2.0]),
         calm_after_s=0.8 * seconds,
         tokens_per_step=TOKENS_PER_STEP,
+    )
+
+
+def links(processes: Iterable[str], stations: Iterable[str], brokers: int) -> tuple[Link, ...]:
+    """Returns every link of a run: of each process to each broker, and of each of its ``stations`` to Redis."""
+    every = [Link(process=process, broker=broker) for process in processes for broker in range(brokers)]
+    return (*every, *(Link(process=station, broker=REDIS) for station in stations))
+
+
+def swizzled(
+    rng: random.Random, chosen: Sequence[Link], begin_s: float, end_s: float, ways: Sequence[Way] = tuple(Way)
+) -> tuple[Cut, ...]:
+    """Cuts links in a random order in the first half of a period, and restores them in another in the second half."""
+    middle_s = (begin_s + end_s) / 2
+    cuts = (
+        (link, rng.uniform(begin_s, middle_s), rng.uniform(middle_s, end_s), rng.choice(ways))
+        for link in rng.sample(chosen, len(chosen))
+    )
+    return tuple(
+        Cut(link=link, at_s=from_s, for_s=to_s - from_s, way=Way.BOTH if link.broker == REDIS else way)
+        for link, from_s, to_s, way in cuts
     )
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from ops.virtual.clocks import ClockTrouble
+from ops.virtual.queue import ClockTrouble
 from tests.sim.packed import short_plan
 from tests.sim.test_packed import LIMIT_S
 from tests.sim.test_simulation import run

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from ops.virtual.crash_points import CrashPoint, Point
+from ops.virtual.plan import CrashPoint, Point
 from ops.virtual.simulation import Simulation
 from tests.sim.packed import short_plan
 from tests.sim.test_packed import LIMIT_S

@@ -8,8 +8,8 @@ from itertools import combinations
 
 import pytest
 
-from ops.virtual.partitions import Way, links, swizzled
-from tests.sim.packed import short_plan
+from ops.virtual.plan import Way
+from tests.sim.packed import links, short_plan, swizzled
 from tests.sim.test_packed import LIMIT_S
 from tests.sim.test_simulation import run
 

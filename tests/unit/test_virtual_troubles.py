@@ -4,11 +4,10 @@ import random
 
 import pytest
 
-from ops.virtual.clocks import SHORTEST_WAIT_S, Clock, ClockTrouble
-from ops.virtual.crash_points import CrashPoint, Passages, Point
-from ops.virtual.partitions import REDIS, Cut, Link, Way, links, swizzled
-from ops.virtual.queue import Alarm, EventQueue
-from tests.sim.packed import TROUBLES, packed_plan
+from ops.virtual.plan import REDIS, CrashPoint, Cut, Link, Point, Way
+from ops.virtual.queue import SHORTEST_WAIT_S, Alarm, Clock, ClockTrouble, EventQueue
+from ops.virtual.simulation import Passages
+from tests.sim.packed import TROUBLES, links, packed_plan, swizzled
 
 
 def shown(clock, queue, *moments_s):
