@@ -17,8 +17,7 @@ from broker.process.signals import Interrupted, Signals
 from broker.wire.errors import Unavailable
 from ops.chaos.injector import Injector, clock_file
 from ops.chaos.plan import ChaosConfig, Fault
-from ops.chaos.records import Happening, ProcessChange, Recording
-from ops.chaos.watching import Observer, StatusWatch, pulse_file
+from ops.chaos.recording import Happening, Observer, ProcessChange, Recording, StatusWatch, pulse_file
 from ops.faults import Role, role_of
 from ops.processes.child_process import ProcessSpec
 from ops.processes.cluster import Change, LocalCluster, ProcessEvent

@@ -14,7 +14,7 @@ from statistics import fmean, median
 from typing import Any
 
 from ops.chaos.plan import NATURES
-from ops.chaos.records import Happening, NoteSeen, Recording, Spell
+from ops.chaos.recording import Happening, NoteSeen, Recording, Spell
 from ops.faults import MISBEHAVIORS, FaultKind, Role, role_of
 from ops.processes.cluster import Change
 from ops.text import age, finite

@@ -30,7 +30,6 @@ MOST_FOR_ONE = 8
 
 def rogue_wire(manner: FaultKind, rate: float, seed: int) -> type[wire.Connections]:
     """Returns the connection of an island, with a rogue between core and socket."""
-
     rng = random.Random(seed)
     rogue = Rogue(manner, rate, TamperedTensors(), rng)
 

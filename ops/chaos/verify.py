@@ -22,7 +22,7 @@ from aggregator.store.layout import fragment_ids, read_newest
 from aggregator.store.ledger_file import read_rows
 from aggregator.store.tape import read_lines
 from broker.wire.errors import Unavailable
-from ops.chaos.watching import ledger_files, tape_files
+from ops.chaos.recording import ledger_files, tape_files
 from ops.invariants import (
     Contents,
     Epochs,

@@ -1,8 +1,7 @@
-"""Explains an island's absence from a version, from the event tape. Pure.
+"""The absence of islands from a version, and its reason, from the event tape. Pure.
 
 :class:`Storyteller` follows who is known, when each was last heard, and what became of each round; of past rounds it
-keeps only the one that was asked for. Whoever is in a version stands in the ledger; the reasons of the others are only
-here.
+keeps only the one that was asked for. The ledger has who is in a version; the tape alone has why the others are not.
 """
 
 from __future__ import annotations
@@ -30,6 +29,10 @@ class AbsenceReason(StrEnum):
     LATE = "too late"
     SILENT = "no answer"
     UNRESPONSIVE = "not waited for"
+
+
+#: A reason, and a sentence about it or an empty text.
+Why = tuple[AbsenceReason, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,15 +85,15 @@ class RoundStory:
     life: int
     flush: bool
     asked: frozenset[str]
-    unasked: dict[str, Absence]
+    unasked: dict[str, Why]
     nothing: set[str] = field(default_factory=set)
-    refused: dict[str, Absence] = field(default_factory=dict)
+    refused: dict[str, Why] = field(default_factory=dict)
     closed_at_s: float | None = None
     reason: str = ""
     cancelled: bool = False
     missing: frozenset[str] = frozenset()
     joined: dict[str, float] = field(default_factory=dict)
-    gone: dict[str, Absence] = field(default_factory=dict)
+    gone: dict[str, Why] = field(default_factory=dict)
     version: int | None = None
     committed: Mapping[str, Any] = field(default_factory=dict)  #: the note of its version
     late: dict[str, float] = field(default_factory=dict)
@@ -100,36 +103,31 @@ class RoundStory:
         """Returns why each known island that is not in the version is not, by island."""
         present = {each["island"] for each in self.committed.get("contributions", ())}
         everybody = {*self.asked, *self.unasked, *self.joined, *self.refused, *self.missing} - present
-        return [self._absence(island) for island in sorted(everybody)]
+        reasons = {island: self._why(island) for island in sorted(everybody)}
+        return [Absence(island=island, why=why, detail=detail) for island, (why, detail) in reasons.items()]
 
-    def _absence(self, island: str) -> Absence:
+    def _why(self, island: str) -> Why:
         if island in self.refused:
             return self.refused[island]
         if island in self.nothing:
-            return Absence(island=island, why=AbsenceReason.NOTHING, detail="it had no step since its last hand-over")
+            return AbsenceReason.NOTHING, "it had no step since its last hand-over"
         if island in self.joined:
             after_s = self.joined[island] - self.opened_at_s
-            return Absence(
-                island=island, why=AbsenceReason.NOT_JOINED, detail=f"it joined {after_s:.1f} s after the opening"
-            )
+            return AbsenceReason.NOT_JOINED, f"it joined {after_s:.1f} s after the opening"
         if island in self.late:
             detail = f"its answer came {self.late[island]:.3f} s after the closing"
             into = self.caught_up.get(island)
             detail += f", and is in version {into}" if into is not None else ""
             if island in self.asked - self.missing:
                 detail += "; it was not waited for, since it had missed two rounds in a row or the wait was over"
-            return Absence(island=island, why=AbsenceReason.LATE, detail=detail)
+            return AbsenceReason.LATE, detail
         if island in self.unasked:
             return self.unasked[island]
         if island in self.gone:
             return self.gone[island]
         if island in self.missing:
-            return Absence(island=island, why=AbsenceReason.SILENT, detail="it was waited for until the round closed")
-        return Absence(
-            island=island,
-            why=AbsenceReason.UNRESPONSIVE,
-            detail="it had missed two rounds in a row, and did not answer",
-        )
+            return AbsenceReason.SILENT, "it was waited for until the round closed"
+        return AbsenceReason.UNRESPONSIVE, "it had missed two rounds in a row, and did not answer"
 
 
 class Storyteller:
@@ -234,11 +232,7 @@ class Storyteller:
                 known.left, known.left_at_s = "it said so", now_s
 
     def _opened(self, fields: Line, now_s: float) -> None:
-        unasked = {
-            island: absence
-            for island, known in self._known.items()
-            if (absence := self._unfit(island, known, now_s)) is not None
-        }
+        unasked = {island: why for island, known in self._known.items() if (why := self._unfit(known, now_s))}
         self._rounds[fields["round"]] = RoundStory(
             round_id=fields["round"],
             fragment=fields["fragment"],
@@ -249,27 +243,25 @@ class Storyteller:
             unasked=unasked,
         )
 
-    def _unfit(self, island: str, known: Known, now_s: float) -> Absence | None:
+    def _unfit(self, known: Known, now_s: float) -> Why | None:
         """Says why an island cannot be asked at a moment; None if it can."""
         silent_s = now_s - known.heard_at_s
         if known.left is not None:
-            return Absence(island=island, why=AbsenceReason.LEFT, detail=known.left)
+            return AbsenceReason.LEFT, known.left
         if silent_s >= self._dead_after_s:
-            return Absence(island=island, why=AbsenceReason.DEAD, detail=f"silent for {silent_s:.1f} s")
+            return AbsenceReason.DEAD, f"silent for {silent_s:.1f} s"
         if now_s < known.quarantined_until_s:
-            return Absence(island=island, why=AbsenceReason.QUARANTINED, detail=known.quarantined)
+            return AbsenceReason.QUARANTINED, known.quarantined
         if not known.ready:
-            detail = "it had not yet reported that it holds every fragment"
-            return Absence(island=island, why=AbsenceReason.NOT_READY, detail=detail)
+            return AbsenceReason.NOT_READY, "it had not yet reported that it holds every fragment"
         return None
 
     def _refused(self, name: str, fields: Line) -> None:
         why = AbsenceReason.REFUSED if name == "contribution.refused" else AbsenceReason.RETRY
         reason, detail = fields["reason"], fields.get("detail", "")
-        absence = Absence(island=fields["island"], why=why, detail=f"{reason}: {detail}" if detail else str(reason))
         story = self._rounds.get(self._answered(fields))
         if story is not None:
-            story.refused[fields["island"]] = absence
+            story.refused[fields["island"]] = why, f"{reason}: {detail}" if detail else str(reason)
 
     def _answered(self, fields: Line) -> int:
         """Returns the round that a contribution answered, or the one of its fragment that is open."""
@@ -294,9 +286,9 @@ class Storyteller:
         story.missing = frozenset(fields.get("missing", ()))
         for island in story.asked:
             known = self._known.get(island)
-            absence = self._unfit(island, known, now_s) if known is not None else None
-            if absence is not None and absence.why in (AbsenceReason.LEFT, AbsenceReason.DEAD):
-                story.gone[island] = absence
+            why = self._unfit(known, now_s) if known is not None else None
+            if why is not None and why[0] in (AbsenceReason.LEFT, AbsenceReason.DEAD):
+                story.gone[island] = why
         if name == "round.cancelled":
             story.cancelled = True
             self._rounds.pop(story.round_id)

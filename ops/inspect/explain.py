@@ -1,7 +1,7 @@
 """``atoll explain``: lists the contributions of a version, and why other islands are not in it.
 
-Who is in it stands in the ledger of the store, for ever. Why the others are not stands on the event tape alone: without
-one, or for the last moments before a crash, that part of the answer is missing, and the answer says so.
+The ledger of the store has who is in it. The event tape alone has why the others are not: without one, or for the last
+moments before a crash, that part of the answer is missing, and the answer says so.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def run(args: argparse.Namespace) -> int:
         raise Unavailable(f"cannot read {err.filename}: {err.strerror}", definite=True) from err
     if found is None:
         raise Unavailable(f"{args.directory} knows no {args.version}: {_newest(ledgers)}", definite=True)
-    print(json.dumps(to_json(found)) if args.json else render(found), flush=True)
+    print(json.dumps(asdict(found)) if args.json else render(found), flush=True)
     return 0
 
 
@@ -151,10 +151,13 @@ def explain(target: Target, *, ledgers: Sequence[Path], tapes: Sequence[Path]) -
         # Rounds of two leaders may share an id, where one of them was cut off: the version tells them apart.
         if found is not None and (row is None or found.committed.get("digest") == row["digest"]):
             story = found
-    if row is not None:
-        found_in = _lineage_of(row["fragment_id"], row["fragment_version"], ledgers)
-        return dataclasses.replace(_of_row(row, story), lineage=found_in)
-    return None if story is None else _of_story(story)
+    if row is None and story is None:
+        return None
+    if row is None:
+        assert story is not None
+        return _explanation(_as_row(story), story)
+    lineage = _lineage_of(row["fragment_id"], row["fragment_version"], ledgers)
+    return dataclasses.replace(_explanation(row, story), lineage=lineage)
 
 
 def _lineage_of(p: int, version: int, ledgers: Sequence[Path]) -> Lineage | None:
@@ -178,7 +181,8 @@ def _fits(row: Mapping[str, Any], target: Target) -> bool:
     return row.get("fragment_id") == target.fragment and target.version in (None, row.get("fragment_version"))
 
 
-def _of_row(row: Mapping[str, Any], story: RoundStory | None) -> Explanation:
+def _explanation(row: Mapping[str, Any], story: RoundStory | None) -> Explanation:
+    """Returns what the line of a ledger says, and the story that a tape tells of its round, if any does."""
     contributors = tuple(
         Contributor(
             island=each["island_id"],
@@ -192,49 +196,45 @@ def _of_row(row: Mapping[str, Any], story: RoundStory | None) -> Explanation:
         )
         for each in row["contributions"]
     )
+    took_s = None
+    if story is not None and story.closed_at_s is not None:
+        took_s = round(story.closed_at_s - story.opened_at_s, 4)
     return Explanation(
         fragment=row["fragment_id"],
         version=row["fragment_version"],
         round_id=row["round_id"],
         epoch=row["epoch"],
         digest=row["digest"],
+        flush=story is not None and story.flush,
+        closed="" if story is None else story.reason,
+        took_s=took_s,
         contributors=contributors,
-        **_from_tape(story),
+        absent=None if story is None else tuple(story.absences()),
     )
 
 
-def _of_story(story: RoundStory) -> Explanation:
-    """Without a ledger: the tape has the contributions too."""
-    contributors = tuple(
-        Contributor(
-            island=each["island"],
-            incarnation=each["incarnation"],
-            steps=(each["steps"][0], each["steps"][1]),
-            tokens=each["tokens"],
-            share=each["merge_weight"],
-            token_weight=each["token_weight"],
-            staleness=each["staleness"],
-            fresh=each["fresh"],
-        )
-        for each in story.committed.get("contributions", ())
-    )
-    return Explanation(
-        fragment=story.fragment,
-        version=story.version,
-        round_id=story.round_id,
-        epoch=None,
-        digest=story.committed.get("digest", ""),
-        contributors=contributors,
-        **_from_tape(story),
-    )
-
-
-def _from_tape(story: RoundStory | None) -> dict[str, Any]:
-    if story is None:
-        return {"flush": False, "closed": "", "took_s": None, "absent": None}
-    took_s = None if story.closed_at_s is None else round(story.closed_at_s - story.opened_at_s, 4)
-    absent = tuple(story.absences())
-    return {"flush": story.flush, "closed": story.reason, "took_s": took_s, "absent": absent}
+def _as_row(story: RoundStory) -> dict[str, Any]:
+    """Returns what the tape alone has of a version, as a ledger would have it."""
+    return {
+        "fragment_id": story.fragment,
+        "fragment_version": story.version,
+        "round_id": story.round_id,
+        "epoch": None,
+        "digest": story.committed.get("digest", ""),
+        "contributions": [
+            {
+                **each,
+                "island_id": each["island"],
+                "steps": {
+                    "from_step": each["steps"][0],
+                    "to_step": each["steps"][1],
+                    "from_tokens": 0,
+                    "to_tokens": each["tokens"],
+                },
+            }
+            for each in story.committed.get("contributions", ())
+        ],
+    }
 
 
 def tapes_in(run_dir: Path) -> list[Path]:
@@ -260,11 +260,6 @@ def _newest(ledgers: Sequence[Path]) -> str:
 
 
 # --- output -----------------------------------------------------------------------------------------------------
-
-
-def to_json(found: Explanation) -> dict[str, Any]:
-    """Returns the explanation for ``json.dumps``."""
-    return asdict(found)
 
 
 def render(found: Explanation) -> str:

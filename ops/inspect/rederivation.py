@@ -1,6 +1,6 @@
-"""Derives versions again from recorded payloads, and compares them byte for byte.
+"""The rederivation of versions from recorded payloads, compared byte for byte.
 
-Shell: it reads the files of :mod:`aggregator.store.recording`. Each version is computed from the version before *as
+It reads the files of :mod:`aggregator.store.recording`. Each version is computed from the version before *as
 derived here*, with the weights that the replayed core decided; the recording brings the pseudo-gradients alone. Only
 what cannot be known otherwise is taken from it: parameters of version 0, and the momentum after rounds that were not
 recorded; the parameters are then checked against the digest on the tape.
@@ -14,10 +14,11 @@ The bytes are the same on the same build and the same type of processor: sums in
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError
@@ -36,12 +37,8 @@ from broker.wire.tensors import encode_tensor, fragment_digest
 _UNUSABLE = (OSError, SafetensorError, KeyError, ValueError, TypeError)
 
 
-class _Derived(NamedTuple):
-    """A version made from a recording, and the first array there that is another."""
-
-    state: FragmentState
-    digest: str
-    contradicts: str
+class _Contradiction(Exception):
+    """A recording cannot be what led to a version; the message says why."""
 
 
 class Rederivation:
@@ -90,7 +87,7 @@ class Rederivation:
         if rule != self._rule:
             self._rule, self._outer_step = rule, make_outer_step(*rule)
 
-    def planted(self, fragment_id: int, digest: str) -> None:
+    def planted(self, fragment_id: int) -> None:
         """Version 0: its parameters are in the recording of the first round."""
         self._pending.pop(fragment_id, None)
         self._durable.pop(fragment_id, None)
@@ -102,49 +99,58 @@ class Rederivation:
 
     def merged(self, core: Aggregator, action: Merge, digest: str) -> str:
         """Derives one version; returns what contradicts the tape or the recording, or an empty text."""
-        p, version = action.fragment_id, action.fragment_version
-        path = self._directory / f"{action.round_id:010d}.safetensors"
-        name = f"version {version} of fragment {p}"
+        p = action.fragment_id
         self._pending.pop(p, None)
         self._used.add(action.round_id)
-        if not path.exists():
+        if not self._path(action.round_id).exists():
             self.unrecorded += 1
             self.missing += core.run.config.record_payloads
             self._durable.pop(p, None)
             return ""
+        assert core.run.manifest is not None
         try:
-            recorded = read_recording(path)
-            before = self._before(core, action, recorded)
-            if isinstance(before, str):
-                return f"{path}: {before}"
-            assert core.run.manifest is not None
-            tensors = core.run.manifest.fragments[p]
-            parts = _parts(tensors, action, recorded)
-            if isinstance(parts, str):
-                return f"{path}: {parts}"
-            made = self._derive(tensors, replace(action, parts=parts), before, recorded)
-        except _UNUSABLE as err:
-            return f"{path} cannot be used for {name}: {type(err).__name__}: {err}"
-        if made.digest != digest:
-            return f"{name} is {digest} on the tape, and its recorded contributions give {made.digest}"
-        if made.contradicts:
-            return f"{path}: {made.contradicts} is not what its contributions give"
-        self._pending[p] = made.state
+            before = partial(self._before, core, action)
+            made = self._derived(core.run.manifest.fragments[p], action, before, digest, "on the tape")
+        except _Contradiction as err:
+            return str(err)
+        self._pending[p] = made
         self.derived += 1
         return ""
 
-    def _derive(
-        self, tensors: tuple[TensorSpec, ...], action: Merge, before: FragmentState, recorded: RecordedRound
-    ) -> _Derived:
+    def _derived(
+        self,
+        tensors: tuple[TensorSpec, ...],
+        action: Merge,
+        before: Callable[[RecordedRound], FragmentState],
+        digest: str,
+        where: str,
+    ) -> FragmentState:
+        """Returns a version made from a recording; ``before`` tells from that what its round began with.
+
+        Raises:
+            _Contradiction: It has another ``digest`` than ``where``, or than the recording says.
+        """
+        path = self._path(action.round_id)
+        name = f"version {action.fragment_version} of fragment {action.fragment_id}"
         assert self._outer_step is not None, "a merge came before a life began"
-        made, merged = versions.merge(tensors, action, before, self._outer_step)
-        derived = {
-            "merged": merged.delta,
-            "theta_after": made.state.params,
-            "momentum_after": made.state.momentum,
-        }
-        wrong = [what for what, vector in derived.items() if not _same(recorded.arrays[what], vector)]
-        return _Derived(made.state, made.digest, wrong[0] if wrong else "")
+        try:
+            recorded = read_recording(path)
+            begun, parts = before(recorded), _parts(tensors, action, recorded)
+            made, merged = versions.merge(tensors, replace(action, parts=parts), begun, self._outer_step)
+            derived = {"merged": merged.delta, "theta_after": made.state.params, "momentum_after": made.state.momentum}
+            other = [what for what, vector in derived.items() if not _same(recorded.arrays[what], vector)]
+        except _Contradiction as err:
+            raise _Contradiction(f"{path}: {err}") from None
+        except _UNUSABLE as err:
+            raise _Contradiction(f"{path} cannot be used for {name}: {type(err).__name__}: {err}") from err
+        if made.digest != digest:
+            raise _Contradiction(f"{name} is {digest} {where}, and its recorded contributions give {made.digest}")
+        if other:
+            raise _Contradiction(f"{path}: {other[0]} is not what its contributions give")
+        return made.state
+
+    def _path(self, round_id: int) -> Path:
+        return self._directory / f"{round_id:010d}.safetensors"
 
     # --- rounds that are not on the tape ----------------------------------------------------------------------
 
@@ -166,33 +172,25 @@ class Rederivation:
         if row is None or manifest is None:
             self.unclaimed += 1
             return ""
-        path = self._directory / f"{round_id:010d}.safetensors"
         p, version = row["fragment_id"], row["fragment_version"]
-        name = f"version {version} of fragment {p}"
-        tensors = manifest.fragments[p]
-        try:
-            recorded = read_recording(path)
-            action = Merge(round_id=round_id, fragment_id=p, fragment_version=version, parts=_parts_of_row(row))
-            parts = _parts(tensors, action, recorded)
-            if isinstance(parts, str):
-                return f"{path}: {parts}"
+
+        def before(recorded: RecordedRound) -> FragmentState:
             params, momentum = recorded.arrays["theta_before"], recorded.arrays["momentum_before"]
             began, known = fragment_digest(params), digests.get((p, version - 1))
             if known not in (None, began):
-                return f"{path}: theta_before is {began}, and version {version - 1} was {known}"
-            before = FragmentState(params=params, momentum=momentum, version=version - 1)
-            made = self._derive(tensors, replace(action, parts=parts), before, recorded)
-        except _UNUSABLE as err:
-            return f"{path} cannot be used for {name}: {type(err).__name__}: {err}"
-        if made.digest != row["digest"]:
-            return f"{name} is {row['digest']} in the ledger, and its recorded contributions give {made.digest}"
-        if made.contradicts:
-            return f"{path}: {made.contradicts} is not what its contributions give"
+                raise _Contradiction(f"theta_before is {began}, and version {version - 1} was {known}")
+            return FragmentState(params=params, momentum=momentum, version=version - 1)
+
+        try:
+            action = Merge(round_id=round_id, fragment_id=p, fragment_version=version, parts=_parts_of_row(row))
+            self._derived(manifest.fragments[p], action, before, row["digest"], "in the ledger")
+        except _Contradiction as err:
+            return str(err)
         self.alone += 1
         return ""
 
-    def _before(self, core: Aggregator, action: Merge, recorded: RecordedRound) -> FragmentState | str:
-        """Returns the state that a round began with, or says why the recorded one cannot be it."""
+    def _before(self, core: Aggregator, action: Merge, recorded: RecordedRound) -> FragmentState:
+        """Returns the state that a round began with, unless the recorded one contradicts it."""
         p, version = action.fragment_id, action.fragment_version - 1
         params, momentum = recorded.arrays["theta_before"], recorded.arrays["momentum_before"]
         known = self._durable.get(p)
@@ -202,13 +200,13 @@ class Rederivation:
                 ("momentum_before", momentum, known.momentum),
             ):
                 if not _same(recorded_array, derived):
-                    return f"{what} is not what version {version} of fragment {p} was derived to be"
+                    raise _Contradiction(f"{what} is not what version {version} of fragment {p} was derived to be")
             return known
         digest = fragment_digest(params)
         if digest != core.run.fragments[p].digest:
-            return f"theta_before is {digest}, and version {version} was {core.run.fragments[p].digest}"
+            raise _Contradiction(f"theta_before is {digest}, and version {version} was {core.run.fragments[p].digest}")
         if version == 0 and momentum.any():
-            return "momentum_before is not zero at version 0"
+            raise _Contradiction("momentum_before is not zero at version 0")
         return FragmentState(params=params, momentum=momentum, version=version)
 
 
@@ -226,8 +224,8 @@ def _parts_of_row(row: Mapping[str, Any]) -> tuple[Part, ...]:
     )
 
 
-def _parts(tensors: tuple[TensorSpec, ...], action: Merge, recorded: RecordedRound) -> tuple[Part, ...] | str:
-    """Returns the decided parts with the recorded payloads, or says how the recorded ones differ."""
+def _parts(tensors: tuple[TensorSpec, ...], action: Merge, recorded: RecordedRound) -> tuple[Part, ...]:
+    """Returns the decided parts with the recorded payloads, unless others were recorded."""
     decided = [
         {
             "island": part.island_id,
@@ -239,7 +237,7 @@ def _parts(tensors: tuple[TensorSpec, ...], action: Merge, recorded: RecordedRou
         for part in action.parts
     ]
     if recorded.facts["parts"] != decided:
-        return f"it holds the contributions {recorded.facts['parts']}, and {decided} were merged"
+        raise _Contradiction(f"it holds the contributions {recorded.facts['parts']}, and {decided} were merged")
     return tuple(
         replace(part, payload=_payload(tensors, recorded.arrays[f"delta.{index}"]))
         for index, part in enumerate(action.parts)

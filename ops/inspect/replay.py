@@ -4,17 +4,18 @@ A tape records what the aggregator was told and what it decided. The same events
 ``--record-payloads`` during the run they give the same bytes. So a tape that agrees with its replay proves that what
 is in the ledger is what the rules say, and one that does not names the line where they part. What a tape does not tell,
 nobody can check: it is counted, said, and no success unless ``--allow-missing`` says that it may be
-(:mod:`ops.inspect.coverage`).
+(:class:`ops.inspect.replay_result.Coverage`).
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import sys
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,10 +26,9 @@ from aggregator.store.ledger_file import read_rows
 from aggregator.store.tape import numbered_lines
 from broker.wire.errors import ConfigError, Unavailable
 from broker.wire.schema import Unfit
-from ops.inspect.coverage import Coverage, Seen, coverage, misweighted, skipped_versions
 from ops.inspect.explain import ledgers_in, tapes_in
 from ops.inspect.replay_core import Replay
-from ops.inspect.replay_terms import Counts, Difference, Key, NoBytes, PartReason, fingerprint
+from ops.inspect.replay_result import Counts, Coverage, Difference, Key, PartReason, fingerprint
 
 if TYPE_CHECKING:
     from ops.inspect.rederivation import Rederivation
@@ -100,7 +100,7 @@ def run(args: argparse.Namespace) -> int:
     same = all(each.difference is None for each in found)
     missing = covered.empty or not (covered.complete or args.allow_missing)
     if args.json:
-        verdict: dict[str, Any] = {"same": same, "complete": covered.complete, "coverage": asdict(covered)}
+        verdict: dict[str, Any] = {"same": same, "complete": covered.complete, "coverage": covered.to_json()}
         print(json.dumps(verdict | {"tapes": [asdict(each) for each in found]}), flush=True)
     else:
         print("\n\n".join([*map(render, found), _verdict(covered, same=same, missing=missing)]), flush=True)
@@ -131,7 +131,7 @@ def replay_all(
         )
         found.append(replayed)
         seen.append(of_it)
-    return found, coverage(seen)
+    return found, Coverage.added(seen)
 
 
 def _versions_in(ledger: Path) -> set[Key]:
@@ -140,7 +140,7 @@ def _versions_in(ledger: Path) -> set[Key]:
 
 def replay(
     tape: Path, *, payloads: Path | None = None, ledger: Path | None = None, elsewhere: Collection[Key] = ()
-) -> tuple[Replayed, Seen]:
+) -> tuple[Replayed, Coverage]:
     """Plays a tape, one line in memory at a time.
 
     Args:
@@ -152,7 +152,7 @@ def replay(
     Raises:
         OSError: A file cannot be read.
     """
-    check: NoBytes | Rederivation = NoBytes()
+    check: Rederivation | None = None
     if payloads is not None:
         for name, value in ENVIRONMENT.items():  # the aggregator's own, so that the arithmetic is the same
             os.environ.setdefault(name, value)
@@ -166,24 +166,53 @@ def replay(
         if difference is not None:
             break
         progress.at(number)
-    bytes_checked = None if isinstance(check, NoBytes) else check
-    held = _Ledger(played, bytes_checked)
+    held = _Ledger(played, check)
     if difference is None and ledger is not None and ledger.is_file():
         difference = held.against(ledger, elsewhere)
-    elif difference is None and bytes_checked is not None:
-        bytes_checked.unclaimed = len(bytes_checked.rounds_left())
-    unexplained = bytes_checked.unclaimed if bytes_checked is not None and held.rows is None else 0
+    elif difference is None and check is not None:
+        check.unclaimed = len(check.rounds_left())
     replayed = Replayed(
         tape=str(tape),
         counts=played.counts,
-        derived=None if bytes_checked is None else bytes_checked.derived,
-        alone=0 if bytes_checked is None else bytes_checked.alone,
-        unrecorded=0 if bytes_checked is None else bytes_checked.unrecorded,
-        unclaimed=0 if bytes_checked is None else bytes_checked.unclaimed,
+        derived=None if check is None else check.derived,
+        alone=0 if check is None else check.alone,
+        unrecorded=0 if check is None else check.unrecorded,
+        unclaimed=0 if check is None else check.unclaimed,
         ledger_rows=held.rows,
         difference=difference,
     )
-    return replayed, Seen.of(played, held.alone, check.missing + unexplained)
+    covered = Coverage(
+        checked=set(played.durable),
+        unchecked=held.alone | played.unchecked,
+        missing_lines=played.counts.missing + played.counts.torn,
+        missing_recordings=played.missing_recordings + (replayed.unclaimed if held.rows is None else 0),
+        lives=played.counts.lives,
+    )
+    return replayed, covered
+
+
+def misweighted(row: Mapping[str, Any]) -> str:
+    """Returns what is wrong with the weights in a line of a ledger, by itself; an empty text if they fit each other."""
+    contributions = row["contributions"]
+    total = math.fsum(each["token_weight"] for each in contributions)
+    for each in contributions:
+        share = each["token_weight"] / total if total else 0.0
+        weight = share * each["staleness_weight"]
+        if not math.isclose(each["merge_weight"], weight, rel_tol=1e-9, abs_tol=1e-12):
+            return f"{each['island_id']} has merge weight {each['merge_weight']!r}, its other weights give {weight!r}"
+    return ""
+
+
+def skipped_versions(known: Iterable[Key], lineages: Iterable[Key]) -> list[Key]:
+    """Returns the versions that are missing below ones that are known: each is made from the one before.
+
+    Args:
+        known: All that anybody knows of.
+        lineages: The first versions of new lineages, which were made from none.
+    """
+    versions, begun = set(known), set(lineages)
+    before = {(p, version - 1) for p, version in versions - begun if version > 0}
+    return sorted(before - versions)
 
 
 class _Ledger:

@@ -14,31 +14,32 @@ What must agree (design, section 10, point 10):
 What may be missing: the last lines before a crash (versions of that moment can be in the store and not on the tape),
 and what a full disk cost, which the tape says itself. The latter makes the rest of that life impossible to follow. None
 of it is a difference, and none of it is passed over in silence: each version that is known of and could not be derived
-is in :attr:`Replay.unchecked` with the reason, for :mod:`ops.inspect.coverage` to say.
+is in :attr:`Replay.unchecked` with the reason, for a :class:`~ops.inspect.replay_result.Coverage` to say.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aggregator.core import Aggregator
 from aggregator.events import Action, Commit, Computed, Event, Merge, Note, Persist, Persisted, Plant
 from aggregator.standby.replication import NOTES
 from aggregator.state.records import commit_from_map, commit_to_map, ledger_line
 from aggregator.store.tape import note_line, read_event, read_start
-from ops.inspect.replay_terms import (
-    ByteCheck,
+from ops.inspect.replay_result import (
     Counts,
     Difference,
     Key,
     Line,
-    NoBytes,
     PartReason,
     as_read,
     fingerprint,
     what_differs,
 )
+
+if TYPE_CHECKING:
+    from ops.inspect.rederivation import Rederivation
 
 
 @dataclass(slots=True)
@@ -68,9 +69,10 @@ class Replay:
         unchecked: (fragment, version) of those that the tape knows of, and that could not be derived from it.
         given_up: (fragment, version) of those that a new lineage went back behind.
         epochs: Of the lives on this tape.
+        missing_recordings: Merged versions whose payloads were recorded and are gone.
     """
 
-    def __init__(self, check: ByteCheck | None = None) -> None:
+    def __init__(self, check: Rederivation | None = None) -> None:
         self.counts = Counts()
         self.fingerprints: dict[Key, set[int]] = {}
         self.digests: dict[Key, str] = {}
@@ -78,7 +80,8 @@ class Replay:
         self.unchecked: dict[Key, PartReason] = {}
         self.given_up: set[Key] = set()
         self.epochs: set[int] = set()
-        self._check: ByteCheck = check if check is not None else NoBytes()
+        self.missing_recordings = 0
+        self._check = check
         self._life: _Life | None = None
         self._unreadable: int | None = None
         self._number = 0
@@ -154,7 +157,8 @@ class Replay:
             wrong = self._begin_with(life.begun[p], rows[p], before)
             if wrong is not None:
                 return wrong
-        self._check.begin(core)
+        if self._check is not None:
+            self._check.begin(core)
         return None
 
     def _begin_with(self, commit: Commit, row: Line, before: _Life | None) -> Difference | None:
@@ -260,11 +264,11 @@ class Replay:
                 if ordered != version:
                     what = f"version {version} of fragment {p} was computed, and {_ordered(ordered)}"
                     return self._difference(what)
-                if not isinstance(order, Merge):
-                    self._check.planted(p, digest)
-                    return None
-                wrong = self._check.merged(life.core, order, digest)
-                return self._difference(wrong) if wrong else None
+                if isinstance(order, Merge):
+                    wrong = self._merged(life.core, order, digest)
+                    return self._difference(wrong) if wrong else None
+                if self._check is not None:
+                    self._check.planted(p)
             case Persisted(fragment_id=p, fragment_version=version):
                 commit = life.commits.get(p)
                 if commit is None or commit.fragment_version != version:
@@ -275,6 +279,15 @@ class Replay:
             case _:
                 pass
         return None
+
+    def _merged(self, core: Aggregator, action: Merge, digest: str) -> str:
+        """Returns what is wrong with the bytes of a version; an empty text where they agree, or were not recorded."""
+        if self._check is None:
+            self.missing_recordings += core.run.config.record_payloads
+            return ""
+        wrong = self._check.merged(core, action, digest)
+        self.missing_recordings = self._check.missing
+        return wrong
 
     def _order(self, actions: list[Action]) -> Difference | None:
         """Takes what a core wants done; returns what it may not want."""
@@ -298,7 +311,8 @@ class Replay:
         self.counts.versions += key not in self.durable
         self.durable.add(key)
         self._known(commit)
-        self._check.persisted(commit.fragment_id)
+        if self._check is not None:
+            self._check.persisted(commit.fragment_id)
 
     def _known(self, commit: Commit) -> None:
         key = commit.fragment_id, commit.fragment_version

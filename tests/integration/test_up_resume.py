@@ -84,9 +84,9 @@ def test_the_tape_of_both_lives_gives_the_same_decisions_and_the_same_bytes_with
     assert found.counts.lives == 2
     assert found.unrecorded == 0
     assert covered.versions == len(run.ledger)
-    assert covered.checked == found.counts.versions
+    assert len(covered.checked) == found.counts.versions
     # The tape is written when a version is about to be: a kill costs it what a write in between takes, if anything.
-    assert covered.versions - covered.checked == found.counts.unwitnessed <= FRAGMENTS
+    assert covered.versions - len(covered.checked) == found.counts.unwitnessed <= FRAGMENTS
     made_twice = found.derived + found.alone + FRAGMENTS - len(run.ledger)
     assert 0 <= made_twice <= FRAGMENTS  # computed before the kill, and not durable then
 
@@ -130,7 +130,7 @@ def copied(run, tmp_path, request):
     assert replayed(tmp_path)[0].difference is None
     covered = replayed(tmp_path)[1]
     assert covered.versions == len(run.ledger)
-    assert (covered.versions - covered.checked > FRAGMENTS) is (request.param != "whole tape")
+    assert (covered.versions - len(covered.checked) > FRAGMENTS) is (request.param != "whole tape")
     return tmp_path
 
 

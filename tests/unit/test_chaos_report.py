@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from islands.session.pulse import Beat
 from ops.chaos.plan import fault
-from ops.chaos.records import Happening, NoteSeen, ProcessChange, Recording, RoundSeen, VersionSeen
+from ops.chaos.recording import Happening, NoteSeen, Observer, ProcessChange, Recording, RoundSeen, VersionSeen
 from ops.chaos.report import (
     between,
     chaos_report,
@@ -21,7 +21,6 @@ from ops.chaos.report import (
     render,
     stepping,
 )
-from ops.chaos.watching import Observer
 from ops.faults import FaultKind
 from ops.processes.cluster import Change
 

@@ -9,9 +9,9 @@ import pytest
 from aggregator.rounds.recovery import renumbered
 from aggregator.state.records import ledger_line
 from ops import cli
-from ops.inspect.coverage import Seen, coverage, misweighted, skipped_versions
+from ops.inspect.replay import misweighted, skipped_versions
 from ops.inspect.replay_core import Replay
-from ops.inspect.replay_terms import PartReason
+from ops.inspect.replay_result import Coverage, PartReason
 from tests.taped import STEPS_PER_ROUND, Taped
 
 
@@ -248,10 +248,12 @@ def test_a_new_lineage_of_bytes_that_nobody_made_is_not_checked(recorded, tmp_pa
 
 
 def test_what_one_tape_does_not_tell_another_may():
-    first = Seen(checked={(0, 0), (0, 1)}, unchecked={(0, 2): PartReason.NO_TAPE, (0, 3): PartReason.NO_TAPE}, lives=1)
-    second = Seen(checked={(0, 2)}, unchecked={(0, 1): PartReason.CRASH}, lives=1)
-    covered = coverage([first, second, Seen()])
-    assert (covered.versions, covered.checked, covered.unchecked) == (4, 3, {PartReason.NO_TAPE: 1})
+    first = Coverage(
+        checked={(0, 0), (0, 1)}, unchecked={(0, 2): PartReason.NO_TAPE, (0, 3): PartReason.NO_TAPE}, lives=1
+    )
+    second = Coverage(checked={(0, 2)}, unchecked={(0, 1): PartReason.CRASH}, lives=1)
+    covered = Coverage.added([first, second, Coverage()])
+    assert (covered.versions, len(covered.checked), covered.reasons()) == (4, 3, {PartReason.NO_TAPE: 1})
     assert not covered.complete
 
 

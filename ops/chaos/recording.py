@@ -1,8 +1,8 @@
-"""Watches a run from outside: ledgers, tapes and pulses by their files, and Redis in a thread of its own.
+"""The recording of a chaos run: what was done to it, and what is seen of it from outside, in monotonic seconds.
 
-None of it can be stopped by the faults that it is to observe: files are read as they are, and a Redis that hangs keeps
-only its own thread waiting. Times are those at which something was seen, on this process's clock: those on a tape are
-of a clock that a fault may have made jump.
+None of the watching can be stopped by the faults that it is to observe: files are read as they are, and a Redis that
+hangs keeps only its own thread waiting. Times are those at which something was seen, on this process's clock: those on
+a tape are of a clock that a fault may have made jump.
 """
 
 from __future__ import annotations
@@ -12,17 +12,123 @@ import contextlib
 import json
 import threading
 import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from broker.registry.registry import Registry
 from broker.wire.errors import Unavailable
-from islands.session.pulse import read_pulse
-from ops.chaos.records import NoteSeen, Recording, RoundSeen, VersionSeen
+from islands.session.pulse import Beat, read_pulse
+from ops.chaos.plan import Fault
 from ops.inspect.run_status import Status, status_of
+from ops.processes.cluster import Change
 
 STATUS_EVERY_S = 0.5
+#: From when to when.
+Spell = tuple[float, float]
+
+
+@dataclass(slots=True, kw_only=True)
+class Happening:
+    """A fault that was injected, or could not be.
+
+    Attributes:
+        number: From 1 on, in order.
+        processes: Those that were struck.
+        ended_s: When it was taken back; None if it still lasts.
+        skipped: Why nothing was done; empty if it was.
+    """
+
+    number: int
+    fault: Fault
+    processes: tuple[str, ...]
+    at_s: float
+    ended_s: float | None = None
+    skipped: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessChange:
+    """The supervisor saw a process end, or started it again."""
+
+    at_s: float
+    process: str
+    change: Change
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VersionSeen:
+    """A fragment version appeared in a ledger: it was durable by ``at_s``; who is in it, as the ledger has it."""
+
+    at_s: float
+    version: int
+    epoch: int
+    contributions: Sequence[Mapping[str, Any]]
+
+    def has(self, island_id: str, *, above_incarnation: int = 0) -> bool:
+        """Whether an island is in it, with a life later than ``above_incarnation``."""
+        return any(
+            each["island_id"] == island_id and each["incarnation"] > above_incarnation for each in self.contributions
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundSeen:
+    """A round that led to a version: when it was open, and who is in it."""
+
+    opened_s: float
+    committed_s: float
+    islands: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoteSeen:
+    """A decision of an aggregator, on its tape."""
+
+    at_s: float
+    name: str
+    fields: Mapping[str, Any]
+
+
+@dataclass(slots=True, kw_only=True)
+class Recording:
+    """Everything of one run.
+
+    Attributes:
+        islands: Names of the run's own islands.
+        began_s: When every island trained: time 0 of the plan.
+        ended_s: When the run was told to end.
+        steps: Island -> the ends of its steps.
+        notes: Decisions that may show that a fault was noticed.
+        redis: (moment, whether the run's status could be read there).
+        late: (moment, seconds): the observer woke so much later than it had asked to; the machine was busy elsewhere.
+    """
+
+    islands: tuple[str, ...]
+    began_s: float = 0.0
+    ended_s: float = 0.0
+    happenings: list[Happening] = field(default_factory=list)
+    changes: list[ProcessChange] = field(default_factory=list)
+    versions: list[VersionSeen] = field(default_factory=list)
+    steps: dict[str, list[Beat]] = field(default_factory=dict)
+    rounds: list[RoundSeen] = field(default_factory=list)
+    notes: list[NoteSeen] = field(default_factory=list)
+    redis: list[tuple[float, bool]] = field(default_factory=list)
+    late: list[tuple[float, float]] = field(default_factory=list)
+
+    def done(self) -> list[Happening]:
+        """Returns the faults that were injected."""
+        return [each for each in self.happenings if not each.skipped]
+
+    @property
+    def first_fault_s(self) -> float:
+        """When the first of them struck; the end if there was none."""
+        return min((each.at_s for each in self.done()), default=self.ended_s)
+
+
+# --- watching ----------------------------------------------------------------------------------------------------
 
 
 def ledger_files(run_dir: Path) -> list[Path]:

@@ -1,0 +1,174 @@
+"""The result of a replay: its counts, the first difference, and how much it covers. Pure.
+
+A replay that meets no difference has proved nothing about what it did not see. So every version that anybody knows of,
+by tape, ledger or recording, is either *checked* or *unchecked* for a reason, and what is missing is counted: lines
+that a tape lost or that were cut short, recordings that should be there.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+import xxhash
+
+Line = Mapping[str, Any]
+#: Fragment and version.
+Key = tuple[int, int]
+
+
+class PartReason(StrEnum):
+    """Why a version that is known of could not be derived from the tape."""
+
+    GAP = "behind lines that a full disk cost"
+    CRASH = "in the last moments before a crash, or by another aggregator"
+    NO_TAPE = "in a moment that is on no tape, only in a ledger"
+    NOWHERE = "in a moment that is on no tape, and have no line in a ledger"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """Where a tape and its replay part.
+
+    Attributes:
+        line: Of the tape, from 1; 0 where it is no line.
+        life: Of the aggregator, from 1.
+        what: A sentence.
+        on_tape: What stands there; None if it is no single value.
+        replayed: What the core says instead.
+    """
+
+    line: int
+    life: int
+    what: str
+    on_tape: Any = None
+    replayed: Any = None
+
+
+@dataclass(slots=True)
+class Counts:
+    """What was played so far.
+
+    Attributes:
+        lives: Of the aggregator.
+        events: Fed to a core.
+        decisions: Notes that agree.
+        beside: Notes about standbys and the lease, which are no decisions of the core.
+        versions: Durable ones, version 0 included.
+        unwitnessed: Versions that a life began with and that no earlier line tells of: made in the last moments before
+            a crash, or by another aggregator.
+        unfollowed: Versions that became durable behind a gap.
+        missing: Lines that the tape says it lost.
+        skipped: Lines that could not be followed after such a gap.
+        torn: Lines that a crash cut short.
+    """
+
+    lives: int = 0
+    events: int = 0
+    decisions: int = 0
+    beside: int = 0
+    versions: int = 0
+    unwitnessed: int = 0
+    unfollowed: int = 0
+    missing: int = 0
+    skipped: int = 0
+    torn: int = 0
+
+
+@dataclass(slots=True)
+class Coverage:
+    """How much was checked: by one tape, with the ledger and the recordings beside it, or by all tapes of a run.
+
+    Attributes:
+        checked: Versions that were derived from a tape.
+        unchecked: Versions that are known of and were not, and why.
+        missing_lines: Lines that a tape lost, or that were cut short.
+        missing_recordings: Versions whose payloads were recorded and are gone; or recordings that no ledger explains.
+        lives: Of the aggregator: none on the tape of a standby that never led.
+    """
+
+    checked: set[Key] = field(default_factory=set)
+    unchecked: dict[Key, PartReason] = field(default_factory=dict)
+    missing_lines: int = 0
+    missing_recordings: int = 0
+    lives: int = 0
+
+    @classmethod
+    def added(cls, parts: Iterable[Coverage]) -> Coverage:
+        """Adds up tapes of one run: what one leader's does not tell, another's may."""
+        whole = cls()
+        for each in parts:
+            whole.checked |= each.checked
+            whole.unchecked = each.unchecked | whole.unchecked
+            whole.missing_lines += each.missing_lines
+            whole.missing_recordings += each.missing_recordings
+            whole.lives += each.lives
+        whole.unchecked = {key: why for key, why in whole.unchecked.items() if key not in whole.checked}
+        return whole
+
+    @property
+    def versions(self) -> int:
+        """Versions that are known of."""
+        return len(self.checked | self.unchecked.keys())
+
+    @property
+    def complete(self) -> bool:
+        """Whether everything that should be there was there, and was checked."""
+        return not (self.unchecked or self.missing_lines or self.missing_recordings)
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing at all was checked where something should have been."""
+        return not self.checked and bool(self.versions or not self.complete or not self.lives)
+
+    def reasons(self) -> dict[PartReason, int]:
+        """Returns why not -> how many versions were not checked."""
+        return dict(Counter(self.unchecked.values()))
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the numbers for ``json.dumps``."""
+        return {
+            "versions": self.versions,
+            "checked": len(self.checked),
+            "unchecked": self.reasons(),
+            "missing_lines": self.missing_lines,
+            "missing_recordings": self.missing_recordings,
+            "lives": self.lives,
+        }
+
+    def sentence(self) -> str:
+        """Says it: ``checked 41 of 44 versions; 2 could not be: made in the last moments ..; ..``."""
+        parts = [f"checked {len(self.checked):,} of {self.versions:,} versions"]
+        parts += [f"{n:,} could not be: made {why}" for why, n in sorted(self.reasons().items())]
+        if self.missing_lines:
+            parts.append(f"{self.missing_lines:,} lines of the tape are missing")
+        if self.missing_recordings:
+            parts.append(f"{self.missing_recordings:,} recordings are missing or unexplained")
+        return "; ".join(parts)
+
+
+def fingerprint(row: Line) -> int:
+    """Returns a number that two lines of a ledger share only if they say the same."""
+    text = json.dumps(as_read(row), sort_keys=True, separators=(",", ":"))
+    return int(xxhash.xxh3_64_intdigest(text.encode()))
+
+
+def as_read(value: Any) -> Any:
+    """Returns plain data as it comes back from a line."""
+    return json.loads(json.dumps(value, default=str))
+
+
+def what_differs(line: Line, replayed: Line) -> str:
+    """Says in a sentence how two notes differ: the first field will do."""
+    name, again = line.get("note"), replayed["note"]
+    if name != again:
+        return f"{name} is on the tape, and {again} was decided"
+    mine, theirs = replayed["fields"], line.get("fields", {})
+    for key in [*mine, *theirs]:
+        if mine.get(key) != theirs.get(key):
+            return f"{key} of {name} is {theirs.get(key)!r} on the tape, and {mine.get(key)!r} was decided"
+    return f"{name} has something beside its fields on the tape"
