@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import numpy as np
@@ -62,6 +64,33 @@ _ROLE_OF_WORD = {role.value: role for role in Role} | {"standby": Role.AGGREGATO
 def role_of(process: str) -> Role:
     """Returns the role of a process of a run: ``standby-1`` is an aggregator, whatever is nothing else an island."""
     return _ROLE_OF_WORD.get(process.partition("-")[0], Role.ISLAND)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """What happens, to whom, when, and for how long.
+
+    Attributes:
+        at_s: Seconds from the beginning: of a real run, from the moment when every island trains.
+        targets: Names of processes, or words for them as :mod:`ops.chaos.plan` has them; all are struck at one moment.
+        for_s: How long it lasts; for a kill, how long the process is held down.
+        options: Further settings of its kind.
+    """
+
+    at_s: float
+    kind: FaultKind
+    targets: tuple[str, ...] = ()
+    for_s: float = 0.0
+    options: Mapping[str, float | bool] = field(default_factory=lambda: MappingProxyType({}))
+
+    def lasts(self, now_s: float) -> bool:
+        """Whether it is on at a moment."""
+        return self.at_s <= now_s < self.at_s + self.for_s
+
+    def __str__(self) -> str:
+        """Returns it in words, for display and report."""
+        whom = f" {' + '.join(self.targets)}" if self.targets else ""
+        return f"{self.kind}{whom}" + (f" for {self.for_s:g} s" if self.for_s else "")
 
 
 # --- rogues -----------------------------------------------------------------------------------------------------

@@ -16,9 +16,9 @@ from broker.process import clocks
 from broker.process.signals import Interrupted, Signals
 from broker.wire.errors import Unavailable
 from ops.chaos.injector import Injector, clock_file
-from ops.chaos.plan import ChaosConfig, Fault
+from ops.chaos.plan import ChaosConfig
 from ops.chaos.recording import Happening, Observer, ProcessChange, Recording, StatusWatch, pulse_file
-from ops.faults import Role, role_of
+from ops.faults import Fault, Role, role_of
 from ops.processes.child_process import ProcessSpec
 from ops.processes.cluster import Change, LocalCluster, ProcessEvent
 from ops.processes.supervision import RestartPolicy

@@ -20,9 +20,9 @@ import redis
 
 from broker.process import clocks
 from broker.wire.errors import AtollError, Unavailable
-from ops.chaos.plan import Fault, resolve
+from ops.chaos.plan import resolve
 from ops.chaos.recording import Happening
-from ops.faults import FaultKind, Role, role_of
+from ops.faults import Fault, FaultKind, Role, role_of
 from ops.links.condition import LinkCondition
 from ops.links.control import SOCKET_NAME, LinkControl
 from ops.links.region import TO_REDIS

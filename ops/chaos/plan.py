@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, NoReturn
 from broker.process import toml
 from broker.process.settings import nearest, setting
 from broker.wire.errors import ConfigError
-from ops.faults import MISBEHAVIORS, FaultKind, Role, role_of
+from ops.faults import MISBEHAVIORS, Fault, FaultKind, Role, role_of
 
 
 class Needs(StrEnum):
@@ -79,29 +79,6 @@ NATURES: Mapping[FaultKind, Nature] = {
 LEADER = "leader"
 ANY = "any "
 _ANY_ROLES = (Role.ISLAND, Role.AGGREGATOR, Role.BROKER)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fault:
-    """What happens, to whom, when, and for how long.
-
-    Attributes:
-        at_s: Seconds from the moment when every island trains.
-        targets: Words as in this module's docstring; several are struck at the same moment.
-        for_s: How long it lasts; for a kill, how long the process is held down.
-        options: As :attr:`Nature.options`.
-    """
-
-    at_s: float
-    kind: FaultKind
-    targets: tuple[str, ...] = ()
-    for_s: float = 0.0
-    options: Mapping[str, float | bool] = field(default_factory=lambda: MappingProxyType({}))
-
-    def __str__(self) -> str:
-        """Returns it in words, for display and report."""
-        whom = f" {' + '.join(self.targets)}" if self.targets else ""
-        return f"{self.kind}{whom}" + (f" for {self.for_s:g} s" if self.for_s else "")
 
 
 def fault(

@@ -21,7 +21,7 @@ from typing import Any
 from broker.registry.registry import Registry
 from broker.wire.errors import Unavailable
 from islands.session.pulse import Beat, read_pulse
-from ops.chaos.plan import Fault
+from ops.faults import Fault
 from ops.inspect.run_status import Status, status_of
 from ops.processes.cluster import Change
 

@@ -21,9 +21,9 @@ from aggregator.state.founding import Founding, foundings_of
 from aggregator.state.records import commit_from_map
 from broker.wire import messages as m
 from broker.wire.records import LeaseView
-from ops.faults import FaultKind, Role
+from ops.faults import Fault, FaultKind, Role, role_of
 from ops.virtual.aggregator import SimAggregator
-from ops.virtual.plan import REDIS, Point, Trouble, station_names
+from ops.virtual.plan import REDIS, Point, station_names
 from ops.virtual.queue import Alarm
 from ops.virtual.world import Disk, World
 
@@ -48,19 +48,19 @@ class SimLease:
         self._renewed_at_s = 0.0
         self._renewal = 0  # its number, in the key
         self._history: list[tuple[float, LeaseView, float, int]] = []
-        for trouble in simulation.plan.troubles:
-            if trouble.role is Role.REDIS and trouble.kind is not FaultKind.STOP:
-                simulation.queue.at(trouble.at_s + trouble.for_s, partial(self._come_back, trouble))
+        for fault in simulation.plan.faults:
+            if role_of(fault.targets[0]) is Role.REDIS and fault.kind is not FaultKind.STOP:
+                simulation.queue.at(fault.at_s + fault.for_s, partial(self._come_back, fault))
 
     def call(
         self, station: int, operation: Callable[[], Any], answer: Callable[[Any], None], silent: Callable[[], None]
     ) -> None:
         """Does ``operation`` a moment from now and passes on what it returns; or tells of the silence."""
         queue, now_s = self._simulation.queue, self._simulation.queue.now_s
-        troubles, name = self._simulation.plan.troubles, self._simulation.stations[station].name
+        faults, name = self._simulation.plan.faults, self._simulation.stations[station].name
         if self._simulation.dies_at(name, Point.SEND):
             return
-        fails = any(t.lasts(now_s) and (t.role is Role.REDIS or self._cuts(t, station)) for t in troubles)
+        fails = any(fault.lasts(now_s) and _silences(fault, name) for fault in faults)
         if fails or self._simulation.network.is_cut(name, REDIS):
             queue.after(NO_ANSWER_S, silent)
             return
@@ -127,16 +127,19 @@ class SimLease:
         self.held, self._renewed_at_s, self._renewal = lease, self._clock.now_s, renewal
         self._history.append((self._simulation.queue.now_s, lease, self._renewed_at_s, renewal))
 
-    def _come_back(self, trouble: Trouble) -> None:
+    def _come_back(self, fault: Fault) -> None:
         """With nothing, or with what was there earlier."""
         self.held, self._renewed_at_s, self._renewal = LeaseView(), 0.0, 0
-        if trouble.kind is FaultKind.STALE:
+        if fault.kind is FaultKind.STALE:
             for at_s, held, renewed_at_s, renewal in self._history:
-                if at_s <= trouble.at_s / 2:
+                if at_s <= fault.at_s / 2:
                     self.held, self._renewed_at_s, self._renewal = held, renewed_at_s, renewal
 
-    def _cuts(self, trouble: Trouble, station: int) -> bool:
-        return trouble.kind is FaultKind.CUT_REDIS and trouble.number == station
+
+def _silences(fault: Fault, station: str) -> bool:
+    """Whether Redis does not answer a station while a fault lasts."""
+    (target,) = fault.targets
+    return role_of(target) is Role.REDIS or (fault.kind is FaultKind.CUT_REDIS and target == station)
 
 
 class Station:

@@ -155,7 +155,7 @@ class Invariants:
         lease = aggregator.station.lease.held
         if replication is None or (lease.holder, lease.epoch) != (aggregator.name, replication.epoch):
             return
-        if any(trouble.kind in FORGETFUL for trouble in simulation.plan.troubles):
+        if any(fault.kind in FORGETFUL for fault in simulation.plan.faults):
             return
         key = publish.fragment_id, publish.fragment_version
         for station in simulation.stations:

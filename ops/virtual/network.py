@@ -14,12 +14,12 @@ from broker.wire import messages as m
 from broker.wire.tensors import payload_bytes
 from islands.protocol import events as ie
 from islands.protocol.donation import PART_BYTES
-from ops.faults import FaultKind
+from ops.faults import Fault, FaultKind
 from ops.virtual.aggregator import SimAggregator
 from ops.virtual.broker import SimBroker
 from ops.virtual.failover import SimCandidate
 from ops.virtual.island import SimIsland
-from ops.virtual.plan import Point, Way
+from ops.virtual.plan import BROKER, Point, Way
 from ops.virtual.queue import LinkModel, Sender
 from ops.virtual.world import World
 
@@ -39,6 +39,10 @@ class Network:
         self._plan = simulation.plan
         self._queue = simulation.queue
         self._senders: dict[tuple[str, str, m.Channel], Sender] = {}
+        self._partitions: dict[str, list[Fault]] = {}
+        for fault in self._plan.faults:
+            if fault.kind is FaultKind.PARTITION:
+                self._partitions.setdefault(fault.targets[0], []).append(fault)
 
     def to_broker(self, process: Process, to: str, message: m.Message, sequence: int, broker: int = 0) -> None:
         """Carries a message from a process to a broker: an island's own, or the one that an aggregator names."""
@@ -170,10 +174,7 @@ class Network:
 
     def _cut_off(self, broker: int) -> bool:
         """Whether nothing passes between a broker and the aggregator now."""
-        return any(
-            each.kind is FaultKind.PARTITION and each.number == broker and each.lasts(self._queue.now_s)
-            for each in self._plan.troubles
-        )
+        return any(fault.lasts(self._queue.now_s) for fault in self._partitions.get(f"{BROKER}{broker}", ()))
 
     def _swallows(self, process: Process, message: m.Message, broker: int) -> bool:
         """Whether an aggregator's bulk connection to a broker has become deaf."""

@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from aggregator.config import AggregatorConfig
 from broker.wire.fragments import Kind, TensorSpec
-from ops.faults import FaultKind, Role
+from ops.faults import Fault, FaultKind
 from ops.virtual.queue import ClockTrouble, LinkModel
 
 
@@ -67,26 +67,6 @@ AGGREGATOR_FAULTS = (FaultKind.KILL, FaultKind.STOP, FaultKind.CUT_REDIS)
 #: Faults of Redis: it does not answer, and has afterwards what it had, or nothing; or everything but the islands loses
 #: power, and aggregators have their disks afterwards, brokers and Redis nothing; or it has what it had at half the age.
 REDIS_FAULTS = (FaultKind.STOP, FaultKind.WIPE, FaultKind.OUTAGE, FaultKind.STALE)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trouble:
-    """A fault of one broker, of one aggregator or of Redis, from when and for how long.
-
-    Attributes:
-        kind: One of :data:`BROKER_FAULTS`, :data:`AGGREGATOR_FAULTS` or :data:`REDIS_FAULTS`.
-        number: Of the broker, or of the aggregator's station.
-    """
-
-    kind: FaultKind
-    role: Role
-    number: int = 0
-    at_s: float
-    for_s: float
-
-    def lasts(self, now_s: float) -> bool:
-        """Whether it is on."""
-        return self.at_s <= now_s < self.at_s + self.for_s
 
 
 #: The end of a link that is no broker.
@@ -158,7 +138,7 @@ class SimulationPlan:
     brokers: int = 1
     broker_crashes_at_s: tuple[float, ...] = ()  # of the first one
     standbys: int = 0  # aggregators besides the first of each shard; with them the config has ``failover``
-    troubles: tuple[Trouble, ...] = ()
+    faults: tuple[Fault, ...] = ()  # of one broker, one aggregator, or ``redis``; of the kinds above
     cuts: tuple[Cut, ...] = ()  # of single links, by direction
     clocks: tuple[ClockTrouble, ...] = ()
     crash_points: tuple[CrashPoint, ...] = ()

@@ -20,7 +20,7 @@ from aggregator.rounds.recovery import renumbered
 from broker.wire import messages as m
 from islands.protocol import events as ie
 from islands.protocol.paused import Paused
-from ops.faults import FaultKind, Role
+from ops.faults import FaultKind, Role, role_of
 from ops.virtual.aggregator import SimAggregator
 from ops.virtual.broker import SimBroker
 from ops.virtual.failover import SimLease, Station
@@ -107,18 +107,19 @@ class Simulation(World):
             self.queue.at(at_s, lambda: self.aggregator.deaf.add(0))
         for at_s in plan.broker_crashes_at_s:
             self.queue.at(at_s, partial(self.crash_broker, 0, plan.restart_s))
-        for trouble in plan.troubles:
-            match trouble.role, trouble.kind:
+        for fault in plan.faults:
+            (target,) = fault.targets
+            match role_of(target), fault.kind:
                 case Role.AGGREGATOR, FaultKind.KILL:
-                    self.queue.at(trouble.at_s, partial(self.stations[trouble.number].crash, trouble.for_s))
+                    self.queue.at(fault.at_s, partial(self.station(target).crash, fault.for_s))
                 case Role.AGGREGATOR, FaultKind.STOP:
-                    self.queue.at(trouble.at_s, partial(self.stations[trouble.number].freeze, trouble.for_s))
+                    self.queue.at(fault.at_s, partial(self.station(target).freeze, fault.for_s))
                 case Role.BROKER, FaultKind.KILL:
-                    self.queue.at(trouble.at_s, partial(self.crash_broker, trouble.number, trouble.for_s))
+                    self.queue.at(fault.at_s, partial(self.crash_broker, _place(target), fault.for_s))
                 case Role.BROKER, FaultKind.STOP:
-                    self.queue.at(trouble.at_s, partial(self.freeze_broker, trouble.number, trouble.for_s))
+                    self.queue.at(fault.at_s, partial(self.freeze_broker, _place(target), fault.for_s))
                 case Role.REDIS, FaultKind.OUTAGE:
-                    self.queue.at(trouble.at_s, partial(self.cut_power, trouble.for_s))
+                    self.queue.at(fault.at_s, partial(self.cut_power, fault.for_s))
                 case _:
                     pass  # looked at with each message, and each call of Redis
 
@@ -136,6 +137,11 @@ class Simulation(World):
         live = [i for i in self.islands.values() if i.alive]
         return bool(live) and all(i.core.finished for i in live)
 
+    def station(self, name: str) -> Station:
+        """Returns the station of that name."""
+        found: Station = next(station for station in self.stations if station.name == name)
+        return found
+
     # --- faults -----------------------------------------------------------------------------------------------
 
     def dies_at(self, process: str, point: Point) -> bool:
@@ -145,11 +151,11 @@ class Simulation(World):
             return False
         self.note(self.queue.now_s, process, "crashed", {"at": str(point), "number": crash.number})
         if process.startswith(BROKER):
-            self.crash_broker(int(process.removeprefix(BROKER)), crash.restart_s)
+            self.crash_broker(_place(process), crash.restart_s)
         elif process in self.islands:
             self.crash_island(replace(self.islands[process].plan, restart_s=crash.restart_s))
         else:
-            next(station for station in self.stations if station.name == process).crash(crash.restart_s)
+            self.station(process).crash(crash.restart_s)
         return True
 
     def start_island(self, plan: IslandPlan, paused: Paused | None = None) -> None:
@@ -245,3 +251,7 @@ class Simulation(World):
     def keep(self, now_s: float, who: str, name: str, fields: Mapping[str, Any]) -> None:
         """Keeps a decision for whoever reads the story of a failed seed."""
         self.trace.append((round(now_s, 6), who, name, str(dict(fields))))
+
+
+def _place(broker: str) -> int:
+    return int(broker.removeprefix(BROKER))

@@ -7,8 +7,16 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from aggregator.config import AggregatorConfig
-from ops.faults import MISBEHAVIORS, FaultKind, Role
-from ops.virtual.plan import AGGREGATOR_FAULTS, BROKER_FAULTS, REDIS_FAULTS, IslandPlan, SimulationPlan, Trouble
+from ops.faults import MISBEHAVIORS, Fault, FaultKind
+from ops.virtual.plan import (
+    AGGREGATOR_FAULTS,
+    BROKER,
+    BROKER_FAULTS,
+    REDIS_FAULTS,
+    IslandPlan,
+    SimulationPlan,
+    station_names,
+)
 from ops.virtual.queue import LinkModel
 
 
@@ -65,17 +73,16 @@ def several_brokers(plan: SimulationPlan) -> SimulationPlan:
     """Returns the plan with two or three brokers, and troubles of each; everything else stays as it is."""
     rng = random.Random(f"brokers {plan.seed}")
     brokers = rng.randint(2, 3)
-    troubles = tuple(
-        Trouble(
+    faults = tuple(
+        Fault(
             kind=rng.choice(BROKER_FAULTS),
-            role=Role.BROKER,
-            number=rng.randrange(brokers),
+            targets=(f"{BROKER}{rng.randrange(brokers)}",),
             at_s=rng.uniform(0.0, plan.calm_after_s),
             for_s=min(rng.choice([0.3, 1.0, 3.0, 10.0]), plan.calm_after_s / 2),
         )
         for _ in range(rng.randint(0, 4))
     )
-    return replace(plan, brokers=brokers, troubles=(*plan.troubles, *troubles))
+    return replace(plan, brokers=brokers, faults=(*plan.faults, *faults))
 
 
 def deafened(plan: SimulationPlan) -> SimulationPlan:
@@ -89,24 +96,18 @@ def standing_by(plan: SimulationPlan) -> SimulationPlan:
     """Returns the plan with one or two standby aggregators, and troubles of them and of Redis."""
     rng = random.Random(f"standbys {plan.seed}")
     standbys = rng.randint(1, 2)
-    kinds = [(Role.AGGREGATOR, kind) for kind in (*AGGREGATOR_FAULTS, *AGGREGATOR_FAULTS)]
-    kinds += [(Role.REDIS, kind) for kind in REDIS_FAULTS if kind is not FaultKind.OUTAGE]
-    troubles = tuple(
-        _trouble(
-            rng.choice(kinds),
-            rng.randrange(1 + standbys),
-            rng.uniform(0.0, 0.8 * plan.calm_after_s),
-            min(rng.choice([0.2, 1.0, 2.5, 6.0]), 0.2 * plan.calm_after_s),
-        )
-        for _ in range(rng.randint(0, 6))
-    )
+    names = station_names(plan.config.shards, standbys)
+    kinds: list[tuple[FaultKind, str]] = [(kind, "") for kind in (*AGGREGATOR_FAULTS, *AGGREGATOR_FAULTS)]
+    kinds += [(kind, "redis") for kind in REDIS_FAULTS if kind is not FaultKind.OUTAGE]
+    faults = []
+    for _ in range(rng.randint(0, 6)):
+        kind, target = rng.choice(kinds)
+        station = names[rng.randrange(1 + standbys)]
+        at_s = rng.uniform(0.0, 0.8 * plan.calm_after_s)
+        for_s = min(rng.choice([0.2, 1.0, 2.5, 6.0]), 0.2 * plan.calm_after_s)
+        faults.append(Fault(kind=kind, targets=(target or station,), at_s=at_s, for_s=for_s))
     config = replace(plan.config, failover=True, lease_s=rng.choice([0.5, 1.0, 2.0]))
-    return replace(plan, config=config, standbys=standbys, troubles=(*plan.troubles, *troubles))
-
-
-def _trouble(what: tuple[Role, FaultKind], number: int, at_s: float, for_s: float) -> Trouble:
-    role, kind = what
-    return Trouble(kind=kind, role=role, number=number, at_s=at_s, for_s=for_s)
+    return replace(plan, config=config, standbys=standbys, faults=(*plan.faults, *faults))
 
 
 def power_cut(plan: SimulationPlan) -> SimulationPlan:
@@ -118,17 +119,16 @@ def power_cut(plan: SimulationPlan) -> SimulationPlan:
     """
     rng = random.Random(f"power {plan.seed}")
     standbys = rng.randint(1, 2)
-    power = Trouble(
+    power = Fault(
         kind=FaultKind.OUTAGE,
-        role=Role.REDIS,
+        targets=("redis",),
         at_s=rng.uniform(0.6, 0.9) * plan.calm_after_s,
         for_s=rng.uniform(0.2, 2.0),
     )
     away_at_s = rng.uniform(0.1, 0.8) * power.at_s
-    away = Trouble(
+    away = Fault(
         kind=FaultKind.KILL,
-        role=Role.AGGREGATOR,
-        number=rng.randrange(1 + standbys),
+        targets=(station_names(plan.config.shards, standbys)[rng.randrange(1 + standbys)],),
         at_s=away_at_s,
         for_s=power.at_s + power.for_s - away_at_s,
     )
@@ -136,7 +136,7 @@ def power_cut(plan: SimulationPlan) -> SimulationPlan:
         plan,
         config=replace(plan.config, failover=True, lease_s=rng.choice([0.5, 1.0, 2.0])),
         standbys=standbys,
-        troubles=(*plan.troubles, away, power),
+        faults=(*plan.faults, away, power),
         aggregator_crashes_at_s=(),
         broker_crashes_at_s=(),
     )
@@ -147,12 +147,11 @@ def sharded(plan: SimulationPlan) -> SimulationPlan:
     rng = random.Random(f"shards {plan.seed}")
     shards = rng.randint(2, 3)
     fragments = max(plan.config.fragments, shards)
-    stations = shards * (1 + plan.standbys)
-    troubles = tuple(
-        Trouble(
+    stations = station_names(shards, plan.standbys)
+    faults = tuple(
+        Fault(
             kind=rng.choice([FaultKind.KILL, FaultKind.KILL, FaultKind.STOP]),
-            role=Role.AGGREGATOR,
-            number=rng.randrange(stations),
+            targets=(stations[rng.randrange(len(stations))],),
             at_s=rng.uniform(0.0, 0.8 * plan.calm_after_s),
             for_s=min(rng.choice([0.2, 1.0, 2.5, 6.0]), 0.2 * plan.calm_after_s),
         )
@@ -164,7 +163,7 @@ def sharded(plan: SimulationPlan) -> SimulationPlan:
         fragments=fragments,
         sync_interval=max(plan.config.sync_interval, fragments),
     )
-    return replace(plan, config=config, troubles=(*plan.troubles, *troubles))
+    return replace(plan, config=config, faults=(*plan.faults, *faults))
 
 
 def rogue_plan(seed: int) -> SimulationPlan:

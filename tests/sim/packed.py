@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from aggregator.config import AggregatorConfig
-from ops.faults import MISBEHAVIORS, Role
+from ops.faults import MISBEHAVIORS, Fault
 from ops.virtual.plan import (
     AGGREGATOR_FAULTS,
     BROKER,
@@ -24,7 +24,6 @@ from ops.virtual.plan import (
     Link,
     Point,
     SimulationPlan,
-    Trouble,
     Way,
     station_names,
 )
@@ -241,32 +240,33 @@ def _rogue(draw: _Draw) -> SimulationPlan:
 
 
 def _station_fails(draw: _Draw) -> SimulationPlan:
-    trouble = Trouble(
+    fault = Fault(
         kind=draw.rng.choice(AGGREGATOR_FAULTS),
-        role=Role.AGGREGATOR,
-        number=draw.rng.randrange(len(draw.stations)),
+        targets=(draw.stations[draw.rng.randrange(len(draw.stations))],),
         at_s=draw.moment_s(),
         for_s=draw.rng.choice([0.2, 1.0, 2.5]),
     )
-    return replace(draw.plan, troubles=(*draw.plan.troubles, trouble))
+    return replace(draw.plan, faults=(*draw.plan.faults, fault))
 
 
 def _redis_fails(draw: _Draw) -> SimulationPlan:
-    trouble = Trouble(
-        kind=draw.rng.choice(REDIS_FAULTS), role=Role.REDIS, at_s=draw.moment_s(), for_s=draw.rng.choice([0.2, 1.0])
+    fault = Fault(
+        kind=draw.rng.choice(REDIS_FAULTS),
+        targets=("redis",),
+        at_s=draw.moment_s(),
+        for_s=draw.rng.choice([0.2, 1.0]),
     )
-    return replace(draw.plan, troubles=(*draw.plan.troubles, trouble))
+    return replace(draw.plan, faults=(*draw.plan.faults, fault))
 
 
 def _broker_fails(draw: _Draw) -> SimulationPlan:
-    trouble = Trouble(
+    fault = Fault(
         kind=draw.rng.choice(BROKER_FAULTS),
-        role=Role.BROKER,
-        number=draw.rng.randrange(draw.plan.brokers),
+        targets=(f"{BROKER}{draw.rng.randrange(draw.plan.brokers)}",),
         at_s=draw.moment_s(),
         for_s=draw.rng.choice([0.2, 1.0, 3.0]),
     )
-    return replace(draw.plan, troubles=(*draw.plan.troubles, trouble))
+    return replace(draw.plan, faults=(*draw.plan.faults, fault))
 
 
 def _full_disk(draw: _Draw) -> SimulationPlan:

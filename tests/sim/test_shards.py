@@ -11,8 +11,8 @@ from dataclasses import replace
 import pytest
 
 from broker.wire.fragments import shard_of
-from ops.faults import FaultKind, Role
-from ops.virtual.plan import SimulationPlan, Trouble
+from ops.faults import Fault, FaultKind
+from ops.virtual.plan import SimulationPlan
 from ops.virtual.simulation import Simulation
 from tests.sim.faults import absences_plan, random_plan, several_brokers, sharded, standing_by
 from tests.sim.test_simulation import run, steady
@@ -71,8 +71,8 @@ def test_a_calm_fleet_merges_every_token_in_every_shard_as_often_as_in_one(shard
 
 
 def test_while_a_shard_is_frozen_islands_step_on_and_the_other_fragments_are_merged() -> None:
-    frozen = Trouble(kind=FaultKind.STOP, role=Role.AGGREGATOR, number=1, at_s=6.0, for_s=5.0)
-    simulation = run(replace(steady(shards=2), troubles=(frozen,)))
+    frozen = Fault(kind=FaultKind.STOP, targets=("aggregator-1",), at_s=6.0, for_s=5.0)
+    simulation = run(replace(steady(shards=2), faults=(frozen,)))
     assert versions_made(simulation, 1, 6.1, 11.0) == 0
     assert versions_made(simulation, 0, 6.1, 11.0) >= 6
     calm = run(steady(shards=2))
@@ -83,10 +83,10 @@ def test_while_a_shard_is_frozen_islands_step_on_and_the_other_fragments_are_mer
 
 
 def test_an_island_that_joins_while_a_shard_is_away_is_let_in_when_that_is_back() -> None:
-    frozen = Trouble(kind=FaultKind.STOP, role=Role.AGGREGATOR, number=1, at_s=4.0, for_s=5.0)
+    frozen = Fault(kind=FaultKind.STOP, targets=("aggregator-1",), at_s=4.0, for_s=5.0)
     plan = steady(shards=2)
     late = replace(plan.islands[3], joins_at_s=5.0)
-    simulation = run(replace(plan, islands=(*plan.islands[:3], late), troubles=(frozen,)))
+    simulation = run(replace(plan, islands=(*plan.islands[:3], late), faults=(frozen,)))
     joined = [at_s for at_s, _, name, fields in simulation.trace if name == "island.joined" and "island-3" in fields]
     assert len(joined) == 1
     assert 9.0 < joined[0] < 11.0
@@ -96,8 +96,8 @@ def test_an_island_that_joins_while_a_shard_is_away_is_let_in_when_that_is_back(
 
 def test_a_shard_whose_leader_dies_goes_on_with_its_standby_and_the_others_with_their_leaders() -> None:
     plan = steady(shards=2, failover=True, lease_s=1.0)
-    dead = Trouble(kind=FaultKind.KILL, role=Role.AGGREGATOR, number=2, at_s=6.0, for_s=30.0)
-    simulation = run(replace(plan, standbys=1, troubles=(dead,)))
+    dead = Fault(kind=FaultKind.KILL, targets=("aggregator-1",), at_s=6.0, for_s=30.0)
+    simulation = run(replace(plan, standbys=1, faults=(dead,)))
     assert [simulation.leaders[n].station.name for n in (0, 1)] == ["aggregator", "aggregator-1-standby-1"]
     assert [simulation.leaders[n].core.run.epoch for n in (0, 1)] == [1, 2]
     assert versions_made(simulation, 1, 6.0, 10.0) >= 1

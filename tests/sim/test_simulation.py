@@ -15,11 +15,11 @@ from aggregator.config import AggregatorConfig
 from broker.routing.deafness import PATIENCE_S
 from broker.wire import messages as m
 from broker.wire.messages import Phase
-from ops.faults import FaultKind, Role
+from ops.faults import Fault, FaultKind
 from ops.virtual import work
 from ops.virtual.invariants import InvariantViolation
 from ops.virtual.network import Network, Process
-from ops.virtual.plan import IslandPlan, SimulationPlan, Trouble
+from ops.virtual.plan import IslandPlan, SimulationPlan
 from ops.virtual.queue import LinkModel
 from ops.virtual.simulation import Simulation
 from tests.sim.faults import absences_plan, random_plan
@@ -176,7 +176,7 @@ def test_a_fleet_whose_broker_dies_loses_nothing_and_stays_together() -> None:
 
 
 @pytest.mark.parametrize(
-    ("trouble", "within_s", "participation"),
+    ("kind", "within_s", "participation"),
     [
         (FaultKind.KILL, 0.25, 0.95),  # LOST_S
         (FaultKind.STOP, 2.55, 0.9),  # broker_silent_s, and a heartbeat
@@ -184,15 +184,15 @@ def test_a_fleet_whose_broker_dies_loses_nothing_and_stays_together() -> None:
     ],
 )
 def test_islands_leave_a_broker_that_fails_them_in_time_and_lose_nothing(
-    trouble: FaultKind, within_s: float, participation: float
+    kind: FaultKind, within_s: float, participation: float
 ) -> None:
-    troubles = tuple(Trouble(kind=trouble, role=Role.BROKER, number=k, at_s=5.0 + 12 * k, for_s=10.0) for k in (0, 1))
-    simulation = run(replace(steady(), brokers=2, troubles=troubles))
+    faults = tuple(Fault(kind=kind, targets=(f"broker-{k}",), at_s=5.0 + 12 * k, for_s=10.0) for k in (0, 1))
+    simulation = run(replace(steady(), brokers=2, faults=faults))
     left = [(at_s, literal_eval(fields)) for at_s, _, name, fields in simulation.trace if name == "broker.left"]
     assert {fields["broker"] for _, fields in left} == {0, 1}  # islands were spread over both, and all moved
     assert len(left) >= 4
     for at_s, fields in left:
-        assert 0 < at_s - troubles[fields["broker"]].at_s <= within_s
+        assert 0 < at_s - faults[fields["broker"]].at_s <= within_s
     ledger = simulation.aggregator.core.run.ledger
     books = ledger.books().tokens()
     assert books["merged"] == books["trained"]

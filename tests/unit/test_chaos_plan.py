@@ -14,7 +14,6 @@ from ops.chaos.plan import (
     DRILLS,
     NATURES,
     ChaosConfig,
-    Fault,
     FaultFile,
     FaultKind,
     Needs,
@@ -25,7 +24,7 @@ from ops.chaos.plan import (
     resolve,
     role_of_target,
 )
-from ops.faults import Role, role_of
+from ops.faults import Fault, Role, role_of
 
 EVERYTHING = frozenset(Needs)
 EXAMPLES = Path(__file__).parents[2] / "examples" / "chaos"
