@@ -28,8 +28,6 @@ from ops.run.up import GaveUp, LocalRun
 
 TICK_S = 0.05
 SHOW_EVERY_S = 1.0
-#: Waking later than this is worth remembering.
-LATE_S = 0.05
 #: Every island must train by then; JAX may have to compile first.
 START_WITHIN_S = 180.0
 #: Islands that start on a busy machine do so one after another; after the last one's first step it calms down.
@@ -180,12 +178,7 @@ class Drill:
                 self._tell(happening, "is over")
         self._observer.look()
         self._show(now_s)
-        began_s = time.monotonic()
-        nap_s = max(0.0, min(TICK_S, until_s - began_s))
-        time.sleep(nap_s)
-        late_s = time.monotonic() - began_s - nap_s
-        if late_s > LATE_S:
-            self.recording.late.append((began_s, late_s))
+        time.sleep(max(0.0, min(TICK_S, until_s - time.monotonic())))
 
     def _take_note(self, event: ProcessEvent) -> None:
         change = ProcessChange(at_s=time.monotonic(), process=event.process, change=event.change)

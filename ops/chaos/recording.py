@@ -103,7 +103,6 @@ class Recording:
         steps: Island -> the ends of its steps.
         notes: Decisions that may show that a fault was noticed.
         redis: (moment, whether the run's status could be read there).
-        late: (moment, seconds): the observer woke so much later than it had asked to; the machine was busy elsewhere.
     """
 
     islands: tuple[str, ...]
@@ -116,7 +115,6 @@ class Recording:
     rounds: list[RoundSeen] = field(default_factory=list)
     notes: list[NoteSeen] = field(default_factory=list)
     redis: list[tuple[float, bool]] = field(default_factory=list)
-    late: list[tuple[float, float]] = field(default_factory=list)
 
     def done(self) -> list[Happening]:
         """Returns the faults that were injected."""

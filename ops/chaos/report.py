@@ -208,15 +208,13 @@ def stepping(recording: Recording) -> Report:
     worst = None
     if longest is not None:
         stall_s, at_s, island = longest
-        late_s = _late_s(recording, at_s, at_s + stall_s)
-        worst = {"island": island, "at_s": at_s - began_s, "stall_s": stall_s, "observer_late_s": late_s}
+        worst = {"island": island, "at_s": at_s - began_s, "stall_s": stall_s}
     return {
         "goodput": done / usual if usual else None,
         "steps": done,
         "usual_steps": usual,
         "longest_stall": worst,
         "longest_stall_before_s": before_s,
-        "observer_late_s": _late_s(recording, began_s, ended_s),
     }
 
 
@@ -295,12 +293,6 @@ def _within(steps: Sequence[float], spell: Spell) -> Sequence[float]:
     return steps[bisect_left(steps, spell[0]) : bisect_right(steps, spell[1])]
 
 
-def _late_s(recording: Recording, from_s: float, to_s: float) -> float:
-    """Returns by how much the observer itself woke late, at the most, within or across a part of the run."""
-    late = (late_s for at_s, late_s in recording.late if at_s <= to_s and at_s + late_s >= from_s)
-    return max(late, default=0.0)
-
-
 # --- participation ----------------------------------------------------------------------------------------------
 
 
@@ -355,8 +347,6 @@ def render(report: Mapping[str, Any]) -> str:
         lines.append(
             f"  longest stall          {whose}; before the first fault {1000 * steps['longest_stall_before_s']:.0f} ms"
         )
-        late = f"{1000 * steps['observer_late_s']:.0f} ms late, {1000 * worst['observer_late_s']:.0f} ms in that stall"
-        lines.append(f"  this machine's doing   the observer woke up to {late}")
     if joined["mean"] is not None:
         lines.append(
             f"  participation          {joined['mean']:.1%} of the islands that were live for the whole round, "

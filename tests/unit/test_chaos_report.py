@@ -79,13 +79,11 @@ def test_an_island_that_waits_for_somebody_elses_fault_is_found():
     waits = recording(
         steps={"a": steps(0.0, 100.0), "b": [*steps(0.0, 50.0), *steps(52.25, 100.0)]},
         happenings=[happening(FaultKind.KILL, "broker", at_s=50.1, ended_s=50.1)],
-        late=[(20.0, 0.3), (51.0, 0.1)],
     )
     figures = stepping(waits)
     assert figures["goodput"] == pytest.approx(792 / 800)
-    assert figures["longest_stall"] == {"island": "b", "at_s": 50.0, "stall_s": 2.0, "observer_late_s": 0.1}
+    assert figures["longest_stall"] == {"island": "b", "at_s": 50.0, "stall_s": 2.0}
     assert figures["longest_stall_before_s"] == pytest.approx(0.0)
-    assert figures["observer_late_s"] == 0.3
 
 
 def test_a_stopped_island_is_out_until_its_next_step_after_it_goes_on():
