@@ -181,6 +181,10 @@ def leases(renewed_ago_s):
     return {0: LeaseView(holder="hub:7", epoch=2, age_s=renewed_ago_s)}
 
 
+def written(*ago_s):
+    return {f"broker-{n}": {"written_at": NOW_S - each} for n, each in enumerate(ago_s)}
+
+
 @pytest.fixture
 def check(monkeypatch, capsys):
     """Runs the check against a snapshot; returns its exit status, and its one line."""
@@ -200,24 +204,41 @@ def check(monkeypatch, capsys):
     return call
 
 
-def test_a_run_with_a_leader_passes_the_check_until_the_lease_is_old(check):
-    assert check(snapshot(leases=leases(0.4))) == (0, "run demo is led by hub:7, which renewed its lease 0.4 s ago")
-    assert check(snapshot(leases=leases(9.9)))[0] == 0
-    assert check(snapshot(leases=leases(-3.0)))[0] == 0  # a clock was set back
-    assert check(snapshot(leases=leases(10.1))) == (
-        1,
-        "atoll: run demo has no leader: aggregator hub:7 renewed its lease 10.1 s ago, the limit is 10.0 s",
-    )
+TWO_SHARDS = {**leases(0.4), 1: LeaseView(holder="hub:8", epoch=1, age_s=60.0)}
+BROKER_ALONE = {"heard_at_s": {}, "members": {}, "fragments": {}, "totals": [], "refusals": {}}
 
 
-def test_every_shard_must_have_a_leader(check):
-    two = {**leases(0.4), 1: LeaseView(holder="hub:8", epoch=1, age_s=60.0)}
-    assert check(snapshot(leases=two)) == (
-        1,
-        "atoll: shard 1 of run demo has no leader: aggregator hub:8 renewed its lease 1 min 00 s ago, "
-        "the limit is 10.0 s",
-    )
-    assert check(snapshot(leases=two), "100")[1].startswith("run demo is led by hub:7, hub:8, which renewed")
+@pytest.mark.parametrize(
+    ("flag", "words", "found", "code"),
+    [
+        ("--leader", (), {"leases": leases(0.4)}, 0),
+        ("--leader", (), {"leases": leases(9.9)}, 0),
+        ("--leader", (), {"leases": leases(-3.0)}, 0),  # a clock was set back
+        ("--leader", (), {"leases": leases(10.1)}, 1),
+        ("--leader", ("5",), {"leases": leases(4.0)}, 0),
+        ("--leader", ("3",), {"leases": leases(4.0)}, 1),
+        ("--leader", (), {"leases": TWO_SHARDS}, 1),
+        ("--leader", ("100",), {"leases": TWO_SHARDS}, 0),
+        ("--leader", (), BROKER_ALONE, 1),
+        ("--broker", (), {"brokers": written(0.4)}, 0),
+        ("--broker", (), {"brokers": written(9.9)}, 0),
+        ("--broker", (), {"brokers": written(-3.0)}, 0),
+        ("--broker", (), {"brokers": written(10.1)}, 1),
+        ("--broker", ("3",), {"brokers": written(4.0)}, 1),
+        ("--broker", (), {"brokers": written(3600.0, 1.0)}, 0),
+        ("--broker", (), {"brokers": {}}, 1),
+    ],
+)
+def test_a_health_check_fails_where_nobody_spoke_within_its_limit(check, flag, words, found, code):
+    assert check(snapshot(**found), *words, flag=flag)[0] == code
+
+
+def test_a_health_check_names_the_run_who_it_was_and_the_limit(check):
+    assert check(snapshot(leases=leases(0.4)))[1] == "run demo is led by hub:7, which renewed its lease 0.4 s ago"
+    shard = "atoll: shard 1 of run demo has no leader: aggregator hub:8 renewed its lease 1 min 00 s ago"
+    assert check(snapshot(leases=TWO_SHARDS))[1] == f"{shard}, the limit is 10.0 s"
+    broker = "atoll: run demo has no broker: the last one wrote to Redis 10.1 s ago, the limit is 10.0 s"
+    assert check(snapshot(brokers=written(10.1)), flag="--broker")[1] == broker
 
 
 def test_text_says_when_nobody_leads_any_more():
@@ -230,17 +251,6 @@ def test_what_is_no_lease_under_its_name_is_said():
     with pytest.raises(Unavailable, match=r"is no lease: .* delete that key"):
         LeaseView.of({"holder": "a", "epoch": "many", "renewed_at": "1"}, 2.0)
     assert LeaseView.of({}, 2.0) == LeaseView()
-
-
-def test_the_limit_on_the_lease_can_be_given(check):
-    assert check(snapshot(leases=leases(4.0)), "5")[0] == 0
-    assert check(snapshot(leases=leases(4.0)), "3")[0] == 1
-
-
-def test_a_run_that_only_its_broker_has_written_about_has_no_leader(check):
-    broker_alone = snapshot(heard_at_s={}, members={}, fragments={}, totals=[], refusals={})
-    assert not broker_alone.empty
-    assert check(broker_alone) == (1, "atoll: run demo has no leader: no aggregator has taken its lease")
 
 
 @pytest.mark.parametrize("flag", ["--leader", "--broker"])
@@ -256,31 +266,6 @@ def test_a_run_that_only_its_broker_has_written_about_has_no_leader(check):
 def test_a_check_refuses_what_it_cannot_do(flag, words, cure):
     with pytest.raises(ConfigError, match=cure):
         command.run(arguments(flag, *words))
-
-
-def written(ago_s):
-    return {"": {"written_at": NOW_S - ago_s}}
-
-
-def test_a_run_passes_the_check_of_the_broker_until_its_record_is_old(check):
-    assert check(snapshot(brokers=written(0.4)), flag="--broker") == (
-        0,
-        "run demo has a broker, which wrote to Redis 0.4 s ago",
-    )
-    assert check(snapshot(brokers=written(9.9)), flag="--broker")[0] == 0
-    assert check(snapshot(brokers=written(-3.0)), flag="--broker")[0] == 0  # a clock was set back
-    assert check(snapshot(brokers=written(10.1)), flag="--broker") == (
-        1,
-        "atoll: run demo has no broker: the last one wrote to Redis 10.1 s ago, the limit is 10.0 s",
-    )
-    assert check(snapshot(brokers=written(4.0)), "3", flag="--broker")[0] == 1
-
-
-def test_one_of_several_brokers_is_enough_and_none_is_told(check):
-    two = {"old": {"written_at": NOW_S - 3600.0}, "new": {"written_at": NOW_S - 1.0}}
-    assert check(snapshot(brokers=two), flag="--broker")[0] == 0
-    none = snapshot(brokers={})
-    assert check(none, flag="--broker") == (1, "atoll: run demo has no broker: none has written to Redis")
 
 
 def test_who_is_quarantined_is_said_with_the_time_left_and_the_reason():
