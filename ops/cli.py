@@ -165,7 +165,7 @@ COMMANDS: dict[str, Command] = {
         example="runs/20260131-120304 --out model.safetensors",
     ),
     "links": Command(
-        module="ops.links.command",
+        module="ops.links.proxy",
         summary="carries the links of a run, with delays, rates and faults; up --link starts it",
         example="--plan runs/20260131-120304/links.json --control runs/20260131-120304/links.sock",
         hidden=True,

@@ -148,7 +148,7 @@ class Connection:
             case Mark.OPEN if way is Way.UP:
                 self._connecting = self.carrier.loop.create_task(self._connect(), name=f"{self.carrier.name} connects")
             case Mark.OPEN:
-                self.ends[Way.UP].opened()
+                self.ends[Way.UP].resume()  # the connection stands
             case Mark.END:
                 self._ended.add(way)
                 self.ends[_OTHER[way]].write_end()
@@ -258,10 +258,6 @@ class End(asyncio.BufferedProtocol):
         self._connection.carrier.link.lanes[_OTHER[self._way]].hold(self._connection.number, held)
 
     # --- what the connection wants ------------------------------------------------------------------------------
-
-    def opened(self) -> None:
-        """The connection stands: this side may speak."""
-        self.resume()
 
     def resume(self) -> None:
         """Reads again."""

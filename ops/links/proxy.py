@@ -1,17 +1,61 @@
-"""The proxy: listens at every door of a wiring, and hands each connection to the carrier of its link. Shell."""
+"""``atoll links``: the proxy that carries the links of a run; ``up --link`` starts it.
+
+It listens at every door of a wiring, and hands each connection to the carrier of its link.
+"""
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import random
+import signal
 import socket
 from functools import partial
+from pathlib import Path
 from types import TracebackType
 
-from broker.wire.errors import Unavailable
+from broker.process import logs
+from broker.wire.errors import ConfigError, Unavailable
+from ops.links import wiring
 from ops.links.carrier import SOCKET_BUFFER_BYTES, Carrier
+from ops.links.control_server import listening
 from ops.links.link import Link
 from ops.links.wiring import Wiring
+
+log = logs.get(__name__)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the flags of ``atoll links``."""
+    parser.add_argument("--plan", type=Path, required=True, metavar="FILE", help="the wiring, as up writes it")
+    parser.add_argument("--control", type=Path, required=True, metavar="SOCKET", help="unix socket to take orders at")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Carries bytes until SIGTERM or SIGINT, then returns 0.
+
+    Raises:
+        ConfigError: The plan cannot be read.
+        Unavailable: A port or the socket cannot be had.
+    """
+    logs.configure("links")
+    try:
+        text = args.plan.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as err:
+        raise ConfigError("plan", str(args.plan), f"cannot be read: {err}") from err
+    asyncio.run(_until_signalled(wiring.load(text), args.control.absolute()))
+    return 0
+
+
+async def _until_signalled(wired: Wiring, control: Path) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    async with Proxy(wired) as proxy, listening(control, proxy.carriers):
+        log.info("links.ready", links=len(proxy.carriers), control=str(control))
+        await stop.wait()
+    log.info("links.ended")
 
 
 class Proxy:
@@ -40,9 +84,9 @@ class Proxy:
                 link = Link(wire.plan, began_s=self._wiring.began_s, random_source=source, now_s=now_s)
                 carrier = self.carriers[name] = Carrier(name, link, loop)
                 for door in wire.doors:
-                    listening = _listening(self._wiring.host, door.listen)
+                    sock = _bound(self._wiring.host, door.listen)
                     accept = partial(carrier.accept, door.host, door.port)
-                    self._servers.append(await loop.create_server(accept, sock=listening))
+                    self._servers.append(await loop.create_server(accept, sock=sock))
                 carrier.pump()
         except BaseException:
             self.close()
@@ -63,17 +107,17 @@ class Proxy:
             carrier.close()
 
 
-def _listening(host: str, port: int) -> socket.socket:
-    listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+def _bound(host: str, port: int) -> socket.socket:
+    sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         for option in (socket.SO_RCVBUF, socket.SO_SNDBUF):  # accepted sockets inherit them
-            listening.setsockopt(socket.SOL_SOCKET, option, SOCKET_BUFFER_BYTES)
-        listening.bind((host, port))
-        listening.listen(128)
-        listening.setblocking(False)
+            sock.setsockopt(socket.SOL_SOCKET, option, SOCKET_BUFFER_BYTES)
+        sock.bind((host, port))
+        sock.listen(128)
+        sock.setblocking(False)
     except OSError as err:
-        listening.close()
+        sock.close()
         cure = "end the process that listens there, or start the run anew"
         raise Unavailable(f"links cannot listen on {host}:{port} ({err.strerror}); {cure}", definite=True) from err
-    return listening
+    return sock
