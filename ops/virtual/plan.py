@@ -133,10 +133,8 @@ class SimulationPlan:
     persist_s: tuple[float, float] = (0.001, 0.02)
     persist_failure: float = 0.0
     capture_s: tuple[float, float] = (0.0005, 0.005)
-    aggregator_crashes_at_s: tuple[float, ...] = ()
     aggregator_deaf_at_s: tuple[float, ...] = ()  # damaged bytes make its bulk connection to the first broker useless
     brokers: int = 1
-    broker_crashes_at_s: tuple[float, ...] = ()  # of the first one
     standbys: int = 0  # aggregators besides the first of each shard; with them the config has ``failover``
     faults: tuple[Fault, ...] = ()  # of one broker, one aggregator, or ``redis``; of the kinds above
     cuts: tuple[Cut, ...] = ()  # of single links, by direction

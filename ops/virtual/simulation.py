@@ -101,12 +101,8 @@ class Simulation(World):
                 self.queue.at(at_s, partial(self.pause, island))
             if island.leaves_at_s is not None:
                 self.queue.at(island.leaves_at_s, partial(self.leave, island))
-        for at_s in plan.aggregator_crashes_at_s:
-            self.queue.at(at_s, partial(self.stations[0].crash, plan.restart_s))
         for at_s in plan.aggregator_deaf_at_s:
             self.queue.at(at_s, lambda: self.aggregator.deaf.add(0))
-        for at_s in plan.broker_crashes_at_s:
-            self.queue.at(at_s, partial(self.crash_broker, 0, plan.restart_s))
         for fault in plan.faults:
             (target,) = fault.targets
             match role_of(target), fault.kind:

@@ -59,14 +59,21 @@ def random_plan(seed: int) -> SimulationPlan:
         config=config,
         link=link,
         persist_failure=rng.choice([0.0, 0.0, 0.1]),
-        aggregator_crashes_at_s=_moments(rng, 0.3, calm_after_s),
-        broker_crashes_at_s=_moments(rng, 0.3, calm_after_s),
+        faults=(
+            *kills("aggregator", *_moments(rng, 0.3, calm_after_s)),
+            *kills("broker-0", *_moments(rng, 0.3, calm_after_s)),
+        ),
         # Of its own seed, so that the other draws are what they were before there were donors.
         donor_wait_s=random.Random(f"donors {seed}").choice([0.0, 2.0, 20.0]),
         accounts=random.Random(f"accounts {seed}").random() < 0.5,
         calm_after_s=calm_after_s,
         tokens_per_step=tokens_per_step,
     )
+
+
+def kills(target: str, *moments_s: float, for_s: float = 0.5) -> tuple[Fault, ...]:
+    """Returns the killing of a process at some moments; another one starts a while later."""
+    return tuple(Fault(kind=FaultKind.KILL, targets=(target,), at_s=at_s, for_s=for_s) for at_s in moments_s)
 
 
 def several_brokers(plan: SimulationPlan) -> SimulationPlan:
@@ -136,9 +143,7 @@ def power_cut(plan: SimulationPlan) -> SimulationPlan:
         plan,
         config=replace(plan.config, failover=True, lease_s=rng.choice([0.5, 1.0, 2.0])),
         standbys=standbys,
-        faults=(*plan.faults, away, power),
-        aggregator_crashes_at_s=(),
-        broker_crashes_at_s=(),
+        faults=(away, power),
     )
 
 
@@ -250,8 +255,7 @@ def absences_plan(seed: int) -> SimulationPlan:
         islands=tuple(islands),
         config=config,
         link=LinkModel(delay_s=(0.001, 0.05), loss=rng.choice([0.0, 0.1]), duplication=rng.choice([0.0, 0.1])),
-        aggregator_crashes_at_s=_moments(rng, 0.4, 20.0),
-        broker_crashes_at_s=_moments(rng, 0.2, 20.0),
+        faults=(*kills("aggregator", *_moments(rng, 0.4, 20.0)), *kills("broker-0", *_moments(rng, 0.2, 20.0))),
         calm_after_s=28.0,
         tokens_per_step=tokens_per_step,
     )

@@ -9,6 +9,7 @@ import pytest
 
 from ops.virtual.plan import SimulationPlan
 from ops.virtual.simulation import Simulation
+from tests.sim.faults import kills
 from tests.sim.packed import packed_plan
 from tests.sim.test_simulation import run, steady
 
@@ -40,8 +41,8 @@ def test_islands_that_pause_in_turn_lose_nothing_and_are_the_same_life_afterward
 def test_a_cluster_that_is_stopped_and_started_as_a_whole_loses_nothing(crash_s: float) -> None:
     plan = steady(total_tokens=160_000)
     islands = tuple(replace(each, pauses_at_s=(9.0,), restart_s=3.0) for each in plan.islands)
-    crashes = {"aggregator_crashes_at_s": (crash_s,), "broker_crashes_at_s": (crash_s + 0.1,), "restart_s": 1.0}
-    simulation = run(replace(plan, islands=islands, **crashes))
+    crashes = (*kills("aggregator", crash_s, for_s=1.0), *kills("broker-0", crash_s + 0.1, for_s=1.0))
+    simulation = run(replace(plan, islands=islands, faults=crashes))
     assert resumed(simulation) == len(islands)
     assert set(incarnations(simulation).values()) == {1}
     books = simulation.aggregator.core.run.ledger.books().tokens()
@@ -52,7 +53,7 @@ def test_a_cluster_that_is_stopped_and_started_as_a_whole_loses_nothing(crash_s:
 def test_what_others_have_taken_over_during_a_pause_is_theirs() -> None:
     plan = steady(total_tokens=400_000, share_takeover_s=5.0)
     islands = (replace(plan.islands[0], pauses_at_s=(8.0,), restart_s=12.0), *plan.islands[1:])
-    simulation = run(replace(plan, islands=islands, broker_crashes_at_s=(8.01,), restart_s=3.0))
+    simulation = run(replace(plan, islands=islands, faults=kills("broker-0", 8.01, for_s=3.0)))
     moved = [fields for _, _, name, fields in simulation.trace if name == "share.moved"]
     assert len(moved) >= 2, "taken over, and handed back"
     assert incarnations(simulation)["island-0"] == 1

@@ -22,7 +22,7 @@ from ops.virtual.network import Network, Process
 from ops.virtual.plan import IslandPlan, SimulationPlan
 from ops.virtual.queue import LinkModel
 from ops.virtual.simulation import Simulation
-from tests.sim.faults import absences_plan, random_plan
+from tests.sim.faults import absences_plan, kills, random_plan
 
 #: Virtual seconds within which any plan must end; long where one slow island is left alone with a large target.
 LIMIT_S = 2000.0
@@ -159,7 +159,7 @@ def test_the_tokens_of_a_slow_island_are_merged_too(slow_s: float) -> None:
 
 
 def test_a_fleet_whose_aggregator_dies_goes_on_where_it_was() -> None:
-    plan = replace(steady(), aggregator_crashes_at_s=(5.0, 12.0))
+    plan = replace(steady(), faults=kills("aggregator", 5.0, 12.0))
     simulation = run(plan)
     core = simulation.aggregator.core
     assert core.run.epoch == 3
@@ -168,7 +168,7 @@ def test_a_fleet_whose_aggregator_dies_goes_on_where_it_was() -> None:
 
 
 def test_a_fleet_whose_broker_dies_loses_nothing_and_stays_together() -> None:
-    simulation = run(replace(steady(), broker_crashes_at_s=(5.0, 12.0)))
+    simulation = run(replace(steady(), faults=kills("broker-0", 5.0, 12.0)))
     ledger = simulation.aggregator.core.run.ledger
     books = ledger.books().tokens()
     assert (ledger.tally().participation or 0) >= 0.95

@@ -96,7 +96,7 @@ def test_every_random_plan_is_valid_calm_at_the_end_and_the_same_again(seed):
     plan = random_plan(seed)
     assert plan == random_plan(seed)
     assert 1 <= len(plan.islands) <= 6
-    moments = [*plan.aggregator_crashes_at_s, *plan.broker_crashes_at_s]
+    moments = [each.at_s for each in plan.faults]
     moments += [at_s for island in plan.islands for at_s in island.crashes_at_s]
     assert all(0 <= at_s <= plan.calm_after_s for at_s in moments)
     assert any(island.leaves_at_s is None for island in plan.islands), "somebody stays to the end"
