@@ -1,4 +1,9 @@
-"""``atoll status``: shows a run from its Redis, once or again and again."""
+"""``atoll status``: shows a run from its Redis, once or again and again.
+
+``up`` starts a Redis of its own, which ends with the run and leaves a snapshot in the run directory. Asked for the
+status of that directory, we start a server on a copy of the snapshot, ask it, and end it: the answer still comes from
+Redis alone, by the same code as for a live run.
+"""
 
 from __future__ import annotations
 
@@ -8,24 +13,34 @@ import contextlib
 import json
 import math
 import os
+import shutil
+import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.live import Live
 from rich.text import Text
 
 from broker.config import DEFAULT_REDIS_URL
+from broker.process import settings
 from broker.registry import redis_address
 from broker.registry.registry import RedisRefusal, Registry
 from broker.wire.errors import ConfigError, Unavailable
 from broker.wire.records import BROKER_WITHIN_S, LEADER_WITHIN_S
-from ops.inspect.finished import address_in, served
 from ops.inspect.run_status import Status, brokerless, leaderless, status_of
 from ops.inspect.status_view import render, to_json
+from ops.processes.child_process import tied
+from ops.processes.cluster import free_ports, wait_until_listening
+from ops.processes.redis_server import SNAPSHOT, server
 from ops.run_directory import in_use
 from ops.terminal import Screen
 from ops.text import PLAIN_WIDTH, age
+
+#: In the run directory: address and run id in the Redis that was started for it.
+ADDRESS_FILE = "redis-url"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -64,10 +79,8 @@ def run(args: argparse.Namespace) -> int:
     console = Screen(highlight=False, width=None if sys.stdout.isatty() else PLAIN_WIDTH)
     try:
         with _address(args) as url:
-            if args.leader is not None:
-                return _check_leader(asyncio.run(_fetch(url, args.run)), args.leader)
-            if args.broker is not None:
-                return _check_broker(asyncio.run(_fetch(url, args.run)), args.broker)
+            if checks:
+                return _health(asyncio.run(_fetch(url, args.run)), **checks)
             if args.watch is None:
                 _print(asyncio.run(_fetch(url, args.run)), console, as_json=args.json)
             else:
@@ -178,24 +191,18 @@ async def _watch(url: str, run_id: str | None, args: argparse.Namespace, console
             await asyncio.sleep(args.watch)
 
 
-def _check_leader(status: Status, within_s: float) -> int:
-    why = leaderless(status, within_s)
-    if why:
-        print(f"atoll: {why}", file=sys.stderr)
-        return 1
-    leaders = ", ".join(sorted({each.leader for each in status.shards.values()}))
-    oldest_s = max(each.age_s for each in status.shards.values())
-    print(f"run {status.run_id} is led by {leaders}, which renewed its lease {age(oldest_s)} ago")
-    return 0
-
-
-def _check_broker(status: Status, within_s: float) -> int:
-    why = brokerless(status, within_s)
-    if why:
-        print(f"atoll: {why}", file=sys.stderr)
-        return 1
-    print(f"run {status.run_id} has a broker, which wrote to Redis {age(status.broker_age_s or 0.0)} ago")
-    return 0
+def _health(status: Status, *, leader: float | None = None, broker: float | None = None) -> int:
+    """Says whether an aggregator leads the run, or a broker reports, within so many seconds; returns the exit code."""
+    if leader is not None:
+        why = leaderless(status, leader)
+        leaders = ", ".join(sorted({each.leader for each in status.shards.values()}))
+        oldest_s = max((each.age_s for each in status.shards.values()), default=0.0)
+        well = f"run {status.run_id} is led by {leaders}, which renewed its lease {age(oldest_s)} ago"
+    else:
+        why = brokerless(status, broker or 0.0)
+        well = f"run {status.run_id} has a broker, which wrote to Redis {age(status.broker_age_s or 0.0)} ago"
+    print(f"atoll: {why}" if why else well, file=sys.stderr if why else sys.stdout)
+    return 1 if why else 0
 
 
 def _print(status: Status, console: Screen, *, as_json: bool) -> None:
@@ -203,3 +210,70 @@ def _print(status: Status, console: Screen, *, as_json: bool) -> None:
         print(json.dumps(to_json(status), allow_nan=False), flush=True)
     else:
         console.print(render(status))
+
+
+# --- finished runs ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Address:
+    """Where a run's Redis listens, or listened, and the run's name in it.
+
+    Attributes:
+        own: Redis was started for this run, ended with it, and left a snapshot; otherwise it was there before.
+    """
+
+    url: str
+    run_id: str
+    own: bool
+
+
+def address_in(run_dir: Path) -> Address:
+    """Returns the address in a run directory.
+
+    Raises:
+        ConfigError: It is no run directory.
+    """
+    config = run_dir / "config.toml"
+    if not config.is_file():
+        raise ConfigError("RUN_DIR", str(run_dir), "must be the directory of a run that `up` started")
+    try:
+        url, run_id = (run_dir / ADDRESS_FILE).read_text(encoding="utf-8").split()
+    except (OSError, ValueError):
+        run = settings.read_file(config).get("run", {})
+        return Address(url=run.get("redis_url", DEFAULT_REDIS_URL), run_id=run.get("run_id", ""), own=False)
+    return Address(url=url, run_id=run_id, own=True)
+
+
+def _temporary_directory() -> tempfile.TemporaryDirectory[str]:
+    try:
+        return tempfile.TemporaryDirectory(prefix="atoll-status-")
+    except OSError as err:
+        cure = "name a folder that can be written with TMPDIR"
+        raise Unavailable(f"no copy of what Redis left can be made ({err.strerror}): {cure}", definite=True) from err
+
+
+@contextlib.contextmanager
+def served(run_dir: Path) -> Iterator[str]:
+    """Serves a finished run's snapshot on loopback, and yields the address.
+
+    Raises:
+        Unavailable: There is no snapshot, or the server does not start.
+    """
+    snapshot = run_dir / SNAPSHOT
+    if not snapshot.is_file():
+        cure = (
+            "is the run still starting, or was its Redis killed? report.json and aggregator-report.json may have more"
+        )
+        raise Unavailable(f"{run_dir} has no {SNAPSHOT}: {cure}", definite=True)
+    with _temporary_directory() as directory:
+        shutil.copy(snapshot, directory)
+        port = free_ports(1)
+        found = server(port=port, directory=directory)
+        with subprocess.Popen(tied(found.command), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+            try:
+                if not wait_until_listening(port):
+                    raise Unavailable(f"Redis did not start on {snapshot}: is it damaged?", definite=True)
+                yield found.url
+            finally:
+                process.kill()  # it has nothing to save

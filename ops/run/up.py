@@ -24,9 +24,9 @@ from broker.wire.errors import ConfigError, Unavailable
 from islands.config import LANGUAGE
 from ops import run_directory
 from ops.inspect.export import Which, export
-from ops.inspect.finished import ADDRESS_FILE
 from ops.inspect.run_status import Status, status_of
 from ops.inspect.shards import one_report
+from ops.inspect.status import ADDRESS_FILE
 from ops.links import placing
 from ops.processes.child_process import ProcessSpec, last_lines
 from ops.processes.cluster import Change, LocalCluster, wait_until_listening

@@ -13,7 +13,7 @@ from broker.process import user_files, values
 from broker.wire.errors import ConfigError, Unavailable
 from islands.session.host_identity import HostIdentity
 from ops import run_directory
-from ops.inspect.finished import served
+from ops.inspect.status import served
 from ops.lab import runner
 from ops.processes import numeric
 
