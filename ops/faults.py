@@ -48,7 +48,7 @@ MISBEHAVIORS = (FaultKind.NAN, FaultKind.SCALE, FaultKind.REPLAY, FaultKind.GARB
 
 
 class Role(StrEnum):
-    """What a process is for, which its name says."""
+    """The role of a process, which its name tells."""
 
     ISLAND = "island"
     AGGREGATOR = "aggregator"  # the leader and its standbys
@@ -68,7 +68,7 @@ def role_of(process: str) -> Role:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """What happens, to whom, when, and for how long.
+    """A fault: its kind, its targets, when it begins and how long it lasts.
 
     Attributes:
         at_s: Seconds from the beginning: of a real run, from the moment when every island trains.
@@ -104,7 +104,7 @@ Tensors = tuple[Encoded, ...]
 
 
 class Payloads(Protocol):
-    """What can be done to a payload."""
+    """The ways to tamper with a payload."""
 
     def spoilt(self, payload: Any) -> Any:
         """Returns it with an element that is not finite."""

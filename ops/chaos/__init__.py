@@ -1,1 +1,1 @@
-"""Troubles made on purpose: what a run must survive, done to it."""
+"""Chaos: faults done on purpose to a local run while it trains, a report, and a check of the invariants."""

@@ -144,7 +144,7 @@ def _place_links(args: argparse.Namespace, config: ChaosConfig, file: FaultFile)
 
 
 def _possible(args: argparse.Namespace) -> set[Needs]:
-    """What is there of all that faults may need."""
+    """Returns the needs of faults that this run meets."""
     possible = set()
     if local_plan.given_redis_url(args) is None:
         possible.add(Needs.OWN_REDIS)

@@ -242,7 +242,7 @@ class Injector:
 
 
 def clock_file(run_dir: Path, process: str) -> Path:
-    """Where the offset of a process's clock stands."""
+    """Returns the file with the offset of a process's clock."""
     return run_dir / "chaos" / f"{process}.clock"
 
 

@@ -22,7 +22,7 @@ from ops.faults import MISBEHAVIORS, Fault, FaultKind, Role, role_of
 
 
 class Needs(StrEnum):
-    """What a kind of fault cannot do without; in words for whom it is missing."""
+    """A thing that a kind of fault needs; the text says what to do where it is missing."""
 
     LINKS = "needs the link proxy between islands and broker: give --link FILE"
     REDIS_LINKS = (
@@ -33,7 +33,7 @@ class Needs(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Nature:
-    """What there is to know about a kind.
+    """The nature of a kind of fault.
 
     Attributes:
         befalls: Roles of the processes it may befall; none: it chooses its processes itself.
@@ -162,7 +162,7 @@ DRILLS: tuple[tuple[FaultKind, str], ...] = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChaosConfig:
-    """What only ``chaos`` needs to know; every field is a flag and a key of the table ``[chaos]`` in its file."""
+    """The settings of ``chaos`` alone; every field is a flag and a key of the table ``[chaos]`` in its file."""
 
     seconds: float = setting(60.0, "how long faults go on, from the moment when every island trains")
     fault_every_s: float = setting(5.0, "seconds from one drawn fault to the next; 0: none but those of the file")

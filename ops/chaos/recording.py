@@ -140,7 +140,7 @@ def tape_files(run_dir: Path) -> list[Path]:
 
 
 def pulse_file(run_dir: Path, island: str) -> Path:
-    """Where an island shows its pulse."""
+    """Returns the file in which an island shows its pulse."""
     return run_dir / "chaos" / f"{island}.pulse"
 
 

@@ -46,7 +46,7 @@ class Absence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """Which round to tell of: that of a fragment's version (None: of its newest), or the one with an id."""
+    """The round to tell of: that of a fragment's version (None: of its newest), or the one with an id."""
 
     fragment: int | None = None
     version: int | None = None
@@ -55,7 +55,7 @@ class Target:
 
 @dataclass(slots=True)
 class Known:
-    """What the tape says of one island."""
+    """An island as the tape tells of it."""
 
     heard_at_s: float
     incarnation: int = 0

@@ -38,7 +38,7 @@ DTYPES: dict[str, np.dtype[Any]] = {"f32": np.dtype(np.float32), "bf16": np.dtyp
 
 
 class Which(StrEnum):
-    """Which version of each fragment."""
+    """The version of each fragment to export."""
 
     NEWEST = "newest"
     SEED = "seed"  # version 0, before any training
@@ -46,7 +46,7 @@ class Which(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exported:
-    """What was written.
+    """The file that was written.
 
     Attributes:
         path: Where.

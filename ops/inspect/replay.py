@@ -38,7 +38,7 @@ PROGRESS_EVERY_S = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replayed:
-    """What came of a replay.
+    """The result of replaying one tape.
 
     Attributes:
         tape: The file.

@@ -32,7 +32,7 @@ class PartReason(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """Where a tape and its replay part.
+    """The first place where a tape and its replay part.
 
     Attributes:
         line: Of the tape, from 1; 0 where it is no line.
@@ -51,7 +51,7 @@ class Difference:
 
 @dataclass(slots=True)
 class Counts:
-    """What was played so far.
+    """Counts of what was played so far.
 
     Attributes:
         lives: Of the aggregator.
@@ -81,7 +81,7 @@ class Counts:
 
 @dataclass(slots=True)
 class Coverage:
-    """How much was checked: by one tape, with the ledger and the recordings beside it, or by all tapes of a run.
+    """The part of a run that was checked, by one tape with the ledger and the recordings beside it, or by all of them.
 
     Attributes:
         checked: Versions that were derived from a tape.

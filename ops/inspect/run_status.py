@@ -63,7 +63,7 @@ class FragmentStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardStatus:
-    """Who leads one shard of the fragments, by its lease.
+    """The leader of one shard of the fragments, by its lease.
 
     Attributes:
         leader: Name of the aggregator that holds the lease.

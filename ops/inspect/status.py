@@ -217,7 +217,7 @@ def _print(status: Status, console: Screen, *, as_json: bool) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
-    """Where a run's Redis listens, or listened, and the run's name in it.
+    """The address of a run's Redis, and the run's name in it.
 
     Attributes:
         own: Redis was started for this run, ended with it, and left a snapshot; otherwise it was there before.

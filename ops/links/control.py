@@ -33,7 +33,7 @@ SOCKET_NAME = "links.sock"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkCount:
-    """What has passed one link since its process started.
+    """Counts of what has passed one link since its process started.
 
     Attributes:
         up_bytes: From the client to the broker; handshakes and framing of ZeroMQ are in it.

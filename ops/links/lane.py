@@ -37,7 +37,7 @@ SLACK_S = 1e-6
 
 
 class Mark(StrEnum):
-    """What travels with the bytes of a connection and takes its time as they do."""
+    """A mark that travels with the bytes of a connection and takes its time as they do."""
 
     OPEN = "open"  # the connection is being made, or has been
     END = "end"  # no more bytes follow
@@ -57,7 +57,7 @@ class Delivery:
 
 @dataclass(slots=True)
 class _Flow:
-    """What is on its way in one flow: (ready at, item), the oldest first, which the others wait for."""
+    """The items on their way in one flow: (ready at, item), the oldest first, which the others wait for."""
 
     items: deque[tuple[float, Item]] = field(default_factory=deque)
     waiting_bytes: int = 0
@@ -90,17 +90,17 @@ class Lane:
 
     @property
     def direction(self) -> Direction:
-        """What the lane is like now."""
+        """The condition of the lane now."""
         return self._direction
 
     @property
     def burst_bytes(self) -> float:
-        """What the bucket holds; without a rate it is not asked."""
+        """Bytes that the bucket holds; without a rate it is not asked."""
         return max(float(MIN_BURST_BYTES), self._direction.bytes_per_s * BURST_S)
 
     @property
     def window_bytes(self) -> int:
-        """What a flow may hold; a single offer may exceed it by its own size."""
+        """Bytes that a flow may hold; a single offer may exceed it by its own size."""
         way = self._direction
         if not way.bytes_per_s:
             return MAX_WINDOW_BYTES

@@ -47,7 +47,7 @@ class LinkEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkPlan:
-    """What the region file says of one link."""
+    """The plan of one link, from the region file."""
 
     base: LinkCondition = FAULTLESS
     events: Sequence[LinkEvent] = ()
@@ -102,7 +102,7 @@ class Link:
 
     @property
     def condition(self) -> LinkCondition:
-        """What the link is like now."""
+        """The condition of the link now."""
         return self._condition
 
     def order(self, condition: LinkCondition, *, for_s: float | None, now_s: float) -> None:

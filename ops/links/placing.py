@@ -42,12 +42,12 @@ class Links:
 
     @property
     def wiring_file(self) -> Path:
-        """What the links process reads."""
+        """The file that the links process reads."""
         return self.run_dir / WIRING_NAME
 
     @property
     def control(self) -> Path:
-        """Where it takes orders."""
+        """The socket at which it takes orders."""
         return self.run_dir / SOCKET_NAME
 
     def started(self, now_s: float) -> Links:

@@ -249,7 +249,7 @@ class Invariants:
     # --- at the end -------------------------------------------------------------------------------------------
 
     def at_end(self, simulation: World) -> None:
-        """What must hold when a run has ended and everybody is calm."""
+        """Checks what must hold when a run has ended and everybody is calm."""
         for leader in simulation.leaders.values():
             self._at_end(simulation, leader.core)
 

@@ -241,7 +241,7 @@ class SimIsland:
             self.next_step()
 
     def boundary(self) -> None:
-        """What the training thread does between two steps: install what is ready, then copy what is watched."""
+        """Installs what is ready, then copies what is watched, as the training thread does between two steps."""
         installed, self.ready = tuple(self.ready), []
         assert self.core.manifest is not None
         copied = tuple(self.core.manifest.moving if self.stopped else sorted(self.watched))

@@ -74,7 +74,7 @@ REDIS = -1
 
 
 class Way(StrEnum):
-    """What of a link is cut."""
+    """The directions of a link that are cut."""
 
     BOTH = "both"
     UP = "up"  # what the process says
@@ -104,7 +104,7 @@ class Cut:
 
 
 class Point(StrEnum):
-    """Where a process may die."""
+    """A point at which a process may die."""
 
     SEND = "send"  # about to say something, to a process or to Redis: what it said before is out, this is not
     PERSIST = "persist"  # about to write a commit or a run record

@@ -49,7 +49,7 @@ class EventQueue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkModel:
-    """How messages travel between two processes.
+    """The delays, losses and rate of messages between two processes.
 
     Attributes:
         delay_s: Least and greatest one-way delay; each message draws its own, so that messages overtake each other.
@@ -140,7 +140,7 @@ SHORTEST_WAIT_S = 1e-4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClockTrouble:
-    """What is wrong with the clock of one process, from when and for how long; what it was off by then, it stays off.
+    """A fault of one process's clock, from when and for how long; what it was off by then, it stays off.
 
     Attributes:
         process: The name of an island or a station, ``broker-N`` or ``redis``.
@@ -164,7 +164,7 @@ class ClockTrouble:
 
 
 class Clock:
-    """What one process reads; the true time where nothing is wrong with it."""
+    """The clock that one process reads; it shows the true time where nothing is wrong with it."""
 
     def __init__(self, queue: EventQueue, troubles: tuple[ClockTrouble, ...]) -> None:
         self._queue = queue
@@ -173,7 +173,7 @@ class Clock:
 
     @property
     def now_s(self) -> float:
-        """What it shows now."""
+        """The time that it shows now."""
         true_s = self._queue.now_s
         if not self._troubles:
             return true_s

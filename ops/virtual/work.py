@@ -1,4 +1,4 @@
-"""What the processes of a simulated run do with parameters: count steps, or really train.
+"""The work of simulated processes on parameters: they count steps, or really train.
 
 The drivers in :mod:`ops.virtual.island` and :mod:`ops.virtual.aggregator` decide when; behind these two protocols is
 what. Counting costs microseconds a step and lets every payload say exactly which steps are in it, which the invariants
@@ -85,7 +85,7 @@ class AggregatorWork(Protocol):
         """Makes the next version of a fragment, in memory; returns the digest."""
 
     def persist(self, commit: Commit) -> None:
-        """What was made last for this fragment is durable now."""
+        """Takes the newest version of a fragment as durable."""
 
     def payload(self, fragment_id: int, digest: str) -> Payload:
         """Returns the newest durable version as it is published."""

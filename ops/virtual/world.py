@@ -1,4 +1,4 @@
-"""What the processes of a simulated run share: time, chance, the plan, and each other."""
+"""The world of a simulated run as its processes share it: time, chance, the plan, and each other."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OnNote = Callable[[float, str, str, Mapping[str, Any]], None]
 
 @dataclass(slots=True)
 class Disk:
-    """What survives an aggregator's crash."""
+    """The disk of an aggregator, which survives its crashes."""
 
     record: dict[str, Any] | None = None
     commits: dict[int, agg.Commit] = field(default_factory=dict)
