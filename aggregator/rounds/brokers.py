@@ -48,6 +48,21 @@ class _Shelf:
     patience: Patience = field(default_factory=lambda: Patience(REPUBLISH_S))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outage:
+    """The absence of a broker, now over.
+
+    Attributes:
+        broker: Its place.
+        since_s: When it was heard last.
+        alone: There was no other one meanwhile.
+    """
+
+    broker: int
+    since_s: float
+    alone: bool
+
+
 class BrokerVersions:
     """The shelves of all brokers, by their places in the configuration."""
 
@@ -55,8 +70,8 @@ class BrokerVersions:
         self._began_at_s = now_s
         self._shelves: dict[int, _Shelf] = {}
 
-    def answered(self, broker: int, versions: tuple[int, ...], now_s: float) -> float | None:
-        """Takes an answer in; returns since when the broker was away, None if it was not.
+    def answered(self, broker: int, versions: tuple[int, ...], now_s: float) -> Outage | None:
+        """Takes an answer in; returns the outage that it ends, if there was one.
 
         A broker that held versions and holds none has died and come back between two answers.
         """
@@ -67,7 +82,7 @@ class BrokerVersions:
         shelf.was_away = emptied or now_s - before_s > SILENT_S
         if shelf.was_away and not holds:
             self._lost(shelf, now_s)
-        return before_s if shelf.was_away else None
+        return Outage(broker=broker, since_s=before_s, alone=self.alone(broker, now_s)) if shelf.was_away else None
 
     def renewed(self, broker: int, now_s: float) -> None:
         """Takes note that the connection to a broker is made anew, since nothing arrived."""
