@@ -22,7 +22,7 @@ class Publishing:
 
     def __init__(self, run: Run) -> None:
         self._run = run
-        self._shelves = BrokerVersions(run.now_s)
+        self._broker_versions = BrokerVersions(run.now_s)
         self._deaf = DeafBrokers()
         self.attach_at_s = run.now_s  #: when :meth:`attach` has something to say again
         # A standby that asks a broker about the leader must not take a pause for silence.
@@ -76,7 +76,7 @@ class Publishing:
 
     def answered(self, attached: Attached, broker: int) -> Outage | None:
         """Takes note that a broker is there; returns the outage that this ends, if there was one."""
-        return self._shelves.answered(broker, self._run.of_ours(attached.versions), self._run.now_s)
+        return self._broker_versions.answered(broker, self._run.of_ours(attached.versions), self._run.now_s)
 
     def attached(self, attached: Attached, event: Received, outage: Outage | None) -> None:
         """Sends a broker what it lacks; has a bulk connection made anew that stands and delivers nothing."""
@@ -90,7 +90,7 @@ class Publishing:
         if self._deaf.answered(broker, held, lacks, largest_bytes, run.now_s, event.carried):
             run.note("bulk.renewed", broker=broker, lacks=lacks)
             run.emit(RenewBulk(by=broker))
-            self._shelves.renewed(broker, run.now_s)
+            self._broker_versions.renewed(broker, run.now_s)
 
     def _send_lacking(self, attached: Attached, event: Received, outage: Outage | None) -> None:
         """Publishes again what a broker lacks: it came back empty, or a version was lost on the way."""
@@ -100,7 +100,7 @@ class Publishing:
         self._delivered(held, anew=outage is not None and outage.alone)
         newest = {p: (fragment.version, fragment.published_at_s) for p, fragment in run.fragments.items()}
         size_bytes = 4 * sum(run.manifest.sizes[p] for p in newest)
-        for p in self._shelves.lacking(event.broker, held, newest, run.now_s, size_bytes, event.carried):
+        for p in self._broker_versions.lacking(event.broker, held, newest, run.now_s, size_bytes, event.carried):
             self.publish(p, by=event.broker)
 
     def _delivered(self, held: Mapping[int, int], *, anew: bool) -> None:
@@ -121,4 +121,4 @@ class Publishing:
 
     def lacking(self, within_s: float) -> list[int]:
         """Returns the brokers that answered ``within_s`` and lacked the newest version of a fragment then."""
-        return self._shelves.short(self._run.now_s - within_s)
+        return self._broker_versions.short(self._run.now_s - within_s)
