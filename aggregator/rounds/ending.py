@@ -145,7 +145,7 @@ class Ending:
     def _flush(self) -> None:
         run, config = self._run, self._run.config
         assert self._flush_began_s is not None
-        running = [m for m in run.members.live(run.now_s) if m.ready and not m.stopped]
+        running = [m for m in run.members.live(run.now_s) if not m.stopped and (m.ready or self._owes_steps(m))]
         if running and run.now_s < self._flush_began_s + config.round_timeout_s:
             return
         if (versions := self._versions()) != self._flush_versions:
@@ -219,13 +219,16 @@ class Ending:
 
     def _missing(self, p: int) -> bool:
         """Whether a live island has trained steps on this fragment whose fate is still open."""
-        run = self._run
-        for member in run.members.live(run.now_s):
-            if member.stopped:
-                life = run.ledger.life(member.island_id, member.incarnation)
-                if life.accounts[p].spent_tokens < life.trained_tokens:
-                    return True
-        return False
+        return any(m.stopped and self._owes_steps(m, p) for m in self._run.members.live(self._run.now_s))
+
+    def _owes_steps(self, member: Member, p: int | None = None) -> bool:
+        """Whether an island has trained steps whose fate is still open, on one fragment or on any.
+
+        So may one that has only just come back, and fetches the versions: it brings what it had kept.
+        """
+        life = self._run.ledger.life(member.island_id, member.incarnation)
+        moving = self._run.moving if p is None else (p,)
+        return any(life.accounts[each].spent_tokens < life.trained_tokens for each in moving)
 
     def _give_up_the_rest(self) -> None:
         """What is not merged when the run ends never will be: it is booked as wasted."""
