@@ -20,7 +20,7 @@ from broker.config import BrokerConfig
 from broker.process import settings, toml
 from broker.wire.errors import Unavailable
 from ops.processes.child_process import ProcessSpec, last_lines
-from ops.processes.cluster import Change, LocalCluster, free_ports, wait_until_listening
+from ops.processes.cluster import Change, LocalCluster, free_ports
 from ops.processes.numeric import compilation_cache, one_thread_environment
 from ops.processes.redis_server import server
 from ops.run.daemons import our_command, our_environment
@@ -126,9 +126,7 @@ class Hub:
 
     def _start(self, name: str, command: list[str], port: int, *, stop_order: int) -> None:
         self.start([self._spec(name, command, stop_order=stop_order)])
-        if not wait_until_listening(port):
-            end = last_lines(self.cluster.log_of(name))
-            raise Unavailable(f"{name} did not start on port {port}; its log ends:\n{end}", definite=True)
+        self.cluster.wait_for_port(name, port)
 
     def _spec(self, name: str, command: list[str], **options: Any) -> ProcessSpec:
         environment = self.numeric_environment()

@@ -22,10 +22,10 @@ from islands.protocol import core
 from islands.protocol.paused import Paused
 from islands.restoring import LOOK_EVERY_S
 from islands.session import checkpoint, paused_file
+from islands.session.array_work import ArrayWork
 from islands.session.exchange import Exchange
 from islands.session.host_identity import HostIdentity
 from islands.session.session import Session
-from islands.session.workshop import Workshop
 
 log = logs.get(__name__)
 
@@ -120,14 +120,14 @@ def join(
         log.info("island.kinds", kind=line)
     tensors = tuple(spec for spec in specs if spec.kind != "local")
     arguments.check_join(tensors, run, config.limits())
-    workshop, exchange = Workshop(params, init), Exchange()
-    seat = None if island_id else HostIdentity.take(run)
-    name = island_id if seat is None else seat.name
+    array_work, exchange = ArrayWork(params, init), Exchange()
+    host = None if island_id else HostIdentity.take(run)
+    name = island_id if host is None else host.name
     unmerged = paused_file.path_of(config.state_dir, run, name) if config.state_dir is not None and name else None
     paused = None if unmerged is None else _kept(unmerged, config)
     machine = core.Island(
         island_id=island_id,
-        hint="" if seat is None else seat.name,
+        hint="" if host is None else host.name,
         nonce=secrets.token_hex(8),
         tensors=tensors,
         tokens_per_step=tokens_per_step,
@@ -135,16 +135,16 @@ def join(
         broker_silent_s=config.broker_silent_s,
         paused=paused,
     )
-    session = Session(config, machine, workshop, exchange, sequence=0 if paused is None else paused.sequence)
+    session = Session(config, machine, array_work, exchange, sequence=0 if paused is None else paused.sequence)
     session.start()
     try:
         _wait_until_startable(exchange, config, check)
     except BaseException:
         session.leave("gave up joining", Departure.STOPPED if unmerged is None else Departure.PAUSED)
         if unmerged is not None and (again := session.paused()) is not None:
-            workshop.keep(unmerged, again)
-        if seat is not None:
-            seat.release()
+            array_work.keep(unmerged, again)
+        if host is not None:
+            host.release()
         raise
     if unmerged is not None:
         paused_file.remove(unmerged)
@@ -152,11 +152,11 @@ def join(
         config=config,
         machine=machine,
         session=session,
-        workshop=workshop,
+        array_work=array_work,
         exchange=exchange,
         tokens_per_step=tokens_per_step,
         check=check,
-        seat=seat,
+        host=host,
         unmerged=unmerged,
     )
 

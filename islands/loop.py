@@ -37,13 +37,13 @@ from islands.config import IslandConfig
 from islands.protocol import core
 from islands.restoring import LOOK_EVERY_S, from_checkpoint, from_donor
 from islands.session import checkpoint
+from islands.session.array_work import ArrayWork
 from islands.session.exchange import Exchange, Install, JoinedRun, Moment
 from islands.session.host_identity import HostIdentity
 from islands.session.samples import Samples
 from islands.session.session import Session
 from islands.session.state_parts import Needed
 from islands.session.training_state import Position, Snapshot, step_time_s
-from islands.session.workshop import Workshop
 from islands.tasks.task import DataShare, Schedule
 
 log = logs.get(__name__)
@@ -79,23 +79,23 @@ class Island:
         config: IslandConfig,
         machine: core.Island,
         session: Session,
-        workshop: Workshop,
+        array_work: ArrayWork,
         exchange: Exchange,
         tokens_per_step: int,
         check: Callable[[], None],
-        seat: HostIdentity | None,
+        host: HostIdentity | None,
         unmerged: Path | None = None,
     ) -> None:
         assert exchange.membership is not None
         self._config = config
         self._machine = machine
         self._session = session
-        self._workshop = workshop
-        self._parameters = workshop.parameters
+        self._array_work = array_work
+        self._parameters = array_work.parameters
         self._exchange = exchange
         self._tokens_per_step = tokens_per_step
         self._check = check
-        self._seat = seat
+        self._host = host
         self._unmerged = unmerged
         self._membership: JoinedRun = exchange.membership
         self._shares = exchange.shares
@@ -154,7 +154,7 @@ class Island:
             detail = f"{detail}; {why}"
         self._exchange.restored = StateSource(self.restored)
         params = self._boundary(params, None)
-        self._workshop.forget_initial()
+        self._array_work.forget_initial()
         if saved is not None:
             leaves = [placement.from_host(a, x) for (_, _, a), (_, x) in zip(saved.local, local, strict=True)]
             params = self._parameters.replace_local(params, leaves) if leaves else params
@@ -295,7 +295,7 @@ class Island:
             return
         snapshot, at = self._snapshot(params, state), Position(self.inner_step, self.tokens)
         try:
-            self._workshop.save_now(path, snapshot, at, self._machine.incarnation, within_s=SAVE_WITHIN_S)
+            self._array_work.save_now(path, snapshot, at, self._machine.incarnation, within_s=SAVE_WITHIN_S)
         except Unavailable as err:
             log.warning("checkpoint.failed", detail=str(err))
         else:
@@ -316,9 +316,9 @@ class Island:
         if departure is Departure.PAUSED and self._unmerged is not None:
             paused = self._session.paused()
             if paused is not None:
-                self._workshop.keep(self._unmerged, paused)
-        if self._seat is not None:
-            self._seat.release()
+                self._array_work.keep(self._unmerged, paused)
+        if self._host is not None:
+            self._host.release()
         log.info("island.left", reason=reason, step=self.inner_step, tokens=self.tokens)
 
     def __enter__(self) -> Self:
@@ -381,7 +381,7 @@ class Island:
 
     def _boundary(self, params: Tree, state: tuple[Any, int | None] | None, *, stopped: bool = False) -> Tree:
         """What is done between two steps: install what is ready, then copy what is watched."""
-        exchange, parameters, placements = self._exchange, self._parameters, self._workshop.placements
+        exchange, parameters, placements = self._exchange, self._parameters, self._array_work.placements
         installed: dict[int, list[Leaf]] = {}
         told: list[tuple[Install, tuple[Leaf, ...]]] = []
         adopted: list[tuple[Install, list[Leaf], list[Leaf]]] = []
@@ -439,7 +439,7 @@ class Island:
         if self.restored is None:
             raise LocalProtocolError("call restore before the first step: the run's parameters are to be trained")
         self._exchange.shows_state = state is not None
-        self._workshop.place_from(params)
+        self._array_work.place_from(params)
         if state is not None:
             checkpoint.check(state[0])
             differs = checkpoint.difference(state[0], self._given)

@@ -21,7 +21,7 @@ from typing import Any
 
 from aggregator.ledger.balance import Books, balance
 from aggregator.ledger.lives import Account, Life, Past
-from aggregator.ledger.participation import Tally
+from aggregator.ledger.participation import Participation
 from broker.wire.messages import Reason
 from broker.wire.ranges import StepRange
 
@@ -44,7 +44,7 @@ class Ledger:
         self._lives_kept = lives_kept
         self._lives: dict[str, dict[int, Life]] = {}
         self._past: dict[str, Past] = {}
-        self._tallies = {p: Tally() for p in self._weights}
+        self._participation = {p: Participation() for p in self._weights}
         self._trained_tokens: int | None = 0  # of all lives; None: to be counted anew
         self._gaps = Reason.UNRECORDED  # why a fate may be unknown; after a new lineage, the store that was lost
 
@@ -102,8 +102,8 @@ class Ledger:
                 account.wasted_tokens[Reason.OVERWRITTEN] = max(count, account.wasted_tokens[Reason.OVERWRITTEN])
 
     def count(self, fragment_id: int, contributors: int, participation: float, staleness: float) -> None:
-        """Counts a version of a fragment, in its own tally."""
-        self._tallies[fragment_id].count(contributors, participation, staleness)
+        """Counts a version of a fragment, by fragment."""
+        self._participation[fragment_id].count(contributors, participation, staleness)
 
     def close_gap(self, island_id: str, incarnation: int, fragment_id: int) -> None:
         """Books as ``unrecorded``, or ``store_lost``, what was trained, is not on its way, and has no known fate."""
@@ -160,9 +160,9 @@ class Ledger:
             best = max([best, (life.start_step, life.start_tokens), *ends])
         return best
 
-    def tally(self) -> Tally:
-        """Returns the tally over all fragments."""
-        return Tally.added(self._tallies.values())
+    def participation(self) -> Participation:
+        """Returns how many islands took part in versions, over all fragments."""
+        return Participation.added(self._participation.values())
 
     def trained_tokens(self) -> int:
         """Tokens trained by all lives, as last reported."""
@@ -194,7 +194,7 @@ class Ledger:
     # --- durability ------------------------------------------------------------------------------------------
 
     def slice(self, fragment_id: int) -> dict[str, Any]:
-        """Returns one fragment's accounts and tally as plain data for its commit; what waits is not in it."""
+        """Returns one fragment's accounts and participation as plain data for its commit; what waits is not in it."""
         rows: dict[str, Any] = {}
         folded: dict[str, Any] = {}
         for island_id, past in self._past.items():
@@ -205,7 +205,7 @@ class Ledger:
                 row = {"life": life.row, **life.accounts[fragment_id].record()}
                 rows.setdefault(island_id, {})[str(incarnation)] = row
         lost = {"gaps": str(self._gaps)} if self._gaps is not Reason.UNRECORDED else {}
-        return {"accounts": rows, "past": folded, "tally": self._tallies[fragment_id].record(), **lost}
+        return {"accounts": rows, "past": folded, "tally": self._participation[fragment_id].record(), **lost}
 
     def counters(self) -> dict[str, dict[str, list[Any]]]:
         """Returns the counters of each island as plain data, for the run record: of each life, and of those folded.
@@ -272,7 +272,7 @@ class Ledger:
         """Reads one fragment's slice back; the furthest counters seen in any slice hold."""
         if "gaps" in kept:
             self._gaps = Reason(kept["gaps"])
-        self._tallies[fragment_id] = Tally.restored(kept["tally"])
+        self._participation[fragment_id] = Participation.restored(kept["tally"])
         for island_id, (row, merged_tokens, wasted) in kept.get("past", {}).items():
             past = self._recall_past(island_id, row)
             past.merged_tokens[fragment_id] += merged_tokens

@@ -9,7 +9,7 @@ from typing import Any
 
 
 @dataclass(slots=True)
-class Tally:
+class Participation:
     """Sums over the versions of one fragment, or of all."""
 
     rounds: Counter[int] = field(default_factory=Counter)  #: number of contributors -> versions
@@ -33,13 +33,13 @@ class Tally:
         return self.staleness_sum / self.rounds.total() if self.rounds else None
 
     @classmethod
-    def added(cls, parts: Iterable[Tally]) -> Tally:
-        """Returns the tally over several fragments."""
+    def added(cls, parts: Iterable[Participation]) -> Participation:
+        """Returns the sum over several fragments."""
         total = cls()
-        for tally in parts:
-            total.rounds += tally.rounds
-            total.participation_sum += tally.participation_sum
-            total.staleness_sum += tally.staleness_sum
+        for part in parts:
+            total.rounds += part.rounds
+            total.participation_sum += part.participation_sum
+            total.staleness_sum += part.staleness_sum
         return total
 
     def record(self) -> list[Any]:
@@ -47,7 +47,7 @@ class Tally:
         return [{str(n): k for n, k in self.rounds.items()}, self.participation_sum, self.staleness_sum]
 
     @classmethod
-    def restored(cls, record: Sequence[Any]) -> Tally:
+    def restored(cls, record: Sequence[Any]) -> Participation:
         """Reads :meth:`record` back."""
         rounds, participation_sum, staleness_sum = record
         return cls(Counter({int(n): k for n, k in rounds.items()}), participation_sum, staleness_sum)

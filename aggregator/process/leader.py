@@ -132,9 +132,9 @@ class Leader:
         self._term = term
         self._replication = None if term is None else term.replication(config, commits, self.core.run.foundings, now_s)
         self._record: SaveRun | None = None  # the newest
-        self._ways: dict[str, int] = {}  # by which broker each standby was heard last
+        self._standby_routes: dict[str, int] = {}  # by which broker each standby was heard last
         self._wire = BrokerLinks(context, config, self._heard)
-        self._workshop = Workers(
+        self._workers = Workers(
             config,
             store,
             {p: state for p, (_, state) in loaded.fragments.items()},
@@ -158,7 +158,7 @@ class Leader:
             async with self._wire, self._group:
                 for work in self._wire.work():
                     self._spawn(work)
-                self._spawn(self._workshop.warm_up())
+                self._spawn(self._workers.warm_up())
                 for work in self._telemetry.work():
                     self._spawn(work)
                 self._spawn(self._stop_when(stop))
@@ -182,7 +182,7 @@ class Leader:
 
     def close(self) -> None:
         """Waits for what the threads are at; the store may be closed afterwards."""
-        self._workshop.close()
+        self._workers.close()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = self._group.create_task(work, name=getattr(work, "__qualname__", None))
@@ -210,7 +210,7 @@ class Leader:
         """Tells the core of an event and carries out what it answers."""
         self._telemetry.heard(event, now_s)
         if isinstance(event, Persisted):
-            self._workshop.settle(event.fragment_id, event.fragment_version)
+            self._workers.settle(event.fragment_id, event.fragment_version)
         await self._perform(self.core.handle(event, now_s), now_s)
 
     async def _next_event(self) -> Event | ReplicationEvent:
@@ -235,25 +235,25 @@ class Leader:
                 case Send():
                     await self._wire.send(action)
                 case Publish():
-                    self._wire.publish(action, self.core.run.epoch, self._workshop.durable[action.fragment_id])
+                    self._wire.publish(action, self.core.run.epoch, self._workers.durable[action.fragment_id])
                 case RenewBulk(by=by):
                     self._wire.renew_bulk(by)
                 case Plant():
-                    self._workshop.plant(action)
+                    self._workers.plant(action)
                 case Merge():
-                    self._workshop.merge(action)
+                    self._workers.merge(action)
                 case Persist():
                     # What led to a version had better be on the tape before it is durable.
                     self._telemetry.flush_tape_soon()
-                    self._workshop.persist(action)
+                    self._workers.persist(action)
                     if self._replication is not None:
                         await self._replicate(self._replication.persist(action.commit, now_s), now_s)
                 case SaveRun():
                     self._record = action
-                    self._workshop.save_run(action)
+                    self._workers.save_run(action)
                 case Manifested(manifest=manifest):
                     self._wire.expect(manifest)
-                    self._workshop.manifest = manifest
+                    self._workers.manifest = manifest
                 case Note():
                     self._telemetry.note(action, now_s)
                 case NewLineage():
@@ -277,11 +277,11 @@ class Leader:
             await self._events.put(received)
         elif self._replication is not None:
             name = received.envelope.sender.removeprefix(STANDBY)
-            self._ways[name] = received.broker
+            self._standby_routes[name] = received.broker
             await self._events.put(Followed(name=name, follow=message))
 
     async def _made(self, event: Event) -> None:
-        """Takes a completion of the workshop in: what has become durable here is not yet durable everywhere."""
+        """Takes a completion of the workers in: what has become durable here is not yet durable everywhere."""
         if self._replication is not None and isinstance(event, Persisted | PersistFailed | RunSaved | RunSaveFailed):
             await self._events.put(Local(event=event))
         else:
@@ -295,13 +295,13 @@ class Leader:
         for action in actions:
             match action:
                 case Replicate(to=to, commit=commit):
-                    state = self._workshop.state_of(commit)
+                    state = self._workers.state_of(commit)
                     if state is not None:
-                        self._wire.replicate(to, self._ways.get(to), commit, epoch, state)
+                        self._wire.replicate(to, self._standby_routes.get(to), commit, epoch, state)
                 case ReplicateRun(to=to, serial=serial):
                     if self._record is not None and self._record.serial >= serial:
                         message = run_message(self._record.record, self._config.shard, epoch, self._record.serial)
-                        self._wire.replicate_run(to, self._ways.get(to), message)
+                        self._wire.replicate_run(to, self._standby_routes.get(to), message)
                 case Renew(in_sync=in_sync):
                     self._spawn(self._renew(self._term, in_sync))
                 case Deliver(event=event):

@@ -41,9 +41,9 @@ def report(run: Run, traffic: Traffic) -> dict[str, Any]:
         "tokens": books.tokens(),
         "books": asdict(books),
         "versions": {str(p): version for p, version in enumerate(run.versions)},
-        "rounds": {str(n): count for n, count in sorted(run.ledger.tally().rounds.items())},
-        "participation": run.ledger.tally().participation,
-        "staleness_mean": run.ledger.tally().staleness,
+        "rounds": {str(n): count for n, count in sorted(run.ledger.participation().rounds.items())},
+        "participation": run.ledger.participation().participation,
+        "staleness_mean": run.ledger.participation().staleness,
         "islands": {island_id: _island(run, traffic, island_id) for island_id in sorted(run.ledger.lives())},
         "phase": str(run.phase),
         "refusals": {str(reason): count for reason, count in sorted(run.refusals.items())},
@@ -81,9 +81,9 @@ def totals(run: Run, now_s: float) -> RunTotals:
         progress=min(1.0, tokens["trained"] / target) if target else 0.0,
         loss=_mean(losses),
         model_version=sum(max(0, version) for version in run.versions),
-        rounds=dict(sorted(run.ledger.tally().rounds.items())),
-        participation=run.ledger.tally().participation,
-        staleness_mean=run.ledger.tally().staleness,
+        rounds=dict(sorted(run.ledger.participation().rounds.items())),
+        participation=run.ledger.participation().participation,
+        staleness_mean=run.ledger.participation().staleness,
         quarantined={
             each.island_id: {"for_s": round(each.for_s, 1), "reason": each.reason, "times": each.times}
             for each in run.quarantine.now(now_s)

@@ -1,6 +1,6 @@
 """The brokers as the aggregator sees them: the versions each holds, and deaf bulk connections.
 
-Every broker answers each Attach with the versions on its shelf. One that lacks something was connected late or lost a
+Every broker answers each Attach with the versions it holds. One that lacks something was connected late or lost a
 message: it gets what is missing, it alone, with pauses that follow the journeys to it
 (:mod:`broker.routing.resending`). One that came back empty gets everything at once.
 
@@ -35,7 +35,7 @@ class _Sent:
 
 
 @dataclass(slots=True)
-class _Shelf:
+class _Held:
     """One broker."""
 
     answered_at_s: float
@@ -48,47 +48,60 @@ class _Shelf:
     patience: Patience = field(default_factory=lambda: Patience(REPUBLISH_S))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outage:
+    """The absence of a broker, now over.
+
+    Attributes:
+        broker: Its place.
+        since_s: When it was heard last.
+        alone: There was no other one meanwhile.
+    """
+
+    broker: int
+    since_s: float
+    alone: bool
+
+
 class BrokerVersions:
-    """The shelves of all brokers, by their places in the configuration."""
+    """The versions that all brokers hold, by their places in the configuration."""
 
     def __init__(self, now_s: float) -> None:
         self._began_at_s = now_s
-        self._shelves: dict[int, _Shelf] = {}
+        self._held: dict[int, _Held] = {}
 
-    def answered(self, broker: int, versions: tuple[int, ...], now_s: float) -> float | None:
-        """Takes an answer in; returns since when the broker was away, None if it was not.
+    def answered(self, broker: int, versions: tuple[int, ...], now_s: float) -> Outage | None:
+        """Takes an answer in; returns the outage that it ends, if there was one.
 
         A broker that held versions and holds none has died and come back between two answers.
         """
-        shelf = self._shelves.setdefault(broker, _Shelf(answered_at_s=self._began_at_s))
-        before_s, shelf.answered_at_s = shelf.answered_at_s, now_s
+        at = self._held.setdefault(broker, _Held(answered_at_s=self._began_at_s))
+        before_s, at.answered_at_s = at.answered_at_s, now_s
         holds = any(version >= 0 for version in versions)
-        emptied, shelf.holds = shelf.holds and not holds, holds
-        shelf.was_away = emptied or now_s - before_s > SILENT_S
-        if shelf.was_away and not holds:
-            self._lost(shelf, now_s)
-        return before_s if shelf.was_away else None
+        emptied, at.holds = at.holds and not holds, holds
+        at.was_away = emptied or now_s - before_s > SILENT_S
+        if at.was_away and not holds:
+            self._lost(at, now_s)
+        return Outage(broker=broker, since_s=before_s, alone=self.alone(broker, now_s)) if at.was_away else None
 
     def renewed(self, broker: int, now_s: float) -> None:
         """Takes note that the connection to a broker is made anew, since nothing arrived."""
-        shelf = self._shelves[broker]
-        shelf.connection = None
-        self._lost(shelf, now_s)
+        at = self._held[broker]
+        at.connection = None
+        self._lost(at, now_s)
 
-    def _lost(self, shelf: _Shelf, now_s: float) -> None:
+    def _lost(self, at: _Held, now_s: float) -> None:
         """What is on its way to a broker will not arrive."""
-        shelf.lost_at_s = now_s
-        shelf.sent = {p: sent for p, sent in shelf.sent.items() if sent.arrived}
+        at.lost_at_s = now_s
+        at.sent = {p: sent for p, sent in at.sent.items() if sent.arrived}
 
     def alone(self, broker: int, now_s: float) -> bool:
         """Whether no other broker has answered lately."""
-        return not any(
-            place != broker and now_s - shelf.answered_at_s <= SILENT_S for place, shelf in self._shelves.items()
-        )
+        return not any(place != broker and now_s - at.answered_at_s <= SILENT_S for place, at in self._held.items())
 
     def short(self, since_s: float) -> list[int]:
         """Returns the brokers that have answered since then, and lacked something when they did so last."""
-        return [place for place, shelf in self._shelves.items() if shelf.lacks and shelf.answered_at_s >= since_s]
+        return [place for place, at in self._held.items() if at.lacks and at.answered_at_s >= since_s]
 
     def lacking(
         self,
@@ -103,37 +116,37 @@ class BrokerVersions:
 
         Args:
             broker: Which one.
-            held: Fragment -> version on its shelf.
+            held: Fragment -> version that it holds.
             newest: Fragment -> newest durable version, and when every broker was sent it.
             now_s: The time.
             size_bytes: Of the newest versions together: they may all be on their way at once.
             carried: By the connection to that broker, if known.
         """
-        shelf, missing = self._shelves[broker], []
+        at, missing = self._held[broker], []
         if carried is not None:
-            if shelf.connection not in (None, carried.connection):
-                self._lost(shelf, now_s)
-            shelf.connection = carried.connection
-        shelf.lacks = any(held.get(p, -1) < version for p, (version, _) in newest.items())
+            if at.connection not in (None, carried.connection):
+                self._lost(at, now_s)
+            at.connection = carried.connection
+        at.lacks = any(held.get(p, -1) < version for p, (version, _) in newest.items())
         for p, (version, published_at_s) in newest.items():
-            sent, holds = shelf.sent.get(p), held.get(p, -1) >= version
+            sent, holds = at.sent.get(p), held.get(p, -1) >= version
             if sent is None or sent.version != version or (sent.arrived and not holds):
-                on_its_way = published_at_s is not None and published_at_s > shelf.lost_at_s
+                on_its_way = published_at_s is not None and published_at_s > at.lost_at_s
                 if sent is not None and sent.version == version:
                     on_its_way = False  # it was there, and the broker has died since
-                sent = shelf.sent[p] = _Sent(version, now_s, shelf.patience.backoff(size_bytes))
+                sent = at.sent[p] = _Sent(version, now_s, at.patience.backoff(size_bytes))
                 if on_its_way and published_at_s is not None:
                     sent.at_s = published_at_s
                     sent.backoff.tried(published_at_s)
             if holds:
-                if sent.backoff.attempts == 1 and not sent.arrived and not shelf.was_away:
-                    shelf.patience.took(now_s - sent.at_s)
+                if sent.backoff.attempts == 1 and not sent.arrived and not at.was_away:
+                    at.patience.took(now_s - sent.at_s)
                 sent.arrived = True
             elif sent.backoff.due(now_s, carried):
                 again = sent.backoff.attempts > 0
                 sent.backoff.tried(now_s)
                 if again:
-                    shelf.patience.in_vain(sent.backoff)
+                    at.patience.in_vain(sent.backoff)
                 missing.append(p)
         return missing
 
@@ -144,7 +157,7 @@ class _Broker:
 
     up: Hearing = field(default_factory=lambda: Hearing(UP_MESSAGES))
     down: Hearing = field(default_factory=Hearing)
-    held: tuple[int, ...] = ()  #: on its shelf, when it answered last
+    held: tuple[int, ...] = ()  #: there, when it answered last
     awaited: dict[str, float] = field(default_factory=dict)  #: island -> when it listed what has not come
 
 
@@ -179,7 +192,7 @@ class DeafBrokers:
 
         Args:
             broker: Its place.
-            held: The versions on its shelf.
+            held: The versions there.
             lacks: Whether a version that it was sent is missing there.
             largest_bytes: Of a version.
             now_s: The time.

@@ -30,6 +30,10 @@ class Commits:
         again = [f.persist_again_at_s for f in self._run.fragments.values()]
         return [at_s for at_s in again if at_s is not None]
 
+    def due(self) -> bool:
+        """Whether something was not durable, and may be now."""
+        return any(at_s <= self._run.now_s for at_s in self.deadlines_s())
+
     def advance(self) -> None:
         """Asks again for what was not durable."""
         run = self._run
@@ -74,21 +78,20 @@ class Commits:
         live = run.eligible() | islands
         run.ledger.count(p, len(islands), len(islands) / len(live), _mean_staleness(round_.merged))
 
-    def persisted(self, event: Persisted) -> bool:
-        """A commit is durable: the version exists. Returns whether it is one of version 0."""
+    def persisted(self, event: Persisted) -> None:
+        """A commit is durable: the version exists, and is published unless it is one of version 0."""
         run, fragment = self._run, self._run.fragments[event.fragment_id]
         commit = fragment.commit
         if commit is None or commit.fragment_version != event.fragment_version:
-            return False
+            return
         run.disk_works()
         round_ = fragment.persisted()
         if round_ is None:
-            return True
+            return
         fragment.flushed = round_.flush
         run.round_times.committed(round_.opened_at_s, fragment.closed_at_s, run.now_s)
         self._publishing.publish(event.fragment_id)
         self._note_commit(commit, round_)
-        return False
 
     def _note_commit(self, commit: Commit, round_: Round) -> None:
         run = self._run

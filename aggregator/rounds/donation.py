@@ -12,7 +12,7 @@ when its own patience ends. Where nobody could ever give, it is told so at once.
 
 from __future__ import annotations
 
-from aggregator.events import Send
+from aggregator.events import Received, Send
 from aggregator.state.members import MISSES_BEFORE_UNRESPONSIVE, Member
 from aggregator.state.run import Run
 from broker.routing.liveness import Liveness
@@ -34,7 +34,7 @@ class Donations:
         self._run = run
         self._given: dict[tuple[str, int], tuple[str, float]] = {}  # island's life -> its donor, and when it asked last
 
-    def ask(self, member: Member, ask: AskDonor) -> None:
+    def ask(self, member: Member, ask: AskDonor, event: Received) -> None:
         """Names a donor, or says that there is none; is silent while those that could give are busy."""
         run, receiver = self._run, (member.island_id, member.incarnation)
         self._forget()

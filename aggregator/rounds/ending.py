@@ -5,6 +5,7 @@ Design: section 4.9.
 
 from __future__ import annotations
 
+from aggregator.events import Received
 from aggregator.rounds.intake import Intake
 from aggregator.rounds.notices import Notices
 from aggregator.rounds.publishing import Publishing
@@ -44,7 +45,6 @@ class Ending:
         self._roster = roster
         self._publishing = publishing
         self.reached = False  #: a broker knows this process, and so that the run has ended: it tells who comes later
-        self.flushed = False  #: every fragment of this shard is, as far as can be
         self._notices = notices
         self._intake = intake
         self._rounds = rounds
@@ -67,10 +67,20 @@ class Ending:
             deadlines += [end_s for end_s in ends if end_s > self._run.now_s]
         return deadlines
 
+    def due(self) -> bool:
+        """Whether the run is about to end, or ends, or has ended and lingers."""
+        match self._run.phase:
+            case Phase.RUNNING:
+                return bool(self._why_now())
+            case Phase.FLUSHING:
+                return True
+            case _:
+                return self._linger_until_s is not None and self._run.phase is Phase.ENDED
+
     def advance(self) -> None:
         """Begins the flush at the target, carries it on, and ends the run when it is done."""
         run = self._run
-        if run.phase is Phase.RUNNING and (why := self._due()):
+        if run.phase is Phase.RUNNING and (why := self._why_now()):
             run.phase = Phase.FLUSHING
             self._flush_began_s = self._flush_moved_s = run.now_s
             self._flush_versions = self._versions()
@@ -99,8 +109,15 @@ class Ending:
             elif run.now_s >= self._linger_until_s:
                 self._linger_on()
 
-    def close_gaps(self, member: Member, beat: Heartbeat, sequence: int) -> None:
-        """Books what a stopped island has handed over, waits for nothing about, and nobody remembers.
+    def heard(self, member: Member, beat: Heartbeat, event: Received) -> None:
+        """Takes note of an island's heartbeat, and answers it: its counters may be the last that the end waits for."""
+        if self.due():
+            self.advance()
+        self._close_gaps(member, beat, event.envelope.sequence)
+        self._notices.tell(member)
+
+    def _close_gaps(self, member: Member, beat: Heartbeat, sequence: int) -> None:
+        """Records steps that a stopped island handed over and whose fate was lost when the aggregator restarted.
 
         It had nothing left when it answered the flush after it had stopped, and has nothing outstanding in a heartbeat
         sent after that: the fate of the rest was known to an earlier life of the aggregator and lost with it. What it
@@ -114,7 +131,7 @@ class Ending:
             if sequence > emptied > stopped_at and p not in pending:
                 self._run.ledger.close_gap(member.island_id, member.incarnation, p)
 
-    def _due(self) -> str:
+    def _why_now(self) -> str:
         """Says why it is time to end, empty if it is not: shard 0 decides that for all."""
         run, target = self._run, self._run.config.total_tokens
         if run.config.shard:
@@ -128,7 +145,7 @@ class Ending:
     def _flush(self) -> None:
         run, config = self._run, self._run.config
         assert self._flush_began_s is not None
-        running = [m for m in run.members.live(run.now_s) if m.ready and not m.stopped]
+        running = [m for m in run.members.live(run.now_s) if not m.stopped and (m.ready or self._owes_steps(m))]
         if running and run.now_s < self._flush_began_s + config.round_timeout_s:
             return
         if (versions := self._versions()) != self._flush_versions:
@@ -148,7 +165,7 @@ class Ending:
             again = missing and run.now_s >= fragment.closed_at_s + config.heartbeat_interval_s
             if (again or not fragment.flushed) and len(run.busy) < config.rounds_in_flight:
                 self._rounds.open(p, flush=True)
-        self.flushed = settled
+        run.flushed = settled
         if isinstance(self._roster, Keeper):
             over = run.now_s >= self._others_until_s(self._flush_began_s)
         else:  # shard 0 says when, unless it has gone, as the islands have
@@ -202,13 +219,16 @@ class Ending:
 
     def _missing(self, p: int) -> bool:
         """Whether a live island has trained steps on this fragment whose fate is still open."""
-        run = self._run
-        for member in run.members.live(run.now_s):
-            if member.stopped:
-                life = run.ledger.life(member.island_id, member.incarnation)
-                if life.accounts[p].spent_tokens < life.trained_tokens:
-                    return True
-        return False
+        return any(m.stopped and self._owes_steps(m, p) for m in self._run.members.live(self._run.now_s))
+
+    def _owes_steps(self, member: Member, p: int | None = None) -> bool:
+        """Whether an island has trained steps whose fate is still open, on one fragment or on any.
+
+        So may one that has only just come back, and fetches the versions: it brings what it had kept.
+        """
+        life = self._run.ledger.life(member.island_id, member.incarnation)
+        moving = self._run.moving if p is None else (p,)
+        return any(life.accounts[each].spent_tokens < life.trained_tokens for each in moving)
 
     def _give_up_the_rest(self) -> None:
         """What is not merged when the run ends never will be: it is booked as wasted."""

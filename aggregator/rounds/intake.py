@@ -30,14 +30,14 @@ class Intake:
 
     # --- as they arrive ---------------------------------------------------------------------------------------
 
-    def nothing(self, member: Member, nothing: Nothing, sequence: int) -> None:
+    def nothing(self, member: Member, nothing: Nothing, event: Received) -> None:
         """Takes note that an island hands nothing over in an open round; in a flush, that it has nothing left."""
         round_ = self._run.open_rounds.get(nothing.round_id)
         if round_ is not None:
             round_.answer_nothing(member.island_id)
             member.missed_rounds = 0
             if round_.flush:
-                member.emptied[round_.fragment_id] = sequence
+                member.emptied[round_.fragment_id] = event.envelope.sequence
 
     def contribution(self, member: Member, contribution: Contribution, event: Received) -> None:
         """Admits a contribution into the open round of its fragment, or holds it for the next; or says why not."""

@@ -1,4 +1,4 @@
-"""Handles joins, heartbeats and farewells."""
+"""Membership: joins, heartbeats and farewells; whose message may be heard."""
 
 from __future__ import annotations
 
@@ -41,11 +41,38 @@ class Membership:
         unbegun = [] if run.config.shard else [member for member in run.members if not member.begun]
         run.pending_joins.beginning = [(1, member.island_id) for member in unbegun]
 
+    def sender(self, event: Received) -> Member | None:
+        """Returns the member that a message is from; None where it is not to be heard, or was refused."""
+        run, envelope = self._run, event.envelope
+        member = run.members.get(envelope.sender)
+        if run.config.shard and (member is None or envelope.incarnation > member.incarnation):
+            return None  # shard 0 knows it, and tells us; all that matters is repeated
+        if member is not None and not member.begun:
+            return None  # not welcome yet
+        if member is None or envelope.incarnation > member.incarnation:
+            run.members.claimed(envelope.sender, envelope.incarnation)
+            detail = f"no island {envelope.sender!r} with incarnation {envelope.incarnation} is known: join again"
+            self._notices.refuse(event, Reason.UNKNOWN_ISLAND, detail)
+            return None
+        if envelope.incarnation < member.incarnation:
+            # A broker that has seen the later one says so itself; this one has not, and nobody else would tell. Should
+            # the later one be behind that address by now, one refusal does it no harm.
+            detail = f"incarnation {envelope.incarnation} has ended: {member.incarnation} has joined"
+            self._notices.refuse(event, Reason.FENCED, detail)
+            return None
+        newest = run.routes.heard(envelope, event.broker)
+        member.last_seen_s = run.now_s
+        if member.left and newest and isinstance(envelope.message, Heartbeat):
+            member.at.take("heard")  # else a frozen broker may have kept this one past the farewell
+        return member
+
     # --- joining ----------------------------------------------------------------------------------------------
 
-    def join(self, join: Join) -> None:
+    def join(self, event: Received) -> None:
         """Admits an island under its next incarnation, once that is durable; or refuses it with the difference."""
-        run = self._run
+        run, join = self._run, event.envelope.message
+        assert isinstance(join, Join)
+        run.routes.heard(event.envelope, event.broker)
         known = run.members.by_nonce(join.nonce)
         if known is not None:  # a repetition: the same answer, once it is durable
             known.last_seen_s = run.now_s
@@ -214,11 +241,19 @@ class Membership:
         )
         run.emit(Send(to=joining(member.nonce), message=welcome))
 
-    def settle_shares(self) -> None:
+    # --- data shares ------------------------------------------------------------------------------------------
+
+    def due(self) -> bool:
+        """Whether data shares may move: shard 0 decides that, while the run goes on."""
+        return self._run.phase is Phase.RUNNING and not self._run.config.shard
+
+    def deadlines_s(self) -> list[float]:
+        """Nothing here waits for a moment of its own: a share moves with any event after its time."""
+        return []
+
+    def advance(self) -> None:
         """Moves data shares between islands that are away and others; a move is durable before anyone is told."""
         run = self._run
-        if run.phase is not Phase.RUNNING or run.config.shard:
-            return
         live = {m.island_id for m in run.members.live(run.now_s)}
         out = run.quarantine.out(run.now_s)
         present = [
@@ -246,20 +281,20 @@ class Membership:
 
     # --- hearing ----------------------------------------------------------------------------------------------
 
-    def heartbeat(self, member: Member, beat: Heartbeat, event: Received) -> bool:
-        """Takes in an island's counters; returns whether they can be true."""
+    def heartbeat(self, member: Member, beat: Heartbeat, event: Received) -> list[Resolution] | None:
+        """Takes in an island's counters; returns what became of what it asks about, None if they cannot be true."""
         run = self._run
         known = 0 if run.manifest is None else len(run.manifest)
         if len(beat.versions) != known or len(beat.overwritten_tokens) != known:
             detail = f"it speaks of {len(beat.versions)} fragments, the run has {known}"
             self._notices.refuse(event, Reason.MANIFEST, detail)
-            return False
+            return None
         lie = self._impossible(member, beat.inner_step, beat.tokens) or self._overdrawn(member, beat) or _unreal(beat)
         if not lie and run.holds_nothing(member) and any(version >= 0 for version in run.of_ours(beat.versions)):
             lie = f"it claims to hold version {max(run.of_ours(beat.versions))} of a run that has not begun"
         if lie:
             self._notices.refuse(event, Reason.IMPLAUSIBLE, lie)
-            return False
+            return None
         overtaken = event.envelope.sequence < member.beat_sequence  # by another way: it says what was, not what is
         if not overtaken:
             member.heartbeat, member.beat_sequence, member.counted_at_s = beat, event.envelope.sequence, run.now_s
@@ -272,8 +307,9 @@ class Membership:
             run.clock.forget(member.island_id)
         elif member.ready and not overtaken:
             run.clock.report(member.island_id, beat.inner_step, run.now_s, beat.step_time_s)
-        member.resolutions += [self.resolve(member, item) for item in beat.outstanding if run.owns(item.fragment_id)]
-        return True
+        asked = [self._resolve(member, item) for item in beat.outstanding if run.owns(item.fragment_id)]
+        member.resolutions += asked
+        return asked
 
     def _impossible(self, member: Member, inner_step: int, tokens: int) -> str:
         """Says why an island cannot have trained so many tokens in so many steps; empty if it can."""
@@ -317,7 +353,7 @@ class Membership:
         run.note("island.left", island=member.island_id, **facts)
         run.save()
 
-    def resolve(self, member: Member, item: Outstanding) -> Resolution:
+    def _resolve(self, member: Member, item: Outstanding) -> Resolution:
         """Says what became of one contribution that its island asks about."""
         run, p = self._run, item.fragment_id
         fate, reason = Fate.UNKNOWN, None

@@ -1,34 +1,20 @@
-"""Publishes versions to the brokers, and again to those that lack one (design, section 4.7)."""
+"""Publishes versions to the brokers, and again to those that lack one; says to them who leads (design, section 4.7)."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
-from aggregator.events import Publish
-from aggregator.rounds.brokers import BrokerVersions
+from aggregator.events import NotLetIn, Publish, Received, RenewBulk, Send
+from aggregator.rounds.brokers import BrokerVersions, DeafBrokers, Outage
+from aggregator.state.members import Member
 from aggregator.state.run import Run
-from broker.routing.deafness import Carried
-from broker.wire.messages import Attached
+from broker.wire.messages import BROKER, Attach, AttachBulk, Attached, Channel, Fate, Phase, Resolution
 
+#: A leader says to the brokers that it leads so often.
+ATTACH_INTERVAL_S = 1.0
 #: A version that is on no broker after so long is on a slow link: they say every second what they have.
 DELIVERED_S = 2.5
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outage:
-    """The absence of a broker, now over.
-
-    Attributes:
-        broker: Its place.
-        since_s: When it was heard last.
-        alone: There was no other one meanwhile.
-    """
-
-    broker: int
-    since_s: float
-    alone: bool
 
 
 class Publishing:
@@ -36,7 +22,43 @@ class Publishing:
 
     def __init__(self, run: Run) -> None:
         self._run = run
-        self._shelves = BrokerVersions(run.now_s)
+        self._broker_versions = BrokerVersions(run.now_s)
+        self._deaf = DeafBrokers()
+        self.attach_at_s = run.now_s  #: when :meth:`attach` has something to say again
+        # A standby that asks a broker about the leader must not take a pause for silence.
+        lease_s = run.config.lease_s
+        self._attach_interval_s = min(ATTACH_INTERVAL_S, lease_s / 4) if run.config.failover else ATTACH_INTERVAL_S
+
+    # --- who leads --------------------------------------------------------------------------------------------
+
+    def attach(self) -> bool:
+        """Says to every broker who leads and what there is, if it is time; returns whether it was."""
+        run, c = self._run, self._run.config
+        if run.now_s < self.attach_at_s:
+            return False
+        self.attach_at_s = run.now_s + self._attach_interval_s
+        ended = run.phase is Phase.ENDED
+        attach = Attach(shard=c.shard, shards=c.shards, epoch=run.epoch, versions=run.versions, ended=ended)
+        run.emit(Send(to=BROKER, message=attach))
+        run.emit(Send(to=BROKER, message=AttachBulk(shard=c.shard, epoch=run.epoch, shards=c.shards)))
+        return True
+
+    def not_let_in(self, event: NotLetIn) -> None:
+        """A broker does not let this aggregator in: it counts other shards than those that lead there."""
+        sentence = f"broker {event.broker} does not let this aggregator in: {event.detail}"
+        self._run.troubles.begin(f"broker {event.broker}", sentence, self._run.now_s)
+
+    def came(self, event: Received) -> None:
+        """Takes note that a broker's bulk connection delivers, where a message came over that."""
+        if event.envelope.message.channel is Channel.BULK:
+            self._deaf.came(event.broker, self._run.now_s, event.carried)
+
+    def listed(self, member: Member, asked: Sequence[Resolution], event: Received) -> None:
+        """Takes note of whether an island lists contributions that have not come over its broker."""
+        on_its_way = any(each.fate is Fate.UNKNOWN for each in asked)
+        self._deaf.listed(event.broker, member.island_id, on_its_way, self._run.now_s)
+
+    # --- versions ---------------------------------------------------------------------------------------------
 
     def publish(self, p: int, by: int | None = None) -> None:
         """Sends the newest durable version of a fragment to each broker, or again to the one at place ``by``."""
@@ -54,28 +76,32 @@ class Publishing:
 
     def answered(self, attached: Attached, broker: int) -> Outage | None:
         """Takes note that a broker is there; returns the outage that this ends, if there was one."""
-        run = self._run
-        away_since_s = self._shelves.answered(broker, run.of_ours(attached.versions), run.now_s)
-        if away_since_s is None:
-            return None
-        return Outage(broker=broker, since_s=away_since_s, alone=self._shelves.alone(broker, run.now_s))
+        return self._broker_versions.answered(broker, self._run.of_ours(attached.versions), self._run.now_s)
 
-    def attached(self, attached: Attached, broker: int, carried: Carried | None, outage: Outage | None = None) -> None:
-        """Publishes again what a broker lacks: it came back empty, or a version was lost on the way.
+    def attached(self, attached: Attached, event: Received, outage: Outage | None) -> None:
+        """Sends a broker what it lacks; has a bulk connection made anew that stands and delivers nothing."""
+        run, broker = self._run, event.broker
+        if run.manifest is None or run.phase is Phase.SEEDING:
+            return
+        self._send_lacking(attached, event, outage)
+        held = run.of_ours(attached.versions)
+        lacks = any(version < newest for version, newest in zip(attached.versions, run.versions, strict=False))
+        largest_bytes = 4 * max(run.manifest.sizes)
+        if self._deaf.answered(broker, held, lacks, largest_bytes, run.now_s, event.carried):
+            run.note("bulk.renewed", broker=broker, lacks=lacks)
+            run.emit(RenewBulk(by=broker))
+            self._broker_versions.renewed(broker, run.now_s)
 
-        Args:
-            attached: What it has said.
-            broker: Its place.
-            carried: By the bulk connection to it, if known.
-            outage: What this ends.
-        """
+    def _send_lacking(self, attached: Attached, event: Received, outage: Outage | None) -> None:
+        """Publishes again what a broker lacks: it came back empty, or a version was lost on the way."""
         run = self._run
+        assert run.manifest is not None
         held = dict(enumerate(attached.versions))
         self._delivered(held, anew=outage is not None and outage.alone)
         newest = {p: (fragment.version, fragment.published_at_s) for p, fragment in run.fragments.items()}
-        size_bytes = 4 * sum(run.manifest.sizes[p] for p in newest) if run.manifest is not None else 0
-        for p in self._shelves.lacking(broker, held, newest, run.now_s, size_bytes, carried):
-            self.publish(p, by=broker)
+        size_bytes = 4 * sum(run.manifest.sizes[p] for p in newest)
+        for p in self._broker_versions.lacking(event.broker, held, newest, run.now_s, size_bytes, event.carried):
+            self.publish(p, by=event.broker)
 
     def _delivered(self, held: Mapping[int, int], *, anew: bool) -> None:
         """Takes note of what has arrived at a broker, and of what should have by now.
@@ -95,8 +121,4 @@ class Publishing:
 
     def lacking(self, within_s: float) -> list[int]:
         """Returns the brokers that answered ``within_s`` and lacked the newest version of a fragment then."""
-        return self._shelves.short(self._run.now_s - within_s)
-
-    def renewed(self, broker: int) -> None:
-        """The connection to a broker is made anew: what is on its way will not arrive."""
-        self._shelves.renewed(broker, self._run.now_s)
+        return self._broker_versions.short(self._run.now_s - within_s)

@@ -54,14 +54,14 @@ class Peers:
 
     def __init__(self) -> None:
         self.versions: dict[int, int] = {}
-        self._shelves: dict[int, int] = {}  # likewise, by the word of brokers alone
+        self._of_brokers: dict[int, int] = {}  # likewise, by the word of brokers alone
         self._claims: dict[str, dict[int, int]] = {}
         self._believed = False  # what islands claim
 
     def broker_holds(self, broker: int, versions: Sequence[int], own: Sequence[int]) -> str:
         """Takes the versions on a broker's shelf; says which is ahead of ours, or nothing. Brokers are believed."""
         ahead = _ahead(versions, own)
-        _raise(self._shelves, ahead)
+        _raise(self._of_brokers, ahead)
         _raise(self.versions, ahead)
         return _sentence(f"broker {broker}", ahead, own)
 
@@ -103,7 +103,7 @@ class Peers:
     def disbelieve(self) -> None:
         """Forgets what islands have claimed: it was refuted."""
         self._believed, self._claims = False, {}
-        self.versions = dict(self._shelves)
+        self.versions = dict(self._of_brokers)
 
 
 def renumbered(commit: Commit, above: int, epoch: int) -> Commit:

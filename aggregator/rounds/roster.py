@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from aggregator.events import Send
+from aggregator.events import Received, Send
 from aggregator.rounds.membership import Membership
 from aggregator.state.fragment import Stage
 from aggregator.state.run import Run
@@ -41,51 +41,24 @@ class Keeper:
         self._heard: dict[int, tuple[Rostered, float]] = {}  # shard -> what it said last, and when
         self._agreed = dict.fromkeys(self._others, 0)  # the highest serial that was ever durable there
         self._sent_at_s: dict[int, float] = {}
-        self._saving: list[Roster] = []  # in records that are not durable yet
         self._roster: Roster | None = None  # the newest that may be told
         self._began_s = run.now_s
-        run.on_save = self._saving_run
-
-    def _saving_run(self) -> None:
-        """Takes down what the record that was just asked for says to the others."""
-        run = self._run
-        if not self._others:
-            return
-        island_id, incarnation = run.seeder or ("", 0)
-        roster = Roster(
-            to_shard=0,
-            epoch=run.epoch,
-            serial=run.saved_serial,
-            phase=run.decided,
-            seeding_id=run.seeding_id,
-            seeder=island_id,
-            seeder_incarnation=incarnation,
-            fragments=() if run.manifest is None else run.manifest.fragments,
-            members=run.members.enrolled(),
-            tenures=run.shares.tenures(),
-        )
-        if [self._says(each) for each in self._saving[-2:]] == [self._says(roster)] * 2:
-            self._saving.pop()  # a disk that fails is asked again and again: the first and the last of these will do
-        self._saving.append(roster)
-
-    @staticmethod
-    def _says(roster: Roster) -> Roster:
-        """Returns what a roster says, whichever record says so."""
-        return replace(roster, serial=0)
 
     def saved(self) -> None:
         """Our record is durable up to some serial: it may be told to the others."""
         run, before = self._run, self._roster
-        while self._saving and self._saving[0].serial <= run.durable_serial:
-            self._roster = self._saving.pop(0)
+        while run.rosters and run.rosters[0].serial <= run.durable_serial:
+            self._roster = run.rosters.pop(0)
         if self._roster is not before:
             for shard in self._others:
                 self._send(shard)
         self._settle()
 
-    def told(self, said: Rostered) -> None:
+    def told(self, event: Received) -> None:
         """Another shard has said where it stands."""
-        run, shard = self._run, said.shard
+        run, said = self._run, event.envelope.message
+        assert isinstance(said, Rostered)
+        shard = said.shard
         if shard not in self._agreed or (shard in self._heard and said.epoch < self._heard[shard][0].epoch):
             return
         self._heard[shard] = said, run.now_s
@@ -97,6 +70,10 @@ class Keeper:
         for reached in said.reached:
             run.shares.reached_elsewhere(reached.share, reached.batch)
         self._settle()
+
+    def due(self) -> bool:
+        """Whether there are other shards."""
+        return bool(self._others)
 
     def advance(self) -> None:
         """Sends again what was not answered, and complains about who is silent."""
@@ -112,9 +89,9 @@ class Keeper:
             if self._owes(shard) and run.now_s >= self._sent_at_s[shard] + AGAIN_S:
                 self._send(shard)
 
-    def deadline_s(self) -> float | None:
+    def deadlines_s(self) -> list[float]:
         """Returns when :meth:`advance` has something to send again."""
-        return min((self._sent_at_s[shard] + AGAIN_S for shard in self._others if self._owes(shard)), default=None)
+        return [self._sent_at_s[shard] + AGAIN_S for shard in self._others if self._owes(shard)]
 
     @property
     def seeded(self) -> bool:
@@ -162,9 +139,11 @@ class Adopter:
         self._durable = (0, 0)
         self._said: Rostered | None = None
 
-    def adopt(self, roster: Roster) -> None:
+    def told(self, event: Received) -> None:
         """Takes over what shard 0 has decided, unless it is older than what is known."""
-        run, at = self._run, (roster.epoch, roster.serial)
+        run, roster = self._run, event.envelope.message
+        assert isinstance(roster, Roster)
+        at = roster.epoch, roster.serial
         if roster.to_shard != run.config.shard or at < run.roster_at or (self._adopted and at == run.roster_at):
             return
         if not self._seed(roster):
@@ -185,17 +164,24 @@ class Adopter:
             _, self._durable = self._saving.pop(0)
         self._membership.saved(run.durable_serial)
 
-    def advance(self, flushed: bool) -> None:
-        """Answers, as soon as there is something new to say."""
-        if self._said is not None and self._said != self._answer(flushed):
-            self.say(flushed)
+    def due(self) -> bool:
+        """Whether there is something new to answer."""
+        return self._said is not None and self._said != self._answer()
 
-    def say(self, flushed: bool) -> None:
+    def deadlines_s(self) -> list[float]:
+        """Nothing here waits for a moment of its own."""
+        return []
+
+    def advance(self) -> None:
+        """Answers."""
+        self.say()
+
+    def say(self) -> None:
         """Tells shard 0 where this one stands."""
-        self._said = self._answer(flushed)
+        self._said = self._answer()
         self._run.emit(Send(to=AGGREGATOR, message=self._said))
 
-    def _answer(self, flushed: bool) -> Rostered:
+    def _answer(self) -> Rostered:
         run = self._run
         whole = bool(run.fragments) and all(f.version >= 0 for f in run.fragments.values())
         begins = [(m.island_id, *run.ledger.resume_point(m.island_id)) for m in run.members if not m.begun]
@@ -205,7 +191,7 @@ class Adopter:
             roster_epoch=self._durable[0],
             roster_serial=self._durable[1],
             seeding_id=run.seeding_id if whole and self._durable == run.roster_at else 0,
-            flushed=flushed and self._durable == run.roster_at,
+            flushed=run.flushed and self._durable == run.roster_at,
             begins=tuple(Begin(island_id=i, step=step, tokens=tokens) for i, step, tokens in begins),
             reached=tuple(Reached(share=n, batch=run.shares.reached(n)) for n in run.shares.nobodys()),
         )

@@ -11,9 +11,9 @@ import math
 from dataclasses import replace
 
 from aggregator.events import Merge, Part
+from aggregator.rounds.brokers import Outage
 from aggregator.rounds.intake import Intake
 from aggregator.rounds.notices import Notices
-from aggregator.rounds.publishing import Outage
 from aggregator.rules.quorum import Verdict, Waits
 from aggregator.rules.staleness import Trained, mean_staleness, merge_weights, most_tokens_per_step, presence_factor
 from aggregator.state.fragment import Fragment
@@ -57,6 +57,11 @@ class Rounds:
             # One millisecond late rather than early: an estimate that falls short would wake us again at once.
             deadlines += [run.now_s + wait_s + 0.001 for wait_s in waits_s.values()]
         return deadlines
+
+    def due(self) -> bool:
+        """Whether a round may close, or open."""
+        run = self._run
+        return bool(run.open_rounds) or run.phase is Phase.RUNNING
 
     def advance(self) -> None:
         """Closes what is decided, and opens what is due."""

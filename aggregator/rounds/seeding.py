@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from aggregator.events import Plant, Received
 from aggregator.rounds.notices import Notices
+from aggregator.rounds.publishing import Publishing
 from aggregator.rounds.roster import Adopter, Keeper
 from aggregator.state.fragment import Stage
 from aggregator.state.members import Member
@@ -23,17 +24,35 @@ PATIENCE_S, BYTES_PER_S, MOST_DOUBLINGS = 30.0, 1e6, 6
 class Seeding:
     """Gets version 0 from one island; of several shards each gets its part of it."""
 
-    def __init__(self, run: Run, notices: Notices, roster: Keeper | Adopter) -> None:
+    def __init__(self, run: Run, notices: Notices, roster: Keeper | Adopter, publishing: Publishing) -> None:
         self._run = run
         self._notices = notices
         self._roster = roster
+        self._publishing = publishing
         self._begin_serial = 0  # of the record that says that version 0 is whole everywhere
         self._began_at_s = run.now_s
         self._heard_at_s = run.now_s  # when something was taken from the seeder, or it was chosen
         self._passed_over: set[tuple[str, int]] = set()  # islands and incarnations that were asked in vain
         self._times_over = 0  # how often everybody was
 
-    def choose(self) -> None:
+    def due(self) -> bool:
+        """Whether version 0 is not whole yet."""
+        return self._run.phase is Phase.SEEDING
+
+    def deadlines_s(self) -> list[float]:
+        """Nothing here waits for a moment of its own: a silent seeder is passed over with any later event."""
+        return []
+
+    def advance(self) -> None:
+        """Begins the run once version 0 is whole, and until then asks for it."""
+        if not self._complete():
+            self._choose()
+            return
+        for p in sorted(self._run.fragments):
+            self._publishing.publish(p)
+        self._notices.tell_all()
+
+    def _choose(self) -> None:
         """Asks the first live island for everything, unless one that may yet supply it is asked already."""
         run = self._run
         if run.config.shard or run.began or not run.fragments:
@@ -93,7 +112,7 @@ class Seeding:
             self._heard_at_s, run.planted = run.now_s, True
             run.emit(Plant(fragment_id=seed.fragment_id, payload=seed.payload))
 
-    def complete(self) -> bool:
+    def _complete(self) -> bool:
         """Whether all of version 0 is durable, in every shard and on record; the run begins then."""
         run = self._run
         if not run.fragments or any(f.version < 0 for f in run.fragments.values()):

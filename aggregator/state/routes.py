@@ -19,7 +19,7 @@ class Routes:
     """Sender -> place of the broker that it was last heard over."""
 
     def __init__(self) -> None:
-        self._ways: OrderedDict[str, tuple[tuple[int, int], int]] = OrderedDict()
+        self._last_heard: OrderedDict[str, tuple[tuple[int, int], int]] = OrderedDict()
 
     def heard(self, envelope: Envelope, broker: int) -> bool:
         """Takes note of a message; says whether it is the sender's newest.
@@ -27,16 +27,16 @@ class Routes:
         An older one, such as a broker sets free that was frozen, changes nothing.
         """
         name, order = envelope.sender, (envelope.incarnation, envelope.sequence)
-        known = self._ways.get(name)
+        known = self._last_heard.get(name)
         if known is not None and order < known[0]:
             return False
-        self._ways[name] = order, broker
-        self._ways.move_to_end(name)
-        if len(self._ways) > MOST_NAMES:
-            self._ways.popitem(last=False)
+        self._last_heard[name] = order, broker
+        self._last_heard.move_to_end(name)
+        if len(self._last_heard) > MOST_NAMES:
+            self._last_heard.popitem(last=False)
         return True
 
     def to(self, name: str) -> int | None:
         """Returns the broker to send by; None: each of them."""
-        known = self._ways.get(name)
+        known = self._last_heard.get(name)
         return None if known is None else known[1]

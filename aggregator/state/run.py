@@ -10,31 +10,28 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from aggregator.config import AggregatorConfig
-from aggregator.events import Action, Commit, Finished, Manifested, Note, SaveRun
+from aggregator.events import Action, Finished, Manifested, Note, SaveRun
 from aggregator.ledger.data_shares import DataShares
 from aggregator.ledger.ledger import Ledger
-from aggregator.rules.outliers import FragmentNorms
 from aggregator.rules.pacing import Pacer, StepClock
 from aggregator.rules.quarantine import Quarantine
 from aggregator.rules.round_times import RoundTimes
-from aggregator.state.founding import Founding, foundings_of
+from aggregator.state.founding import Founding
 from aggregator.state.fragment import Fragment, Stage
 from aggregator.state.members import Member, Members, PendingJoins
-from aggregator.state.records import manifest_from_rows, manifest_to_rows
+from aggregator.state.records import manifest_to_rows
 from aggregator.state.round import Round
 from aggregator.state.routes import Routes
 from aggregator.state.run_settings import SETTINGS, recorded
 from aggregator.state.trouble import Troubles
 from broker.wire.fragments import FragmentManifest, shard_of
-from broker.wire.messages import FASTEST_STEP_S, Contribution, Phase, Reason
+from broker.wire.messages import FASTEST_STEP_S, Contribution, Phase, Reason, Roster
 from broker.wire.schema import MAX_DATA_RANGES
-
-#: Added to round ids at a restart: an answer to a round before it must not count as fresh after it.
-ROUND_IDS_PER_LIFE = 1_000_000
 
 #: No training loop runs faster than this, not even one that does nothing. Counters that grow faster are lies, which
 #: could end a run or overflow a sum.
@@ -84,13 +81,14 @@ class Run:
         self.saved_serial = 0  # of the newest run record asked for
         self.durable_serial = 0  # of the newest one that is durable everywhere it must be
         self.agreed_serial = 0  # of the newest one that every shard has, too
-        self.on_save: Callable[[], None] = lambda: None  # for who passes on what is in it
+        self.rosters: list[Roster] = []  # of shard 0, in records that are not durable yet
         self.begins: dict[str, tuple[int, int]] = {}  # island -> the furthest step and tokens that other shards know
         self.foundings: tuple[Founding, ...] = ()  # of the line that the store has, oldest first
         self.roster_at = (0, 0)  # epoch and serial of shard 0's roster that was taken over last
         self.told_phase = Phase.SEEDING  # by shard 0, where that is another one
+        self.flushed = False  # every fragment of this shard is, as far as can be
         self.troubles = Troubles()
-        self._last_round_id = 0
+        self.last_round_id = 0
         self._median_step_s = 0.0
 
     # --- what to do -------------------------------------------------------------------------------------------
@@ -106,13 +104,20 @@ class Run:
     def save(self) -> int:
         """Asks for the run record to be written; returns its serial number."""
         self.saved_serial += 1
-        record = {
+        self.emit(SaveRun(serial=self.saved_serial, record=self._record()))
+        if self.config.shards > 1 and not self.config.shard:
+            self._remember_roster()
+        return self.saved_serial
+
+    def _record(self) -> dict[str, Any]:
+        """Returns what the next life of the aggregator goes on from (:mod:`aggregator.state.restoring`)."""
+        return {
             "run_id": self.config.run_id,
             SETTINGS: recorded(self.config),
             "epoch": self.epoch,
             "shard": [self.config.shard, self.config.shards],
             "manifest": None if self.manifest is None else manifest_to_rows(self.manifest),
-            "last_round_id": self._last_round_id,
+            "last_round_id": self.last_round_id,
             "ended": self.phase is Phase.ENDED,
             "phase": str(self.decided),
             "seeding": [self.seeding_id, *(self.seeder or ("", 0))],
@@ -125,9 +130,25 @@ class Run:
             "lives": self.ledger.counters(),
             "shares": self.shares.saving(self.saved_serial),
         }
-        self.emit(SaveRun(serial=self.saved_serial, record=record))
-        self.on_save()
-        return self.saved_serial
+
+    def _remember_roster(self) -> None:
+        """Keeps what the record that was just asked for says to the other shards, who hear of it once it is durable."""
+        island_id, incarnation = self.seeder or ("", 0)
+        roster = Roster(
+            to_shard=0,
+            epoch=self.epoch,
+            serial=self.saved_serial,
+            phase=self.decided,
+            seeding_id=self.seeding_id,
+            seeder=island_id,
+            seeder_incarnation=incarnation,
+            fragments=() if self.manifest is None else self.manifest.fragments,
+            members=self.members.enrolled(),
+            tenures=self.shares.tenures(),
+        )
+        if [replace(each, serial=0) for each in self.rosters[-2:]] == [replace(roster, serial=0)] * 2:
+            self.rosters.pop()  # a disk that fails is asked again and again: the first and the last of these will do
+        self.rosters.append(roster)
 
     def finish(self, reason: str) -> None:
         """Ends this process's work, whether the run has ended or not."""
@@ -290,8 +311,8 @@ class Run:
 
     def next_round_id(self) -> int:
         """Returns a round id that was never used before."""
-        self._last_round_id += 1
-        return self._last_round_id
+        self.last_round_id += 1
+        return self.last_round_id
 
     def in_commit(self, member: Member, contribution: Contribution) -> bool:
         """Whether a contribution is booked as merged, in a version that is not durable yet."""
@@ -307,75 +328,3 @@ class Run:
         self.ledger = Ledger({p: manifest.sizes[p] for p in self.moving})
         self.pacer = Pacer(manifest.moving, self.config.sync_interval, self.clock, frozenset(self.moving))
         self.emit(Manifested(manifest=manifest))
-
-    def restore(self, record: Mapping[str, Any], commits: Mapping[int, Commit]) -> None:
-        """Goes on from what an earlier life left in the store; a version 0 that is not whole was never published."""
-        self.epoch = max(self.epoch, record["epoch"] + 1)
-        self.foundings = foundings_of(record)
-        self.members.restore(record, self.now_s)
-        if record.get("ended"):
-            self.members.reopen()  # if it goes on, it is for whoever comes then
-        self.quarantine.restore(record.get("quarantine", {}), self.now_s)
-        last_round_id = max([record["last_round_id"], *(c.round_id for c in commits.values())])
-        self._last_round_id = last_round_id + ROUND_IDS_PER_LIFE
-        slices = {p: commit.ledger.get("data", {}) for p, commit in commits.items()}
-        self.shares.restore(record.get("shares", {}), slices)
-        at_epoch, at_serial = record.get("roster", (0, 0))
-        self.roster_at = at_epoch, at_serial
-        told_phase, told_target = record.get("told", (Phase.SEEDING, 0))
-        if told_target == self.config.total_tokens:  # else an operator has another end in mind
-            self.told_phase = Phase(told_phase)  # shard 0 may have ended, and tell nobody any more
-        self.seeding_id = record.get("seeding", [0])[0]
-        if record["manifest"] is None:
-            return
-        self.adopt_manifest(manifest_from_rows(record["manifest"]))
-        self.planted = bool(commits)
-        self.never_began = Phase(record.get("phase", Phase.RUNNING)) is Phase.SEEDING
-        alone = self.config.shards == 1  # else shard 0 has written down when it was whole
-        every = set(commits) == set(self.fragments)
-        self.planted_digests = dict(record.get("planted", ()))
-        whole = every and _whole(commits, self.planted_digests)
-        self.began = whole if alone else Phase(record["phase"]) is not Phase.SEEDING
-        if self.config.shard and not self.began:
-            self._restore_seeds(record, commits)
-        elif every and self.began:
-            for p, commit in commits.items():
-                fragment = self.fragments[p]
-                fragment.version, fragment.digest = commit.fragment_version, commit.digest
-                fragment.contributions = commit.contributions
-                if p in self.moving:
-                    self.ledger.restore(p, commit.ledger)
-                    if "norms" in commit.ledger:
-                        fragment.norms = FragmentNorms.restored(commit.ledger["norms"])
-            assert self.pacer is not None
-            self.pacer.resume({p: commit.round_id for p, commit in commits.items()})
-            self.ledger.recall(record.get("lives", {}))
-            self.phase = Phase.RUNNING
-            target = self.config.total_tokens
-            if record.get("ended") and target and self.ledger.trained_tokens() >= target:
-                self.phase = Phase.ENDED  # which an operator takes back with a higher target
-        for member in self.members:
-            if member.begun and not self.ledger.knows(member.island_id, member.incarnation):
-                self.ledger.begin(member.island_id, member.incarnation, *member.start)
-            if member.left:
-                self.ledger.end(member.island_id)
-
-    def _restore_seeds(self, record: Mapping[str, Any], commits: Mapping[int, Commit]) -> None:
-        """What is durable of the attempt at version 0 that shard 0 had decided on last: it may count on that."""
-        _, island_id, incarnation = record["seeding"]
-        self.seeder = (island_id, incarnation) if island_id else None
-        for p, commit in commits.items():
-            if commit.round_id == self.seeding_id:
-                fragment = self.fragments[p]
-                fragment.version, fragment.digest = commit.fragment_version, commit.digest
-
-
-def _whole(commits: Mapping[int, Commit], planted: Mapping[int, str]) -> bool:
-    """Whether the commits of all fragments are of a version 0 that came from one island, or of later versions.
-
-    Those of version 0 share an id, or are what the record of the run's beginning names: a standby keeps what it has of
-    an earlier attempt, under that one's id, where the same island supplied the same bytes again.
-    """
-    if any(c.fragment_version > 0 for c in commits.values()):
-        return True  # which proves it published
-    return len({c.round_id for c in commits.values()}) == 1 or {p: c.digest for p, c in commits.items()} == planted

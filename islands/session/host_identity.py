@@ -21,7 +21,7 @@ class HostIdentity:
 
     @classmethod
     def take(cls, run: str) -> HostIdentity | None:
-        """Returns a free seat, or None if locks cannot be taken here."""
+        """Returns a free name of this host, or None if locks cannot be taken here."""
         for number in range(1000):
             try:
                 lock = user_files.lock(f"seat-{run}-{number}")

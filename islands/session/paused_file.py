@@ -2,8 +2,8 @@
 
 One file per island of a run, beside its checkpoint, replaced as a whole. After a checksum it holds one msgpack map; the
 contributions in it are the frames that travel (:mod:`broker.wire.codec`), with checksums of their own. It is read
-before the island joins, so it is named by what is known then: the id that the island asks for, or the name of its seat.
-Whoever has joined removes it: no second process may bring the same.
+before the island joins, so it is named by what is known then: the id that the island asks for, or the name that it has
+on its host. Whoever has joined removes it: no second process may bring the same.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def path_of(directory: Path, run_id: str, name: str) -> Path:
     Args:
         directory: Of its checkpoints; several islands, also of several runs, may share one.
         run_id: Of the run.
-        name: The island id asked for, or else the name of its seat.
+        name: The island id asked for, or else the name that it has on its host.
     """
     return directory / f"{run_id}.{name.replace('/', '.')}.unmerged"
 

@@ -1,7 +1,7 @@
 """The communication thread of an island: the driver of :class:`islands.protocol.core.Island` over real sockets.
 
 Shell. One thread with one event loop owns the core, both connections (:mod:`islands.session.connections`) and every
-copy that waits to be encoded; what computes or waits is done in other threads (:mod:`islands.session.workshop`) and
+copy that waits to be encoded; what computes or waits is done in other threads (:mod:`islands.session.array_work`) and
 comes back as an event.
 
 The training thread appears as :class:`islands.session.exchange.Moment` values, and as two counters that are read before
@@ -42,11 +42,11 @@ from islands.protocol import events
 from islands.protocol.core import Island
 from islands.protocol.data_shares import TrainedBatch
 from islands.protocol.paused import Paused
+from islands.session.array_work import ArrayWork
 from islands.session.connections import UNNUMBERED, Connections
 from islands.session.exchange import CONNECTING, Exchange, JoinedRun, Moment, Offers, Returned, take_newest
 from islands.session.snapshots import Snapshots, Work
 from islands.session.training_state import Position
-from islands.session.workshop import Workshop
 
 log = logs.get(__name__)
 
@@ -62,17 +62,17 @@ class Session:
     Args:
         config: Addresses and intervals.
         core: Fresh; touched by this session's thread alone, but for :meth:`Island.schedule_tokens`.
-        workshop: With the initial parameters.
+        array_work: With the initial parameters.
         exchange: Shared with the training thread.
         sequence: Of the last message of an earlier process of this life.
     """
 
     def __init__(
-        self, config: IslandConfig, core: Island, workshop: Workshop, exchange: Exchange, *, sequence: int = 0
+        self, config: IslandConfig, core: Island, array_work: ArrayWork, exchange: Exchange, *, sequence: int = 0
     ) -> None:
         self._config = config
         self._core = core
-        self._workshop = workshop
+        self._array_work = array_work
         self._exchange = exchange
         self._thread = threading.Thread(target=self._main, name="atoll-island", daemon=True)
         self._bell: SimpleQueue[bool] = SimpleQueue()
@@ -82,7 +82,7 @@ class Session:
 
         # Touched by the communication thread only.
         self._wire = Connections(config, self._receive, self._line, self._lookup, sequence=sequence)
-        self._snapshots = Snapshots(config, core, workshop, exchange)
+        self._snapshots = Snapshots(config, core, array_work, exchange)
         self._offers = Offers(exchange)
         self._persistence = Persistence()
         self._loop: asyncio.AbstractEventLoop
@@ -130,7 +130,7 @@ class Session:
         except (Exception, asyncio.CancelledError) as err:  # noqa: BLE001 (raised in the training thread)
             error = err
         finally:
-            self._workshop.close()
+            self._array_work.close()
             if error is None and self._leave_reason is None:
                 error = Unavailable("the island's communication ended without a reason", definite=False)
             self._exchange.error = error
@@ -226,9 +226,9 @@ class Session:
         carried = self._wire.carried if channel is Channel.BULK or isinstance(envelope.message, FleetState) else None
         match envelope.message:
             case Version():
-                flaw = await self._workshop.inspect(envelope)
+                flaw = await self._array_work.inspect(envelope)
             case StatePart():
-                flaw = await self._workshop.inspect_part(envelope)
+                flaw = await self._array_work.inspect_part(envelope)
             case _:
                 pass
         self._handle(events.Received(envelope=envelope, flaw=flaw, carried=carried))
@@ -273,7 +273,7 @@ class Session:
         for install, before in moment.installed:
             self._copies.pop(install.fragment_id, None)
             # Ahead of whatever the core asks of this fragment next.
-            self._spawn(self._workshop.settle(install, before))
+            self._spawn(self._array_work.settle(install, before))
         self._copies.update({p: (moment.at.step, leaves) for p, leaves in moment.copied.items()})
         self._begin(self._snapshots.taken(moment))
         boundary = events.Boundary(
@@ -375,7 +375,7 @@ class Session:
         core, exchange = self._core, self._exchange
         assert core.settings is not None
         self._config.check_room(joined.manifest)
-        self._workshop.open(joined.manifest)
+        self._array_work.open(joined.manifest)
         start = Position(joined.start_step, joined.start_tokens)
         exchange.position = start  # the training thread writes it only once it has a membership
         exchange.shares = core.shares
@@ -401,23 +401,23 @@ class Session:
         )
 
     async def _warm_up(self, keep: float) -> None:
-        await self._workshop.warm_up(keep)
+        await self._array_work.warm_up(keep)
         self._warm = True
         self._after()
 
     async def _seed(self, fragment_id: int) -> None:
         assert self._core.settings is not None
-        payload = await self._workshop.seed(fragment_id, self._core.settings.seed)
+        payload = await self._array_work.seed(fragment_id, self._core.settings.seed)
         self._handle(events.SeedEncoded(fragment_id=fragment_id, payload=payload))
 
     async def _capture(self, fragment_id: int, copies: tuple[Leaf, ...]) -> None:
         assert self._core.settings is not None
-        payload = await self._workshop.capture(fragment_id, copies, self._core.settings.codec)
+        payload = await self._array_work.capture(fragment_id, copies, self._core.settings.codec)
         self._handle(events.Captured(fragment_id=fragment_id, payload=payload))
 
     async def _judge(self, returned: Returned) -> None:
         """Ends training where adoptions do not stay in the parameters: the books would say that they do."""
-        found = await self._workshop.judge(returned)
+        found = await self._array_work.judge(returned)
         lost = self._persistence.lost(returned.fragment_id, returned.step, found)
         self._exchange.suspected = self._persistence.suspected
         if lost or (returned.first and found is Verdict.UNDONE):
@@ -425,7 +425,7 @@ class Session:
             self._exchange.news.set()
 
     async def _prepare(self, action: events.Prepare) -> None:
-        install = await self._workshop.prepare(action.version, action.keep)
+        install = await self._array_work.prepare(action.version, action.keep)
         # The core first: the training thread may install it as soon as it can see it.
         self._catch_up()
         self._perform(self._core.handle(events.Prepared(fragment_id=install.fragment_id), self._clock()))

@@ -20,9 +20,9 @@ from islands.config import IslandConfig
 from islands.protocol import events
 from islands.protocol.core import Island
 from islands.session import checkpoint
+from islands.session.array_work import ArrayWork
 from islands.session.checkpoint import Checkpoint
 from islands.session.exchange import Exchange, Moment, StateFound
-from islands.session.workshop import Workshop
 
 log = logs.get(__name__)
 
@@ -33,10 +33,10 @@ Work = Callable[[], Coroutine[Any, Any, events.Event | None]]
 class Snapshots:
     """Who wants a copy of this island's training state, and where the state that it begins with comes from."""
 
-    def __init__(self, config: IslandConfig, core: Island, workshop: Workshop, exchange: Exchange) -> None:
+    def __init__(self, config: IslandConfig, core: Island, array_work: ArrayWork, exchange: Exchange) -> None:
         self._config = config
         self._core = core
-        self._workshop = workshop
+        self._array_work = array_work
         self._exchange = exchange
         self._save_at_s = math.inf
         self._save_wanted = self._saving = False
@@ -107,7 +107,7 @@ class Snapshots:
         path = self.checkpoint_file
         assert path is not None
         try:
-            nbytes = await self._workshop.save(path, moment, self._core.incarnation)
+            nbytes = await self._array_work.save(path, moment, self._core.incarnation)
             if nbytes:
                 log.debug("checkpoint.saved", step=moment.at.step, bytes=nbytes)
         except Unavailable as err:
@@ -119,11 +119,11 @@ class Snapshots:
         parts: tuple[tuple[Encoded, ...], ...] = ()
         state_bytes = 0
         if moment is not None:
-            parts, state_bytes = await self._workshop.cut_state(moment, self._core.incarnation)
+            parts, state_bytes = await self._array_work.cut_state(moment, self._core.incarnation)
         return events.StateCopied(parts=parts, state_bytes=state_bytes)
 
     async def _check(self, action: events.CheckState) -> events.Event:
         needed = self._exchange.state_needed
         assert needed is not None
-        self._found, flaw = await self._workshop.read_state(action.parts, action.state_bytes, needed)
+        self._found, flaw = await self._array_work.read_state(action.parts, action.state_bytes, needed)
         return events.StateChecked(flaw=flaw)

@@ -272,7 +272,7 @@ def served(run_dir: Path) -> Iterator[str]:
         found = server(port=port, directory=directory)
         with subprocess.Popen(tied(found.command), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
             try:
-                if not wait_until_listening(port):
+                if not wait_until_listening(port, alive=lambda: process.poll() is None):
                     raise Unavailable(f"Redis did not start on {snapshot}: is it damaged?", definite=True)
                 yield found.url
             finally:

@@ -91,7 +91,7 @@ def run(task: Task, cell: CellSettings, seed: int, judge: Judge) -> Outcome:
         virtual_s=simulation.queue.now_s,
         train_s=strides.train_s,
         rounds=journal.rounds,
-        participation=ledger.tally().participation or 0.0,
+        participation=ledger.participation().participation or 0.0,
         staleness=spread_of(journal.staleness),
         cosine=training.merges.cosine,
     )

@@ -18,12 +18,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import assert_never
 
-from broker.wire.errors import ConfigError
+from broker.wire.errors import ConfigError, Unavailable
 from ops.processes.child_process import Child, Guard, ProcessSpec, last_lines, stop_in_order
 from ops.processes.supervision import Ended, GiveUp, Restart, RestartPolicy, Supervision
 
 #: Time for an orderly end of everything; with what the report takes, Ctrl-C is answered within 5 s.
 STOP_WITHIN_S = 4.0
+#: A process that does not listen after so long hangs.
+START_WITHIN_S = 60.0
 
 
 class Change(StrEnum):
@@ -105,6 +107,17 @@ class LocalCluster:
         child = Child(spec, self.log_of(spec.name), now_s=self._clock())
         self._running[spec.name] = child
         self._guard.add(child.pid)
+
+    def wait_for_port(self, name: str, port: int) -> None:
+        """Waits until a process that was just started accepts connections on a port.
+
+        Raises:
+            Unavailable: It has ended, or hangs; with the end of its log.
+        """
+        child = self._running[name]
+        if not wait_until_listening(port, alive=lambda: child.poll() is None):
+            end = last_lines(self.log_of(name))
+            raise Unavailable(f"{name} did not start on port {port}; its log ends:\n{end}", definite=True)
 
     def poll(self) -> list[ProcessEvent]:
         """Sees what has ended, restarts what is due, and returns what happened, in that order."""
@@ -228,10 +241,19 @@ def are_free(ports: Sequence[int] | range, *, host: str = "127.0.0.1") -> bool:
     return True
 
 
-def wait_until_listening(port: int, *, host: str = "127.0.0.1", within_s: float = 10.0) -> bool:
-    """Returns True as soon as something accepts connections on a port, False if nothing does in time."""
+def wait_until_listening(
+    port: int, *, host: str = "127.0.0.1", alive: Callable[[], bool] = lambda: True, within_s: float = START_WITHIN_S
+) -> bool:
+    """Returns True as soon as something accepts connections on a port, False if nothing does in time.
+
+    Args:
+        port: The port.
+        host: Where it is.
+        alive: Whether the process that is to listen is there; it is not waited for once it has ended.
+        within_s: For how long it is waited for: the limit is for what hangs, a busy machine takes its time.
+    """
     ends_s = time.monotonic() + within_s
-    while time.monotonic() < ends_s:
+    while time.monotonic() < ends_s and alive():
         try:
             with socket.create_connection((host, port), timeout=1.0):
                 return True

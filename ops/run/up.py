@@ -29,7 +29,7 @@ from ops.inspect.shards import one_report
 from ops.inspect.status import ADDRESS_FILE
 from ops.links import placing
 from ops.processes.child_process import ProcessSpec, last_lines
-from ops.processes.cluster import Change, LocalCluster, wait_until_listening
+from ops.processes.cluster import Change, LocalCluster
 from ops.processes.numeric import compilation_cache, one_thread_environment
 from ops.processes.redis_server import server
 from ops.processes.supervision import RestartPolicy
@@ -179,9 +179,7 @@ class LocalRun:
             run_directory.write(plan.run_dir / ADDRESS_FILE, f"{plan.redis_url} {plan.run_id}\n")
             command = server(port=plan.redis_port, directory=plan.run_dir).command
             cluster.start([ProcessSpec(name="redis", command=command, stop_order=2)])
-            if not wait_until_listening(plan.redis_port):
-                end = last_lines(cluster.log_of("redis"))
-                raise Unavailable(f"Redis did not start on port {plan.redis_port}; its log ends:\n{end}", definite=True)
+            cluster.wait_for_port("redis", plan.redis_port)
         if plan.links is not None:
             run_directory.write(plan.links.wiring_file, plan.links.started(time.monotonic()).wiring.dump())
         environment = daemons.our_environment(plan.redis_url)

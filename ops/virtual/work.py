@@ -2,7 +2,7 @@
 
 The drivers in :mod:`ops.virtual.island` and :mod:`ops.virtual.aggregator` decide when; behind these two protocols is
 what. Counting costs microseconds a step and lets every payload say exactly which steps are in it, which the invariants
-check. Training (:mod:`ops.lab.training`) does what the real workshops do, with the same functions.
+check. Training (:mod:`ops.lab.training`) does what the real islands do, with the same functions.
 """
 
 from __future__ import annotations

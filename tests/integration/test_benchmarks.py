@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 
 import pytest
 
@@ -22,6 +23,22 @@ def test_bytes_on_the_wire_agree_with_the_closed_form_within_two_percent(capsys,
     assert row["up_ratio"] == pytest.approx(1, abs=wire_bytes.TOLERANCE)
     assert row["down_ratio"] == pytest.approx(1, abs=wire_bytes.TOLERANCE)
     assert row["counters_ratio"] == pytest.approx(1, abs=wire_bytes.TOLERANCE)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_round_shows_every_stage_beside_both_carriers(capsys, tmp_path):
+    (row,) = rows(round_latency, capsys, "--dir", str(tmp_path))
+    assert row["rounds"] == 3
+    assert all(row[f"{stage}_ms"] > 0 for stage in ("collect", "merge", "persist", "deliver", "tcp", "zeromq"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_fleet_stands_beside_training_alone(capsys, tmp_path):
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("the measured island needs a processor of its own")
+    alone, fleet = rows(island_waiting, capsys, "--dir", str(tmp_path))
+    assert (alone["islands"], alone["speed"], alone["sync_share"], fleet["islands"]) == (0, 1.0, None, 1)
+    assert 0 < fleet["sync_share"] < 1
     assert list(tmp_path.iterdir()) == []
 
 

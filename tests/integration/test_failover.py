@@ -63,7 +63,7 @@ class Run:
 
     def __init__(self, run_dir):
         self.took_s = {}
-        flags = ("--standbys", 1, "--islands", 2, "--tokens", 75_000, "--pace", 0.04, "--json")
+        flags = ("--standbys", 1, "--islands", 2, "--tokens", 90_000, "--pace", 0.05, "--json")
         with Up(run_dir, *flags) as self.up:
             self.pair = Pair(self.up)
             self.pair.wait_for("aggregator", "standby.in_sync")

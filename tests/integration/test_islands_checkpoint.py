@@ -121,7 +121,7 @@ from pathlib import Path
 import numpy as np
 from islands.session import checkpoint, workers
 from islands.session.exchange import Moment, Position, Snapshot
-from islands.session.workshop import Workshop
+from islands.session.array_work import ArrayWork
 
 workers.END_WITHIN_S = 0.1
 begun = threading.Event()
@@ -131,16 +131,16 @@ def hang(*_):
     threading.Event().wait()
 
 checkpoint.save = hang
-workshop = Workshop({"w": np.zeros(3, np.float32)}, None)
+array_work = ArrayWork({"w": np.zeros(3, np.float32)}, None)
 moment = Moment(at=Position(1, 1), snapshot=Snapshot(state=(), cursor=0, local=()))
 
 async def main():
-    saving = asyncio.create_task(workshop.save(Path("c"), moment, 1))
+    saving = asyncio.create_task(array_work.save(Path("c"), moment, 1))
     await asyncio.to_thread(begun.wait)
     saving.cancel()
 
 asyncio.run(main())
-workshop.close()
+array_work.close()
 print("left")
 """
     done = subprocess.run([sys.executable, "-c", code], timeout=60, capture_output=True, text=True, check=True)

@@ -64,8 +64,8 @@ MUTANTS = (
         2,
         "an island hands steps over that it has handed over already",
         "islands/protocol/hand_over.py::HandOver._capture",
-        "fragment.handed, fragment.stage = copy, Stage.CAPTURING",
-        "fragment.stage = Stage.CAPTURING",
+        "        fragment.handed = copy\n",
+        "",
         "unit/test_islands_handing_over.py::test_ranges_follow_each_other_and_name_the_versions_trained_on",
     ),
     Mutant(
@@ -106,8 +106,8 @@ MUTANTS = (
         3,
         "a version is published when its commit is asked for, not when that is durable",
         "aggregator/rounds/commits.py::Commits.computed",
-        "else {},\n        )\n        run.emit(Persist(commit=fragment.commit))",
-        "else {},\n        )\n        run.emit(Persist(commit=fragment.commit))\n        self.persisted(Persisted(fragment_id=p, fragment_version=event.fragment_version))",
+        "run.emit(Persist(commit=commit))",
+        "run.emit(Persist(commit=commit))\n        self.persisted(Persisted(fragment_id=p, fragment_version=event.fragment_version))",
         "unit/test_aggregator_rounds.py::test_nothing_is_published_before_it_is_durable",
     ),
     Mutant(
@@ -258,9 +258,9 @@ MUTANTS = (
     Mutant(
         5,
         "an aggregator that restarts keeps its epoch",
-        "aggregator/state/run.py::Run.restore",
-        'self.epoch = max(self.epoch, record["epoch"] + 1)',
-        'self.epoch = max(self.epoch, record["epoch"])',
+        "aggregator/state/restoring.py::restore",
+        'run.epoch = max(run.epoch, record["epoch"] + 1)',
+        'run.epoch = max(run.epoch, record["epoch"])',
         "unit/test_aggregator_restart.py::test_a_restart_goes_on_with_the_next_epoch_and_the_same_versions",
     ),
     Mutant(
@@ -407,7 +407,7 @@ MUTANTS = (
     Mutant(
         8,
         "what comes after the end of a run has no known fate",
-        "aggregator/rounds/membership.py::Membership.resolve",
+        "aggregator/rounds/membership.py::Membership._resolve",
         "if fate is Fate.UNKNOWN and run.phase is Phase.ENDED:",
         "if fate is Fate.UNKNOWN and run.phase is Phase.SEEDING:",
         "unit/test_aggregator_ending.py::test_who_asks_after_the_end_is_told_that_the_run_is_over",

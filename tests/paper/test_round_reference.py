@@ -90,7 +90,7 @@ def test_a_real_run_agrees_with_a_plain_reference(tmp_path):
 
     def varied(run):
         """Whether the run has shown what there is: everybody in a round, fewer than all, something stale."""
-        tally = run.ledger.tally()
+        tally = run.ledger.participation()
         return 3 <= tally.rounds[3] < tally.rounds.total() and (tally.staleness or 0) > 0.1 and min(run.versions) >= 4
 
     async def use(bench):

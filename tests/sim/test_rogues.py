@@ -68,7 +68,7 @@ def test_a_rogue_is_refused_by_reason_and_quarantined_and_the_others_lose_nothin
     names = Counter(name for _, _, name, _ in simulation.trace)
     assert names["island.quarantined"] >= 2
     assert names["round.cancelled"] == 0
-    assert (core.run.ledger.tally().participation or 0) >= 0.9  # of the islands that may take part
+    assert (core.run.ledger.participation().participation or 0) >= 0.9  # of the islands that may take part
 
 
 def test_a_quarantined_rogue_holds_nobody_up() -> None:

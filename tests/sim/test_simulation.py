@@ -155,7 +155,7 @@ def test_the_tokens_of_a_slow_island_are_merged_too(slow_s: float) -> None:
     ledger = simulation.aggregator.core.run.ledger
     account = ledger.books("island-3").tokens()
     assert account["merged"] == account["trained"] > 0
-    assert (ledger.tally().participation or 0) >= 0.9
+    assert (ledger.participation().participation or 0) >= 0.9
 
 
 def test_a_fleet_whose_aggregator_dies_goes_on_where_it_was() -> None:
@@ -171,7 +171,7 @@ def test_a_fleet_whose_broker_dies_loses_nothing_and_stays_together() -> None:
     simulation = run(replace(steady(), faults=kills("broker-0", 5.0, 12.0)))
     ledger = simulation.aggregator.core.run.ledger
     books = ledger.books().tokens()
-    assert (ledger.tally().participation or 0) >= 0.95
+    assert (ledger.participation().participation or 0) >= 0.95
     assert books["merged"] == books["trained"]
 
 
@@ -196,7 +196,7 @@ def test_islands_leave_a_broker_that_fails_them_in_time_and_lose_nothing(
     ledger = simulation.aggregator.core.run.ledger
     books = ledger.books().tokens()
     assert books["merged"] == books["trained"]
-    assert (ledger.tally().participation or 0) >= participation
+    assert (ledger.participation().participation or 0) >= participation
 
 
 def test_a_killed_island_comes_back_and_only_its_own_last_steps_are_lost() -> None:

@@ -79,6 +79,21 @@ def test_a_paused_life_goes_on_after_the_aggregator_has_started_again():
     assert made.run.ledger.books().tokens()["in_flight"] == 30
 
 
+def test_a_run_that_a_returning_island_brings_to_its_end_waits_for_what_that_kept():
+    made = Desk(islands=1, total_tokens=60)
+    made.gather("a")
+    leave(made, "a", 4, Departure.PAUSED)
+    made = made.restarted()
+    made.join("a", nonce="a-2", resumes="a-1")
+    made.beat("a", 8, versions=(-1,))  # it trained on while the aggregator was away, and fetches the version now
+    assert made.run.phase is Phase.FLUSHING
+    made.beat("a", 8, stopped=True)
+    made.offer("a", 0, 8)
+    made.beat("a", 8, stopped=True)
+    assert made.run.phase is Phase.ENDED
+    assert made.run.ledger.books().tokens() == {"trained": 80, "merged": 80, "wasted": {}, "in_flight": 0}
+
+
 @pytest.mark.parametrize("resumes", ["", "somebody"])
 def test_a_process_that_brings_nothing_begins_a_new_life_and_the_paused_one_is_lost(resumes):
     made = paused()

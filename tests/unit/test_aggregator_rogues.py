@@ -116,7 +116,7 @@ def test_no_round_waits_for_a_quarantined_island_and_it_does_not_count_for_the_q
     for island in "abc":
         made.offer(island, step, step + 4, norm=4.0)
     assert made.run.fragments[0].contributions[0].steps.from_step == step
-    assert made.run.ledger.tally().rounds == {3: 4}
+    assert made.run.ledger.participation().rounds == {3: 4}
     assert made.run.fragments[0].round is None
 
 

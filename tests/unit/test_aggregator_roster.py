@@ -347,8 +347,8 @@ def test_a_disk_that_fails_for_days_makes_no_list_of_rosters_longer():
         while desk.writing:
             desk.write(fails="no space left")
         desk.tick(desk.now_s + 1.0)
-    assert len(desk.core._roster._saving) <= 4
+    assert len(desk.run.rosters) <= 4
     desk.writes = True
     desk.write()
-    assert desk.core._roster._saving == []
+    assert desk.run.rosters == []
     assert desk.core._roster._roster.serial == desk.run.durable_serial

@@ -14,9 +14,9 @@ from islands.arrays.partition import tensor_specs
 from islands.config import IslandConfig
 from islands.loop import Island
 from islands.session import checkpoint
+from islands.session.array_work import ArrayWork
 from islands.session.exchange import Batch, Exchange, Install, JoinedRun, take_newest
 from islands.session.training_state import Position, Snapshot
-from islands.session.workshop import Workshop
 from tests.helpers import id_of
 
 
@@ -36,8 +36,8 @@ def island_of():
             tokens_per_fleet_step=10,
             seed=0,
         )
-        exchange, workshop = Exchange(), Workshop(params, None)
-        workshop.open(manifest)
+        exchange, array_work = Exchange(), ArrayWork(params, None)
+        array_work.open(manifest)
         exchange.shares = (Share(index=0, count=1, share_epoch=1),)
         exchange.membership = JoinedRun(
             island_id="island-0",
@@ -51,19 +51,19 @@ def island_of():
             config=IslandConfig(run_id=run, donor_wait_s=0.0),
             machine=SimpleNamespace(incarnation=1, schedule_tokens=float),
             session=SimpleNamespace(checkpoint_file=checkpoint_file, leave=lambda *_: None),
-            workshop=workshop,
+            array_work=array_work,
             exchange=exchange,
             tokens_per_step=10,
             check=lambda: None,
-            seat=None,
+            host=None,
         )
-        made.append((island, workshop))
+        made.append((island, array_work))
         return island, exchange
 
     yield make
-    for island, workshop in made:
+    for island, array_work in made:
         island.leave()
-        workshop.close()
+        array_work.close()
 
 
 def params_of(value=1.0):
@@ -248,7 +248,7 @@ def test_a_state_that_no_restore_could_take_back_is_told_at_the_first_step(islan
 
 def offer(island, exchange, version, *, keep=1.0, by=1.0, fresh_optimizer=False):
     """Has the next boundary install a version that moves every element."""
-    here = island._workshop.placements[0]
+    here = island._array_work.placements[0]
     shift = tuple(np.full(leaf.shape, by, np.float32) for leaf in island._parameters.of_fragment(params_of(), 0))
     install = Install(
         fragment_id=0,

@@ -7,9 +7,9 @@ import numpy as np
 
 from broker.wire import messages as m
 from islands.session import checkpoint
+from islands.session.array_work import ArrayWork
 from islands.session.exchange import Moment
 from islands.session.training_state import Position, Snapshot
-from islands.session.workshop import Workshop
 
 WAIT_S = 40.0  # for what must happen; nothing here depends on how long it takes
 
@@ -24,23 +24,23 @@ def test_versions_are_looked_at_while_a_checkpoint_hangs(tmp_path, monkeypatch):
         return 1
 
     monkeypatch.setattr(checkpoint, "save", hang)
-    workshop = Workshop({"w": np.zeros(3, np.float32)}, None)
+    array_work = ArrayWork({"w": np.zeros(3, np.float32)}, None)
     moment = Moment(at=Position(1, 1), snapshot=Snapshot(state=(), cursor=0, local=()))
     none = m.StatePart(state_id="", part=0, num_parts=0, state_bytes=0, payload=())
     envelope = m.Envelope(run_id="r", sender="b", incarnation=1, sequence=1, to="a", message=none)
 
     async def both():
-        saving = asyncio.create_task(workshop.save(tmp_path / "c", moment, 1))
+        saving = asyncio.create_task(array_work.save(tmp_path / "c", moment, 1))
         try:
             assert await asyncio.to_thread(begun.wait, WAIT_S)
-            assert await asyncio.wait_for(workshop.inspect_part(envelope), WAIT_S) == ""
+            assert await asyncio.wait_for(array_work.inspect_part(envelope), WAIT_S) == ""
             assert not saving.done()
         finally:
             released.set()
         assert await saving == 1
 
     asyncio.run(both())
-    workshop.close()
+    array_work.close()
 
 
 def test_a_checkpoint_that_was_begun_earlier_does_not_take_the_place_of_the_last_one(tmp_path, monkeypatch):
@@ -55,18 +55,18 @@ def test_a_checkpoint_that_was_begun_earlier_does_not_take_the_place_of_the_last
 
     monkeypatch.setattr(checkpoint, "packed", hang_at_first)
     path, snapshot = tmp_path / "c", Snapshot(state=(), cursor=None, local=())
-    workshop = Workshop({"w": np.zeros(3, np.float32)}, None)
+    array_work = ArrayWork({"w": np.zeros(3, np.float32)}, None)
 
     async def both():
-        saving = asyncio.create_task(workshop.save(path, Moment(at=Position(1, 1), snapshot=snapshot), 1))
+        saving = asyncio.create_task(array_work.save(path, Moment(at=Position(1, 1), snapshot=snapshot), 1))
         try:
             assert await asyncio.to_thread(begun.wait, WAIT_S)
-            workshop.save_now(path, snapshot, Position(9, 9), 1, within_s=WAIT_S)
+            array_work.save_now(path, snapshot, Position(9, 9), 1, within_s=WAIT_S)
         finally:
             released.set()
         assert await saving == 0
 
     asyncio.run(both())
-    workshop.close()
+    array_work.close()
     assert checkpoint.load(path).at == Position(9, 9)
     assert list(tmp_path.iterdir()) == [path]

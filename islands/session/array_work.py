@@ -43,7 +43,7 @@ KEEP_WITHIN_S = 3.0
 _INITIAL, _VERDICTS = -1, -2  # whose turn it is to make the initial parameters, to judge adoptions
 
 
-class Workshop:
+class ArrayWork:
     """The tensors of one island, as the communication thread sees them.
 
     Args:

@@ -1,0 +1,93 @@
+"""Restores a run from what an earlier life of the aggregator left in the store. Pure.
+
+The run record is what :meth:`aggregator.state.run.Run.save` asks to be written; commits are the newest durable ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from aggregator.events import Commit
+from aggregator.rules.outliers import FragmentNorms
+from aggregator.state.founding import foundings_of
+from aggregator.state.records import manifest_from_rows
+from aggregator.state.run import Run
+from broker.wire.messages import Phase
+
+#: Added to round ids at a restart: an answer to a round before it must not count as fresh after it.
+ROUND_IDS_PER_LIFE = 1_000_000
+
+
+def restore(run: Run, record: Mapping[str, Any], commits: Mapping[int, Commit]) -> None:
+    """Goes on from what an earlier life left in the store; a version 0 that is not whole was never published."""
+    run.epoch = max(run.epoch, record["epoch"] + 1)
+    run.foundings = foundings_of(record)
+    run.members.restore(record, run.now_s)
+    if record.get("ended"):
+        run.members.reopen()  # if it goes on, it is for whoever comes then
+    run.quarantine.restore(record.get("quarantine", {}), run.now_s)
+    last_round_id = max([record["last_round_id"], *(c.round_id for c in commits.values())])
+    run.last_round_id = last_round_id + ROUND_IDS_PER_LIFE
+    slices = {p: commit.ledger.get("data", {}) for p, commit in commits.items()}
+    run.shares.restore(record.get("shares", {}), slices)
+    at_epoch, at_serial = record.get("roster", (0, 0))
+    run.roster_at = at_epoch, at_serial
+    told_phase, told_target = record.get("told", (Phase.SEEDING, 0))
+    if told_target == run.config.total_tokens:  # else an operator has another end in mind
+        run.told_phase = Phase(told_phase)  # shard 0 may have ended, and tell nobody any more
+    run.seeding_id = record.get("seeding", [0])[0]
+    if record["manifest"] is None:
+        return
+    run.adopt_manifest(manifest_from_rows(record["manifest"]))
+    run.planted = bool(commits)
+    run.never_began = Phase(record.get("phase", Phase.RUNNING)) is Phase.SEEDING
+    alone = run.config.shards == 1  # else shard 0 has written down when it was whole
+    every = set(commits) == set(run.fragments)
+    run.planted_digests = dict(record.get("planted", ()))
+    whole = every and _whole(commits, run.planted_digests)
+    run.began = whole if alone else Phase(record["phase"]) is not Phase.SEEDING
+    if run.config.shard and not run.began:
+        _restore_seeds(run, record, commits)
+    elif every and run.began:
+        for p, commit in commits.items():
+            fragment = run.fragments[p]
+            fragment.version, fragment.digest = commit.fragment_version, commit.digest
+            fragment.contributions = commit.contributions
+            if p in run.moving:
+                run.ledger.restore(p, commit.ledger)
+                if "norms" in commit.ledger:
+                    fragment.norms = FragmentNorms.restored(commit.ledger["norms"])
+        assert run.pacer is not None
+        run.pacer.resume({p: commit.round_id for p, commit in commits.items()})
+        run.ledger.recall(record.get("lives", {}))
+        run.phase = Phase.RUNNING
+        target = run.config.total_tokens
+        if record.get("ended") and target and run.ledger.trained_tokens() >= target:
+            run.phase = Phase.ENDED  # which an operator takes back with a higher target
+    for member in run.members:
+        if member.begun and not run.ledger.knows(member.island_id, member.incarnation):
+            run.ledger.begin(member.island_id, member.incarnation, *member.start)
+        if member.left:
+            run.ledger.end(member.island_id)
+
+
+def _restore_seeds(run: Run, record: Mapping[str, Any], commits: Mapping[int, Commit]) -> None:
+    """What is durable of the attempt at version 0 that shard 0 had decided on last: it may count on that."""
+    _, island_id, incarnation = record["seeding"]
+    run.seeder = (island_id, incarnation) if island_id else None
+    for p, commit in commits.items():
+        if commit.round_id == run.seeding_id:
+            fragment = run.fragments[p]
+            fragment.version, fragment.digest = commit.fragment_version, commit.digest
+
+
+def _whole(commits: Mapping[int, Commit], planted: Mapping[int, str]) -> bool:
+    """Whether the commits of all fragments are of a version 0 that came from one island, or of later versions.
+
+    Those of version 0 share an id, or are what the record of the run's beginning names: a standby keeps what it has of
+    an earlier attempt, under that one's id, where the same island supplied the same bytes again.
+    """
+    if any(c.fragment_version > 0 for c in commits.values()):
+        return True  # which proves it published
+    return len({c.round_id for c in commits.values()}) == 1 or {p: c.digest for p, c in commits.items()} == planted
