@@ -11,7 +11,7 @@ import dataclasses
 import json
 import math
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -89,24 +89,24 @@ def verify(run_dir: Path) -> list[Check]:
     stores = {str(path.parent.relative_to(run_dir)): path.parent for path in paths}
     ledgers = {name: list(read_rows(store / "ledger.jsonl")) for name, store in stores.items()}
     tapes = {str(path.relative_to(run_dir)): list(read_lines(path)) for path in tape_files(run_dir)}
-    report = _report_of(run_dir)
-    published = published_versions(tapes)
-    rows = main_ledger(ledgers)
+    published, rows = published_versions(tapes), main_ledger(ledgers)
     begun = {(each.fragment_id, each.version): each for each in lineages(rows)}
     given_up = {(p, version) for (p, _), each in begun.items() for version in each.given_up}
     merged = [row for row in rows if _key(row) not in given_up]
+    walk = _Walk({_key(row) for ledger in ledgers.values() for row in ledger})
+    for name, lines in tapes.items():
+        walk.tape(name, lines)
+    walk.published(published.keys() - given_up)
+    walk.rows(rows)
+    walk.merged(merged, begun)
+    growth = [walk.ledger(name, ledger, published) for name, ledger in ledgers.items()]
+    walk.report(_report_of(run_dir))
+    books = [books_agree(name, newest_books(store), merged) for name, store in stores.items()]
     return [
-        *(versions_grow(f"{name}: versions grow", ledger, published) for name, ledger in ledgers.items()),
-        no_gap(merged, begun),
-        one_content(ledgers, rows, tapes),
-        merged_once(merged),
-        weights_add_up(rows),
-        nothing_lost(ledgers, published.keys() - given_up, tapes),
-        durable_first(tapes),
-        epochs_grow(rows, tapes),
-        *(books_agree(name, newest_books(store), merged) for name, store in stores.items()),
-        books_balance(report),
-        refusals_have_reasons(tapes, report),
+        *growth,
+        *(walk.gap, walk.content, walk.once, walk.weights, walk.lost, walk.durable, walk.epochs),
+        *books,
+        *(walk.balance, walk.reasons),
     ]
 
 
@@ -140,14 +140,16 @@ def published_versions(tapes: Files) -> dict[Key, str]:
     return {
         (note["fragment"], note["version"]): note["digest"]
         for lines in tapes.values()
-        for note in _notes(lines, "version.committed")
+        for line in lines
+        if line.get("note") == "version.committed"
+        for note in [line["fields"]]
     }
 
 
 def main_ledger(ledgers: Files) -> list[Line]:
     """Returns one row per (fragment, version) over all ledgers, in the order of fragments and versions.
 
-    Where two differ the later epoch's stands: the other was never published, or :func:`one_content` says so.
+    Where two differ the later epoch's stands: the other was never published, or the check of contents says so.
     """
     rows: dict[Key, Line] = {}
     for ledger in ledgers.values():
@@ -162,149 +164,135 @@ def _key(row: Line) -> Key:
     return row["fragment_id"], row["fragment_version"]
 
 
-def _notes(lines: Iterable[Line], name: str) -> Iterator[Line]:
-    return (line["fields"] for line in lines if line.get("note") == name)
-
-
 # --- the checks -------------------------------------------------------------------------------------------------
 
 
-def versions_grow(name: str, rows: Iterable[Line], published: Mapping[Key, str]) -> Check:
-    """Each fragment's versions grow in a ledger; only what was never published is written again.
+class _Walk:
+    """The checks of one run, filled by walking through its tapes, and then its ledgers.
 
-    They need not follow each other: a store that was away gets the newest versions, and no others (:func:`no_gap`).
+    Args:
+        durable: (fragment, version) of all ledgers.
     """
-    check = Check(1, name)
-    written: dict[Key, str] = {}
-    newest: dict[int, int] = {}
-    for row in rows:
-        (p, version), digest = _key(row), row["digest"]
-        again = written.get((p, version))
-        # A tail that nobody saw may be dropped, and its place taken.
-        unseen = again is not None and published.get((p, version)) != again
-        check.fact("" if unseen else grows(f"fragment {p}", newest.get(p, -1), version))
-        newest[p], written[p, version] = version, digest
-    return check
 
+    def __init__(self, durable: Collection[Key]) -> None:
+        self.gap = Check(1, "no version is missing")
+        self.content = Check(1, "a version names one content")
+        self.once = Check(2, "each range is merged at most once")
+        self.weights = Check(2, "merge weights add up to at most 1")
+        self.lost = Check(3, "nothing that was published is lost")
+        self.durable = Check(3, "nothing is published before it is durable")
+        self.epochs = Check(5, "epochs grow, and each has one publisher")
+        self.balance = Check(4, "trained = merged + wasted + in flight")
+        self.reasons = Check(8, "every refusal has a reason")
+        self._kept = durable
+        self._newest: dict[int, int] = defaultdict(lambda: -1)
+        for p, version in durable:
+            self._newest[p] = max(self._newest[p], version)
+        self._contents, self._in_epoch = Contents(), Contents()
+        self._ranges, self._speakers = MergedRanges(), Epochs()
 
-def no_gap(rows: Iterable[Line], begun: Collection[Key] = ()) -> Check:
-    """From version 0 on, all ledgers together have every version of every fragment that was not given up.
+    def tape(self, name: str, lines: Iterable[Line]) -> None:
+        """Checks what an aggregator was told and did, life by life.
 
-    The first version of a new lineage, which is in ``begun``, follows whatever was kept.
-    """
-    check = Check(1, "no version is missing")
-    newest: dict[int, int] = {}
-    for row in rows:
-        p, version = _key(row)
-        before = newest.get(p, -1)
-        follows = version == before + 1 or (p, version) in begun
-        check.fact("" if follows else f"fragment {p} goes from version {before} to {version}")
-        newest[p] = version
-    return check
-
-
-def one_content(ledgers: Files, rows: Iterable[Line], tapes: Files) -> Check:
-    """A (fragment, version) that was published names one byte string; one epoch never gives a version two contents.
-
-    A leader that lost its lease may hold a tail that was never published: then a later epoch has taken its place.
-    """
-    check = Check(1, "a version names one content")
-    published, in_epoch = Contents(), Contents()
-    for name, lines in tapes.items():
-        for note in _notes(lines, "version.committed"):
-            check.fact(published.name((note["fragment"], note["version"]), note["digest"]), name)
-    for row in rows:
-        check.fact(published.name(_key(row), row["digest"]), "the ledgers")
-    for name, ledger in ledgers.items():
-        for row in ledger:
-            check.fact(in_epoch.name((*_key(row), row["epoch"]), row["digest"]), name)
-    return check
-
-
-def merged_once(rows: Iterable[Line]) -> Check:
-    """Each range of an island's steps is merged at most once per fragment, whichever of its lives sent it."""
-    check = Check(2, "each range is merged at most once")
-    ranges = MergedRanges()
-    for row in rows:
-        for each in row["contributions"]:
-            key, steps = (each["island_id"], row["fragment_id"]), each["steps"]
-            check.fact(ranges.merge(key, steps["from_step"], steps["to_step"]), f"version {row['fragment_version']}")
-    return check
-
-
-def weights_add_up(rows: Iterable[Line]) -> Check:
-    """The merge weights of a version add up to at most 1, and none is negative."""
-    check = Check(2, "merge weights add up to at most 1")
-    for row in rows:
-        check.fact(weights_fit(_key(row), [each["merge_weight"] for each in row["contributions"]]))
-    return check
-
-
-def nothing_lost(ledgers: Files, published: Collection[Key], tapes: Files) -> Check:
-    """Whatever was published, or an island says it has, is still in a ledger: nothing merged is lost."""
-    check = Check(3, "nothing that was published is lost")
-    durable = {_key(row) for rows in ledgers.values() for row in rows}
-    for p, version in published:
-        lost = f"version {version} of fragment {p} was published and is in no ledger"
-        check.fact("" if (p, version) in durable else lost)
-    newest: dict[int, int] = defaultdict(lambda: -1)
-    for p, version in durable:
-        newest[p] = max(newest[p], version)
-    for name, lines in tapes.items():
-        for line in lines:
-            if line.get("kind") == "heartbeat":
-                for p, version in enumerate(line["body"]["versions"]):
-                    check.fact(durable_before((p, version), newest[p], f"at {line['sender']}"), name)
-    return check
-
-
-def durable_first(tapes: Files) -> Check:
-    """On every tape a version is durable before it is published.
-
-    Where lines are missing, which a killed process still had in memory or a full disk refused, nothing can be said.
-    """
-    check = Check(3, "nothing is published before it is durable")
-    for name, lines in tapes.items():
+        Where lines are missing, which a killed process still had in memory or a full disk refused, nothing is said of
+        what was durable when. Each life has an epoch above those before; one whose store was lost has any, and
+        publishes nothing.
+        """
+        shard, epoch, before, lives, waits = 0, 0, 0, 0, True
         durable: dict[int, int] = {}
         whole = True
-        for line in lines:
+        for line in [*lines, {"note": "aggregator.started", "fields": {"epoch": math.inf}}]:  # and the last life's end
+            note, fields = str(line.get("note", "")), line.get("fields", {})
             if "gap" in line:
                 whole = False
             elif "tape" in line:
+                shard = line.get("config", {}).get("shard", 0)
                 durable = {commit["fragment_id"]: commit["fragment_version"] for commit in line["commits"]}
                 whole = True
             elif line.get("event") == "persisted":
-                p = line["fragment_id"]
-                durable[p] = max(line["fragment_version"], durable.get(p, -1))
-            elif line.get("note") == "version.committed":
-                p, version = line["fields"]["fragment"], line["fields"]["version"]
-                wrong = durable_before((p, version), durable.get(p, -1), "published")
-                check.fact(wrong if whole else "", name)
-    return check
+                durable[line["fragment_id"]] = max(line["fragment_version"], durable.get(line["fragment_id"], -1))
+            elif line.get("kind") == "heartbeat":
+                for p, version in enumerate(line["body"]["versions"]):
+                    self.lost.fact(durable_before((p, version), self._newest[p], f"at {line['sender']}"), name)
+            elif note == "aggregator.started":
+                self.epochs.fact("" if waits else grows("the epoch of a life", before, epoch), name)
+                before, epoch, lives, waits = max(before, epoch), fields["epoch"], lives + 1, False
+            elif note == "store.behind":
+                waits = True
+            elif note == "version.committed":
+                key = fields["fragment"], fields["version"]
+                self.content.fact(self._contents.name(key, fields["digest"]), name)
+                self.durable.fact(durable_before(key, durable.get(key[0], -1), "published") if whole else "", name)
+                if epoch:
+                    self.epochs.fact(self._speakers.speak(shard, epoch, f"{name}, life {lives}"))
+            elif note == "round.closed":
+                self.reasons.fact("" if fields.get("reason") else "a round closed for no reason", name)
+            elif note.endswith((".refused", ".retry")):
+                self.reasons.fact(has_reason(note, fields.get("reason")), name)
 
+    def published(self, keys: Iterable[Key]) -> None:
+        """Checks that versions that were published, and not given up since, are in a ledger."""
+        for p, version in keys:
+            lost = f"version {version} of fragment {p} was published and is in no ledger"
+            self.lost.fact("" if (p, version) in self._kept else lost)
 
-def epochs_grow(rows: Iterable[Line], tapes: Files) -> Check:
-    """Every life that publishes has an epoch of its own in its shard, above those before; versions follow suit."""
-    check = Check(5, "epochs grow, and each has one publisher")
-    newest: dict[int, int] = {}
-    for row in rows:
-        (p, version), epoch = _key(row), row["epoch"]
-        check.fact(grows(f"the epoch of fragment {p}, version {version},", newest.get(p, 0), epoch, or_stays=True))
-        newest[p] = epoch
-    epochs = Epochs()
-    for name, lines in tapes.items():
-        shard, epoch, before, lives, waits = 0, 0, 0, 0, True
-        for line in [*lines, {"note": "aggregator.started", "fields": {"epoch": math.inf}}]:  # and the last life's end
-            if "tape" in line:
-                shard = line.get("config", {}).get("shard", 0)
-            elif line.get("note") == "aggregator.started":
-                check.fact("" if waits else grows("the epoch of a life", before, epoch), name)
-                before, epoch, lives, waits = max(before, epoch), line["fields"]["epoch"], lives + 1, False
-            elif line.get("note") == "store.behind":
-                waits = True  # with a lost store its number is gone too; it publishes nothing
-            elif line.get("note") == "version.committed" and epoch:
-                check.fact(epochs.speak(shard, epoch, f"{name}, life {lives}"))
-    return check
+    def rows(self, rows: Iterable[Line]) -> None:
+        """Checks one row for each version: its content is the one that was published, and epochs follow versions."""
+        newest: dict[int, int] = {}
+        for row in rows:
+            key, epoch = _key(row), row["epoch"]
+            p, version = key
+            self.content.fact(self._contents.name(key, row["digest"]), "the ledgers")
+            self.weights.fact(weights_fit(key, [each["merge_weight"] for each in row["contributions"]]))
+            what = f"the epoch of fragment {p}, version {version},"
+            self.epochs.fact(grows(what, newest.get(p, 0), epoch, or_stays=True))
+            newest[p] = epoch
+
+    def merged(self, rows: Iterable[Line], begun: Collection[Key]) -> None:
+        """Checks the versions that were not given up: none is missing, and no range of steps is in two of them.
+
+        The first version of a new lineage, which is in ``begun``, follows whatever was kept. It does not matter which
+        life of an island sent a range.
+        """
+        newest: dict[int, int] = {}
+        for row in rows:
+            p, version = _key(row)
+            before = newest.get(p, -1)
+            follows = version == before + 1 or (p, version) in begun
+            self.gap.fact("" if follows else f"fragment {p} goes from version {before} to {version}")
+            newest[p] = version
+            for each in row["contributions"]:
+                a, b = each["steps"]["from_step"], each["steps"]["to_step"]
+                self.once.fact(self._ranges.merge((each["island_id"], p), a, b), f"version {version}")
+
+    def ledger(self, name: str, rows: Iterable[Line], published: Mapping[Key, str]) -> Check:
+        """Checks one store's ledger by itself: versions grow, and only what was never published is written again.
+
+        They need not follow each other: a store that was away gets the newest versions, and no others. One epoch never
+        gives a version two contents; of a tail that was never published, a later epoch may take the place.
+        """
+        check = Check(1, f"{name}: versions grow")
+        written: dict[Key, str] = {}
+        newest: dict[int, int] = {}
+        for row in rows:
+            key, digest = _key(row), row["digest"]
+            unseen = key in written and published.get(key) != written[key]
+            check.fact("" if unseen else grows(f"fragment {key[0]}", newest.get(key[0], -1), key[1]))
+            self.content.fact(self._in_epoch.name((*key, row["epoch"]), digest), name)
+            newest[key[0]], written[key] = key[1], digest
+        return check
+
+    def report(self, report: Line | None) -> None:
+        """Checks the sums of the aggregator's own report, and that its refusals have reasons."""
+        if report is None:
+            return
+        tokens = report["tokens"]
+        trained = tokens["trained"]
+        self.balance.fact(balanced(trained, tokens["merged"], tokens["wasted"].values(), tokens["in_flight"]))
+        of_islands = sum(each["tokens"] for each in report["islands"].values())
+        self.balance.fact("" if trained == of_islands else f"{trained} trained, by islands {of_islands}")
+        for reason in report.get("refusals", {}):
+            self.reasons.fact(has_reason("the report counts refusals", reason))
 
 
 def books_agree(store: str, books: Mapping[int, Books | str], rows: Iterable[Line]) -> Check:
@@ -332,33 +320,6 @@ def books_agree(store: str, books: Mapping[int, Books | str], rows: Iterable[Lin
             has, should = booked[island], merged[island]
             differ = f"fragment {p}: {island} has {has} merged tokens booked, the ledger {should}"
             check.fact("" if has == should else differ)
-    return check
-
-
-def books_balance(report: Line | None) -> Check:
-    """trained = merged + wasted + in flight, and the islands have trained it."""
-    check = Check(4, "trained = merged + wasted + in flight")
-    if report is not None:
-        tokens = report["tokens"]
-        trained = tokens["trained"]
-        check.fact(balanced(trained, tokens["merged"], tokens["wasted"].values(), tokens["in_flight"]))
-        of_islands = sum(each["tokens"] for each in report["islands"].values())
-        check.fact("" if trained == of_islands else f"{trained} trained, by islands {of_islands}")
-    return check
-
-
-def refusals_have_reasons(tapes: Files, report: Line | None) -> Check:
-    """Every refusal says which of the reasons it has."""
-    check = Check(8, "every refusal has a reason")
-    for name, lines in tapes.items():
-        for line in lines:
-            note = str(line.get("note", ""))
-            if note.endswith((".refused", ".retry")):
-                check.fact(has_reason(note, line["fields"].get("reason")), name)
-            elif note == "round.closed":
-                check.fact("" if line["fields"].get("reason") else "a round closed for no reason", name)
-    for reason in (report or {}).get("refusals", {}):
-        check.fact(has_reason("the report counts refusals", reason))
     return check
 
 
