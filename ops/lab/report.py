@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from broker.wire.errors import ConfigError
-from ops.lab.experiment import Experiment, Kind, cell_key, contains, label, varying
-from ops.lab.records import Record, Stage
+from ops.lab.experiment import Experiment, Kind, label, varying
+from ops.lab.records import Record
 from ops.lab.statistics import Finding, Interval, Verdict, findings
 
 if TYPE_CHECKING:
@@ -42,22 +42,22 @@ _PUBLISHED = {Verdict.HOLDS: "reproduced", Verdict.FAILS: "not reproduced"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chapter:
-    """An experiment with those records that are of its cells, and what its claims have come to."""
+    """An experiment with what was found.
+
+    Attributes:
+        experiment: What is asked.
+        results: Of each of its cells, seed -> record (:func:`ops.lab.schedule.current`).
+        findings: What its claims have come to.
+    """
 
     experiment: Experiment
-    records: tuple[Record, ...]
+    results: Sequence[Mapping[int, Record]]
     findings: tuple[Finding, ...]
 
 
-def chapter(experiment: Experiment, records: Iterable[Record]) -> Chapter:
-    """Judges the claims of an experiment, which run finished first making no difference.
-
-    Args:
-        experiment: What is asked.
-        records: Of its cells (:func:`ops.lab.schedule.current`).
-    """
-    ordered = tuple(sorted(records, key=lambda each: (str(cell_key(each.cell)), each.stage, each.seed)))
-    return Chapter(experiment=experiment, records=ordered, findings=findings(experiment.comparisons, ordered))
+def chapter(experiment: Experiment, results: Sequence[Mapping[int, Record]]) -> Chapter:
+    """Judges the claims of an experiment."""
+    return Chapter(experiment=experiment, results=results, findings=findings(experiment, results))
 
 
 # --- the page -------------------------------------------------------------------------------------------------------
@@ -239,13 +239,12 @@ def _short(text: str, most: int = 76) -> str:
 
 
 def _lines(of: Chapter) -> dict[str, list[Record]]:
-    """Returns label -> final runs of a cell, in the order of the grid."""
-    final = [record for record in of.records if record.stage is Stage.FINAL and record.curve and not record.diverged]
+    """Returns label -> runs of a cell, in the order of the grid."""
     cells = of.experiment.cells()
     names = varying(cells)
     lines: dict[str, list[Record]] = {}
-    for cell in cells:
-        runs = [record for record in final if contains(record.cell, cell)]
+    for cell, by_seed in zip(cells, of.results, strict=True):
+        runs = [record for _, record in sorted(by_seed.items()) if record.curve and not record.diverged]
         if runs:
             lines.setdefault(label(cell, names), []).extend(runs)
     return lines

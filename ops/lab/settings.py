@@ -227,10 +227,16 @@ def resolved(cell: CellSettings) -> dict[str, Any]:
     return plain
 
 
-def key_of(cell: CellSettings, seed: int) -> str:
-    """Returns a digest of all that decides a run: the name under which its record is found again."""
-    text = json.dumps(resolved(cell) | {"seed": seed}, sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+def key_of(cell: CellSettings, seed: int, sources: str = "") -> str:
+    """Returns a digest of all that decides a run: the name under which its record is found again.
+
+    Args:
+        cell: Its settings.
+        seed: Of parameters, data order and virtual time.
+        sources: Digest of a task of one's own; empty if there is none.
+    """
+    whole = resolved(cell) | {"seed": seed} | ({"sources": sources} if sources else {})
+    return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _listed(value: Any) -> Any:

@@ -8,17 +8,15 @@ Student's 95 % interval. With one seed the interval is the whole line, and every
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any, TypeVar, assert_never
+from typing import Any, assert_never
 
 from scipy.special import stdtr, stdtrit
 
-from ops.lab.experiment import Cell, CellKey, Comparison, Equal, Kind, cell_key, contains, label, varying
-from ops.lab.records import Record, Stage
-
-T = TypeVar("T")
+from ops.lab.experiment import Comparison, Equal, Experiment, Kind, Pairing, label, varying
+from ops.lab.records import Record
 
 #: Chance of a false "better". A two-sided interval of 95 % misses on one side in this share of the cases.
 ONE_SIDED = 0.025
@@ -85,8 +83,6 @@ def judge(found: Interval, kind: Kind, margin: float) -> Verdict:
             holds, fails = high <= margin, low > margin
         case Kind.BETTER:
             holds, fails = high < -margin, low >= -margin
-        case Kind.EQUAL:
-            holds, fails = -margin <= low and high <= margin, low > margin or high < -margin
         case _:
             assert_never(kind)
     return Verdict.HOLDS if holds else Verdict.FAILS if fails else Verdict.INCONCLUSIVE
@@ -121,38 +117,6 @@ def holm(p_values: Sequence[float], level: float = ONE_SIDED) -> tuple[bool, ...
     return tuple(stands)
 
 
-# --- pairs ----------------------------------------------------------------------------------------------------------
-
-
-def sides(comparison: Comparison, things: Iterable[T], *, cell_of: Callable[[T], Cell]) -> tuple[list[T], list[T]]:
-    """Returns which of some things with a cell are of the candidate, and which of the rest are of the baseline."""
-    candidates, baselines = [], []
-    for each in things:
-        if contains(cell_of(each), comparison.candidate):
-            candidates.append(each)
-        elif contains(cell_of(each), comparison.baseline):
-            baselines.append(each)
-    return candidates, baselines
-
-
-def groups(comparison: Comparison, candidates: Iterable[T], *, cell_of: Callable[[T], Cell]) -> dict[CellKey, list[T]]:
-    """Returns the candidates by what is neither selected nor ignored: there is a verdict for each of these groups."""
-    found: dict[CellKey, list[T]] = {}
-    for each in candidates:
-        key = cell_key(cell_of(each), without=(*comparison.candidate, *comparison.ignore))
-        found.setdefault(key, []).append(each)
-    return found
-
-
-def fits(baseline: Cell, group: Cell, comparison: Comparison) -> bool:
-    """Says whether a baseline's cell fits a group.
-
-    A field that only one of both has is no difference: data-parallel training has no quorum, and serves for all.
-    """
-    free = {*comparison.candidate, *comparison.baseline, *comparison.ignore}
-    return contains(baseline, {name: value for name, value in group.items() if name in baseline and name not in free})
-
-
 # --- findings -------------------------------------------------------------------------------------------------------
 
 
@@ -162,7 +126,7 @@ class Finding:
 
     Attributes:
         comparison: The claim.
-        group: The fields that candidate and baseline share here; empty if nothing of the candidate was run.
+        group: The fields that candidate and baseline share here.
         name: The group in a few words.
         differences: Seed -> candidate / baseline - 1 of the losses.
         interval: Mean and interval of the differences; None if there are none.
@@ -181,15 +145,20 @@ class Finding:
     reason: str = ""
 
 
-def findings(comparisons: Iterable[Comparison], records: Iterable[Record]) -> tuple[Finding, ...]:
+def findings(experiment: Experiment, results: Sequence[Mapping[int, Record]]) -> tuple[Finding, ...]:
     """Returns the verdicts of one experiment; "better" claims are corrected for how many there are (Holm).
 
     Args:
-        comparisons: Of one experiment, which is the family that is corrected for.
-        records: Of the same; tuning runs do not count.
+        experiment: Its claims are the family that is corrected for.
+        results: Of each of its cells, seed -> record (:func:`ops.lab.schedule.current`).
     """
-    final = [record for record in records if record.stage is Stage.FINAL]
-    found = [finding for comparison in comparisons for finding in _of_claim(comparison, final)]
+    found = []
+    for comparison in experiment.comparisons:
+        pairings = experiment.pairings(comparison)
+        shown = dict.fromkeys((*comparison.by, *varying(pairing.group for pairing in pairings)))
+        for pairing in sorted(pairings, key=lambda each: [_rank(each.group.get(name)) for name in shown]):
+            finding = Finding(comparison=comparison, group=pairing.group, name=label(pairing.group, shown))
+            found.append(_judged(finding, *_sides(pairing, results)))
     family = [i for i, finding in enumerate(found) if finding.p_value is not None]
     stands = holm([found[i].p_value or 0.0 for i in family])
     for i, stand in zip(family, stands, strict=True):
@@ -199,23 +168,9 @@ def findings(comparisons: Iterable[Comparison], records: Iterable[Record]) -> tu
     return tuple(found)
 
 
-def _of_claim(comparison: Comparison, records: Sequence[Record]) -> list[Finding]:
-    candidates, baselines = sides(comparison, records, cell_of=_cell)
-    if not candidates:
-        return [Finding(comparison=comparison, group={}, name="all", reason="nothing of the candidate was run")]
-    of_groups = groups(comparison, candidates, cell_of=_cell)
-    shown = dict.fromkeys((*comparison.by, *varying(dict(group) for group in of_groups)))
-    found = []
-    for key in sorted(of_groups, key=lambda key: [_rank(dict(key).get(name)) for name in shown]):
-        group = dict(key)
-        matching = [record for record in baselines if fits(record.cell, group, comparison)]
-        finding = Finding(comparison=comparison, group=group, name=label(group, shown))
-        found.append(_judged(finding, of_groups[key], matching))
-    return found
-
-
-def _cell(record: Record) -> Cell:
-    return record.cell
+def _sides(pairing: Pairing, results: Sequence[Mapping[int, Record]]) -> list[Mapping[int, Record]]:
+    """Returns the runs of a pairing's candidate and of its baseline: a file that was checked has one cell of each."""
+    return [results[cells[0]] for cells in (pairing.candidates, pairing.baselines)]
 
 
 def _rank(value: Any) -> tuple[Any, ...]:
@@ -223,18 +178,9 @@ def _rank(value: Any) -> tuple[Any, ...]:
     return (0, value) if isinstance(value, int | float) else (1, str(value))
 
 
-def _judged(finding: Finding, candidates: Sequence[Record], baselines: Sequence[Record]) -> Finding:
+def _judged(finding: Finding, ours: Mapping[int, Record], theirs: Mapping[int, Record]) -> Finding:
     """Pairs the runs of a group by seed, and judges the differences."""
     comparison = finding.comparison
-    if not baselines:
-        return replace(finding, reason="nothing of the baseline was run")
-    for who, runs in (("candidate", candidates), ("baseline", baselines)):
-        if len(runs) != len({record.seed for record in runs}):
-            names = ", ".join(varying(record.cell for record in runs)) or "settings outside the cell"
-            reason = f"several runs of the {who} with the same seed differ in {names}: name it in the comparison"
-            return replace(finding, reason=reason)
-    ours = {record.seed: record for record in candidates}
-    theirs = {record.seed: record for record in baselines}
     both = sorted(ours.keys() & theirs.keys())
     if unlike := _unlike([(ours[seed], theirs[seed]) for seed in both]):
         return replace(finding, reason=unlike)
@@ -278,15 +224,11 @@ def _unlike(pairs: Sequence[tuple[Record, Record]]) -> str:
 def _unequal(pairs: Sequence[tuple[Record, Record]], what: Equal) -> str:
     """Says in which pair one run has spent more than the other; empty if they are level."""
     for ours, theirs in pairs:
-        mine, other = _spent(ours, what), _spent(theirs, what)
+        mine, other = (each.tokens if what is Equal.TOKENS else each.virtual_s for each in (ours, theirs))
         if other and abs(mine / other - 1) > TOLERANCE:
             unit = "trained tokens" if what is Equal.TOKENS else "virtual seconds"
             return f"{unit} differ by more than {TOLERANCE:.0%} (seed {ours.seed}: {mine:,.0f} and {other:,.0f})"
     return ""
-
-
-def _spent(record: Record, what: Equal) -> float:
-    return record.tokens if what is Equal.TOKENS else record.virtual_s
 
 
 def _doubt(candidates: Sequence[float], baselines: Sequence[float]) -> str:
